@@ -1,0 +1,66 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+/// Element types of tensors.
+enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16 };
+
+/// Bytes of one element.
+int64_t dtype_size(DType dtype);
+
+/// "f32", "bf16", "i32", "i64", "f64", "u8", "u16".
+std::string_view dtype_name(DType dtype);
+
+/// The top half of a float32, rounded to nearest even. Arithmetic happens in float.
+struct Bf16 {
+  uint16_t bits = 0;
+
+  Bf16() = default;
+  explicit Bf16(float value) : bits(round(value)) {}
+  operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+ private:
+  static uint16_t round(float value) {
+    const uint32_t word = std::bit_cast<uint32_t>(value);
+    if ((word & 0x7fffffffU) > 0x7f800000U) return static_cast<uint16_t>((word >> 16) | 0x40U);  // keep NaN a NaN
+    return static_cast<uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
+  }
+};
+static_assert(sizeof(Bf16) == 2);
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kF32;
+};
+template <>
+struct DTypeOf<Bf16> {
+  static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::kI32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::kI64;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::kU8;
+};
+template <>
+struct DTypeOf<uint16_t> {
+  static constexpr DType value = DType::kU16;
+};
+
+}  // namespace tessera

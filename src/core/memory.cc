@@ -1,0 +1,105 @@
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMapThreshold = 1 << 20;
+
+std::byte* map_memory(int64_t num_bytes) {
+  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
+std::byte* allocate(int64_t num_bytes) {
+  if (num_bytes >= kMapThreshold) return map_memory(num_bytes);
+  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(align_up(num_bytes)));
+  if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(num_bytes));
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+Buffer::Buffer(int64_t num_bytes, std::string_view purpose) : num_bytes_(num_bytes) {
+  ensure(num_bytes >= 0, "negative buffer size {} for {}", num_bytes, purpose);
+  if (num_bytes == 0) return;
+  data_ = allocate(num_bytes);
+  require(data_ != nullptr,
+          "out of memory: {} for {} cannot be had; use a smaller micro-batch, model or more recomputation",
+          format_bytes(num_bytes), purpose);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    num_bytes_ = std::exchange(other.num_bytes_, 0);
+  }
+  return *this;
+}
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() noexcept {
+  if (data_ == nullptr) return;
+  if (num_bytes_ >= kMapThreshold) {
+    munmap(data_, static_cast<size_t>(num_bytes_));
+  } else {
+    std::free(data_);
+  }
+  data_ = nullptr;
+  num_bytes_ = 0;
+}
+
+Tensor Buffer::tensor(int64_t offset, DType dtype, const Shape& shape) const {
+  const int64_t needed = shape.num_elements() * dtype_size(dtype);
+  ensure(offset >= 0 && needed <= num_bytes_ - offset, "a view of {} bytes at {} leaves a buffer of {}", needed, offset,
+         num_bytes_);
+  return {data_ + offset, dtype, shape};
+}
+
+OwnedTensor::OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose)
+    : buffer_(std::max<int64_t>(shape.num_elements() * dtype_size(dtype), 1), purpose),
+      tensor_{buffer_.data(), dtype, shape} {}
+
+ProcessMemory process_memory() {
+  std::ifstream status("/proc/self/status");
+  ProcessMemory memory;
+  std::string line;
+  while (std::getline(status, line)) {
+    std::istringstream words(line);
+    std::string key;
+    int64_t kibibytes = 0;
+    words >> key >> kibibytes;
+    if (key == "VmRSS:") memory.resident = kibibytes * 1024;
+    if (key == "VmHWM:") memory.peak = kibibytes * 1024;
+  }
+  return memory;
+}
+
+std::string format_bytes(int64_t num_bytes) {
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  auto value = static_cast<double>(num_bytes);
+  size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", num_bytes) : fmt::format("{:.4g} {}", value, kUnits[unit]);
+}
+
+}  // namespace tessera

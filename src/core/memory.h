@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace tessera {
+
+/// Owned, zeroed, 64-byte aligned memory. Large buffers are mapped directly and returned to the system when freed.
+/// Move-only. Throws UserError with the size and the purpose when memory cannot be had.
+class Buffer {
+ public:
+  Buffer() = default;
+  /// `purpose` names the memory in error messages, e.g. "optimizer state".
+  Buffer(int64_t num_bytes, std::string_view purpose);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  int64_t num_bytes() const { return num_bytes_; }
+  /// A view of elements at a byte offset. Throws InternalError when it would leave the buffer.
+  Tensor tensor(int64_t offset, DType dtype, const Shape& shape) const;
+
+ private:
+  void release() noexcept;
+
+  std::byte* data_ = nullptr;
+  int64_t num_bytes_ = 0;
+};
+
+/// A buffer that holds one tensor.
+class OwnedTensor {
+ public:
+  OwnedTensor() = default;
+  OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose = "a tensor");
+  operator Tensor() const { return tensor_; }
+  const Tensor& get() const { return tensor_; }
+
+ private:
+  Buffer buffer_;
+  Tensor tensor_;
+};
+
+/// Rounds a byte count up to the alignment of every planned value.
+inline constexpr int64_t kAlignment = 64;
+inline int64_t align_up(int64_t num_bytes, int64_t alignment = kAlignment) {
+  return (num_bytes + alignment - 1) / alignment * alignment;
+}
+
+/// Resident memory of this process in bytes, now and at its highest (Linux /proc).
+struct ProcessMemory {
+  int64_t resident = 0;
+  int64_t peak = 0;
+};
+ProcessMemory process_memory();
+
+/// "1.5 GiB", "12 KiB".
+std::string format_bytes(int64_t num_bytes);
+
+}  // namespace tessera

@@ -1,0 +1,132 @@
+#include "program/differentiate.h"
+
+#include <algorithm>
+#include <map>
+
+#include "ops/add/add.h"
+#include "program/import.h"
+
+namespace tessera {
+namespace {
+
+bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
+
+/// For each forward value, whether a wanted gradient depends on it.
+std::vector<bool> find_differentiable(const Program& forward, const DifferentiateRequest& request) {
+  std::vector<bool> wanted(static_cast<size_t>(forward.num_values()), false);
+  for (ValueId id = 0; id < forward.num_values(); ++id) {
+    wanted[static_cast<size_t>(id)] = forward.value(id).kind == ValueKind::kWeight;
+  }
+  for (const ValueId id : request.inputs) wanted[static_cast<size_t>(id)] = true;
+  for (const Node& node : forward.nodes()) {
+    const bool any = std::ranges::any_of(node.inputs, [&](ValueId id) { return wanted[static_cast<size_t>(id)]; });
+    for (const ValueId id : node.outputs) {
+      if (any && is_float(forward.type(id).dtype)) wanted[static_cast<size_t>(id)] = true;
+    }
+  }
+  return wanted;
+}
+
+/// Derives one backward program; serves each node's gradient rule as its GradientBuilder.
+class Differentiator final : public GradientBuilder {
+ public:
+  Differentiator(const Program& forward, const DifferentiateRequest& request)
+      : forward_(forward), request_(request), wanted_(find_differentiable(forward, request)),
+        result_{Program(forward.name() + ".backward"), {}, {}, {}, {}, {}}, importer_(forward, result_) {}
+
+  Backward run() {
+    for (const ValueId id : request_.outputs) add_grad_output(id);
+    for (auto node = forward_.nodes().rbegin(); node != forward_.nodes().rend(); ++node) {
+      node_ = &*node;
+      const bool reached = std::ranges::any_of(node->outputs, [&](ValueId id) { return grads_.contains(id); });
+      const bool useful = std::ranges::any_of(node->inputs, [&](ValueId id) { return is_wanted(id); });
+      if (reached && useful) node->op->differentiate(*this);
+    }
+    collect_grad_inputs();
+    return std::move(result_);
+  }
+
+  ValueId input(int idx) override { return importer_.import(forward_input(idx)); }
+  ValueId output(int idx) override { return importer_.import(node_->outputs.at(static_cast<size_t>(idx))); }
+
+  std::optional<ValueId> grad_output(int idx) override {
+    const auto found = grads_.find(node_->outputs.at(static_cast<size_t>(idx)));
+    if (found == grads_.end()) return std::nullopt;
+    return found->second;
+  }
+
+  bool needs_grad(int idx) const override { return is_wanted(forward_input(idx)); }
+  const ValueType& input_type(int idx) const override { return forward_.type(forward_input(idx)); }
+
+  std::vector<ValueId> emit(OperatorPtr op, const std::vector<ValueId>& inputs,
+                            const std::vector<int>& accumulators) override {
+    std::vector<ValueId> targets;
+    for (const int idx : accumulators) targets.push_back(accumulator(forward_input(idx)));
+    return result_.program.add(std::move(op), inputs, {}, targets);
+  }
+
+  void set_grad_input(int idx, ValueId grad) override {
+    const ValueId id = forward_input(idx);
+    ensure(forward_.value(id).kind != ValueKind::kWeight, "{}: the gradient of weight '{}' must be accumulated",
+           node_->op->name(), forward_.value(id).name);
+    const auto found = grads_.find(id);
+    const std::string name = "grad." + forward_.value(id).name;
+    grads_[id] = found == grads_.end() ? grad : result_.program.add1(make_add(), {found->second, grad}, name);
+  }
+
+ private:
+  ValueId forward_input(int idx) const { return node_->inputs.at(static_cast<size_t>(idx)); }
+  bool is_wanted(ValueId id) const { return wanted_[static_cast<size_t>(id)]; }
+
+  void add_grad_output(ValueId id) {
+    const Value& value = forward_.value(id);
+    const ValueId grad = result_.program.add_input("grad." + value.name, importer_.import_type(value.type));
+    result_.grad_outputs.push_back({id, grad});
+    grads_[id] = grad;
+  }
+
+  ValueId accumulator(ValueId weight) {
+    const Value& value = forward_.value(weight);
+    ensure(value.kind == ValueKind::kWeight, "'{}' is no weight: its gradient has no accumulator", value.name);
+    for (const Link& link : result_.accumulators) {
+      if (link.forward == weight) return link.backward;
+    }
+    const ValueId id = result_.program.add_accumulator("grad." + value.name, with_dtype(value.type, DType::kF32));
+    result_.accumulators.push_back({weight, id});
+    return id;
+  }
+
+  void collect_grad_inputs() {
+    std::vector<ValueId> outputs;
+    for (const ValueId id : request_.inputs) {
+      const auto found = grads_.find(id);
+      ensure(found != grads_.end(), "no gradient reaches input '{}' of '{}'", forward_.value(id).name,
+             forward_.name());
+      result_.grad_inputs.push_back({id, found->second});
+      outputs.push_back(found->second);
+    }
+    result_.program.set_outputs(std::move(outputs));
+  }
+
+  const Program& forward_;
+  const DifferentiateRequest& request_;
+  std::vector<bool> wanted_;
+  Backward result_;
+  ForwardImporter importer_;
+  std::map<ValueId, ValueId> grads_;
+  const Node* node_ = nullptr;
+};
+
+}  // namespace
+
+int64_t Backward::saved_bytes() const {
+  int64_t total = 0;
+  for (const Link& link : saved) total += program.type(link.backward).num_bytes();
+  return total;
+}
+
+Backward differentiate(const Program& forward, const DifferentiateRequest& request) {
+  return Differentiator(forward, request).run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+#include "program/memory_plan.h"
+
+#include <algorithm>
+
+#include "core/memory.h"
+
+namespace tessera {
+namespace {
+
+/// Memory that is wanted over a range of nodes.
+struct Request {
+  int64_t num_bytes = 0;
+  Lifetime lifetime;
+  int64_t* offset = nullptr;
+};
+
+bool overlap(const Lifetime& a, const Lifetime& b) { return a.first <= b.last && b.first <= a.last; }
+
+/// The lowest offset at which `request` fits between the already placed requests that live at the same time.
+int64_t find_gap(const Request& request, const std::vector<const Request*>& placed_by_offset) {
+  int64_t offset = 0;
+  for (const Request* other : placed_by_offset) {
+    if (!overlap(request.lifetime, other->lifetime)) continue;
+    if (offset + request.num_bytes <= *other->offset) return offset;
+    offset = std::max(offset, *other->offset + other->num_bytes);
+  }
+  return offset;
+}
+
+/// Places all requests and returns the bytes that they need together.
+int64_t place(std::vector<Request>& requests) {
+  std::ranges::stable_sort(requests, std::greater<>(), &Request::num_bytes);
+  std::vector<const Request*> placed;
+  int64_t total = 0;
+  for (const Request& request : requests) {
+    *request.offset = find_gap(request, placed);
+    total = std::max(total, *request.offset + request.num_bytes);
+    const auto at = std::ranges::upper_bound(placed, *request.offset, {}, [](const Request* r) { return *r->offset; });
+    placed.insert(at, &request);
+  }
+  return total;
+}
+
+void place_saved(const Program& program, const std::vector<ValueId>& saved, MemoryPlan& plan) {
+  for (const ValueId id : saved) {
+    Placement& placement = plan.values[static_cast<size_t>(id)];
+    if (program.value(id).kind != ValueKind::kIntermediate || program.is_output(id)) continue;
+    placement = {Storage::kSaved, plan.saved_bytes};
+    plan.saved_bytes += align_up(program.type(id).num_bytes());
+  }
+}
+
+}  // namespace
+
+std::vector<Lifetime> find_lifetimes(const Program& program) {
+  std::vector<Lifetime> lifetimes(static_cast<size_t>(program.num_values()));
+  const auto touch = [&](ValueId id, int node) {
+    Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+    if (lifetime.first < 0) lifetime.first = node;
+    lifetime.last = node;
+  };
+  for (int i = 0; i < static_cast<int>(program.nodes().size()); ++i) {
+    const Node& node = program.nodes()[static_cast<size_t>(i)];
+    for (const ValueId id : node.inputs) {
+      touch(id, i);
+      if (program.type(id).ragged()) touch(program.type(id).extent, i);
+    }
+    for (const ValueId id : node.outputs) {
+      touch(id, i);
+      if (program.type(id).ragged()) touch(program.type(id).extent, i);
+    }
+  }
+  return lifetimes;
+}
+
+MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved) {
+  MemoryPlan plan;
+  plan.values.resize(static_cast<size_t>(program.num_values()));
+  plan.workspace_offsets.resize(program.nodes().size());
+  plan.workspace_bytes.resize(program.nodes().size());
+  place_saved(program, saved, plan);
+
+  std::vector<Request> requests;
+  const std::vector<Lifetime> lifetimes = find_lifetimes(program);
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    Placement& placement = plan.values[static_cast<size_t>(id)];
+    const bool transient = program.value(id).kind == ValueKind::kIntermediate && !program.is_output(id) &&
+                           placement.storage != Storage::kSaved;
+    if (!transient) continue;
+    placement.storage = Storage::kTransient;
+    requests.push_back(
+        {align_up(program.type(id).num_bytes()), lifetimes[static_cast<size_t>(id)], &placement.offset});
+  }
+  for (size_t i = 0; i < program.nodes().size(); ++i) {
+    const Node& node = program.nodes()[i];
+    plan.workspace_bytes[i] = node.op->cpu_workspace_bytes(program.types(node.inputs));
+    const int at = static_cast<int>(i);
+    if (plan.workspace_bytes[i] > 0) {
+      requests.push_back({align_up(plan.workspace_bytes[i]), {at, at}, &plan.workspace_offsets[i]});
+    }
+  }
+  plan.transient_bytes = place(requests);
+  return plan;
+}
+
+}  // namespace tessera

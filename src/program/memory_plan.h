@@ -1,0 +1,42 @@
+#pragma once
+
+#include <vector>
+
+#include "program/program.h"
+
+namespace tessera {
+
+/// Where a value lives while a program runs.
+enum class Storage {
+  kBound,      ///< the caller binds it: inputs, weights, accumulators and outputs
+  kSaved,      ///< in the saved slab, which outlives the run
+  kTransient,  ///< in the transient slab, from its node to its last use
+};
+
+struct Placement {
+  Storage storage = Storage::kBound;
+  int64_t offset = 0;
+};
+
+/// Memory of one program, known before it runs. Ragged values take their bounds.
+struct MemoryPlan {
+  std::vector<Placement> values;             ///< by ValueId
+  std::vector<int64_t> workspace_offsets;    ///< by node, in the transient slab
+  std::vector<int64_t> workspace_bytes;      ///< by node
+  int64_t saved_bytes = 0;
+  int64_t transient_bytes = 0;
+};
+
+/// First and last node that touch a value (-1, -1: none).
+struct Lifetime {
+  int first = -1;
+  int last = -1;
+};
+std::vector<Lifetime> find_lifetimes(const Program& program);
+
+/// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest first at the lowest
+/// free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+/// `saved` are intermediates that outlive the run.
+MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved);
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "program/differentiate.h"
+#include "program/memory_plan.h"
+
+namespace tessera {
+
+/// A readable listing: bound values, one line a node with types, FLOPs and the memory live at it, outputs and the plan's
+/// totals. `saved` values are marked with '*'.
+std::string print_program(const Program& program, const std::vector<ValueId>& saved = {});
+
+/// Bytes of transient values and workspace live at each node.
+std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan);
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+#include "program/program.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+/// Replaces a node-relative extent by the value that it stands for.
+ValueType resolve_extent(ValueType type, const std::vector<ValueId>& outputs) {
+  if (type.ragged() && type.extent <= own_output(0)) type.extent = outputs[static_cast<size_t>(-2 - type.extent)];
+  return type;
+}
+
+}  // namespace
+
+ValueId Program::add_value(Value value) {
+  values_.push_back(std::move(value));
+  return static_cast<ValueId>(values_.size() - 1);
+}
+
+ValueId Program::add_input(std::string name, const ValueType& type) {
+  return add_value({std::move(name), type, ValueKind::kInput});
+}
+
+ValueId Program::add_weight(std::string name, const ValueType& type) {
+  return add_value({std::move(name), type, ValueKind::kWeight});
+}
+
+ValueId Program::add_accumulator(std::string name, const ValueType& type) {
+  return add_value({std::move(name), type, ValueKind::kAccumulator});
+}
+
+std::vector<ValueId> Program::add(OperatorPtr op, std::vector<ValueId> inputs, const std::vector<std::string>& names,
+                                  const std::vector<ValueId>& accumulators) {
+  const std::vector<ValueType> result = op->infer(types(inputs));
+  std::vector<ValueId> outputs;
+  size_t next_accumulator = 0;
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (op->accumulates(static_cast<int>(i))) {
+      ensure(next_accumulator < accumulators.size(), "{}: output {} accumulates but no accumulator was given",
+             op->name(), i);
+      const ValueId target = accumulators[next_accumulator++];
+      ensure(type(target).shape == result[i].shape && type(target).dtype == result[i].dtype,
+             "{}: accumulator {} is {}, expected {}", op->name(), value(target).name, type(target).to_string(),
+             result[i].to_string());
+      outputs.push_back(target);
+    } else {
+      outputs.push_back(add_value({i < names.size() ? names[i] : std::string(op->name()), result[i]}));
+    }
+  }
+  ensure(next_accumulator == accumulators.size(), "{}: {} accumulators given, {} used", op->name(),
+         accumulators.size(), next_accumulator);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Value& output = values_[static_cast<size_t>(outputs[i])];
+    output.type = resolve_extent(output.type, outputs);
+  }
+  nodes_.push_back({std::move(op), std::move(inputs), outputs});
+  return outputs;
+}
+
+ValueId Program::add1(OperatorPtr op, std::vector<ValueId> inputs, std::string name) {
+  const std::string op_name(op->name());
+  const auto outputs = add(std::move(op), std::move(inputs), {std::move(name)});
+  ensure(outputs.size() == 1, "{} has {} outputs, expected one", op_name, outputs.size());
+  return outputs[0];
+}
+
+bool Program::is_output(ValueId id) const { return std::ranges::find(outputs_, id) != outputs_.end(); }
+
+ValueId Program::find(std::string_view name) const {
+  const auto found = std::ranges::find_if(values_, [&](const Value& value) { return value.name == name; });
+  ensure(found != values_.end(), "program '{}' has no value '{}'", name_, name);
+  return static_cast<ValueId>(found - values_.begin());
+}
+
+std::vector<ValueType> Program::types(const std::vector<ValueId>& ids) const {
+  std::vector<ValueType> result;
+  for (const ValueId id : ids) {
+    ensure(id >= 0 && id < num_values(), "program '{}': value {} does not exist", name_, id);
+    result.push_back(type(id));
+  }
+  return result;
+}
+
+Cost Program::cost() const {
+  Cost total;
+  for (const Node& node : nodes_) total += node.op->cost(types(node.inputs), types(node.outputs));
+  return total;
+}
+
+}  // namespace tessera
