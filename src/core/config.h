@@ -67,8 +67,8 @@ struct ResolvedValue {
 ///
 ///   ModelConfig model;
 ///   ConfigSchema schema;
-///   schema.add("model.hidden_size", &model.hidden_size, "Width of the residual stream",
-///   at_least(1)); schema.load_toml("run.toml");
+///   schema.add("model.hidden_size", &model.hidden_size, "Width", at_least(1));
+///   schema.load_toml("run.toml");
 ///   schema.override_argument("--model.hidden_size=512");
 class ConfigSchema {
  public:
@@ -121,14 +121,15 @@ class ConfigSchema {
   struct Field {
     std::string key;
     std::string help;
-    std::string type;   ///< "an integer"
-    std::string limit;  ///< "at least 1", "one of a, b", or ""
+    std::string type;   ///< "an integer", "one of a, b"
+    std::string limit;  ///< "at least 1" or ""
     bool is_list = false;
+    bool is_optional = false;
     bool is_text = false;  ///< overrides are taken as they stand
     /// Stores the value, or returns what is wrong with it ("" when nothing is).
     std::function<std::string(const ConfigValue&)> set;
     std::function<ConfigValue()> get;
-    std::string default_text;
+    std::string default_text = {};
     std::string origin = "default";
     ConfigLevel level = ConfigLevel::kDefault;
   };
@@ -137,11 +138,12 @@ class ConfigSchema {
   void add_field(Field field);
   void add_names(std::string key, std::vector<std::string> names, std::string help,
                  std::function<void(size_t)> set_index, std::function<size_t()> get_index);
-  void load(std::string_view text, const std::string& name, ConfigLevel level);
+  void load(std::string_view text, const std::string& file, ConfigLevel level);
   void assign(const std::string& key, const ConfigValue& value, const Place& place);
   const Field* find(const std::string& key) const;
   const Field& at(const std::string& key) const;
   std::vector<std::string> sections() const;
+  std::string unknown_key(const std::string& key, const Place& place) const;
   std::string suggestion(const std::string& key) const;
 
   std::vector<Field> fields_;

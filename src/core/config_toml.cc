@@ -1,0 +1,132 @@
+#include "core/config_toml.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+/// Deeper nesting is refused before the parser sees it: its recursion would use up the stack.
+constexpr auto kMaxDots = 10'000;
+
+int64_t line_of(const toml::node& node) {
+  return node.source().begin.line;
+}
+
+std::string_view kind_name(const toml::node& node) {
+  if (node.is_table()) return "a table";
+  if (node.is_array()) return "a list";
+  return "a date or time";
+}
+
+std::optional<ConfigScalar> scalar(const toml::node& node) {
+  if (const auto* value = node.as_boolean()) return ConfigScalar(value->get());
+  if (const auto* value = node.as_integer()) return ConfigScalar(value->get());
+  if (const auto* value = node.as_floating_point()) return ConfigScalar(value->get());
+  if (const auto* value = node.as_string()) return ConfigScalar(value->get());
+  return std::nullopt;
+}
+
+ConfigScalar required_scalar(const toml::node& node, const std::string& key,
+                             const std::string& name) {
+  auto value = scalar(node);
+  require(value.has_value(), "{}:{}: {} holds {}, which no configuration value can be", name,
+          line_of(node), key, kind_name(node));
+  return *value;
+}
+
+ConfigValue read_value(const toml::node& node, const std::string& key, const std::string& name) {
+  if (const auto* array = node.as_array()) {
+    std::vector<ConfigScalar> list;
+    for (const toml::node& element : *array) list.push_back(required_scalar(element, key, name));
+    return list;
+  }
+  return std::visit([](const auto& value) { return ConfigValue(value); },
+                    required_scalar(node, key, name));
+}
+
+void flatten(const toml::table& table, const std::string& prefix, const std::string& name,
+             std::vector<TomlEntry>& entries) {
+  for (const auto& [part, node] : table) {
+    const std::string_view text = part.str();
+    require(text.find('.') == std::string_view::npos,
+            "{}:{}: the key '{}' is quoted and holds a dot; write it without quotes", name,
+            line_of(node), text);
+    const std::string key = prefix.empty() ? std::string(text) : fmt::format("{}.{}", prefix, text);
+    if (const auto* section = node.as_table()) {
+      entries.push_back({key, line_of(node), std::nullopt});
+      flatten(*section, key, name, entries);
+    } else {
+      entries.push_back({key, line_of(node), read_value(node, key, name)});
+    }
+  }
+}
+
+std::string quote(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      quoted += fmt::format("\\u{:04X}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+std::string number_text(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+struct TextOf {
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  std::string operator()(int64_t value) const { return fmt::format("{}", value); }
+  std::string operator()(double value) const { return number_text(value); }
+  std::string operator()(const std::string& value) const { return quote(value); }
+  std::string operator()(const std::vector<ConfigScalar>& list) const {
+    std::string text = "[";
+    for (size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + toml_text(list[i]);
+    return text + "]";
+  }
+};
+
+}  // namespace
+
+std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
+  require(std::ranges::count(text, '.') <= kMaxDots,
+          "{}: more than {} dots; this is no configuration file", name, kMaxDots);
+  std::vector<TomlEntry> entries;
+  try {
+    flatten(toml::parse(text), "", name, entries);
+  } catch (const toml::parse_error& error) {
+    user_error("{}:{}: {}", name, error.source().begin.line, error.description());
+  }
+  std::ranges::stable_sort(entries, {}, &TomlEntry::line);
+  return entries;
+}
+
+std::optional<ConfigValue> parse_toml_value(std::string_view text) {
+  if (text.find('\n') != std::string_view::npos) return std::nullopt;
+  try {
+    auto entries = parse_toml(fmt::format("value = {}", text), "value");
+    if (entries.size() == 1) return entries.front().value;
+  } catch (const UserError&) {
+  }
+  return std::nullopt;
+}
+
+std::string toml_text(const ConfigValue& value) {
+  return std::visit(TextOf{}, value);
+}
+std::string toml_text(const ConfigScalar& value) {
+  return std::visit(TextOf{}, value);
+}
+
+}  // namespace tessera
