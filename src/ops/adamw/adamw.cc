@@ -1,0 +1,62 @@
+#include "ops/adamw/adamw.h"
+
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+void require_rate(const char* name, double value) {
+  require(value >= 0.0 && value < 1.0, "adamw: {} must be at least 0 and below 1, got {}", name,
+          value);
+}
+
+}  // namespace
+
+AdamW::AdamW(const AdamWSpec& spec) : spec_(spec) {
+  require_rate("beta1", spec.beta1);
+  require_rate("beta2", spec.beta2);
+  require(static_cast<float>(spec.eps) > 0.0F && std::isfinite(spec.eps),
+          "adamw: eps must be finite and above 0 as a float, got {}; 1e-8 is usual", spec.eps);
+  require(spec.weight_decay >= 0.0 && std::isfinite(spec.weight_decay),
+          "adamw: weight_decay must be finite and at least 0, got {}", spec.weight_decay);
+}
+
+std::string AdamW::attributes() const {
+  return fmt::format("beta1={} beta2={} eps={} weight_decay={}", spec_.beta1, spec_.beta2,
+                     spec_.eps, spec_.weight_decay);
+}
+
+std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 2, "takes 2 inputs (grad, step_params), got {}",
+              inputs.size());
+  const ValueType& grad = inputs[0];
+  check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
+              "grad must be f32 [n], got {}", grad.to_string());
+  check_shape(*this, inputs[1] == ValueType{.dtype = DType::kF32, .shape = {4}},
+              "step_params must be f32 [4], got {}", inputs[1].to_string());
+  std::vector<ValueType> outputs(3, grad);
+  if (spec_.bf16_weight) outputs.push_back(with_dtype(grad, DType::kBF16));
+  return outputs;
+}
+
+Cost AdamW::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  const auto n = static_cast<double>(inputs[0].shape.num_elements());
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.bytes += 3 * n * static_cast<double>(sizeof(float));  // master, m and v are read as well
+  cost.flops = 15 * n;
+  return cost;
+}
+
+OperatorPtr make_adamw(const AdamWSpec& spec) {
+  return std::make_shared<AdamW>(spec);
+}
+
+std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
+                                       double grad_scale) {
+  ensure(update >= 1, "adamw: updates are counted from 1, got {}", update);
+  const auto count = static_cast<double>(update);
+  return {static_cast<float>(lr), static_cast<float>(1.0 - std::pow(spec.beta1, count)),
+          static_cast<float>(1.0 - std::pow(spec.beta2, count)), static_cast<float>(grad_scale)};
+}
+
+}  // namespace tessera

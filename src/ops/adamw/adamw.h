@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+struct AdamWSpec {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  /// Whether the rounded master is written to a BF16 weight as well.
+  bool bf16_weight = false;
+};
+
+/// One step of Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
+/// Regularization", 2019), element by element over a flat slice, in the order of operations of
+/// torch.optim.AdamW:
+///   g = grad · scale;  p = p · (1 - lr · weight_decay);  m = m + (1 - beta1) · (g - m);  v = beta2
+///   · v + (1 - beta2) · g² p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
+/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params
+/// makes them. Outputs, updated in place: master F32 [n], m F32 [n], v F32 [n], and with
+/// bf16_weight: weight BF16 [n].
+class AdamW final : public Operator {
+ public:
+  /// Throws UserError where a rate is out of range.
+  explicit AdamW(const AdamWSpec& spec);
+
+  std::string_view name() const override { return "adamw"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int /*output*/) const override { return true; }
+  bool recomputable() const override { return false; }
+  const AdamWSpec& spec() const { return spec_; }
+
+ private:
+  AdamWSpec spec_;
+};
+
+OperatorPtr make_adamw(const AdamWSpec& spec);
+
+/// The operator's second input for update number `update`, counted from 1: bias1 = 1 - beta1^update
+/// and so on.
+std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
+                                       double grad_scale);
+
+void add_adamw_cpu(KernelTable& table);
+
+}  // namespace tessera

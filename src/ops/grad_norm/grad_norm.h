@@ -1,0 +1,25 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// Sum of squares of a flat F32 tensor: (x F32 [n]) -> F64 [1]. Squares and sums are taken in
+/// double, in an order that depends on n alone. A NaN or infinity in x makes the sum NaN or
+/// infinite; finite values never overflow it.
+class SumOfSquares final : public Operator {
+ public:
+  /// Elements whose sum is one partial result; the partial results are added from first to last.
+  static constexpr int64_t kChunk = 16384;
+
+  std::string_view name() const override { return "sum_of_squares"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+};
+
+OperatorPtr make_sum_of_squares();
+
+void add_grad_norm_cpu(KernelTable& table);
+
+}  // namespace tessera
