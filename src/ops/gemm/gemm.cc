@@ -1,0 +1,213 @@
+#include "ops/gemm/gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "ops/gemm/matmul_primitive.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+/// A BF16 result is made in F32 tiles of at most this size: small enough to stay in cache, large
+/// enough not to slow the product (within 4 % of an F32 result, measured).
+constexpr int64_t kOutputTile = int64_t{1} << 20;
+constexpr int64_t kOutputTileCols = 2048;
+/// Tiles of inputs that are widened to F32 are kWidenedTile squared.
+constexpr int64_t kWidenedTile = 512;
+
+/// One thread's oneDNN objects and scratch memory. Primitives share a scratchpad per thread and so
+/// may not run on two threads at once; there are at most 16 of them, whatever shapes occur.
+class ThreadContext {
+ public:
+  static ThreadContext& current() {
+    thread_local ThreadContext context;
+    return context;
+  }
+
+  /// Whether oneDNN has products of this type for this CPU.
+  bool supports(DType input_type) { return static_cast<bool>(matmul({.input_type = input_type})); }
+
+  void run(const Gemm& product);
+
+  /// Memory for kOutputTile floats, made when first asked for.
+  float* output_tile() { return at_least(output_tile_, kOutputTile); }
+  /// Memory for two widened input tiles.
+  float* widened_tiles() { return at_least(widened_tiles_, 2 * kWidenedTile * kWidenedTile); }
+
+ private:
+  ThreadContext() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+
+  static float* at_least(std::vector<float>& memory, int64_t count) {
+    if (memory.empty()) memory.resize(static_cast<size_t>(count));
+    return memory.data();
+  }
+
+  const dnnl::matmul& matmul(const MatmulKind& kind) {
+    const size_t idx = (kind.transpose_a ? 1U : 0U) + (kind.transpose_b ? 2U : 0U) +
+                       (kind.accumulate ? 4U : 0U) + (kind.input_type == DType::kBF16 ? 8U : 0U);
+    if (!matmuls_[idx]) matmuls_[idx] = make_matmul(kind, engine_);
+    return *matmuls_[idx];
+  }
+
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  std::array<std::optional<dnnl::matmul>, 16> matmuls_;
+  std::vector<float> output_tile_;
+  std::vector<float> widened_tiles_;
+};
+
+void ThreadContext::run(const Gemm& p) {
+  const MatrixLayout a{p.m, p.k, p.lda, p.transpose_a};
+  const MatrixLayout b{p.k, p.n, p.ldb, p.transpose_b};
+  const MatrixLayout c{p.m, p.n, p.ldc, false};
+  // oneDNN takes sources as void* but only reads them.
+  const dnnl::memory a_memory(a.desc(p.input_type), engine_, const_cast<void*>(p.a));
+  const dnnl::memory b_memory(b.desc(p.input_type), engine_, const_cast<void*>(p.b));
+  const dnnl::memory c_memory(c.desc(DType::kF32), engine_, p.c);
+  matmul({p.transpose_a, p.transpose_b, p.input_type, p.accumulate})
+      .execute(stream_,
+               {{DNNL_ARG_SRC, a_memory}, {DNNL_ARG_WEIGHTS, b_memory}, {DNNL_ARG_DST, c_memory}});
+  stream_.wait();
+}
+
+const void* offset(const void* base, DType dtype, int64_t idx) {
+  return static_cast<const std::byte*>(base) + idx * dtype_size(dtype);
+}
+
+/// A block of a product's index space.
+struct Block {
+  int64_t row = 0, col = 0, inner = 0;
+  int64_t rows = 0, cols = 0, inners = 0;
+};
+
+/// The product of a block's part of A with its part of B, into its part of C.
+Gemm part_of(const Gemm& p, const Block& block) {
+  Gemm part = p;
+  part.m = block.rows;
+  part.n = block.cols;
+  part.k = block.inners;
+  const int64_t a_idx =
+      p.transpose_a ? block.inner * p.lda + block.row : block.row * p.lda + block.inner;
+  const int64_t b_idx =
+      p.transpose_b ? block.col * p.ldb + block.inner : block.inner * p.ldb + block.col;
+  part.a = offset(p.a, p.input_type, a_idx);
+  part.b = offset(p.b, p.input_type, b_idx);
+  part.c = const_cast<void*>(offset(p.c, p.output_type, block.row * p.ldc + block.col));
+  return part;
+}
+
+/// Calls `run(block)` for every block of at most the given extents.
+template <typename F>
+void for_each_block(const Gemm& p, int64_t rows, int64_t cols, int64_t inners, F run) {
+  for (int64_t row = 0; row < p.m; row += rows) {
+    for (int64_t col = 0; col < p.n; col += cols) {
+      for (int64_t inner = 0; inner < p.k; inner += inners) {
+        run(Block{row, col, inner, std::min(rows, p.m - row), std::min(cols, p.n - col),
+                  std::min(inners, p.k - inner)});
+      }
+    }
+  }
+}
+
+/// Copies rows between F32 and BF16.
+template <typename To, typename From>
+void convert_rows(To* to, int64_t to_stride, const From* from, int64_t from_stride, int64_t rows,
+                  int64_t cols) {
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    simd::convert(to + row * to_stride, from + row * from_stride, cols);
+  }
+}
+
+/// A BF16 product where oneDNN has none for the CPU: tile by tile in F32.
+void run_widened(ThreadContext& context, const Gemm& p) {
+  float* a_tile = context.widened_tiles();
+  float* b_tile = a_tile + kWidenedTile * kWidenedTile;
+  for_each_block(p, kWidenedTile, kWidenedTile, kWidenedTile, [&](const Block& block) {
+    Gemm part = part_of(p, block);
+    const auto widen = [](float* tile, const void* from, int64_t stride, int64_t rows,
+                          int64_t cols) {
+      convert_rows(tile, cols, static_cast<const Bf16*>(from), stride, rows, cols);
+      return cols;
+    };
+    part.lda = p.transpose_a ? widen(a_tile, part.a, p.lda, part.k, part.m)
+                             : widen(a_tile, part.a, p.lda, part.m, part.k);
+    part.ldb = p.transpose_b ? widen(b_tile, part.b, p.ldb, part.n, part.k)
+                             : widen(b_tile, part.b, p.ldb, part.k, part.n);
+    part.a = a_tile;
+    part.b = b_tile;
+    part.input_type = DType::kF32;
+    part.accumulate = p.accumulate || block.inner > 0;
+    context.run(part);
+  });
+}
+
+void run_to_f32(ThreadContext& context, const Gemm& p) {
+  if (context.supports(p.input_type)) {
+    context.run(p);
+  } else {
+    run_widened(context, p);
+  }
+}
+
+/// oneDNN would make a BF16 result in an F32 buffer of the whole result's size, allocated anew in
+/// each call.
+void run_to_bf16(ThreadContext& context, const Gemm& p) {
+  float* tile = context.output_tile();
+  const int64_t cols = std::min(p.n, kOutputTileCols);
+  for_each_block(p, kOutputTile / cols, cols, p.k, [&](const Block& block) {
+    Gemm part = part_of(p, block);
+    Bf16* c = static_cast<Bf16*>(part.c);
+    part.c = tile;
+    part.ldc = part.n;
+    part.output_type = DType::kF32;
+    run_to_f32(context, part);
+    convert_rows(c, p.ldc, tile, part.n, part.m, part.n);
+  });
+}
+
+void clear_result(const Gemm& p) {
+  const int64_t size = dtype_size(p.output_type);
+  for (int64_t row = 0; row < p.m; ++row) {
+    std::memset(static_cast<std::byte*>(p.c) + row * p.ldc * size, 0,
+                static_cast<size_t>(p.n * size));
+  }
+}
+
+void check(const Gemm& p) {
+  const bool bf16_in = p.input_type == DType::kBF16;
+  const bool bf16_out = p.output_type == DType::kBF16;
+  ensure(bf16_in || p.input_type == DType::kF32, "gemm: inputs of type {}",
+         dtype_name(p.input_type));
+  ensure(p.output_type == DType::kF32 || (bf16_in && bf16_out && !p.accumulate),
+         "gemm: {} result from {} inputs{}", dtype_name(p.output_type), dtype_name(p.input_type),
+         p.accumulate ? ", accumulating" : "");
+  ensure(p.m >= 0 && p.n >= 0 && p.k >= 0, "gemm: extents {}, {}, {}", p.m, p.n, p.k);
+  ensure(
+      p.lda >= (p.transpose_a ? p.m : p.k) && p.ldb >= (p.transpose_b ? p.k : p.n) && p.ldc >= p.n,
+      "gemm: leading dims {}, {}, {} too small for m {}, n {}, k {}", p.lda, p.ldb, p.ldc, p.m, p.n,
+      p.k);
+}
+
+}  // namespace
+
+void gemm(const Gemm& product) {
+  check(product);
+  if (product.m == 0 || product.n == 0) return;
+  if (product.k == 0) {
+    if (!product.accumulate) clear_result(product);
+    return;
+  }
+  ThreadContext& context = ThreadContext::current();
+  if (product.output_type == DType::kBF16) {
+    run_to_bf16(context, product);
+  } else {
+    run_to_f32(context, product);
+  }
+}
+
+}  // namespace tessera
