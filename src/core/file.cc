@@ -162,7 +162,14 @@ void make_folder(const fs::path& folder) {
   if (error) file_error("make folder", folder, error.value());
 }
 
-void remove_all(const fs::path& path) {
+bool path_exists(const fs::path& path) {
+  std::error_code error;
+  const bool exists = fs::exists(path, error);
+  if (error) file_error("look at", path, error.value());
+  return exists;
+}
+
+void remove_path(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) file_error("remove", path, error.value());
@@ -173,6 +180,14 @@ void rename_path(const fs::path& from, const fs::path& to) {
     const int error = errno;
     user_error("cannot rename {} to {}: {}", from.string(), to.string(), describe_errno(error));
   }
+}
+
+bool try_exchange_paths(const fs::path& a, const fs::path& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  const int error = errno;
+  require(error == EINVAL || error == ENOSYS, "cannot swap {} and {}: {}", a.string(), b.string(),
+          describe_errno(error));
+  return false;
 }
 
 std::string unique_name(std::string_view prefix) {

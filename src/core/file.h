@@ -106,11 +106,19 @@ void sync_folder(const std::filesystem::path& folder);
 /// Makes a folder and its parents; fine when it exists already.
 void make_folder(const std::filesystem::path& folder);
 
+/// Whether there is anything at a path. Throws UserError where that cannot be told, e.g. in a
+/// closed folder.
+bool path_exists(const std::filesystem::path& path);
+
 /// Removes a file, or a folder with all in it; fine when it does not exist. Links are removed, not
 /// followed.
-void remove_all(const std::filesystem::path& path);
+void remove_path(const std::filesystem::path& path);
 
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Swaps two paths in one step. False where the file system cannot do that; nothing has changed
+/// then.
+bool try_exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
 /// `prefix` followed by a suffix that no other call of any process gives:
 /// "<prefix><process>-<random>".

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "core/tensor.h"
+
+namespace tessera {
+
+// A checkpoint is a folder `step-00000120`: safetensors files, `manifest.json` and `COMPLETE`,
+// which holds the hash of the manifest and is written last. It is built under another name, waited
+// for until it is on the disk, and only then renamed, so that a kill at any moment leaves either
+// the whole checkpoint or none.
+
+struct SaveRequest {
+  int64_t step = 0;
+  /// Names are distinct over both lists.
+  std::span<const NamedTensor> model;
+  std::span<const NamedTensor> optimizer;
+  /// A JSON object: data position, random numbers, schedule, configuration.
+  std::string state = "{}";
+  /// How many of the newest complete checkpoints stay; 0 keeps all.
+  int64_t keep_last = 0;
+  /// A file holds tensors up to this size, or a single larger one.
+  int64_t shard_bytes = int64_t{4} << 30;
+};
+
+struct SaveResult {
+  std::filesystem::path path;
+  /// What failed after the checkpoint was safe, e.g. removing an old one.
+  std::vector<std::string> warnings;
+};
+
+/// Writes a checkpoint into `root`, replacing one of the same step, then removes old ones and what
+/// killed processes left. Throws UserError when it cannot be written (full disk, permissions,
+/// another process saving there); what was written is removed then, and earlier checkpoints are as
+/// before.
+SaveResult save_checkpoint(const std::filesystem::path& root, const SaveRequest& request);
+
+struct FoundCheckpoint {
+  std::optional<std::filesystem::path> path;
+  int64_t step = 0;
+  /// One line for each unfinished or damaged checkpoint that is newer than the one found, with the
+  /// reason.
+  std::vector<std::string> ignored;
+};
+
+/// The complete checkpoint of the highest step in `root`: marked complete, a valid manifest, all
+/// files of their sizes. Finds nothing where `root` does not exist.
+FoundCheckpoint find_latest(const std::filesystem::path& root);
+
+/// Whether loading may convert between f32 and bf16.
+enum class Conversion : uint8_t { kNone, kFloats };
+
+/// Whether opening a checkpoint reads all of it and compares checksums.
+enum class Verify : uint8_t { kSizes, kChecksums };
+
+/// An open checkpoint. All files are opened and validated on construction, so that it can be read
+/// to the end even when a training run removes it meanwhile. Throws UserError naming file, tensor,
+/// what was found and what was expected.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::filesystem::path& folder,
+                            Verify verify = Verify::kChecksums);
+
+  const std::filesystem::path& path() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  int64_t step() const { return manifest_.step; }
+  /// The state given when saving, as JSON.
+  const std::string& state() const { return manifest_.state; }
+  std::vector<std::string> names(TensorGroup group) const;
+
+  /// Reads one tensor; the shape must be equal, and the type unless converted.
+  void load_into(std::string_view name, const Tensor& out,
+                 Conversion conversion = Conversion::kNone) const;
+  /// Reads the part of a global tensor that starts at `offset` and has the shape of `out`.
+  void load_part(std::string_view name, const Shape& offset, const Tensor& out,
+                 Conversion conversion = Conversion::kNone) const;
+  /// Reads all tensors of a group. Names that only one side has are an error: nothing is dropped
+  /// silently.
+  void load_group(TensorGroup group, std::span<const NamedTensor> tensors,
+                  Conversion conversion = Conversion::kNone) const;
+
+ private:
+  const TensorRecord& record(std::string_view name) const;
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  std::map<std::string, SafetensorsReader> files_;
+};
+
+}  // namespace tessera
