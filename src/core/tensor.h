@@ -64,6 +64,12 @@ struct Tensor {
   }
 };
 
+/// A tensor under the name by which checkpoints and optimizers know it.
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
 /// A view of a vector's elements, for tests and small host data.
 template <typename T>
 Tensor view(std::span<T> elements, const Shape& shape) {
