@@ -50,25 +50,106 @@ inline void store(Bf16* to, Vec x) {
   std::memcpy(static_cast<void*>(to), &halves, sizeof(halves));
 }
 
-/// The first `count` < kLanes elements; the other lanes are `fill`.
+/// How much of a vector a step of for_each_vector covers: all of it, or `count` < kLanes elements
+/// at the end of a row. Loads of a part fill the other lanes with 0, stores leave memory past it
+/// alone.
+struct Whole {};
+struct Part {
+  int64_t count;
+};
+
 template <typename T>
-Vec load_first(const T* from, int64_t count, float fill = 0.0F) {
-  Vec x = broadcast(fill);
-  for (int64_t i = 0; i < count; ++i) x[i] = static_cast<float>(from[i]);
+Vec load(const T* from, Whole /*whole*/) {
+  return load(from);
+}
+template <typename T>
+Vec load(const T* from, Part part) {
+  Vec x{};
+  for (int64_t i = 0; i < part.count; ++i) x[i] = static_cast<float>(from[i]);
   return x;
 }
 
 template <typename T>
-void store_first(T* to, Vec x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) to[i] = T(x[i]);
+void store(T* to, Vec x, Whole /*whole*/) {
+  store(to, x);
+}
+template <typename T>
+void store(T* to, Vec x, Part part) {
+  for (int64_t i = 0; i < part.count; ++i) to[i] = T(x[i]);
+}
+
+/// Calls step(i, Whole or Part) for i = 0, kLanes, 2·kLanes, ... below `count`:
+///   for_each_vector(n, [&](int64_t i, auto lanes) { store(y + i, 2 * load(x + i, lanes), lanes);
+///   });
+template <typename Step>
+inline __attribute__((always_inline)) void for_each_vector(int64_t count, Step step) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) step(i, Whole{});
+  if (i < count) step(i, Part{count - i});
 }
 
 /// to[i] = from[i] between any two element types.
 template <typename To, typename From>
 void convert(To* to, const From* from, int64_t count) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
-  for (; i < count; ++i) to[i] = To(static_cast<float>(from[i]));
+  for_each_vector(count,
+                  [=](int64_t i, auto lanes) { store(to + i, load(from + i, lanes), lanes); });
+}
+
+inline Vec max(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+inline Vec min(Vec a, Vec b) {
+  return a < b ? a : b;
+}
+
+/// The sum of all lanes, halves first: a fixed order.
+inline float sum(Vec x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+inline float max(Vec x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i)
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  }
+  return lanes[0];
+}
+
+/// e^x with a relative error below 2e-7 wherever the result is normal; 0 for very negative x and
+/// -inf, inf above 88.73, NaN for NaN. Cody and Waite's reduction to |r| <= ln(2) / 2 and the
+/// polynomial of Moshier's Cephes library (expf).
+inline Vec exp(Vec x) {
+  constexpr float kRoundToInteger = 12582912.0F;  // 1.5 · 2^23: adding it leaves no fraction bits
+  // The bounds are comparisons that NaN fails, so that NaN passes through.
+  x = x < -104.0F ? broadcast(-104.0F) : x;
+  x = x > 89.0F ? broadcast(89.0F) : x;
+  const Vec shifted = x * 1.44269504088896341F + kRoundToInteger;
+  const Vec n = shifted - kRoundToInteger;
+  const Vec r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  Vec p = r * 1.9875691500e-4F + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * (r * r) + r + 1.0F;
+  // 2^n in two factors: n reaches 128 and -150, beyond one exponent's range.
+  const IntVec exponent = std::bit_cast<IntVec>(shifted) - std::bit_cast<int32_t>(kRoundToInteger);
+  const IntVec half = exponent >> 1;
+  const Vec scale_a = std::bit_cast<Vec>((half + 127) << 23);
+  const Vec scale_b = std::bit_cast<Vec>((exponent - half + 127) << 23);
+  return p * scale_a * scale_b;
+}
+
+/// 1 / (1 + e^-x).
+inline Vec sigmoid(Vec x) {
+  return 1.0F / (1.0F + exp(-x));
 }
 
 }  // namespace tessera::simd
