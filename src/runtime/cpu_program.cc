@@ -26,7 +26,7 @@ Bindings CpuProgram::make_bindings() const {
   return bindings;
 }
 
-Tensor CpuProgram::locate(const Bindings& bindings, ValueId id) const {
+Tensor CpuProgram::at_bound(const Bindings& bindings, ValueId id) const {
   const Placement& placement = plan_.values[static_cast<size_t>(id)];
   const ValueType& type = program_.type(id);
   if (placement.storage == Storage::kBound) return bindings.tensors[static_cast<size_t>(id)];
@@ -35,10 +35,10 @@ Tensor CpuProgram::locate(const Bindings& bindings, ValueId id) const {
 }
 
 Tensor CpuProgram::view(const Bindings& bindings, ValueId id) const {
-  Tensor tensor = locate(bindings, id);
+  Tensor tensor = at_bound(bindings, id);
   const ValueType& type = program_.type(id);
   if (!tensor || !type.ragged()) return tensor;
-  const int64_t extent = *locate(bindings, type.extent).as<int64_t>();
+  const int64_t extent = *at_bound(bindings, type.extent).as<int64_t>();
   ensure(extent >= 0 && extent <= type.shape[type.ragged_dim], "'{}' has extent {} over its bound {}",
          program_.value(id).name, extent, type.shape[type.ragged_dim]);
   tensor.shape[type.ragged_dim] = extent;
@@ -69,7 +69,7 @@ void CpuProgram::run_node(size_t idx, const Bindings& bindings) const {
   for (const ValueId id : node.outputs) {
     const ValueType& type = program_.type(id);
     const bool extent_is_own = type.ragged() && std::ranges::find(node.outputs, type.extent) != node.outputs.end();
-    outputs.push_back(extent_is_own ? locate(bindings, id) : view(bindings, id));
+    outputs.push_back(extent_is_own ? at_bound(bindings, id) : view(bindings, id));
   }
   std::span<std::byte> workspace;
   if (plan_.workspace_bytes[idx] > 0) {

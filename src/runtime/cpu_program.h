@@ -32,7 +32,9 @@ class CpuProgram {
   const MemoryPlan& plan() const { return plan_; }
   /// Bindings with every tensor unset.
   Bindings make_bindings() const;
-  /// A value of a finished run, at its actual extent: bound or saved.
+  /// A value of a finished run, bound or saved, with ragged dims at their bounds.
+  Tensor at_bound(const Bindings& bindings, ValueId id) const;
+  /// The same at its actual extent.
   Tensor view(const Bindings& bindings, ValueId id) const;
   /// Runs all nodes in order. Throws InternalError where a bound value is missing or has the wrong type or shape, and
   /// what the kernels throw.
@@ -40,7 +42,6 @@ class CpuProgram {
 
  private:
   void check_bindings(const Bindings& bindings) const;
-  Tensor locate(const Bindings& bindings, ValueId id) const;
   void run_node(size_t idx, const Bindings& bindings) const;
 
   Program program_;

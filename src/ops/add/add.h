@@ -1,0 +1,20 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// a + b for values of one type and shape, ragged or not: residual connections and sums of gradients. BF16 operands are
+/// added in F32 and rounded once.
+class Add final : public Operator {
+ public:
+  std::string_view name() const override { return "add"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+OperatorPtr make_add();
+void add_add_cpu(KernelTable& table);
+
+}  // namespace tessera
