@@ -1,0 +1,21 @@
+#include "ops/block_sparse/block_sparse.h"
+
+namespace tessera {
+
+OperatorPtr make_block_sparse_fc1(int64_t block_size) {
+  return make_block_sparse_product(
+      {.kind = ProductKind::kSdd, .block_size = block_size, .transpose_right = true, .weight = 1});
+}
+
+OperatorPtr make_block_sparse_fc2(int64_t block_size) {
+  return make_block_sparse_product(
+      {.kind = ProductKind::kDsd, .block_size = block_size, .weight = 1});
+}
+
+void add_block_sparse_cpu(KernelTable& table) {
+  add_block_topology_cpu(table);
+  add_block_sparse_product_cpu(table);
+  add_block_sparse_activation_cpu(table);
+}
+
+}  // namespace tessera

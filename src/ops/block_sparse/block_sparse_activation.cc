@@ -1,0 +1,93 @@
+#include "ops/block_sparse/block_sparse_activation.h"
+
+#include <memory>
+
+#include "ops/block_sparse/topology.h"
+
+namespace tessera {
+namespace {
+
+std::string attributes_of(const BlockSparseActivationSpec& spec) {
+  return fmt::format("{} block={}", activation_name(spec.activation), spec.block_size);
+}
+
+int64_t pre_blocks(const BlockSparseActivationSpec& spec, int64_t num_blocks) {
+  return is_gated(spec.activation) ? 2 * num_blocks : num_blocks;
+}
+
+void check_values(const Operator& op, const BlockSparseActivationSpec& spec, const ValueType& type,
+                  int64_t num_blocks, std::string_view what) {
+  check_shape(op, type.shape == Shape({num_blocks, spec.block_size, spec.block_size}),
+              "{} must be [{}, {}, {}], got {}", what, num_blocks, spec.block_size, spec.block_size,
+              type.to_string());
+  check_shape(op, type.dtype == DType::kF32 || type.dtype == DType::kBF16,
+              "{} must be F32 or BF16, got {}", what, dtype_name(type.dtype));
+}
+
+void check_rows(const Operator& op, const BlockSparseActivationSpec& spec, const ValueType& probs,
+                const ValueType& row_offsets) {
+  check_shape(op, probs.dtype == DType::kF32 && probs.shape.rank() == 1,
+              "probabilities must be F32 [R], got {}", probs.to_string());
+  check_shape(op, row_offsets.dtype == DType::kI32 && row_offsets.shape.rank() == 1,
+              "row offsets must be I32 of rank 1, got {}", row_offsets.to_string());
+  check_shape(op, probs.shape[0] / spec.block_size == row_offsets.shape[0] - 1,
+              "{} probabilities for a topology of at most {} block-rows of {}", probs.shape[0],
+              row_offsets.shape[0] - 1, spec.block_size);
+}
+
+}  // namespace
+
+BlockSparseActivation::BlockSparseActivation(const BlockSparseActivationSpec& spec) : spec_(spec) {
+  require_block_size(spec.block_size);
+}
+
+std::string BlockSparseActivation::attributes() const {
+  return attributes_of(spec_);
+}
+
+std::vector<ValueType> BlockSparseActivation::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 4, "4 inputs expected, got {}", inputs.size());
+  const ValueType& col_indices = inputs[3];
+  check_shape(*this, col_indices.dtype == DType::kI32 && col_indices.shape.rank() == 1,
+              "column indices must be I32 of rank 1, got {}", col_indices.to_string());
+  const int64_t num_blocks = col_indices.shape[0];
+  check_values(*this, spec_, inputs[0], pre_blocks(spec_, num_blocks), "the pre-activation");
+  check_rows(*this, spec_, inputs[1], inputs[2]);
+  ValueType type = col_indices;
+  type.dtype = inputs[0].dtype;
+  type.shape = {num_blocks, spec_.block_size, spec_.block_size};
+  return {type};
+}
+
+void BlockSparseActivation::differentiate(GradientBuilder& builder) const {
+  const auto grad = builder.grad_output(0);
+  if (!grad || !(builder.needs_grad(0) || builder.needs_grad(1))) return;
+  const auto grads = builder.emit(std::make_shared<BlockSparseActivationBackward>(spec_),
+                                  {*grad, builder.input(0), builder.input(1), builder.input(2)});
+  for (int i = 0; i < 2; ++i) {
+    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
+  }
+}
+
+std::string BlockSparseActivationBackward::attributes() const {
+  return attributes_of(spec_);
+}
+
+std::vector<ValueType> BlockSparseActivationBackward::infer(
+    std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 4, "4 inputs expected, got {}", inputs.size());
+  check_shape(*this, inputs[0].shape.rank() == 3 && inputs[0].dtype == inputs[1].dtype,
+              "the gradient must be sparse values in the pre-activation's type, got {}",
+              inputs[0].to_string());
+  const int64_t num_blocks = inputs[0].shape[0];
+  check_values(*this, spec_, inputs[0], num_blocks, "the gradient");
+  check_values(*this, spec_, inputs[1], pre_blocks(spec_, num_blocks), "the pre-activation");
+  check_rows(*this, spec_, inputs[2], inputs[3]);
+  return {inputs[1], inputs[2]};
+}
+
+OperatorPtr make_block_sparse_activation(const BlockSparseActivationSpec& spec) {
+  return std::make_shared<BlockSparseActivation>(spec);
+}
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+#include "ops/block_sparse/block_sparse_activation.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+using simd::Vec;
+
+/// out = prob · f(gate) [· up], for one row of `width` values.
+template <typename Function, bool kGated, typename T>
+void activate_row(const T* pre, float prob, int64_t width, T* out) {
+  simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    Vec value = prob * Function::value(simd::load(pre + i, lanes));
+    if constexpr (kGated) value *= simd::load(pre + width + i, lanes);
+    simd::store(out + i, value, lanes);
+  });
+}
+
+/// The gradients of one row; returns that of its probability.
+template <typename Function, bool kGated, typename T>
+float activate_row_backward(const T* grad, const T* pre, float prob, int64_t width, T* grad_pre) {
+  Vec total{};
+  simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+    const Vec g = simd::load(grad + i, lanes);
+    const Slope slope = Function::slope(simd::load(pre + i, lanes));
+    Vec slope_grad = g * prob;
+    Vec g_value = g * slope.value;
+    if constexpr (kGated) {
+      const Vec up = simd::load(pre + width + i, lanes);
+      simd::store(grad_pre + width + i, g_value * prob, lanes);
+      slope_grad *= up;
+      g_value *= up;
+    }
+    simd::store(grad_pre + i, slope_grad * slope.derivative, lanes);
+    total += g_value;
+  });
+  return simd::sum(total);
+}
+
+/// The rows of sparse values: row r is values[start(r)] and its width, the blocks of its block-row
+/// side by side.
+struct SparseRows {
+  std::span<const int32_t> row_offsets;
+  int64_t block_size = 0;
+
+  int64_t width(int64_t row) const {
+    const auto block_row = static_cast<size_t>(row / block_size);
+    return (row_offsets[block_row + 1] - row_offsets[block_row]) * block_size;
+  }
+  int64_t start(int64_t row) const {
+    const int64_t block_row = row / block_size;
+    const int64_t panel = row_offsets[static_cast<size_t>(block_row)] * block_size * block_size;
+    return panel + row % block_size * width(row);
+  }
+};
+
+SparseRows sparse_rows(const BlockSparseActivationSpec& spec, const Tensor& row_offsets,
+                       int64_t num_rows) {
+  ensure(num_rows % spec.block_size == 0 && num_rows / spec.block_size < row_offsets.num_elements(),
+         "{} rows do not fit a topology of {} block-rows of {}", num_rows,
+         row_offsets.num_elements() - 1, spec.block_size);
+  return {row_offsets.span<int32_t>(), spec.block_size};
+}
+
+template <typename Function, bool kGated, typename T>
+void forward(const BlockSparseActivationSpec& spec, const KernelArgs& args) {
+  const T* pre = args.in(0).as<T>();
+  const float* probs = args.in(1).as<float>();
+  T* out = args.out(0).as<T>();
+  const int64_t num_rows = args.in(1).num_elements();
+  const SparseRows rows = sparse_rows(spec, args.in(2), num_rows);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t start = rows.start(row);
+    activate_row<Function, kGated>(pre + (kGated ? 2 : 1) * start, probs[row], rows.width(row),
+                                   out + start);
+  }
+}
+
+template <typename Function, bool kGated, typename T>
+void backward(const BlockSparseActivationSpec& spec, const KernelArgs& args) {
+  const T* grad = args.in(0).as<T>();
+  const T* pre = args.in(1).as<T>();
+  const float* probs = args.in(2).as<float>();
+  T* grad_pre = args.out(0).as<T>();
+  float* grad_probs = args.out(1).as<float>();
+  const int64_t num_rows = args.in(2).num_elements();
+  const SparseRows rows = sparse_rows(spec, args.in(3), num_rows);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t start = rows.start(row);
+    const int64_t pre_start = (kGated ? 2 : 1) * start;
+    grad_probs[row] = activate_row_backward<Function, kGated>(
+        grad + start, pre + pre_start, probs[row], rows.width(row), grad_pre + pre_start);
+  }
+}
+
+/// Calls run.operator()<Function, gated, T>().
+template <typename Run>
+void dispatch(Activation activation, DType dtype, Run run) {
+  with_activation(activation, [&](auto function) {
+    using Function = decltype(function);
+    const bool gated = is_gated(activation);
+    if (dtype == DType::kF32) {
+      gated ? run.template operator()<Function, true, float>()
+            : run.template operator()<Function, false, float>();
+    } else {
+      gated ? run.template operator()<Function, true, Bf16>()
+            : run.template operator()<Function, false, Bf16>();
+    }
+  });
+}
+
+void forward_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& spec = static_cast<const BlockSparseActivation&>(op).spec();
+  dispatch(spec.activation, args.in(0).dtype, [&]<typename Function, bool kGated, typename T>() {
+    forward<Function, kGated, T>(spec, args);
+  });
+}
+
+void backward_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& spec = static_cast<const BlockSparseActivationBackward&>(op).spec();
+  dispatch(spec.activation, args.in(0).dtype, [&]<typename Function, bool kGated, typename T>() {
+    backward<Function, kGated, T>(spec, args);
+  });
+}
+
+}  // namespace
+
+void add_block_sparse_activation_cpu(KernelTable& table) {
+  table["block_sparse_activation"] = forward_kernel;
+  table["block_sparse_activation_backward"] = backward_kernel;
+}
+
+}  // namespace tessera

@@ -1,0 +1,295 @@
+#include <omp.h>
+
+#include <algorithm>
+
+#include "ops/block_sparse/block_sparse_product.h"
+#include "ops/block_sparse/stripes.h"
+#include "ops/gemm/gemm.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+/// Outer extent of a scratch tile; its other side is one block.
+constexpr int64_t kTileExtent = 1024;
+/// Stripes run side by side, one thread each, where the largest is no more than 1/4 of a thread's
+/// share.
+constexpr int64_t kStripesPerThread = 4;
+
+/// A dense row-major operand; `transposed` says how it enters the product.
+struct Matrix {
+  const std::byte* data = nullptr;
+  int64_t rows = 0;
+  int64_t ld = 0;
+  int64_t element = 0;
+  bool transposed = false;
+
+  const std::byte* at(int64_t row, int64_t col) const { return data + (row * ld + col) * element; }
+  /// Where row `row` and column `col` of the entering matrix stand.
+  const std::byte* entering(int64_t row, int64_t col) const {
+    return transposed ? at(col, row) : at(row, col);
+  }
+};
+
+Matrix matrix_of(const Tensor& tensor, bool transposed) {
+  return {static_cast<const std::byte*>(tensor.data), tensor.shape[0], tensor.shape[1],
+          dtype_size(tensor.dtype), transposed};
+}
+
+/// The topology among the inputs, its rows cut to the actual ones.
+TopologyView topology_of(const BlockSparseProductSpec& spec, const KernelArgs& args,
+                         int64_t num_rows) {
+  const auto tensor = [&](size_t idx) { return args.in(kTopologyInput + idx).span<int32_t>(); };
+  ensure(num_rows % spec.block_size == 0, "{} rows are not a multiple of the block size {}",
+         num_rows, spec.block_size);
+  const auto num_offsets = static_cast<size_t>(num_rows / spec.block_size) + 1;
+  ensure(num_offsets <= tensor(0).size(), "{} rows exceed the topology's bound", num_rows);
+  TopologyView view{spec.block_size, tensor(0).first(num_offsets), tensor(1), tensor(2), tensor(3),
+                    tensor(4)};
+  ensure(view.num_blocks() <= static_cast<int64_t>(view.col_indices.size()),
+         "topology of {} blocks with {} indices", view.num_blocks(), view.col_indices.size());
+  return view;
+}
+
+int64_t largest_stripe(const TopologyView& topology, WalkOrder order) {
+  int64_t largest = 0;
+  for_each_stripe(topology, order, [&](const Stripe& stripe) {
+    largest = std::max(largest, stripe.extent() * num_cross_blocks(topology, stripe));
+  });
+  return largest;
+}
+
+/// Calls body(stripe) for every stripe: at once on `num_threads` threads where all stripes are
+/// small beside a thread's share, else one after the other, each product on all threads.
+template <typename Body>
+void run_stripes(const TopologyView& topology, WalkOrder order, int num_threads, const Body& body) {
+  const bool side_by_side =
+      num_threads > 1 &&
+      largest_stripe(topology, order) * num_threads * kStripesPerThread <= topology.num_blocks();
+  if (!side_by_side) return for_each_stripe(topology, order, body);
+#pragma omp parallel num_threads(num_threads)
+#pragma omp single
+  for_each_stripe(topology, order, [&](const Stripe& stripe) {
+#pragma omp task firstprivate(stripe)
+    body(stripe);
+  });
+}
+
+/// Sparse output: each rectangle is one product of a row range of the left and a column range of
+/// the right operand.
+void run_sdd(const BlockSparseProductSpec& spec, const KernelArgs& args) {
+  const Matrix left = matrix_of(args.in(0), spec.transpose_left);
+  const Matrix right = matrix_of(args.in(1), spec.transpose_right);
+  const Tensor& out = args.out(0);
+  const int64_t size = spec.block_size;
+  const auto topology = topology_of(spec, args, left.transposed ? left.ld : left.rows);
+  ensure(topology.num_blocks() == out.shape[0], "{} blocks for a topology of {}", out.shape[0],
+         topology.num_blocks());
+  const auto run_stripe = [&](const Stripe& stripe) {
+    for_each_rectangle(topology, stripe, [&](const Rectangle& rectangle) {
+      gemm({.transpose_a = left.transposed,
+            .transpose_b = right.transposed,
+            .m = stripe.extent() * size,
+            .n = (rectangle.cross_last - rectangle.cross_first) * size,
+            .k = left.transposed ? left.rows : left.ld,
+            .a = left.entering(stripe.first * size, 0),
+            .lda = left.ld,
+            .b = right.entering(0, rectangle.cross_first * size),
+            .ldb = right.ld,
+            .c = static_cast<std::byte*>(out.data) + rectangle.offset * left.element,
+            .ldc = rectangle.ld,
+            .input_type = out.dtype,
+            .output_type = out.dtype});
+    });
+  };
+  run_stripes(topology, WalkOrder::kRows, omp_get_max_threads(), run_stripe);
+}
+
+/// A part of the dense output. `along` counts in the sparse matrix's dim, from the stripe's start;
+/// `outer` in the other.
+struct Tile {
+  int64_t along_first = 0;
+  int64_t along_extent = 0;
+  int64_t outer_first = 0;
+  int64_t outer_extent = 0;
+};
+
+/// DSD and DDS: a dense output of which every stripe of the sparse matrix gives rows (DSD) or
+/// columns (DDS).
+class DenseProduct {
+ public:
+  DenseProduct(const BlockSparseProductSpec& spec, const KernelArgs& args)
+      : spec_(spec),
+        sparse_left_(spec.kind == ProductKind::kDsd),
+        sparse_transposed_(sparse_left_ ? spec.transpose_left : spec.transpose_right),
+        order_(sparse_left_ != sparse_transposed_ ? WalkOrder::kRows : WalkOrder::kCols),
+        sparse_(args.in(sparse_left_ ? 0 : 1)),
+        dense_(matrix_of(args.in(sparse_left_ ? 1 : 0),
+                         sparse_left_ ? spec.transpose_right : spec.transpose_left)),
+        out_(args.out(0)),
+        topology_(topology_of(spec, args, sparse_rows())),
+        scratch_(args.workspace) {
+    ensure(topology_.num_blocks() == sparse_.shape[0], "{} blocks for a topology of {}",
+           sparse_.shape[0], topology_.num_blocks());
+  }
+
+  void run() const {
+    run_stripes(topology_, order_, num_threads(),
+                [this](const Stripe& stripe) { run_stripe(stripe); });
+  }
+
+ private:
+  int64_t sparse_rows() const {
+    if (order_ == WalkOrder::kRows) return out_.shape[sparse_left_ ? 0 : 1];
+    return sparse_left_ != dense_.transposed ? dense_.rows : dense_.ld;
+  }
+
+  /// The output's extent in the dim that is not the sparse matrix's.
+  int64_t outer_extent() const { return out_.shape[sparse_left_ ? 1 : 0]; }
+  bool rounds_sums() const { return out_.dtype == DType::kBF16; }
+
+  int num_threads() const {
+    const int64_t slots =
+        static_cast<int64_t>(scratch_.size()) / product_scratch_bytes(spec_.block_size);
+    return rounds_sums() ? static_cast<int>(std::min<int64_t>(omp_get_max_threads(), slots))
+                         : omp_get_max_threads();
+  }
+
+  std::byte* output_at(const Stripe& stripe, const Tile& tile) const {
+    const int64_t along = stripe.first * spec_.block_size + tile.along_first;
+    const int64_t row = sparse_left_ ? along : tile.outer_first;
+    const int64_t col = sparse_left_ ? tile.outer_first : along;
+    return static_cast<std::byte*>(out_.data) +
+           (row * out_.shape[1] + col) * dtype_size(out_.dtype);
+  }
+
+  void run_stripe(const Stripe& stripe) const {
+    const Tile whole{0, stripe.extent() * spec_.block_size, 0, outer_extent()};
+    int64_t num_rectangles = 0;
+    for_each_rectangle(topology_, stripe, [&](const Rectangle&) { ++num_rectangles; });
+    if (num_rectangles == 0) {
+      if (!spec_.accumulate) clear(stripe, whole);
+    } else if (num_rectangles == 1 || !rounds_sums()) {
+      run_tile(stripe, whole, output_at(stripe, whole), out_.shape[1], out_.dtype);
+    } else {
+      run_through_scratch(stripe, whole);
+    }
+  }
+
+  /// Zeros a tile of the output.
+  void clear(const Stripe& stripe, const Tile& tile) const {
+    const int64_t rows = sparse_left_ ? tile.along_extent : tile.outer_extent;
+    const int64_t cols = sparse_left_ ? tile.outer_extent : tile.along_extent;
+    std::byte* out = output_at(stripe, tile);
+    const int64_t element = dtype_size(out_.dtype);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::fill_n(out + row * out_.shape[1] * element, cols * element, std::byte{0});
+    }
+  }
+
+  /// Sums the rectangles' products into a tile at `c`.
+  void run_tile(const Stripe& stripe, const Tile& tile, void* c, int64_t ldc,
+                DType output_type) const {
+    bool accumulate = spec_.accumulate;
+    for_each_rectangle(topology_, stripe, [&](const Rectangle& rectangle) {
+      Gemm product{.k = (rectangle.cross_last - rectangle.cross_first) * spec_.block_size,
+                   .c = c,
+                   .ldc = ldc,
+                   .input_type = sparse_.dtype,
+                   .output_type = output_type,
+                   .accumulate = accumulate};
+      const int64_t cross = rectangle.cross_first * spec_.block_size;
+      if (sparse_left_) {
+        set_left(product, sparse_part(rectangle, tile), rectangle.ld, sparse_transposed_,
+                 tile.along_extent);
+        set_right(product, dense_.entering(cross, tile.outer_first), dense_.ld, dense_.transposed,
+                  tile.outer_extent);
+      } else {
+        set_left(product, dense_.entering(tile.outer_first, cross), dense_.ld, dense_.transposed,
+                 tile.outer_extent);
+        set_right(product, sparse_part(rectangle, tile), rectangle.ld, sparse_transposed_,
+                  tile.along_extent);
+      }
+      gemm(product);
+      accumulate = true;
+    });
+  }
+
+  static void set_left(Gemm& product, const std::byte* a, int64_t lda, bool transposed, int64_t m) {
+    product.a = a;
+    product.lda = lda;
+    product.transpose_a = transposed;
+    product.m = m;
+  }
+
+  static void set_right(Gemm& product, const std::byte* b, int64_t ldb, bool transposed,
+                        int64_t n) {
+    product.b = b;
+    product.ldb = ldb;
+    product.transpose_b = transposed;
+    product.n = n;
+  }
+
+  /// The rectangle's values from the tile's start on.
+  const std::byte* sparse_part(const Rectangle& rectangle, const Tile& tile) const {
+    const int64_t stride = order_ == WalkOrder::kRows ? rectangle.ld : 1;
+    return static_cast<const std::byte*>(sparse_.data) +
+           (rectangle.offset + tile.along_first * stride) * dtype_size(sparse_.dtype);
+  }
+
+  /// BF16 outputs to which several rectangles add: tile by tile in FP32, rounded once.
+  void run_through_scratch(const Stripe& stripe, const Tile& whole) const {
+    const int64_t thread = omp_get_thread_num();
+    auto* scratch = reinterpret_cast<float*>(scratch_.data() +
+                                             thread * product_scratch_bytes(spec_.block_size));
+    for (int64_t along = 0; along < whole.along_extent; along += spec_.block_size) {
+      for (int64_t outer = 0; outer < whole.outer_extent; outer += kTileExtent) {
+        const Tile tile{along, spec_.block_size, outer,
+                        std::min(kTileExtent, whole.outer_extent - outer)};
+        const int64_t cols = sparse_left_ ? tile.outer_extent : tile.along_extent;
+        const int64_t rows = sparse_left_ ? tile.along_extent : tile.outer_extent;
+        run_tile(stripe, tile, scratch, cols, DType::kF32);
+        store_rounded(scratch, rows, cols, reinterpret_cast<Bf16*>(output_at(stripe, tile)));
+      }
+    }
+  }
+
+  void store_rounded(const float* tile, int64_t rows, int64_t cols, Bf16* out) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      simd::convert(out + row * out_.shape[1], tile + row * cols, cols);
+    }
+  }
+
+  BlockSparseProductSpec spec_;
+  bool sparse_left_;
+  bool sparse_transposed_;
+  WalkOrder order_;
+  Tensor sparse_;
+  Matrix dense_;
+  Tensor out_;
+  TopologyView topology_;
+  std::span<std::byte> scratch_;
+};
+
+void sdd_kernel(const Operator& op, const KernelArgs& args) {
+  run_sdd(static_cast<const BlockSparseProduct&>(op).spec(), args);
+}
+
+void dense_kernel(const Operator& op, const KernelArgs& args) {
+  if (!args.out(0)) return;
+  DenseProduct(static_cast<const BlockSparseProduct&>(op).spec(), args).run();
+}
+
+}  // namespace
+
+int64_t product_scratch_bytes(int64_t block_size) {
+  return block_size * kTileExtent * int64_t{sizeof(float)};
+}
+
+void add_block_sparse_product_cpu(KernelTable& table) {
+  table["sdd"] = sdd_kernel;
+  table["dsd"] = dense_kernel;
+  table["dds"] = dense_kernel;
+}
+
+}  // namespace tessera
