@@ -121,8 +121,8 @@ class ConfigSchema {
   struct Field {
     std::string key;
     std::string help;
-    std::string type;   ///< "an integer", "one of a, b"
-    std::string limit;  ///< "at least 1" or ""
+    std::string type;        ///< "an integer", "one of a, b"
+    std::string limit = {};  ///< "at least 1" or ""
     bool is_list = false;
     bool is_optional = false;
     bool is_text = false;  ///< overrides are taken as they stand

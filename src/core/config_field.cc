@@ -133,8 +133,8 @@ std::string store_list(std::vector<T>& field, const ConfigValue& value, const Ra
   return "";
 }
 
-/// Stores the value in the field, or says what is wrong with it.
-template <typename T>
+/// Stores the value in the field, or says what is wrong with it, calling the type expected Named.
+template <typename T, typename Named = T>
 std::string store(T& field, const ConfigValue& value, const Range& range) {
   if constexpr (IsList<T>::value) {
     return store_list(field, value, range);
@@ -145,7 +145,7 @@ std::string store(T& field, const ConfigValue& value, const Range& range) {
       return "";
     }
     typename T::value_type inner{};
-    std::string problem = store(inner, value, range);
+    std::string problem = store<typename T::value_type, T>(inner, value, range);
     if (problem.empty()) field = std::move(inner);
     return problem;
   } else {
@@ -155,7 +155,7 @@ std::string store(T& field, const ConfigValue& value, const Range& range) {
           return std::nullopt;
         },
         value);
-    if (!scalar || !has_type<T>(*scalar)) return wrong_type<T>(value);
+    if (!scalar || !has_type<T>(*scalar)) return wrong_type<Named>(value);
     return store_scalar(field, *scalar, range);
   }
 }

@@ -1,0 +1,316 @@
+#include "data/token_file.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/path.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
+
+constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
+constexpr uint64_t kVersion = 1;
+constexpr int64_t kHeaderBytes = 34;
+constexpr int64_t kLengthBytes = 4;
+constexpr int64_t kOffsetBytes = 8;
+constexpr size_t kFlushBytes = 1 << 20;
+/// From this vocabulary on Megatron stores ids in four bytes.
+constexpr int64_t kWideVocab = 65'500;
+
+struct TypeCode {
+  uint8_t code;
+  DType dtype;
+};
+constexpr std::array<TypeCode, 4> kTypeCodes = {
+    {{1, DType::kU8}, {4, DType::kI32}, {5, DType::kI64}, {8, DType::kU16}}};
+
+uint8_t type_code(DType dtype) {
+  return std::ranges::find(kTypeCodes, dtype, &TypeCode::dtype)->code;
+}
+
+template <typename T>
+T load(std::span<const std::byte> bytes, int64_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(T));
+  return value;
+}
+
+/// The arrays of an index, by their offset in the file, and the numbers of its header.
+struct IndexLayout {
+  DType dtype = DType::kU16;
+  int64_t num_sequences = 0;
+  int64_t num_document_indices = 0;
+
+  int64_t lengths() const { return kHeaderBytes; }
+  int64_t pointers() const { return lengths() + num_sequences * kLengthBytes; }
+  int64_t document_indices() const { return pointers() + num_sequences * kOffsetBytes; }
+  int64_t end() const { return document_indices() + num_document_indices * kOffsetBytes; }
+};
+
+DType read_type(std::span<const std::byte> idx, const std::string& name) {
+  const auto code = load<uint8_t>(idx, 17);
+  const auto at = std::ranges::find(kTypeCodes, code, &TypeCode::code);
+  require(at != kTypeCodes.end(),
+          "{}: id type is code {}; expected 1 (u8), 4 (i32), 5 (i64) or 8 (u16)", name, code);
+  return at->dtype;
+}
+
+/// A count from the header that must fit the file at so many bytes each, so that no later product
+/// overflows.
+int64_t read_count(std::span<const std::byte> idx, int64_t offset, int64_t bytes_each,
+                   const std::string& field) {
+  const auto count = load<uint64_t>(idx, offset);
+  const auto most = (static_cast<uint64_t>(idx.size()) - kHeaderBytes) / bytes_each;
+  require(count <= most, "{} is {}, but a file of {} bytes holds at most {}", field, count,
+          idx.size(), most);
+  return static_cast<int64_t>(count);
+}
+
+IndexLayout read_header(std::span<const std::byte> idx, const std::string& name) {
+  const auto size = static_cast<int64_t>(idx.size());
+  require(size >= kHeaderBytes, "{}: {} bytes long; the header of a token index takes {}", name,
+          size, kHeaderBytes);
+  require(std::memcmp(idx.data(), kMagic.data(), kMagic.size()) == 0,
+          "{}: no token index: it does not begin with MMIDIDX", name);
+  const auto version = load<uint64_t>(idx, 9);
+  require(version == kVersion, "{}: version is {}; expected {}", name, version, kVersion);
+  IndexLayout layout;
+  layout.dtype = read_type(idx, name);
+  layout.num_sequences =
+      read_count(idx, 18, kLengthBytes + kOffsetBytes, name + ": number of sequences");
+  layout.num_document_indices =
+      read_count(idx, 26, kOffsetBytes, name + ": number of document indices");
+  require(layout.num_document_indices >= 1,
+          "{}: number of document indices is 0; expected at least 1", name);
+  const int64_t rest = size - layout.end();
+  require(rest == 0 || rest == layout.num_sequences,
+          "{}: {} bytes long; its {} sequences and {} document indices take {} ({} with modes)",
+          name, size, layout.num_sequences, layout.num_document_indices, layout.end(),
+          layout.end() + layout.num_sequences);
+  return layout;
+}
+
+/// Checks that the sequences fill .bin from its first byte to its last, in order. Returns the
+/// number of tokens.
+int64_t check_sequences(std::span<const std::byte> idx, const IndexLayout& layout,
+                        int64_t bin_bytes, const std::string& name) {
+  const int64_t id_bytes = dtype_size(layout.dtype);
+  int64_t position = 0;
+  for (int64_t i = 0; i < layout.num_sequences; ++i) {
+    const auto length = load<int32_t>(idx, layout.lengths() + i * kLengthBytes);
+    const auto pointer = load<int64_t>(idx, layout.pointers() + i * kOffsetBytes);
+    require(pointer == position, "{}: sequence {} begins at byte {}; expected {}", name, i, pointer,
+            position);
+    require(length >= 0 && length <= (bin_bytes - position) / id_bytes,
+            "{}: sequence {} has length {}; the .bin file has room for {} ids from there", name, i,
+            length, (bin_bytes - position) / id_bytes);
+    position += length * id_bytes;
+  }
+  require(position == bin_bytes, "{}: its sequences take {} bytes; the .bin file has {}", name,
+          position, bin_bytes);
+  return position / id_bytes;
+}
+
+std::vector<int64_t> read_documents(std::span<const std::byte> idx, const IndexLayout& layout,
+                                    int64_t num_tokens, const std::string& name) {
+  const int64_t id_bytes = dtype_size(layout.dtype);
+  const int64_t last = layout.num_document_indices - 1;
+  std::vector<int64_t> offsets;
+  offsets.reserve(static_cast<size_t>(layout.num_document_indices));
+  int64_t previous = 0;
+  for (int64_t i = 0; i <= last; ++i) {
+    const auto index = load<int64_t>(idx, layout.document_indices() + i * kOffsetBytes);
+    require(index >= previous && index <= layout.num_sequences && (i > 0 || index == 0),
+            "{}: document index {} is {}; expected {} to {}", name, i, index, previous,
+            i == 0 ? 0 : layout.num_sequences);
+    const bool at_end = index == layout.num_sequences;
+    offsets.push_back(at_end ? num_tokens
+                             : load<int64_t>(idx, layout.pointers() + index * kOffsetBytes) /
+                                   id_bytes);
+    previous = index;
+  }
+  require(previous == layout.num_sequences, "{}: the last document index is {}; expected {}", name,
+          previous, layout.num_sequences);
+  return offsets;
+}
+
+std::string without_extension(std::string prefix) {
+  if (prefix.ends_with(".bin") || prefix.ends_with(".idx")) prefix.resize(prefix.size() - 4);
+  return prefix;
+}
+
+template <typename Id>
+void copy_ids(std::span<const std::byte> bin, int64_t offset, std::span<int32_t> ids,
+              int64_t vocab_size, const std::string& prefix) {
+  const std::byte* source = bin.data() + offset * static_cast<int64_t>(sizeof(Id));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Id id;
+    std::memcpy(&id, source + i * sizeof(Id), sizeof(Id));
+    const auto wide = static_cast<int64_t>(id);
+    require(wide >= 0 && wide < vocab_size,
+            "{}.bin: token {} is {}; expected an id below the vocabulary size {}", prefix,
+            offset + static_cast<int64_t>(i), wide, vocab_size);
+    ids[i] = static_cast<int32_t>(wide);
+  }
+}
+
+void put(std::vector<std::byte>& bytes, const void* data, size_t size) {
+  const auto* first = static_cast<const std::byte*>(data);
+  bytes.insert(bytes.end(), first, first + size);
+}
+
+template <typename T>
+void put_value(std::vector<std::byte>& bytes, T value) {
+  put(bytes, &value, sizeof(value));
+}
+
+fs::path temporary_for(const fs::path& path) {
+  return unique_name(path.string() + ".tmp-");
+}
+
+}  // namespace
+
+fs::path token_bin_path(const std::string& prefix) {
+  return prefix + ".bin";
+}
+fs::path token_idx_path(const std::string& prefix) {
+  return prefix + ".idx";
+}
+
+TokenFile::TokenFile(const std::string& prefix, int64_t vocab_size)
+    : prefix_(without_extension(prefix)), vocab_size_(vocab_size) {
+  ensure(vocab_size > 0 && vocab_size <= std::numeric_limits<int32_t>::max(),
+         "token file: vocabulary of {}", vocab_size);
+  const fs::path idx_path = token_idx_path(prefix_);
+  const fs::path bin_path = token_bin_path(prefix_);
+  require_exists(idx_path, "token index");
+  require_exists(bin_path, "token file");
+  bin_ = MappedFile(bin_path);
+  const MappedFile idx(idx_path);
+  read_index(idx.bytes(), idx_path.string());
+}
+
+void TokenFile::read_index(std::span<const std::byte> idx, const std::string& name) {
+  const IndexLayout layout = read_header(idx, name);
+  dtype_ = layout.dtype;
+  num_sequences_ = layout.num_sequences;
+  num_tokens_ = check_sequences(idx, layout, bin_.num_bytes(), name);
+  document_offsets_ = read_documents(idx, layout, num_tokens_, name);
+}
+
+int64_t TokenFile::document_at(int64_t offset) const {
+  ensure(offset >= 0 && offset < num_tokens_, "token {} of {}", offset, num_tokens_);
+  const auto after = std::ranges::upper_bound(document_offsets_, offset);
+  return after - document_offsets_.begin() - 1;
+}
+
+void TokenFile::read(int64_t offset, std::span<int32_t> ids) const {
+  const auto count = static_cast<int64_t>(ids.size());
+  ensure(offset >= 0 && offset <= num_tokens_ && count <= num_tokens_ - offset,
+         "tokens {} to {} of {}", offset, offset + count, num_tokens_);
+  switch (dtype_) {
+    case DType::kU8:
+      return copy_ids<uint8_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
+    case DType::kU16:
+      return copy_ids<uint16_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
+    case DType::kI32:
+      return copy_ids<int32_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
+    case DType::kI64:
+      return copy_ids<int64_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
+    default:
+      throw InternalError("token file: unexpected type of ids");
+  }
+}
+
+TokenFileWriter::TokenFileWriter(const std::string& prefix, int64_t vocab_size)
+    : prefix_(without_extension(prefix)),
+      vocab_size_(vocab_size),
+      dtype_(vocab_size < kWideVocab ? DType::kU16 : DType::kI32),
+      temporary_bin_(temporary_for(token_bin_path(prefix_))),
+      temporary_idx_(temporary_for(token_idx_path(prefix_))) {
+  if (temporary_bin_.has_parent_path()) make_folder(temporary_bin_.parent_path());
+  bin_.emplace(temporary_bin_);
+}
+
+TokenFileWriter::~TokenFileWriter() {
+  std::error_code ignored;
+  fs::remove(temporary_bin_, ignored);
+  fs::remove(temporary_idx_, ignored);
+}
+
+void TokenFileWriter::append(std::span<const int32_t> ids) {
+  for (const int32_t id : ids) {
+    ensure(id >= 0 && id < vocab_size_, "token id {} in a vocabulary of {}", id, vocab_size_);
+  }
+  if (dtype_ == DType::kU16) {
+    const std::vector<uint16_t> narrow(ids.begin(), ids.end());
+    put(pending_, narrow.data(), narrow.size() * sizeof(uint16_t));
+  } else {
+    put(pending_, ids.data(), ids.size_bytes());
+  }
+  if (pending_.size() >= kFlushBytes) flush();
+  document_tokens_ += static_cast<int64_t>(ids.size());
+}
+
+void TokenFileWriter::end_document() {
+  require(document_tokens_ <= std::numeric_limits<int32_t>::max(),
+          "{}.bin: document {} has {} tokens; the format holds at most {}: split the text", prefix_,
+          lengths_.size(), document_tokens_, std::numeric_limits<int32_t>::max());
+  lengths_.push_back(static_cast<int32_t>(document_tokens_));
+  num_tokens_ += document_tokens_;
+  document_tokens_ = 0;
+}
+
+void TokenFileWriter::flush() {
+  bin_->write(pending_);
+  pending_.clear();
+}
+
+void TokenFileWriter::write_index(const fs::path& path) const {
+  const auto count = static_cast<int64_t>(lengths_.size());
+  std::vector<std::byte> bytes;
+  put(bytes, kMagic.data(), kMagic.size());
+  put_value(bytes, kVersion);
+  put_value(bytes, type_code(dtype_));
+  put_value(bytes, static_cast<uint64_t>(count));
+  put_value(bytes, static_cast<uint64_t>(count + 1));
+  put(bytes, lengths_.data(), lengths_.size() * sizeof(int32_t));
+  int64_t pointer = 0;
+  for (const int32_t length : lengths_) {
+    put_value(bytes, pointer);
+    pointer += length * dtype_size(dtype_);
+  }
+  for (int64_t i = 0; i <= count; ++i) put_value(bytes, i);
+  OutputFile file(path);
+  file.write(bytes);
+  file.sync();
+  file.close();
+}
+
+void TokenFileWriter::finish() {
+  ensure(document_tokens_ == 0, "token file: {} tokens are in no document", document_tokens_);
+  const fs::path bin_path = token_bin_path(prefix_);
+  const fs::path idx_path = token_idx_path(prefix_);
+  const fs::path folder = bin_path.has_parent_path() ? bin_path.parent_path() : fs::path(".");
+  flush();
+  bin_->sync();
+  bin_->close();
+  write_index(temporary_idx_);
+  // An old index must never be seen beside the new tokens.
+  remove_path(idx_path);
+  sync_folder(folder);
+  rename_path(temporary_bin_, bin_path);
+  rename_path(temporary_idx_, idx_path);
+  sync_folder(folder);
+}
+
+}  // namespace tessera

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/file.h"
+
+namespace tessera {
+
+// Megatron's token files (megatron/core/datasets/indexed_dataset.py): <prefix>.bin holds the token
+// ids of all sequences one after the other; <prefix>.idx says where each begins. All numbers are
+// little-endian:
+//
+//   9 bytes  "MMIDIDX\0\0"
+//   u64      version, 1
+//   u8       type of an id: 1 u8, 4 i32, 5 i64, 8 u16
+//   u64      number of sequences
+//   u64      number of document indices: documents + 1
+//   i32[sequences]         length of each sequence, in tokens
+//   i64[sequences]         where it begins in .bin, in bytes
+//   i64[documents + 1]     the first sequence of each document, and at last the number of sequences
+//   i8[sequences]          modes; optional, read past
+//
+// Documents here are what their document indices say; each of Tessera's own files has one sequence
+// a document.
+
+std::filesystem::path token_bin_path(const std::string& prefix);
+std::filesystem::path token_idx_path(const std::string& prefix);
+
+/// Reads a token file through a memory map. The constructor checks sizes before anything else, then
+/// every length, pointer and document index, so that no later access can leave the file; ids are
+/// checked when they are read. A file that breaks a rule throws UserError with file, field, what
+/// was found and what was expected.
+///
+/// Sequences must lie in .bin in order and without gaps, as Megatron's own builder writes them: the
+/// tokens of the file are then one stream, addressed from 0 to num_tokens. Const functions may run
+/// on any thread.
+class TokenFile {
+ public:
+  /// `prefix` is the path without ".bin" or ".idx"; either of those is also taken. Ids must be
+  /// below `vocab_size`.
+  TokenFile(const std::string& prefix, int64_t vocab_size);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t num_documents() const { return static_cast<int64_t>(document_offsets_.size()) - 1; }
+  int64_t num_sequences() const { return num_sequences_; }
+  DType dtype() const { return dtype_; }
+  int64_t vocab_size() const { return vocab_size_; }
+  const std::string& prefix() const { return prefix_; }
+
+  /// Where each document begins in the stream of tokens, ascending, and at last num_tokens;
+  /// documents + 1 offsets.
+  std::span<const int64_t> document_offsets() const { return document_offsets_; }
+  /// The document that holds the token at `offset`; empty documents hold none.
+  int64_t document_at(int64_t offset) const;
+
+  /// Copies the ids of tokens [offset, offset + ids.size()). Throws InternalError for a range
+  /// outside the file and UserError for an id that is negative or not below vocab_size.
+  void read(int64_t offset, std::span<int32_t> ids) const;
+
+ private:
+  void read_index(std::span<const std::byte> idx, const std::string& name);
+
+  std::string prefix_;
+  int64_t vocab_size_ = 0;
+  MappedFile bin_;
+  DType dtype_ = DType::kU16;
+  int64_t num_tokens_ = 0;
+  int64_t num_sequences_ = 0;
+  std::vector<int64_t> document_offsets_;
+};
+
+/// Writes a token file document by document, without holding it in memory: ids go to a temporary
+/// file beside the target, and only `finish` gives both files their names, .idx last. A write that
+/// is cut short by a full disk or a killed process leaves the old pair untouched, or no .idx at
+/// all.
+class TokenFileWriter {
+ public:
+  /// Ids take 2 bytes where vocab_size is below 65500 (Megatron's rule), else 4. Makes the folder.
+  TokenFileWriter(const std::string& prefix, int64_t vocab_size);
+  ~TokenFileWriter();
+  TokenFileWriter(const TokenFileWriter&) = delete;
+  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
+
+  /// Adds ids to the document being written.
+  void append(std::span<const int32_t> ids);
+  /// Ends the document being written, even an empty one.
+  void end_document();
+  /// Writes the index, waits for the disk and gives the files their names. All documents must be
+  /// ended.
+  void finish();
+
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
+
+ private:
+  void flush();
+  void write_index(const std::filesystem::path& path) const;
+
+  std::string prefix_;
+  int64_t vocab_size_;
+  DType dtype_;
+  std::filesystem::path temporary_bin_;
+  std::filesystem::path temporary_idx_;
+  std::optional<OutputFile> bin_;
+  std::vector<std::byte> pending_;
+  std::vector<int32_t> lengths_;
+  int64_t document_tokens_ = 0;
+  int64_t num_tokens_ = 0;
+};
+
+}  // namespace tessera
