@@ -1,0 +1,196 @@
+#include "ops/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/attention/attention_kernels.h"
+
+namespace tessera {
+namespace {
+
+AttentionSpec with_defaults(AttentionSpec spec) {
+  if (spec.head_size_v == 0) spec.head_size_v = spec.head_size;
+  if (spec.scale == 0) spec.scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size));
+  return spec;
+}
+
+void check_spec(const AttentionSpec& spec) {
+  require(spec.num_heads > 0 && spec.num_kv_heads > 0 && spec.num_heads % spec.num_kv_heads == 0,
+          "attention: num_heads = {} must be a positive multiple of num_kv_heads = {}",
+          spec.num_heads, spec.num_kv_heads);
+  require(spec.head_size > 0 && spec.head_size_v >= 0,
+          "attention: head_size = {} and head_size_v = {}: head sizes must be positive",
+          spec.head_size, spec.head_size_v);
+  require(std::isfinite(spec.scale) && spec.scale >= 0,
+          "attention: scale = {} must be positive (or 0 for 1/sqrt(head_size))", spec.scale);
+  require(spec.window >= 0, "attention: window = {} must not be negative (0 for none)",
+          spec.window);
+  require(spec.sequence_length >= 0, "attention: sequence_length = {} must not be negative",
+          spec.sequence_length);
+}
+
+bool is_matrix(const ValueType& type, int64_t columns) {
+  return type.shape.rank() == 2 && type.shape[1] == columns;
+}
+
+/// [N, T], ragged as the tokens of `q` are.
+ValueType lse_type(const ValueType& q, int64_t num_heads) {
+  return {DType::kF32, {num_heads, q.shape[0]}, q.ragged() ? 1 : -1, q.extent};
+}
+
+}  // namespace
+
+AttentionOperator::AttentionOperator(const AttentionSpec& spec) : spec_(spec) {
+  check_spec(spec);
+  spec_ = with_defaults(spec);
+}
+
+std::string AttentionOperator::attributes() const {
+  std::string text = fmt::format("heads={} kv_heads={} head_size={}", spec_.num_heads,
+                                 spec_.num_kv_heads, spec_.head_size);
+  if (spec_.head_size_v != spec_.head_size) text += fmt::format(" head_size_v={}", spec_.head_size_v);
+  text += fmt::format(" scale={:.6g}", spec_.scale);
+  if (spec_.window > 0) text += fmt::format(" window={}", spec_.window);
+  return text;
+}
+
+void AttentionOperator::check_qkv(const ValueType& q, const ValueType& k,
+                                  const ValueType& v) const {
+  check_shape(*this, q.dtype == DType::kF32 || q.dtype == DType::kBF16,
+              "queries must be f32 or bf16, found {}", q.to_string());
+  check_shape(*this, k.dtype == q.dtype && v.dtype == q.dtype,
+              "keys ({}) and values ({}) must have the type of the queries ({})", k.to_string(),
+              v.to_string(), q.to_string());
+  check_shape(*this, is_matrix(q, spec_.num_heads * spec_.head_size),
+              "queries are {}, expected [T, {} heads x {}]", q.to_string(), spec_.num_heads,
+              spec_.head_size);
+  check_shape(*this, is_matrix(k, spec_.num_kv_heads * spec_.head_size),
+              "keys are {}, expected [T, {} heads x {}]", k.to_string(), spec_.num_kv_heads,
+              spec_.head_size);
+  check_shape(*this, is_matrix(v, spec_.num_kv_heads * spec_.head_size_v),
+              "values are {}, expected [T, {} heads x {}]", v.to_string(), spec_.num_kv_heads,
+              spec_.head_size_v);
+  check_shape(*this, k.shape[0] == v.shape[0], "{} keys but {} values", k.shape[0], v.shape[0]);
+}
+
+double AttentionOperator::sequence_flops(double num_queries, double num_keys) const {
+  const double queries = std::min(num_queries, num_keys);
+  const auto pairs_up_to = [&](double length) {
+    const double full = spec_.window > 0 ? std::min<double>(length, static_cast<double>(spec_.window)) : length;
+    return full * (full + 1) / 2 + (length - full) * full;
+  };
+  const double pairs = pairs_up_to(num_keys) - pairs_up_to(num_keys - queries);
+  return 2.0 * static_cast<double>((spec_.head_size + spec_.head_size_v) * spec_.num_heads) * pairs;
+}
+
+double AttentionOperator::packed_flops(int64_t num_tokens) const {
+  if (num_tokens == 0) return 0;
+  const int64_t hint = spec_.sequence_length;
+  const auto length = static_cast<double>(hint > 0 ? std::min(hint, num_tokens) : num_tokens);
+  return static_cast<double>(num_tokens) / length * sequence_flops(length, length);
+}
+
+std::vector<ValueType> Attention::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 4, "takes q, k, v and cu_seqlens, found {} inputs",
+              inputs.size());
+  const ValueType& q = inputs[0];
+  check_qkv(q, inputs[1], inputs[2]);
+  check_shape(*this, inputs[1].shape[0] == q.shape[0], "{} queries but {} keys", q.shape[0],
+              inputs[1].shape[0]);
+  const ValueType& ends = inputs[3];
+  check_shape(*this, ends.dtype == DType::kI32 && ends.shape.rank() == 1 && ends.shape[0] >= 1,
+              "cu_seqlens is {}, expected i32 [num_seqs + 1]", ends.to_string());
+  return {with_last_dim(q, spec().num_heads * spec().head_size_v), lse_type(q, spec().num_heads)};
+}
+
+Cost Attention::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = packed_flops(inputs[0].shape[0]);
+  return cost;
+}
+
+void Attention::differentiate(GradientBuilder& builder) const {
+  const std::optional<ValueId> grad_o = builder.grad_output(0);
+  const std::optional<ValueId> grad_lse = builder.grad_output(1);
+  ensure(grad_o.has_value(), "attention: a gradient of lse without one of the output");
+  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1), builder.input(2),
+                                 builder.output(0), builder.output(1), *grad_o,
+                                 builder.input(3)};
+  if (grad_lse) inputs.push_back(*grad_lse);
+  const std::vector<ValueId> grads =
+      builder.emit(make_attention_backward(spec(), grad_lse.has_value()), inputs);
+  for (int i = 0; i < 3; ++i) {
+    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
+  }
+}
+
+int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_forward_workspace(*this, inputs[0].dtype, inputs[0].shape[0],
+                                     inputs[3].shape[0] - 1);
+}
+
+AttentionBackward::AttentionBackward(const AttentionSpec& spec, bool with_grad_lse)
+    : AttentionOperator(spec), with_grad_lse_(with_grad_lse) {}
+
+std::vector<ValueType> AttentionBackward::infer(std::span<const ValueType> inputs) const {
+  const size_t expected = with_grad_lse_ ? 8 : 7;
+  check_shape(*this, inputs.size() == expected, "takes {} inputs, found {}", expected,
+              inputs.size());
+  const std::vector<ValueType> forward =
+      Attention(spec()).infer(std::vector{inputs[0], inputs[1], inputs[2], inputs[6]});
+  check_shape(*this, inputs[3] == forward[0] && inputs[5] == forward[0],
+              "o is {} and its gradient {}, expected {}", inputs[3].to_string(),
+              inputs[5].to_string(), forward[0].to_string());
+  check_shape(*this, inputs[4] == forward[1] && (!with_grad_lse_ || inputs[7] == forward[1]),
+              "lse is {}, expected {}", inputs[4].to_string(), forward[1].to_string());
+  return {inputs[0], inputs[1], inputs[2]};
+}
+
+Cost AttentionBackward::cost(std::span<const ValueType> inputs,
+                             std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = 2 * packed_flops(inputs[0].shape[0]);
+  return cost;
+}
+
+int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_backward_workspace(*this, inputs[0].dtype, inputs[0].shape[0]);
+}
+
+std::vector<ValueType> AttentionCached::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 4,
+              "takes q, k_cache, v_cache and cache_length, found {} inputs", inputs.size());
+  check_qkv(inputs[0], inputs[1], inputs[2]);
+  const ValueType& length = inputs[3];
+  check_shape(*this, length.dtype == DType::kI32 && length.shape.num_elements() == 1,
+              "cache_length is {}, expected i32 [1]", length.to_string());
+  return {with_last_dim(inputs[0], spec().num_heads * spec().head_size_v)};
+}
+
+Cost AttentionCached::cost(std::span<const ValueType> inputs,
+                           std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  const int64_t capacity = inputs[1].shape[0];
+  const int64_t hint = spec().sequence_length;
+  const int64_t keys = hint > 0 ? std::min(hint, capacity) : capacity;
+  cost.flops = sequence_flops(static_cast<double>(inputs[0].shape[0]), static_cast<double>(keys));
+  return cost;
+}
+
+int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_forward_workspace(*this, inputs[0].dtype, inputs[0].shape[0], 1);
+}
+
+OperatorPtr make_attention(const AttentionSpec& spec) {
+  return std::make_shared<Attention>(spec);
+}
+
+OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_lse) {
+  return std::make_shared<AttentionBackward>(spec, with_grad_lse);
+}
+
+OperatorPtr make_attention_cached(const AttentionSpec& spec) {
+  return std::make_shared<AttentionCached>(spec);
+}
+
+}  // namespace tessera

@@ -1,0 +1,303 @@
+#include <cmath>
+#include <limits>
+
+#include "ops/attention/attention_blocks.h"
+#include "ops/attention/attention_kernels.h"
+
+namespace tessera {
+namespace {
+
+using attention::Carver;
+using attention::Columns;
+using attention::kKeyTile;
+using attention::QueryBlock;
+using attention::ThreadScratch;
+using attention::TileMask;
+using attention::TileSizes;
+using tile::kLanes;
+using tile::Rows;
+using tile::StripLimit;
+using tile::Vec;
+using tile::Word;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+/// One thread's tiles.
+template <typename Words>
+struct Scratch {
+  Scratch(const TileSizes<Words>& sizes, Carver& carver)
+      : q(carver.take<Word>(sizes.rows * sizes.head_words)),
+        keys(carver.take<Word>(sizes.head_words * kKeyTile)),
+        values(carver.take<Word>(kKeyTile / Words::kPerWord * sizes.head_columns_v)),
+        transposing(carver.take<Word>(kLanes * sizes.head_words)),
+        scores(carver.take<float>(sizes.rows * kKeyTile)),
+        probs(Words::kPerWord == 1 ? reinterpret_cast<Word*>(scores)
+                                   : carver.take<Word>(sizes.rows * kKeyTile / Words::kPerWord)),
+        o(carver.take<float>(sizes.rows * sizes.head_columns_v)),
+        max(carver.take<float>(sizes.rows)),
+        sum(carver.take<float>(sizes.rows * kLanes)) {}
+
+  Word* q;            ///< [rows, head_words]
+  Word* keys;         ///< transposed: [head_words, kKeyTile]
+  Word* values;       ///< [kKeyTile / kPerWord, head_columns_v]
+  Word* transposing;  ///< [kLanes, head_words]
+  float* scores;      ///< [rows, kKeyTile]
+  Word* probs;        ///< [rows, kKeyTile / kPerWord]; the scores' place for floats
+  float* o;           ///< not yet divided by the sums: [rows, head_columns_v]
+  float* max;         ///< greatest score so far, in units of log 2: [rows]
+  float* sum;         ///< sums of exponentials so far, by lane: [rows, kLanes]
+};
+
+/// Sets the columns of a row of scores that are not visible, in the vectors that are partly so, to
+/// minus infinity.
+void mask_row(float* scores, const Columns& visible) {
+  for (const int64_t edge : {visible.begin, visible.end}) {
+    if (edge % kLanes == 0) continue;
+    float* part = scores + edge / kLanes * kLanes;
+    const simd::IntVec column = tile::lane_numbers(edge / kLanes * kLanes);
+    const auto seen = (column >= static_cast<int32_t>(visible.begin)) &
+                      (column < static_cast<int32_t>(visible.end));
+    simd::store(part, seen ? simd::load(part) : Vec{} + kMinusInfinity);
+  }
+}
+
+void scale_row(float* row, int64_t columns, Vec factor) {
+  for (int64_t j = 0; j < columns; j += kLanes) simd::store(row + j, simd::load(row + j) * factor);
+}
+
+/// Attention of single blocks, by one thread.
+template <typename T>
+class ForwardWorker {
+ public:
+  using Words = tile::WordsOf<T>;
+
+  ForwardWorker(const AttentionOperator& op, const KernelArgs& args, std::byte* scratch)
+      : spec_(op.spec()), sizes_(op), carver_(scratch), scratch_(sizes_, carver_), args_(args),
+        factor_(static_cast<float>(spec_.scale) * attention::kLog2E) {}
+
+  void run(const QueryBlock& block, int64_t kv_head) {
+    pack_queries(block, kv_head);
+    std::fill_n(scratch_.o, sizes_.rows * sizes_.head_columns_v, 0.0F);
+    std::fill_n(scratch_.sum, sizes_.rows * kLanes, 0.0F);
+    std::fill_n(scratch_.max, sizes_.rows, kMinusInfinity);
+    attention::for_each_key_tile(block, sizes_.group, spec_.window,
+                                 [&](const TileMask& mask) { add_key_tile(mask, kv_head); });
+    store(block, kv_head);
+  }
+
+ private:
+  void pack_queries(const QueryBlock& block, int64_t kv_head) {
+    const int64_t stride = spec_.num_heads * spec_.head_size;
+    const T* q = args_.in(0).as<T>() + block.first_query * stride;
+    const Rows<const T> rows{q + kv_head * sizes_.group * spec_.head_size, stride,
+                             block.num_positions * sizes_.group, spec_.head_size, sizes_.group};
+    tile::pack_rows<Words>(rows, 0, sizes_.rows, scratch_.q, sizes_.head_words);
+  }
+
+  Rows<const T> cache_rows(size_t input, int64_t head_size, const TileMask& mask,
+                           int64_t kv_head) const {
+    const int64_t stride = spec_.num_kv_heads * head_size;
+    const T* rows = args_.in(input).as<T>();
+    return {rows + (mask.block.first_key + mask.key_begin) * stride + kv_head * head_size, stride,
+            mask.key_count, head_size};
+  }
+
+  void add_key_tile(const TileMask& mask, int64_t kv_head) {
+    tile::pack_transposed<Words>(cache_rows(1, spec_.head_size, mask, kv_head), mask.key_count,
+                                 scratch_.keys, kKeyTile, sizes_.head_words, scratch_.transposing);
+    tile::pack_interleaved<Words>(cache_rows(2, spec_.head_size_v, mask, kv_head),
+                                  tile::round_up(mask.key_count, Words::kPerWord), scratch_.values,
+                                  sizes_.head_columns_v);
+    compute_scores(mask);
+    const int64_t end = std::min(mask.end_row(), mask.num_rows());
+    for (int64_t row = mask.first_row(0); row < end; ++row) add_probabilities(mask, row);
+    add_values(mask);
+  }
+
+  void compute_scores(const TileMask& mask) {
+    const int64_t first = mask.first_row(0);
+    const int64_t depth = tile::words_for<Words>(spec_.head_size);
+    const tile::Product product{.a = scratch_.q + first * sizes_.head_words,
+                                .a_row = sizes_.head_words,
+                                .b = scratch_.keys,
+                                .ldb = kKeyTile,
+                                .c = scratch_.scores + first * kKeyTile,
+                                .ldc = kKeyTile};
+    tile::multiply<Words>(mask.end_row() - first, mask.key_count, product,
+                          [&](int64_t /*row*/, int64_t end) {
+                            return StripLimit{mask.columns_before(first + end), 0, depth};
+                          });
+  }
+
+  /// One step of the online softmax: the row's scores become probabilities relative to the greatest
+  /// score so far, and what was summed before is brought to the same scale.
+  void add_probabilities(const TileMask& mask, int64_t row) {
+    const Columns visible = mask.visible(row);
+    float* scores = scratch_.scores + row * kKeyTile;
+    Word* probs = scratch_.probs + row * (kKeyTile / Words::kPerWord);
+    const int64_t begin = visible.begin / kLanes * kLanes;
+    const int64_t end = tile::round_up(visible.end, kLanes);
+    if (visible.begin < visible.end) {
+      mask_row(scores, visible);
+      Vec max = simd::load(scores + begin);
+      for (int64_t j = begin + kLanes; j < end; j += kLanes) {
+        max = simd::max(max, simd::load(scores + j));
+      }
+      raise_max(row, tile::reduce_max(max)[0] * factor_);
+      float* sums = scratch_.sum + row * kLanes;
+      const Vec shift = Vec{} - scratch_.max[row];
+      Vec sum = simd::load(sums);
+      for (int64_t j = begin; j < end; j += kLanes) {
+        const Vec prob = tile::exp2(simd::load(scores + j) * factor_ + shift);
+        sum += prob;
+        tile::store_elements<Words>(probs, j, prob);
+      }
+      simd::store(sums, sum);
+    }
+    const int64_t width = tile::round_up(mask.key_count, kLanes);
+    for (int64_t j = 0; j < begin; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
+    for (int64_t j = end; j < width; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
+  }
+
+  void raise_max(int64_t row, float max) {
+    const float before = scratch_.max[row];
+    if (max <= before) return;
+    const Vec factor = tile::exp2(Vec{} + (before - max));
+    scratch_.max[row] = max;
+    scale_row(scratch_.sum + row * kLanes, kLanes, factor);
+    scale_row(scratch_.o + row * sizes_.head_columns_v, sizes_.head_columns_v, factor);
+  }
+
+  void add_values(const TileMask& mask) {
+    const int64_t first = mask.first_row(0);
+    const int64_t probs_stride = kKeyTile / Words::kPerWord;
+    const tile::Product product{.a = scratch_.probs + first * probs_stride,
+                                .a_row = probs_stride,
+                                .b = scratch_.values,
+                                .ldb = sizes_.head_columns_v,
+                                .c = scratch_.o + first * sizes_.head_columns_v,
+                                .ldc = sizes_.head_columns_v,
+                                .accumulate = true};
+    const int64_t end_row = std::min(mask.end_row(), mask.num_rows());
+    tile::multiply<Words>(end_row - first, spec_.head_size_v, product,
+                          [&](int64_t /*row*/, int64_t end) {
+                            const int64_t keys = mask.columns_before(first + end);
+                            return StripLimit{spec_.head_size_v, 0, tile::words_for<Words>(keys)};
+                          });
+  }
+
+  void store(const QueryBlock& block, int64_t kv_head) {
+    const int64_t stride = spec_.num_heads * spec_.head_size_v;
+    const int64_t first_head = kv_head * sizes_.group;
+    T* o = args_.out(0).as<T>() + block.first_query * stride + first_head * spec_.head_size_v;
+    const Rows<T> rows{o, stride, block.num_positions * sizes_.group, spec_.head_size_v,
+                       sizes_.group};
+    for (int64_t row = 0; row < rows.count; ++row) {
+      const Vec sum = tile::reduce_sum(simd::load(scratch_.sum + row * kLanes));
+      float* from = scratch_.o + row * sizes_.head_columns_v;
+      scale_row(from, sizes_.head_columns_v, 1.0F / sum);
+      simd::convert(rows.row(row), from, spec_.head_size_v);
+      if (args_.outputs.size() > 1) {
+        const int64_t num_tokens = args_.in(0).shape[0];
+        float* lse = args_.out(1).as<float>() + (first_head + row % sizes_.group) * num_tokens;
+        lse[block.first_query + row / sizes_.group] =
+            scratch_.max[row] * attention::kLn2 + std::log(sum[0]);
+      }
+    }
+  }
+
+  AttentionSpec spec_;
+  TileSizes<Words> sizes_;
+  Carver carver_;
+  Scratch<Words> scratch_;
+  const KernelArgs& args_;
+  float factor_;
+};
+
+template <typename T>
+int64_t bytes_per_thread(const AttentionOperator& op) {
+  using Words = tile::WordsOf<T>;
+  Carver counter(nullptr);
+  const Scratch<Words> counted(TileSizes<Words>(op), counter);
+  return counter.used();
+}
+
+/// Runs all blocks with all key-value heads. The last blocks of a sequence see most keys: they go
+/// first, so that threads finish together.
+template <typename T>
+void run_blocks(const AttentionOperator& op, const KernelArgs& args,
+                std::span<const QueryBlock> blocks) {
+  const int64_t used = align_up(static_cast<int64_t>(blocks.size_bytes()));
+  const ThreadScratch scratch(args.workspace, used, bytes_per_thread<T>(op));
+  const int64_t kv_heads = op.spec().num_kv_heads;
+  const int64_t items = static_cast<int64_t>(blocks.size()) * kv_heads;
+#pragma omp parallel num_threads(scratch.num_threads) if (items > 1)
+  {
+    ForwardWorker<T> worker(op, args, scratch.mine());
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = items - 1; item >= 0; --item) {
+      worker.run(blocks[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+    }
+  }
+}
+
+template <typename T>
+void forward(const AttentionOperator& op, const KernelArgs& args) {
+  const std::span<const int32_t> ends = args.in(3).span<int32_t>();
+  attention::check_cu_seqlens(op, ends, args.in(0).shape[0]);
+  const int64_t positions = TileSizes<tile::WordsOf<T>>(op).positions;
+  auto* blocks = reinterpret_cast<QueryBlock*>(args.workspace.data());
+  int64_t count = 0;
+  for (size_t i = 1; i < ends.size(); ++i) {
+    const QueryBlock first{.first_query = ends[i - 1], .first_key = ends[i - 1]};
+    count += attention::cut_blocks(first, ends[i] - ends[i - 1], positions, blocks + count);
+  }
+  run_blocks<T>(op, args, {blocks, static_cast<size_t>(count)});
+}
+
+template <typename T>
+void forward_cached(const AttentionOperator& op, const KernelArgs& args) {
+  const int64_t queries = args.in(0).shape[0];
+  const int64_t capacity = args.in(1).shape[0];
+  const int64_t length = *args.in(3).as<int32_t>();
+  check_shape(op, queries <= length && length <= capacity,
+              "cache_length = {} must be at least the {} new tokens and at most the capacity {}",
+              length, queries, capacity);
+  const int64_t positions = TileSizes<tile::WordsOf<T>>(op).positions;
+  auto* blocks = reinterpret_cast<QueryBlock*>(args.workspace.data());
+  const QueryBlock first{.first_position = length - queries};
+  const int64_t count = attention::cut_blocks(first, queries, positions, blocks);
+  run_blocks<T>(op, args, {blocks, static_cast<size_t>(count)});
+}
+
+void attention_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& attention = static_cast<const AttentionOperator&>(op);
+  if (args.in(0).dtype == DType::kF32) return forward<float>(attention, args);
+  forward<Bf16>(attention, args);
+}
+
+void attention_cached_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& attention = static_cast<const AttentionOperator&>(op);
+  if (args.in(0).dtype == DType::kF32) return forward_cached<float>(attention, args);
+  forward_cached<Bf16>(attention, args);
+}
+
+}  // namespace
+
+int64_t attention_forward_workspace(const AttentionOperator& op, DType dtype, int64_t num_tokens,
+                                    int64_t num_seqs) {
+  const int64_t positions = TileSizes<tile::FloatWords>(op).positions;
+  const int64_t blocks = attention::max_blocks(num_tokens, num_seqs, positions);
+  const int64_t scratch =
+      dtype == DType::kF32 ? bytes_per_thread<float>(op) : bytes_per_thread<Bf16>(op);
+  return align_up(blocks * static_cast<int64_t>(sizeof(QueryBlock))) +
+         scratch * omp_get_max_threads();
+}
+
+void add_attention_cpu(KernelTable& table) {
+  table["attention"] = attention_kernel;
+  table["attention_cached"] = attention_cached_kernel;
+  table["attention_backward"] = attention_backward_kernel;
+}
+
+}  // namespace tessera
