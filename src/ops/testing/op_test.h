@@ -24,6 +24,14 @@ struct TestInput {
   std::string name;
 };
 
+/// A list of inputs, which can only be moved: an initializer list would copy.
+template <typename... Inputs>
+std::vector<TestInput> list_inputs(Inputs... inputs) {
+  std::vector<TestInput> list;
+  (list.push_back(std::move(inputs)), ...);
+  return list;
+}
+
 /// A tensor filled with normal numbers of the given deviation; BF16 values are rounded.
 OwnedTensor random_tensor(DType dtype, const Shape& shape, Random& random, double deviation = 1.0);
 OwnedTensor tensor_of(const Shape& shape, const std::vector<float>& values, DType dtype = DType::kF32);
