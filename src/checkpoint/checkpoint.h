@@ -23,8 +23,8 @@ namespace tessera {
 struct SaveRequest {
   int64_t step = 0;
   /// Names are distinct over both lists.
-  std::span<const NamedTensor> model;
-  std::span<const NamedTensor> optimizer;
+  std::span<const NamedTensor> model = {};
+  std::span<const NamedTensor> optimizer = {};
   /// A JSON object: data position, random numbers, schedule, configuration.
   std::string state = "{}";
   /// How many of the newest complete checkpoints stay; 0 keeps all.

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/testing.h"
+
+namespace tessera {
+
+/// Checkpoints whose content is a pure function of the step, so that a reader can tell whether it
+/// is the right one.
+class SteppedCheckpoint {
+ public:
+  explicit SteppedCheckpoint(int64_t step)
+      : step_(step),
+        model_(static_cast<uint64_t>(step)),
+        optimizer_(static_cast<uint64_t>(step) + 1'000'000) {
+    model_.add("a", DType::kF32, {50, 20});
+    model_.add("b", DType::kBF16, {30, 20});
+    optimizer_.add("a.m", DType::kF32, {50, 20});
+  }
+
+  void save(const std::filesystem::path& root, int64_t keep_last) const {
+    save_checkpoint(root, {.step = step_,
+                           .model = model_.named(),
+                           .optimizer = optimizer_.named(),
+                           .state = state(),
+                           .keep_last = keep_last,
+                           .shard_bytes = 4500});
+  }
+
+  void expect_equal(const CheckpointReader& reader) const {
+    EXPECT_EQ(reader.step(), step_);
+    EXPECT_EQ(reader.state(), state());
+    expect_group(reader, TensorGroup::kModel, model_);
+    expect_group(reader, TensorGroup::kOptimizer, optimizer_);
+  }
+
+ private:
+  static void expect_group(const CheckpointReader& reader, TensorGroup group,
+                           const RandomTensors& saved) {
+    RandomTensors loaded(0);
+    for (const auto& [name, tensor] : saved.named()) loaded.add(name, tensor.dtype, tensor.shape);
+    reader.load_group(group, loaded.named());
+    for (size_t i = 0; i < saved.named().size(); ++i) {
+      EXPECT_TRUE(same_bits(loaded.named()[i].tensor, saved.named()[i].tensor));
+    }
+  }
+  std::string state() const { return fmt::format("{{\"step\":{}}}", step_); }
+
+  int64_t step_;
+  RandomTensors model_;
+  RandomTensors optimizer_;
+};
+
+/// A number that a child process leaves to its parent even when it is killed.
+class SharedStep {
+ public:
+  SharedStep()
+      : step_(static_cast<std::atomic<int64_t>*>(::mmap(nullptr, sizeof(std::atomic<int64_t>),
+                                                        PROT_READ | PROT_WRITE,
+                                                        MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~SharedStep() { ::munmap(step_, sizeof(*step_)); }
+  SharedStep(const SharedStep&) = delete;
+  SharedStep& operator=(const SharedStep&) = delete;
+  std::atomic<int64_t>& get() { return *step_; }
+
+ private:
+  std::atomic<int64_t>* step_;
+};
+
+/// The newest checkpoint of `root` is complete, of `first` or a later step up to `last`, and holds
+/// what that step saved. Gives the step.
+inline int64_t expect_newest_loads(const std::filesystem::path& root, int64_t first, int64_t last) {
+  const FoundCheckpoint found = find_latest(root);
+  if (!found.path) {
+    EXPECT_EQ(first, 0) << "no complete checkpoint although step " << first << " was saved";
+    return 0;
+  }
+  EXPECT_GE(found.step, first);
+  EXPECT_LE(found.step, last);
+  SteppedCheckpoint(found.step).expect_equal(CheckpointReader(*found.path));
+  return found.step;
+}
+
+/// Lets a child save one step after another, kills it at a random moment and checks what it left;
+/// `num_kills` times.
+inline void kill_savers(const std::filesystem::path& root, int num_kills, uint64_t seed) {
+  Random random(seed, 0);
+  SharedStep saved;
+  for (int kill = 0; kill < num_kills; ++kill) {
+    const int64_t start = saved.get();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int64_t step = start + 1;; ++step) {
+        SteppedCheckpoint(step).save(root, 2);
+        saved.get() = step;
+      }
+    }
+    ASSERT_GT(child, 0);
+    ::usleep(static_cast<useconds_t>(random.next_below(60'000)));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the saver ended by itself";
+    saved.get() = expect_newest_loads(root, saved.get(), saved.get() + 1);
+  }
+  EXPECT_GT(saved.get(), 0) << "no save ever finished";
+}
+
+}  // namespace tessera
