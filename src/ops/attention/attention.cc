@@ -48,7 +48,8 @@ AttentionOperator::AttentionOperator(const AttentionSpec& spec) : spec_(spec) {
 std::string AttentionOperator::attributes() const {
   std::string text = fmt::format("heads={} kv_heads={} head_size={}", spec_.num_heads,
                                  spec_.num_kv_heads, spec_.head_size);
-  if (spec_.head_size_v != spec_.head_size) text += fmt::format(" head_size_v={}", spec_.head_size_v);
+  if (spec_.head_size_v != spec_.head_size)
+    text += fmt::format(" head_size_v={}", spec_.head_size_v);
   text += fmt::format(" scale={:.6g}", spec_.scale);
   if (spec_.window > 0) text += fmt::format(" window={}", spec_.window);
   return text;
@@ -76,7 +77,8 @@ void AttentionOperator::check_qkv(const ValueType& q, const ValueType& k,
 double AttentionOperator::sequence_flops(double num_queries, double num_keys) const {
   const double queries = std::min(num_queries, num_keys);
   const auto pairs_up_to = [&](double length) {
-    const double full = spec_.window > 0 ? std::min<double>(length, static_cast<double>(spec_.window)) : length;
+    const double full =
+        spec_.window > 0 ? std::min<double>(length, static_cast<double>(spec_.window)) : length;
     return full * (full + 1) / 2 + (length - full) * full;
   };
   const double pairs = pairs_up_to(num_keys) - pairs_up_to(num_keys - queries);
@@ -113,7 +115,7 @@ void Attention::differentiate(GradientBuilder& builder) const {
   const std::optional<ValueId> grad_o = builder.grad_output(0);
   const std::optional<ValueId> grad_lse = builder.grad_output(1);
   ensure(grad_o.has_value(), "attention: a gradient of lse without one of the output");
-  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1), builder.input(2),
+  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1),  builder.input(2),
                                  builder.output(0), builder.output(1), *grad_o,
                                  builder.input(3)};
   if (grad_lse) inputs.push_back(*grad_lse);

@@ -34,8 +34,7 @@ struct Scratch {
         keys(carver.take<Word>(sizes.head_words * kKeyTile)),
         values(carver.take<Word>(sizes.head_words_v * kKeyTile)),
         keys_interleaved(carver.take<Word>(kKeyTile / kPerWord * sizes.head_columns)),
-        transposing(
-            carver.take<Word>(kLanes * std::max(sizes.head_words, sizes.head_words_v))),
+        transposing(carver.take<Word>(kLanes * std::max(sizes.head_words, sizes.head_words_v))),
         scores(carver.take<float>(sizes.rows * kKeyTile)),
         grad_probs(carver.take<float>(sizes.rows * kKeyTile)),
         probs(interleaved(reinterpret_cast<Word*>(scores), sizes.rows * kKeyTile, carver)),
@@ -74,12 +73,10 @@ struct RowPair {
 
   /// Columns that both rows see, and columns that either may see.
   Columns both() const {
-    return {std::max(visible[0].begin, visible[1].begin),
-            std::min(visible[0].end, visible[1].end)};
+    return {std::max(visible[0].begin, visible[1].begin), std::min(visible[0].end, visible[1].end)};
   }
   Columns either() const {
-    return {std::min(visible[0].begin, visible[1].begin),
-            std::max(visible[0].end, visible[1].end)};
+    return {std::min(visible[0].begin, visible[1].begin), std::max(visible[0].end, visible[1].end)};
   }
 };
 
@@ -131,8 +128,14 @@ class BackwardWorker {
 
   BackwardWorker(const AttentionBackward& op, const KernelArgs& args, const KeyGradients& gradients,
                  std::byte* scratch)
-      : spec_(op.spec()), sizes_(op), carver_(scratch), scratch_(sizes_, carver_), args_(args),
-        gradients_(gradients), num_tokens_(args.in(kQ).shape[0]), with_grad_lse_(op.with_grad_lse()),
+      : spec_(op.spec()),
+        sizes_(op),
+        carver_(scratch),
+        scratch_(sizes_, carver_),
+        args_(args),
+        gradients_(gradients),
+        num_tokens_(args.in(kQ).shape[0]),
+        with_grad_lse_(op.with_grad_lse()),
         scale_(static_cast<float>(spec_.scale)) {}
 
   void run(int64_t begin, int64_t end, int64_t kv_head) {
@@ -168,8 +171,8 @@ class BackwardWorker {
   Rows<const T> key_rows(Input input, int64_t head_size, const TileMask& mask) const {
     const int64_t stride = spec_.num_kv_heads * head_size;
     const int64_t first = mask.block.first_key + mask.key_begin;
-    return {args_.in(input).as<T>() + first * stride + kv_head_ * head_size, stride,
-            mask.key_count, head_size};
+    return {args_.in(input).as<T>() + first * stride + kv_head_ * head_size, stride, mask.key_count,
+            head_size};
   }
 
   void run_block(const QueryBlock& block) {
@@ -180,7 +183,8 @@ class BackwardWorker {
                                  [&](const TileMask& mask) { add_key_tile(mask); });
     const auto rows = block_rows<T>(args_.out(kGradQ), spec_.head_size, block);
     for (int64_t row = 0; row < rows.count; ++row) {
-      store_scaled(rows.row(row), scratch_.grad_q + row * sizes_.head_columns, rows.columns, scale_);
+      store_scaled(rows.row(row), scratch_.grad_q + row * sizes_.head_columns, rows.columns,
+                   scale_);
     }
   }
 

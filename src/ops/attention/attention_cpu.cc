@@ -72,7 +72,11 @@ class ForwardWorker {
   using Words = tile::WordsOf<T>;
 
   ForwardWorker(const AttentionOperator& op, const KernelArgs& args, std::byte* scratch)
-      : spec_(op.spec()), sizes_(op), carver_(scratch), scratch_(sizes_, carver_), args_(args),
+      : spec_(op.spec()),
+        sizes_(op),
+        carver_(scratch),
+        scratch_(sizes_, carver_),
+        args_(args),
         factor_(static_cast<float>(spec_.scale) * attention::kLog2E) {}
 
   void run(const QueryBlock& block, int64_t kv_head) {

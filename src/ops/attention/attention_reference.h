@@ -103,7 +103,8 @@ struct ReferenceAttention {
     double max = -HUGE_VAL;
     for (int64_t j = row.first; j <= row.token; ++j) {
       double score = 0;
-      for (int64_t c = 0; c < spec.head_size; ++c) score += q[row.q_at(*this, c)] * k[row.k_at(*this, j, c)];
+      for (int64_t c = 0; c < spec.head_size; ++c)
+        score += q[row.q_at(*this, c)] * k[row.k_at(*this, j, c)];
       scores.push_back(score * spec.scale);
       max = std::max(max, scores.back());
     }

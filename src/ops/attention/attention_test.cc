@@ -32,13 +32,11 @@ struct Case {
   DType dtype = DType::kF32;
   double deviation = 1.0;
 
-  int64_t num_tokens() const {
-    return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  }
+  int64_t num_tokens() const { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
   std::string to_string() const {
-    std::string text = fmt::format("N={}/{} D={}/{} window={} {} lengths", spec.num_heads,
-                                   spec.num_kv_heads, spec.head_size, spec.head_size_v,
-                                   spec.window, dtype_name(dtype));
+    std::string text =
+        fmt::format("N={}/{} D={}/{} window={} {} lengths", spec.num_heads, spec.num_kv_heads,
+                    spec.head_size, spec.head_size_v, spec.window, dtype_name(dtype));
     for (const int64_t length : lengths) text += fmt::format(" {}", length);
     return text;
   }
@@ -90,9 +88,7 @@ struct Problem {
              .v = to_doubles(inputs[2].tensor)};
   }
 
-  std::vector<OwnedTensor> forward() const {
-    return testing::run_operator(*op, kernels(), inputs);
-  }
+  std::vector<OwnedTensor> forward() const { return testing::run_operator(*op, kernels(), inputs); }
 
   /// The backward operator alone, given the forward's results; with the gradient of lse.
   std::vector<OwnedTensor> backward(const std::vector<OwnedTensor>& outputs) const {
@@ -113,8 +109,8 @@ double norm(std::span<const double> values) {
   return std::sqrt(sum);
 }
 
-/// Each row of each head errs at most `tolerance` of its norm. Gradients of queries nearly cancel in
-/// some rows; therefore the root mean square of all rows' norms counts too, once.
+/// Each row of each head errs at most `tolerance` of its norm. Gradients of queries nearly cancel
+/// in some rows; therefore the root mean square of all rows' norms counts too, once.
 void expect_close(const Tensor& actual, const std::vector<double>& expected, int64_t head_size,
                   double tolerance, const std::string& what) {
   const auto width = static_cast<size_t>(head_size);
@@ -176,14 +172,8 @@ TEST(AttentionTest, ValuesOfAnotherSize) {
 }
 
 TEST(AttentionTest, Lengths) {
-  for (const auto& lengths : std::vector<std::vector<int64_t>>{{},
-                                                               {0},
-                                                               {1},
-                                                               {0, 1, 0, 2, 0},
-                                                               {95, 96, 97},
-                                                               {127, 128, 129},
-                                                               {1, 300, 0, 7},
-                                                               {257}}) {
+  for (const auto& lengths : std::vector<std::vector<int64_t>>{
+           {}, {0}, {1}, {0, 1, 0, 2, 0}, {95, 96, 97}, {127, 128, 129}, {1, 300, 0, 7}, {257}}) {
     expect_matches_reference({heads(2, 2, 16), lengths});
     expect_matches_reference({heads(3, 1, 16), lengths});
   }
@@ -218,9 +208,8 @@ TEST(AttentionTest, LargeScoresStayFinite) {
   problem.exact.run_forward();
   expect_close(outputs[0], problem.exact.o, 32, 2e-2, "o");
   for (const OwnedTensor& grad : problem.backward(outputs)) {
-    EXPECT_THAT(to_doubles(grad), ::testing::Each(::testing::Truly([](double x) {
-                  return std::isfinite(x);
-                })));
+    EXPECT_THAT(to_doubles(grad),
+                ::testing::Each(::testing::Truly([](double x) { return std::isfinite(x); })));
   }
 }
 
@@ -248,8 +237,8 @@ TEST(AttentionTest, KeysOfOtherSequencesDoNotMatter) {
   for (size_t i = 0; i < size_t{70} * 16; ++i) k[i] = 3.0F;
   const auto after = problem.forward();
   const size_t row = size_t{2} * 16;
-  EXPECT_EQ(std::memcmp(before[0].get().as<float>() + 70 * row, after[0].get().as<float>() + 70 * row,
-                        50 * row * sizeof(float)),
+  EXPECT_EQ(std::memcmp(before[0].get().as<float>() + 70 * row,
+                        after[0].get().as<float>() + 70 * row, 50 * row * sizeof(float)),
             0);
 }
 
@@ -380,8 +369,10 @@ TEST(AttentionTest, RefusesShapesThatDoNotFit) {
 
 TEST(AttentionTest, CostCountsVisiblePairs) {
   const auto flops = [](AttentionSpec spec) {
-    const std::vector<ValueType> in = {{DType::kF32, {12, 16}}, {DType::kF32, {12, 8}},
-                                       {DType::kF32, {12, 4}},  {DType::kI32, {4}}};
+    const std::vector<ValueType> in = {{DType::kF32, {12, 16}},
+                                       {DType::kF32, {12, 8}},
+                                       {DType::kF32, {12, 4}},
+                                       {DType::kI32, {4}}};
     const OperatorPtr op = make_attention(spec);
     return op->cost(in, op->infer(in)).flops;
   };

@@ -13,8 +13,8 @@
 #include <immintrin.h>
 #endif
 
-/// Matrix products of tiles that stay in cache, register-blocked. Operands are *words* of 32 bits: a
-/// word is one float or two neighbours along the summed dim in BF16, so that one product serves
+/// Matrix products of tiles that stay in cache, register-blocked. Operands are *words* of 32 bits:
+/// a word is one float or two neighbours along the summed dim in BF16, so that one product serves
 /// both. Each row of a result is summed in an order of its own, whatever rows surround it.
 namespace tessera::tile {
 
@@ -31,8 +31,12 @@ inline constexpr int kBlockRows = 6;
 inline constexpr int kBlockVectors = 2;
 #endif
 
-inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-inline int64_t num_vectors(int64_t columns) { return (columns + kLanes - 1) / kLanes; }
+inline int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+inline int64_t num_vectors(int64_t columns) {
+  return (columns + kLanes - 1) / kLanes;
+}
 
 inline simd::WordVec load_words(const Word* from) {
   simd::WordVec x;
@@ -40,7 +44,9 @@ inline simd::WordVec load_words(const Word* from) {
   return x;
 }
 
-inline void store_words(Word* to, simd::WordVec x) { std::memcpy(to, &x, sizeof(x)); }
+inline void store_words(Word* to, simd::WordVec x) {
+  std::memcpy(to, &x, sizeof(x));
+}
 
 /// Words of one float.
 struct FloatWords {
@@ -168,12 +174,18 @@ template <typename Words>
 void multiply_strip(int rows, int vectors, const Product& p) {
   static_assert(kBlockRows == 6);
   switch (rows) {
-    case 6: return multiply_rows<Words, 6>(vectors, p);
-    case 5: return multiply_rows<Words, 5>(vectors, p);
-    case 4: return multiply_rows<Words, 4>(vectors, p);
-    case 3: return multiply_rows<Words, 3>(vectors, p);
-    case 2: return multiply_rows<Words, 2>(vectors, p);
-    default: return multiply_rows<Words, 1>(vectors, p);
+    case 6:
+      return multiply_rows<Words, 6>(vectors, p);
+    case 5:
+      return multiply_rows<Words, 5>(vectors, p);
+    case 4:
+      return multiply_rows<Words, 4>(vectors, p);
+    case 3:
+      return multiply_rows<Words, 3>(vectors, p);
+    case 2:
+      return multiply_rows<Words, 2>(vectors, p);
+    default:
+      return multiply_rows<Words, 1>(vectors, p);
   }
 }
 
@@ -234,7 +246,8 @@ void pack_row(const T* from, int64_t columns, Word* to, int64_t width) {
     simd::convert(elements, from, columns);
   }
   const int64_t rest = width * Words::kPerWord - columns;
-  std::memset(static_cast<void*>(elements + columns), 0, static_cast<size_t>(rest) * sizeof(Element));
+  std::memset(static_cast<void*>(elements + columns), 0,
+              static_cast<size_t>(rest) * sizeof(Element));
 }
 
 /// Rows begin to begin + n as they are: words[n, width], summed along the columns as operand A.

@@ -1,0 +1,122 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "ops/attention/attention.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::random_tensor;
+using testing::Role;
+using testing::TestInput;
+
+KernelTable kernels() {
+  KernelTable table;
+  add_attention_cpu(table);
+  return table;
+}
+
+TestInput constant(OwnedTensor tensor, const std::string& name) {
+  return {std::move(tensor), Role::kConstant, name};
+}
+
+/// Rows begin to end of a matrix.
+OwnedTensor rows_of(const Tensor& matrix, int64_t begin, int64_t end) {
+  OwnedTensor rows(matrix.dtype, {end - begin, matrix.shape[1]});
+  const int64_t row_bytes = matrix.shape[1] * dtype_size(matrix.dtype);
+  std::memcpy(rows.get().data, static_cast<const std::byte*>(matrix.data) + begin * row_bytes,
+              static_cast<size_t>(rows.get().num_bytes()));
+  return rows;
+}
+
+/// The first rows of `matrix` in a cache whose other rows are NaN: nothing may read those.
+OwnedTensor cache_of(const Tensor& matrix, int64_t valid, int64_t capacity) {
+  OwnedTensor cache(matrix.dtype, {capacity, matrix.shape[1]});
+  std::memset(cache.get().data, 0xFF, static_cast<size_t>(cache.get().num_bytes()));
+  const int64_t bytes = valid * matrix.shape[1] * dtype_size(matrix.dtype);
+  std::memcpy(cache.get().data, matrix.data, static_cast<size_t>(bytes));
+  return cache;
+}
+
+/// One sequence, and what the training forward makes of it.
+struct Sequence {
+  AttentionSpec spec;
+  OwnedTensor q, k, v, o;
+
+  Sequence(const AttentionSpec& spec, int64_t length, DType dtype) : spec(spec) {
+    Random random(5, 5);
+    q = random_tensor(dtype, {length, spec.num_heads * spec.head_size}, random);
+    k = random_tensor(dtype, {length, spec.num_kv_heads * spec.head_size}, random);
+    v = random_tensor(dtype, {length, spec.num_kv_heads * spec.head_size_v}, random);
+    std::vector<TestInput> inputs;
+    inputs.push_back(constant(rows_of(q, 0, length), "q"));
+    inputs.push_back(constant(rows_of(k, 0, length), "k"));
+    inputs.push_back(constant(rows_of(v, 0, length), "v"));
+    inputs.push_back(constant(testing::tensor_of_i32({2}, {0, static_cast<int32_t>(length)}), "c"));
+    o = std::move(testing::run_operator(*make_attention(spec), kernels(), inputs)[0]);
+  }
+
+  int64_t length() const { return q.get().shape[0]; }
+
+  OwnedTensor run_cached(int64_t begin, int64_t end, int64_t capacity, int32_t length) const {
+    std::vector<TestInput> inputs;
+    inputs.push_back(constant(rows_of(q, begin, end), "q"));
+    inputs.push_back(constant(cache_of(k, end, capacity), "k_cache"));
+    inputs.push_back(constant(cache_of(v, end, capacity), "v_cache"));
+    inputs.push_back(constant(testing::tensor_of_i32({1}, {length}), "cache_length"));
+    return std::move(testing::run_operator(*make_attention_cached(spec), kernels(), inputs)[0]);
+  }
+
+  void expect_chunks_match(int64_t chunk) const {
+    for (int64_t begin = 0; begin < length(); begin += chunk) {
+      const int64_t end = std::min(length(), begin + chunk);
+      const OwnedTensor actual = run_cached(begin, end, length() + 3, static_cast<int32_t>(end));
+      testing::expect_bitwise_equal(actual, rows_of(o, begin, end),
+                                    fmt::format("tokens {} to {}", begin, end));
+    }
+  }
+};
+
+AttentionSpec heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_size, int64_t head_size_v,
+                    int64_t window = 0) {
+  return {.num_heads = num_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_size = head_size,
+          .head_size_v = head_size_v,
+          .window = window};
+}
+
+class AttentionCachedTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(AttentionCachedTest, TokenByTokenGivesTheBitsOfTraining) {
+  Sequence(heads(4, 2, 16, 16), 150, GetParam()).expect_chunks_match(1);
+  Sequence(heads(6, 2, 24, 40, 50), 140, GetParam()).expect_chunks_match(1);
+}
+
+TEST_P(AttentionCachedTest, ChunksGiveTheBitsOfTraining) {
+  for (const int64_t chunk : {3, 64, 100, 128, 300}) {
+    Sequence(heads(4, 1, 33, 17), 300, GetParam()).expect_chunks_match(chunk);
+    Sequence(heads(2, 2, 64, 64, 130), 300, GetParam()).expect_chunks_match(chunk);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, AttentionCachedTest, ::testing::Values(DType::kF32, DType::kBF16));
+
+TEST(AttentionCachedLimitsTest, NoQueriesGiveNoRows) {
+  const Sequence sequence(heads(2, 1, 8, 8), 5, DType::kF32);
+  EXPECT_EQ(sequence.run_cached(5, 5, 8, 5).get().shape, (Shape{0, 16}));
+}
+
+TEST(AttentionCachedLimitsTest, RefusesBadLengths) {
+  const Sequence sequence(heads(2, 1, 8, 8), 5, DType::kF32);
+  EXPECT_THROW(sequence.run_cached(2, 5, 8, 2), UserError);
+  EXPECT_THROW(sequence.run_cached(2, 5, 8, 9), UserError);
+  EXPECT_THROW(sequence.run_cached(2, 5, 8, -1), UserError);
+}
+
+}  // namespace
+}  // namespace tessera
