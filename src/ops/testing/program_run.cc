@@ -1,0 +1,76 @@
+#include "ops/testing/program_run.h"
+
+#include <algorithm>
+
+namespace tessera::testing {
+namespace {
+
+std::vector<ValueId> forward_values(const std::vector<Link>& links) {
+  std::vector<ValueId> ids;
+  for (const Link& link : links) ids.push_back(link.forward);
+  return ids;
+}
+
+}  // namespace
+
+ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request,
+                       const KernelTable& kernels)
+    : forward_(std::move(forward)),
+      backward_(differentiate(forward_, request)),
+      forward_run_(forward_, kernels, forward_values(backward_.saved)),
+      backward_run_(backward_.program, kernels),
+      saved_(forward_run_.plan().saved_bytes, "saved values"),
+      transient_(
+          std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes),
+          "transient values") {
+  bind_forward();
+  bind_backward();
+}
+
+void ProgramRun::bind_forward() {
+  forward_bindings_ = forward_run_.make_bindings();
+  forward_bindings_.saved = saved_.data();
+  forward_bindings_.transient = transient_.data();
+  for (ValueId id = 0; id < forward_.num_values(); ++id) {
+    if (forward_.value(id).kind == ValueKind::kIntermediate && !forward_.is_output(id)) continue;
+    const ValueType& type = forward_.type(id);
+    values_.emplace(id, OwnedTensor(type.dtype, type.shape));
+    forward_bindings_.tensors[static_cast<size_t>(id)] = value(id);
+  }
+}
+
+void ProgramRun::bind_backward() {
+  backward_bindings_ = backward_run_.make_bindings();
+  backward_bindings_.transient = transient_.data();
+  const auto tensor = [&](ValueId id) -> Tensor& {
+    return backward_bindings_.tensors[static_cast<size_t>(id)];
+  };
+  for (const auto* links : {&backward_.saved, &backward_.bound}) {
+    for (const Link& link : *links) {
+      tensor(link.backward) = forward_run_.view(forward_bindings_, link.forward);
+      tensor(link.backward).shape = forward_.type(link.forward).shape;
+    }
+  }
+  for (const auto* links :
+       {&backward_.grad_outputs, &backward_.grad_inputs, &backward_.accumulators}) {
+    for (const Link& link : *links) {
+      const ValueType& type = backward_.program.type(link.backward);
+      grads_.emplace(link.forward, OwnedTensor(type.dtype, type.shape));
+      tensor(link.backward) = grad(link.forward);
+    }
+  }
+}
+
+Tensor ProgramRun::value(ValueId id) const {
+  const auto at = values_.find(id);
+  ensure(at != values_.end(), "value {} of program '{}' is not bound", id, forward_.name());
+  return at->second;
+}
+
+Tensor ProgramRun::grad(ValueId id) const {
+  const auto at = grads_.find(id);
+  ensure(at != grads_.end(), "value {} of program '{}' has no gradient", id, forward_.name());
+  return at->second;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "core/memory.h"
+#include "program/differentiate.h"
+#include "runtime/cpu_program.h"
+
+namespace tessera::testing {
+
+/// A forward program, its derived backward program and all their memory, to run several operators
+/// together. Inputs and weights are written through `value`, gradients of outputs through `grad`,
+/// before the runs that read them; all start as zeros. Ragged values have their bounds' sizes
+/// there.
+class ProgramRun {
+ public:
+  ProgramRun(Program forward, const DifferentiateRequest& request, const KernelTable& kernels);
+
+  /// The memory of a bound forward value: an input, a weight or an output.
+  Tensor value(ValueId id) const;
+  /// The gradient of an output (to be written), of an input, or a weight's accumulator.
+  Tensor grad(ValueId id) const;
+
+  void run_forward() const { forward_run_.run(forward_bindings_); }
+  /// Adds into the accumulators, as training does.
+  void run_backward() const { backward_run_.run(backward_bindings_); }
+
+  const Program& forward() const { return forward_; }
+  const Backward& backward() const { return backward_; }
+
+ private:
+  void bind_forward();
+  void bind_backward();
+
+  Program forward_;
+  Backward backward_;
+  CpuProgram forward_run_;
+  CpuProgram backward_run_;
+  std::map<ValueId, OwnedTensor> values_;
+  std::map<ValueId, OwnedTensor> grads_;
+  Buffer saved_;
+  Buffer transient_;
+  Bindings forward_bindings_;
+  Bindings backward_bindings_;
+};
+
+}  // namespace tessera::testing
