@@ -21,6 +21,8 @@ typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t WordVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
 
+typedef double WideVec __attribute__((vector_size(kLanes * 8)));
+
 inline Vec broadcast(float x) {
   return Vec{} + x;
 }
@@ -145,6 +147,30 @@ inline Vec exp(Vec x) {
   const Vec scale_a = std::bit_cast<Vec>((half + 127) << 23);
   const Vec scale_b = std::bit_cast<Vec>((exponent - half + 127) << 23);
   return p * scale_a * scale_b;
+}
+
+struct SinCos {
+  Vec sine;
+  Vec cosine;
+};
+
+/// Sine and cosine within 1.5e-7 for |x| up to 1e8 (far beyond any position times frequency): the
+/// quadrant is removed in double, and Cephes' polynomials (sinf, cosf) take |r| <= π/4.
+inline SinCos sincos(Vec x) {
+  constexpr double kRoundToInteger = 6755399441055744.0;  // 1.5 · 2^52
+  const WideVec wide = __builtin_convertvector(x, WideVec);
+  const WideVec turns = (wide * 0.636619772367581343 + kRoundToInteger) - kRoundToInteger;
+  const Vec r = __builtin_convertvector(wide - turns * 1.57079632679489662, Vec);
+  const IntVec quadrant = __builtin_convertvector(turns, IntVec);
+  const Vec r2 = r * r;
+  Vec s = r2 * -1.9515295891e-4F + 8.3321608736e-3F;
+  s = (s * r2 - 1.6666654611e-1F) * (r2 * r) + r;
+  Vec c = r2 * 2.443315711809948e-5F - 1.388731625493765e-3F;
+  c = (c * r2 + 4.166664568298827e-2F) * (r2 * r2) - 0.5F * r2 + 1.0F;
+  const IntVec swap = (quadrant & 1) != 0;
+  const Vec sine = swap ? c : s;
+  const Vec cosine = swap ? s : c;
+  return {(quadrant & 2) != 0 ? -sine : sine, ((quadrant + 1) & 2) != 0 ? -cosine : cosine};
 }
 
 /// 1 / (1 + e^-x).

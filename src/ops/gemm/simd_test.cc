@@ -44,6 +44,19 @@ TEST(Simd, ExpAtItsBounds) {
   }
 }
 
+TEST(Simd, SinCosOfSmallAndLargeAngles) {
+  Random random(5, 1);
+  for (int64_t i = 0; i < 400'000; ++i) {
+    const double scale = i % 4 == 0 ? 1e8 : i % 4 == 1 ? 1e5 : i % 4 == 2 ? 10.0 : 1e-3;
+    const auto x = static_cast<float>((2.0 * random.next_uniform() - 1.0) * scale);
+    const simd::SinCos turn = simd::sincos(simd::broadcast(x));
+    ASSERT_NEAR(turn.sine[0], std::sin(static_cast<double>(x)), 1.5e-7) << x;
+    ASSERT_NEAR(turn.cosine[0], std::cos(static_cast<double>(x)), 1.5e-7) << x;
+  }
+  EXPECT_EQ(simd::sincos(Vec{}).sine[0], 0.0F);
+  EXPECT_EQ(simd::sincos(Vec{}).cosine[0], 1.0F);
+}
+
 TEST(Simd, Bf16StoresRoundAsBf16Does) {
   Random random(3, 1);
   std::vector<float> values = {0.0F,
@@ -134,7 +147,7 @@ void check_function(Function /*function*/, Reference (*reference)(double), doubl
     const Slope slope = Function::slope(simd::broadcast(x));
     ASSERT_EQ(Function::value(simd::broadcast(x))[0], slope.value[0]) << x;
     ASSERT_NEAR(slope.value[0], expected.value, 2e-7 * std::abs(x)) << x;
-    ASSERT_NEAR(slope.derivative[0], expected.derivative, 1e-6) << x;
+    ASSERT_NEAR(slope.derivative[0], expected.derivative, 2e-6) << x;
     if (std::abs(expected.value) > 1e-30) {
       ASSERT_NEAR(slope.value[0] / expected.value, 1.0, tail_tolerance) << x;
     }

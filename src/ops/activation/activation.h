@@ -1,0 +1,41 @@
+#pragma once
+
+#include "ops/activation_math.h"
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// The activation of a dense MLP. Gated kinds: (gate_up A [T, 2F], the gate in the first F columns)
+/// -> A [T, F] = f(gate) · up. Others: (x A [T, F]) -> A [T, F] = f(x). Dim T may be ragged.
+class ActivationOp final : public Operator {
+ public:
+  explicit ActivationOp(Activation kind) : kind_(kind) {}
+
+  std::string_view name() const override { return "activation"; }
+  std::string attributes() const override { return std::string(activation_name(kind_)); }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+  Activation kind() const { return kind_; }
+
+ private:
+  Activation kind_;
+};
+
+/// (the forward input, grad A [T, F]) -> the gradient of the forward input.
+class ActivationBackward final : public Operator {
+ public:
+  explicit ActivationBackward(Activation kind) : kind_(kind) {}
+
+  std::string_view name() const override { return "activation_backward"; }
+  std::string attributes() const override { return std::string(activation_name(kind_)); }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Activation kind() const { return kind_; }
+
+ private:
+  Activation kind_;
+};
+
+OperatorPtr make_activation(Activation kind);
+void add_activation_cpu(KernelTable& table);
+
+}  // namespace tessera

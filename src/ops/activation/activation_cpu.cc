@@ -1,0 +1,108 @@
+#include "ops/activation/activation.h"
+#include "ops/simd.h"
+#include "ops/storage.h"
+
+namespace tessera {
+namespace {
+
+using simd::load;
+using simd::store;
+using simd::Vec;
+
+template <typename Function, typename T>
+void activate_row(T* y, const T* x, int64_t width) {
+  simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    store(y + i, Function::value(load(x + i, lanes)), lanes);
+  });
+}
+
+template <typename Function, typename T>
+void activate_gated_row(T* y, const T* gate, const T* up, int64_t width) {
+  simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    store(y + i, Function::value(load(gate + i, lanes)) * load(up + i, lanes), lanes);
+  });
+}
+
+template <typename Function, typename T>
+void differentiate_row(T* grad_x, const T* x, const T* grad, int64_t width) {
+  simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    const Slope slope = Function::slope(load(x + i, lanes));
+    store(grad_x + i, slope.derivative * load(grad + i, lanes), lanes);
+  });
+}
+
+template <typename Function, typename T>
+void differentiate_gated_row(T* grad_x, const T* x, const T* grad, int64_t width) {
+  simd::for_each_vector(width, [=](int64_t i, auto lanes) {
+    const Slope slope = Function::slope(load(x + i, lanes));
+    const Vec g = load(grad + i, lanes);
+    store(grad_x + i, slope.derivative * load(x + width + i, lanes) * g, lanes);
+    store(grad_x + width + i, slope.value * g, lanes);
+  });
+}
+
+/// Calls run(function, T{}) for the function of `kind` and the storage type `dtype`.
+template <typename Run>
+void specialize(Activation kind, DType dtype, Run run) {
+  with_activation(kind, [&](auto function) {
+    with_storage(dtype, [&](auto storage) { run(function, storage); });
+  });
+}
+
+void activation(const Operator& op, const KernelArgs& args) {
+  const Activation kind = static_cast<const ActivationOp&>(op).kind();
+  const Tensor& x = args.in(0);
+  const Tensor& y = args.out(0);
+  const int64_t rows = y.shape[0];
+  const int64_t width = y.shape[1];
+  specialize(kind, x.dtype, [&](auto function, auto storage) {
+    using Function = decltype(function);
+    using T = decltype(storage);
+    const T* from = x.as<T>();
+    T* to = y.as<T>();
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      if (is_gated(kind)) {
+        const T* gate = from + row * 2 * width;
+        activate_gated_row<Function>(to + row * width, gate, gate + width, width);
+      } else {
+        activate_row<Function>(to + row * width, from + row * width, width);
+      }
+    }
+  });
+}
+
+void activation_backward(const Operator& op, const KernelArgs& args) {
+  const Activation kind = static_cast<const ActivationBackward&>(op).kind();
+  const Tensor& x = args.in(0);
+  const Tensor& grad = args.in(1);
+  const int64_t rows = grad.shape[0];
+  const int64_t width = grad.shape[1];
+  specialize(kind, x.dtype, [&](auto function, auto storage) {
+    using Function = decltype(function);
+    using T = decltype(storage);
+    const T* from = x.as<T>();
+    const T* grad_y = grad.as<T>();
+    T* grad_x = args.out(0).as<T>();
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* grad_row = grad_y + row * width;
+      if (is_gated(kind)) {
+        const int64_t at = row * 2 * width;
+        differentiate_gated_row<Function>(grad_x + at, from + at, grad_row, width);
+      } else {
+        const int64_t at = row * width;
+        differentiate_row<Function>(grad_x + at, from + at, grad_row, width);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void add_activation_cpu(KernelTable& table) {
+  table["activation"] = activation;
+  table["activation_backward"] = activation_backward;
+}
+
+}  // namespace tessera

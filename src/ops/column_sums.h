@@ -1,0 +1,48 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "ops/simd.h"
+
+namespace tessera {
+
+/// Sums over rows, for the gradients of norm weights and biases. Rows are cut into at most
+/// kColumnSumChunks chunks by their number alone; each chunk is summed in order and the chunks are
+/// added in order, so that the bits do not depend on the number of threads.
+inline constexpr int64_t kColumnSumChunks = 64;
+inline constexpr int64_t kMinRowsOfChunk = 16;
+
+/// Scratch memory for sums of `cols` columns, in bytes.
+constexpr int64_t column_sums_bytes(int64_t cols) {
+  return kColumnSumChunks * cols * static_cast<int64_t>(sizeof(float));
+}
+
+/// Calls add_row(row, sums) for every row, which adds the row's terms into sums[0..cols), and adds
+/// the totals into `accumulator` unless it is null.
+template <typename AddRow>
+void add_column_sums(float* accumulator, int64_t rows, int64_t cols, std::span<std::byte> workspace,
+                     AddRow add_row) {
+  auto* partial = reinterpret_cast<float*>(workspace.data());
+  const int64_t chunk_rows =
+      std::max(kMinRowsOfChunk, (rows + kColumnSumChunks - 1) / kColumnSumChunks);
+  const int64_t num_chunks = (rows + chunk_rows - 1) / chunk_rows;
+#pragma omp parallel for schedule(static)
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    float* sums = partial + chunk * cols;
+    std::fill_n(sums, cols, 0.0F);
+    const int64_t end = std::min(rows, (chunk + 1) * chunk_rows);
+    for (int64_t row = chunk * chunk_rows; row < end; ++row) add_row(row, sums);
+  }
+  if (accumulator == nullptr) return;
+  simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
+    simd::Vec total{};
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      total += simd::load(partial + chunk * cols + i, lanes);
+    }
+    simd::store(accumulator + i, simd::load(accumulator + i, lanes) + total, lanes);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/embedding/embedding.h"
+#include "ops/simd.h"
+#include "ops/storage.h"
+
+namespace tessera {
+namespace {
+
+void check_ids(std::span<const int32_t> tokens, int64_t vocab_size) {
+  const auto bad =
+      std::ranges::find_if(tokens, [=](int32_t id) { return id < 0 || id >= vocab_size; });
+  if (bad == tokens.end()) return;
+  user_error(
+      "token id {} at position {} is outside the vocabulary of {}; was the text tokenized "
+      "with another tokenizer?",
+      *bad, bad - tokens.begin(), vocab_size);
+}
+
+void embed(const Operator& /*op*/, const KernelArgs& args) {
+  const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
+  const Tensor& table = args.in(1);
+  check_ids(tokens, table.shape[0]);
+  const auto row_bytes = static_cast<size_t>(table.shape[1] * dtype_size(table.dtype));
+  const auto* from = static_cast<const std::byte*>(table.data);
+  auto* to = static_cast<std::byte*>(args.out(0).data);
+#pragma omp parallel for schedule(static)
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    std::memcpy(to + t * row_bytes, from + static_cast<size_t>(tokens[t]) * row_bytes, row_bytes);
+  }
+}
+
+/// Each thread owns a range of columns and walks all tokens in order, so that repeated tokens are
+/// summed in the same order by any number of threads.
+template <typename T>
+void add_gradients(std::span<const int32_t> tokens, const T* grad_TH, int64_t hidden,
+                   float* accumulator_VH) {
+  constexpr int64_t kMinCols = 64;
+  const int64_t slices =
+      std::clamp<int64_t>(omp_get_max_threads(), 1, std::max<int64_t>(hidden / kMinCols, 1));
+  const int64_t width = (hidden / slices + simd::kLanes) / simd::kLanes * simd::kLanes;
+#pragma omp parallel for schedule(static)
+  for (int64_t begin = 0; begin < hidden; begin += width) {
+    const int64_t cols = std::min(width, hidden - begin);
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      const T* grad = grad_TH + static_cast<int64_t>(t) * hidden + begin;
+      float* sum = accumulator_VH + tokens[t] * hidden + begin;
+      simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
+        simd::store(sum + i, simd::load(sum + i, lanes) + simd::load(grad + i, lanes), lanes);
+      });
+    }
+  }
+}
+
+void embed_backward(const Operator& /*op*/, const KernelArgs& args) {
+  const Tensor& accumulator = args.out(0);
+  if (!accumulator) return;
+  const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
+  check_ids(tokens, accumulator.shape[0]);
+  const Tensor& grad = args.in(1);
+  with_storage(grad.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    add_gradients(tokens, grad.as<T>(), grad.shape[1], accumulator.as<float>());
+  });
+}
+
+}  // namespace
+
+void add_embedding_cpu(KernelTable& table) {
+  table["embedding"] = embed;
+  table["embedding_backward"] = embed_backward;
+}
+
+}  // namespace tessera

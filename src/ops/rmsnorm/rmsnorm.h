@@ -1,0 +1,38 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// y = x · rstd · weight, rstd = 1 / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich,
+/// "Root mean square layer normalization", 2019): (x A [.., H], weight F32 [H]) -> (y A [.., H],
+/// rstd F32 [..]). Any dim but the last may be ragged.
+class RmsNorm final : public Operator {
+ public:
+  /// Throws UserError unless eps >= 0.
+  explicit RmsNorm(double eps);
+
+  std::string_view name() const override { return "rmsnorm"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+  float eps() const { return static_cast<float>(eps_); }
+
+ private:
+  double eps_;
+};
+
+/// (x A [.., H], weight F32 [H], rstd F32 [..], grad of y A [.., H]) -> (grad of x A [.., H], grad
+/// of weight F32 [H], accumulated in a fixed order).
+class RmsNormBackward final : public Operator {
+ public:
+  std::string_view name() const override { return "rmsnorm_backward"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == 1; }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+};
+
+OperatorPtr make_rmsnorm(double eps);
+void add_rmsnorm_cpu(KernelTable& table);
+
+}  // namespace tessera
