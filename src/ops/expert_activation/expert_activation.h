@@ -1,0 +1,65 @@
+#pragma once
+
+#include "ops/activation_math.h"
+#include "ops/expert_sizes.h"
+#include "ops/operator.h"
+
+namespace tessera {
+
+struct ExpertActivationSpec {
+  Activation kind = Activation::kSwiGLU;
+  /// F_e: the inner size of each expert.
+  std::vector<int64_t> expert_sizes;
+  /// Multiply by the routed row's probability, before FC2 instead of after it: then the gradient of
+  /// the probability needs only the pre-activation, which is kept anyway, and the experts' outputs
+  /// need not be kept (Megatron-Core's memory-efficient permutation).
+  bool apply_prob = false;
+};
+
+/// The nonlinearity of routed rows, between an expert's two matrices:
+///   (pre A [R, W], [probs_R F32 [R] with apply_prob], offsets I64 [E + 1]) -> act A [R, max F_e]
+/// Rows offsets[e] to offsets[e + 1] belong to expert e. Gated, a row of pre holds the gate in
+/// columns [0, F_e) and the other factor in [F_e, 2 F_e), W is 2 max F_e; else W is max F_e.
+/// Columns of an expert's rows beyond its own size are undefined, in inputs, results and gradients
+/// alike.
+class ExpertActivation final : public Operator {
+ public:
+  /// Throws UserError for experts without size.
+  explicit ExpertActivation(const ExpertActivationSpec& spec);
+
+  Activation kind() const { return kind_; }
+  const ExpertSizes& sizes() const { return sizes_; }
+  bool apply_prob() const { return apply_prob_; }
+  /// Columns of the pre-activation.
+  int64_t pre_width() const { return (is_gated(kind_) ? 2 : 1) * sizes_.largest(); }
+
+  std::string_view name() const override { return "expert_activation"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+
+ private:
+  Activation kind_;
+  ExpertSizes sizes_;
+  bool apply_prob_;
+};
+
+/// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]]).
+class ExpertActivationBackward final : public Operator {
+ public:
+  explicit ExpertActivationBackward(const ExpertActivation& forward) : forward_(forward) {}
+  const ExpertActivation& forward() const { return forward_; }
+
+  std::string_view name() const override { return "expert_activation_backward"; }
+  std::string attributes() const override { return forward_.attributes(); }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+
+ private:
+  ExpertActivation forward_;
+};
+
+OperatorPtr make_expert_activation(const ExpertActivationSpec& spec);
+
+void add_expert_activation_cpu(KernelTable& table);
+
+}  // namespace tessera

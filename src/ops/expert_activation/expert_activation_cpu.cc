@@ -1,0 +1,142 @@
+#include <algorithm>
+
+#include "ops/expert_activation/expert_activation.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kRowBlock = 16;
+
+/// Calls run(row, expert) for all routed rows, on all threads.
+template <typename F>
+void for_each_routed_row(std::span<const int64_t> offsets, F run) {
+  const int64_t num_rows = offsets.back();
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < num_rows; first += kRowBlock) {
+    int64_t expert = std::ranges::upper_bound(offsets, first) - offsets.begin() - 1;
+    const int64_t last = std::min(first + kRowBlock, num_rows);
+    for (int64_t row = first; row < last; ++row) {
+      while (offsets[static_cast<size_t>(expert + 1)] <= row) ++expert;
+      run(row, expert);
+    }
+  }
+}
+
+void check_rows(const Tensor& rows, const Tensor& offsets) {
+  const int64_t num_rows = offsets.span<int64_t>().back();
+  ensure(num_rows == rows.shape[0], "expert_activation: offsets end at {} of {} rows", num_rows,
+         rows.shape[0]);
+}
+
+/// to = act(pre) · prob for one row; `up` is null where the activation is not gated.
+template <typename Fn, typename T>
+void forward_row(const T* gate, const T* up, float prob, int64_t size, T* to) {
+  simd::for_each_vector(size, [&](int64_t i, auto lanes) {
+    simd::Vec value = Fn::value(simd::load(gate + i, lanes));
+    if (up != nullptr) value *= simd::load(up + i, lanes);
+    simd::store(to + i, value * prob, lanes);
+  });
+}
+
+template <typename Fn, typename T>
+void forward(const ExpertActivation& op, const KernelArgs& args) {
+  const T* pre = args.in(0).as<T>();
+  const float* probs = op.apply_prob() ? args.in(1).as<float>() : nullptr;
+  T* act = args.out(0).as<T>();
+  const int64_t pre_width = op.pre_width();
+  const int64_t act_width = op.sizes().largest();
+  const bool gated = is_gated(op.kind());
+  for_each_routed_row(args.inputs.back().span<int64_t>(), [&](int64_t row, int64_t expert) {
+    const T* gate = pre + row * pre_width;
+    const int64_t size = op.sizes()[expert];
+    forward_row<Fn>(gate, gated ? gate + size : nullptr, probs == nullptr ? 1.0F : probs[row], size,
+                    act + row * act_width);
+  });
+}
+
+void expert_activation(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const ExpertActivation&>(base);
+  check_rows(args.in(0), args.inputs.back());
+  with_activation(op.kind(), [&](auto fn) {
+    using Fn = decltype(fn);
+    if (args.in(0).dtype == DType::kF32) return forward<Fn, float>(op, args);
+    return forward<Fn, Bf16>(op, args);
+  });
+}
+
+/// One row's gradients; `up` and `grad_up` are null where the activation is not gated.
+template <typename T>
+struct BackwardRow {
+  const T* grad;
+  const T* gate;
+  const T* up;
+  float prob;
+  int64_t size;
+  T* grad_gate;
+  T* grad_up;
+};
+
+/// Writes the row's gradient and returns that of its probability, Σ act · grad.
+template <typename Fn, typename T>
+float backward_row(const BackwardRow<T>& r) {
+  simd::Vec dot{};
+  simd::for_each_vector(r.size, [&](int64_t i, auto lanes) {
+    const Slope slope = Fn::slope(simd::load(r.gate + i, lanes));
+    const simd::Vec grad = simd::load(r.grad + i, lanes);
+    const simd::Vec scaled = grad * r.prob;
+    if (r.up == nullptr) {
+      dot += slope.value * grad;
+      simd::store(r.grad_gate + i, scaled * slope.derivative, lanes);
+      return;
+    }
+    const simd::Vec up = simd::load(r.up + i, lanes);
+    dot += slope.value * up * grad;
+    simd::store(r.grad_gate + i, scaled * up * slope.derivative, lanes);
+    simd::store(r.grad_up + i, scaled * slope.value, lanes);
+  });
+  return simd::sum(dot);
+}
+
+template <typename Fn, typename T>
+void backward(const ExpertActivation& op, const KernelArgs& args) {
+  const T* grad = args.in(0).as<T>();
+  const T* pre = args.in(1).as<T>();
+  const float* probs = op.apply_prob() ? args.in(2).as<float>() : nullptr;
+  T* grad_pre = args.out(0).as<T>();
+  float* grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr;
+  const int64_t pre_width = op.pre_width();
+  const int64_t act_width = op.sizes().largest();
+  const bool gated = is_gated(op.kind());
+  for_each_routed_row(args.inputs.back().span<int64_t>(), [&](int64_t row, int64_t expert) {
+    const T* gate = pre + row * pre_width;
+    T* grad_gate = grad_pre + row * pre_width;
+    const int64_t size = op.sizes()[expert];
+    const float dot = backward_row<Fn, T>({.grad = grad + row * act_width,
+                                           .gate = gate,
+                                           .up = gated ? gate + size : nullptr,
+                                           .prob = probs == nullptr ? 1.0F : probs[row],
+                                           .size = size,
+                                           .grad_gate = grad_gate,
+                                           .grad_up = gated ? grad_gate + size : nullptr});
+    if (grad_probs != nullptr) grad_probs[row] = dot;
+  });
+}
+
+void expert_activation_backward(const Operator& base, const KernelArgs& args) {
+  const ExpertActivation& op = static_cast<const ExpertActivationBackward&>(base).forward();
+  check_rows(args.in(1), args.inputs.back());
+  with_activation(op.kind(), [&](auto fn) {
+    using Fn = decltype(fn);
+    if (args.in(0).dtype == DType::kF32) return backward<Fn, float>(op, args);
+    return backward<Fn, Bf16>(op, args);
+  });
+}
+
+}  // namespace
+
+void add_expert_activation_cpu(KernelTable& table) {
+  table["expert_activation"] = expert_activation;
+  table["expert_activation_backward"] = expert_activation_backward;
+}
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+#include "ops/permute/permute.h"
+
+namespace tessera {
+namespace {
+
+void check_count(const Operator& op, std::span<const ValueType> inputs, size_t expected) {
+  check_shape(op, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
+}
+
+void check_rows(const Operator& op, const ValueType& rows, std::string_view what) {
+  const bool is_activation = rows.dtype == DType::kF32 || rows.dtype == DType::kBF16;
+  check_shape(op, is_activation && rows.shape.rank() == 2,
+              "{} must be f32 or bf16 with 2 dims, got {}", what, rows.to_string());
+}
+
+void check_source(const Operator& op, const ValueType& source_R) {
+  check_shape(op, source_R.dtype == DType::kI32 && source_R.shape.rank() == 1,
+              "source_R must be i32 [R], got {}", source_R.to_string());
+}
+
+void check_row_of(const Operator& op, const ValueType& row_of_TK) {
+  check_shape(op, row_of_TK.dtype == DType::kI32 && row_of_TK.shape.rank() == 2,
+              "row_of_TK must be i32 [T, K], got {}", row_of_TK.to_string());
+}
+
+void check_same_first_dim(const Operator& op, const ValueType& a, const ValueType& b,
+                          std::string_view what) {
+  check_shape(op, a.shape[0] == b.shape[0], "{} differ in their first dim: {} and {}", what,
+              a.to_string(), b.to_string());
+}
+
+void check_probs(const Operator& op, const ValueType& probs, const Shape& shape) {
+  check_shape(op, probs.dtype == DType::kF32 && probs.shape == shape,
+              "probs must be f32 {}, got {}", shape.to_string(), probs.to_string());
+}
+
+/// [R, width] for the rows of source_R.
+ValueType rows_like(const ValueType& source_R, DType dtype, int64_t width) {
+  ValueType type = source_R;
+  type.dtype = dtype;
+  type.shape = {source_R.shape[0], width};
+  return type;
+}
+
+Cost moved_bytes(std::span<const ValueType> inputs, std::span<const ValueType> outputs) {
+  Cost cost;
+  for (const ValueType& type : inputs) cost.bytes += static_cast<double>(type.num_bytes());
+  for (const ValueType& type : outputs) cost.bytes += static_cast<double>(type.num_bytes());
+  return cost;
+}
+
+double multiply_adds(const ValueType& rows) {
+  return 2.0 * static_cast<double>(rows.shape.num_elements());
+}
+
+}  // namespace
+
+std::vector<ValueType> Permute::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 3);
+  check_rows(*this, inputs[0], "x");
+  check_source(*this, inputs[1]);
+  check_row_of(*this, inputs[2]);
+  check_same_first_dim(*this, inputs[0], inputs[2], "x and row_of_TK");
+  return {rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1])};
+}
+
+Cost Permute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  return moved_bytes(inputs.first(2), outputs);  // row_of_TK serves the gradient alone
+}
+
+void Permute::differentiate(GradientBuilder& builder) const {
+  builder.set_grad_input(
+      0, builder.emit(make_unpermute(),
+                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+}
+
+std::vector<ValueType> Unpermute::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 3);
+  check_rows(*this, inputs[0], "y");
+  check_row_of(*this, inputs[1]);
+  check_source(*this, inputs[2]);
+  check_same_first_dim(*this, inputs[0], inputs[2], "y and source_R");
+  return {{.dtype = inputs[0].dtype, .shape = {inputs[1].shape[0], inputs[0].shape[1]}}};
+}
+
+Cost Unpermute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  return moved_bytes(inputs.first(2), outputs);  // source_R serves the gradient alone
+}
+
+void Unpermute::differentiate(GradientBuilder& builder) const {
+  builder.set_grad_input(0, builder.emit(make_permute(), {*builder.grad_output(0), builder.input(2),
+                                                          builder.input(1)})[0]);
+}
+
+std::vector<ValueType> PermuteProbs::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 3);
+  check_source(*this, inputs[1]);
+  check_row_of(*this, inputs[2]);
+  check_probs(*this, inputs[0], inputs[2].shape);
+  return {with_dtype(inputs[1], DType::kF32)};
+}
+
+void PermuteProbs::differentiate(GradientBuilder& builder) const {
+  builder.set_grad_input(
+      0, builder.emit(make_unpermute_probs(),
+                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+}
+
+std::vector<ValueType> UnpermuteProbs::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 3);
+  check_row_of(*this, inputs[1]);
+  check_source(*this, inputs[2]);
+  check_probs(*this, inputs[0], inputs[2].shape);
+  return {{.dtype = DType::kF32, .shape = inputs[1].shape}};
+}
+
+void UnpermuteProbs::differentiate(GradientBuilder& builder) const {
+  builder.set_grad_input(
+      0, builder.emit(make_permute_probs(),
+                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+}
+
+std::vector<ValueType> UnpermuteWeighted::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 4);
+  check_rows(*this, inputs[0], "y");
+  check_row_of(*this, inputs[2]);
+  check_source(*this, inputs[3]);
+  check_probs(*this, inputs[1], inputs[2].shape);
+  check_same_first_dim(*this, inputs[0], inputs[3], "y and source_R");
+  return {{.dtype = inputs[0].dtype, .shape = {inputs[2].shape[0], inputs[0].shape[1]}}};
+}
+
+Cost UnpermuteWeighted::cost(std::span<const ValueType> inputs,
+                             std::span<const ValueType> outputs) const {
+  Cost cost = moved_bytes(inputs.first(3), outputs);
+  cost.flops = multiply_adds(inputs[0]);
+  return cost;
+}
+
+void UnpermuteWeighted::differentiate(GradientBuilder& builder) const {
+  const auto grads =
+      builder.emit(std::make_shared<UnpermuteWeightedBackward>(),
+                   {*builder.grad_output(0), builder.input(0), builder.input(1), builder.input(3)});
+  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
+  if (builder.needs_grad(1)) builder.set_grad_input(1, grads[1]);
+}
+
+std::vector<ValueType> UnpermuteWeightedBackward::infer(std::span<const ValueType> inputs) const {
+  check_count(*this, inputs, 4);
+  check_rows(*this, inputs[0], "grad");
+  check_rows(*this, inputs[1], "y");
+  check_source(*this, inputs[3]);
+  check_same_first_dim(*this, inputs[1], inputs[3], "y and source_R");
+  check_same_first_dim(*this, inputs[0], inputs[2], "grad and probs");
+  return {inputs[1], inputs[2]};
+}
+
+Cost UnpermuteWeightedBackward::cost(std::span<const ValueType> inputs,
+                                     std::span<const ValueType> outputs) const {
+  Cost cost = moved_bytes(inputs, outputs);
+  cost.flops = 2 * multiply_adds(inputs[1]);
+  return cost;
+}
+
+OperatorPtr make_permute() {
+  return std::make_shared<Permute>();
+}
+OperatorPtr make_unpermute() {
+  return std::make_shared<Unpermute>();
+}
+OperatorPtr make_permute_probs() {
+  return std::make_shared<PermuteProbs>();
+}
+OperatorPtr make_unpermute_probs() {
+  return std::make_shared<UnpermuteProbs>();
+}
+OperatorPtr make_unpermute_weighted() {
+  return std::make_shared<UnpermuteWeighted>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// Moves tokens to the rows of their experts and back, by the two maps that route_map makes:
+/// row_of_TK I32 [T, K] (the row of each assignment, -1 where dropped) and source_R I32 [R ragged]
+/// (t·K + k of each row, -1 for padding). Padding rows are written as zeros. A is F32 or BF16.
+///
+/// All of them gather: every element of a result is written by one thread, which adds in order of
+/// k in F32, so results do not depend on the threads.
+
+/// Tokens to rows: (x A [T, H], source_R, row_of_TK) -> A [R, H]. Its gradient is Unpermute.
+class Permute final : public Operator {
+ public:
+  std::string_view name() const override { return "permute"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// Rows to tokens: (y A [R, H], row_of_TK, source_R) -> A [T, H], the sum of each token's rows.
+/// Its gradient is Permute.
+class Unpermute final : public Operator {
+ public:
+  std::string_view name() const override { return "unpermute"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// Probabilities to rows: (probs F32 [T, K], source_R, row_of_TK) -> F32 [R], 0 for padding.
+/// Its gradient is UnpermuteProbs.
+class PermuteProbs final : public Operator {
+ public:
+  std::string_view name() const override { return "permute_probs"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// One number a row back to its assignment: (probs_R F32 [R], row_of_TK, source_R) -> F32 [T, K],
+/// 0 where dropped. Its gradient is PermuteProbs.
+class UnpermuteProbs final : public Operator {
+ public:
+  std::string_view name() const override { return "unpermute_probs"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// Rows to tokens, weighted: (y A [R, H], probs F32 [T, K], row_of_TK, source_R) -> A [T, H]. The
+/// classic combine, which keeps y for the gradient of the probabilities.
+class UnpermuteWeighted final : public Operator {
+ public:
+  std::string_view name() const override { return "unpermute_weighted"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// (grad A [T, H], y A [R, H], probs F32 [T, K], source_R) ->
+/// (dy A [R, H] = p · grad_t, dprobs F32 [T, K] = ⟨y_r, grad_t⟩, 0 where dropped).
+class UnpermuteWeightedBackward final : public Operator {
+ public:
+  std::string_view name() const override { return "unpermute_weighted_backward"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+};
+
+OperatorPtr make_permute();
+OperatorPtr make_unpermute();
+OperatorPtr make_permute_probs();
+OperatorPtr make_unpermute_probs();
+OperatorPtr make_unpermute_weighted();
+
+void add_permute_cpu(KernelTable& table);
+
+}  // namespace tessera

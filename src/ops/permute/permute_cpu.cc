@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ops/permute/permute.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+void permute(const Operator& /*op*/, const KernelArgs& args) {
+  const int64_t top_k = args.in(2).shape[1];
+  const int32_t* source_R = args.in(1).as<int32_t>();
+  const int64_t num_rows = args.in(1).shape[0];
+  const int64_t row_bytes = args.in(0).shape[1] * dtype_size(args.in(0).dtype);
+  const auto* x = static_cast<const std::byte*>(args.in(0).data);
+  auto* rows = static_cast<std::byte*>(args.out(0).data);
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < num_rows; ++r) {
+    std::byte* row = rows + r * row_bytes;
+    if (source_R[r] < 0) {
+      std::memset(row, 0, static_cast<size_t>(row_bytes));
+    } else {
+      std::memcpy(row, x + source_R[r] / top_k * row_bytes, static_cast<size_t>(row_bytes));
+    }
+  }
+}
+
+/// One token's rows, the same for every element of them.
+struct TokenRows {
+  const int32_t* row_of_K;
+  const float* probs_K;  ///< null: each row counts once
+  int64_t top_k;
+};
+
+/// to = Σ_k p_k · y[row_k], dropped assignments left out.
+template <typename T>
+void combine_rows(const TokenRows& token, const T* y, int64_t width, T* to) {
+  simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+    simd::Vec sum{};
+    for (int64_t k = 0; k < token.top_k; ++k) {
+      if (token.row_of_K[k] < 0) continue;
+      const simd::Vec row = simd::load(y + token.row_of_K[k] * width + i, lanes);
+      sum += token.probs_K == nullptr ? row : row * token.probs_K[k];
+    }
+    simd::store(to + i, sum, lanes);
+  });
+}
+
+template <typename T>
+void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor& out) {
+  const int64_t top_k = row_of_TK.shape[1];
+  const int32_t* row_of = row_of_TK.as<int32_t>();
+  const int64_t width = y.shape[1];
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < row_of_TK.shape[0]; ++t) {
+    const float* probs = probs_TK == nullptr ? nullptr : probs_TK + t * top_k;
+    combine_rows({row_of + t * top_k, probs, top_k}, y.as<T>(), width, out.as<T>() + t * width);
+  }
+}
+
+void unpermute(const Operator& /*op*/, const KernelArgs& args) {
+  const bool is_f32 = args.in(0).dtype == DType::kF32;
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), nullptr, args.in(1), args.out(0));
+}
+
+void unpermute_weighted(const Operator& /*op*/, const KernelArgs& args) {
+  const bool is_f32 = args.in(0).dtype == DType::kF32;
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), args.in(1).as<float>(), args.in(2),
+                                            args.out(0));
+}
+
+/// to = prob · grad; returns ⟨y, grad⟩.
+template <typename T>
+float backward_row(const T* grad, const T* y, float prob, int64_t width, T* to) {
+  simd::Vec dot{};
+  simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+    const simd::Vec g = simd::load(grad + i, lanes);
+    dot += g * simd::load(y + i, lanes);
+    simd::store(to + i, g * prob, lanes);
+  });
+  return simd::sum(dot);
+}
+
+template <typename T>
+void weighted_backward(const KernelArgs& args) {
+  const T* grad_TH = args.in(0).as<T>();
+  const T* y_RH = args.in(1).as<T>();
+  const float* probs_TK = args.in(2).as<float>();
+  const int32_t* source_R = args.in(3).as<int32_t>();
+  T* grad_y_RH = args.out(0).as<T>();
+  const auto grad_probs_TK = args.out(1).span<float>();
+  const int64_t top_k = args.in(2).shape[1];
+  const int64_t width = args.in(0).shape[1];
+  std::ranges::fill(grad_probs_TK, 0.0F);
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < args.in(3).shape[0]; ++r) {
+    const int32_t source = source_R[r];
+    T* to = grad_y_RH + r * width;
+    if (source < 0) {
+      std::fill_n(to, width, T(0.0F));
+      continue;
+    }
+    grad_probs_TK[static_cast<size_t>(source)] = backward_row(
+        grad_TH + source / top_k * width, y_RH + r * width, probs_TK[source], width, to);
+  }
+}
+
+void unpermute_weighted_backward(const Operator& /*op*/, const KernelArgs& args) {
+  const bool is_f32 = args.in(0).dtype == DType::kF32;
+  (is_f32 ? weighted_backward<float> : weighted_backward<Bf16>)(args);
+}
+
+/// to[i] = from[index[i]], 0 where the index is negative.
+void gather(const Tensor& from, const Tensor& index, const Tensor& to) {
+  const float* values = from.as<float>();
+  const auto indices = index.span<int32_t>();
+  float* result = to.as<float>();
+#pragma omp parallel for schedule(static)
+  for (size_t i = 0; i < indices.size(); ++i) {
+    result[i] = indices[i] < 0 ? 0.0F : values[indices[i]];
+  }
+}
+
+/// For both directions: the second input says where each element comes from.
+void permute_probs(const Operator& /*op*/, const KernelArgs& args) {
+  gather(args.in(0), args.in(1), args.out(0));
+}
+
+}  // namespace
+
+void add_permute_cpu(KernelTable& table) {
+  table["permute"] = permute;
+  table["unpermute"] = unpermute;
+  table["permute_probs"] = permute_probs;
+  table["unpermute_probs"] = permute_probs;
+  table["unpermute_weighted"] = unpermute_weighted;
+  table["unpermute_weighted_backward"] = unpermute_weighted_backward;
+}
+
+}  // namespace tessera

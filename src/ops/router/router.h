@@ -1,0 +1,132 @@
+#pragma once
+
+#include <string>
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+enum class ScoreFunction { kSoftmax, kSigmoid };
+
+/// When scores become probabilities.
+enum class ScoreOrder {
+  kBeforeTopK,  ///< scores over all experts, the chosen ones are the probabilities (DeepSeek, Qwen)
+  kAfterTopK,   ///< top-k of the logits, then a softmax over the chosen alone (Mixtral)
+};
+
+/// How a group of experts is ranked when only some groups may be chosen from.
+enum class GroupScore {
+  kMax,        ///< its best expert (DeepSeek-V2)
+  kTopTwoSum,  ///< the sum of its two best (DeepSeek-V3)
+};
+
+/// The tokens over which the balance loss compares experts.
+enum class BalanceScope { kMicroBatch, kSequence, kGlobalBatch };
+
+struct RouterSpec {
+  int64_t num_experts = 1;
+  int64_t top_k = 1;
+  ScoreFunction score = ScoreFunction::kSoftmax;
+  ScoreOrder order = ScoreOrder::kBeforeTopK;
+  /// Divide the chosen scores by their sum (+ 1e-20). Without effect after top-k, where they sum
+  /// to 1.
+  bool normalize_top_k = false;
+  /// Multiplies the probabilities at last.
+  double scaling_factor = 1.0;
+  /// A bias input is added to what is compared when choosing, never to a probability (DeepSeek-V3).
+  bool expert_bias = false;
+  /// Experts in num_groups equal groups; a token chooses among its best top_groups groups.
+  int64_t num_groups = 1;
+  int64_t top_groups = 1;
+  GroupScore group_score = GroupScore::kMax;
+  BalanceScope balance_scope = BalanceScope::kMicroBatch;
+  /// For benchmarks: token t takes experts (t·K + k) mod E, whatever its scores; all else is as
+  /// ever.
+  bool force_balanced = false;
+};
+
+/// Chooses top_k experts for every token:
+///   (x A [T, H], weight F32 [E, H], [expert_bias F32 [E]], [prior_counts F32 [E]],
+///    [cu_seqlens I32 [num_seqs + 1]]) ->
+///   probs F32 [T, K], expert_idx I32 [T, K], logits F32 [T, E], counts F32 [E],
+///   balance_loss F32 [1], z_loss F32 [1]
+/// expert_bias is there when the spec says so; prior_counts (tokens by expert of this step's
+/// earlier micro-batches) for BalanceScope::kGlobalBatch; cu_seqlens for BalanceScope::kSequence,
+/// from 0 to T.
+///
+/// Logits, scores and losses are F32 even for BF16 x, which is widened, not rounded. A token's
+/// experts come best first. Of equal ones the lower expert (or group) index wins; NaN ranks with
+/// minus infinity, so that indices are valid and distinct whatever the logits.
+///
+/// balance_loss = E · Σ_e f_e · P_e, 1 when balanced: f_e is the expert's fraction of the
+/// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
+/// 1 (Switch Transformer, 2021; DeepSeek-V3 for sigmoid). By sequence, it is the mean of the
+/// sequences' losses weighted by their tokens. Over the global batch, f_e is of prior_counts and
+/// this micro-batch together, P_e of this micro-batch. z_loss is the mean of logsumexp(logits)²
+/// (ST-MoE, 2022). Both are 0 where T is 0.
+///
+/// Gradients of probs and both losses reach x and weight; the choice, counts and f_e are constants.
+/// Never recomputed: routing is decided once.
+class Router final : public Operator {
+ public:
+  /// Throws UserError for an impossible combination.
+  explicit Router(const RouterSpec& spec);
+
+  const RouterSpec& spec() const { return spec_; }
+  /// Input indices; -1 where the spec has no such input.
+  int bias_input() const { return spec_.expert_bias ? 2 : -1; }
+  int scope_input() const;
+
+  std::string_view name() const override { return "router"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+  bool recomputable() const override { return false; }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+
+ private:
+  RouterSpec spec_;
+};
+
+/// Outputs of the router by name.
+struct RouterOutput {
+  enum : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss };
+};
+
+/// Which gradients reach the router and which are wanted of it.
+struct RouterGradients {
+  bool probs = false;
+  bool balance_loss = false;
+  bool z_loss = false;
+  bool x = true;
+  bool weight = true;
+};
+
+/// (x, weight, logits, expert_idx, [counts, [prior_counts]] or [cu_seqlens] for the balance loss,
+///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1]) ->
+/// (dx A [T, H] if wanted, dweight F32 [E, H] accumulated if wanted).
+class RouterBackward final : public Operator {
+ public:
+  RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)
+      : spec_(spec), gradients_(gradients) {}
+
+  const RouterSpec& spec() const { return spec_; }
+  const RouterGradients& gradients() const { return gradients_; }
+
+  std::string_view name() const override { return "router_backward"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == (gradients_.x ? 1 : 0); }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+
+ private:
+  RouterSpec spec_;
+  RouterGradients gradients_;
+};
+
+OperatorPtr make_router(const RouterSpec& spec);
+
+void add_router_cpu(KernelTable& table);
+
+}  // namespace tessera

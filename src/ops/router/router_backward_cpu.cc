@@ -1,0 +1,253 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm.h"
+#include "ops/router/router_cpu.h"
+#include "ops/router/router_scores.h"
+
+namespace tessera {
+namespace {
+
+/// One backward call. The gradients that have not reached the router are null.
+struct BackwardCall {
+  const RouterSpec& spec;
+  RouterSizes sizes;
+  const float* logits_TE;
+  const int32_t* expert_idx_TK;
+  const float* grad_probs_TK = nullptr;
+  const float* grad_balance = nullptr;
+  const float* grad_z = nullptr;
+  float* scratch;
+  float* fractions;
+  float* grad_logits_TE;
+
+  float* scratch_row(int64_t block, int64_t row) const {
+    return scratch + (block * kRouterScratchRows + row) * sizes.num_experts;
+  }
+};
+
+/// dl += the softmax's gradient, given its result s and the gradient ds: s · (ds - Σ s·ds).
+void add_softmax_gradient(const float* s, const float* ds, int64_t n, float* dl) {
+  float dot = 0;
+  for (int64_t i = 0; i < n; ++i) dot += s[i] * ds[i];
+  for (int64_t i = 0; i < n; ++i) dl[i] += s[i] * (ds[i] - dot);
+}
+
+/// dl += the sigmoid's gradient: s · (1 - s) · ds.
+void add_sigmoid_gradient(const float* s, const float* ds, int64_t n, float* dl) {
+  for (int64_t i = 0; i < n; ++i) dl[i] += s[i] * (1.0F - s[i]) * ds[i];
+}
+
+/// Softmax over the chosen logits alone: straight to the gradient of the logits.
+void add_chosen_softmax_gradient(const BackwardCall& c, int64_t token, float* scratch, float* dl) {
+  const int64_t top_k = c.spec.top_k;
+  const int32_t* chosen = c.expert_idx_TK + token * top_k;
+  const float* grad = c.grad_probs_TK + token * top_k;
+  const float* logits = c.logits_TE + token * c.sizes.num_experts;
+  for (int64_t k = 0; k < top_k; ++k) scratch[k] = logits[chosen[k]];
+  softmax(scratch, top_k, scratch);
+  float dot = 0;
+  for (int64_t k = 0; k < top_k; ++k) dot += scratch[k] * grad[k];
+  const auto scale = static_cast<float>(c.spec.scaling_factor);
+  for (int64_t k = 0; k < top_k; ++k) dl[chosen[k]] += scale * scratch[k] * (grad[k] - dot);
+}
+
+/// Adds the gradient of the probabilities to that of the scores they were picked from.
+void add_chosen_score_gradient(const BackwardCall& c, int64_t token, const float* scores,
+                               float* ds) {
+  const int64_t top_k = c.spec.top_k;
+  const int32_t* chosen = c.expert_idx_TK + token * top_k;
+  const float* grad = c.grad_probs_TK + token * top_k;
+  float scale = static_cast<float>(c.spec.scaling_factor);
+  float mean = 0;  // of the gradient, weighted by the normalised scores
+  if (c.spec.normalize_top_k) {
+    float sum = kScoreSumEpsilon;
+    for (int64_t k = 0; k < top_k; ++k) sum += scores[chosen[k]];
+    for (int64_t k = 0; k < top_k; ++k) mean += scores[chosen[k]] / sum * grad[k];
+    scale /= sum;
+  }
+  for (int64_t k = 0; k < top_k; ++k) ds[chosen[k]] += scale * (grad[k] - mean);
+}
+
+/// The balance loss's gradient of a token's shares q is g·E·f/T; shares are scores, or for sigmoid
+/// scores divided by their sum.
+void add_balance_gradient(const BackwardCall& c, const float* logits, const float* fractions,
+                          float* shares, float* ds) {
+  const int64_t n = c.sizes.num_experts;
+  const float scale =
+      *c.grad_balance * static_cast<float>(n) / static_cast<float>(c.sizes.num_tokens);
+  const float sum = balance_shares(c.spec.score, logits, n, shares);
+  float mean = 0;
+  if (c.spec.score == ScoreFunction::kSigmoid) {
+    for (int64_t e = 0; e < n; ++e) mean += shares[e] * fractions[e];
+  }
+  for (int64_t e = 0; e < n; ++e) ds[e] += scale * (fractions[e] - mean) / sum;
+}
+
+void add_z_gradient(const BackwardCall& c, const float* logits, float* scratch, float* dl) {
+  const int64_t n = c.sizes.num_experts;
+  const float lse = softmax(logits, n, scratch);
+  const float scale = *c.grad_z * 2.0F * lse / static_cast<float>(c.sizes.num_tokens);
+  for (int64_t e = 0; e < n; ++e) dl[e] += scale * scratch[e];
+}
+
+void backward_token(const BackwardCall& c, const BalanceSegments& segments, int64_t block,
+                    int64_t token) {
+  const int64_t n = c.sizes.num_experts;
+  const float* logits = c.logits_TE + token * n;
+  float* scores = c.scratch_row(block, 0);
+  float* ds = c.scratch_row(block, 1);
+  float* scratch = c.scratch_row(block, 2);
+  float* dl = c.grad_logits_TE + token * n;
+  std::fill_n(dl, n, 0.0F);
+  std::fill_n(ds, n, 0.0F);
+  const bool sigmoid_scores = c.spec.score == ScoreFunction::kSigmoid;
+  if (sigmoid_scores) {
+    sigmoid(logits, n, scores);
+  } else {
+    softmax(logits, n, scores);
+  }
+  const bool after = c.spec.order == ScoreOrder::kAfterTopK;
+  if (c.grad_probs_TK != nullptr && !after) add_chosen_score_gradient(c, token, scores, ds);
+  if (c.grad_balance != nullptr) {
+    add_balance_gradient(c, logits, c.fractions + segments.of(token) * n, scratch, ds);
+  }
+  (sigmoid_scores ? add_sigmoid_gradient : add_softmax_gradient)(scores, ds, n, dl);
+  if (c.grad_probs_TK != nullptr && after) add_chosen_softmax_gradient(c, token, scratch, dl);
+  if (c.grad_z != nullptr) add_z_gradient(c, logits, scratch, dl);
+}
+
+/// The tensors that only some calls have, taken in the order of the inputs.
+struct OptionalInputs {
+  const Tensor* counts = nullptr;
+  const Tensor* scope = nullptr;
+  const Tensor* grad_probs = nullptr;
+  const Tensor* grad_balance = nullptr;
+  const Tensor* grad_z = nullptr;
+};
+
+OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args) {
+  size_t next = 4;
+  const auto take = [&](bool present) { return present ? &args.in(next++) : nullptr; };
+  const RouterGradients& gradients = op.gradients();
+  const BalanceScope scope = op.spec().balance_scope;
+  OptionalInputs result;
+  result.counts = take(gradients.balance_loss && scope != BalanceScope::kSequence);
+  result.scope = take(gradients.balance_loss && scope != BalanceScope::kMicroBatch);
+  result.grad_probs = take(gradients.probs);
+  result.grad_balance = take(gradients.balance_loss);
+  result.grad_z = take(gradients.z_loss);
+  return result;
+}
+
+const float* floats(const Tensor* tensor) {
+  return tensor == nullptr ? nullptr : tensor->as<float>();
+}
+
+/// dweight += dlogitsᵀ · x and dx = dlogits · weight, for some rows of x.
+struct ProductGradients {
+  const BackwardCall& call;
+  const float* weight_EH;
+  float* grad_weight_EH;  ///< null where not wanted
+  const Tensor* grad_x;   ///< null where not wanted
+  float* widened;
+
+  void add_weight_gradient(int64_t first, int64_t num_rows, const float* x) const {
+    const RouterSizes& s = call.sizes;
+    gemm({.transpose_a = true,
+          .m = s.num_experts,
+          .n = s.hidden_size,
+          .k = num_rows,
+          .a = call.grad_logits_TE + first * s.num_experts,
+          .lda = s.num_experts,
+          .b = x,
+          .ldb = s.hidden_size,
+          .c = grad_weight_EH,
+          .ldc = s.hidden_size,
+          .accumulate = true});
+  }
+
+  void make_x_gradient(int64_t first, int64_t num_rows) const {
+    const RouterSizes& s = call.sizes;
+    const bool is_f32 = grad_x->dtype == DType::kF32;
+    float* rows = is_f32 ? grad_x->as<float>() + first * s.hidden_size : widened;
+    gemm({.m = num_rows,
+          .n = s.hidden_size,
+          .k = s.num_experts,
+          .a = call.grad_logits_TE + first * s.num_experts,
+          .lda = s.num_experts,
+          .b = weight_EH,
+          .ldb = s.hidden_size,
+          .c = rows,
+          .ldc = s.hidden_size});
+    if (is_f32) return;
+    Bf16* to = grad_x->as<Bf16>() + first * s.hidden_size;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+      simd::convert(to + row * s.hidden_size, rows + row * s.hidden_size, s.hidden_size);
+    }
+  }
+};
+
+BackwardCall bind(const RouterBackward& op, const KernelArgs& args, const OptionalInputs& optional,
+                  const RouterSizes& sizes) {
+  const RouterWorkspace layout = RouterWorkspace::of_backward(sizes);
+  return {.spec = op.spec(),
+          .sizes = sizes,
+          .logits_TE = args.in(2).as<float>(),
+          .expert_idx_TK = args.in(3).as<int32_t>(),
+          .grad_probs_TK = floats(optional.grad_probs),
+          .grad_balance = floats(optional.grad_balance),
+          .grad_z = floats(optional.grad_z),
+          .scratch = workspace_part<float>(args.workspace, layout.scratch),
+          .fractions = workspace_part<float>(args.workspace, layout.fractions),
+          .grad_logits_TE = workspace_part<float>(args.workspace, layout.grad_logits)};
+}
+
+void backward_logits(const BackwardCall& c, const OptionalInputs& optional,
+                     const BalanceSegments& segments, std::span<const int32_t> expert_idx) {
+  if (c.grad_balance != nullptr) {
+    const auto counts = optional.counts == nullptr
+                            ? std::span<const float>()
+                            : std::span<const float>(optional.counts->span<float>());
+    balance_fractions(
+        {segments, expert_idx, c.spec.top_k, counts, prior_counts(c.spec, optional.scope)},
+        {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
+  }
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < c.sizes.num_blocks(); ++block) {
+    for (int64_t t = block * kRouterBlock; t < block_end(c.sizes, block); ++t) {
+      backward_token(c, segments, block, t);
+    }
+  }
+}
+
+}  // namespace
+
+void router_backward(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const RouterBackward&>(base);
+  const OptionalInputs optional = optional_inputs(op, args);
+  const Tensor& x = args.in(0);
+  const BalanceSegments segments = balance_segments(op.spec(), optional.scope, x.shape[0]);
+  const RouterSizes sizes{.num_tokens = x.shape[0],
+                          .hidden_size = x.shape[1],
+                          .num_experts = op.spec().num_experts,
+                          .num_segments = segments.size()};
+  const BackwardCall call = bind(op, args, optional, sizes);
+  backward_logits(call, optional, segments, args.in(3).span<int32_t>());
+
+  const Tensor* grad_x = op.gradients().x ? &args.out(0) : nullptr;
+  const bool weight_wanted = op.gradients().weight && args.out(op.gradients().x ? 1 : 0);
+  const ProductGradients products{
+      .call = call,
+      .weight_EH = args.in(1).as<float>(),
+      .grad_weight_EH = weight_wanted ? args.out(op.gradients().x ? 1 : 0).as<float>() : nullptr,
+      .grad_x = grad_x,
+      .widened =
+          workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened)};
+  for_each_row_chunk(x, products.widened, [&](int64_t first, int64_t num_rows, const float* rows) {
+    if (weight_wanted) products.add_weight_gradient(first, num_rows, rows);
+    if (grad_x != nullptr) products.make_x_gradient(first, num_rows);  // may overwrite `rows`
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#include "ops/router/router_balance.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+void divide_by_sum(std::span<float> counts) {
+  const float sum = std::accumulate(counts.begin(), counts.end(), 0.0F);
+  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
+  for (float& count : counts) count *= scale;
+}
+
+}  // namespace
+
+BalanceSegments::BalanceSegments(std::span<const int32_t> cu_seqlens, int64_t num_tokens)
+    : cu_seqlens_(cu_seqlens), num_tokens_(num_tokens) {
+  ensure(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens &&
+             std::ranges::is_sorted(cu_seqlens),
+         "router: cu_seqlens must rise from 0 to the {} tokens", num_tokens);
+}
+
+int64_t BalanceSegments::of(int64_t token) const {
+  if (cu_seqlens_.empty()) return 0;
+  return std::ranges::upper_bound(cu_seqlens_, token) - cu_seqlens_.begin() - 1;
+}
+
+void count_experts(std::span<const int32_t> expert_idx, std::span<float> counts) {
+  std::ranges::fill(counts, 0.0F);
+  for (const int32_t expert : expert_idx) counts[static_cast<size_t>(expert)] += 1.0F;
+}
+
+void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
+  if (c.segments.size() == 1 && !c.counts_E.empty()) {
+    std::ranges::copy(c.counts_E, fractions.begin());
+    for (size_t e = 0; e < c.prior_counts_E.size(); ++e) fractions[e] += c.prior_counts_E[e];
+    return divide_by_sum(fractions);
+  }
+  const int64_t num_experts = std::ssize(fractions) / std::max<int64_t>(c.segments.size(), 1);
+#pragma omp parallel for schedule(static)
+  for (int64_t s = 0; s < c.segments.size(); ++s) {
+    const auto first = static_cast<size_t>(c.segments.begin(s) * c.top_k);
+    const auto last = static_cast<size_t>(c.segments.end(s) * c.top_k);
+    const auto row =
+        fractions.subspan(static_cast<size_t>(s * num_experts), static_cast<size_t>(num_experts));
+    count_experts(c.expert_idx_TK.subspan(first, last - first), row);
+    divide_by_sum(row);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,165 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm.h"
+#include "ops/router/router_balance.h"
+#include "ops/router/router_cpu.h"
+#include "ops/router/router_scores.h"
+#include "ops/router/router_workspace.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+/// One forward call: its sizes, tensors and scratch memory.
+struct Forward {
+  const RouterSpec& spec;
+  RouterSizes sizes;
+  const float* bias_E;  ///< null where there is none
+  float* logits_TE;
+  float* probs_TK;
+  int32_t* expert_idx_TK;
+  float* scratch;
+  float* fractions;
+  double* partials;
+
+  float* scratch_row(int64_t block, int64_t row) const {
+    return scratch + (block * kRouterScratchRows + row) * sizes.num_experts;
+  }
+};
+
+/// logits[t] = W x[t] for some rows of F32 x.
+void multiply_rows(const float* x, const float* weight, float* logits, int64_t num_rows,
+                   const RouterSizes& sizes) {
+  gemm({.transpose_b = true,
+        .m = num_rows,
+        .n = sizes.num_experts,
+        .k = sizes.hidden_size,
+        .a = x,
+        .lda = sizes.hidden_size,
+        .b = weight,
+        .ldb = sizes.hidden_size,
+        .c = logits,
+        .ldc = sizes.num_experts});
+}
+
+void compute_logits(const Tensor& x, const float* weight, float* logits, float* widened,
+                    const RouterSizes& sizes) {
+  for_each_row_chunk(x, widened, [&](int64_t first, int64_t num_rows, const float* rows) {
+    multiply_rows(rows, weight, logits + first * sizes.num_experts, num_rows, sizes);
+  });
+}
+
+void force_balanced(const RouterSpec& spec, int64_t token, int32_t* expert_idx) {
+  for (int64_t k = 0; k < spec.top_k; ++k) {
+    expert_idx[k] = static_cast<int32_t>((token * spec.top_k + k) % spec.num_experts);
+  }
+}
+
+/// Chooses a token's experts and probabilities; returns the log-sum-exp of its logits.
+float route_token(const Forward& f, int64_t block, int64_t token) {
+  const int64_t num_experts = f.sizes.num_experts;
+  const float* logits = f.logits_TE + token * num_experts;
+  int32_t* expert_idx = f.expert_idx_TK + token * f.spec.top_k;
+  float* scores = f.scratch_row(block, 0);
+  float* keys = f.scratch_row(block, 1);
+  const float lse = softmax(logits, num_experts, scores);
+  if (f.spec.score == ScoreFunction::kSigmoid) sigmoid(logits, num_experts, scores);
+  const float* compared = f.spec.order == ScoreOrder::kAfterTopK ? logits : scores;
+  if (f.spec.force_balanced) {
+    force_balanced(f.spec, token, expert_idx);
+  } else {
+    for (int64_t e = 0; e < num_experts; ++e) {
+      keys[e] = compared[e] + (f.bias_E == nullptr ? 0.0F : f.bias_E[e]);
+    }
+    select_experts(f.spec, keys, f.scratch_row(block, 2),
+                   reinterpret_cast<int32_t*>(f.scratch_row(block, 3)), expert_idx);
+  }
+  choose_probs(f.spec, compared, expert_idx, f.probs_TK + token * f.spec.top_k);
+  return lse;
+}
+
+void route_block(const Forward& f, int64_t block) {
+  double sum = 0;
+  for (int64_t t = block * kRouterBlock; t < block_end(f.sizes, block); ++t) {
+    const double lse = route_token(f, block, t);
+    sum += lse * lse;
+  }
+  f.partials[2 * block] = sum;
+}
+
+/// The block's part of Σ_t Σ_e f_e · q_te, q being the scores made to sum to 1.
+void balance_block(const Forward& f, const BalanceSegments& segments, int64_t block) {
+  const int64_t num_experts = f.sizes.num_experts;
+  float* shares = f.scratch_row(block, 0);
+  double sum = 0;
+  for (int64_t t = block * kRouterBlock; t < block_end(f.sizes, block); ++t) {
+    balance_shares(f.spec.score, f.logits_TE + t * num_experts, num_experts, shares);
+    const float* fractions = f.fractions + segments.of(t) * num_experts;
+    for (int64_t e = 0; e < num_experts; ++e) {
+      sum += static_cast<double>(fractions[e]) * static_cast<double>(shares[e]);
+    }
+  }
+  f.partials[2 * block + 1] = sum;
+}
+
+/// `scale` times the mean over tokens of what the blocks have summed.
+float mean_of_partials(const Forward& f, int64_t which, double scale) {
+  double sum = 0;
+  for (int64_t block = 0; block < f.sizes.num_blocks(); ++block) {
+    sum += f.partials[2 * block + which];
+  }
+  return static_cast<float>(scale * sum /
+                            static_cast<double>(std::max<int64_t>(f.sizes.num_tokens, 1)));
+}
+
+Forward bind(const Router& op, const KernelArgs& args, const RouterSizes& sizes) {
+  const RouterWorkspace layout = RouterWorkspace::of_forward(sizes);
+  const int bias = op.bias_input();
+  return {.spec = op.spec(),
+          .sizes = sizes,
+          .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
+          .logits_TE = args.out(RouterOutput::kLogits).as<float>(),
+          .probs_TK = args.out(RouterOutput::kProbs).as<float>(),
+          .expert_idx_TK = args.out(RouterOutput::kExpertIdx).as<int32_t>(),
+          .scratch = workspace_part<float>(args.workspace, layout.scratch),
+          .fractions = workspace_part<float>(args.workspace, layout.fractions),
+          .partials = workspace_part<double>(args.workspace, layout.partials)};
+}
+
+void router(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const Router&>(base);
+  const Tensor* scope =
+      op.scope_input() < 0 ? nullptr : &args.in(static_cast<size_t>(op.scope_input()));
+  const Tensor& x = args.in(0);
+  const BalanceSegments segments = balance_segments(op.spec(), scope, x.shape[0]);
+  const RouterSizes sizes{.num_tokens = x.shape[0],
+                          .hidden_size = x.shape[1],
+                          .num_experts = op.spec().num_experts,
+                          .num_segments = segments.size()};
+  const Forward f = bind(op, args, sizes);
+  float* widened =
+      workspace_part<float>(args.workspace, RouterWorkspace::of_forward(sizes).widened);
+  compute_logits(x, args.in(1).as<float>(), f.logits_TE, widened, sizes);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < sizes.num_blocks(); ++block) route_block(f, block);
+
+  const auto counts = args.out(RouterOutput::kCounts).span<float>();
+  const auto expert_idx = args.out(RouterOutput::kExpertIdx).span<int32_t>();
+  count_experts(expert_idx, counts);
+  balance_fractions({segments, expert_idx, op.spec().top_k, counts, prior_counts(op.spec(), scope)},
+                    {f.fractions, static_cast<size_t>(segments.size() * sizes.num_experts)});
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < sizes.num_blocks(); ++block) balance_block(f, segments, block);
+  *args.out(RouterOutput::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
+  *args.out(RouterOutput::kBalanceLoss).as<float>() =
+      mean_of_partials(f, 1, static_cast<double>(sizes.num_experts));
+}
+
+}  // namespace
+
+void add_router_cpu(KernelTable& table) {
+  table["router"] = router;
+  table["router_backward"] = router_backward;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "ops/router/router.h"
+#include "ops/workspace.h"
+
+namespace tessera {
+
+/// Tokens are worked on in blocks of this many, and partial sums are taken by block: their order
+/// does not depend on the number of threads.
+inline constexpr int64_t kRouterBlock = 64;
+/// Rows of BF16 x that are widened at a time.
+inline constexpr int64_t kRouterWidenedRows = 512;
+/// Rows of E floats that a block of tokens has for scratch.
+inline constexpr int64_t kRouterScratchRows = 4;
+
+/// Sizes of one router call. A *segment* is the tokens whose balance loss is taken together.
+struct RouterSizes {
+  int64_t num_tokens = 0;
+  int64_t hidden_size = 0;
+  int64_t num_experts = 0;
+  int64_t num_segments = 1;
+
+  int64_t num_blocks() const { return (num_tokens + kRouterBlock - 1) / kRouterBlock; }
+};
+
+/// Where the parts of the router's scratch memory start, in bytes.
+struct RouterWorkspace {
+  int64_t widened = 0;      ///< f32 [kRouterWidenedRows, H]
+  int64_t scratch = 0;      ///< f32 [blocks, kRouterScratchRows, E]
+  int64_t fractions = 0;    ///< f32 [segments, E]
+  int64_t partials = 0;     ///< f64 [blocks, 2] partial balance and z losses (forward)
+  int64_t grad_logits = 0;  ///< f32 [T, E] (backward)
+  int64_t num_bytes = 0;
+
+  static RouterWorkspace of_forward(const RouterSizes& sizes);
+  static RouterWorkspace of_backward(const RouterSizes& sizes);
+};
+
+}  // namespace tessera
