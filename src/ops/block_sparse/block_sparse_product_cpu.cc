@@ -12,9 +12,10 @@ namespace {
 
 /// Outer extent of a scratch tile; its other side is one block.
 constexpr int64_t kTileExtent = 1024;
-/// Stripes run side by side, one thread each, where the largest is no more than 1/4 of a thread's
-/// share.
-constexpr int64_t kStripesPerThread = 4;
+/// What a row (column) of the output costs beside its products, in elements of the sparse matrix.
+constexpr int64_t kOutputCost = 16;
+/// Stripes are cut at multiples of this many rows (columns), which suits the products' kernels.
+constexpr int64_t kCutAlignment = 16;
 
 /// A dense row-major operand; `transposed` says how it enters the product.
 struct Matrix {
@@ -51,28 +52,60 @@ TopologyView topology_of(const BlockSparseProductSpec& spec, const KernelArgs& a
   return view;
 }
 
-int64_t largest_stripe(const TopologyView& topology, WalkOrder order) {
-  int64_t largest = 0;
-  for_each_stripe(topology, order, [&](const Stripe& stripe) {
-    largest = std::max(largest, stripe.extent() * num_cross_blocks(topology, stripe));
-  });
-  return largest;
-}
+/// Rows (columns) first .. last-1 of a stripe, counted in elements from its start.
+struct Slice {
+  Stripe stripe;
+  int64_t first = 0;
+  int64_t last = 0;
+};
 
-/// Calls body(stripe) for every stripe: at once on `num_threads` threads where all stripes are
-/// small beside a thread's share, else one after the other, each product on all threads.
+/// A walk's work cut into equal shares in the order of stripes, so that it does not matter how the
+/// blocks are spread over rows (columns): a share may be several small stripes and a part of a
+/// large one.
+class Shares {
+ public:
+  Shares(const TopologyView& topology, WalkOrder order, int num_shares)
+      : topology_(topology), order_(order), num_shares_(num_shares) {
+    for_each_stripe(topology_, order_,
+                    [&](const Stripe& stripe) { total_ += length(stripe) * unit_cost(stripe); });
+  }
+
+  /// Calls body(slice) for each slice of one share.
+  template <typename Body>
+  void for_each_slice(int share, const Body& body) const {
+    const int64_t from = total_ * share / num_shares_;
+    const int64_t to = total_ * (share + 1) / num_shares_;
+    int64_t before = 0;
+    for_each_stripe(topology_, order_, [&](const Stripe& stripe) {
+      const Slice slice{stripe, cut(stripe, from - before), cut(stripe, to - before)};
+      if (slice.first < slice.last) body(slice);
+      before += length(stripe) * unit_cost(stripe);
+    });
+  }
+
+ private:
+  int64_t length(const Stripe& stripe) const { return stripe.extent() * topology_.block_size; }
+  int64_t unit_cost(const Stripe& stripe) const {
+    return num_cross_blocks(topology_, stripe) * topology_.block_size + kOutputCost;
+  }
+  /// Where a cost counted from the stripe's start ends in it.
+  int64_t cut(const Stripe& stripe, int64_t cost) const {
+    if (cost <= 0) return 0;
+    const int64_t unit = cost / unit_cost(stripe);
+    return unit >= length(stripe) ? length(stripe) : unit / kCutAlignment * kCutAlignment;
+  }
+
+  const TopologyView& topology_;
+  WalkOrder order_;
+  int num_shares_;
+  int64_t total_ = 0;
+};
+
+/// Calls body(slice) for slices that together are the whole matrix, on `num_threads` threads.
 template <typename Body>
-void run_stripes(const TopologyView& topology, WalkOrder order, int num_threads, const Body& body) {
-  const bool side_by_side =
-      num_threads > 1 &&
-      largest_stripe(topology, order) * num_threads * kStripesPerThread <= topology.num_blocks();
-  if (!side_by_side) return for_each_stripe(topology, order, body);
+void run_slices(const TopologyView& topology, WalkOrder order, int num_threads, const Body& body) {
 #pragma omp parallel num_threads(num_threads)
-#pragma omp single
-  for_each_stripe(topology, order, [&](const Stripe& stripe) {
-#pragma omp task firstprivate(stripe)
-    body(stripe);
-  });
+  Shares(topology, order, omp_get_num_threads()).for_each_slice(omp_get_thread_num(), body);
 }
 
 /// Sparse output: each rectangle is one product of a row range of the left and a column range of
@@ -85,24 +118,24 @@ void run_sdd(const BlockSparseProductSpec& spec, const KernelArgs& args) {
   const auto topology = topology_of(spec, args, left.transposed ? left.ld : left.rows);
   ensure(topology.num_blocks() == out.shape[0], "{} blocks for a topology of {}", out.shape[0],
          topology.num_blocks());
-  const auto run_stripe = [&](const Stripe& stripe) {
-    for_each_rectangle(topology, stripe, [&](const Rectangle& rectangle) {
+  run_slices(topology, WalkOrder::kRows, omp_get_max_threads(), [&](const Slice& slice) {
+    for_each_rectangle(topology, slice.stripe, [&](const Rectangle& rectangle) {
+      const int64_t c = rectangle.offset + slice.first * rectangle.ld;
       gemm({.transpose_a = left.transposed,
             .transpose_b = right.transposed,
-            .m = stripe.extent() * size,
+            .m = slice.last - slice.first,
             .n = (rectangle.cross_last - rectangle.cross_first) * size,
             .k = left.transposed ? left.rows : left.ld,
-            .a = left.entering(stripe.first * size, 0),
+            .a = left.entering(slice.stripe.first * size + slice.first, 0),
             .lda = left.ld,
             .b = right.entering(0, rectangle.cross_first * size),
             .ldb = right.ld,
-            .c = static_cast<std::byte*>(out.data) + rectangle.offset * left.element,
+            .c = static_cast<std::byte*>(out.data) + c * left.element,
             .ldc = rectangle.ld,
             .input_type = out.dtype,
             .output_type = out.dtype});
     });
-  };
-  run_stripes(topology, WalkOrder::kRows, omp_get_max_threads(), run_stripe);
+  });
 }
 
 /// A part of the dense output. `along` counts in the sparse matrix's dim, from the stripe's start;
@@ -134,8 +167,7 @@ class DenseProduct {
   }
 
   void run() const {
-    run_stripes(topology_, order_, num_threads(),
-                [this](const Stripe& stripe) { run_stripe(stripe); });
+    run_slices(topology_, order_, num_threads(), [this](const Slice& slice) { run_slice(slice); });
   }
 
  private:
@@ -163,8 +195,9 @@ class DenseProduct {
            (row * out_.shape[1] + col) * dtype_size(out_.dtype);
   }
 
-  void run_stripe(const Stripe& stripe) const {
-    const Tile whole{0, stripe.extent() * spec_.block_size, 0, outer_extent()};
+  void run_slice(const Slice& slice) const {
+    const Stripe& stripe = slice.stripe;
+    const Tile whole{slice.first, slice.last - slice.first, 0, outer_extent()};
     int64_t num_rectangles = 0;
     for_each_rectangle(topology_, stripe, [&](const Rectangle&) { ++num_rectangles; });
     if (num_rectangles == 0) {
@@ -242,9 +275,10 @@ class DenseProduct {
     const int64_t thread = omp_get_thread_num();
     auto* scratch = reinterpret_cast<float*>(scratch_.data() +
                                              thread * product_scratch_bytes(spec_.block_size));
-    for (int64_t along = 0; along < whole.along_extent; along += spec_.block_size) {
+    const int64_t last = whole.along_first + whole.along_extent;
+    for (int64_t along = whole.along_first; along < last; along += spec_.block_size) {
       for (int64_t outer = 0; outer < whole.outer_extent; outer += kTileExtent) {
-        const Tile tile{along, spec_.block_size, outer,
+        const Tile tile{along, std::min(spec_.block_size, last - along), outer,
                         std::min(kTileExtent, whole.outer_extent - outer)};
         const int64_t cols = sparse_left_ ? tile.outer_extent : tile.along_extent;
         const int64_t rows = sparse_left_ ? tile.along_extent : tile.outer_extent;
