@@ -1,0 +1,179 @@
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "ops/adamw/adamw.h"
+#include "ops/grad_norm/grad_norm.h"
+
+namespace tessera {
+namespace {
+
+/// Where a parameter's state lies in the flat buffer, from its own beginning.
+struct StateLayout {
+  int64_t m = 0;
+  int64_t v = 0;
+  int64_t master = -1;  // -1: the weight is the master
+  int64_t num_bytes = 0;
+};
+
+StateLayout layout_state(const Tensor& weight) {
+  const int64_t bytes = align_up(weight.num_elements() * dtype_size(DType::kF32));
+  StateLayout layout = {.m = 0, .v = bytes, .num_bytes = 2 * bytes};
+  if (weight.dtype == DType::kBF16) {
+    layout.master = layout.num_bytes;
+    layout.num_bytes += bytes;
+  }
+  return layout;
+}
+
+void check_parameter(const Parameter& p) {
+  ensure(p.weight.dtype == DType::kF32 || p.weight.dtype == DType::kBF16,
+         "optimizer: weight '{}' is {}", p.name, dtype_name(p.weight.dtype));
+  ensure(p.grad.dtype == DType::kF32 && p.grad.shape == p.weight.shape,
+         "optimizer: '{}' has weight {} but gradient {} {}", p.name, p.weight.shape.to_string(),
+         dtype_name(p.grad.dtype), p.grad.shape.to_string());
+  ensure(p.weight.num_elements() == 0 || (p.weight && p.grad), "optimizer: '{}' has no memory",
+         p.name);
+  require(std::isfinite(p.lr_multiplier) && p.lr_multiplier >= 0.0,
+          "optimizer: the learning-rate multiplier of '{}' must be finite and at least 0, got {}",
+          p.name, p.lr_multiplier);
+}
+
+bool is_decayed(const Parameter& p, const AdamWOptions& options) {
+  return p.decay.value_or(options.decay_all || p.weight.shape.rank() >= 2);
+}
+
+Tensor flat(Tensor tensor) {
+  tensor.shape = {tensor.num_elements()};
+  return tensor;
+}
+
+ValueType type_of(const Tensor& tensor) {
+  return {.dtype = tensor.dtype, .shape = tensor.shape};
+}
+
+/// torch.nn.utils.clip_grad_norm_'s coefficient.
+double clip_factor(double norm, double max_norm) {
+  return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+void run_kernel(const KernelTable& kernels, const Operator& op, std::span<const Tensor> inputs,
+                std::span<const Tensor> outputs, std::span<std::byte> workspace = {}) {
+  kernels.find(op.name())->second(op, {inputs, outputs, workspace});
+}
+
+}  // namespace
+
+AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
+                               const AdamWOptions& options)
+    : sum_of_squares_(make_sum_of_squares()) {
+  add_adamw_cpu(kernels_);
+  add_grad_norm_cpu(kernels_);
+  int64_t state_bytes = 0;
+  int64_t workspace_bytes = 0;
+  for (const Parameter& parameter : parameters) {
+    check_parameter(parameter);
+    state_bytes += layout_state(parameter.weight).num_bytes;
+    const ValueType grad = type_of(flat(parameter.grad));
+    workspace_bytes =
+        std::max(workspace_bytes, sum_of_squares_->cpu_workspace_bytes(std::span(&grad, 1)));
+  }
+  state_ = Buffer(state_bytes, "optimizer state");
+  workspace_ = Buffer(workspace_bytes, "the gradient norm");
+  int64_t offset = 0;
+  for (const Parameter& parameter : parameters) {
+    slots_.push_back(make_slot(parameter, options, offset));
+    offset += layout_state(parameter.weight).num_bytes;
+  }
+  reset_masters();
+}
+
+AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
+                                               const AdamWOptions& options,
+                                               int64_t state_offset) const {
+  const StateLayout layout = layout_state(parameter.weight);
+  const bool bf16 = layout.master >= 0;
+  const auto state = [&](int64_t offset) {
+    return state_.tensor(state_offset + offset, DType::kF32, parameter.weight.shape);
+  };
+  const AdamWSpec spec = {
+      .beta1 = options.beta1,
+      .beta2 = options.beta2,
+      .eps = options.eps,
+      .weight_decay = is_decayed(parameter, options) ? options.weight_decay : 0.0,
+      .bf16_weight = bf16};
+  return {.parameter = parameter,
+          .master = bf16 ? state(layout.master) : parameter.weight,
+          .m = state(layout.m),
+          .v = state(layout.v),
+          .op = make_adamw(spec)};
+}
+
+double AdamWOptimizer::grad_norm(double grad_scale) {
+  double total = 0;
+  for (const Slot& slot : slots_) {
+    double sum = 0;
+    const Tensor inputs[] = {flat(slot.parameter.grad)};
+    const Tensor outputs[] = {view(std::span(&sum, 1), {1})};
+    run_kernel(kernels_, *sum_of_squares_, inputs, outputs,
+               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
+    total += sum;
+  }
+  return std::sqrt(total) * std::abs(grad_scale);
+}
+
+StepResult AdamWOptimizer::step(const StepInput& input) {
+  StepResult result = {.grad_norm = grad_norm(input.grad_scale)};
+  if (!std::isfinite(result.grad_norm)) return result;
+  result.clip_factor = clip_factor(result.grad_norm, input.max_grad_norm);
+  for (const Slot& slot : slots_) update(slot, input, input.grad_scale * result.clip_factor);
+  result.updated = true;
+  return result;
+}
+
+void AdamWOptimizer::update(const Slot& slot, const StepInput& input, double grad_scale) const {
+  const AdamWSpec& spec = static_cast<const AdamW&>(*slot.op).spec();
+  const double lr = input.lr * slot.parameter.lr_multiplier;
+  std::array<float, 4> params = adamw_step_params(spec, lr, input.step_idx + 1, grad_scale);
+  const Tensor inputs[] = {flat(slot.parameter.grad), view(std::span<float>(params), {4})};
+  const Tensor outputs[] = {flat(slot.master), flat(slot.m), flat(slot.v),
+                            flat(slot.parameter.weight)};
+  run_kernel(kernels_, *slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3));
+}
+
+std::vector<NamedState> AdamWOptimizer::state() const {
+  std::vector<NamedState> result;
+  for (const Slot& slot : slots_) {
+    const std::string& name = slot.parameter.name;
+    result.push_back({name + ".m", slot.m});
+    result.push_back({name + ".v", slot.v});
+    if (slot.has_master()) result.push_back({name + ".master", slot.master});
+  }
+  return result;
+}
+
+void AdamWOptimizer::round_masters() const {
+  for (const Slot& slot : slots_) {
+    if (!slot.has_master()) continue;
+    const std::span<const float> master = slot.master.span<float>();
+    std::ranges::transform(master, slot.parameter.weight.as<Bf16>(),
+                           [](float value) { return Bf16(value); });
+  }
+}
+
+void AdamWOptimizer::reset_masters() const {
+  for (const Slot& slot : slots_) {
+    if (!slot.has_master()) continue;
+    std::ranges::copy(slot.parameter.weight.span<Bf16>(), slot.master.as<float>());
+  }
+}
+
+int64_t AdamWOptimizer::state_bytes(std::span<const Tensor> weights) {
+  int64_t total = 0;
+  for (const Tensor& weight : weights) total += layout_state(weight).num_bytes;
+  return total;
+}
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/memory.h"
+#include "ops/operator.h"
+
+namespace tessera {
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  /// Whether every parameter is decayed; otherwise only matrices are (rank 2 and more).
+  bool decay_all = false;
+};
+
+/// A parameter as the optimizer sees it: views that must outlive it.
+struct Parameter {
+  std::string name;
+  Tensor weight;  ///< F32: the master itself; BF16: rounded from a separate F32 master
+  Tensor grad;    ///< F32, of the weight's shape
+  /// Whether it is decayed; unset, AdamWOptions and its rank decide.
+  std::optional<bool> decay = std::nullopt;
+  double lr_multiplier = 1.0;
+};
+
+/// A piece of optimizer state as a checkpoint sees it.
+struct NamedState {
+  std::string name;  ///< "<parameter>.m", "<parameter>.v", "<parameter>.master"
+  Tensor tensor;     ///< F32, of the weight's shape
+};
+
+struct StepInput {
+  int64_t step_idx = 0;        ///< updates made before this one
+  double lr = 0.0;             ///< before each parameter's multiplier
+  double max_grad_norm = 0.0;  ///< the global norm is clipped to this; 0: not clipped
+  double grad_scale = 1.0;     ///< what the gradients are multiplied by before anything else
+};
+
+struct StepResult {
+  double grad_norm = 0.0;  ///< the global norm before clipping, grad_scale included
+  double clip_factor = 1.0;
+  bool updated = false;  ///< false where the norm is NaN or infinite: then nothing has changed
+};
+
+/// AdamW over a list of parameters; owns m, v and, for BF16 weights, the masters. One update:
+///   norm = sqrt(Σ over parameters of Σ (grad · grad_scale)²), summed in double in the order of the
+///   list; clip = min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_;
+///   operator `adamw` on every parameter with scale grad_scale · clip.
+/// A parameter with a zero gradient (an expert that saw no token) is decayed all the same. The
+/// result does not depend on the number of threads. Not thread-safe.
+class AdamWOptimizer {
+ public:
+  /// Masters start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
+  /// of range, InternalError for tensors that do not fit together.
+  AdamWOptimizer(const std::vector<Parameter>& parameters, const AdamWOptions& options);
+
+  /// The global norm of grad · grad_scale.
+  double grad_norm(double grad_scale);
+  /// Clips and updates.
+  StepResult step(const StepInput& input);
+
+  /// Views of all state, parameter by parameter. After filling masters call round_masters.
+  std::vector<NamedState> state() const;
+  /// Sets the BF16 weights to their masters, rounded.
+  void round_masters() const;
+  /// Sets the masters to the BF16 weights, exactly: after the weights were loaded or initialised
+  /// without masters.
+  void reset_masters() const;
+
+  /// The bytes of state for such parameters: exactly what an optimizer allocates for it. Only dtype
+  /// and shape of the tensors are read.
+  static int64_t state_bytes(std::span<const Tensor> weights);
+
+ private:
+  /// A parameter with its state and its operator.
+  struct Slot {
+    Parameter parameter;
+    Tensor master;  // the weight itself where that is F32
+    Tensor m;
+    Tensor v;
+    OperatorPtr op;
+
+    bool has_master() const { return parameter.weight.dtype == DType::kBF16; }
+  };
+
+  Slot make_slot(const Parameter& parameter, const AdamWOptions& options,
+                 int64_t state_offset) const;
+  void update(const Slot& slot, const StepInput& input, double grad_scale) const;
+
+  KernelTable kernels_;
+  OperatorPtr sum_of_squares_;
+  Buffer state_;
+  Buffer workspace_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace tessera
