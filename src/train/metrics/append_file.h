@@ -1,0 +1,25 @@
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+#include "core/file.h"
+
+namespace tessera {
+
+/// A file that only grows; each append reaches the kernel before it returns, so that a killed
+/// process loses nothing that was recorded. Failures (full disk, no permission) throw UserError
+/// naming the file and the cause.
+class AppendFile {
+ public:
+  enum class Start { kEmpty, kAtEnd };
+
+  AppendFile(const std::filesystem::path& path, Start start);
+  void append(std::string_view bytes);
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor file_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace tessera {
+
+/// Rows that each expert of one MoE layer received in a step.
+struct ExpertLoad {
+  int64_t layer = 0;                       ///< index of the layer in the model
+  std::vector<int64_t> tokens_per_expert;  ///< [E] token-to-expert assignments
+};
+
+/// What one training step did. A value that is not measured stays empty.
+struct StepRecord {
+  int64_t step = 0;         ///< steps done including this one: the first is 1
+  int64_t total_steps = 0;  ///< steps of the whole run
+  int64_t tokens_seen = 0;  ///< since the beginning of the run
+  double loss = 0.0;        ///< cross-entropy in nats per token
+  std::optional<double> validation_loss;
+  std::optional<double>
+      balance_loss;  ///< mean of the MoE layers; 1.0 is perfect balance; empty: dense model
+  std::optional<double> z_loss;  ///< mean of the MoE layers
+  double grad_norm = 0.0;        ///< global, before clipping
+  double learning_rate = 0.0;
+  double clip_factor = 1.0;  ///< what the gradients were multiplied by; 1 means not clipped
+  double step_seconds = 0.0;
+  double tokens_per_second = 0.0;
+  double model_flops = 0.0;           ///< of the step, forward and backward, without recomputation
+  std::optional<double> utilisation;  ///< 0..1 of the measured peak of large matrix products
+  int64_t memory_used = 0;            ///< bytes, the highest so far
+  int64_t memory_predicted = 0;       ///< bytes; 0: no prediction
+  int64_t dropped_tokens = 0;         ///< assignments that capacity cut off in this step
+  int64_t skipped_steps = 0;  ///< updates left out so far because loss or gradient was not finite
+  double eta_seconds = 0.0;
+  std::vector<ExpertLoad>
+      expert_load;  ///< one entry a MoE layer; empty: dense model or not recorded
+
+  double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }
+};
+
+/// The loss on the validation set after `step` steps.
+struct ValidationRecord {
+  int64_t step = 0;
+  int64_t tokens_seen = 0;
+  double loss = 0.0;  ///< nats per token
+  double seconds = 0.0;
+};
+
+}  // namespace tessera
