@@ -1,0 +1,222 @@
+#include "ops/permute/permute.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::list_inputs;
+using testing::Role;
+using testing::TestInput;
+
+/// A random but consistent pair of maps, with drops and padding.
+struct Maps {
+  int64_t num_tokens;
+  int64_t top_k;
+  std::vector<int32_t> row_of_TK;
+  std::vector<int32_t> source_R;
+
+  int64_t num_rows() const { return std::ssize(source_R); }
+  TestInput row_of() const {
+    return {testing::tensor_of_i32({num_tokens, top_k}, row_of_TK), Role::kConstant, "row_of_TK"};
+  }
+  TestInput source() const {
+    return {testing::tensor_of_i32({num_rows()}, source_R), Role::kConstant, "source_R"};
+  }
+};
+
+Maps random_maps(int64_t num_tokens, int64_t top_k, Random& random) {
+  Maps maps{
+      num_tokens, top_k, std::vector<int32_t>(static_cast<size_t>(num_tokens * top_k), -1), {}};
+  for (size_t i = 0; i < maps.row_of_TK.size(); ++i) {
+    if (random.next_below(5) > 0) maps.source_R.push_back(static_cast<int32_t>(i));
+    if (random.next_below(5) == 0) maps.source_R.push_back(-1);
+  }
+  for (size_t r = maps.source_R.size(); r > 1; --r) {
+    std::swap(maps.source_R[r - 1], maps.source_R[random.next_below(r)]);
+  }
+  for (size_t r = 0; r < maps.source_R.size(); ++r) {
+    const int32_t source = maps.source_R[r];
+    if (source >= 0) maps.row_of_TK[static_cast<size_t>(source)] = static_cast<int32_t>(r);
+  }
+  return maps;
+}
+
+KernelTable kernels() {
+  KernelTable table;
+  add_permute_cpu(table);
+  return table;
+}
+
+OwnedTensor run(const OperatorPtr& op, const std::vector<TestInput>& inputs) {
+  return std::move(testing::run_operator(*op, kernels(), inputs)[0]);
+}
+
+TestInput values(DType dtype, const Shape& shape, Random& random, const std::string& name) {
+  return {testing::random_tensor(dtype, shape, random), Role::kValue, name};
+}
+
+/// Rows of x by source_R, zeros for padding.
+OwnedTensor plain_permute(const Maps& maps, const TestInput& x) {
+  const auto from = testing::to_doubles(x.tensor);
+  const auto width = static_cast<size_t>(x.tensor.get().shape[1]);
+  std::vector<float> rows;
+  for (const int32_t source : maps.source_R) {
+    const auto t = static_cast<size_t>(source / maps.top_k);
+    for (size_t h = 0; h < width; ++h) {
+      rows.push_back(source < 0 ? 0.0F : static_cast<float>(from[t * width + h]));
+    }
+  }
+  return testing::tensor_of({maps.num_rows(), x.tensor.get().shape[1]}, rows, x.tensor.get().dtype);
+}
+
+/// Σ_k of each token's rows in order of k, in float, weighted where there are probabilities.
+OwnedTensor plain_unpermute(const Maps& maps, const TestInput& y, const float* probs_TK) {
+  const auto rows = testing::to_doubles(y.tensor);
+  const auto width = static_cast<size_t>(y.tensor.get().shape[1]);
+  std::vector<float> tokens;
+  for (size_t t = 0; t < static_cast<size_t>(maps.num_tokens); ++t) {
+    for (size_t h = 0; h < width; ++h) {
+      float sum = 0;
+      for (size_t i = t * static_cast<size_t>(maps.top_k);
+           i < (t + 1) * static_cast<size_t>(maps.top_k); ++i) {
+        if (maps.row_of_TK[i] < 0) continue;
+        const auto row = static_cast<size_t>(maps.row_of_TK[i]);
+        const auto value = static_cast<float>(rows[row * width + h]);
+        sum += probs_TK == nullptr ? value : value * probs_TK[i];
+      }
+      tokens.push_back(sum);
+    }
+  }
+  return testing::tensor_of({maps.num_tokens, y.tensor.get().shape[1]}, tokens,
+                            y.tensor.get().dtype);
+}
+
+struct Sizes {
+  int64_t num_tokens;
+  int64_t top_k;
+  int64_t width;
+};
+constexpr Sizes kSizes[] = {{0, 2, 8}, {1, 1, 1}, {1, 3, 17}, {37, 2, 40}, {64, 8, 129}};
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
+
+template <typename Check>
+void for_each_case(Check check) {
+  Random random(3, 14);
+  for (const Sizes& sizes : kSizes) {
+    for (const DType dtype : kTypes) {
+      SCOPED_TRACE(fmt::format("T={} K={} H={} {}", sizes.num_tokens, sizes.top_k, sizes.width,
+                               dtype_name(dtype)));
+      check(sizes, dtype, random_maps(sizes.num_tokens, sizes.top_k, random), random);
+    }
+  }
+}
+
+TEST(Permute, CopiesRowsAndZeroesPaddingBitwise) {
+  for_each_case([](const Sizes& s, DType dtype, const Maps& maps, Random& random) {
+    auto x = values(dtype, {s.num_tokens, s.width}, random, "x");
+    const OwnedTensor expected = plain_permute(maps, x);
+    const auto rows = run(make_permute(), list_inputs(std::move(x), maps.source(), maps.row_of()));
+    testing::expect_bitwise_equal(rows, expected, "rows");
+  });
+}
+
+TEST(Permute, SumsRowsInOrderOfKBitwise) {
+  for_each_case([](const Sizes& s, DType dtype, const Maps& maps, Random& random) {
+    auto y = values(dtype, {maps.num_rows(), s.width}, random, "y");
+    const OwnedTensor expected = plain_unpermute(maps, y, nullptr);
+    const auto tokens =
+        run(make_unpermute(), list_inputs(std::move(y), maps.row_of(), maps.source()));
+    testing::expect_bitwise_equal(tokens, expected, "tokens");
+  });
+}
+
+TEST(Permute, WeightsRowsByTheirProbability) {
+  for_each_case([](const Sizes& s, DType dtype, const Maps& maps, Random& random) {
+    auto y = values(dtype, {maps.num_rows(), s.width}, random, "y");
+    auto probs = values(DType::kF32, {s.num_tokens, s.top_k}, random, "probs");
+    const OwnedTensor expected = plain_unpermute(maps, y, probs.tensor.get().as<float>());
+    const auto tokens = run(make_unpermute_weighted(), list_inputs(std::move(y), std::move(probs),
+                                                                   maps.row_of(), maps.source()));
+    testing::expect_rows_near(tokens, expected, dtype == DType::kF32 ? 1e-6 : 4e-3, "tokens");
+  });
+}
+
+TEST(Permute, ProbabilitiesGoToRowsAndBack) {
+  for_each_case([](const Sizes& s, DType, const Maps& maps, Random& random) {
+    auto probs = values(DType::kF32, {s.num_tokens, s.top_k}, random, "probs");
+    std::vector<float> there;
+    std::vector<float> back;
+    const auto given = probs.tensor.get().span<float>();
+    for (const int32_t source : maps.source_R) {
+      there.push_back(source < 0 ? 0.0F : given[static_cast<size_t>(source)]);
+    }
+    for (size_t i = 0; i < given.size(); ++i) {
+      back.push_back(maps.row_of_TK[i] < 0 ? 0.0F : given[i]);
+    }
+    auto rows =
+        run(make_permute_probs(), list_inputs(std::move(probs), maps.source(), maps.row_of()));
+    testing::expect_bitwise_equal(rows, testing::tensor_of({maps.num_rows()}, there), "rows");
+    const auto tokens = run(
+        make_unpermute_probs(),
+        list_inputs(TestInput{std::move(rows), Role::kValue, "r"}, maps.row_of(), maps.source()));
+    testing::expect_bitwise_equal(tokens, testing::tensor_of({s.num_tokens, s.top_k}, back),
+                                  "tokens");
+  });
+}
+
+TEST(Permute, Gradients) {
+  Random random(15, 92);
+  for (const Sizes& s : {Sizes{1, 2, 3}, Sizes{9, 3, 21}}) {
+    const Maps maps = random_maps(s.num_tokens, s.top_k, random);
+    const auto tokens = [&] { return values(DType::kF32, {s.num_tokens, s.width}, random, "x"); };
+    const auto rows = [&] { return values(DType::kF32, {maps.num_rows(), s.width}, random, "y"); };
+    const auto probs = [&] { return values(DType::kF32, {s.num_tokens, s.top_k}, random, "p"); };
+    testing::check_gradients(make_permute(), kernels(),
+                             list_inputs(tokens(), maps.source(), maps.row_of()));
+    testing::check_gradients(make_unpermute(), kernels(),
+                             list_inputs(rows(), maps.row_of(), maps.source()));
+    testing::check_gradients(make_permute_probs(), kernels(),
+                             list_inputs(probs(), maps.source(), maps.row_of()));
+    testing::check_gradients(make_unpermute_weighted(), kernels(),
+                             list_inputs(rows(), probs(), maps.row_of(), maps.source()));
+  }
+}
+
+TEST(Permute, GradientOfPaddingRowsIsZero) {
+  const Maps maps{1, 2, {1, -1}, {-1, 0, -1}};
+  Random random(1, 2);
+  std::vector<OwnedTensor> grads(1);
+  grads[0] = testing::tensor_of({1, 2}, {3, 4});
+  const auto result = testing::run_gradients(
+      make_unpermute_weighted(), kernels(),
+      list_inputs(values(DType::kF32, {3, 2}, random, "y"),
+                  TestInput{testing::tensor_of({1, 2}, {0.5F, 7}), Role::kValue, "probs"},
+                  maps.row_of(), maps.source()),
+      grads);
+  testing::expect_bitwise_equal(result[0], testing::tensor_of({3, 2}, {0, 0, 1.5F, 2, 0, 0}), "dy");
+  EXPECT_EQ(result[1].get().as<float>()[1], 0.0F) << "a dropped assignment";
+}
+
+TEST(Permute, RefusesWhatDoesNotFit) {
+  const ValueType x{.dtype = DType::kF32, .shape = {4, 8}};
+  const ValueType row_of{.dtype = DType::kI32, .shape = {4, 2}};
+  const ValueType source{.dtype = DType::kI32, .shape = {9}};
+  const auto infer = [](const OperatorPtr& op, std::vector<ValueType> types) {
+    return op->infer(types);
+  };
+  EXPECT_NO_THROW(infer(make_permute(), {x, source, row_of}));
+  EXPECT_THROW(infer(make_permute(), {x, source}), UserError);
+  EXPECT_THROW(infer(make_permute(), {row_of, source, row_of}), UserError);
+  EXPECT_THROW(infer(make_permute(), {x, with_dtype(source, DType::kI64), row_of}), UserError);
+  EXPECT_THROW(infer(make_permute(), {{DType::kF32, {5, 8}}, source, row_of}), UserError);
+  EXPECT_THROW(infer(make_unpermute(), {x, row_of, source}), UserError) << "4 rows, not 9";
+  EXPECT_THROW(infer(make_permute_probs(), {x, source, row_of}), UserError);
+}
+
+}  // namespace
+}  // namespace tessera

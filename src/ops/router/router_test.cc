@@ -1,0 +1,455 @@
+#include "ops/router/router.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::Role;
+using testing::TestInput;
+
+constexpr int64_t kHidden = 24;
+
+/// One call: a spec and the values of its inputs.
+struct Case {
+  RouterSpec spec;
+  int64_t num_tokens = 0;
+  DType dtype = DType::kF32;
+  std::vector<float> bias = {};
+  std::vector<float> prior_counts = {};
+  std::vector<int32_t> cu_seqlens = {};
+};
+
+std::vector<TestInput> make_inputs(const Case& c, Random& random) {
+  auto inputs = testing::list_inputs(
+      TestInput{testing::random_tensor(c.dtype, {c.num_tokens, kHidden}, random), Role::kValue,
+                "x"},
+      TestInput{testing::random_tensor(DType::kF32, {c.spec.num_experts, kHidden}, random, 0.3),
+                Role::kWeight, "weight"});
+  if (c.spec.expert_bias) {
+    inputs.push_back(
+        {testing::tensor_of({c.spec.num_experts}, c.bias), Role::kConstant, "expert_bias"});
+  }
+  if (c.spec.balance_scope == BalanceScope::kGlobalBatch) {
+    inputs.push_back({testing::tensor_of({c.spec.num_experts}, c.prior_counts), Role::kConstant,
+                      "prior_counts"});
+  }
+  if (c.spec.balance_scope == BalanceScope::kSequence) {
+    inputs.push_back({testing::tensor_of_i32({std::ssize(c.cu_seqlens)}, c.cu_seqlens),
+                      Role::kConstant, "cu_seqlens"});
+  }
+  return inputs;
+}
+
+KernelTable kernels() {
+  KernelTable table;
+  add_router_cpu(table);
+  return table;
+}
+
+std::vector<OwnedTensor> run(const Case& c, const std::vector<TestInput>& inputs) {
+  return testing::run_operator(*make_router(c.spec), kernels(), inputs);
+}
+
+using Row = std::vector<double>;
+
+/// What the router should give, written down plainly in double.
+struct Reference {
+  std::vector<Row> probs;
+  std::vector<std::vector<int32_t>> experts;
+  std::vector<double> counts;
+  double balance_loss = 0;
+  double z_loss = 0;
+};
+
+Row softmax(const Row& logits) {
+  const double largest = *std::ranges::max_element(logits);
+  Row result;
+  for (const double l : logits) result.push_back(std::exp(l - largest));
+  const double sum = std::accumulate(result.begin(), result.end(), 0.0);
+  for (double& r : result) r /= sum;
+  return result;
+}
+
+Row scores_of(const RouterSpec& spec, const Row& logits) {
+  if (spec.score == ScoreFunction::kSoftmax) return softmax(logits);
+  Row result;
+  for (const double l : logits) result.push_back(1 / (1 + std::exp(-l)));
+  return result;
+}
+
+std::vector<int32_t> best(const Row& keys, int64_t count) {
+  std::vector<int32_t> order(keys.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
+    return keys[static_cast<size_t>(a)] > keys[static_cast<size_t>(b)];
+  });
+  order.resize(static_cast<size_t>(count));
+  return order;
+}
+
+/// Experts of groups that are not chosen fall to minus infinity.
+Row limit_to_groups(const RouterSpec& spec, Row keys) {
+  const auto size = static_cast<size_t>(spec.num_experts / spec.num_groups);
+  Row group_keys;
+  for (size_t first = 0; first < keys.size(); first += size) {
+    Row members(keys.begin() + static_cast<std::ptrdiff_t>(first),
+                keys.begin() + static_cast<std::ptrdiff_t>(first + size));
+    std::ranges::sort(members, std::greater<>());
+    const bool two = spec.group_score == GroupScore::kTopTwoSum && size > 1;
+    group_keys.push_back(members[0] + (two ? members[1] : 0.0));
+  }
+  const auto chosen = best(group_keys, spec.top_groups);
+  for (size_t e = 0; e < keys.size(); ++e) {
+    if (std::ranges::find(chosen, static_cast<int32_t>(e / size)) == chosen.end()) {
+      keys[e] = -std::numeric_limits<double>::infinity();
+    }
+  }
+  return keys;
+}
+
+Row probs_of(const RouterSpec& spec, const Row& logits, const std::vector<int32_t>& experts) {
+  const Row scores = scores_of(spec, logits);
+  Row result;
+  for (const int32_t e : experts) result.push_back(scores[static_cast<size_t>(e)]);
+  if (spec.normalize_top_k || spec.order == ScoreOrder::kAfterTopK) {
+    const double sum = std::accumulate(result.begin(), result.end(), 0.0);
+    for (double& p : result) p /= sum;
+  }
+  for (double& p : result) p *= spec.scaling_factor;
+  return result;
+}
+
+std::vector<Row> logits_of(const std::vector<TestInput>& inputs) {
+  const auto x = testing::to_doubles(inputs[0].tensor);
+  const auto w = testing::to_doubles(inputs[1].tensor);
+  std::vector<Row> result(x.size() / kHidden, Row(w.size() / kHidden));
+  for (size_t t = 0; t < result.size(); ++t) {
+    for (size_t e = 0; e < result[t].size(); ++e) {
+      for (size_t h = 0; h < kHidden; ++h) {
+        result[t][e] += x[t * kHidden + h] * w[e * kHidden + h];
+      }
+    }
+  }
+  return result;
+}
+
+/// E · Σ f·P over tokens [first, last); `prior` are counts of other tokens.
+double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& logits,
+                     size_t first, size_t last, const std::vector<float>& prior) {
+  const auto num_experts = static_cast<size_t>(c.spec.num_experts);
+  Row f(prior.begin(), prior.end());
+  f.resize(num_experts, 0.0);
+  Row p(num_experts, 0.0);
+  for (size_t t = first; t < last; ++t) {
+    for (const int32_t e : r.experts[t]) f[static_cast<size_t>(e)] += 1;
+    const Row scores = scores_of(c.spec, logits[t]);
+    const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+    for (size_t e = 0; e < num_experts; ++e) p[e] += scores[e] / sum;
+  }
+  const double total = std::accumulate(f.begin(), f.end(), 0.0);
+  double loss = 0;
+  for (size_t e = 0; e < num_experts; ++e) loss += f[e] / total * p[e];
+  return loss * static_cast<double>(num_experts) / static_cast<double>(last - first);
+}
+
+void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
+  if (logits.empty()) return;
+  for (const Row& row : logits) {
+    const double largest = *std::ranges::max_element(row);
+    double sum = 0;
+    for (const double l : row) sum += std::exp(l - largest);
+    const double lse = largest + std::log(sum);
+    r.z_loss += lse * lse / static_cast<double>(logits.size());
+  }
+  std::vector<int32_t> bounds{0, static_cast<int32_t>(logits.size())};
+  if (c.spec.balance_scope == BalanceScope::kSequence) bounds = c.cu_seqlens;
+  for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+    if (bounds[s] == bounds[s + 1]) continue;
+    const double weight = (bounds[s + 1] - bounds[s]) / static_cast<double>(logits.size());
+    r.balance_loss += weight * plain_balance(c, r, logits, static_cast<size_t>(bounds[s]),
+                                             static_cast<size_t>(bounds[s + 1]), c.prior_counts);
+  }
+}
+
+Reference plain_router(const Case& c, const std::vector<TestInput>& inputs) {
+  Reference r;
+  r.counts.assign(static_cast<size_t>(c.spec.num_experts), 0.0);
+  const auto logits = logits_of(inputs);
+  for (const Row& row : logits) {
+    Row keys = c.spec.order == ScoreOrder::kAfterTopK ? row : scores_of(c.spec, row);
+    for (size_t e = 0; e < c.bias.size(); ++e) keys[e] += static_cast<double>(c.bias[e]);
+    r.experts.push_back(best(limit_to_groups(c.spec, keys), c.spec.top_k));
+    r.probs.push_back(probs_of(c.spec, row, r.experts.back()));
+    for (const int32_t e : r.experts.back()) r.counts[static_cast<size_t>(e)] += 1;
+  }
+  add_losses(c, logits, r);
+  return r;
+}
+
+void expect_matches_reference(const Case& c, uint64_t seed) {
+  Random random(seed, 3);
+  const auto inputs = make_inputs(c, random);
+  const auto outputs = run(c, inputs);
+  const Reference expected = plain_router(c, inputs);
+  const auto probs = testing::to_doubles(outputs[RouterOutput::kProbs]);
+  const auto experts = outputs[RouterOutput::kExpertIdx].get().span<int32_t>();
+  size_t at = 0;
+  for (size_t t = 0; t < expected.probs.size(); ++t) {
+    for (size_t k = 0; k < expected.probs[t].size(); ++k, ++at) {
+      EXPECT_EQ(experts[at], expected.experts[t][k]) << "token " << t << ", k " << k;
+      EXPECT_NEAR(probs[at], expected.probs[t][k], 2e-6 * c.spec.scaling_factor) << "token " << t;
+    }
+  }
+  EXPECT_EQ(at, experts.size());
+  EXPECT_EQ(testing::to_doubles(outputs[RouterOutput::kCounts]), expected.counts);
+  EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kBalanceLoss])[0], expected.balance_loss,
+              2e-6);
+  EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kZLoss])[0], expected.z_loss,
+              2e-6 * std::max(1.0, expected.z_loss));
+}
+
+/// Every way to score and choose that the published models use, over 16 experts.
+std::vector<RouterSpec> published_specs() {
+  RouterSpec switch_transformer{.num_experts = 16, .top_k = 1};
+  RouterSpec mixtral{.num_experts = 16, .top_k = 2, .order = ScoreOrder::kAfterTopK};
+  RouterSpec qwen{.num_experts = 16, .top_k = 4, .normalize_top_k = true};
+  RouterSpec deepseek_v2{
+      .num_experts = 16, .top_k = 3, .scaling_factor = 16, .num_groups = 4, .top_groups = 2};
+  RouterSpec deepseek_v3{.num_experts = 16,
+                         .top_k = 4,
+                         .score = ScoreFunction::kSigmoid,
+                         .normalize_top_k = true,
+                         .scaling_factor = 2.5,
+                         .expert_bias = true,
+                         .num_groups = 4,
+                         .top_groups = 2,
+                         .group_score = GroupScore::kTopTwoSum};
+  RouterSpec plain_sigmoid{.num_experts = 16, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  RouterSpec all{.num_experts = 16, .top_k = 16};
+  return {switch_transformer, mixtral, qwen, deepseek_v2, deepseek_v3, plain_sigmoid, all};
+}
+
+Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, Random& random) {
+  spec.balance_scope = scope;
+  Case c{.spec = spec, .num_tokens = num_tokens};
+  for (int64_t e = 0; e < spec.num_experts; ++e) {
+    if (spec.expert_bias) c.bias.push_back(static_cast<float>(0.2 * random.next_normal()));
+    if (scope == BalanceScope::kGlobalBatch) {
+      c.prior_counts.push_back(static_cast<float>(random.next_below(50)));
+    }
+  }
+  if (scope == BalanceScope::kSequence) {  // uneven, one of them empty
+    const auto t = static_cast<int32_t>(num_tokens);
+    c.cu_seqlens = {0, t / 5, t / 5, t - t / 3, t};
+  }
+  return c;
+}
+
+constexpr BalanceScope kScopes[] = {BalanceScope::kMicroBatch, BalanceScope::kSequence,
+                                    BalanceScope::kGlobalBatch};
+
+TEST(Router, AgreesWithThePlainRule) {
+  Random random(11, 0);
+  uint64_t seed = 0;
+  for (const RouterSpec& spec : published_specs()) {
+    for (const BalanceScope scope : kScopes) {
+      for (const int64_t num_tokens : {0, 1, 7, 65, 130}) {
+        const Case c = make_case(spec, scope, num_tokens, random);
+        SCOPED_TRACE(fmt::format("T={} {}", num_tokens, make_router(c.spec)->attributes()));
+        expect_matches_reference(c, ++seed);
+      }
+    }
+  }
+}
+
+TEST(Router, Bf16InputsAreWidenedNotRounded) {
+  Random random(12, 0);
+  Case c = make_case(published_specs()[4], BalanceScope::kMicroBatch, 600, random);
+  c.dtype = DType::kBF16;
+  expect_matches_reference(c, 1);
+}
+
+/// Logits of `scale` times the given values: x is the values, the weight is diagonal. (One NaN
+/// makes all of its token's logits NaN.)
+std::vector<OwnedTensor> run_on_logits(const RouterSpec& spec, const std::vector<float>& logits,
+                                       float scale = 1) {
+  const int64_t num_experts = spec.num_experts;
+  std::vector<float> diagonal(static_cast<size_t>(num_experts * num_experts), 0.0F);
+  for (int64_t e = 0; e < num_experts; ++e)
+    diagonal[static_cast<size_t>(e * num_experts + e)] = scale;
+  return testing::run_operator(
+      *make_router(spec), kernels(),
+      testing::list_inputs(
+          TestInput{testing::tensor_of({std::ssize(logits) / num_experts, num_experts}, logits),
+                    Role::kConstant, "x"},
+          TestInput{testing::tensor_of({num_experts, num_experts}, diagonal), Role::kConstant,
+                    "weight"}));
+}
+
+std::vector<int32_t> experts_of(const std::vector<OwnedTensor>& outputs) {
+  const auto span = outputs[RouterOutput::kExpertIdx].get().span<int32_t>();
+  return {span.begin(), span.end()};
+}
+
+TEST(Router, TheLowerIndexWinsATie) {
+  const auto outputs =
+      run_on_logits({.num_experts = 5, .top_k = 3}, {1, 2, 2, 1, 2, 0, 0, 0, 0, 0});
+  EXPECT_THAT(experts_of(outputs), ElementsAre(1, 2, 4, 0, 1, 2));
+  const RouterSpec grouped{.num_experts = 6, .top_k = 2, .num_groups = 3, .top_groups = 1};
+  EXPECT_THAT(experts_of(run_on_logits(grouped, {0, 0, 1, 2, 2, 1})), ElementsAre(3, 2));
+}
+
+TEST(Router, BadLogitsGiveValidDistinctExpertsAndShowInTheLosses) {
+  constexpr float kHuge = 1e30F;  // whose square is infinite
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::vector<float>> rows{{nan, 0, 0, 0, 0, 0},
+                                             {kHuge, -kHuge, kHuge, 0, 0, 1},
+                                             {-kHuge, -kHuge, -kHuge, -kHuge, -kHuge, -kHuge},
+                                             {kHuge, kHuge, kHuge, kHuge, kHuge, kHuge}};
+  for (RouterSpec spec : published_specs()) {
+    spec.num_experts = 6;
+    spec.top_k = std::min<int64_t>(spec.top_k, 3);
+    spec.expert_bias = false;
+    spec.num_groups = spec.num_groups > 1 ? 3 : 1;
+    for (const auto& row : rows) {
+      const auto outputs = run_on_logits(spec, row, kHuge);
+      const auto experts = experts_of(outputs);
+      const std::set<int32_t> distinct(experts.begin(), experts.end());
+      EXPECT_EQ(distinct.size(), experts.size());
+      EXPECT_GE(*distinct.begin(), 0);
+      EXPECT_LT(*distinct.rbegin(), 6);
+      EXPECT_FALSE(std::isfinite(testing::to_doubles(outputs[RouterOutput::kZLoss])[0]));
+    }
+  }
+}
+
+TEST(Router, BiasChangesTheChoiceButNoProbability) {
+  Case c{.spec = {.num_experts = 4, .top_k = 2, .score = ScoreFunction::kSigmoid}, .num_tokens = 9};
+  Random random(5, 0);
+  auto inputs = make_inputs(c, random);
+  c.spec.expert_bias = true;
+  inputs.push_back({testing::tensor_of({4}, {0, 0, 0, 10}), Role::kConstant, "bias"});
+  const auto outputs = run(c, inputs);
+  const auto logits = outputs[RouterOutput::kLogits].get().span<float>();
+  const auto probs = outputs[RouterOutput::kProbs].get().span<float>();
+  const auto experts = experts_of(outputs);
+  for (size_t t = 0; t < 9; ++t) {
+    EXPECT_EQ(experts[2 * t], 3) << "a bias of 10 puts expert 3 first";
+    EXPECT_NEAR(probs[2 * t], 1 / (1 + std::exp(-logits[4 * t + 3])), 1e-6);
+  }
+}
+
+TEST(Router, ForcedBalanceGoesRoundAndHasABalanceLossOfOne) {
+  Case c{.spec = {.num_experts = 8, .top_k = 3, .force_balanced = true}, .num_tokens = 16};
+  Random random(6, 0);
+  const auto outputs = run(c, make_inputs(c, random));
+  const auto experts = experts_of(outputs);
+  for (size_t i = 0; i < experts.size(); ++i) EXPECT_EQ(experts[i], static_cast<int32_t>(i % 8));
+  EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kBalanceLoss])[0], 1.0, 1e-6);
+}
+
+TEST(Router, GradientsOfProbsAndLosses) {
+  Random random(21, 0);
+  uint64_t seed = 100;
+  for (const RouterSpec& spec : published_specs()) {
+    for (const BalanceScope scope : kScopes) {
+      Case c = make_case(spec, scope, 11, random);
+      c.spec.force_balanced = true;  // a step across a tie would change the choice
+      SCOPED_TRACE(make_router(c.spec)->attributes());
+      Random values(++seed, 0);
+      const auto inputs = make_inputs(c, values);
+      for (const std::vector<int>& outputs :
+           {std::vector<int>{RouterOutput::kProbs}, std::vector<int>{RouterOutput::kBalanceLoss},
+            std::vector<int>{RouterOutput::kZLoss},
+            std::vector<int>{RouterOutput::kProbs, RouterOutput::kBalanceLoss,
+                             RouterOutput::kZLoss}}) {
+        testing::check_gradients(make_router(c.spec), kernels(), inputs,
+                                 {.outputs = outputs, .max_probes = 24});
+      }
+    }
+  }
+}
+
+TEST(Router, Bf16GradientsAreThoseOfTheWidenedInputs) {
+  Random random(31, 0);
+  Case c = make_case(published_specs()[4], BalanceScope::kMicroBatch, 700, random);
+  Case wide = c;
+  c.dtype = DType::kBF16;
+  Random values(9, 0);
+  const auto inputs = make_inputs(c, values);
+  auto wide_inputs = make_inputs(wide, values);
+  const auto copy = [&](size_t i) {
+    const auto from = testing::to_doubles(inputs[i].tensor);
+    std::ranges::copy(from, wide_inputs[i].tensor.get().span<float>().begin());
+  };
+  copy(0);
+  copy(1);
+  const auto gradients = [&](const Case& which, const std::vector<TestInput>& in) {
+    std::vector<OwnedTensor> grads(6);
+    Random noise(3, 3);
+    grads[0] = testing::random_tensor(DType::kF32, {700, c.spec.top_k}, noise);
+    grads[4] = testing::tensor_of({1}, {1.0F});
+    return testing::run_gradients(make_router(which.spec), kernels(), in, grads);
+  };
+  const auto narrow = gradients(c, inputs);
+  const auto expected = gradients(wide, wide_inputs);
+  testing::expect_rows_near(narrow[0], expected[0], 4e-3, "dx");
+  testing::expect_rows_near(narrow[1], expected[1], 1e-5, "dweight");
+}
+
+void expect_refused(const RouterSpec& spec, const std::string& message) {
+  try {
+    make_router(spec);
+    ADD_FAILURE() << "accepted; expected: " << message;
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(message));
+  }
+}
+
+TEST(Router, RefusesImpossibleSpecs) {
+  expect_refused({.num_experts = 4, .top_k = 5}, "top_k is 5, expected from 1 to the 4 experts");
+  expect_refused({.num_experts = 0}, "num_experts is 0");
+  expect_refused(
+      {.num_experts = 4, .score = ScoreFunction::kSigmoid, .order = ScoreOrder::kAfterTopK},
+      "take them before top-k");
+  expect_refused({.num_experts = 6, .num_groups = 4}, "6 experts do not fall into 4 equal groups");
+  expect_refused({.num_experts = 6, .num_groups = 3, .top_groups = 4}, "top_groups is 4");
+  expect_refused({.num_experts = 6, .top_k = 3, .num_groups = 3, .top_groups = 1},
+                 "leave only 2 to choose from");
+  expect_refused({.num_experts = 4, .num_groups = 4, .group_score = GroupScore::kTopTwoSum},
+                 "at least 2 experts");
+  expect_refused({.num_experts = 4, .scaling_factor = std::nan("")}, "scaling factor");
+}
+
+TEST(Router, RefusesWrongInputs) {
+  Case c{.spec = {.num_experts = 4, .top_k = 2, .balance_scope = BalanceScope::kSequence},
+         .num_tokens = 6,
+         .cu_seqlens = {0, 2, 5}};
+  Random random(1, 1);
+  EXPECT_THROW(run(c, make_inputs(c, random)), InternalError) << "sequences stop before the end";
+  auto inputs = make_inputs(c, random);
+  inputs.pop_back();
+  EXPECT_THROW(run(c, inputs), UserError) << "an input is missing";
+  c.spec.num_experts = 3;
+  EXPECT_THROW(make_router(c.spec)->infer(
+                   std::vector<ValueType>{{.dtype = DType::kF32, .shape = {6, kHidden}},
+                                          {.dtype = DType::kF32, .shape = {4, kHidden}},
+                                          {.dtype = DType::kI32, .shape = {3}}}),
+               UserError)
+      << "weights for 4 of 3 experts";
+}
+
+}  // namespace
+}  // namespace tessera
