@@ -4,119 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
+#include "ops/block_sparse/layer_testing.h"
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
 
 namespace tessera {
 namespace {
 
+using testing::build_block_sparse_layer;
+using testing::fill_inputs;
+using testing::layer_kernels;
+using testing::LayerCase;
+using testing::LayerValues;
 using testing::ProgramRun;
-using testing::random_tensor;
 using testing::to_doubles;
-
-KernelTable kernels() {
-  KernelTable table;
-  add_block_sparse_cpu(table);
-  return table;
-}
-
-/// One layer's experts with a routing: `rows` without padding, per expert.
-struct LayerCase {
-  Activation activation = Activation::kSwiGLU;
-  DType dtype = DType::kF32;
-  int64_t block_size = 16;
-  int64_t hidden = 24;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> rows;
-  int64_t spare_rows = 40;  ///< how far the bound of rows is above the actual number
-
-  int64_t gates() const { return is_gated(activation) ? 2 : 1; }
-  int64_t inner() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
-  std::vector<int64_t> first_sizes() const {
-    std::vector<int64_t> result = sizes;
-    for (int64_t& size : result) size *= gates();
-    return result;
-  }
-  std::vector<int64_t> offsets() const {
-    std::vector<int64_t> result = {0};
-    for (const int64_t count : rows) {
-      result.push_back(result.back() + (count + block_size - 1) / block_size * block_size);
-    }
-    return result;
-  }
-};
-
-/// The values of the layer's program, as the header comment composes it.
-struct LayerValues {
-  ValueId extent, offsets, rows_RH, probs_R, w1, w2, y_RH;
-};
-
-LayerValues build_layer(const LayerCase& layer, Program& program) {
-  const int64_t max_rows = layer.offsets().back() + layer.spare_rows;
-  const auto num_offsets = static_cast<int64_t>(layer.sizes.size()) + 1;
-  const int64_t size = layer.block_size;
-  LayerValues v{};
-  v.extent = program.add_input("extent", {DType::kI64, {1}});
-  v.offsets = program.add_input("offsets", {DType::kI64, {num_offsets}});
-  v.rows_RH = program.add_input("rows", {layer.dtype, {max_rows, layer.hidden}, 0, v.extent});
-  v.probs_R = program.add_input("probs", {DType::kF32, {max_rows}, 0, v.extent});
-  v.w1 = program.add_weight("w1", {layer.dtype, {layer.gates() * layer.inner(), layer.hidden}});
-  v.w2 = program.add_weight("w2", {layer.dtype, {layer.inner(), layer.hidden}});
-  const auto first =
-      program.add(make_block_topology({size, layer.first_sizes(), max_rows}), {v.offsets});
-  const auto second = program.add(make_block_topology({size, layer.sizes, max_rows}), {v.offsets});
-  const ValueId pre =
-      program.add1(make_block_sparse_fc1(size),
-                   {v.rows_RH, v.w1, first[0], first[1], first[2], first[3], first[4]}, "pre");
-  const ValueId act = program.add1(make_block_sparse_activation({layer.activation, size}),
-                                   {pre, v.probs_R, second[0], second[1]}, "act");
-  v.y_RH = program.add1(
-      make_block_sparse_fc2(size),
-      {act, v.w2, second[0], second[1], second[2], second[3], second[4], v.probs_R}, "y");
-  program.set_outputs({v.y_RH});
-  return v;
-}
-
-void copy_into(const Tensor& to, const Tensor& from) {
-  ensure(from.num_bytes() <= to.num_bytes(), "copy of {} into {} bytes", from.num_bytes(),
-         to.num_bytes());
-  if (from.num_bytes() > 0) {
-    std::memcpy(to.data, from.data, static_cast<size_t>(from.num_bytes()));
-  }
-}
-
-/// Sets random inputs; padding rows and their probabilities are zero, what lies past the rows is
-/// NaN.
-void fill_inputs(const LayerCase& layer, const LayerValues& v, const ProgramRun& run,
-                 Random& random) {
-  const auto offsets = layer.offsets();
-  *run.value(v.extent).as<int64_t>() = offsets.back();
-  std::ranges::copy(offsets, run.value(v.offsets).as<int64_t>());
-  for (const ValueId id : {v.rows_RH, v.probs_R}) {
-    std::memset(run.value(id).data, 0xFF, static_cast<size_t>(run.value(id).num_bytes()));
-    const int64_t row_bytes = (id == v.rows_RH ? layer.hidden * dtype_size(layer.dtype) : 4);
-    std::memset(run.value(id).data, 0, static_cast<size_t>(row_bytes * offsets.back()));
-  }
-  for (size_t expert = 0; expert < layer.rows.size(); ++expert) {
-    const int64_t count = layer.rows[expert];
-    Tensor part = run.value(v.rows_RH);
-    part.data = static_cast<std::byte*>(part.data) +
-                offsets[expert] * layer.hidden * dtype_size(layer.dtype);
-    part.shape = {count, layer.hidden};
-    copy_into(part, random_tensor(layer.dtype, part.shape, random));
-    for (int64_t row = 0; row < count; ++row) {
-      run.value(v.probs_R).as<float>()[offsets[expert] + row] =
-          static_cast<float>(random.next_uniform());
-    }
-  }
-  for (const ValueId id : {v.w1, v.w2}) {
-    copy_into(run.value(id), random_tensor(layer.dtype, run.value(id).shape, random, 0.3));
-  }
-  copy_into(run.grad(v.y_RH), random_tensor(layer.dtype, {offsets.back(), layer.hidden}, random));
-}
 
 double gelu_tanh_u(double x) {
   return std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
@@ -239,8 +142,8 @@ void expect_values(const Tensor& actual, const std::vector<double>& expected, in
 void check_layer(const LayerCase& layer, uint64_t seed) {
   Random random(seed, 0);
   Program program("experts");
-  const LayerValues v = build_layer(layer, program);
-  const ProgramRun run(program, {{v.y_RH}, {v.rows_RH, v.probs_R}}, kernels());
+  const LayerValues v = build_block_sparse_layer(layer, program);
+  const ProgramRun run(program, {{v.y_RH}, {v.rows_RH, v.probs_R}}, layer_kernels());
   fill_inputs(layer, v, run, random);
   run.run_forward();
   run.run_backward();
@@ -310,8 +213,8 @@ TEST(BlockSparseLayer, GradientsAccumulateOverMicroBatches) {
   const LayerCase layer{.sizes = {16, 32}, .rows = {9, 30}};
   Random random(36, 0);
   Program program("experts");
-  const LayerValues v = build_layer(layer, program);
-  const ProgramRun run(program, {{v.y_RH}, {v.rows_RH, v.probs_R}}, kernels());
+  const LayerValues v = build_block_sparse_layer(layer, program);
+  const ProgramRun run(program, {{v.y_RH}, {v.rows_RH, v.probs_R}}, layer_kernels());
   fill_inputs(layer, v, run, random);
   run.run_forward();
   run.run_backward();
@@ -326,7 +229,7 @@ TEST(BlockSparseLayer, GradientsAccumulateOverMicroBatches) {
 TEST(BlockSparseLayer, KeepsThePreActivationButNoExpertOutput) {
   const LayerCase layer{.sizes = {16, 32}, .rows = {9, 30}};
   Program program("experts");
-  const LayerValues v = build_layer(layer, program);
+  const LayerValues v = build_block_sparse_layer(layer, program);
   const Backward backward = differentiate(program, {{v.y_RH}, {v.rows_RH, v.probs_R}});
   std::vector<std::string> kept;
   for (const Link& link : backward.saved) kept.push_back(program.value(link.forward).name);
