@@ -25,6 +25,8 @@ void Add::differentiate(GradientBuilder& builder) const {
   }
 }
 
-OperatorPtr make_add() { return std::make_shared<Add>(); }
+OperatorPtr make_add() {
+  return std::make_shared<Add>();
+}
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// a + b for values of one type and shape, ragged or not: residual connections and sums of gradients. BF16 operands are
-/// added in F32 and rounded once.
+/// a + b for values of one type and shape, ragged or not: residual connections and sums of
+/// gradients. BF16 operands are added in F32 and rounded once.
 class Add final : public Operator {
  public:
   std::string_view name() const override { return "add"; }

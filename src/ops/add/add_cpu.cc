@@ -1,28 +1,40 @@
+#include <algorithm>
+
 #include "ops/add/add.h"
+#include "ops/simd.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
 
+/// Elements that a thread takes at a time.
+constexpr int64_t kChunk = 8192;
+
 template <typename T>
-void add_elements(const Tensor& a, const Tensor& b, const Tensor& out) {
-  const T* left = a.as<T>();
-  const T* right = b.as<T>();
-  T* sum = out.as<T>();
-  const int64_t count = out.num_elements();
-#pragma omp parallel for simd schedule(static)
-  for (int64_t i = 0; i < count; ++i) sum[i] = T(static_cast<float>(left[i]) + static_cast<float>(right[i]));
+void add_elements(T* sum, const T* a, const T* b, int64_t count) {
+  simd::for_each_vector(count, [=](int64_t i, auto lanes) {
+    simd::store(sum + i, simd::load(a + i, lanes) + simd::load(b + i, lanes), lanes);
+  });
 }
 
-void add_kernel(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.out(0).dtype == DType::kF32) {
-    add_elements<float>(args.in(0), args.in(1), args.out(0));
-  } else {
-    add_elements<Bf16>(args.in(0), args.in(1), args.out(0));
-  }
+void add(const Operator& /*op*/, const KernelArgs& args) {
+  const int64_t count = args.out(0).num_elements();
+  with_storage(args.out(0).dtype, [&](auto storage) {
+    using T = decltype(storage);
+    const T* a = args.in(0).as<T>();
+    const T* b = args.in(1).as<T>();
+    T* sum = args.out(0).as<T>();
+#pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < count; at += kChunk) {
+      add_elements(sum + at, a + at, b + at, std::min(kChunk, count - at));
+    }
+  });
 }
 
 }  // namespace
 
-void add_add_cpu(KernelTable& table) { table["add"] = add_kernel; }
+void add_add_cpu(KernelTable& table) {
+  table["add"] = add;
+}
 
 }  // namespace tessera

@@ -1,0 +1,132 @@
+#include "ops/embedding/embedding.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera::testing {
+namespace {
+
+KernelTable kernels() {
+  KernelTable table;
+  add_embedding_cpu(table);
+  return table;
+}
+
+std::vector<int32_t> random_tokens(int64_t count, int64_t vocab, Random& random) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(static_cast<int32_t>(random.next_below(static_cast<uint64_t>(vocab))));
+  }
+  return tokens;
+}
+
+std::vector<TestInput> make_inputs(const std::vector<int32_t>& tokens, const Shape& table,
+                                   DType dtype, Random& random) {
+  std::vector<TestInput> inputs;
+  inputs.push_back(
+      {tensor_of_i32({static_cast<int64_t>(tokens.size())}, tokens), Role::kConstant, "tokens"});
+  inputs.push_back({random_tensor(dtype, table, random), Role::kWeight, "table"});
+  return inputs;
+}
+
+TEST(Embedding, CopiesRowsBitwise) {
+  Random random(1, 1);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t count : {0, 1, 7, 130}) {
+      for (const int64_t hidden : {1, 5, 64, 131}) {
+        const auto tokens = random_tokens(count, 11, random);
+        const auto inputs = make_inputs(tokens, {11, hidden}, dtype, random);
+        const auto outputs = run_operator(*make_embedding(), kernels(), inputs);
+        const auto table = to_doubles(inputs[1].tensor);
+        std::vector<float> expected;
+        for (const int32_t token : tokens) {
+          for (int64_t i = 0; i < hidden; ++i) {
+            expected.push_back(static_cast<float>(table[static_cast<size_t>(token * hidden + i)]));
+          }
+        }
+        expect_bitwise_equal(outputs[0], tensor_of({count, hidden}, expected, dtype), "rows");
+      }
+    }
+  }
+}
+
+/// Gradients are small integers, so that sums are exact in any order and every lost one shows.
+TEST(Embedding, AccumulatesRepeatedTokens) {
+  Random random(2, 1);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t hidden : {1, 33, 200}) {
+      const auto tokens = random_tokens(97, 5, random);
+      const auto inputs = make_inputs(tokens, {6, hidden}, dtype, random);
+      std::vector<float> grad;
+      std::vector<float> expected(static_cast<size_t>(6 * hidden), 0.0F);
+      for (const int32_t token : tokens) {
+        for (int64_t i = 0; i < hidden; ++i) {
+          grad.push_back(static_cast<float>(random.next_below(17)) - 8.0F);
+          expected[static_cast<size_t>(token * hidden + i)] += grad.back();
+        }
+      }
+      std::vector<OwnedTensor> grad_outputs;
+      grad_outputs.push_back(tensor_of({97, hidden}, grad, dtype));
+      const auto grads = run_gradients(make_embedding(), kernels(), inputs, grad_outputs);
+      expect_bitwise_equal(grads[1], tensor_of({6, hidden}, expected), "table gradient");
+    }
+  }
+}
+
+TEST(Embedding, GradientBitsDoNotDependOnThreads) {
+  Random random(3, 1);
+  const auto inputs = make_inputs(random_tokens(300, 4, random), {4, 200}, DType::kF32, random);
+  std::vector<OwnedTensor> grad_outputs;
+  grad_outputs.push_back(random_tensor(DType::kF32, {300, 200}, random));
+  const int before = omp_get_max_threads();
+  std::vector<OwnedTensor> results;
+  for (const int threads : {1, 2, 3}) {
+    omp_set_num_threads(threads);
+    auto grads = run_gradients(make_embedding(), kernels(), inputs, grad_outputs);
+    results.push_back(std::move(grads[1]));
+  }
+  omp_set_num_threads(before);
+  expect_bitwise_equal(results[1], results[0], "two threads");
+  expect_bitwise_equal(results[2], results[0], "three threads");
+}
+
+TEST(Embedding, GradientAgainstFiniteDifferences) {
+  Random random(4, 1);
+  check_gradients(make_embedding(), kernels(),
+                  make_inputs(random_tokens(9, 4, random), {4, 3}, DType::kF32, random));
+}
+
+TEST(Embedding, RefusesTokensOutsideTheVocabulary) {
+  Random random(5, 1);
+  for (const int32_t bad : {-1, 11, 2'000'000'000}) {
+    const auto inputs = make_inputs({3, 10, bad, -5}, {11, 4}, DType::kF32, random);
+    EXPECT_THAT([&] { run_operator(*make_embedding(), kernels(), inputs); },
+                ::testing::ThrowsMessage<UserError>(::testing::AllOf(
+                    ::testing::HasSubstr(fmt::format("token id {} at position 2", bad)),
+                    ::testing::HasSubstr("vocabulary of 11"))));
+  }
+}
+
+TEST(Embedding, ShapeRuleAndCost) {
+  const auto op = make_embedding();
+  const ValueType tokens{DType::kI32, {8}, 0, 3};
+  const ValueType table{DType::kBF16, {100, 16}};
+  const ValueType types[] = {tokens, table};
+  const auto outputs = op->infer(types);
+  EXPECT_EQ(outputs[0], (ValueType{DType::kBF16, {8, 16}, 0, 3}));
+  EXPECT_EQ(op->cost(types, outputs).bytes, 8 * 4 + 2 * 8 * 16 * 2);
+  const auto refuses = [&](const ValueType& a, const ValueType& b, const char* message) {
+    const ValueType wrong[] = {a, b};
+    EXPECT_THAT([&] { op->infer(wrong); },
+                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));
+  };
+  refuses(with_dtype(tokens, DType::kI64), table, "embedding: tokens must be i32 [T]");
+  refuses(tokens, with_dtype(table, DType::kI32), "embedding: table must be f32 or bf16");
+  refuses(tokens, {DType::kF32, {4}}, "embedding: table must be");
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,128 @@
+#include "ops/rope/rope.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera::testing {
+namespace {
+
+KernelTable kernels() {
+  KernelTable table;
+  add_rope_cpu(table);
+  return table;
+}
+
+RotarySpec make_spec(int64_t heads, int64_t head_size, int64_t rotary_dim, float amplitude = 1.0F) {
+  return {.num_heads = heads,
+          .head_size = head_size,
+          .inverse_frequencies = default_inverse_frequencies(rotary_dim, 10000.0),
+          .amplitude = amplitude};
+}
+
+std::vector<TestInput> make_inputs(const RotarySpec& spec, const std::vector<int32_t>& positions,
+                                   DType dtype, Random& random) {
+  const auto tokens = static_cast<int64_t>(positions.size());
+  std::vector<TestInput> inputs;
+  inputs.push_back(
+      {random_tensor(dtype, {tokens, spec.num_heads * spec.head_size}, random), Role::kValue, "x"});
+  inputs.push_back({tensor_of_i32({tokens}, positions), Role::kConstant, "positions"});
+  return inputs;
+}
+
+/// x · cos + rotate_half(x) · sin as Hugging Face's apply_rotary_pos_emb writes it.
+std::vector<float> reference(const RotarySpec& spec, const std::vector<double>& x,
+                             const std::vector<int32_t>& positions, double direction) {
+  const auto dim = static_cast<size_t>(spec.rotary_dim());
+  const auto head_size = static_cast<size_t>(spec.head_size);
+  std::vector<float> result;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t in_head = i % head_size;
+    if (in_head >= dim) {
+      result.push_back(static_cast<float>(x[i]));
+      continue;
+    }
+    const size_t token = i / (head_size * static_cast<size_t>(spec.num_heads));
+    const float angle =
+        spec.inverse_frequencies[in_head % (dim / 2)] * static_cast<float>(positions[token]);
+    const double half = in_head < dim / 2 ? -x[i + dim / 2] : x[i - dim / 2];
+    const double turned = x[i] * std::cos(static_cast<double>(angle)) +
+                          direction * half * std::sin(static_cast<double>(angle));
+    result.push_back(static_cast<float>(spec.amplitude * turned));
+  }
+  return result;
+}
+
+void check_case(const RotarySpec& spec, const std::vector<int32_t>& positions, DType dtype) {
+  SCOPED_TRACE(fmt::format("{} heads of {}, rotary {}, {} tokens, {}", spec.num_heads,
+                           spec.head_size, spec.rotary_dim(), positions.size(), dtype_name(dtype)));
+  Random random(21, positions.size());
+  const auto inputs = make_inputs(spec, positions, dtype, random);
+  const Shape shape = inputs[0].tensor.get().shape;
+  const double tolerance = dtype == DType::kF32 ? 5e-7 : 4e-3;
+  const auto outputs = run_operator(*make_rope(spec), kernels(), inputs);
+  const auto expected = reference(spec, to_doubles(inputs[0].tensor), positions, 1.0);
+  expect_rows_near(outputs[0], tensor_of(shape, expected), tolerance, "y");
+
+  std::vector<OwnedTensor> grad;
+  grad.push_back(random_tensor(dtype, shape, random));
+  const auto grads = run_gradients(make_rope(spec), kernels(), inputs, grad);
+  const auto expected_grad = reference(spec, to_doubles(grad[0]), positions, -1.0);
+  expect_rows_near(grads[0], tensor_of(shape, expected_grad), tolerance, "grad x");
+}
+
+TEST(Rope, MatchesHuggingFacesFormula) {
+  const std::vector<int32_t> positions = {0, 1, 2, 511, 4095, 131071, 7, 0};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    check_case(make_spec(2, 64, 64), positions, dtype);
+    check_case(make_spec(3, 6, 6), positions, dtype);
+    check_case(make_spec(1, 2, 2), {5}, dtype);
+    check_case(make_spec(2, 80, 36, 1.25F), positions, dtype);
+    check_case(make_spec(2, 7, 4), positions, dtype);
+    check_case(make_spec(2, 64, 64), {}, dtype);
+  }
+}
+
+TEST(Rope, PositionZeroIsTheIdentity) {
+  Random random(22, 1);
+  const RotarySpec spec = make_spec(2, 16, 16);
+  const auto inputs = make_inputs(spec, {0, 0}, DType::kF32, random);
+  const auto outputs = run_operator(*make_rope(spec), kernels(), inputs);
+  expect_bitwise_equal(outputs[0], inputs[0].tensor, "at position 0");
+}
+
+TEST(Rope, GradientsAgainstFiniteDifferences) {
+  Random random(23, 1);
+  const RotarySpec spec = make_spec(2, 10, 6, 0.8F);
+  check_gradients(make_rope(spec), kernels(), make_inputs(spec, {0, 3, 100}, DType::kF32, random));
+}
+
+TEST(Rope, DefaultFrequencies) {
+  const auto frequencies = default_inverse_frequencies(4, 10000.0);
+  EXPECT_THAT(frequencies, ::testing::ElementsAre(1.0F, 0.01F));
+  EXPECT_THROW(default_inverse_frequencies(5, 10000.0), UserError);
+  EXPECT_THROW(default_inverse_frequencies(0, 10000.0), UserError);
+  EXPECT_THROW(default_inverse_frequencies(4, 0.0), UserError);
+}
+
+TEST(Rope, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(make_rope(make_spec(1, 4, 6)), UserError);
+  EXPECT_THROW(make_rope(make_spec(0, 8, 8)), UserError);
+  EXPECT_THROW(make_rope(make_spec(1, 4096, 2048)), UserError);
+  EXPECT_THROW(make_rope({.num_heads = 1, .head_size = 8, .inverse_frequencies = {}}), UserError);
+  const auto refuses = [](const std::vector<ValueType>& types, const char* message) {
+    EXPECT_THAT([&] { make_rope(make_spec(2, 8, 8))->infer(types); },
+                ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));
+  };
+  const ValueType x{DType::kF32, {4, 16}};
+  const ValueType positions{DType::kI32, {4}};
+  refuses({with_last_dim(x, 24), positions}, "rope: 2 heads of 8 need rows of 16");
+  refuses({x, with_dtype(positions, DType::kI64)}, "rope: positions must be i32 [4]");
+  refuses({x, {DType::kI32, {5}}}, "rope: positions must be i32 [4], got i32 [5]");
+}
+
+}  // namespace
+}  // namespace tessera::testing
