@@ -6,7 +6,6 @@
 #include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -64,13 +63,17 @@ class StrictChecker : public nlohmann::json_sax<json> {
   std::vector<std::unordered_set<std::string>> keys_;
 };
 
-constexpr std::array<std::pair<std::string_view, DType>, 7> kFileDTypes = {{{"F32", DType::kF32},
-                                                                            {"BF16", DType::kBF16},
-                                                                            {"I32", DType::kI32},
-                                                                            {"I64", DType::kI64},
-                                                                            {"F64", DType::kF64},
-                                                                            {"U8", DType::kU8},
-                                                                            {"U16", DType::kU16}}};
+struct FileDType {
+  std::string_view name;
+  DType dtype;
+};
+constexpr std::array<FileDType, 7> kFileDTypes = {{{"F32", DType::kF32},
+                                                   {"BF16", DType::kBF16},
+                                                   {"I32", DType::kI32},
+                                                   {"I64", DType::kI64},
+                                                   {"F64", DType::kF64},
+                                                   {"U8", DType::kU8},
+                                                   {"U16", DType::kU16}}};
 
 }  // namespace
 
@@ -130,19 +133,20 @@ Shape json_shape(const json& value, std::string_view where) {
 }
 
 std::string_view file_dtype_name(DType dtype) {
-  const auto* found =
-      std::ranges::find(kFileDTypes, dtype, &decltype(kFileDTypes)::value_type::second);
+  const auto* found = std::ranges::find(kFileDTypes, dtype, &FileDType::dtype);
   ensure(found != kFileDTypes.end(), "element type {} has no name in files", dtype_name(dtype));
-  return found->first;
+  return found->name;
 }
 
 DType json_dtype(const json& value, std::string_view where) {
   const std::string& name = json_text(value, "dtype", where);
-  for (const auto& [file_name, dtype] : kFileDTypes) {
-    if (name == file_name) return dtype;
+  std::array<std::string_view, kFileDTypes.size()> known;
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (name == kFileDTypes[i].name) return kFileDTypes[i].dtype;
+    known[i] = kFileDTypes[i].name;
   }
   user_error("{}: dtype {} is not supported; expected {}; convert the file first", where,
-             quote_for_message(name), fmt::join(kFileDTypes | std::views::keys, ", "));
+             quote_for_message(name), fmt::join(known, ", "));
 }
 
 std::string json_quote(std::string_view text) {
