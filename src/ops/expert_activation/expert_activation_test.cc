@@ -1,0 +1,208 @@
+#include "ops/expert_activation/expert_activation.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::Role;
+using testing::TestInput;
+
+constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
+                                 Activation::kGelu, Activation::kGeluTanh};
+
+double plain_function(Activation kind, double x) {
+  switch (kind) {
+    case Activation::kSwiGLU:
+      return x / (1 + std::exp(-x));
+    case Activation::kGeGLU:
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kGeGLUTanh:
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  }
+  return std::nan("");
+}
+
+/// A spec and the rows that each expert has.
+struct Case {
+  ExpertActivationSpec spec;
+  std::vector<int64_t> rows_of;
+
+  std::vector<int64_t> offsets() const {
+    std::vector<int64_t> result{0};
+    for (const int64_t rows : rows_of) result.push_back(result.back() + rows);
+    return result;
+  }
+  int64_t num_rows() const { return offsets().back(); }
+  int64_t act_width() const { return std::ranges::max(spec.expert_sizes); }
+  int64_t pre_width() const { return (is_gated(spec.kind) ? 2 : 1) * act_width(); }
+
+  std::vector<TestInput> inputs(DType dtype, Random& random) const {
+    std::vector<TestInput> list;
+    list.push_back(
+        {testing::random_tensor(dtype, {num_rows(), pre_width()}, random), Role::kValue, "pre"});
+    if (spec.apply_prob) {
+      list.push_back(
+          {testing::random_tensor(DType::kF32, {num_rows()}, random), Role::kValue, "probs_R"});
+    }
+    list.push_back(
+        {testing::tensor_of_i64({std::ssize(rows_of) + 1}, offsets()), Role::kConstant, "offsets"});
+    return list;
+  }
+};
+
+Case make_case(Activation kind, bool apply_prob, std::vector<int64_t> sizes,
+               std::vector<int64_t> rows_of) {
+  Case c;
+  c.spec.kind = kind;
+  c.spec.expert_sizes = std::move(sizes);
+  c.spec.apply_prob = apply_prob;
+  c.rows_of = std::move(rows_of);
+  return c;
+}
+
+KernelTable kernels() {
+  KernelTable table;
+  add_expert_activation_cpu(table);
+  return table;
+}
+
+/// Calls check(row, expert, columns of the expert) for every row.
+template <typename Check>
+void for_each_row(const Case& c, Check check) {
+  const auto offsets = c.offsets();
+  for (size_t e = 0; e < c.rows_of.size(); ++e) {
+    for (int64_t row = offsets[e]; row < offsets[e + 1]; ++row) {
+      check(static_cast<size_t>(row), static_cast<size_t>(c.spec.expert_sizes[e]));
+    }
+  }
+}
+
+void expect_forward_right(const Case& c, DType dtype) {
+  Random random(c.rows_of.size(), 5);
+  const auto inputs = c.inputs(dtype, random);
+  const auto act = testing::to_doubles(
+      testing::run_operator(*make_expert_activation(c.spec), kernels(), inputs)[0]);
+  const auto pre = testing::to_doubles(inputs[0].tensor);
+  const auto pre_width = static_cast<size_t>(c.pre_width());
+  const auto act_width = static_cast<size_t>(c.act_width());
+  const double tolerance = dtype == DType::kF32 ? 1e-6 : 4e-3;
+  for_each_row(c, [&](size_t row, size_t size) {
+    const double prob =
+        c.spec.apply_prob ? static_cast<double>(inputs[1].tensor.get().as<float>()[row]) : 1.0;
+    for (size_t f = 0; f < size; ++f) {
+      double expected = prob * plain_function(c.spec.kind, pre[row * pre_width + f]);
+      if (is_gated(c.spec.kind)) expected *= pre[row * pre_width + size + f];
+      ASSERT_NEAR(act[row * act_width + f], expected, tolerance * std::max(1.0, std::abs(expected)))
+          << "row " << row << ", column " << f;
+    }
+  });
+}
+
+std::vector<Case> make_cases(Activation kind, bool apply_prob) {
+  std::vector<Case> cases;
+  const auto add = [&](std::vector<int64_t> sizes, std::vector<int64_t> rows_of) {
+    cases.push_back(make_case(kind, apply_prob, std::move(sizes), std::move(rows_of)));
+  };
+  add({5}, {0});
+  add({1}, {1});
+  add({33, 33, 33}, {0, 19, 0});
+  add({16, 7, 40, 1}, {3, 21, 0, 18});
+  return cases;
+}
+
+TEST(ExpertActivation, AgreesWithThePlainRule) {
+  for (const Activation kind : kKinds) {
+    for (const bool apply_prob : {false, true}) {
+      for (const Case& c : make_cases(kind, apply_prob)) {
+        SCOPED_TRACE(make_expert_activation(c.spec)->attributes());
+        expect_forward_right(c, DType::kF32);
+        expect_forward_right(c, DType::kBF16);
+      }
+    }
+  }
+}
+
+TEST(ExpertActivation, Gradients) {
+  Random random(8, 8);
+  for (const Activation kind : kKinds) {
+    for (const bool apply_prob : {false, true}) {
+      const Case c = make_case(kind, apply_prob, {21, 21}, {4, 3});
+      SCOPED_TRACE(make_expert_activation(c.spec)->attributes());
+      testing::check_gradients(make_expert_activation(c.spec), kernels(),
+                               c.inputs(DType::kF32, random));
+    }
+  }
+}
+
+/// With experts of different sizes the unused columns are undefined, so each used column is
+/// compared with the same row alone, under an expert of just that size.
+TEST(ExpertActivation, GradientsOfDifferentSizesAreThoseOfEachExpertAlone) {
+  const Case c = make_case(Activation::kSwiGLU, true, {16, 5, 23}, {2, 3, 4});
+  Random random(9, 9);
+  const auto inputs = c.inputs(DType::kF32, random);
+  std::vector<OwnedTensor> grads(1);
+  grads[0] = testing::random_tensor(DType::kF32, {c.num_rows(), c.act_width()}, random);
+  const auto together =
+      testing::run_gradients(make_expert_activation(c.spec), kernels(), inputs, grads);
+  const auto pre_width = static_cast<size_t>(c.pre_width());
+  for_each_row(c, [&](size_t row, size_t size) {
+    const auto part = [&](const OwnedTensor& tensor, size_t width, size_t count) {
+      const float* from = tensor.get().as<float>() + row * width;
+      return std::vector<float>(from, from + count);
+    };
+    const auto all = [](const OwnedTensor& tensor) {
+      const auto span = tensor.get().span<float>();
+      return std::vector<float>(span.begin(), span.end());
+    };
+    const auto width = static_cast<int64_t>(size);
+    std::vector<OwnedTensor> grad(1);
+    grad[0] =
+        testing::tensor_of({1, width}, part(grads[0], static_cast<size_t>(c.act_width()), size));
+    const auto alone = testing::run_gradients(
+        make_expert_activation({Activation::kSwiGLU, {width}, true}), kernels(),
+        testing::list_inputs(
+            TestInput{
+                testing::tensor_of({1, 2 * width}, part(inputs[0].tensor, pre_width, 2 * size)),
+                Role::kValue, "pre"},
+            TestInput{testing::tensor_of({1}, part(inputs[1].tensor, 1, 1)), Role::kValue, "probs"},
+            TestInput{testing::tensor_of_i64({2}, {0, 1}), Role::kConstant, "offsets"}),
+        grad);
+    EXPECT_EQ(part(together[0], pre_width, 2 * size), all(alone[0]));
+    EXPECT_EQ(part(together[1], 1, 1), all(alone[1]));
+  });
+}
+
+TEST(ExpertActivation, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(make_expert_activation({Activation::kGelu, {}, false}), UserError);
+  EXPECT_THROW(make_expert_activation({Activation::kGelu, {4, 0}, false}), UserError);
+  const auto op = make_expert_activation({Activation::kSwiGLU, {4, 6}, true});
+  const ValueType pre{.dtype = DType::kF32, .shape = {9, 12}};
+  const ValueType probs{.dtype = DType::kF32, .shape = {9}};
+  const ValueType offsets{.dtype = DType::kI64, .shape = {3}};
+  const auto infer = [&](std::vector<ValueType> types) { return op->infer(types); };
+  EXPECT_EQ(infer({pre, probs, offsets})[0].shape, (Shape{9, 6}));
+  EXPECT_THROW(infer({pre, offsets}), UserError);
+  EXPECT_THROW(infer({with_last_dim(pre, 6), probs, offsets}), UserError);
+  EXPECT_THROW(infer({pre, with_last_dim(probs, 8), offsets}), UserError);
+  EXPECT_THROW(infer({pre, probs, with_last_dim(offsets, 4)}), UserError);
+}
+
+TEST(ExpertActivation, CatchesOffsetsThatDoNotEndAtTheLastRow) {
+  const Case c = make_case(Activation::kGelu, false, {4}, {3});
+  Random random(1, 1);
+  auto inputs = c.inputs(DType::kF32, random);
+  inputs[1].tensor.get().as<int64_t>()[1] = 4;
+  EXPECT_THROW(testing::run_operator(*make_expert_activation(c.spec), kernels(), inputs),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace tessera
