@@ -1,0 +1,43 @@
+#include "ops/linear_cross_entropy/head_workspace.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+HeadSizes::HeadSizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec)
+    : T(x[0]),
+      H(x[1]),
+      V(weight[0]),
+      chunk(std::min(spec.chunk_tokens, T)),
+      block(std::min(spec.block_vocab, V)) {}
+
+HeadWorkspace::HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs) {
+  const auto take = [this](bool wanted, int64_t num_elements, DType dtype) {
+    const int64_t offset = num_bytes;
+    if (wanted) num_bytes += align_up(num_elements * dtype_size(dtype));
+    return offset;
+  };
+  const bool narrow = needs.gradients && needs.type == DType::kBF16;
+  const int64_t columns = needs.all_blocks ? sizes.V : sizes.block;
+  logits = take(true, sizes.chunk * columns, DType::kF32);
+  block_max = take(needs.statistics, sizes.chunk * sizes.num_blocks(), DType::kF32);
+  block_sum = take(needs.statistics, sizes.chunk * sizes.num_blocks(), DType::kF32);
+  label_logit = take(needs.statistics, sizes.chunk, DType::kF32);
+  lse = take(needs.statistics, sizes.chunk, DType::kF32);
+  grad_logits = take(narrow, sizes.chunk * sizes.block, DType::kBF16);
+  dx = take(narrow, sizes.chunk * sizes.H, DType::kF32);
+}
+
+HeadNeeds forward_needs(DType type) {
+  return {.statistics = true, .type = type};
+}
+
+HeadNeeds backward_needs(DType type) {
+  return {.gradients = true, .type = type};
+}
+
+HeadNeeds fused_needs(DType type) {
+  return {.all_blocks = true, .statistics = true, .gradients = true, .type = type};
+}
+
+}  // namespace tessera

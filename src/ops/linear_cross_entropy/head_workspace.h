@@ -1,0 +1,49 @@
+#pragma once
+
+#include "core/memory.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace tessera {
+
+/// The sizes of one head product and how it is cut into chunks of tokens and blocks of the
+/// vocabulary.
+struct HeadSizes {
+  int64_t T = 0;
+  int64_t H = 0;
+  int64_t V = 0;
+  int64_t chunk = 0;
+  int64_t block = 0;
+
+  HeadSizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec);
+  int64_t num_blocks() const { return (V + block - 1) / block; }
+};
+
+/// Which parts of the scratch memory a kernel wants.
+struct HeadNeeds {
+  bool all_blocks = false;  ///< the logits of every block of a chunk at once, not of one
+  bool statistics = false;
+  bool gradients = false;
+  DType type = DType::kF32;
+};
+
+/// Byte offsets of the scratch memory; the one description of it, for its size and for its
+/// pointers.
+struct HeadWorkspace {
+  int64_t logits = 0;       ///< F32: block after block, each [chunk rows, block columns]
+  int64_t block_max = 0;    ///< F32 [num_blocks, chunk]
+  int64_t block_sum = 0;    ///< F32 [num_blocks, chunk]
+  int64_t label_logit = 0;  ///< F32 [chunk]
+  int64_t lse = 0;          ///< F32 [chunk]
+  int64_t grad_logits = 0;  ///< BF16 [chunk, block], where A is BF16
+  int64_t dx = 0;           ///< F32 [chunk, H], where A is BF16
+  int64_t num_bytes = 0;
+
+  HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs);
+};
+
+/// What each operator's kernel needs.
+HeadNeeds forward_needs(DType type);
+HeadNeeds backward_needs(DType type);
+HeadNeeds fused_needs(DType type);
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// The head's product fused with softmax cross-entropy. Logits exist for one chunk of tokens at a
+/// time, in the kernel's workspace, in F32, cut into blocks of the vocabulary that stay in cache
+/// between the product and the softmax. Neither number changes what is computed, beyond rounding.
+struct CrossEntropySpec {
+  int64_t chunk_tokens = 512;
+  int64_t block_vocab = 1024;
+};
+
+/// The label of a token that has none: it adds nothing to the loss and gets no gradient.
+inline constexpr int32_t kIgnoredLabel = -100;
+
+/// What the three operators have in common.
+class CrossEntropyOperator : public Operator {
+ public:
+  /// Throws UserError where a size is below 1.
+  explicit CrossEntropyOperator(const CrossEntropySpec& spec);
+  std::string attributes() const override;
+  const CrossEntropySpec& spec() const { return spec_; }
+
+ protected:
+  /// Checks x A [T, H], weight A [V, H], labels I32 [T] and scale F32 [1], the first four inputs.
+  void check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const;
+  /// `num_products` products of T·H·V multiply-adds, and the bytes of all inputs and outputs.
+  Cost product_cost(int num_products, std::span<const ValueType> inputs,
+                    std::span<const ValueType> outputs) const;
+
+ private:
+  CrossEntropySpec spec_;
+};
+
+/// (x A [T, H], weight A [V, H], labels I32 [T], scale F32 [1]) -> (loss F32 [1], token_loss F32
+/// [T], lse F32 [T]). logits = x · weightᵀ; lse = log Σ exp(logits); token_loss = lse -
+/// logits[label], 0 where the label is kIgnoredLabel; loss = scale · Σ token_loss, summed in double
+/// from the first token to the last. The kernel throws UserError for any other label outside [0,
+/// V). A gradient can reach the loss only.
+class LinearCrossEntropy final : public CrossEntropyOperator {
+ public:
+  using CrossEntropyOperator::CrossEntropyOperator;
+  std::string_view name() const override { return "linear_cross_entropy"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+};
+
+/// (x, weight, labels, scale, lse F32 [T], grad_loss F32 [1]) -> (dx A [T, H], dweight F32 [V, H]
+/// added to). The logits are computed again; their gradients are rounded to A for the two products.
+class LinearCrossEntropyBackward final : public CrossEntropyOperator {
+ public:
+  using CrossEntropyOperator::CrossEntropyOperator;
+  std::string_view name() const override { return "linear_cross_entropy_backward"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  bool accumulates(int output) const override { return output == 1; }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+};
+
+/// (x, weight, labels, scale) -> (loss F32 [1], token_loss F32 [T], dx A [T, H], dweight F32 [V, H]
+/// added to): the loss and its gradients in one run of three products instead of four. Loss and
+/// token_loss are bitwise those of LinearCrossEntropy, its executable specification; the gradients
+/// agree to rounding.
+class LinearCrossEntropyFused final : public CrossEntropyOperator {
+ public:
+  using CrossEntropyOperator::CrossEntropyOperator;
+  std::string_view name() const override { return "linear_cross_entropy_fused"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  /// dx is the gradient already: the gradient that reaches the loss must be 1.
+  void differentiate(GradientBuilder& builder) const override;
+  bool accumulates(int output) const override { return output == 3; }
+  bool recomputable() const override { return false; }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+};
+
+OperatorPtr make_linear_cross_entropy(const CrossEntropySpec& spec = {});
+OperatorPtr make_linear_cross_entropy_fused(const CrossEntropySpec& spec = {});
+
+void add_linear_cross_entropy_cpu(KernelTable& table);
+
+}  // namespace tessera

@@ -1,0 +1,338 @@
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::Role;
+using testing::TestInput;
+
+struct Case {
+  int64_t T = 0;
+  int64_t H = 0;
+  int64_t V = 1;
+  CrossEntropySpec spec;
+  DType dtype = DType::kF32;
+  double deviation = 1.0;  // of x
+};
+
+constexpr float kScale = 0.25F;
+
+std::vector<int32_t> random_labels(const Case& c, Random& random) {
+  std::vector<int32_t> labels;
+  for (int64_t t = 0; t < c.T; ++t) {
+    const bool ignored = random.next_below(4) == 0;
+    const auto label = static_cast<int32_t>(random.next_below(static_cast<uint64_t>(c.V)));
+    labels.push_back(ignored ? kIgnoredLabel : label);
+  }
+  return labels;
+}
+
+std::vector<TestInput> make_inputs(const Case& c, std::vector<int32_t> labels = {}) {
+  Random random(static_cast<uint64_t>(c.T), static_cast<uint64_t>(c.V));
+  if (labels.empty()) labels = random_labels(c, random);
+  std::vector<TestInput> inputs;
+  inputs.push_back(
+      {testing::random_tensor(c.dtype, {c.T, c.H}, random, c.deviation), Role::kValue, "x"});
+  inputs.push_back(
+      {testing::random_tensor(c.dtype, {c.V, c.H}, random, 0.7), Role::kWeight, "weight"});
+  inputs.push_back({testing::tensor_of_i32({c.T}, labels), Role::kConstant, "labels"});
+  inputs.push_back({testing::tensor_of({1}, {kScale}), Role::kConstant, "scale"});
+  return inputs;
+}
+
+KernelTable kernels() {
+  KernelTable table;
+  add_linear_cross_entropy_cpu(table);
+  return table;
+}
+
+struct Reference {
+  double loss = 0;
+  std::vector<double> token_loss, lse, dx, dweight;
+};
+
+/// One token's part of the reference, from its logits.
+void add_token(Reference& r, const Case& c, int64_t t, int32_t label, std::vector<double> logits,
+               const std::vector<double>& x, const std::vector<double>& weight) {
+  const double maximum = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit - maximum);
+  const double lse = maximum + std::log(sum);
+  r.lse.push_back(lse);
+  r.token_loss.push_back(label == kIgnoredLabel ? 0.0 : lse - logits[static_cast<size_t>(label)]);
+  r.loss += kScale * r.token_loss.back();
+  if (label == kIgnoredLabel) return;
+  for (int64_t v = 0; v < c.V; ++v) {
+    const double grad =
+        kScale * (std::exp(logits[static_cast<size_t>(v)] - lse) - (v == label ? 1 : 0));
+    for (int64_t h = 0; h < c.H; ++h) {
+      r.dx[static_cast<size_t>(t * c.H + h)] += grad * weight[static_cast<size_t>(v * c.H + h)];
+      r.dweight[static_cast<size_t>(v * c.H + h)] += grad * x[static_cast<size_t>(t * c.H + h)];
+    }
+  }
+}
+
+Reference make_reference(const Case& c, const std::vector<TestInput>& inputs) {
+  const std::vector<double> x = testing::to_doubles(inputs[0].tensor);
+  const std::vector<double> weight = testing::to_doubles(inputs[1].tensor);
+  Reference r;
+  r.dx.resize(x.size());
+  r.dweight.resize(weight.size());
+  for (int64_t t = 0; t < c.T; ++t) {
+    std::vector<double> logits(static_cast<size_t>(c.V));
+    for (int64_t v = 0; v < c.V; ++v) {
+      for (int64_t h = 0; h < c.H; ++h) {
+        logits[static_cast<size_t>(v)] +=
+            x[static_cast<size_t>(t * c.H + h)] * weight[static_cast<size_t>(v * c.H + h)];
+      }
+    }
+    add_token(r, c, t, inputs[2].tensor.get().as<int32_t>()[t], std::move(logits), x, weight);
+  }
+  return r;
+}
+
+OwnedTensor to_tensor(const std::vector<double>& values, const Shape& shape) {
+  return testing::tensor_of(shape, std::vector<float>(values.begin(), values.end()));
+}
+
+void expect_all_near(const Tensor& actual, const std::vector<double>& expected, double tolerance,
+                     const std::string& what) {
+  const std::vector<double> values = testing::to_doubles(actual);
+  ASSERT_EQ(values.size(), expected.size()) << what;
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i])))
+        << what << " " << i;
+  }
+}
+
+/// BF16 rounds each logit's gradient and each element of dx by up to 2^-9. Where x is large, some
+/// tokens are all but certain, and p - 1 at their labels keeps the absolute error of 1: then rows
+/// of dx may be nearly zero, and elements are compared to an absolute error in proportion to x.
+void expect_gradient_near(const Case& c, const Tensor& actual, const std::vector<double>& expected,
+                          const std::string& what) {
+  const bool f32 = c.dtype == DType::kF32;
+  if (c.deviation > 5.0) {
+    expect_all_near(actual, expected, c.deviation * (f32 ? 1e-5 : 2.5e-3), what);
+  } else {
+    testing::expect_rows_near(actual, to_tensor(expected, actual.shape), f32 ? 1e-5 : 6e-3, what);
+  }
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    all.push_back({0, 4, 7, {}, dtype});
+    all.push_back({1, 1, 1, {}, dtype});
+    all.push_back({5, 3, 2, {2, 1}, dtype});
+    all.push_back({7, 16, 33, {3, 10}, dtype});
+    all.push_back({40, 24, 100, {16, 32}, dtype});
+    all.push_back({33, 31, 257, {32, 64}, dtype});
+    all.push_back({65, 8, 3001, {}, dtype});
+    all.push_back({20, 32, 50, {8, 16}, dtype, 8.0});
+  }
+  return all;
+}
+
+std::string describe(const Case& c) {
+  return fmt::format("T {} H {} V {} {} chunk {} block {} ", c.T, c.H, c.V, dtype_name(c.dtype),
+                     c.spec.chunk_tokens, c.spec.block_vocab);
+}
+
+TEST(LinearCrossEntropy, ForwardMatchesReference) {
+  for (const Case& c : cases()) {
+    const std::vector<TestInput> inputs = make_inputs(c);
+    const Reference expected = make_reference(c, inputs);
+    const auto outputs =
+        testing::run_operator(*make_linear_cross_entropy(c.spec), kernels(), inputs);
+    expect_all_near(outputs[0], {expected.loss}, 2e-6, describe(c) + "loss");
+    expect_all_near(outputs[1], expected.token_loss, 3e-6, describe(c) + "token_loss");
+    expect_all_near(outputs[2], expected.lse, 2e-6, describe(c) + "lse");
+  }
+}
+
+std::vector<OwnedTensor> pair_gradients(const Case& c, const std::vector<TestInput>& inputs,
+                                        float grad_loss) {
+  std::vector<OwnedTensor> grad_outputs(3);
+  grad_outputs[0] = testing::tensor_of({1}, {grad_loss});
+  return testing::run_gradients(make_linear_cross_entropy(c.spec), kernels(), inputs, grad_outputs);
+}
+
+TEST(LinearCrossEntropy, GradientsMatchReference) {
+  for (const Case& c : cases()) {
+    const std::vector<TestInput> inputs = make_inputs(c);
+    Reference expected = make_reference(c, inputs);
+    for (double& grad : expected.dx) grad *= 3.0;
+    for (double& grad : expected.dweight) grad *= 3.0;
+    const std::vector<OwnedTensor> grads = pair_gradients(c, inputs, 3.0F);
+    expect_gradient_near(c, grads[0], expected.dx, describe(c) + "dx");
+    expect_gradient_near(c, grads[1], expected.dweight, describe(c) + "dweight");
+  }
+}
+
+TEST(LinearCrossEntropy, FiniteDifferences) {
+  for (const Case& c : {Case{6, 5, 9, {4, 4}}, Case{1, 3, 2, {}}, Case{9, 4, 40, {3, 16}}}) {
+    testing::check_gradients(make_linear_cross_entropy(c.spec), kernels(), make_inputs(c),
+                             {.outputs = {0}});
+  }
+}
+
+TEST(LinearCrossEntropyFused, AgreesWithThePair) {
+  for (const Case& c : cases()) {
+    const std::vector<TestInput> inputs = make_inputs(c);
+    const auto plain = testing::run_operator(*make_linear_cross_entropy(c.spec), kernels(), inputs);
+    const auto grads = pair_gradients(c, inputs, 1.0F);
+    const auto fused =
+        testing::run_operator(*make_linear_cross_entropy_fused(c.spec), kernels(), inputs);
+    testing::expect_bitwise_equal(fused[0], plain[0], describe(c) + "loss");
+    testing::expect_bitwise_equal(fused[1], plain[1], describe(c) + "token_loss");
+    // Exponentials are scaled rather than computed anew: a few ulp, which may turn a rounding to
+    // BF16.
+    const double tolerance = c.dtype == DType::kF32 ? 3e-6 : 3e-3;
+    testing::expect_rows_near(fused[2], grads[0], tolerance, describe(c) + "dx");
+    testing::expect_rows_near(fused[3], grads[1], tolerance, describe(c) + "dweight");
+  }
+}
+
+TEST(LinearCrossEntropyFused, MatchesReference) {
+  for (const Case& c : cases()) {
+    const std::vector<TestInput> inputs = make_inputs(c);
+    const Reference expected = make_reference(c, inputs);
+    const auto fused =
+        testing::run_operator(*make_linear_cross_entropy_fused(c.spec), kernels(), inputs);
+    expect_gradient_near(c, fused[2], expected.dx, describe(c) + "dx");
+    expect_gradient_near(c, fused[3], expected.dweight, describe(c) + "dweight");
+  }
+}
+
+TEST(LinearCrossEntropyFused, TwoRunsAreBitwiseEqual) {
+  const Case c = {70, 24, 500, {32, 128}};
+  const std::vector<TestInput> inputs = make_inputs(c);
+  const OperatorPtr op = make_linear_cross_entropy_fused(c.spec);
+  const auto first = testing::run_operator(*op, kernels(), inputs);
+  const auto second = testing::run_operator(*op, kernels(), inputs);
+  for (size_t i = 0; i < first.size(); ++i) {
+    testing::expect_bitwise_equal(first[i], second[i], fmt::format("output {}", i));
+  }
+}
+
+/// Runs the fused kernel on memory of the test's own, so that the accumulator may be filled or
+/// absent.
+void run_fused(const Case& c, const std::vector<TestInput>& inputs, const Tensor& dx,
+               const Tensor& dweight) {
+  const OperatorPtr op = make_linear_cross_entropy_fused(c.spec);
+  std::vector<Tensor> tensors;
+  std::vector<ValueType> types;
+  for (const TestInput& input : inputs) {
+    tensors.push_back(input.tensor);
+    types.push_back({.dtype = tensors.back().dtype, .shape = tensors.back().shape});
+  }
+  const Buffer workspace(op->cpu_workspace_bytes(types), "a test");
+  const OwnedTensor loss(DType::kF32, {1});
+  const OwnedTensor token_loss(DType::kF32, {c.T});
+  const Tensor outputs[] = {loss, token_loss, dx, dweight};
+  kernels().at("linear_cross_entropy_fused")(
+      *op, {tensors, outputs, {workspace.data(), static_cast<size_t>(workspace.num_bytes())}});
+}
+
+TEST(LinearCrossEntropyFused, AddsToTheAccumulatorOrSkipsIt) {
+  const Case c = {20, 8, 30, {8, 16}};
+  const std::vector<TestInput> inputs = make_inputs(c);
+  const auto once =
+      testing::run_operator(*make_linear_cross_entropy_fused(c.spec), kernels(), inputs);
+  const OwnedTensor dx(DType::kF32, {c.T, c.H});
+  const OwnedTensor dweight(DType::kF32, {c.V, c.H});
+  std::ranges::fill(dweight.get().span<float>(), 5.0F);
+  run_fused(c, inputs, dx, dweight);
+  for (int64_t i = 0; i < c.V * c.H; ++i) {
+    EXPECT_NEAR(dweight.get().as<float>()[i], 5.0F + once[3].get().as<float>()[i], 2e-6);
+  }
+  std::ranges::fill(dx.get().span<float>(), 0.0F);
+  run_fused(c, inputs, dx, Tensor{});
+  testing::expect_bitwise_equal(dx, once[2], "dx without an accumulator");
+}
+
+TEST(LinearCrossEntropy, IgnoredTokensAddNothing) {
+  const Case c = {4, 8, 10, {}};
+  const std::vector<TestInput> inputs = make_inputs(c, {-100, -100, -100, -100});
+  const auto fused =
+      testing::run_operator(*make_linear_cross_entropy_fused(c.spec), kernels(), inputs);
+  for (const OwnedTensor& output : fused) {
+    for (const double value : testing::to_doubles(output)) EXPECT_EQ(value, 0.0);
+  }
+}
+
+TEST(LinearCrossEntropy, RefusesLabelsOutsideTheVocabulary) {
+  const Case c = {4, 8, 10, {}};
+  for (const int32_t bad : {10, -1, -99, -101, std::numeric_limits<int32_t>::max()}) {
+    const std::vector<TestInput> inputs = make_inputs(c, {1, 2, bad, 3});
+    for (const OperatorPtr& op : {make_linear_cross_entropy(), make_linear_cross_entropy_fused()}) {
+      try {
+        testing::run_operator(*op, kernels(), inputs);
+        ADD_FAILURE() << "label " << bad << " was taken";
+      } catch (const UserError& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr(fmt::format(
+                                      "token 2 is {}, outside the vocabulary of 10", bad)));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, NanShowsInTheLoss) {
+  const Case c = {6, 8, 100, {4, 32}};
+  const std::vector<TestInput> inputs = make_inputs(c, {1, 2, 3, 4, 5, 6});
+  inputs[0].tensor.get().as<float>()[3 * c.H + 1] = std::numeric_limits<float>::quiet_NaN();
+  const auto outputs = testing::run_operator(*make_linear_cross_entropy(c.spec), kernels(), inputs);
+  EXPECT_TRUE(std::isnan(*outputs[0].get().as<float>()));
+  for (int64_t t = 0; t < c.T; ++t) EXPECT_EQ(std::isnan(outputs[1].get().as<float>()[t]), t == 3);
+}
+
+TEST(LinearCrossEntropy, LogitsOfAnySizeAreStable) {
+  const Case c = {2, 1, 3, {}};
+  std::vector<TestInput> inputs = make_inputs(c, {2, 0});
+  inputs[0].tensor = testing::tensor_of({2, 1}, {1000.0F, -1000.0F});
+  inputs[1].tensor = testing::tensor_of({3, 1}, {-90.0F, 0.0F, 90.0F});
+  const auto outputs = testing::run_operator(*make_linear_cross_entropy(), kernels(), inputs);
+  EXPECT_THAT(testing::to_doubles(outputs[1]), ::testing::ElementsAre(0.0, 0.0));
+  EXPECT_THAT(testing::to_doubles(outputs[2]), ::testing::ElementsAre(90000.0, 90000.0));
+}
+
+TEST(LinearCrossEntropy, ShapeRule) {
+  const ValueType x = {.dtype = DType::kBF16, .shape = {6, 4}};
+  const ValueType weight = {.dtype = DType::kBF16, .shape = {10, 4}};
+  const ValueType labels = {.dtype = DType::kI32, .shape = {6}};
+  const ValueType scale = {.dtype = DType::kF32, .shape = {1}};
+  const OperatorPtr op = make_linear_cross_entropy_fused();
+  const std::vector<ValueType> inputs = {x, weight, labels, scale};
+  const std::vector<ValueType> outputs = op->infer(inputs);
+  ASSERT_EQ(outputs.size(), 4U);
+  EXPECT_EQ(outputs[2], x);
+  EXPECT_EQ(outputs[3], with_dtype(weight, DType::kF32));
+  EXPECT_EQ(op->cost(inputs, outputs).flops, 3 * 2.0 * 6 * 4 * 10);
+
+  const auto refuses = [&](size_t idx, const ValueType& type) {
+    std::vector<ValueType> wrong = inputs;
+    wrong[idx] = type;
+    EXPECT_THROW(op->infer(wrong), UserError) << type.to_string();
+    EXPECT_THROW(make_linear_cross_entropy()->infer(wrong), UserError) << type.to_string();
+  };
+  refuses(0, with_last_dim(x, 5));
+  refuses(0, labels);
+  refuses(1, with_dtype(weight, DType::kF32));
+  refuses(1, {.dtype = DType::kBF16, .shape = {0, 4}});
+  refuses(2, {.dtype = DType::kI32, .shape = {5}});
+  refuses(2, {.dtype = DType::kI64, .shape = {6}});
+  refuses(3, {.dtype = DType::kF32, .shape = {2}});
+  EXPECT_THROW(make_linear_cross_entropy({.chunk_tokens = 0}), UserError);
+  EXPECT_THROW(make_linear_cross_entropy_fused({.block_vocab = -1}), UserError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "ops/simd.h"
+
+namespace tessera {
+
+/// Lanes past the end of a row are set to `fill`.
+inline simd::Vec fill_rest(simd::Vec x, simd::Whole /*whole*/, float /*fill*/) {
+  return x;
+}
+inline simd::Vec fill_rest(simd::Vec x, simd::Part part, float fill) {
+  for (int64_t i = part.count; i < simd::kLanes; ++i) x[i] = fill;
+  return x;
+}
+
+/// The maximum of a row; NaN elements may be passed over.
+inline float row_max(const float* row, int64_t n) {
+  constexpr float kLowest = -std::numeric_limits<float>::infinity();
+  simd::Vec best = simd::broadcast(kLowest);
+  simd::for_each_vector(n, [&](int64_t i, auto lanes) {
+    best = simd::max(best, fill_rest(simd::load(row + i, lanes), lanes, kLowest));
+  });
+  return simd::max(best);
+}
+
+/// row = exp(row - maximum); returns the sum. NaN elements make the sum NaN.
+inline float exponentiate(float* row, int64_t n, float maximum) {
+  simd::Vec total{};
+  simd::for_each_vector(n, [&](int64_t i, auto lanes) {
+    const simd::Vec e = simd::exp(simd::load(row + i, lanes) - maximum);
+    simd::store(row + i, e, lanes);
+    total += fill_rest(e, lanes, 0.0F);
+  });
+  return simd::sum(total);
+}
+
+/// to = map(from), element by element; `to` may be `from`.
+template <typename To, typename Map>
+void map_row(To* to, const float* from, int64_t n, const Map& map) {
+  simd::for_each_vector(n, [&](int64_t i, auto lanes) {
+    simd::store(to + i, map(simd::load(from + i, lanes)), lanes);
+  });
+}
+
+}  // namespace tessera
