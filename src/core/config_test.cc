@@ -245,6 +245,21 @@ TEST_F(ConfigTest, RefusesBrokenText) {
   EXPECT_THAT(load_error("data.path = \"\\u0000\""), HasSubstr("NUL"));
 }
 
+TEST_F(ConfigTest, KeepsEveryCharacter) {
+  const std::string text =
+      "\u00a0 \u00e9\u045d\u07ff\u0800\u1680\u2003\u3000\u3042\u3fff\u4000\u6f22\ufeff\U0001f642";
+  schema.load_toml_text("data.path = \"" + text + "\"\ndata.files = ['" + text + "', \"\\u00e9\"]",
+                        "a");
+  EXPECT_EQ(options.data, text);
+  EXPECT_THAT(options.files, ElementsAre(text, "\u00e9"));
+  EXPECT_THAT(load_error("\"caf\u00e9\" = 1"), HasSubstr("unknown key 'caf\u00e9'"));
+  EXPECT_THAT(load_error("seed = \u00e9"), HasSubstr("run.toml:1: "));
+  EXPECT_THAT(load_error("seed \u3000= 1"), HasSubstr("run.toml:1: "));
+  EXPECT_THAT(load_error("data.path = \"\U000f00e9\""), HasSubstr("private"));
+  EXPECT_THAT(load_error("data.path = \"\\U000F00E9\""), HasSubstr("private"));
+  EXPECT_THAT(load_error("seed = 1\n# \xC3"), HasSubstr("run.toml:2: not valid UTF-8"));
+}
+
 TEST_F(ConfigTest, RefusesMissingFiles) {
   const std::string folder = std::string(testing::TempDir()) + "/config_test";
   std::filesystem::create_directories(folder);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/utf8.h"
+
 namespace tessera {
 namespace {
 
@@ -20,11 +22,78 @@ std::string_view kind_name(const toml::node& node) {
   return "a date or time";
 }
 
+// toml++ 3.3 has undefined behaviour in its test for white space when it meets most characters
+// below U+3058 outside ASCII (is_non_ascii_horizontal_whitespace reaches TOML_UNREACHABLE). So it
+// never sees those: characters up to U+3FFF travel as private ones from U+F0000 on, and come back
+// in keys, strings and messages.
+
+constexpr char kPrivateLead = '\xF3';
+
+char continuation(uint32_t bits) {
+  return static_cast<char>(0x80 | (bits & 0x3F));
+}
+
+bool is_hidden(std::string_view text, size_t at) {
+  return text[at] == kPrivateLead && (text[at + 1] & 0x3C) == 0x30;
+}
+
+/// The valid UTF-8 text with its characters from U+0080 to U+3FFF moved up.
+std::string hide_characters(std::string_view text) {
+  std::string hidden;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t length = lead < 0xC0 || lead > 0xE3 ? 1 : lead < 0xE0 ? 2 : 3;
+    if (length == 1) {
+      hidden += text[i];
+      continue;
+    }
+    uint32_t code = lead & (length == 2 ? 0x1F : 0x0F);
+    for (size_t k = 1; k < length; ++k) code = code << 6 | (text[i + k] & 0x3F);
+    hidden += {kPrivateLead, continuation(0x30 | code >> 12), continuation(code >> 6),
+               continuation(code)};
+    i += length - 1;
+  }
+  return hidden;
+}
+
+std::string show_characters(std::string_view text) {
+  std::string shown;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.size() - i < 4 || !is_hidden(text, i)) {
+      shown += text[i];
+      continue;
+    }
+    const uint32_t code =
+        (text[i + 1] & 0x03) << 12 | (text[i + 2] & 0x3F) << 6 | (text[i + 3] & 0x3F);
+    if (code < 0x800) {
+      shown += static_cast<char>(0xC0 | code >> 6);
+    } else {
+      shown += {static_cast<char>(0xE0 | code >> 12), continuation(code >> 6)};
+    }
+    shown += continuation(code);
+    i += 3;
+  }
+  return shown;
+}
+
+void check_characters(std::string_view text, const std::string& name) {
+  const size_t valid = valid_utf8_prefix(text);
+  const auto line = std::ranges::count(text.substr(0, valid), '\n') + 1;
+  require(valid == text.size(), "{}:{}: not valid UTF-8", name, line);
+  bool has_private = text.find("\\U000F") != std::string_view::npos ||
+                     text.find("\\U000f") != std::string_view::npos;
+  for (size_t at = text.find(kPrivateLead); at != std::string_view::npos;
+       at = text.find(kPrivateLead, at + 1)) {
+    has_private = has_private || is_hidden(text, at);
+  }
+  require(!has_private, "{}: it holds characters of the private plane U+F0000", name);
+}
+
 std::optional<ConfigScalar> scalar(const toml::node& node) {
   if (const auto* value = node.as_boolean()) return ConfigScalar(value->get());
   if (const auto* value = node.as_integer()) return ConfigScalar(value->get());
   if (const auto* value = node.as_floating_point()) return ConfigScalar(value->get());
-  if (const auto* value = node.as_string()) return ConfigScalar(value->get());
+  if (const auto* value = node.as_string()) return ConfigScalar(show_characters(value->get()));
   return std::nullopt;
 }
 
@@ -49,11 +118,11 @@ ConfigValue read_value(const toml::node& node, const std::string& key, const std
 void flatten(const toml::table& table, const std::string& prefix, const std::string& name,
              std::vector<TomlEntry>& entries) {
   for (const auto& [part, node] : table) {
-    const std::string_view text = part.str();
-    require(text.find('.') == std::string_view::npos,
+    const std::string text = show_characters(part.str());
+    require(text.find('.') == std::string::npos,
             "{}:{}: the key '{}' is quoted and holds a dot; write it without quotes", name,
             line_of(node), text);
-    const std::string key = prefix.empty() ? std::string(text) : fmt::format("{}.{}", prefix, text);
+    const std::string key = prefix.empty() ? text : fmt::format("{}.{}", prefix, text);
     if (const auto* section = node.as_table()) {
       entries.push_back({key, line_of(node), std::nullopt});
       flatten(*section, key, name, entries);
@@ -102,11 +171,12 @@ struct TextOf {
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
   require(std::ranges::count(text, '.') <= kMaxDots,
           "{}: more than {} dots; this is no configuration file", name, kMaxDots);
+  check_characters(text, name);
   std::vector<TomlEntry> entries;
   try {
-    flatten(toml::parse(text), "", name, entries);
+    flatten(toml::parse(hide_characters(text)), "", name, entries);
   } catch (const toml::parse_error& error) {
-    user_error("{}:{}: {}", name, error.source().begin.line, error.description());
+    user_error("{}:{}: {}", name, error.source().begin.line, show_characters(error.description()));
   }
   std::ranges::stable_sort(entries, {}, &TomlEntry::line);
   return entries;

@@ -17,6 +17,11 @@ uint64_t epoch_key(uint64_t seed, int64_t epoch, Stream stream) {
   return mix(mix(seed, static_cast<uint64_t>(epoch)), static_cast<uint64_t>(stream));
 }
 
+const char* split_name(Split split) {
+  if (split == Split::kAll) return "evaluation";
+  return split == Split::kTrain ? "training" : "validation";
+}
+
 /// Where validation begins.
 int64_t split_point(const TokenFile& file, double validation_fraction) {
   const int64_t num_tokens = file.num_tokens();
@@ -80,15 +85,15 @@ TokenRange split_range(const TokenFile& file, double validation_fraction, Split 
   require(validation_fraction >= 0 && validation_fraction < 1,
           "validation_fraction is {}; expected from 0 to below 1", validation_fraction);
   require(file.num_tokens() > 0, "{}.bin holds no tokens", file.prefix());
-  if (split == Split::kTrain && validation_fraction == 0) return {0, file.num_tokens()};
+  const bool whole = split == Split::kAll || (split == Split::kTrain && validation_fraction == 0);
+  if (whole) return {0, file.num_tokens()};
   const int64_t cut = split_point(file, validation_fraction);
   const TokenRange range =
       split == Split::kTrain ? TokenRange{0, cut} : TokenRange{cut, file.num_tokens()};
   require(range.num_tokens() > 0,
           "{}.bin: validation_fraction {} of {} tokens leaves none for {}; choose another fraction "
           "or more text",
-          file.prefix(), validation_fraction, file.num_tokens(),
-          split == Split::kTrain ? "training" : "validation");
+          file.prefix(), validation_fraction, file.num_tokens(), split_name(split));
   return range;
 }
 
@@ -101,8 +106,7 @@ BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, const SamplerCon
   require(num_windows_ >= 1,
           "{}.bin: {} has {} tokens, but one sequence takes {} (sequence_length + 1); use more "
           "text or shorter sequences",
-          file_->prefix(), split == Split::kTrain ? "training" : "validation", range_.num_tokens(),
-          config_.sequence_length + 1);
+          file_->prefix(), split_name(split), range_.num_tokens(), config_.sequence_length + 1);
   if (config_.split_documents) {
     max_stretches_ = most_stretches(file_->document_offsets(), config_.sequence_length);
   }
@@ -115,7 +119,7 @@ int64_t BatchSource::steps_per_epoch() const {
 
 int64_t BatchSource::window_begin(int64_t sample) const {
   const int64_t within = sample % num_windows_;
-  if (split_ == Split::kValidation) return range_.begin + within * config_.sequence_length;
+  if (split_ != Split::kTrain) return range_.begin + within * config_.sequence_length;
   const int64_t epoch = sample / num_windows_;
   const Permutation order(static_cast<uint64_t>(num_windows_),
                           epoch_key(config_.seed, epoch, Stream::kOrder));
@@ -174,7 +178,7 @@ void BatchSource::fill_window(int64_t sample, int64_t row, std::vector<int32_t>&
     start = end;
   }
   const auto labels = batch.labels.begin() + base;
-  if (split_ == Split::kValidation && sample >= num_windows_) std::fill_n(labels, length, kNoLabel);
+  if (split_ != Split::kTrain && sample >= num_windows_) std::fill_n(labels, length, kNoLabel);
   batch.num_valid += length - std::count(labels, labels + length, kNoLabel);
 }
 

@@ -23,8 +23,9 @@ struct Batch {
   int64_t num_valid = 0;  ///< labels that count
 };
 
-/// Which part of the documents a BatchSource reads.
-enum class Split { kTrain, kValidation };
+/// Which part of the documents a BatchSource reads: training data in random order, or held-out data
+/// or the whole file in its own order and once.
+enum class Split { kTrain, kValidation, kAll };
 
 struct SamplerConfig {
   int64_t sequence_length = 0;    ///< S
@@ -57,8 +58,9 @@ TokenRange split_range(const TokenFile& file, double validation_fraction, Split 
 /// token of the one before it. Window k of the run is window permutation_epoch(k mod W) of the
 /// split, epoch = k / W: each epoch visits each window once, in an order of its own that no memory
 /// holds (see Permutation), the first window shifted by a random number of the tokens that W
-/// windows leave over. Validation visits the windows in their own order and only once: rows past
-/// the last window have no labels, so that one pass counts each window exactly once.
+/// windows leave over. Validation (or all of a file) visits the windows in their own order and only
+/// once: rows past the last window have no labels, so that one pass counts each window exactly
+/// once.
 class BatchSource {
  public:
   /// Throws UserError when the split is shorter than one window, with the numbers of tokens.

@@ -229,6 +229,15 @@ TEST_F(SamplerTest, ValidationCountsEachWindowOnceInOrder) {
   EXPECT_EQ(labels, expected);
 }
 
+TEST_F(SamplerTest, TheWholeFileIsReadInOrder) {
+  const SamplerConfig config = {
+      .sequence_length = 4, .micro_batch_size = 1, .validation_fraction = 0.5};
+  const BatchSource source(make_file({7, 6}), config, Split::kAll);
+  EXPECT_EQ(source.range().num_tokens(), 13);
+  EXPECT_EQ(window_starts(source, config, source.steps_per_epoch()),
+            (std::vector<int32_t>{0, 4, 8}));
+}
+
 TEST_F(SamplerTest, OneWindowIsEnough) {
   const SamplerConfig config = {.sequence_length = 9, .micro_batch_size = 2};
   const BatchSource source(make_file({10}), config, Split::kTrain);

@@ -196,28 +196,31 @@ TokenFile::TokenFile(const std::string& prefix, int64_t vocab_size)
   require_exists(bin_path, "token file");
   bin_ = MappedFile(bin_path);
   const MappedFile idx(idx_path);
-  read_index(idx.bytes(), idx_path.string());
+  index_ = parse_token_index(idx.bytes(), bin_.num_bytes(), idx_path.string());
 }
 
-void TokenFile::read_index(std::span<const std::byte> idx, const std::string& name) {
+TokenIndex parse_token_index(std::span<const std::byte> idx, int64_t bin_bytes,
+                             const std::string& name) {
   const IndexLayout layout = read_header(idx, name);
-  dtype_ = layout.dtype;
-  num_sequences_ = layout.num_sequences;
-  num_tokens_ = check_sequences(idx, layout, bin_.num_bytes(), name);
-  document_offsets_ = read_documents(idx, layout, num_tokens_, name);
+  TokenIndex index = {.dtype = layout.dtype,
+                      .num_sequences = layout.num_sequences,
+                      .num_tokens = check_sequences(idx, layout, bin_bytes, name),
+                      .document_offsets = {}};
+  index.document_offsets = read_documents(idx, layout, index.num_tokens, name);
+  return index;
 }
 
 int64_t TokenFile::document_at(int64_t offset) const {
-  ensure(offset >= 0 && offset < num_tokens_, "token {} of {}", offset, num_tokens_);
-  const auto after = std::ranges::upper_bound(document_offsets_, offset);
-  return after - document_offsets_.begin() - 1;
+  ensure(offset >= 0 && offset < num_tokens(), "token {} of {}", offset, num_tokens());
+  const auto after = std::ranges::upper_bound(document_offsets(), offset);
+  return after - document_offsets().begin() - 1;
 }
 
 void TokenFile::read(int64_t offset, std::span<int32_t> ids) const {
   const auto count = static_cast<int64_t>(ids.size());
-  ensure(offset >= 0 && offset <= num_tokens_ && count <= num_tokens_ - offset,
-         "tokens {} to {} of {}", offset, offset + count, num_tokens_);
-  switch (dtype_) {
+  ensure(offset >= 0 && offset <= num_tokens() && count <= num_tokens() - offset,
+         "tokens {} to {} of {}", offset, offset + count, num_tokens());
+  switch (dtype()) {
     case DType::kU8:
       return copy_ids<uint8_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
     case DType::kU16:

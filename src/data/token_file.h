@@ -33,6 +33,19 @@ namespace tessera {
 std::filesystem::path token_bin_path(const std::string& prefix);
 std::filesystem::path token_idx_path(const std::string& prefix);
 
+/// What an index says, checked against the size of the tokens.
+struct TokenIndex {
+  DType dtype = DType::kU16;
+  int64_t num_sequences = 0;
+  int64_t num_tokens = 0;
+  std::vector<int64_t> document_offsets;  ///< see TokenFile
+};
+
+/// Reads the content of a .idx file whose .bin file has `bin_bytes` bytes. Throws UserError that
+/// begins with `name` and gives the field, what was found and what was expected.
+TokenIndex parse_token_index(std::span<const std::byte> idx, int64_t bin_bytes,
+                             const std::string& name);
+
 /// Reads a token file through a memory map. The constructor checks sizes before anything else, then
 /// every length, pointer and document index, so that no later access can leave the file; ids are
 /// checked when they are read. A file that breaks a rule throws UserError with file, field, what
@@ -47,16 +60,16 @@ class TokenFile {
   /// below `vocab_size`.
   TokenFile(const std::string& prefix, int64_t vocab_size);
 
-  int64_t num_tokens() const { return num_tokens_; }
-  int64_t num_documents() const { return static_cast<int64_t>(document_offsets_.size()) - 1; }
-  int64_t num_sequences() const { return num_sequences_; }
-  DType dtype() const { return dtype_; }
+  int64_t num_tokens() const { return index_.num_tokens; }
+  int64_t num_documents() const { return static_cast<int64_t>(index_.document_offsets.size()) - 1; }
+  int64_t num_sequences() const { return index_.num_sequences; }
+  DType dtype() const { return index_.dtype; }
   int64_t vocab_size() const { return vocab_size_; }
   const std::string& prefix() const { return prefix_; }
 
   /// Where each document begins in the stream of tokens, ascending, and at last num_tokens;
   /// documents + 1 offsets.
-  std::span<const int64_t> document_offsets() const { return document_offsets_; }
+  std::span<const int64_t> document_offsets() const { return index_.document_offsets; }
   /// The document that holds the token at `offset`; empty documents hold none.
   int64_t document_at(int64_t offset) const;
 
@@ -65,15 +78,10 @@ class TokenFile {
   void read(int64_t offset, std::span<int32_t> ids) const;
 
  private:
-  void read_index(std::span<const std::byte> idx, const std::string& name);
-
   std::string prefix_;
   int64_t vocab_size_ = 0;
   MappedFile bin_;
-  DType dtype_ = DType::kU16;
-  int64_t num_tokens_ = 0;
-  int64_t num_sequences_ = 0;
-  std::vector<int64_t> document_offsets_;
+  TokenIndex index_;
 };
 
 /// Writes a token file document by document, without holding it in memory: ids go to a temporary
