@@ -45,6 +45,22 @@ double Random::next_normal() {
   return radius * std::cos(2.0 * std::numbers::pi * next_uniform());
 }
 
+void fill_normal(std::span<float> values, uint64_t seed, uint64_t stream, float deviation) {
+  constexpr float kToUnit = 0x1.0p-24F;
+  for (size_t i = 0; i < values.size(); i += 4) {
+    const auto words = philox({static_cast<uint32_t>(i / 4), 0, static_cast<uint32_t>(stream),
+                               static_cast<uint32_t>(stream >> 32)},
+                              {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    for (size_t pair = 0; pair < 2 && i + 2 * pair < values.size(); ++pair) {
+      const float uniform = (static_cast<float>(words[2 * pair] >> 8) + 0.5F) * kToUnit;
+      const float angle = 2.0F * std::numbers::pi_v<float> * static_cast<float>(words[2 * pair + 1] >> 8) * kToUnit;
+      const float radius = deviation * std::sqrt(-2.0F * std::log(uniform));
+      values[i + 2 * pair] = radius * std::cos(angle);
+      if (i + 2 * pair + 1 < values.size()) values[i + 2 * pair + 1] = radius * std::sin(angle);
+    }
+  }
+}
+
 uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x9E3779B97F4A7C15ULL + b + 0x632BE59BD9B4E019ULL;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 namespace tessera {
 
@@ -29,6 +30,9 @@ class Random {
   uint64_t stream_;
   uint64_t position_;
 };
+
+/// Fills with normal numbers of the given deviation: a pure function of (seed, stream) and the place in the span.
+void fill_normal(std::span<float> values, uint64_t seed, uint64_t stream, float deviation);
 
 /// Mixes words into one stream number, so that names and indices can key a stream.
 uint64_t mix(uint64_t a, uint64_t b);

@@ -129,10 +129,13 @@ TEST(Smooth, AgreesWithAPlainMean) {
         EXPECT_TRUE(std::isnan(smoothed[i]));
         continue;
       }
-      const size_t side = std::min({reach, i, values.size() - 1 - i});
+      const size_t left = i;
+      const size_t right = values.size() - 1 - i;
+      const size_t before = std::min({reach, left, right + reach / 4});
+      const size_t after = std::min({reach, right, left + reach / 4});
       double sum = 0.0;
       int count = 0;
-      for (size_t j = i - side; j <= i + side; ++j) {
+      for (size_t j = i - before; j <= i + after; ++j) {
         if (std::isnan(values[j])) continue;
         sum += values[j];
         ++count;

@@ -67,8 +67,10 @@ std::vector<double> smooth(std::span<const double> values, size_t reach) {
   std::vector<double> result(values.begin(), values.end());
   for (size_t i = 0; i < count; ++i) {
     if (!std::isfinite(values[i])) continue;
-    const size_t side = std::min({reach, i, count - 1 - i});
-    result[i] = (sums[i + side + 1] - sums[i - side]) / (counts[i + side + 1] - counts[i - side]);
+    const size_t before = std::min({reach, i, count - 1 - i + reach / 4});
+    const size_t after = std::min({reach, count - 1 - i, i + reach / 4});
+    result[i] =
+        (sums[i + after + 1] - sums[i - before]) / (counts[i + after + 1] - counts[i - before]);
   }
   return result;
 }

@@ -18,9 +18,9 @@ struct Series {
 /// Fewer points are kept as they are.
 Series downsample(const Series& series, size_t max_points);
 
-/// The mean of each value and up to `reach` neighbours on either side, as many on one side as on
-/// the other, so that a slope is not shifted and the ends stay in place. Values that are not finite
-/// stay as they are and do not count.
+/// The mean of each value and up to `reach` neighbours on either side. Near an end one side may
+/// have at most reach / 4 more than the other, so that a slope is hardly shifted. Values that are
+/// not finite stay as they are and do not count.
 std::vector<double> smooth(std::span<const double> values, size_t reach);
 
 /// "[1,null,0.333333]": six significant digits.

@@ -1,0 +1,73 @@
+#include <omp.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "core/memory.h"
+#include "train/machine.h"
+
+namespace tessera {
+namespace {
+
+/// Instruction sets that the kernels were compiled for, and whether this processor has them.
+struct Feature {
+  const char* name;
+  bool compiled;
+  bool present;
+};
+
+std::vector<Feature> list_features() {
+#if defined(__AVX2__)
+  constexpr bool kAvx2 = true;
+#else
+  constexpr bool kAvx2 = false;
+#endif
+#if defined(__AVX512F__)
+  constexpr bool kAvx512 = true;
+#else
+  constexpr bool kAvx512 = false;
+#endif
+#if defined(__AVX512BF16__)
+  constexpr bool kBf16 = true;
+#else
+  constexpr bool kBf16 = false;
+#endif
+  return {{"avx2", kAvx2, __builtin_cpu_supports("avx2") != 0},
+          {"avx512f", kAvx512, __builtin_cpu_supports("avx512f") != 0},
+          {"avx512bf16", kBf16, __builtin_cpu_supports("avx512bf16") != 0}};
+}
+
+}  // namespace
+
+int run_doctor(const DoctorArguments& arguments) {
+  const double f32 = measure_matrix_peak(DType::kF32);
+  const double bf16 = measure_matrix_peak(DType::kBF16);
+  nlohmann::json features;
+  for (const Feature& feature : list_features()) {
+    features[feature.name] = {{"compiled", feature.compiled}, {"present", feature.present}};
+  }
+  if (arguments.json) {
+    std::cout << nlohmann::json{{"machine", describe_machine()},
+                                {"threads", omp_get_max_threads()},
+                                {"features", features},
+                                {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
+                                {"cuda", false},
+                                {"mpi", false}}
+                     .dump(2)
+              << "\n";
+    return 0;
+  }
+  std::cout << describe_machine() << "\n";
+  std::cout << fmt::format("large matrix products: {:.0f} GFLOPS f32, {:.0f} GFLOPS bf16\n", f32 / 1e9, bf16 / 1e9);
+  for (const Feature& feature : list_features()) {
+    std::cout << fmt::format("{:<11} {}\n", feature.name,
+                             feature.compiled  ? "used"
+                             : feature.present ? "present, but this program was built without it (TESSERA_MARCH)"
+                                               : "not present");
+  }
+  std::cout << "cuda        not in this program\nmpi         not in this program\n";
+  return 0;
+}
+
+}  // namespace tessera

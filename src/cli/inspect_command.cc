@@ -1,0 +1,133 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "core/memory.h"
+#include "core/progress.h"
+#include "ops/registry/cpu_kernels.h"
+#include "program/print.h"
+#include "train/metrics/report.h"
+#include "train/trainer.h"
+#include "train/training_data.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Settings with a vocabulary, but without opening any data.
+Settings resolve(const ConfigArguments& arguments) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  load_settings(schema, settings, arguments.file, arguments.overrides);
+  settings.model.vocab_size =
+      resolve_vocab_size(settings.model.vocab_size, *make_tokenizer(settings.data.tokenizer));
+  validate(settings.model);
+  return settings;
+}
+
+TrainingModel make_model(const Settings& settings) {
+  const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+                         .max_sequences = settings.train.micro_batch,
+                         .sequence_length = settings.data.sequence_length,
+                         .dtype = settings.train.dtype()};
+  return {settings.model, shape, settings.train.recompute, make_cpu_kernels()};
+}
+
+void show_presets(bool json) {
+  Json list = Json::array();
+  for (const Preset& preset : presets()) {
+    Settings settings;
+    ConfigSchema schema = make_schema(settings);
+    schema.load_preset(preset.name, preset.toml);
+    if (settings.model.vocab_size == 0) settings.model.vocab_size = resolve_vocab_size(0, *make_byte_tokenizer());
+    const ParameterCount count = count_parameters(settings.model);
+    list.push_back({{"name", preset.name},
+                    {"description", preset.description},
+                    {"parameters", count.total},
+                    {"active_parameters", count.active}});
+    if (!json) {
+      std::cout << fmt::format("{:<20} {:>8} parameters, {:>8} active  {}\n", preset.name,
+                               format_count(static_cast<double>(count.total)),
+                               format_count(static_cast<double>(count.active)), preset.description);
+    }
+  }
+  if (json) std::cout << list.dump(2) << "\n";
+}
+
+void show_programs(const Settings& settings) {
+  const TrainingModel model = make_model(settings);
+  for (const bool moe : {false, true}) {
+    const int64_t num_moe = settings.model.num_moe_layers();
+    if (moe ? num_moe == 0 : num_moe == settings.model.num_layers) continue;
+    const DerivedProgram& program = model.layer_program(moe);
+    std::vector<ValueId> saved;
+    for (const Link& link : program.derived.saved) saved.push_back(link.forward);
+    std::cout << print_program(program.forward.program(), saved) << "\n"
+              << print_program(program.backward.program()) << "\n";
+  }
+}
+
+void show_memory(const Settings& settings, bool json) {
+  const auto state = ModelState::count_bytes(settings.model, settings.train.dtype());
+  const ActivationBytes activations = make_model(settings).activation_bytes();
+  const std::vector<std::pair<std::string, int64_t>> rows = {
+      {"weights", state.weights},
+      {"gradients", state.gradients},
+      {"optimizer", state.optimizer},
+      {"saved activations", activations.saved},
+      {"hidden states", activations.hidden},
+      {"working memory", activations.transient},
+      {"inputs", activations.inputs},
+      {"total", state.total() + activations.total()}};
+  Json object;
+  for (const auto& [name, bytes] : rows) {
+    object[name] = bytes;
+    if (!json) std::cout << fmt::format("{:<18} {:>12}\n", name, format_bytes(bytes));
+  }
+  if (json) std::cout << object.dump(2) << "\n";
+}
+
+void show_checkpoint(const std::string& path, bool json) {
+  const CheckpointReader reader(find_checkpoint(path));
+  Json tensors = Json::array();
+  for (const TensorGroup group : {TensorGroup::kModel, TensorGroup::kOptimizer}) {
+    for (const std::string& name : reader.names(group)) {
+      const TensorRecord& record = reader.manifest().tensors.at(name);
+      tensors.push_back({{"name", name},
+                         {"dtype", dtype_name(record.dtype)},
+                         {"shape", std::vector<int64_t>(record.shape.dims().begin(), record.shape.dims().end())}});
+      if (!json) {
+        std::cout << fmt::format("{:<48} {:<5} {}\n", name, dtype_name(record.dtype), record.shape.to_string());
+      }
+    }
+  }
+  const Json state = Json::parse(reader.state());
+  if (json) {
+    std::cout << Json{{"path", reader.path().string()}, {"step", reader.step()}, {"state", state}, {"tensors", tensors}}
+                     .dump(2)
+              << "\n";
+  } else {
+    std::cout << fmt::format("{}: step {}, {} tensors\n", reader.path().string(), reader.step(), tensors.size());
+  }
+}
+
+}  // namespace
+
+int run_inspect(const InspectArguments& arguments) {
+  const bool anything = arguments.presets || arguments.program || arguments.memory || !arguments.checkpoint.empty() ||
+                        !arguments.report.empty();
+  require(anything, "nothing to inspect: give --presets, --program, --memory, --checkpoint PATH or --report RUN");
+  if (arguments.presets) show_presets(arguments.json);
+  if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
+  if (!arguments.report.empty()) std::cout << write_report_from_run(arguments.report).string() << "\n";
+  if (arguments.program || arguments.memory) {
+    const Settings settings = resolve(arguments.config);
+    require(!arguments.program || !arguments.json, "--program prints text only; leave out --json");
+    if (arguments.program) show_programs(settings);
+    if (arguments.memory) show_memory(settings, arguments.json);
+  }
+  return 0;
+}
+
+}  // namespace tessera

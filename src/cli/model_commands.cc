@@ -1,0 +1,79 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Text that may hold part of a character becomes valid UTF-8, so that JSON can hold it.
+std::string to_json_text(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+Json tokens_to_json(const std::vector<GeneratedToken>& tokens) {
+  Json list = Json::array();
+  for (const GeneratedToken& token : tokens) {
+    list.push_back({{"id", token.id}, {"logprob", token.log_probability}});
+  }
+  return list;
+}
+
+void print_log_probabilities(const Tokenizer& tokenizer, const Generated& result) {
+  const auto print = [&](const GeneratedToken& token) {
+    const std::string text = tokenizer.decode(std::span(&token.id, 1));
+    std::cout << fmt::format("{:>8}  {:>10.5f}  {}\n", token.id, token.log_probability, Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
+  };
+  std::cout << "      id     logprob  text\n";
+  for (const GeneratedToken& token : result.prompt) print(token);
+  for (const GeneratedToken& token : result.tokens) print(token);
+}
+
+}  // namespace
+
+int run_generate(const GenerateArguments& arguments) {
+  validate(arguments.options);
+  LoadedModel model(arguments.checkpoint);
+  Generator generator(model.settings().model, model.settings().train.dtype(), model.parameters(), model.experts());
+  const bool stream = !arguments.json && !arguments.log_probabilities;
+  if (stream) std::cout << arguments.prompt << std::flush;
+  const auto show = [&](const GeneratedToken& token) {
+    if (stream) std::cout << model.tokenizer().decode(std::span(&token.id, 1)) << std::flush;
+  };
+  const Generated result = generator.generate_text(model.tokenizer(), arguments.prompt, arguments.options, show);
+  if (stream) std::cout << "\n";
+  if (arguments.log_probabilities && !arguments.json) print_log_probabilities(model.tokenizer(), result);
+  if (arguments.json) {
+    std::cout << to_json_text({{"checkpoint", model.path().string()},
+                               {"prompt", arguments.prompt},
+                               {"text", result.text},
+                               {"ended", result.ended},
+                               {"prompt_tokens", tokens_to_json(result.prompt)},
+                               {"tokens", tokens_to_json(result.tokens)}})
+              << "\n";
+  }
+  return 0;
+}
+
+int run_eval(const EvalArguments& arguments) {
+  LoadedModel model(arguments.checkpoint);
+  const Evaluation result = evaluate(model, arguments.request);
+  if (arguments.json) {
+    std::cout << to_json_text({{"checkpoint", model.path().string()},
+                               {"loss", result.loss},
+                               {"perplexity", result.perplexity()},
+                               {"bits_per_byte", result.bits_per_byte()},
+                               {"tokens", result.num_tokens},
+                               {"bytes", result.num_bytes},
+                               {"seconds", result.seconds}})
+              << "\n";
+    return 0;
+  }
+  std::cout << fmt::format("loss {:.4f} nats per token, perplexity {:.3f}, {:.4f} bits per byte; {} tokens in {:.1f} s\n",
+                           result.loss, result.perplexity(), result.bits_per_byte(), result.num_tokens, result.seconds);
+  return 0;
+}
+
+}  // namespace tessera

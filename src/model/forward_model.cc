@@ -1,0 +1,223 @@
+#include "model/forward_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "ops/registry/cpu_kernels.h"
+
+namespace tessera {
+namespace {
+
+Tensor& slot(Bindings& bindings, ValueId id) { return bindings.tensors[static_cast<size_t>(id)]; }
+
+/// The configuration without what only matters in training.
+ModelConfig for_inference(ModelConfig config) {
+  config.moe.capacity_factor = 0;
+  config.moe.pad_to_capacity = false;
+  config.moe.balance_scope = BalanceScope::kMicroBatch;
+  config.moe.experts = ExpertPath::kGrouped;  // the same weights; blocks would pad single tokens to whole blocks
+  return config;
+}
+
+struct ForwardLayer {
+  LayerProgram layout;
+  std::unique_ptr<CpuProgram> program;
+};
+
+ForwardLayer make_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
+                        const std::optional<CacheShape>& cache, const KernelTable& kernels) {
+  ForwardLayer layer{build_layer(config, moe, shape, cache), nullptr};
+  layer.program = std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
+  return layer;
+}
+
+}  // namespace
+
+struct ForwardModel::Impl {
+  ModelConfig config;
+  BatchShape shape;
+  KeyValueCache* cache = nullptr;
+  EmbeddingProgram embedding_layout;
+  HeadProgram loss_layout;
+  LogitsProgram logits_layout;
+  std::unique_ptr<CpuProgram> embedding;
+  std::unique_ptr<CpuProgram> head;  // of the loss or of the logits
+  std::optional<ForwardLayer> dense;
+  std::optional<ForwardLayer> moe;
+
+  OwnedTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
+  OwnedTensor streams[2];
+  OwnedTensor loss, result;
+  OwnedTensor balance_loss, z_loss, counts, dropped;
+  Buffer transient;
+  Bindings embedding_bindings, head_bindings;
+  std::vector<Bindings> layer_bindings;
+
+  const ForwardLayer& layer_of(int64_t idx) const { return config.is_moe_layer(idx) ? *moe : *dense; }
+
+  void build(ForwardGoal goal) {
+    const KernelTable kernels = make_cpu_kernels();
+    std::optional<CacheShape> cache_shape;
+    if (cache != nullptr) cache_shape = CacheShape{cache->capacity()};
+    embedding_layout = build_embedding(config, shape);
+    embedding = std::make_unique<CpuProgram>(std::exchange(embedding_layout.forward, Program()), kernels);
+    if (goal == ForwardGoal::kLoss) {
+      loss_layout = build_head(config, shape, false);
+      head = std::make_unique<CpuProgram>(std::exchange(loss_layout.forward, Program()), kernels);
+    } else {
+      logits_layout = build_logits(config, shape);
+      head = std::make_unique<CpuProgram>(std::exchange(logits_layout.forward, Program()), kernels);
+    }
+    if (config.num_moe_layers() > 0) moe = make_layer(config, true, shape, cache_shape, kernels);
+    if (config.num_moe_layers() < config.num_layers) dense = make_layer(config, false, shape, cache_shape, kernels);
+  }
+
+  void allocate(ForwardGoal goal) {
+    const Shape row = {shape.num_tokens};
+    tokens = OwnedTensor(DType::kI32, row);
+    labels = OwnedTensor(DType::kI32, row);
+    positions = OwnedTensor(DType::kI32, row);
+    cu_seqlens = OwnedTensor(DType::kI32, {shape.max_sequences + 1});
+    start = OwnedTensor(DType::kI32, {1});
+    cache_length = OwnedTensor(DType::kI32, {1});
+    scale = OwnedTensor(DType::kF32, {1});
+    *scale.get().as<float>() = 1;
+    for (OwnedTensor& stream : streams) {
+      stream = OwnedTensor(shape.dtype, {shape.num_tokens, config.hidden_size}, "hidden states");
+    }
+    loss = OwnedTensor(DType::kF32, {1});
+    result = goal == ForwardGoal::kLoss ? OwnedTensor(DType::kF32, row)
+                                        : OwnedTensor(shape.dtype, {shape.num_tokens, config.vocab_size}, "logits");
+    balance_loss = OwnedTensor(DType::kF32, {1});
+    z_loss = OwnedTensor(DType::kF32, {1});
+    counts = OwnedTensor(DType::kF32, {std::max<int64_t>(config.moe.num_experts, 1)});
+    dropped = OwnedTensor(DType::kI64, {1});
+    int64_t bytes = std::max(embedding->plan().transient_bytes, head->plan().transient_bytes);
+    if (dense) bytes = std::max(bytes, dense->program->plan().transient_bytes);
+    if (moe) bytes = std::max(bytes, moe->program->plan().transient_bytes);
+    transient = Buffer(bytes, "working memory of the layers");
+  }
+
+  void bind(ForwardGoal goal, ParameterSet& parameters, std::vector<ExpertState>& experts) {
+    const TensorByName weight = [&](const std::string& name) { return parameters.find(name).weight; };
+    embedding_bindings = embedding->make_bindings();
+    embedding_bindings.transient = transient.data();
+    bind_weights(embedding->program(), weight, embedding_bindings);
+    slot(embedding_bindings, embedding_layout.tokens) = tokens;
+    slot(embedding_bindings, embedding_layout.hidden_out) = streams[0];
+    size_t next_experts = 0;
+    for (int64_t idx = 0; idx < config.num_layers; ++idx) {
+      ExpertState* state = config.is_moe_layer(idx) ? &experts.at(next_experts++) : nullptr;
+      layer_bindings.push_back(bind_layer(idx, state, weight));
+    }
+    bind_head(goal, weight);
+  }
+
+  Bindings bind_layer(int64_t idx, ExpertState* experts, const TensorByName& weight) {
+    const ForwardLayer& layer = layer_of(idx);
+    const LayerProgram& layout = layer.layout;
+    Bindings bindings = layer.program->make_bindings();
+    bindings.transient = transient.data();
+    bind_weights(layer.program->program(),
+                 [&](const std::string& name) { return weight(layer_parameter_name(idx, name)); }, bindings);
+    const auto bind = [&](ValueId id, const Tensor& tensor) {
+      if (id >= 0) slot(bindings, id) = tensor;
+    };
+    bind(layout.hidden, streams[idx % 2]);
+    bind(layout.hidden_out, streams[(idx + 1) % 2]);
+    bind(layout.positions, positions);
+    bind(layout.cu_seqlens, cu_seqlens);
+    bind(layout.start, start);
+    bind(layout.cache_length, cache_length);
+    if (cache != nullptr) {
+      bind(layout.key_cache, cache->keys(idx));
+      bind(layout.value_cache, cache->values(idx));
+    }
+    if (experts != nullptr) bind(layout.expert_bias, experts->bias);
+    bind(layout.balance_loss, balance_loss);
+    bind(layout.z_loss, z_loss);
+    bind(layout.counts, counts);
+    bind(layout.dropped, dropped);
+    return bindings;
+  }
+
+  void bind_head(ForwardGoal goal, const TensorByName& weight) {
+    head_bindings = head->make_bindings();
+    head_bindings.transient = transient.data();
+    bind_weights(head->program(), weight, head_bindings);
+    const Tensor last = streams[config.num_layers % 2];
+    if (goal == ForwardGoal::kLogits) {
+      slot(head_bindings, logits_layout.hidden) = last;
+      slot(head_bindings, logits_layout.logits) = result;
+      return;
+    }
+    slot(head_bindings, loss_layout.hidden) = last;
+    slot(head_bindings, loss_layout.labels) = labels;
+    slot(head_bindings, loss_layout.scale) = scale;
+    slot(head_bindings, loss_layout.loss) = loss;
+    slot(head_bindings, loss_layout.token_loss) = result;
+  }
+
+  void run() {
+    embedding->run(embedding_bindings);
+    for (int64_t idx = 0; idx < config.num_layers; ++idx) {
+      layer_of(idx).program->run(layer_bindings[static_cast<size_t>(idx)]);
+    }
+    head->run(head_bindings);
+  }
+};
+
+KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity) : capacity_(capacity) {
+  const Shape shape = {capacity, config.kv_heads() * config.head_dim()};
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    keys_.emplace_back(dtype, shape, "the key cache");
+    values_.emplace_back(dtype, shape, "the value cache");
+  }
+}
+
+ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
+                           ParameterSet& parameters, std::vector<ExpertState>& experts, KeyValueCache* cache)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->config = for_inference(config);
+  impl_->shape = shape;
+  impl_->cache = cache;
+  impl_->build(goal);
+  impl_->allocate(goal);
+  impl_->bind(goal, parameters, experts);
+}
+
+ForwardModel::~ForwardModel() = default;
+
+Tensor ForwardModel::run_loss(const MicroBatch& batch) {
+  const auto load = [](const Tensor& from, const OwnedTensor& to) {
+    ensure(from.dtype == to.get().dtype && from.shape == to.get().shape, "ForwardModel: a batch of another shape");
+    std::memcpy(to.get().data, from.data, static_cast<size_t>(from.num_bytes()));
+  };
+  ensure(impl_->cache == nullptr, "run_loss with a cache");
+  load(batch.tokens, impl_->tokens);
+  load(batch.labels, impl_->labels);
+  load(batch.positions, impl_->positions);
+  load(batch.cu_seqlens, impl_->cu_seqlens);
+  impl_->run();
+  return impl_->result;
+}
+
+Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
+  Impl& impl = *impl_;
+  ensure(impl.cache != nullptr && static_cast<int64_t>(tokens.size()) == impl.shape.num_tokens,
+         "run_logits: {} tokens for a model of {}", tokens.size(), impl.shape.num_tokens);
+  const int64_t begin = impl.cache->length();
+  const int64_t end = begin + impl.shape.num_tokens;
+  require(end <= impl.cache->capacity(), "{} tokens do not fit in a cache of {}", end, impl.cache->capacity());
+  std::ranges::copy(tokens, impl.tokens.get().as<int32_t>());
+  const auto positions = impl.positions.get().span<int32_t>();
+  std::iota(positions.begin(), positions.end(), static_cast<int32_t>(begin));
+  *impl.start.get().as<int32_t>() = static_cast<int32_t>(begin);
+  *impl.cache_length.get().as<int32_t>() = static_cast<int32_t>(end);
+  impl.run();
+  impl.cache->set_length(end);
+  return impl.result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/memory.h"
+#include "model/config.h"
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// One weight of the model, and how it starts.
+struct ParameterSpec {
+  std::string name;  ///< "layers.3.attn.q.weight"
+  DType dtype = DType::kF32;
+  Shape shape;
+  double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
+  float init_constant = 0;
+};
+
+/// Every weight in the order of the layers, taken from the very programs that use them. Matrix weights have type
+/// `dtype`; norms and the router are F32.
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype);
+
+/// The name of a layer program's weight in layer `layer`.
+std::string layer_parameter_name(int64_t layer, std::string_view weight);
+
+/// A weight and its FP32 gradient accumulator (a null view in a set without gradients).
+struct ModelParameter {
+  ParameterSpec spec;
+  Tensor weight;
+  Tensor grad;
+};
+
+/// The weights of a model in one buffer, and their gradients in another.
+class ParameterSet {
+ public:
+  ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients);
+
+  /// Bytes of the two buffers, before they are taken.
+  struct Bytes {
+    int64_t weights = 0;
+    int64_t gradients = 0;
+  };
+  static Bytes count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients);
+
+  std::vector<ModelParameter>& all() { return parameters_; }
+  const std::vector<ModelParameter>& all() const { return parameters_; }
+  /// Throws InternalError where there is none of that name.
+  const ModelParameter& find(std::string_view name) const;
+  /// Fills all weights: a pure function of the seed and each weight's name.
+  void initialize(uint64_t seed);
+  void zero_gradients();
+
+ private:
+  std::vector<ModelParameter> parameters_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  Buffer weights_;
+  Buffer gradients_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#include "ops/registry/cpu_kernels.h"
+
+#include "ops/activation/activation.h"
+#include "ops/adamw/adamw.h"
+#include "ops/add/add.h"
+#include "ops/attention/attention.h"
+#include "ops/block_sparse/block_sparse.h"
+#include "ops/cache_append/cache_append.h"
+#include "ops/embedding/embedding.h"
+#include "ops/expert_activation/expert_activation.h"
+#include "ops/grad_norm/grad_norm.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/permute/permute.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
+#include "ops/route_map/route_map.h"
+#include "ops/router/router.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
+
+namespace tessera {
+
+KernelTable make_cpu_kernels() {
+  KernelTable table;
+  add_activation_cpu(table);
+  add_adamw_cpu(table);
+  add_add_cpu(table);
+  add_attention_cpu(table);
+  add_block_sparse_cpu(table);
+  add_cache_append_cpu(table);
+  add_embedding_cpu(table);
+  add_expert_activation_cpu(table);
+  add_grad_norm_cpu(table);
+  add_grouped_matmul_cpu(table);
+  add_linear_cpu(table);
+  add_linear_cross_entropy_cpu(table);
+  add_permute_cpu(table);
+  add_rmsnorm_cpu(table);
+  add_rope_cpu(table);
+  add_route_map_cpu(table);
+  add_router_cpu(table);
+  add_sigmoid_gate_cpu(table);
+  return table;
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// y · sigmoid(logit) row by row: the gate of a shared expert (Qwen2-MoE).
+/// (y A [T,H], logit A [T,1]) -> A [T,H].
+class SigmoidGate final : public Operator {
+ public:
+  std::string_view name() const override { return "sigmoid_gate"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& builder) const override;
+};
+
+/// (y, logit, grad_out A [T,H]) -> (grad_y A [T,H], grad_logit A [T,1]).
+class SigmoidGateBackward final : public Operator {
+ public:
+  std::string_view name() const override { return "sigmoid_gate_backward"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+};
+
+OperatorPtr make_sigmoid_gate();
+void add_sigmoid_gate_cpu(KernelTable& table);
+
+}  // namespace tessera

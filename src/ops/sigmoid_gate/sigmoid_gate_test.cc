@@ -1,0 +1,62 @@
+#include "ops/sigmoid_gate/sigmoid_gate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::random_tensor;
+using testing::Role;
+using testing::TestInput;
+
+KernelTable kernels() {
+  KernelTable table;
+  add_sigmoid_gate_cpu(table);
+  return table;
+}
+
+std::vector<TestInput> make_inputs(DType dtype, int64_t rows, int64_t width, uint64_t seed) {
+  Random random(seed, 0);
+  std::vector<TestInput> inputs;
+  inputs.push_back({random_tensor(dtype, {rows, width}, random), Role::kValue, "y"});
+  inputs.push_back({random_tensor(dtype, {rows, 1}, random), Role::kValue, "logit"});
+  return inputs;
+}
+
+class SigmoidGateShapes : public ::testing::TestWithParam<std::pair<int64_t, int64_t>> {};
+
+TEST_P(SigmoidGateShapes, EqualsThePlainFormula) {
+  const auto [rows, width] = GetParam();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto inputs = make_inputs(dtype, rows, width, 7);
+    const auto out = testing::run_operator(SigmoidGate(), kernels(), inputs);
+    const auto y = testing::to_doubles(inputs[0].tensor);
+    const auto logit = testing::to_doubles(inputs[1].tensor);
+    const auto actual = testing::to_doubles(out[0]);
+    ASSERT_EQ(actual.size(), y.size());
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double expected = y[i] / (1 + std::exp(-logit[i / static_cast<size_t>(width)]));
+      EXPECT_NEAR(actual[i], expected, (dtype == DType::kF32 ? 1e-6 : 4e-3) * (1 + std::abs(expected)));
+    }
+  }
+}
+
+TEST_P(SigmoidGateShapes, GradientsMatchFiniteDifferences) {
+  const auto [rows, width] = GetParam();
+  testing::check_gradients(make_sigmoid_gate(), kernels(), make_inputs(DType::kF32, rows, width, 11));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SigmoidGateShapes,
+                         ::testing::Values(std::pair{0, 5}, std::pair{1, 1}, std::pair{3, 17}, std::pair{9, 64}));
+
+TEST(SigmoidGate, RefusesALogitOfAnotherShape) {
+  const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {3, 1}}};
+  EXPECT_THROW(SigmoidGate().infer(types), UserError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include "train/checkpointing.h"
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The settings that decide which tokens a step sees; a change of them makes a resumed run differ from an unbroken one.
+Json describe_data(const Settings& settings, const TokenFile& tokens) {
+  return {{"num_tokens", tokens.num_tokens()},
+          {"sequence_length", settings.data.sequence_length},
+          {"global_batch", settings.train.global_batch},
+          {"micro_batch", settings.train.micro_batch},
+          {"seed", settings.run.seed},
+          {"validation_fraction", settings.data.validation_fraction},
+          {"split_documents", settings.data.split_documents}};
+}
+
+Json parse_state(const CheckpointReader& reader) {
+  try {
+    return Json::parse(reader.state());
+  } catch (const Json::exception& error) {
+    user_error("checkpoint {}: its state is damaged ({})", reader.path().string(), error.what());
+  }
+}
+
+int64_t read_count(const CheckpointReader& reader, const Json& state, const char* key) {
+  require(state.is_object() && state.contains(key) && state[key].is_number_integer() && state[key].get<int64_t>() >= 0,
+          "checkpoint {}: its state has no count '{}'; was it written by `tessera train`?", reader.path().string(),
+          key);
+  return state[key].get<int64_t>();
+}
+
+std::vector<std::string> compare_data(const Json& then, const Json& now) {
+  std::vector<std::string> notes;
+  for (const auto& [key, value] : now.items()) {
+    if (!then.contains(key) || then[key] == value) continue;
+    notes.push_back(fmt::format("{} was {} when the checkpoint was written and is {} now: the order of the data differs",
+                                key, then[key].dump(), value.dump()));
+  }
+  return notes;
+}
+
+}  // namespace
+
+std::filesystem::path checkpoint_folder(const std::string& run_folder) {
+  return std::filesystem::path(run_folder) / "checkpoints";
+}
+
+SaveResult save_run(const Settings& settings, const std::string& config_toml, const ModelState& state,
+                    const TokenFile& tokens, const RunPosition& position) {
+  const Json json = {{"step", position.step},
+                     {"tokens_seen", position.tokens_seen},
+                     {"skipped_steps", position.skipped_steps},
+                     {"data", describe_data(settings, tokens)},
+                     {"config", config_toml}};
+  const auto model = state.model_tensors();
+  const auto optimizer = state.optimizer_tensors();
+  return save_checkpoint(checkpoint_folder(settings.run.folder), {.step = position.step,
+                                                                  .model = model,
+                                                                  .optimizer = optimizer,
+                                                                  .state = json.dump(),
+                                                                  .keep_last = settings.run.keep_last});
+}
+
+std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens, ModelState& state) {
+  if (settings.run.resume == ResumeMode::kNever) return std::nullopt;
+  const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
+  FoundCheckpoint found = find_latest(folder);
+  if (!found.path) {
+    require(settings.run.resume != ResumeMode::kRequired, "run.resume = \"required\", but {} has no complete checkpoint",
+            folder.string());
+    return std::nullopt;
+  }
+  const CheckpointReader reader(*found.path);
+  const Json json = parse_state(reader);
+  ResumedRun resumed{.path = *found.path, .notes = std::move(found.ignored)};
+  resumed.position = {read_count(reader, json, "step"), read_count(reader, json, "tokens_seen"),
+                      read_count(reader, json, "skipped_steps")};
+  state.load(reader);
+  for (std::string& note : compare_data(json.value("data", Json::object()), describe_data(settings, tokens))) {
+    resumed.notes.push_back(std::move(note));
+  }
+  return resumed;
+}
+
+std::filesystem::path find_checkpoint(const std::string& path) {
+  namespace fs = std::filesystem;
+  require(fs::exists(path), "{} does not exist; name a run's folder or a checkpoint", path);
+  if (fs::exists(fs::path(path) / "manifest.json")) return path;
+  for (const fs::path& folder : {checkpoint_folder(path), fs::path(path)}) {
+    if (const FoundCheckpoint found = find_latest(folder); found.path) return *found.path;
+  }
+  user_error("{} holds no complete checkpoint (step-*/ with manifest.json and COMPLETE)", path);
+}
+
+std::string checkpoint_config(const CheckpointReader& reader) {
+  const Json state = parse_state(reader);
+  require(state.is_object() && state.contains("config") && state["config"].is_string(),
+          "checkpoint {}: its state has no configuration; was it written by `tessera train`?", reader.path().string());
+  return state["config"].get<std::string>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "data/token_file.h"
+#include "train/model_state.h"
+#include "train/settings.h"
+
+namespace tessera {
+
+/// What a run must know to go on, beside its tensors. Data order, schedule and initial weights are pure functions of the
+/// settings and the step, so the step is all of their state.
+struct RunPosition {
+  int64_t step = 0;  ///< steps done
+  int64_t tokens_seen = 0;
+  int64_t skipped_steps = 0;
+};
+
+/// The folder that holds a run's checkpoints.
+std::filesystem::path checkpoint_folder(const std::string& run_folder);
+
+/// Saves weights, expert biases, optimizer and position with the configuration that made them.
+SaveResult save_run(const Settings& settings, const std::string& config_toml, const ModelState& state,
+                    const TokenFile& tokens, const RunPosition& position);
+
+/// A checkpoint that a run continues from.
+struct ResumedRun {
+  RunPosition position;
+  std::filesystem::path path;
+  /// What the user should know: damaged checkpoints passed over, settings that changed.
+  std::vector<std::string> notes;
+};
+
+/// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws UserError where
+/// settings.run.resume demands one, or where the checkpoint does not fit the settings.
+std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens, ModelState& state);
+
+/// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one checkpoint.
+std::filesystem::path find_checkpoint(const std::string& path);
+
+/// The configuration that a checkpoint was trained with, as TOML.
+std::string checkpoint_config(const CheckpointReader& reader);
+
+}  // namespace tessera

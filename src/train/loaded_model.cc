@@ -1,0 +1,109 @@
+#include "train/loaded_model.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "data/sampler.h"
+#include "model/forward_model.h"
+#include "train/checkpointing.h"
+#include "train/training_data.h"
+
+namespace tessera {
+namespace {
+
+Settings read_settings(const CheckpointReader& reader) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  schema.load_toml_text(checkpoint_config(reader), reader.path().string() + " (its configuration)");
+  return settings;
+}
+
+/// The token file to evaluate, and which of its splits.
+struct EvaluationData {
+  std::shared_ptr<const TokenFile> file;
+  double validation_fraction = 0;
+  Split split = Split::kAll;
+};
+
+EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRequest& request) {
+  const Settings& settings = model.settings();
+  const int64_t vocab_size = settings.model.vocab_size;
+  require(request.text.empty() || request.tokens.empty(), "give either text or tokens to evaluate, not both");
+  if (!request.tokens.empty()) return {std::make_shared<TokenFile>(request.tokens, vocab_size)};
+  if (!request.text.empty()) {
+    const auto prepared = prepare_tokens({.path = request.text}, model.tokenizer(), settings.run.folder + "/tokens");
+    return {std::make_shared<TokenFile>(prepared.prefix, vocab_size)};
+  }
+  require(settings.data.validation_fraction > 0,
+          "the run held no data out for validation; name what to evaluate with --text or --tokens");
+  Settings own = settings;
+  return {open_training_data(own).tokens, settings.data.validation_fraction, Split::kValidation};
+}
+
+/// Bytes of the text that the predicted tokens stand for.
+int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>& labels) {
+  std::vector<int32_t> ids;
+  for (const int32_t label : labels) {
+    if (label != kNoLabel && label < tokenizer.vocab_size()) ids.push_back(label);
+  }
+  return static_cast<int64_t>(tokenizer.decode(ids).size());
+}
+
+}  // namespace
+
+double Evaluation::perplexity() const { return std::exp(loss); }
+
+double Evaluation::bits_per_byte() const {
+  return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(std::max<int64_t>(num_bytes, 1));
+}
+
+LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path)) {
+  const CheckpointReader reader(path_);
+  settings_ = read_settings(reader);
+  step_ = reader.step();
+  tokenizer_ = make_tokenizer(settings_.data.tokenizer);
+  settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
+  validate(settings_.model);
+  parameters_ =
+      std::make_unique<ParameterSet>(list_parameters(settings_.model, settings_.train.dtype()), /*with_gradients=*/false);
+  experts_ = make_expert_states(settings_.model);
+  std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
+  for (const ModelParameter& parameter : parameters_->all()) {
+    tensors.push_back({parameter.spec.name, parameter.weight});
+  }
+  reader.load_group(TensorGroup::kModel, tensors);
+}
+
+Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
+  const auto started = std::chrono::steady_clock::now();
+  const Settings& settings = model.settings();
+  const EvaluationData data = open_evaluation_data(model, request);
+  const int64_t length = request.sequence_length > 0 ? request.sequence_length : settings.data.sequence_length;
+  const SamplerConfig sampler{.sequence_length = length,
+                              .micro_batch_size = request.batch_size,
+                              .validation_fraction = data.validation_fraction,
+                              .split_documents = settings.data.split_documents};
+  const BatchSource source(data.file, sampler, data.split);
+  ForwardModel forward(settings.model,
+                       {.num_tokens = request.batch_size * length,
+                        .max_sequences = source.max_sequences(),
+                        .sequence_length = length,
+                        .dtype = settings.train.dtype()},
+                       ForwardGoal::kLoss, model.parameters(), model.experts());
+  int64_t num_batches = (source.num_windows() + request.batch_size - 1) / request.batch_size;
+  if (request.max_batches > 0) num_batches = std::min(num_batches, request.max_batches);
+  Evaluation result;
+  Batch batch;
+  double total = 0;
+  for (int64_t step = 0; step < num_batches; ++step) {
+    source.fetch(step, 0, batch);
+    for (const float loss : forward.run_loss(view_batch(batch)).span<float>()) total += loss;
+    result.num_tokens += batch.num_valid;
+    result.num_bytes += count_label_bytes(model.tokenizer(), batch.labels);
+  }
+  result.loss = total / static_cast<double>(std::max<int64_t>(result.num_tokens, 1));
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "data/tokenizer.h"
+#include "train/model_state.h"
+#include "train/settings.h"
+
+namespace tessera {
+
+/// A trained model without its optimizer, for evaluation and generation. Not movable: models bound to it keep
+/// references.
+class LoadedModel {
+ public:
+  /// Opens the newest complete checkpoint at `path` (a run's folder, a folder of checkpoints, or one of them), with the
+  /// configuration that it was trained with. Throws UserError.
+  explicit LoadedModel(const std::string& path);
+  LoadedModel(const LoadedModel&) = delete;
+  LoadedModel& operator=(const LoadedModel&) = delete;
+
+  const Settings& settings() const { return settings_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  int64_t step() const { return step_; }
+  const std::filesystem::path& path() const { return path_; }
+  ParameterSet& parameters() { return *parameters_; }
+  std::vector<ExpertState>& experts() { return experts_; }
+
+ private:
+  std::filesystem::path path_;
+  Settings settings_;
+  int64_t step_ = 0;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ParameterSet> parameters_;
+  std::vector<ExpertState> experts_;
+};
+
+/// Loss of a model over tokens.
+struct Evaluation {
+  double loss = 0;  ///< mean nats per token
+  int64_t num_tokens = 0;
+  int64_t num_bytes = 0;  ///< of text that those tokens stand for
+  double seconds = 0;
+  double perplexity() const;
+  double bits_per_byte() const;
+};
+
+struct EvaluationRequest {
+  std::string text;    ///< file or folder of text; or
+  std::string tokens;  ///< prefix of a token file; or neither: the run's own held-out data
+  int64_t sequence_length = 0;  ///< 0: the training's
+  int64_t batch_size = 8;
+  int64_t max_batches = 0;  ///< 0: all
+};
+
+/// Evaluates windows of `sequence_length` tokens one after the other; each token but a window's first is predicted once.
+Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request);
+
+}  // namespace tessera

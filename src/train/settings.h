@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "model/config.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+namespace tessera {
+
+enum class ResumeMode { kAuto, kNever, kRequired };
+enum class Precision { kF32, kBF16 };
+/// What happens when a step's loss or gradient is NaN or infinite.
+enum class NonFinite { kStop, kSkip };
+
+struct RunSettings {
+  std::string folder = "runs/default";
+  int64_t seed = 1;
+  ResumeMode resume = ResumeMode::kAuto;
+  int64_t checkpoint_interval = 500;
+  int64_t keep_last = 2;
+  int64_t log_interval = 10;
+  bool tensorboard = true;
+  bool report = true;
+};
+
+struct DataSettings {
+  std::string text;    ///< file or folder of text; or
+  std::string tokens;  ///< prefix of a Megatron .bin/.idx pair
+  std::string tokenizer = "byte";
+  std::string separator;  ///< a line that ends a document; empty: each file is one document
+  std::string cache;      ///< folder for token files; empty: <run.folder>/tokens
+  int64_t sequence_length = 256;
+  double validation_fraction = 0.05;
+  bool split_documents = false;
+};
+
+struct TrainSettings {
+  int64_t steps = 1000;
+  int64_t micro_batch = 8;    ///< sequences that pass at once
+  int64_t global_batch = 8;   ///< sequences of a step
+  Precision precision = Precision::kF32;
+  std::vector<std::string> recompute;
+  double max_grad_norm = 1.0;
+  NonFinite on_nonfinite = NonFinite::kStop;
+  int64_t validation_interval = 200;
+  int64_t validation_batches = 20;
+
+  DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
+  int64_t num_micro_batches() const { return global_batch / micro_batch; }
+};
+
+/// Everything that a training run is told.
+struct Settings {
+  std::string preset;
+  RunSettings run;
+  DataSettings data;
+  ModelConfig model;
+  TrainSettings train;
+  AdamWOptions adamw;
+  ScheduleSpec schedule;
+};
+
+/// Binds every key of a training configuration; the fields of `settings` must outlive the schema.
+ConfigSchema make_schema(Settings& settings);
+
+/// Fills a schema from an optional TOML file, overrides ("--section.key=value") and the preset that they name.
+void load_settings(ConfigSchema& schema, Settings& settings, const std::string& file,
+                   const std::vector<std::string>& overrides);
+
+/// Refuses what cannot be trained, but for the model's shapes, which need the vocabulary (see model/config.h).
+void validate(const Settings& settings);
+
+}  // namespace tessera

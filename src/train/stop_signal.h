@@ -1,0 +1,24 @@
+#pragma once
+
+#include <csignal>
+
+namespace tessera {
+
+/// While it lives, SIGINT and SIGTERM only leave a mark, so that the training loop can save and end cleanly; a second
+/// SIGINT ends the process at once. One object at a time.
+class StopSignal {
+ public:
+  StopSignal();
+  ~StopSignal();
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+
+  /// The signal that came, or 0.
+  int received() const;
+
+ private:
+  struct sigaction old_interrupt_ {};
+  struct sigaction old_terminate_ {};
+};
+
+}  // namespace tessera

@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "core/memory.h"
+#include "train/generate.h"
+#include "train/machine.h"
+#include "train/metrics/writer.h"
+#include "train/stop_signal.h"
+#include "train/trainer.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
+  const ModelConfig& model = settings.model;
+  const ParameterCount count = count_parameters(model);
+  std::string text = fmt::format("{} parameters, {} active per token; {} layers, hidden {}, {} heads ({} KV)",
+                                 format_count(static_cast<double>(count.total)),
+                                 format_count(static_cast<double>(count.active)), model.num_layers, model.hidden_size,
+                                 model.num_heads, model.kv_heads());
+  if (model.num_moe_layers() > 0) {
+    text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(), model.moe.num_experts,
+                        model.moe.top_k, model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
+  }
+  text += fmt::format("\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
+                      format_bytes(memory.total()), format_bytes(memory.state.weights),
+                      format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
+                      format_bytes(memory.activations.total()));
+  return text;
+}
+
+std::string describe_data(const TrainingData& data) {
+  std::string text = fmt::format("{} tokens in {} documents, tokenizer {}",
+                                 format_count(static_cast<double>(data.tokens->num_tokens())),
+                                 data.tokens->num_documents(), data.tokenizer->name());
+  if (data.validation) {
+    text += fmt::format("; {} held out for validation", format_count(static_cast<double>(
+                                                            data.validation->range().num_tokens())));
+  }
+  return text;
+}
+
+TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal) {
+  ProgressBar bar(out, terminal, "tokenizing");
+  return open_training_data(settings, [&](const PrepareProgress& progress) {
+    const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
+    bar.update(static_cast<double>(progress.bytes_done) / total, format_bytes(progress.bytes_done));
+  });
+}
+
+/// The loop around a Trainer: records, validations, checkpoints, signals.
+class TrainLoop {
+ public:
+  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter& writer)
+      : trainer_(trainer), settings_(trainer.settings()), request_(request), writer_(writer),
+        peak_(measure_matrix_peak(settings_.train.dtype())) {}
+
+  void run() {
+    const StopSignal signal;
+    started_ = Clock::now();
+    first_step_ = trainer_.position().step;
+    while (trainer_.position().step < settings_.train.steps && signal.received() == 0) run_step();
+    if (signal.received() != 0) {
+      save();
+      writer_.note(fmt::format("stopped by signal {} after step {}; the same command continues", signal.received(),
+                               trainer_.position().step));
+    } else {
+      finish();
+    }
+    writer_.finish();
+  }
+
+ private:
+  void run_step() {
+    const auto start = Clock::now();
+    const StepOutcome outcome = trainer_.step();
+    writer_.record(make_record(outcome, seconds_since(start)));
+    const int64_t step = trainer_.position().step;
+    if (is_due(settings_.train.validation_interval)) validate();
+    if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
+  }
+
+  bool is_due(int64_t interval) const { return interval > 0 && trainer_.position().step % interval == 0; }
+
+  void finish() {
+    if (validated_step_ != trainer_.position().step) validate();
+    if (saved_step_ != trainer_.position().step && first_step_ < settings_.train.steps) save();
+    write_sample();
+  }
+
+  void validate() {
+    const auto start = Clock::now();
+    const double loss = trainer_.validate();
+    validated_step_ = trainer_.position().step;
+    if (std::isnan(loss) && !trainer_.data().validation) return;
+    writer_.validation({.step = validated_step_,
+                        .tokens_seen = trainer_.position().tokens_seen,
+                        .loss = loss,
+                        .seconds = seconds_since(start)});
+  }
+
+  void save() {
+    if (saved_step_ == trainer_.position().step) return;
+    const SaveResult saved = trainer_.save(request_.config_toml);
+    saved_step_ = trainer_.position().step;
+    writer_.note(fmt::format("saved {}", saved.path.string()));
+    for (const std::string& warning : saved.warnings) writer_.note("warning: " + warning);
+  }
+
+  /// A text of the trained model, for the report.
+  void write_sample() {
+    if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
+    Generator generator(settings_.model, settings_.train.dtype(), trainer_.state().parameters(),
+                        trainer_.state().experts());
+    const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
+    const std::string prompt = "The ";
+    writer_.set_sample(prompt, generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+  }
+
+  StepRecord make_record(const StepOutcome& outcome, double seconds) const {
+    const RunPosition& position = trainer_.position();
+    StepRecord record{.step = position.step,
+                      .total_steps = settings_.train.steps,
+                      .tokens_seen = position.tokens_seen,
+                      .loss = outcome.loss,
+                      .grad_norm = outcome.update.grad_norm,
+                      .learning_rate = learning_rate(settings_.schedule, position.step - 1),
+                      .clip_factor = outcome.update.clip_factor,
+                      .step_seconds = seconds,
+                      .tokens_per_second = static_cast<double>(outcome.num_tokens) / seconds,
+                      .model_flops = trainer_.step_flops(),
+                      .utilisation = trainer_.step_flops() / seconds / peak_,
+                      .memory_used = process_memory().peak,
+                      .memory_predicted = trainer_.prediction().total(),
+                      .dropped_tokens = outcome.dropped,
+                      .skipped_steps = position.skipped_steps};
+    const double mean_seconds = seconds_since(started_) / static_cast<double>(position.step - first_step_);
+    record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
+    add_expert_record(outcome, record);
+    return record;
+  }
+
+  void add_expert_record(const StepOutcome& outcome, StepRecord& record) const {
+    if (settings_.model.num_moe_layers() == 0) return;
+    record.balance_loss = outcome.balance_loss;
+    if (settings_.model.moe.z_loss_coefficient > 0) record.z_loss = outcome.z_loss;
+    auto loads = trainer_.expert_loads();
+    size_t next = 0;
+    for (int64_t layer = 0; layer < settings_.model.num_layers; ++layer) {
+      if (settings_.model.is_moe_layer(layer)) record.expert_load.push_back({layer, std::move(loads[next++])});
+    }
+  }
+
+  Trainer& trainer_;
+  const Settings& settings_;
+  const TrainRequest& request_;
+  RunWriter& writer_;
+  double peak_;
+  Clock::time_point started_;
+  int64_t first_step_ = 0;
+  int64_t validated_step_ = -1;
+  int64_t saved_step_ = -1;
+};
+
+RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
+                                const std::optional<ResumedRun>& resumed) {
+  RunWriterOptions options{.folder = settings.run.folder,
+                           .tensorboard = settings.run.tensorboard,
+                           .report = settings.run.report,
+                           .console = {.every = settings.run.log_interval, .terminal = request.terminal}};
+  if (resumed) options.resume_after = resumed->position.step;
+  return options;
+}
+
+}  // namespace
+
+int train(const TrainRequest& request, std::ostream& out) {
+  Settings settings = request.settings;
+  validate(settings);
+  TrainingData data = open_data(settings, out, request.terminal);
+  Trainer trainer(std::move(settings), std::move(data));
+  const auto resumed = trainer.resume();
+  const Settings& resolved = trainer.settings();
+
+  RunInfo info{.title = std::filesystem::path(resolved.run.folder).filename().string(),
+               .machine = describe_machine(),
+               .tokenizer = describe_data(trainer.data()),
+               .model_summary = describe_model(resolved, trainer.prediction()),
+               .config_text = request.config_toml};
+  out << info.model_summary << "\n" << info.tokenizer << "\n";
+  RunWriter writer(out, writer_options(resolved, request, resumed), std::move(info));
+  if (resumed) {
+    for (const std::string& note : resumed->notes) writer.note("note: " + note);
+    writer.note(fmt::format("continuing after step {} of {}", resumed->position.step, resolved.train.steps));
+  }
+  TrainLoop(trainer, request, writer).run();
+  if (resolved.run.report) out << "report: " << writer.report_path().string() << "\n";
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,145 @@
+#include "train/trainer.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/memory.h"
+#include "ops/registry/cpu_kernels.h"
+
+namespace tessera {
+namespace {
+
+BatchShape batch_shape(const Settings& settings, const BatchSource& train, const BatchSource* validation) {
+  BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+                   .max_sequences = train.max_sequences(),
+                   .sequence_length = settings.data.sequence_length,
+                   .dtype = settings.train.dtype()};
+  if (validation != nullptr) shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
+  return shape;
+}
+
+/// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
+void pad_sequences(Batch& batch, int64_t max_sequences) {
+  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1), static_cast<int32_t>(batch.tokens.size()));
+}
+
+}  // namespace
+
+Trainer::Trainer(Settings settings, TrainingData data) : settings_(std::move(settings)), data_(std::move(data)) {
+  tessera::validate(settings_);
+  tessera::validate(settings_.model);
+  const ModelConfig& config = settings_.model;
+  const DType dtype = settings_.train.dtype();
+  const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
+  model_ = std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
+  prediction_ = {process_memory().resident, ModelState::count_bytes(config, dtype), model_->activation_bytes()};
+  state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
+  model_->bind(state_->parameters(), state_->experts());
+  batches_.resize(static_cast<size_t>(settings_.train.num_micro_batches()));
+}
+
+double Trainer::step_flops() const {
+  return model_->model_flops() * static_cast<double>(settings_.train.num_micro_batches());
+}
+
+std::optional<ResumedRun> Trainer::resume() {
+  auto resumed = resume_run(settings_, *data_.tokens, *state_);
+  if (resumed) {
+    position_ = resumed->position;
+  } else {
+    state_->initialize(static_cast<uint64_t>(settings_.run.seed));
+  }
+  return resumed;
+}
+
+StepOutcome Trainer::accumulate(const NodeObserver& observer) {
+  StepOutcome outcome;
+  int64_t num_valid = 0;
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    data_.train->fetch(position_.step, static_cast<int64_t>(i), batches_[i]);
+    pad_sequences(batches_[i], model_->batch_shape().max_sequences);
+    num_valid += batches_[i].num_valid;
+    outcome.num_tokens += static_cast<int64_t>(batches_[i].tokens.size());
+  }
+  const MoeConfig& moe = settings_.model.moe;
+  const double share = 1.0 / static_cast<double>(batches_.size());
+  const LossScales scales{.loss = 1.0F / static_cast<float>(std::max<int64_t>(num_valid, 1)),
+                          .balance = static_cast<float>(moe.balance_coefficient * share),
+                          .z_loss = static_cast<float>(moe.z_loss_coefficient * share)};
+  for (Batch& batch : batches_) {
+    const MicroBatchResult result = model_->run(view_batch(batch), scales, observer);
+    outcome.loss += result.loss;
+    outcome.balance_loss += result.balance_loss * share;
+    outcome.z_loss += result.z_loss * share;
+    outcome.dropped += result.dropped;
+  }
+  return outcome;
+}
+
+void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
+  const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
+  if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
+  user_error(
+      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.learning_rate, set "
+      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last checkpoint is whole",
+      position_.step + 1, outcome.loss, outcome.update.grad_norm);
+}
+
+StepOutcome Trainer::step(const NodeObserver& observer) {
+  state_->parameters().zero_gradients();
+  model_->begin_step();
+  StepOutcome outcome = accumulate(observer);
+  const double lr = learning_rate(settings_.schedule, position_.step);
+  if (std::isfinite(outcome.loss)) {
+    outcome.update = state_->optimizer().step({.step_idx = position_.step - position_.skipped_steps,
+                                               .lr = lr,
+                                               .max_grad_norm = settings_.train.max_grad_norm});
+  } else {
+    outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
+  }
+  refuse_nonfinite(outcome);
+  if (outcome.skipped()) {
+    ++position_.skipped_steps;
+  } else if (settings_.model.moe.has_expert_bias()) {
+    update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
+  }
+  ++position_.step;
+  position_.tokens_seen += outcome.num_tokens;
+  return outcome;
+}
+
+double Trainer::validate() {
+  if (!data_.validation) return std::numeric_limits<double>::quiet_NaN();
+  const int64_t per_batch = settings_.train.micro_batch;
+  int64_t num_batches = (data_.validation->num_windows() + per_batch - 1) / per_batch;
+  const int64_t limit = settings_.train.validation_batches;
+  if (limit > 0) num_batches = std::min(num_batches, limit);
+  double total = 0;
+  int64_t num_valid = 0;
+  Batch batch;
+  const int64_t per_step = settings_.train.num_micro_batches();
+  for (int64_t i = 0; i < num_batches; ++i) {
+    data_.validation->fetch(i / per_step, i % per_step, batch);
+    pad_sequences(batch, model_->batch_shape().max_sequences);
+    total += model_->evaluate(view_batch(batch));
+    num_valid += batch.num_valid;
+  }
+  return total / static_cast<double>(std::max<int64_t>(num_valid, 1));
+}
+
+SaveResult Trainer::save(const std::string& config_toml) {
+  return save_run(settings_, config_toml, *state_, *data_.tokens, position_);
+}
+
+std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
+  std::vector<std::vector<int64_t>> loads;
+  for (const ExpertState& expert : state_->experts()) {
+    std::vector<int64_t> counts;
+    for (const float count : expert.step_counts.get().span<float>()) counts.push_back(std::llround(count));
+    loads.push_back(std::move(counts));
+  }
+  return loads;
+}
+
+}  // namespace tessera
