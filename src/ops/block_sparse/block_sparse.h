@@ -5,22 +5,24 @@
 #include "ops/block_sparse/block_topology.h"
 #include "ops/block_sparse/topology.h"
 
-/// Experts as block-sparse products (MegaBlocks, Gale et al., 2022). Over the same inputs and
+/// Experts as block-sparse products (MegaBlocks, Gale et al., 2022), over the same inputs and
 /// weights as the grouped path: rows_RH padded to multiples of the block size B per expert
 /// (route_map's alignment), offsets I64 [E + 1], W1 [Σ g_e, H] with g_e = F_e or, gated, 2·F_e
 /// (gate rows, then up rows), W2 [Σ F_e, H], probs_R F32 [R]. The inner sizes F_e may differ; each
-/// is a multiple of B. With F2 = {F_e} and F1 = {g_e}, a layer is
+/// is a multiple of B. A layer is the program
 ///
-///     topology1 = add(make_block_topology({B, F1, max_rows}), {offsets})        6 outputs: 5
-///     tensors and nnz topology2 = add(make_block_topology({B, F2, max_rows}), {offsets})        F1
-///     = F2: use topology1 again pre = add(make_block_sparse_fc1(B), {rows_RH, W1,
-///     topology1[0..4]}) act = add(make_block_sparse_activation({activation, B}), {pre, probs_R,
-///     topology2[0], topology2[1]}) y_RH = add(make_block_sparse_fc2(B), {act, W2, topology2[0..4],
-///     probs_R})
+///     t1   = add(make_block_topology({B, {g_e}, max_rows}), {offsets})
+///     t2   = add(make_block_topology({B, {F_e}, max_rows}), {offsets})
+///     pre  = add(make_block_sparse_fc1(B), {rows_RH, W1, t1[0..4]})
+///     act  = add(make_block_sparse_activation({activation, B}), {pre, probs_R, t2[0], t2[1]})
+///     y_RH = add(make_block_sparse_fc2(B), {act, W2, t2[0..4], probs_R})
 ///
-/// where probs_R gives fc2 its number of rows alone. max_rows is the bound of R. The gradients,
-/// derived, are DSᵀD and SDDᵀ for fc2, and DSᵀD and DSD for fc1 (W1 lies transposed beside the
-/// paper's, whose DDᵀS and DSDᵀ they are), weight gradients accumulated in F32.
+/// where max_rows is the bound of R, t[0..4] are the topology's tensors (t[5] is their extent),
+/// fc2 takes from probs_R the number of rows alone, and t2 is t1 where nothing is gated.
+///
+/// The derived gradients are SDDᵀ (data) and DSᵀD (weight) for fc2, DSD and DSᵀD for fc1; with W1
+/// stored [H, inner], as the paper has it, the latter would be its DSDᵀ and DDᵀS. Weight gradients
+/// are accumulated in F32.
 namespace tessera {
 
 /// pre = SDDᵀ(rows_RH, W1).

@@ -33,13 +33,12 @@ struct BlockSparseProductSpec {
 
 /// A block-sparse product, with gradients built from the other products. Inputs, in order:
 ///
-///     left, right                  the operands, F32 or BF16 alike; a sparse one is [nnz, B, B]
-///     (see TopologyView) row_offsets, col_indices, row_indices, col_offsets, transpose_indices
-///                                  of the sparse matrix, as "block_topology" puts them out
-///     rows                         only where needs_rows(): any value that has the output's row
-///     count, ragged or not,
-///                                  in the dim that it has in the output (or in its last dim);
-///                                  never read
+/// - left, right: the operands, both F32 or both BF16; a sparse one is [nnz, B, B], see
+/// TopologyView;
+/// - row_offsets, col_indices, row_indices, col_offsets, transpose_indices of the sparse matrix, as
+///   "block_topology" puts them out;
+/// - rows, only where needs_rows(): any value that has the output's row count, ragged or not, in
+///   the dim that it has in the output (or in its last dim); never read.
 ///
 /// Output: [nnz, B, B] for SDD; else dense in the operands' type, or F32 where it accumulates.
 /// Dense outputs of empty block-rows or -columns are zero.

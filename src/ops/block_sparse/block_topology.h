@@ -21,10 +21,14 @@ struct BlockTopologySpec {
 /// section 5.1).
 ///
 /// Input: offsets I64 [E + 1], where each expert's rows start, multiples of the block size.
-/// Outputs, I32 unless said otherwise, see TopologyView; `nnz` is their extent:
+/// Outputs, I32, see TopologyView, and their extent nnz:
 ///
-///     row_offsets [max_rows / B + 1], col_indices [nnz], row_indices [nnz], col_offsets [Σ
-///     expert_sizes / B + 1], transpose_indices [nnz], nnz I64 [1]
+///     row_offsets        [max_rows / B + 1]
+///     col_indices        [nnz ragged]
+///     row_indices        [nnz ragged]
+///     col_offsets        [Σ expert_sizes / B + 1]
+///     transpose_indices  [nnz ragged]
+///     nnz                I64 [1]
 ///
 /// Depends on a routing decision: never recomputed, no gradient.
 class BlockTopologyOp final : public Operator {

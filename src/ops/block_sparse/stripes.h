@@ -22,9 +22,9 @@ struct Stripe {
   int64_t extent() const { return last - first; }
 };
 
-/// Blocks of a stripe that are one dense matrix in memory: those of its rows (columns) first ..
-/// last-1 crossed with the neighbouring columns (rows) cross_first .. cross_last-1. `offset` and
-/// `ld`, in elements, address the matrix as it is stored, whatever the order of the walk.
+/// Blocks of a stripe that are one dense matrix in memory: its rows (columns) crossed with the
+/// neighbouring columns (rows) cross_first .. cross_last-1. `offset` and `ld`, in elements, address
+/// the matrix as it is stored, whatever the order of the walk.
 struct Rectangle {
   int64_t cross_first = 0;
   int64_t cross_last = 0;

@@ -12,8 +12,8 @@ namespace tessera {
 ///
 /// CSR (`row_offsets`, `col_indices`, ascending within a row) walks the matrix by rows; COO
 /// (`row_indices`) says which row a block stands in; `transpose_indices` lists the blocks in column
-/// order (by column, then by row), column c having the entries col_offsets[c] .. col_offsets[c +
-/// 1]. With them the matrix is walked transposed, values unmoved.
+/// order (by column, then by row), those of column c from col_offsets[c] up to col_offsets[c + 1].
+/// With them the matrix is walked transposed, values unmoved.
 ///
 /// **Values** are kept in CSR order, [nnz, B, B] elements in all, the n blocks of a block-row side
 /// by side as one row-major panel of B rows and n·B columns, at element row_offsets[row]·B². So
@@ -65,9 +65,10 @@ void require_block_size(int64_t block_size);
 /// positive multiple of the block size.
 void require_expert_sizes(std::span<const int64_t> expert_sizes, int64_t block_size);
 
-/// The block-diagonal topology of a layer's experts: expert e has the rows offsets[e] .. offsets[e
-/// + 1] (element rows, multiples of the block size, offsets[0] = 0) and expert_sizes[e] columns
-/// after those of the experts before it. Writes into `arrays` without allocating; returns nnz.
+/// The block-diagonal topology of a layer's experts: expert e has the rows from offsets[e] up to
+/// offsets[e + 1] (element rows, multiples of the block size, offsets[0] = 0) and expert_sizes[e]
+/// columns after those of the experts before it. Writes into `arrays` without allocating; returns
+/// nnz.
 int64_t build_expert_topology(std::span<const int64_t> offsets,
                               std::span<const int64_t> expert_sizes, int64_t block_size,
                               const TopologyArrays& arrays);
