@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "core/error.h"
 #include "core/random.h"
@@ -65,11 +66,11 @@ class TokenFileTest : public ::testing::Test {
   }
   void write_fixture() const { write(bytes_of_hex(kBinHex), bytes_of_hex(kIdxHex)); }
 
-  /// The message of the UserError that opening gives, or "".
+  /// The message of the UserError that an index of these bytes gives, or "".
   std::string error_of(const std::string& bin, const std::string& idx) const {
-    write(bin, idx);
     try {
-      const TokenFile file(prefix, 1000);
+      parse_token_index(std::as_bytes(std::span(idx)), static_cast<int64_t>(bin.size()),
+                        token_idx_path(prefix).string());
     } catch (const UserError& error) {
       return error.what();
     }
