@@ -1,13 +1,17 @@
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
 #include "core/dtype.h"
 
-/// Vector code without intrinsics: GCC's vector extensions, which the compiler lowers to whatever
-/// the target has. Kernels load F32 or BF16, compute in F32 vectors, and store either.
+/// Vector code in GCC's vector extensions, which the compiler lowers to whatever the target has.
+/// Kernels load F32 or BF16, compute in F32 vectors, and store either.
 namespace tessera::simd {
 
 #if defined(__AVX512F__)
@@ -124,6 +128,20 @@ inline float max(Vec x) {
   return lanes[0];
 }
 
+/// x · 2^n for integers n from -254 to 254, rounded once.
+inline Vec scale_by_power(Vec x, Vec n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vec>(
+      _mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(n)));
+#else
+  // In two factors, since n goes beyond one exponent's range.
+  const IntVec exponent = __builtin_convertvector(n, IntVec);
+  const IntVec half = exponent >> 1;
+  return x * std::bit_cast<Vec>((half + 127) << 23) *
+         std::bit_cast<Vec>((exponent - half + 127) << 23);
+#endif
+}
+
 /// e^x with a relative error below 2e-7 wherever the result is normal; 0 for very negative x and
 /// -inf, inf above 88.73, NaN for NaN. Cody and Waite's reduction to |r| <= ln(2) / 2 and the
 /// polynomial of Moshier's Cephes library (expf).
@@ -141,12 +159,7 @@ inline Vec exp(Vec x) {
   p = p * r + 1.6666665459e-1F;
   p = p * r + 5.0000001201e-1F;
   p = p * (r * r) + r + 1.0F;
-  // 2^n in two factors: n reaches 128 and -150, beyond one exponent's range.
-  const IntVec exponent = std::bit_cast<IntVec>(shifted) - std::bit_cast<int32_t>(kRoundToInteger);
-  const IntVec half = exponent >> 1;
-  const Vec scale_a = std::bit_cast<Vec>((half + 127) << 23);
-  const Vec scale_b = std::bit_cast<Vec>((exponent - half + 127) << 23);
-  return p * scale_a * scale_b;
+  return scale_by_power(p, n);
 }
 
 struct SinCos {
