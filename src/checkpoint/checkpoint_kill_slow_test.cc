@@ -14,11 +14,9 @@ TEST_F(CheckpointKill, AtManyRandomMoments) {
   kill_savers(folder_, 150, 2);
 }
 
-/// Saves `step` in a child that is killed when it enters or leaves its `stop`-th system call. False
-/// when the save ended before that. Skips the test, by a negative child, where tracing is not
-/// allowed.
 enum class Outcome { kKilled, kFinished, kNotAllowed };
 
+/// Saves `step` in a child that is killed when it enters or leaves its `stop`-th system call.
 Outcome save_until(const fs::path& root, int64_t step, int64_t stop) {
   const SteppedCheckpoint checkpoint(step);
   const pid_t child = ::fork();

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/testing.h"
@@ -90,29 +92,41 @@ inline int64_t expect_newest_loads(const std::filesystem::path& root, int64_t fi
   return found.step;
 }
 
-/// Lets a child save one step after another, kills it at a random moment and checks what it left;
-/// `num_kills` times.
+/// Saves one step after another in a child that is killed after `delay`.
+inline void kill_saver(const std::filesystem::path& root, std::chrono::microseconds delay,
+                       std::atomic<int64_t>& saved) {
+  const int64_t start = saved;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (int64_t step = start + 1;; ++step) {
+      SteppedCheckpoint(step).save(root, 2);
+      saved = step;
+    }
+  }
+  ASSERT_GT(child, 0);
+  std::this_thread::sleep_for(delay);
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "the saver ended by itself";
+}
+
+/// Kills savers at random moments and checks what each left, at least `num_kills` times and until
+/// some saves finished.
 inline void kill_savers(const std::filesystem::path& root, int num_kills, uint64_t seed) {
   Random random(seed, 0);
   SharedStep saved;
-  for (int kill = 0; kill < num_kills; ++kill) {
-    const int64_t start = saved.get();
-    const pid_t child = ::fork();
-    if (child == 0) {
-      for (int64_t step = start + 1;; ++step) {
-        SteppedCheckpoint(step).save(root, 2);
-        saved.get() = step;
-      }
-    }
-    ASSERT_GT(child, 0);
-    ::usleep(static_cast<useconds_t>(random.next_below(60'000)));
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the saver ended by itself";
+  double longest_us = 20'000;
+  for (int kill = 0; kill < num_kills || saved.get() < 3; ++kill) {
+    const int64_t before = saved.get();
+    const auto delay = static_cast<int64_t>(random.next_uniform() * longest_us);
+    kill_saver(root, std::chrono::microseconds(delay), saved.get());
+    if (::testing::Test::HasFatalFailure()) return;
+    // A slow machine gets more time, so that kills fall on every stage of a save.
+    if (saved.get() == before) longest_us *= 1.1;
     saved.get() = expect_newest_loads(root, saved.get(), saved.get() + 1);
+    if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(saved.get(), 0) << "no save ever finished";
 }
 
 }  // namespace tessera
