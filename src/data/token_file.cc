@@ -219,7 +219,7 @@ int64_t TokenFile::document_at(int64_t offset) const {
 void TokenFile::read(int64_t offset, std::span<int32_t> ids) const {
   const auto count = static_cast<int64_t>(ids.size());
   ensure(offset >= 0 && offset <= num_tokens() && count <= num_tokens() - offset,
-         "tokens {} to {} of {}", offset, offset + count, num_tokens());
+         "{} tokens from {} of {}", count, offset, num_tokens());
   switch (dtype()) {
     case DType::kU8:
       return copy_ids<uint8_t>(bin_.bytes(), offset, ids, vocab_size_, prefix_);
