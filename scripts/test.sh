@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets everything up, builds, and runs the fast tests; `--slow` runs the slow ones as well.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/bootstrap.sh
+scripts/build.sh release
+if [[ "${1:-}" == "--slow" ]]; then
+  ctest --test-dir build --output-on-failure -L slow
+fi
+ctest --test-dir build --output-on-failure -LE slow

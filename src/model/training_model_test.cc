@@ -1,0 +1,280 @@
+#include "model/training_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "model/model_testing.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::ModelRig;
+using testing::TestBatch;
+using testing::tiny_config;
+using testing::tiny_shape;
+
+constexpr int64_t kSequences = 2;
+constexpr int64_t kLength = 6;
+
+struct Case {
+  std::string name;
+  ModelConfig config;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+template <typename Change>
+Case make_case(std::string name, Change change) {
+  Case result{std::move(name), tiny_config()};
+  change(result.config);
+  return result;
+}
+
+std::vector<Case> gradient_cases() {
+  return {
+      make_case("plain", [](ModelConfig&) {}),
+      make_case("tied", [](ModelConfig& c) { c.tie_embeddings = true; }),
+      make_case("dense", [](ModelConfig& c) { c.moe.num_experts = 0; }),
+      make_case("first_dense", [](ModelConfig& c) { c.moe.first_dense_layers = 1; }),
+      make_case("gelu", [](ModelConfig& c) { c.activation = Activation::kGelu; }),
+      make_case("classic_weighting", [](ModelConfig& c) { c.moe.memory_efficient = false; }),
+      make_case("after_top_k", [](ModelConfig& c) { c.moe.score_order = ScoreOrder::kAfterTopK; }),
+      make_case("sigmoid_groups",
+                [](ModelConfig& c) {
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.num_groups = 2;
+                  c.moe.top_groups = 1;
+                  c.moe.score_scale = 2.5;
+                  c.moe.bias_update_speed = 0.1;
+                }),
+      make_case("shared_gated",
+                [](ModelConfig& c) {
+                  c.moe.shared_inner_size = 12;
+                  c.moe.shared_gate = true;
+                }),
+      make_case("capacity", [](ModelConfig& c) { c.moe.capacity_factor = 0.75; }),
+      make_case("padded_capacity",
+                [](ModelConfig& c) {
+                  c.moe.capacity_factor = 1.0;
+                  c.moe.pad_to_capacity = true;
+                }),
+      make_case("unequal_experts", [](ModelConfig& c) { c.moe.inner_sizes = {8, 16, 8, 24}; }),
+      make_case("block_sparse",
+                [](ModelConfig& c) {
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                }),
+      make_case("block_sparse_unequal",
+                [](ModelConfig& c) {
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
+      make_case("sequence_balance", [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kSequence; }),
+      make_case("global_balance", [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kGlobalBatch; }),
+      make_case("window",
+                [](ModelConfig& c) {
+                  c.window = 3;
+                  c.moe.num_experts = 0;
+                }),
+  };
+}
+
+LossScales test_scales(const TestBatch& batch) {
+  return {.loss = 1.0F / static_cast<float>(batch.num_valid), .balance = 0.1F, .z_loss = 0.05F};
+}
+
+class ModelGradients : public ::testing::TestWithParam<Case> {};
+
+/// The whole model's loss along a random direction of all weights of one parameter, against central differences. A step
+/// that changes a routing decision makes the loss jump; such directions are tried again smaller.
+TEST_P(ModelGradients, EveryParameterMatchesFiniteDifferences) {
+  ModelRig rig(GetParam().config, tiny_shape(kSequences, kLength));
+  TestBatch batch(rig.config, kSequences, kLength, 5);
+  const LossScales scales = test_scales(batch);
+  rig.parameters.zero_gradients();
+  rig.model.begin_step();
+  rig.run(batch, scales);
+  const auto loss = [&] {
+    rig.model.begin_step();
+    return rig.run(batch, scales);
+  };
+  Random random(11, 0);
+  // Gradients of later runs add up, so the wanted ones are copied.
+  std::vector<std::vector<float>> grads;
+  for (const ModelParameter& p : rig.parameters.all()) {
+    const auto grad = p.grad.span<float>();
+    grads.emplace_back(grad.begin(), grad.end());
+  }
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const ModelParameter& p = rig.parameters.all()[i];
+    const auto weight = p.weight.span<float>();
+    const std::vector<float> start(weight.begin(), weight.end());
+    std::vector<float> direction(start.size());
+    double expected = 0;
+    for (size_t j = 0; j < direction.size(); ++j) {
+      direction[j] = static_cast<float>(random.next_normal());
+      expected += static_cast<double>(direction[j]) * grads[i][j];
+    }
+    double best_error = 1e30;
+    for (const float step : {4e-3F, 2e-3F, 1e-3F, 5e-4F}) {
+      for (size_t j = 0; j < start.size(); ++j) weight[j] = start[j] + step * direction[j];
+      const double above = loss();
+      for (size_t j = 0; j < start.size(); ++j) weight[j] = start[j] - step * direction[j];
+      const double below = loss();
+      const double measured = (above - below) / (2.0 * step);
+      best_error = std::min(best_error, std::abs(measured - expected) / std::max(0.05, std::abs(expected)));
+    }
+    std::copy(start.begin(), start.end(), weight.begin());
+    EXPECT_LT(best_error, 0.02) << p.spec.name << ": directional derivative " << expected;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ModelGradients, ::testing::ValuesIn(gradient_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+/// Runs one micro-batch and returns the rig with its gradients.
+std::unique_ptr<ModelRig> run_once(const ModelConfig& config, const RecomputePolicy& policy = {},
+                                   DType dtype = DType::kF32) {
+  auto rig = std::make_unique<ModelRig>(config, tiny_shape(kSequences, kLength, dtype), policy);
+  TestBatch batch(config, kSequences, kLength, 5);
+  rig->model.begin_step();
+  rig->run(batch, test_scales(batch));
+  return rig;
+}
+
+void expect_same_gradients(const ModelRig& a, const ModelRig& b, double tolerance) {
+  for (size_t i = 0; i < a.parameters.all().size(); ++i) {
+    const ModelParameter& pa = a.parameters.all()[i];
+    const ModelParameter& pb = b.parameters.all()[i];
+    if (tolerance == 0) {
+      testing::expect_bitwise_equal(pa.grad, pb.grad, pa.spec.name);
+    } else {
+      testing::expect_rows_near(pa.grad, pb.grad, tolerance, pa.spec.name);
+    }
+  }
+}
+
+TEST(Recompute, GivesBitwiseTheSameGradientsInLessMemory) {
+  for (const Case& c : gradient_cases()) {
+    SCOPED_TRACE(c.name);
+    const auto plain = run_once(c.config);
+    const auto all = run_once(c.config, {"all"});
+    expect_same_gradients(*plain, *all, 0);
+    EXPECT_LT(all->model.activation_bytes().saved, plain->model.activation_bytes().saved);
+  }
+}
+
+TEST(Recompute, SomeValuesOnly) {
+  const auto plain = run_once(tiny_config());
+  const auto some = run_once(tiny_config(), {"expert_act", "expert_in", "attn_norm"});
+  expect_same_gradients(*plain, *some, 0);
+  EXPECT_LT(some->model.activation_bytes().saved, plain->model.activation_bytes().saved);
+}
+
+TEST(Recompute, AnUnknownNameIsRefusedWithTheNearest) {
+  try {
+    run_once(tiny_config(), {"expert_akt"});
+    FAIL() << "expected UserError";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("expert_act"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Experts, BlockSparseAgreesWithGrouped) {
+  for (const bool unequal : {false, true}) {
+    ModelConfig grouped = tiny_config();
+    if (unequal) grouped.moe.inner_sizes = {8, 16, 8, 24};
+    ModelConfig sparse = grouped;
+    sparse.moe.experts = ExpertPath::kBlockSparse;
+    sparse.moe.block_size = 8;
+    expect_same_gradients(*run_once(grouped), *run_once(sparse), 2e-4);
+  }
+}
+
+TEST(Experts, EarlyProbabilityAgreesWithLateAndKeepsLess) {
+  ModelConfig late = tiny_config();
+  late.moe.memory_efficient = false;
+  const auto a = run_once(tiny_config());
+  const auto b = run_once(late);
+  expect_same_gradients(*a, *b, 2e-4);
+  EXPECT_LT(a->model.activation_bytes().saved, b->model.activation_bytes().saved);
+}
+
+TEST(Gradients, OfMicroBatchesAddUpToThoseOfTheWholeBatch) {
+  const ModelConfig config = tiny_config();
+  TestBatch whole(config, 2, kLength, 5);
+  const LossScales scales{.loss = 1.0F / static_cast<float>(whole.num_valid)};
+  ModelRig once(config, tiny_shape(2, kLength));
+  once.run(whole, scales);
+
+  ModelRig parts(config, tiny_shape(1, kLength));
+  double loss = 0;
+  for (int64_t half = 0; half < 2; ++half) {
+    TestBatch part(config, 1, kLength, 5);
+    std::copy_n(whole.tokens.begin() + half * kLength, kLength, part.tokens.begin());
+    std::copy_n(whole.labels.begin() + half * kLength, kLength, part.labels.begin());
+    loss += parts.run(part, scales);
+  }
+  TestBatch again = whole;
+  EXPECT_NEAR(loss, once.run(again, scales), 1e-5);
+  once.parameters.zero_gradients();
+  once.run(again, scales);
+  expect_same_gradients(once, parts, 2e-4);
+}
+
+TEST(Experts, WithoutTokensHaveZeroGradients) {
+  ModelConfig config = tiny_config();
+  config.moe.num_experts = 64;
+  config.moe.top_k = 1;
+  const auto rig = run_once(config);
+  const auto counts = rig->model.last_counts();
+  const ModelParameter& up = rig->parameters.find("layers.0.moe.experts.gate_up.weight");
+  const auto grad = up.grad.span<float>();
+  const size_t per_expert = grad.size() / 64;
+  size_t empty = 0;
+  for (size_t e = 0; e < 64; ++e) {
+    if (counts[0][e] > 0) continue;
+    ++empty;
+    for (size_t i = 0; i < per_expert; ++i) ASSERT_EQ(grad[e * per_expert + i], 0.0F) << "expert " << e;
+  }
+  EXPECT_GT(empty, 32U);
+}
+
+/// BF16 rounds the weights too, so gradients agree with F32 as far as its 8 bits go.
+TEST(Bf16, GradientsPointWhereF32sDo) {
+  ModelConfig config = tiny_config();
+  config.moe.top_k = config.moe.num_experts;  // no routing decision can flip
+  const auto exact = run_once(config);
+  const auto rounded = run_once(config, {}, DType::kBF16);
+  for (size_t i = 0; i < exact->parameters.all().size(); ++i) {
+    const auto a = exact->parameters.all()[i].grad.span<float>();
+    const auto b = rounded->parameters.all()[i].grad.span<float>();
+    double difference = 0;
+    double norm = 0;
+    for (size_t j = 0; j < a.size(); ++j) {
+      difference += (a[j] - b[j]) * (a[j] - b[j]);
+      norm += a[j] * a[j];
+    }
+    EXPECT_LT(std::sqrt(difference / std::max(norm, 1e-12)), 0.08) << exact->parameters.all()[i].spec.name;
+  }
+}
+
+TEST(Evaluate, EqualsTheTrainingLossAndChangesNothing) {
+  ModelRig rig(tiny_config(), tiny_shape(kSequences, kLength));
+  TestBatch batch(rig.config, kSequences, kLength, 5);
+  const double trained = rig.run(batch, {.loss = 1});
+  const auto before = rig.model.last_counts();
+  rig.parameters.zero_gradients();
+  EXPECT_NEAR(rig.model.evaluate(batch.view()), trained, 1e-5 * std::abs(trained));
+  for (const ModelParameter& p : rig.parameters.all()) {
+    for (const float g : p.grad.span<float>()) ASSERT_EQ(g, 0.0F);
+  }
+  EXPECT_EQ(rig.model.last_counts(), before);
+}
+
+}  // namespace
+}  // namespace tessera
