@@ -17,8 +17,8 @@
 /// sequence. Row r of a block is position r / group, head r % group.
 namespace tessera::attention {
 
-inline constexpr int64_t kKeyTile = 128;   ///< keys; a multiple of the vector and of a word
-inline constexpr int64_t kQueryRows = 96;  ///< aimed-at rows of a block
+inline constexpr int64_t kKeyTile = 128;    ///< keys; a multiple of the vector and of a word
+inline constexpr int64_t kQueryRows = 192;  ///< aimed-at rows of a block
 
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 inline constexpr float kLn2 = std::numbers::ln2_v<float>;

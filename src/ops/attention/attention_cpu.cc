@@ -21,6 +21,8 @@ using tile::Vec;
 using tile::Word;
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+/// Below every score, and finite so that the difference of two of them is a number.
+constexpr float kLowest = std::numeric_limits<float>::lowest();
 
 /// One thread's tiles.
 template <typename Words>
@@ -34,7 +36,9 @@ struct Scratch {
         probs(Words::kPerWord == 1 ? reinterpret_cast<Word*>(scores)
                                    : carver.take<Word>(sizes.rows * kKeyTile / Words::kPerWord)),
         o(carver.take<float>(sizes.rows * sizes.head_columns_v)),
-        max(carver.take<float>(sizes.rows)),
+        max(carver.take<float>(sizes.rows + kLanes)),
+        tile_max(carver.take<float>(sizes.rows + kLanes)),
+        rescale(carver.take<float>(sizes.rows + kLanes)),
         sum(carver.take<float>(sizes.rows * kLanes)) {}
 
   Word* q;            ///< [rows, head_words]
@@ -44,7 +48,9 @@ struct Scratch {
   float* scores;      ///< [rows, kKeyTile]
   Word* probs;        ///< [rows, kKeyTile / kPerWord]; the scores' place for floats
   float* o;           ///< not yet divided by the sums: [rows, head_columns_v]
-  float* max;         ///< greatest score so far, in units of log 2: [rows]
+  float* max;         ///< greatest score so far, in units of log 2: [rows + kLanes]
+  float* tile_max;    ///< greatest score of the present tile, not scaled: [rows + kLanes]
+  float* rescale;     ///< factors that bring older sums to the present max: [rows + kLanes]
   float* sum;         ///< sums of exponentials so far, by lane: [rows, kLanes]
 };
 
@@ -83,7 +89,8 @@ class ForwardWorker {
     pack_queries(block, kv_head);
     std::fill_n(scratch_.o, sizes_.rows * sizes_.head_columns_v, 0.0F);
     std::fill_n(scratch_.sum, sizes_.rows * kLanes, 0.0F);
-    std::fill_n(scratch_.max, sizes_.rows, kMinusInfinity);
+    std::fill_n(scratch_.max, sizes_.rows + kLanes, kLowest);
+    std::fill_n(scratch_.tile_max, sizes_.rows + kLanes, kLowest);
     attention::for_each_key_tile(block, sizes_.group, spec_.window,
                                  [&](const TileMask& mask) { add_key_tile(mask, kv_head); });
     store(block, kv_head);
@@ -113,8 +120,7 @@ class ForwardWorker {
                                   tile::round_up(mask.key_count, Words::kPerWord), scratch_.values,
                                   sizes_.head_columns_v);
     compute_scores(mask);
-    const int64_t end = std::min(mask.end_row(), mask.num_rows());
-    for (int64_t row = mask.first_row(0); row < end; ++row) add_probabilities(mask, row);
+    add_probabilities(mask);
     add_values(mask);
   }
 
@@ -133,43 +139,60 @@ class ForwardWorker {
                           });
   }
 
-  /// One step of the online softmax: the row's scores become probabilities relative to the greatest
-  /// score so far, and what was summed before is brought to the same scale.
-  void add_probabilities(const TileMask& mask, int64_t row) {
-    const Columns visible = mask.visible(row);
+  /// One step of the online softmax: scores become probabilities relative to each row's greatest
+  /// score so far, and what was summed before is brought to the same scale. In passes over all
+  /// rows, so that no row waits for its own maximum.
+  void add_probabilities(const TileMask& mask) {
+    const int64_t first = mask.first_row(0);
+    const int64_t end = std::min(mask.end_row(), mask.num_rows());
+    for (int64_t row = first; row < end; ++row) find_max(mask.visible(row), row);
+    for (int64_t row = first; row < end; row += kLanes) raise_max(row);
+    for (int64_t row = first; row < end; ++row) {
+      if (scratch_.rescale[row] != 1.0F) rescale(row, Vec{} + scratch_.rescale[row]);
+      exponentiate(mask.visible(row), row, tile::round_up(mask.key_count, kLanes));
+    }
+  }
+
+  void find_max(const Columns& visible, int64_t row) {
     float* scores = scratch_.scores + row * kKeyTile;
+    Vec max = Vec{} + kLowest;
+    if (visible.begin < visible.end) {
+      mask_row(scores, visible);
+      for (int64_t j = visible.begin / kLanes * kLanes; j < visible.end; j += kLanes) {
+        max = simd::max(max, simd::load(scores + j));
+      }
+    }
+    scratch_.tile_max[row] = tile::reduce_max(max)[0];
+  }
+
+  /// For kLanes rows: the greatest scores so far, and the factors from the old scale to the new.
+  void raise_max(int64_t row) {
+    const Vec before = simd::load(scratch_.max + row);
+    const Vec max = simd::max(simd::load(scratch_.tile_max + row) * factor_, before);
+    simd::store(scratch_.rescale + row, tile::exp2(before - max));
+    simd::store(scratch_.max + row, max);
+  }
+
+  void rescale(int64_t row, Vec factor) {
+    scale_row(scratch_.sum + row * kLanes, kLanes, factor);
+    scale_row(scratch_.o + row * sizes_.head_columns_v, sizes_.head_columns_v, factor);
+  }
+
+  void exponentiate(const Columns& visible, int64_t row, int64_t width) {
+    const float* scores = scratch_.scores + row * kKeyTile;
     Word* probs = scratch_.probs + row * (kKeyTile / Words::kPerWord);
     const int64_t begin = visible.begin / kLanes * kLanes;
     const int64_t end = tile::round_up(visible.end, kLanes);
-    if (visible.begin < visible.end) {
-      mask_row(scores, visible);
-      Vec max = simd::load(scores + begin);
-      for (int64_t j = begin + kLanes; j < end; j += kLanes) {
-        max = simd::max(max, simd::load(scores + j));
-      }
-      raise_max(row, tile::reduce_max(max)[0] * factor_);
-      float* sums = scratch_.sum + row * kLanes;
-      const Vec shift = Vec{} - scratch_.max[row];
-      Vec sum = simd::load(sums);
-      for (int64_t j = begin; j < end; j += kLanes) {
-        const Vec prob = tile::exp2(simd::load(scores + j) * factor_ + shift);
-        sum += prob;
-        tile::store_elements<Words>(probs, j, prob);
-      }
-      simd::store(sums, sum);
+    const Vec shift = Vec{} - scratch_.max[row];
+    Vec sum = simd::load(scratch_.sum + row * kLanes);
+    for (int64_t j = begin; j < end; j += kLanes) {
+      const Vec prob = tile::exp2(simd::load(scores + j) * factor_ + shift);
+      sum += prob;
+      tile::store_elements<Words>(probs, j, prob);
     }
-    const int64_t width = tile::round_up(mask.key_count, kLanes);
+    simd::store(scratch_.sum + row * kLanes, sum);
     for (int64_t j = 0; j < begin; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
     for (int64_t j = end; j < width; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
-  }
-
-  void raise_max(int64_t row, float max) {
-    const float before = scratch_.max[row];
-    if (max <= before) return;
-    const Vec factor = tile::exp2(Vec{} + (before - max));
-    scratch_.max[row] = max;
-    scale_row(scratch_.sum + row * kLanes, kLanes, factor);
-    scale_row(scratch_.o + row * sizes_.head_columns_v, sizes_.head_columns_v, factor);
   }
 
   void add_values(const TileMask& mask) {
@@ -226,21 +249,21 @@ int64_t bytes_per_thread(const AttentionOperator& op) {
   return counter.used();
 }
 
-/// Runs all blocks with all key-value heads. The last blocks of a sequence see most keys: they go
-/// first, so that threads finish together.
+/// Runs all blocks with all key-value heads. Blocks that share keys run one after another, while
+/// the keys are in cache; the last of a sequence, which see most of them, go first.
 template <typename T>
 void run_blocks(const AttentionOperator& op, const KernelArgs& args,
                 std::span<const QueryBlock> blocks) {
   const int64_t used = align_up(static_cast<int64_t>(blocks.size_bytes()));
   const ThreadScratch scratch(args.workspace, used, bytes_per_thread<T>(op));
-  const int64_t kv_heads = op.spec().num_kv_heads;
-  const int64_t items = static_cast<int64_t>(blocks.size()) * kv_heads;
+  const auto num_blocks = static_cast<int64_t>(blocks.size());
+  const int64_t items = num_blocks * op.spec().num_kv_heads;
 #pragma omp parallel num_threads(scratch.num_threads) if (items > 1)
   {
     ForwardWorker<T> worker(op, args, scratch.mine());
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = items - 1; item >= 0; --item) {
-      worker.run(blocks[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+      worker.run(blocks[static_cast<size_t>(item % num_blocks)], item / num_blocks);
     }
   }
 }

@@ -172,8 +172,15 @@ TEST(AttentionTest, ValuesOfAnotherSize) {
 }
 
 TEST(AttentionTest, Lengths) {
-  for (const auto& lengths : std::vector<std::vector<int64_t>>{
-           {}, {0}, {1}, {0, 1, 0, 2, 0}, {95, 96, 97}, {127, 128, 129}, {1, 300, 0, 7}, {257}}) {
+  for (const auto& lengths : std::vector<std::vector<int64_t>>{{},
+                                                               {0},
+                                                               {1},
+                                                               {0, 1, 0, 2, 0},
+                                                               {95, 96, 97},
+                                                               {191, 192, 193},
+                                                               {127, 128, 129},
+                                                               {1, 300, 0, 7},
+                                                               {257}}) {
     expect_matches_reference({heads(2, 2, 16), lengths});
     expect_matches_reference({heads(3, 1, 16), lengths});
   }

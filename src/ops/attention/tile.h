@@ -235,19 +235,32 @@ struct Rows {
   T* row(int64_t idx) const { return data + idx / group * stride + idx % group * columns; }
 };
 
+/// A copy of a short row, without a library call for each.
+template <typename T>
+void copy_elements(T* to, const T* from, int64_t count) {
+  constexpr int64_t kStep = sizeof(Vec) / sizeof(T);
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    std::memcpy(static_cast<void*>(to + i), from + i, sizeof(Vec));
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 /// The elements of one row in the words' order; the rest of `width` words is zero.
 template <typename Words, typename T>
 void pack_row(const T* from, int64_t columns, Word* to, int64_t width) {
   using Element = typename Words::Element;
   auto* elements = reinterpret_cast<Element*>(to);
   if constexpr (std::is_same_v<T, Element>) {
-    std::memcpy(elements, from, static_cast<size_t>(columns) * sizeof(T));
+    copy_elements(elements, from, columns);
   } else {
     simd::convert(elements, from, columns);
   }
   const int64_t rest = width * Words::kPerWord - columns;
-  std::memset(static_cast<void*>(elements + columns), 0,
-              static_cast<size_t>(rest) * sizeof(Element));
+  if (rest > 0) {
+    std::memset(static_cast<void*>(elements + columns), 0,
+                static_cast<size_t>(rest) * sizeof(Element));
+  }
 }
 
 /// Rows begin to begin + n as they are: words[n, width], summed along the columns as operand A.
