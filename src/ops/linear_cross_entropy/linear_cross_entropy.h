@@ -9,7 +9,7 @@ namespace tessera {
 /// between the product and the softmax. Neither number changes what is computed, beyond rounding.
 struct CrossEntropySpec {
   int64_t chunk_tokens = 512;
-  int64_t block_vocab = 1024;
+  int64_t block_vocab = 512;
 };
 
 /// The label of a token that has none: it adds nothing to the loss and gets no gradient.
