@@ -1,0 +1,231 @@
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+
+#include "core/file.h"
+#include "core/random.h"
+#include "train/generate.h"
+
+namespace tessera {
+namespace {
+
+/// A folder that goes away with the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_(std::filesystem::temp_directory_path() / unique_name("tessera-trainer-test-")) {
+    std::filesystem::create_directories(path_);
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+void write_words(const std::string& path) {
+  const std::vector<std::string> words = {"the ", "cat ", "sat ", "on ", "a ", "mat ", "and ", "slept ", ".\n"};
+  Random random(1, 1);
+  std::ofstream file(path);
+  for (int i = 0; i < 6000; ++i) file << words[random.next_below(words.size())];
+}
+
+/// Settings of a model that steps in milliseconds.
+Settings tiny_settings(const TemporaryFolder& folder) {
+  Settings settings;
+  settings.model.hidden_size = 32;
+  settings.model.num_layers = 2;
+  settings.model.num_heads = 2;
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 32};
+  settings.data.text = folder.file("text.txt");
+  settings.data.sequence_length = 16;
+  settings.train.steps = 8;
+  settings.train.micro_batch = 2;
+  settings.train.global_batch = 4;
+  settings.schedule = {.kind = ScheduleKind::kCosine, .peak_lr = 1e-2, .num_steps = 8, .warmup_steps = 2};
+  settings.run.folder = folder.file("run");
+  if (!std::filesystem::exists(settings.data.text)) write_words(settings.data.text);
+  return settings;
+}
+
+std::unique_ptr<Trainer> make_trainer(Settings settings) {
+  TrainingData data = open_training_data(settings);
+  auto trainer = std::make_unique<Trainer>(std::move(settings), std::move(data));
+  trainer->resume();
+  return trainer;
+}
+
+void expect_same_state(Trainer& a, Trainer& b) {
+  const auto compare = [](const std::vector<NamedTensor>& left, const std::vector<NamedTensor>& right) {
+    ASSERT_EQ(left.size(), right.size());
+    for (size_t i = 0; i < left.size(); ++i) {
+      const auto bytes = static_cast<size_t>(left[i].tensor.num_bytes());
+      EXPECT_EQ(std::memcmp(left[i].tensor.data, right[i].tensor.data, bytes), 0) << left[i].name;
+    }
+  };
+  compare(a.state().model_tensors(), b.state().model_tensors());
+  compare(a.state().optimizer_tensors(), b.state().optimizer_tensors());
+}
+
+struct ResumeCase {
+  std::string name;
+  void (*change)(Settings&);
+};
+
+class Resume : public ::testing::TestWithParam<ResumeCase> {};
+
+TEST_P(Resume, ContinuesBitwise) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  GetParam().change(settings);
+  const auto whole = make_trainer(settings);
+  for (int i = 0; i < 8; ++i) whole->step();
+
+  const auto first = make_trainer(settings);
+  for (int i = 0; i < 3; ++i) first->step();
+  first->save("[model]\n");
+  const auto second = make_trainer(settings);
+  ASSERT_EQ(second->position().step, 3);
+  for (int i = 0; i < 5; ++i) second->step();
+  EXPECT_EQ(second->position().tokens_seen, whole->position().tokens_seen);
+  expect_same_state(*whole, *second);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Resume,
+    ::testing::Values(ResumeCase{"f32", [](Settings&) {}},
+                      ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
+                      ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
+                      ResumeCase{"global_balance",
+                                 [](Settings& s) { s.model.moe.balance_scope = BalanceScope::kGlobalBatch; }},
+                      ResumeCase{"recompute", [](Settings& s) { s.train.recompute = {"all"}; }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Trainer, TwoRunsGiveTheSameBits) {
+  const TemporaryFolder folder;
+  const auto a = make_trainer(tiny_settings(folder));
+  const auto b = make_trainer(tiny_settings(folder));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(a->step().loss, b->step().loss);
+  expect_same_state(*a, *b);
+}
+
+TEST(Trainer, LossFalls) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.train.steps = settings.schedule.num_steps = 80;
+  const auto trainer = make_trainer(settings);
+  const double first = trainer->step().loss;
+  double last = first;
+  while (trainer->position().step < 80) last = trainer->step().loss;
+  EXPECT_NEAR(first, std::log(320.0), 0.3);
+  EXPECT_LT(last, 0.6 * first);
+  EXPECT_LT(trainer->validate(), 0.7 * first);
+}
+
+TEST(Trainer, ExpertBiasesMoveTowardsBalance) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.model.moe.bias_update_speed = 0.125;
+  const auto trainer = make_trainer(settings);
+  trainer->step();
+  const auto loads = trainer->expert_loads();
+  for (size_t layer = 0; layer < loads.size(); ++layer) {
+    const auto bias = trainer->state().experts()[layer].bias.get().span<float>();
+    const double mean = 4 * 16 * 2 / 4.0;
+    for (size_t e = 0; e < bias.size(); ++e) {
+      const auto load = static_cast<double>(loads[layer][e]);
+      EXPECT_EQ(bias[e], load < mean ? 0.125F : load > mean ? -0.125F : 0.0F);
+    }
+  }
+}
+
+void poison(Trainer& trainer) {
+  trainer.state().parameters().all().front().weight.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+  for (const ModelParameter& p : trainer.state().parameters().all()) {
+    if (p.spec.name == "final_norm.weight") p.weight.as<float>()[0] = std::numeric_limits<float>::infinity();
+  }
+}
+
+TEST(Trainer, StopsAtANonFiniteLossWithoutUpdating) {
+  const TemporaryFolder folder;
+  const auto trainer = make_trainer(tiny_settings(folder));
+  poison(*trainer);
+  EXPECT_THROW(trainer->step(), UserError);
+  EXPECT_EQ(trainer->position().step, 0);
+}
+
+TEST(Trainer, SkipsAndCountsANonFiniteLoss) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.train.on_nonfinite = NonFinite::kSkip;
+  const auto trainer = make_trainer(settings);
+  const auto before = trainer->state().parameters().find("layers.0.attn.q.weight").weight.span<float>();
+  const std::vector<float> kept(before.begin(), before.end());
+  poison(*trainer);
+  EXPECT_TRUE(trainer->step().skipped());
+  EXPECT_EQ(trainer->position().skipped_steps, 1);
+  EXPECT_EQ(trainer->position().step, 1);
+  EXPECT_TRUE(std::equal(kept.begin(), kept.end(), before.begin()));
+}
+
+TEST(Trainer, PredictsItsActivationsExactly) {
+  const TemporaryFolder folder;
+  const auto trainer = make_trainer(tiny_settings(folder));
+  const MemoryPrediction& memory = trainer->prediction();
+  EXPECT_EQ(memory.state.weights, ParameterSet::count_bytes(list_parameters(trainer->settings().model, DType::kF32), true)
+                                      .weights);
+  EXPECT_EQ(memory.total(), memory.program + memory.state.total() + memory.activations.total());
+  EXPECT_GT(memory.activations.saved, 0);
+}
+
+/// Generation over a cache gives the log-probabilities of the training's own forward pass on the same tokens.
+TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.train.micro_batch = settings.train.global_batch = 1;
+  const auto trainer = make_trainer(settings);
+  for (int i = 0; i < 3; ++i) trainer->step();
+  Batch batch;
+  trainer->data().train->fetch(0, 0, batch);
+  const ModelConfig& config = trainer->settings().model;
+  ForwardModel forward(config, {.num_tokens = 16, .sequence_length = 16}, ForwardGoal::kLoss,
+                       trainer->state().parameters(), trainer->state().experts());
+  const auto losses = forward.run_loss(view_batch(batch)).span<float>();
+
+  KeyValueCache cache(config, DType::kF32, 16);
+  const auto chunk = [&](int64_t size) {
+    return ForwardModel(config, {.num_tokens = size}, ForwardGoal::kLogits, trainer->state().parameters(),
+                        trainer->state().experts(), &cache);
+  };
+  ForwardModel prefill = chunk(5);
+  ForwardModel decode = chunk(1);
+  std::vector<double> log_probabilities;
+  const Tensor first = prefill.run_logits(std::span(batch.tokens).first(5));
+  for (int64_t i = 0; i < 5; ++i) log_probabilities.push_back(log_softmax(first, i)[batch.labels[i]]);
+  for (size_t i = 5; i < 16; ++i) {
+    log_probabilities.push_back(log_softmax(decode.run_logits(std::span(batch.tokens).subspan(i, 1)), 0)[batch.labels[i]]);
+  }
+  for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(-log_probabilities[i], losses[i], 2e-5 * (1 + losses[i])) << i;
+}
+
+TEST(SampleToken, CutsByTopKAndTopP) {
+  const std::vector<double> logs = {std::log(0.1), std::log(0.5), std::log(0.3), std::log(0.1)};
+  Random random(1, 1);
+  std::vector<int> seen(4);
+  for (int i = 0; i < 400; ++i) ++seen[static_cast<size_t>(sample_token(logs, {.top_k = 2}, random))];
+  EXPECT_EQ(seen[0] + seen[3], 0);
+  EXPECT_NEAR(seen[1] / 400.0, 0.625, 0.08);
+  seen.assign(4, 0);
+  for (int i = 0; i < 400; ++i) ++seen[static_cast<size_t>(sample_token(logs, {.top_p = 0.85}, random))];
+  EXPECT_EQ(seen[3], 0);
+  EXPECT_GT(seen[0], 0);  // of equal probabilities the lower id comes first
+  EXPECT_EQ(sample_token(logs, {.temperature = 0}, random), 1);
+  EXPECT_THROW(validate(GenerateOptions{.top_p = 0}), UserError);
+}
+
+}  // namespace
+}  // namespace tessera
