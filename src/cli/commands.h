@@ -49,7 +49,8 @@ struct DoctorArguments {
   bool json = false;
 };
 
-/// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as UserError.
+/// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as
+/// UserError.
 int run_train(const TrainArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
 int run_eval(const EvalArguments& arguments);

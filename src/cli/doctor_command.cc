@@ -59,12 +59,14 @@ int run_doctor(const DoctorArguments& arguments) {
     return 0;
   }
   std::cout << describe_machine() << "\n";
-  std::cout << fmt::format("large matrix products: {:.0f} GFLOPS f32, {:.0f} GFLOPS bf16\n", f32 / 1e9, bf16 / 1e9);
+  std::cout << fmt::format("large matrix products: {:.0f} GFLOPS f32, {:.0f} GFLOPS bf16\n",
+                           f32 / 1e9, bf16 / 1e9);
   for (const Feature& feature : list_features()) {
     std::cout << fmt::format("{:<11} {}\n", feature.name,
-                             feature.compiled  ? "used"
-                             : feature.present ? "present, but this program was built without it (TESSERA_MARCH)"
-                                               : "not present");
+                             feature.compiled ? "used"
+                             : feature.present
+                                 ? "present, but this program was built without it (TESSERA_MARCH)"
+                                 : "not present");
   }
   std::cout << "cuda        not in this program\nmpi         not in this program\n";
   return 0;

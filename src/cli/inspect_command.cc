@@ -40,7 +40,8 @@ void show_presets(bool json) {
     Settings settings;
     ConfigSchema schema = make_schema(settings);
     schema.load_preset(preset.name, preset.toml);
-    if (settings.model.vocab_size == 0) settings.model.vocab_size = resolve_vocab_size(0, *make_byte_tokenizer());
+    if (settings.model.vocab_size == 0)
+      settings.model.vocab_size = resolve_vocab_size(0, *make_byte_tokenizer());
     const ParameterCount count = count_parameters(settings.model);
     list.push_back({{"name", preset.name},
                     {"description", preset.description},
@@ -96,31 +97,40 @@ void show_checkpoint(const std::string& path, bool json) {
       const TensorRecord& record = reader.manifest().tensors.at(name);
       tensors.push_back({{"name", name},
                          {"dtype", dtype_name(record.dtype)},
-                         {"shape", std::vector<int64_t>(record.shape.dims().begin(), record.shape.dims().end())}});
+                         {"shape", std::vector<int64_t>(record.shape.dims().begin(),
+                                                        record.shape.dims().end())}});
       if (!json) {
-        std::cout << fmt::format("{:<48} {:<5} {}\n", name, dtype_name(record.dtype), record.shape.to_string());
+        std::cout << fmt::format("{:<48} {:<5} {}\n", name, dtype_name(record.dtype),
+                                 record.shape.to_string());
       }
     }
   }
   const Json state = Json::parse(reader.state());
   if (json) {
-    std::cout << Json{{"path", reader.path().string()}, {"step", reader.step()}, {"state", state}, {"tensors", tensors}}
+    std::cout << Json{{"path", reader.path().string()},
+                      {"step", reader.step()},
+                      {"state", state},
+                      {"tensors", tensors}}
                      .dump(2)
               << "\n";
   } else {
-    std::cout << fmt::format("{}: step {}, {} tensors\n", reader.path().string(), reader.step(), tensors.size());
+    std::cout << fmt::format("{}: step {}, {} tensors\n", reader.path().string(), reader.step(),
+                             tensors.size());
   }
 }
 
 }  // namespace
 
 int run_inspect(const InspectArguments& arguments) {
-  const bool anything = arguments.presets || arguments.program || arguments.memory || !arguments.checkpoint.empty() ||
-                        !arguments.report.empty();
-  require(anything, "nothing to inspect: give --presets, --program, --memory, --checkpoint PATH or --report RUN");
+  const bool anything = arguments.presets || arguments.program || arguments.memory ||
+                        !arguments.checkpoint.empty() || !arguments.report.empty();
+  require(
+      anything,
+      "nothing to inspect: give --presets, --program, --memory, --checkpoint PATH or --report RUN");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
-  if (!arguments.report.empty()) std::cout << write_report_from_run(arguments.report).string() << "\n";
+  if (!arguments.report.empty())
+    std::cout << write_report_from_run(arguments.report).string() << "\n";
   if (arguments.program || arguments.memory) {
     const Settings settings = resolve(arguments.config);
     require(!arguments.program || !arguments.json, "--program prints text only; leave out --json");

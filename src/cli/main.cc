@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 
 #include "cli/commands.h"
 #include "core/error.h"
+#include "core/names.h"
 
 namespace tessera {
 namespace {
@@ -14,7 +16,9 @@ constexpr int kInternalErrorCode = 1;
 void add_config(CLI::App& command, ConfigArguments& config) {
   command.add_option("config", config.file, "Configuration file (TOML)");
   command.allow_extras();
-  command.footer([] { return "Any key of the configuration can be given as --section.key=value:\n\n" + config_help(); });
+  command.footer([] {
+    return "Any key of the configuration can be given as --section.key=value:\n\n" + config_help();
+  });
 }
 
 /// What CLI11 did not know must be overrides of the configuration.
@@ -26,68 +30,111 @@ void take_overrides(const CLI::App& command, ConfigArguments& config) {
   }
 }
 
-int add_and_run(int argc, char** argv) {
+CLI::App* add_train(CLI::App& app, TrainArguments& train) {
+  CLI::App* command =
+      app.add_subcommand("train", "Train a model; the same command continues a stopped run");
+  add_config(*command, train.config);
+  command->add_flag("--print-config", train.print_config,
+                    "Print each resolved value and its origin, then stop");
+  command->add_flag("--json", train.json, "With --print-config: as JSON");
+  return command;
+}
+
+CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
+  CLI::App* command =
+      app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
+  EvaluationRequest& request = eval.request;
+  command->add_option("checkpoint", eval.checkpoint, "Run folder or checkpoint")->required();
+  command->add_option("--text", request.text,
+                      "Text file or folder; default: the run's held-out data");
+  command->add_option("--tokens", request.tokens, "Prefix of a token file instead");
+  command
+      ->add_option("--sequence-length", request.sequence_length,
+                   "Tokens of a window; 0: as trained")
+      ->capture_default_str();
+  command->add_option("--batch-size", request.batch_size, "Windows evaluated together")
+      ->capture_default_str();
+  command->add_option("--max-batches", request.max_batches, "Stop after so many batches; 0: all")
+      ->capture_default_str();
+  command->add_flag("--json", eval.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
+  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  GenerateOptions& options = generate.options;
+  command->add_option("checkpoint", generate.checkpoint, "Run folder or checkpoint")->required();
+  command->add_option("--prompt", generate.prompt, "Text to continue; empty: a new document");
+  command->add_option("--max-tokens", options.max_tokens, "Most tokens to generate")
+      ->capture_default_str();
+  command->add_option("--temperature", options.temperature, "0: always the most likely token")
+      ->capture_default_str();
+  command->add_option("--top-k", options.top_k, "Only the k most likely tokens; 0: all")
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", options.top_p,
+                   "Only the most likely tokens of this total probability")
+      ->capture_default_str();
+  command->add_option("--seed", options.seed, "Seed of the choice")
+      ->check(refuse_negative)
+      ->capture_default_str();
+  command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
+  command->add_flag("--json", generate.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show programs, memory, presets, checkpoints, reports");
+  add_config(*command, inspect.config);
+  command->add_flag("--program", inspect.program, "The layers' forward and backward programs");
+  command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
+  command->add_flag("--presets", inspect.presets, "The model presets");
+  command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
+  command->add_option("--report", inspect.report, "Rebuild report.html of a run folder");
+  command->add_flag("--json", inspect.json, "Print JSON");
+  return command;
+}
+
+/// An unknown subcommand is named with the nearest one, which CLI11 would not do.
+void check_subcommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  require(std::ranges::find(names, argv[1]) != names.end(),
+          "unknown subcommand '{}'{}; see tessera --help", argv[1], did_you_mean(argv[1], names));
+}
+
+/// CLI11 would turn -1 into the largest unsigned number.
+std::string refuse_negative(const std::string& text) {
+  return text.starts_with('-') ? "must not be negative" : "";
+}
+
+int parse_and_run(int argc, char** argv) {
   CLI::App app{"Tessera trains Mixture-of-Experts language models."};
   app.name("tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);
-
   TrainArguments train;
-  CLI::App* train_command = app.add_subcommand("train", "Train a model; the same command continues a stopped run");
-  add_config(*train_command, train.config);
-  train_command->add_flag("--print-config", train.print_config, "Print each resolved value and its origin, then stop");
-  train_command->add_flag("--json", train.json, "With --print-config: as JSON");
-
   EvalArguments eval;
-  CLI::App* eval_command = app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
-  eval_command->add_option("checkpoint", eval.checkpoint, "Run folder or checkpoint")->required();
-  eval_command->add_option("--text", eval.request.text, "Text file or folder; default: the run's held-out data");
-  eval_command->add_option("--tokens", eval.request.tokens, "Prefix of a token file instead");
-  eval_command->add_option("--sequence-length", eval.request.sequence_length, "Tokens of a window; 0: as trained")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  eval_command->add_option("--batch-size", eval.request.batch_size, "Windows evaluated together")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  eval_command->add_option("--max-batches", eval.request.max_batches, "Stop after so many batches; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  eval_command->add_flag("--json", eval.json, "Print JSON");
-
   GenerateArguments generate;
-  CLI::App* generate_command = app.add_subcommand("generate", "Continue a text with a trained model");
-  generate_command->add_option("checkpoint", generate.checkpoint, "Run folder or checkpoint")->required();
-  generate_command->add_option("--prompt", generate.prompt, "Text to continue; empty: a new document");
-  generate_command->add_option("--max-tokens", generate.options.max_tokens, "Most tokens to generate")
-      ->capture_default_str();
-  generate_command->add_option("--temperature", generate.options.temperature, "0: always the most likely token")
-      ->capture_default_str();
-  generate_command->add_option("--top-k", generate.options.top_k, "Only the k most likely tokens; 0: all")
-      ->capture_default_str();
-  generate_command->add_option("--top-p", generate.options.top_p, "Only the most likely tokens of this total probability")
-      ->capture_default_str();
-  generate_command->add_option("--seed", generate.options.seed, "Seed of the choice")->capture_default_str();
-  generate_command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
-  generate_command->add_flag("--json", generate.json, "Print JSON");
-
   InspectArguments inspect;
-  CLI::App* inspect_command = app.add_subcommand("inspect", "Show programs, memory, presets, checkpoints, reports");
-  add_config(*inspect_command, inspect.config);
-  inspect_command->add_flag("--program", inspect.program, "The layers' forward and backward programs");
-  inspect_command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
-  inspect_command->add_flag("--presets", inspect.presets, "The model presets");
-  inspect_command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
-  inspect_command->add_option("--report", inspect.report, "Rebuild report.html of a run folder");
-  inspect_command->add_flag("--json", inspect.json, "Print JSON");
-
   DoctorArguments doctor;
-  CLI::App* doctor_command = app.add_subcommand("doctor", "What this machine has and how fast it is");
-  doctor_command->add_flag("--json", doctor.json, "Print JSON");
-
+  const CLI::App* train_command = add_train(app, train);
+  const CLI::App* eval_command = add_eval(app, eval);
+  const CLI::App* generate_command = add_generate(app, generate);
+  const CLI::App* inspect_command = add_inspect(app, inspect);
+  app.add_subcommand("doctor", "What this machine has and how fast it is")
+      ->add_flag("--json", doctor.json, "Print JSON");
+  check_subcommand(app, argc, argv);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUserErrorCode;
+    user_error("{}; see tessera --help", error.what());
   }
   take_overrides(*train_command, train.config);
   take_overrides(*inspect_command, inspect.config);
@@ -103,7 +150,7 @@ int add_and_run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::add_and_run(argc, argv);
+    return tessera::parse_and_run(argc, argv);
   } catch (const tessera::UserError& error) {
     std::cerr << "tessera: " << error.what() << "\n";
     return tessera::kUserErrorCode;

@@ -24,7 +24,8 @@ Json tokens_to_json(const std::vector<GeneratedToken>& tokens) {
 void print_log_probabilities(const Tokenizer& tokenizer, const Generated& result) {
   const auto print = [&](const GeneratedToken& token) {
     const std::string text = tokenizer.decode(std::span(&token.id, 1));
-    std::cout << fmt::format("{:>8}  {:>10.5f}  {}\n", token.id, token.log_probability, Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
+    std::cout << fmt::format("{:>8}  {:>10.5f}  {}\n", token.id, token.log_probability,
+                             Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
   };
   std::cout << "      id     logprob  text\n";
   for (const GeneratedToken& token : result.prompt) print(token);
@@ -36,15 +37,18 @@ void print_log_probabilities(const Tokenizer& tokenizer, const Generated& result
 int run_generate(const GenerateArguments& arguments) {
   validate(arguments.options);
   LoadedModel model(arguments.checkpoint);
-  Generator generator(model.settings().model, model.settings().train.dtype(), model.parameters(), model.experts());
+  Generator generator(model.settings().model, model.settings().train.dtype(), model.parameters(),
+                      model.experts());
   const bool stream = !arguments.json && !arguments.log_probabilities;
   if (stream) std::cout << arguments.prompt << std::flush;
   const auto show = [&](const GeneratedToken& token) {
     if (stream) std::cout << model.tokenizer().decode(std::span(&token.id, 1)) << std::flush;
   };
-  const Generated result = generator.generate_text(model.tokenizer(), arguments.prompt, arguments.options, show);
+  const Generated result =
+      generator.generate_text(model.tokenizer(), arguments.prompt, arguments.options, show);
   if (stream) std::cout << "\n";
-  if (arguments.log_probabilities && !arguments.json) print_log_probabilities(model.tokenizer(), result);
+  if (arguments.log_probabilities && !arguments.json)
+    print_log_probabilities(model.tokenizer(), result);
   if (arguments.json) {
     std::cout << to_json_text({{"checkpoint", model.path().string()},
                                {"prompt", arguments.prompt},
@@ -71,8 +75,10 @@ int run_eval(const EvalArguments& arguments) {
               << "\n";
     return 0;
   }
-  std::cout << fmt::format("loss {:.4f} nats per token, perplexity {:.3f}, {:.4f} bits per byte; {} tokens in {:.1f} s\n",
-                           result.loss, result.perplexity(), result.bits_per_byte(), result.num_tokens, result.seconds);
+  std::cout << fmt::format(
+      "loss {:.4f} nats per token, perplexity {:.3f}, {:.4f} bits per byte; {} tokens in {:.1f} "
+      "s\n",
+      result.loss, result.perplexity(), result.bits_per_byte(), result.num_tokens, result.seconds);
   return 0;
 }
 

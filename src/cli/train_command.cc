@@ -16,7 +16,9 @@ int run_train(const TrainArguments& arguments) {
     std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
     return 0;
   }
-  return train({.settings = settings, .config_toml = schema.to_toml(), .terminal = detect_terminal(STDOUT_FILENO)},
+  return train({.settings = settings,
+                .config_toml = schema.to_toml(),
+                .terminal = detect_terminal(STDOUT_FILENO)},
                std::cout);
 }
 

@@ -26,7 +26,8 @@ struct Bf16 {
  private:
   static uint16_t round(float value) {
     const uint32_t word = std::bit_cast<uint32_t>(value);
-    if ((word & 0x7fffffffU) > 0x7f800000U) return static_cast<uint16_t>((word >> 16) | 0x40U);  // keep NaN a NaN
+    if ((word & 0x7fffffffU) > 0x7f800000U)
+      return static_cast<uint16_t>((word >> 16) | 0x40U);  // keep NaN a NaN
     return static_cast<uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
   }
 };

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// A mistake that the user can mend: bad configuration, file, flag or layout. The program prints the message alone and
-/// exits with code 2. A message says what is wrong, where, what was found and expected, and what to do.
+/// A mistake that the user can mend: bad configuration, file, flag or layout. The program prints
+/// the message alone and exits with code 2. A message says what is wrong, where, what was found and
+/// expected, and what to do.
 class UserError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kMapThreshold = 1 << 20;
 
 std::byte* map_memory(int64_t num_bytes) {
-  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   madvise(memory, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
   return static_cast<std::byte*>(memory);
@@ -36,7 +37,8 @@ Buffer::Buffer(int64_t num_bytes, std::string_view purpose) : num_bytes_(num_byt
   if (num_bytes == 0) return;
   data_ = allocate(num_bytes);
   require(data_ != nullptr,
-          "out of memory: {} for {} cannot be had; use a smaller micro-batch, model or more recomputation",
+          "out of memory: {} for {} cannot be had; use a smaller micro-batch, model or more "
+          "recomputation",
           format_bytes(num_bytes), purpose);
 }
 
@@ -52,7 +54,9 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
-Buffer::~Buffer() { release(); }
+Buffer::~Buffer() {
+  release();
+}
 
 void Buffer::release() noexcept {
   if (data_ == nullptr) return;
@@ -67,8 +71,8 @@ void Buffer::release() noexcept {
 
 Tensor Buffer::tensor(int64_t offset, DType dtype, const Shape& shape) const {
   const int64_t needed = shape.num_elements() * dtype_size(dtype);
-  ensure(offset >= 0 && needed <= num_bytes_ - offset, "a view of {} bytes at {} leaves a buffer of {}", needed, offset,
-         num_bytes_);
+  ensure(offset >= 0 && needed <= num_bytes_ - offset,
+         "a view of {} bytes at {} leaves a buffer of {}", needed, offset, num_bytes_);
   return {data_ + offset, dtype, shape};
 }
 

@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-/// Owned, zeroed, 64-byte aligned memory. Large buffers are mapped directly and returned to the system when freed.
-/// Move-only. Throws UserError with the size and the purpose when memory cannot be had.
+/// Owned, zeroed, 64-byte aligned memory. Large buffers are mapped directly and returned to the
+/// system when freed. Move-only. Throws UserError with the size and the purpose when memory cannot
+/// be had.
 class Buffer {
  public:
   Buffer() = default;

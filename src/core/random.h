@@ -6,15 +6,17 @@
 
 namespace tessera {
 
-/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 random bits as a pure
-/// function of a 128-bit counter and a 64-bit key.
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): 128 random
+/// bits as a pure function of a 128-bit counter and a 64-bit key.
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-/// A stream of random numbers that is a pure function of (seed, stream): two generators with the same arguments give
-/// the same numbers, and `position` says how many 64-bit words have been drawn, so that a stream can be resumed.
+/// A stream of random numbers that is a pure function of (seed, stream): two generators with the
+/// same arguments give the same numbers, and `position` says how many 64-bit words have been drawn,
+/// so that a stream can be resumed.
 class Random {
  public:
-  Random(uint64_t seed, uint64_t stream, uint64_t position = 0) : seed_(seed), stream_(stream), position_(position) {}
+  Random(uint64_t seed, uint64_t stream, uint64_t position = 0)
+      : seed_(seed), stream_(stream), position_(position) {}
 
   uint64_t next_u64();
   /// Uniform in [0, 1).
@@ -31,7 +33,8 @@ class Random {
   uint64_t position_;
 };
 
-/// Fills with normal numbers of the given deviation: a pure function of (seed, stream) and the place in the span.
+/// Fills with normal numbers of the given deviation: a pure function of (seed, stream) and the
+/// place in the span.
 void fill_normal(std::span<float> values, uint64_t seed, uint64_t stream, float deviation);
 
 /// Mixes words into one stream number, so that names and indices can key a stream.

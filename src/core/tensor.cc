@@ -1,7 +1,7 @@
 #include "core/tensor.h"
 
-#include <algorithm>
 #include <fmt/ranges.h>
+#include <algorithm>
 
 #include <functional>
 #include <numeric>
@@ -23,8 +23,12 @@ int64_t Shape::num_rows_before_last() const {
   return std::accumulate(all.begin(), all.end(), int64_t{1}, std::multiplies<>());
 }
 
-bool Shape::operator==(const Shape& other) const { return std::ranges::equal(dims(), other.dims()); }
+bool Shape::operator==(const Shape& other) const {
+  return std::ranges::equal(dims(), other.dims());
+}
 
-std::string Shape::to_string() const { return fmt::format("[{}]", fmt::join(dims(), ", ")); }
+std::string Shape::to_string() const {
+  return fmt::format("[{}]", fmt::join(dims(), ", "));
+}
 
 }  // namespace tessera

@@ -26,7 +26,8 @@ class Shape {
   int64_t& operator[](int dim) { return dims_[static_cast<size_t>(dim)]; }
   /// The product of the extents; 1 for rank 0.
   int64_t num_elements() const;
-  /// The product of all extents but the last: the rows when the last dim is seen as a row. 1 for rank 0.
+  /// The product of all extents but the last: the rows when the last dim is seen as a row. 1 for
+  /// rank 0.
   int64_t num_rows() const { return rank_ == 0 ? 1 : num_rows_before_last(); }
   int64_t last() const { return rank_ == 0 ? 1 : dims_[static_cast<size_t>(rank_ - 1)]; }
   std::span<const int64_t> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }
@@ -41,7 +42,8 @@ class Shape {
   int rank_ = 0;
 };
 
-/// A view of dense row-major elements; it owns nothing. A view whose data is null stands for "not wanted".
+/// A view of dense row-major elements; it owns nothing. A view whose data is null stands for "not
+/// wanted".
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -73,8 +75,8 @@ struct NamedTensor {
 /// A view of a vector's elements, for tests and small host data.
 template <typename T>
 Tensor view(std::span<T> elements, const Shape& shape) {
-  ensure(shape.num_elements() == static_cast<int64_t>(elements.size()), "view: {} elements for shape {}",
-         elements.size(), shape.to_string());
+  ensure(shape.num_elements() == static_cast<int64_t>(elements.size()),
+         "view: {} elements for shape {}", elements.size(), shape.to_string());
   return {elements.data(), DTypeOf<T>::value, shape};
 }
 

@@ -41,8 +41,8 @@ struct MoeConfig {
   double balance_coefficient = 0.01;
   BalanceScope balance_scope = BalanceScope::kMicroBatch;
   double z_loss_coefficient = 0.0;
-  /// Auxiliary-loss-free balancing (DeepSeek-V3): a bias on the scores, for the choice only, moved by
-  /// `bias_update_speed` a step. 0 switches it off.
+  /// Auxiliary-loss-free balancing (DeepSeek-V3): a bias on the scores, for the choice only, moved
+  /// by `bias_update_speed` a step. 0 switches it off.
   double bias_update_speed = 0.0;
 
   /// 0: dropless. Otherwise each expert takes at most ceil(T·K/E · factor) assignments.
@@ -66,8 +66,8 @@ struct ModelConfig {
   int64_t num_heads = 4;
   int64_t num_kv_heads = 0;  ///< 0: as many as num_heads
   int64_t head_size = 0;     ///< 0: hidden_size / num_heads
-  int64_t inner_size = 0;    ///< of dense layers; 0: 4 · hidden_size, rounded for gated activations
-  int64_t window = 0;        ///< sliding attention window; 0: none
+  int64_t inner_size = 0;  ///< of dense layers; 0: 4 · hidden_size, rounded for gated activations
+  int64_t window = 0;      ///< sliding attention window; 0: none
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
   double rope_base = 10000.0;
@@ -78,7 +78,9 @@ struct ModelConfig {
   int64_t kv_heads() const { return num_kv_heads > 0 ? num_kv_heads : num_heads; }
   int64_t head_dim() const { return head_size > 0 ? head_size : hidden_size / num_heads; }
   int64_t dense_inner_size() const;
-  bool is_gated() const { return activation == Activation::kSwiGLU || activation == Activation::kGeGLU; }
+  bool is_gated() const {
+    return activation == Activation::kSwiGLU || activation == Activation::kGeGLU;
+  }
   bool is_moe_layer(int64_t layer) const;
   int64_t num_moe_layers() const;
 };
@@ -86,7 +88,8 @@ struct ModelConfig {
 /// Binds every "model.*" and "moe.*" key.
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
-/// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must be resolved.
+/// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must
+/// be resolved.
 void validate(const ModelConfig& config);
 
 /// Published and laptop-sized shapes, as TOML for ConfigSchema::load_preset.
@@ -99,8 +102,8 @@ const std::vector<Preset>& presets();
 /// Throws UserError with the nearest name where there is none.
 const Preset& find_preset(const std::string& name);
 
-/// Weights of the whole model, and those that one token meets (embedding table counted in neither sense of FLOPs but in
-/// both counts; of the routed experts top_k).
+/// Weights of the whole model, and those that one token meets (embedding table counted in neither
+/// sense of FLOPs but in both counts; of the routed experts top_k).
 struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;

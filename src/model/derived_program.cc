@@ -15,7 +15,8 @@ bool may_run_twice(const Program& program, ValueId id) {
   return false;
 }
 
-std::vector<ValueId> choose_dropped(const Program& forward, const Backward& backward, const RecomputePolicy& policy) {
+std::vector<ValueId> choose_dropped(const Program& forward, const Backward& backward,
+                                    const RecomputePolicy& policy) {
   std::vector<ValueId> dropped;
   for (const Link& link : backward.saved) {
     const std::string& name = forward.value(link.forward).name;
@@ -28,8 +29,8 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 
 }  // namespace
 
-DerivedProgram derive(Program forward, const DifferentiateRequest& request, const RecomputePolicy& policy,
-                      const KernelTable& kernels) {
+DerivedProgram derive(Program forward, const DifferentiateRequest& request,
+                      const RecomputePolicy& policy, const KernelTable& kernels) {
   Backward backward = differentiate(forward, request);
   const auto dropped = choose_dropped(forward, backward, policy);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
@@ -40,7 +41,8 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request, cons
   return {std::move(forward_run), std::move(backward), std::move(backward_run)};
 }
 
-void check_recompute_names(const RecomputePolicy& policy, const std::vector<const DerivedProgram*>& programs) {
+void check_recompute_names(const RecomputePolicy& policy,
+                           const std::vector<const DerivedProgram*>& programs) {
   std::set<std::string> known = {"all"};
   for (const DerivedProgram* program : programs) {
     for (const Value& value : program->forward.program().values()) {
@@ -50,27 +52,32 @@ void check_recompute_names(const RecomputePolicy& policy, const std::vector<cons
   const std::vector<std::string> names(known.begin(), known.end());
   for (const std::string& name : policy) {
     require(known.contains(name),
-            "train.recompute names '{}', which is no value of a layer{}; `tessera inspect --program` lists them", name,
-            did_you_mean(name, names));
+            "train.recompute names '{}', which is no value of a layer{}; `tessera inspect "
+            "--program` lists them",
+            name, did_you_mean(name, names));
   }
 }
 
 void bind_weights(const Program& program, const TensorByName& weight, Bindings& bindings) {
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
-    if (value.kind == ValueKind::kWeight) bindings.tensors[static_cast<size_t>(id)] = weight(value.name);
+    if (value.kind == ValueKind::kWeight)
+      bindings.tensors[static_cast<size_t>(id)] = weight(value.name);
   }
 }
 
-Bindings bind_backward(const DerivedProgram& program, const Bindings& forward, const TensorByName& grad) {
+Bindings bind_backward(const DerivedProgram& program, const Bindings& forward,
+                       const TensorByName& grad) {
   Bindings bindings = program.backward.make_bindings();
   const auto share = [&](const Link& link) {
-    bindings.tensors[static_cast<size_t>(link.backward)] = program.forward.at_bound(forward, link.forward);
+    bindings.tensors[static_cast<size_t>(link.backward)] =
+        program.forward.at_bound(forward, link.forward);
   };
   std::ranges::for_each(program.derived.saved, share);
   std::ranges::for_each(program.derived.bound, share);
   for (const Link& link : program.derived.accumulators) {
-    bindings.tensors[static_cast<size_t>(link.backward)] = grad(program.forward.program().value(link.forward).name);
+    bindings.tensors[static_cast<size_t>(link.backward)] =
+        grad(program.forward.program().value(link.forward).name);
   }
   return bindings;
 }

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Which values a training run computes again instead of keeping: names of forward values, or {"all"} for everything
-/// that may run twice.
+/// Which values a training run computes again instead of keeping: names of forward values, or
+/// {"all"} for everything that may run twice.
 using RecomputePolicy = std::vector<std::string>;
 
 /// A forward program and its derived backward program, both ready to run.
@@ -20,13 +20,15 @@ struct DerivedProgram {
   CpuProgram backward;
 };
 
-/// Differentiates, applies the policy, and plans both programs. Names of the policy that are no saved value of this
-/// program are ignored here; see check_recompute_names.
-DerivedProgram derive(Program forward, const DifferentiateRequest& request, const RecomputePolicy& policy,
-                      const KernelTable& kernels);
+/// Differentiates, applies the policy, and plans both programs. Names of the policy that are no
+/// saved value of this program are ignored here; see check_recompute_names.
+DerivedProgram derive(Program forward, const DifferentiateRequest& request,
+                      const RecomputePolicy& policy, const KernelTable& kernels);
 
-/// Throws UserError with the nearest name for a policy name that no saved value of any of the programs has.
-void check_recompute_names(const RecomputePolicy& policy, const std::vector<const DerivedProgram*>& programs);
+/// Throws UserError with the nearest name for a policy name that no saved value of any of the
+/// programs has.
+void check_recompute_names(const RecomputePolicy& policy,
+                           const std::vector<const DerivedProgram*>& programs);
 
 /// Gives the tensor of a weight or of its gradient by name.
 using TensorByName = std::function<Tensor(const std::string&)>;
@@ -34,8 +36,10 @@ using TensorByName = std::function<Tensor(const std::string&)>;
 /// Binds every weight of a program.
 void bind_weights(const Program& program, const TensorByName& weight, Bindings& bindings);
 
-/// Bindings of the backward program for a forward program bound as `forward`: saved values, inputs and weights are
-/// shared; accumulators come from `grad`. Gradients of outputs and inputs are left to the caller.
-Bindings bind_backward(const DerivedProgram& program, const Bindings& forward, const TensorByName& grad);
+/// Bindings of the backward program for a forward program bound as `forward`: saved values, inputs
+/// and weights are shared; accumulators come from `grad`. Gradients of outputs and inputs are left
+/// to the caller.
+Bindings bind_backward(const DerivedProgram& program, const Bindings& forward,
+                       const TensorByName& grad);
 
 }  // namespace tessera

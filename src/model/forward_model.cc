@@ -9,14 +9,17 @@
 namespace tessera {
 namespace {
 
-Tensor& slot(Bindings& bindings, ValueId id) { return bindings.tensors[static_cast<size_t>(id)]; }
+Tensor& slot(Bindings& bindings, ValueId id) {
+  return bindings.tensors[static_cast<size_t>(id)];
+}
 
 /// The configuration without what only matters in training.
 ModelConfig for_inference(ModelConfig config) {
   config.moe.capacity_factor = 0;
   config.moe.pad_to_capacity = false;
   config.moe.balance_scope = BalanceScope::kMicroBatch;
-  config.moe.experts = ExpertPath::kGrouped;  // the same weights; blocks would pad single tokens to whole blocks
+  config.moe.experts =
+      ExpertPath::kGrouped;  // the same weights; blocks would pad single tokens to whole blocks
   return config;
 }
 
@@ -28,7 +31,8 @@ struct ForwardLayer {
 ForwardLayer make_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const KernelTable& kernels) {
   ForwardLayer layer{build_layer(config, moe, shape, cache), nullptr};
-  layer.program = std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
+  layer.program =
+      std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
   return layer;
 }
 
@@ -54,14 +58,17 @@ struct ForwardModel::Impl {
   Bindings embedding_bindings, head_bindings;
   std::vector<Bindings> layer_bindings;
 
-  const ForwardLayer& layer_of(int64_t idx) const { return config.is_moe_layer(idx) ? *moe : *dense; }
+  const ForwardLayer& layer_of(int64_t idx) const {
+    return config.is_moe_layer(idx) ? *moe : *dense;
+  }
 
   void build(ForwardGoal goal) {
     const KernelTable kernels = make_cpu_kernels();
     std::optional<CacheShape> cache_shape;
     if (cache != nullptr) cache_shape = CacheShape{cache->capacity()};
     embedding_layout = build_embedding(config, shape);
-    embedding = std::make_unique<CpuProgram>(std::exchange(embedding_layout.forward, Program()), kernels);
+    embedding =
+        std::make_unique<CpuProgram>(std::exchange(embedding_layout.forward, Program()), kernels);
     if (goal == ForwardGoal::kLoss) {
       loss_layout = build_head(config, shape, false);
       head = std::make_unique<CpuProgram>(std::exchange(loss_layout.forward, Program()), kernels);
@@ -70,7 +77,8 @@ struct ForwardModel::Impl {
       head = std::make_unique<CpuProgram>(std::exchange(logits_layout.forward, Program()), kernels);
     }
     if (config.num_moe_layers() > 0) moe = make_layer(config, true, shape, cache_shape, kernels);
-    if (config.num_moe_layers() < config.num_layers) dense = make_layer(config, false, shape, cache_shape, kernels);
+    if (config.num_moe_layers() < config.num_layers)
+      dense = make_layer(config, false, shape, cache_shape, kernels);
   }
 
   void allocate(ForwardGoal goal) {
@@ -87,8 +95,9 @@ struct ForwardModel::Impl {
       stream = OwnedTensor(shape.dtype, {shape.num_tokens, config.hidden_size}, "hidden states");
     }
     loss = OwnedTensor(DType::kF32, {1});
-    result = goal == ForwardGoal::kLoss ? OwnedTensor(DType::kF32, row)
-                                        : OwnedTensor(shape.dtype, {shape.num_tokens, config.vocab_size}, "logits");
+    result = goal == ForwardGoal::kLoss
+                 ? OwnedTensor(DType::kF32, row)
+                 : OwnedTensor(shape.dtype, {shape.num_tokens, config.vocab_size}, "logits");
     balance_loss = OwnedTensor(DType::kF32, {1});
     z_loss = OwnedTensor(DType::kF32, {1});
     counts = OwnedTensor(DType::kF32, {std::max<int64_t>(config.moe.num_experts, 1)});
@@ -100,7 +109,9 @@ struct ForwardModel::Impl {
   }
 
   void bind(ForwardGoal goal, ParameterSet& parameters, std::vector<ExpertState>& experts) {
-    const TensorByName weight = [&](const std::string& name) { return parameters.find(name).weight; };
+    const TensorByName weight = [&](const std::string& name) {
+      return parameters.find(name).weight;
+    };
     embedding_bindings = embedding->make_bindings();
     embedding_bindings.transient = transient.data();
     bind_weights(embedding->program(), weight, embedding_bindings);
@@ -119,8 +130,9 @@ struct ForwardModel::Impl {
     const LayerProgram& layout = layer.layout;
     Bindings bindings = layer.program->make_bindings();
     bindings.transient = transient.data();
-    bind_weights(layer.program->program(),
-                 [&](const std::string& name) { return weight(layer_parameter_name(idx, name)); }, bindings);
+    bind_weights(
+        layer.program->program(),
+        [&](const std::string& name) { return weight(layer_parameter_name(idx, name)); }, bindings);
     const auto bind = [&](ValueId id, const Tensor& tensor) {
       if (id >= 0) slot(bindings, id) = tensor;
     };
@@ -168,7 +180,8 @@ struct ForwardModel::Impl {
   }
 };
 
-KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity) : capacity_(capacity) {
+KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity)
+    : capacity_(capacity) {
   const Shape shape = {capacity, config.kv_heads() * config.head_dim()};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     keys_.emplace_back(dtype, shape, "the key cache");
@@ -177,7 +190,8 @@ KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t cap
 }
 
 ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
-                           ParameterSet& parameters, std::vector<ExpertState>& experts, KeyValueCache* cache)
+                           ParameterSet& parameters, std::vector<ExpertState>& experts,
+                           KeyValueCache* cache)
     : impl_(std::make_unique<Impl>()) {
   impl_->config = for_inference(config);
   impl_->shape = shape;
@@ -191,7 +205,8 @@ ForwardModel::~ForwardModel() = default;
 
 Tensor ForwardModel::run_loss(const MicroBatch& batch) {
   const auto load = [](const Tensor& from, const OwnedTensor& to) {
-    ensure(from.dtype == to.get().dtype && from.shape == to.get().shape, "ForwardModel: a batch of another shape");
+    ensure(from.dtype == to.get().dtype && from.shape == to.get().shape,
+           "ForwardModel: a batch of another shape");
     std::memcpy(to.get().data, from.data, static_cast<size_t>(from.num_bytes()));
   };
   ensure(impl_->cache == nullptr, "run_loss with a cache");
@@ -209,7 +224,8 @@ Tensor ForwardModel::run_logits(std::span<const int32_t> tokens) {
          "run_logits: {} tokens for a model of {}", tokens.size(), impl.shape.num_tokens);
   const int64_t begin = impl.cache->length();
   const int64_t end = begin + impl.shape.num_tokens;
-  require(end <= impl.cache->capacity(), "{} tokens do not fit in a cache of {}", end, impl.cache->capacity());
+  require(end <= impl.cache->capacity(), "{} tokens do not fit in a cache of {}", end,
+          impl.cache->capacity());
   std::ranges::copy(tokens, impl.tokens.get().as<int32_t>());
   const auto positions = impl.positions.get().span<int32_t>();
   std::iota(positions.begin(), positions.end(), static_cast<int32_t>(begin));

@@ -31,18 +31,22 @@ class KeyValueCache {
   std::vector<OwnedTensor> values_;
 };
 
-/// Runs a model forward only, for T tokens at a time, keeping nothing: memory for two residual streams and the largest
-/// working set. With a cache the T tokens continue the ones that the cache holds. Experts are dropless here, whatever
-/// the training's capacity. The parameters, experts and cache must outlive it.
+/// Runs a model forward only, for T tokens at a time, keeping nothing: memory for two residual
+/// streams and the largest working set. With a cache the T tokens continue the ones that the cache
+/// holds. Experts are dropless here, whatever the training's capacity. The parameters, experts and
+/// cache must outlive it.
 class ForwardModel {
  public:
-  ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal, ParameterSet& parameters,
-               std::vector<ExpertState>& experts, KeyValueCache* cache = nullptr);
+  ForwardModel(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
+               ParameterSet& parameters, std::vector<ExpertState>& experts,
+               KeyValueCache* cache = nullptr);
   ~ForwardModel();
 
-  /// −log p of each label of packed sequences, F32 [T] (0 where there is none). REQUIRES goal kLoss, no cache.
+  /// −log p of each label of packed sequences, F32 [T] (0 where there is none). REQUIRES goal
+  /// kLoss, no cache.
   Tensor run_loss(const MicroBatch& batch);
-  /// Logits [T,V] of tokens that follow the cache's, which grows by T. REQUIRES goal kLogits and a cache with room.
+  /// Logits [T,V] of tokens that follow the cache's, which grows by T. REQUIRES goal kLogits and a
+  /// cache with room.
   Tensor run_logits(std::span<const int32_t> tokens);
 
  private:

@@ -15,21 +15,25 @@ namespace {
 
 ValueId build_norm(LayerBuilder& builder, const std::string& name, ValueId x) {
   const ValueId weight = builder.vector(name + ".weight", builder.config.hidden_size);
-  return builder.program().add(make_rmsnorm(builder.config.norm_eps), {x, weight}, {name, name + ".rstd"})[0];
+  return builder.program().add(make_rmsnorm(builder.config.norm_eps), {x, weight},
+                               {name, name + ".rstd"})[0];
 }
 
 /// One of the query, key and value projections, [T, heads · head size].
-ValueId build_projection(LayerBuilder& builder, const char* name, ValueId normed, int64_t num_heads) {
+ValueId build_projection(LayerBuilder& builder, const char* name, ValueId normed,
+                         int64_t num_heads) {
   const int64_t width = num_heads * builder.config.head_dim();
-  const ValueId weight = builder.matrix(fmt::format("attn.{}.weight", name), width, builder.config.hidden_size);
+  const ValueId weight =
+      builder.matrix(fmt::format("attn.{}.weight", name), width, builder.config.hidden_size);
   return builder.program().add1(make_linear(), {normed, weight}, name);
 }
 
 ValueId build_rotation(LayerBuilder& builder, ValueId x, int64_t num_heads, const char* name) {
   const int64_t head_size = builder.config.head_dim();
-  const RotarySpec spec{.num_heads = num_heads,
-                        .head_size = head_size,
-                        .inverse_frequencies = default_inverse_frequencies(head_size, builder.config.rope_base)};
+  const RotarySpec spec{
+      .num_heads = num_heads,
+      .head_size = head_size,
+      .inverse_frequencies = default_inverse_frequencies(head_size, builder.config.rope_base)};
   return builder.program().add1(make_rope(spec), {x, builder.layer.positions}, name);
 }
 
@@ -44,7 +48,8 @@ AttentionSpec attention_spec(const ModelConfig& config, const BatchShape& shape)
 /// Attends to the keys and values of the packed sequences.
 ValueId attend_packed(LayerBuilder& builder, ValueId q, ValueId k, ValueId v) {
   LayerProgram& layer = builder.layer;
-  layer.cu_seqlens = builder.program().add_input("cu_seqlens", {DType::kI32, {builder.shape.max_sequences + 1}});
+  layer.cu_seqlens =
+      builder.program().add_input("cu_seqlens", {DType::kI32, {builder.shape.max_sequences + 1}});
   const auto op = make_attention(attention_spec(builder.config, builder.shape));
   return builder.program().add(op, {q, k, v, layer.cu_seqlens}, {"attn_out", "attn_lse"})[0];
 }
@@ -57,14 +62,16 @@ ValueId attend_cached(LayerBuilder& builder, ValueId q, ValueId k, ValueId v, in
   layer.start = program.add_input("start", {DType::kI32, {1}});
   layer.cache_length = program.add_input("cache_length", {DType::kI32, {1}});
   layer.key_cache = program.add_accumulator("key_cache", {builder.shape.dtype, {capacity, width}});
-  layer.value_cache = program.add_accumulator("value_cache", {builder.shape.dtype, {capacity, width}});
+  layer.value_cache =
+      program.add_accumulator("value_cache", {builder.shape.dtype, {capacity, width}});
   program.add(make_cache_append(capacity), {k, layer.start}, {}, {layer.key_cache});
   program.add(make_cache_append(capacity), {v, layer.start}, {}, {layer.value_cache});
   const auto op = make_attention_cached(attention_spec(builder.config, builder.shape));
   return program.add1(op, {q, layer.key_cache, layer.value_cache, layer.cache_length}, "attn_out");
 }
 
-ValueId build_attention(LayerBuilder& builder, ValueId normed, const std::optional<CacheShape>& cache) {
+ValueId build_attention(LayerBuilder& builder, ValueId normed,
+                        const std::optional<CacheShape>& cache) {
   const ModelConfig& config = builder.config;
   const ValueId q = build_projection(builder, "q", normed, config.num_heads);
   const ValueId k = build_projection(builder, "k", normed, config.kv_heads());
@@ -73,7 +80,8 @@ ValueId build_attention(LayerBuilder& builder, ValueId normed, const std::option
   const ValueId k_rotated = build_rotation(builder, k, config.kv_heads(), "k_rotated");
   const ValueId out = cache ? attend_cached(builder, q_rotated, k_rotated, v, cache->capacity)
                             : attend_packed(builder, q_rotated, k_rotated, v);
-  const ValueId weight = builder.matrix("attn.o.weight", config.hidden_size, config.num_heads * config.head_dim());
+  const ValueId weight =
+      builder.matrix("attn.o.weight", config.hidden_size, config.num_heads * config.head_dim());
   return builder.program().add1(make_linear(), {out, weight}, "attn_projected");
 }
 
@@ -87,8 +95,10 @@ const char* head_weight_name(const ModelConfig& config) {
 
 /// The final norm over hidden states, shared by the loss and the logits.
 ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden) {
-  const ValueId weight = program.add_weight("final_norm.weight", {DType::kF32, {config.hidden_size}});
-  return program.add(make_rmsnorm(config.norm_eps), {hidden, weight}, {"final_normed", "final_norm.rstd"})[0];
+  const ValueId weight =
+      program.add_weight("final_norm.weight", {DType::kF32, {config.hidden_size}});
+  return program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
+                     {"final_normed", "final_norm.rstd"})[0];
 }
 
 }  // namespace
@@ -101,14 +111,17 @@ LayerProgram build_layer(const ModelConfig& config, bool moe, const BatchShape& 
   layer.hidden = program.add_input("hidden", {shape.dtype, {shape.num_tokens, config.hidden_size}});
   layer.positions = program.add_input("positions", {DType::kI32, {shape.num_tokens}});
 
-  const ValueId attention = build_attention(builder, build_norm(builder, "attn_norm", layer.hidden), cache);
+  const ValueId attention =
+      build_attention(builder, build_norm(builder, "attn_norm", layer.hidden), cache);
   const ValueId middle = program.add1(make_add(), {layer.hidden, attention}, "hidden_mid");
   const ValueId normed = build_norm(builder, "mlp_norm", middle);
-  const ValueId mlp = moe ? build_moe(builder, normed) : build_mlp(builder, "mlp", normed, config.dense_inner_size());
+  const ValueId mlp = moe ? build_moe(builder, normed)
+                          : build_mlp(builder, "mlp", normed, config.dense_inner_size());
   layer.hidden_out = program.add1(make_add(), {middle, mlp}, "hidden_out");
 
   std::vector<ValueId> outputs = {layer.hidden_out};
-  if (moe) outputs.insert(outputs.end(), {layer.balance_loss, layer.z_loss, layer.counts, layer.dropped});
+  if (moe)
+    outputs.insert(outputs.end(), {layer.balance_loss, layer.z_loss, layer.counts, layer.dropped});
   program.set_outputs(std::move(outputs));
   return layer;
 }
@@ -137,7 +150,8 @@ HeadProgram build_head(const ModelConfig& config, const BatchShape& shape, bool 
   if (with_gradient) {
     const ValueId grad = program.add_accumulator(fmt::format("grad.{}", head_weight_name(config)),
                                                  with_dtype(type, DType::kF32));
-    outputs = program.add(make_linear_cross_entropy_fused({}), inputs, {"loss", "token_loss", "grad_normed"}, {grad});
+    outputs = program.add(make_linear_cross_entropy_fused({}), inputs,
+                          {"loss", "token_loss", "grad_normed"}, {grad});
   } else {
     outputs = program.add(make_linear_cross_entropy({}), inputs, {"loss", "token_loss", "lse"});
   }
@@ -150,7 +164,8 @@ HeadProgram build_head(const ModelConfig& config, const BatchShape& shape, bool 
 LogitsProgram build_logits(const ModelConfig& config, const BatchShape& shape) {
   LogitsProgram result{.forward = Program("logits")};
   Program& program = result.forward;
-  result.hidden = program.add_input("hidden", {shape.dtype, {shape.num_tokens, config.hidden_size}});
+  result.hidden =
+      program.add_input("hidden", {shape.dtype, {shape.num_tokens, config.hidden_size}});
   const ValueId normed = build_final_norm(config, program, result.hidden);
   const ValueId weight = program.add_weight(head_weight_name(config), table_type(config, shape));
   result.logits = program.add1(make_linear(), {normed, weight}, "logits");

@@ -17,15 +17,17 @@ struct BatchShape {
   DType dtype = DType::kF32;
 };
 
-/// Keys and values of earlier tokens, for generation: the layer reads and extends caches of `capacity` tokens.
+/// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
+/// `capacity` tokens.
 struct CacheShape {
   int64_t capacity = 0;
 };
 
 /// One decoder layer as a program, and where its bound values are (-1: this layer has none).
-/// Inputs: hidden A [T,H], positions I32 [T], cu_seqlens I32 [max_sequences+1] (training) or start I32 [1] and
-/// cache_length I32 [1] (generation), expert_bias F32 [E], prior_counts F32 [E].
-/// Outputs: hidden A [T,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32 [E], dropped I64 [1].
+/// Inputs: hidden A [T,H], positions I32 [T], cu_seqlens I32 [max_sequences+1] (training) or start
+/// I32 [1] and cache_length I32 [1] (generation), expert_bias F32 [E], prior_counts F32 [E].
+/// Outputs: hidden A [T,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
+/// [E], dropped I64 [1].
 struct LayerProgram {
   Program forward;
   ValueId hidden = -1;
@@ -45,8 +47,8 @@ struct LayerProgram {
   ValueId dropped = -1;
 };
 
-/// Builds the program of a dense or an MoE layer. With a cache the layer generates: it is not meant to be
-/// differentiated.
+/// Builds the program of a dense or an MoE layer. With a cache the layer generates: it is not meant
+/// to be differentiated.
 LayerProgram build_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
                          const std::optional<CacheShape>& cache = std::nullopt);
 
@@ -58,10 +60,10 @@ struct EmbeddingProgram {
 };
 EmbeddingProgram build_embedding(const ModelConfig& config, const BatchShape& shape);
 
-/// Final norm, head and cross-entropy. Inputs: hidden A [T,H], labels I32 [T] (-100: no loss), scale F32 [1].
-/// Outputs: loss F32 [1] (scale times the sum over valid tokens) and token_loss F32 [T].
-/// `with_gradient` uses the fused operator, which computes its gradients in the forward pass; the gradient of the loss
-/// that its backward program is given must then be 1.
+/// Final norm, head and cross-entropy. Inputs: hidden A [T,H], labels I32 [T] (-100: no loss),
+/// scale F32 [1]. Outputs: loss F32 [1] (scale times the sum over valid tokens) and token_loss F32
+/// [T]. `with_gradient` uses the fused operator, which computes its gradients in the forward pass;
+/// the gradient of the loss that its backward program is given must then be 1.
 struct HeadProgram {
   Program forward;
   ValueId hidden = -1;

@@ -16,7 +16,9 @@
 namespace tessera {
 namespace {
 
-const char* first_matrix_name(const ModelConfig& config) { return config.is_gated() ? "gate_up" : "up"; }
+const char* first_matrix_name(const ModelConfig& config) {
+  return config.is_gated() ? "gate_up" : "up";
+}
 
 RouterSpec router_spec(const MoeConfig& moe) {
   return {.num_experts = moe.num_experts,
@@ -55,8 +57,8 @@ ValueId build_router(LayerBuilder& builder, ValueId normed, std::vector<ValueId>
   const MoeConfig& moe = builder.config.moe;
   LayerProgram& layer = builder.layer;
   Program& program = builder.program();
-  const ValueId weight =
-      program.add_weight("moe.router.weight", {DType::kF32, {moe.num_experts, builder.config.hidden_size}});
+  const ValueId weight = program.add_weight(
+      "moe.router.weight", {DType::kF32, {moe.num_experts, builder.config.hidden_size}});
   std::vector<ValueId> inputs = {normed, weight};
   if (moe.has_expert_bias()) {
     layer.expert_bias = program.add_input("expert_bias", {DType::kF32, {moe.num_experts}});
@@ -67,8 +69,9 @@ ValueId build_router(LayerBuilder& builder, ValueId normed, std::vector<ValueId>
     inputs.push_back(layer.prior_counts);
   }
   if (moe.balance_scope == BalanceScope::kSequence) inputs.push_back(layer.cu_seqlens);
-  routed = program.add(make_router(router_spec(moe)), inputs,
-                       {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss"});
+  routed =
+      program.add(make_router(router_spec(moe)), inputs,
+                  {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss"});
   layer.counts = routed[RouterOutput::kCounts];
   layer.balance_loss = routed[RouterOutput::kBalanceLoss];
   layer.z_loss = routed[RouterOutput::kZLoss];
@@ -79,9 +82,10 @@ RoutedRows build_dispatch(LayerBuilder& builder, ValueId normed) {
   Program& program = builder.program();
   std::vector<ValueId> routed;
   RoutedRows rows{.probs_TK = build_router(builder, normed, routed)};
-  const auto map = program.add(make_route_map(route_map_spec(builder.config.moe)),
-                               {routed[RouterOutput::kExpertIdx], rows.probs_TK},
-                               {"row_of", "source", "offsets", "num_rows", "dropped", "counts_kept"});
+  const auto map =
+      program.add(make_route_map(route_map_spec(builder.config.moe)),
+                  {routed[RouterOutput::kExpertIdx], rows.probs_TK},
+                  {"row_of", "source", "offsets", "num_rows", "dropped", "counts_kept"});
   rows.row_of_TK = map[RouteMapOutput::kRowOfTK];
   rows.source_R = map[RouteMapOutput::kSourceR];
   rows.offsets = map[RouteMapOutput::kOffsets];
@@ -99,7 +103,9 @@ std::vector<int64_t> first_sizes(const ModelConfig& config) {
   return sizes;
 }
 
-int64_t sum(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+int64_t sum(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
 
 /// The experts' two matrices, [sum of g_e, H] and [sum of F_e, H].
 struct ExpertWeights {
@@ -111,12 +117,14 @@ ExpertWeights add_expert_weights(LayerBuilder& builder) {
   const ModelConfig& config = builder.config;
   const std::string first = fmt::format("moe.experts.{}.weight", first_matrix_name(config));
   return {builder.matrix(first, sum(first_sizes(config)), config.hidden_size),
-          builder.matrix("moe.experts.down.weight", sum(config.moe.expert_sizes()), config.hidden_size)};
+          builder.matrix("moe.experts.down.weight", sum(config.moe.expert_sizes()),
+                         config.hidden_size)};
 }
 
-/// Grouped products. With the probability before FC2 its gradient comes from the pre-activation, so that no expert
-/// output is kept (Megatron-Core MoE, section 4.1.2).
-ValueId build_grouped_experts(LayerBuilder& builder, const RoutedRows& rows, const ExpertWeights& weights) {
+/// Grouped products. With the probability before FC2 its gradient comes from the pre-activation, so
+/// that no expert output is kept (Megatron-Core MoE, section 4.1.2).
+ValueId build_grouped_experts(LayerBuilder& builder, const RoutedRows& rows,
+                              const ExpertWeights& weights) {
   const ModelConfig& config = builder.config;
   Program& program = builder.program();
   const bool early = config.moe.memory_efficient;
@@ -125,44 +133,52 @@ ValueId build_grouped_experts(LayerBuilder& builder, const RoutedRows& rows, con
       {rows.rows_RH, weights.first, rows.offsets}, "expert_pre");
   std::vector<ValueId> inputs = {pre};
   if (early) {
-    inputs.push_back(
-        program.add1(make_permute_probs(), {rows.probs_TK, rows.source_R, rows.row_of_TK}, "expert_probs"));
+    inputs.push_back(program.add1(make_permute_probs(),
+                                  {rows.probs_TK, rows.source_R, rows.row_of_TK}, "expert_probs"));
   }
   inputs.push_back(rows.offsets);
-  const ValueId act = program.add1(
-      make_expert_activation(
-          {.kind = config.activation, .expert_sizes = config.moe.expert_sizes(), .apply_prob = early}),
-      inputs, "expert_act");
+  const ValueId act =
+      program.add1(make_expert_activation({.kind = config.activation,
+                                           .expert_sizes = config.moe.expert_sizes(),
+                                           .apply_prob = early}),
+                   inputs, "expert_act");
   const ValueId out = program.add1(
       make_grouped_matmul({.group_sizes = config.moe.expert_sizes(), .side = GroupedSide::kIn}),
       {act, weights.second, rows.offsets}, "expert_out");
   if (early) return program.add1(make_unpermute(), {out, rows.row_of_TK, rows.source_R}, "moe_out");
-  return program.add1(make_unpermute_weighted(), {out, rows.probs_TK, rows.row_of_TK, rows.source_R}, "moe_out");
+  return program.add1(make_unpermute_weighted(),
+                      {out, rows.probs_TK, rows.row_of_TK, rows.source_R}, "moe_out");
 }
 
 /// Block-sparse products over a topology made from the routing (MegaBlocks, figure 6).
-ValueId build_sparse_experts(LayerBuilder& builder, const RoutedRows& rows, const ExpertWeights& weights) {
+ValueId build_sparse_experts(LayerBuilder& builder, const RoutedRows& rows,
+                             const ExpertWeights& weights) {
   const ModelConfig& config = builder.config;
   const int64_t block = config.moe.block_size;
   Program& program = builder.program();
   const int64_t max_rows = program.type(rows.rows_RH).shape[0];
   const auto make_topology = [&](const std::vector<int64_t>& sizes) {
-    return program.add(make_block_topology({.block_size = block, .expert_sizes = sizes, .max_rows = max_rows}),
-                       {rows.offsets},
-                       {"row_offsets", "col_indices", "row_indices", "col_offsets", "transpose_indices", "num_blocks"});
+    return program.add(
+        make_block_topology({.block_size = block, .expert_sizes = sizes, .max_rows = max_rows}),
+        {rows.offsets},
+        {"row_offsets", "col_indices", "row_indices", "col_offsets", "transpose_indices",
+         "num_blocks"});
   };
   const auto first = make_topology(first_sizes(config));
   const auto second = config.is_gated() ? make_topology(config.moe.expert_sizes()) : first;
-  const ValueId probs =
-      program.add1(make_permute_probs(), {rows.probs_TK, rows.source_R, rows.row_of_TK}, "expert_probs");
+  const ValueId probs = program.add1(
+      make_permute_probs(), {rows.probs_TK, rows.source_R, rows.row_of_TK}, "expert_probs");
   const ValueId pre =
       program.add1(make_block_sparse_fc1(block),
-                   {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]}, "expert_pre");
-  const ValueId act = program.add1(make_block_sparse_activation({.activation = config.activation, .block_size = block}),
-                                   {pre, probs, second[0], second[1]}, "expert_act");
+                   {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]},
+                   "expert_pre");
+  const ValueId act = program.add1(
+      make_block_sparse_activation({.activation = config.activation, .block_size = block}),
+      {pre, probs, second[0], second[1]}, "expert_act");
   const ValueId out = program.add1(
       make_block_sparse_fc2(block),
-      {act, weights.second, second[0], second[1], second[2], second[3], second[4], probs}, "expert_out");
+      {act, weights.second, second[0], second[1], second[2], second[3], second[4], probs},
+      "expert_out");
   return program.add1(make_unpermute(), {out, rows.row_of_TK, rows.source_R}, "moe_out");
 }
 
@@ -184,14 +200,17 @@ ValueId build_moe(LayerBuilder& builder, ValueId normed) {
                              ? build_sparse_experts(builder, rows, weights)
                              : build_grouped_experts(builder, rows, weights);
   if (builder.config.moe.shared_inner_size == 0) return routed;
-  return builder.program().add1(make_add(), {routed, build_shared_expert(builder, normed)}, "moe_sum");
+  return builder.program().add1(make_add(), {routed, build_shared_expert(builder, normed)},
+                                "moe_sum");
 }
 
-ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed, int64_t inner_size) {
+ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed,
+                  int64_t inner_size) {
   const ModelConfig& config = builder.config;
   const int64_t width = config.is_gated() ? 2 * inner_size : inner_size;
   const char* first = first_matrix_name(config);
-  const ValueId up_weight = builder.matrix(fmt::format("{}.{}.weight", name, first), width, config.hidden_size);
+  const ValueId up_weight =
+      builder.matrix(fmt::format("{}.{}.weight", name, first), width, config.hidden_size);
   const ValueId down_weight = builder.matrix(name + ".down.weight", config.hidden_size, inner_size);
   Program& program = builder.program();
   const ValueId pre = program.add1(make_linear(), {normed, up_weight}, name + "_pre");

@@ -35,10 +35,12 @@ struct TestBatch {
     cu_seqlens.push_back(0);
     for (int64_t sequence = 0; sequence < num_sequences; ++sequence) {
       for (int64_t i = 0; i < length; ++i) {
-        tokens.push_back(static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
+        tokens.push_back(
+            static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
         const bool ignored = random.next_below(8) == 0;
         labels.push_back(ignored ? -100
-                                 : static_cast<int32_t>(random.next_below(static_cast<uint64_t>(config.vocab_size))));
+                                 : static_cast<int32_t>(random.next_below(
+                                       static_cast<uint64_t>(config.vocab_size))));
         num_valid += ignored ? 0 : 1;
         positions.push_back(static_cast<int32_t>(i));
       }
@@ -61,10 +63,12 @@ struct ModelRig {
   std::vector<ExpertState> experts;
   TrainingModel model;
 
-  ModelRig(const ModelConfig& config_in, const BatchShape& shape, const RecomputePolicy& policy = {},
-           uint64_t seed = 3)
-      : config(config_in), parameters(list_parameters(config, shape.dtype), true),
-        experts(static_cast<size_t>(config.num_moe_layers())), model(config, shape, policy, make_cpu_kernels()) {
+  ModelRig(const ModelConfig& config_in, const BatchShape& shape,
+           const RecomputePolicy& policy = {}, uint64_t seed = 3)
+      : config(config_in),
+        parameters(list_parameters(config, shape.dtype), true),
+        experts(static_cast<size_t>(config.num_moe_layers())),
+        model(config, shape, policy, make_cpu_kernels()) {
     for (ExpertState& state : experts) {
       state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts});
       state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts});
@@ -77,7 +81,8 @@ struct ModelRig {
   double run(TestBatch& batch, const LossScales& scales) {
     const MicroBatchResult result = model.run(batch.view(), scales);
     const auto layers = static_cast<double>(config.num_moe_layers());
-    return result.loss + layers * (scales.balance * result.balance_loss + scales.z_loss * result.z_loss);
+    return result.loss +
+           layers * (scales.balance * result.balance_loss + scales.z_loss * result.z_loss);
   }
 };
 

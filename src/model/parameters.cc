@@ -10,17 +10,20 @@
 namespace tessera {
 namespace {
 
-bool ends_with(std::string_view text, std::string_view end) { return text.ends_with(end); }
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.ends_with(end);
+}
 
-/// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its variance does not grow
-/// with depth (Radford et al., GPT-2, section 2.3).
+/// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its
+/// variance does not grow with depth (Radford et al., GPT-2, section 2.3).
 ParameterSpec make_spec(const ModelConfig& config, std::string name, const ValueType& type) {
   ParameterSpec spec{.name = std::move(name), .dtype = type.dtype, .shape = type.shape};
   if (type.shape.rank() < 2) {
     spec.init_constant = ends_with(spec.name, "norm.weight") ? 1.0F : 0.0F;
     return spec;
   }
-  const bool into_residual = ends_with(spec.name, "attn.o.weight") || ends_with(spec.name, "down.weight");
+  const bool into_residual =
+      ends_with(spec.name, "attn.o.weight") || ends_with(spec.name, "down.weight");
   spec.init_deviation = config.init_deviation;
   if (into_residual) spec.init_deviation /= std::sqrt(2.0 * static_cast<double>(config.num_layers));
   return spec;
@@ -30,8 +33,10 @@ void append_weights(const ModelConfig& config, const Program& program, const std
                     std::vector<ParameterSpec>& specs) {
   for (const Value& value : program.values()) {
     const std::string name = prefix + value.name;
-    const bool known = std::ranges::any_of(specs, [&](const ParameterSpec& spec) { return spec.name == name; });
-    if (value.kind == ValueKind::kWeight && !known) specs.push_back(make_spec(config, name, value.type));
+    const bool known =
+        std::ranges::any_of(specs, [&](const ParameterSpec& spec) { return spec.name == name; });
+    if (value.kind == ValueKind::kWeight && !known)
+      specs.push_back(make_spec(config, name, value.type));
   }
 }
 
@@ -43,7 +48,8 @@ void fill_constant(const Tensor& weight, float value) {
   }
 }
 
-/// Numbers are drawn in blocks, each from its own stream, so that the result does not depend on the thread count.
+/// Numbers are drawn in blocks, each from its own stream, so that the result does not depend on the
+/// thread count.
 void fill_random(const Tensor& weight, uint64_t seed, uint64_t stream, double deviation) {
   constexpr int64_t kBlock = 4096;
   const int64_t count = weight.num_elements();
@@ -51,8 +57,8 @@ void fill_random(const Tensor& weight, uint64_t seed, uint64_t stream, double de
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     std::array<float, kBlock> block{};
     const auto size = static_cast<size_t>(std::min(kBlock, count - begin));
-    fill_normal(std::span(block).first(size), seed, mix(stream, static_cast<uint64_t>(begin / kBlock)),
-                static_cast<float>(deviation));
+    fill_normal(std::span(block).first(size), seed,
+                mix(stream, static_cast<uint64_t>(begin / kBlock)), static_cast<float>(deviation));
     if (weight.dtype == DType::kF32) {
       std::copy_n(block.begin(), size, static_cast<float*>(weight.data) + begin);
     } else {
@@ -80,11 +86,13 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   return specs;
 }
 
-ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients) {
+ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& specs,
+                                              bool with_gradients) {
   Bytes bytes;
   for (const ParameterSpec& spec : specs) {
     bytes.weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
-    if (with_gradients) bytes.gradients += align_up(spec.shape.num_elements() * dtype_size(DType::kF32));
+    if (with_gradients)
+      bytes.gradients += align_up(spec.shape.num_elements() * dtype_size(DType::kF32));
   }
   return bytes;
 }
@@ -120,7 +128,8 @@ void ParameterSet::initialize(uint64_t seed) {
     if (spec.init_deviation == 0) {
       fill_constant(parameter.weight, spec.init_constant);
     } else {
-      fill_random(parameter.weight, seed, hash_text(spec.name.data(), spec.name.size()), spec.init_deviation);
+      fill_random(parameter.weight, seed, hash_text(spec.name.data(), spec.name.size()),
+                  spec.init_deviation);
     }
   }
 }
@@ -129,7 +138,8 @@ void ParameterSet::zero_gradients() {
   constexpr int64_t kBlock = 1 << 20;
 #pragma omp parallel for schedule(static)
   for (int64_t begin = 0; begin < gradients_.num_bytes(); begin += kBlock) {
-    std::memset(gradients_.data() + begin, 0, static_cast<size_t>(std::min(kBlock, gradients_.num_bytes() - begin)));
+    std::memset(gradients_.data() + begin, 0,
+                static_cast<size_t>(std::min(kBlock, gradients_.num_bytes() - begin)));
   }
 }
 

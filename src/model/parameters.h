@@ -20,8 +20,8 @@ struct ParameterSpec {
   float init_constant = 0;
 };
 
-/// Every weight in the order of the layers, taken from the very programs that use them. Matrix weights have type
-/// `dtype`; norms and the router are F32.
+/// Every weight in the order of the layers, taken from the very programs that use them. Matrix
+/// weights have type `dtype`; norms and the router are F32.
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype);
 
 /// The name of a layer program's weight in layer `layer`.

@@ -6,46 +6,53 @@
 namespace tessera {
 namespace {
 
-/// Shapes that the papers give by (layers, hidden, heads, KV heads, expert inner size, experts, top-k).
+/// Shapes that the papers give by (layers, hidden, heads, KV heads, expert inner size, experts,
+/// top-k).
 struct PublishedShape {
   const char* name;
   const char* source;
   int64_t layers, hidden, heads, kv_heads, inner, experts, top_k;
+  bool tied;
   const char* extra;
 };
 
 constexpr PublishedShape kPublished[] = {
-    {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1,
+    {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"megablocks-small", "dMoE-Small, MegaBlocks table 2", 12, 768, 12, 12, 3072, 64, 1,
+    {"megablocks-small", "dMoE-Small, MegaBlocks table 2", 12, 768, 12, 12, 3072, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"megablocks-medium", "dMoE-Medium, MegaBlocks table 2", 24, 1024, 16, 16, 4096, 64, 1,
+    {"megablocks-medium", "dMoE-Medium, MegaBlocks table 2", 24, 1024, 16, 16, 4096, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
-    {"mixtral-8x7b", "Mixtral 8x7B, MegaScale-MoE table 2", 32, 4096, 32, 8, 14336, 8, 2,
+    {"mixtral-8x7b", "Mixtral 8x7B, MegaScale-MoE table 2", 32, 4096, 32, 8, 14336, 8, 2, false,
      "[model]\nvocab_size = 32000\nrope_base = 1000000.0\n[moe]\nscore_order = \"after_top_k\"\n"},
-    {"mixtral-8x22b", "Mixtral 8x22B, MegaScale-MoE table 2", 56, 6144, 48, 8, 16384, 8, 2,
+    {"mixtral-8x22b", "Mixtral 8x22B, MegaScale-MoE table 2", 56, 6144, 48, 8, 16384, 8, 2, false,
      "[model]\nvocab_size = 32768\nrope_base = 1000000.0\n[moe]\nscore_order = \"after_top_k\"\n"},
-    {"internal-352b", "Internal-352B, MegaScale-MoE table 2", 60, 4096, 32, 8, 14336, 32, 3,
+    {"internal-352b", "Internal-352B, MegaScale-MoE table 2", 60, 4096, 32, 8, 14336, 32, 3, false,
      "[model]\nvocab_size = 65536\n"},
-    {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1,
+    {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1, false,
      "[model]\nvocab_size = 129024\n[moe]\nnormalize_top_k = false\n"},
     {"phi-3.5-moe", "Phi-3.5-MoE shapes, MegaScale-MoE table 2", 32, 4096, 32, 8, 6400, 16, 2,
-     "[model]\nvocab_size = 32064\n"},
+     false, "[model]\nvocab_size = 32064\n"},
     {"deepseekmoe-16b", "DeepSeekMoE 16B, MegaScale-MoE table 2", 28, 2048, 16, 16, 1408, 64, 6,
-     "[model]\nvocab_size = 102400\ninner_size = 10944\n[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2816\n"
+     false,
+     "[model]\nvocab_size = 102400\ninner_size = 10944\n[moe]\nfirst_dense_layers = "
+     "1\nshared_inner_size = 2816\n"
      "normalize_top_k = false\n"},
-    {"qwen2-57b-a14b", "Qwen2-57B-A14B shapes, Parallel Folding section 4", 28, 3584, 28, 4, 2560, 64, 8,
-     "[model]\nvocab_size = 151936\n[moe]\nshared_inner_size = 20480\nshared_gate = true\nnormalize_top_k = false\n"},
-    {"qwen3-30b-a3b", "Qwen3-30B-A3B shapes, without QK norm", 48, 2048, 32, 4, 768, 128, 8,
+    {"qwen2-57b-a14b", "Qwen2-57B-A14B shapes, Parallel Folding section 4", 28, 3584, 28, 4, 2560,
+     64, 8, false,
+     "[model]\nvocab_size = 151936\n[moe]\nshared_inner_size = 20480\nshared_gate = "
+     "true\nnormalize_top_k = false\n"},
+    {"qwen3-30b-a3b", "Qwen3-30B-A3B shapes, without QK norm", 48, 2048, 32, 4, 768, 128, 8, false,
      "[model]\nvocab_size = 151936\nhead_size = 128\nrope_base = 1000000.0\n"},
 };
 
 Preset make_published(const PublishedShape& s) {
   // The extra text may open [model] or [moe] itself, so all keys are given in dotted form first.
   std::string toml = fmt::format(
-      "model.num_layers = {}\nmodel.hidden_size = {}\nmodel.num_heads = {}\nmodel.num_kv_heads = {}\n"
-      "model.tie_embeddings = false\nmoe.inner_size = {}\nmoe.num_experts = {}\nmoe.top_k = {}\n",
-      s.layers, s.hidden, s.heads, s.kv_heads, s.inner, s.experts, s.top_k);
+      "model.num_layers = {}\nmodel.hidden_size = {}\nmodel.num_heads = {}\nmodel.num_kv_heads = "
+      "{}\n"
+      "model.tie_embeddings = {}\nmoe.inner_size = {}\nmoe.num_experts = {}\nmoe.top_k = {}\n",
+      s.layers, s.hidden, s.heads, s.kv_heads, s.tied, s.inner, s.experts, s.top_k);
   std::string section;
   std::string_view rest = s.extra;
   while (!rest.empty()) {
@@ -63,14 +70,15 @@ Preset make_published(const PublishedShape& s) {
 
 std::vector<Preset> make_presets() {
   std::vector<Preset> result = {
-      {"tiny", "0.3 M active parameters, for trying things out in seconds",
+      {"tiny", "for trying things out in seconds",
        "[model]\nhidden_size = 64\nnum_layers = 2\nnum_heads = 4\nnum_kv_heads = 2\n"
        "[moe]\nnum_experts = 4\ntop_k = 2\ninner_size = 128\n"},
-      {"laptop", "10 M active of 24 M parameters: minutes on a laptop's cores",
+      {"laptop", "minutes on a laptop's cores",
        "[model]\nhidden_size = 384\nnum_layers = 6\nnum_heads = 6\nnum_kv_heads = 2\n"
        "[moe]\nnum_experts = 8\ntop_k = 2\ninner_size = 512\n"},
-      {"workstation", "42 M active of 118 M parameters at vocabulary 32,768: the speed target of bench/",
-       "[model]\nvocab_size = 32768\nhidden_size = 512\nnum_layers = 8\nnum_heads = 8\n"
+      {"workstation", "the model that bench/step_bench measures",
+       "[model]\nvocab_size = 32768\nhidden_size = 512\nnum_layers = 8\nnum_heads = "
+       "8\ntie_embeddings = false\n"
        "[moe]\nnum_experts = 8\ntop_k = 2\ninner_size = 1024\n"},
   };
   for (const PublishedShape& shape : kPublished) result.push_back(make_published(shape));
@@ -90,7 +98,8 @@ const Preset& find_preset(const std::string& name) {
     if (preset.name == name) return preset;
     names.push_back(preset.name);
   }
-  user_error("there is no preset '{}'{}; `tessera inspect --presets` lists them", name, did_you_mean(name, names));
+  user_error("there is no preset '{}'{}; `tessera inspect --presets` lists them", name,
+             did_you_mean(name, names));
 }
 
 }  // namespace tessera

@@ -6,22 +6,30 @@
 namespace tessera {
 namespace {
 
-Tensor& slot(Bindings& bindings, ValueId id) { return bindings.tensors[static_cast<size_t>(id)]; }
+Tensor& slot(Bindings& bindings, ValueId id) {
+  return bindings.tensors[static_cast<size_t>(id)];
+}
 
 ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
   const auto found = std::ranges::find(links, forward, &Link::forward);
-  ensure(found != links.end(), "forward value {} has no counterpart in the backward program", forward);
+  ensure(found != links.end(), "forward value {} has no counterpart in the backward program",
+         forward);
   return found->backward;
 }
 
 void copy_into(const Tensor& from, const Tensor& to, std::string_view what) {
-  ensure(from.dtype == to.dtype && from.shape == to.shape, "batch {} is {} {}, expected {} {}", what,
-         dtype_name(from.dtype), from.shape.to_string(), dtype_name(to.dtype), to.shape.to_string());
+  ensure(from.dtype == to.dtype && from.shape == to.shape, "batch {} is {} {}, expected {} {}",
+         what, dtype_name(from.dtype), from.shape.to_string(), dtype_name(to.dtype),
+         to.shape.to_string());
   std::memcpy(to.data, from.data, static_cast<size_t>(to.num_bytes()));
 }
 
-void set_scalar(const OwnedTensor& tensor, float value) { *tensor.get().as<float>() = value; }
-float get_scalar(const OwnedTensor& tensor) { return *tensor.get().as<float>(); }
+void set_scalar(const OwnedTensor& tensor, float value) {
+  *tensor.get().as<float>() = value;
+}
+float get_scalar(const OwnedTensor& tensor) {
+  return *tensor.get().as<float>();
+}
 
 /// A layer program of one kind, differentiated.
 struct LayerKind {
@@ -29,8 +37,9 @@ struct LayerKind {
   DerivedProgram derived;
 };
 
-std::unique_ptr<LayerKind> make_layer_kind(const ModelConfig& config, bool moe, const BatchShape& shape,
-                                           const RecomputePolicy& policy, const KernelTable& kernels) {
+std::unique_ptr<LayerKind> make_layer_kind(const ModelConfig& config, bool moe,
+                                           const BatchShape& shape, const RecomputePolicy& policy,
+                                           const KernelTable& kernels) {
   LayerProgram layout = build_layer(config, moe, shape);
   DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
   if (moe) request.outputs.insert(request.outputs.end(), {layout.balance_loss, layout.z_loss});
@@ -55,13 +64,20 @@ struct Inputs {
   OwnedTensor loss_scale, grad_loss, grad_balance, grad_z_loss, loss, token_loss;
 
   static int64_t count_bytes(const BatchShape& shape) {
-    return 4 * shape.num_tokens * dtype_size(DType::kI32) + (shape.max_sequences + 1) * dtype_size(DType::kI32);
+    return 4 * shape.num_tokens * dtype_size(DType::kI32) +
+           (shape.max_sequences + 1) * dtype_size(DType::kI32);
   }
   explicit Inputs(const BatchShape& shape)
-      : tokens(DType::kI32, {shape.num_tokens}), labels(DType::kI32, {shape.num_tokens}),
-        positions(DType::kI32, {shape.num_tokens}), cu_seqlens(DType::kI32, {shape.max_sequences + 1}),
-        loss_scale(DType::kF32, {1}), grad_loss(DType::kF32, {1}), grad_balance(DType::kF32, {1}),
-        grad_z_loss(DType::kF32, {1}), loss(DType::kF32, {1}), token_loss(DType::kF32, {shape.num_tokens}) {}
+      : tokens(DType::kI32, {shape.num_tokens}),
+        labels(DType::kI32, {shape.num_tokens}),
+        positions(DType::kI32, {shape.num_tokens}),
+        cu_seqlens(DType::kI32, {shape.max_sequences + 1}),
+        loss_scale(DType::kF32, {1}),
+        grad_loss(DType::kF32, {1}),
+        grad_balance(DType::kF32, {1}),
+        grad_z_loss(DType::kF32, {1}),
+        loss(DType::kF32, {1}),
+        token_loss(DType::kF32, {shape.num_tokens}) {}
 };
 
 double flops_of(const DerivedProgram& program) {
@@ -90,39 +106,48 @@ struct TrainingModel::Impl {
   Bindings embedding_forward, embedding_backward, head_forward, head_backward, evaluation_forward;
   std::vector<BoundLayer> layers;
 
-  Impl(const ModelConfig& model, const BatchShape& batch, const RecomputePolicy& policy, const KernelTable& kernels)
+  Impl(const ModelConfig& model, const BatchShape& batch, const RecomputePolicy& policy,
+       const KernelTable& kernels)
       : config(model), shape(batch) {
     build_ends(kernels);
-    if (config.num_moe_layers() < config.num_layers) dense = make_layer_kind(config, false, shape, policy, kernels);
+    if (config.num_moe_layers() < config.num_layers)
+      dense = make_layer_kind(config, false, shape, policy, kernels);
     if (config.num_moe_layers() > 0) moe = make_layer_kind(config, true, shape, policy, kernels);
     std::vector<const DerivedProgram*> programs;
     if (dense) programs.push_back(&dense->derived);
     if (moe) programs.push_back(&moe->derived);
     check_recompute_names(policy, programs);
     model_flops = flops_of(*embedding) + flops_of(*head);
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) model_flops += flops_of(kind_of(layer).derived);
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      model_flops += flops_of(kind_of(layer).derived);
   }
 
   void build_ends(const KernelTable& kernels) {
     embedding_layout = build_embedding(config, shape);
-    embedding = std::make_unique<DerivedProgram>(
-        derive(std::exchange(embedding_layout.forward, Program()), {{embedding_layout.hidden_out}, {}}, {}, kernels));
+    embedding =
+        std::make_unique<DerivedProgram>(derive(std::exchange(embedding_layout.forward, Program()),
+                                                {{embedding_layout.hidden_out}, {}}, {}, kernels));
     head_layout = build_head(config, shape, true);
-    head = std::make_unique<DerivedProgram>(
-        derive(std::exchange(head_layout.forward, Program()), {{head_layout.loss}, {head_layout.hidden}}, {}, kernels));
+    head = std::make_unique<DerivedProgram>(derive(std::exchange(head_layout.forward, Program()),
+                                                   {{head_layout.loss}, {head_layout.hidden}}, {},
+                                                   kernels));
     evaluation_layout = build_head(config, shape, false);
-    evaluation_head = std::make_unique<CpuProgram>(std::exchange(evaluation_layout.forward, Program()), kernels);
+    evaluation_head =
+        std::make_unique<CpuProgram>(std::exchange(evaluation_layout.forward, Program()), kernels);
   }
 
-  const LayerKind& kind_of(int64_t layer) const { return config.is_moe_layer(layer) ? *moe : *dense; }
+  const LayerKind& kind_of(int64_t layer) const {
+    return config.is_moe_layer(layer) ? *moe : *dense;
+  }
   Shape hidden_shape() const { return {shape.num_tokens, config.hidden_size}; }
   int64_t hidden_bytes() const {
     return align_up(hidden_shape().num_elements() * dtype_size(shape.dtype));
   }
   int64_t transient_bytes() const {
-    int64_t bytes = std::max({embedding->forward.plan().transient_bytes, embedding->backward.plan().transient_bytes,
-                              head->forward.plan().transient_bytes, head->backward.plan().transient_bytes,
-                              evaluation_head->plan().transient_bytes});
+    int64_t bytes =
+        std::max({embedding->forward.plan().transient_bytes,
+                  embedding->backward.plan().transient_bytes, head->forward.plan().transient_bytes,
+                  head->backward.plan().transient_bytes, evaluation_head->plan().transient_bytes});
     for (const auto& kind : {dense.get(), moe.get()}) {
       if (kind == nullptr) continue;
       bytes = std::max({bytes, kind->derived.forward.plan().transient_bytes,
@@ -142,14 +167,17 @@ struct TrainingModel::Impl {
   }
 
   /// The residual stream that enters layer `idx`; idx = num_layers is what the head reads.
-  Tensor stream(int64_t idx) const { return hidden.tensor(idx * hidden_bytes(), shape.dtype, hidden_shape()); }
+  Tensor stream(int64_t idx) const {
+    return hidden.tensor(idx * hidden_bytes(), shape.dtype, hidden_shape());
+  }
   /// The gradient of the residual stream; two take turns.
   Tensor grad_stream(int64_t idx) const { return stream(config.num_layers + 1 + idx % 2); }
 
   void bind(ParameterSet& parameters, std::vector<ExpertState>& experts);
   void bind_embedding(const TensorByName& weight, const TensorByName& grad);
   void bind_head(const TensorByName& weight, const TensorByName& grad);
-  void bind_layer(int64_t idx, ExpertState* experts, const TensorByName& weight, const TensorByName& grad);
+  void bind_layer(int64_t idx, ExpertState* experts, const TensorByName& weight,
+                  const TensorByName& grad);
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
   void load(const MicroBatch& batch);
@@ -187,11 +215,13 @@ void TrainingModel::Impl::bind_embedding(const TensorByName& weight, const Tenso
   slot(embedding_forward, embedding_layout.hidden_out) = stream(0);
   embedding_backward = bind_backward(*embedding, embedding_forward, grad);
   embedding_backward.transient = transient.data();
-  slot(embedding_backward, backward_of(embedding->derived.grad_outputs, embedding_layout.hidden_out)) = grad_stream(0);
+  slot(embedding_backward,
+       backward_of(embedding->derived.grad_outputs, embedding_layout.hidden_out)) = grad_stream(0);
 }
 
 void TrainingModel::Impl::bind_head(const TensorByName& weight, const TensorByName& grad) {
-  const auto bind_inputs = [&](const Program& program, const HeadProgram& layout, Bindings& bindings) {
+  const auto bind_inputs = [&](const Program& program, const HeadProgram& layout,
+                               Bindings& bindings) {
     bind_weights(program, weight, bindings);
     bindings.transient = transient.data();
     slot(bindings, layout.hidden) = stream(config.num_layers);
@@ -214,8 +244,10 @@ void TrainingModel::Impl::bind_head(const TensorByName& weight, const TensorByNa
   }
   head_backward = bind_backward(*head, head_forward, grad);
   head_backward.transient = transient.data();
-  slot(head_backward, backward_of(head->derived.grad_outputs, head_layout.loss)) = inputs->grad_loss;
-  slot(head_backward, backward_of(head->derived.grad_inputs, head_layout.hidden)) = grad_stream(config.num_layers);
+  slot(head_backward, backward_of(head->derived.grad_outputs, head_layout.loss)) =
+      inputs->grad_loss;
+  slot(head_backward, backward_of(head->derived.grad_inputs, head_layout.hidden)) =
+      grad_stream(config.num_layers);
 }
 
 void TrainingModel::Impl::bind_layer(int64_t idx, ExpertState* experts, const TensorByName& weight,
@@ -261,7 +293,8 @@ void TrainingModel::Impl::bind_layer_gradients(int64_t idx, BoundLayer& layer) {
   slot(layer.backward, backward_of(derived.grad_outputs, layout.hidden_out)) = grad_stream(idx + 1);
   slot(layer.backward, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
   if (layer.experts == nullptr) return;
-  slot(layer.backward, backward_of(derived.grad_outputs, layout.balance_loss)) = inputs->grad_balance;
+  slot(layer.backward, backward_of(derived.grad_outputs, layout.balance_loss)) =
+      inputs->grad_balance;
   slot(layer.backward, backward_of(derived.grad_outputs, layout.z_loss)) = inputs->grad_z_loss;
 }
 
@@ -300,15 +333,21 @@ MicroBatchResult TrainingModel::Impl::collect() {
   return result;
 }
 
-TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
-                             const KernelTable& kernels)
+TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
+                             const RecomputePolicy& policy, const KernelTable& kernels)
     : impl_(std::make_unique<Impl>(config, shape, policy, kernels)) {}
 
 TrainingModel::~TrainingModel() = default;
 
-const BatchShape& TrainingModel::batch_shape() const { return impl_->shape; }
-ActivationBytes TrainingModel::activation_bytes() const { return impl_->count_bytes(); }
-double TrainingModel::model_flops() const { return impl_->model_flops; }
+const BatchShape& TrainingModel::batch_shape() const {
+  return impl_->shape;
+}
+ActivationBytes TrainingModel::activation_bytes() const {
+  return impl_->count_bytes();
+}
+double TrainingModel::model_flops() const {
+  return impl_->model_flops;
+}
 
 void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts) {
   impl_->bind(parameters, experts);
@@ -316,11 +355,13 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
 
 void TrainingModel::begin_step() {
   for (BoundLayer& layer : impl_->layers) {
-    if (layer.experts != nullptr) std::ranges::fill(layer.experts->step_counts.get().span<float>(), 0.0F);
+    if (layer.experts != nullptr)
+      std::ranges::fill(layer.experts->step_counts.get().span<float>(), 0.0F);
   }
 }
 
-MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& scales, const NodeObserver& observer) {
+MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& scales,
+                                    const NodeObserver& observer) {
   Impl& impl = *impl_;
   ensure(impl.inputs != nullptr, "TrainingModel::run before bind");
   impl.load(batch);

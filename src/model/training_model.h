@@ -18,8 +18,9 @@ struct MicroBatch {
   Tensor cu_seqlens;  ///< I32 [max_sequences+1]
 };
 
-/// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add up: `loss` is one over
-/// the valid tokens of the *global* batch, the others are the coefficient times the micro-batch's share of its tokens.
+/// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
+/// up: `loss` is one over the valid tokens of the *global* batch, the others are the coefficient
+/// times the micro-batch's share of its tokens.
 struct LossScales {
   float loss = 1;
   float balance = 0;
@@ -48,9 +49,10 @@ struct ActivationBytes {
   int64_t total() const { return saved + hidden + transient + inputs; }
 };
 
-/// Runs forward and backward passes of a whole model for micro-batches of one shape: the embedding, a program a layer,
-/// the head. All memory is taken at construction; gradients are added into the parameters' accumulators.
-/// Not thread-safe: one object runs one micro-batch at a time. The parameters and expert states must outlive it.
+/// Runs forward and backward passes of a whole model for micro-batches of one shape: the embedding,
+/// a program a layer, the head. All memory is taken at construction; gradients are added into the
+/// parameters' accumulators. Not thread-safe: one object runs one micro-batch at a time. The
+/// parameters and expert states must outlive it.
 class TrainingModel {
  public:
   TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
@@ -68,7 +70,8 @@ class TrainingModel {
   /// Starts a step: the experts' step counts become zero.
   void begin_step();
   /// Forward and backward of one micro-batch. REQUIRES bind().
-  MicroBatchResult run(const MicroBatch& batch, const LossScales& scales, const NodeObserver& observer = {});
+  MicroBatchResult run(const MicroBatch& batch, const LossScales& scales,
+                       const NodeObserver& observer = {});
   /// The sum of the losses of the valid tokens, nothing else changed. REQUIRES bind().
   double evaluate(const MicroBatch& batch, const NodeObserver& observer = {});
 

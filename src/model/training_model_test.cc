@@ -24,7 +24,9 @@ struct Case {
   ModelConfig config;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 template <typename Change>
 Case make_case(std::string name, Change change) {
@@ -61,7 +63,10 @@ std::vector<Case> gradient_cases() {
                   c.moe.capacity_factor = 1.0;
                   c.moe.pad_to_capacity = true;
                 }),
-      make_case("unequal_experts", [](ModelConfig& c) { c.moe.inner_sizes = {8, 16, 8, 24}; }),
+      make_case("unequal_experts",
+                [](ModelConfig& c) {
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
       make_case("block_sparse",
                 [](ModelConfig& c) {
                   c.moe.experts = ExpertPath::kBlockSparse;
@@ -73,8 +78,10 @@ std::vector<Case> gradient_cases() {
                   c.moe.block_size = 8;
                   c.moe.inner_sizes = {8, 16, 8, 24};
                 }),
-      make_case("sequence_balance", [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kSequence; }),
-      make_case("global_balance", [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kGlobalBatch; }),
+      make_case("sequence_balance",
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kSequence; }),
+      make_case("global_balance",
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kGlobalBatch; }),
       make_case("window",
                 [](ModelConfig& c) {
                   c.window = 3;
@@ -89,8 +96,9 @@ LossScales test_scales(const TestBatch& batch) {
 
 class ModelGradients : public ::testing::TestWithParam<Case> {};
 
-/// The whole model's loss along a random direction of all weights of one parameter, against central differences. A step
-/// that changes a routing decision makes the loss jump; such directions are tried again smaller.
+/// The whole model's loss along a random direction of all weights of one parameter, against central
+/// differences. A step that changes a routing decision makes the loss jump; such directions are
+/// tried again smaller.
 TEST_P(ModelGradients, EveryParameterMatchesFiniteDifferences) {
   ModelRig rig(GetParam().config, tiny_shape(kSequences, kLength));
   TestBatch batch(rig.config, kSequences, kLength, 5);
@@ -126,7 +134,8 @@ TEST_P(ModelGradients, EveryParameterMatchesFiniteDifferences) {
       for (size_t j = 0; j < start.size(); ++j) weight[j] = start[j] - step * direction[j];
       const double below = loss();
       const double measured = (above - below) / (2.0 * step);
-      best_error = std::min(best_error, std::abs(measured - expected) / std::max(0.05, std::abs(expected)));
+      best_error =
+          std::min(best_error, std::abs(measured - expected) / std::max(0.05, std::abs(expected)));
     }
     std::copy(start.begin(), start.end(), weight.begin());
     EXPECT_LT(best_error, 0.02) << p.spec.name << ": directional derivative " << expected;
@@ -239,7 +248,8 @@ TEST(Experts, WithoutTokensHaveZeroGradients) {
   for (size_t e = 0; e < 64; ++e) {
     if (counts[0][e] > 0) continue;
     ++empty;
-    for (size_t i = 0; i < per_expert; ++i) ASSERT_EQ(grad[e * per_expert + i], 0.0F) << "expert " << e;
+    for (size_t i = 0; i < per_expert; ++i)
+      ASSERT_EQ(grad[e * per_expert + i], 0.0F) << "expert " << e;
   }
   EXPECT_GT(empty, 32U);
 }
@@ -259,7 +269,8 @@ TEST(Bf16, GradientsPointWhereF32sDo) {
       difference += (a[j] - b[j]) * (a[j] - b[j]);
       norm += a[j] * a[j];
     }
-    EXPECT_LT(std::sqrt(difference / std::max(norm, 1e-12)), 0.08) << exact->parameters.all()[i].spec.name;
+    EXPECT_LT(std::sqrt(difference / std::max(norm, 1e-12)), 0.08)
+        << exact->parameters.all()[i].spec.name;
   }
 }
 

@@ -9,7 +9,9 @@
 namespace tessera {
 namespace {
 
-bool is_float(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
+bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16;
+}
 
 /// For each forward value, whether a wanted gradient depends on it.
 std::vector<bool> find_differentiable(const Program& forward, const DifferentiateRequest& request) {
@@ -19,7 +21,8 @@ std::vector<bool> find_differentiable(const Program& forward, const Differentiat
   }
   for (const ValueId id : request.inputs) wanted[static_cast<size_t>(id)] = true;
   for (const Node& node : forward.nodes()) {
-    const bool any = std::ranges::any_of(node.inputs, [&](ValueId id) { return wanted[static_cast<size_t>(id)]; });
+    const bool any = std::ranges::any_of(
+        node.inputs, [&](ValueId id) { return wanted[static_cast<size_t>(id)]; });
     for (const ValueId id : node.outputs) {
       if (any && is_float(forward.type(id).dtype)) wanted[static_cast<size_t>(id)] = true;
     }
@@ -31,15 +34,20 @@ std::vector<bool> find_differentiable(const Program& forward, const Differentiat
 class Differentiator final : public GradientBuilder {
  public:
   Differentiator(const Program& forward, const DifferentiateRequest& request)
-      : forward_(forward), request_(request), wanted_(find_differentiable(forward, request)),
-        result_{Program(forward.name() + ".backward"), {}, {}, {}, {}, {}}, importer_(forward, result_) {}
+      : forward_(forward),
+        request_(request),
+        wanted_(find_differentiable(forward, request)),
+        result_{Program(forward.name() + ".backward"), {}, {}, {}, {}, {}},
+        importer_(forward, result_) {}
 
   Backward run() {
     for (const ValueId id : request_.outputs) add_grad_output(id);
     for (auto node = forward_.nodes().rbegin(); node != forward_.nodes().rend(); ++node) {
       node_ = &*node;
-      const bool reached = std::ranges::any_of(node->outputs, [&](ValueId id) { return grads_.contains(id); });
-      const bool useful = std::ranges::any_of(node->inputs, [&](ValueId id) { return is_wanted(id); });
+      const bool reached =
+          std::ranges::any_of(node->outputs, [&](ValueId id) { return grads_.contains(id); });
+      const bool useful =
+          std::ranges::any_of(node->inputs, [&](ValueId id) { return is_wanted(id); });
       if (reached && useful) node->op->differentiate(*this);
     }
     collect_grad_inputs();
@@ -47,7 +55,9 @@ class Differentiator final : public GradientBuilder {
   }
 
   ValueId input(int idx) override { return importer_.import(forward_input(idx)); }
-  ValueId output(int idx) override { return importer_.import(node_->outputs.at(static_cast<size_t>(idx))); }
+  ValueId output(int idx) override {
+    return importer_.import(node_->outputs.at(static_cast<size_t>(idx)));
+  }
 
   std::optional<ValueId> grad_output(int idx) override {
     const auto found = grads_.find(node_->outputs.at(static_cast<size_t>(idx)));
@@ -67,11 +77,14 @@ class Differentiator final : public GradientBuilder {
 
   void set_grad_input(int idx, ValueId grad) override {
     const ValueId id = forward_input(idx);
-    ensure(forward_.value(id).kind != ValueKind::kWeight, "{}: the gradient of weight '{}' must be accumulated",
-           node_->op->name(), forward_.value(id).name);
+    ensure(forward_.value(id).kind != ValueKind::kWeight,
+           "{}: the gradient of weight '{}' must be accumulated", node_->op->name(),
+           forward_.value(id).name);
     const auto found = grads_.find(id);
     const std::string name = "grad." + forward_.value(id).name;
-    grads_[id] = found == grads_.end() ? grad : result_.program.add1(make_add(), {found->second, grad}, name);
+    grads_[id] = found == grads_.end()
+                     ? grad
+                     : result_.program.add1(make_add(), {found->second, grad}, name);
   }
 
  private:
@@ -80,18 +93,21 @@ class Differentiator final : public GradientBuilder {
 
   void add_grad_output(ValueId id) {
     const Value& value = forward_.value(id);
-    const ValueId grad = result_.program.add_input("grad." + value.name, importer_.import_type(value.type));
+    const ValueId grad =
+        result_.program.add_input("grad." + value.name, importer_.import_type(value.type));
     result_.grad_outputs.push_back({id, grad});
     grads_[id] = grad;
   }
 
   ValueId accumulator(ValueId weight) {
     const Value& value = forward_.value(weight);
-    ensure(value.kind == ValueKind::kWeight, "'{}' is no weight: its gradient has no accumulator", value.name);
+    ensure(value.kind == ValueKind::kWeight, "'{}' is no weight: its gradient has no accumulator",
+           value.name);
     for (const Link& link : result_.accumulators) {
       if (link.forward == weight) return link.backward;
     }
-    const ValueId id = result_.program.add_accumulator("grad." + value.name, with_dtype(value.type, DType::kF32));
+    const ValueId id =
+        result_.program.add_accumulator("grad." + value.name, with_dtype(value.type, DType::kF32));
     result_.accumulators.push_back({weight, id});
     return id;
   }
@@ -100,8 +116,8 @@ class Differentiator final : public GradientBuilder {
     std::vector<ValueId> outputs;
     for (const ValueId id : request_.inputs) {
       const auto found = grads_.find(id);
-      ensure(found != grads_.end(), "no gradient reaches input '{}' of '{}'", forward_.value(id).name,
-             forward_.name());
+      ensure(found != grads_.end(), "no gradient reaches input '{}' of '{}'",
+             forward_.value(id).name, forward_.name());
       result_.grad_inputs.push_back({id, found->second});
       outputs.push_back(found->second);
     }

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// A value of the forward program and the value of the backward program that stands for it (or for its gradient).
+/// A value of the forward program and the value of the backward program that stands for it (or for
+/// its gradient).
 struct Link {
   ValueId forward = -1;
   ValueId backward = -1;
@@ -38,15 +39,17 @@ struct DifferentiateRequest {
   std::vector<ValueId> inputs;
 };
 
-/// Derives the backward program by each operator's gradient rule, from the last node to the first; gradients of a value
-/// that is read several times are added in that order. Nodes that no gradient reaches are left out.
-/// Throws InternalError where a needed operator has no rule, or where no gradient reaches a wanted input.
+/// Derives the backward program by each operator's gradient rule, from the last node to the first;
+/// gradients of a value that is read several times are added in that order. Nodes that no gradient
+/// reaches are left out. Throws InternalError where a needed operator has no rule, or where no
+/// gradient reaches a wanted input.
 Backward differentiate(const Program& forward, const DifferentiateRequest& request);
 
-/// Rewrites a backward program so that the forward values `dropped` are computed again, just before their first use,
-/// instead of being kept. What that needs is read from values still kept, or computed again too. The numbers do not
-/// change: the same kernels see the same inputs. Throws UserError where a value comes from an operator that may not run
-/// twice (routing decisions).
-Backward recompute(const Program& forward, const Backward& backward, const std::vector<ValueId>& dropped);
+/// Rewrites a backward program so that the forward values `dropped` are computed again, just before
+/// their first use, instead of being kept. What that needs is read from values still kept, or
+/// computed again too. The numbers do not change: the same kernels see the same inputs. Throws
+/// UserError where a value comes from an operator that may not run twice (routing decisions).
+Backward recompute(const Program& forward, const Backward& backward,
+                   const std::vector<ValueId>& dropped);
 
 }  // namespace tessera

@@ -13,8 +13,9 @@ ValueId ForwardImporter::import(ValueId id) {
   const Value& value = forward_.value(id);
   const ValueType type = import_type(value.type);
   const ValueKind kind = value.kind == ValueKind::kWeight ? ValueKind::kWeight : ValueKind::kInput;
-  const ValueId imported = kind == ValueKind::kWeight ? backward_.program.add_weight(value.name, type)
-                                                      : backward_.program.add_input(value.name, type);
+  const ValueId imported = kind == ValueKind::kWeight
+                               ? backward_.program.add_weight(value.name, type)
+                               : backward_.program.add_input(value.name, type);
   auto& links = value.kind == ValueKind::kIntermediate ? backward_.saved : backward_.bound;
   links.push_back({id, imported});
   known_[id] = imported;

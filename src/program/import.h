@@ -6,10 +6,12 @@
 
 namespace tessera {
 
-/// Brings forward values into a backward program, each once, as inputs; a ragged value brings its extent along.
+/// Brings forward values into a backward program, each once, as inputs; a ragged value brings its
+/// extent along.
 class ForwardImporter {
  public:
-  ForwardImporter(const Program& forward, Backward& backward) : forward_(forward), backward_(backward) {}
+  ForwardImporter(const Program& forward, Backward& backward)
+      : forward_(forward), backward_(backward) {}
 
   /// The backward value that stands for `id`; made on first use.
   ValueId import(ValueId id);

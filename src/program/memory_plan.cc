@@ -14,9 +14,12 @@ struct Request {
   int64_t* offset = nullptr;
 };
 
-bool overlap(const Lifetime& a, const Lifetime& b) { return a.first <= b.last && b.first <= a.last; }
+bool overlap(const Lifetime& a, const Lifetime& b) {
+  return a.first <= b.last && b.first <= a.last;
+}
 
-/// The lowest offset at which `request` fits between the already placed requests that live at the same time.
+/// The lowest offset at which `request` fits between the already placed requests that live at the
+/// same time.
 int64_t find_gap(const Request& request, const std::vector<const Request*>& placed_by_offset) {
   int64_t offset = 0;
   for (const Request* other : placed_by_offset) {
@@ -35,7 +38,8 @@ int64_t place(std::vector<Request>& requests) {
   for (const Request& request : requests) {
     *request.offset = find_gap(request, placed);
     total = std::max(total, *request.offset + request.num_bytes);
-    const auto at = std::ranges::upper_bound(placed, *request.offset, {}, [](const Request* r) { return *r->offset; });
+    const auto at = std::ranges::upper_bound(placed, *request.offset, {},
+                                             [](const Request* r) { return *r->offset; });
     placed.insert(at, &request);
   }
   return total;
@@ -84,12 +88,12 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
   const std::vector<Lifetime> lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
     Placement& placement = plan.values[static_cast<size_t>(id)];
-    const bool transient = program.value(id).kind == ValueKind::kIntermediate && !program.is_output(id) &&
-                           placement.storage != Storage::kSaved;
+    const bool transient = program.value(id).kind == ValueKind::kIntermediate &&
+                           !program.is_output(id) && placement.storage != Storage::kSaved;
     if (!transient) continue;
     placement.storage = Storage::kTransient;
-    requests.push_back(
-        {align_up(program.type(id).num_bytes()), lifetimes[static_cast<size_t>(id)], &placement.offset});
+    requests.push_back({align_up(program.type(id).num_bytes()), lifetimes[static_cast<size_t>(id)],
+                        &placement.offset});
   }
   for (size_t i = 0; i < program.nodes().size(); ++i) {
     const Node& node = program.nodes()[i];

@@ -20,9 +20,9 @@ struct Placement {
 
 /// Memory of one program, known before it runs. Ragged values take their bounds.
 struct MemoryPlan {
-  std::vector<Placement> values;             ///< by ValueId
-  std::vector<int64_t> workspace_offsets;    ///< by node, in the transient slab
-  std::vector<int64_t> workspace_bytes;      ///< by node
+  std::vector<Placement> values;           ///< by ValueId
+  std::vector<int64_t> workspace_offsets;  ///< by node, in the transient slab
+  std::vector<int64_t> workspace_bytes;    ///< by node
   int64_t saved_bytes = 0;
   int64_t transient_bytes = 0;
 };
@@ -34,9 +34,9 @@ struct Lifetime {
 };
 std::vector<Lifetime> find_lifetimes(const Program& program);
 
-/// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest first at the lowest
-/// free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
-/// `saved` are intermediates that outlive the run.
+/// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest
+/// first at the lowest free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management
+/// for deep neural net inference", 2020). `saved` are intermediates that outlive the run.
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved);
 
 }  // namespace tessera

@@ -32,26 +32,30 @@ std::string list_results(const Program& program, const Node& node, const MemoryP
 
 std::string format_flops(double flops) {
   if (flops == 0) return "";
-  return flops >= 1e9 ? fmt::format("{:.3g} GFLOP", flops / 1e9) : fmt::format("{:.3g} MFLOP", flops / 1e6);
+  return flops >= 1e9 ? fmt::format("{:.3g} GFLOP", flops / 1e9)
+                      : fmt::format("{:.3g} MFLOP", flops / 1e6);
 }
 
 std::string print_bound(const Program& program, ValueKind kind, std::string_view title) {
   std::string text;
   for (ValueId id = 0; id < program.num_values(); ++id) {
     if (program.value(id).kind != kind) continue;
-    text += fmt::format("  {} {} {}\n", title, value_label(program, id), program.type(id).to_string());
+    text +=
+        fmt::format("  {} {} {}\n", title, value_label(program, id), program.type(id).to_string());
   }
   return text;
 }
 
-std::string print_node(const Program& program, const Node& node, const MemoryPlan& plan, int64_t live) {
+std::string print_node(const Program& program, const Node& node, const MemoryPlan& plan,
+                       int64_t live) {
   const Cost cost = node.op->cost(program.types(node.inputs), program.types(node.outputs));
   const std::string attributes = node.op->attributes();
   std::string note = format_flops(cost.flops);
   note += fmt::format("{}{} moved, {} live", note.empty() ? "" : ", ",
                       format_bytes(static_cast<int64_t>(cost.bytes)), format_bytes(live));
-  return fmt::format("  {} = {}{}({})    # {}\n", list_results(program, node, plan), node.op->name(),
-                     attributes.empty() ? "" : "[" + attributes + "]", list_values(program, node.inputs), note);
+  return fmt::format("  {} = {}{}({})    # {}\n", list_results(program, node, plan),
+                     node.op->name(), attributes.empty() ? "" : "[" + attributes + "]",
+                     list_values(program, node.inputs), note);
 }
 
 }  // namespace
@@ -61,7 +65,8 @@ std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan) 
   const auto lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
-    if (plan.values[static_cast<size_t>(id)].storage != Storage::kTransient || lifetime.first < 0) continue;
+    if (plan.values[static_cast<size_t>(id)].storage != Storage::kTransient || lifetime.first < 0)
+      continue;
     for (int node = lifetime.first; node <= lifetime.last; ++node) {
       live[static_cast<size_t>(node)] += program.type(id).num_bytes();
     }
@@ -76,11 +81,13 @@ std::string print_program(const Program& program, const std::vector<ValueId>& sa
   text += print_bound(program, ValueKind::kInput, "input ");
   text += print_bound(program, ValueKind::kWeight, "weight");
   text += print_bound(program, ValueKind::kAccumulator, "accum ");
-  for (size_t i = 0; i < program.nodes().size(); ++i) text += print_node(program, program.nodes()[i], plan, live[i]);
+  for (size_t i = 0; i < program.nodes().size(); ++i)
+    text += print_node(program, program.nodes()[i], plan, live[i]);
   text += fmt::format("  return {}\n", list_values(program, program.outputs()));
   const Cost cost = program.cost();
-  text += fmt::format("}}  # {} nodes, {}, {} saved (*), {} transient at the peak\n", program.nodes().size(),
-                      format_flops(cost.flops), format_bytes(plan.saved_bytes), format_bytes(plan.transient_bytes));
+  text += fmt::format("}}  # {} nodes, {}, {} saved (*), {} transient at the peak\n",
+                      program.nodes().size(), format_flops(cost.flops),
+                      format_bytes(plan.saved_bytes), format_bytes(plan.transient_bytes));
   return text;
 }
 

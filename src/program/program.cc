@@ -7,7 +7,8 @@ namespace {
 
 /// Replaces a node-relative extent by the value that it stands for.
 ValueType resolve_extent(ValueType type, const std::vector<ValueId>& outputs) {
-  if (type.ragged() && type.extent <= own_output(0)) type.extent = outputs[static_cast<size_t>(-2 - type.extent)];
+  if (type.ragged() && type.extent <= own_output(0))
+    type.extent = outputs[static_cast<size_t>(-2 - type.extent)];
   return type;
 }
 
@@ -30,22 +31,24 @@ ValueId Program::add_accumulator(std::string name, const ValueType& type) {
   return add_value({std::move(name), type, ValueKind::kAccumulator});
 }
 
-std::vector<ValueId> Program::add(OperatorPtr op, std::vector<ValueId> inputs, const std::vector<std::string>& names,
+std::vector<ValueId> Program::add(OperatorPtr op, std::vector<ValueId> inputs,
+                                  const std::vector<std::string>& names,
                                   const std::vector<ValueId>& accumulators) {
   const std::vector<ValueType> result = op->infer(types(inputs));
   std::vector<ValueId> outputs;
   size_t next_accumulator = 0;
   for (size_t i = 0; i < result.size(); ++i) {
     if (op->accumulates(static_cast<int>(i))) {
-      ensure(next_accumulator < accumulators.size(), "{}: output {} accumulates but no accumulator was given",
-             op->name(), i);
+      ensure(next_accumulator < accumulators.size(),
+             "{}: output {} accumulates but no accumulator was given", op->name(), i);
       const ValueId target = accumulators[next_accumulator++];
       ensure(type(target).shape == result[i].shape && type(target).dtype == result[i].dtype,
-             "{}: accumulator {} is {}, expected {}", op->name(), value(target).name, type(target).to_string(),
-             result[i].to_string());
+             "{}: accumulator {} is {}, expected {}", op->name(), value(target).name,
+             type(target).to_string(), result[i].to_string());
       outputs.push_back(target);
     } else {
-      outputs.push_back(add_value({i < names.size() ? names[i] : std::string(op->name()), result[i]}));
+      outputs.push_back(
+          add_value({i < names.size() ? names[i] : std::string(op->name()), result[i]}));
     }
   }
   ensure(next_accumulator == accumulators.size(), "{}: {} accumulators given, {} used", op->name(),
@@ -65,10 +68,13 @@ ValueId Program::add1(OperatorPtr op, std::vector<ValueId> inputs, std::string n
   return outputs[0];
 }
 
-bool Program::is_output(ValueId id) const { return std::ranges::find(outputs_, id) != outputs_.end(); }
+bool Program::is_output(ValueId id) const {
+  return std::ranges::find(outputs_, id) != outputs_.end();
+}
 
 ValueId Program::find(std::string_view name) const {
-  const auto found = std::ranges::find_if(values_, [&](const Value& value) { return value.name == name; });
+  const auto found =
+      std::ranges::find_if(values_, [&](const Value& value) { return value.name == name; });
   ensure(found != values_.end(), "program '{}' has no value '{}'", name_, name);
   return static_cast<ValueId>(found - values_.begin());
 }

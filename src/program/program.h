@@ -28,9 +28,10 @@ struct Node {
   std::vector<ValueId> outputs;
 };
 
-/// A straight-line program of operators over typed values, run from the first node to the last. Weights, inputs and
-/// accumulators are bound when it runs, so one program serves all layers of its shape.
-/// Invariants: every node's inputs are defined before it; names of bound values and outputs are unique.
+/// A straight-line program of operators over typed values, run from the first node to the last.
+/// Weights, inputs and accumulators are bound when it runs, so one program serves all layers of its
+/// shape. Invariants: every node's inputs are defined before it; names of bound values and outputs
+/// are unique.
 class Program {
  public:
   explicit Program(std::string name = "program") : name_(std::move(name)) {}
@@ -39,9 +40,11 @@ class Program {
   ValueId add_weight(std::string name, const ValueType& type);
   ValueId add_accumulator(std::string name, const ValueType& type);
 
-  /// Adds a node and returns its outputs, named by `names` where given. Outputs that op->accumulates() are the
-  /// values `accumulators`, in order. Throws UserError where the shape rule refuses.
-  std::vector<ValueId> add(OperatorPtr op, std::vector<ValueId> inputs, const std::vector<std::string>& names = {},
+  /// Adds a node and returns its outputs, named by `names` where given. Outputs that
+  /// op->accumulates() are the values `accumulators`, in order. Throws UserError where the shape
+  /// rule refuses.
+  std::vector<ValueId> add(OperatorPtr op, std::vector<ValueId> inputs,
+                           const std::vector<std::string>& names = {},
                            const std::vector<ValueId>& accumulators = {});
   /// The same for an operator with one output.
   ValueId add1(OperatorPtr op, std::vector<ValueId> inputs, std::string name);
@@ -57,8 +60,8 @@ class Program {
   const ValueType& type(ValueId id) const { return value(id).type; }
   int num_values() const { return static_cast<int>(values_.size()); }
   bool is_output(ValueId id) const;
-  /// The value of that name. Throws InternalError where there is none; names of intermediates need not be unique, the
-  /// first is returned.
+  /// The value of that name. Throws InternalError where there is none; names of intermediates need
+  /// not be unique, the first is returned.
   ValueId find(std::string_view name) const;
   /// The types of values, in order.
   std::vector<ValueType> types(const std::vector<ValueId>& ids) const;

@@ -8,12 +8,16 @@
 namespace tessera {
 namespace {
 
-/// Copies a backward program node by node, putting forward nodes in front of the first use of a dropped value.
+/// Copies a backward program node by node, putting forward nodes in front of the first use of a
+/// dropped value.
 class Recomputer {
  public:
   Recomputer(const Program& forward, const Backward& old, const std::vector<ValueId>& dropped)
-      : forward_(forward), old_(old), dropped_(dropped.begin(), dropped.end()),
-        result_{Program(old.program.name()), {}, {}, {}, {}, {}}, importer_(forward, result_) {
+      : forward_(forward),
+        old_(old),
+        dropped_(dropped.begin(), dropped.end()),
+        result_{Program(old.program.name()), {}, {}, {}, {}, {}},
+        importer_(forward, result_) {
     for (const Node& node : forward.nodes()) {
       for (const ValueId id : node.outputs) producer_[id] = &node;
     }
@@ -43,10 +47,12 @@ class Recomputer {
     const auto found = translated_.find(id);
     if (found != translated_.end()) return found->second;
     const Value& value = old_.program.value(id);
-    ensure(value.kind != ValueKind::kIntermediate, "recompute: '{}' is used before it is made", value.name);
+    ensure(value.kind != ValueKind::kIntermediate, "recompute: '{}' is used before it is made",
+           value.name);
     const ValueType type = translate_type(value.type);
-    const ValueId copy = value.kind == ValueKind::kAccumulator ? add_accumulator(id, value.name, type)
-                                                               : result_.program.add_input(value.name, type);
+    const ValueId copy = value.kind == ValueKind::kAccumulator
+                             ? add_accumulator(id, value.name, type)
+                             : result_.program.add_input(value.name, type);
     translated_[id] = copy;
     return copy;
   }
@@ -69,7 +75,8 @@ class Recomputer {
     const bool is_intermediate = forward_.value(id).kind == ValueKind::kIntermediate;
     if (importer_.knows(id) || !is_intermediate || is_kept(id)) return importer_.import(id);
     const Node& node = *producer_.at(id);
-    require(node.op->recomputable(), "recompute: '{}' comes from operator '{}', which may not run twice; keep it",
+    require(node.op->recomputable(),
+            "recompute: '{}' comes from operator '{}', which may not run twice; keep it",
             forward_.value(id).name, node.op->name());
     std::vector<ValueId> inputs;
     for (const ValueId input : node.inputs) inputs.push_back(obtain(input));
@@ -82,10 +89,12 @@ class Recomputer {
     return importer_.import(id);
   }
 
-  /// Kept values: those the old program read and that are not dropped, and what may not be computed twice.
+  /// Kept values: those the old program read and that are not dropped, and what may not be computed
+  /// twice.
   bool is_kept(ValueId id) const {
     if (dropped_.contains(id)) return false;
-    const bool was_saved = std::ranges::any_of(old_.saved, [&](const Link& link) { return link.forward == id; });
+    const bool was_saved =
+        std::ranges::any_of(old_.saved, [&](const Link& link) { return link.forward == id; });
     return was_saved || !producer_.at(id)->op->recomputable();
   }
 
@@ -95,7 +104,8 @@ class Recomputer {
     std::vector<ValueId> accumulators;
     std::vector<std::string> names;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
-      if (node.op->accumulates(static_cast<int>(i))) accumulators.push_back(translate(node.outputs[i]));
+      if (node.op->accumulates(static_cast<int>(i)))
+        accumulators.push_back(translate(node.outputs[i]));
       names.push_back(old_.program.value(node.outputs[i]).name);
     }
     const auto outputs = result_.program.add(node.op, std::move(inputs), names, accumulators);
@@ -114,7 +124,8 @@ class Recomputer {
 
 }  // namespace
 
-Backward recompute(const Program& forward, const Backward& backward, const std::vector<ValueId>& dropped) {
+Backward recompute(const Program& forward, const Backward& backward,
+                   const std::vector<ValueId>& dropped) {
   return Recomputer(forward, backward, dropped).run();
 }
 

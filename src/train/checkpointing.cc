@@ -3,13 +3,16 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "core/file.h"
 
 namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
 
-/// The settings that decide which tokens a step sees; a change of them makes a resumed run differ from an unbroken one.
+/// The settings that decide which tokens a step sees; a change of them makes a resumed run differ
+/// from an unbroken one.
 Json describe_data(const Settings& settings, const TokenFile& tokens) {
   return {{"num_tokens", tokens.num_tokens()},
           {"sequence_length", settings.data.sequence_length},
@@ -29,9 +32,10 @@ Json parse_state(const CheckpointReader& reader) {
 }
 
 int64_t read_count(const CheckpointReader& reader, const Json& state, const char* key) {
-  require(state.is_object() && state.contains(key) && state[key].is_number_integer() && state[key].get<int64_t>() >= 0,
-          "checkpoint {}: its state has no count '{}'; was it written by `tessera train`?", reader.path().string(),
-          key);
+  require(state.is_object() && state.contains(key) && state[key].is_number_integer() &&
+              state[key].get<int64_t>() >= 0,
+          "checkpoint {}: its state has no count '{}'; was it written by `tessera train`?",
+          reader.path().string(), key);
   return state[key].get<int64_t>();
 }
 
@@ -39,8 +43,9 @@ std::vector<std::string> compare_data(const Json& then, const Json& now) {
   std::vector<std::string> notes;
   for (const auto& [key, value] : now.items()) {
     if (!then.contains(key) || then[key] == value) continue;
-    notes.push_back(fmt::format("{} was {} when the checkpoint was written and is {} now: the order of the data differs",
-                                key, then[key].dump(), value.dump()));
+    notes.push_back(fmt::format(
+        "{} was {} when the checkpoint was written and is {} now: the order of the data differs",
+        key, then[key].dump(), value.dump()));
   }
   return notes;
 }
@@ -51,8 +56,8 @@ std::filesystem::path checkpoint_folder(const std::string& run_folder) {
   return std::filesystem::path(run_folder) / "checkpoints";
 }
 
-SaveResult save_run(const Settings& settings, const std::string& config_toml, const ModelState& state,
-                    const TokenFile& tokens, const RunPosition& position) {
+SaveResult save_run(const Settings& settings, const std::string& config_toml,
+                    const ModelState& state, const TokenFile& tokens, const RunPosition& position) {
   const Json json = {{"step", position.step},
                      {"tokens_seen", position.tokens_seen},
                      {"skipped_steps", position.skipped_steps},
@@ -60,19 +65,28 @@ SaveResult save_run(const Settings& settings, const std::string& config_toml, co
                      {"config", config_toml}};
   const auto model = state.model_tensors();
   const auto optimizer = state.optimizer_tensors();
-  return save_checkpoint(checkpoint_folder(settings.run.folder), {.step = position.step,
-                                                                  .model = model,
-                                                                  .optimizer = optimizer,
-                                                                  .state = json.dump(),
-                                                                  .keep_last = settings.run.keep_last});
+  return save_checkpoint(checkpoint_folder(settings.run.folder),
+                         {.step = position.step,
+                          .model = model,
+                          .optimizer = optimizer,
+                          .state = json.dump(),
+                          .keep_last = settings.run.keep_last});
 }
 
-std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens, ModelState& state) {
-  if (settings.run.resume == ResumeMode::kNever) return std::nullopt;
+std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens,
+                                     ModelState& state) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
   FoundCheckpoint found = find_latest(folder);
+  require(settings.run.resume != ResumeMode::kNever || !found.path,
+          "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
+          "another run.folder or "
+          "remove that one",
+          folder.string());
   if (!found.path) {
-    require(settings.run.resume != ResumeMode::kRequired, "run.resume = \"required\", but {} has no complete checkpoint",
+    require(settings.run.resume != ResumeMode::kRequired,
+            "run.resume = \"required\", but {} has no complete checkpoint", folder.string());
+    require(!path_exists(folder) || list_step_folders(folder).empty(),
+            "{} has checkpoints, but all of them are damaged; remove them to start anew",
             folder.string());
     return std::nullopt;
   }
@@ -82,7 +96,8 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& 
   resumed.position = {read_count(reader, json, "step"), read_count(reader, json, "tokens_seen"),
                       read_count(reader, json, "skipped_steps")};
   state.load(reader);
-  for (std::string& note : compare_data(json.value("data", Json::object()), describe_data(settings, tokens))) {
+  for (std::string& note :
+       compare_data(json.value("data", Json::object()), describe_data(settings, tokens))) {
     resumed.notes.push_back(std::move(note));
   }
   return resumed;
@@ -101,7 +116,8 @@ std::filesystem::path find_checkpoint(const std::string& path) {
 std::string checkpoint_config(const CheckpointReader& reader) {
   const Json state = parse_state(reader);
   require(state.is_object() && state.contains("config") && state["config"].is_string(),
-          "checkpoint {}: its state has no configuration; was it written by `tessera train`?", reader.path().string());
+          "checkpoint {}: its state has no configuration; was it written by `tessera train`?",
+          reader.path().string());
   return state["config"].get<std::string>();
 }
 

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// What a run must know to go on, beside its tensors. Data order, schedule and initial weights are pure functions of the
-/// settings and the step, so the step is all of their state.
+/// What a run must know to go on, beside its tensors. Data order, schedule and initial weights are
+/// pure functions of the settings and the step, so the step is all of their state.
 struct RunPosition {
   int64_t step = 0;  ///< steps done
   int64_t tokens_seen = 0;
@@ -22,8 +22,8 @@ struct RunPosition {
 std::filesystem::path checkpoint_folder(const std::string& run_folder);
 
 /// Saves weights, expert biases, optimizer and position with the configuration that made them.
-SaveResult save_run(const Settings& settings, const std::string& config_toml, const ModelState& state,
-                    const TokenFile& tokens, const RunPosition& position);
+SaveResult save_run(const Settings& settings, const std::string& config_toml,
+                    const ModelState& state, const TokenFile& tokens, const RunPosition& position);
 
 /// A checkpoint that a run continues from.
 struct ResumedRun {
@@ -33,11 +33,14 @@ struct ResumedRun {
   std::vector<std::string> notes;
 };
 
-/// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws UserError where
-/// settings.run.resume demands one, or where the checkpoint does not fit the settings.
-std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens, ModelState& state);
+/// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws
+/// UserError where settings.run.resume demands one, or where the checkpoint does not fit the
+/// settings.
+std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens,
+                                     ModelState& state);
 
-/// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one checkpoint.
+/// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one
+/// checkpoint.
 std::filesystem::path find_checkpoint(const std::string& path);
 
 /// The configuration that a checkpoint was trained with, as TOML.

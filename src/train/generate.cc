@@ -16,9 +16,12 @@ std::vector<double> widen_row(const Tensor& logits, int64_t row) {
   return result;
 }
 
-/// Ids by falling probability, as many as top_k leaves.
-std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, int64_t top_k) {
-  std::vector<int32_t> ids(log_probabilities.size());
+/// Ids that may be chosen by falling probability, as many as top_k leaves.
+std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, int64_t vocab_size,
+                                 int64_t top_k) {
+  const size_t num_ids =
+      vocab_size > 0 ? static_cast<size_t>(vocab_size) : log_probabilities.size();
+  std::vector<int32_t> ids(std::min(num_ids, log_probabilities.size()));
   std::iota(ids.begin(), ids.end(), 0);
   const auto count = static_cast<int64_t>(ids.size());
   const int64_t kept = top_k > 0 ? std::min(top_k, count) : count;
@@ -32,12 +35,13 @@ std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, i
 }
 
 /// Weights of the ranked tokens after temperature, cut where they reach top_p.
-std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities, std::vector<int32_t>& ids,
-                                 const GenerateOptions& options) {
+std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
+                                 std::vector<int32_t>& ids, const GenerateOptions& options) {
   std::vector<double> weights;
   const double best = log_probabilities[static_cast<size_t>(ids.front())];
   for (const int32_t id : ids) {
-    weights.push_back(std::exp((log_probabilities[static_cast<size_t>(id)] - best) / options.temperature));
+    weights.push_back(
+        std::exp((log_probabilities[static_cast<size_t>(id)] - best) / options.temperature));
   }
   const double goal = options.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
   double reached = 0;
@@ -51,12 +55,14 @@ std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities, s
 }  // namespace
 
 void validate(const GenerateOptions& options) {
-  require(options.max_tokens >= 0, "the number of tokens to generate is {}; it must not be negative",
-          options.max_tokens);
+  require(options.max_tokens >= 0,
+          "the number of tokens to generate is {}; it must not be negative", options.max_tokens);
   require(options.temperature >= 0 && std::isfinite(options.temperature),
-          "the temperature is {}; it must be 0 (always the most likely token) or above", options.temperature);
+          "the temperature is {}; it must be 0 (always the most likely token) or above",
+          options.temperature);
   require(options.top_k >= 0, "top-k is {}; it must be 0 (all tokens) or above", options.top_k);
-  require(options.top_p > 0 && options.top_p <= 1, "top-p is {}; it must be above 0 and at most 1", options.top_p);
+  require(options.top_p > 0 && options.top_p <= 1, "top-p is {}; it must be above 0 and at most 1",
+          options.top_p);
 }
 
 std::vector<double> log_softmax(const Tensor& logits, int64_t row) {
@@ -70,9 +76,14 @@ std::vector<double> log_softmax(const Tensor& logits, int64_t row) {
   return values;
 }
 
-int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options, Random& random) {
-  if (options.temperature == 0) return rank_tokens(log_probabilities, 1).front();
-  std::vector<int32_t> ids = rank_tokens(log_probabilities, options.top_k);
+int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options,
+                     Random& random) {
+  require(
+      std::ranges::none_of(log_probabilities, [](double x) { return std::isnan(x); }),
+      "the model gives no probabilities (its logits are NaN or infinite); its training diverged");
+  if (options.temperature == 0)
+    return rank_tokens(log_probabilities, options.vocab_size, 1).front();
+  std::vector<int32_t> ids = rank_tokens(log_probabilities, options.vocab_size, options.top_k);
   const std::vector<double> weights = weigh_tokens(log_probabilities, ids, options);
   double left = random.next_uniform() * std::accumulate(weights.begin(), weights.end(), 0.0);
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -87,8 +98,10 @@ Generator::Generator(const ModelConfig& config, DType dtype, ParameterSet& param
     : config_(config), dtype_(dtype), parameters_(parameters), experts_(experts) {}
 
 std::unique_ptr<ForwardModel> Generator::make_model(int64_t num_tokens, KeyValueCache& cache) {
-  const BatchShape shape{.num_tokens = num_tokens, .sequence_length = cache.capacity(), .dtype = dtype_};
-  return std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, parameters_, experts_, &cache);
+  const BatchShape shape{
+      .num_tokens = num_tokens, .sequence_length = cache.capacity(), .dtype = dtype_};
+  return std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, parameters_, experts_,
+                                        &cache);
 }
 
 Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of_document,
@@ -126,7 +139,9 @@ Generated Generator::generate_text(const Tokenizer& tokenizer, const std::string
   std::vector<int32_t> ids;
   tokenizer.encode(prompt, ids);
   if (ids.empty()) ids.push_back(tokenizer.end_of_document());
-  Generated result = generate(ids, tokenizer.end_of_document(), options, on_token);
+  GenerateOptions known = options;
+  known.vocab_size = tokenizer.vocab_size();
+  Generated result = generate(ids, tokenizer.end_of_document(), known, on_token);
   std::vector<int32_t> generated;
   for (const GeneratedToken& token : result.tokens) generated.push_back(token.id);
   result.text = tokenizer.decode(generated);

@@ -12,14 +12,16 @@
 
 namespace tessera {
 
-/// How the next token is chosen from its probabilities: temperature, then the top_k most likely, then the fewest of
-/// those whose probabilities reach top_p, renormalised.
+/// How the next token is chosen from its probabilities: temperature, then the top_k most likely,
+/// then the fewest of those whose probabilities reach top_p, renormalised.
 struct GenerateOptions {
   int64_t max_tokens = 256;
   double temperature = 1.0;  ///< 0: always the most likely
   int64_t top_k = 0;         ///< 0: all
   double top_p = 1.0;
   uint64_t seed = 1;
+  /// Only ids below it are chosen: a model's vocabulary may be larger than the tokenizer's. 0: all.
+  int64_t vocab_size = 0;
 };
 
 /// Throws UserError for options out of range.
@@ -31,29 +33,36 @@ struct GeneratedToken {
 };
 
 struct Generated {
-  std::vector<GeneratedToken> prompt;  ///< prompt tokens after the first, with their log-probabilities
+  std::vector<GeneratedToken>
+      prompt;  ///< prompt tokens after the first, with their log-probabilities
   std::vector<GeneratedToken> tokens;
-  std::string text;  ///< of the generated tokens
+  std::string text;    ///< of the generated tokens
   bool ended = false;  ///< at the end of a document, before max_tokens
 };
 
 /// Log-probabilities of all tokens from logits, in double.
 std::vector<double> log_softmax(const Tensor& logits, int64_t row);
 
-/// Chooses a token; a pure function of its arguments and the random stream. Ties go to the lower id.
-int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options, Random& random);
+/// Chooses a token; a pure function of its arguments and the random stream. Ties go to the lower
+/// id.
+int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options,
+                     Random& random);
 
-/// Writes text with a model, one token at a time over a key-value cache. The parameters and experts must outlive it.
+/// Writes text with a model, one token at a time over a key-value cache. The parameters and experts
+/// must outlive it.
 class Generator {
  public:
-  Generator(const ModelConfig& config, DType dtype, ParameterSet& parameters, std::vector<ExpertState>& experts);
+  Generator(const ModelConfig& config, DType dtype, ParameterSet& parameters,
+            std::vector<ExpertState>& experts);
 
-  /// Continues the tokens of a prompt, which must not be empty, until `end_of_document`. `on_token` is called with each
-  /// new token.
-  Generated generate(const std::vector<int32_t>& prompt, int32_t end_of_document, const GenerateOptions& options,
+  /// Continues the tokens of a prompt, which must not be empty, until `end_of_document`. `on_token`
+  /// is called with each new token.
+  Generated generate(const std::vector<int32_t>& prompt, int32_t end_of_document,
+                     const GenerateOptions& options,
                      const std::function<void(const GeneratedToken&)>& on_token = {});
   /// The same on text. An empty prompt starts a new document.
-  Generated generate_text(const Tokenizer& tokenizer, const std::string& prompt, const GenerateOptions& options,
+  Generated generate_text(const Tokenizer& tokenizer, const std::string& prompt,
+                          const GenerateOptions& options,
                           const std::function<void(const GeneratedToken&)>& on_token = {});
 
  private:

@@ -28,16 +28,26 @@ struct EvaluationData {
 EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRequest& request) {
   const Settings& settings = model.settings();
   const int64_t vocab_size = settings.model.vocab_size;
-  require(request.text.empty() || request.tokens.empty(), "give either text or tokens to evaluate, not both");
+  require(request.text.empty() || request.tokens.empty(),
+          "give either text or tokens to evaluate, not both");
   if (!request.tokens.empty()) return {std::make_shared<TokenFile>(request.tokens, vocab_size)};
   if (!request.text.empty()) {
-    const auto prepared = prepare_tokens({.path = request.text}, model.tokenizer(), settings.run.folder + "/tokens");
+    const auto prepared =
+        prepare_tokens({.path = request.text}, model.tokenizer(), settings.run.folder + "/tokens");
     return {std::make_shared<TokenFile>(prepared.prefix, vocab_size)};
   }
   require(settings.data.validation_fraction > 0,
           "the run held no data out for validation; name what to evaluate with --text or --tokens");
   Settings own = settings;
   return {open_training_data(own).tokens, settings.data.validation_fraction, Split::kValidation};
+}
+
+void validate(const EvaluationRequest& request) {
+  require(request.sequence_length >= 0,
+          "--sequence-length is {}; it must be 0 (as trained) or above", request.sequence_length);
+  require(request.batch_size >= 1, "--batch-size is {}; it must be at least 1", request.batch_size);
+  require(request.max_batches >= 0, "--max-batches is {}; it must be 0 (all) or above",
+          request.max_batches);
 }
 
 /// Bytes of the text that the predicted tokens stand for.
@@ -51,10 +61,13 @@ int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>
 
 }  // namespace
 
-double Evaluation::perplexity() const { return std::exp(loss); }
+double Evaluation::perplexity() const {
+  return std::exp(loss);
+}
 
 double Evaluation::bits_per_byte() const {
-  return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(std::max<int64_t>(num_bytes, 1));
+  return loss * static_cast<double>(num_tokens) / std::log(2.0) /
+         static_cast<double>(std::max<int64_t>(num_bytes, 1));
 }
 
 LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path)) {
@@ -64,8 +77,8 @@ LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path))
   tokenizer_ = make_tokenizer(settings_.data.tokenizer);
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
   validate(settings_.model);
-  parameters_ =
-      std::make_unique<ParameterSet>(list_parameters(settings_.model, settings_.train.dtype()), /*with_gradients=*/false);
+  parameters_ = std::make_unique<ParameterSet>(
+      list_parameters(settings_.model, settings_.train.dtype()), /*with_gradients=*/false);
   experts_ = make_expert_states(settings_.model);
   std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
   for (const ModelParameter& parameter : parameters_->all()) {
@@ -75,10 +88,12 @@ LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path))
 }
 
 Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
+  validate(request);
   const auto started = std::chrono::steady_clock::now();
   const Settings& settings = model.settings();
   const EvaluationData data = open_evaluation_data(model, request);
-  const int64_t length = request.sequence_length > 0 ? request.sequence_length : settings.data.sequence_length;
+  const int64_t length =
+      request.sequence_length > 0 ? request.sequence_length : settings.data.sequence_length;
   const SamplerConfig sampler{.sequence_length = length,
                               .micro_batch_size = request.batch_size,
                               .validation_fraction = data.validation_fraction,
@@ -102,7 +117,8 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
     result.num_bytes += count_label_bytes(model.tokenizer(), batch.labels);
   }
   result.loss = total / static_cast<double>(std::max<int64_t>(result.num_tokens, 1));
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  result.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   return result;
 }
 

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-/// A trained model without its optimizer, for evaluation and generation. Not movable: models bound to it keep
-/// references.
+/// A trained model without its optimizer, for evaluation and generation. Not movable: models bound
+/// to it keep references.
 class LoadedModel {
  public:
-  /// Opens the newest complete checkpoint at `path` (a run's folder, a folder of checkpoints, or one of them), with the
-  /// configuration that it was trained with. Throws UserError.
+  /// Opens the newest complete checkpoint at `path` (a run's folder, a folder of checkpoints, or
+  /// one of them), with the configuration that it was trained with. Throws UserError.
   explicit LoadedModel(const std::string& path);
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
@@ -46,14 +46,15 @@ struct Evaluation {
 };
 
 struct EvaluationRequest {
-  std::string text;    ///< file or folder of text; or
-  std::string tokens;  ///< prefix of a token file; or neither: the run's own held-out data
+  std::string text;             ///< file or folder of text; or
+  std::string tokens;           ///< prefix of a token file; or neither: the run's own held-out data
   int64_t sequence_length = 0;  ///< 0: the training's
   int64_t batch_size = 8;
   int64_t max_batches = 0;  ///< 0: all
 };
 
-/// Evaluates windows of `sequence_length` tokens one after the other; each token but a window's first is predicted once.
+/// Evaluates windows of `sequence_length` tokens one after the other; each token but a window's
+/// first is predicted once.
 Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request);
 
 }  // namespace tessera

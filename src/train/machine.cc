@@ -55,7 +55,8 @@ double measure_matrix_peak(DType dtype) {
 
 std::string describe_machine() {
   const int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-  return fmt::format("{}, {} threads, {}", processor_name(), omp_get_max_threads(), format_bytes(memory));
+  return fmt::format("{}, {} threads, {}", processor_name(), omp_get_max_threads(),
+                     format_bytes(memory));
 }
 
 }  // namespace tessera

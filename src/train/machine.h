@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// The rate of a large matrix product of this type on all threads, in FLOP/s: the best of several short runs, about a
-/// tenth of a second in all. What utilisation is measured against.
+/// The rate of a large matrix product of this type on all threads, in FLOP/s: the best of several
+/// short runs, about a tenth of a second in all. What utilisation is measured against.
 double measure_matrix_peak(DType dtype);
 
 /// "AMD EPYC, 2 threads, 23.4 GiB".

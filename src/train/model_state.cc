@@ -8,7 +8,8 @@ namespace {
 std::vector<Parameter> optimizer_parameters(const ParameterSet& parameters) {
   std::vector<Parameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
-    result.push_back({.name = parameter.spec.name, .weight = parameter.weight, .grad = parameter.grad});
+    result.push_back(
+        {.name = parameter.spec.name, .weight = parameter.weight, .grad = parameter.grad});
   }
   return result;
 }
@@ -24,7 +25,9 @@ ModelState::Bytes ModelState::count_bytes(const ModelConfig& config, DType dtype
 }
 
 ModelState::ModelState(const ModelConfig& config, DType dtype, const AdamWOptions& options)
-    : config_(config), parameters_(list_parameters(config, dtype), true), experts_(make_expert_states(config)) {
+    : config_(config),
+      parameters_(list_parameters(config, dtype), true),
+      experts_(make_expert_states(config)) {
   optimizer_ = std::make_unique<AdamWOptimizer>(optimizer_parameters(parameters_), options);
 }
 
@@ -35,8 +38,10 @@ void ModelState::initialize(uint64_t seed) {
 
 std::vector<NamedTensor> ModelState::model_tensors() const {
   std::vector<NamedTensor> tensors;
-  for (const ModelParameter& parameter : parameters_.all()) tensors.push_back({parameter.spec.name, parameter.weight});
-  for (NamedTensor& bias : name_expert_biases(config_, experts_)) tensors.push_back(std::move(bias));
+  for (const ModelParameter& parameter : parameters_.all())
+    tensors.push_back({parameter.spec.name, parameter.weight});
+  for (NamedTensor& bias : name_expert_biases(config_, experts_))
+    tensors.push_back(std::move(bias));
   return tensors;
 }
 
@@ -60,7 +65,8 @@ std::vector<ExpertState> make_expert_states(const ModelConfig& config) {
   return experts;
 }
 
-std::vector<NamedTensor> name_expert_biases(const ModelConfig& config, const std::vector<ExpertState>& experts) {
+std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
+                                            const std::vector<ExpertState>& experts) {
   std::vector<NamedTensor> tensors;
   size_t next = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
@@ -74,8 +80,8 @@ void update_expert_biases(std::vector<ExpertState>& experts, double speed) {
   for (ExpertState& state : experts) {
     const auto counts = state.step_counts.get().span<float>();
     const auto bias = state.bias.get().span<float>();
-    const double mean =
-        std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(std::max<size_t>(counts.size(), 1));
+    const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) /
+                        static_cast<double>(std::max<size_t>(counts.size(), 1));
     for (size_t e = 0; e < bias.size(); ++e) {
       const double error = mean - counts[e];
       bias[e] += static_cast<float>(speed * ((error > 0) - (error < 0)));

@@ -36,7 +36,8 @@ class ModelState {
   /// Views for checkpoints: weights and expert biases; moments and masters.
   std::vector<NamedTensor> model_tensors() const;
   std::vector<NamedTensor> optimizer_tensors() const;
-  /// Fills everything from a checkpoint of the same shapes and precision. Throws UserError otherwise.
+  /// Fills everything from a checkpoint of the same shapes and precision. Throws UserError
+  /// otherwise.
   void load(const CheckpointReader& reader);
 
  private:
@@ -50,10 +51,12 @@ class ModelState {
 std::vector<ExpertState> make_expert_states(const ModelConfig& config);
 
 /// Names of the expert biases in checkpoints, with their tensors.
-std::vector<NamedTensor> name_expert_biases(const ModelConfig& config, const std::vector<ExpertState>& experts);
+std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
+                                            const std::vector<ExpertState>& experts);
 
-/// Auxiliary-loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each expert's bias moves by
-/// `speed`, up where it got fewer assignments than the mean of its layer, down where it got more.
+/// Auxiliary-loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each
+/// expert's bias moves by `speed`, up where it got fewer assignments than the mean of its layer,
+/// down where it got more.
 void update_expert_biases(std::vector<ExpertState>& experts, double speed);
 
 }  // namespace tessera

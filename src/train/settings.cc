@@ -9,44 +9,58 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
   schema.add("run.seed", &run.seed, "Seed of initial weights and data order", at_least(0));
   schema.add_enum("run.resume", &run.resume,
-                  {{"auto", ResumeMode::kAuto}, {"never", ResumeMode::kNever}, {"required", ResumeMode::kRequired}},
-                  "Continue from the newest checkpoint of the folder: where there is one, never, or in any case");
-  schema.add("run.checkpoint_interval", &run.checkpoint_interval, "Steps between checkpoints; 0: only at the end",
-             at_least(0));
+                  {{"auto", ResumeMode::kAuto},
+                   {"never", ResumeMode::kNever},
+                   {"required", ResumeMode::kRequired}},
+                  "Continue from the newest checkpoint of the folder: where there is one, never, "
+                  "or in any case");
+  schema.add("run.checkpoint_interval", &run.checkpoint_interval,
+             "Steps between checkpoints; 0: only at the end", at_least(0));
   schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all", at_least(0));
-  schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console", at_least(1));
+  schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
+             at_least(1));
   schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
   schema.add("run.report", &run.report, "Write report.html");
 }
 
 void add_data_options(ConfigSchema& schema, DataSettings& data) {
   schema.add("data.text", &data.text, "Text file, or folder of text files, to train on");
-  schema.add("data.tokens", &data.tokens, "Instead of text: prefix of a token file (Megatron .bin/.idx)");
+  schema.add("data.tokens", &data.tokens,
+             "Instead of text: prefix of a token file (Megatron .bin/.idx)");
   schema.add("data.tokenizer", &data.tokenizer, "Tokenizer: byte");
-  schema.add("data.separator", &data.separator, "Line that ends a document; empty: each file is one document");
-  schema.add("data.cache", &data.cache, "Folder of token files made from text; empty: <run.folder>/tokens");
+  schema.add("data.separator", &data.separator,
+             "Line that ends a document; empty: each file is one document");
+  schema.add("data.cache", &data.cache,
+             "Folder of token files made from text; empty: <run.folder>/tokens");
   schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence", at_least(1));
-  schema.add("data.validation_fraction", &data.validation_fraction, "Share of the tokens held out for validation",
-             from_below(0, 1));
-  schema.add("data.split_documents", &data.split_documents, "Keep attention, positions and loss within a document");
+  schema.add("data.validation_fraction", &data.validation_fraction,
+             "Share of the tokens held out for validation", from_below(0, 1));
+  schema.add("data.split_documents", &data.split_documents,
+             "Keep attention, positions and loss within a document");
 }
 
 void add_train_options(ConfigSchema& schema, TrainSettings& train) {
   schema.add("train.steps", &train.steps, "Optimizer steps", at_least(1));
-  schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass", at_least(1));
-  schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step", at_least(1));
-  schema.add_enum("train.precision", &train.precision, {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
+  schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass",
+             at_least(1));
+  schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
+             at_least(1));
+  schema.add_enum("train.precision", &train.precision,
+                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
                   "Storage of weights and activations; bf16 keeps F32 masters");
   schema.add("train.recompute", &train.recompute,
-             "Names of values computed again in the backward pass instead of kept; \"all\" for everything possible");
-  schema.add("train.max_grad_norm", &train.max_grad_norm, "Global norm that gradients are clipped to; 0: not clipped",
-             at_least(0));
-  schema.add_enum("train.on_nonfinite", &train.on_nonfinite, {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
-                  "When loss or gradient is NaN or infinite: stop, or skip the update and count it");
-  schema.add("train.validation_interval", &train.validation_interval, "Steps between validations; 0: only at the end",
-             at_least(0));
-  schema.add("train.validation_batches", &train.validation_batches, "Micro-batches of a validation; 0: all",
-             at_least(0));
+             "Names of values computed again in the backward pass instead of kept; \"all\" for "
+             "everything possible");
+  schema.add("train.max_grad_norm", &train.max_grad_norm,
+             "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
+  schema.add_enum(
+      "train.on_nonfinite", &train.on_nonfinite,
+      {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
+      "When loss or gradient is NaN or infinite: stop, or skip the update and count it");
+  schema.add("train.validation_interval", &train.validation_interval,
+             "Steps between validations; 0: only at the end", at_least(0));
+  schema.add("train.validation_batches", &train.validation_batches,
+             "Micro-batches of a validation; 0: all", at_least(0));
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
@@ -59,9 +73,10 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
                    {"wsd", ScheduleKind::kWsd}},
                   "Learning rate after warm-up; wsd: stable, then decay");
   schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up", at_least(0));
-  schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio, "Final learning rate relative to the peak", between(0, 1));
-  schema.add("optim.decay_fraction", &schedule.decay_fraction, "Share of the steps that wsd decays over",
-             between(0, 1));
+  schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio,
+             "Final learning rate relative to the peak", between(0, 1));
+  schema.add("optim.decay_fraction", &schedule.decay_fraction,
+             "Share of the steps that wsd decays over", between(0, 1));
   schema.add_enum("optim.decay_shape", &schedule.decay_shape,
                   {{"linear", DecayShape::kLinear}, {"one_minus_sqrt", DecayShape::kOneMinusSqrt}},
                   "How wsd decays");
@@ -73,13 +88,29 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
 }
 
+void validate_capacity(const Settings& settings) {
+  const MoeConfig& moe = settings.model.moe;
+  if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
+  const auto num_tokens =
+      static_cast<double>(settings.train.micro_batch * settings.data.sequence_length);
+  const double even =
+      num_tokens * static_cast<double>(moe.top_k) / static_cast<double>(moe.num_experts);
+  require(even * moe.capacity_factor >= 1,
+          "moe.capacity_factor {} leaves an expert {:.3g} tokens, under 1 ({} tokens of a "
+          "micro-batch, moe.top_k {}, "
+          "moe.num_experts {}); it must be at least {:.3g}",
+          moe.capacity_factor, even * moe.capacity_factor, num_tokens, moe.top_k, moe.num_experts,
+          1 / even);
+}
+
 }  // namespace
 
 ConfigSchema make_schema(Settings& settings) {
   ConfigSchema schema;
   std::vector<std::string> names = {""};
   for (const Preset& preset : presets()) names.push_back(preset.name);
-  schema.add_choice("model.preset", &settings.preset, std::move(names), "Shapes to start from; see inspect --presets");
+  schema.add_choice("model.preset", &settings.preset, std::move(names),
+                    "Shapes to start from; see inspect --presets");
   add_model_options(schema, settings.model);
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
@@ -92,20 +123,25 @@ void load_settings(ConfigSchema& schema, Settings& settings, const std::string& 
                    const std::vector<std::string>& overrides) {
   if (!file.empty()) schema.load_toml(file);
   for (const std::string& argument : overrides) schema.override_argument(argument);
-  if (!settings.preset.empty()) schema.load_preset(settings.preset, find_preset(settings.preset).toml);
+  if (!settings.preset.empty())
+    schema.load_preset(settings.preset, find_preset(settings.preset).toml);
   settings.schedule.num_steps = settings.train.steps;
 }
 
 void validate(const Settings& settings) {
   const TrainSettings& train = settings.train;
   require(train.global_batch % train.micro_batch == 0,
-          "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}", train.global_batch,
-          train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+          "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
+          train.global_batch, train.micro_batch,
+          (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   require(!settings.data.text.empty() || !settings.data.tokens.empty(),
-          "no data: set data.text to a text file or folder, or data.tokens to the prefix of a token file");
+          "no data: set data.text to a text file or folder, or data.tokens to the prefix of a "
+          "token file");
   require(settings.data.text.empty() || settings.data.tokens.empty(),
-          "data.text ({}) and data.tokens ({}) are both set; keep one", settings.data.text, settings.data.tokens);
+          "data.text ({}) and data.tokens ({}) are both set; keep one", settings.data.text,
+          settings.data.tokens);
   require(!settings.run.folder.empty(), "run.folder is empty");
+  validate_capacity(settings);
   validate(settings.schedule);
 }
 

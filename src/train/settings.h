@@ -40,8 +40,8 @@ struct DataSettings {
 
 struct TrainSettings {
   int64_t steps = 1000;
-  int64_t micro_batch = 8;    ///< sequences that pass at once
-  int64_t global_batch = 8;   ///< sequences of a step
+  int64_t micro_batch = 8;   ///< sequences that pass at once
+  int64_t global_batch = 8;  ///< sequences of a step
   Precision precision = Precision::kF32;
   std::vector<std::string> recompute;
   double max_grad_norm = 1.0;
@@ -67,11 +67,13 @@ struct Settings {
 /// Binds every key of a training configuration; the fields of `settings` must outlive the schema.
 ConfigSchema make_schema(Settings& settings);
 
-/// Fills a schema from an optional TOML file, overrides ("--section.key=value") and the preset that they name.
+/// Fills a schema from an optional TOML file, overrides ("--section.key=value") and the preset that
+/// they name.
 void load_settings(ConfigSchema& schema, Settings& settings, const std::string& file,
                    const std::vector<std::string>& overrides);
 
-/// Refuses what cannot be trained, but for the model's shapes, which need the vocabulary (see model/config.h).
+/// Refuses what cannot be trained, but for the model's shapes, which need the vocabulary (see
+/// model/config.h).
 void validate(const Settings& settings);
 
 }  // namespace tessera

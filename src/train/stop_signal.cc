@@ -31,6 +31,8 @@ StopSignal::~StopSignal() {
   sigaction(SIGTERM, &old_terminate_, nullptr);
 }
 
-int StopSignal::received() const { return g_received; }
+int StopSignal::received() const {
+  return g_received;
+}
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// While it lives, SIGINT and SIGTERM only leave a mark, so that the training loop can save and end cleanly; a second
-/// SIGINT ends the process at once. One object at a time.
+/// While it lives, SIGINT and SIGTERM only leave a mark, so that the training loop can save and end
+/// cleanly; a second SIGINT ends the process at once. One object at a time.
 class StopSignal {
  public:
   StopSignal();

@@ -14,23 +14,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
-  std::string text = fmt::format("{} parameters, {} active per token; {} layers, hidden {}, {} heads ({} KV)",
-                                 format_count(static_cast<double>(count.total)),
-                                 format_count(static_cast<double>(count.active)), model.num_layers, model.hidden_size,
-                                 model.num_heads, model.kv_heads());
+  std::string text =
+      fmt::format("{} parameters, {} active per token; {} layers, hidden {}, {} heads ({} KV)",
+                  format_count(static_cast<double>(count.total)),
+                  format_count(static_cast<double>(count.active)), model.num_layers,
+                  model.hidden_size, model.num_heads, model.kv_heads());
   if (model.num_moe_layers() > 0) {
-    text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(), model.moe.num_experts,
-                        model.moe.top_k, model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
+    text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(),
+                        model.moe.num_experts, model.moe.top_k,
+                        model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
   }
-  text += fmt::format("\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
-                      format_bytes(memory.total()), format_bytes(memory.state.weights),
-                      format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
-                      format_bytes(memory.activations.total()));
+  text += fmt::format(
+      "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
+      format_bytes(memory.total()), format_bytes(memory.state.weights),
+      format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
+      format_bytes(memory.activations.total()));
   return text;
 }
 
@@ -39,8 +44,8 @@ std::string describe_data(const TrainingData& data) {
                                  format_count(static_cast<double>(data.tokens->num_tokens())),
                                  data.tokens->num_documents(), data.tokenizer->name());
   if (data.validation) {
-    text += fmt::format("; {} held out for validation", format_count(static_cast<double>(
-                                                            data.validation->range().num_tokens())));
+    text += fmt::format("; {} held out for validation",
+                        format_count(static_cast<double>(data.validation->range().num_tokens())));
   }
   return text;
 }
@@ -57,25 +62,46 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 class TrainLoop {
  public:
   TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter& writer)
-      : trainer_(trainer), settings_(trainer.settings()), request_(request), writer_(writer),
+      : trainer_(trainer),
+        settings_(trainer.settings()),
+        request_(request),
+        writer_(writer),
         peak_(measure_matrix_peak(settings_.train.dtype())) {}
 
   void run() {
     const StopSignal signal;
     started_ = Clock::now();
     first_step_ = trainer_.position().step;
-    while (trainer_.position().step < settings_.train.steps && signal.received() == 0) run_step();
-    if (signal.received() != 0) {
-      save();
-      writer_.note(fmt::format("stopped by signal {} after step {}; the same command continues", signal.received(),
-                               trainer_.position().step));
-    } else {
-      finish();
+    try {
+      run_steps(signal);
+    } catch (const UserError&) {
+      finish_writer_quietly();
+      throw;
     }
     writer_.finish();
   }
 
  private:
+  void run_steps(const StopSignal& signal) {
+    while (trainer_.position().step < settings_.train.steps && signal.received() == 0) run_step();
+    if (signal.received() == 0) {
+      finish();
+      return;
+    }
+    save();
+    writer_.note(fmt::format("stopped by signal {} after step {}; the same command continues",
+                             signal.received(), trainer_.position().step));
+  }
+
+  /// For a run that failed: its report helps to see why, but must not hide the reason.
+  void finish_writer_quietly() {
+    try {
+      writer_.finish();
+    } catch (const UserError& error) {
+      writer_.note(fmt::format("warning: {}", error.what()));
+    }
+  }
+
   void run_step() {
     const auto start = Clock::now();
     const StepOutcome outcome = trainer_.step();
@@ -85,7 +111,9 @@ class TrainLoop {
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
   }
 
-  bool is_due(int64_t interval) const { return interval > 0 && trainer_.position().step % interval == 0; }
+  bool is_due(int64_t interval) const {
+    return interval > 0 && trainer_.position().step % interval == 0;
+  }
 
   void finish() {
     if (validated_step_ != trainer_.position().step) validate();
@@ -119,7 +147,12 @@ class TrainLoop {
                         trainer_.state().experts());
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
-    writer_.set_sample(prompt, generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+    try {
+      writer_.set_sample(prompt,
+                         generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+    } catch (const UserError& error) {
+      writer_.note(fmt::format("warning: no sample of text: {}", error.what()));
+    }
   }
 
   StepRecord make_record(const StepOutcome& outcome, double seconds) const {
@@ -139,7 +172,8 @@ class TrainLoop {
                       .memory_predicted = trainer_.prediction().total(),
                       .dropped_tokens = outcome.dropped,
                       .skipped_steps = position.skipped_steps};
-    const double mean_seconds = seconds_since(started_) / static_cast<double>(position.step - first_step_);
+    const double mean_seconds =
+        seconds_since(started_) / static_cast<double>(position.step - first_step_);
     record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
     add_expert_record(outcome, record);
     return record;
@@ -152,7 +186,8 @@ class TrainLoop {
     auto loads = trainer_.expert_loads();
     size_t next = 0;
     for (int64_t layer = 0; layer < settings_.model.num_layers; ++layer) {
-      if (settings_.model.is_moe_layer(layer)) record.expert_load.push_back({layer, std::move(loads[next++])});
+      if (settings_.model.is_moe_layer(layer))
+        record.expert_load.push_back({layer, std::move(loads[next++])});
     }
   }
 
@@ -169,10 +204,11 @@ class TrainLoop {
 
 RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
                                 const std::optional<ResumedRun>& resumed) {
-  RunWriterOptions options{.folder = settings.run.folder,
-                           .tensorboard = settings.run.tensorboard,
-                           .report = settings.run.report,
-                           .console = {.every = settings.run.log_interval, .terminal = request.terminal}};
+  RunWriterOptions options{
+      .folder = settings.run.folder,
+      .tensorboard = settings.run.tensorboard,
+      .report = settings.run.report,
+      .console = {.every = settings.run.log_interval, .terminal = request.terminal}};
   if (resumed) options.resume_after = resumed->position.step;
   return options;
 }
@@ -196,7 +232,8 @@ int train(const TrainRequest& request, std::ostream& out) {
   RunWriter writer(out, writer_options(resolved, request, resumed), std::move(info));
   if (resumed) {
     for (const std::string& note : resumed->notes) writer.note("note: " + note);
-    writer.note(fmt::format("continuing after step {} of {}", resumed->position.step, resolved.train.steps));
+    writer.note(fmt::format("continuing after step {} of {}", resumed->position.step,
+                            resolved.train.steps));
   }
   TrainLoop(trainer, request, writer).run();
   if (resolved.run.report) out << "report: " << writer.report_path().string() << "\n";

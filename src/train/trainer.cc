@@ -10,30 +10,36 @@
 namespace tessera {
 namespace {
 
-BatchShape batch_shape(const Settings& settings, const BatchSource& train, const BatchSource* validation) {
+BatchShape batch_shape(const Settings& settings, const BatchSource& train,
+                       const BatchSource* validation) {
   BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
                    .max_sequences = train.max_sequences(),
                    .sequence_length = settings.data.sequence_length,
                    .dtype = settings.train.dtype()};
-  if (validation != nullptr) shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
+  if (validation != nullptr)
+    shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
   return shape;
 }
 
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
-  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1), static_cast<int32_t>(batch.tokens.size()));
+  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
+                          static_cast<int32_t>(batch.tokens.size()));
 }
 
 }  // namespace
 
-Trainer::Trainer(Settings settings, TrainingData data) : settings_(std::move(settings)), data_(std::move(data)) {
+Trainer::Trainer(Settings settings, TrainingData data)
+    : settings_(std::move(settings)), data_(std::move(data)) {
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const ModelConfig& config = settings_.model;
   const DType dtype = settings_.train.dtype();
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
-  model_ = std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
-  prediction_ = {process_memory().resident, ModelState::count_bytes(config, dtype), model_->activation_bytes()};
+  model_ =
+      std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
+  prediction_ = {process_memory().resident, ModelState::count_bytes(config, dtype),
+                 model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
   model_->bind(state_->parameters(), state_->experts());
   batches_.resize(static_cast<size_t>(settings_.train.num_micro_batches()));
@@ -81,8 +87,10 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
   const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
   if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
   user_error(
-      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.learning_rate, set "
-      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last checkpoint is whole",
+      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower "
+      "optim.learning_rate, set "
+      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
+      "checkpoint is whole",
       position_.step + 1, outcome.loss, outcome.update.grad_norm);
 }
 
@@ -136,7 +144,8 @@ std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
   std::vector<std::vector<int64_t>> loads;
   for (const ExpertState& expert : state_->experts()) {
     std::vector<int64_t> counts;
-    for (const float count : expert.step_counts.get().span<float>()) counts.push_back(std::llround(count));
+    for (const float count : expert.step_counts.get().span<float>())
+      counts.push_back(std::llround(count));
     loads.push_back(std::move(counts));
   }
   return loads;

@@ -14,7 +14,7 @@ namespace tessera {
 
 /// Bytes of a training run, known before any is taken.
 struct MemoryPrediction {
-  int64_t program = 0;  ///< resident before training: code, libraries
+  int64_t program = 0;  ///< resident before training: code, libraries, the data's index
   ModelState::Bytes state;
   ActivationBytes activations;
   int64_t total() const { return program + state.total() + activations.total(); }
@@ -34,7 +34,8 @@ struct StepOutcome {
 /// A training run: data, model, optimizer and position. The loop around it is train().
 class Trainer {
  public:
-  /// Validates, predicts memory, then takes it and initialises or resumes. Settings must have been checked.
+  /// Validates, predicts memory, then takes it and initialises or resumes. Settings must have been
+  /// checked.
   Trainer(Settings settings, TrainingData data);
 
   const Settings& settings() const { return settings_; }
@@ -48,8 +49,8 @@ class Trainer {
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume();
-  /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or gradient where the
-  /// settings say stop; then nothing was updated.
+  /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
+  /// gradient where the settings say stop; then nothing was updated.
   StepOutcome step(const NodeObserver& observer = {});
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
@@ -70,8 +71,8 @@ class Trainer {
   std::vector<Batch> batches_;
 };
 
-/// Runs a whole training, from the settings to the report, printing to `out`. Returns 0, also when a signal ended it
-/// after saving.
+/// Runs a whole training, from the settings to the report, printing to `out`. Returns 0, also when
+/// a signal ended it after saving.
 struct TrainRequest {
   Settings settings;
   std::string config_toml;  ///< the resolved configuration, for checkpoints and the report

@@ -17,7 +17,8 @@ namespace {
 /// A folder that goes away with the test.
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_(std::filesystem::temp_directory_path() / unique_name("tessera-trainer-test-")) {
+  TemporaryFolder()
+      : path_(std::filesystem::temp_directory_path() / unique_name("tessera-trainer-test-")) {
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() { std::filesystem::remove_all(path_); }
@@ -28,7 +29,8 @@ class TemporaryFolder {
 };
 
 void write_words(const std::string& path) {
-  const std::vector<std::string> words = {"the ", "cat ", "sat ", "on ", "a ", "mat ", "and ", "slept ", ".\n"};
+  const std::vector<std::string> words = {"the ", "cat ", "sat ",   "on ", "a ",
+                                          "mat ", "and ", "slept ", ".\n"};
   Random random(1, 1);
   std::ofstream file(path);
   for (int i = 0; i < 6000; ++i) file << words[random.next_below(words.size())];
@@ -46,7 +48,8 @@ Settings tiny_settings(const TemporaryFolder& folder) {
   settings.train.steps = 8;
   settings.train.micro_batch = 2;
   settings.train.global_batch = 4;
-  settings.schedule = {.kind = ScheduleKind::kCosine, .peak_lr = 1e-2, .num_steps = 8, .warmup_steps = 2};
+  settings.schedule = {
+      .kind = ScheduleKind::kCosine, .peak_lr = 1e-2, .num_steps = 8, .warmup_steps = 2};
   settings.run.folder = folder.file("run");
   if (!std::filesystem::exists(settings.data.text)) write_words(settings.data.text);
   return settings;
@@ -60,7 +63,8 @@ std::unique_ptr<Trainer> make_trainer(Settings settings) {
 }
 
 void expect_same_state(Trainer& a, Trainer& b) {
-  const auto compare = [](const std::vector<NamedTensor>& left, const std::vector<NamedTensor>& right) {
+  const auto compare = [](const std::vector<NamedTensor>& left,
+                          const std::vector<NamedTensor>& right) {
     ASSERT_EQ(left.size(), right.size());
     for (size_t i = 0; i < left.size(); ++i) {
       const auto bytes = static_cast<size_t>(left[i].tensor.num_bytes());
@@ -97,12 +101,13 @@ TEST_P(Resume, ContinuesBitwise) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Resume,
-    ::testing::Values(ResumeCase{"f32", [](Settings&) {}},
-                      ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
-                      ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
-                      ResumeCase{"global_balance",
-                                 [](Settings& s) { s.model.moe.balance_scope = BalanceScope::kGlobalBatch; }},
-                      ResumeCase{"recompute", [](Settings& s) { s.train.recompute = {"all"}; }}),
+    ::testing::Values(
+        ResumeCase{"f32", [](Settings&) {}},
+        ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
+        ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
+        ResumeCase{"global_balance",
+                   [](Settings& s) { s.model.moe.balance_scope = BalanceScope::kGlobalBatch; }},
+        ResumeCase{"recompute", [](Settings& s) { s.train.recompute = {"all"}; }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Trainer, TwoRunsGiveTheSameBits) {
@@ -144,9 +149,11 @@ TEST(Trainer, ExpertBiasesMoveTowardsBalance) {
 }
 
 void poison(Trainer& trainer) {
-  trainer.state().parameters().all().front().weight.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+  trainer.state().parameters().all().front().weight.as<float>()[0] =
+      std::numeric_limits<float>::quiet_NaN();
   for (const ModelParameter& p : trainer.state().parameters().all()) {
-    if (p.spec.name == "final_norm.weight") p.weight.as<float>()[0] = std::numeric_limits<float>::infinity();
+    if (p.spec.name == "final_norm.weight")
+      p.weight.as<float>()[0] = std::numeric_limits<float>::infinity();
   }
 }
 
@@ -163,7 +170,8 @@ TEST(Trainer, SkipsAndCountsANonFiniteLoss) {
   Settings settings = tiny_settings(folder);
   settings.train.on_nonfinite = NonFinite::kSkip;
   const auto trainer = make_trainer(settings);
-  const auto before = trainer->state().parameters().find("layers.0.attn.q.weight").weight.span<float>();
+  const auto before =
+      trainer->state().parameters().find("layers.0.attn.q.weight").weight.span<float>();
   const std::vector<float> kept(before.begin(), before.end());
   poison(*trainer);
   EXPECT_TRUE(trainer->step().skipped());
@@ -176,13 +184,15 @@ TEST(Trainer, PredictsItsActivationsExactly) {
   const TemporaryFolder folder;
   const auto trainer = make_trainer(tiny_settings(folder));
   const MemoryPrediction& memory = trainer->prediction();
-  EXPECT_EQ(memory.state.weights, ParameterSet::count_bytes(list_parameters(trainer->settings().model, DType::kF32), true)
-                                      .weights);
+  EXPECT_EQ(memory.state.weights,
+            ParameterSet::count_bytes(list_parameters(trainer->settings().model, DType::kF32), true)
+                .weights);
   EXPECT_EQ(memory.total(), memory.program + memory.state.total() + memory.activations.total());
   EXPECT_GT(memory.activations.saved, 0);
 }
 
-/// Generation over a cache gives the log-probabilities of the training's own forward pass on the same tokens.
+/// Generation over a cache gives the log-probabilities of the training's own forward pass on the
+/// same tokens.
 TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
@@ -198,29 +208,34 @@ TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
 
   KeyValueCache cache(config, DType::kF32, 16);
   const auto chunk = [&](int64_t size) {
-    return ForwardModel(config, {.num_tokens = size}, ForwardGoal::kLogits, trainer->state().parameters(),
-                        trainer->state().experts(), &cache);
+    return ForwardModel(config, {.num_tokens = size}, ForwardGoal::kLogits,
+                        trainer->state().parameters(), trainer->state().experts(), &cache);
   };
   ForwardModel prefill = chunk(5);
   ForwardModel decode = chunk(1);
   std::vector<double> log_probabilities;
   const Tensor first = prefill.run_logits(std::span(batch.tokens).first(5));
-  for (int64_t i = 0; i < 5; ++i) log_probabilities.push_back(log_softmax(first, i)[batch.labels[i]]);
+  for (int64_t i = 0; i < 5; ++i)
+    log_probabilities.push_back(log_softmax(first, i)[batch.labels[i]]);
   for (size_t i = 5; i < 16; ++i) {
-    log_probabilities.push_back(log_softmax(decode.run_logits(std::span(batch.tokens).subspan(i, 1)), 0)[batch.labels[i]]);
+    log_probabilities.push_back(
+        log_softmax(decode.run_logits(std::span(batch.tokens).subspan(i, 1)), 0)[batch.labels[i]]);
   }
-  for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(-log_probabilities[i], losses[i], 2e-5 * (1 + losses[i])) << i;
+  for (size_t i = 0; i < 16; ++i)
+    EXPECT_NEAR(-log_probabilities[i], losses[i], 2e-5 * (1 + losses[i])) << i;
 }
 
 TEST(SampleToken, CutsByTopKAndTopP) {
   const std::vector<double> logs = {std::log(0.1), std::log(0.5), std::log(0.3), std::log(0.1)};
   Random random(1, 1);
   std::vector<int> seen(4);
-  for (int i = 0; i < 400; ++i) ++seen[static_cast<size_t>(sample_token(logs, {.top_k = 2}, random))];
+  for (int i = 0; i < 400; ++i)
+    ++seen[static_cast<size_t>(sample_token(logs, {.top_k = 2}, random))];
   EXPECT_EQ(seen[0] + seen[3], 0);
   EXPECT_NEAR(seen[1] / 400.0, 0.625, 0.08);
   seen.assign(4, 0);
-  for (int i = 0; i < 400; ++i) ++seen[static_cast<size_t>(sample_token(logs, {.top_p = 0.85}, random))];
+  for (int i = 0; i < 400; ++i)
+    ++seen[static_cast<size_t>(sample_token(logs, {.top_p = 0.85}, random))];
   EXPECT_EQ(seen[3], 0);
   EXPECT_GT(seen[0], 0);  // of equal probabilities the lower id comes first
   EXPECT_EQ(sample_token(logs, {.temperature = 0}, random), 1);

@@ -3,7 +3,9 @@
 namespace tessera {
 namespace {
 
-Tensor view_ids(std::vector<int32_t>& ids) { return view(std::span(ids), {static_cast<int64_t>(ids.size())}); }
+Tensor view_ids(std::vector<int32_t>& ids) {
+  return view(std::span(ids), {static_cast<int64_t>(ids.size())});
+}
 
 SamplerConfig sampler_config(const Settings& settings) {
   return {.sequence_length = settings.data.sequence_length,
@@ -31,15 +33,18 @@ int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
   constexpr int64_t kMultiple = 64;
   const int64_t needed = tokenizer.vocab_size();
   if (configured == 0) return (needed + kMultiple - 1) / kMultiple * kMultiple;
-  require(configured >= needed, "model.vocab_size {} is smaller than the {} ids of tokenizer '{}'; 0 takes the right one",
+  require(configured >= needed,
+          "model.vocab_size {} is smaller than the {} ids of tokenizer '{}'; 0 takes the right one",
           configured, needed, tokenizer.name());
   return configured;
 }
 
-TrainingData open_training_data(Settings& settings, const std::function<void(const PrepareProgress&)>& progress) {
+TrainingData open_training_data(Settings& settings,
+                                const std::function<void(const PrepareProgress&)>& progress) {
   TrainingData data;
   data.tokenizer = make_tokenizer(settings.data.tokenizer);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
+  validate(settings.model);  // before any file is written
   const std::string prefix = find_tokens(settings, *data.tokenizer, progress);
   data.tokens = std::make_shared<TokenFile>(prefix, settings.model.vocab_size);
   const SamplerConfig config = sampler_config(settings);
@@ -51,7 +56,8 @@ TrainingData open_training_data(Settings& settings, const std::function<void(con
 }
 
 MicroBatch view_batch(Batch& batch) {
-  return {view_ids(batch.tokens), view_ids(batch.labels), view_ids(batch.positions), view_ids(batch.cu_seqlens)};
+  return {view_ids(batch.tokens), view_ids(batch.labels), view_ids(batch.positions),
+          view_ids(batch.cu_seqlens)};
 }
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "data/sampler.h"
 #include "data/prepare.h"
+#include "data/sampler.h"
 #include "data/text_source.h"
 #include "data/tokenizer.h"
 #include "model/training_model.h"
@@ -21,12 +21,13 @@ struct TrainingData {
   std::unique_ptr<BatchSource> validation;  ///< null where nothing is held out
 };
 
-/// Makes the token file from text where that has not been done (calling `progress`), opens it, and sets
-/// model.vocab_size where it is 0. Throws UserError for data that cannot be trained on.
-TrainingData open_training_data(Settings& settings, const std::function<void(const PrepareProgress&)>& progress = {});
+/// Makes the token file from text where that has not been done (calling `progress`), opens it, and
+/// sets model.vocab_size where it is 0. Throws UserError for data that cannot be trained on.
+TrainingData open_training_data(Settings& settings,
+                                const std::function<void(const PrepareProgress&)>& progress = {});
 
-/// The vocabulary of the model: the configured one, which must hold the tokenizer's, or that rounded up to a multiple
-/// of 64.
+/// The vocabulary of the model: the configured one, which must hold the tokenizer's, or that
+/// rounded up to a multiple of 64.
 int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer);
 
 /// Views of a batch for the model.

@@ -4,12 +4,12 @@ namespace tessera {
 namespace {
 
 void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) {
-  check_shape(op, y.shape.rank() == 2 && logit.shape.rank() == 2, "takes y [T,H] and logit [T,1], got {} and {}",
-              y.to_string(), logit.to_string());
+  check_shape(op, y.shape.rank() == 2 && logit.shape.rank() == 2,
+              "takes y [T,H] and logit [T,1], got {} and {}", y.to_string(), logit.to_string());
   check_shape(op, logit.shape[0] == y.shape[0] && logit.shape[1] == 1 && logit.dtype == y.dtype,
               "logit is {}, expected one per row of y {}", logit.to_string(), y.to_string());
-  check_shape(op, y.dtype == DType::kF32 || y.dtype == DType::kBF16, "y is {}, expected f32 or bf16",
-              dtype_name(y.dtype));
+  check_shape(op, y.dtype == DType::kF32 || y.dtype == DType::kBF16,
+              "y is {}, expected f32 or bf16", dtype_name(y.dtype));
 }
 
 }  // namespace
@@ -23,8 +23,8 @@ std::vector<ValueType> SigmoidGate::infer(std::span<const ValueType> inputs) con
 void SigmoidGate::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(0);
   if (!grad) return;
-  const auto grads =
-      builder.emit(std::make_shared<SigmoidGateBackward>(), {builder.input(0), builder.input(1), *grad});
+  const auto grads = builder.emit(std::make_shared<SigmoidGateBackward>(),
+                                  {builder.input(0), builder.input(1), *grad});
   for (int idx = 0; idx < 2; ++idx) {
     if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[static_cast<size_t>(idx)]);
   }
@@ -33,11 +33,13 @@ void SigmoidGate::differentiate(GradientBuilder& builder) const {
 std::vector<ValueType> SigmoidGateBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes three inputs, got {}", inputs.size());
   check_gate(*this, inputs[0], inputs[1]);
-  check_shape(*this, inputs[2] == inputs[0], "the gradient is {}, expected {}", inputs[2].to_string(),
-              inputs[0].to_string());
+  check_shape(*this, inputs[2] == inputs[0], "the gradient is {}, expected {}",
+              inputs[2].to_string(), inputs[0].to_string());
   return {inputs[0], inputs[1]};
 }
 
-OperatorPtr make_sigmoid_gate() { return std::make_shared<SigmoidGate>(); }
+OperatorPtr make_sigmoid_gate() {
+  return std::make_shared<SigmoidGate>();
+}
 
 }  // namespace tessera

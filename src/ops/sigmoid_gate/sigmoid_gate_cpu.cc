@@ -6,7 +6,9 @@
 namespace tessera {
 namespace {
 
-float sigmoid_of(float x) { return 1.0F / (1.0F + std::exp(-x)); }
+float sigmoid_of(float x) {
+  return 1.0F / (1.0F + std::exp(-x));
+}
 
 template <typename T>
 void gate_rows(const KernelArgs& args) {
@@ -53,7 +55,8 @@ void sigmoid_gate_kernel(const Operator& /*op*/, const KernelArgs& args) {
 }
 
 void sigmoid_gate_backward_kernel(const Operator& /*op*/, const KernelArgs& args) {
-  args.out(0).dtype == DType::kF32 ? gate_rows_backward<float>(args) : gate_rows_backward<Bf16>(args);
+  args.out(0).dtype == DType::kF32 ? gate_rows_backward<float>(args)
+                                   : gate_rows_backward<Bf16>(args);
 }
 
 }  // namespace

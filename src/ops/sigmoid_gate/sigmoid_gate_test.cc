@@ -40,18 +40,21 @@ TEST_P(SigmoidGateShapes, EqualsThePlainFormula) {
     ASSERT_EQ(actual.size(), y.size());
     for (size_t i = 0; i < y.size(); ++i) {
       const double expected = y[i] / (1 + std::exp(-logit[i / static_cast<size_t>(width)]));
-      EXPECT_NEAR(actual[i], expected, (dtype == DType::kF32 ? 1e-6 : 4e-3) * (1 + std::abs(expected)));
+      EXPECT_NEAR(actual[i], expected,
+                  (dtype == DType::kF32 ? 1e-6 : 4e-3) * (1 + std::abs(expected)));
     }
   }
 }
 
 TEST_P(SigmoidGateShapes, GradientsMatchFiniteDifferences) {
   const auto [rows, width] = GetParam();
-  testing::check_gradients(make_sigmoid_gate(), kernels(), make_inputs(DType::kF32, rows, width, 11));
+  testing::check_gradients(make_sigmoid_gate(), kernels(),
+                           make_inputs(DType::kF32, rows, width, 11));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SigmoidGateShapes,
-                         ::testing::Values(std::pair{0, 5}, std::pair{1, 1}, std::pair{3, 17}, std::pair{9, 64}));
+                         ::testing::Values(std::pair{0, 5}, std::pair{1, 1}, std::pair{3, 17},
+                                           std::pair{9, 64}));
 
 TEST(SigmoidGate, RefusesALogitOfAnotherShape) {
   const std::vector<ValueType> types = {{DType::kF32, {4, 8}}, {DType::kF32, {3, 1}}};

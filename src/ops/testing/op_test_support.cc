@@ -31,7 +31,8 @@ class GuardedOutput {
     EXPECT_TRUE(std::all_of(buffer_.data(), buffer_.data() + kGuardBytes, intact))
         << op << " wrote before output " << output;
     const std::byte* end = buffer_.data() + kGuardBytes + type_.num_bytes();
-    EXPECT_TRUE(std::all_of(end, end + kGuardBytes, intact)) << op << " wrote past output " << output;
+    EXPECT_TRUE(std::all_of(end, end + kGuardBytes, intact))
+        << op << " wrote past output " << output;
   }
 
  private:
@@ -41,13 +42,15 @@ class GuardedOutput {
 
 std::vector<ValueType> input_types(const std::vector<TestInput>& inputs) {
   std::vector<ValueType> types;
-  for (const TestInput& input : inputs) types.push_back({input.tensor.get().dtype, input.tensor.get().shape});
+  for (const TestInput& input : inputs)
+    types.push_back({input.tensor.get().dtype, input.tensor.get().shape});
   return types;
 }
 
 OwnedTensor copy_of(const Tensor& tensor) {
   OwnedTensor copy(tensor.dtype, tensor.shape);
-  if (tensor.num_bytes() > 0) std::memcpy(copy.get().data, tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  if (tensor.num_bytes() > 0)
+    std::memcpy(copy.get().data, tensor.data, static_cast<size_t>(tensor.num_bytes()));
   return copy;
 }
 
@@ -56,27 +59,34 @@ class GradientRig {
  public:
   GradientRig(OperatorPtr op, const KernelTable& kernels, const std::vector<TestInput>& inputs,
               const std::vector<bool>& outputs_with_grad)
-      : forward_(build(op, inputs)), backward_(derive(inputs, outputs_with_grad)),
-        forward_run_(forward_, kernels, saved_values()), backward_run_(backward_.program, kernels) {
+      : forward_(build(op, inputs)),
+        backward_(derive(inputs, outputs_with_grad)),
+        forward_run_(forward_, kernels, saved_values()),
+        backward_run_(backward_.program, kernels) {
     allocate(inputs);
   }
 
-  /// Runs the forward program with the inputs' present values and returns the outputs at their actual extents.
+  /// Runs the forward program with the inputs' present values and returns the outputs at their
+  /// actual extents.
   std::vector<OwnedTensor> run_forward() {
     forward_run_.run(forward_bindings_);
     std::vector<OwnedTensor> outputs;
-    for (const ValueId id : outputs_) outputs.push_back(copy_of(forward_run_.view(forward_bindings_, id)));
+    for (const ValueId id : outputs_)
+      outputs.push_back(copy_of(forward_run_.view(forward_bindings_, id)));
     return outputs;
   }
 
-  /// Runs the backward program with the gradients of the outputs; the result is by input, empty for constants.
-  std::vector<OwnedTensor> run_backward(const std::vector<OwnedTensor>& grad_outputs, Random* accumulator_noise) {
+  /// Runs the backward program with the gradients of the outputs; the result is by input, empty for
+  /// constants.
+  std::vector<OwnedTensor> run_backward(const std::vector<OwnedTensor>& grad_outputs,
+                                        Random* accumulator_noise) {
     Bindings bindings = bind_backward(grad_outputs);
     std::vector<OwnedTensor> start;
     for (const Link& link : backward_.accumulators) {
       Tensor accumulator = bindings.tensors[static_cast<size_t>(link.backward)];
       for (float& x : accumulator.span<float>()) {
-        x = accumulator_noise == nullptr ? 0.0F : static_cast<float>(accumulator_noise->next_normal());
+        x = accumulator_noise == nullptr ? 0.0F
+                                         : static_cast<float>(accumulator_noise->next_normal());
       }
       start.push_back(copy_of(accumulator));
     }
@@ -105,14 +115,16 @@ class GradientRig {
     for (const TestInput& input : inputs) {
       const ValueType type{input.tensor.get().dtype, input.tensor.get().shape};
       const std::string name = input.name + "#" + std::to_string(inputs_.size());
-      inputs_.push_back(input.role == Role::kWeight ? program.add_weight(name, type) : program.add_input(name, type));
+      inputs_.push_back(input.role == Role::kWeight ? program.add_weight(name, type)
+                                                    : program.add_input(name, type));
     }
     outputs_ = program.add(op, inputs_);
     program.set_outputs(outputs_);
     return program;
   }
 
-  Backward derive(const std::vector<TestInput>& inputs, const std::vector<bool>& outputs_with_grad) {
+  Backward derive(const std::vector<TestInput>& inputs,
+                  const std::vector<bool>& outputs_with_grad) {
     DifferentiateRequest request;
     for (size_t i = 0; i < outputs_.size(); ++i) {
       if (outputs_with_grad[i]) request.outputs.push_back(outputs_[i]);
@@ -138,7 +150,9 @@ class GradientRig {
       output_memory_.emplace_back(forward_.type(id).dtype, forward_.type(id).shape);
       forward_bindings_.tensors[static_cast<size_t>(id)] = output_memory_.back().get();
     }
-    transient_ = Buffer(std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes), "test");
+    transient_ =
+        Buffer(std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes),
+               "test");
     saved_ = Buffer(forward_run_.plan().saved_bytes, "test");
     forward_bindings_.saved = saved_.data();
     forward_bindings_.transient = transient_.data();
@@ -162,7 +176,8 @@ class GradientRig {
   }
 
   /// Copies a gradient (given at actual extent) into memory of the bound's size.
-  void bind_grad_output(const Link& link, const std::vector<OwnedTensor>& grad_outputs, Bindings& bindings) {
+  void bind_grad_output(const Link& link, const std::vector<OwnedTensor>& grad_outputs,
+                        Bindings& bindings) {
     const ValueType& type = backward_.program.type(link.backward);
     bound_grads_.emplace_back(type.dtype, type.shape);
     const auto at = std::ranges::find(outputs_, link.forward) - outputs_.begin();
@@ -202,15 +217,16 @@ std::vector<bool> outputs_to_check(const Operator& op, const std::vector<TestInp
   const auto types = op.infer(input_types(inputs));
   std::vector<bool> wanted(types.size(), false);
   for (size_t i = 0; i < types.size(); ++i) {
-    const bool listed = std::ranges::find(check.outputs, static_cast<int>(i)) != check.outputs.end();
+    const bool listed =
+        std::ranges::find(check.outputs, static_cast<int>(i)) != check.outputs.end();
     wanted[i] = types[i].dtype == DType::kF32 && (check.outputs.empty() || listed);
   }
   return wanted;
 }
 
 /// Random coefficients of the checked outputs, at their actual extents.
-std::vector<OwnedTensor> make_coefficients(const std::vector<OwnedTensor>& outputs, const std::vector<bool>& wanted,
-                                           Random& random) {
+std::vector<OwnedTensor> make_coefficients(const std::vector<OwnedTensor>& outputs,
+                                           const std::vector<bool>& wanted, Random& random) {
   std::vector<OwnedTensor> coefficients(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (wanted[i]) coefficients[i] = random_tensor(DType::kF32, outputs[i].get().shape, random);
@@ -218,7 +234,8 @@ std::vector<OwnedTensor> make_coefficients(const std::vector<OwnedTensor>& outpu
   return coefficients;
 }
 
-double weighted_sum(const std::vector<OwnedTensor>& outputs, const std::vector<OwnedTensor>& coefficients) {
+double weighted_sum(const std::vector<OwnedTensor>& outputs,
+                    const std::vector<OwnedTensor>& coefficients) {
   double total = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!coefficients[i].get()) continue;
@@ -229,7 +246,8 @@ double weighted_sum(const std::vector<OwnedTensor>& outputs, const std::vector<O
   return total;
 }
 
-double central_difference(GradientRig& rig, float& element, const std::vector<OwnedTensor>& coefficients, double step) {
+double central_difference(GradientRig& rig, float& element,
+                          const std::vector<OwnedTensor>& coefficients, double step) {
   const float kept = element;
   element = static_cast<float>(kept + step);
   const double right = element;
@@ -244,13 +262,15 @@ double central_difference(GradientRig& rig, float& element, const std::vector<Ow
 std::vector<size_t> choose_probes(size_t num_elements, int max_probes, Random& random) {
   std::vector<size_t> probes(num_elements);
   std::iota(probes.begin(), probes.end(), size_t{0});
-  for (size_t i = 0; i + 1 < probes.size(); ++i) std::swap(probes[i], probes[i + random.next_below(probes.size() - i)]);
+  for (size_t i = 0; i + 1 < probes.size(); ++i)
+    std::swap(probes[i], probes[i + random.next_below(probes.size() - i)]);
   probes.resize(std::min(probes.size(), static_cast<size_t>(max_probes)));
   return probes;
 }
 
-void check_input(GradientRig& rig, const TestInput& input, const Tensor& grad, const GradientCheck& check,
-                 const std::vector<OwnedTensor>& coefficients, Random& random) {
+void check_input(GradientRig& rig, const TestInput& input, const Tensor& grad,
+                 const GradientCheck& check, const std::vector<OwnedTensor>& coefficients,
+                 Random& random) {
   const auto values = input.tensor.get().span<float>();
   const auto grads = grad.span<float>();
   ASSERT_EQ(values.size(), grads.size()) << input.name;
@@ -258,7 +278,8 @@ void check_input(GradientRig& rig, const TestInput& input, const Tensor& grad, c
   for (const float g : grads) largest = std::max(largest, std::abs(g));
   for (const size_t probe : choose_probes(values.size(), check.max_probes, random)) {
     const double expected = central_difference(rig, values[probe], coefficients, check.step);
-    EXPECT_NEAR(grads[probe], expected, check.tolerance * largest) << "gradient of " << input.name << "[" << probe << "]";
+    EXPECT_NEAR(grads[probe], expected, check.tolerance * largest)
+        << "gradient of " << input.name << "[" << probe << "]";
   }
 }
 
@@ -275,8 +296,8 @@ double row_error(std::span<const double> actual, std::span<const double> expecte
 template <typename T>
 OwnedTensor filled(const Shape& shape, const std::vector<T>& values) {
   OwnedTensor tensor(DTypeOf<T>::value, shape);
-  ensure(static_cast<int64_t>(values.size()) == shape.num_elements(), "{} values for shape {}", values.size(),
-         shape.to_string());
+  ensure(static_cast<int64_t>(values.size()) == shape.num_elements(), "{} values for shape {}",
+         values.size(), shape.to_string());
   std::ranges::copy(values, tensor.get().template span<T>().begin());
   return tensor;
 }
@@ -304,8 +325,12 @@ OwnedTensor tensor_of(const Shape& shape, const std::vector<float>& values, DTyp
   return filled(shape, rounded);
 }
 
-OwnedTensor tensor_of_i32(const Shape& shape, const std::vector<int32_t>& values) { return filled(shape, values); }
-OwnedTensor tensor_of_i64(const Shape& shape, const std::vector<int64_t>& values) { return filled(shape, values); }
+OwnedTensor tensor_of_i32(const Shape& shape, const std::vector<int32_t>& values) {
+  return filled(shape, values);
+}
+OwnedTensor tensor_of_i64(const Shape& shape, const std::vector<int64_t>& values) {
+  return filled(shape, values);
+}
 
 std::vector<double> to_doubles(const Tensor& tensor) {
   switch (tensor.dtype) {
@@ -345,21 +370,24 @@ std::vector<OwnedTensor> run_operator(const Operator& op, const KernelTable& ker
   const int64_t workspace_bytes = op.cpu_workspace_bytes(input_types(inputs));
   Buffer workspace(workspace_bytes, "a test's workspace");
   std::fill_n(workspace.data(), workspace_bytes, kPoison);
-  kernels.at(std::string(op.name()))(op, {arguments, outputs, {workspace.data(), static_cast<size_t>(workspace_bytes)}});
+  kernels.at(std::string(op.name()))(
+      op, {arguments, outputs, {workspace.data(), static_cast<size_t>(workspace_bytes)}});
 
   std::vector<OwnedTensor> results;
   for (size_t i = 0; i < types.size(); ++i) {
     guarded[i].expect_guards_intact(op.name(), i);
     Tensor result = outputs[i];
     if (types[i].ragged() && types[i].extent <= own_output(0)) {
-      result.shape[types[i].ragged_dim] = *outputs[static_cast<size_t>(-2 - types[i].extent)].as<int64_t>();
+      result.shape[types[i].ragged_dim] =
+          *outputs[static_cast<size_t>(-2 - types[i].extent)].as<int64_t>();
     }
     results.push_back(copy_of(result));
   }
   return results;
 }
 
-std::vector<OwnedTensor> run_gradients(OperatorPtr op, const KernelTable& kernels, const std::vector<TestInput>& inputs,
+std::vector<OwnedTensor> run_gradients(OperatorPtr op, const KernelTable& kernels,
+                                       const std::vector<TestInput>& inputs,
                                        const std::vector<OwnedTensor>& grad_outputs) {
   std::vector<bool> with_grad;
   for (const OwnedTensor& grad : grad_outputs) with_grad.push_back(static_cast<bool>(grad.get()));
@@ -368,25 +396,28 @@ std::vector<OwnedTensor> run_gradients(OperatorPtr op, const KernelTable& kernel
   return rig.run_backward(grad_outputs, nullptr);
 }
 
-void check_gradients(OperatorPtr op, const KernelTable& kernels, const std::vector<TestInput>& inputs,
-                     const GradientCheck& check) {
+void check_gradients(OperatorPtr op, const KernelTable& kernels,
+                     const std::vector<TestInput>& inputs, const GradientCheck& check) {
   Random random(check.seed, hash_text("check_gradients", 15));
   const std::vector<bool> wanted = outputs_to_check(*op, inputs, check);
   GradientRig rig(std::move(op), kernels, inputs, wanted);
   const auto coefficients = make_coefficients(rig.run_forward(), wanted, random);
   const auto grads = rig.run_backward(coefficients, &random);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].role != Role::kConstant) check_input(rig, inputs[i], grads[i], check, coefficients, random);
+    if (inputs[i].role != Role::kConstant)
+      check_input(rig, inputs[i], grads[i], check, coefficients, random);
   }
 }
 
-void expect_rows_near(const Tensor& actual, const Tensor& expected, double tolerance, const std::string& what) {
+void expect_rows_near(const Tensor& actual, const Tensor& expected, double tolerance,
+                      const std::string& what) {
   ASSERT_EQ(actual.shape.to_string(), expected.shape.to_string()) << what;
   const auto a = to_doubles(actual);
   const auto b = to_doubles(expected);
   const auto width = static_cast<size_t>(std::max<int64_t>(actual.shape.last(), 1));
   for (size_t row = 0; row * width < a.size(); ++row) {
-    const double error = row_error(std::span(a).subspan(row * width, width), std::span(b).subspan(row * width, width));
+    const double error = row_error(std::span(a).subspan(row * width, width),
+                                   std::span(b).subspan(row * width, width));
     EXPECT_LE(error, tolerance) << what << ", row " << row;
   }
 }
@@ -395,7 +426,8 @@ void expect_bitwise_equal(const Tensor& actual, const Tensor& expected, const st
   ASSERT_EQ(actual.shape.to_string(), expected.shape.to_string()) << what;
   ASSERT_EQ(actual.dtype, expected.dtype) << what;
   if (actual.num_bytes() == 0) return;
-  EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<size_t>(actual.num_bytes())), 0) << what;
+  EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<size_t>(actual.num_bytes())), 0)
+      << what;
 }
 
 }  // namespace tessera::testing
