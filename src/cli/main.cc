@@ -60,6 +60,11 @@ CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   return command;
 }
 
+/// CLI11 would turn -1 into the largest unsigned number.
+std::string refuse_negative(const std::string& text) {
+  return text.starts_with('-') ? "must not be negative" : "";
+}
+
 CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   GenerateOptions& options = generate.options;
@@ -105,11 +110,6 @@ void check_subcommand(const CLI::App& app, int argc, char** argv) {
   }
   require(std::ranges::find(names, argv[1]) != names.end(),
           "unknown subcommand '{}'{}; see tessera --help", argv[1], did_you_mean(argv[1], names));
-}
-
-/// CLI11 would turn -1 into the largest unsigned number.
-std::string refuse_negative(const std::string& text) {
-  return text.starts_with('-') ? "must not be negative" : "";
 }
 
 int parse_and_run(int argc, char** argv) {
