@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs with apt what building Tessera needs; does nothing when all is there. `--ci` adds the checkers.
+# Installs with apt what building Tessera needs; does nothing when all is there. `--ci` adds the checkers, and `--fuzz`
+# the compiler of the fuzzers.
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusplus-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev libgtest-dev libgmock-dev)
 [[ "${1:-}" == "--ci" ]] && packages+=(clang-format clang-tidy)
+[[ "${1:-}" == "--fuzz" ]] && packages+=(clang libclang-rt-dev)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -10,6 +10,7 @@ if ! command -v bible >/dev/null; then
   as_root=()
   [[ $(id -u) -ne 0 ]] && as_root=(sudo)
   echo "installing bible-kjv"
+  "${as_root[@]}" apt-get update -qq
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bible-kjv >/dev/null
 fi
 scripts/build.sh release tessera

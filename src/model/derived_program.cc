@@ -32,13 +32,14 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const RecomputePolicy& policy, const KernelTable& kernels) {
   Backward backward = differentiate(forward, request);
+  const double model_flops = forward.cost().flops + backward.program.cost().flops;
   const auto dropped = choose_dropped(forward, backward, policy);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   CpuProgram forward_run(std::move(forward), kernels, saved);
   CpuProgram backward_run(backward.program, kernels);
-  return {std::move(forward_run), std::move(backward), std::move(backward_run)};
+  return {std::move(forward_run), std::move(backward), std::move(backward_run), model_flops};
 }
 
 void check_recompute_names(const RecomputePolicy& policy,

@@ -18,6 +18,7 @@ struct DerivedProgram {
   CpuProgram forward;
   Backward derived;
   CpuProgram backward;
+  double model_flops = 0;  ///< of both passes, without what recomputation runs again
 };
 
 /// Differentiates, applies the policy, and plans both programs. Names of the policy that are no

@@ -80,10 +80,6 @@ struct Inputs {
         token_loss(DType::kF32, {shape.num_tokens}) {}
 };
 
-double flops_of(const DerivedProgram& program) {
-  return program.forward.program().cost().flops + program.backward.program().cost().flops;
-}
-
 }  // namespace
 
 struct TrainingModel::Impl {
@@ -117,9 +113,9 @@ struct TrainingModel::Impl {
     if (dense) programs.push_back(&dense->derived);
     if (moe) programs.push_back(&moe->derived);
     check_recompute_names(policy, programs);
-    model_flops = flops_of(*embedding) + flops_of(*head);
+    model_flops = embedding->model_flops + head->model_flops;
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
-      model_flops += flops_of(kind_of(layer).derived);
+      model_flops += kind_of(layer).derived.model_flops;
   }
 
   void build_ends(const KernelTable& kernels) {

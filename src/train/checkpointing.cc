@@ -11,18 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The settings that decide which tokens a step sees; a change of them makes a resumed run differ
-/// from an unbroken one.
-Json describe_data(const Settings& settings, const TokenFile& tokens) {
-  return {{"num_tokens", tokens.num_tokens()},
-          {"sequence_length", settings.data.sequence_length},
-          {"global_batch", settings.train.global_batch},
-          {"micro_batch", settings.train.micro_batch},
-          {"seed", settings.run.seed},
-          {"validation_fraction", settings.data.validation_fraction},
-          {"split_documents", settings.data.split_documents}};
-}
-
 Json parse_state(const CheckpointReader& reader) {
   try {
     return Json::parse(reader.state());
@@ -39,13 +27,23 @@ int64_t read_count(const CheckpointReader& reader, const Json& state, const char
   return state[key].get<int64_t>();
 }
 
-std::vector<std::string> compare_data(const Json& then, const Json& now) {
+/// Settings that differ from those of the checkpoint: what follows is then another run than an
+/// unbroken one.
+std::vector<std::string> compare_configs(const std::string& then, const std::string& now) {
+  const auto resolve = [](const std::string& toml) {
+    Settings settings;
+    ConfigSchema schema = make_schema(settings);
+    schema.load_toml_text(toml, "the checkpoint's configuration");
+    return schema.resolved();
+  };
   std::vector<std::string> notes;
-  for (const auto& [key, value] : now.items()) {
-    if (!then.contains(key) || then[key] == value) continue;
-    notes.push_back(fmt::format(
-        "{} was {} when the checkpoint was written and is {} now: the order of the data differs",
-        key, then[key].dump(), value.dump()));
+  const auto old_values = resolve(then);
+  const auto new_values = resolve(now);
+  for (size_t i = 0; i < old_values.size(); ++i) {
+    const bool matters = !new_values[i].key.starts_with("run.") || new_values[i].key == "run.seed";
+    if (!matters || old_values[i].value == new_values[i].value) continue;
+    notes.push_back(fmt::format("{} was {} when the checkpoint was written and is {} now",
+                                new_values[i].key, old_values[i].value, new_values[i].value));
   }
   return notes;
 }
@@ -61,7 +59,7 @@ SaveResult save_run(const Settings& settings, const std::string& config_toml,
   const Json json = {{"step", position.step},
                      {"tokens_seen", position.tokens_seen},
                      {"skipped_steps", position.skipped_steps},
-                     {"data", describe_data(settings, tokens)},
+                     {"num_data_tokens", tokens.num_tokens()},
                      {"config", config_toml}};
   const auto model = state.model_tensors();
   const auto optimizer = state.optimizer_tensors();
@@ -73,8 +71,8 @@ SaveResult save_run(const Settings& settings, const std::string& config_toml,
                           .keep_last = settings.run.keep_last});
 }
 
-std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens,
-                                     ModelState& state) {
+std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
+                                     const TokenFile& tokens, ModelState& state) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
   FoundCheckpoint found = find_latest(folder);
   require(settings.run.resume != ResumeMode::kNever || !found.path,
@@ -96,9 +94,15 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& 
   resumed.position = {read_count(reader, json, "step"), read_count(reader, json, "tokens_seen"),
                       read_count(reader, json, "skipped_steps")};
   state.load(reader);
-  for (std::string& note :
-       compare_data(json.value("data", Json::object()), describe_data(settings, tokens))) {
+  for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
     resumed.notes.push_back(std::move(note));
+  }
+  const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
+  if (num_tokens != tokens.num_tokens()) {
+    resumed.notes.push_back(
+        fmt::format("the data had {} tokens when the checkpoint was written and has {} now: steps "
+                    "see other tokens",
+                    num_tokens, tokens.num_tokens()));
   }
   return resumed;
 }

@@ -36,8 +36,8 @@ struct ResumedRun {
 /// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws
 /// UserError where settings.run.resume demands one, or where the checkpoint does not fit the
 /// settings.
-std::optional<ResumedRun> resume_run(const Settings& settings, const TokenFile& tokens,
-                                     ModelState& state);
+std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
+                                     const TokenFile& tokens, ModelState& state);
 
 /// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one
 /// checkpoint.

@@ -32,8 +32,8 @@ double time_gemm(const Gemm& product) {
 }  // namespace
 
 double measure_matrix_peak(DType dtype) {
-  constexpr int64_t kSize = 1536;
-  constexpr int kRuns = 8;
+  constexpr int64_t kSize = 1024;
+  constexpr int kRuns = 16;
   const OwnedTensor a(dtype, {kSize, kSize});
   const OwnedTensor b(dtype, {kSize, kSize});
   const OwnedTensor c(DType::kF32, {kSize, kSize});

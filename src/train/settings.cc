@@ -142,6 +142,9 @@ void validate(const Settings& settings) {
           settings.data.tokens);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
+  require(settings.schedule.warmup_steps <= train.steps,
+          "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
+          train.steps);
   validate(settings.schedule);
 }
 

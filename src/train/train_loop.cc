@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 
 #include "core/memory.h"
 #include "train/generate.h"
@@ -39,8 +41,17 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   return text;
 }
 
+std::string format_local_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M %Z", &local);
+  return text.data();
+}
+
 std::string describe_data(const TrainingData& data) {
-  std::string text = fmt::format("{} tokens in {} documents, tokenizer {}",
+  std::string text = fmt::format("{} tokens in {} document(s), tokenizer {}",
                                  format_count(static_cast<double>(data.tokens->num_tokens())),
                                  data.tokens->num_documents(), data.tokenizer->name());
   if (data.validation) {
@@ -61,12 +72,12 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 /// The loop around a Trainer: records, validations, checkpoints, signals.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter& writer)
+  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter& writer, double peak)
       : trainer_(trainer),
         settings_(trainer.settings()),
         request_(request),
         writer_(writer),
-        peak_(measure_matrix_peak(settings_.train.dtype())) {}
+        peak_(peak) {}
 
   void run() {
     const StopSignal signal;
@@ -219,11 +230,14 @@ int train(const TrainRequest& request, std::ostream& out) {
   Settings settings = request.settings;
   validate(settings);
   TrainingData data = open_data(settings, out, request.terminal);
+  // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
+  const double peak = measure_matrix_peak(settings.train.dtype());
   Trainer trainer(std::move(settings), std::move(data));
-  const auto resumed = trainer.resume();
+  const auto resumed = trainer.resume(request.config_toml);
   const Settings& resolved = trainer.settings();
 
   RunInfo info{.title = std::filesystem::path(resolved.run.folder).filename().string(),
+               .started = format_local_time(),
                .machine = describe_machine(),
                .tokenizer = describe_data(trainer.data()),
                .model_summary = describe_model(resolved, trainer.prediction()),
@@ -235,7 +249,7 @@ int train(const TrainRequest& request, std::ostream& out) {
     writer.note(fmt::format("continuing after step {} of {}", resumed->position.step,
                             resolved.train.steps));
   }
-  TrainLoop(trainer, request, writer).run();
+  TrainLoop(trainer, request, writer, peak).run();
   if (resolved.run.report) out << "report: " << writer.report_path().string() << "\n";
   return 0;
 }

@@ -49,8 +49,8 @@ double Trainer::step_flops() const {
   return model_->model_flops() * static_cast<double>(settings_.train.num_micro_batches());
 }
 
-std::optional<ResumedRun> Trainer::resume() {
-  auto resumed = resume_run(settings_, *data_.tokens, *state_);
+std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
+  auto resumed = resume_run(settings_, config_toml, *data_.tokens, *state_);
   if (resumed) {
     position_ = resumed->position;
   } else {

@@ -48,7 +48,7 @@ class Trainer {
   double step_flops() const;
 
   /// Continues from a checkpoint where the settings ask for it.
-  std::optional<ResumedRun> resume();
+  std::optional<ResumedRun> resume(const std::string& config_toml);
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
   /// gradient where the settings say stop; then nothing was updated.
   StepOutcome step(const NodeObserver& observer = {});

@@ -58,7 +58,7 @@ Settings tiny_settings(const TemporaryFolder& folder) {
 std::unique_ptr<Trainer> make_trainer(Settings settings) {
   TrainingData data = open_training_data(settings);
   auto trainer = std::make_unique<Trainer>(std::move(settings), std::move(data));
-  trainer->resume();
+  trainer->resume("");
   return trainer;
 }
 
@@ -91,7 +91,7 @@ TEST_P(Resume, ContinuesBitwise) {
 
   const auto first = make_trainer(settings);
   for (int i = 0; i < 3; ++i) first->step();
-  first->save("[model]\n");
+  first->save("");
   const auto second = make_trainer(settings);
   ASSERT_EQ(second->position().step, 3);
   for (int i = 0; i < 5; ++i) second->step();

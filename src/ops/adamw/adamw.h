@@ -15,14 +15,17 @@ struct AdamWSpec {
   bool bf16_weight = false;
 };
 
-/// One step of Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
-/// Regularization", 2019), element by element over a flat slice, in the order of operations of
-/// torch.optim.AdamW:
-///   g = grad · scale;  p = p · (1 - lr · weight_decay);  m = m + (1 - beta1) · (g - m);  v = beta2
-///   · v + (1 - beta2) · g² p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
-/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params
-/// makes them. Outputs, updated in place: master F32 [n], m F32 [n], v F32 [n], and with
-/// bf16_weight: weight BF16 [n].
+// clang-format off
+/// One step of Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019),
+/// element by element over a flat slice, in the order of operations of torch.optim.AdamW:
+///   g = grad · scale
+///   p = p · (1 - lr · weight_decay)
+///   m = m + (1 - beta1) · (g - m)
+///   v = beta2 · v + (1 - beta2) · g²
+///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
+/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes them. Outputs,
+/// updated in place: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
+// clang-format on
 class AdamW final : public Operator {
  public:
   /// Throws UserError where a rate is out of range.

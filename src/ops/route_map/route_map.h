@@ -26,14 +26,16 @@ struct RouteMapSpec {
   int64_t alignment = 1;
 };
 
+// clang-format off
 /// Lays the routed rows out expert by expert, so that one expert's rows are contiguous:
 ///   (expert_idx I32 [T, K], probs F32 [T, K]) ->
 ///   row_of_TK   I32 [T, K]       the row of each assignment, -1 where it was dropped
 ///   source_R    I32 [R ragged]   t·K + k of each row, -1 for padding
-///   offsets     I64 [E + 1]      the first row of each expert, padding included; offsets[E] is the
-///   number of rows extent      I64 [1]          the number of rows: the extent of R dropped I64
-///   [1]          assignments given up for capacity counts_kept I64 [E]          rows of each
-///   expert without padding
+///   offsets     I64 [E + 1]      the first row of each expert, padding included; offsets[E] is the number of rows
+///   extent      I64 [1]          the number of rows: the extent of R
+///   dropped     I64 [1]          assignments given up for capacity
+///   counts_kept I64 [E]          rows of each expert without padding
+// clang-format on
 /// Within an expert the rows stand in token order, then in order of k, and its padding comes last.
 /// A pure function of the inputs, whatever the number of threads. No gradient; never recomputed,
 /// since routing is decided once.
