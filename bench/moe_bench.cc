@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -113,7 +114,7 @@ OwnedTensor make_offsets(const Setting& s, double share, Random& random) {
   for (size_t e = 0; e < weights.size(); ++e) {
     sum += weights[e];
     offsets.get().as<int64_t>()[e + 1] =
-        static_cast<int64_t>(static_cast<double>(s.num_rows()) * sum / total + 0.5);
+        std::llround(static_cast<double>(s.num_rows()) * sum / total);
   }
   return offsets;
 }
