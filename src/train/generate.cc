@@ -55,8 +55,8 @@ std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
 }  // namespace
 
 void validate(const GenerateOptions& options) {
-  require(options.max_tokens >= 0,
-          "the number of tokens to generate is {}; it must not be negative", options.max_tokens);
+  require(options.max_tokens >= 0, "max-tokens is {}; it must be 0 (nothing is generated) or above",
+          options.max_tokens);
   require(options.temperature >= 0 && std::isfinite(options.temperature),
           "the temperature is {}; it must be 0 (always the most likely token) or above",
           options.temperature);

@@ -229,6 +229,7 @@ RunWriterOptions writer_options(const Settings& settings, const TrainRequest& re
 int train(const TrainRequest& request, std::ostream& out) {
   Settings settings = request.settings;
   validate(settings);
+  check_model(settings);
   TrainingData data = open_data(settings, out, request.terminal);
   // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
   const double peak = measure_matrix_peak(settings.train.dtype());

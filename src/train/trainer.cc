@@ -29,6 +29,17 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
 
 }  // namespace
 
+void check_model(Settings settings) {
+  settings.model.vocab_size =
+      resolve_vocab_size(settings.model.vocab_size, *make_tokenizer(settings.data.tokenizer));
+  validate(settings.model);
+  const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+                         .max_sequences = settings.train.micro_batch,
+                         .sequence_length = settings.data.sequence_length,
+                         .dtype = settings.train.dtype()};
+  const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels());
+}
+
 Trainer::Trainer(Settings settings, TrainingData data)
     : settings_(std::move(settings)), data_(std::move(data)) {
   tessera::validate(settings_);

@@ -31,6 +31,10 @@ struct StepOutcome {
   bool skipped() const { return !update.updated; }
 };
 
+/// Refuses a model that cannot be built or trained as the settings say, before any data is read or
+/// written.
+void check_model(Settings settings);
+
 /// A training run: data, model, optimizer and position. The loop around it is train().
 class Trainer {
  public:

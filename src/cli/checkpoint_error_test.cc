@@ -1,0 +1,115 @@
+#include "cli/cli_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A run with the checkpoints of steps 5 and 10, which the tests damage.
+class CliCheckpointError : public CliTest {
+ protected:
+  CliCheckpointError() { succeed(train("run", {"--run.checkpoint_interval=5"})); }
+
+  std::filesystem::path file(const std::string& step, const std::string& name) const {
+    return folder_ / "run" / "checkpoints" / step / name;
+  }
+  Arguments longer(const Arguments& options = {}) const {
+    Arguments all = train("run", {"--train.steps=12"});
+    all.insert(all.end(), options.begin(), options.end());
+    return all;
+  }
+  void flip_last_byte(const std::filesystem::path& victim) const {
+    std::string bytes = read_all(victim);
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    write_all(victim, bytes);
+  }
+};
+
+TEST_F(CliCheckpointError, TruncatedFallsBackToTheOneBefore) {
+  const auto victim = file("step-00000010", "optimizer-00000.safetensors");
+  std::filesystem::resize_file(victim, std::filesystem::file_size(victim) - 1);
+  const Finished finished = succeed(longer());
+  EXPECT_THAT(finished.out, HasSubstr("continuing after step 5 of 12"));
+  EXPECT_THAT(finished.out, HasSubstr(victim.string() + " is damaged"));
+  EXPECT_EQ(read_steps("run").size(), 12);
+}
+
+TEST_F(CliCheckpointError, AllDamagedIsNoReasonToStartAnew) {
+  for (const std::string step : {"step-00000005", "step-00000010"}) {
+    std::filesystem::resize_file(file(step, "model-00000.safetensors"), 100);
+  }
+  expect_refused(longer(), {path("run/checkpoints"), "damaged"});
+  expect_refused(longer({"--run.resume=required"}), {"run.resume", path("run/checkpoints")});
+  for (const char* command : {"generate", "eval"}) {
+    expect_refused({command, path("run")}, {path("run"), "no complete checkpoint"});
+    expect_refused({command, path("run/checkpoints/step-00000010")}, {"model-00000", "damaged"});
+  }
+}
+
+TEST_F(CliCheckpointError, DamagedTensorBytes) {
+  const auto model = file("step-00000010", "model-00000.safetensors");
+  flip_last_byte(model);
+  for (const Arguments& arguments :
+       {longer(), Arguments{"generate", path("run")}, Arguments{"eval", path("run")}}) {
+    expect_refused(arguments, {model.string(), "checksum"});
+  }
+}
+
+TEST_F(CliCheckpointError, DamagedManifest) {
+  const std::string step = "step-00000010";
+  flip_last_byte(file(step, "manifest.json"));
+  expect_refused({"inspect", "--checkpoint", path("run/checkpoints/" + step)}, {"manifest.json"});
+  EXPECT_THAT(succeed(longer()).out, HasSubstr("continuing after step 5 of 12"));
+}
+
+TEST_F(CliCheckpointError, HostileHeaderLength) {
+  const auto model = file("step-00000010", "model-00000.safetensors");
+  std::string bytes = read_all(model);
+  bytes.replace(0, 8, "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F");
+  write_all(model, bytes);
+  expect_refused(longer(), {model.string()});
+}
+
+TEST_F(CliCheckpointError, OfAnotherShapeOrPrecision) {
+  expect_refused(longer({"--model.hidden_size=32"}), {"step-00000010", "[320, 16]", "[320, 32]"});
+  expect_refused(longer({"--model.num_layers=3"}), {"step-00000010", "layers.2."});
+  expect_refused(longer({"--model.num_layers=1"}), {"step-00000010", "layers.1."});
+  expect_refused(longer({"--train.precision=bf16"}), {"step-00000010", "bf16", "f32"});
+  succeed(longer());
+}
+
+TEST_F(CliCheckpointError, NeverResumingDoesNotMixRuns) {
+  expect_refused(longer({"--run.resume=never"}), {"run.resume", path("run/checkpoints")});
+}
+
+TEST_F(CliCheckpointError, MissingCheckpoint) {
+  std::filesystem::create_directories(path("nothing"));
+  for (const char* command : {"generate", "eval"}) {
+    expect_refused({command, path("none")}, {path("none"), "does not exist"});
+    expect_refused({command, path("nothing")}, {path("nothing"), "no complete checkpoint"});
+    expect_refused({command, path("text.txt")}, {path("text.txt")});
+  }
+  expect_refused({"inspect", "--checkpoint", path("none")}, {path("none")});
+  expect_refused({"inspect", "--report", path("none")}, {path("none")});
+}
+
+TEST_F(CliCheckpointError, FullDiskKeepsEarlierCheckpoints) {
+  const auto before = snapshot(folder_ / "run" / "checkpoints");
+  const auto size = std::filesystem::file_size(file("step-00000010", "model-00000.safetensors"));
+  const auto limit = static_cast<int64_t>(size) - 1;
+  ASSERT_GT(limit, 2 * static_cast<int64_t>(std::filesystem::file_size(path("run/metrics.jsonl"))));
+  const Finished failed = run_tessera(longer({"--run.tensorboard=false"}), limit);
+  expect_error(failed, {"checkpoint of step 12 not saved", "earlier checkpoints"});
+  EXPECT_EQ(snapshot(folder_ / "run" / "checkpoints"), before);
+  EXPECT_THAT(succeed(longer()).out, HasSubstr("continuing after step 10 of 12"));
+}
+
+TEST_F(CliCheckpointError, FullDiskWhileTokenizing) {
+  const Finished failed = run_tessera(train("other"), 4000);
+  expect_error(failed, {path("other/tokens")});
+  EXPECT_EQ(snapshot(folder_ / "other" / "tokens").size(), 0) << "half a token file stayed";
+  succeed(train("other"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "cli/cli_testing.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using CliHelp = CliTest;
+
+TEST_F(CliHelp, EverySubcommandHasIt) {
+  const std::vector<std::string> commands = {"train", "eval", "generate", "inspect", "doctor"};
+  const std::string program = succeed({"--help"}).out;
+  for (const std::string& command : commands) {
+    EXPECT_THAT(program, HasSubstr("  " + command + " "));
+    EXPECT_THAT(succeed({command, "--help"}).out, HasSubstr("Usage: tessera " + command));
+  }
+  EXPECT_THAT(succeed({"--version"}).out, MatchesRegex("[0-9]+\\.[0-9.]+\n"));
+}
+
+TEST_F(CliHelp, NamesEveryConfigurationKey) {
+  const std::string help = succeed({"train", "--help"}).out;
+  const Json config = succeed_json({"train", "--print-config", "--json"});
+  ASSERT_GT(config.size(), 50);
+  for (const auto& [key, value] : config.items()) EXPECT_THAT(help, HasSubstr("--" + key + "="));
+}
+
+TEST_F(CliHelp, PrintedConfigurationLoadsToTheSameValues) {
+  const Arguments overrides = {"--model.preset=tiny", "--moe.inner_sizes=32,64", "--run.seed=12",
+                               "--data.separator=<|end \"of\" text|>"};
+  Arguments first = {"train", "--print-config"};
+  first.insert(first.end(), overrides.begin(), overrides.end());
+  write_all(path("printed.toml"), succeed(first).out);
+
+  first.emplace_back("--json");
+  const Json expected = succeed_json(first);
+  const Json loaded = succeed_json({"train", path("printed.toml"), "--print-config", "--json"});
+  ASSERT_EQ(loaded.size(), expected.size());
+  for (const auto& [key, entry] : expected.items()) {
+    EXPECT_EQ(loaded[key]["value"], entry["value"]) << key;
+  }
+  EXPECT_EQ(loaded["moe.inner_sizes"]["value"], Json({32, 64}));
+}
+
+TEST_F(CliHelp, PrintedConfigurationShowsOrigins) {
+  write_all(path("run.toml"), "[model]\nhidden_size = 48\npreset = \"tiny\"\n\n[run]\nseed = 3\n");
+  const Arguments arguments = {"train", path("run.toml"), "--print-config", "--run.seed=4"};
+  Arguments as_json = arguments;
+  as_json.emplace_back("--json");
+  const Json config = succeed_json(as_json);
+  EXPECT_EQ(config["model.hidden_size"]["value"], 48);
+  EXPECT_EQ(config["model.hidden_size"]["origin"], path("run.toml") + ":2");
+  EXPECT_EQ(config["run.seed"]["value"], 4);
+  EXPECT_EQ(config["run.seed"]["origin"], "--run.seed");
+  EXPECT_EQ(config["model.num_layers"]["origin"], "preset tiny");
+  EXPECT_EQ(config["optim.beta2"]["origin"], "default");
+
+  const std::string toml = succeed(arguments).out;
+  for (const std::string origin :
+       {path("run.toml") + ":2", std::string("--run.seed"), std::string("preset tiny")}) {
+    EXPECT_THAT(toml, HasSubstr("# " + origin));
+  }
+}
+
+TEST_F(CliHelp, InspectShowsPresetsProgramsAndMemory) {
+  const Json presets = succeed_json({"inspect", "--presets", "--json"});
+  ASSERT_GT(presets.size(), 5);
+  for (const Json& preset : presets) EXPECT_GE(preset["parameters"], preset["active_parameters"]);
+
+  const std::string program = succeed({"inspect", "--program", "--model.preset=tiny"}).out;
+  for (const char* name : {"attention", "router", "rmsnorm_backward"}) {
+    EXPECT_THAT(program, HasSubstr(name));
+  }
+  const Json memory = succeed_json({"inspect", "--memory", "--model.preset=tiny", "--json"});
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : memory.items())
+    sum += name == "total" ? 0 : bytes.get<int64_t>();
+  EXPECT_EQ(memory["total"], sum);
+}
+
+TEST_F(CliHelp, DoctorMeasuresTheMachine) {
+  const Json machine = succeed_json({"doctor", "--json"});
+  EXPECT_GT(machine["matrix_gflops"]["f32"], 0.01);
+  EXPECT_EQ(machine["threads"], 2);
+}
+
+TEST_F(CliHelp, MistakesOfTheCommandLine) {
+  expect_refused({}, {"subcommand"});
+  expect_refused({"trian"}, {"unknown subcommand 'trian'", "did you mean 'train'"});
+  expect_refused({"train", "--bogus"}, {"--bogus"});
+  expect_refused({"train", "a.toml", "b.toml"}, {"b.toml"});
+  expect_refused({"generate", path("none"), "--bogus"}, {"--bogus"});
+  expect_refused({"generate"}, {"checkpoint is required"});
+  expect_refused({"eval", path("none"), "--batch-size", "many"}, {"--batch-size", "many"});
+  expect_refused({"inspect"}, {"--presets"});
+  expect_refused({"train", path("none.toml")}, {"none.toml", "does not exist"});
+}
+
+}  // namespace
+}  // namespace tessera

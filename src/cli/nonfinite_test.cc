@@ -1,0 +1,57 @@
+#include "cli/cli_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A run of ten good steps, continued at a learning rate that ruins the weights in step 11.
+class CliNonFinite : public CliTest {
+ protected:
+  CliNonFinite() { succeed(train("run")); }
+  Arguments ruin(const std::string& learning_rate, const std::string& on_nonfinite) const {
+    return train("run", {"--train.steps=20", "--optim.learning_rate=" + learning_rate,
+                         "--train.max_grad_norm=0", "--train.on_nonfinite=" + on_nonfinite});
+  }
+};
+
+TEST_F(CliNonFinite, StopsAndKeepsTheLastCheckpoint) {
+  const auto before = snapshot(folder_ / "run" / "checkpoints");
+  // Weights of 1e30 give a finite loss, but no finite gradient; infinite weights give neither.
+  for (const std::string learning_rate : {"1e30", "1e40"}) {
+    expect_error(run_tessera(ruin(learning_rate, "stop")),
+                 {"step 12", "nothing was updated", "train.on_nonfinite"});
+    EXPECT_EQ(snapshot(folder_ / "run" / "checkpoints"), before);
+    EXPECT_EQ(read_steps("run").size(), 11);
+  }
+  EXPECT_THAT(succeed(train("run", {"--train.steps=12"})).out,
+              HasSubstr("continuing after step 10 of 12"));
+}
+
+TEST_F(CliNonFinite, SkipsAndCounts) {
+  const Finished finished = succeed(ruin("1e40", "skip"));
+  EXPECT_THAT(finished.out, HasSubstr("no sample of text"));
+  const auto steps = read_steps("run");
+  ASSERT_EQ(steps.size(), 20);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i]["skipped_steps"], i < 11 ? 0 : i - 10);
+    EXPECT_EQ(steps[i]["loss"].is_null(), i >= 11) << "step " << i + 1;
+  }
+  EXPECT_EQ(steps.back()["nonfinite"]["loss"], "nan");
+  const auto saved = succeed_json({"inspect", "--checkpoint", path("run"), "--json"});
+  EXPECT_EQ(saved["state"]["skipped_steps"], 9);
+  EXPECT_EQ(saved["state"]["step"], 20);
+  expect_refused({"generate", path("run"), "--prompt", "The"}, {"NaN"});
+}
+
+TEST_F(CliNonFinite, SkipsWhereOnlyTheGradientIsNotFinite) {
+  succeed(ruin("1e30", "skip"));
+  const auto steps = read_steps("run");
+  ASSERT_EQ(steps.size(), 20);
+  EXPECT_EQ(steps.back()["skipped_steps"], 9);
+  EXPECT_TRUE(steps.back()["loss"].is_number());
+  EXPECT_TRUE(steps.back()["grad_norm"].is_null());
+}
+
+}  // namespace
+}  // namespace tessera
