@@ -6,7 +6,8 @@ std::string ValueType::to_string() const {
   std::string dims;
   for (int dim = 0; dim < shape.rank(); ++dim) {
     if (dim > 0) dims += ", ";
-    dims += dim == ragged_dim ? fmt::format("<={} by %{}", shape[dim], extent) : fmt::format("{}", shape[dim]);
+    dims += dim == ragged_dim ? fmt::format("<={} by %{}", shape[dim], extent)
+                              : fmt::format("{}", shape[dim]);
   }
   return fmt::format("{} [{}]", dtype_name(dtype), dims);
 }

@@ -17,9 +17,10 @@ namespace tessera {
 /// Index of a value in its program.
 using ValueId = int32_t;
 
-/// What is known of a value before it runs. At most one dim is *ragged*: its extent in `shape` is the upper bound, and
-/// the actual extent is the I64 scalar value `extent`, which some operator computes at run time. In the result of
-/// Operator::infer, `extent` may name one of that operator's own outputs by own_output(i).
+/// What is known of a value before it runs. At most one dim is *ragged*: its extent in `shape` is
+/// the upper bound, and the actual extent is the I64 scalar value `extent`, which some operator
+/// computes at run time. In the result of Operator::infer, `extent` may name one of that operator's
+/// own outputs by own_output(i).
 struct ValueType {
   DType dtype = DType::kF32;
   Shape shape;
@@ -34,15 +35,17 @@ struct ValueType {
 };
 
 /// Marks an extent that is output `output` of the operator being inferred.
-constexpr ValueId own_output(int output) { return -2 - output; }
+constexpr ValueId own_output(int output) {
+  return -2 - output;
+}
 
 /// `type` with another element type or another shape; raggedness is kept.
 ValueType with_dtype(ValueType type, DType dtype);
 ValueType with_last_dim(ValueType type, int64_t last);
 
-/// What an operator costs at its bound. `flops` are *model* FLOPs: a multiply-add counts 2, work that an operator does
-/// again to save memory (attention's backward scores, say) is not counted. `bytes` are the fewest that must move
-/// through memory.
+/// What an operator costs at its bound. `flops` are *model* FLOPs: a multiply-add counts 2, work
+/// that an operator does again to save memory (attention's backward scores, say) is not counted.
+/// `bytes` are the fewest that must move through memory.
 struct Cost {
   double flops = 0;
   double bytes = 0;
@@ -66,16 +69,18 @@ class GradientBuilder {
   virtual bool needs_grad(int idx) const = 0;
   virtual const ValueType& input_type(int idx) const = 0;
 
-  /// Adds `op` to the backward program and returns its outputs. Outputs for which op->accumulates() holds are the
-  /// FP32 gradient accumulators of the forward *weight* inputs listed in `accumulators`, in the order of those outputs.
+  /// Adds `op` to the backward program and returns its outputs. Outputs for which op->accumulates()
+  /// holds are the FP32 gradient accumulators of the forward *weight* inputs listed in
+  /// `accumulators`, in the order of those outputs.
   virtual std::vector<ValueId> emit(OperatorPtr op, const std::vector<ValueId>& inputs,
                                     const std::vector<int>& accumulators = {}) = 0;
-  /// Gives the gradient of forward input `idx`. Called again for the same value, the gradients are added.
+  /// Gives the gradient of forward input `idx`. Called again for the same value, the gradients are
+  /// added.
   virtual void set_grad_input(int idx, ValueId grad) = 0;
 };
 
-/// An operator: its attributes (members of the concrete class), shape rule, cost and gradient rule. Immutable.
-/// How it runs is a kernel of the same name in a back end's KernelTable.
+/// An operator: its attributes (members of the concrete class), shape rule, cost and gradient rule.
+/// Immutable. How it runs is a kernel of the same name in a back end's KernelTable.
 class Operator {
  public:
   virtual ~Operator() = default;
@@ -91,15 +96,17 @@ class Operator {
   virtual void differentiate(GradientBuilder& builder) const;
   /// Whether output `idx` is a gradient accumulator that the kernel adds into.
   virtual bool accumulates(int /*output*/) const { return false; }
-  /// Whether a pass may run the operator again instead of keeping its outputs (routing decisions may not).
+  /// Whether a pass may run the operator again instead of keeping its outputs (routing decisions
+  /// may not).
   virtual bool recomputable() const { return true; }
   /// Scratch memory that the CPU kernel needs, planned with the values.
   virtual int64_t cpu_workspace_bytes(std::span<const ValueType> /*inputs*/) const { return 0; }
 };
 
-/// The tensors of one call. Ragged dims have their actual extents, but for outputs whose extent this very operator
-/// computes: those come at their bound, and the kernel writes the extent. Outputs that nobody reads may be null views only
-/// where they accumulate. `workspace` has at least cpu_workspace_bytes bytes, 64-byte aligned, undefined content.
+/// The tensors of one call. Ragged dims have their actual extents, but for outputs whose extent
+/// this very operator computes: those come at their bound, and the kernel writes the extent.
+/// Outputs that nobody reads may be null views only where they accumulate. `workspace` has at least
+/// cpu_workspace_bytes bytes, 64-byte aligned, undefined content.
 struct KernelArgs {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
@@ -118,7 +125,9 @@ using KernelTable = std::map<std::string, Kernel, std::less<>>;
 /// Throws UserError naming the operator unless `ok`: for shape rules.
 template <typename... Args>
 void check_shape(const Operator& op, bool ok, fmt::format_string<Args...> format, Args&&... args) {
-  if (!ok) throw UserError(fmt::format("{}: {}", op.name(), fmt::format(format, std::forward<Args>(args)...)));
+  if (!ok)
+    throw UserError(
+        fmt::format("{}: {}", op.name(), fmt::format(format, std::forward<Args>(args)...)));
 }
 
 }  // namespace tessera
