@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "core/dtype.h"
 #include "ops/simd.h"
@@ -293,14 +294,17 @@ void pack_interleaved(const Rows<const T>& rows, int64_t n, Word* to, int64_t wi
   }
 }
 
+/// The words of the low halves (kHalf 0) or of the high halves of `a` and `b`, in turn.
+template <int kHalf, size_t... kIdx>
+simd::WordVec interleave(simd::WordVec a, simd::WordVec b, std::index_sequence<kIdx...> /*lanes*/) {
+  return __builtin_shufflevector(a, b,
+                                 (static_cast<int>(kIdx) / 2 +
+                                  (static_cast<int>(kIdx) % 2) * kLanes + kHalf * (kLanes / 2))...);
+}
+
 /// Transposes kLanes × kLanes words by rounds of interleaving the halves.
 inline void transpose(const Word* from, int64_t from_stride, Word* to, int64_t to_stride) {
-  simd::WordVec low_half;
-  simd::WordVec high_half;
-  for (int i = 0; i < kLanes; ++i) {
-    low_half[i] = static_cast<Word>(i / 2 + (i % 2) * kLanes);
-    high_half[i] = low_half[i] + kLanes / 2;
-  }
+  constexpr auto kAll = std::make_index_sequence<kLanes>();
   simd::WordVec rows[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) rows[i] = load_words(from + i * from_stride);
@@ -309,8 +313,8 @@ inline void transpose(const Word* from, int64_t from_stride, Word* to, int64_t t
     simd::WordVec next[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low_half);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high_half);
+      next[2 * i] = interleave<0>(rows[i], rows[i + kLanes / 2], kAll);
+      next[2 * i + 1] = interleave<1>(rows[i], rows[i + kLanes / 2], kAll);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
@@ -349,15 +353,21 @@ inline Vec exp2(Vec x) {
   return y * std::bit_cast<Vec>(exponent);
 }
 
+/// Each lane's partner at distance kStep.
+template <int kStep, size_t... kIdx>
+Vec swap_lanes(Vec x, std::index_sequence<kIdx...> /*lanes*/) {
+  return __builtin_shufflevector(x, x, (static_cast<int>(kIdx) ^ kStep)...);
+}
+
 /// The greatest lane and the sum of the lanes, in every lane.
-template <typename Combine>
+template <int kStep = kLanes / 2, typename Combine>
 Vec reduce(Vec x, const Combine& combine) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    simd::WordVec partner;
-    for (int i = 0; i < kLanes; ++i) partner[i] = static_cast<Word>(i ^ step);
-    x = combine(x, __builtin_shuffle(x, partner));
+  x = combine(x, swap_lanes<kStep>(x, std::make_index_sequence<kLanes>()));
+  if constexpr (kStep > 1) {
+    return reduce<kStep / 2>(x, combine);
+  } else {
+    return x;
   }
-  return x;
 }
 inline Vec reduce_max(Vec x) {
   return reduce(x, [](Vec a, Vec b) { return simd::max(a, b); });
