@@ -21,6 +21,16 @@ BatchShape batch_shape(const Settings& settings, const BatchSource& train,
   return shape;
 }
 
+/// The token file is mapped, so what the windows touch becomes resident page by page.
+int64_t touched_bytes(const Settings& settings, const TokenFile& tokens) {
+  constexpr int64_t kPage = 4096;
+  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
+  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
+  const int64_t windows = settings.train.steps * settings.train.global_batch;
+  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
+  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
+}
+
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
   batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
@@ -49,8 +59,8 @@ Trainer::Trainer(Settings settings, TrainingData data)
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ =
       std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
-  prediction_ = {process_memory().resident, ModelState::count_bytes(config, dtype),
-                 model_->activation_bytes()};
+  prediction_ = {process_memory().resident, touched_bytes(settings_, *data_.tokens),
+                 ModelState::count_bytes(config, dtype), model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
   model_->bind(state_->parameters(), state_->experts());
   batches_.resize(static_cast<size_t>(settings_.train.num_micro_batches()));
