@@ -59,8 +59,12 @@ Trainer::Trainer(Settings settings, TrainingData data)
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ =
       std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
-  prediction_ = {process_memory().resident, touched_bytes(settings_, *data_.tokens),
-                 ModelState::count_bytes(config, dtype), model_->activation_bytes()};
+  // oneDNN's packing buffers and compiled kernels, and the products' own tiles, grow with use:
+  // about this much on two threads, whatever the model.
+  constexpr int64_t kLibraryScratch = 16 << 20;
+  prediction_ = {process_memory().resident + kLibraryScratch,
+                 touched_bytes(settings_, *data_.tokens), ModelState::count_bytes(config, dtype),
+                 model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
   model_->bind(state_->parameters(), state_->experts());
   batches_.resize(static_cast<size_t>(settings_.train.num_micro_batches()));

@@ -14,8 +14,9 @@ namespace tessera {
 
 /// Bytes of a training run, known before any is taken.
 struct MemoryPrediction {
-  int64_t program = 0;  ///< resident before training: code, libraries, the data's index
-  int64_t data = 0;     ///< pages of the token file that the run's windows touch, at most
+  int64_t program =
+      0;  ///< resident before training: code, libraries and their scratch, the data's index
+  int64_t data = 0;  ///< pages of the token file that the run's windows touch, at most
   ModelState::Bytes state;
   ActivationBytes activations;
   int64_t total() const { return program + data + state.total() + activations.total(); }
