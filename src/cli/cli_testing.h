@@ -128,8 +128,9 @@ class ChildProcess {
   bool read_some() {
     pollfd polled[2] = {{streams_[0].file, POLLIN, 0}, {streams_[1].file, POLLIN, 0}};
     if (streams_[0].file < 0 && streams_[1].file < 0) return false;
-    constexpr int kPatienceMs = 120'000;
-    if (::poll(polled, 2, kPatienceMs) == 0) {
+    // Twice, since the first may have run out while the whole machine was suspended.
+    constexpr int kPatienceMs = 60'000;
+    if (::poll(polled, 2, kPatienceMs) == 0 && ::poll(polled, 2, kPatienceMs) == 0) {
       ADD_FAILURE() << "silent for too long after:\n" << streams_[0].text << streams_[1].text;
       send(SIGKILL);
     }

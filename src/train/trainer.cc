@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <omp.h>
+
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -31,6 +33,13 @@ int64_t touched_bytes(const Settings& settings, const TokenFile& tokens) {
   return windows > file_bytes / per_window ? file_bytes : windows * per_window;
 }
 
+/// What oneDNN's packing buffers and compiled kernels and the products' own tiles grow by with use,
+/// as measured; BF16 results go through F32 tiles of each thread (ops/gemm).
+int64_t library_scratch(DType dtype) {
+  constexpr int64_t kMebibyte = 1 << 20;
+  return omp_get_max_threads() * (dtype == DType::kBF16 ? 10 : 1) * kMebibyte;
+}
+
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
   batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
@@ -59,10 +68,7 @@ Trainer::Trainer(Settings settings, TrainingData data)
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ =
       std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
-  // oneDNN's packing buffers and compiled kernels, and the products' own tiles, grow with use:
-  // about this much on two threads, whatever the model.
-  constexpr int64_t kLibraryScratch = 16 << 20;
-  prediction_ = {process_memory().resident + kLibraryScratch,
+  prediction_ = {process_memory().resident + library_scratch(dtype),
                  touched_bytes(settings_, *data_.tokens), ModelState::count_bytes(config, dtype),
                  model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
