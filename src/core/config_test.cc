@@ -345,5 +345,23 @@ TEST_F(ConfigTest, BugsInASchemaAreInternalErrors) {
   EXPECT_THROW(schema.origin("nothing"), InternalError);
 }
 
+/// Characters that toml++ 3.3 cannot tell from white space, in keys and after a line's backslash.
+TEST(ConfigText, CharactersOfAllPlanesAreReadOrRefused) {
+  for (const char* character :
+       {"\u00e9", "\u045d", "\u3042", "\ufb26", "\ufcff", "\ufefe", "\uff1f", "\U0001F600"}) {
+    std::string text;
+    ConfigSchema schema;
+    schema.add("data.text", &text, "");
+    schema.load_toml_text(fmt::format("[data]\ntext = \"\"\"a \\\n {}\"\"\"\n", character), "t");
+    EXPECT_EQ(text, fmt::format("a {}", character));
+    EXPECT_THROW(schema.load_toml_text(fmt::format("{}a.b = 1", character), "t"), UserError);
+  }
+  std::string text;
+  ConfigSchema schema;
+  schema.add("data.text", &text, "");
+  schema.load_toml_text("\xEF\xBB\xBF[data]\ntext = \"x\"\n", "t");
+  EXPECT_EQ(text, "x");
+}
+
 }  // namespace
 }  // namespace tessera

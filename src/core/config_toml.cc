@@ -23,9 +23,9 @@ std::string_view kind_name(const toml::node& node) {
 }
 
 // toml++ 3.3 has undefined behaviour in its test for white space when it meets most characters
-// below U+3058 outside ASCII (is_non_ascii_horizontal_whitespace reaches TOML_UNREACHABLE). So it
-// never sees those: characters up to U+3FFF travel as private ones from U+F0000 on, and come back
-// in keys, strings and messages.
+// below U+3058 or from U+FB26 to U+FEFE outside ASCII (is_non_ascii_horizontal_whitespace reaches
+// TOML_UNREACHABLE). So it never sees those: all characters from U+0080 to U+FFFF travel as private
+// ones from U+F0000 on, and come back in keys, strings and messages.
 
 constexpr char kPrivateLead = '\xF3';
 
@@ -34,15 +34,20 @@ char continuation(uint32_t bits) {
 }
 
 bool is_hidden(std::string_view text, size_t at) {
-  return text[at] == kPrivateLead && (text[at + 1] & 0x3C) == 0x30;
+  return text[at] == kPrivateLead && (text[at + 1] & 0x30) == 0x30;
 }
 
-/// The valid UTF-8 text with its characters from U+0080 to U+3FFF moved up.
+std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  return text.starts_with(kMark) ? text.substr(kMark.size()) : text;
+}
+
+/// The valid UTF-8 text with its characters from U+0080 to U+FFFF moved up.
 std::string hide_characters(std::string_view text) {
   std::string hidden;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto lead = static_cast<unsigned char>(text[i]);
-    const size_t length = lead < 0xC0 || lead > 0xE3 ? 1 : lead < 0xE0 ? 2 : 3;
+    const size_t length = lead < 0xC0 || lead > 0xEF ? 1 : lead < 0xE0 ? 2 : 3;
     if (length == 1) {
       hidden += text[i];
       continue;
@@ -64,7 +69,7 @@ std::string show_characters(std::string_view text) {
       continue;
     }
     const uint32_t code =
-        (text[i + 1] & 0x03) << 12 | (text[i + 2] & 0x3F) << 6 | (text[i + 3] & 0x3F);
+        (text[i + 1] & 0x0F) << 12 | (text[i + 2] & 0x3F) << 6 | (text[i + 3] & 0x3F);
     if (code < 0x800) {
       shown += static_cast<char>(0xC0 | code >> 6);
     } else {
@@ -174,7 +179,7 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
   check_characters(text, name);
   std::vector<TomlEntry> entries;
   try {
-    flatten(toml::parse(hide_characters(text)), "", name, entries);
+    flatten(toml::parse(hide_characters(without_byte_order_mark(text))), "", name, entries);
   } catch (const toml::parse_error& error) {
     user_error("{}:{}: {}", name, error.source().begin.line, show_characters(error.description()));
   }
