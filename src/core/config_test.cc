@@ -363,5 +363,15 @@ TEST(ConfigText, CharactersOfAllPlanesAreReadOrRefused) {
   EXPECT_EQ(text, "x");
 }
 
+TEST(ConfigText, ABackslashBeforeUIsNoEscapeOnceItIsEscaped) {
+  std::string text;
+  ConfigSchema schema;
+  schema.add("data.text", &text, "");
+  schema.override_value("data.text", "C:\\U000F0041");
+  schema.load_toml_text(schema.to_toml(), "printed");
+  EXPECT_EQ(text, "C:\\U000F0041");
+  EXPECT_THROW(schema.load_toml_text("[data]\ntext = \"\\U000F0041\"", "t"), UserError);
+}
+
 }  // namespace
 }  // namespace tessera

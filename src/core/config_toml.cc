@@ -81,12 +81,25 @@ std::string show_characters(std::string_view text) {
   return shown;
 }
 
+/// Whether an escape such as \\U000F0041 stands in the text; after an odd number of backslashes it
+/// is none.
+bool has_private_escape(std::string_view text) {
+  for (size_t at = text.find("\\U000"); at != std::string_view::npos;
+       at = text.find("\\U000", at + 1)) {
+    size_t before = at;
+    while (before > 0 && text[before - 1] == '\\') --before;
+    const bool is_escape = (at - before) % 2 == 0;
+    const bool is_private = at + 5 < text.size() && (text[at + 5] == 'F' || text[at + 5] == 'f');
+    if (is_escape && is_private) return true;
+  }
+  return false;
+}
+
 void check_characters(std::string_view text, const std::string& name) {
   const size_t valid = valid_utf8_prefix(text);
   const auto line = std::ranges::count(text.substr(0, valid), '\n') + 1;
   require(valid == text.size(), "{}:{}: not valid UTF-8", name, line);
-  bool has_private = text.find("\\U000F") != std::string_view::npos ||
-                     text.find("\\U000f") != std::string_view::npos;
+  bool has_private = has_private_escape(text);
   for (size_t at = text.find(kPrivateLead); at != std::string_view::npos;
        at = text.find(kPrivateLead, at + 1)) {
     has_private = has_private || is_hidden(text, at);
