@@ -66,6 +66,10 @@ struct Description {
 
 std::string check_text(const std::string& text) {
   if (valid_utf8_prefix(text) != text.size()) return "must be valid UTF-8, found other bytes";
+  // The TOML reader keeps this plane for itself (config_toml.cc).
+  for (size_t at = text.find('\xF3'); at != std::string::npos; at = text.find('\xF3', at + 1)) {
+    if ((text[at + 1] & 0x30) == 0x30) return "must not hold characters of the plane U+F0000";
+  }
   if (text.find('\0') != std::string::npos) return "must not hold a NUL character";
   return "";
 }

@@ -373,5 +373,14 @@ TEST(ConfigText, ABackslashBeforeUIsNoEscapeOnceItIsEscaped) {
   EXPECT_THROW(schema.load_toml_text("[data]\ntext = \"\\U000F0041\"", "t"), UserError);
 }
 
+TEST(ConfigText, ThePrivatePlaneIsRefusedOnTheCommandLineToo) {
+  std::string text;
+  ConfigSchema schema;
+  schema.add("data.text", &text, "");
+  EXPECT_THROW(schema.override_value("data.text", "a\xF3\xB0\x92\x92"), UserError);
+  schema.override_value("data.text", "a\xF3\xA0\x92\x92");
+  EXPECT_EQ(text, "a\xF3\xA0\x92\x92");
+}
+
 }  // namespace
 }  // namespace tessera
