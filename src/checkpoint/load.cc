@@ -8,10 +8,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hash.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/names.h"
+#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/strict_json.h"
 #include "core/error.h"
+#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

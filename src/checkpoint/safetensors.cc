@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "checkpoint/hash.h"
-#include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/names.h"
+#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "data/text_source.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera {
 

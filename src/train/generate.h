@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/random.h"
-#include "data/tokenizer.h"
 #include "model/forward_model.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "train/model_state.h"
 #include "train/settings.h"
 

@@ -7,8 +7,8 @@
 #include "data/prepare.h"
 #include "data/sampler.h"
 #include "data/text_source.h"
-#include "data/tokenizer.h"
 #include "model/training_model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/settings.h"
 
 namespace tessera {

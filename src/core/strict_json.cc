@@ -1,4 +1,4 @@
-#include "checkpoint/strict_json.h"
+#include "core/strict_json.h"
 
 #include <fmt/ranges.h>
 
