@@ -23,7 +23,7 @@ Json tokens_to_json(const std::vector<GeneratedToken>& tokens) {
 
 void print_log_probabilities(const Tokenizer& tokenizer, const Generated& result) {
   const auto print = [&](const GeneratedToken& token) {
-    const std::string text = tokenizer.decode(std::span(&token.id, 1));
+    const std::string text = tokenizer.decode_continuation(std::span(&token.id, 1));
     std::cout << fmt::format("{:>8}  {:>10.5f}  {}\n", token.id, token.log_probability,
                              Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
   };
@@ -42,7 +42,8 @@ int run_generate(const GenerateArguments& arguments) {
   const bool stream = !arguments.json && !arguments.log_probabilities;
   if (stream) std::cout << arguments.prompt << std::flush;
   const auto show = [&](const GeneratedToken& token) {
-    if (stream) std::cout << model.tokenizer().decode(std::span(&token.id, 1)) << std::flush;
+    if (stream)
+      std::cout << model.tokenizer().decode_continuation(std::span(&token.id, 1)) << std::flush;
   };
   const Generated result =
       generator.generate_text(model.tokenizer(), arguments.prompt, arguments.options, show);

@@ -37,8 +37,8 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name) {
-  require(name == "byte", "unknown tokenizer '{}'; the built-in one is 'byte'", name);
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
+  require(spec.path == "byte", "unknown tokenizer '{}'; the built-in one is 'byte'", spec.path);
   return make_byte_tokenizer();
 }
 

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 TEST(TokenizerTest, RoundTripsEveryByte) {
-  const auto tokenizer = make_tokenizer("byte");
+  const auto tokenizer = make_tokenizer({});
   EXPECT_EQ(tokenizer->vocab_size(), 257);
   std::string text;
   for (int byte = 0; byte < 256; ++byte) text += static_cast<char>(byte);
@@ -19,7 +19,7 @@ TEST(TokenizerTest, RoundTripsEveryByte) {
   EXPECT_EQ(tokenizer->decode(ids), text);
   EXPECT_THROW(tokenizer->decode(std::vector<int32_t>{257}), UserError);
   EXPECT_THROW(tokenizer->decode(std::vector<int32_t>{-1}), UserError);
-  EXPECT_THROW(make_tokenizer("bpe"), UserError);
+  EXPECT_THROW(make_tokenizer({.path = "bpe"}), UserError);
 }
 
 }  // namespace

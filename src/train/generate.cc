@@ -144,7 +144,7 @@ Generated Generator::generate_text(const Tokenizer& tokenizer, const std::string
   Generated result = generate(ids, tokenizer.end_of_document(), known, on_token);
   std::vector<int32_t> generated;
   for (const GeneratedToken& token : result.tokens) generated.push_back(token.id);
-  result.text = tokenizer.decode(generated);
+  result.text = tokenizer.decode_continuation(generated);
   return result;
 }
 

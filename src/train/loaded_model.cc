@@ -54,9 +54,10 @@ void validate(const EvaluationRequest& request) {
 int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>& labels) {
   std::vector<int32_t> ids;
   for (const int32_t label : labels) {
-    if (label != kNoLabel && label < tokenizer.vocab_size()) ids.push_back(label);
+    if (label == kNoLabel || label >= tokenizer.vocab_size()) continue;
+    if (label != tokenizer.end_of_document()) ids.push_back(label);
   }
-  return static_cast<int64_t>(tokenizer.decode(ids).size());
+  return static_cast<int64_t>(tokenizer.decode_continuation(ids).size());
 }
 
 }  // namespace
@@ -74,7 +75,7 @@ LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path))
   const CheckpointReader reader(path_);
   settings_ = read_settings(reader);
   step_ = reader.step();
-  tokenizer_ = make_tokenizer(settings_.data.tokenizer);
+  tokenizer_ = make_tokenizer(settings_.data.tokenizer_spec());
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
   validate(settings_.model);
   parameters_ = std::make_unique<ParameterSet>(

@@ -27,7 +27,10 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
   schema.add("data.text", &data.text, "Text file, or folder of text files, to train on");
   schema.add("data.tokens", &data.tokens,
              "Instead of text: prefix of a token file (Megatron .bin/.idx)");
-  schema.add("data.tokenizer", &data.tokenizer, "Tokenizer: byte");
+  schema.add("data.tokenizer", &data.tokenizer,
+             "Tokenizer: byte, a tokenizer.json, a SentencePiece .model, or a folder with either");
+  schema.add("data.end_of_document", &data.end_of_document,
+             "Token between documents, as text or id; empty: the tokenizer's own end of text");
   schema.add("data.separator", &data.separator,
              "Line that ends a document; empty: each file is one document");
   schema.add("data.cache", &data.cache,

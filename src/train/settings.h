@@ -8,6 +8,7 @@
 #include "model/config.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tessera {
 
@@ -31,11 +32,16 @@ struct DataSettings {
   std::string text;    ///< file or folder of text; or
   std::string tokens;  ///< prefix of a Megatron .bin/.idx pair
   std::string tokenizer = "byte";
-  std::string separator;  ///< a line that ends a document; empty: each file is one document
-  std::string cache;      ///< folder for token files; empty: <run.folder>/tokens
+  std::string end_of_document;  ///< the token between documents; empty: the tokenizer's own choice
+  std::string separator;        ///< a line that ends a document; empty: each file is one document
+  std::string cache;            ///< folder for token files; empty: <run.folder>/tokens
   int64_t sequence_length = 256;
   double validation_fraction = 0.05;
   bool split_documents = false;
+
+  TokenizerSpec tokenizer_spec() const {
+    return {.path = tokenizer, .end_of_document = end_of_document};
+  }
 };
 
 struct TrainSettings {

@@ -49,8 +49,8 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
 }  // namespace
 
 void check_model(Settings settings) {
-  settings.model.vocab_size =
-      resolve_vocab_size(settings.model.vocab_size, *make_tokenizer(settings.data.tokenizer));
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
   validate(settings.model);
   const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
                          .max_sequences = settings.train.micro_batch,

@@ -42,7 +42,7 @@ int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
 TrainingData open_training_data(Settings& settings,
                                 const std::function<void(const PrepareProgress&)>& progress) {
   TrainingData data;
-  data.tokenizer = make_tokenizer(settings.data.tokenizer);
+  data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
   validate(settings.model);  // before any file is written
   const std::string prefix = find_tokens(settings, *data.tokenizer, progress);
