@@ -20,8 +20,8 @@ Settings resolve(const ConfigArguments& arguments) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.file, arguments.overrides);
-  settings.model.vocab_size =
-      resolve_vocab_size(settings.model.vocab_size, *make_tokenizer(settings.data.tokenizer));
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
   validate(settings.model);
   return settings;
 }
@@ -58,10 +58,8 @@ void show_presets(bool json) {
 
 void show_programs(const Settings& settings) {
   const TrainingModel model = make_model(settings);
-  for (const bool moe : {false, true}) {
-    const int64_t num_moe = settings.model.num_moe_layers();
-    if (moe ? num_moe == 0 : num_moe == settings.model.num_layers) continue;
-    const DerivedProgram& program = model.layer_program(moe);
+  for (const LayerKind kind : model.layer_kinds()) {
+    const DerivedProgram& program = model.layer_program(kind);
     std::vector<ValueId> saved;
     for (const Link& link : program.derived.saved) saved.push_back(link.forward);
     std::cout << print_program(program.forward.program(), saved) << "\n"

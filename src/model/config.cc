@@ -15,6 +15,10 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+bool contains(const std::vector<int64_t>& layers, int64_t layer) {
+  return std::ranges::find(layers, layer) != layers.end();
+}
+
 void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.vocab_size", &config.vocab_size,
              "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64", at_least(0));
@@ -30,6 +34,8 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
              at_least(0));
   schema.add("model.window", &config.window, "Sliding attention window in tokens; 0: none",
              at_least(0));
+  schema.add("model.window_layers", &config.window_layers,
+             "Layers with the window, counted from 0; empty: all", at_least(0));
   schema.add_enum("model.activation", &config.activation,
                   {{"swiglu", Activation::kSwiGLU},
                    {"geglu", Activation::kGeGLU},
@@ -37,10 +43,70 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"gelu_tanh", Activation::kGeluTanh}},
                   "Activation of dense layers and experts");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", above(0));
-  schema.add("model.rope_base", &config.rope_base, "Base of the rotary embedding", above(1));
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.init_deviation", &config.init_deviation,
              "Standard deviation of initial weights", above(0));
+}
+
+void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
+  schema.add_enum("model.attention", &config.attention,
+                  {{"standard", AttentionKind::kStandard}, {"latent", AttentionKind::kLatent}},
+                  "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
+                  "by [latent]");
+  schema.add_enum("model.qk_norm", &config.qk_norm,
+                  {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"all", QkNorm::kAll}},
+                  "RMSNorm of queries and keys: of each head, or of all heads as one row");
+  schema.add("model.qkv_bias", &config.qkv_bias,
+             "Biases of the query, key and value projections (latent: of those into the latents)");
+  schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
+  schema.add("model.mlp_bias", &config.mlp_bias, "Biases of dense and shared MLPs");
+}
+
+void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
+  schema.add("rope.base", &rope.base, "Base of the rotary embedding", above(1));
+  schema.add("rope.fraction", &rope.fraction, "Share of a head that is rotated, its first elements",
+             between(0, 1));
+  schema.add("rope.interleaved", &rope.interleaved,
+             "Rotate neighbouring elements as pairs, not the two halves");
+  schema.add_enum("rope.scaling", &rope.scaling,
+                  {{"none", RopeScaling::kNone},
+                   {"linear", RopeScaling::kLinear},
+                   {"dynamic", RopeScaling::kDynamic},
+                   {"yarn", RopeScaling::kYarn},
+                   {"llama3", RopeScaling::kLlama3}},
+                  "How the rotation is stretched to longer contexts");
+  schema.add("rope.factor", &rope.factor, "By how much it is stretched", at_least(1));
+  schema.add("rope.max_length", &rope.max_length,
+             "dynamic: sequences beyond this length change the base", at_least(0));
+  schema.add("rope.original_length", &rope.original_length,
+             "yarn, llama3: context that the model was trained for first", at_least(0));
+  schema.add("rope.beta_fast", &rope.beta_fast,
+             "yarn: frequencies with more turns in that context stay", above(0));
+  schema.add("rope.beta_slow", &rope.beta_slow,
+             "yarn: frequencies with fewer turns are divided by the factor", above(0));
+  schema.add("rope.truncate", &rope.truncate, "yarn: whole indices as borders of the ramp");
+  schema.add("rope.attention_factor", &rope.attention_factor,
+             "yarn: amplitude of rotated elements; 0: 0.1 ln(factor) + 1, or by mscale",
+             at_least(0));
+  schema.add("rope.mscale", &rope.mscale, "yarn: DeepSeek's mscale; 0: none", at_least(0));
+  schema.add("rope.mscale_all_dims", &rope.mscale_all_dims,
+             "yarn: DeepSeek's mscale_all_dim; 0: none", at_least(0));
+  schema.add("rope.low_frequency_factor", &rope.low_frequency_factor,
+             "llama3: original context over the longest wavelength that is interpolated", above(0));
+  schema.add("rope.high_frequency_factor", &rope.high_frequency_factor,
+             "llama3: original context over the shortest wavelength that is interpolated",
+             above(0));
+}
+
+void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
+  schema.add("latent.query_rank", &latent.query_rank, "Size of the query latent; 0: none",
+             at_least(0));
+  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent", at_least(1));
+  schema.add("latent.nope_size", &latent.nope_size, "Elements of a head without a position",
+             at_least(1));
+  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head", at_least(2));
+  schema.add("latent.value_size", &latent.value_size, "Size of a value head", at_least(1));
+  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", above(0));
 }
 
 void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
@@ -53,6 +119,8 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.first_dense_layers", &moe.first_dense_layers, "Leading layers without experts",
              at_least(0));
   schema.add("moe.every", &moe.every, "Every n-th layer after those has experts", at_least(1));
+  schema.add("moe.dense_layers", &moe.dense_layers,
+             "Further layers without experts, counted from 0", at_least(0));
   schema.add_enum(
       "moe.experts", &moe.experts,
       {{"grouped", ExpertPath::kGrouped}, {"block_sparse", ExpertPath::kBlockSparse}},
@@ -97,29 +165,79 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.balance_coefficient", &moe.balance_coefficient,
              "Weight of the load-balancing loss", at_least(0));
   schema.add_enum("moe.balance_scope", &moe.balance_scope,
-                  {{"micro_batch", BalanceScope::kMicroBatch},
-                   {"sequence", BalanceScope::kSequence},
-                   {"global_batch", BalanceScope::kGlobalBatch}},
-                  "Tokens over which balance is asked for");
+                  {{"micro_batch", BalanceTokens::kMicroBatch},
+                   {"sequence", BalanceTokens::kSequence},
+                   {"global_batch", BalanceTokens::kGlobalBatch},
+                   {"model", BalanceTokens::kModel}},
+                  "Tokens over which balance is asked for; model: of all layers together, as "
+                  "Hugging Face's models do");
   schema.add("moe.z_loss_coefficient", &moe.z_loss_coefficient, "Weight of the router's z-loss",
              at_least(0));
   schema.add("moe.bias_update_speed", &moe.bias_update_speed,
              "Balancing without a loss: change of the expert bias a step; 0: off", at_least(0));
+  schema.add("moe.expert_bias", &moe.expert_bias,
+             "An expert bias even where nothing moves it, as in a loaded model");
 }
 
-void validate_attention(const ModelConfig& config) {
+void validate_heads(const ModelConfig& config) {
   require(config.head_size > 0 || config.hidden_size % config.num_heads == 0,
           "model.hidden_size {} is not divisible by model.num_heads {}; choose a divisor or set "
           "model.head_size",
           config.hidden_size, config.num_heads);
-  require(config.head_dim() % 2 == 0,
-          "the head size {} is odd, and rotary embedding pairs its halves; make it even",
-          config.head_dim());
   require(config.num_heads % config.kv_heads() == 0,
           "model.num_heads {} is not a multiple of model.num_kv_heads {}; every KV head serves the "
           "same number of "
           "query heads",
           config.num_heads, config.kv_heads());
+}
+
+void validate_latent(const ModelConfig& config) {
+  require(
+      config.qk_norm == QkNorm::kNone,
+      "model.qk_norm does not go with model.attention = \"latent\", which has norms of its own");
+  require(config.rope.fraction == 1.0,
+          "rope.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
+          config.rope.fraction);
+  require(config.num_kv_heads == 0 || config.num_kv_heads == config.num_heads,
+          "model.num_kv_heads {} does not go with model.attention = \"latent\", where each of the "
+          "{} query heads has a key head; leave it 0",
+          config.num_kv_heads, config.num_heads);
+}
+
+void validate_rope(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  const int64_t size = config.rotary_dim();
+  require(size > 0 && size % 2 == 0,
+          "{} elements of a head are rotated, and the rotary embedding turns pairs; make that an "
+          "even number above 0",
+          size);
+  const auto needs = [&](RopeScaling scaling, const char* name, int64_t value, const char* key) {
+    require(rope.scaling != scaling || value > 0, "rope.scaling = \"{}\" needs {} above 0", name,
+            key);
+  };
+  needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "rope.max_length");
+  needs(RopeScaling::kYarn, "yarn", rope.original_length, "rope.original_length");
+  needs(RopeScaling::kLlama3, "llama3", rope.original_length, "rope.original_length");
+  require(rope.scaling != RopeScaling::kDynamic || size > 2,
+          "rope.scaling = \"dynamic\" needs more than 2 rotated elements a head");
+  require(rope.scaling != RopeScaling::kLlama3 ||
+              rope.high_frequency_factor > rope.low_frequency_factor,
+          "rope.high_frequency_factor {} must be above rope.low_frequency_factor {}",
+          rope.high_frequency_factor, rope.low_frequency_factor);
+}
+
+void validate_layer_list(const std::vector<int64_t>& layers, int64_t num_layers, const char* key) {
+  for (const int64_t layer : layers) {
+    require(layer < num_layers, "{} lists layer {}; the last of the {} layers is {}", key, layer,
+            num_layers, num_layers - 1);
+  }
+}
+
+void validate_layers(const ModelConfig& config) {
+  validate_layer_list(config.window_layers, config.num_layers, "model.window_layers");
+  validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
+  require(config.window_layers.empty() || config.window > 0,
+          "model.window_layers needs a model.window above 0");
 }
 
 void validate_groups(const MoeConfig& moe) {
@@ -181,8 +299,23 @@ int64_t ModelConfig::dense_inner_size() const {
   return is_gated() ? round_up(8 * hidden_size / 3, 64) : 4 * hidden_size;
 }
 
+int64_t ModelConfig::head_dim() const {
+  if (is_latent()) return latent.nope_size + latent.rope_size;
+  return head_size > 0 ? head_size : hidden_size / num_heads;
+}
+
+int64_t ModelConfig::rotary_dim() const {
+  if (is_latent()) return latent.rope_size;
+  return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
+}
+
+bool ModelConfig::has_window(int64_t layer) const {
+  return window > 0 && (window_layers.empty() || contains(window_layers, layer));
+}
+
 bool ModelConfig::is_moe_layer(int64_t layer) const {
   if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
+  if (contains(moe.dense_layers, layer)) return false;
   return (layer - moe.first_dense_layers) % moe.every == moe.every - 1;
 }
 
@@ -194,33 +327,70 @@ int64_t ModelConfig::num_moe_layers() const {
 
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
+  add_attention_options(schema, config);
+  add_rope_options(schema, config.rope);
+  add_latent_options(schema, config.latent);
   add_expert_options(schema, config.moe);
   add_router_options(schema, config.moe);
 }
 
 void validate(const ModelConfig& config) {
   require(config.vocab_size > 0, "model.vocab_size is not set and no tokenizer gives it");
-  validate_attention(config);
+  validate_heads(config);
+  if (config.is_latent()) validate_latent(config);
+  validate_rope(config);
+  validate_layers(config);
   if (config.moe.num_experts > 0) validate_experts(config.moe);
 }
+
+namespace {
+
+/// Weights of one layer's attention and of the two norms beside it.
+int64_t count_attention(const ModelConfig& config) {
+  const int64_t h = config.hidden_size;
+  const int64_t n = config.num_heads;
+  const LatentConfig& latent = config.latent;
+  const int64_t queries = n * config.head_dim();
+  int64_t count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : 0);
+  if (!config.is_latent()) {
+    const int64_t keys = config.kv_heads() * config.head_dim();
+    count += h * (queries + 2 * keys) + (config.qkv_bias ? queries + 2 * keys : 0);
+    if (config.qk_norm == QkNorm::kHead) count += 2 * config.head_dim();
+    if (config.qk_norm == QkNorm::kAll) count += queries + keys;
+    return count;
+  }
+  const int64_t into = h + (config.qkv_bias ? 1 : 0);
+  count += latent.query_rank > 0 ? latent.query_rank * (into + 1 + queries) : h * queries;
+  count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank;
+  return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
+}
+
+/// Weights of an MLP of that inner size, its biases included where it may have them.
+int64_t count_mlp(const ModelConfig& config, int64_t inner_size) {
+  const int64_t first = (config.is_gated() ? 2 : 1) * inner_size;
+  return (first + inner_size) * config.hidden_size +
+         (config.mlp_bias ? first + config.hidden_size : 0);
+}
+
+}  // namespace
 
 ParameterCount count_parameters(const ModelConfig& config) {
   const int64_t h = config.hidden_size;
   const int64_t width = config.is_gated() ? 3 : 2;
-  const int64_t heads = config.num_heads * config.head_dim();
-  const int64_t kv = config.kv_heads() * config.head_dim();
   const int64_t tables = (config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
-  const int64_t attention = 2 * h * heads + 2 * h * kv + 2 * h;
+  const int64_t attention = count_attention(config);
   const auto sizes = config.moe.expert_sizes();
   const int64_t all_experts = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * width * h;
   const int64_t shared =
-      config.moe.shared_inner_size * width * h + (config.moe.shared_gate ? h : 0);
+      config.moe.shared_inner_size == 0
+          ? 0
+          : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
   const int64_t router = config.moe.num_experts * h;
 
   ParameterCount count{tables + h, tables + h};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const bool moe = config.is_moe_layer(layer);
-    const int64_t dense = config.dense_inner_size() * width * h;
+    const int64_t dense = count_mlp(config, config.dense_inner_size());
     count.total += attention + (moe ? all_experts + shared + router : dense);
     count.active +=
         attention +

@@ -13,6 +13,68 @@ namespace tessera {
 
 enum class ExpertPath { kGrouped, kBlockSparse };
 
+/// The tokens over which a model's balance loss compares experts.
+enum class BalanceTokens {
+  kMicroBatch,
+  kSequence,
+  kGlobalBatch,
+  kModel,  ///< the micro-batch's, of all MoE layers together, as Hugging Face's models do
+};
+
+/// How queries, keys and values are made from the hidden state.
+enum class AttentionKind {
+  kStandard,  ///< one projection each; grouped queries where there are fewer KV heads
+  kLatent,    ///< through low-rank latents: multi-latent attention (DeepSeek-V2, section 2.1)
+};
+
+/// RMSNorm of queries and keys before the rotation.
+enum class QkNorm {
+  kNone,
+  kHead,  ///< each head by itself, one weight of the head's size for all (Qwen3)
+  kAll,   ///< all heads as one row (OLMoE)
+};
+
+/// Sizes of multi-latent attention. A query or key head is `nope_size` elements without a position
+/// followed by `rope_size` rotated ones; the rotated part of a key is one for all heads.
+struct LatentConfig {
+  int64_t query_rank = 0;  ///< 0: queries are not compressed
+  int64_t kv_rank = 512;
+  int64_t nope_size = 128;
+  int64_t rope_size = 64;
+  int64_t value_size = 128;
+  double norm_eps = 1e-6;  ///< of the latents' norms, which Hugging Face keeps apart from norm_eps
+};
+
+enum class RopeScaling { kNone, kLinear, kDynamic, kYarn, kLlama3 };
+
+/// The rotary embedding. Scaled variants stretch a model trained on `original_length` tokens.
+struct RopeConfig {
+  double base = 10000.0;
+  /// Share of a head that is rotated, its first elements (standard attention).
+  double fraction = 1.0;
+  /// Pairs are neighbours (2i, 2i + 1) instead of the two halves.
+  bool interleaved = false;
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1.0;
+  int64_t max_length = 0;       ///< dynamic: beyond it the base grows with the sequence length
+  int64_t original_length = 0;  ///< yarn, llama3: the context that the model was trained for
+  double beta_fast = 32.0;      ///< yarn: turns in the original context above which nothing changes
+  double beta_slow = 1.0;       ///< yarn: turns below which a frequency is divided by the factor
+  bool truncate = true;         ///< yarn: whole indices as the borders of the ramp between them
+  double attention_factor = 0;  ///< yarn: amplitude; 0: derived from factor and mscale
+  double mscale = 0;            ///< yarn: DeepSeek's weights of the derived amplitude
+  double mscale_all_dims = 0;   ///< yarn: also scales the scores of latent attention
+  double low_frequency_factor = 1.0;   ///< llama3
+  double high_frequency_factor = 4.0;  ///< llama3
+};
+
+/// What two layers must share to be the same program.
+struct LayerKind {
+  bool moe = false;
+  bool window = false;
+  auto operator<=>(const LayerKind&) const = default;
+};
+
 /// The Mixture-of-Experts part of a model. `num_experts` 0 makes every layer dense.
 struct MoeConfig {
   int64_t num_experts = 8;
@@ -23,6 +85,8 @@ struct MoeConfig {
   int64_t first_dense_layers = 0;
   /// Every n-th layer (after the dense ones) has experts.
   int64_t every = 1;
+  /// Layers that are dense whatever first_dense_layers and every say.
+  std::vector<int64_t> dense_layers;
   ExpertPath experts = ExpertPath::kGrouped;
   int64_t block_size = 128;
   /// Probability before FC2 (its gradient from the saved pre-activation) instead of after it.
@@ -39,11 +103,13 @@ struct MoeConfig {
   bool force_balanced = false;
 
   double balance_coefficient = 0.01;
-  BalanceScope balance_scope = BalanceScope::kMicroBatch;
+  BalanceTokens balance_scope = BalanceTokens::kMicroBatch;
   double z_loss_coefficient = 0.0;
   /// Auxiliary-loss-free balancing (DeepSeek-V3): a bias on the scores, for the choice only, moved
   /// by `bias_update_speed` a step. 0 switches it off.
   double bias_update_speed = 0.0;
+  /// A bias that is there though nothing moves it, as in a loaded model.
+  bool expert_bias = false;
 
   /// 0: dropless. Otherwise each expert takes at most ceil(T·K/E · factor) assignments.
   double capacity_factor = 0.0;
@@ -53,7 +119,7 @@ struct MoeConfig {
   int64_t shared_inner_size = 0;
   bool shared_gate = false;
 
-  bool has_expert_bias() const { return bias_update_speed > 0; }
+  bool has_expert_bias() const { return expert_bias || bias_update_speed > 0; }
   /// F_e of every expert.
   std::vector<int64_t> expert_sizes() const;
 };
@@ -68,24 +134,42 @@ struct ModelConfig {
   int64_t head_size = 0;     ///< 0: hidden_size / num_heads
   int64_t inner_size = 0;  ///< of dense layers; 0: 4 · hidden_size, rounded for gated activations
   int64_t window = 0;      ///< sliding attention window; 0: none
+  /// Layers with the window; empty: all.
+  std::vector<int64_t> window_layers;
+  AttentionKind attention = AttentionKind::kStandard;
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false;  ///< latent attention: on the projections into the latents
+  bool output_bias = false;
+  bool mlp_bias = false;  ///< of dense and shared MLPs
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
-  double rope_base = 10000.0;
   bool tie_embeddings = true;
   double init_deviation = 0.02;
+  RopeConfig rope;
+  LatentConfig latent;
   MoeConfig moe;
 
-  int64_t kv_heads() const { return num_kv_heads > 0 ? num_kv_heads : num_heads; }
-  int64_t head_dim() const { return head_size > 0 ? head_size : hidden_size / num_heads; }
+  bool is_latent() const { return attention == AttentionKind::kLatent; }
+  /// KV heads that attention sees; latent attention makes one for each query head.
+  int64_t kv_heads() const { return num_kv_heads > 0 && !is_latent() ? num_kv_heads : num_heads; }
+  /// Size of a query or key head.
+  int64_t head_dim() const;
+  int64_t value_dim() const { return is_latent() ? latent.value_size : head_dim(); }
+  /// Elements of a head that are rotated.
+  int64_t rotary_dim() const;
+  /// Factor on the attention scores; 0: 1 / sqrt(head_dim).
+  double attention_scale() const;
   int64_t dense_inner_size() const;
   bool is_gated() const {
     return activation == Activation::kSwiGLU || activation == Activation::kGeGLU;
   }
   bool is_moe_layer(int64_t layer) const;
+  bool has_window(int64_t layer) const;
+  LayerKind layer_kind(int64_t layer) const { return {is_moe_layer(layer), has_window(layer)}; }
   int64_t num_moe_layers() const;
 };
 
-/// Binds every "model.*" and "moe.*" key.
+/// Binds every key of [model], [rope], [latent] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 
 /// Refuses impossible combinations with the arithmetic that fails and what to do. `vocab_size` must

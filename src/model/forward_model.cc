@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 
 #include "ops/registry/cpu_kernels.h"
@@ -17,7 +18,7 @@ Tensor& slot(Bindings& bindings, ValueId id) {
 ModelConfig for_inference(ModelConfig config) {
   config.moe.capacity_factor = 0;
   config.moe.pad_to_capacity = false;
-  config.moe.balance_scope = BalanceScope::kMicroBatch;
+  config.moe.balance_scope = BalanceTokens::kMicroBatch;
   config.moe.experts =
       ExpertPath::kGrouped;  // the same weights; blocks would pad single tokens to whole blocks
   return config;
@@ -28,9 +29,9 @@ struct ForwardLayer {
   std::unique_ptr<CpuProgram> program;
 };
 
-ForwardLayer make_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
+ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const KernelTable& kernels) {
-  ForwardLayer layer{build_layer(config, moe, shape, cache), nullptr};
+  ForwardLayer layer{build_layer(config, kind, shape, cache), nullptr};
   layer.program =
       std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
   return layer;
@@ -47,20 +48,17 @@ struct ForwardModel::Impl {
   LogitsProgram logits_layout;
   std::unique_ptr<CpuProgram> embedding;
   std::unique_ptr<CpuProgram> head;  // of the loss or of the logits
-  std::optional<ForwardLayer> dense;
-  std::optional<ForwardLayer> moe;
+  std::map<LayerKind, ForwardLayer> layers;
 
   OwnedTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
   OwnedTensor streams[2];
   OwnedTensor loss, result;
-  OwnedTensor balance_loss, z_loss, counts, dropped;
+  OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
   Buffer transient;
   Bindings embedding_bindings, head_bindings;
   std::vector<Bindings> layer_bindings;
 
-  const ForwardLayer& layer_of(int64_t idx) const {
-    return config.is_moe_layer(idx) ? *moe : *dense;
-  }
+  const ForwardLayer& layer_of(int64_t idx) const { return layers.at(config.layer_kind(idx)); }
 
   void build(ForwardGoal goal) {
     const KernelTable kernels = make_cpu_kernels();
@@ -76,9 +74,11 @@ struct ForwardModel::Impl {
       logits_layout = build_logits(config, shape);
       head = std::make_unique<CpuProgram>(std::exchange(logits_layout.forward, Program()), kernels);
     }
-    if (config.num_moe_layers() > 0) moe = make_layer(config, true, shape, cache_shape, kernels);
-    if (config.num_moe_layers() < config.num_layers)
-      dense = make_layer(config, false, shape, cache_shape, kernels);
+    for (int64_t idx = 0; idx < config.num_layers; ++idx) {
+      const LayerKind kind = config.layer_kind(idx);
+      if (!layers.contains(kind))
+        layers.emplace(kind, make_layer(config, kind, shape, cache_shape, kernels));
+    }
   }
 
   void allocate(ForwardGoal goal) {
@@ -101,10 +101,11 @@ struct ForwardModel::Impl {
     balance_loss = OwnedTensor(DType::kF32, {1});
     z_loss = OwnedTensor(DType::kF32, {1});
     counts = OwnedTensor(DType::kF32, {std::max<int64_t>(config.moe.num_experts, 1)});
+    score_means = OwnedTensor(DType::kF32, {std::max<int64_t>(config.moe.num_experts, 1)});
     dropped = OwnedTensor(DType::kI64, {1});
     int64_t bytes = std::max(embedding->plan().transient_bytes, head->plan().transient_bytes);
-    if (dense) bytes = std::max(bytes, dense->program->plan().transient_bytes);
-    if (moe) bytes = std::max(bytes, moe->program->plan().transient_bytes);
+    for (const auto& [kind, layer] : layers)
+      bytes = std::max(bytes, layer.program->plan().transient_bytes);
     transient = Buffer(bytes, "working memory of the layers");
   }
 
@@ -149,6 +150,7 @@ struct ForwardModel::Impl {
     if (experts != nullptr) bind(layout.expert_bias, experts->bias);
     bind(layout.balance_loss, balance_loss);
     bind(layout.z_loss, z_loss);
+    bind(layout.score_means, score_means);
     bind(layout.counts, counts);
     bind(layout.dropped, dropped);
     return bindings;
@@ -182,10 +184,11 @@ struct ForwardModel::Impl {
 
 KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity)
     : capacity_(capacity) {
-  const Shape shape = {capacity, config.kv_heads() * config.head_dim()};
+  const Shape keys = {capacity, config.kv_heads() * config.head_dim()};
+  const Shape values = {capacity, config.kv_heads() * config.value_dim()};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    keys_.emplace_back(dtype, shape, "the key cache");
-    values_.emplace_back(dtype, shape, "the value cache");
+    keys_.emplace_back(dtype, keys, "the key cache");
+    values_.emplace_back(dtype, values, "the value cache");
   }
 }
 

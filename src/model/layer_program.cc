@@ -1,89 +1,15 @@
 #include "model/layer_program.h"
 
+#include "model/attention_blocks.h"
 #include "model/mlp_blocks.h"
 #include "ops/add/add.h"
-#include "ops/attention/attention.h"
-#include "ops/cache_append/cache_append.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/rmsnorm/rmsnorm.h"
-#include "ops/rope/rope.h"
 
 namespace tessera {
 namespace {
-
-ValueId build_norm(LayerBuilder& builder, const std::string& name, ValueId x) {
-  const ValueId weight = builder.vector(name + ".weight", builder.config.hidden_size);
-  return builder.program().add(make_rmsnorm(builder.config.norm_eps), {x, weight},
-                               {name, name + ".rstd"})[0];
-}
-
-/// One of the query, key and value projections, [T, heads · head size].
-ValueId build_projection(LayerBuilder& builder, const char* name, ValueId normed,
-                         int64_t num_heads) {
-  const int64_t width = num_heads * builder.config.head_dim();
-  const ValueId weight =
-      builder.matrix(fmt::format("attn.{}.weight", name), width, builder.config.hidden_size);
-  return builder.program().add1(make_linear(), {normed, weight}, name);
-}
-
-ValueId build_rotation(LayerBuilder& builder, ValueId x, int64_t num_heads, const char* name) {
-  const int64_t head_size = builder.config.head_dim();
-  const RotarySpec spec{
-      .num_heads = num_heads,
-      .head_size = head_size,
-      .inverse_frequencies = default_inverse_frequencies(head_size, builder.config.rope_base)};
-  return builder.program().add1(make_rope(spec), {x, builder.layer.positions}, name);
-}
-
-AttentionSpec attention_spec(const ModelConfig& config, const BatchShape& shape) {
-  return {.num_heads = config.num_heads,
-          .num_kv_heads = config.kv_heads(),
-          .head_size = config.head_dim(),
-          .window = config.window,
-          .sequence_length = shape.sequence_length};
-}
-
-/// Attends to the keys and values of the packed sequences.
-ValueId attend_packed(LayerBuilder& builder, ValueId q, ValueId k, ValueId v) {
-  LayerProgram& layer = builder.layer;
-  layer.cu_seqlens =
-      builder.program().add_input("cu_seqlens", {DType::kI32, {builder.shape.max_sequences + 1}});
-  const auto op = make_attention(attention_spec(builder.config, builder.shape));
-  return builder.program().add(op, {q, k, v, layer.cu_seqlens}, {"attn_out", "attn_lse"})[0];
-}
-
-/// Appends keys and values to the caches and attends to them.
-ValueId attend_cached(LayerBuilder& builder, ValueId q, ValueId k, ValueId v, int64_t capacity) {
-  LayerProgram& layer = builder.layer;
-  Program& program = builder.program();
-  const int64_t width = builder.config.kv_heads() * builder.config.head_dim();
-  layer.start = program.add_input("start", {DType::kI32, {1}});
-  layer.cache_length = program.add_input("cache_length", {DType::kI32, {1}});
-  layer.key_cache = program.add_accumulator("key_cache", {builder.shape.dtype, {capacity, width}});
-  layer.value_cache =
-      program.add_accumulator("value_cache", {builder.shape.dtype, {capacity, width}});
-  program.add(make_cache_append(capacity), {k, layer.start}, {}, {layer.key_cache});
-  program.add(make_cache_append(capacity), {v, layer.start}, {}, {layer.value_cache});
-  const auto op = make_attention_cached(attention_spec(builder.config, builder.shape));
-  return program.add1(op, {q, layer.key_cache, layer.value_cache, layer.cache_length}, "attn_out");
-}
-
-ValueId build_attention(LayerBuilder& builder, ValueId normed,
-                        const std::optional<CacheShape>& cache) {
-  const ModelConfig& config = builder.config;
-  const ValueId q = build_projection(builder, "q", normed, config.num_heads);
-  const ValueId k = build_projection(builder, "k", normed, config.kv_heads());
-  const ValueId v = build_projection(builder, "v", normed, config.kv_heads());
-  const ValueId q_rotated = build_rotation(builder, q, config.num_heads, "q_rotated");
-  const ValueId k_rotated = build_rotation(builder, k, config.kv_heads(), "k_rotated");
-  const ValueId out = cache ? attend_cached(builder, q_rotated, k_rotated, v, cache->capacity)
-                            : attend_packed(builder, q_rotated, k_rotated, v);
-  const ValueId weight =
-      builder.matrix("attn.o.weight", config.hidden_size, config.num_heads * config.head_dim());
-  return builder.program().add1(make_linear(), {out, weight}, "attn_projected");
-}
 
 ValueType table_type(const ModelConfig& config, const BatchShape& shape) {
   return {shape.dtype, {config.vocab_size, config.hidden_size}};
@@ -103,25 +29,33 @@ ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hi
 
 }  // namespace
 
-LayerProgram build_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
+std::string layer_kind_name(LayerKind kind) {
+  return fmt::format("{}{}_layer", kind.window ? "window_" : "", kind.moe ? "moe" : "dense");
+}
+
+LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                          const std::optional<CacheShape>& cache) {
-  LayerProgram layer{.forward = Program(moe ? "moe_layer" : "dense_layer")};
+  LayerProgram layer{.forward = Program(layer_kind_name(kind))};
   Program& program = layer.forward;
-  LayerBuilder builder{config, shape, layer};
+  LayerBuilder builder{config, kind, shape, layer};
   layer.hidden = program.add_input("hidden", {shape.dtype, {shape.num_tokens, config.hidden_size}});
   layer.positions = program.add_input("positions", {DType::kI32, {shape.num_tokens}});
 
-  const ValueId attention =
-      build_attention(builder, build_norm(builder, "attn_norm", layer.hidden), cache);
+  const auto norm = [&](const char* name, ValueId x) {
+    return builder.norm(name, x, config.hidden_size, config.norm_eps);
+  };
+  const ValueId attention = build_attention(builder, norm("attn_norm", layer.hidden), cache);
   const ValueId middle = program.add1(make_add(), {layer.hidden, attention}, "hidden_mid");
-  const ValueId normed = build_norm(builder, "mlp_norm", middle);
-  const ValueId mlp = moe ? build_moe(builder, normed)
-                          : build_mlp(builder, "mlp", normed, config.dense_inner_size());
+  const ValueId normed = norm("mlp_norm", middle);
+  const ValueId mlp = kind.moe ? build_moe(builder, normed)
+                               : build_mlp(builder, "mlp", normed, config.dense_inner_size());
   layer.hidden_out = program.add1(make_add(), {middle, mlp}, "hidden_out");
 
   std::vector<ValueId> outputs = {layer.hidden_out};
-  if (moe)
-    outputs.insert(outputs.end(), {layer.balance_loss, layer.z_loss, layer.counts, layer.dropped});
+  if (kind.moe) {
+    outputs.insert(outputs.end(), {layer.balance_loss, layer.z_loss, layer.score_means,
+                                   layer.counts, layer.dropped});
+  }
   program.set_outputs(std::move(outputs));
   return layer;
 }

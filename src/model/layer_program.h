@@ -27,7 +27,7 @@ struct CacheShape {
 /// Inputs: hidden A [T,H], positions I32 [T], cu_seqlens I32 [max_sequences+1] (training) or start
 /// I32 [1] and cache_length I32 [1] (generation), expert_bias F32 [E], prior_counts F32 [E].
 /// Outputs: hidden A [T,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
-/// [E], dropped I64 [1].
+/// [E], dropped I64 [1], score_means F32 [E] (see Router).
 struct LayerProgram {
   Program forward;
   ValueId hidden = -1;
@@ -43,13 +43,17 @@ struct LayerProgram {
   ValueId hidden_out = -1;
   ValueId balance_loss = -1;
   ValueId z_loss = -1;
+  ValueId score_means = -1;
   ValueId counts = -1;
   ValueId dropped = -1;
 };
 
-/// Builds the program of a dense or an MoE layer. With a cache the layer generates: it is not meant
+/// "moe_layer", "dense_layer", "window_moe_layer" or "window_dense_layer".
+std::string layer_kind_name(LayerKind kind);
+
+/// Builds the program of the layers of one kind. With a cache the layer generates: it is not meant
 /// to be differentiated.
-LayerProgram build_layer(const ModelConfig& config, bool moe, const BatchShape& shape,
+LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                          const std::optional<CacheShape>& cache = std::nullopt);
 
 /// Token ids I32 [T] and the table A [V,H] → hidden A [T,H].

@@ -7,7 +7,6 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
-#include "ops/linear/linear.h"
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
@@ -18,6 +17,20 @@ namespace {
 
 const char* first_matrix_name(const ModelConfig& config) {
   return config.is_gated() ? "gate_up" : "up";
+}
+
+/// Balance over all layers is asked for outside the routers, by the means of their scores.
+BalanceScope router_scope(BalanceTokens tokens) {
+  switch (tokens) {
+    case BalanceTokens::kSequence:
+      return BalanceScope::kSequence;
+    case BalanceTokens::kGlobalBatch:
+      return BalanceScope::kGlobalBatch;
+    case BalanceTokens::kMicroBatch:
+    case BalanceTokens::kModel:
+      break;
+  }
+  return BalanceScope::kMicroBatch;
 }
 
 RouterSpec router_spec(const MoeConfig& moe) {
@@ -31,7 +44,7 @@ RouterSpec router_spec(const MoeConfig& moe) {
           .num_groups = moe.num_groups,
           .top_groups = moe.top_groups,
           .group_score = moe.group_score,
-          .balance_scope = moe.balance_scope,
+          .balance_scope = router_scope(moe.balance_scope),
           .force_balanced = moe.force_balanced};
 }
 
@@ -64,17 +77,18 @@ ValueId build_router(LayerBuilder& builder, ValueId normed, std::vector<ValueId>
     layer.expert_bias = program.add_input("expert_bias", {DType::kF32, {moe.num_experts}});
     inputs.push_back(layer.expert_bias);
   }
-  if (moe.balance_scope == BalanceScope::kGlobalBatch) {
+  if (moe.balance_scope == BalanceTokens::kGlobalBatch) {
     layer.prior_counts = program.add_input("prior_counts", {DType::kF32, {moe.num_experts}});
     inputs.push_back(layer.prior_counts);
   }
-  if (moe.balance_scope == BalanceScope::kSequence) inputs.push_back(layer.cu_seqlens);
-  routed =
-      program.add(make_router(router_spec(moe)), inputs,
-                  {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss"});
+  if (moe.balance_scope == BalanceTokens::kSequence) inputs.push_back(layer.cu_seqlens);
+  routed = program.add(
+      make_router(router_spec(moe)), inputs,
+      {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
   layer.counts = routed[RouterOutput::kCounts];
   layer.balance_loss = routed[RouterOutput::kBalanceLoss];
   layer.z_loss = routed[RouterOutput::kZLoss];
+  layer.score_means = routed[RouterOutput::kScoreMeans];
   return routed[RouterOutput::kProbs];
 }
 
@@ -186,8 +200,7 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
   const MoeConfig& moe = builder.config.moe;
   const ValueId out = build_mlp(builder, "moe.shared", normed, moe.shared_inner_size);
   if (!moe.shared_gate) return out;
-  const ValueId weight = builder.matrix("moe.shared_gate.weight", 1, builder.config.hidden_size);
-  const ValueId logit = builder.program().add1(make_linear(), {normed, weight}, "shared_gate");
+  const ValueId logit = builder.linear("moe.shared_gate", normed, 1, false, "shared_gate");
   return builder.program().add1(make_sigmoid_gate(), {out, logit}, "shared_out");
 }
 
@@ -208,14 +221,11 @@ ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed
                   int64_t inner_size) {
   const ModelConfig& config = builder.config;
   const int64_t width = config.is_gated() ? 2 * inner_size : inner_size;
-  const char* first = first_matrix_name(config);
-  const ValueId up_weight =
-      builder.matrix(fmt::format("{}.{}.weight", name, first), width, config.hidden_size);
-  const ValueId down_weight = builder.matrix(name + ".down.weight", config.hidden_size, inner_size);
-  Program& program = builder.program();
-  const ValueId pre = program.add1(make_linear(), {normed, up_weight}, name + "_pre");
-  const ValueId act = program.add1(make_activation(config.activation), {pre}, name + "_act");
-  return program.add1(make_linear(), {act, down_weight}, name + "_out");
+  const ValueId pre = builder.linear(fmt::format("{}.{}", name, first_matrix_name(config)), normed,
+                                     width, config.mlp_bias, name + "_pre");
+  const ValueId act =
+      builder.program().add1(make_activation(config.activation), {pre}, name + "_act");
+  return builder.linear(name + ".down", act, config.hidden_size, config.mlp_bias, name + "_out");
 }
 
 }  // namespace tessera

@@ -81,8 +81,10 @@ struct ModelRig {
   double run(TestBatch& batch, const LossScales& scales) {
     const MicroBatchResult result = model.run(batch.view(), scales);
     const auto layers = static_cast<double>(config.num_moe_layers());
-    return result.loss +
-           layers * (scales.balance * result.balance_loss + scales.z_loss * result.z_loss);
+    const double balanced =
+        config.moe.balance_scope == BalanceTokens::kModel ? std::min(layers, 1.0) : layers;
+    return result.loss + balanced * scales.balance * result.balance_loss +
+           layers * scales.z_loss * result.z_loss;
   }
 };
 

@@ -79,7 +79,7 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   std::vector<ParameterSpec> specs;
   append_weights(config, build_embedding(config, shape).forward, "", specs);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    append_weights(config, build_layer(config, config.is_moe_layer(layer), shape).forward,
+    append_weights(config, build_layer(config, config.layer_kind(layer), shape).forward,
                    layer_parameter_name(layer, ""), specs);
   }
   append_weights(config, build_head(config, shape, false).forward, "", specs);

@@ -24,9 +24,11 @@ constexpr PublishedShape kPublished[] = {
     {"megablocks-medium", "dMoE-Medium, MegaBlocks table 2", 24, 1024, 16, 16, 4096, 64, 1, true,
      "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
     {"mixtral-8x7b", "Mixtral 8x7B, MegaScale-MoE table 2", 32, 4096, 32, 8, 14336, 8, 2, false,
-     "[model]\nvocab_size = 32000\nrope_base = 1000000.0\n[moe]\nscore_order = \"after_top_k\"\n"},
+     "[model]\nvocab_size = 32000\n[rope]\nbase = 1000000.0\n[moe]\nscore_order = "
+     "\"after_top_k\"\n"},
     {"mixtral-8x22b", "Mixtral 8x22B, MegaScale-MoE table 2", 56, 6144, 48, 8, 16384, 8, 2, false,
-     "[model]\nvocab_size = 32768\nrope_base = 1000000.0\n[moe]\nscore_order = \"after_top_k\"\n"},
+     "[model]\nvocab_size = 32768\n[rope]\nbase = 1000000.0\n[moe]\nscore_order = "
+     "\"after_top_k\"\n"},
     {"internal-352b", "Internal-352B, MegaScale-MoE table 2", 60, 4096, 32, 8, 14336, 32, 3, false,
      "[model]\nvocab_size = 65536\n"},
     {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1, false,
@@ -42,8 +44,10 @@ constexpr PublishedShape kPublished[] = {
      64, 8, false,
      "[model]\nvocab_size = 151936\n[moe]\nshared_inner_size = 20480\nshared_gate = "
      "true\nnormalize_top_k = false\n"},
-    {"qwen3-30b-a3b", "Qwen3-30B-A3B shapes, without QK norm", 48, 2048, 32, 4, 768, 128, 8, false,
-     "[model]\nvocab_size = 151936\nhead_size = 128\nrope_base = 1000000.0\n"},
+    {"qwen3-30b-a3b", "Qwen3-30B-A3B, Parallel Folding section 4", 48, 2048, 32, 4, 768, 128, 8,
+     false,
+     "[model]\nvocab_size = 151936\nhead_size = 128\nqk_norm = \"head\"\n[rope]\nbase = "
+     "1000000.0\n"},
 };
 
 Preset make_published(const PublishedShape& s) {

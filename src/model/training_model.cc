@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <numeric>
 
 namespace tessera {
 namespace {
+
+bool balances_whole_model(const ModelConfig& config) {
+  return config.moe.balance_scope == BalanceTokens::kModel;
+}
 
 Tensor& slot(Bindings& bindings, ValueId id) {
   return bindings.tensors[static_cast<size_t>(id)];
@@ -31,43 +37,45 @@ float get_scalar(const OwnedTensor& tensor) {
   return *tensor.get().as<float>();
 }
 
-/// A layer program of one kind, differentiated.
-struct LayerKind {
+/// The layer program of one kind, differentiated.
+struct KindProgram {
   LayerProgram layout;  // its forward program lives in `derived`
   DerivedProgram derived;
 };
 
-std::unique_ptr<LayerKind> make_layer_kind(const ModelConfig& config, bool moe,
-                                           const BatchShape& shape, const RecomputePolicy& policy,
-                                           const KernelTable& kernels) {
-  LayerProgram layout = build_layer(config, moe, shape);
+KindProgram make_kind_program(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+                              const RecomputePolicy& policy, const KernelTable& kernels) {
+  LayerProgram layout = build_layer(config, kind, shape);
   DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
-  if (moe) request.outputs.insert(request.outputs.end(), {layout.balance_loss, layout.z_loss});
+  if (kind.moe) {
+    request.outputs.push_back(layout.z_loss);
+    request.outputs.push_back(balances_whole_model(config) ? layout.score_means
+                                                           : layout.balance_loss);
+  }
   Program forward = std::exchange(layout.forward, Program());
-  return std::make_unique<LayerKind>(
-      LayerKind{std::move(layout), derive(std::move(forward), request, policy, kernels)});
+  return {std::move(layout), derive(std::move(forward), request, policy, kernels)};
 }
 
 /// What the passes over one layer need; the tensors' addresses never change after binding.
 struct BoundLayer {
-  const LayerKind* kind = nullptr;
+  const KindProgram* kind = nullptr;
   ExpertState* experts = nullptr;  // null for a dense layer
   Bindings forward;
   Bindings backward;
   Buffer saved;
-  OwnedTensor balance_loss, z_loss, counts, dropped;
+  OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
 };
 
 /// The arrays of the micro-batch in hand, and the scalars that its programs read.
 struct Inputs {
   OwnedTensor tokens, labels, positions, cu_seqlens;
-  OwnedTensor loss_scale, grad_loss, grad_balance, grad_z_loss, loss, token_loss;
+  OwnedTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss, loss, token_loss;
 
   static int64_t count_bytes(const BatchShape& shape) {
     return 4 * shape.num_tokens * dtype_size(DType::kI32) +
            (shape.max_sequences + 1) * dtype_size(DType::kI32);
   }
-  explicit Inputs(const BatchShape& shape)
+  Inputs(const BatchShape& shape, int64_t num_experts)
       : tokens(DType::kI32, {shape.num_tokens}),
         labels(DType::kI32, {shape.num_tokens}),
         positions(DType::kI32, {shape.num_tokens}),
@@ -75,6 +83,7 @@ struct Inputs {
         loss_scale(DType::kF32, {1}),
         grad_loss(DType::kF32, {1}),
         grad_balance(DType::kF32, {1}),
+        grad_score_means(DType::kF32, {num_experts}),
         grad_z_loss(DType::kF32, {1}),
         loss(DType::kF32, {1}),
         token_loss(DType::kF32, {shape.num_tokens}) {}
@@ -91,8 +100,7 @@ struct TrainingModel::Impl {
   std::unique_ptr<DerivedProgram> embedding;
   std::unique_ptr<DerivedProgram> head;
   std::unique_ptr<CpuProgram> evaluation_head;
-  std::unique_ptr<LayerKind> dense;
-  std::unique_ptr<LayerKind> moe;
+  std::map<LayerKind, KindProgram> kinds;
   double model_flops = 0;
 
   std::unique_ptr<Inputs> inputs;
@@ -106,12 +114,14 @@ struct TrainingModel::Impl {
        const KernelTable& kernels)
       : config(model), shape(batch) {
     build_ends(kernels);
-    if (config.num_moe_layers() < config.num_layers)
-      dense = make_layer_kind(config, false, shape, policy, kernels);
-    if (config.num_moe_layers() > 0) moe = make_layer_kind(config, true, shape, policy, kernels);
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const LayerKind kind = config.layer_kind(layer);
+      if (!kinds.contains(kind))
+        kinds.emplace(kind, make_kind_program(config, kind, shape, policy, kernels));
+    }
     std::vector<const DerivedProgram*> programs;
-    if (dense) programs.push_back(&dense->derived);
-    if (moe) programs.push_back(&moe->derived);
+    programs.reserve(kinds.size());
+    for (const auto& [kind, program] : kinds) programs.push_back(&program.derived);
     check_recompute_names(policy, programs);
     model_flops = embedding->model_flops + head->model_flops;
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
@@ -132,9 +142,7 @@ struct TrainingModel::Impl {
         std::make_unique<CpuProgram>(std::exchange(evaluation_layout.forward, Program()), kernels);
   }
 
-  const LayerKind& kind_of(int64_t layer) const {
-    return config.is_moe_layer(layer) ? *moe : *dense;
-  }
+  const KindProgram& kind_of(int64_t layer) const { return kinds.at(config.layer_kind(layer)); }
   Shape hidden_shape() const { return {shape.num_tokens, config.hidden_size}; }
   int64_t hidden_bytes() const {
     return align_up(hidden_shape().num_elements() * dtype_size(shape.dtype));
@@ -144,10 +152,9 @@ struct TrainingModel::Impl {
         std::max({embedding->forward.plan().transient_bytes,
                   embedding->backward.plan().transient_bytes, head->forward.plan().transient_bytes,
                   head->backward.plan().transient_bytes, evaluation_head->plan().transient_bytes});
-    for (const auto& kind : {dense.get(), moe.get()}) {
-      if (kind == nullptr) continue;
-      bytes = std::max({bytes, kind->derived.forward.plan().transient_bytes,
-                        kind->derived.backward.plan().transient_bytes});
+    for (const auto& [kind, program] : kinds) {
+      bytes = std::max({bytes, program.derived.forward.plan().transient_bytes,
+                        program.derived.backward.plan().transient_bytes});
     }
     return bytes;
   }
@@ -179,11 +186,12 @@ struct TrainingModel::Impl {
   void load(const MicroBatch& batch);
   void run_layers(const NodeObserver& observer);
   void run_backward(const NodeObserver& observer);
+  double balance_model(float scale);
   MicroBatchResult collect();
 };
 
 void TrainingModel::Impl::bind(ParameterSet& parameters, std::vector<ExpertState>& experts) {
-  inputs = std::make_unique<Inputs>(shape);
+  inputs = std::make_unique<Inputs>(shape, config.moe.num_experts);
   set_scalar(inputs->grad_loss, 1);
   transient = Buffer(transient_bytes(), "working memory of the layers");
   hidden = Buffer((config.num_layers + 3) * hidden_bytes(), "hidden states");
@@ -275,10 +283,12 @@ void TrainingModel::Impl::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   if (layer.experts == nullptr) return;
   layer.balance_loss = OwnedTensor(DType::kF32, {1});
   layer.z_loss = OwnedTensor(DType::kF32, {1});
+  layer.score_means = OwnedTensor(DType::kF32, {config.moe.num_experts});
   layer.counts = OwnedTensor(DType::kF32, {config.moe.num_experts});
   layer.dropped = OwnedTensor(DType::kI64, {1});
   slot(layer.forward, layout.balance_loss) = layer.balance_loss;
   slot(layer.forward, layout.z_loss) = layer.z_loss;
+  slot(layer.forward, layout.score_means) = layer.score_means;
   slot(layer.forward, layout.counts) = layer.counts;
   slot(layer.forward, layout.dropped) = layer.dropped;
 }
@@ -289,8 +299,13 @@ void TrainingModel::Impl::bind_layer_gradients(int64_t idx, BoundLayer& layer) {
   slot(layer.backward, backward_of(derived.grad_outputs, layout.hidden_out)) = grad_stream(idx + 1);
   slot(layer.backward, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
   if (layer.experts == nullptr) return;
-  slot(layer.backward, backward_of(derived.grad_outputs, layout.balance_loss)) =
-      inputs->grad_balance;
+  if (balances_whole_model(config)) {
+    slot(layer.backward, backward_of(derived.grad_outputs, layout.score_means)) =
+        inputs->grad_score_means;
+  } else {
+    slot(layer.backward, backward_of(derived.grad_outputs, layout.balance_loss)) =
+        inputs->grad_balance;
+  }
   slot(layer.backward, backward_of(derived.grad_outputs, layout.z_loss)) = inputs->grad_z_loss;
 }
 
@@ -312,6 +327,32 @@ void TrainingModel::Impl::run_backward(const NodeObserver& observer) {
     layer->kind->derived.backward.run(layer->backward, observer);
   }
   embedding->backward.run(embedding_backward, observer);
+}
+
+/// The balance loss over all layers together, E · Σ_e f_e·P_e with f_e and P_e their means over the
+/// layers; `scale` times its gradient is left for every layer's score means.
+double TrainingModel::Impl::balance_model(float scale) {
+  const auto num_experts = static_cast<size_t>(config.moe.num_experts);
+  std::vector<double> counts(num_experts, 0.0);
+  std::vector<double> means(num_experts, 0.0);
+  for (const BoundLayer& layer : layers) {
+    if (layer.experts == nullptr) continue;
+    for (size_t e = 0; e < num_experts; ++e) {
+      counts[e] += layer.counts.get().span<float>()[e];
+      means[e] += layer.score_means.get().span<float>()[e];
+    }
+  }
+  const double assignments = std::max(std::reduce(counts.begin(), counts.end()), 1.0);
+  const double per_layer = static_cast<double>(num_experts) /
+                           static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1));
+  const auto gradient = inputs->grad_score_means.get().span<float>();
+  double loss = 0;
+  for (size_t e = 0; e < num_experts; ++e) {
+    const double fraction = counts[e] / assignments;
+    loss += per_layer * fraction * means[e];
+    gradient[e] = static_cast<float>(scale * per_layer * fraction);
+  }
+  return loss;
 }
 
 MicroBatchResult TrainingModel::Impl::collect() {
@@ -366,8 +407,12 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
   set_scalar(impl.inputs->grad_z_loss, scales.z_loss);
   impl.run_layers(observer);
   impl.head->forward.run(impl.head_forward, observer);
+  const double model_balance =
+      balances_whole_model(impl.config) ? impl.balance_model(scales.balance) : 0;
   impl.run_backward(observer);
-  return impl.collect();
+  MicroBatchResult result = impl.collect();
+  if (balances_whole_model(impl.config)) result.balance_loss = model_balance;
+  return result;
 }
 
 double TrainingModel::evaluate(const MicroBatch& batch, const NodeObserver& observer) {
@@ -390,10 +435,17 @@ std::vector<std::vector<double>> TrainingModel::last_counts() const {
   return result;
 }
 
-const DerivedProgram& TrainingModel::layer_program(bool moe) const {
-  const auto& kind = moe ? impl_->moe : impl_->dense;
-  ensure(kind != nullptr, "the model has no such layer");
-  return kind->derived;
+std::vector<LayerKind> TrainingModel::layer_kinds() const {
+  std::vector<LayerKind> result;
+  result.reserve(impl_->kinds.size());
+  for (const auto& [kind, program] : impl_->kinds) result.push_back(kind);
+  return result;
+}
+
+const DerivedProgram& TrainingModel::layer_program(LayerKind kind) const {
+  const auto found = impl_->kinds.find(kind);
+  ensure(found != impl_->kinds.end(), "the model has no such layer");
+  return found->second.derived;
 }
 
 }  // namespace tessera

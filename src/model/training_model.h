@@ -20,7 +20,8 @@ struct MicroBatch {
 
 /// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
 /// up: `loss` is one over the valid tokens of the *global* batch, the others are the coefficient
-/// times the micro-batch's share of its tokens.
+/// times the micro-batch's share of its tokens: of each MoE layer's loss, or once of the whole
+/// model's for BalanceTokens::kModel.
 struct LossScales {
   float loss = 1;
   float balance = 0;
@@ -35,7 +36,7 @@ struct ExpertState {
 
 struct MicroBatchResult {
   double loss = 0;          ///< scaled sum over the valid tokens
-  double balance_loss = 0;  ///< mean over the MoE layers; 1.0 is perfect
+  double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
   double z_loss = 0;        ///< mean over the MoE layers
   int64_t dropped = 0;      ///< assignments that found no room, all layers
 };
@@ -77,7 +78,9 @@ class TrainingModel {
 
   /// Assignments of the last micro-batch to each expert, by MoE layer.
   std::vector<std::vector<double>> last_counts() const;
-  const DerivedProgram& layer_program(bool moe) const;
+  /// The different programs of its layers.
+  std::vector<LayerKind> layer_kinds() const;
+  const DerivedProgram& layer_program(LayerKind kind) const;
 
  private:
   struct Impl;

@@ -79,14 +79,65 @@ std::vector<Case> gradient_cases() {
                   c.moe.inner_sizes = {8, 16, 8, 24};
                 }),
       make_case("sequence_balance",
-                [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kSequence; }),
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kSequence; }),
       make_case("global_balance",
-                [](ModelConfig& c) { c.moe.balance_scope = BalanceScope::kGlobalBatch; }),
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kGlobalBatch; }),
       make_case("window",
                 [](ModelConfig& c) {
                   c.window = 3;
                   c.moe.num_experts = 0;
                 }),
+      make_case("window_in_some_layers",
+                [](ModelConfig& c) {
+                  c.num_layers = 3;
+                  c.window = 2;
+                  c.window_layers = {0, 2};
+                  c.moe.dense_layers = {2};
+                }),
+      make_case("model_balance",
+                [](ModelConfig& c) {
+                  c.num_layers = 3;
+                  c.moe.dense_layers = {1};
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("model_balance_of_sigmoids",
+                [](ModelConfig& c) {
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("biases",
+                [](ModelConfig& c) {
+                  c.qkv_bias = c.output_bias = c.mlp_bias = true;
+                  c.moe.first_dense_layers = 1;
+                  c.moe.shared_inner_size = 12;
+                }),
+      make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
+      make_case("all_heads_norm",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kAll;
+                  c.rope.fraction = 0.5;
+                }),
+      make_case("latent",
+                [](ModelConfig& c) {
+                  c.attention = AttentionKind::kLatent;
+                  c.num_kv_heads = 0;
+                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+                  c.rope.interleaved = true;
+                }),
+      make_case(
+          "latent_queries",
+          [](ModelConfig& c) {
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 4, .value_size = 2};
+            c.qkv_bias = c.output_bias = true;
+            c.rope.scaling = RopeScaling::kYarn;
+            c.rope.factor = 4;
+            c.rope.original_length = 3;
+            c.rope.mscale = 0.8;
+            c.rope.mscale_all_dims = 0.6;
+          }),
   };
 }
 

@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
         ResumeCase{"global_balance",
-                   [](Settings& s) { s.model.moe.balance_scope = BalanceScope::kGlobalBatch; }},
+                   [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kGlobalBatch; }},
         ResumeCase{"recompute", [](Settings& s) { s.train.recompute = {"all"}; }}),
     [](const auto& info) { return info.param.name; });
 

@@ -10,6 +10,7 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/permute/permute.h"
@@ -33,6 +34,7 @@ KernelTable make_cpu_kernels() {
   add_expert_activation_cpu(table);
   add_grad_norm_cpu(table);
   add_grouped_matmul_cpu(table);
+  add_latent_heads_cpu(table);
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
   add_permute_cpu(table);

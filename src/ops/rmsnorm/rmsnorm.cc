@@ -11,14 +11,21 @@ void check_operands(const Operator& op, const ValueType& x, const ValueType& wei
               "x must be f32 or bf16 of at least two dims, got {}", x.to_string());
   check_shape(op, x.ragged_dim != x.shape.rank() - 1,
               "the last dim of x must not be ragged, got {}", x.to_string());
-  check_shape(op, weight.dtype == DType::kF32 && weight.shape == Shape{x.shape.last()},
-              "the weight must be f32 [{}], got {}", x.shape.last(), weight.to_string());
+  check_shape(op,
+              weight.dtype == DType::kF32 && weight.shape.rank() == 1 && weight.shape[0] > 0 &&
+                  x.shape.last() % weight.shape[0] == 0,
+              "the weight must be f32 [{}], or of a divisor's size, got {}", x.shape.last(),
+              weight.to_string());
 }
 
-/// One F32 per row.
-ValueType statistics_type(ValueType x) {
+/// One F32 for each head of a row.
+ValueType statistics_type(ValueType x, const ValueType& weight) {
+  const int64_t heads = x.shape.last() / weight.shape[0];
+  const auto dims = x.shape.dims().first(static_cast<size_t>(x.shape.rank() - 1));
+  std::vector<int64_t> kept(dims.begin(), dims.end());
+  if (heads != 1) kept.push_back(heads);
   x.dtype = DType::kF32;
-  x.shape = Shape(x.shape.dims().first(static_cast<size_t>(x.shape.rank() - 1)));
+  x.shape = Shape(kept);
   return x;
 }
 
@@ -35,7 +42,7 @@ std::string RmsNorm::attributes() const {
 std::vector<ValueType> RmsNorm::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and weight, got {} inputs", inputs.size());
   check_operands(*this, inputs[0], inputs[1]);
-  return {inputs[0], statistics_type(inputs[0])};
+  return {inputs[0], statistics_type(inputs[0], inputs[1])};
 }
 
 void RmsNorm::differentiate(GradientBuilder& builder) const {
@@ -52,15 +59,15 @@ std::vector<ValueType> RmsNormBackward::infer(std::span<const ValueType> inputs)
   check_shape(*this, inputs.size() == 4, "takes x, weight, rstd and gradient, got {} inputs",
               inputs.size());
   check_operands(*this, inputs[0], inputs[1]);
-  check_shape(*this, inputs[2] == statistics_type(inputs[0]), "rstd must be {}, got {}",
-              statistics_type(inputs[0]).to_string(), inputs[2].to_string());
+  check_shape(*this, inputs[2] == statistics_type(inputs[0], inputs[1]), "rstd must be {}, got {}",
+              statistics_type(inputs[0], inputs[1]).to_string(), inputs[2].to_string());
   check_shape(*this, inputs[3] == inputs[0], "the gradient must be {} as x is, got {}",
               inputs[0].to_string(), inputs[3].to_string());
   return {inputs[0], inputs[1]};
 }
 
 int64_t RmsNormBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return column_sums_bytes(inputs[0].shape.last());
+  return column_sums_bytes(inputs[1].shape[0]);
 }
 
 OperatorPtr make_rmsnorm(double eps) {

@@ -6,7 +6,9 @@ namespace tessera {
 
 /// y = x · rstd · weight, rstd = 1 / sqrt(mean(x²) + eps) over the last dim (Zhang and Sennrich,
 /// "Root mean square layer normalization", 2019): (x A [.., H], weight F32 [H]) -> (y A [.., H],
-/// rstd F32 [..]). Any dim but the last may be ragged.
+/// rstd F32 [..]). With a weight [D], D a divisor of H, each of the H/D heads of a row is
+/// normalised by itself, all with the one weight, and rstd is F32 [.., H/D]. Any dim but the last
+/// may be ragged.
 class RmsNorm final : public Operator {
  public:
   /// Throws UserError unless eps >= 0.
@@ -22,8 +24,8 @@ class RmsNorm final : public Operator {
   double eps_;
 };
 
-/// (x A [.., H], weight F32 [H], rstd F32 [..], grad of y A [.., H]) -> (grad of x A [.., H], grad
-/// of weight F32 [H], accumulated in a fixed order).
+/// (x A [.., H], weight F32 [D], rstd as above, grad of y A [.., H]) -> (grad of x A [.., H], grad
+/// of weight F32 [D], accumulated in a fixed order).
 class RmsNormBackward final : public Operator {
  public:
   std::string_view name() const override { return "rmsnorm_backward"; }

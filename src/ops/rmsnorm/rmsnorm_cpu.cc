@@ -32,8 +32,8 @@ void scale_row(T* y, const T* x, const float* weight, float rstd, int64_t hidden
 void rmsnorm(const Operator& op, const KernelArgs& args) {
   const float eps = static_cast<const RmsNorm&>(op).eps();
   const Tensor& x = args.in(0);
-  const int64_t rows = x.shape.num_rows();
-  const int64_t hidden = x.shape.last();
+  const int64_t hidden = args.in(1).shape[0];
+  const int64_t rows = x.num_elements() / hidden;
   const float* weight = args.in(1).as<float>();
   float* rstd = args.out(1).as<float>();
   with_storage(x.dtype, [&](auto storage) {
@@ -82,7 +82,7 @@ struct BackwardRow {
 
 void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
   const Tensor& x = args.in(0);
-  const int64_t hidden = x.shape.last();
+  const int64_t hidden = args.in(1).shape[0];
   const float* weight = args.in(1).as<float>();
   const float* rstd = args.in(2).as<float>();
   float* accumulator = args.out(1) ? args.out(1).as<float>() : nullptr;
@@ -92,7 +92,8 @@ void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
     const T* grad_rows = args.in(3).as<T>();
     T* grad_x = args.out(0).as<T>();
     add_column_sums(
-        accumulator, x.shape.num_rows(), hidden, args.workspace, [=](int64_t row, float* sums) {
+        accumulator, x.num_elements() / hidden, hidden, args.workspace,
+        [=](int64_t row, float* sums) {
           const int64_t at = row * hidden;
           const BackwardRow<T> terms{x_rows + at, grad_rows + at, weight, rstd[row], hidden};
           terms.write_grad(grad_x + at, terms.add_weight_grads(sums));

@@ -64,6 +64,14 @@ std::vector<OwnedTensor> run_backward(const std::vector<TestInput>& inputs,
   return run_gradients(make_rmsnorm(kEps), kernels(), inputs, grads);
 }
 
+/// A copy of the same elements in another shape.
+OwnedTensor reshaped(const Tensor& from, const Shape& shape) {
+  OwnedTensor result(from.dtype, shape);
+  std::copy_n(static_cast<const std::byte*>(from.data), from.num_bytes(),
+              static_cast<std::byte*>(result.get().data));
+  return result;
+}
+
 void check_case(const Shape& shape, DType dtype) {
   SCOPED_TRACE(fmt::format("{} {}", dtype_name(dtype), shape.to_string()));
   Random random(11, static_cast<uint64_t>(shape.num_elements()));
@@ -89,6 +97,26 @@ TEST(RmsNorm, MatchesAReferenceInAllShapes) {
     for (const Shape& shape : {Shape{0, 8}, Shape{1, 1}, Shape{3, 5}, Shape{17, 64}, Shape{200, 33},
                                Shape{1100, 48}, Shape{2, 3, 16}, Shape{3, 0, 7}}) {
       check_case(shape, dtype);
+    }
+  }
+}
+
+TEST(RmsNorm, HeadsOfARowAreRowsOfTheirOwn) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t tokens : {0, 1, 19}) {
+      Random random(14, static_cast<uint64_t>(tokens));
+      auto by_head = make_inputs({tokens * 3, 20}, dtype, random);
+      const OwnedTensor grad = random_tensor(dtype, {tokens * 3, 20}, random);
+      const auto expected = run_operator(*make_rmsnorm(kEps), kernels(), by_head);
+      const auto expected_grads = run_backward(by_head, grad);
+      by_head[0].tensor = reshaped(by_head[0].tensor, {tokens, 60});
+      const auto outputs = run_operator(*make_rmsnorm(kEps), kernels(), by_head);
+      EXPECT_EQ(outputs[0].get().shape, (Shape{tokens, 60}));
+      EXPECT_EQ(outputs[1].get().shape, (Shape{tokens, 3}));
+      const auto grads = run_backward(by_head, reshaped(grad, {tokens, 60}));
+      expect_bitwise_equal(reshaped(outputs[0], {tokens * 3, 20}), expected[0], "y");
+      expect_bitwise_equal(reshaped(grads[0], {tokens * 3, 20}), expected_grads[0], "grad x");
+      expect_bitwise_equal(grads[1], expected_grads[1], "grad weight");
     }
   }
 }
@@ -137,7 +165,8 @@ TEST(RmsNorm, ShapeRule) {
                 ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));
   };
   refuses({x, with_dtype(weight, DType::kBF16)}, "rmsnorm: the weight must be f32 [16]");
-  refuses({x, {DType::kF32, {15}}}, "rmsnorm: the weight must be f32 [16], got f32 [15]");
+  refuses({x, {DType::kF32, {15}}},
+          "rmsnorm: the weight must be f32 [16], or of a divisor's size, got f32 [15]");
   refuses({weight, weight}, "rmsnorm: x must be f32 or bf16 of at least two dims");
   refuses({x}, "rmsnorm: takes x and weight, got 1 inputs");
   EXPECT_THROW(make_rmsnorm(-1.0), UserError);

@@ -24,12 +24,17 @@ Rope::Rope(RotarySpec spec, bool inverse) : spec_(std::move(spec)), inverse_(inv
   require(spec_.rotary_dim() > 0 && spec_.rotary_dim() <= limit,
           "rope: {} inverse frequencies rotate {} elements of a head of {}; expected 2 to {}",
           spec_.inverse_frequencies.size(), spec_.rotary_dim(), spec_.head_size, limit);
+  require(spec_.offset >= 0 && spec_.offset + spec_.rotary_dim() <= spec_.head_size,
+          "rope: {} elements from {} on leave a head of {}", spec_.rotary_dim(), spec_.offset,
+          spec_.head_size);
 }
 
 std::string Rope::attributes() const {
-  return fmt::format("heads={} head_size={} rotary_dim={} slowest={:.3g} amplitude={}",
+  return fmt::format("heads={} head_size={} rotary_dim={}{}{} slowest={:.3g} amplitude={}",
                      spec_.num_heads, spec_.head_size, spec_.rotary_dim(),
-                     spec_.inverse_frequencies.back(), spec_.amplitude);
+                     spec_.offset > 0 ? fmt::format(" offset={}", spec_.offset) : "",
+                     spec_.interleaved ? " interleaved" : "", spec_.inverse_frequencies.back(),
+                     spec_.amplitude);
 }
 
 std::vector<ValueType> Rope::infer(std::span<const ValueType> inputs) const {

@@ -10,11 +10,15 @@ namespace tessera {
 /// Throws UserError unless rotary_dim is even and positive and base is positive.
 std::vector<float> default_inverse_frequencies(int64_t rotary_dim, double base);
 
-/// Which rotation rope applies. The first 2 · |inverse_frequencies| elements of each head are
-/// rotated, the others pass through; scaled variants give other frequencies and an amplitude.
+/// Which rotation rope applies. Of each head the 2 · |inverse_frequencies| elements from `offset`
+/// on are rotated, the others pass through; scaled variants give other frequencies and an
+/// amplitude.
 struct RotarySpec {
   int64_t num_heads = 1;
   int64_t head_size = 0;
+  int64_t offset = 0;
+  /// Pairs are neighbours (2i, 2i + 1) of the rotated part, not the two halves (i, i + half).
+  bool interleaved = false;
   std::vector<float> inverse_frequencies;
   float amplitude = 1.0F;  ///< multiplies the rotated part (YaRN's attention factor)
 
@@ -22,9 +26,10 @@ struct RotarySpec {
 };
 
 /// Rotary position embedding (Su et al., "RoFormer", 2021) in the rotate-half convention of Hugging
-/// Face's Llama: element i of a head pairs with element i + rotary_dim / 2, and both turn by
-/// position · inverse_frequencies[i]. (x A [T, N·D], positions I32 [T]) -> A [T, N·D]. Dim T may be
-/// ragged. With `inverse` it turns back: that is its own gradient.
+/// Face's Llama: element i of the rotated part pairs with element i + rotary_dim / 2, and both turn
+/// by position · inverse_frequencies[i]; or neighbours pair, as in the original (DeepSeek). (x A
+/// [T, N·D], positions I32 [T]) -> A [T, N·D]. Dim T may be ragged. With `inverse` it turns back:
+/// that is its own gradient.
 class Rope final : public Operator {
  public:
   /// Heads are at most this wide, so that a token's angles fit on the stack.

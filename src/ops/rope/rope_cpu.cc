@@ -30,8 +30,9 @@ struct TokenAngles {
   }
 };
 
+/// Elements i and i + pairs turn together.
 template <typename T>
-void rotate_head(T* y, const T* x, const TokenAngles& angles, int64_t pairs, int64_t head_size) {
+void rotate_halves(T* y, const T* x, const TokenAngles& angles, int64_t pairs) {
   const float* cosines = angles.cosines.data();
   const float* sines = angles.sines.data();
   simd::for_each_vector(pairs, [=](int64_t i, auto lanes) {
@@ -42,13 +43,36 @@ void rotate_head(T* y, const T* x, const TokenAngles& angles, int64_t pairs, int
     store(y + i, first * cosine - second * sine, lanes);
     store(y + pairs + i, second * cosine + first * sine, lanes);
   });
-  std::copy(x + 2 * pairs, x + head_size, y + 2 * pairs);
+}
+
+/// Elements 2i and 2i + 1 turn together.
+template <typename T>
+void rotate_neighbours(T* y, const T* x, const TokenAngles& angles, int64_t pairs) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const auto first = static_cast<float>(x[2 * i]);
+    const auto second = static_cast<float>(x[2 * i + 1]);
+    y[2 * i] = T(first * angles.cosines[at] - second * angles.sines[at]);
+    y[2 * i + 1] = T(second * angles.cosines[at] + first * angles.sines[at]);
+  }
+}
+
+template <typename T>
+void rotate_head(T* y, const T* x, const TokenAngles& angles, const RotarySpec& spec) {
+  const int64_t pairs = spec.rotary_dim() / 2;
+  const int64_t end = spec.offset + spec.rotary_dim();
+  std::copy(x, x + spec.offset, y);
+  if (spec.interleaved) {
+    rotate_neighbours(y + spec.offset, x + spec.offset, angles, pairs);
+  } else {
+    rotate_halves(y + spec.offset, x + spec.offset, angles, pairs);
+  }
+  std::copy(x + end, x + spec.head_size, y + end);
 }
 
 void rope(const Operator& op, const KernelArgs& args) {
   const auto& rotation = static_cast<const Rope&>(op);
   const RotarySpec& spec = rotation.spec();
-  const int64_t pairs = spec.rotary_dim() / 2;
   const Tensor& x = args.in(0);
   const int64_t tokens = x.shape[0];
   const int32_t* positions = args.in(1).as<int32_t>();
@@ -62,7 +86,7 @@ void rope(const Operator& op, const KernelArgs& args) {
       angles.fill(spec, positions[t], rotation.inverse());
       for (int64_t head = 0; head < spec.num_heads; ++head) {
         const int64_t at = (t * spec.num_heads + head) * spec.head_size;
-        rotate_head(to + at, from + at, angles, pairs, spec.head_size);
+        rotate_head(to + at, from + at, angles, spec);
       }
     }
   });

@@ -33,7 +33,22 @@ std::vector<TestInput> make_inputs(const RotarySpec& spec, const std::vector<int
   return inputs;
 }
 
-/// x · cos + rotate_half(x) · sin as Hugging Face's apply_rotary_pos_emb writes it.
+/// The element that one turns with, by its place in the rotated part, and whether it is the first
+/// of the pair.
+struct Partner {
+  size_t at;
+  size_t pair;
+  bool first;
+};
+
+Partner partner_of(size_t at, size_t dim, bool interleaved) {
+  if (interleaved) return {at ^ 1U, at / 2, at % 2 == 0};
+  const bool first = at < dim / 2;
+  return {first ? at + dim / 2 : at - dim / 2, at % (dim / 2), first};
+}
+
+/// x · cos + rotate_half(x) · sin as Hugging Face's apply_rotary_pos_emb writes it, or the complex
+/// product of DeepSeek-V2's apply_rotary_emb for neighbours.
 std::vector<float> reference(const RotarySpec& spec, const std::vector<double>& x,
                              const std::vector<int32_t>& positions, double direction) {
   const auto dim = static_cast<size_t>(spec.rotary_dim());
@@ -41,14 +56,17 @@ std::vector<float> reference(const RotarySpec& spec, const std::vector<double>& 
   std::vector<float> result;
   for (size_t i = 0; i < x.size(); ++i) {
     const size_t in_head = i % head_size;
-    if (in_head >= dim) {
+    const auto offset = static_cast<size_t>(spec.offset);
+    if (in_head < offset || in_head >= offset + dim) {
       result.push_back(static_cast<float>(x[i]));
       continue;
     }
+    const Partner partner = partner_of(in_head - offset, dim, spec.interleaved);
     const size_t token = i / (head_size * static_cast<size_t>(spec.num_heads));
     const float angle =
-        spec.inverse_frequencies[in_head % (dim / 2)] * static_cast<float>(positions[token]);
-    const double half = in_head < dim / 2 ? -x[i + dim / 2] : x[i - dim / 2];
+        spec.inverse_frequencies[partner.pair] * static_cast<float>(positions[token]);
+    const double other = x[i - in_head + offset + partner.at];
+    const double half = partner.first ? -other : other;
     const double turned = x[i] * std::cos(static_cast<double>(angle)) +
                           direction * half * std::sin(static_cast<double>(angle));
     result.push_back(static_cast<float>(spec.amplitude * turned));
@@ -86,6 +104,20 @@ TEST(Rope, MatchesHuggingFacesFormula) {
   }
 }
 
+TEST(Rope, RotatesNeighboursAndPartsOfAHead) {
+  const std::vector<int32_t> positions = {0, 1, 2, 511, 4095};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool interleaved : {false, true}) {
+      RotarySpec spec = make_spec(3, 24, 8, 1.1F);
+      spec.interleaved = interleaved;
+      for (spec.offset = 0; spec.offset <= 16; spec.offset += 8) check_case(spec, positions, dtype);
+      RotarySpec wide = make_spec(2, 70, 70);
+      wide.interleaved = interleaved;
+      check_case(wide, positions, dtype);
+    }
+  }
+}
+
 TEST(Rope, PositionZeroIsTheIdentity) {
   Random random(22, 1);
   const RotarySpec spec = make_spec(2, 16, 16);
@@ -113,6 +145,9 @@ TEST(Rope, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make_rope(make_spec(0, 8, 8)), UserError);
   EXPECT_THROW(make_rope(make_spec(1, 4096, 2048)), UserError);
   EXPECT_THROW(make_rope({.num_heads = 1, .head_size = 8, .inverse_frequencies = {}}), UserError);
+  RotarySpec beyond = make_spec(1, 8, 6);
+  beyond.offset = 4;
+  EXPECT_THROW(make_rope(beyond), UserError);
   const auto refuses = [](const std::vector<ValueType>& types, const char* message) {
     EXPECT_THAT([&] { make_rope(make_spec(2, 8, 8))->infer(types); },
                 ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));

@@ -116,7 +116,8 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
           f32({num_tokens, num_experts}),
           f32({num_experts}),
           f32({1}),
-          f32({1})};
+          f32({1}),
+          f32({num_experts})};
 }
 
 Cost Router::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
@@ -139,12 +140,14 @@ void Router::differentiate(GradientBuilder& builder) const {
   const auto grad_probs = builder.grad_output(RouterOutput::kProbs);
   const auto grad_balance = builder.grad_output(RouterOutput::kBalanceLoss);
   const auto grad_z = builder.grad_output(RouterOutput::kZLoss);
+  const auto grad_means = builder.grad_output(RouterOutput::kScoreMeans);
   const RouterGradients gradients{.probs = grad_probs.has_value(),
                                   .balance_loss = grad_balance.has_value(),
                                   .z_loss = grad_z.has_value(),
+                                  .score_means = grad_means.has_value(),
                                   .x = builder.needs_grad(0),
                                   .weight = builder.needs_grad(1)};
-  if (!gradients.probs && !gradients.balance_loss && !gradients.z_loss) return;
+  if (!grad_probs && !grad_balance && !grad_z && !grad_means) return;
   std::vector<ValueId> inputs{builder.input(0), builder.input(1),
                               builder.output(RouterOutput::kLogits),
                               builder.output(RouterOutput::kExpertIdx)};
@@ -154,7 +157,7 @@ void Router::differentiate(GradientBuilder& builder) const {
     }
     if (scope_input() >= 0) inputs.push_back(builder.input(scope_input()));
   }
-  for (const auto& grad : {grad_probs, grad_balance, grad_z}) {
+  for (const auto& grad : {grad_probs, grad_balance, grad_z, grad_means}) {
     if (grad) inputs.push_back(*grad);
   }
   const auto accumulators = gradients.weight ? std::vector<int>{1} : std::vector<int>{};

@@ -49,7 +49,7 @@ struct RouterSpec {
 ///   (x A [T, H], weight F32 [E, H], [expert_bias F32 [E]], [prior_counts F32 [E]],
 ///    [cu_seqlens I32 [num_seqs + 1]]) ->
 ///   probs F32 [T, K], expert_idx I32 [T, K], logits F32 [T, E], counts F32 [E],
-///   balance_loss F32 [1], z_loss F32 [1]
+///   balance_loss F32 [1], z_loss F32 [1], score_means F32 [E]
 /// expert_bias is there when the spec says so; prior_counts (tokens by expert of this step's
 /// earlier micro-batches) for BalanceScope::kGlobalBatch; cu_seqlens for BalanceScope::kSequence,
 /// from 0 to T.
@@ -62,11 +62,12 @@ struct RouterSpec {
 /// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
 /// 1 (Switch Transformer, 2021; DeepSeek-V3 for sigmoid). By sequence, it is the mean of the
 /// sequences' losses weighted by their tokens. Over the global batch, f_e is of prior_counts and
-/// this micro-batch together, P_e of this micro-batch. z_loss is the mean of logsumexp(logits)²
-/// (ST-MoE, 2022). Both are 0 where T is 0.
+/// this micro-batch together, P_e of this micro-batch. score_means is P_e over the micro-batch, for
+/// losses that span more than one router. z_loss is the mean of logsumexp(logits)²
+/// (ST-MoE, 2022). All three are 0 where T is 0.
 ///
-/// Gradients of probs and both losses reach x and weight; the choice, counts and f_e are constants.
-/// Never recomputed: routing is decided once.
+/// Gradients of probs, both losses and score_means reach x and weight; the choice, counts and f_e
+/// are constants. Never recomputed: routing is decided once.
 class Router final : public Operator {
  public:
   /// Throws UserError for an impossible combination.
@@ -91,7 +92,7 @@ class Router final : public Operator {
 
 /// Outputs of the router by name.
 struct RouterOutput {
-  enum : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss };
+  enum : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
 };
 
 /// Which gradients reach the router and which are wanted of it.
@@ -99,13 +100,14 @@ struct RouterGradients {
   bool probs = false;
   bool balance_loss = false;
   bool z_loss = false;
+  bool score_means = false;
   bool x = true;
   bool weight = true;
 };
 
 /// (x, weight, logits, expert_idx, [counts, [prior_counts]] or [cu_seqlens] for the balance loss,
-///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1]) ->
-/// (dx A [T, H] if wanted, dweight F32 [E, H] accumulated if wanted).
+///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1],
+///  score_means F32 [E]) -> (dx A [T, H] if wanted, dweight F32 [E, H] accumulated if wanted).
 class RouterBackward final : public Operator {
  public:
   RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)

@@ -16,6 +16,7 @@ struct BackwardCall {
   const float* grad_probs_TK = nullptr;
   const float* grad_balance = nullptr;
   const float* grad_z = nullptr;
+  const float* grad_means_E = nullptr;
   float* scratch;
   float* fractions;
   float* grad_logits_TE;
@@ -68,19 +69,19 @@ void add_chosen_score_gradient(const BackwardCall& c, int64_t token, const float
   for (int64_t k = 0; k < top_k; ++k) ds[chosen[k]] += scale * (grad[k] - mean);
 }
 
-/// The balance loss's gradient of a token's shares q is g·E·f/T; shares are scores, or for sigmoid
-/// scores divided by their sum.
-void add_balance_gradient(const BackwardCall& c, const float* logits, const float* fractions,
-                          float* shares, float* ds) {
+/// Adds the gradient of scale/T · Σ_e w_e·q_e, q being a token's shares: its scores, for sigmoid
+/// divided by their sum. The balance loss has w = f and scale = g·E, the score means w = their
+/// gradient.
+void add_share_gradient(const BackwardCall& c, const float* logits, const float* weights,
+                        float scale, float* shares, float* ds) {
   const int64_t n = c.sizes.num_experts;
-  const float scale =
-      *c.grad_balance * static_cast<float>(n) / static_cast<float>(c.sizes.num_tokens);
+  scale /= static_cast<float>(c.sizes.num_tokens);
   const float sum = balance_shares(c.spec.score, logits, n, shares);
   float mean = 0;
   if (c.spec.score == ScoreFunction::kSigmoid) {
-    for (int64_t e = 0; e < n; ++e) mean += shares[e] * fractions[e];
+    for (int64_t e = 0; e < n; ++e) mean += shares[e] * weights[e];
   }
-  for (int64_t e = 0; e < n; ++e) ds[e] += scale * (fractions[e] - mean) / sum;
+  for (int64_t e = 0; e < n; ++e) ds[e] += scale * (weights[e] - mean) / sum;
 }
 
 void add_z_gradient(const BackwardCall& c, const float* logits, float* scratch, float* dl) {
@@ -109,7 +110,11 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   const bool after = c.spec.order == ScoreOrder::kAfterTopK;
   if (c.grad_probs_TK != nullptr && !after) add_chosen_score_gradient(c, token, scores, ds);
   if (c.grad_balance != nullptr) {
-    add_balance_gradient(c, logits, c.fractions + segments.of(token) * n, scratch, ds);
+    const float scale = *c.grad_balance * static_cast<float>(n);
+    add_share_gradient(c, logits, c.fractions + segments.of(token) * n, scale, scratch, ds);
+  }
+  if (c.grad_means_E != nullptr) {
+    add_share_gradient(c, logits, c.grad_means_E, 1.0F, scratch, ds);
   }
   (sigmoid_scores ? add_sigmoid_gradient : add_softmax_gradient)(scores, ds, n, dl);
   if (c.grad_probs_TK != nullptr && after) add_chosen_softmax_gradient(c, token, scratch, dl);
@@ -123,6 +128,7 @@ struct OptionalInputs {
   const Tensor* grad_probs = nullptr;
   const Tensor* grad_balance = nullptr;
   const Tensor* grad_z = nullptr;
+  const Tensor* grad_means = nullptr;
 };
 
 OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args) {
@@ -136,6 +142,7 @@ OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args)
   result.grad_probs = take(gradients.probs);
   result.grad_balance = take(gradients.balance_loss);
   result.grad_z = take(gradients.z_loss);
+  result.grad_means = take(gradients.score_means);
   return result;
 }
 
@@ -198,6 +205,7 @@ BackwardCall bind(const RouterBackward& op, const KernelArgs& args, const Option
           .grad_probs_TK = floats(optional.grad_probs),
           .grad_balance = floats(optional.grad_balance),
           .grad_z = floats(optional.grad_z),
+          .grad_means_E = floats(optional.grad_means),
           .scratch = workspace_part<float>(args.workspace, layout.scratch),
           .fractions = workspace_part<float>(args.workspace, layout.fractions),
           .grad_logits_TE = workspace_part<float>(args.workspace, layout.grad_logits)};

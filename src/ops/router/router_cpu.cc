@@ -87,16 +87,20 @@ void route_block(const Forward& f, int64_t block) {
   f.partials[2 * block] = sum;
 }
 
-/// The block's part of Σ_t Σ_e f_e · q_te, q being the scores made to sum to 1.
+/// The block's parts of Σ_t Σ_e f_e · q_te and of Σ_t q_te, q being the scores made to sum to 1;
+/// the latter is left in the block's second scratch row.
 void balance_block(const Forward& f, const BalanceSegments& segments, int64_t block) {
   const int64_t num_experts = f.sizes.num_experts;
   float* shares = f.scratch_row(block, 0);
+  float* sums = f.scratch_row(block, 1);
+  std::fill_n(sums, num_experts, 0.0F);
   double sum = 0;
   for (int64_t t = block * kRouterBlock; t < block_end(f.sizes, block); ++t) {
     balance_shares(f.spec.score, f.logits_TE + t * num_experts, num_experts, shares);
     const float* fractions = f.fractions + segments.of(t) * num_experts;
     for (int64_t e = 0; e < num_experts; ++e) {
       sum += static_cast<double>(fractions[e]) * static_cast<double>(shares[e]);
+      sums[e] += shares[e];
     }
   }
   f.partials[2 * block + 1] = sum;
@@ -110,6 +114,18 @@ float mean_of_partials(const Forward& f, int64_t which, double scale) {
   }
   return static_cast<float>(scale * sum /
                             static_cast<double>(std::max<int64_t>(f.sizes.num_tokens, 1)));
+}
+
+/// The mean of every expert's share over the tokens, from the sums that balance_block left.
+void write_score_means(const Forward& f, std::span<float> means_E) {
+  const auto num_tokens = static_cast<double>(std::max<int64_t>(f.sizes.num_tokens, 1));
+  for (size_t e = 0; e < means_E.size(); ++e) {
+    double sum = 0;
+    for (int64_t block = 0; block < f.sizes.num_blocks(); ++block) {
+      sum += static_cast<double>(f.scratch_row(block, 1)[e]);
+    }
+    means_E[e] = static_cast<float>(sum / num_tokens);
+  }
 }
 
 Forward bind(const Router& op, const KernelArgs& args, const RouterSizes& sizes) {
@@ -153,6 +169,7 @@ void router(const Operator& base, const KernelArgs& args) {
   *args.out(RouterOutput::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
   *args.out(RouterOutput::kBalanceLoss).as<float>() =
       mean_of_partials(f, 1, static_cast<double>(sizes.num_experts));
+  write_score_means(f, args.out(RouterOutput::kScoreMeans).span<float>());
 }
 
 }  // namespace

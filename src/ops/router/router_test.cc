@@ -71,6 +71,7 @@ struct Reference {
   std::vector<double> counts;
   double balance_loss = 0;
   double z_loss = 0;
+  std::vector<double> score_means;
 };
 
 Row softmax(const Row& logits) {
@@ -165,7 +166,14 @@ double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& 
 }
 
 void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
+  r.score_means.assign(static_cast<size_t>(c.spec.num_experts), 0.0);
   if (logits.empty()) return;
+  for (const Row& row : logits) {
+    const Row scores = scores_of(c.spec, row);
+    const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+    for (size_t e = 0; e < scores.size(); ++e)
+      r.score_means[e] += scores[e] / sum / static_cast<double>(logits.size());
+  }
   for (const Row& row : logits) {
     const double largest = *std::ranges::max_element(row);
     double sum = 0;
@@ -214,6 +222,8 @@ void expect_matches_reference(const Case& c, uint64_t seed) {
   }
   EXPECT_EQ(at, experts.size());
   EXPECT_EQ(testing::to_doubles(outputs[RouterOutput::kCounts]), expected.counts);
+  const auto means = testing::to_doubles(outputs[RouterOutput::kScoreMeans]);
+  for (size_t e = 0; e < means.size(); ++e) EXPECT_NEAR(means[e], expected.score_means[e], 1e-5);
   EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kBalanceLoss])[0], expected.balance_loss,
               2e-6);
   EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kZLoss])[0], expected.z_loss,
@@ -372,9 +382,9 @@ TEST(Router, GradientsOfProbsAndLosses) {
       const auto inputs = make_inputs(c, values);
       for (const std::vector<int>& outputs :
            {std::vector<int>{RouterOutput::kProbs}, std::vector<int>{RouterOutput::kBalanceLoss},
-            std::vector<int>{RouterOutput::kZLoss},
-            std::vector<int>{RouterOutput::kProbs, RouterOutput::kBalanceLoss,
-                             RouterOutput::kZLoss}}) {
+            std::vector<int>{RouterOutput::kZLoss}, std::vector<int>{RouterOutput::kScoreMeans},
+            std::vector<int>{RouterOutput::kProbs, RouterOutput::kBalanceLoss, RouterOutput::kZLoss,
+                             RouterOutput::kScoreMeans}}) {
         testing::check_gradients(make_router(c.spec), kernels(), inputs,
                                  {.outputs = outputs, .max_probes = 24});
       }
@@ -397,7 +407,7 @@ TEST(Router, Bf16GradientsAreThoseOfTheWidenedInputs) {
   copy(0);
   copy(1);
   const auto gradients = [&](const Case& which, const std::vector<TestInput>& in) {
-    std::vector<OwnedTensor> grads(6);
+    std::vector<OwnedTensor> grads(7);
     Random noise(3, 3);
     grads[0] = testing::random_tensor(DType::kF32, {700, c.spec.top_k}, noise);
     grads[4] = testing::tensor_of({1}, {1.0F});
