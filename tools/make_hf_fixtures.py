@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Makes ground truth for tests with transformers and PyTorch, one folder a case, in the layout of tests/data/hf.
+
+    tools/make_hf_fixtures.py OUTPUT [CASE ...]
+
+Each folder holds config.json and model.safetensors as transformers writes them, grads.safetensors (gradients of the
+loss under the same names) and io.safetensors: input_ids, logits, loss, aux_loss where there is one, and twelve AdamW
+steps (traj_input_ids, traj_loss, traj_grad_norm, traj_lr, traj_final_logits). Needs torch and transformers 5.
+"""
+import copy
+import math
+import pathlib
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             intermediate_size=40, max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=16)
+LATENT = dict(kv_lora_rank=12, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=10,
+              num_key_value_heads=4, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1)
+
+CASES = {
+    "glm4_moe": ("Glm4Moe", dict(SMALL, **EXPERTS, head_dim=16, n_routed_experts=8, n_shared_experts=1, n_group=2,
+                                 topk_group=1, first_k_dense_replace=1, routed_scaling_factor=1.5, use_qk_norm=True,
+                                 attention_bias=True)),
+    "deepseek_v2_groups_yarn": ("DeepseekV2", dict(
+        SMALL, **EXPERTS, **{**LATENT, "q_lora_rank": 20}, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        routed_scaling_factor=3.0, attention_bias=True,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, mscale=0.7, mscale_all_dim=0.5,
+                             beta_fast=16, beta_slow=2, original_max_position_embeddings=12))),
+    "deepseek_v3_halves_yarn": ("DeepseekV3", dict(
+        SMALL, **EXPERTS, **LATENT, n_group=2, topk_group=1, rope_interleave=False, norm_topk_prob=False,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=1.0,
+                             original_max_position_embeddings=16))),
+    "qwen2_moe_sparse_step": ("Qwen2Moe", dict(
+        SMALL, **EXPERTS, num_experts=6, num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[3],
+        shared_expert_intermediate_size=24, norm_topk_prob=True, qkv_bias=False, output_router_logits=True,
+        router_aux_loss_coef=0.05, use_sliding_window=True, sliding_window=7, max_window_layers=3)),
+    "qwen3_window": ("Qwen3", dict(SMALL, head_dim=12, attention_bias=True, tie_word_embeddings=False,
+                                   use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    "mixtral_window_gelu": ("Mixtral", dict(SMALL, num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
+                                            tie_word_embeddings=True, hidden_act="gelu")),
+    "llama_dynamic_bias": ("Llama", dict(SMALL, **{"max_position_embeddings": 10}, attention_bias=True, mlp_bias=True,
+                                         rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
+    "llama_linear": ("Llama", dict(SMALL, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh",
+                                   rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=3.0))),
+}
+
+
+def learning_rate(step, steps, warmup=3, peak=3e-3, floor=0.1):
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = (step - warmup) / (steps - warmup)
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def randomize(model, generator):
+    for name, tensor in list(model.named_parameters()) + list(model.named_buffers()):
+        if "inv_freq" in name:
+            continue
+        noise = torch.randn(tensor.shape, generator=generator)
+        if "norm" in name:
+            tensor.data = 1 + 0.1 * noise
+        elif name.endswith("embed_tokens.weight"):
+            tensor.data = 0.5 * noise
+        else:
+            tensor.data = (0.03 if "correction_bias" in name else 0.12) * noise
+
+
+def save_gradients(model, folder):
+    """Through a model whose weights are the gradients, so that the names are those of the published layout."""
+    carrier = copy.deepcopy(model)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    for name, parameter in carrier.named_parameters():
+        grad = gradients[name]
+        parameter.data = torch.zeros_like(parameter) if grad is None else grad.clone()
+        parameter.grad = None
+    for name, buffer in carrier.named_buffers():
+        if "correction_bias" in name:
+            buffer.zero_()
+    carrier.save_pretrained(folder / "grads")
+    (folder / "grads" / "model.safetensors").rename(folder / "grads.safetensors")
+    for leftover in (folder / "grads").iterdir():
+        leftover.unlink()
+    (folder / "grads").rmdir()
+
+
+def train(model, batches):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses, norms, rates = [], [], []
+    for step, ids in enumerate(batches):
+        rates.append(learning_rate(step, len(batches)))
+        optimizer.param_groups[0]["lr"] = rates[-1]
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        for parameter in model.parameters():  # an expert without tokens is decayed all the same
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses), torch.stack(norms), torch.tensor(rates, dtype=torch.float64)
+
+
+def make(case, root):
+    family, options = CASES[case]
+    config = getattr(transformers, family + "Config")(**options)
+    config._attn_implementation = "eager"
+    generator = torch.Generator().manual_seed(sum(case.encode()))
+    model = getattr(transformers, family + "ForCausalLM")(config).float().train()
+    randomize(model, generator)
+    model.tie_weights()
+    folder = root / case
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = torch.randint(0, config.vocab_size, (2, 24), generator=generator)
+    batches = torch.randint(0, config.vocab_size, (12, 2, 24), generator=generator)
+    model.save_pretrained(folder)
+    output = model(input_ids=ids, labels=ids)
+    output.loss.backward()
+    save_gradients(model, folder)
+    results = {"input_ids": ids, "logits": output.logits.detach(), "loss": output.loss.detach().reshape(1)}
+    if getattr(output, "aux_loss", None) is not None:
+        results["aux_loss"] = output.aux_loss.detach().reshape(1)
+    losses, norms, rates = train(model, batches)
+    final = model(input_ids=ids).logits.detach()
+    results |= {"traj_input_ids": batches, "traj_loss": losses, "traj_grad_norm": norms, "traj_lr": rates,
+                "traj_final_logits": final}
+    save_file({k: v.contiguous() for k, v in results.items()}, folder / "io.safetensors")
+    print(f"{case}: loss {results['loss'].item():.4f}, last {losses[-1].item():.4f}")
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    for case in sys.argv[2:] or CASES:
+        make(case, root)
+
+
+if __name__ == "__main__":
+    main()
