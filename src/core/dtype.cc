@@ -10,6 +10,7 @@ int64_t dtype_size(DType dtype) {
       return 1;
     case DType::kBF16:
     case DType::kU16:
+    case DType::kF16:
       return 2;
     case DType::kF32:
     case DType::kI32:
@@ -37,6 +38,8 @@ std::string_view dtype_name(DType dtype) {
       return "u8";
     case DType::kU16:
       return "u16";
+    case DType::kF16:
+      return "f16";
   }
   throw InternalError("dtype_name: unknown type");
 }

@@ -6,13 +6,13 @@
 
 namespace tessera {
 
-/// Element types of tensors.
-enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16 };
+/// Element types of tensors. F16 is read and written, not computed with.
+enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16, kF16 };
 
 /// Bytes of one element.
 int64_t dtype_size(DType dtype);
 
-/// "f32", "bf16", "i32", "i64", "f64", "u8", "u16".
+/// "f32", "bf16", "i32", "i64", "f64", "u8", "u16", "f16".
 std::string_view dtype_name(DType dtype);
 
 /// The top half of a float32, rounded to nearest even. Arithmetic happens in float.

@@ -67,13 +67,14 @@ struct FileDType {
   std::string_view name;
   DType dtype;
 };
-constexpr std::array<FileDType, 7> kFileDTypes = {{{"F32", DType::kF32},
+constexpr std::array<FileDType, 8> kFileDTypes = {{{"F32", DType::kF32},
                                                    {"BF16", DType::kBF16},
                                                    {"I32", DType::kI32},
                                                    {"I64", DType::kI64},
                                                    {"F64", DType::kF64},
                                                    {"U8", DType::kU8},
-                                                   {"U16", DType::kU16}}};
+                                                   {"U16", DType::kU16},
+                                                   {"F16", DType::kF16}}};
 
 }  // namespace
 

@@ -1,0 +1,135 @@
+#include "hf/elements.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+/// IEEE half precision; all its values are F32 values.
+struct Half {
+  uint16_t bits = 0;
+
+  Half() = default;
+  explicit Half(float value) : bits(round(value)) {}
+  operator float() const {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000U) << 16;
+    const uint32_t exponent = (bits >> 10) & 0x1fU;
+    const uint32_t fraction = bits & 0x3ffU;
+    if (exponent == 0) {  // zero and subnormals
+      const float magnitude = static_cast<float>(fraction) * 0x1p-24F;
+      return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+    }
+    const uint32_t wide = exponent == 0x1fU ? 0xffU : exponent + 112;
+    return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
+  }
+
+ private:
+  static uint16_t round(float value) {
+    const uint32_t word = std::bit_cast<uint32_t>(value);
+    const auto sign = static_cast<uint16_t>(word >> 16 & 0x8000U);
+    const uint32_t magnitude = word & 0x7fffffffU;
+    if (magnitude > 0x7f800000U) {  // NaN keeps the top of its payload
+      return static_cast<uint16_t>(sign | 0x7e00U | (magnitude >> 13 & 0x3ffU));
+    }
+    constexpr uint32_t kOverflow = 0x477ff000U;  // 65520, halfway beyond the largest half
+    if (magnitude >= kOverflow) return static_cast<uint16_t>(sign | 0x7c00U);
+    constexpr uint32_t kSmallestNormal = 0x38800000U;  // 2^-14
+    if (magnitude < kSmallestNormal) {
+      const float scaled = std::bit_cast<float>(magnitude) * 0x1p24F;
+      return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(scaled)));
+    }
+    const uint32_t rounded = magnitude + 0xfffU + (magnitude >> 13 & 1U);
+    return static_cast<uint16_t>(sign | ((rounded >> 13) - (112U << 10)));
+  }
+};
+static_assert(sizeof(Half) == 2);
+
+template <typename T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+template <typename From, typename To>
+void convert(const std::byte* from, std::byte* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const To value(static_cast<float>(load<From>(from + i * int64_t{sizeof(From)})));
+    std::memcpy(to + i * int64_t{sizeof(To)}, &value, sizeof(To));
+  }
+}
+
+template <typename From>
+void convert_to(const std::byte* from, std::byte* to, DType to_type, int64_t count) {
+  if (to_type == DType::kF32) return convert<From, float>(from, to, count);
+  if (to_type == DType::kBF16) return convert<From, Bf16>(from, to, count);
+  return convert<From, Half>(from, to, count);
+}
+
+/// Tiles of both matrices stay in the first cache.
+template <typename T>
+void transpose(const MatrixView& from, int64_t first, int64_t count, std::byte* to) {
+  constexpr int64_t kTile = 32;
+  constexpr int64_t kSize = sizeof(T);
+  for (int64_t row = 0; row < from.rows; row += kTile) {
+    const int64_t row_end = std::min(row + kTile, from.rows);
+    for (int64_t col = 0; col < count; col += kTile) {
+      const int64_t col_end = std::min(col + kTile, count);
+      for (int64_t c = col; c < col_end; ++c) {
+        for (int64_t r = row; r < row_end; ++r) {
+          std::memcpy(to + (c * from.rows + r) * kSize,
+                      from.data + (r * from.cols + first + c) * kSize, kSize);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool is_float_storage(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+bool is_exact(DType from, DType to) {
+  return from == to || to == DType::kF32;
+}
+
+void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
+                      int64_t count) {
+  ensure(is_float_storage(from_type) && is_float_storage(to_type), "convert_elements: {} to {}",
+         dtype_name(from_type), dtype_name(to_type));
+  if (from_type == to_type) {
+    if (count > 0) std::memcpy(to, from, static_cast<size_t>(count * dtype_size(to_type)));
+  } else if (from_type == DType::kF32) {
+    convert_to<float>(from, to, to_type, count);
+  } else if (from_type == DType::kBF16) {
+    convert_to<Bf16>(from, to, to_type, count);
+  } else {
+    convert_to<Half>(from, to, to_type, count);
+  }
+}
+
+void transpose_columns(const MatrixView& from, int64_t first, int64_t count, std::byte* to,
+                       DType to_type) {
+  const auto move = [&](std::byte* target) {
+    if (dtype_size(from.dtype) == 4) {
+      transpose<uint32_t>(from, first, count, target);
+    } else {
+      transpose<uint16_t>(from, first, count, target);
+    }
+  };
+  if (from.dtype == to_type) return move(to);
+  const int64_t num_elements = from.rows * count;
+  std::vector<std::byte> buffer(static_cast<size_t>(num_elements * dtype_size(from.dtype)));
+  move(buffer.data());
+  convert_elements(buffer.data(), from.dtype, to, to_type, num_elements);
+}
+
+}  // namespace tessera

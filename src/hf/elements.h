@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/dtype.h"
+
+namespace tessera {
+
+/// Whether elements can be converted: F32, BF16 and F16, in every direction.
+bool is_float_storage(DType dtype);
+
+/// Whether every value of `from` is a value of `to`.
+bool is_exact(DType from, DType to);
+
+/// Converts elements, which need not be aligned. Narrowing rounds to nearest even; NaN stays NaN.
+/// Of equal types the bytes are copied.
+void convert_elements(const std::byte* from, DType from_type, std::byte* to, DType to_type,
+                      int64_t count);
+
+/// A dense matrix in memory, perhaps unaligned.
+struct MatrixView {
+  const std::byte* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType dtype = DType::kF32;
+};
+
+/// Writes columns [first, first + count) of a matrix as rows: `to` is [count, rows] of `to_type`.
+void transpose_columns(const MatrixView& from, int64_t first, int64_t count, std::byte* to,
+                       DType to_type);
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "model/config.h"
+
+namespace tessera {
+
+// Model families of Hugging Face's transformers. A family is a description: the keys of its
+// config.json with the defaults of its configuration class, a few rules, and the names of its
+// weights where they differ from most families'.
+
+/// Which layers have a sliding window.
+enum class WindowRule {
+  kNone,
+  kSize,         ///< all, where `sliding_window` is not null
+  kSwitched,     ///< all, where `use_sliding_window` is true
+  kLaterLayers,  ///< by `layer_types`; without it, switched layers from `max_window_layers` on
+  kEvenLayers,   ///< by `layer_types`; without it, switched even layers below `max_window_layers`
+};
+
+/// How the router's logits become choices and probabilities.
+enum class RouterRule {
+  kSoftmax,        ///< the best of a softmax, normalized if `norm_topk_prob`
+  kGroupMax,       ///< DeepSeek-V2: by `topk_method`, never normalized
+  kBiasedSigmoid,  ///< DeepSeek-V3: sigmoid, correction bias, groups by their two best
+};
+
+struct Family {
+  std::string_view model_type;
+  std::string_view architecture;
+  /// A JSON object of the keys that the family reads, with transformers' defaults.
+  std::string_view defaults;
+  /// A JSON object of keys that may only have these values.
+  std::string_view fixed = "{}";
+  AttentionKind attention = AttentionKind::kStandard;
+  bool interleaved = false;  ///< rotary pairs are neighbours
+  QkNorm qk_norm = QkNorm::kNone;
+  bool qkv_bias = false;     ///< biases in any case, not by `attention_bias` or `qkv_bias`
+  bool output_bias = false;  ///< `attention_bias` is also of the output projection
+  WindowRule window = WindowRule::kNone;
+  RouterRule router = RouterRule::kSoftmax;
+  std::string_view moe_name = "mlp";
+  std::array<std::string_view, 3> expert_names = {"gate_proj", "up_proj", "down_proj"};
+  std::string_view shared_name = "shared_experts";
+
+  bool has_key(std::string_view key) const;
+  bool is_moe() const { return has_key("num_experts_per_tok"); }
+};
+
+/// Every supported family, those that express the plainest models first.
+std::span<const Family> families();
+/// Throws UserError with the known names where there is none.
+const Family& find_family(std::string_view model_type);
+
+}  // namespace tessera

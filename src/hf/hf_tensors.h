@@ -1,0 +1,50 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+
+namespace tessera {
+
+/// A tensor of a Hugging Face folder: its entry and the file that it is in.
+struct HfTensor {
+  const SafetensorsEntry* entry = nullptr;
+  const SafetensorsReader* file = nullptr;
+
+  std::span<const std::byte> bytes() const { return file->bytes(*entry); }
+};
+
+/// The tensors of a Hugging Face model, mapped for reading: one safetensors file, or a folder with
+/// model.safetensors or with model.safetensors.index.json and its shards. Throws UserError for
+/// damaged files, a tensor that is in two of them, and an index that does not fit its shards.
+class HfTensors {
+ public:
+  explicit HfTensors(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::map<std::string, HfTensor, std::less<>>& all() const { return tensors_; }
+  /// Null where there is none of that name.
+  const HfTensor* find(std::string_view name) const;
+  int64_t num_bytes() const;
+
+ private:
+  void open_file(const std::filesystem::path& path);
+  void open_shards(const std::filesystem::path& index);
+
+  std::filesystem::path path_;
+  std::vector<std::unique_ptr<SafetensorsReader>> files_;
+  std::map<std::string, HfTensor, std::less<>> tensors_;
+};
+
+/// The content of a model.safetensors.index.json: each tensor's file, which is in the same folder.
+/// Throws UserError that starts with `where`.
+std::map<std::string, std::string> parse_hf_index(std::string_view text, std::string_view where);
+
+inline constexpr const char* kHfIndexFile = "model.safetensors.index.json";
+inline constexpr const char* kHfWeightsFile = "model.safetensors";
+
+}  // namespace tessera
