@@ -160,9 +160,7 @@ struct ModelConfig {
   /// Factor on the attention scores; 0: 1 / sqrt(head_dim).
   double attention_scale() const;
   int64_t dense_inner_size() const;
-  bool is_gated() const {
-    return activation == Activation::kSwiGLU || activation == Activation::kGeGLU;
-  }
+  bool is_gated() const { return tessera::is_gated(activation); }
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;
   LayerKind layer_kind(int64_t layer) const { return {is_moe_layer(layer), has_window(layer)}; }
