@@ -39,6 +39,7 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add_enum("model.activation", &config.activation,
                   {{"swiglu", Activation::kSwiGLU},
                    {"geglu", Activation::kGeGLU},
+                   {"geglu_tanh", Activation::kGeGLUTanh},
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh}},
                   "Activation of dense layers and experts");
