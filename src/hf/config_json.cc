@@ -28,7 +28,7 @@ constexpr std::array kHarmless = {
     "problem_type", "task_specific_params", "finetuning_task", "prefix", "torchscript",
     "tf_legacy_loss", "use_bfloat16", "pruned_heads", "is_decoder",
     // Tokens.
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
+    "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids",
     "suppress_tokens", "begin_suppress_tokens",
     // Generation.
@@ -46,7 +46,7 @@ constexpr std::array kHarmless = {
 /// Keys of every family, with defaults.
 constexpr std::string_view kCommonDefaults =
     R"({"hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": false,
-        "rope_theta": null, "rope_scaling": null, "rope_parameters": null,
+        "pad_token_id": null, "rope_theta": null, "rope_scaling": null, "rope_parameters": null,
         "original_max_position_embeddings": null})";
 
 /// Keys that a file may have only with this value, or null.

@@ -38,8 +38,21 @@ double positive(const ConfigJson& config, std::string_view key) {
   return value;
 }
 
+/// The row of the embedding that PyTorch keeps out of training; negative ids count from the end.
+int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
+  if (config.is_null("pad_token_id")) return -1;
+  const json& value = config.value("pad_token_id");
+  require(value.is_number_integer(), "{}: 'pad_token_id' must be an integer or null, found {}",
+          config.where(), quote_for_message(value.dump()));
+  const auto id = value.get<int64_t>();
+  require(id >= -vocab_size && id < vocab_size,
+          "{}: 'pad_token_id' is {}, outside the vocabulary of {}", config.where(), id, vocab_size);
+  return id < 0 ? vocab_size + id : id;
+}
+
 void read_shape(const ConfigJson& config, ModelConfig& model) {
   model.vocab_size = config.size("vocab_size");
+  model.padding_token = read_padding_token(config, model.vocab_size);
   model.hidden_size = config.size("hidden_size");
   model.num_layers = bounded(config, "num_hidden_layers", 1, kMaxLayers);
   model.num_heads = config.size("num_attention_heads");

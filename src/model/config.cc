@@ -45,6 +45,9 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                   "Activation of dense layers and experts");
   schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", above(0));
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
+  schema.add("model.padding_token", &config.padding_token,
+             "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
+             at_least(-1));
   schema.add("model.init_deviation", &config.init_deviation,
              "Standard deviation of initial weights", above(0));
 }
@@ -337,6 +340,9 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
 
 void validate(const ModelConfig& config) {
   require(config.vocab_size > 0, "model.vocab_size is not set and no tokenizer gives it");
+  require(config.padding_token < config.vocab_size,
+          "model.padding_token {} is outside the vocabulary of {}", config.padding_token,
+          config.vocab_size);
   validate_heads(config);
   if (config.is_latent()) validate_latent(config);
   validate_rope(config);

@@ -144,6 +144,8 @@ struct ModelConfig {
   Activation activation = Activation::kSwiGLU;
   double norm_eps = 1e-5;
   bool tie_embeddings = true;
+  /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
+  int64_t padding_token = -1;
   double init_deviation = 0.02;
   RopeConfig rope;
   LatentConfig latent;

@@ -67,12 +67,8 @@ struct ModelRig {
            const RecomputePolicy& policy = {}, uint64_t seed = 3)
       : config(config_in),
         parameters(list_parameters(config, shape.dtype), true),
-        experts(static_cast<size_t>(config.num_moe_layers())),
+        experts(make_expert_states(config)),
         model(config, shape, policy, make_cpu_kernels()) {
-    for (ExpertState& state : experts) {
-      state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts});
-      state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts});
-    }
     parameters.initialize(seed);
     model.bind(parameters, experts);
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/derived_program.h"
+#include "model/expert_states.h"
 #include "model/layer_program.h"
 #include "model/parameters.h"
 
@@ -26,12 +27,6 @@ struct LossScales {
   float loss = 1;
   float balance = 0;
   float z_loss = 0;
-};
-
-/// What one MoE layer keeps from step to step and within one.
-struct ExpertState {
-  OwnedTensor bias;         ///< F32 [E], added to the scores for the choice; saved with the model
-  OwnedTensor step_counts;  ///< F32 [E], assignments of this step so far
 };
 
 struct MicroBatchResult {

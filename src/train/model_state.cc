@@ -1,7 +1,5 @@
 #include "train/model_state.h"
 
-#include <numeric>
-
 namespace tessera {
 namespace {
 
@@ -54,39 +52,6 @@ std::vector<NamedTensor> ModelState::optimizer_tensors() const {
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, model_tensors());
   reader.load_group(TensorGroup::kOptimizer, optimizer_tensors());
-}
-
-std::vector<ExpertState> make_expert_states(const ModelConfig& config) {
-  std::vector<ExpertState> experts(static_cast<size_t>(config.num_moe_layers()));
-  for (ExpertState& state : experts) {
-    state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert biases");
-    state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert counts");
-  }
-  return experts;
-}
-
-std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
-                                            const std::vector<ExpertState>& experts) {
-  std::vector<NamedTensor> tensors;
-  size_t next = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.is_moe_layer(layer)) continue;
-    tensors.push_back({layer_parameter_name(layer, "moe.expert_bias"), experts[next++].bias});
-  }
-  return tensors;
-}
-
-void update_expert_biases(std::vector<ExpertState>& experts, double speed) {
-  for (ExpertState& state : experts) {
-    const auto counts = state.step_counts.get().span<float>();
-    const auto bias = state.bias.get().span<float>();
-    const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) /
-                        static_cast<double>(std::max<size_t>(counts.size(), 1));
-    for (size_t e = 0; e < bias.size(); ++e) {
-      const double error = mean - counts[e];
-      bias[e] += static_cast<float>(speed * ((error > 0) - (error < 0)));
-    }
-  }
 }
 
 }  // namespace tessera

@@ -47,16 +47,4 @@ class ModelState {
   std::unique_ptr<AdamWOptimizer> optimizer_;
 };
 
-/// The experts' state of every MoE layer, zeroed.
-std::vector<ExpertState> make_expert_states(const ModelConfig& config);
-
-/// Names of the expert biases in checkpoints, with their tensors.
-std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
-                                            const std::vector<ExpertState>& experts);
-
-/// Auxiliary-loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each
-/// expert's bias moves by `speed`, up where it got fewer assignments than the mean of its layer,
-/// down where it got more.
-void update_expert_biases(std::vector<ExpertState>& experts, double speed);
-
 }  // namespace tessera

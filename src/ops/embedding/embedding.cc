@@ -12,6 +12,10 @@ void check_tokens(const Operator& op, const ValueType& tokens) {
 
 }  // namespace
 
+std::string Embedding::attributes() const {
+  return padding_token_ < 0 ? "" : fmt::format("padding_token={}", padding_token_);
+}
+
 std::vector<ValueType> Embedding::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes tokens and table, got {} inputs", inputs.size());
   const ValueType& tokens = inputs[0];
@@ -33,7 +37,8 @@ Cost Embedding::cost(std::span<const ValueType> inputs, std::span<const ValueTyp
 void Embedding::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(0);
   if (!grad || !builder.needs_grad(1)) return;
-  const auto backward = std::make_shared<EmbeddingBackward>(builder.input_type(1).shape[0]);
+  const auto backward =
+      std::make_shared<EmbeddingBackward>(builder.input_type(1).shape[0], padding_token_);
   builder.emit(backward, {builder.input(0), *grad}, {1});
 }
 
@@ -57,8 +62,8 @@ Cost EmbeddingBackward::cost(std::span<const ValueType> inputs,
               static_cast<double>(inputs[0].num_bytes() + inputs[1].num_bytes()) + accumulated};
 }
 
-OperatorPtr make_embedding() {
-  return std::make_shared<Embedding>();
+OperatorPtr make_embedding(int64_t padding_token) {
+  return std::make_shared<Embedding>(padding_token);
 }
 
 }  // namespace tessera

@@ -36,8 +36,8 @@ void embed(const Operator& /*op*/, const KernelArgs& args) {
 /// Each thread owns a range of columns and walks all tokens in order, so that repeated tokens are
 /// summed in the same order by any number of threads.
 template <typename T>
-void add_gradients(std::span<const int32_t> tokens, const T* grad_TH, int64_t hidden,
-                   float* accumulator_VH) {
+void add_gradients(std::span<const int32_t> tokens, int64_t padding_token, const T* grad_TH,
+                   int64_t hidden, float* accumulator_VH) {
   constexpr int64_t kMinCols = 64;
   const int64_t slices =
       std::clamp<int64_t>(omp_get_max_threads(), 1, std::max<int64_t>(hidden / kMinCols, 1));
@@ -46,6 +46,7 @@ void add_gradients(std::span<const int32_t> tokens, const T* grad_TH, int64_t hi
   for (int64_t begin = 0; begin < hidden; begin += width) {
     const int64_t cols = std::min(width, hidden - begin);
     for (size_t t = 0; t < tokens.size(); ++t) {
+      if (tokens[t] == padding_token) continue;
       const T* grad = grad_TH + static_cast<int64_t>(t) * hidden + begin;
       float* sum = accumulator_VH + tokens[t] * hidden + begin;
       simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
@@ -55,15 +56,16 @@ void add_gradients(std::span<const int32_t> tokens, const T* grad_TH, int64_t hi
   }
 }
 
-void embed_backward(const Operator& /*op*/, const KernelArgs& args) {
+void embed_backward(const Operator& op, const KernelArgs& args) {
   const Tensor& accumulator = args.out(0);
   if (!accumulator) return;
   const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
   check_ids(tokens, accumulator.shape[0]);
   const Tensor& grad = args.in(1);
+  const int64_t padding_token = static_cast<const EmbeddingBackward&>(op).padding_token();
   with_storage(grad.dtype, [&](auto storage) {
     using T = decltype(storage);
-    add_gradients(tokens, grad.as<T>(), grad.shape[1], accumulator.as<float>());
+    add_gradients(tokens, padding_token, grad.as<T>(), grad.shape[1], accumulator.as<float>());
   });
 }
 

@@ -76,6 +76,23 @@ TEST(Embedding, AccumulatesRepeatedTokens) {
   }
 }
 
+TEST(Embedding, ThePaddingTokenTakesNoGradient) {
+  Random random(5, 1);
+  const auto tokens = random_tokens(60, 4, random);
+  const auto inputs = make_inputs(tokens, {4, 33}, DType::kF32, random);
+  const auto gradient = [&](int64_t padding_token) {
+    Random noise(6, 1);
+    std::vector<OwnedTensor> grad_outputs;
+    grad_outputs.push_back(random_tensor(DType::kF32, {60, 33}, noise));
+    auto grads = run_gradients(make_embedding(padding_token), kernels(), inputs, grad_outputs);
+    return to_doubles(grads[1]);
+  };
+  auto expected = gradient(-1);
+  EXPECT_NE(expected[2 * 33], 0);
+  std::fill_n(expected.begin() + 2 * 33, 33, 0.0);
+  EXPECT_EQ(gradient(2), expected);
+}
+
 TEST(Embedding, GradientBitsDoNotDependOnThreads) {
   Random random(3, 1);
   const auto inputs = make_inputs(random_tokens(300, 4, random), {4, 200}, DType::kF32, random);

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hf/hf_config.h"
+#include "hf/hf_tensors.h"
+#include "hf/load_weights.h"
+#include "hf/tensor_map.h"
+#include "model/training_model.h"
+#include "optim/optimizer.h"
+
+namespace tessera::testing {
+
+/// The folders of ground truth in tests/data/hf, and in the folder that TESSERA_HF_FIXTURES names.
+std::vector<std::filesystem::path> ground_truth_folders();
+
+/// ‖a − b‖ / ‖b‖ of one tensor: sums to which any number of parts can be added. Where b is all
+/// zeros, so must a be.
+class RelativeError {
+ public:
+  void add(double a, double b) {
+    difference_ += (a - b) * (a - b);
+    norm_ += b * b;
+  }
+  double value() const;
+
+ private:
+  double difference_ = 0;
+  double norm_ = 0;
+};
+
+/// The largest of several errors and where it is.
+struct LargestError {
+  double value = 0;
+  std::string where;
+  void take(double error, const std::string& name);
+};
+
+/// A model of a ground-truth folder with its weights, and what the folder says of it.
+class GroundTruth {
+ public:
+  /// `change` may switch what must not change any result: the experts' implementation, say.
+  GroundTruth(const std::filesystem::path& folder, void (*change)(ModelConfig&),
+              DType dtype = DType::kF32);
+
+  const ModelConfig& model() const { return config_.model; }
+  AdamWOptimizer& optimizer() { return *optimizer_; }
+  /// Factor from Tessera's balance loss, whose fractions sum to 1, to Hugging Face's.
+  double balance_factor() const { return static_cast<double>(model().moe.top_k); }
+
+  /// A tensor of io.safetensors as doubles.
+  std::vector<double> expected(const std::string& name) const;
+  double expected_scalar(const std::string& name) const { return expected(name).at(0); }
+  bool has(const std::string& name) const { return io_.find(name) != nullptr; }
+  const Shape& shape(const std::string& name) const { return io_.find(name)->entry->shape; }
+
+  /// Logits of `input_ids` [B, S, V] under the weights as they are now.
+  std::vector<double> logits();
+  /// Runs one micro-batch of B sequences of S tokens forward and backward; the labels are the next
+  /// tokens.
+  MicroBatchResult run(std::span<const int32_t> ids);
+  /// Loss as Hugging Face reports it: the mean over targets plus the weighted balance loss.
+  double total_loss(const MicroBatchResult& result) const;
+  /// The largest error of a gradient among Hugging Face's tensors.
+  LargestError compare_gradients() const;
+
+ private:
+  std::vector<NamedTensor> named(bool gradients) const;
+  int64_t num_sequences() const { return shape("input_ids")[0]; }
+  int64_t length() const { return shape("input_ids")[1]; }
+
+  std::filesystem::path folder_;
+  ImportedConfig config_;
+  HfTensors io_;
+  DType dtype_;
+  ParameterSet parameters_;
+  std::vector<ExpertState> experts_;
+  std::unique_ptr<AdamWOptimizer> optimizer_;
+  std::unique_ptr<TrainingModel> training_;
+};
+
+/// The largest relative error of a row of `row_size` elements.
+LargestError compare_rows(const std::vector<double>& actual, const std::vector<double>& expected,
+                          int64_t row_size);
+/// ‖a − b‖ / ‖b‖ over all elements.
+double relative_error(const std::vector<double>& actual, const std::vector<double>& expected);
+
+}  // namespace tessera::testing
