@@ -3,6 +3,8 @@ find_package(OpenMP REQUIRED)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(GTest REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(LibLZMA REQUIRED)
 
 # dnnl-config.cmake demands OpenCL's development files, which the CPU engine does not use.
 find_library(DNNL_LIBRARY dnnl REQUIRED)
@@ -17,3 +19,22 @@ find_path(FMT_INCLUDE_DIR fmt/format.h REQUIRED)
 add_library(tessera_fmt INTERFACE)
 target_include_directories(tessera_fmt SYSTEM INTERFACE ${FMT_INCLUDE_DIR})
 target_compile_definitions(tessera_fmt INTERFACE FMT_HEADER_ONLY)
+
+# Regular expressions, Unicode normal forms and SentencePiece models of tokenizers.
+find_library(PCRE2_LIBRARY pcre2-8 REQUIRED)
+find_path(PCRE2_INCLUDE_DIR pcre2.h REQUIRED)
+find_library(UTF8PROC_LIBRARY utf8proc REQUIRED)
+find_path(UTF8PROC_INCLUDE_DIR utf8proc.h REQUIRED)
+find_library(SENTENCEPIECE_LIBRARY sentencepiece REQUIRED)
+find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h REQUIRED)
+add_library(tessera_text INTERFACE)
+target_include_directories(tessera_text SYSTEM INTERFACE ${PCRE2_INCLUDE_DIR} ${UTF8PROC_INCLUDE_DIR}
+                                                         ${SENTENCEPIECE_INCLUDE_DIR})
+target_link_libraries(tessera_text INTERFACE ${PCRE2_LIBRARY} ${UTF8PROC_LIBRARY} ${SENTENCEPIECE_LIBRARY})
+
+# zstd's CMake files differ between the distributions.
+find_library(ZSTD_LIBRARY zstd REQUIRED)
+find_path(ZSTD_INCLUDE_DIR zstd.h REQUIRED)
+add_library(tessera_compression INTERFACE)
+target_include_directories(tessera_compression SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
+target_link_libraries(tessera_compression INTERFACE ZLIB::ZLIB LibLZMA::LibLZMA ${ZSTD_LIBRARY})

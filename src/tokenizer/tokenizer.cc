@@ -1,45 +1,75 @@
 #include "tokenizer/tokenizer.h"
 
+#include <filesystem>
+
 #include "core/error.h"
+#include "core/file.h"
+#include "core/path.h"
+#include "tokenizer/bpe_tokenizer.h"
+#include "tokenizer/end_of_document.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
 
 namespace tessera {
 namespace {
 
-class ByteTokenizer final : public Tokenizer {
- public:
-  std::string name() const override { return "byte"; }
-  int64_t vocab_size() const override { return kEndOfDocument + 1; }
-  int32_t end_of_document() const override { return kEndOfDocument; }
-  size_t cut(std::string_view, size_t limit) const override { return limit; }
+namespace fs = std::filesystem;
 
-  void encode(std::string_view text, std::vector<int32_t>& ids) const override {
-    ids.reserve(ids.size() + text.size());
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+constexpr int64_t kMaxFileBytes = int64_t{1} << 29;
+
+/// The file that a path means: itself, or what a folder holds.
+fs::path tokenizer_file(const fs::path& path) {
+  require(path_exists(path),
+          "tokenizer '{}' is neither 'byte' nor a file or folder (a tokenizer.json, a "
+          "SentencePiece .model, or a folder with either)",
+          path.string());
+  if (!fs::is_directory(path)) return path;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (path_exists(path / name)) return path / name;
   }
+  user_error("the folder {} has neither tokenizer.json nor tokenizer.model", path.string());
+}
 
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    for (const int32_t id : ids) {
-      require(id >= 0 && id <= kEndOfDocument, "token id {} is outside the byte vocabulary of {}",
-              id, vocab_size());
-      if (id != kEndOfDocument) text += static_cast<char>(id);
-    }
-    return text;
+std::unique_ptr<Tokenizer> open_json(const fs::path& path, const std::string& choice) {
+  TokenizerDescription description =
+      parse_tokenizer_json(read_text_file(path, kMaxFileBytes), path.string());
+  int64_t vocab_size = static_cast<int64_t>(description.tokens.size());
+  for (const AddedToken& token : description.added) {
+    vocab_size = std::max<int64_t>(vocab_size, token.id + 1);
   }
+  const int32_t end = find_end_of_document(
+      {.choice = choice,
+       .path = path,
+       .vocab_size = vocab_size,
+       .find = [&](std::string_view text) { return find_token(description, text); }});
+  return make_bpe_tokenizer(std::move(description), end);
+}
 
- private:
-  static constexpr int32_t kEndOfDocument = 256;
-};
+std::unique_ptr<Tokenizer> open_model(const fs::path& path, const std::string& choice) {
+  SentencePieceModel model(read_text_file(path, kMaxFileBytes), path.string());
+  require(!path_exists(path.parent_path() / "added_tokens.json"),
+          "{} has added_tokens.json beside it, whose tokens a .model does not know; give a "
+          "tokenizer.json instead",
+          path.string());
+  const int32_t end =
+      find_end_of_document({.choice = choice,
+                            .path = path,
+                            .own = model.end_of_sentence(),
+                            .vocab_size = model.vocab_size(),
+                            .find = [&](std::string_view text) { return model.find(text); }});
+  return make_sentencepiece_tokenizer(std::move(model), end);
+}
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_byte_tokenizer() {
-  return std::make_unique<ByteTokenizer>();
-}
-
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
-  require(spec.path == "byte", "unknown tokenizer '{}'; the built-in one is 'byte'", spec.path);
-  return make_byte_tokenizer();
+  if (spec.path == "byte") {
+    require(spec.end_of_document.empty(),
+            "data.end_of_document is {}, but the byte tokenizer has its own", spec.end_of_document);
+    return make_byte_tokenizer();
+  }
+  const fs::path path = tokenizer_file(spec.path);
+  return path.extension() == ".model" ? open_model(path, spec.end_of_document)
+                                      : open_json(path, spec.end_of_document);
 }
 
 }  // namespace tessera

@@ -1,26 +1,90 @@
 #include "tokenizer/tokenizer.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.h"
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/file.h"
 
 namespace tessera {
 namespace {
 
-TEST(TokenizerTest, RoundTripsEveryByte) {
-  const auto tokenizer = make_tokenizer({});
-  EXPECT_EQ(tokenizer->vocab_size(), 257);
-  std::string text;
-  for (int byte = 0; byte < 256; ++byte) text += static_cast<char>(byte);
-  std::vector<int32_t> ids = {tokenizer->end_of_document()};
-  tokenizer->encode(text, ids);
-  ASSERT_EQ(ids.size(), 257);
-  for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(ids[byte + 1], byte);
-  EXPECT_EQ(tokenizer->decode(ids), text);
-  EXPECT_THROW(tokenizer->decode(std::vector<int32_t>{257}), UserError);
-  EXPECT_THROW(tokenizer->decode(std::vector<int32_t>{-1}), UserError);
-  EXPECT_THROW(make_tokenizer({.path = "bpe"}), UserError);
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// Tokenizers with the ids and texts that they must give: NAME.json or NAME.model beside
+/// NAME.expected.json.
+std::vector<fs::path> tokenizer_fixtures() {
+  std::vector<fs::path> folders = {fs::path(TESSERA_TEST_DATA) / "tokenizers"};
+  if (const char* more = std::getenv("TESSERA_TOKENIZER_FIXTURES")) folders.emplace_back(more);
+  std::set<fs::path> found;
+  for (const fs::path& folder : folders) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      fs::path expected = entry.path();
+      if (!path_exists(expected.replace_extension(".expected.json"))) continue;
+      if (entry.path().extension() == ".json" || entry.path().extension() == ".model") {
+        found.insert(entry.path());
+      }
+    }
+  }
+  return {found.begin(), found.end()};
 }
+
+class TokenizerFixture : public ::testing::TestWithParam<fs::path> {
+ protected:
+  TokenizerFixture() : tokenizer_(make_tokenizer({.path = GetParam().string()})) {
+    fs::path expected = GetParam();
+    cases_ = json::parse(read_text_file(expected.replace_extension(".expected.json")));
+  }
+
+  std::vector<int32_t> encode(const std::string& text) const {
+    std::vector<int32_t> ids;
+    tokenizer_->encode(text, ids);
+    return ids;
+  }
+
+  std::unique_ptr<Tokenizer> tokenizer_;
+  json cases_;
+};
+
+TEST_P(TokenizerFixture, GivesTheIds) {
+  ASSERT_FALSE(cases_.empty());
+  for (const json& sample : cases_) {
+    EXPECT_EQ(encode(sample["text"]), sample["ids"].get<std::vector<int32_t>>()) << sample["text"];
+  }
+}
+
+TEST_P(TokenizerFixture, DecodesToTheText) {
+  for (const json& sample : cases_) {
+    const auto ids = sample["ids"].get<std::vector<int32_t>>();
+    EXPECT_EQ(tokenizer_->decode(ids), sample["decoded"].get<std::string>());
+  }
+}
+
+TEST_P(TokenizerFixture, CutsWithoutChangingIds) {
+  std::string text;
+  for (const json& sample : cases_)
+    text += sample["text"].get<std::string>() + "\nSome more text\n";
+  const std::vector<int32_t> whole = encode(text);
+  size_t num_cuts = 0;
+  for (size_t limit = 1; limit < text.size(); limit += 7) {
+    const size_t at = tokenizer_->cut(text, limit);
+    ASSERT_GT(at, 0U);
+    ASSERT_LE(at, text.size());
+    num_cuts += at < text.size() ? 1 : 0;
+    std::vector<int32_t> ids = encode(text.substr(0, at));
+    if (at < text.size()) tokenizer_->encode_continuation(text.substr(at), ids);
+    ASSERT_EQ(ids, whole) << "cut at " << at;
+  }
+  EXPECT_GT(num_cuts, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TokenizerFixture, ::testing::ValuesIn(tokenizer_fixtures()),
+                         [](const auto& info) { return info.param.stem().string(); });
 
 }  // namespace
 }  // namespace tessera
