@@ -2,10 +2,13 @@
 """Makes ground truth for tests with transformers and PyTorch, one folder a case, in the layout of tests/data/hf.
 
     tools/make_hf_fixtures.py OUTPUT [CASE ...]
+    tools/make_hf_fixtures.py --bf16 FOLDER ...
 
 Each folder holds config.json and model.safetensors as transformers writes them, grads.safetensors (gradients of the
 loss under the same names) and io.safetensors: input_ids, logits, loss, aux_loss where there is one, and twelve AdamW
-steps (traj_input_ids, traj_loss, traj_grad_norm, traj_lr, traj_final_logits). Needs torch and transformers 5.
+steps (traj_input_ids, traj_loss, traj_grad_norm, traj_lr, traj_final_logits). With --bf16, the errors that a run of an
+existing folder's model in BF16 makes against its io.safetensors and grads.safetensors go to bf16.safetensors: of every
+row of logits and of each gradient tensor. Needs torch and transformers 5.
 """
 import copy
 import math
@@ -14,7 +17,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=40, max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None)
@@ -70,7 +73,7 @@ def randomize(model, generator):
             tensor.data = (0.03 if "correction_bias" in name else 0.12) * noise
 
 
-def save_gradients(model, folder):
+def save_gradients(model, folder, file="grads.safetensors"):
     """Through a model whose weights are the gradients, so that the names are those of the published layout."""
     carrier = copy.deepcopy(model)
     gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -82,7 +85,7 @@ def save_gradients(model, folder):
         if "correction_bias" in name:
             buffer.zero_()
     carrier.save_pretrained(folder / "grads")
-    (folder / "grads" / "model.safetensors").rename(folder / "grads.safetensors")
+    (folder / "grads" / "model.safetensors").rename(folder / file)
     for leftover in (folder / "grads").iterdir():
         leftover.unlink()
     (folder / "grads").rmdir()
@@ -133,7 +136,33 @@ def make(case, root):
     print(f"{case}: loss {results['loss'].item():.4f}, last {losses[-1].item():.4f}")
 
 
+def relative_errors(actual, expected):
+    return torch.stack([(a.double() - b.double()).norm() / b.double().norm() for a, b in zip(actual, expected)]).float()
+
+
+def measure_bf16(folder):
+    truth = load_file(folder / "io.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    ids = truth["input_ids"]
+    output = model.train()(input_ids=ids, labels=ids)
+    output.loss.backward()
+    save_gradients(model, folder, "grads_bf16.safetensors")
+    actual, expected = load_file(folder / "grads_bf16.safetensors"), load_file(folder / "grads.safetensors")
+    (folder / "grads_bf16.safetensors").unlink()
+    width = truth["logits"].shape[-1]
+    names = [name for name in sorted(expected) if expected[name].any()]
+    errors = {"logits": relative_errors(output.logits.detach().reshape(-1, width), truth["logits"].reshape(-1, width)),
+              "gradients": relative_errors([actual[n] for n in names], [expected[n] for n in names])}
+    save_file(errors, folder / "bf16.safetensors")
+    print(f"{folder.name}: median errors of logits {errors['logits'].median().item():.2e}, "
+          f"gradients {errors['gradients'].median().item():.2e}")
+
+
 def main():
+    if sys.argv[1] == "--bf16":
+        for folder in sys.argv[2:]:
+            measure_bf16(pathlib.Path(folder))
+        return
     root = pathlib.Path(sys.argv[1])
     for case in sys.argv[2:] or CASES:
         make(case, root)

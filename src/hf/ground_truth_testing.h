@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,8 @@ class RelativeError {
     norm_ += b * b;
   }
   double value() const;
+  double difference() const { return std::sqrt(difference_); }
+  double norm() const { return std::sqrt(norm_); }
 
  private:
   double difference_ = 0;
@@ -36,6 +40,12 @@ struct LargestError {
   double value = 0;
   std::string where;
   void take(double error, const std::string& name);
+};
+
+/// How gradients differ from Hugging Face's.
+struct GradientErrors {
+  LargestError largest;
+  std::vector<double> tensors;  ///< of each that is not zero
 };
 
 /// A model of a ground-truth folder with its weights, and what the folder says of it.
@@ -63,11 +73,14 @@ class GroundTruth {
   MicroBatchResult run(std::span<const int32_t> ids);
   /// Loss as Hugging Face reports it: the mean over targets plus the weighted balance loss.
   double total_loss(const MicroBatchResult& result) const;
-  /// The largest error of a gradient among Hugging Face's tensors.
-  LargestError compare_gradients() const;
+  /// A tensor whose gradient is zero but for rounding (the router's where one expert takes a
+  /// probability of 1) counts by its part of the whole gradient.
+  GradientErrors compare_gradients() const;
 
  private:
   std::vector<NamedTensor> named(bool gradients) const;
+  /// By Tessera's names.
+  std::map<std::string, std::vector<double>> own_gradients() const;
   int64_t num_sequences() const { return shape("input_ids")[0]; }
   int64_t length() const { return shape("input_ids")[1]; }
 
@@ -81,10 +94,10 @@ class GroundTruth {
   std::unique_ptr<TrainingModel> training_;
 };
 
-/// The largest relative error of a row of `row_size` elements.
-LargestError compare_rows(const std::vector<double>& actual, const std::vector<double>& expected,
-                          int64_t row_size);
-/// ‖a − b‖ / ‖b‖ over all elements.
-double relative_error(const std::vector<double>& actual, const std::vector<double>& expected);
+/// The relative error of each row of `row_size` elements.
+std::vector<double> row_errors(const std::vector<double>& actual,
+                               const std::vector<double>& expected, int64_t row_size);
+LargestError largest_of(const std::vector<double>& errors);
+double median_of(std::vector<double> errors);
 
 }  // namespace tessera::testing
