@@ -88,6 +88,8 @@ class CheckpointReader {
   /// silently.
   void load_group(TensorGroup group, std::span<const NamedTensor> tensors,
                   Conversion conversion = Conversion::kNone) const;
+  /// Lets the system take back the memory of what was read.
+  void drop_pages() const;
 
  private:
   const TensorRecord& record(std::string_view name) const;

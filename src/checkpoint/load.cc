@@ -10,6 +10,7 @@
 #include "checkpoint/layout.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/memory.h"
 #include "core/names.h"
 #include "core/strict_json.h"
 
@@ -40,11 +41,24 @@ Manifest read_manifest(const fs::path& folder) {
   return parse_manifest(text, (folder / kManifestFile).string());
 }
 
+/// The hash of a whole file, whose pages do not stay in memory.
+uint64_t hash_file(std::span<const std::byte> bytes) {
+  constexpr size_t kBlock = size_t{64} << 20;
+  Hash64 hash;
+  while (!bytes.empty()) {
+    const auto block = bytes.first(std::min(kBlock, bytes.size()));
+    hash.update(block);
+    drop_mapped_pages(block);
+    bytes = bytes.subspan(block.size());
+  }
+  return hash.digest();
+}
+
 SafetensorsReader open_file(const fs::path& path, const FileRecord& record, Verify verify) {
   SafetensorsReader reader(path);
   check_file_size(path, static_cast<int64_t>(reader.file_bytes().size()), record);
   if (verify == Verify::kSizes) return reader;
-  const uint64_t found = hash64(reader.file_bytes());
+  const uint64_t found = hash_file(reader.file_bytes());
   require(found == record.checksum,
           "{} is damaged: its checksum is {:016x}, its manifest says {:016x}; load another "
           "checkpoint",
@@ -185,6 +199,10 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
     copy_rectangle(*part, {source, saved.dtype, piece.rectangle},
                    {static_cast<std::byte*>(out.data), out.dtype, wanted});
   }
+}
+
+void CheckpointReader::drop_pages() const {
+  for (const auto& [name, file] : files_) drop_mapped_pages(file.file_bytes());
 }
 
 void CheckpointReader::load_group(TensorGroup group, std::span<const NamedTensor> tensors,

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/hash.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/names.h"
@@ -100,15 +100,15 @@ void require_exact_cover(std::vector<SafetensorsEntry>& entries, int64_t data_be
           file_bytes - position);
 }
 
-std::string header_text(std::span<const NamedTensor* const> tensors,
+std::string header_text(std::span<const NamedTensor> tensors, std::span<const size_t> order,
                         const std::map<std::string, std::string>& metadata) {
   std::string text = "{";
   if (!metadata.empty()) text += fmt::format("\"{}\":{},", kMetadataKey, json(metadata).dump());
   int64_t offset = 0;
-  for (const NamedTensor* named : tensors) {
-    const Tensor& tensor = named->tensor;
+  for (const size_t index : order) {
+    const Tensor& tensor = tensors[index].tensor;
     text += fmt::format(R"({}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}},)",
-                        json_quote(named->name), file_dtype_name(tensor.dtype),
+                        json_quote(tensors[index].name), file_dtype_name(tensor.dtype),
                         tensor.shape.to_string(), offset, offset + tensor.num_bytes());
     offset += tensor.num_bytes();
   }
@@ -124,28 +124,15 @@ void check_names(std::span<const NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     ensure(named.name != kMetadataKey && seen.insert(named.name).second,
            "tensor name '{}' is reserved or used twice in a file", named.name);
-    ensure(named.tensor || named.tensor.num_elements() == 0, "tensor '{}' has no data", named.name);
   }
 }
 
-std::vector<const NamedTensor*> widest_first(std::span<const NamedTensor> tensors) {
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& named : tensors) order.push_back(&named);
-  std::ranges::stable_sort(order, std::greater<>(), [](const NamedTensor* named) {
-    return dtype_size(named->tensor.dtype);
-  });
+std::vector<size_t> widest_first(std::span<const NamedTensor> tensors) {
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater<>(),
+                           [&](size_t index) { return dtype_size(tensors[index].tensor.dtype); });
   return order;
-}
-
-/// Writes and hashes in blocks that stay in the cache between the two.
-void write_hashed(OutputFile& file, Hash64& hash, std::span<const std::byte> bytes) {
-  constexpr size_t kBlock = size_t{1} << 20;
-  while (!bytes.empty()) {
-    const auto block = bytes.first(std::min(kBlock, bytes.size()));
-    hash.update(block);
-    file.write(block);
-    bytes = bytes.subspan(block.size());
-  }
 }
 
 }  // namespace
@@ -205,26 +192,49 @@ void SafetensorsReader::read(std::string_view name, const Tensor& out) const {
   if (!source.empty()) std::memcpy(out.data, source.data(), source.size());
 }
 
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     std::span<const NamedTensor> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path), order_(widest_first(tensors)) {
+  check_names(tensors);
+  const std::string header = header_text(tensors, order_, metadata);
+  const uint64_t length = header.size();
+  write(std::as_bytes(std::span(&length, 1)));
+  write(std::as_bytes(std::span(header)));
+  expected_bytes_ = file_.num_bytes();
+  for (const NamedTensor& named : tensors) expected_bytes_ += named.tensor.num_bytes();
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  // Blocks stay in the cache between hashing and writing.
+  constexpr size_t kBlock = size_t{1} << 20;
+  while (!bytes.empty()) {
+    const auto block = bytes.first(std::min(kBlock, bytes.size()));
+    hash_.update(block);
+    file_.write(block);
+    bytes = bytes.subspan(block.size());
+  }
+}
+
+WrittenFile SafetensorsWriter::finish() {
+  ensure(file_.num_bytes() == expected_bytes_, "{}: {} bytes written instead of {}",
+         file_.path().string(), file_.num_bytes(), expected_bytes_);
+  file_.sync();
+  file_.close();
+  return {file_.num_bytes(), hash_.digest()};
+}
+
 WrittenFile write_safetensors(const std::filesystem::path& path,
                               std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata) {
-  check_names(tensors);
-  const auto order = widest_first(tensors);
-  const std::string header = header_text(order, metadata);
-  const uint64_t length = header.size();
-  OutputFile file(path);
-  Hash64 hash;
-  write_hashed(file, hash, std::as_bytes(std::span(&length, 1)));
-  write_hashed(file, hash, std::as_bytes(std::span(header)));
-  for (const NamedTensor* named : order) {
-    const Tensor& tensor = named->tensor;
-    write_hashed(
-        file, hash,
+  SafetensorsWriter writer(path, tensors, metadata);
+  for (const size_t index : writer.order()) {
+    const Tensor& tensor = tensors[index].tensor;
+    ensure(tensor || tensor.num_elements() == 0, "tensor '{}' has no data", tensors[index].name);
+    writer.write(
         {static_cast<const std::byte*>(tensor.data), static_cast<size_t>(tensor.num_bytes())});
   }
-  file.sync();
-  file.close();
-  return {file.num_bytes(), hash.digest()};
+  return writer.finish();
 }
 
 }  // namespace tessera

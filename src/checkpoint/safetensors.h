@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/hash.h"
 #include "core/dtype.h"
 #include "core/file.h"
 #include "core/tensor.h"
@@ -70,9 +71,32 @@ struct WrittenFile {
   uint64_t checksum = 0;  // Hash64
 };
 
-/// Writes tensors to a new file and waits until it is on the disk. The data starts at a multiple of
-/// 64 bytes and wider elements come first, so that each tensor is aligned to its element. Names
-/// must be distinct.
+/// Writes a file whose elements come in pieces. The data starts at a multiple of 64 bytes and wider
+/// elements come first, so that each tensor is aligned to its element. Names must be distinct.
+///   SafetensorsWriter writer(path, tensors);
+///   for (const size_t index : writer.order()) writer.write(<elements of tensors[index]>);
+///   const WrittenFile written = writer.finish();
+class SafetensorsWriter {
+ public:
+  /// Of `tensors` only names, types and shapes are used.
+  SafetensorsWriter(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+
+  /// The order in which the tensors' elements must be written.
+  const std::vector<size_t>& order() const { return order_; }
+  /// The next elements of the current tensor, or of it and those after it.
+  void write(std::span<const std::byte> bytes);
+  /// Waits until the file is on the disk. All elements must have been written.
+  WrittenFile finish();
+
+ private:
+  OutputFile file_;
+  Hash64 hash_;
+  std::vector<size_t> order_;
+  int64_t expected_bytes_ = 0;
+};
+
+/// Writes tensors to a new file and waits until it is on the disk, as SafetensorsWriter does.
 WrittenFile write_safetensors(const std::filesystem::path& path,
                               std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata = {});

@@ -1,6 +1,7 @@
 #include "core/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -79,6 +80,16 @@ Tensor Buffer::tensor(int64_t offset, DType dtype, const Shape& shape) const {
 OwnedTensor::OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose)
     : buffer_(std::max<int64_t>(shape.num_elements() * dtype_size(dtype), 1), purpose),
       tensor_{buffer_.data(), dtype, shape} {}
+
+void drop_mapped_pages(std::span<const std::byte> bytes) {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + bytes.size()) / page * page;
+  if (last <= first) return;
+  auto* pages = const_cast<std::byte*>(bytes.data()) + (first - begin);
+  ::madvise(pages, last - first, MADV_DONTNEED);  // only saves memory: a failure changes nothing
+}
 
 ProcessMemory process_memory() {
   std::ifstream status("/proc/self/status");

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -53,6 +54,10 @@ inline constexpr int64_t kAlignment = 64;
 inline int64_t align_up(int64_t num_bytes, int64_t alignment = kAlignment) {
   return (num_bytes + alignment - 1) / alignment * alignment;
 }
+
+/// Lets the system take back the pages of a mapped file that lie wholly within `bytes`, so that
+/// reading a large file once does not fill the memory. They are read again when touched.
+void drop_mapped_pages(std::span<const std::byte> bytes);
 
 /// Resident memory of this process in bytes, now and at its highest (Linux /proc).
 struct ProcessMemory {

@@ -80,7 +80,8 @@ constexpr Family kQwen3Moe = {
 constexpr Family kOlmoe = {
     .model_type = "olmoe",
     .architecture = "OlmoeForCausalLM",
-    .defaults = R"({"pad_token_id": 1, "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048,
+    .defaults =
+        R"({"pad_token_id": 1, "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048,
         "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": null,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "attention_bias": false,
         "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": false,

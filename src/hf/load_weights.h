@@ -5,6 +5,7 @@
 #include "core/tensor.h"
 #include "hf/hf_config.h"
 #include "hf/hf_tensors.h"
+#include "hf/tensor_map.h"
 
 namespace tessera {
 
@@ -15,5 +16,8 @@ namespace tessera {
 /// missing, left over or of another shape.
 void load_hf_tensors(const ImportedConfig& config, const HfTensors& source,
                      std::span<const NamedTensor> tensors);
+
+/// Refuses tensors of the map that are of no type of weights.
+void check_storage(const TensorMap& map, const HfTensors& source);
 
 }  // namespace tessera

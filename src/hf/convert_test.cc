@@ -1,0 +1,364 @@
+#include "hf/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "hf/convert_testing.h"
+#include "hf/hf_record.h"
+#include "hf/write_config.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string text_of(const fs::path& path) {
+  return read_text_file(path);
+}
+
+/// Names of what is in a folder.
+std::vector<std::string> list(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+template <typename Action>
+std::string error_of(Action action) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Experts of each layer in two tensors, as transformers 5 names them.
+LooseTensors fuse_experts(const LooseTensors& tensors, const std::string& fixture) {
+  const ImportedConfig config = read_hf_config(hf_fixture(fixture));
+  const auto& [gate, up, down] = config.family->expert_names;
+  LooseTensors fused;
+  for (const auto& [name, tensor] : tensors) {
+    std::string plain = name;
+    const auto moe = name.find(".block_sparse_moe.");
+    if (moe != std::string::npos) plain.replace(moe, 18, ".mlp.");
+    if (name.find(".experts.") == std::string::npos) fused[plain] = tensor;
+  }
+  const ModelConfig& model = config.model;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_moe_layer(layer)) continue;
+    const std::string from =
+        fmt::format("model.layers.{}.{}.experts.", layer, config.family->moe_name);
+    const std::string to = fmt::format("model.layers.{}.mlp.experts.", layer);
+    const int64_t count = model.moe.num_experts;
+    const int64_t inner = model.moe.inner_size;
+    LooseTensor gate_up{DType::kF32, {count, 2 * inner, model.hidden_size}, {}};
+    LooseTensor downs{DType::kF32, {count, model.hidden_size, inner}, {}};
+    for (int64_t e = 0; e < count; ++e) {
+      const auto append = [&](LooseTensor& into, std::string_view part) {
+        const auto& bytes = tensors.at(fmt::format("{}{}.{}.weight", from, e, part)).bytes;
+        into.bytes.insert(into.bytes.end(), bytes.begin(), bytes.end());
+      };
+      append(gate_up, gate);
+      append(gate_up, up);
+      append(downs, down);
+    }
+    fused[to + "gate_up_proj"] = std::move(gate_up);
+    fused[to + "down_proj"] = std::move(downs);
+  }
+  return fused;
+}
+
+class RoundTrip : public ::testing::TestWithParam<std::string> {
+ protected:
+  ModelConfig model() const { return read_hf_config(hf_fixture(GetParam())).model; }
+  ScratchFolder scratch_;
+};
+
+TEST_P(RoundTrip, GivesBackEveryByte) {
+  const LooseTensors expected = read_loose(hf_fixture(GetParam()));
+  const auto imported = import_plain(hf_fixture(GetParam()), scratch_ / "own");
+  EXPECT_EQ(imported.num_source_tensors, std::ssize(expected));
+  EXPECT_EQ(imported.num_verified, std::ssize(expected));
+  EXPECT_EQ(imported.num_narrowed, 0);
+  export_plain(scratch_ / "own", scratch_ / "back", model(), DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "back"), expected);
+  EXPECT_EQ(text_of(scratch_ / "back/config.json"),
+            text_of(hf_fixture(GetParam()) / "config.json"));
+  EXPECT_EQ(list(scratch_.path()), (std::vector<std::string>{"back", "own"}));
+}
+
+TEST_P(RoundTrip, GivesBackEveryByteThroughShards) {
+  const LooseTensors expected = read_loose(hf_fixture(GetParam()));
+  const auto small = [](auto& request) { request.options.shard_bytes = 20000; };
+  import_plain(hf_fixture(GetParam()), scratch_ / "own", small);
+  EXPECT_TRUE(fs::exists(scratch_ / "own/model-00001.safetensors"));
+  export_plain(scratch_ / "own", scratch_ / "back", model(), DType::kF32, small);
+  EXPECT_TRUE(fs::exists(scratch_ / "back/model.safetensors.index.json"));
+  EXPECT_EQ(read_loose(scratch_ / "back"), expected);
+  import_plain(scratch_ / "back", scratch_ / "again");
+  EXPECT_EQ(read_loose(scratch_ / "again/model-00000.safetensors").size(),
+            CheckpointReader(scratch_ / "own").manifest().tensors.size());
+}
+
+TEST_P(RoundTrip, ReadsAndWritesFusedExperts) {
+  if (!read_hf_config(hf_fixture(GetParam())).family->is_moe()) GTEST_SKIP() << "a dense family";
+  const LooseTensors plain = read_loose(hf_fixture(GetParam()));
+  LooseTensors fused = fuse_experts(plain, GetParam());
+  write_model(scratch_ / "fused", GetParam(), fused);
+  import_plain(scratch_ / "fused", scratch_ / "own");
+  export_plain(scratch_ / "own", scratch_ / "back", model(), DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "back"), fused) << "the layout as it came";
+  export_plain(scratch_ / "own", scratch_ / "split", model(), DType::kF32,
+               [](ExportRequest& request) { request.fused_experts = false; });
+  EXPECT_EQ(read_loose(scratch_ / "split"), plain);
+  import_plain(hf_fixture(GetParam()), scratch_ / "own2");
+  EXPECT_EQ(read_loose(scratch_ / "own/model-00000.safetensors"),
+            read_loose(scratch_ / "own2/model-00000.safetensors"));
+}
+
+TEST_P(RoundTrip, GivesBackBf16ThroughEitherPrecision) {
+  LooseTensors narrow = read_loose(hf_fixture(GetParam()));
+  for (auto& [name, tensor] : narrow) {
+    if (!name.ends_with("e_score_correction_bias")) tensor = convert_loose(tensor, DType::kBF16);
+  }
+  write_model(scratch_ / "bf16", GetParam(), narrow);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const std::string own = fmt::format("own-{}", dtype_name(dtype));
+    const auto report =
+        import_plain(scratch_ / "bf16", scratch_ / own,
+                     [&](ImportRequest& request) { request.options.dtype = dtype; });
+    EXPECT_EQ(report.num_narrowed, 0);
+    export_plain(scratch_ / own, scratch_ / ("back-" + own), model(), dtype);
+    EXPECT_EQ(read_loose(scratch_ / ("back-" + own)), narrow);
+  }
+}
+
+TEST_P(RoundTrip, NarrowsWhenAskedTo) {
+  const auto report = import_plain(hf_fixture(GetParam()), scratch_ / "own",
+                                   [](auto& request) { request.options.dtype = DType::kBF16; });
+  EXPECT_GT(report.num_narrowed, 0);
+  EXPECT_LT(report.num_narrowed, report.num_verified) << "norms stay F32";
+  export_plain(scratch_ / "own", scratch_ / "back", model(), DType::kBF16);
+  const LooseTensors back = read_loose(scratch_ / "back");
+  for (const auto& [name, tensor] : read_loose(hf_fixture(GetParam()))) {
+    EXPECT_EQ(back.at(name), convert_loose(tensor, back.at(name).dtype)) << name;
+  }
+}
+
+TEST_P(RoundTrip, PadsTheVocabularyAndRemovesThePadding) {
+  constexpr int64_t kMultiple = 37;
+  const auto pad = [](ImportRequest& request) { request.pad_vocab_to = kMultiple; };
+  import_plain(hf_fixture(GetParam()), scratch_ / "own", pad);
+  ModelConfig padded = model();
+  padded.vocab_size = (padded.vocab_size / kMultiple + 1) * kMultiple;
+  const auto own = read_loose(scratch_ / "own/model-00000.safetensors");
+  EXPECT_EQ(own.at("embedding.weight").shape, (Shape{padded.vocab_size, padded.hidden_size}));
+  export_plain(scratch_ / "own", scratch_ / "back", padded, DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "back"), read_loose(hf_fixture(GetParam())));
+}
+
+/// Without what came along, config.json is made from the model.
+TEST_P(RoundTrip, MakesAConfigurationOfItsOwn) {
+  import_plain(hf_fixture(GetParam()), scratch_ / "own");
+  fs::remove_all(scratch_ / "own/huggingface");
+  const ImportedConfig expected = read_hf_config(hf_fixture(GetParam()));
+  const auto report = export_plain(scratch_ / "own", scratch_ / "back", model(), DType::kF32,
+                                   [&](ExportRequest& request) {
+                                     request.family = expected.family->model_type;
+                                     request.max_length = expected.max_length;
+                                   });
+  EXPECT_EQ(report.model_type, expected.family->model_type);
+  const ImportedConfig made = read_hf_config(scratch_ / "back");
+  EXPECT_THAT(find_differences(made.model, expected.model), ::testing::IsEmpty());
+  EXPECT_EQ(made.model.moe.balance_coefficient, expected.model.moe.balance_coefficient);
+  EXPECT_EQ(made.max_length, expected.max_length);
+  EXPECT_EQ(read_loose(scratch_ / "back"), read_loose(hf_fixture(GetParam())));
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, RoundTrip, ::testing::ValuesIn(hf_fixtures()),
+                         [](const auto& info) { return info.param; });
+
+class Refusal : public ::testing::Test {
+ protected:
+  /// The message of importing a fixture with changed tensors; nothing may be left behind.
+  std::string import_changed(const std::function<void(LooseTensors&)>& change,
+                             const std::string& fixture = "mixtral") {
+    LooseTensors tensors = read_loose(hf_fixture(fixture));
+    change(tensors);
+    write_model(scratch_ / "source", fixture, tensors);
+    return import_error(scratch_ / "source");
+  }
+  std::string import_error(const fs::path& source,
+                           const std::function<void(ImportRequest&)>& change = {}) {
+    const std::string error = error_of([&] { import_plain(source, scratch_ / "own", change); });
+    EXPECT_FALSE(fs::exists(scratch_ / "own")) << "nothing half-finished";
+    for (const std::string& name : list(scratch_.path())) {
+      EXPECT_FALSE(name.starts_with(".tmp")) << name;
+    }
+    return error;
+  }
+  ScratchFolder scratch_;
+};
+
+TEST_F(Refusal, ListsMissingLeftOverAndMisshapenTensors) {
+  const std::string error = import_changed([](LooseTensors& tensors) {
+    tensors.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight");
+    tensors["model.layers.0.self_attn.q_proj.bias"] = {DType::kF32, {1}, std::vector<std::byte>(4)};
+    tensors.at("model.norm.weight").shape = {2, 16};
+  });
+  EXPECT_THAT(error,
+              HasSubstr("missing (1): 'model.layers.1.block_sparse_moe.experts.3.w2.weight'"));
+  EXPECT_THAT(error, HasSubstr("left over (1): 'model.layers.0.self_attn.q_proj.bias'"));
+  EXPECT_THAT(error, HasSubstr("'model.norm.weight is [2, 16] instead of [32]'"));
+}
+
+TEST_F(Refusal, NamesTypesThatAreNoWeights) {
+  EXPECT_THAT(import_changed([](LooseTensors& tensors) {
+                LooseTensor& tensor = tensors.at("model.norm.weight");
+                tensor = {DType::kI32, tensor.shape, tensor.bytes};
+              }),
+              HasSubstr("tensor 'model.norm.weight' is of type i32"));
+}
+
+TEST_F(Refusal, NamesATensorThatIsInTwoShards) {
+  LooseTensors tensors = read_loose(hf_fixture("llama"));
+  write_model(scratch_ / "source", "llama", tensors);
+  fs::rename(scratch_ / "source/model.safetensors", scratch_ / "source/a.safetensors");
+  LooseTensors again = {{"model.norm.weight", tensors.at("model.norm.weight")}};
+  write_loose(scratch_ / "source/b.safetensors", again);
+  nlohmann::json map;
+  for (const auto& [name, tensor] : tensors) map[name] = "a.safetensors";
+  map["model.norm.weight"] = "b.safetensors";
+  const nlohmann::json index = {{"metadata", nlohmann::json::object()}, {"weight_map", map}};
+  write_file_synced(scratch_ / "source/model.safetensors.index.json", index.dump());
+  EXPECT_THAT(import_error(scratch_ / "source"), HasSubstr("'model.norm.weight' is in two files"));
+}
+
+TEST_F(Refusal, NamesTensorsThatTheIndexMisplacesOrOmits) {
+  LooseTensors tensors = read_loose(hf_fixture("llama"));
+  write_model(scratch_ / "source", "llama", tensors);
+  fs::rename(scratch_ / "source/model.safetensors", scratch_ / "source/a.safetensors");
+  nlohmann::json map;
+  for (const auto& [name, tensor] : tensors) map[name] = "a.safetensors";
+  const auto write = [&] {
+    const nlohmann::json index = {{"weight_map", map}};
+    write_file_synced(scratch_ / "source/model.safetensors.index.json", index.dump());
+  };
+  map["no.such.tensor"] = "a.safetensors";
+  write();
+  EXPECT_THAT(import_error(scratch_ / "source"),
+              HasSubstr("not in the files that it names: 'no.such"));
+  map.erase("no.such.tensor");
+  map.erase("lm_head.weight");
+  write();
+  EXPECT_THAT(import_error(scratch_ / "source"), HasSubstr("it does not list: 'lm_head.weight'"));
+  map["lm_head.weight"] = "../a.safetensors";
+  write();
+  EXPECT_THAT(import_error(scratch_ / "source"), HasSubstr("'../a.safetensors'"));
+  map["lm_head.weight"] = "c.safetensors";
+  write();
+  EXPECT_THAT(import_error(scratch_ / "source"), HasSubstr("c.safetensors"));
+}
+
+TEST_F(Refusal, LeavesMultiTokenPredictionOutOnlyWhenAskedTo) {
+  LooseTensors tensors = read_loose(hf_fixture("deepseek_v3"));
+  const LooseTensors plain = tensors;
+  tensors["model.layers.3.eh_proj.weight"] = tensors.at("lm_head.weight");
+  tensors["model.layers.3.enorm.weight"] = tensors.at("model.norm.weight");
+  write_model(scratch_ / "source", "deepseek_v3", tensors);
+  EXPECT_THAT(import_error(scratch_ / "source"),
+              AllOf(HasSubstr("2 tensors belong to layers behind the last of the 3 layers"),
+                    HasSubstr("--drop-mtp"), HasSubstr("model.layers.3.eh_proj.weight")));
+  const auto report = import_plain(scratch_ / "source", scratch_ / "own",
+                                   [](ImportRequest& request) { request.drop_mtp = true; });
+  EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("2 tensors of multi-token prediction")));
+  export_plain(scratch_ / "own", scratch_ / "back", read_hf_config(hf_fixture("deepseek_v3")).model,
+               DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "back"), plain);
+}
+
+TEST_F(Refusal, TiedTablesMustBeEqualWhereBothAreStored) {
+  LooseTensors tensors = read_loose(hf_fixture("qwen3"));
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  write_model(scratch_ / "source", "qwen3", tensors);
+  import_plain(scratch_ / "source", scratch_ / "tied");
+  export_plain(scratch_ / "tied", scratch_ / "back", read_hf_config(hf_fixture("qwen3")).model,
+               DType::kF32);
+  EXPECT_EQ(read_loose(scratch_ / "back"), tensors) << "stored again as it was";
+  fs::remove_all(scratch_ / "source");
+  EXPECT_THAT(import_changed(
+                  [](LooseTensors& changed) {
+                    changed["lm_head.weight"] = changed.at("model.embed_tokens.weight");
+                    changed["lm_head.weight"].bytes[7] ^= std::byte{1};
+                  },
+                  "qwen3"),
+              HasSubstr("lm_head.weight and model.embed_tokens.weight differ"));
+}
+
+TEST_F(Refusal, AnInterruptedConversionLeavesNothing) {
+  const auto stop_at = [](int calls) {
+    return [calls](ImportRequest& request) {
+      request.options.progress = [left = calls](std::string_view, int64_t, int64_t) mutable {
+        if (--left == 0) throw UserError("stopped");
+      };
+    };
+  };
+  for (const int calls : {1, 10, 60, 120}) {
+    EXPECT_EQ(import_error(hf_fixture("mixtral"), stop_at(calls)), "stopped") << calls;
+  }
+}
+
+TEST_F(Refusal, AnExistingTargetStays) {
+  make_folder(scratch_ / "taken");
+  write_file_synced(scratch_ / "taken/file", "precious");
+  EXPECT_THAT(error_of([&] { import_plain(hf_fixture("llama"), scratch_ / "taken"); }),
+              HasSubstr("exists already"));
+  EXPECT_EQ(text_of(scratch_ / "taken/file"), "precious");
+}
+
+TEST_F(Refusal, ExportNamesWhatNoFamilyExpresses) {
+  ModelConfig model = read_hf_config(hf_fixture("mixtral")).model;
+  model.activation = Activation::kGelu;
+  EXPECT_THAT(error_of([&] { find_family_for(model); }), HasSubstr("model.activation"));
+  model = read_hf_config(hf_fixture("mixtral")).model;
+  model.moe.inner_sizes = {48, 48, 48, 48, 48, 48, 48, 96};
+  EXPECT_THAT(error_of([&] { find_family_for(model); }), HasSubstr("moe.inner_sizes"));
+}
+
+TEST_F(Refusal, ExportRefusesAModelThatIsNotThatOfItsCompanions) {
+  import_plain(hf_fixture("mixtral"), scratch_ / "own");
+  ModelConfig model = read_hf_config(hf_fixture("mixtral")).model;
+  model.norm_eps = 1e-3;
+  EXPECT_THAT(
+      error_of([&] { export_plain(scratch_ / "own", scratch_ / "back", model, DType::kF32); }),
+      HasSubstr("model.norm_eps: 0.001 here, 1e-05 there"));
+  EXPECT_FALSE(fs::exists(scratch_ / "back"));
+}
+
+TEST_F(Refusal, DamageIsFoundByVerification) {
+  LooseTensors tensors = read_loose(hf_fixture("llama"));
+  write_model(scratch_ / "source", "llama", tensors);
+  // The source changes under the conversion, once writing is over.
+  const auto damage = [&](ImportRequest& request) {
+    request.options.progress = [&](std::string_view stage, int64_t, int64_t) {
+      if (stage != "verifying" || tensors.empty()) return;
+      tensors.clear();
+      std::fstream file(scratch_ / "source/model.safetensors",
+                        std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(-5, std::ios::end);
+      file.put('\x55');
+    };
+  };
+  EXPECT_THAT(import_error(scratch_ / "source", damage), HasSubstr("verification failed"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,238 @@
+#include <algorithm>
+
+#include "checkpoint/layout.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/strict_json.h"
+#include "hf/convert.h"
+#include "hf/elements.h"
+#include "hf/folder_builder.h"
+#include "hf/hf_record.h"
+#include "hf/load_weights.h"
+#include "hf/name_list.h"
+#include "hf/tensor_writer.h"
+#include "hf/verify.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Hugging Face's folder with all that is decided before anything is written.
+struct Import {
+  ImportedConfig config;
+  HfTensors tensors;
+  TensorMap map;
+  HfRecord record;
+  DType dtype = DType::kF32;
+  std::vector<std::string> notes;
+};
+
+/// Tensors of layers behind the last one: those of multi-token prediction.
+std::vector<std::string> find_mtp(const HfTensors& tensors, int64_t num_layers) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors.all()) {
+    if (!name.starts_with(kPrefix)) continue;
+    const std::string digits =
+        name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size());
+    const bool is_number = !digits.empty() && digits.size() < 10 &&
+                           std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
+    if (is_number && std::stoll(digits) >= num_layers) names.push_back(name);
+  }
+  return names;
+}
+
+/// Tables of rotary frequencies, which old files hold and transformers computes anew.
+std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors.all()) {
+    if (name.ends_with(".rotary_emb.inv_freq")) names.push_back(name);
+  }
+  return names;
+}
+
+/// Names that are left out on purpose, each kind with a note.
+std::vector<std::string> find_ignored(const ImportRequest& request, Import& work) {
+  std::vector<std::string> ignored = find_rotary_tables(work.tensors);
+  if (!ignored.empty()) {
+    work.notes.push_back(
+        fmt::format("{} tables of rotary frequencies are left out; they follow "
+                    "from the configuration",
+                    ignored.size()));
+  }
+  const auto mtp = find_mtp(work.tensors, work.config.model.num_layers);
+  require(mtp.empty() || request.drop_mtp,
+          "{}: {} tensors belong to layers behind the last of the {} layers, for multi-token "
+          "prediction; neither transformers' model nor Tessera has these. --drop-mtp converts the "
+          "model without them: {}",
+          request.source.string(), mtp.size(), work.config.model.num_layers, list_names(mtp));
+  if (!mtp.empty()) {
+    work.notes.push_back(fmt::format(
+        "{} tensors of multi-token prediction are left out, as --drop-mtp asks", mtp.size()));
+  }
+  ignored.insert(ignored.end(), mtp.begin(), mtp.end());
+  return ignored;
+}
+
+/// A configuration of far more tensors than there are is refused before they are listed.
+void check_plausible(const Import& work, const HfLayout& layout) {
+  const ModelConfig& model = work.config.model;
+  const auto num_found = static_cast<int64_t>(work.tensors.all().size());
+  const int64_t per_layer = layout.fused_experts ? 1 : std::max<int64_t>(model.moe.num_experts, 1);
+  const int64_t least = model.num_layers + model.num_moe_layers() * per_layer;
+  require(least <= num_found,
+          "{}: {} layers with {} experts have {} tensors or more, and there are {}",
+          work.tensors.path().string(), model.num_layers, model.moe.num_experts, least, num_found);
+}
+
+int64_t padded_vocab(const ImportRequest& request, int64_t vocab_size) {
+  require(request.vocab_size == 0 || request.vocab_size >= vocab_size,
+          "a vocabulary of {} was asked for, and the model has {} already", request.vocab_size,
+          vocab_size);
+  const int64_t size = std::max(request.vocab_size, vocab_size);
+  if (request.pad_vocab_to <= 1) return size;
+  return (size + request.pad_vocab_to - 1) / request.pad_vocab_to * request.pad_vocab_to;
+}
+
+DType choose_dtype(const ImportRequest& request, const HfTensors& tensors) {
+  if (request.options.dtype) return *request.options.dtype;
+  const HfTensor* table = tensors.find("model.embed_tokens.weight");
+  return table != nullptr && table->entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+/// Tensors that must repeat others: a stored head of tied tables.
+void check_copies(const TensorMap& map, const HfTensors& tensors) {
+  for (const auto& [copy, original] : map.copies) {
+    const HfTensor& a = *tensors.find(map.hf[copy].name);
+    const HfTensor& b = *tensors.find(map.hf[original].name);
+    require(a.entry->dtype == b.entry->dtype && std::ranges::equal(a.bytes(), b.bytes()),
+            "{}: tie_word_embeddings is true, but {} and {} differ; correct config.json or remove "
+            "the tensor that is not used",
+            tensors.path().string(), map.hf[copy].name, map.hf[original].name);
+  }
+}
+
+HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLayout& layout) {
+  const Plan plan = plan_to_hf(map);
+  HfRecord record;
+  record.layout = layout;
+  for (size_t i = 0; i < map.hf.size(); ++i) {
+    DType dtype = tensors.find(map.hf[i].name)->entry->dtype;
+    const DType own = map.own[plan[i].front().source].dtype;
+    if (!is_exact(dtype, own)) dtype = own;
+    if (i == 0) record.dtype = dtype;
+    if (dtype != record.dtype) record.other_dtypes[map.hf[i].name] = dtype;
+  }
+  return record;
+}
+
+Import prepare(const ImportRequest& request) {
+  Import work{.config = read_hf_config(request.source),
+              .tensors = HfTensors(request.source),
+              .map = {},
+              .record = {},
+              .notes = {}};
+  work.notes = work.config.notes;
+  const HfLayout layout = detect_layout(*work.config.family, work.config.model, work.tensors);
+  check_plausible(work, layout);
+  const auto ignored = find_ignored(request, work);
+  ModelConfig& model = work.config.model;
+  model.vocab_size = padded_vocab(request, model.vocab_size);
+  if (model.vocab_size > layout.vocab_size) {
+    work.notes.push_back(fmt::format(
+        "the vocabulary of {} is padded to {} with rows of zeros; the added tokens have "
+        "the logit 0, and the way back removes them",
+        layout.vocab_size, model.vocab_size));
+  }
+  work.dtype = choose_dtype(request, work.tensors);
+  work.map = map_tensors(*work.config.family, model, work.dtype, layout);
+  check_tensors(work.map, work.tensors, ignored);
+  check_storage(work.map, work.tensors);
+  check_copies(work.map, work.tensors);
+  work.record = make_record(work.map, work.tensors, layout);
+  return work;
+}
+
+void write_companions(const fs::path& source, const fs::path& target, Import& work) {
+  make_folder(target);
+  const auto left_out = copy_companion_files(source, target);
+  if (!left_out.empty()) {
+    work.notes.push_back("files that are not carried along: " + list_names(left_out));
+  }
+  write_file_synced(target / kHfRecordFile, hf_record_text(work.record));
+  sync_folder(target);
+}
+
+void write_checkpoint_files(const fs::path& folder, const Import& work,
+                            const ImportRequest& request, ConversionProgress& progress) {
+  Manifest manifest;
+  manifest.state = request.make_state(work.config, work.dtype);
+  const Plan plan = plan_to_own(work.map);
+  const auto source = make_hf_source(work.map, work.tensors);
+  const std::span<const MappedTensor> tensors = work.map.own;
+  const auto borders = split_shards(tensors, request.options.shard_bytes);
+  for (size_t i = 0; i + 1 < borders.size(); ++i) {
+    const std::string file =
+        fmt::format("{}-{:05}.safetensors", group_name(TensorGroup::kModel), i);
+    const size_t count = borders[i + 1] - borders[i];
+    const auto part = tensors.subspan(borders[i], count);
+    const WrittenFile written = write_shard(
+        {folder / file, part, std::span(plan).subspan(borders[i], count)}, *source, progress);
+    manifest.files[file] = {written.num_bytes, written.checksum};
+    for (const MappedTensor& tensor : part) {
+      manifest.tensors[tensor.name] = {TensorGroup::kModel,
+                                       tensor.dtype,
+                                       tensor.shape,
+                                       {{file, tensor.name, whole(tensor.shape)}}};
+    }
+  }
+  const std::string text = manifest_text(manifest);
+  write_file_synced(folder / kManifestFile, text);
+  write_file_synced(folder / kCompleteFile, complete_marker(text));
+}
+
+VerifyReport verify_import(const fs::path& folder, const Import& work,
+                           ConversionProgress& progress) {
+  const CheckpointReader reader(folder, Verify::kSizes);
+  const auto source = make_hf_source(work.map, work.tensors);
+  const auto target = make_checkpoint_source(work.map, reader);
+  VerifyRequest request{.names = {},
+                        .back = plan_to_hf(work.map),
+                        .source = source.get(),
+                        .target = target.get(),
+                        .advance = [&](int64_t num_bytes) { progress.advance(num_bytes); }};
+  for (const MappedTensor& tensor : work.map.hf) request.names.push_back(tensor.name);
+  verify_padding(work.map.own, plan_to_own(work.map), *target);
+  return verify_round_trip(request);
+}
+
+}  // namespace
+
+ConvertReport import_hf(const ImportRequest& request) {
+  FolderBuilder folder(request.target);
+  Import work = prepare(request);
+  ConvertReport report{.model_type = std::string(work.config.family->model_type),
+                       .num_source_tensors = static_cast<int64_t>(work.tensors.all().size()),
+                       .num_target_tensors = static_cast<int64_t>(work.map.own.size()),
+                       .source_bytes = work.tensors.num_bytes(),
+                       .target_bytes = count_bytes(work.map.own),
+                       .notes = {}};
+  folder.require_space(report.target_bytes);
+  const int64_t checked = request.options.verify ? 2 * report.source_bytes : 0;
+  ConversionProgress progress(request.options.progress, report.target_bytes + checked);
+  progress.begin("writing");
+  write_checkpoint_files(folder.path(), work, request, progress);
+  write_companions(request.source, folder.path() / kHfFolder, work);
+  if (request.options.verify) {
+    progress.begin("verifying");
+    const VerifyReport verified = verify_import(folder.path(), work, progress);
+    report.num_verified = verified.num_tensors;
+    report.num_narrowed = verified.num_narrowed;
+  }
+  folder.publish();
+  report.notes = std::move(work.notes);
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,186 @@
+#include "hf/transfer.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/error.h"
+#include "core/memory.h"
+#include "hf/elements.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{8} << 20;
+
+class HfSource final : public ElementSource {
+ public:
+  HfSource(const TensorMap& map, const HfTensors& tensors) {
+    std::set<const SafetensorsReader*> files;
+    for (const MappedTensor& tensor : map.hf) {
+      tensors_.push_back(tensors.find(tensor.name));
+      files.insert(tensors_.back()->file);
+    }
+    files_.assign(files.begin(), files.end());
+  }
+  DType dtype(size_t tensor) const override { return tensors_[tensor]->entry->dtype; }
+  std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
+    const int64_t size = dtype_size(dtype(tensor));
+    return tensors_[tensor]->bytes().subspan(static_cast<size_t>(begin * size),
+                                             static_cast<size_t>(count * size));
+  }
+  void drop_pages() override {
+    for (const SafetensorsReader* file : files_) drop_mapped_pages(file->file_bytes());
+  }
+
+ private:
+  std::vector<const HfTensor*> tensors_;
+  std::vector<const SafetensorsReader*> files_;
+};
+
+class CheckpointSource final : public ElementSource {
+ public:
+  CheckpointSource(const TensorMap& map, const CheckpointReader& reader)
+      : map_(map), reader_(reader) {}
+
+  DType dtype(size_t tensor) const override {
+    return reader_.manifest().tensors.at(map_.own[tensor].name).dtype;
+  }
+  std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
+    const Shape& shape = map_.own[tensor].shape;
+    Shape offset = shape;
+    Shape part = shape;
+    const int64_t row = shape.rank() == 2 ? shape[1] : 1;
+    offset[0] = begin / row;
+    part[0] = count / row;
+    if (shape.rank() == 2) offset[1] = 0;
+    const auto num_bytes = static_cast<size_t>(count * dtype_size(dtype(tensor)));
+    buffer_.resize(std::max(buffer_.size(), num_bytes));
+    reader_.load_part(map_.own[tensor].name, offset, {buffer_.data(), dtype(tensor), part});
+    return std::span<const std::byte>(buffer_).first(num_bytes);
+  }
+  void drop_pages() override { reader_.drop_pages(); }
+
+ private:
+  const TensorMap& map_;
+  const CheckpointReader& reader_;
+  std::vector<std::byte> buffer_;
+};
+
+void sort_blocks(Plan& plan) {
+  for (auto& blocks : plan) std::ranges::sort(blocks, {}, &BlockCopy::target_begin);
+}
+
+/// One request at work.
+class Transfer {
+ public:
+  Transfer(ElementSource& source, const TransferRequest& request,
+           const std::function<void(std::span<const std::byte>)>& sink)
+      : source_(source), request_(request), sink_(sink) {}
+
+  void run() {
+    int64_t position = 0;
+    for (size_t i = 0; i < request_.blocks.size(); ++i) {
+      const BlockCopy& block = request_.blocks[i];
+      pad(block.target_begin - position);
+      give_block(block, request_.dtypes[i]);
+      position = block.target_begin + block.num_elements();
+    }
+    pad(request_.num_elements - position);
+  }
+
+ private:
+  void pad(int64_t count) {
+    if (!request_.pad) return;
+    int64_t num_bytes = count * dtype_size(request_.padding_dtype);
+    for (; num_bytes > 0; num_bytes -= kPieceBytes) {
+      const auto size = static_cast<size_t>(std::min(num_bytes, kPieceBytes));
+      buffer_.assign(size, std::byte{0});
+      sink_(buffer_);
+    }
+  }
+
+  void give_block(const BlockCopy& block, DType to) {
+    const DType from = source_.dtype(block.source);
+    const int64_t step = std::max<int64_t>(1, kPieceBytes / (block.cols * dtype_size(to)));
+    std::span<const std::byte> whole;
+    if (block.transposed) {
+      whole = source_.read(block.source, block.source_begin, block.num_elements());
+    }
+    for (int64_t row = 0; row < block.rows; row += step) {
+      const int64_t count = std::min(step, block.rows - row);
+      if (block.transposed) {
+        std::byte* out = room(count * block.cols * dtype_size(to));
+        transpose_columns({whole.data(), block.cols, block.rows, from}, row, count, out, to);
+        sink_(buffer_);
+      } else {
+        give_rows(
+            source_.read(block.source, block.source_begin + row * block.cols, count * block.cols),
+            from, to, count * block.cols);
+      }
+    }
+  }
+
+  void give_rows(std::span<const std::byte> elements, DType from, DType to, int64_t count) {
+    if (from == to) return sink_(elements);
+    convert_elements(elements.data(), from, room(count * dtype_size(to)), to, count);
+    sink_(buffer_);
+  }
+
+  std::byte* room(int64_t num_bytes) {
+    buffer_.resize(static_cast<size_t>(num_bytes));
+    return buffer_.data();
+  }
+
+  ElementSource& source_;
+  const TransferRequest& request_;
+  const std::function<void(std::span<const std::byte>)>& sink_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace
+
+void PageKeeper::count(int64_t num_bytes) {
+  constexpr int64_t kMostBytes = int64_t{128} << 20;
+  num_bytes_ += num_bytes;
+  if (num_bytes_ < kMostBytes) return;
+  for (ElementSource* source : sources_) source->drop_pages();
+  num_bytes_ = 0;
+}
+
+std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors) {
+  return std::make_unique<HfSource>(map, tensors);
+}
+
+std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,
+                                                      const CheckpointReader& reader) {
+  return std::make_unique<CheckpointSource>(map, reader);
+}
+
+Plan plan_to_own(const TensorMap& map) {
+  Plan plan(map.own.size());
+  for (const TensorLink& link : map.links) {
+    plan[link.own].push_back(
+        {link.hf, link.hf_begin, link.own_begin, link.rows, link.cols, link.transposed});
+  }
+  sort_blocks(plan);
+  return plan;
+}
+
+Plan plan_to_hf(const TensorMap& map) {
+  Plan plan(map.hf.size());
+  for (const TensorLink& link : map.links) {
+    const int64_t rows = link.transposed ? link.cols : link.rows;
+    const int64_t cols = link.transposed ? link.rows : link.cols;
+    plan[link.hf].push_back({link.own, link.own_begin, link.hf_begin, rows, cols, link.transposed});
+  }
+  for (const auto& [copy, original] : map.copies) plan[copy] = plan[original];
+  sort_blocks(plan);
+  return plan;
+}
+
+void transfer_tensor(ElementSource& source, const TransferRequest& request,
+                     const std::function<void(std::span<const std::byte>)>& sink) {
+  Transfer(source, request, sink).run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "core/dtype.h"
+#include "hf/hf_tensors.h"
+#include "hf/tensor_map.h"
+
+namespace tessera {
+
+/// Where the elements of numbered tensors are read from.
+class ElementSource {
+ public:
+  virtual ~ElementSource() = default;
+  virtual DType dtype(size_t tensor) const = 0;
+  /// Elements [begin, begin + count), whole rows of the tensor; perhaps unaligned, and valid until
+  /// the next call.
+  virtual std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) = 0;
+  /// Lets the system take back the memory of what was read.
+  virtual void drop_pages() = 0;
+};
+
+/// Has sources drop their pages each time that enough has been read.
+class PageKeeper {
+ public:
+  explicit PageKeeper(std::vector<ElementSource*> sources) : sources_(std::move(sources)) {}
+  void count(int64_t num_bytes);
+
+ private:
+  std::vector<ElementSource*> sources_;
+  int64_t num_bytes_ = 0;
+};
+
+/// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there.
+std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors);
+
+/// The tensors of a checkpoint, numbered as in `map.own`; all must be there.
+std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,
+                                                      const CheckpointReader& reader);
+
+/// A block as one direction of a conversion sees it.
+struct BlockCopy {
+  size_t source = 0;
+  int64_t source_begin = 0;
+  int64_t target_begin = 0;
+  int64_t rows = 0;  ///< of the target's block; the source's is [cols, rows] where transposed
+  int64_t cols = 0;
+  bool transposed = false;
+
+  int64_t num_elements() const { return rows * cols; }
+};
+
+/// For each target tensor the blocks that make it, in the order of its elements. What no block
+/// covers is zero.
+using Plan = std::vector<std::vector<BlockCopy>>;
+Plan plan_to_own(const TensorMap& map);
+Plan plan_to_hf(const TensorMap& map);
+
+struct TransferRequest {
+  std::span<const BlockCopy> blocks;
+  std::span<const DType> dtypes;  ///< that each block is given in
+  int64_t num_elements = 0;
+  DType padding_dtype = DType::kF32;
+  bool pad = true;  ///< give zeros for what no block covers, instead of leaving it out
+};
+
+/// Gives the bytes of one target tensor, piece by piece. Takes the memory of a piece, or of one
+/// transposed block.
+void transfer_tensor(ElementSource& source, const TransferRequest& request,
+                     const std::function<void(std::span<const std::byte>)>& sink);
+
+}  // namespace tessera
