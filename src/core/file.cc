@@ -90,8 +90,47 @@ void MappedFile::release() noexcept {
   bytes_ = {};
 }
 
+InputFile::InputFile(const fs::path& path)
+    // O_NONBLOCK: a pipe must be refused, not waited for.
+    : path_(path),
+      file_(open_file(path, O_RDONLY | O_NONBLOCK, "read")),
+      num_bytes_(regular_file_size(file_.get(), path)) {}
+
+size_t InputFile::read(std::span<std::byte> bytes) {
+  size_t total = 0;
+  while (total < bytes.size()) {
+    const ssize_t count = ::read(file_.get(), bytes.data() + total, bytes.size() - total);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) file_error("read", path_, errno);
+    if (count == 0) break;
+    total += static_cast<size_t>(count);
+  }
+  return total;
+}
+
+void InputFile::seek(int64_t offset) {
+  if (::lseek(file_.get(), offset, SEEK_SET) < 0) file_error("read", path_, errno);
+}
+
 OutputFile::OutputFile(const fs::path& path)
     : path_(path), file_(open_file(path, O_WRONLY | O_CREAT | O_TRUNC, "create")) {}
+
+OutputFile::OutputFile(const fs::path& path, int64_t kept_bytes)
+    : path_(path), file_(open_file(path, O_WRONLY, "open")) {
+  const int64_t found = regular_file_size(file_.get(), path);
+  require(found >= kept_bytes, "{} is {} bytes long; expected at least {}", path.string(), found,
+          kept_bytes);
+  num_bytes_ = found;
+  truncate(kept_bytes);
+}
+
+void OutputFile::truncate(int64_t num_bytes) {
+  ensure(num_bytes <= num_bytes_, "{} of {} bytes kept", num_bytes, num_bytes_);
+  if (::ftruncate(file_.get(), num_bytes) != 0 || ::lseek(file_.get(), num_bytes, SEEK_SET) < 0) {
+    file_error("write", path_, errno);
+  }
+  num_bytes_ = num_bytes;
+}
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   // Linux writes at most 2 GiB at once.

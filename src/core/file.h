@@ -55,13 +55,37 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
+/// A regular file read from start to end. Throws UserError when it is missing, unreadable or not a
+/// regular file. Unlike a map, it stays safe when the file is shortened meanwhile.
+class InputFile {
+ public:
+  explicit InputFile(const std::filesystem::path& path);
+
+  /// Reads up to bytes.size() bytes; fewer only at the end of the file, where it is 0.
+  size_t read(std::span<std::byte> bytes);
+  /// Goes on from that byte.
+  void seek(int64_t offset);
+  int64_t num_bytes() const { return num_bytes_; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  int64_t num_bytes_ = 0;
+};
+
 /// A new file written from start to end; an existing file of that name is emptied. `close` must be
 /// called for the content to count: it reports the errors that a destructor cannot. Every error is
 /// a UserError with path and reason; a full disk is named as such.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
+  /// Goes on with an existing file: keeps its first `kept_bytes` bytes, which it must have, and
+  /// drops the rest.
+  OutputFile(const std::filesystem::path& path, int64_t kept_bytes);
 
+  /// Drops what lies behind the first `num_bytes` bytes written.
+  void truncate(int64_t num_bytes);
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   /// Waits until the content is on the disk.

@@ -6,12 +6,16 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "data/permutation.h"
 
 namespace tessera {
 namespace {
 
 /// Keys of the random streams of an epoch.
 enum class Stream : uint64_t { kOrder = 1, kOffset = 2 };
+
+/// Key of the order in which several datasets are validated.
+constexpr uint64_t kMixKey = 1;
 
 uint64_t epoch_key(uint64_t seed, int64_t epoch, Stream stream) {
   return mix(mix(seed, static_cast<uint64_t>(epoch)), static_cast<uint64_t>(stream));
@@ -41,22 +45,6 @@ int64_t split_point(const TokenFile& file, double validation_fraction) {
   if (after != borders.begin()) consider(*std::prev(after));
   if (after != borders.end()) consider(*after);
   return best;
-}
-
-/// The most stretches that a window of `length` tokens can be cut into by the borders of documents.
-int64_t most_stretches(std::span<const int64_t> offsets, int64_t length) {
-  std::vector<int64_t> borders(offsets.begin() + 1, offsets.end());
-  std::erase(borders, 0);
-  std::erase(borders, offsets.back());
-  borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
-  // Borders b with begin < b < begin + length cut the window: a run of them spans at most length
-  // - 2.
-  int64_t most = 1;
-  for (size_t first = 0, last = 0; last < borders.size(); ++last) {
-    while (borders[last] - borders[first] > length - 2 && first < last) ++first;
-    if (length >= 2) most = std::max(most, static_cast<int64_t>(last - first) + 2);
-  }
-  return most;
 }
 
 void check(const SamplerConfig& config) {
@@ -99,87 +87,117 @@ TokenRange split_range(const TokenFile& file, double validation_fraction, Split 
 
 BatchSource::BatchSource(std::shared_ptr<const TokenFile> file, const SamplerConfig& config,
                          Split split)
-    : file_(std::move(file)), config_(config), split_(split) {
+    : BatchSource(std::vector{std::move(file)}, Blend(), config, split) {}
+
+BatchSource::BatchSource(std::vector<std::shared_ptr<const TokenFile>> files, Blend blend,
+                         const SamplerConfig& config, Split split)
+    : config_(config), split_(split), blend_(std::move(blend)) {
   check(config_);
-  range_ = split_range(*file_, config_.validation_fraction, split);
-  num_windows_ = (range_.num_tokens() - 1) / config_.sequence_length;
-  require(num_windows_ >= 1,
+  ensure(std::cmp_equal(files.size(), blend_.num_datasets()), "{} files in a blend of {}",
+         files.size(), blend_.num_datasets());
+  for (auto& file : files) add_dataset(std::move(file));
+  num_rows_ = rows_before_.back();
+}
+
+void BatchSource::add_dataset(std::shared_ptr<const TokenFile> file) {
+  const TokenRange range = split_range(*file, config_.validation_fraction, split_);
+  auto rows =
+      make_rows(*file, range, config_.sequence_length, config_.packing, config_.split_documents);
+  require(rows->num_rows() >= 1,
           "{}.bin: {} has {} tokens, but one sequence takes {} (sequence_length + 1); use more "
           "text or shorter sequences",
-          file_->prefix(), split_name(split), range_.num_tokens(), config_.sequence_length + 1);
-  if (config_.split_documents) {
-    max_stretches_ = most_stretches(file_->document_offsets(), config_.sequence_length);
-  }
+          file->prefix(), split_name(split_), range.num_tokens(), config_.sequence_length + 1);
+  rows_before_.push_back(rows_before_.back() + rows->num_rows());
+  datasets_.push_back({std::move(file), range, std::move(rows)});
+}
+
+int64_t BatchSource::max_sequences() const {
+  int64_t most = 1;
+  for (const Dataset& dataset : datasets_) most = std::max(most, dataset.rows->max_stretches());
+  return config_.micro_batch_size * most;
 }
 
 int64_t BatchSource::steps_per_epoch() const {
-  const int64_t windows_per_step = config_.micro_batch_size * config_.num_micro_batches;
-  return (num_windows_ + windows_per_step - 1) / windows_per_step;
+  return (num_rows_ + samples_per_step() - 1) / samples_per_step();
 }
 
-int64_t BatchSource::window_begin(int64_t sample) const {
-  const int64_t within = sample % num_windows_;
-  if (split_ != Split::kTrain) return range_.begin + within * config_.sequence_length;
-  const int64_t epoch = sample / num_windows_;
-  const Permutation order(static_cast<uint64_t>(num_windows_),
-                          epoch_key(config_.seed, epoch, Stream::kOrder));
-  const auto window = static_cast<int64_t>(order(static_cast<uint64_t>(within)));
-  const int64_t spare = range_.num_tokens() - 1 - num_windows_ * config_.sequence_length;
-  const auto offset = static_cast<int64_t>(epoch_key(config_.seed, epoch, Stream::kOffset) %
-                                           static_cast<uint64_t>(spare + 1));
-  return range_.begin + offset + window * config_.sequence_length;
+const TokenRange& BatchSource::range(int64_t dataset) const {
+  return datasets_[static_cast<size_t>(dataset)].range;
+}
+
+int64_t BatchSource::num_tokens() const {
+  int64_t total = 0;
+  for (const Dataset& dataset : datasets_) total += dataset.range.num_tokens();
+  return total;
+}
+
+std::vector<int64_t> BatchSource::count_samples(int64_t step) const {
+  std::vector<int64_t> counts;
+  for (int64_t i = 0; i < num_datasets(); ++i) {
+    counts.push_back(blend_.count(i, step * samples_per_step()));
+  }
+  return counts;
+}
+
+std::vector<double> BatchSource::count_epochs(int64_t step) const {
+  std::vector<double> epochs;
+  for (const int64_t count : count_samples(step)) {
+    const auto rows = static_cast<double>(datasets_[epochs.size()].rows->num_rows());
+    epochs.push_back(static_cast<double>(count) / rows);
+  }
+  return epochs;
 }
 
 void BatchSource::fetch(int64_t step, int64_t micro_batch, Batch& batch) const {
   ensure(step >= 0 && micro_batch >= 0 && micro_batch < config_.num_micro_batches,
          "micro-batch {} of {} at step {}", micro_batch, config_.num_micro_batches, step);
   const int64_t num_tokens = config_.micro_batch_size * config_.sequence_length;
+  const auto length = static_cast<size_t>(config_.sequence_length);
   const int64_t first = (step * config_.num_micro_batches + micro_batch) * config_.micro_batch_size;
   resize(batch, num_tokens, max_sequences());
-  std::vector<int32_t> ids(static_cast<size_t>(config_.sequence_length) + 1);
-  for (int64_t row = 0; row < config_.micro_batch_size; ++row) {
-    fill_window(first + row, row, ids, batch);
+  std::vector<int32_t> ends;
+  for (int64_t row_idx = 0; row_idx < config_.micro_batch_size; ++row_idx) {
+    const size_t base = static_cast<size_t>(row_idx) * length;
+    const RowView row = {std::span(batch.tokens).subspan(base, length),
+                         std::span(batch.labels).subspan(base, length),
+                         std::span(batch.positions).subspan(base, length)};
+    ends.clear();
+    if (split_ == Split::kTrain) {
+      fill_training_row(first + row_idx, row, ends);
+    } else {
+      fill_row_in_order(first + row_idx, row, ends);
+    }
+    for (const int32_t end : ends) batch.cu_seqlens.push_back(static_cast<int32_t>(base) + end);
+    batch.num_valid += static_cast<int64_t>(length) - std::ranges::count(row.labels, kNoLabel);
   }
   batch.cu_seqlens.resize(static_cast<size_t>(max_sequences()) + 1,
                           static_cast<int32_t>(num_tokens));
 }
 
-/// The borders of documents strictly inside the window that begins there, as offsets in it.
-std::vector<int64_t> BatchSource::inner_borders(int64_t begin) const {
-  if (!config_.split_documents) return {};
-  const auto offsets = file_->document_offsets();
-  std::vector<int64_t> borders;
-  for (auto at = std::ranges::upper_bound(offsets, begin);
-       at != offsets.end() && *at < begin + config_.sequence_length; ++at) {
-    if (borders.empty() || borders.back() != *at - begin) borders.push_back(*at - begin);
-  }
-  return borders;
+void BatchSource::fill_training_row(int64_t sample, const RowView& row,
+                                    std::vector<int32_t>& ends) const {
+  const Draw draw = blend_.at(sample);
+  const RowSource& rows = *datasets_[static_cast<size_t>(draw.dataset)].rows;
+  const int64_t epoch = draw.index / rows.num_rows();
+  const Permutation order(static_cast<uint64_t>(rows.num_rows()),
+                          epoch_key(config_.seed, epoch, Stream::kOrder));
+  const auto row_idx = order(static_cast<uint64_t>(draw.index % rows.num_rows()));
+  const auto shift =
+      epoch_key(config_.seed, epoch, Stream::kOffset) % static_cast<uint64_t>(rows.max_shift() + 1);
+  rows.fill(static_cast<int64_t>(row_idx), static_cast<int64_t>(shift), row, ends);
 }
 
-void BatchSource::fill_window(int64_t sample, int64_t row, std::vector<int32_t>& ids,
-                              Batch& batch) const {
-  const int64_t length = config_.sequence_length;
-  const int64_t begin = window_begin(sample);
-  const int64_t base = row * length;
-  file_->read(begin, ids);
-  std::copy_n(ids.begin(), length, batch.tokens.begin() + base);
-  std::copy_n(ids.begin() + 1, length, batch.labels.begin() + base);
-  std::vector<int64_t> ends = inner_borders(begin);
-  const bool last_is_border = config_.split_documents &&
-                              std::ranges::binary_search(file_->document_offsets(), begin + length);
-  for (const int64_t border : ends) batch.labels[base + border - 1] = kNoLabel;
-  if (last_is_border) batch.labels[base + length - 1] = kNoLabel;
-  ends.push_back(length);
-  int64_t start = 0;
-  for (const int64_t end : ends) {
-    for (int64_t i = start; i < end; ++i)
-      batch.positions[base + i] = static_cast<int32_t>(i - start);
-    batch.cu_seqlens.push_back(static_cast<int32_t>(base + end));
-    start = end;
+void BatchSource::fill_row_in_order(int64_t sample, const RowView& row,
+                                    std::vector<int32_t>& ends) const {
+  int64_t row_idx = sample % num_rows_;
+  if (datasets_.size() > 1) {
+    const Permutation order(static_cast<uint64_t>(num_rows_), kMixKey);
+    row_idx = static_cast<int64_t>(order(static_cast<uint64_t>(row_idx)));
   }
-  const auto labels = batch.labels.begin() + base;
-  if (split_ != Split::kTrain && sample >= num_windows_) std::fill_n(labels, length, kNoLabel);
-  batch.num_valid += length - std::count(labels, labels + length, kNoLabel);
+  const auto after = std::ranges::upper_bound(rows_before_, row_idx);
+  const auto dataset = static_cast<size_t>(after - rows_before_.begin() - 1);
+  datasets_[dataset].rows->fill(row_idx - rows_before_[dataset], 0, row, ends);
+  if (sample >= num_rows_) std::ranges::fill(row.labels, kNoLabel);
 }
 
 }  // namespace tessera

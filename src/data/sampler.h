@@ -4,15 +4,13 @@
 #include <memory>
 #include <vector>
 
-#include "data/permutation.h"
+#include "data/blend.h"
+#include "data/row_source.h"
 #include "data/token_file.h"
 
 namespace tessera {
 
-/// Marks a position that has no next token to learn.
-inline constexpr int32_t kNoLabel = -100;
-
-/// One micro-batch: T = B * S tokens, the B windows one after the other. Attention runs within the
+/// One micro-batch: T = B * S tokens, the B rows one after the other. Attention runs within the
 /// stretches [cu_seqlens[i], cu_seqlens[i + 1]); positions count from 0 in each.
 struct Batch {
   std::vector<int32_t> tokens;     ///< [T]
@@ -29,20 +27,14 @@ enum class Split { kTrain, kValidation, kAll };
 
 struct SamplerConfig {
   int64_t sequence_length = 0;    ///< S
-  int64_t micro_batch_size = 0;   ///< B windows a micro-batch
+  int64_t micro_batch_size = 0;   ///< B rows a micro-batch
   int64_t num_micro_batches = 1;  ///< micro-batches a step
   uint64_t seed = 0;
   double validation_fraction = 0;  ///< share of the tokens, cut at the border of a document
-  /// false: a window is one stretch, though it may cross documents. true: attention, positions and
+  /// false: a row is one stretch, though it may cross documents. true: attention, positions and
   /// labels stay within a document.
   bool split_documents = false;
-};
-
-/// The tokens of a split: [begin, end) of the file's stream.
-struct TokenRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t num_tokens() const { return end - begin; }
+  Packing packing = Packing::kStream;
 };
 
 /// The two splits of a file. Validation is the last `validation_fraction` of the tokens, its begin
@@ -54,40 +46,59 @@ TokenRange split_range(const TokenFile& file, double validation_fraction, Split 
 /// Micro-batches as a pure function of the configuration and (step, micro_batch): no state, so a
 /// run is resumed by its step number alone.
 ///
-/// The split is seen as W = floor((n - 1) / S) windows of S + 1 tokens, each beginning at the last
-/// token of the one before it. Window k of the run is window permutation_epoch(k mod W) of the
-/// split, epoch = k / W: each epoch visits each window once, in an order of its own that no memory
-/// holds (see Permutation), the first window shifted by a random number of the tokens that W
-/// windows leave over. Validation (or all of a file) visits the windows in their own order and only
-/// once: rows past the last window have no labels, so that one pass counts each window exactly
-/// once.
+/// Each dataset's split gives W rows (see RowSource). Sample k of the run is drawn from the dataset
+/// that the blend says, there as sample i: row permutation_epoch(i mod W) of the split, epoch =
+/// i / W. Each epoch visits each row once, in an order of its own that no memory holds (see
+/// Permutation); rows of a stream are shifted in each epoch by a random number of the tokens that
+/// they leave over. Validation (or all of a file) visits the rows of all datasets only once, one
+/// dataset in its own order, several mixed in proportion to their rows: rows past the last have no
+/// labels, so that one pass counts each row exactly once.
 class BatchSource {
  public:
-  /// Throws UserError when the split is shorter than one window, with the numbers of tokens.
+  /// One dataset. Throws UserError when the split is shorter than one row, with the numbers of
+  /// tokens.
   BatchSource(std::shared_ptr<const TokenFile> file, const SamplerConfig& config, Split split);
+  /// A blend of several; it matters for training alone.
+  BatchSource(std::vector<std::shared_ptr<const TokenFile>> files, Blend blend,
+              const SamplerConfig& config, Split split);
 
   /// Fills `batch`, reusing its memory. step >= 0; 0 <= micro_batch < num_micro_batches.
   void fetch(int64_t step, int64_t micro_batch, Batch& batch) const;
 
-  int64_t num_windows() const { return num_windows_; }
+  /// Rows that hold every dataset's split once.
+  int64_t num_windows() const { return num_rows_; }
   /// Stretches that cu_seqlens has room for: B, or where documents are kept apart B times the most
-  /// documents that any window of the file touches.
-  int64_t max_sequences() const { return config_.micro_batch_size * max_stretches_; }
-  /// The number of steps that visit each window once, rounded up.
+  /// documents that any row touches.
+  int64_t max_sequences() const;
+  /// The number of steps that visit so many rows, rounded up.
   int64_t steps_per_epoch() const;
-  const TokenRange& range() const { return range_; }
+  int64_t num_datasets() const { return static_cast<int64_t>(datasets_.size()); }
+  const TokenRange& range(int64_t dataset = 0) const;
+  /// Tokens of all datasets' splits.
+  int64_t num_tokens() const;
+  /// Training: the samples of each dataset in the steps before `step`.
+  std::vector<int64_t> count_samples(int64_t step) const;
+  /// Training: the same in times that each of a dataset's rows has been seen.
+  std::vector<double> count_epochs(int64_t step) const;
 
  private:
-  int64_t window_begin(int64_t sample) const;
-  void fill_window(int64_t sample, int64_t row, std::vector<int32_t>& ids, Batch& batch) const;
-  std::vector<int64_t> inner_borders(int64_t begin) const;
+  struct Dataset {
+    std::shared_ptr<const TokenFile> file;
+    TokenRange range;
+    std::unique_ptr<RowSource> rows;
+  };
 
-  std::shared_ptr<const TokenFile> file_;
+  void add_dataset(std::shared_ptr<const TokenFile> file);
+  int64_t samples_per_step() const { return config_.micro_batch_size * config_.num_micro_batches; }
+  void fill_training_row(int64_t sample, const RowView& row, std::vector<int32_t>& ends) const;
+  void fill_row_in_order(int64_t sample, const RowView& row, std::vector<int32_t>& ends) const;
+
   SamplerConfig config_;
   Split split_;
-  TokenRange range_;
-  int64_t num_windows_ = 0;
-  int64_t max_stretches_ = 1;  // in one window
+  Blend blend_;
+  std::vector<Dataset> datasets_;
+  std::vector<int64_t> rows_before_ = {0};  // [datasets + 1] rows of the earlier datasets
+  int64_t num_rows_ = 0;
 };
 
 }  // namespace tessera

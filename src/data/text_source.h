@@ -10,30 +10,49 @@
 
 namespace tessera {
 
-/// Where text comes from and how it is cut into documents.
+/// How the files of a source are read. kAuto: by the ending of the name, before that of a
+/// compression; .jsonl and .ndjson hold lines of JSON, everything else is text, and .json is
+/// refused, since it may be either.
+enum class TextFormat { kAuto, kText, kJsonl };
+
+/// Where documents come from.
 struct TextSource {
-  std::string path;  ///< a text file, or a folder whose files are read in the order of their paths
-  /// A line that ends a document, e.g. "" for a blank line or "<|endoftext|>"; nothing: each file
-  /// is one document.
+  /// Files or folders, read in this order; the files of a folder in the order of their paths. Files
+  /// ending in .gz, .zst or .xz are decompressed.
+  std::vector<std::string> paths;
+  TextFormat format = TextFormat::kAuto;
+  /// In text: a line that ends a document, e.g. "" for a blank line or "<|endoftext|>"; nothing:
+  /// each file is one document.
   std::optional<std::string> separator_line;
+  /// In JSONL: the key of a document's text.
+  std::string json_key = "text";
+  /// Each line of JSONL is an instruction, see json_document.h.
+  bool instructions = false;
+  /// Lines of JSONL that cannot be used are counted and passed over instead of refused.
+  bool skip_invalid = false;
+
+  /// "a, b": the paths as they stand.
+  std::string name() const;
 };
 
 struct TextFile {
   std::filesystem::path path;
-  int64_t num_bytes = 0;
+  int64_t num_bytes = 0;    ///< on the disk
   int64_t modified_ns = 0;  ///< time of the last change
+  bool is_jsonl = false;
   bool operator==(const TextFile&) const = default;
 };
 
-/// The files of the source, in the order of their paths; a folder is read with its subfolders,
-/// hidden names (".git") and links that lead nowhere left out. Throws UserError when the path is
-/// missing (naming the nearest existing one), or has no text in it.
+/// The files of the source; of a folder those in its subfolders too, hidden names (".git") and
+/// links that lead nowhere left out. Throws UserError when a path is missing (naming the nearest
+/// existing one), when there is no text, and for a format that does not fit.
 std::vector<TextFile> list_text_files(const TextSource& source);
 
-/// Calls `use` for each document that is not blank, in order. Throws UserError for a file that is
-/// not text: one with NUL bytes or with invalid UTF-8 in more than one byte of 1000; the message
-/// has the place of the first.
-void for_each_document(const TextFile& file, const std::optional<std::string>& separator_line,
-                       const std::function<void(std::string_view)>& use);
+/// Calls `use` for each document of the source that is not blank, in order; for an instruction, for
+/// the text of all its parts together. A document in a text file may be longer than memory: it
+/// comes in pieces of about 1 MiB, cut between lines where there are any, and `ends_document` is
+/// set with the last. Throws UserError as tokenize_text does.
+using UseText = std::function<void(std::string_view text, bool ends_document)>;
+void for_each_document(const TextSource& source, const UseText& use);
 
 }  // namespace tessera

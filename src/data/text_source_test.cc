@@ -1,12 +1,8 @@
 #include "data/text_source.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 
-#include "core/error.h"
-#include "core/file.h"
+#include "data/data_testing.h"
 #include "data/prepare.h"
 #include "data/token_file.h"
 
@@ -17,52 +13,32 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class TextSourceTest : public ::testing::Test {
- protected:
-  TextSourceTest() : folder_(fs::path(testing::TempDir()) / unique_name("text_source_test-")) {
-    fs::create_directories(folder_);
-  }
-  ~TextSourceTest() override { fs::remove_all(folder_); }
+class TextSourceTest : public DataTest {};
 
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  std::string write(const std::string& name, const std::string& text) const {
-    fs::create_directories((folder_ / name).parent_path());
-    write_file_synced(path(name), text);
-    return path(name);
-  }
-
- private:
-  fs::path folder_;
-};
+TextSource source_of(const std::string& path, std::optional<std::string> separator = {}) {
+  return {.paths = {path}, .separator_line = std::move(separator)};
+}
 
 std::vector<std::string> documents(const TextSource& source) {
   std::vector<std::string> documents;
-  for (const TextFile& file : list_text_files(source)) {
-    for_each_document(file, source.separator_line,
-                      [&](std::string_view text) { documents.emplace_back(text); });
-  }
+  for_each_document(source, [&, open = false](std::string_view text, bool ends) mutable {
+    if (!open) documents.emplace_back();
+    documents.back() += text;
+    open = !ends;
+  });
   return documents;
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST_F(TextSourceTest, AFileIsOneDocument) {
-  EXPECT_THAT(documents({write("a.txt", "\xEF\xBB\xBFone\n\ntwo\n"), {}}),
+  EXPECT_THAT(documents(source_of(write("a.txt", "\xEF\xBB\xBFone\n\ntwo\n"))),
               ElementsAre("one\n\ntwo\n"));
 }
 
 TEST_F(TextSourceTest, SeparatorLinesEndDocuments) {
   const std::string file = write("a.txt", "one\nmore\n\n \t\r\ntwo\r\n\r\n\nthree");
-  EXPECT_THAT(documents({file, ""}), ElementsAre("one\nmore\n", "two\r\n", "three"));
+  EXPECT_THAT(documents(source_of(file, "")), ElementsAre("one\nmore\n", "two\r\n", "three"));
   const std::string marked = write("b.txt", "<|end|>\na <|end|>\n<|end|>  \nb\n<|end|>");
-  EXPECT_THAT(documents({marked, "<|end|>"}), ElementsAre("a <|end|>\n", "b\n"));
+  EXPECT_THAT(documents(source_of(marked, "<|end|>")), ElementsAre("a <|end|>\n", "b\n"));
 }
 
 TEST_F(TextSourceTest, AFolderIsReadInOrderWithoutHiddenFiles) {
@@ -74,44 +50,84 @@ TEST_F(TextSourceTest, AFolderIsReadInOrderWithoutHiddenFiles) {
   write("f/.hidden", "no");
   write("f/.git/config", "no");
   fs::create_symlink("nowhere", path("f/broken"));
-  EXPECT_THAT(documents({path("f"), {}}), ElementsAre("a", "z", "b"));
+  EXPECT_THAT(documents(source_of(path("f"))), ElementsAre("a", "z", "b"));
+}
+
+TEST_F(TextSourceTest, SeveralPathsAreReadInTheirOrder) {
+  TextSource source = source_of(write("b.txt", "b"));
+  source.paths.push_back(write("f/a.txt", "a"));
+  source.paths.push_back(
+      write("c.jsonl", "{\"text\": \"c\"}\n\n{\"id\": [1, {}], \"text\": \"d\"}"));
+  EXPECT_THAT(documents(source), ElementsAre("b", "a", "c", "d"));
+  EXPECT_EQ(source.name(),
+            fmt::format("{}, {}, {}", path("b.txt"), path("f/a.txt"), path("c.jsonl")));
+}
+
+TEST_F(TextSourceTest, FormatsFollowNamesUnlessTheyAreSaid) {
+  const std::string line = "{\"text\": \"a\"}";
+  write("f/a.jsonl", line);
+  write("f/a.ndjson.gz", gzip(line));
+  write("f/a.txt", line);
+  EXPECT_THAT(documents(source_of(path("f"))), ElementsAre("a", "a", line));
+  TextSource source = source_of(path("f"));
+  source.format = TextFormat::kText;
+  EXPECT_THAT(documents(source), ElementsAre(line, line, line));
+  source.format = TextFormat::kJsonl;
+  EXPECT_THAT(documents(source), ElementsAre("a", "a", "a"));
+
+  source = source_of(write("a.json.gz", gzip(line)));
+  EXPECT_THAT(error_of([&] { documents(source); }), HasSubstr("say which by the format"));
+  source.format = TextFormat::kJsonl;
+  EXPECT_THAT(documents(source), ElementsAre("a"));
+  source = source_of(path("f"));
+  source.instructions = true;
+  EXPECT_THAT(error_of([&] { documents(source); }),
+              HasSubstr("a.txt: instructions are lines of JSON"));
+}
+
+TEST_F(TextSourceTest, LongDocumentsComeInPieces) {
+  std::string text;
+  for (int i = 0; text.size() < 3'000'000; ++i) text += std::to_string(i) + "\n";
+  write("large.txt", text + "--\n" + std::string(2'500'000, '\n') + "--\nlast");
+  int pieces = 0;
+  std::vector<std::string> whole;
+  for_each_document(source_of(path("large.txt"), "--"),
+                    [&, open = false](std::string_view piece, bool ends) mutable {
+                      if (!open) whole.emplace_back();
+                      whole.back() += piece;
+                      open = !ends;
+                      ++pieces;
+                      EXPECT_LT(piece.size(), 1'200'000);
+                    });
+  ASSERT_EQ(whole.size(), 2);
+  EXPECT_TRUE(whole[0] == text);
+  EXPECT_EQ(whole[1], "last");
+  EXPECT_GE(pieces, 4);
 }
 
 TEST_F(TextSourceTest, RefusesBinaryFiles) {
   const std::string nul = write("nul.bin", std::string("abc\0def", 7));
-  EXPECT_THAT(error_of([&] {
-                documents({nul, {}});
-              }),
+  EXPECT_THAT(error_of([&] { documents(source_of(nul)); }),
               HasSubstr("nul.bin is no text: it has a NUL byte at offset 3"));
   const std::string latin = write("latin.txt", std::string(500, 'a') + "\xE9" + "bc");
-  EXPECT_THAT(error_of([&] {
-                documents({latin, {}});
-              }),
+  EXPECT_THAT(error_of([&] { documents(source_of(latin)); }),
               HasSubstr("1 bytes are invalid, the first at offset 500"));
   const std::string damaged = write("damaged.txt", std::string(5000, 'a') + "\xE9" + "bc");
-  EXPECT_EQ(documents({damaged, {}}).size(), 1);
+  EXPECT_EQ(documents(source_of(damaged)).size(), 1);
 }
 
 TEST_F(TextSourceTest, RefusesMissingAndEmptySources) {
   write("corpus.txt", "x");
-  EXPECT_THAT(error_of([&] {
-                list_text_files({path("corpsu.txt"), {}});
-              }),
+  EXPECT_THAT(error_of([&] { list_text_files(source_of(path("corpsu.txt"))); }),
               HasSubstr("corpsu.txt does not exist; did you mean 'corpus.txt'?"));
-  EXPECT_THAT(error_of([&] {
-                list_text_files({path("no/corpus.txt"), {}});
-              }),
+  EXPECT_THAT(error_of([&] { list_text_files(source_of(path("no/corpus.txt"))); }),
               HasSubstr("nor does the folder"));
-  EXPECT_THAT(error_of([] { list_text_files({"", {}}); }), HasSubstr("no text is given"));
-  EXPECT_THAT(error_of([&] {
-                list_text_files({write("empty.txt", ""), {}});
-              }),
+  EXPECT_THAT(error_of([] { list_text_files(source_of("")); }), HasSubstr("no text is given"));
+  EXPECT_THAT(error_of([&] { list_text_files(source_of(write("empty.txt", ""))); }),
               HasSubstr("empty.txt is empty"));
   fs::create_directories(path("folder"));
-  EXPECT_THAT(error_of([&] { list_text_files({path("folder"), {}}); }), HasSubstr("no files"));
-  EXPECT_THAT(error_of([] {
-                list_text_files({"/dev/null", {}});
-              }),
+  EXPECT_THAT(error_of([&] { list_text_files(source_of(path("folder"))); }), HasSubstr("no files"));
+  EXPECT_THAT(error_of([] { list_text_files(source_of("/dev/null")); }),
               HasSubstr("neither a file nor a folder"));
 }
 
@@ -119,13 +135,13 @@ TEST_F(TextSourceTest, TokensArePreparedOnceAndAgainWhenTheTextChanges) {
   const auto tokenizer = make_byte_tokenizer();
   write("f/a.txt", "ab");
   write("f/b.txt", "c");
-  TextSource source = {path("f"), {}};
+  TextSource source = source_of(path("f"));
   std::vector<int64_t> done;
   const auto report = [&done](const PrepareProgress& progress) {
     EXPECT_EQ(progress.bytes_total, 3);
     done.push_back(progress.bytes_done);
   };
-  const PreparedTokens first = prepare_tokens(source, *tokenizer, path("cache"), report);
+  const TokenizeSummary first = prepare_tokens(source, *tokenizer, path("cache"), report);
   EXPECT_FALSE(first.reused);
   EXPECT_EQ(first.num_tokens, 5);
   EXPECT_EQ(done.back(), 3);
@@ -135,7 +151,7 @@ TEST_F(TextSourceTest, TokensArePreparedOnceAndAgainWhenTheTextChanges) {
   EXPECT_THAT(ids, ElementsAre('a', 'b', 256, 'c', 256));
   EXPECT_THAT(file.document_offsets(), ElementsAre(0, 3, 5));
 
-  const PreparedTokens second = prepare_tokens(source, *tokenizer, path("cache"));
+  const TokenizeSummary second = prepare_tokens(source, *tokenizer, path("cache"));
   EXPECT_TRUE(second.reused);
   EXPECT_EQ(second.prefix, first.prefix);
   EXPECT_EQ(second.num_documents, 2);
@@ -146,14 +162,14 @@ TEST_F(TextSourceTest, TokensArePreparedOnceAndAgainWhenTheTextChanges) {
   fs::last_write_time(path("f/b.txt"), fs::file_time_type::clock::now() - std::chrono::hours(5));
   EXPECT_FALSE(prepare_tokens(source, *tokenizer, path("cache")).reused);
   source.separator_line = "";
-  const PreparedTokens cut = prepare_tokens(source, *tokenizer, path("cache"));
+  const TokenizeSummary cut = prepare_tokens(source, *tokenizer, path("cache"));
   EXPECT_FALSE(cut.reused);
   EXPECT_NE(cut.prefix, first.prefix);
 }
 
 TEST_F(TextSourceTest, DamagedOrUnfinishedTokensAreWrittenAnew) {
   const auto tokenizer = make_byte_tokenizer();
-  const TextSource source = {write("a.txt", "abc"), {}};
+  const TextSource source = source_of(write("a.txt", "abc"));
   const auto prepare = [&] { return prepare_tokens(source, *tokenizer, path("cache")); };
   const std::string prefix = prepare().prefix;
   fs::resize_file(token_bin_path(prefix), 2);
@@ -163,9 +179,9 @@ TEST_F(TextSourceTest, DamagedOrUnfinishedTokensAreWrittenAnew) {
   write_file_synced(prefix + ".json", "{");
   EXPECT_FALSE(prepare().reused);
   fs::remove(prefix + ".json");
-  write_file_synced(prefix + ".bin.tmp-1-2", "left behind by a killed process");
+  write("cache/" + fs::path(prefix).filename().string() + ".partial/tokens", "of a killed process");
   EXPECT_FALSE(prepare().reused);
-  EXPECT_FALSE(fs::exists(prefix + ".bin.tmp-1-2"));
+  EXPECT_FALSE(fs::exists(prefix + ".partial"));
   EXPECT_TRUE(prepare().reused);
 }
 
@@ -173,8 +189,8 @@ TEST_F(TextSourceTest, LargeDocumentsAreEncodedInPieces) {
   const auto tokenizer = make_byte_tokenizer();
   std::string text;
   for (int i = 0; text.size() < 2'500'000; ++i) text += std::to_string(i) + "é\n";
-  const TextSource source = {write("large.txt", text), {}};
-  const PreparedTokens prepared = prepare_tokens(source, *tokenizer, path("cache"));
+  const TextSource source = source_of(write("large.txt", text));
+  const TokenizeSummary prepared = prepare_tokens(source, *tokenizer, path("cache"));
   const TokenFile file(prepared.prefix, tokenizer->vocab_size());
   std::vector<int32_t> ids(static_cast<size_t>(file.num_tokens()));
   file.read(0, ids);
@@ -184,11 +200,13 @@ TEST_F(TextSourceTest, LargeDocumentsAreEncodedInPieces) {
 
 TEST_F(TextSourceTest, PrepareRefusesBlankTextAndALockedFolder) {
   const auto tokenizer = make_byte_tokenizer();
-  const TextSource blank = {write("blank.txt", " \n"), {}};
+  const TextSource blank = source_of(write("blank.txt", " \n"));
   EXPECT_THAT(error_of([&] { prepare_tokens(blank, *tokenizer, path("cache")); }),
               HasSubstr("no text but blanks"));
-  const TextSource source = {write("a.txt", "abc"), {}};
-  const FolderLock lock(path("cache"));
+  const TextSource source = source_of(write("a.txt", "abc"));
+  const std::string prefix = prepare_tokens(source, *tokenizer, path("cache")).prefix;
+  write("a.txt", "abcd");
+  const PartialFolder other(prefix);
   EXPECT_THAT(error_of([&] { prepare_tokens(source, *tokenizer, path("cache")); }),
               HasSubstr("in use"));
 }

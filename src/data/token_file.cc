@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/path.h"
+#include "data/token_format.h"
 
 namespace tessera {
 namespace {
@@ -17,25 +18,10 @@ namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
 
-constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
-constexpr uint64_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 34;
+using namespace token_format;
+
 constexpr int64_t kLengthBytes = 4;
 constexpr int64_t kOffsetBytes = 8;
-constexpr size_t kFlushBytes = 1 << 20;
-/// From this vocabulary on Megatron stores ids in four bytes.
-constexpr int64_t kWideVocab = 65'500;
-
-struct TypeCode {
-  uint8_t code;
-  DType dtype;
-};
-constexpr std::array<TypeCode, 4> kTypeCodes = {
-    {{1, DType::kU8}, {4, DType::kI32}, {5, DType::kI64}, {8, DType::kU16}}};
-
-uint8_t type_code(DType dtype) {
-  return std::ranges::find(kTypeCodes, dtype, &TypeCode::dtype)->code;
-}
 
 template <typename T>
 T load(std::span<const std::byte> bytes, int64_t offset) {
@@ -54,6 +40,7 @@ struct IndexLayout {
   int64_t pointers() const { return lengths() + num_sequences * kLengthBytes; }
   int64_t document_indices() const { return pointers() + num_sequences * kOffsetBytes; }
   int64_t end() const { return document_indices() + num_document_indices * kOffsetBytes; }
+  bool has_modes(size_t file_bytes) const { return static_cast<int64_t>(file_bytes) > end(); }
 };
 
 DType read_type(std::span<const std::byte> idx, const std::string& name) {
@@ -143,9 +130,24 @@ std::vector<int64_t> read_documents(std::span<const std::byte> idx, const IndexL
   return offsets;
 }
 
-std::string without_extension(std::string prefix) {
-  if (prefix.ends_with(".bin") || prefix.ends_with(".idx")) prefix.resize(prefix.size() - 4);
-  return prefix;
+std::vector<TokenRange> read_silent_ranges(std::span<const std::byte> idx,
+                                           const IndexLayout& layout, const std::string& name) {
+  std::vector<TokenRange> ranges;
+  if (!layout.has_modes(idx.size())) return ranges;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < layout.num_sequences; ++i) {
+    const auto mode = load<int8_t>(idx, layout.end() + i);
+    require(mode == kHasLoss || mode == kSilent,
+            "{}: sequence {} has mode {}; expected 0 (its tokens carry loss) or 1 (they do not)",
+            name, i, mode);
+    const int64_t end = begin + load<int32_t>(idx, layout.lengths() + i * kLengthBytes);
+    if (mode == kSilent && end > begin) {
+      if (ranges.empty() || ranges.back().end < begin) ranges.push_back({begin, begin});
+      ranges.back().end = end;
+    }
+    begin = end;
+  }
+  return ranges;
 }
 
 template <typename Id>
@@ -163,20 +165,6 @@ void copy_ids(std::span<const std::byte> bin, int64_t offset, std::span<int32_t>
   }
 }
 
-void put(std::vector<std::byte>& bytes, const void* data, size_t size) {
-  const auto* first = static_cast<const std::byte*>(data);
-  bytes.insert(bytes.end(), first, first + size);
-}
-
-template <typename T>
-void put_value(std::vector<std::byte>& bytes, T value) {
-  put(bytes, &value, sizeof(value));
-}
-
-fs::path temporary_for(const fs::path& path) {
-  return unique_name(path.string() + ".tmp-");
-}
-
 }  // namespace
 
 fs::path token_bin_path(const std::string& prefix) {
@@ -185,9 +173,13 @@ fs::path token_bin_path(const std::string& prefix) {
 fs::path token_idx_path(const std::string& prefix) {
   return prefix + ".idx";
 }
+std::string token_prefix(std::string path) {
+  if (path.ends_with(".bin") || path.ends_with(".idx")) path.resize(path.size() - 4);
+  return path;
+}
 
 TokenFile::TokenFile(const std::string& prefix, int64_t vocab_size)
-    : prefix_(without_extension(prefix)), vocab_size_(vocab_size) {
+    : prefix_(token_prefix(prefix)), vocab_size_(vocab_size) {
   ensure(vocab_size > 0 && vocab_size <= std::numeric_limits<int32_t>::max(),
          "token file: vocabulary of {}", vocab_size);
   const fs::path idx_path = token_idx_path(prefix_);
@@ -205,7 +197,8 @@ TokenIndex parse_token_index(std::span<const std::byte> idx, int64_t bin_bytes,
   TokenIndex index = {.dtype = layout.dtype,
                       .num_sequences = layout.num_sequences,
                       .num_tokens = check_sequences(idx, layout, bin_bytes, name),
-                      .document_offsets = {}};
+                      .document_offsets = {},
+                      .silent_ranges = read_silent_ranges(idx, layout, name)};
   index.document_offsets = read_documents(idx, layout, index.num_tokens, name);
   return index;
 }
@@ -232,88 +225,6 @@ void TokenFile::read(int64_t offset, std::span<int32_t> ids) const {
     default:
       throw InternalError("token file: unexpected type of ids");
   }
-}
-
-TokenFileWriter::TokenFileWriter(const std::string& prefix, int64_t vocab_size)
-    : prefix_(without_extension(prefix)),
-      vocab_size_(vocab_size),
-      dtype_(vocab_size < kWideVocab ? DType::kU16 : DType::kI32),
-      temporary_bin_(temporary_for(token_bin_path(prefix_))),
-      temporary_idx_(temporary_for(token_idx_path(prefix_))) {
-  if (temporary_bin_.has_parent_path()) make_folder(temporary_bin_.parent_path());
-  bin_.emplace(temporary_bin_);
-}
-
-TokenFileWriter::~TokenFileWriter() {
-  std::error_code ignored;
-  fs::remove(temporary_bin_, ignored);
-  fs::remove(temporary_idx_, ignored);
-}
-
-void TokenFileWriter::append(std::span<const int32_t> ids) {
-  for (const int32_t id : ids) {
-    ensure(id >= 0 && id < vocab_size_, "token id {} in a vocabulary of {}", id, vocab_size_);
-  }
-  if (dtype_ == DType::kU16) {
-    const std::vector<uint16_t> narrow(ids.begin(), ids.end());
-    put(pending_, narrow.data(), narrow.size() * sizeof(uint16_t));
-  } else {
-    put(pending_, ids.data(), ids.size_bytes());
-  }
-  if (pending_.size() >= kFlushBytes) flush();
-  document_tokens_ += static_cast<int64_t>(ids.size());
-}
-
-void TokenFileWriter::end_document() {
-  require(document_tokens_ <= std::numeric_limits<int32_t>::max(),
-          "{}.bin: document {} has {} tokens; the format holds at most {}: split the text", prefix_,
-          lengths_.size(), document_tokens_, std::numeric_limits<int32_t>::max());
-  lengths_.push_back(static_cast<int32_t>(document_tokens_));
-  num_tokens_ += document_tokens_;
-  document_tokens_ = 0;
-}
-
-void TokenFileWriter::flush() {
-  bin_->write(pending_);
-  pending_.clear();
-}
-
-void TokenFileWriter::write_index(const fs::path& path) const {
-  const auto count = static_cast<int64_t>(lengths_.size());
-  std::vector<std::byte> bytes;
-  put(bytes, kMagic.data(), kMagic.size());
-  put_value(bytes, kVersion);
-  put_value(bytes, type_code(dtype_));
-  put_value(bytes, static_cast<uint64_t>(count));
-  put_value(bytes, static_cast<uint64_t>(count + 1));
-  put(bytes, lengths_.data(), lengths_.size() * sizeof(int32_t));
-  int64_t pointer = 0;
-  for (const int32_t length : lengths_) {
-    put_value(bytes, pointer);
-    pointer += length * dtype_size(dtype_);
-  }
-  for (int64_t i = 0; i <= count; ++i) put_value(bytes, i);
-  OutputFile file(path);
-  file.write(bytes);
-  file.sync();
-  file.close();
-}
-
-void TokenFileWriter::finish() {
-  ensure(document_tokens_ == 0, "token file: {} tokens are in no document", document_tokens_);
-  const fs::path bin_path = token_bin_path(prefix_);
-  const fs::path idx_path = token_idx_path(prefix_);
-  const fs::path folder = bin_path.has_parent_path() ? bin_path.parent_path() : fs::path(".");
-  flush();
-  bin_->sync();
-  bin_->close();
-  write_index(temporary_idx_);
-  // An old index must never be seen beside the new tokens.
-  remove_path(idx_path);
-  sync_folder(folder);
-  rename_path(temporary_bin_, bin_path);
-  rename_path(temporary_idx_, idx_path);
-  sync_folder(folder);
 }
 
 }  // namespace tessera

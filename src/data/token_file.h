@@ -25,13 +25,25 @@ namespace tessera {
 //   i32[sequences]         length of each sequence, in tokens
 //   i64[sequences]         where it begins in .bin, in bytes
 //   i64[documents + 1]     the first sequence of each document, and at last the number of sequences
-//   i8[sequences]          modes; optional, read past
+//   i8[sequences]          modes; optional
 //
-// Documents here are what their document indices say; each of Tessera's own files has one sequence
-// a document.
+// Documents here are what their document indices say. Megatron leaves the meaning of modes to the
+// program that wrote them, and passes over them in text. Here they are 0 for a sequence whose
+// tokens carry loss and 1 for one whose tokens carry none, such as a prompt; without modes all
+// carry loss.
 
 std::filesystem::path token_bin_path(const std::string& prefix);
 std::filesystem::path token_idx_path(const std::string& prefix);
+/// The path without ".bin" or ".idx" at its end.
+std::string token_prefix(std::string path);
+
+/// Tokens [begin, end) of a file's stream.
+struct TokenRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t num_tokens() const { return end - begin; }
+  bool operator==(const TokenRange&) const = default;
+};
 
 /// What an index says, checked against the size of the tokens.
 struct TokenIndex {
@@ -39,6 +51,7 @@ struct TokenIndex {
   int64_t num_sequences = 0;
   int64_t num_tokens = 0;
   std::vector<int64_t> document_offsets;  ///< see TokenFile
+  std::vector<TokenRange> silent_ranges;  ///< see TokenFile
 };
 
 /// Reads the content of a .idx file whose .bin file has `bin_bytes` bytes. Throws UserError that
@@ -70,6 +83,8 @@ class TokenFile {
   /// Where each document begins in the stream of tokens, ascending, and at last num_tokens;
   /// documents + 1 offsets.
   std::span<const int64_t> document_offsets() const { return index_.document_offsets; }
+  /// The tokens that carry no loss, as ascending ranges that do not touch.
+  std::span<const TokenRange> silent_ranges() const { return index_.silent_ranges; }
   /// The document that holds the token at `offset`; empty documents hold none.
   int64_t document_at(int64_t offset) const;
 
@@ -82,45 +97,6 @@ class TokenFile {
   int64_t vocab_size_ = 0;
   MappedFile bin_;
   TokenIndex index_;
-};
-
-/// Writes a token file document by document, without holding it in memory: ids go to a temporary
-/// file beside the target, and only `finish` gives both files their names, .idx last. A write that
-/// is cut short by a full disk or a killed process leaves the old pair untouched, or no .idx at
-/// all.
-class TokenFileWriter {
- public:
-  /// Ids take 2 bytes where vocab_size is below 65500 (Megatron's rule), else 4. Makes the folder.
-  TokenFileWriter(const std::string& prefix, int64_t vocab_size);
-  ~TokenFileWriter();
-  TokenFileWriter(const TokenFileWriter&) = delete;
-  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
-
-  /// Adds ids to the document being written.
-  void append(std::span<const int32_t> ids);
-  /// Ends the document being written, even an empty one.
-  void end_document();
-  /// Writes the index, waits for the disk and gives the files their names. All documents must be
-  /// ended.
-  void finish();
-
-  int64_t num_tokens() const { return num_tokens_; }
-  int64_t num_documents() const { return static_cast<int64_t>(lengths_.size()); }
-
- private:
-  void flush();
-  void write_index(const std::filesystem::path& path) const;
-
-  std::string prefix_;
-  int64_t vocab_size_;
-  DType dtype_;
-  std::filesystem::path temporary_bin_;
-  std::filesystem::path temporary_idx_;
-  std::optional<OutputFile> bin_;
-  std::vector<std::byte> pending_;
-  std::vector<int32_t> lengths_;
-  int64_t document_tokens_ = 0;
-  int64_t num_tokens_ = 0;
 };
 
 }  // namespace tessera

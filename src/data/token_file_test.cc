@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/random.h"
+#include "data/token_file_writer.h"
 
 namespace tessera {
 namespace {
@@ -174,6 +175,131 @@ TEST_F(TokenFileTest, ReadsEveryTypeOfId) {
 TEST_F(TokenFileTest, ReadsPastModes) {
   write(bytes_of_hex(kBinHex), bytes_of_hex(kIdxHex) + std::string(3, '\1'));
   EXPECT_THAT(read_all(TokenFile(prefix, 257)), ElementsAre(1, 2, 256));
+}
+
+TEST_F(TokenFileTest, ModesSayWhichTokensCarryLoss) {
+  const std::string bin = bytes_of_hex(kBinHex);
+  const std::string idx = bytes_of_hex(kIdxHex);
+  const auto silent = [&](const std::string& modes) {
+    write(bin, idx + modes);
+    const TokenFile file(prefix, 257);
+    return std::vector<TokenRange>(file.silent_ranges().begin(), file.silent_ranges().end());
+  };
+  EXPECT_THAT(silent(""), ElementsAre());
+  EXPECT_THAT(silent(std::string(3, '\0')), ElementsAre());
+  EXPECT_THAT(silent({'\1', '\0', '\0'}), ElementsAre(TokenRange{0, 2}));
+  EXPECT_THAT(silent({'\0', '\1', '\0'}), ElementsAre());
+  EXPECT_THAT(silent({'\0', '\0', '\1'}), ElementsAre(TokenRange{2, 3}));
+  EXPECT_THAT(silent(std::string(3, '\1')), ElementsAre(TokenRange{0, 3}));
+  EXPECT_THAT(error_of(bin, idx + std::string({'\0', '\2', '\0'})),
+              HasSubstr("sequence 1 has mode 2"));
+  EXPECT_THAT(error_of(bin, idx + std::string({'\0', '\0', '\xFF'})), HasSubstr("mode -1"));
+}
+
+/// Writes documents of random parts, with discarded ones between, and compares with what was meant.
+TEST_F(TokenFileTest, RoundTripsPartsWithAndWithoutLoss) {
+  for (int round = 0; round < 20; ++round) {
+    Random random(8, static_cast<uint64_t>(round));
+    const int64_t vocab = round % 2 == 0 ? 257 : 70'000;
+    TokenFileWriter writer(
+        {.prefix = prefix,
+         .vocab_size = vocab,
+         .with_modes = true,
+         .max_sequence_tokens = 1 + static_cast<int64_t>(random.next_below(50))});
+    std::vector<int32_t> ids;
+    std::vector<bool> has_loss;
+    std::vector<int64_t> offsets = {0};
+    for (int document = 0; document < 60; ++document) {
+      const bool discarded = random.next_below(3) == 0;
+      for (uint64_t part = random.next_below(4); part > 0; --part) {
+        std::vector<int32_t> text(random.next_below(document == 30 ? 400'000 : 40));
+        for (int32_t& id : text) id = static_cast<int32_t>(random.next_below(vocab));
+        const bool loss = random.next_below(2) == 0;
+        writer.append(text, loss);
+        if (discarded) continue;
+        ids.insert(ids.end(), text.begin(), text.end());
+        has_loss.insert(has_loss.end(), text.size(), loss);
+      }
+      if (discarded) {
+        writer.discard_document();
+      } else {
+        writer.end_document();
+        offsets.push_back(static_cast<int64_t>(ids.size()));
+      }
+    }
+    writer.finish();
+    const TokenFile file(prefix, vocab);
+    EXPECT_EQ(read_all(file), ids);
+    EXPECT_THAT(file.document_offsets(), ::testing::ElementsAreArray(offsets));
+    std::vector<bool> found(ids.size(), true);
+    for (const TokenRange& range : file.silent_ranges()) {
+      ASSERT_LT(range.begin, range.end);
+      std::fill(found.begin() + range.begin, found.begin() + range.end, false);
+    }
+    EXPECT_EQ(found, has_loss);
+  }
+}
+
+TEST_F(TokenFileTest, LongDocumentsBecomeSeveralSequences) {
+  TokenFileWriter writer({.prefix = prefix, .vocab_size = 257, .max_sequence_tokens = 4});
+  writer.append(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+  writer.end_document();
+  writer.append(std::vector<int32_t>{1, 2, 3, 4});
+  writer.end_document();
+  writer.finish();
+  const TokenFile file(prefix, 257);
+  EXPECT_EQ(file.num_sequences(), 4);
+  EXPECT_THAT(file.document_offsets(), ElementsAre(0, 9, 13));
+}
+
+/// Stops a writer at a random moment, also in the middle of a document, and goes on with another.
+TEST_F(TokenFileTest, AnotherWriterGoesOnAfterASync) {
+  const TokenFileOptions options = {
+      .prefix = prefix, .vocab_size = 257, .with_modes = true, .max_sequence_tokens = 7};
+  for (int round = 0; round < 20; ++round) {
+    const auto write_from = [&](TokenFileWriter& writer, int first, int last) {
+      for (int i = first; i < last; ++i) {
+        Random random(9, static_cast<uint64_t>(i));
+        writer.append(std::vector<int32_t>(random.next_below(20), i % 257),
+                      random.next_below(3) > 0);
+        if (random.next_below(3) == 0) writer.end_document();
+        if (random.next_below(9) > 0) continue;
+        writer.end_document();
+        writer.append(std::vector<int32_t>(random.next_below(20), 9));
+        writer.discard_document();
+      }
+    };
+    const auto finish = [](TokenFileWriter& writer) {
+      writer.end_document();
+      writer.finish();
+    };
+    TokenFileWriter whole(options);
+    write_from(whole, 0, 300);
+    finish(whole);
+    const std::string bin = read_text_file(token_bin_path(prefix));
+    const std::string idx = read_text_file(token_idx_path(prefix));
+
+    const auto folder = std::make_shared<PartialFolder>(prefix);
+    TokenCounts counts;
+    {
+      TokenFileWriter first(folder, options, std::nullopt);
+      write_from(first, 0, 15 * round);
+      first.sync();
+      counts = first.counts();
+      write_from(first, 15 * round, 15 * round + 5);
+      first.sync();
+    }
+    TokenFileWriter second(folder, options, counts);
+    write_from(second, 15 * round, 300);
+    finish(second);
+    EXPECT_TRUE(read_text_file(token_bin_path(prefix)) == bin) << round;
+    EXPECT_TRUE(read_text_file(token_idx_path(prefix)) == idx) << round;
+  }
+}
+
+TEST_F(TokenFileTest, OneWriterAtATime) {
+  const TokenFileWriter writer(prefix, 257);
+  EXPECT_THROW(TokenFileWriter(prefix, 257), UserError);
 }
 
 TEST_F(TokenFileTest, RefusesTruncationAnywhere) {

@@ -32,8 +32,8 @@ EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRe
           "give either text or tokens to evaluate, not both");
   if (!request.tokens.empty()) return {std::make_shared<TokenFile>(request.tokens, vocab_size)};
   if (!request.text.empty()) {
-    const auto prepared =
-        prepare_tokens({.path = request.text}, model.tokenizer(), settings.run.folder + "/tokens");
+    const auto prepared = prepare_tokens({.paths = {request.text}}, model.tokenizer(),
+                                         settings.run.folder + "/tokens");
     return {std::make_shared<TokenFile>(prepared.prefix, vocab_size)};
   }
   require(settings.data.validation_fraction > 0,

@@ -21,7 +21,7 @@ std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
                         const std::function<void(const PrepareProgress&)>& progress) {
   const DataSettings& data = settings.data;
   if (!data.tokens.empty()) return data.tokens;
-  TextSource source{.path = data.text};
+  TextSource source{.paths = {data.text}};
   if (!data.separator.empty()) source.separator_line = data.separator;
   const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
   return prepare_tokens(source, tokenizer, cache, progress).prefix;
