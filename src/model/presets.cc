@@ -40,9 +40,21 @@ constexpr PublishedShape kPublished[] = {
      "[model]\nvocab_size = 102400\ninner_size = 10944\n[moe]\nfirst_dense_layers = "
      "1\nshared_inner_size = 2816\n"
      "normalize_top_k = false\n"},
+    {"deepseek-v2-lite", "DeepSeek-V2-Lite (DeepSeek-V2, appendix B)", 27, 2048, 16, 0, 1408, 64, 6,
+     false,
+     "[model]\nvocab_size = 102400\ninner_size = 10944\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nkv_rank = 512\n[rope]\ninterleaved = true\n"
+     "[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2816\nnormalize_top_k = false\n"},
+    {"deepseek-v3", "DeepSeek-V3 (section 4.2)", 61, 7168, 128, 0, 2048, 256, 8, false,
+     "[model]\nvocab_size = 129280\ninner_size = 18432\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nquery_rank = 1536\nkv_rank = 512\n[rope]\ninterleaved = true\n"
+     "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
+     "num_groups = 8\ntop_groups = 4\ngroup_score = \"top_two_sum\"\nscore_scale = 2.5\n"
+     "bias_update_speed = 0.001\nbalance_coefficient = 0.0001\nbalance_scope = \"sequence\"\n"},
     {"qwen2-57b-a14b", "Qwen2-57B-A14B shapes, Parallel Folding section 4", 28, 3584, 28, 4, 2560,
      64, 8, false,
-     "[model]\nvocab_size = 151936\n[moe]\nshared_inner_size = 20480\nshared_gate = "
+     "[model]\nvocab_size = 151936\nqkv_bias = true\n[rope]\nbase = "
+     "1000000.0\n[moe]\nshared_inner_size = 20480\nshared_gate = "
      "true\nnormalize_top_k = false\n"},
     {"qwen3-30b-a3b", "Qwen3-30B-A3B, Parallel Folding section 4", 48, 2048, 32, 4, 768, 128, 8,
      false,

@@ -1,0 +1,113 @@
+#include "model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "model/model_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+ModelConfig from_preset(const Preset& preset) {
+  ModelConfig config;
+  ConfigSchema schema;
+  add_model_options(schema, config);
+  schema.load_preset(preset.name, preset.toml);
+  if (config.vocab_size == 0) config.vocab_size = 320;
+  return config;
+}
+
+int64_t count_listed(const ModelConfig& config) {
+  int64_t count = 0;
+  for (const ParameterSpec& spec : list_parameters(config, DType::kF32))
+    count += spec.shape.num_elements();
+  return count;
+}
+
+TEST(Presets, AreValidAndCountTheirParameters) {
+  for (const Preset& preset : presets()) {
+    SCOPED_TRACE(preset.name);
+    const ModelConfig config = from_preset(preset);
+    validate(config);
+    EXPECT_EQ(count_parameters(config).total, count_listed(config));
+  }
+}
+
+TEST(Presets, HaveTheirPublishedSizes) {
+  const auto expect_size = [](const char* name, double total, double active) {
+    const ParameterCount count = count_parameters(from_preset(find_preset(name)));
+    EXPECT_NEAR(static_cast<double>(count.total) / total, 1, 0.01) << name;
+    EXPECT_NEAR(static_cast<double>(count.active) / active, 1, 0.02) << name;
+  };
+  expect_size("deepseek-v3", 671e9, 37e9);
+  expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
+  expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
+}
+
+TEST(ModelConfig, CountsEveryOption) {
+  ModelConfig config = testing::tiny_config();
+  const auto expect_counted = [&](const char* what) {
+    EXPECT_EQ(count_parameters(config).total, count_listed(config)) << what;
+  };
+  expect_counted("plain");
+  config.qkv_bias = config.output_bias = config.mlp_bias = true;
+  config.moe.shared_inner_size = 12;
+  config.moe.shared_gate = true;
+  config.moe.first_dense_layers = 1;
+  expect_counted("biases");
+  config.qk_norm = QkNorm::kHead;
+  expect_counted("norm of a head");
+  config.qk_norm = QkNorm::kAll;
+  expect_counted("norm of all heads");
+  config.qk_norm = QkNorm::kNone;
+  config.attention = AttentionKind::kLatent;
+  config.num_kv_heads = 0;
+  config.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+  expect_counted("latent");
+  config.latent.query_rank = 5;
+  expect_counted("latent queries");
+  config.activation = Activation::kGelu;
+  expect_counted("without gates");
+}
+
+/// What validate says after a change of the tiny model.
+void expect_refused(void (*change)(ModelConfig&), const char* message) {
+  ModelConfig config = testing::tiny_config();
+  change(config);
+  EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr(message)));
+}
+
+TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
+  expect_refused([](ModelConfig& c) { c.rope.fraction = 0.3; }, "1 elements of a head are rotated");
+  expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kDynamic; },
+                 "needs rope.max_length above 0");
+  expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kYarn; },
+                 "needs rope.original_length above 0");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.rope.scaling = RopeScaling::kLlama3;
+        c.rope.original_length = 8;
+        c.rope.low_frequency_factor = 4;
+      },
+      "rope.high_frequency_factor 4 must be above rope.low_frequency_factor 4");
+  expect_refused([](ModelConfig& c) { c.window_layers = {0}; }, "needs a model.window above 0");
+  expect_refused([](ModelConfig& c) { c.moe.dense_layers = {2}; },
+                 "moe.dense_layers lists layer 2; the last of the 2 layers is 1");
+  expect_refused([](ModelConfig& c) { c.padding_token = 37; }, "outside the vocabulary of 37");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.qk_norm = QkNorm::kHead;
+      },
+      "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.attention = AttentionKind::kLatent; },
+                 "model.num_kv_heads 2 does not go with");
+}
+
+}  // namespace
+}  // namespace tessera
