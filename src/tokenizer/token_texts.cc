@@ -34,16 +34,20 @@ std::string token_bytes(std::string token, const TokenDecoder& decoder) {
 TokenTexts::TokenTexts(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added,
                        const TokenDecoder& decoder)
     : strip_(decoder.strip), num_strip_(decoder.num_strip) {
-  std::vector<std::string> raw = tokens;
-  for (const AddedToken& token : added) {
-    if (static_cast<size_t>(token.id) >= raw.size()) raw.resize(token.id + 1);
-    raw[token.id] = token.content;
-  }
   TokenDecoder dropping = decoder;
   dropping.replacements.insert(dropping.replacements.begin(), {decoder.drop_mark, ""});
-  for (const std::string& token : raw) {
+  for (const std::string& token : tokens) {
     texts_.push_back(token_bytes(token, decoder));
     if (!decoder.drop_mark.empty()) first_texts_.push_back(token_bytes(token, dropping));
+  }
+  for (const AddedToken& token : added) {
+    if (token.id >= size()) texts_.resize(token.id + 1);
+    // The package takes the letters of added tokens for bytes too, which garbles those that are not
+    // ASCII; here they stay.
+    texts_[token.id] = decoder.byte_level ? token.content : token_bytes(token.content, decoder);
+    if (decoder.drop_mark.empty()) continue;
+    first_texts_.resize(texts_.size());
+    first_texts_[token.id] = token_bytes(token.content, dropping);
   }
 }
 

@@ -67,6 +67,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSpec& spec) {
             "data.end_of_document is {}, but the byte tokenizer has its own", spec.end_of_document);
     return make_byte_tokenizer();
   }
+  if (spec.path == "none") return make_no_tokenizer();
   const fs::path path = tokenizer_file(spec.path);
   return path.extension() == ".model" ? open_model(path, spec.end_of_document)
                                       : open_json(path, spec.end_of_document);

@@ -47,9 +47,13 @@ class Tokenizer {
 /// One id a byte, and 256 for the end of a document: a vocabulary of 257 that knows every text.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 
+/// Stands for a tokenizer that is not there, of a model that came without one: its vocabulary is
+/// empty, ids give no text, and encoding throws UserError.
+std::unique_ptr<Tokenizer> make_no_tokenizer();
+
 /// Which tokenizer, as a user says it.
 struct TokenizerSpec {
-  /// "byte", a tokenizer.json, a SentencePiece .model, or a folder that holds tokenizer.json or
+  /// "byte", "none" (see make_no_tokenizer), a tokenizer.json, a SentencePiece .model, or a folder that holds tokenizer.json or
   /// tokenizer.model.
   std::string path = "byte";
   /// The token between documents, as its text or its id. Empty: the eos_token of

@@ -85,10 +85,21 @@ std::string escape_regex(std::string_view text) {
   return escaped;
 }
 
+/// Line ends as their escapes: some files write the characters themselves.
+std::string spell_line_ends(std::string_view pattern) {
+  std::string spelled;
+  for (const char c : pattern) {
+    spelled += c == '\r' ? "\\r" : c == '\n' ? "\\n" : std::string(1, c);
+  }
+  return spelled;
+}
+
 std::string split_pattern(const json& value, std::string_view where) {
   const json& pattern = json_member(value, "pattern", where);
   require(pattern.is_object() && pattern.size() == 1, "{}: a Split needs one pattern", where);
-  if (pattern.contains("Regex")) return json_text(pattern["Regex"], "a pattern", where);
+  if (pattern.contains("Regex")) {
+    return spell_line_ends(json_text(pattern["Regex"], "a pattern", where));
+  }
   return escape_regex(string_pattern(value, "pre-tokenizer Split", where));
 }
 
@@ -97,25 +108,19 @@ std::string split_pattern(const json& value, std::string_view where) {
 /// letters the end of one: the common ways to split, those of GPT-4o and those of DeepSeek-V3. None
 /// looks behind, none goes on from a line end to a letter or number or from a letter to a space,
 /// and they look ahead for white space only.
-bool ends_words(const std::string& pattern) {
+bool ends_words(std::string_view pattern) {
   constexpr std::array<std::string_view, 2> kKnown = {
       R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
       R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
-  if (find_word_splitter(pattern)) return true;
-  // Some files spell the line ends as characters.
-  std::string spelled;
-  for (const char c : pattern) {
-    spelled += c == '\r' ? "\\r" : c == '\n' ? "\\n" : std::string(1, c);
-  }
-  return std::ranges::find(kKnown, spelled) != kKnown.end();
+  return find_word_splitter(pattern) || std::ranges::find(kKnown, pattern) != kKnown.end();
 }
 
 /// Expressions that match neither white space nor letters with spaces: beside one of those above
 /// they only add ends of words.
-bool only_isolates(const std::string& pattern) {
+bool only_isolates(std::string_view pattern) {
   constexpr std::array<std::string_view, 4> kKnown = {
       R"(\p{N}{1,3})", R"(\p{N})", R"([0-9][0-9][0-9])", "[一-龥぀-ゟ゠-ヿ]+"};
-  return std::ranges::find(kKnown, std::string_view(pattern)) != kKnown.end();
+  return std::ranges::find(kKnown, pattern) != kKnown.end();
 }
 
 /// Reads the steps of a pre-tokenizer in order.
