@@ -125,4 +125,24 @@ std::string checkpoint_config(const CheckpointReader& reader) {
   return state["config"].get<std::string>();
 }
 
+Settings checkpoint_settings(const CheckpointReader& reader) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  schema.load_toml_text(checkpoint_config(reader), reader.path().string() + " (its configuration)");
+  const std::filesystem::path carried = reader.path() / settings.data.tokenizer;
+  if (!settings.data.tokenizer.empty() && path_exists(carried)) {
+    settings.data.tokenizer = carried.string();
+  }
+  return settings;
+}
+
+std::string fresh_state(const std::string& config_toml) {
+  const Json json = {{"step", 0},
+                     {"tokens_seen", 0},
+                     {"skipped_steps", 0},
+                     {"num_data_tokens", 0},
+                     {"config", config_toml}};
+  return json.dump();
+}
+
 }  // namespace tessera

@@ -45,5 +45,11 @@ std::filesystem::path find_checkpoint(const std::string& path);
 
 /// The configuration that a checkpoint was trained with, as TOML.
 std::string checkpoint_config(const CheckpointReader& reader);
+/// The same as settings. A tokenizer that lies within the checkpoint is named by its whole path.
+Settings checkpoint_settings(const CheckpointReader& reader);
+
+/// The state of a checkpoint whose weights come from elsewhere: no step has been done.
+std::string fresh_state(const std::string& config_toml);
+
 
 }  // namespace tessera

@@ -11,14 +11,7 @@
 namespace tessera {
 namespace {
 
-Settings read_settings(const CheckpointReader& reader) {
-  Settings settings;
-  ConfigSchema schema = make_schema(settings);
-  schema.load_toml_text(checkpoint_config(reader), reader.path().string() + " (its configuration)");
-  return settings;
-}
-
-/// The token file to evaluate, and which of its splits.
+/// The token files to evaluate, and which of their splits.
 struct EvaluationData {
   std::shared_ptr<const TokenFile> file;
   double validation_fraction = 0;
@@ -67,13 +60,12 @@ double Evaluation::perplexity() const {
 }
 
 double Evaluation::bits_per_byte() const {
-  return loss * static_cast<double>(num_tokens) / std::log(2.0) /
-         static_cast<double>(std::max<int64_t>(num_bytes, 1));
+  return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(num_bytes);
 }
 
 LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path)) {
   const CheckpointReader reader(path_);
-  settings_ = read_settings(reader);
+  settings_ = checkpoint_settings(reader);
   step_ = reader.step();
   tokenizer_ = make_tokenizer(settings_.data.tokenizer_spec());
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);

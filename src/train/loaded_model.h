@@ -39,10 +39,10 @@ class LoadedModel {
 struct Evaluation {
   double loss = 0;  ///< mean nats per token
   int64_t num_tokens = 0;
-  int64_t num_bytes = 0;  ///< of text that those tokens stand for
+  int64_t num_bytes = 0;  ///< of text that those tokens stand for; 0 without a tokenizer
   double seconds = 0;
   double perplexity() const;
-  double bits_per_byte() const;
+  double bits_per_byte() const;  ///< not finite without a tokenizer
 };
 
 struct EvaluationRequest {

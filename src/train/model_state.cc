@@ -49,6 +49,11 @@ std::vector<NamedTensor> ModelState::optimizer_tensors() const {
   return tensors;
 }
 
+void ModelState::load_weights(const CheckpointReader& reader) {
+  reader.load_group(TensorGroup::kModel, model_tensors(), Conversion::kFloats);
+  optimizer_->reset_masters();
+}
+
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, model_tensors());
   reader.load_group(TensorGroup::kOptimizer, optimizer_tensors());

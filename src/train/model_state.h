@@ -39,6 +39,9 @@ class ModelState {
   /// Fills everything from a checkpoint of the same shapes and precision. Throws UserError
   /// otherwise.
   void load(const CheckpointReader& reader);
+  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Throws
+  /// UserError where the names or shapes are not this model's.
+  void load_weights(const CheckpointReader& reader);
 
  private:
   ModelConfig config_;

@@ -21,6 +21,8 @@ struct RunSettings {
   std::string folder = "runs/default";
   int64_t seed = 1;
   ResumeMode resume = ResumeMode::kAuto;
+  /// A checkpoint whose weights a new run starts from; empty: random ones.
+  std::string init_from;
   int64_t checkpoint_interval = 500;
   int64_t keep_last = 2;
   int64_t log_interval = 10;

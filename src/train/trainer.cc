@@ -8,6 +8,7 @@
 
 #include "core/memory.h"
 #include "ops/registry/cpu_kernels.h"
+#include "train/initial_weights.h"
 
 namespace tessera {
 namespace {
@@ -92,6 +93,8 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 
 StepOutcome Trainer::accumulate(const NodeObserver& observer) {
   StepOutcome outcome;
+  } else if (!settings_.run.init_from.empty()) {
+    load_initial_weights(settings_, *state_);
   int64_t num_valid = 0;
   for (size_t i = 0; i < batches_.size(); ++i) {
     data_.train->fetch(position_.step, static_cast<int64_t>(i), batches_[i]);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "train/model_state.h"
+#include "train/settings.h"
+
+namespace tessera {
+
+/// Takes the model's shape and the tokenizer from the checkpoint that run.init_from names, where
+/// neither a file nor the command line says otherwise. Throws UserError, also where a preset gives
+/// another shape.
+void load_initial_model(ConfigSchema& schema, const Settings& settings);
+
+/// Fills a model with the weights of the checkpoint that run.init_from names; the optimizer starts
+/// anew. Throws UserError where the checkpoint's tensors are not those of the model.
+void load_initial_weights(const Settings& settings, ModelState& state);
+
+}  // namespace tessera

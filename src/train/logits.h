@@ -1,0 +1,14 @@
+#pragma once
+
+#include <filesystem>
+
+#include "train/loaded_model.h"
+
+namespace tessera {
+
+/// Reads `input_ids` I64 [B, S] from a safetensors file and writes the model's `logits` F32
+/// [B, S, V] to another: for comparing a model with other implementations. Throws UserError.
+void write_logits(LoadedModel& model, const std::filesystem::path& input_ids,
+                  const std::filesystem::path& output);
+
+}  // namespace tessera
