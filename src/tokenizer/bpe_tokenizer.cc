@@ -33,7 +33,7 @@ class BpeTokenizer final : public Tokenizer {
         normalizer_(std::move(description.normalizer)),
         pre_tokenizer_(std::move(description.pre_tokenizer)),
         model_(description.model, description.source),
-        texts_(description.tokens, description.added, description.decoder),
+        texts_(description.tokens, description.added, normalizer_, description.decoder),
         added_(std::move(description.added), normalizer_),
         cuts_(normalizer_, added_, cut_rules(description, normalizer_, pre_tokenizer_, model_)) {}
 

@@ -32,7 +32,7 @@ std::string token_bytes(std::string token, const TokenDecoder& decoder) {
 }  // namespace
 
 TokenTexts::TokenTexts(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added,
-                       const TokenDecoder& decoder)
+                       const Normalizer& normalizer, const TokenDecoder& decoder)
     : strip_(decoder.strip), num_strip_(decoder.num_strip) {
   TokenDecoder dropping = decoder;
   dropping.replacements.insert(dropping.replacements.begin(), {decoder.drop_mark, ""});
@@ -42,12 +42,15 @@ TokenTexts::TokenTexts(const std::vector<std::string>& tokens, const std::vector
   }
   for (const AddedToken& token : added) {
     if (token.id >= size()) texts_.resize(token.id + 1);
+    std::string buffer;
+    const std::string content(token.normalized ? normalizer.apply(token.content, buffer)
+                                               : std::string_view(token.content));
     // The package takes the letters of added tokens for bytes too, which garbles those that are not
     // ASCII; here they stay.
-    texts_[token.id] = decoder.byte_level ? token.content : token_bytes(token.content, decoder);
+    texts_[token.id] = decoder.byte_level ? content : token_bytes(content, decoder);
     if (decoder.drop_mark.empty()) continue;
     first_texts_.resize(texts_.size());
-    first_texts_[token.id] = token_bytes(token.content, dropping);
+    first_texts_[token.id] = token_bytes(content, dropping);
   }
 }
 

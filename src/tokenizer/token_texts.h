@@ -15,7 +15,7 @@ class TokenTexts {
  public:
   /// `tokens` by id; added ones replace those of their ids.
   TokenTexts(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added,
-             const TokenDecoder& decoder);
+             const Normalizer& normalizer, const TokenDecoder& decoder);
 
   /// Ids are below it; one that no token has is nothing.
   int64_t size() const { return static_cast<int64_t>(texts_.size()); }

@@ -53,8 +53,8 @@ std::unique_ptr<Tokenizer> make_no_tokenizer();
 
 /// Which tokenizer, as a user says it.
 struct TokenizerSpec {
-  /// "byte", "none" (see make_no_tokenizer), a tokenizer.json, a SentencePiece .model, or a folder that holds tokenizer.json or
-  /// tokenizer.model.
+  /// "byte", "none" (see make_no_tokenizer), a tokenizer.json, a SentencePiece .model, or a folder
+  /// that holds tokenizer.json or tokenizer.model.
   std::string path = "byte";
   /// The token between documents, as its text or its id. Empty: the eos_token of
   /// tokenizer_config.json beside the file, else the file's own, else a well-known one.
