@@ -27,9 +27,6 @@ struct SequenceRecord {
 };
 static_assert(sizeof(SequenceRecord) == 8);
 
-fs::path partial_path(const std::string& prefix) {
-  return prefix + ".partial";
-}
 fs::path tokens_path(const fs::path& folder) {
   return folder / "tokens";
 }
@@ -117,8 +114,11 @@ void pack_tokens(std::span<const int32_t> ids, int64_t vocab_size, std::vector<s
   }
 }
 
-PartialFolder::PartialFolder(const std::string& prefix)
-    : path_(partial_path(token_prefix(prefix))) {
+fs::path PartialFolder::path_for(const std::string& prefix) {
+  return token_prefix(prefix) + ".partial";
+}
+
+PartialFolder::PartialFolder(const std::string& prefix) : path_(path_for(prefix)) {
   make_folder(path_);
   lock_.emplace(path_);
 }
@@ -272,7 +272,7 @@ void TokenFileWriter::finish() {
 }
 
 void publish_token_file(const std::string& prefix) {
-  const fs::path folder = partial_path(prefix);
+  const fs::path folder = PartialFolder::path_for(prefix);
   const fs::path target = token_bin_path(prefix).parent_path();
   const fs::path parent = target.empty() ? fs::path(".") : target;
   // An old index must never be seen beside the new tokens.

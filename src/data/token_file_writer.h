@@ -32,6 +32,7 @@ class PartialFolder {
   PartialFolder(const PartialFolder&) = delete;
   PartialFolder& operator=(const PartialFolder&) = delete;
 
+  static std::filesystem::path path_for(const std::string& prefix);
   const std::filesystem::path& path() const { return path_; }
   /// Leaves it there when destroyed.
   void keep() { kept_ = true; }
@@ -73,8 +74,8 @@ class TokenFileWriter {
   /// A writer that starts anew. Makes the folder.
   TokenFileWriter(const std::string& prefix, int64_t vocab_size);
   explicit TokenFileWriter(const TokenFileOptions& options);
-  /// Goes on in a folder where an earlier writer had `counts` at a sync(), and has not discarded the
-  /// document of that moment since; without counts it starts anew.
+  /// Goes on in a folder where an earlier writer had `counts` at a sync(), and has not discarded
+  /// the document of that moment since; without counts it starts anew.
   TokenFileWriter(std::shared_ptr<PartialFolder> folder, const TokenFileOptions& options,
                   const std::optional<TokenCounts>& counts);
 

@@ -201,6 +201,14 @@ TokenizeSummary tokenize_new(TokenizeRequest request, const Tokenizer& tokenizer
   return *summary;
 }
 
+/// What a kill between the last two steps leaves behind finished tokens.
+void remove_leftover(const std::string& prefix, const std::string& description) {
+  if (!path_exists(PartialFolder::path_for(prefix))) return;
+  PartialFolder folder(prefix);
+  const auto found = load_state(folder.path(), description);
+  if (found && !found->difference.empty()) folder.keep();
+}
+
 }  // namespace
 
 TokenizeSummary tokenize_text(const TokenizeRequest& request, const Tokenizer& tokenizer) {
@@ -212,7 +220,11 @@ TokenizeSummary tokenize_text(const TokenizeRequest& request, const Tokenizer& t
   TokenizeRequest resolved = request;
   resolved.prefix = token_prefix(request.prefix);
   auto summary = find_finished(resolved.prefix, description, tokenizer.vocab_size());
-  if (!summary) summary = tokenize_new(std::move(resolved), tokenizer, files, description);
+  if (summary) {
+    remove_leftover(resolved.prefix, description);
+  } else {
+    summary = tokenize_new(std::move(resolved), tokenizer, files, description);
+  }
   summary->seconds = seconds_since(started);
   return *summary;
 }

@@ -332,13 +332,14 @@ TEST_F(TokenizeTest, FinishesNamingTheFiles) {
   const std::string idx = read_text_file(path("out.idx"));
   Json state = Json::parse(read_text_file(path("out.json")));
   state["state"] = state["result"];
-  for (const int renamed : {0, 1, 2}) {
+  for (const int renamed : {0, 1, 2, 3}) {
     remove_output();
     write("out.partial/state.json", state.dump());
     write("out.partial/sequences", "");
     write(renamed > 0 ? "out.bin" : "out.partial/tokens", bin);
     write(renamed > 1 ? "out.idx" : "out.partial/index", idx);
     if (renamed == 0) write("out.idx", "old");
+    if (renamed == 3) write("out.json", state.dump());
     tokenize_text(request, tokenizer);
     EXPECT_EQ(bytes(), expected) << renamed;
     expect_clean();

@@ -55,11 +55,11 @@ std::filesystem::path checkpoint_folder(const std::string& run_folder) {
 }
 
 SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, const TokenFile& tokens, const RunPosition& position) {
+                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position) {
   const Json json = {{"step", position.step},
                      {"tokens_seen", position.tokens_seen},
                      {"skipped_steps", position.skipped_steps},
-                     {"num_data_tokens", tokens.num_tokens()},
+                     {"num_data_tokens", num_data_tokens},
                      {"config", config_toml}};
   const auto model = state.model_tensors();
   const auto optimizer = state.optimizer_tensors();
@@ -72,7 +72,7 @@ SaveResult save_run(const Settings& settings, const std::string& config_toml,
 }
 
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     const TokenFile& tokens, ModelState& state) {
+                                     int64_t num_data_tokens, ModelState& state) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
   FoundCheckpoint found = find_latest(folder);
   require(settings.run.resume != ResumeMode::kNever || !found.path,
@@ -98,11 +98,11 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
     resumed.notes.push_back(std::move(note));
   }
   const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
-  if (num_tokens != tokens.num_tokens()) {
+  if (num_tokens != num_data_tokens) {
     resumed.notes.push_back(
         fmt::format("the data had {} tokens when the checkpoint was written and has {} now: steps "
                     "see other tokens",
-                    num_tokens, tokens.num_tokens()));
+                    num_tokens, num_data_tokens));
   }
   return resumed;
 }

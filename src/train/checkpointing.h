@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "data/token_file.h"
 #include "train/model_state.h"
 #include "train/settings.h"
 
@@ -23,7 +22,7 @@ std::filesystem::path checkpoint_folder(const std::string& run_folder);
 
 /// Saves weights, expert biases, optimizer and position with the configuration that made them.
 SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, const TokenFile& tokens, const RunPosition& position);
+                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position);
 
 /// A checkpoint that a run continues from.
 struct ResumedRun {
@@ -37,7 +36,7 @@ struct ResumedRun {
 /// UserError where settings.run.resume demands one, or where the checkpoint does not fit the
 /// settings.
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     const TokenFile& tokens, ModelState& state);
+                                     int64_t num_data_tokens, ModelState& state);
 
 /// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one
 /// checkpoint.
@@ -45,11 +44,11 @@ std::filesystem::path find_checkpoint(const std::string& path);
 
 /// The configuration that a checkpoint was trained with, as TOML.
 std::string checkpoint_config(const CheckpointReader& reader);
+
 /// The same as settings. A tokenizer that lies within the checkpoint is named by its whole path.
 Settings checkpoint_settings(const CheckpointReader& reader);
 
 /// The state of a checkpoint whose weights come from elsewhere: no step has been done.
 std::string fresh_state(const std::string& config_toml);
-
 
 }  // namespace tessera

@@ -13,7 +13,8 @@ namespace {
 
 /// The token files to evaluate, and which of their splits.
 struct EvaluationData {
-  std::shared_ptr<const TokenFile> file;
+  std::vector<std::shared_ptr<const TokenFile>> files;
+  Blend blend;
   double validation_fraction = 0;
   Split split = Split::kAll;
 };
@@ -23,16 +24,23 @@ EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRe
   const int64_t vocab_size = settings.model.vocab_size;
   require(request.text.empty() || request.tokens.empty(),
           "give either text or tokens to evaluate, not both");
-  if (!request.tokens.empty()) return {std::make_shared<TokenFile>(request.tokens, vocab_size)};
+  const auto open = [vocab_size](const std::string& prefix) {
+    return EvaluationData{.files = {std::make_shared<TokenFile>(prefix, vocab_size)}};
+  };
+  if (!request.tokens.empty()) return open(request.tokens);
   if (!request.text.empty()) {
-    const auto prepared = prepare_tokens({.paths = {request.text}}, model.tokenizer(),
-                                         settings.run.folder + "/tokens");
-    return {std::make_shared<TokenFile>(prepared.prefix, vocab_size)};
+    TextSource source;
+    source.paths = {request.text};
+    return open(prepare_tokens(source, model.tokenizer(), settings.run.folder + "/tokens").prefix);
   }
   require(settings.data.validation_fraction > 0,
           "the run held no data out for validation; name what to evaluate with --text or --tokens");
   Settings own = settings;
-  return {open_training_data(own).tokens, settings.data.validation_fraction, Split::kValidation};
+  TrainingData data = open_training_data(own);
+  return {.files = std::move(data.files),
+          .blend = std::move(data.blend),
+          .validation_fraction = settings.data.validation_fraction,
+          .split = Split::kValidation};
 }
 
 void validate(const EvaluationRequest& request) {
@@ -90,8 +98,9 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
   const SamplerConfig sampler{.sequence_length = length,
                               .micro_batch_size = request.batch_size,
                               .validation_fraction = data.validation_fraction,
-                              .split_documents = settings.data.split_documents};
-  const BatchSource source(data.file, sampler, data.split);
+                              .split_documents = settings.data.split_documents,
+                              .packing = settings.data.packing};
+  const BatchSource source(data.files, data.blend, sampler, data.split);
   ForwardModel forward(settings.model,
                        {.num_tokens = request.batch_size * length,
                         .max_sequences = source.max_sequences(),

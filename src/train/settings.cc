@@ -1,12 +1,17 @@
 #include "train/settings.h"
 
 #include "core/error.h"
+#include "train/blend_settings.h"
+#include "train/initial_weights.h"
 
 namespace tessera {
 namespace {
 
 void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
+  schema.add("run.init_from", &run.init_from,
+             "Checkpoint, or run folder, whose model and weights a new run starts from; empty: "
+             "random weights");
   schema.add("run.seed", &run.seed, "Seed of initial weights and data order", at_least(0));
   schema.add_enum("run.resume", &run.resume,
                   {{"auto", ResumeMode::kAuto},
@@ -24,20 +29,38 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
 }
 
 void add_data_options(ConfigSchema& schema, DataSettings& data) {
-  schema.add("data.text", &data.text, "Text file, or folder of text files, to train on");
+  schema.add("data.text", &data.text,
+             "Text or JSONL file, also compressed, or folder of such files, to train on");
   schema.add("data.tokens", &data.tokens,
              "Instead of text: prefix of a token file (Megatron .bin/.idx)");
+  schema.add("data.blend", &data.blend,
+             "Instead of either: weighted token files, each \"WEIGHT PREFIX\"");
+  schema.add("data.blend_changes", &data.blend_changes,
+             "Other blends from given steps on, each entry \"STEP: WEIGHT PREFIX\"");
   schema.add("data.tokenizer", &data.tokenizer,
              "Tokenizer: byte, a tokenizer.json, a SentencePiece .model, or a folder with either");
   schema.add("data.end_of_document", &data.end_of_document,
              "Token between documents, as text or id; empty: the tokenizer's own end of text");
   schema.add("data.separator", &data.separator,
              "Line that ends a document; empty: each file is one document");
+  schema.add_enum("data.format", &data.format,
+                  {{"auto", TextFormat::kAuto},
+                   {"text", TextFormat::kText},
+                   {"jsonl", TextFormat::kJsonl}},
+                  "What the files of data.text hold; auto: by the ending of their names");
+  schema.add("data.json_key", &data.json_key, "In JSONL: the key of a document's text");
+  schema.add("data.instructions", &data.instructions,
+             "JSONL with prompt and completion, or messages: only what the model is to say carries "
+             "loss");
   schema.add("data.cache", &data.cache,
              "Folder of token files made from text; empty: <run.folder>/tokens");
   schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence", at_least(1));
   schema.add("data.validation_fraction", &data.validation_fraction,
              "Share of the tokens held out for validation", from_below(0, 1));
+  schema.add_enum("data.packing", &data.packing,
+                  {{"stream", Packing::kStream}, {"best_fit", Packing::kBestFit}},
+                  "How documents fill sequences: one after the other, cut anywhere; or whole "
+                  "where they fit, the rest padded");
   schema.add("data.split_documents", &data.split_documents,
              "Keep attention, positions and loss within a document");
 }
@@ -106,6 +129,20 @@ void validate_capacity(const Settings& settings) {
           1 / even);
 }
 
+void validate_data(const DataSettings& data) {
+  if (!data.blend.empty() || !data.blend_changes.empty()) {
+    parse_blend(data.blend, data.blend_changes);
+  }
+  require(!data.text.empty() || !data.tokens.empty() || !data.blend.empty(),
+          "no data: set data.text to a text file or folder, data.tokens to the prefix of a token "
+          "file, or data.blend to several of them");
+  require(data.text.empty() || data.tokens.empty(),
+          "data.text ({}) and data.tokens ({}) are both set; keep one", data.text, data.tokens);
+  const std::string& other = data.text.empty() ? data.tokens : data.text;
+  require(data.blend.empty() || other.empty(), "data.blend and data.{} ({}) are both set; keep one",
+          data.text.empty() ? "tokens" : "text", other);
+}
+
 }  // namespace
 
 ConfigSchema make_schema(Settings& settings) {
@@ -128,6 +165,7 @@ void load_settings(ConfigSchema& schema, Settings& settings, const std::string& 
   for (const std::string& argument : overrides) schema.override_argument(argument);
   if (!settings.preset.empty())
     schema.load_preset(settings.preset, find_preset(settings.preset).toml);
+  if (!settings.run.init_from.empty()) load_initial_model(schema, settings);
   settings.schedule.num_steps = settings.train.steps;
 }
 
@@ -137,12 +175,7 @@ void validate(const Settings& settings) {
           "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
-  require(!settings.data.text.empty() || !settings.data.tokens.empty(),
-          "no data: set data.text to a text file or folder, or data.tokens to the prefix of a "
-          "token file");
-  require(settings.data.text.empty() || settings.data.tokens.empty(),
-          "data.text ({}) and data.tokens ({}) are both set; keep one", settings.data.text,
-          settings.data.tokens);
+  validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
   require(settings.schedule.warmup_steps <= train.steps,

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "core/config.h"
+#include "data/row_source.h"
+#include "data/text_source.h"
 #include "model/config.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -19,10 +21,10 @@ enum class NonFinite { kStop, kSkip };
 
 struct RunSettings {
   std::string folder = "runs/default";
-  int64_t seed = 1;
-  ResumeMode resume = ResumeMode::kAuto;
   /// A checkpoint whose weights a new run starts from; empty: random ones.
   std::string init_from;
+  int64_t seed = 1;
+  ResumeMode resume = ResumeMode::kAuto;
   int64_t checkpoint_interval = 500;
   int64_t keep_last = 2;
   int64_t log_interval = 10;
@@ -32,13 +34,19 @@ struct RunSettings {
 
 struct DataSettings {
   std::string text;    ///< file or folder of text; or
-  std::string tokens;  ///< prefix of a Megatron .bin/.idx pair
+  std::string tokens;  ///< prefix of a Megatron .bin/.idx pair; or
+  std::vector<std::string> blend;          ///< several of those, see blend_settings.h
+  std::vector<std::string> blend_changes;  ///< of the blend, from given steps on
   std::string tokenizer = "byte";
   std::string end_of_document;  ///< the token between documents; empty: the tokenizer's own choice
   std::string separator;        ///< a line that ends a document; empty: each file is one document
+  TextFormat format = TextFormat::kAuto;
+  std::string json_key = "text";
+  bool instructions = false;
   std::string cache;            ///< folder for token files; empty: <run.folder>/tokens
   int64_t sequence_length = 256;
   double validation_fraction = 0.05;
+  Packing packing = Packing::kStream;
   bool split_documents = false;
 
   TokenizerSpec tokenizer_spec() const {

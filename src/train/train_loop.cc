@@ -52,11 +52,12 @@ std::string format_local_time() {
 
 std::string describe_data(const TrainingData& data) {
   std::string text = fmt::format("{} tokens in {} document(s), tokenizer {}",
-                                 format_count(static_cast<double>(data.tokens->num_tokens())),
-                                 data.tokens->num_documents(), data.tokenizer->name());
+                                 format_count(static_cast<double>(data.num_tokens())),
+                                 data.num_documents(), data.tokenizer->name());
+  if (data.files.size() > 1) text += fmt::format("; a blend of {} datasets", data.files.size());
   if (data.validation) {
     text += fmt::format("; {} held out for validation",
-                        format_count(static_cast<double>(data.validation->range().num_tokens())));
+                        format_count(static_cast<double>(data.validation->num_tokens())));
   }
   return text;
 }
@@ -129,6 +130,9 @@ class TrainLoop {
   void finish() {
     if (validated_step_ != trainer_.position().step) validate();
     if (saved_step_ != trainer_.position().step && first_step_ < settings_.train.steps) save();
+    if (trainer_.data().files.size() > 1) {
+      writer_.note(trainer_.data().describe_samples(trainer_.position().step));
+    }
     write_sample();
   }
 

@@ -24,14 +24,22 @@ BatchShape batch_shape(const Settings& settings, const BatchSource& train,
   return shape;
 }
 
-/// The token file is mapped, so what the windows touch becomes resident page by page.
-int64_t touched_bytes(const Settings& settings, const TokenFile& tokens) {
+/// A token file is mapped, so what its windows touch becomes resident page by page.
+int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
   constexpr int64_t kPage = 4096;
   const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
   const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
-  const int64_t windows = settings.train.steps * settings.train.global_batch;
   const int64_t per_window = (window_bytes / kPage + 2) * kPage;
   return windows > file_bytes / per_window ? file_bytes : windows * per_window;
+}
+
+int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
+  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    bytes += touched_bytes(settings, *data.files[i], samples[i]);
+  }
+  return bytes;
 }
 
 /// What oneDNN's packing buffers and compiled kernels and the products' own tiles grow by with use,
@@ -70,7 +78,7 @@ Trainer::Trainer(Settings settings, TrainingData data)
   model_ =
       std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
   prediction_ = {process_memory().resident + library_scratch(dtype),
-                 touched_bytes(settings_, *data_.tokens), ModelState::count_bytes(config, dtype),
+                 touched_bytes(settings_, data_), ModelState::count_bytes(config, dtype),
                  model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
   model_->bind(state_->parameters(), state_->experts());
@@ -82,9 +90,11 @@ double Trainer::step_flops() const {
 }
 
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
-  auto resumed = resume_run(settings_, config_toml, *data_.tokens, *state_);
+  auto resumed = resume_run(settings_, config_toml, data_.num_tokens(), *state_);
   if (resumed) {
     position_ = resumed->position;
+  } else if (!settings_.run.init_from.empty()) {
+    load_initial_weights(settings_, *state_);
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }
@@ -93,8 +103,6 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 
 StepOutcome Trainer::accumulate(const NodeObserver& observer) {
   StepOutcome outcome;
-  } else if (!settings_.run.init_from.empty()) {
-    load_initial_weights(settings_, *state_);
   int64_t num_valid = 0;
   for (size_t i = 0; i < batches_.size(); ++i) {
     data_.train->fetch(position_.step, static_cast<int64_t>(i), batches_[i]);
@@ -171,7 +179,7 @@ double Trainer::validate() {
 }
 
 SaveResult Trainer::save(const std::string& config_toml) {
-  return save_run(settings_, config_toml, *state_, *data_.tokens, position_);
+  return save_run(settings_, config_toml, *state_, data_.num_tokens(), position_);
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {

@@ -1,5 +1,7 @@
 #include "train/training_data.h"
 
+#include "train/blend_settings.h"
+
 namespace tessera {
 namespace {
 
@@ -13,7 +15,18 @@ SamplerConfig sampler_config(const Settings& settings) {
           .num_micro_batches = settings.train.num_micro_batches(),
           .seed = static_cast<uint64_t>(settings.run.seed),
           .validation_fraction = settings.data.validation_fraction,
-          .split_documents = settings.data.split_documents};
+          .split_documents = settings.data.split_documents,
+          .packing = settings.data.packing};
+}
+
+TextSource text_source(const DataSettings& data) {
+  TextSource source;
+  source.paths = {data.text};
+  source.format = data.format;
+  source.json_key = data.json_key;
+  source.instructions = data.instructions;
+  if (!data.separator.empty()) source.separator_line = data.separator;
+  return source;
 }
 
 /// The prefix of the token file: the given one, or one made from text.
@@ -21,10 +34,23 @@ std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
                         const std::function<void(const PrepareProgress&)>& progress) {
   const DataSettings& data = settings.data;
   if (!data.tokens.empty()) return data.tokens;
-  TextSource source{.paths = {data.text}};
-  if (!data.separator.empty()) source.separator_line = data.separator;
   const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
-  return prepare_tokens(source, tokenizer, cache, progress).prefix;
+  return prepare_tokens(text_source(data), tokenizer, cache, progress).prefix;
+}
+
+void open_files(const Settings& settings, TrainingData& data,
+                const std::function<void(const PrepareProgress&)>& progress) {
+  std::vector<std::string> prefixes;
+  if (settings.data.blend.empty()) {
+    prefixes = {find_tokens(settings, *data.tokenizer, progress)};
+  } else {
+    const BlendPlan plan = parse_blend(settings.data.blend, settings.data.blend_changes);
+    prefixes = plan.prefixes;
+    data.blend = plan.make_blend(settings.train.global_batch);
+  }
+  for (const std::string& prefix : prefixes) {
+    data.files.push_back(std::make_shared<TokenFile>(prefix, settings.model.vocab_size));
+  }
 }
 
 }  // namespace
@@ -39,18 +65,41 @@ int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
   return configured;
 }
 
+int64_t TrainingData::num_tokens() const {
+  int64_t total = 0;
+  for (const auto& file : files) total += file->num_tokens();
+  return total;
+}
+
+int64_t TrainingData::num_documents() const {
+  int64_t total = 0;
+  for (const auto& file : files) total += file->num_documents();
+  return total;
+}
+
+std::string TrainingData::describe_samples(int64_t step) const {
+  const std::vector<int64_t> samples = train->count_samples(step);
+  const std::vector<double> epochs = train->count_epochs(step);
+  std::string text;
+  for (size_t i = 0; i < files.size(); ++i) {
+    text += fmt::format("{}{}: {} samples, {:.3g} epochs", i > 0 ? "; " : "", files[i]->prefix(),
+                        samples[i], epochs[i]);
+  }
+  return text;
+}
+
 TrainingData open_training_data(Settings& settings,
                                 const std::function<void(const PrepareProgress&)>& progress) {
   TrainingData data;
   data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
   validate(settings.model);  // before any file is written
-  const std::string prefix = find_tokens(settings, *data.tokenizer, progress);
-  data.tokens = std::make_shared<TokenFile>(prefix, settings.model.vocab_size);
+  open_files(settings, data, progress);
   const SamplerConfig config = sampler_config(settings);
-  data.train = std::make_unique<BatchSource>(data.tokens, config, Split::kTrain);
+  data.train = std::make_unique<BatchSource>(data.files, data.blend, config, Split::kTrain);
   if (config.validation_fraction > 0) {
-    data.validation = std::make_unique<BatchSource>(data.tokens, config, Split::kValidation);
+    data.validation =
+        std::make_unique<BatchSource>(data.files, data.blend, config, Split::kValidation);
   }
   return data;
 }

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "data/prepare.h"
 #include "data/sampler.h"
@@ -13,12 +14,18 @@
 
 namespace tessera {
 
-/// The data of a run, opened: tokenizer, token file and the two sources of batches.
+/// The data of a run, opened: tokenizer, token files and the two sources of batches.
 struct TrainingData {
   std::unique_ptr<Tokenizer> tokenizer;
-  std::shared_ptr<const TokenFile> tokens;
+  std::vector<std::shared_ptr<const TokenFile>> files;  ///< one, or those of a blend
+  Blend blend;
   std::unique_ptr<BatchSource> train;
   std::unique_ptr<BatchSource> validation;  ///< null where nothing is held out
+
+  int64_t num_tokens() const;
+  int64_t num_documents() const;
+  /// "a: 700 samples, 1.25 epochs; b: ..." for the steps before `step`.
+  std::string describe_samples(int64_t step) const;
 };
 
 /// Makes the token file from text where that has not been done (calling `progress`), opens it, and
