@@ -2,6 +2,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "train/logits.h"
+#include "train/multiple_choice.h"
 
 namespace tessera {
 namespace {
@@ -30,6 +34,40 @@ void print_log_probabilities(const Tokenizer& tokenizer, const Generated& result
   std::cout << "      id     logprob  text\n";
   for (const GeneratedToken& token : result.prompt) print(token);
   for (const GeneratedToken& token : result.tokens) print(token);
+}
+
+Json scores_to_json(const ChoiceScores& scores) {
+  return {{"log_likelihoods", scores.log_likelihoods},
+          {"bytes", scores.num_bytes},
+          {"answer", scores.answer},
+          {"best", scores.best()},
+          {"best_per_byte", scores.best_per_byte()}};
+}
+
+int run_choices(LoadedModel& model, const EvalArguments& arguments) {
+  const EvaluationRequest& request = arguments.request;
+  require(request.text.empty() && request.tokens.empty(),
+          "--choices goes with neither --text nor --tokens");
+  const auto questions =
+      parse_choice_questions(read_text_file(arguments.choices), arguments.choices);
+  const ChoiceEvaluation result = evaluate_choices(model, questions);
+  if (arguments.json) {
+    Json list = Json::array();
+    for (const ChoiceScores& scores : result.questions) list.push_back(scores_to_json(scores));
+    std::cout << to_json_text({{"checkpoint", model.path().string()},
+                               {"accuracy", result.accuracy()},
+                               {"accuracy_per_byte", result.accuracy_per_byte()},
+                               {"tokens", result.num_tokens},
+                               {"seconds", result.seconds},
+                               {"questions", list}})
+              << "\n";
+    return 0;
+  }
+  std::cout << fmt::format(
+      "{} questions: accuracy {:.2f} %, {:.2f} % by likelihood per byte; {} tokens in {:.1f} s\n",
+      result.questions.size(), 100 * result.accuracy(), 100 * result.accuracy_per_byte(),
+      result.num_tokens, result.seconds);
+  return 0;
 }
 
 }  // namespace
@@ -64,6 +102,11 @@ int run_generate(const GenerateArguments& arguments) {
 
 int run_eval(const EvalArguments& arguments) {
   LoadedModel model(arguments.checkpoint);
+  if (!arguments.input_ids.empty()) {
+    write_logits(model, arguments.input_ids, arguments.logits);
+    return 0;
+  }
+  if (!arguments.choices.empty()) return run_choices(model, arguments);
   const Evaluation result = evaluate(model, arguments.request);
   if (arguments.json) {
     std::cout << to_json_text({{"checkpoint", model.path().string()},

@@ -131,7 +131,7 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
   training_ = std::make_unique<TrainingModel>(model, batch_shape(shape("input_ids"), dtype),
                                               RecomputePolicy{}, make_cpu_kernels());
   training_->bind(parameters_, experts_);
-  load_hf_tensors(config_, HfTensors(folder / "model.safetensors"), named(/*gradients=*/false));
+  load_hf_tensors(config_, HfTensors(folder), named(/*gradients=*/false));
   std::vector<Parameter> trained;
   for (const ModelParameter& p : parameters_.all())
     trained.push_back({.name = p.spec.name, .weight = p.weight, .grad = p.grad});
@@ -285,18 +285,24 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.folder.filename().string() << " " << c.path.name;
 }
 
-/// Blocks must divide the experts' inner size, and dense models have one path.
-bool applies(const Path& path, const ModelConfig& model) {
+/// Blocks must divide the experts' inner size, and dense models have one path, as has a folder that
+/// cannot be read, whose test then fails.
+bool applies(const Path& path, const fs::path& folder) {
   if (path.name == kPaths[0].name) return true;
-  if (model.num_moe_layers() == 0) return false;
-  return path.name != kPaths[2].name || model.moe.inner_size % 8 == 0;
+  try {
+    const ModelConfig model = read_hf_config(folder).model;
+    if (model.num_moe_layers() == 0) return false;
+    return path.name != kPaths[2].name || model.moe.inner_size % 8 == 0;
+  } catch (const UserError&) {
+    return false;
+  }
 }
 
 std::vector<Case> list_cases() {
   std::vector<Case> cases;
   for (const fs::path& folder : ground_truth_folders()) {
     for (const Path& path : kPaths) {
-      if (applies(path, read_hf_config(folder).model)) cases.push_back({folder, path});
+      if (applies(path, folder)) cases.push_back({folder, path});
     }
   }
   return cases;
