@@ -10,11 +10,6 @@
 namespace tessera {
 namespace {
 
-/// The type in which a block is compared.
-DType compared_type(DType source, DType target) {
-  return is_exact(source, target) ? source : target;
-}
-
 uint64_t hash_tensor(ElementSource& from, std::span<const BlockCopy> blocks,
                      std::span<const DType> dtypes, const AdvanceProgress& advance) {
   Hash64 hash;
@@ -37,29 +32,59 @@ std::vector<BlockCopy> to_identity(std::span<const BlockCopy> blocks, size_t ten
   return identity;
 }
 
+enum class Comparison { kEqual, kEqualRounded, kDiffers };
+
+/// One tensor of a round trip.
+class TensorComparison {
+ public:
+  TensorComparison(const VerifyRequest& request, size_t tensor, const AdvanceProgress& advance)
+      : request_(request),
+        advance_(advance),
+        blocks_(request.back[tensor]),
+        identity_(to_identity(blocks_, tensor)) {
+    const DType own = request.source->dtype(tensor);
+    for (const BlockCopy& block : blocks_) {
+      const DType other = request.target->dtype(block.source);
+      own_types_.push_back(own);
+      rounded_types_.push_back(is_exact(own, other) ? own : other);
+    }
+  }
+
+  Comparison run() const {
+    if (equal_as(own_types_)) return Comparison::kEqual;
+    const bool rounded = rounded_types_ != own_types_ && equal_as(rounded_types_);
+    return rounded ? Comparison::kEqualRounded : Comparison::kDiffers;
+  }
+
+ private:
+  bool equal_as(std::span<const DType> types) const {
+    return hash_tensor(*request_.source, identity_, types, advance_) ==
+           hash_tensor(*request_.target, blocks_, types, advance_);
+  }
+
+  const VerifyRequest& request_;
+  const AdvanceProgress& advance_;
+  std::span<const BlockCopy> blocks_;
+  std::vector<BlockCopy> identity_;
+  std::vector<DType> own_types_;
+  std::vector<DType> rounded_types_;
+};
+
 }  // namespace
 
 VerifyReport verify_round_trip(const VerifyRequest& request) {
   VerifyReport report;
   std::vector<std::string> differing;
   PageKeeper pages({request.source, request.target});
+  const AdvanceProgress advance = [&](int64_t num_bytes) {
+    pages.count(num_bytes);
+    request.advance(num_bytes);
+  };
   for (size_t i = 0; i < request.names.size(); ++i) {
-    const std::span<const BlockCopy> blocks = request.back[i];
-    const DType source_type = request.source->dtype(i);
-    std::vector<DType> types;
-    for (const BlockCopy& block : blocks) {
-      types.push_back(compared_type(source_type, request.target->dtype(block.source)));
-    }
-    const auto advance = [&](int64_t num_bytes) {
-      pages.count(num_bytes);
-      request.advance(num_bytes);
-    };
-    const auto identity = to_identity(blocks, i);
-    const uint64_t expected = hash_tensor(*request.source, identity, types, advance);
-    const uint64_t found = hash_tensor(*request.target, blocks, types, advance);
-    if (expected != found) differing.push_back(request.names[i]);
+    const Comparison found = TensorComparison(request, i, advance).run();
+    if (found == Comparison::kDiffers) differing.push_back(request.names[i]);
     report.num_tensors += 1;
-    report.num_narrowed += std::ranges::count(types, source_type) == std::ssize(types) ? 0 : 1;
+    report.num_narrowed += found == Comparison::kEqualRounded ? 1 : 0;
   }
   require(differing.empty(),
           "verification failed: mapped back from what was written, these tensors are not those of "

@@ -23,7 +23,7 @@ struct VerifyRequest {
 /// What the comparison found; it throws where anything differs.
 struct VerifyReport {
   int64_t num_tensors = 0;
-  int64_t num_narrowed = 0;  ///< compared after rounding the source as the conversion does
+  int64_t num_narrowed = 0;  ///< equal only after rounding the source as the conversion does
 };
 
 /// Maps the written tensors back and compares the hash of each with that of its source: bit for bit
