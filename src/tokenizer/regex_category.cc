@@ -28,6 +28,7 @@ std::vector<bool> pcre2_members(std::string_view name) {
   const Pcre2Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                      PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
   ensure(code != nullptr, "PCRE2 does not know the general category {}", name);
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);  // only for speed
   const Pcre2MatchData match(pcre2_match_data_create(1, nullptr));
   const std::string text = all_characters();
   const PCRE2_SIZE* span = pcre2_get_ovector_pointer(match.get());

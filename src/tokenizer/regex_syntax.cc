@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,12 +83,15 @@ class Translator {
   void literal(char32_t code);
   Escape escape();
   Escape property(bool negated);
+  const std::optional<std::string>& category(std::string_view name);
   char32_t code_point(size_t num_digits);
 
   std::string_view pattern_;
   std::string_view where_;
   size_t position_ = 0;
   std::string out_;
+  /// Of each category asked for so far: finding the items takes a while.
+  std::map<std::string, std::optional<std::string>, std::less<>> categories_;
   std::vector<bool> caseless_;  ///< of each open parenthesis
   char32_t previous_ = 0;       ///< literal just before, or 0
 };
@@ -212,7 +218,7 @@ Escape Translator::escape() {
       return {.items = std::string(kSpaceItems), .negated = code == 'S'};
     case 'd':
     case 'D':
-      return {.items = *category_items("Nd"), .negated = code == 'D'};
+      return {.items = *category("Nd"), .negated = code == 'D'};
     case 'p':
     case 'P':
       return property(code == 'P');
@@ -222,13 +228,19 @@ Escape Translator::escape() {
   }
 }
 
+const std::optional<std::string>& Translator::category(std::string_view name) {
+  const auto found = categories_.find(name);
+  if (found != categories_.end()) return found->second;
+  return categories_.emplace(name, category_items(name)).first->second;
+}
+
 /// "{L}" or "{^L}" behind `\p`.
 Escape Translator::property(bool negated) {
   if (!take("{")) fail("a property without braces");
   if (take("^")) negated = !negated;
   const size_t end = pattern_.find('}', position_);
   if (end == std::string_view::npos) fail("a property without its closing brace");
-  const auto items = category_items(pattern_.substr(position_, end - position_));
+  const auto& items = category(pattern_.substr(position_, end - position_));
   if (!items) fail("a property other than a general category such as \\p{L} or \\p{Lu}");
   position_ = end + 1;
   return {.items = *items, .negated = negated};

@@ -80,8 +80,11 @@ TEST_P(TokenizerFixture, CutsWithoutChangingIds) {
     if (at < text.size()) tokenizer_->encode_continuation(text.substr(at), ids);
     ASSERT_EQ(ids, whole) << "cut at " << at;
   }
-  // Those of the repository are all of a kind that is known.
-  if (GetParam().string().starts_with(TESSERA_TEST_DATA)) EXPECT_GT(num_cuts, 0U);
+  // Those of the repository are of kinds that are known, but for sums of log-probabilities, whose
+  // rounding depends on the whole text.
+  const bool known = GetParam().string().starts_with(TESSERA_TEST_DATA) &&
+                     GetParam().string().find("unigram") == std::string::npos;
+  if (known) EXPECT_GT(num_cuts, 0U);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerFixture, ::testing::ValuesIn(tokenizer_fixtures()),

@@ -1,0 +1,33 @@
+#include <unistd.h>
+
+#include <iostream>
+
+#include "cli/commands.h"
+#include "core/file.h"
+#include "core/progress.h"
+
+namespace tessera {
+
+void train_tokenizer(const TokenizerTraining& training, const TextSource& source, bool quiet) {
+  validate(training.options);
+  ProgressBar bar(std::cout, quiet ? Terminal{} : detect_terminal(STDOUT_FILENO),
+                  "training the tokenizer");
+  int64_t num_bytes = 0;
+  const auto documents = [&](const std::function<void(std::string_view)>& use) {
+    for_each_document(source, [&](std::string_view text, bool) {
+      num_bytes += static_cast<int64_t>(text.size());
+      bar.update(0, fmt::format("{}B counted", format_count(static_cast<double>(num_bytes))));
+      use(text);
+    });
+  };
+  const std::string text =
+      train_bpe(training.options, documents, [&bar](int64_t done, int64_t total) {
+        bar.update(static_cast<double>(done) / static_cast<double>(total),
+                   fmt::format("{} of {} merges", done, total));
+      });
+  replace_file(training.path, text);
+  bar.clear();
+  if (!quiet) std::cout << fmt::format("wrote the tokenizer {}\n", training.path);
+}
+
+}  // namespace tessera
