@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 /// What config.json, tokenizer and layout are taken from, if anything.
 struct Companions {
   fs::path folder;  ///< empty: nothing
+  bool has_config = false;
   std::optional<HfRecord> record;
 };
 
@@ -39,12 +40,14 @@ Companions find_companions(const ExportRequest& request) {
   for (const fs::path& folder : {root / kHfFolder, root}) {
     if (found.folder.empty() && path_exists(folder / "config.json")) found.folder = folder;
   }
-  require(
-      !found.folder.empty() || request.like.empty(),
-      "{} has no config.json; --like wants a folder of Hugging Face or a checkpoint made from one",
-      request.like.string());
+  found.has_config = !found.folder.empty();
+  require(found.has_config || request.like.empty(),
+          "{} has no config.json; --like wants a folder of Hugging Face or a checkpoint made from "
+          "one",
+          request.like.string());
+  if (!found.has_config && path_exists(root / kHfFolder)) found.folder = root / kHfFolder;
   const fs::path record = found.folder / kHfRecordFile;
-  if (!found.folder.empty() && path_exists(record)) {
+  if (found.has_config && path_exists(record)) {
     found.record = parse_hf_record(read_text_file(record), record.string());
   }
   return found;
@@ -139,7 +142,7 @@ void check_own_tensors(const TensorMap& map, const CheckpointReader& reader) {
 Export prepare(const ExportRequest& request, const CheckpointReader& reader) {
   Export work;
   work.companions = find_companions(request);
-  if (work.companions.folder.empty() || !request.family.empty()) {
+  if (!work.companions.has_config || !request.family.empty()) {
     make_config(request, work);
     work.companions.record.reset();  // of another family, perhaps
   } else {
