@@ -4,6 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenize.h"
+#include "hf/upcycle.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/train_bpe.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
 
@@ -32,6 +36,22 @@ struct GenerateArguments {
 struct EvalArguments {
   std::string checkpoint;
   EvaluationRequest request;
+  std::string choices;    ///< JSON lines of multiple-choice questions; "" for none
+  std::string input_ids;  ///< safetensors file of sequences whose logits are wanted; "" for none
+  std::string logits;     ///< file that they are written to
+  bool json = false;
+};
+
+/// A tokenizer to be learned from the text.
+struct TokenizerTraining {
+  std::string path;  ///< of the tokenizer.json to write; empty: none is learned
+  BpeTrainingOptions options;
+};
+
+struct TokenizeArguments {
+  TokenizeRequest request;  ///< but for its progress
+  TokenizerSpec tokenizer = {.path = "", .end_of_document = ""};
+  TokenizerTraining training;
   bool json = false;
 };
 
@@ -40,8 +60,34 @@ struct InspectArguments {
   bool presets = false;
   bool program = false;
   bool memory = false;
+  bool layout = false;
+  int64_t ranks = 0;  ///< of the layout; 0: as few as its degrees need
   std::string checkpoint;
   std::string report;
+  bool json = false;
+};
+
+struct ConvertArguments {
+  std::string source;
+  std::string target;
+  std::string to;     ///< "hf", "tessera", or "" to see from the source
+  std::string dtype;  ///< "f32", "bf16", or "" for the source's
+  int64_t shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+  bool no_verify = false;
+  int64_t vocab_size = 0;
+  int64_t pad_vocab_to = 0;
+  bool drop_mtp = false;
+  std::string family;
+  std::string like;
+  std::string experts;  ///< "split", "fused", or "" for as they came
+  bool json = false;
+};
+
+struct UpcycleArguments {
+  std::string source;
+  std::string target;
+  UpcycleSpec spec;
+  bool no_normalize = false;
   bool json = false;
 };
 
@@ -54,7 +100,12 @@ struct DoctorArguments {
 int run_train(const TrainArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
 int run_eval(const EvalArguments& arguments);
+/// Learns a byte-level byte-pair encoding from the documents of a source and writes it.
+void train_tokenizer(const TokenizerTraining& training, const TextSource& source, bool quiet);
+int run_tokenize(const TokenizeArguments& arguments);
 int run_inspect(const InspectArguments& arguments);
+int run_convert(const ConvertArguments& arguments);
+int run_upcycle(const UpcycleArguments& arguments);
 int run_doctor(const DoctorArguments& arguments);
 
 /// Every configuration key with its type, default and meaning.

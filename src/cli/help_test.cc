@@ -9,7 +9,8 @@ using ::testing::MatchesRegex;
 using CliHelp = CliTest;
 
 TEST_F(CliHelp, EverySubcommandHasIt) {
-  const std::vector<std::string> commands = {"train", "eval", "generate", "inspect", "doctor"};
+  const std::vector<std::string> commands = {"train",   "eval",    "generate", "tokenize",
+                                             "convert", "upcycle", "inspect",  "doctor"};
   const std::string program = succeed({"--help"}).out;
   for (const std::string& command : commands) {
     EXPECT_THAT(program, HasSubstr("  " + command + " "));

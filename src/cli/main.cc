@@ -56,6 +56,16 @@ CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
       ->capture_default_str();
   command->add_option("--max-batches", request.max_batches, "Stop after so many batches; 0: all")
       ->capture_default_str();
+  CLI::Option* ids =
+      command->add_option("--input-ids", eval.input_ids,
+                          "Sequences instead, as input_ids I64 [B, S] of a safetensors file");
+  CLI::Option* logits =
+      command->add_option("--logits", eval.logits, "Where the logits of those sequences go");
+  ids->needs(logits);
+  logits->needs(ids);
+  command->add_option("--choices", eval.choices,
+                      "Multiple-choice questions instead, as JSON lines with context, choices and "
+                      "answer");
   command->add_flag("--json", eval.json, "Print JSON");
   return command;
 }
@@ -88,16 +98,169 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   return command;
 }
 
+void add_tokenizer_training(CLI::App& command, TokenizerTraining& training,
+                            CLI::Option& tokenizer) {
+  CLI::Option* train =
+      command
+          .add_option("--train", training.path,
+                      "First learn a byte-level BPE from the inputs and write it to this "
+                      "tokenizer.json; without --output, do no more")
+          ->excludes(&tokenizer);
+  BpeTrainingOptions& options = training.options;
+  command.add_option("--vocab-size", options.vocab_size, "With --train: tokens of the vocabulary")
+      ->capture_default_str()
+      ->needs(train);
+  command
+      .add_option("--split", options.split,
+                  "With --train: how text becomes words: gpt2, qwen or llama3")
+      ->capture_default_str()
+      ->needs(train);
+  command
+      .add_option("--special-token", options.special_tokens,
+                  "With --train: special tokens, the first for the end of a document")
+      ->capture_default_str()
+      ->needs(train);
+  command
+      .add_option("--min-frequency", options.min_frequency,
+                  "With --train: how often a pair must occur to be merged")
+      ->capture_default_str()
+      ->needs(train);
+}
+
+CLI::App* add_tokenize(CLI::App& app, TokenizeArguments& tokenize) {
+  CLI::App* command = app.add_subcommand(
+      "tokenize", "Turn text and JSONL into a token file; the same command continues a killed one");
+  TokenizeRequest& request = tokenize.request;
+  TextSource& source = request.source;
+  command
+      ->add_option(
+          "inputs", source.paths,
+          "Text (.txt, ...) and JSONL (.jsonl, .ndjson) files, also compressed (.gz, .zst, "
+          ".xz), or folders of them")
+      ->required();
+  command->add_option("-o,--output", request.prefix, "Prefix of the .bin and .idx files to write");
+  CLI::Option* tokenizer = command->add_option(
+      "--tokenizer", tokenize.tokenizer.path,
+      "byte, a tokenizer.json, a SentencePiece .model, or a folder with either");
+  add_tokenizer_training(*command, tokenize.training, *tokenizer);
+  command->add_option("--end-of-document", tokenize.tokenizer.end_of_document,
+                      "Token between documents, as text or id; default: the tokenizer's own");
+  command
+      ->add_option("--format", source.format,
+                   "auto: by the ending of the name; text; or jsonl: a JSON object a line")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, TextFormat>{
+          {"auto", TextFormat::kAuto}, {"text", TextFormat::kText}, {"jsonl", TextFormat::kJsonl}}))
+      ->default_str("auto");
+  command->add_option("--separator", source.separator_line,
+                      "In text: the line that ends a document, \"\" for a blank one; default: each "
+                      "file is one document");
+  command->add_option("--json-key", source.json_key, "In JSONL: the key of the text")
+      ->capture_default_str();
+  command->add_flag("--instructions", source.instructions,
+                    "JSONL with prompt and completion, or messages: only completions, or what the "
+                    "assistant says, carry loss");
+  command->add_flag("--skip-invalid", source.skip_invalid,
+                    "Count lines of JSONL that cannot be used and go on");
+  command->add_option("--threads", request.num_threads, "0: all cores")->capture_default_str();
+  command
+      ->add_option("--sync-seconds", request.sync_seconds,
+                   "Time between states on the disk that a killed run is continued from")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_flag_callback(
+      "--overwrite", [&request] { request.other = OtherTokens::kReplace; },
+      "Replace tokens of other text or options");
+  command->add_flag("--json", tokenize.json, "Print JSON");
+  return command;
+}
+
 CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   CLI::App* command =
       app.add_subcommand("inspect", "Show programs, memory, presets, checkpoints, reports");
   add_config(*command, inspect.config);
   command->add_flag("--program", inspect.program, "The layers' forward and backward programs");
   command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
+  command->add_flag("--layout", inspect.layout,
+                    "Which rank does what under [parallel], and the pipeline's timeline");
+  command->add_option("--ranks", inspect.ranks, "Ranks of the layout; 0: as few as it needs")
+      ->capture_default_str();
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
   command->add_option("--report", inspect.report, "Rebuild report.html of a run folder");
   command->add_flag("--json", inspect.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_convert(CLI::App& app, ConvertArguments& convert) {
+  CLI::App* command = app.add_subcommand(
+      "convert", "Turn a Hugging Face model into a checkpoint, or a checkpoint into such a model");
+  command->add_option("source", convert.source, "Hugging Face folder, checkpoint or run folder")
+      ->required();
+  command->add_option("target", convert.target, "New folder")->required();
+  command->add_option("--to", convert.to, "Direction; default: what the source is not")
+      ->check(CLI::IsMember({"hf", "tessera"}));
+  command->add_option("--dtype", convert.dtype, "Type of matrix weights; default: the source's")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command->add_option("--shard-size", convert.shard_bytes, "Most bytes of a file, e.g. 5GB")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--no-verify", convert.no_verify,
+                    "Do not compare what was written with the source");
+  command
+      ->add_option("--vocab-size", convert.vocab_size,
+                   "To a checkpoint: pad the vocabulary with zeros to this size")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--pad-vocab-to", convert.pad_vocab_to,
+                   "To a checkpoint: pad the vocabulary to a multiple")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--drop-mtp", convert.drop_mtp,
+                    "Leave out the layers of multi-token prediction");
+  command->add_option("--family", convert.family,
+                      "To Hugging Face: model type; default: one that expresses the model");
+  command->add_option("--like", convert.like,
+                      "To Hugging Face: folder whose config.json, tokenizer and layout to use");
+  command
+      ->add_option("--experts", convert.experts,
+                   "To Hugging Face: one tensor per expert, or fused ones as in transformers 5")
+      ->check(CLI::IsMember({"split", "fused"}));
+  command->add_flag("--json", convert.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_upcycle(CLI::App& app, UpcycleArguments& upcycle) {
+  CLI::App* command = app.add_subcommand(
+      "upcycle", "Turn a dense model into one of experts that starts with the same outputs");
+  UpcycleSpec& spec = upcycle.spec;
+  command
+      ->add_option("source", upcycle.source, "Dense checkpoint, run folder or Hugging Face folder")
+      ->required();
+  command->add_option("target", upcycle.target, "New checkpoint")->required();
+  command
+      ->add_option("--experts", spec.copies,
+                   "Copies of each MLP; a layer has this times the granularity experts")
+      ->capture_default_str();
+  command->add_option("--granularity", spec.granularity, "Experts that a copy is cut into")
+      ->capture_default_str();
+  command->add_option("--top-k", spec.top_k, "Experts of a token, a multiple of the granularity")
+      ->capture_default_str();
+  command->add_flag("--no-normalize", upcycle.no_normalize,
+                    "Probabilities of a softmax over all experts, not scaled to sum 1");
+  command
+      ->add_option("--router-deviation", spec.router_deviation,
+                   "Deviation of the router's random weights; 0: 0.02, or 1e-6 without normalizing")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--first-dense-layers", spec.first_dense_layers, "Leading layers left dense")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--every", spec.every, "Every n-th layer after those gets experts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--seed", spec.seed, "Seed of the router")
+      ->check(refuse_negative)
+      ->capture_default_str();
+  command->add_flag("--json", upcycle.json, "Print JSON");
   return command;
 }
 
@@ -120,12 +283,18 @@ int parse_and_run(int argc, char** argv) {
   TrainArguments train;
   EvalArguments eval;
   GenerateArguments generate;
+  TokenizeArguments tokenize;
   InspectArguments inspect;
+  ConvertArguments convert;
+  UpcycleArguments upcycle;
   DoctorArguments doctor;
   const CLI::App* train_command = add_train(app, train);
   const CLI::App* eval_command = add_eval(app, eval);
   const CLI::App* generate_command = add_generate(app, generate);
+  const CLI::App* tokenize_command = add_tokenize(app, tokenize);
   const CLI::App* inspect_command = add_inspect(app, inspect);
+  const CLI::App* convert_command = add_convert(app, convert);
+  const CLI::App* upcycle_command = add_upcycle(app, upcycle);
   app.add_subcommand("doctor", "What this machine has and how fast it is")
       ->add_flag("--json", doctor.json, "Print JSON");
   check_subcommand(app, argc, argv);
@@ -141,7 +310,10 @@ int parse_and_run(int argc, char** argv) {
   if (*train_command) return run_train(train);
   if (*eval_command) return run_eval(eval);
   if (*generate_command) return run_generate(generate);
+  if (*tokenize_command) return run_tokenize(tokenize);
   if (*inspect_command) return run_inspect(inspect);
+  if (*convert_command) return run_convert(convert);
+  if (*upcycle_command) return run_upcycle(upcycle);
   return run_doctor(doctor);
 }
 

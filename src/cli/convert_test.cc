@@ -1,0 +1,118 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/safetensors.h"
+#include "cli/cli_testing.h"
+#include "core/memory.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string fixture(const std::string& name) {
+  return std::string(TESSERA_TEST_DATA) + "/hf/" + name;
+}
+
+/// ‖a − b‖ / ‖b‖ of the logits in two safetensors files.
+double logits_error(const std::string& a, const std::string& b) {
+  const SafetensorsReader first(a);
+  const SafetensorsReader second(b);
+  const Shape shape = second.entry("logits").shape;
+  const OwnedTensor x(DType::kF32, shape);
+  const OwnedTensor y(DType::kF32, shape);
+  first.read("logits", x);
+  second.read("logits", y);
+  double difference = 0;
+  double norm = 0;
+  for (int64_t i = 0; i < shape.num_elements(); ++i) {
+    const double expected = y.get().as<float>()[i];
+    difference += std::pow(x.get().as<float>()[i] - expected, 2);
+    norm += expected * expected;
+  }
+  return std::sqrt(difference / norm);
+}
+
+class CliConvert : public CliTest {
+ protected:
+  double error_of(const std::string& checkpoint, const std::string& name) const {
+    const std::string io = fixture(name) + "/io.safetensors";
+    succeed({"eval", checkpoint, "--input-ids", io, "--logits", path("logits.safetensors")});
+    return logits_error(path("logits.safetensors"), io);
+  }
+};
+
+TEST_F(CliConvert, AConvertedModelComputesTheSameAndGoesBack) {
+  const Finished there = succeed({"convert", fixture("qwen2_moe"), path("own")});
+  EXPECT_THAT(there.out, HasSubstr("verified: all 91 tensors"));
+  EXPECT_LT(error_of(path("own"), "qwen2_moe"), 1e-5);
+  const Json back = succeed_json({"convert", path("own"), path("back"), "--json"});
+  EXPECT_EQ(back.at("model_type"), "qwen2_moe");
+  EXPECT_TRUE(std::filesystem::exists(path("back/config.json")));
+}
+
+TEST_F(CliConvert, WithoutATokenizerTextIsRefused) {
+  succeed({"convert", fixture("llama"), path("own")});
+  expect_refused({"generate", path("own"), "--prompt", "hello"}, {"came without a tokenizer"});
+}
+
+TEST_F(CliConvert, OptionsOfTheOtherDirectionAreRefused) {
+  expect_refused({"convert", fixture("llama"), path("own"), "--family", "llama"}, {"--family"});
+  succeed({"convert", fixture("llama"), path("own")});
+  expect_refused({"convert", path("own"), path("back"), "--pad-vocab-to", "64"},
+                 {"--pad-vocab-to"});
+  expect_refused({"convert", path("own"), path("own")}, {"exists already"});
+}
+
+TEST_F(CliConvert, AFullDiskLeavesNothing) {
+  const Finished result =
+      run_tessera({"convert", fixture("mixtral"), path("own")}, /*file_limit=*/100000);
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("cannot write"));
+  EXPECT_THAT(snapshot(path("")), ::testing::SizeIs(1)) << "text.txt only";
+}
+
+/// A new run takes shape and weights from a checkpoint.
+TEST_F(CliConvert, TrainingStartsFromConvertedWeights) {
+  succeed({"convert", fixture("mixtral"), path("own"), "--vocab-size", "320"});
+  const auto arguments = [&](const std::string& run) {
+    return Arguments{"train",
+                     "--run.folder=" + path(run),
+                     "--run.init_from=" + path("own"),
+                     "--data.text=" + path("text.txt"),
+                     "--data.tokenizer=byte",
+                     "--data.sequence_length=16",
+                     "--train.steps=2",
+                     "--optim.warmup_steps=1",
+                     "--run.tensorboard=false",
+                     "--run.report=false"};
+  };
+  succeed(arguments("run"));
+  const Json back = succeed_json({"convert", path("run"), path("back"), "--json"});
+  EXPECT_EQ(back.at("model_type"), "mixtral");
+  Arguments other = arguments("other");
+  other.emplace_back("--model.num_layers=3");
+  const Finished refused = run_tessera(other);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err,
+              ::testing::AllOf(HasSubstr("run.init_from"), HasSubstr("layers.2.attn.q.weight")));
+}
+
+TEST_F(CliConvert, UpcyclingKeepsTheFirstForwardPass) {
+  const Finished result = succeed({"upcycle", fixture("qwen3"), path("experts"), "--experts", "4",
+                                   "--granularity", "2", "--top-k", "4"});
+  EXPECT_THAT(result.out, HasSubstr("8 experts of inner size 28"));
+  EXPECT_LT(error_of(path("experts"), "qwen3"), 1e-5);
+  const Json back = succeed_json({"convert", path("experts"), path("back"), "--json"});
+  EXPECT_EQ(back.at("model_type"), "qwen3_moe");
+}
+
+}  // namespace
+}  // namespace tessera
