@@ -19,6 +19,12 @@ void check(const TokenIndex& index, int64_t bin_bytes) {
   for (size_t i = 1; i < offsets.size(); ++i) {
     ensure(offsets[i - 1] <= offsets[i], "document {} begins before the one before it", i);
   }
+  int64_t end = -1;
+  for (const TokenRange& range : index.silent_ranges) {
+    ensure(end < range.begin && range.begin < range.end, "ranges without loss overlap or touch");
+    end = range.end;
+  }
+  ensure(end <= index.num_tokens, "a range without loss leaves the file");
 }
 
 }  // namespace
