@@ -44,8 +44,7 @@ bool BpeMerger::merge_next(int64_t min_frequency) {
     for (const int32_t word : words) merge_in_word(word, left, right, id);
     pairs_.erase(best.key);
     std::ranges::sort(grown_);
-    const auto repeated = std::ranges::unique(grown_);
-    grown_.erase(repeated.begin(), repeated.end());
+    grown_.erase(std::unique(grown_.begin(), grown_.end()), grown_.end());
     for (const uint64_t grown : grown_) {
       const auto pair = pairs_.find(grown);
       if (pair != pairs_.end()) heap_.push({pair->second.count, grown});

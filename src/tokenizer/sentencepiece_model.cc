@@ -80,8 +80,9 @@ SentencePieceSettings::Piece read_piece(std::string_view bytes, std::string_view
             field.value);
     piece.type = static_cast<SentencePieceSettings::Type>(field.value);
   }
-  require(!piece.text.empty() && valid_utf8_prefix(piece.text) == piece.text.size(),
-          "{}: a piece is empty or not UTF-8", where);
+  require(!piece.text.empty() && valid_utf8_prefix(piece.text) == piece.text.size() &&
+              piece.text.find('\0') == std::string::npos,
+          "{}: a piece is empty, not UTF-8, or has a NUL", where);
   return piece;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -110,11 +111,22 @@ SentencePieceModel::SentencePieceModel(std::string bytes, const std::string& whe
   require(!state_->settings.has_denormalizer,
           "{}: a denormalizer is not supported in a SentencePiece model", where);
   require_byte_pieces(state_->settings, where);
-  const auto status = state_->processor.LoadFromSerializedProto(bytes);
-  require(status.ok(), "{} cannot be read as a SentencePiece model: {}", where, status.message());
+  load(bytes);
   ensure(vocab_size() == state_->processor.GetPieceSize(), "{}: {} pieces, the library has {}",
          where, vocab_size(), state_->processor.GetPieceSize());
 }
+
+void SentencePieceModel::load(const std::string& bytes) {
+  std::string error;
+  try {
+    const auto status = state_->processor.LoadFromSerializedProto(bytes);
+    if (!status.ok()) error = status.message();
+  } catch (const std::exception& exception) {
+    error = exception.what();  // of the library's double array
+  }
+  require(error.empty(), "{} cannot be read as a SentencePiece model: {}", state_->where, error);
+}
+
 SentencePieceModel::SentencePieceModel(SentencePieceModel&&) noexcept = default;
 SentencePieceModel::~SentencePieceModel() = default;
 

@@ -29,6 +29,9 @@ class SentencePieceModel {
                                                                  int32_t end_of_document);
   friend class SentencePieceTokenizer;
   struct State;
+
+  void load(const std::string& bytes);
+
   std::unique_ptr<State> state_;
 };
 
