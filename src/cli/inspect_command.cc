@@ -87,6 +87,26 @@ void show_memory(const Settings& settings, bool json) {
   if (json) std::cout << object.dump(2) << "\n";
 }
 
+/// Micro-batches of a step that one pipeline runs.
+int64_t pipeline_micro_batches(const Settings& settings, const Layout& layout) {
+  const int64_t share = settings.train.global_batch / layout.degree(Axis::kDp);
+  return std::max<int64_t>(share / settings.train.micro_batch, 1);
+}
+
+void show_layout(const Settings& settings, int64_t ranks) {
+  const ParallelSpec& parallel = settings.parallel;
+  const Layout layout(parallel.layout, ranks > 0 ? ranks : least_ranks(parallel));
+  std::cout << describe_layout(layout);
+  if (layout.degree(Axis::kPp) == 1) return;
+  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.num_layers);
+  const PipelineSpec spec =
+      pipeline_spec(parallel, pipeline, pipeline_micro_batches(settings, layout));
+  std::cout << fmt::format(
+                   "\nchunks {}\n{} micro-batches, forward and both backward parts 1 each:\n",
+                   to_string(pipeline), spec.num_micro_batches)
+            << draw_pipeline(simulate_pipeline(spec, make_pipeline_schedule(spec)));
+}
+
 void show_checkpoint(const std::string& path, bool json) {
   const CheckpointReader reader(find_checkpoint(path));
   Json tensors = Json::array();
@@ -121,17 +141,20 @@ void show_checkpoint(const std::string& path, bool json) {
 
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
-                        !arguments.checkpoint.empty() || !arguments.report.empty();
-  require(
-      anything,
-      "nothing to inspect: give --presets, --program, --memory, --checkpoint PATH or --report RUN");
+                        arguments.layout || !arguments.checkpoint.empty() ||
+                        !arguments.report.empty();
+  require(anything,
+          "nothing to inspect: give --presets, --program, --memory, --layout, --checkpoint PATH or "
+          "--report RUN");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
-  if (arguments.program || arguments.memory) {
+  if (arguments.program || arguments.memory || arguments.layout) {
     const Settings settings = resolve(arguments.config);
-    require(!arguments.program || !arguments.json, "--program prints text only; leave out --json");
+    require(!(arguments.program || arguments.layout) || !arguments.json,
+            "--program and --layout print text only; leave out --json");
+    if (arguments.layout) show_layout(settings, arguments.ranks);
     if (arguments.program) show_programs(settings);
     if (arguments.memory) show_memory(settings, arguments.json);
   }

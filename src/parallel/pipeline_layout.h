@@ -20,7 +20,7 @@ struct PipelineChunk {
 /// The chunks of a model in its order; chunk c belongs to stage c mod num_stages.
 struct PipelineLayout {
   int64_t num_stages = 1;
-  std::vector<PipelineChunk> chunks;
+  std::vector<PipelineChunk> chunks = {};
 
   int64_t chunks_per_stage() const { return std::ssize(chunks) / num_stages; }
 };

@@ -43,11 +43,10 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
              "Token between documents, as text or id; empty: the tokenizer's own end of text");
   schema.add("data.separator", &data.separator,
              "Line that ends a document; empty: each file is one document");
-  schema.add_enum("data.format", &data.format,
-                  {{"auto", TextFormat::kAuto},
-                   {"text", TextFormat::kText},
-                   {"jsonl", TextFormat::kJsonl}},
-                  "What the files of data.text hold; auto: by the ending of their names");
+  schema.add_enum(
+      "data.format", &data.format,
+      {{"auto", TextFormat::kAuto}, {"text", TextFormat::kText}, {"jsonl", TextFormat::kJsonl}},
+      "What the files of data.text hold; auto: by the ending of their names");
   schema.add("data.json_key", &data.json_key, "In JSONL: the key of a document's text");
   schema.add("data.instructions", &data.instructions,
              "JSONL with prompt and completion, or messages: only what the model is to say carries "
@@ -129,6 +128,19 @@ void validate_capacity(const Settings& settings) {
           1 / even);
 }
 
+/// Layouts can be inspected; training runs on one rank so far.
+void validate_parallel(const ParallelSpec& parallel) {
+  const LayoutSpec& layout = parallel.layout;
+  const int64_t ranks = least_ranks(parallel) * layout.ep * layout.etp;
+  require(ranks == 1,
+          "training runs on one rank so far, and the layout has tp {}, cp {}, dp {}, pp {}, ep {}, "
+          "etp {}; leave them 1 (tessera inspect --layout shows such layouts)",
+          layout.tp, layout.cp, layout.dp, layout.pp, layout.ep, layout.etp);
+  require(parallel.chunks_per_stage == 1 && parallel.pipeline_layout.empty(),
+          "training runs without a pipeline so far; leave out parallel.pipeline_chunks and "
+          "parallel.pipeline_layout");
+}
+
 void validate_data(const DataSettings& data) {
   if (!data.blend.empty() || !data.blend_changes.empty()) {
     parse_blend(data.blend, data.blend_changes);
@@ -155,6 +167,7 @@ ConfigSchema make_schema(Settings& settings) {
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
   add_optimizer_options(schema, settings);
+  add_parallel_options(schema, settings.parallel);
   add_run_options(schema, settings.run);
   return schema;
 }
@@ -176,6 +189,7 @@ void validate(const Settings& settings) {
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   validate_data(settings.data);
+  validate_parallel(settings.parallel);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
   require(settings.schedule.warmup_steps <= train.steps,

@@ -10,6 +10,7 @@
 #include "model/config.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "parallel/options.h"
 #include "tokenizer/tokenizer.h"
 
 namespace tessera {
@@ -78,6 +79,7 @@ struct Settings {
   TrainSettings train;
   AdamWOptions adamw;
   ScheduleSpec schedule;
+  ParallelSpec parallel;
 };
 
 /// Binds every key of a training configuration; the fields of `settings` must outlive the schema.

@@ -1,0 +1,35 @@
+#include "cli/cli_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+using CliLayout = CliTest;
+
+TEST_F(CliLayout, ShowsTheFoldedLayout) {
+  const std::string out =
+      succeed({"inspect", "--layout", "--ranks", "16", "--parallel.tp=2", "--parallel.cp=2",
+               "--parallel.pp=2", "--parallel.ep=8", "--model.num_layers=8"})
+          .out;
+  EXPECT_THAT(out, HasSubstr("experts: etp 1 x ep 8 x edp 1 x pp 2"));
+  EXPECT_THAT(out, HasSubstr("ep groups: [0 1 2 3 4 5 6 7] [8 9 10 11 12 13 14 15]"));
+  EXPECT_THAT(out, HasSubstr("chunks [E t*4] [t*4 L]"));
+  EXPECT_THAT(out, HasSubstr("of the time is waited"));
+}
+
+TEST_F(CliLayout, RefusesWhatDoesNotFit) {
+  expect_refused({"inspect", "--layout", "--ranks", "16", "--parallel.tp=2", "--parallel.ep=3"},
+                 {"etp 1 x ep 3 = 3 does not divide the 16 ranks", "nearest ep is 2 or 4"});
+  expect_refused({"inspect", "--layout", "--parallel.pp=2", "--model.num_layers=2",
+                  "--parallel.pipeline_layout=Et|x"},
+                 {"found 'x'", "character 4"});
+}
+
+TEST_F(CliLayout, TrainingRefusesLayoutsThatItCannotRun) {
+  expect_refused(train("run", {"--parallel.tp=2"}), {"training runs on one rank so far", "tp 2"});
+  expect_refused(train("run", {"--parallel.pipeline_chunks=2"}), {"without a pipeline so far"});
+}
+
+}  // namespace
+}  // namespace tessera

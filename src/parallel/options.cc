@@ -1,0 +1,62 @@
+#include "parallel/options.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace tessera {
+
+void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
+  LayoutSpec& layout = parallel.layout;
+  schema.add("parallel.tp", &layout.tp, "Tensor parallelism of the dense parts", at_least(1));
+  schema.add("parallel.cp", &layout.cp, "Context parallelism: ranks that share a sequence",
+             at_least(1));
+  schema.add("parallel.dp", &layout.dp, "Data parallelism; 0: what the ranks leave", at_least(0));
+  schema.add("parallel.pp", &layout.pp, "Pipeline stages", at_least(1));
+  schema.add("parallel.ep", &layout.ep, "Expert parallelism, folded over tp, cp and dp",
+             at_least(1));
+  schema.add("parallel.etp", &layout.etp, "Tensor parallelism of the experts", at_least(1));
+  schema.add("parallel.dense_order", &layout.dense_order,
+             "Axes of the dense parts from neighbouring ranks outwards");
+  schema.add("parallel.expert_order", &layout.expert_order,
+             "Axes of the experts from neighbouring ranks outwards");
+  schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
+                  {{"gpipe", PipelineKind::kGpipe},
+                   {"1f1b", PipelineKind::kOneFOneB},
+                   {"interleaved", PipelineKind::kInterleaved}},
+                  "Order of the stages' passes");
+  schema.add("parallel.pipeline_chunks", &parallel.chunks_per_stage,
+             "Model chunks of a stage (interleaved)", at_least(1));
+  schema.add("parallel.pipeline_layout", &parallel.pipeline_layout,
+             "What each chunk holds, e.g. \"Et*3|(tt|)*2L\"; empty: layers spread evenly");
+  schema.add("parallel.split_weights", &parallel.split_weights,
+             "Delay weight gradients into what would be idle time (zero bubble)");
+}
+
+int64_t least_ranks(const ParallelSpec& parallel) {
+  const LayoutSpec& layout = parallel.layout;
+  return layout.tp * layout.cp * layout.pp * std::max<int64_t>(layout.dp, 1);
+}
+
+PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, int64_t num_layers) {
+  const int64_t stages = parallel.layout.pp;
+  if (parallel.pipeline_layout.empty())
+    return even_pipeline_layout(stages, parallel.chunks_per_stage, num_layers);
+  PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, num_layers);
+  require(parallel.chunks_per_stage == 1 || parallel.chunks_per_stage == layout.chunks_per_stage(),
+          "parallel.pipeline_chunks is {}, and parallel.pipeline_layout has {} chunks a stage; "
+          "leave the former 1",
+          parallel.chunks_per_stage, layout.chunks_per_stage());
+  return layout;
+}
+
+PipelineSpec pipeline_spec(const ParallelSpec& parallel, const PipelineLayout& layout,
+                           int64_t num_micro_batches) {
+  return {.kind = parallel.schedule,
+          .num_stages = layout.num_stages,
+          .num_chunks = layout.chunks_per_stage(),
+          .num_micro_batches = num_micro_batches,
+          .split_weights = parallel.split_weights};
+}
+
+}  // namespace tessera
