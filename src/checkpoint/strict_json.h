@@ -1,3 +1,0 @@
-#pragma once
-
-#include "core/strict_json.h"  // IWYU pragma: export
