@@ -125,20 +125,21 @@ void read_added_tokens(const json& file, TokenizerDescription& description,
   const json list = file.value("added_tokens", json());
   if (list.is_null()) return;
   require(list.is_array(), "{}: added_tokens must be a list", where);
-  std::unordered_map<std::string_view, int32_t> ids;
+  std::unordered_map<std::string_view, int32_t> of_model;
   for (size_t id = 0; id < description.tokens.size(); ++id) {
-    if (!description.tokens[id].empty()) ids.emplace(description.tokens[id], id);
+    if (!description.tokens[id].empty()) of_model.emplace(description.tokens[id], id);
   }
-  const std::unordered_map<std::string_view, int32_t> of_model = ids;
+  const auto count = static_cast<int32_t>(of_model.size());
+  int32_t largest = -1;
   std::unordered_map<int32_t, std::string> seen;
   for (const json& value : list) {
     AddedToken token = read_added_token(value, where);
     const auto known = of_model.find(token.content);
-    const bool free_id = static_cast<size_t>(token.id) >= description.tokens.size() ||
-                         description.tokens[token.id].empty();
-    require(known != of_model.end() ? known->second == token.id : free_id,
-            "{}: added token {} has id {}, which disagrees with the vocabulary", where,
-            quote_for_message(token.content), token.id);
+    // The package numbers new tokens by itself, whatever the file says.
+    const int32_t expected = known != of_model.end() ? known->second : std::max(largest + 1, count);
+    require(token.id == expected, "{}: added token {} has id {}, but the vocabulary makes it {}",
+            where, quote_for_message(token.content), token.id, expected);
+    largest = std::max(largest, token.id);
     require(seen.emplace(token.id, token.content).second, "{}: two added tokens have id {}", where,
             token.id);
     description.added.push_back(std::move(token));
