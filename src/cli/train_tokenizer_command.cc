@@ -27,7 +27,14 @@ void train_tokenizer(const TokenizerTraining& training, const TextSource& source
       });
   replace_file(training.path, text);
   bar.clear();
-  if (!quiet) std::cout << fmt::format("wrote the tokenizer {}\n", training.path);
+  if (quiet) return;
+  const int64_t learnt = make_tokenizer({.path = training.path})->vocab_size();
+  std::cout << fmt::format("wrote the tokenizer {}: {} tokens", training.path, learnt);
+  if (learnt < training.options.vocab_size) {
+    std::cout << fmt::format("; {} were asked for, but no other pair occurs {} times",
+                             training.options.vocab_size, training.options.min_frequency);
+  }
+  std::cout << "\n";
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "parallel/pipeline_schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 
 #include "core/error.h"
@@ -185,11 +186,15 @@ char pass_letter(PipelinePass pass) {
   return pass == PipelinePass::kForward ? 'F' : pass == PipelinePass::kBackward ? 'B' : 'W';
 }
 
+size_t column(double time, double scale) {
+  return static_cast<size_t>(std::lround(time * scale));
+}
+
 std::string draw_stage(const std::vector<TimedStep>& steps, double scale, size_t width) {
   std::string row(width, '.');
   for (const TimedStep& timed : steps) {
-    const auto begin = static_cast<size_t>(timed.begin * scale + 0.5);
-    const auto end = std::min(static_cast<size_t>(timed.end * scale + 0.5), width);
+    const auto begin = column(timed.begin, scale);
+    const auto end = std::min(column(timed.end, scale), width);
     for (size_t at = begin; at < end; ++at) {
       const auto digit = static_cast<char>('0' + timed.step.micro_batch % 10);
       row[at] = at == begin ? pass_letter(timed.step.pass) : at == begin + 1 ? digit : '-';
@@ -240,7 +245,7 @@ std::string draw_pipeline(const PipelineTimeline& timeline, int64_t columns) {
   constexpr double kColumnsPerUnit = 3;
   const double scale =
       std::min(kColumnsPerUnit, static_cast<double>(columns) / std::max(timeline.length, 1e-9));
-  const auto width = static_cast<size_t>(timeline.length * scale + 0.5);
+  const auto width = column(timeline.length, scale);
   std::string text;
   for (size_t stage = 0; stage < timeline.stages.size(); ++stage) {
     text += fmt::format("stage {:>2} |{}| {} in flight\n", stage,
