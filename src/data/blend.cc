@@ -49,8 +49,8 @@ using DueQueue = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
 
 std::vector<int64_t> integer_weights(const std::vector<double>& weights, int64_t max_sum) {
   constexpr int kMostDecimals = 9;
-  for (double factor = 1; factor <= std::pow(10, kMostDecimals); factor *= 10) {
-    auto scaled = scale_exactly(weights, factor);
+  for (int decimals = 0; decimals <= kMostDecimals; ++decimals) {
+    auto scaled = scale_exactly(weights, std::pow(10, decimals));
     if (!scaled) continue;
     int64_t divisor = 0;
     int64_t sum = 0;
