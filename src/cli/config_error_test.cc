@@ -48,7 +48,7 @@ TEST_F(CliConfigError, ImpossibleCombinations) {
   const std::vector<Mistake> mistakes = {
       {{"--moe.top_k=5"}, {"moe.top_k 5", "moe.num_experts 4"}},
       {{"--model.num_heads=3"}, {"model.hidden_size 16", "model.num_heads 3"}},
-      {{"--model.num_heads=16"}, {"head size 1 is odd"}},
+      {{"--model.num_heads=16"}, {"1 elements of a head are rotated"}},
       {{"--model.num_kv_heads=3"}, {"model.num_heads 2", "model.num_kv_heads 3"}},
       {{"--moe.capacity_factor=0.01"}, {"moe.capacity_factor 0.01", "at least 0.0625"}},
       {{"--moe.pad_to_capacity=true"}, {"moe.pad_to_capacity", "moe.capacity_factor"}},
