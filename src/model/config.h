@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config.h"
@@ -72,7 +73,10 @@ struct RopeConfig {
 struct LayerKind {
   bool moe = false;
   bool window = false;
-  auto operator<=>(const LayerKind&) const = default;
+  bool operator==(const LayerKind&) const = default;
+  bool operator<(const LayerKind& other) const {
+    return std::pair(moe, window) < std::pair(other.moe, other.window);
+  }
 };
 
 /// The Mixture-of-Experts part of a model. `num_experts` 0 makes every layer dense.

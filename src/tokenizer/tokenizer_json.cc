@@ -88,7 +88,7 @@ void read_model(const json& file, TokenizerDescription& description, std::string
   require(dropout.is_null() || dropout == 0.0, "{}: dropout of merges is not supported", where);
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const json affix = model.value(key, json());
-    require(affix.is_null() || affix == "", "{}: {} is not supported", where, key);
+    require(affix.is_null() || affix == json(""), "{}: {} is not supported", where, key);
   }
   BpeDescription& bpe = description.model;
   const json unknown = model.value("unk_token", json());
@@ -160,7 +160,9 @@ uint64_t hash_meaning(const json& file, const TokenizerDescription& description)
   text += fmt::format("{} {} {} {}\n", model.unknown.value_or(""), model.fuse_unknown,
                       model.byte_fallback, model.ignore_merges);
   for (const std::string& token : description.tokens) text += token + '\n';
-  for (const auto& [left, right] : model.merges) text += left + '\x01' + right + '\n';
+  for (const auto& [left, right] : model.merges) {
+    text.append(left).append(1, '\x01').append(right).append(1, '\n');
+  }
   for (const AddedToken& token : description.added) {
     text += fmt::format("{} {} {}{}{}{}{}\n", token.id, token.content, token.special,
                         token.single_word, token.lstrip, token.rstrip, token.normalized);
