@@ -55,6 +55,25 @@ ConvertReport convert_from_hf(const ConvertArguments& arguments, const ConvertOp
                     }});
 }
 
+/// Has the file of a run's tokenizer go along; returns what the user should know.
+std::vector<std::string> add_tokenizer(const DataSettings& data, ExportRequest& request) {
+  if (data.tokenizer == "none") return {};
+  if (data.tokenizer == "byte") return {"bytes need no tokenizer file, so none was written"};
+  fs::path path = data.tokenizer;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (path_exists(path / name)) path /= name;
+  }
+  if (!path_exists(path)) {
+    return {
+        fmt::format("the tokenizer {} is not there any more, so none was written", path.string())};
+  }
+  const auto tokenizer = make_tokenizer(data.tokenizer_spec());
+  const int32_t end = tokenizer->end_of_document();
+  request.tokenizer = path;
+  request.end_of_document = tokenizer->decode(std::span(&end, 1));
+  return {};
+}
+
 ConvertReport convert_to_hf(const ConvertArguments& arguments, const ConvertOptions& options) {
   require(arguments.vocab_size == 0 && arguments.pad_vocab_to == 0 && !arguments.drop_mtp,
           "--vocab-size, --pad-vocab-to and --drop-mtp belong to conversions from Hugging Face");
@@ -73,7 +92,10 @@ ConvertReport convert_to_hf(const ConvertArguments& arguments, const ConvertOpti
                         .max_length = settings.data.sequence_length,
                         .options = options};
   if (!arguments.experts.empty()) request.fused_experts = arguments.experts == "fused";
-  return export_hf(request);
+  std::vector<std::string> notes = add_tokenizer(settings.data, request);
+  ConvertReport report = export_hf(request);
+  report.notes.insert(report.notes.end(), notes.begin(), notes.end());
+  return report;
 }
 
 void print_report(const ConvertArguments& arguments, const ConvertReport& report, double seconds) {

@@ -114,5 +114,18 @@ TEST_F(CliConvert, UpcyclingKeepsTheFirstForwardPass) {
   EXPECT_EQ(back.at("model_type"), "qwen3_moe");
 }
 
+TEST_F(CliConvert, ATrainedModelTakesItsTokenizerAlong) {
+  const std::string tokenizer = path("learnt.json");
+  succeed({"tokenize", path("text.txt"), "--train", tokenizer, "--vocab-size", "300"});
+  succeed(train("run", {"--data.tokenizer=" + tokenizer}));
+  succeed({"convert", path("run"), path("exported")});
+  EXPECT_EQ(read_all(path("exported/tokenizer.json")), read_all(tokenizer));
+  EXPECT_EQ(Json::parse(read_all(path("exported/tokenizer_config.json"))).at("eos_token"),
+            "<|endoftext|>");
+  succeed(train("bytes"));
+  EXPECT_THAT(succeed({"convert", path("bytes"), path("exported-bytes")}).out,
+              HasSubstr("bytes need no tokenizer file"));
+}
+
 }  // namespace
 }  // namespace tessera

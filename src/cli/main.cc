@@ -150,7 +150,7 @@ CLI::App* add_tokenize(CLI::App& app, TokenizeArguments& tokenize) {
                    "auto: by the ending of the name; text; or jsonl: a JSON object a line")
       ->transform(CLI::CheckedTransformer(std::map<std::string, TextFormat>{
           {"auto", TextFormat::kAuto}, {"text", TextFormat::kText}, {"jsonl", TextFormat::kJsonl}}))
-      ->default_str("auto");
+      ->option_text("TEXT:{auto,text,jsonl}=auto");
   command->add_option("--separator", source.separator_line,
                       "In text: the line that ends a document, \"\" for a blank one; default: each "
                       "file is one document");

@@ -189,8 +189,24 @@ void write_weights(const fs::path& folder, const Export& work, ElementSource& so
   if (num_files > 1) write_index(folder, weight_map, count_bytes(tensors));
 }
 
-void write_companions(const fs::path& folder, const Export& work) {
+/// The trained model's own tokenizer, under the names that transformers looks for.
+void write_tokenizer(const fs::path& folder, const ExportRequest& request) {
+  if (request.tokenizer.empty() || path_exists(folder / "tokenizer.json") ||
+      path_exists(folder / "tokenizer.model")) {
+    return;
+  }
+  const bool is_json = request.tokenizer.extension() == ".json";
+  write_file_synced(folder / (is_json ? "tokenizer.json" : "tokenizer.model"),
+                    read_text_file(request.tokenizer));
+  if (!is_json) return;
+  const nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                 {"eos_token", request.end_of_document}};
+  write_file_synced(folder / "tokenizer_config.json", config.dump(2) + "\n");
+}
+
+void write_companions(const fs::path& folder, const Export& work, const ExportRequest& request) {
   if (!work.companions.folder.empty()) copy_companion_files(work.companions.folder, folder);
+  write_tokenizer(folder, request);
   write_file_synced(folder / "config.json", work.config_text);
 }
 
@@ -226,7 +242,7 @@ ConvertReport export_hf(const ExportRequest& request) {
   const auto source = make_checkpoint_source(work.map, reader);
   progress.begin("writing");
   write_weights(folder.path(), work, *source, request, progress);
-  write_companions(folder.path(), work);
+  write_companions(folder.path(), work, request);
   if (request.options.verify) {
     progress.begin("verifying");
     const VerifyReport verified = verify_export(folder.path(), work, *source, progress);

@@ -84,7 +84,9 @@ TEST_P(TokenizerFixture, CutsWithoutChangingIds) {
   // rounding depends on the whole text.
   const bool known = GetParam().string().starts_with(TESSERA_TEST_DATA) &&
                      GetParam().string().find("unigram") == std::string::npos;
-  if (known) EXPECT_GT(num_cuts, 0U);
+  if (known) {
+    EXPECT_GT(num_cuts, 0U);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerFixture, ::testing::ValuesIn(tokenizer_fixtures()),
