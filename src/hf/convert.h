@@ -63,10 +63,11 @@ struct ExportRequest {
   /// checkpoint made from one. Empty: `source`, if it is such a checkpoint.
   std::filesystem::path like;
   std::optional<bool> fused_experts;  ///< nothing: as in `like`, else one by one
-  /// A tokenizer.json or SentencePiece .model that goes along where `like` brings none; empty: none.
+  /// A tokenizer.json or SentencePiece .model that goes along where `like` brings none; empty:
+  /// none.
   std::filesystem::path tokenizer;
   std::string end_of_document;  ///< its token between documents, as text
-  int64_t max_length = 2048;          ///< max_position_embeddings of a config.json made anew
+  int64_t max_length = 2048;    ///< max_position_embeddings of a config.json made anew
   ConvertOptions options;
 };
 ConvertReport export_hf(const ExportRequest& request);

@@ -65,7 +65,8 @@ EmbeddingProgram build_embedding(const ModelConfig& config, const BatchShape& sh
   Program& program = result.forward;
   result.tokens = program.add_input("tokens", {DType::kI32, {shape.num_tokens}});
   const ValueId table = program.add_weight("embedding.weight", table_type(config, shape));
-  result.hidden_out = program.add1(make_embedding(config.padding_token), {result.tokens, table}, "hidden");
+  result.hidden_out =
+      program.add1(make_embedding(config.padding_token), {result.tokens, table}, "hidden");
   program.set_outputs({result.hidden_out});
   return result;
 }

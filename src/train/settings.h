@@ -34,8 +34,8 @@ struct RunSettings {
 };
 
 struct DataSettings {
-  std::string text;    ///< file or folder of text; or
-  std::string tokens;  ///< prefix of a Megatron .bin/.idx pair; or
+  std::string text;                        ///< file or folder of text; or
+  std::string tokens;                      ///< prefix of a Megatron .bin/.idx pair; or
   std::vector<std::string> blend;          ///< several of those, see blend_settings.h
   std::vector<std::string> blend_changes;  ///< of the blend, from given steps on
   std::string tokenizer = "byte";
@@ -44,7 +44,7 @@ struct DataSettings {
   TextFormat format = TextFormat::kAuto;
   std::string json_key = "text";
   bool instructions = false;
-  std::string cache;            ///< folder for token files; empty: <run.folder>/tokens
+  std::string cache;  ///< folder for token files; empty: <run.folder>/tokens
   int64_t sequence_length = 256;
   double validation_fraction = 0.05;
   Packing packing = Packing::kStream;
