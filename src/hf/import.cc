@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "checkpoint/layout.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/strict_json.h"
+#include "hf/checkpoint_writer.h"
 #include "hf/convert.h"
 #include "hf/elements.h"
 #include "hf/folder_builder.h"
@@ -164,32 +164,17 @@ void write_companions(const fs::path& source, const fs::path& target, Import& wo
   sync_folder(target);
 }
 
-void write_checkpoint_files(const fs::path& folder, const Import& work,
-                            const ImportRequest& request, ConversionProgress& progress) {
-  Manifest manifest;
-  manifest.state = request.make_state(work.config, work.dtype);
+void write_weights(const fs::path& folder, const Import& work, const ImportRequest& request,
+                   ConversionProgress& progress) {
   const Plan plan = plan_to_own(work.map);
   const auto source = make_hf_source(work.map, work.tensors);
-  const std::span<const MappedTensor> tensors = work.map.own;
-  const auto borders = split_shards(tensors, request.options.shard_bytes);
-  for (size_t i = 0; i + 1 < borders.size(); ++i) {
-    const std::string file =
-        fmt::format("{}-{:05}.safetensors", group_name(TensorGroup::kModel), i);
-    const size_t count = borders[i + 1] - borders[i];
-    const auto part = tensors.subspan(borders[i], count);
-    const WrittenFile written = write_shard(
-        {folder / file, part, std::span(plan).subspan(borders[i], count)}, *source, progress);
-    manifest.files[file] = {written.num_bytes, written.checksum};
-    for (const MappedTensor& tensor : part) {
-      manifest.tensors[tensor.name] = {TensorGroup::kModel,
-                                       tensor.dtype,
-                                       tensor.shape,
-                                       {{file, tensor.name, whole(tensor.shape)}}};
-    }
-  }
-  const std::string text = manifest_text(manifest);
-  write_file_synced(folder / kManifestFile, text);
-  write_file_synced(folder / kCompleteFile, complete_marker(text));
+  write_checkpoint_files(
+      folder, request.make_state(work.config, work.dtype), work.map.own,
+      request.options.shard_bytes,
+      [&](const fs::path& file, size_t first, std::span<const MappedTensor> tensors) {
+        return write_shard({file, tensors, std::span(plan).subspan(first, tensors.size())}, *source,
+                           progress);
+      });
 }
 
 VerifyReport verify_import(const fs::path& folder, const Import& work,
@@ -222,7 +207,7 @@ ConvertReport import_hf(const ImportRequest& request) {
   const int64_t checked = request.options.verify ? 2 * report.source_bytes : 0;
   ConversionProgress progress(request.options.progress, report.target_bytes + checked);
   progress.begin("writing");
-  write_checkpoint_files(folder.path(), work, request, progress);
+  write_weights(folder.path(), work, request, progress);
   write_companions(request.source, folder.path() / kHfFolder, work);
   if (request.options.verify) {
     progress.begin("verifying");

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "checkpoint/layout.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/random.h"
+#include "hf/checkpoint_writer.h"
 #include "hf/elements.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
@@ -147,26 +147,11 @@ class Upcycling {
   int64_t num_target() const { return std::ssize(tensors_); }
 
   void write(const fs::path& folder) {
-    Manifest manifest;
-    manifest.state = request_.state;
     progress_.begin("writing");
-    const auto borders = split_shards(tensors_, request_.options.shard_bytes);
-    for (size_t i = 0; i + 1 < borders.size(); ++i) {
-      const std::string file =
-          fmt::format("{}-{:05}.safetensors", group_name(TensorGroup::kModel), i);
-      const auto part = std::span(tensors_).subspan(borders[i], borders[i + 1] - borders[i]);
-      const WrittenFile written = write_file(folder / file, part);
-      manifest.files[file] = {written.num_bytes, written.checksum};
-      for (const MappedTensor& tensor : part) {
-        manifest.tensors[tensor.name] = {TensorGroup::kModel,
-                                         tensor.dtype,
-                                         tensor.shape,
-                                         {{file, tensor.name, whole(tensor.shape)}}};
-      }
-    }
-    const std::string text = manifest_text(manifest);
-    write_file_synced(folder / kManifestFile, text);
-    write_file_synced(folder / kCompleteFile, complete_marker(text));
+    write_checkpoint_files(folder, request_.state, tensors_, request_.options.shard_bytes,
+                           [&](const fs::path& file, size_t /*first*/, auto tensors) {
+                             return write_file(file, tensors);
+                           });
   }
 
  private:
