@@ -143,13 +143,21 @@ void AdamWOptimizer::update(const Slot& slot, const StepInput& input, double gra
   run_kernel(kernels_, *slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3));
 }
 
-std::vector<NamedState> AdamWOptimizer::state() const {
-  std::vector<NamedState> result;
+std::vector<NamedTensor> AdamWOptimizer::state() const {
+  std::vector<NamedTensor> result;
   for (const Slot& slot : slots_) {
     const std::string& name = slot.parameter.name;
     result.push_back({name + ".m", slot.m});
     result.push_back({name + ".v", slot.v});
     if (slot.has_master()) result.push_back({name + ".master", slot.master});
+  }
+  return result;
+}
+
+std::vector<NamedTensor> AdamWOptimizer::masters() const {
+  std::vector<NamedTensor> result;
+  for (const Slot& slot : slots_) {
+    if (slot.has_master()) result.push_back({slot.parameter.name, slot.master});
   }
   return result;
 }

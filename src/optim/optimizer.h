@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "core/tensor.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -27,12 +28,6 @@ struct Parameter {
   /// Whether it is decayed; unset, AdamWOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
   double lr_multiplier = 1.0;
-};
-
-/// A piece of optimizer state as a checkpoint sees it.
-struct NamedState {
-  std::string name;  ///< "<parameter>.m", "<parameter>.v", "<parameter>.master"
-  Tensor tensor;     ///< F32, of the weight's shape
 };
 
 struct StepInput {
@@ -65,8 +60,11 @@ class AdamWOptimizer {
   /// Clips and updates.
   StepResult step(const StepInput& input);
 
-  /// Views of all state, parameter by parameter. After filling masters call round_masters.
-  std::vector<NamedState> state() const;
+  /// Views of all state, parameter by parameter, F32 of the weight's shape: "<parameter>.m",
+  /// "<parameter>.v" and "<parameter>.master". After filling masters call round_masters.
+  std::vector<NamedTensor> state() const;
+  /// The masters alone, by the names of their parameters.
+  std::vector<NamedTensor> masters() const;
   /// Sets the BF16 weights to their masters, rounded.
   void round_masters() const;
   /// Sets the masters to the BF16 weights, exactly: after the weights were loaded or initialised

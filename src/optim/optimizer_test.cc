@@ -226,7 +226,7 @@ TEST(AdamWOptimizer, LearningRateMultiplierScalesStepAndDecay) {
 
 std::vector<std::vector<float>> snapshot(const AdamWOptimizer& optimizer) {
   std::vector<std::vector<float>> all;
-  for (const NamedState& state : optimizer.state()) {
+  for (const NamedTensor& state : optimizer.state()) {
     const auto span = state.tensor.span<float>();
     all.emplace_back(span.begin(), span.end());
   }
@@ -277,7 +277,7 @@ TEST(AdamWOptimizer, StateHasNamesShapesAndPredictedSize) {
     AdamWOptimizer optimizer(model.parameters, {});
     std::vector<std::string> names;
     int64_t bytes = 0;
-    for (const NamedState& state : optimizer.state()) {
+    for (const NamedTensor& state : optimizer.state()) {
       names.push_back(state.name);
       bytes += align_up(state.tensor.num_bytes());
     }

@@ -44,14 +44,14 @@ std::vector<NamedTensor> ModelState::model_tensors() const {
 }
 
 std::vector<NamedTensor> ModelState::optimizer_tensors() const {
-  std::vector<NamedTensor> tensors;
-  for (const auto& state : optimizer_->state()) tensors.push_back({state.name, state.tensor});
-  return tensors;
+  return optimizer_->state();
 }
 
 void ModelState::load_weights(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, model_tensors(), Conversion::kFloats);
-  optimizer_->reset_masters();
+  // Masters take the values themselves, which BF16 weights have rounded.
+  for (const NamedTensor& master : optimizer_->masters())
+    reader.load_into(master.name, master.tensor, Conversion::kFloats);
 }
 
 void ModelState::load(const CheckpointReader& reader) {

@@ -110,6 +110,32 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"recompute", [](Settings& s) { s.train.recompute = {"all"}; }}),
     [](const auto& info) { return info.param.name; });
 
+TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
+  const TemporaryFolder folder;
+  const Settings settings = tiny_settings(folder);
+  const auto source = make_trainer(settings);
+  source->step();
+  source->save("");
+  Settings next = settings;
+  next.run.init_from = settings.run.folder;
+  next.run.folder = folder.file("next");
+  next.train.precision = Precision::kBF16;
+  const auto started = make_trainer(next);
+  const auto& weights = source->state().parameters();
+  int64_t num_masters = 0;
+  for (const NamedTensor& master : started->state().optimizer().masters()) {
+    const auto expected = weights.find(master.name).weight.span<float>();
+    const auto rounded = started->state().parameters().find(master.name).weight.span<Bf16>();
+    const auto found = master.tensor.span<float>();
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_EQ(found[i], expected[i]) << master.name;
+      ASSERT_EQ(static_cast<float>(rounded[i]), static_cast<float>(Bf16(expected[i])));
+    }
+    ++num_masters;
+  }
+  EXPECT_GT(num_masters, 4);
+}
+
 TEST(Trainer, TwoRunsGiveTheSameBits) {
   const TemporaryFolder folder;
   const auto a = make_trainer(tiny_settings(folder));
