@@ -130,7 +130,9 @@ class ChildProcess {
     if (streams_[0].file < 0 && streams_[1].file < 0) return false;
     // Twice, since the first may have run out while the whole machine was suspended.
     constexpr int kPatienceMs = 60'000;
-    if (::poll(polled, 2, kPatienceMs) == 0 && ::poll(polled, 2, kPatienceMs) == 0) {
+    bool ready = false;
+    for (int wait = 0; wait < 2 && !ready; ++wait) ready = ::poll(polled, 2, kPatienceMs) != 0;
+    if (!ready) {
       ADD_FAILURE() << "silent for too long after:\n" << streams_[0].text << streams_[1].text;
       send(SIGKILL);
     }

@@ -57,7 +57,7 @@ TEST_F(CliHelp, PrintedConfigurationShowsOrigins) {
   EXPECT_EQ(config["optim.beta2"]["origin"], "default");
 
   const std::string toml = succeed(arguments).out;
-  for (const std::string origin :
+  for (const std::string& origin :
        {path("run.toml") + ":2", std::string("--run.seed"), std::string("preset tiny")}) {
     EXPECT_THAT(toml, HasSubstr("# " + origin));
   }
