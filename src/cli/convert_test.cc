@@ -114,6 +114,13 @@ TEST_F(CliConvert, UpcyclingKeepsTheFirstForwardPass) {
   EXPECT_EQ(back.at("model_type"), "qwen3_moe");
 }
 
+TEST_F(CliConvert, AModelWithoutATokenizerTakesNoText) {
+  succeed({"convert", fixture("llama"), path("own")});
+  const Finished refused = run_tessera({"generate", path("own"), "--prompt", "hi"});
+  EXPECT_EQ(refused.out, "");
+  expect_error(refused, {"came without a tokenizer", "token file"});
+}
+
 TEST_F(CliConvert, ATrainedModelTakesItsTokenizerAlong) {
   const std::string tokenizer = path("learnt.json");
   succeed({"tokenize", path("text.txt"), "--train", tokenizer, "--vocab-size", "300"});

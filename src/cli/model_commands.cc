@@ -77,6 +77,8 @@ int run_generate(const GenerateArguments& arguments) {
   LoadedModel model(arguments.checkpoint);
   Generator generator(model.settings().model, model.settings().train.dtype(), model.parameters(),
                       model.experts());
+  std::vector<int32_t> ids;  // what cannot be encoded is refused before anything is printed
+  model.tokenizer().encode(arguments.prompt, ids);
   const bool stream = !arguments.json && !arguments.log_probabilities;
   if (stream) std::cout << arguments.prompt << std::flush;
   const auto show = [&](const GeneratedToken& token) {
