@@ -13,7 +13,6 @@
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
