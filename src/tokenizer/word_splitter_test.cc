@@ -12,8 +12,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
-
 std::vector<std::string> words_of(const PreTokenizer& pre_tokenizer, std::string_view text) {
   PreTokenizer::Scratch scratch;
   std::vector<std::string_view> words;
