@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/conversion_progress.h"
 #include "cli/imported_state.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -32,10 +33,7 @@ ConvertOptions make_options(const ConvertArguments& arguments, ProgressBar& bar,
   }
   options.verify = !arguments.no_verify;
   options.shard_bytes = arguments.shard_bytes;
-  options.progress = [&](std::string_view stage, int64_t done, int64_t total) {
-    require(stop.received() == 0, "interrupted; nothing was kept");
-    bar.update(static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1)), stage);
-  };
+  options.progress = show_conversion(bar, stop);
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/conversion_progress.h"
 #include "cli/imported_state.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -97,10 +98,7 @@ int run_upcycle(const UpcycleArguments& given) {
   ProgressBar bar(std::cout, arguments.json ? Terminal{} : detect_terminal(STDOUT_FILENO),
                   "upcycling");
   ConvertOptions options;
-  options.progress = [&](std::string_view stage, int64_t done, int64_t total) {
-    require(stop.received() == 0, "interrupted; nothing was kept");
-    bar.update(static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1)), stage);
-  };
+  options.progress = show_conversion(bar, stop);
   const DenseSource source(arguments, options);
   const CheckpointReader reader(source.path(), Verify::kSizes);
   ModelConfig dense = checkpoint_settings(reader).model;

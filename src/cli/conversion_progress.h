@@ -1,0 +1,13 @@
+#pragma once
+
+#include "core/progress.h"
+#include "hf/convert.h"
+#include "train/stop_signal.h"
+
+namespace tessera {
+
+/// Shows how far a conversion is, and ends it with a UserError when the user stops the program.
+/// Both must outlive the result.
+ConvertProgress show_conversion(ProgressBar& bar, const StopSignal& stop);
+
+}  // namespace tessera
