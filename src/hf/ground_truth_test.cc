@@ -223,9 +223,9 @@ GradientErrors GroundTruth::compare_gradients() const {
   GradientErrors result;
   for (size_t i = 0; i < errors.size(); ++i) {
     if (errors[i].norm() > 0) result.tensors.push_back(errors[i].value());
-    const bool is_rounding = errors[i].norm() < kRounding * total.norm();
-    result.largest.take(is_rounding ? errors[i].difference() / total.norm() : errors[i].value(),
-                        map.hf[i].name);
+    const double rounding = kRounding * total.norm();
+    if (errors[i].norm() < rounding && errors[i].difference() < rounding) continue;
+    result.largest.take(errors[i].value(), map.hf[i].name);
   }
   return result;
 }

@@ -73,8 +73,8 @@ class GroundTruth {
   MicroBatchResult run(std::span<const int32_t> ids);
   /// Loss as Hugging Face reports it: the mean over targets plus the weighted balance loss.
   double total_loss(const MicroBatchResult& result) const;
-  /// A tensor whose gradient is zero but for rounding (the router's where one expert takes a
-  /// probability of 1) counts by its part of the whole gradient.
+  /// A tensor whose gradient is within FP32's rounding of the whole gradient in both (the router's
+  /// where one expert takes a probability of 1) counts as equal.
   GradientErrors compare_gradients() const;
 
  private:
