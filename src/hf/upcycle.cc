@@ -41,8 +41,9 @@ class UpcyclePlanner {
   std::vector<BlockCopy> plan(const MappedTensor& target) const {
     const auto same = by_name_.find(target.name);
     if (same != by_name_.end()) return {copy_whole(same->second)};
-    if (ends(target.name, "moe.router.weight") || ends(target.name, "moe.expert_bias")) return {};
-    if (ends(target.name, "moe.experts.down.weight")) return plan_down(target);
+    if (target.name.ends_with("moe.router.weight") || target.name.ends_with("moe.expert_bias"))
+      return {};
+    if (target.name.ends_with("moe.experts.down.weight")) return plan_down(target);
     return plan_first(target);
   }
 
@@ -51,8 +52,6 @@ class UpcyclePlanner {
     size_t index = 0;
     const MappedTensor* tensor = nullptr;
   };
-
-  static bool ends(const std::string& name, const char* end) { return name.ends_with(end); }
 
   static BlockCopy copy_whole(const Place& place) {
     const Shape& shape = place.tensor->shape;

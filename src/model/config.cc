@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
+#include "model/rotary.h"
 
 namespace tessera {
 namespace {
@@ -311,6 +313,12 @@ int64_t ModelConfig::head_dim() const {
 int64_t ModelConfig::rotary_dim() const {
   if (is_latent()) return latent.rope_size;
   return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
+}
+
+double ModelConfig::attention_scale() const {
+  if (!is_latent() || rope.scaling == RopeScaling::kNone || rope.mscale_all_dims == 0) return 0;
+  const double scale = yarn_scale(rope.factor, rope.mscale_all_dims);
+  return scale * scale / std::sqrt(static_cast<double>(head_dim()));
 }
 
 bool ModelConfig::has_window(int64_t layer) const {

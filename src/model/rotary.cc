@@ -81,10 +81,4 @@ double rotary_amplitude(const RopeConfig& rope) {
   return yarn_scale(rope.factor, 1.0);
 }
 
-double ModelConfig::attention_scale() const {
-  if (!is_latent() || rope.scaling == RopeScaling::kNone || rope.mscale_all_dims == 0) return 0;
-  const double scale = yarn_scale(rope.factor, rope.mscale_all_dims);
-  return scale * scale / std::sqrt(static_cast<double>(head_dim()));
-}
-
 }  // namespace tessera
