@@ -149,12 +149,15 @@ class PackedBatch {
 std::vector<double> score_sequences(LoadedModel& model, const std::vector<Sequence>& sequences,
                                     int64_t batch_tokens) {
   constexpr int64_t kMaxSequences = 64;
+  int64_t longest = 0;
   for (const Sequence& sequence : sequences)
-    batch_tokens = std::max(batch_tokens, static_cast<int64_t>(sequence.tokens.size()));
+    longest = std::max(longest, static_cast<int64_t>(sequence.tokens.size()));
+  batch_tokens = std::max(batch_tokens, longest);
   // One more stretch than sequences holds what fills the batch up.
   ForwardModel forward(model.settings().model,
                        {.num_tokens = batch_tokens,
                         .max_sequences = kMaxSequences + 1,
+                        .sequence_length = longest,
                         .dtype = model.settings().train.dtype()},
                        ForwardGoal::kLoss, model.parameters(), model.experts());
   std::vector<double> losses;
