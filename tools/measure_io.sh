@@ -10,6 +10,7 @@
 set -euo pipefail
 program=$1 bench=$2 text=$3 scratch=$4 gigabytes=${5:-5.5}
 here=$(cd "$(dirname "$0")" && pwd)
+[[ -e $scratch ]] && { echo "$scratch exists; name a new folder, which is removed in the end" >&2; exit 2; }
 mkdir -p "$scratch"
 
 echo "== tokenizer of 32,000 tokens against the package, one thread each"
@@ -19,9 +20,9 @@ OMP_NUM_THREADS=1 python3 "$here/compare_tokenizers.py" --bench "$bench" --token
 for _ in $(seq 30); do cat "$text"; done >"$scratch/big.txt"
 echo "== $(du -m "$scratch/big.txt" | cut -f1) MiB of text: training, then tokenizing by threads"
 "$program" tokenize "$scratch/big.txt" --train "$scratch/big.json" --vocab-size 32000 --split qwen >/dev/null # warm
-start=$(date +%s.%N)
+start=$(date +%s%N)
 "$program" tokenize "$scratch/big.txt" --train "$scratch/big.json" --vocab-size 32000 --split qwen
-echo "training took $(echo "$(date +%s.%N) - $start" | bc -l 2>/dev/null || python3 -c "import time; print(time.time() - $start)") s"
+echo "training took $((($(date +%s%N) - start) / 1000000)) ms"
 for threads in 1 2 4 8 16; do
   [[ $threads -gt $(nproc) ]] && break
   echo "-- $threads threads"
