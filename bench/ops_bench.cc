@@ -157,7 +157,7 @@ void report_memory_bound(DType dtype, int64_t tokens, int64_t hidden) {
     report(kernels, dtype, std::make_shared<ActivationBackward>(kind), {pair, x});
   }
   report(kernels, dtype, make_embedding(), {ids, {dtype, {kVocab, hidden}}});
-  report(kernels, dtype, std::make_shared<EmbeddingBackward>(kVocab, -1), {ids, x});
+  report(kernels, dtype, std::make_shared<EmbeddingBackward>(kVocab, EmbeddingSpec{}), {ids, x});
   report(kernels, dtype, std::make_shared<LinearBiasGrad>(), {x});
 }
 

@@ -110,9 +110,15 @@ void run(const BenchOptions& options) {
                          .dtype = options.dtype};
   const int64_t base = process_memory().resident;
   TrainingModel model(config, shape, {}, make_cpu_kernels());
-  const int64_t predicted = base + ModelState::count_bytes(config, options.dtype).total() +
-                            model.activation_bytes().total();
-  ModelState state(config, options.dtype, {});
+  Settings settings;
+  settings.model = config;
+  settings.train.precision = options.dtype == DType::kBF16 ? Precision::kBF16 : Precision::kF32;
+  settings.train.micro_batch = settings.train.global_batch = options.micro_batch;
+  const auto world = make_single_world();
+  const RunLayout layout = make_run_layout(settings, *world);
+  const int64_t predicted =
+      base + ModelState::count_bytes(settings, layout).total() + model.activation_bytes().total();
+  ModelState state(settings, layout, *world);
   state.initialize(1);
   model.bind(state.parameters(), state.experts());
   Tokens tokens(options.micro_batch);
@@ -122,8 +128,8 @@ void run(const BenchOptions& options) {
   std::vector<double> times;
   for (int64_t step = 0; step <= options.steps; ++step) {
     const bool warm = step > 0;
-    const NodeObserver observe = [&](const Node& node, double seconds) {
-      if (warm) operators[std::string(node.op->name())] += seconds;
+    const NodeObserver observe = [&](const NodeEvent& event) {
+      if (warm) operators[std::string(event.node.op->name())] += event.seconds();
     };
     const auto start = Clock::now();
     state.parameters().zero_gradients();
@@ -131,7 +137,7 @@ void run(const BenchOptions& options) {
     const double zeroed = seconds_since(start);
     model.run(tokens.view(), scales, observe);
     const auto update = Clock::now();
-    state.optimizer().step({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
+    state.update({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
     if (!warm) continue;
     operators["(zero gradients)"] += zeroed;
     operators["(gradient norm, AdamW)"] += seconds_since(update);

@@ -38,3 +38,9 @@ find_path(ZSTD_INCLUDE_DIR zstd.h REQUIRED)
 add_library(tessera_compression INTERFACE)
 target_include_directories(tessera_compression SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
 target_link_libraries(tessera_compression INTERFACE ZLIB::ZLIB LibLZMA::LibLZMA ${ZSTD_LIBRARY})
+
+# For runs of several ranks (src/comm/mpi).
+find_package(MPI COMPONENTS CXX)
+if(NOT MPI_CXX_FOUND)
+  message(NOTICE "MPI was not found: the program will run single ranks only, and tests of several are left out")
+endif()

@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusplus-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev zlib1g-dev libzstd-dev liblzma-dev libpcre2-dev libutf8proc-dev
-          libsentencepiece-dev libgtest-dev libgmock-dev)
+          libsentencepiece-dev libgtest-dev libgmock-dev libopenmpi-dev openmpi-bin)
 [[ "${1:-}" == "--ci" ]] && packages+=(clang-format clang-tidy)
 [[ "${1:-}" == "--fuzz" ]] && packages+=(clang libclang-rt-dev)
 

@@ -11,6 +11,8 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
+#include "comm/communicator.h"
+#include "core/slice.h"
 #include "core/tensor.h"
 
 namespace tessera {
@@ -19,7 +21,11 @@ namespace tessera {
 // which holds the hash of the manifest and is written last. It is built under another name, waited
 // for until it is on the disk, and only then renamed, so that a kill at any moment leaves either
 // the whole checkpoint or none.
+//
+// What it holds are global tensors, cut into pieces as those who saved held them. Any number of
+// ranks, each with whatever slices, reads it.
 
+/// What one process saves that holds all.
 struct SaveRequest {
   int64_t step = 0;
   /// Names are distinct over both lists.
@@ -30,6 +36,18 @@ struct SaveRequest {
   /// How many of the newest complete checkpoints stay; 0 keeps all.
   int64_t keep_last = 0;
   /// A file holds tensors up to this size, or a single larger one.
+  int64_t shard_bytes = int64_t{4} << 30;
+};
+
+/// What one of several ranks saves. Over all ranks, every element of every global tensor is given
+/// exactly once; a rank may give several slices of a tensor, or none.
+struct SliceSaveRequest {
+  int64_t step = 0;
+  std::span<const NamedSlice> model = {};
+  std::span<const NamedSlice> optimizer = {};
+  /// As in SaveRequest; of these two, rank 0's count.
+  std::string state = "{}";
+  int64_t keep_last = 0;
   int64_t shard_bytes = int64_t{4} << 30;
 };
 
@@ -45,6 +63,14 @@ struct SaveResult {
 /// before.
 SaveResult save_checkpoint(const std::filesystem::path& root, const SaveRequest& request);
 
+/// The same by all ranks of `world` together, each writing files of its own at the same time; rank
+/// 0 joins them. All ranks give the same `root`, on a file system that they share, and return the
+/// same or throw the same: what fails on one rank ends the save on all, with that rank's number and
+/// message. Throws InternalError where an element is given by no rank or by several, and CommError
+/// where a rank is lost; then earlier checkpoints are as before, or this one is complete.
+SaveResult save_checkpoint(const std::filesystem::path& root, const SliceSaveRequest& request,
+                           Communicator& world);
+
 struct FoundCheckpoint {
   std::optional<std::filesystem::path> path;
   int64_t step = 0;
@@ -56,6 +82,8 @@ struct FoundCheckpoint {
 /// The complete checkpoint of the highest step in `root`: marked complete, a valid manifest, all
 /// files of their sizes. Finds nothing where `root` does not exist.
 FoundCheckpoint find_latest(const std::filesystem::path& root);
+/// What rank 0 finds, on all ranks of `world`. Collective.
+FoundCheckpoint find_latest(const std::filesystem::path& root, Communicator& world);
 
 /// Whether loading may convert between f32 and bf16.
 enum class Conversion : uint8_t { kNone, kFloats };
@@ -63,13 +91,24 @@ enum class Conversion : uint8_t { kNone, kFloats };
 /// Whether opening a checkpoint reads all of it and compares checksums.
 enum class Verify : uint8_t { kSizes, kChecksums };
 
-/// An open checkpoint. All files are opened and validated on construction, so that it can be read
-/// to the end even when a training run removes it meanwhile. Throws UserError naming file, tensor,
-/// what was found and what was expected.
+/// The name and shape of a tensor of which a rank may hold any part.
+struct GlobalTensor {
+  std::string name;
+  Shape shape;
+};
+
+/// An open checkpoint. Throws UserError naming file, tensor, what was found and what was expected.
 class CheckpointReader {
  public:
+  /// Opens and validates all files, so that the checkpoint can be read to the end even when a
+  /// training run removes it meanwhile.
   explicit CheckpointReader(const std::filesystem::path& folder,
                             Verify verify = Verify::kChecksums);
+  /// The same by all ranks of `world` together: each file is validated by one of them, and all
+  /// return or all throw. A rank keeps open what it validated and opens others when it needs them,
+  /// so the folder must stay while it reads. Loading is not collective.
+  CheckpointReader(const std::filesystem::path& folder, Communicator& world,
+                   Verify verify = Verify::kChecksums);
 
   const std::filesystem::path& path() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -84,19 +123,30 @@ class CheckpointReader {
   /// Reads the part of a global tensor that starts at `offset` and has the shape of `out`.
   void load_part(std::string_view name, const Shape& offset, const Tensor& out,
                  Conversion conversion = Conversion::kNone) const;
+  /// Reads a slice of a global tensor of shape slice.global; `out` has slice.shape().
+  void load_slice(std::string_view name, const Slice& slice, const Tensor& out,
+                  Conversion conversion = Conversion::kNone) const;
   /// Reads all tensors of a group. Names that only one side has are an error: nothing is dropped
   /// silently.
   void load_group(TensorGroup group, std::span<const NamedTensor> tensors,
+                  Conversion conversion = Conversion::kNone) const;
+  /// Reads what one rank holds of a group. `all` are the tensors of the whole model: their names
+  /// and shapes must be those of the checkpoint, and `slices` be of them.
+  void load_group(TensorGroup group, std::span<const NamedSlice> slices,
+                  std::span<const GlobalTensor> all,
                   Conversion conversion = Conversion::kNone) const;
   /// Lets the system take back the memory of what was read.
   void drop_pages() const;
 
  private:
   const TensorRecord& record(std::string_view name) const;
+  /// The record of a tensor that must have this shape.
+  const TensorRecord& record(std::string_view name, const Shape& shape) const;
+  const SafetensorsReader& file(const std::string& name) const;
 
   std::filesystem::path folder_;
   Manifest manifest_;
-  std::map<std::string, SafetensorsReader> files_;
+  mutable std::map<std::string, SafetensorsReader> files_;  // those opened so far
 };
 
 }  // namespace tessera

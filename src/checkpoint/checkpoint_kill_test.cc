@@ -3,10 +3,18 @@
 namespace tessera {
 namespace {
 
-using CheckpointKill = FolderTest;
+/// On a disk, which makes kills fall between writing and its end.
+class CheckpointKill : public FolderTest {
+ protected:
+  CheckpointKill() : FolderTest(::testing::TempDir()) {}
+};
 
 TEST_F(CheckpointKill, TheNewestCompleteOneLoads) {
-  kill_savers(folder_, 10, 1);
+  kill_savers(folder_, 1, 10, 1);
+}
+
+TEST_F(CheckpointKill, TheNewestCompleteOneOfSeveralRanksLoads) {
+  kill_savers(folder_, 3, 10, 2);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/process_world_testing.h"
+#include "checkpoint/slicing_testing.h"
 #include "checkpoint/testing.h"
 
 namespace tessera {
@@ -36,6 +38,29 @@ class SteppedCheckpoint {
                            .state = state(),
                            .keep_last = keep_last,
                            .shard_bytes = 4500});
+  }
+
+  /// The same by several ranks: "a" by rows, "b" by columns, "a.m" by rows of which each rank has
+  /// two ranges.
+  void save(const std::filesystem::path& root, int64_t keep_last, Communicator& world) const {
+    const auto share = [&](int64_t total, int64_t first) {
+      const int64_t begin = total * world.rank() / world.size();
+      return IndexRange{first + begin, total * (world.rank() + 1) / world.size() - begin};
+    };
+    const std::vector<Slicing::Item> model = {{"a", Slice::of_rows({50, 20}, {share(50, 0)})},
+                                              {"b", Slice::of_columns({30, 20}, share(20, 0))}};
+    const LocalSlices own_model(model, model_.named());
+    const LocalSlices own_optimizer(
+        {{"a.m", Slice::of_rows({50, 20}, {share(20, 0), share(30, 20)})}}, optimizer_.named());
+    own_model.fill();
+    own_optimizer.fill();
+    save_checkpoint(root,
+                    {.step = step_,
+                     .model = own_model.named(),
+                     .optimizer = own_optimizer.named(),
+                     .state = state(),
+                     .keep_last = keep_last},
+                    world);
   }
 
   void expect_equal(const CheckpointReader& reader) const {
@@ -92,36 +117,63 @@ inline int64_t expect_newest_loads(const std::filesystem::path& root, int64_t fi
   return found.step;
 }
 
-/// Saves one step after another in a child that is killed after `delay`.
-inline void kill_saver(const std::filesystem::path& root, std::chrono::microseconds delay,
-                       std::atomic<int64_t>& saved) {
-  const int64_t start = saved;
-  const pid_t child = ::fork();
-  if (child == 0) {
-    for (int64_t step = start + 1;; ++step) {
-      SteppedCheckpoint(step).save(root, 2);
-      saved = step;
-    }
-  }
-  ASSERT_GT(child, 0);
-  std::this_thread::sleep_for(delay);
-  ::kill(child, SIGKILL);
+/// Waits for a process that must end; kills it and fails where it does not.
+inline int wait_for(pid_t process) {
   int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFSIGNALED(status)) << "the saver ended by itself";
+  for (int i = 0; i < 60'000; ++i) {
+    if (::waitpid(process, &status, WNOHANG) == process) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ADD_FAILURE() << "a rank waits for ever";
+  ::kill(process, SIGKILL);
+  ::waitpid(process, &status, 0);
+  return status;
 }
 
-/// Kills savers at random moments and checks what each left, at least `num_kills` times and until
-/// some saves finished.
-inline void kill_savers(const std::filesystem::path& root, int num_kills, uint64_t seed) {
+/// A rank that was not killed ended because another was.
+inline void expect_lost_peer(pid_t process) {
+  const int status = wait_for(process);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kLostPeer) << status;
+}
+
+/// Saves one step after another in processes, one of which is killed after `delay`.
+inline void kill_one_saver(const std::filesystem::path& root, int64_t num_ranks, size_t killed,
+                           std::chrono::microseconds delay, std::atomic<int64_t>& saved) {
+  const int64_t start = saved;
+  const std::vector<pid_t> ranks = fork_ranks(num_ranks, [&](Communicator& world) {
+    for (int64_t step = start + 1;; ++step) {
+      if (num_ranks == 1) {
+        SteppedCheckpoint(step).save(root, 2);
+      } else {
+        SteppedCheckpoint(step).save(root, 2, world);
+      }
+      if (world.rank() == 0) saved = step;
+    }
+  });
+  std::this_thread::sleep_for(delay);
+  ::kill(ranks[killed], SIGKILL);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (rank == killed) {
+      EXPECT_TRUE(WIFSIGNALED(wait_for(ranks[rank]))) << "the saver ended by itself";
+    } else {
+      expect_lost_peer(ranks[rank]);
+    }
+  }
+}
+
+/// Kills a random one of `num_ranks` savers at random moments and checks what is left, at least
+/// `num_kills` times and until some saves finished.
+inline void kill_savers(const std::filesystem::path& root, int64_t num_ranks, int num_kills,
+                        uint64_t seed) {
   Random random(seed, 0);
   SharedStep saved;
   double longest_us = 20'000;
   for (int kill = 0; kill < num_kills || saved.get() < 3; ++kill) {
     const int64_t before = saved.get();
     const auto delay = static_cast<int64_t>(random.next_uniform() * longest_us);
-    kill_saver(root, std::chrono::microseconds(delay), saved.get());
-    if (::testing::Test::HasFatalFailure()) return;
+    const auto killed = random.next_below(static_cast<uint64_t>(num_ranks));
+    kill_one_saver(root, num_ranks, killed, std::chrono::microseconds(delay), saved.get());
+    if (::testing::Test::HasFailure()) return;
     // A slow machine gets more time, so that kills fall on every stage of a save.
     if (saved.get() == before) longest_us *= 1.1;
     saved.get() = expect_newest_loads(root, saved.get(), saved.get() + 1);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/cover.h"
 #include "core/error.h"
 #include "core/strict_json.h"
 
@@ -71,32 +72,6 @@ TensorPiece parse_piece(const json& value, const Shape& global, std::string_view
   return piece;
 }
 
-void require_disjoint(std::vector<Rectangle> pieces, std::string_view where) {
-  std::ranges::sort(pieces, {}, [](const Rectangle& piece) { return piece.offset[0]; });
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const int64_t end = pieces[i].offset[0] + pieces[i].shape[0];
-    for (size_t j = i + 1; j < pieces.size() && pieces[j].offset[0] < end; ++j) {
-      require(!intersect(pieces[i], pieces[j]), "{}: the pieces at {} and {} overlap", where,
-              pieces[i].offset.to_string(), pieces[j].offset.to_string());
-    }
-  }
-}
-
-void require_exact_cover(const TensorRecord& record, std::string_view where) {
-  const int64_t total = record.shape.num_elements();
-  int64_t covered = 0;
-  std::vector<Rectangle> pieces;
-  for (const TensorPiece& piece : record.pieces) {
-    const int64_t count = piece.rectangle.shape.num_elements();
-    if (count > 0) pieces.push_back(piece.rectangle);
-    covered += count;
-    // Checked inside the loop, so that the sum cannot overflow.
-    require(covered <= total, "{}: its pieces hold more than its {} elements", where, total);
-  }
-  require(covered == total, "{}: its pieces hold {} of {} elements", where, covered, total);
-  if (record.shape.rank() > 0) require_disjoint(std::move(pieces), where);
-}
-
 TensorRecord parse_tensor(const json& value, std::string_view where) {
   require_members(value, {"group", "dtype", "shape", "pieces"}, where);
   TensorRecord record;
@@ -106,7 +81,6 @@ TensorRecord parse_tensor(const json& value, std::string_view where) {
   const json& pieces = json_member(value, "pieces", where);
   require(pieces.is_array(), "{}: 'pieces' must be a list, found {}", where, pieces.type_name());
   for (const json& piece : pieces) record.pieces.push_back(parse_piece(piece, record.shape, where));
-  require_exact_cover(record, where);
   return record;
 }
 
@@ -179,7 +153,7 @@ std::string manifest_text(const Manifest& manifest) {
       normal_state(manifest.state));
 }
 
-Manifest parse_manifest(std::string_view text, std::string_view where) {
+Manifest parse_manifest_part(std::string_view text, std::string_view where) {
   const json root = parse_strict_json(text, where, kMaxDepth);
   check_format(root, where);
   require_members(root, {"format", "version", "step", "files", "tensors", "state"}, where);
@@ -190,6 +164,15 @@ Manifest parse_manifest(std::string_view text, std::string_view where) {
   const json& state = json_member(root, "state", where);
   require(state.is_object(), "{}: 'state' must be an object, found {}", where, state.type_name());
   manifest.state = state.dump();
+  return manifest;
+}
+
+Manifest parse_manifest(std::string_view text, std::string_view where) {
+  Manifest manifest = parse_manifest_part(text, where);
+  for (const auto& [name, record] : manifest.tensors) {
+    const std::string defect = cover_defect(record.shape, record.pieces);
+    require(defect.empty(), "{}: tensor {}: {}", where, quote_for_message(name), defect);
+  }
   return manifest;
 }
 

@@ -54,4 +54,8 @@ std::string manifest_text(const Manifest& manifest);
 /// UserError.
 Manifest parse_manifest(std::string_view text, std::string_view where);
 
+/// The same of a part of a manifest, with one rank's files and pieces, which need not cover their
+/// tensors.
+Manifest parse_manifest_part(std::string_view text, std::string_view where);
+
 }  // namespace tessera

@@ -1,8 +1,13 @@
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/retention.h"
+#include "checkpoint/together.h"
+#include "checkpoint/write_part.h"
+#include "comm/error.h"
 #include "core/error.h"
 #include "core/file.h"
 
@@ -11,66 +16,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// How many tensors from the start fit into one file; at least one.
-size_t num_in_shard(std::span<const NamedTensor> tensors, int64_t shard_bytes) {
-  int64_t num_bytes = 0;
-  size_t count = 0;
-  for (const NamedTensor& named : tensors) {
-    num_bytes += named.tensor.num_bytes();
-    if (count > 0 && num_bytes > shard_bytes) break;
-    ++count;
-  }
-  return count;
-}
-
-void record_tensors(Manifest& manifest, TensorGroup group, std::span<const NamedTensor> tensors,
-                    const std::string& file) {
-  for (const NamedTensor& named : tensors) {
-    const Tensor& tensor = named.tensor;
-    const TensorRecord record{
-        group, tensor.dtype, tensor.shape, {{file, named.name, whole(tensor.shape)}}};
-    ensure(manifest.tensors.emplace(named.name, record).second,
-           "two tensors of a checkpoint are named '{}'", named.name);
+/// Rank 0 must see what the others wrote, or no one could load it.
+void check_files_seen(const fs::path& folder, const Manifest& manifest) {
+  for (const auto& [name, record] : manifest.files) {
+    std::error_code error;
+    const auto size = fs::file_size(folder / name, error);
+    require(!error && static_cast<int64_t>(size) == record.num_bytes,
+            "rank 0 finds no file {} of {} bytes, which another rank wrote; the folder must lie on "
+            "a file system that all ranks share",
+            (folder / name).string(), record.num_bytes);
   }
 }
 
-void write_group(const fs::path& folder, const SaveRequest& request, TensorGroup group,
-                 Manifest& manifest) {
-  auto rest = group == TensorGroup::kModel ? request.model : request.optimizer;
-  for (int index = 0; !rest.empty(); ++index) {
-    const auto shard = rest.first(num_in_shard(rest, request.shard_bytes));
-    const std::string file = fmt::format("{}-{:05}.safetensors", group_name(group), index);
-    record_tensors(manifest, group, shard, file);
-    const WrittenFile written = write_safetensors(folder / file, shard);
-    manifest.files[file] = {written.num_bytes, written.checksum};
-    rest = rest.subspan(shard.size());
-  }
-}
-
-/// Writes all files of a checkpoint, the marker last and only when the others are on the disk.
-void write_checkpoint(const fs::path& folder, const SaveRequest& request) {
-  Manifest manifest;
-  manifest.step = request.step;
-  manifest.state = request.state;
-  write_group(folder, request, TensorGroup::kModel, manifest);
-  write_group(folder, request, TensorGroup::kOptimizer, manifest);
+/// Writes the manifest, and the marker when all else is on the disk.
+void complete(const fs::path& folder, const Manifest& manifest) {
   const std::string text = manifest_text(manifest);
   write_file_synced(folder / kManifestFile, text);
   sync_folder(folder);
   write_file_synced(folder / kCompleteFile, complete_marker(text));
   sync_folder(folder);
-}
-
-fs::path trash_path(const fs::path& path) {
-  return path.parent_path() /
-         unique_name(fmt::format("{}{}-", kTrashPrefix, path.filename().string()));
-}
-
-/// Renamed first, so that a kill leaves nothing half-removed that looks complete.
-void discard(const fs::path& path) {
-  const fs::path trash = trash_path(path);
-  rename_path(path, trash);
-  remove_path(trash);
 }
 
 /// Gives a finished folder its final name; one of the same step takes the temporary name.
@@ -86,86 +50,151 @@ void publish(const fs::path& temporary, const fs::path& final_path) {
   sync_folder(final_path.parent_path());
 }
 
-void remove_quietly(const fs::path& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
-}
+struct SaveJob {
+  PartRequest part;
+  std::string state;
+  int64_t keep_last = 0;
+};
 
-void write_and_publish(const fs::path& root, const fs::path& final_path,
-                       const SaveRequest& request) {
-  const fs::path temporary =
-      root / unique_name(fmt::format(".tmp-{}-", final_path.filename().string()));
-  try {
-    make_folder(temporary);
-    write_checkpoint(temporary, request);
-    publish(temporary, final_path);
-  } catch (const UserError& error) {
-    remove_quietly(temporary);
-    user_error("checkpoint of step {} not saved: {}; earlier checkpoints are as they were",
-               request.step, error.what());
-  } catch (...) {
-    remove_quietly(temporary);
-    throw;
+/// One save, seen from one rank. Rank 0 leads: it alone makes, renames and removes folders.
+class Save {
+ public:
+  Save(const fs::path& root, const SaveJob& job, Communicator& world)
+      : root_(root),
+        job_(job),
+        part_(job.part),
+        world_(world),
+        final_(root / step_folder_name(job.part.step)) {}
+
+  SaveResult run() {
+    prepare();
+    write_and_publish();
+    together(world_, [&] {
+      if (leads()) clean_up();
+    });
+    return {final_, broadcast_texts(world_, warnings_)};
   }
-  remove_quietly(temporary);  // holds the replaced checkpoint, if there was one
-}
 
-template <typename Action>
-void try_cleanup(SaveResult& result, Action action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    result.warnings.emplace_back(error.what());
+ private:
+  bool leads() const { return world_.rank() == 0; }
+
+  void prepare() {
+    std::string name;
+    together(world_, [&] {
+      ensure(part_.step >= 0 && job_.keep_last >= 0 && part_.shard_bytes > 0,
+             "save_checkpoint: step {}, keep_last {}, shard_bytes {}", part_.step, job_.keep_last,
+             part_.shard_bytes);
+      if (!leads()) return;
+      make_folder(root_);
+      lock_.emplace(root_);
+      // Before writing, since leftovers may fill the disk.
+      if (lock_->held()) remove_stale(root_, warnings_);
+      name = unique_name(fmt::format(".tmp-{}-", final_.filename().string()));
+    });
+    temporary_ = root_ / broadcast_texts(world_, {name}).front();
   }
-}
 
-bool marked_complete(const fs::path& folder) {
-  try {
-    read_complete_manifest(folder);
-    return true;
-  } catch (const UserError&) {
-    return false;
-  }
-}
-
-/// Removes complete checkpoints beyond the newest `keep_last`, but never the one just saved.
-void remove_old(const fs::path& root, const fs::path& saved, int64_t keep_last,
-                SaveResult& result) {
-  int64_t num_kept = 1;
-  for (const StepFolder& folder : list_step_folders(root)) {
-    if (folder.path == saved || !marked_complete(folder.path)) continue;
-    if (++num_kept > keep_last) try_cleanup(result, [&] { discard(folder.path); });
-  }
-}
-
-/// Removes what killed processes left. REQUIRES the lock of `root`: no other process is saving.
-void remove_stale(const fs::path& root, SaveResult& result) {
-  for (const char* prefix : {kTemporaryPrefix, kTrashPrefix}) {
-    for (const fs::path& path : list_prefixed(root, prefix)) {
-      try_cleanup(result, [&] { remove_path(path); });
+  void write_and_publish() {
+    try {
+      together(world_, [&] {
+        if (leads()) make_folder(temporary_);
+      });
+      Manifest own;
+      std::string text;
+      together(world_, [&] {
+        own = write_part(temporary_, part_);
+        if (!leads()) text = manifest_text(own);
+      });
+      const auto others = gather_texts(world_, std::move(text));
+      together(world_, [&] {
+        if (leads()) finish(std::move(own), others);
+      });
+    } catch (const CommError&) {
+      remove_temporary();
+      throw;
+    } catch (const UserError& error) {
+      abandon();
+      user_error("checkpoint of step {} not saved: {}; earlier checkpoints are as they were",
+                 part_.step, error.what());
+    } catch (const InternalError&) {
+      abandon();
+      throw;
+    } catch (...) {
+      remove_temporary();
+      throw;
     }
+    remove_temporary();  // holds the replaced checkpoint, if there was one
   }
-}
+
+  /// What cannot be removed now, for instance since another rank still writes there, the next save
+  /// removes.
+  void remove_temporary() {
+    std::error_code ignored;
+    if (leads()) fs::remove_all(temporary_, ignored);
+  }
+
+  /// After an error that all ranks know of: none returns before nothing is left.
+  void abandon() {
+    remove_temporary();
+    world_.barrier();
+  }
+
+  void finish(Manifest own, const std::vector<std::string>& others) {
+    own.state = job_.state;
+    std::vector<Manifest> parts = {std::move(own)};
+    for (size_t rank = 1; rank < others.size(); ++rank) {
+      parts.push_back(parse_manifest_part(others[rank], fmt::format("the part of rank {}", rank)));
+    }
+    const Manifest manifest = merge_parts(std::move(parts));
+    if (world_.size() > 1) check_files_seen(temporary_, manifest);
+    complete(temporary_, manifest);
+    publish(temporary_, final_);
+  }
+
+  void clean_up() {
+    try_cleanup(warnings_,
+                [&] { replace_file(root_ / kLatestFile, final_.filename().string() + "\n"); });
+    if (job_.keep_last == 0) return;
+    try_cleanup(warnings_, [&] { remove_old(root_, final_, job_.keep_last, warnings_); });
+  }
+
+  const fs::path& root_;
+  const SaveJob& job_;
+  const PartRequest& part_;
+  Communicator& world_;
+  const fs::path final_;
+  fs::path temporary_;
+  std::optional<FolderLock> lock_;
+  std::vector<std::string> warnings_;
+};
 
 }  // namespace
 
 SaveResult save_checkpoint(const fs::path& root, const SaveRequest& request) {
-  ensure(request.step >= 0 && request.keep_last >= 0 && request.shard_bytes > 0,
-         "save_checkpoint: step {}, keep_last {}, shard_bytes {}", request.step, request.keep_last,
-         request.shard_bytes);
-  make_folder(root);
-  const FolderLock lock(root);
-  SaveResult result;
-  // Before writing, since leftovers may fill the disk.
-  if (lock.held()) remove_stale(root, result);
-  result.path = root / step_folder_name(request.step);
-  write_and_publish(root, result.path, request);
-  try_cleanup(result,
-              [&] { replace_file(root / kLatestFile, result.path.filename().string() + "\n"); });
-  if (request.keep_last > 0) {
-    try_cleanup(result, [&] { remove_old(root, result.path, request.keep_last, result); });
-  }
-  return result;
+  const SaveJob job{.part = {.step = request.step,
+                             .shard_bytes = request.shard_bytes,
+                             .model = whole_tensors(request.model),
+                             .optimizer = whole_tensors(request.optimizer)},
+                    .state = request.state,
+                    .keep_last = request.keep_last};
+  const CommunicatorPtr alone = make_single_communicator("checkpoint");
+  return Save(root, job, *alone).run();
+}
+
+SaveResult save_checkpoint(const fs::path& root, const SliceSaveRequest& request,
+                           Communicator& world) {
+  SaveJob job;
+  together(world, [&] {
+    job = {.part = {.rank = world.rank(),
+                    .num_ranks = world.size(),
+                    .step = request.step,
+                    .shard_bytes = request.shard_bytes,
+                    .model = sliced_tensors(request.model),
+                    .optimizer = sliced_tensors(request.optimizer)},
+           .state = request.state,
+           .keep_last = request.keep_last};
+  });
+  return Save(root, job, world).run();
 }
 
 }  // namespace tessera

@@ -21,7 +21,20 @@ struct ConfigArguments {
 
 struct TrainArguments {
   ConfigArguments config;
+  int64_t ranks = 0;  ///< local ones to start; 0: this process is one of those that are there
+  std::string trace;  ///< file for a trace; empty: none
+  std::vector<std::string> command;  ///< this command line without --ranks
   bool print_config = false;
+  bool json = false;
+};
+
+struct VerifyArguments {
+  ConfigArguments config;
+  int64_t ranks = 0;  ///< 0: as many as the layout needs
+  int64_t steps = 3;
+  double tolerance = 1e-4;
+  bool full = false;
+  bool all = false;
   bool json = false;
 };
 
@@ -98,6 +111,7 @@ struct DoctorArguments {
 /// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as
 /// UserError.
 int run_train(const TrainArguments& arguments);
+int run_verify(const VerifyArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
 int run_eval(const EvalArguments& arguments);
 /// Learns a byte-level byte-pair encoding from the documents of a source and writes it.

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "comm/mpi_world.h"
 #include "core/memory.h"
 #include "train/machine.h"
 
@@ -53,7 +54,7 @@ int run_doctor(const DoctorArguments& arguments) {
                                 {"features", features},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
                                 {"cuda", false},
-                                {"mpi", false}}
+                                {"mpi", mpi_library_version()}}
                      .dump(2)
               << "\n";
     return 0;
@@ -68,7 +69,8 @@ int run_doctor(const DoctorArguments& arguments) {
                                  ? "present, but this program was built without it (TESSERA_MARCH)"
                                  : "not present");
   }
-  std::cout << "cuda        not in this program\nmpi         not in this program\n";
+  std::cout << "cuda        not in this program\n"
+            << fmt::format("mpi         {}\n", mpi_library_version());
   return 0;
 }
 

@@ -1,7 +1,10 @@
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/commands.h"
+#include "comm/planned_world.h"
 #include "core/memory.h"
 #include "core/progress.h"
 #include "ops/registry/cpu_kernels.h"
@@ -26,12 +29,31 @@ Settings resolve(const ConfigArguments& arguments) {
   return settings;
 }
 
-TrainingModel make_model(const Settings& settings) {
+int64_t resolve_ranks(const Settings& settings, int64_t ranks) {
+  return ranks > 0 ? ranks : least_ranks(settings.parallel);
+}
+
+/// One rank's part of a training run, of ranks that are not there.
+struct PlannedRank {
+  RunLayout layout;
+  TrainingModel model;
+};
+
+PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
+  const auto world = make_planned_world(rank, num_ranks);
+  RunLayout layout = make_run_layout(settings, *world);
   const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
                          .max_sequences = settings.train.micro_batch,
                          .sequence_length = settings.data.sequence_length,
                          .dtype = settings.train.dtype()};
-  return {settings.model, shape, settings.train.recompute, make_cpu_kernels()};
+  TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
+                      layout.part);
+  return {std::move(layout), std::move(model)};
+}
+
+/// The first rank of each pipeline stage.
+std::vector<int64_t> first_ranks(const Settings& settings, int64_t num_ranks) {
+  return Layout(settings.parallel.layout, num_ranks).group(0, Axis::kPp);
 }
 
 void show_presets(bool json) {
@@ -56,35 +78,56 @@ void show_presets(bool json) {
   if (json) std::cout << list.dump(2) << "\n";
 }
 
-void show_programs(const Settings& settings) {
-  const TrainingModel model = make_model(settings);
-  for (const LayerKind kind : model.layer_kinds()) {
-    const DerivedProgram& program = model.layer_program(kind);
-    std::vector<ValueId> saved;
-    for (const Link& link : program.derived.saved) saved.push_back(link.forward);
-    std::cout << print_program(program.forward.program(), saved) << "\n"
-              << print_program(program.backward.program()) << "\n";
+void show_programs(const Settings& settings, int64_t num_ranks) {
+  std::set<LayerKind> shown;
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
+    const PlannedRank planned = plan_rank(settings, rank, num_ranks);
+    for (const LayerKind kind : planned.model.layer_kinds()) {
+      if (!shown.insert(kind).second) continue;
+      const DerivedProgram& program = planned.model.layer_program(kind);
+      std::vector<ValueId> saved;
+      for (const Link& link : program.derived.saved) saved.push_back(link.forward);
+      std::cout << print_program(program.forward.program(), saved) << "\n"
+                << print_program(program.backward.program()) << "\n";
+    }
   }
 }
 
-void show_memory(const Settings& settings, bool json) {
-  const auto state = ModelState::count_bytes(settings.model, settings.train.dtype());
-  const ActivationBytes activations = make_model(settings).activation_bytes();
-  const std::vector<std::pair<std::string, int64_t>> rows = {
-      {"weights", state.weights},
-      {"gradients", state.gradients},
-      {"optimizer", state.optimizer},
-      {"saved activations", activations.saved},
-      {"hidden states", activations.hidden},
-      {"working memory", activations.transient},
-      {"inputs", activations.inputs},
-      {"total", state.total() + activations.total()}};
-  Json object;
-  for (const auto& [name, bytes] : rows) {
-    object[name] = bytes;
-    if (!json) std::cout << fmt::format("{:<18} {:>12}\n", name, format_bytes(bytes));
+std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& settings,
+                                                            const PlannedRank& planned) {
+  const auto state = ModelState::count_bytes(settings, planned.layout);
+  const ActivationBytes activations = planned.model.activation_bytes();
+  return {{"weights", state.weights},
+          {"gradients", state.gradients},
+          {"optimizer", state.optimizer},
+          {"saved activations", activations.saved},
+          {"hidden states", activations.hidden},
+          {"working memory", activations.transient},
+          {"inputs", activations.inputs},
+          {"total", state.total() + activations.total()}};
+}
+
+/// A column for the first rank of each stage; as JSON one object, or with several stages a list.
+void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
+  std::vector<std::vector<std::pair<std::string, int64_t>>> stages;
+  std::string head = fmt::format("{:<18}", "");
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
+    stages.push_back(predict_memory(settings, plan_rank(settings, rank, num_ranks)));
+    head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
   }
-  if (json) std::cout << object.dump(2) << "\n";
+  if (json) {
+    Json list = Json::array();
+    for (const auto& rows : stages) list.push_back(Json(std::map(rows.begin(), rows.end())));
+    std::cout << (list.size() == 1 ? list[0] : list).dump(2) << "\n";
+    return;
+  }
+  if (num_ranks > 1) std::cout << head << "\n";
+  for (size_t row = 0; row < stages[0].size(); ++row) {
+    std::cout << fmt::format("{:<18}", stages[0][row].first);
+    for (const auto& rows : stages)
+      std::cout << fmt::format(" {:>12}", format_bytes(rows[row].second));
+    std::cout << "\n";
+  }
 }
 
 /// Micro-batches of a step that one pipeline runs.
@@ -95,7 +138,7 @@ int64_t pipeline_micro_batches(const Settings& settings, const Layout& layout) {
 
 void show_layout(const Settings& settings, int64_t ranks) {
   const ParallelSpec& parallel = settings.parallel;
-  const Layout layout(parallel.layout, ranks > 0 ? ranks : least_ranks(parallel));
+  const Layout layout(parallel.layout, ranks);
   std::cout << describe_layout(layout);
   if (layout.degree(Axis::kPp) == 1) return;
   const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.num_layers);
@@ -154,9 +197,10 @@ int run_inspect(const InspectArguments& arguments) {
     const Settings settings = resolve(arguments.config);
     require(!(arguments.program || arguments.layout) || !arguments.json,
             "--program and --layout print text only; leave out --json");
-    if (arguments.layout) show_layout(settings, arguments.ranks);
-    if (arguments.program) show_programs(settings);
-    if (arguments.memory) show_memory(settings, arguments.json);
+    const int64_t ranks = resolve_ranks(settings, arguments.ranks);
+    if (arguments.layout) show_layout(settings, ranks);
+    if (arguments.program) show_programs(settings, ranks);
+    if (arguments.memory) show_memory(settings, ranks, arguments.json);
   }
   return 0;
 }

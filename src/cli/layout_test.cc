@@ -26,9 +26,27 @@ TEST_F(CliLayout, RefusesWhatDoesNotFit) {
                  {"found 'x'", "character 4"});
 }
 
-TEST_F(CliLayout, TrainingRefusesLayoutsThatItCannotRun) {
-  expect_refused(train("run", {"--parallel.tp=2"}), {"training runs on one rank so far", "tp 2"});
-  expect_refused(train("run", {"--parallel.pipeline_chunks=2"}), {"without a pipeline so far"});
+TEST_F(CliLayout, TrainingRefusesALayoutOfMoreRanksThanThereAre) {
+  expect_refused(train("run", {"--parallel.tp=2"}), {"tp 2", "1 ranks", "take 2"});
+}
+
+TEST_F(CliLayout, VerifyAgreesWithOneRank) {
+  const std::string out = succeed({"verify", "--ranks", "8", "--parallel.tp=2", "--parallel.pp=2",
+                                   "--parallel.ep=4", "--model.num_layers=4"})
+                              .out;
+  EXPECT_THAT(out, HasSubstr("agrees: worst error"));
+  EXPECT_THAT(out, HasSubstr("gradient norm"));
+  const auto json = succeed_json({"verify", "--parallel.cp=2", "--model.num_layers=2", "--json"});
+  EXPECT_TRUE(json["agrees"]);
+  EXPECT_FALSE(json["parameters"].empty());
+}
+
+TEST_F(CliLayout, VerifyNamesWhatDiffers) {
+  // A capacity among each rank's own tokens drops others than one rank does.
+  const Finished finished = run_tessera({"verify", "--parallel.tp=2", "--moe.capacity_factor=0.5"});
+  EXPECT_EQ(finished.code, 1);
+  EXPECT_THAT(finished.out, HasSubstr("DIFFERS"));
+  EXPECT_THAT(finished.out, HasSubstr("first to differ: the gradient of "));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 
 #include "cli/commands.h"
@@ -36,7 +37,35 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
   add_config(*command, train.config);
   command->add_flag("--print-config", train.print_config,
                     "Print each resolved value and its origin, then stop");
+  command
+      ->add_option("--ranks", train.ranks,
+                   "Start so many ranks on this machine; 0: run as started (alone, or by mpirun, "
+                   "srun or torchrun)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--trace", train.trace,
+                      "File for what all ranks did in the second and third step (Chrome JSON)");
   command->add_flag("--json", train.json, "With --print-config: as JSON");
+  return command;
+}
+
+CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
+  CLI::App* command = app.add_subcommand(
+      "verify", "Compare a configuration's layout with one rank: losses, gradients, weights");
+  add_config(*command, verify.config);
+  command->add_option("--ranks", verify.ranks, "Ranks of the layout; 0: the fewest that it needs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--steps", verify.steps, "Optimizer steps to compare")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--tolerance", verify.tolerance, "Largest relative error that agrees")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--full", verify.full,
+                    "With the model's own sizes, precision and optimizer, not shrunk");
+  command->add_flag("--all", verify.all, "List every parameter");
+  command->add_flag("--json", verify.json, "Print JSON");
   return command;
 }
 
@@ -182,7 +211,9 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
   command->add_flag("--layout", inspect.layout,
                     "Which rank does what under [parallel], and the pipeline's timeline");
-  command->add_option("--ranks", inspect.ranks, "Ranks of the layout; 0: as few as it needs")
+  command
+      ->add_option("--ranks", inspect.ranks,
+                   "Ranks of the layout, also for --program and --memory; 0: as few as it needs")
       ->capture_default_str();
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
@@ -275,12 +306,24 @@ void check_subcommand(const CLI::App& app, int argc, char** argv) {
           "unknown subcommand '{}'{}; see tessera --help", argv[1], did_you_mean(argv[1], names));
 }
 
+/// This command line for the ranks that it starts, which must not start others.
+std::vector<std::string> without_ranks(int argc, char** argv) {
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--ranks") ++i;
+    if (argument != "--ranks" && !argument.starts_with("--ranks=")) command.emplace_back(argument);
+  }
+  return command;
+}
+
 int parse_and_run(int argc, char** argv) {
   CLI::App app{"Tessera trains Mixture-of-Experts language models."};
   app.name("tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);
   TrainArguments train;
+  VerifyArguments verify;
   EvalArguments eval;
   GenerateArguments generate;
   TokenizeArguments tokenize;
@@ -289,6 +332,7 @@ int parse_and_run(int argc, char** argv) {
   UpcycleArguments upcycle;
   DoctorArguments doctor;
   const CLI::App* train_command = add_train(app, train);
+  const CLI::App* verify_command = add_verify(app, verify);
   const CLI::App* eval_command = add_eval(app, eval);
   const CLI::App* generate_command = add_generate(app, generate);
   const CLI::App* tokenize_command = add_tokenize(app, tokenize);
@@ -306,8 +350,11 @@ int parse_and_run(int argc, char** argv) {
     user_error("{}; see tessera --help", error.what());
   }
   take_overrides(*train_command, train.config);
+  train.command = without_ranks(argc, argv);
+  take_overrides(*verify_command, verify.config);
   take_overrides(*inspect_command, inspect.config);
   if (*train_command) return run_train(train);
+  if (*verify_command) return run_verify(verify);
   if (*eval_command) return run_eval(eval);
   if (*generate_command) return run_generate(generate);
   if (*tokenize_command) return run_tokenize(tokenize);

@@ -3,10 +3,21 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "comm/launch.h"
 #include "core/progress.h"
 #include "train/trainer.h"
 
 namespace tessera {
+namespace {
+
+/// Starts local ranks; mistakes in the settings are found before.
+int start_ranks(const Settings& settings, const TrainArguments& arguments) {
+  validate(settings);
+  check_model(settings, arguments.ranks);
+  return launch_local_ranks(arguments.ranks, arguments.command);
+}
+
+}  // namespace
 
 int run_train(const TrainArguments& arguments) {
   Settings settings;
@@ -16,10 +27,15 @@ int run_train(const TrainArguments& arguments) {
     std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
     return 0;
   }
-  return train({.settings = settings,
-                .config_toml = schema.to_toml(),
-                .terminal = detect_terminal(STDOUT_FILENO)},
-               std::cout);
+  if (arguments.ranks > 0) return start_ranks(settings, arguments);
+  const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
+  return run_rank(*world, [&] {
+    return train({.settings = settings,
+                  .config_toml = schema.to_toml(),
+                  .terminal = detect_terminal(STDOUT_FILENO),
+                  .trace = arguments.trace},
+                 *world, std::cout);
+  });
 }
 
 std::string config_help() {

@@ -139,6 +139,16 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.capacity_factor", &moe.capacity_factor,
              "0: dropless; otherwise an expert takes at most ceil(T*K/E * factor) assignments",
              at_least(0));
+  schema.add("moe.balance_group_size", &moe.balance_group_size,
+             "The balance loss compares groups of so many neighbouring experts, such as a device's",
+             at_least(1));
+  schema.add("moe.capacity_group_size", &moe.capacity_group_size,
+             "So many neighbouring experts share their capacities", at_least(1));
+  schema.add_enum(
+      "moe.capacity_scope", &moe.capacity_scope,
+      {{"sub_sequence", CapacityScope::kSubSequence}, {"sequence", CapacityScope::kSequence}},
+      "Tokens that compete for an expert's capacity where ranks share a micro-batch: "
+      "each rank's own, or all");
   schema.add("moe.pad_to_capacity", &moe.pad_to_capacity, "Pad each expert's rows to its capacity");
   schema.add_enum("moe.drop_policy", &moe.drop_policy,
                   {{"probability", DropPolicy::kProbs}, {"position", DropPolicy::kPosition}},

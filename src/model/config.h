@@ -22,6 +22,12 @@ enum class BalanceTokens {
   kModel,  ///< the micro-batch's, of all MoE layers together, as Hugging Face's models do
 };
 
+/// The tokens among which an expert with a capacity chooses, where ranks share a micro-batch.
+enum class CapacityScope {
+  kSubSequence,  ///< each rank's own: nothing is exchanged, and drops depend on the layout
+  kSequence,     ///< all of the micro-batch, as on one rank
+};
+
 /// How queries, keys and values are made from the hidden state.
 enum class AttentionKind {
   kStandard,  ///< one projection each; grouped queries where there are fewer KV heads
@@ -108,6 +114,8 @@ struct MoeConfig {
 
   double balance_coefficient = 0.01;
   BalanceTokens balance_scope = BalanceTokens::kMicroBatch;
+  /// The balance loss compares groups of so many consecutive experts, such as those of a device.
+  int64_t balance_group_size = 1;
   double z_loss_coefficient = 0.0;
   /// Auxiliary-loss-free balancing (DeepSeek-V3): a bias on the scores, for the choice only, moved
   /// by `bias_update_speed` a step. 0 switches it off.
@@ -118,6 +126,9 @@ struct MoeConfig {
   /// 0: dropless. Otherwise each expert takes at most ceil(T·K/E · factor) assignments.
   double capacity_factor = 0.0;
   bool pad_to_capacity = false;
+  CapacityScope capacity_scope = CapacityScope::kSubSequence;
+  /// So many consecutive experts share their capacities.
+  int64_t capacity_group_size = 1;
   DropPolicy drop_policy = DropPolicy::kProbs;
 
   int64_t shared_inner_size = 0;

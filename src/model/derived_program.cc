@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/names.h"
+#include "program/schedule.h"
 
 namespace tessera {
 namespace {
@@ -30,16 +31,28 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 }  // namespace
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const KernelTable& kernels) {
+                      const RecomputePolicy& policy, const KernelTable& kernels, bool split) {
   Backward backward = differentiate(forward, request);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
   const auto dropped = choose_dropped(forward, backward, policy);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
-  CpuProgram forward_run(std::move(forward), kernels, saved);
-  CpuProgram backward_run(backward.program, kernels);
-  return {std::move(forward_run), std::move(backward), std::move(backward_run), model_flops};
+  // Exchanges begin early, and computation stands between their start and their first use.
+  constexpr ScheduleOptions kOptions{.memory_growth = 0.1};
+  CpuProgram forward_run(schedule(forward, saved, kOptions), kernels, saved);
+  if (!split) {
+    CpuProgram backward_run(schedule(backward.program, {}, kOptions), kernels);
+    return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
+            model_flops};
+  }
+  SplitBackward parts = split_weights(backward);
+  const auto kept = parts.kept_intermediates();
+  CpuProgram backward_run(schedule(parts.input.program, kept, kOptions), kernels, kept);
+  CpuProgram weight_run(schedule(parts.weight.program, {}, kOptions), kernels);
+  return {std::move(forward_run), std::move(parts.input), std::move(backward_run),
+          WeightPass{std::move(weight_run), std::move(parts.weight), std::move(parts.kept)},
+          model_flops};
 }
 
 void check_recompute_names(const RecomputePolicy& policy,
@@ -80,6 +93,29 @@ Bindings bind_backward(const DerivedProgram& program, const Bindings& forward,
     bindings.tensors[static_cast<size_t>(link.backward)] =
         grad(program.forward.program().value(link.forward).name);
   }
+  return bindings;
+}
+
+Bindings bind_weight_pass(const DerivedProgram& program, const Bindings& forward,
+                          const Bindings& backward, const TensorByName& grad) {
+  const WeightPass& pass = *program.weights;
+  Bindings bindings = pass.program.make_bindings();
+  const auto set = [&](ValueId id, const Tensor& tensor) {
+    bindings.tensors[static_cast<size_t>(id)] = tensor;
+  };
+  for (const auto* links : {&pass.derived.saved, &pass.derived.bound}) {
+    for (const Link& link : *links)
+      set(link.backward, program.forward.at_bound(forward, link.forward));
+  }
+  for (const Link& link : pass.derived.grad_outputs) {
+    const auto given =
+        std::ranges::find(program.derived.grad_outputs, link.forward, &Link::forward);
+    set(link.backward, backward.tensors[static_cast<size_t>(given->backward)]);
+  }
+  for (const Link& link : pass.derived.accumulators)
+    set(link.backward, grad(program.forward.program().value(link.forward).name));
+  for (const KeptValue& kept : pass.kept)
+    set(kept.weight_part, program.backward.at_bound(backward, kept.input_part));
   return bindings;
 }
 

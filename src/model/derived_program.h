@@ -1,10 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "program/differentiate.h"
+#include "program/split_weights.h"
 #include "runtime/cpu_program.h"
 
 namespace tessera {
@@ -13,18 +15,29 @@ namespace tessera {
 /// {"all"} for everything that may run twice.
 using RecomputePolicy = std::vector<std::string>;
 
+/// The weights' part of a backward program, where it is split off.
+struct WeightPass {
+  CpuProgram program;
+  Backward derived;
+  std::vector<KeptValue> kept;
+};
+
 /// A forward program and its derived backward program, both ready to run.
 struct DerivedProgram {
   CpuProgram forward;
   Backward derived;
   CpuProgram backward;
+  /// Where weight gradients are split off: the program that adds them, run after `backward`, which
+  /// then gives the inputs' alone.
+  std::optional<WeightPass> weights;
   double model_flops = 0;  ///< of both passes, without what recomputation runs again
 };
 
-/// Differentiates, applies the policy, and plans both programs. Names of the policy that are no
+/// Differentiates, applies the policy, splits weight gradients off where asked, and plans the
+/// programs. Names of the policy that are no
 /// saved value of this program are ignored here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const KernelTable& kernels);
+                      const RecomputePolicy& policy, const KernelTable& kernels, bool split);
 
 /// Throws UserError with the nearest name for a policy name that no saved value of any of the
 /// programs has.
@@ -42,5 +55,9 @@ void bind_weights(const Program& program, const TensorByName& weight, Bindings& 
 /// to the caller.
 Bindings bind_backward(const DerivedProgram& program, const Bindings& forward,
                        const TensorByName& grad);
+
+/// Bindings of the weights' program for the two before it, whose saved slabs are set.
+Bindings bind_weight_pass(const DerivedProgram& program, const Bindings& forward,
+                          const Bindings& backward, const TensorByName& grad);
 
 }  // namespace tessera

@@ -31,7 +31,7 @@ struct ForwardLayer {
 
 ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const KernelTable& kernels) {
-  ForwardLayer layer{build_layer(config, kind, shape, cache), nullptr};
+  ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
   layer.program =
       std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
   return layer;
@@ -64,11 +64,11 @@ struct ForwardModel::Impl {
     const KernelTable kernels = make_cpu_kernels();
     std::optional<CacheShape> cache_shape;
     if (cache != nullptr) cache_shape = CacheShape{cache->capacity()};
-    embedding_layout = build_embedding(config, shape);
+    embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding =
         std::make_unique<CpuProgram>(std::exchange(embedding_layout.forward, Program()), kernels);
     if (goal == ForwardGoal::kLoss) {
-      loss_layout = build_head(config, shape, false);
+      loss_layout = build_head(config, shape, single_rank_groups(), false);
       head = std::make_unique<CpuProgram>(std::exchange(loss_layout.forward, Program()), kernels);
     } else {
       logits_layout = build_logits(config, shape);

@@ -5,11 +5,14 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/weight_placement.h"
+#include "parallel/stage_groups.h"
 #include "program/program.h"
 
 namespace tessera {
 
-/// The shape of one micro-batch, and the storage type of activations and matrix weights.
+/// The shape of one micro-batch, and the storage type of activations and matrix weights. The ranks
+/// of TP · CP share it: each has T_l = T / (TP · CP) tokens of its own.
 struct BatchShape {
   int64_t num_tokens = 0;       ///< T, all sequences together
   int64_t max_sequences = 1;    ///< bound of the packed sequences; cu_seqlens has one more entry
@@ -24,12 +27,17 @@ struct CacheShape {
 };
 
 /// One decoder layer as a program, and where its bound values are (-1: this layer has none).
-/// Inputs: hidden A [T,H], positions I32 [T], cu_seqlens I32 [max_sequences+1] (training) or start
-/// I32 [1] and cache_length I32 [1] (generation), expert_bias F32 [E], prior_counts F32 [E].
-/// Outputs: hidden A [T,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
-/// [E], dropped I64 [1], score_means F32 [E] (see Router).
+/// Inputs: hidden A [T_l,H], positions I32 [T_g or T_l] of the tokens that are rotated, cu_seqlens
+/// I32 [max_sequences+1] of the whole micro-batch (training) or start I32 [1] and cache_length I32
+/// [1] (generation), expert_bias F32 [E], prior_counts F32 [E], segments I32 [T_l] (where
+/// ranks share a micro-batch: which of the stretches balanced together each token is in),
+/// token_order I32 [T] (capacities over a whole micro-batch: see SharedCapacity).
+/// Outputs: hidden A [T_l,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
+/// [E], dropped I64 [1], score_means F32 [E] (see Router): this rank's parts, which add up to the
+/// micro-batch's over the ranks that share it, but for z_loss and score_means, whose mean does.
 struct LayerProgram {
   Program forward;
+  WeightPlacements placements = {};
   ValueId hidden = -1;
   ValueId positions = -1;
   ValueId cu_seqlens = -1;
@@ -39,6 +47,8 @@ struct LayerProgram {
   ValueId value_cache = -1;
   ValueId expert_bias = -1;
   ValueId prior_counts = -1;
+  ValueId segments = -1;
+  ValueId token_order = -1;
 
   ValueId hidden_out = -1;
   ValueId balance_loss = -1;
@@ -48,37 +58,56 @@ struct LayerProgram {
   ValueId dropped = -1;
 };
 
+/// T_l: a rank's own tokens of a micro-batch.
+inline int64_t own_tokens(const BatchShape& shape, const StageGroups& groups) {
+  return shape.num_tokens / groups.token_ranks();
+}
+/// T_g: those of its tensor-parallel group.
+inline int64_t group_tokens(const BatchShape& shape, const StageGroups& groups) {
+  return own_tokens(shape, groups) * groups.tp->size();
+}
+
 /// "moe_layer", "dense_layer", "window_moe_layer" or "window_dense_layer".
 std::string layer_kind_name(LayerKind kind);
 
 /// Builds the program of the layers of one kind. With a cache the layer generates: it is not meant
 /// to be differentiated.
 LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
+                         const StageGroups& groups,
                          const std::optional<CacheShape>& cache = std::nullopt);
 
-/// Token ids I32 [T] and the table A [V,H] → hidden A [T,H].
+/// Token ids I32 [T_g] of the tensor-parallel group and this rank's rows of the table A [V,H] →
+/// hidden A [T_l,H].
 struct EmbeddingProgram {
   Program forward;
+  WeightPlacements placements = {};
   ValueId tokens = -1;
   ValueId hidden_out = -1;
 };
-EmbeddingProgram build_embedding(const ModelConfig& config, const BatchShape& shape);
+EmbeddingProgram build_embedding(const ModelConfig& config, const BatchShape& shape,
+                                 const StageGroups& groups);
 
-/// Final norm, head and cross-entropy. Inputs: hidden A [T,H], labels I32 [T] (-100: no loss),
-/// scale F32 [1]. Outputs: loss F32 [1] (scale times the sum over valid tokens) and token_loss F32
-/// [T]. `with_gradient` uses the fused operator, which computes its gradients in the forward pass;
-/// the gradient of the loss that its backward program is given must then be 1.
+/// Final norm, head and cross-entropy. Inputs: hidden A [T_l,H], labels I32 [T_l] (-100: no loss),
+/// gathered_labels I32 [T_g] where the vocabulary is spread over ranks, scale F32 [1]. Outputs:
+/// loss F32 [1] (scale times the sum over this rank's valid tokens) and token_loss F32 [T_l].
+/// `with_gradient` uses, where the vocabulary is whole, the fused operator, which computes its
+/// gradients in the forward pass; the gradient of the loss that its backward program is given must
+/// then be 1.
 struct HeadProgram {
   Program forward;
+  WeightPlacements placements = {};
   ValueId hidden = -1;
   ValueId labels = -1;
+  ValueId gathered_labels = -1;
   ValueId scale = -1;
   ValueId loss = -1;
   ValueId token_loss = -1;
 };
-HeadProgram build_head(const ModelConfig& config, const BatchShape& shape, bool with_gradient);
+HeadProgram build_head(const ModelConfig& config, const BatchShape& shape,
+                       const StageGroups& groups, bool with_gradient);
 
-/// Final norm and head for generation: hidden A [T,H] → logits [T,V] in the storage type.
+/// Final norm and head for generation, on one rank: hidden A [T,H] → logits [T,V] in the storage
+/// type.
 struct LogitsProgram {
   Program forward;
   ValueId hidden = -1;

@@ -16,8 +16,10 @@ bool ends_with(std::string_view text, std::string_view end) {
 
 /// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its
 /// variance does not grow with depth (Radford et al., GPT-2, section 2.3).
-ParameterSpec make_spec(const ModelConfig& config, std::string name, const ValueType& type) {
-  ParameterSpec spec{.name = std::move(name), .dtype = type.dtype, .shape = type.shape};
+ParameterSpec make_spec(const ModelConfig& config, std::string name, const ValueType& type,
+                        const WeightPlacement& placement) {
+  ParameterSpec spec{
+      .name = std::move(name), .dtype = type.dtype, .shape = type.shape, .placement = placement};
   if (type.shape.rank() < 2) {
     spec.init_constant = ends_with(spec.name, "norm.weight") ? 1.0F : 0.0F;
     return spec;
@@ -29,14 +31,41 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
   return spec;
 }
 
-void append_weights(const ModelConfig& config, const Program& program, const std::string& prefix,
+template <typename Built>
+void append_weights(const ModelConfig& config, const Built& built, const std::string& prefix,
                     std::vector<ParameterSpec>& specs) {
-  for (const Value& value : program.values()) {
+  for (const Value& value : built.forward.values()) {
+    if (value.kind != ValueKind::kWeight) continue;
     const std::string name = prefix + value.name;
     const bool known =
         std::ranges::any_of(specs, [&](const ParameterSpec& spec) { return spec.name == name; });
-    if (value.kind == ValueKind::kWeight && !known)
-      specs.push_back(make_spec(config, name, value.type));
+    if (!known)
+      specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
+  }
+}
+
+/// Calls visit(first element of the whole weight, first local element, count) for each run of
+/// elements that lie together in both.
+template <typename Visit>
+void for_each_run(const Slice& slice, const Visit& visit) {
+  const int64_t width = slice.global.rank() == 2 ? slice.global[1] : 1;
+  int64_t local = 0;
+  for (const IndexRange& rows : slice.rows) {
+    const bool whole_rows = slice.columns.count == width;
+    const int64_t runs = whole_rows ? 1 : rows.count;
+    const int64_t count = slice.columns.count * (whole_rows ? rows.count : 1);
+    for (int64_t run = 0; run < runs; ++run) {
+      visit((rows.begin + run) * width + slice.columns.begin, local, count);
+      local += count;
+    }
+  }
+}
+
+void store(const Tensor& weight, int64_t at, std::span<const float> values) {
+  if (weight.dtype == DType::kF32) {
+    std::ranges::copy(values, weight.as<float>() + at);
+  } else {
+    std::ranges::transform(values, weight.as<Bf16>() + at, [](float x) { return Bf16(x); });
   }
 }
 
@@ -48,24 +77,26 @@ void fill_constant(const Tensor& weight, float value) {
   }
 }
 
-/// Numbers are drawn in blocks, each from its own stream, so that the result does not depend on the
-/// thread count.
-void fill_random(const Tensor& weight, uint64_t seed, uint64_t stream, double deviation) {
+/// Numbers are drawn in blocks of the whole weight, each from its own stream, so that the result
+/// depends neither on the thread count nor on the part that is held.
+void fill_random(const ModelParameter& parameter, uint64_t seed) {
   constexpr int64_t kBlock = 4096;
-  const int64_t count = weight.num_elements();
+  const ParameterSpec& spec = parameter.spec;
+  const uint64_t stream = hash_text(spec.name.data(), spec.name.size());
+  for_each_run(spec.placement.slice, [&](int64_t first, int64_t local, int64_t count) {
 #pragma omp parallel for schedule(static)
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    std::array<float, kBlock> block{};
-    const auto size = static_cast<size_t>(std::min(kBlock, count - begin));
-    fill_normal(std::span(block).first(size), seed,
-                mix(stream, static_cast<uint64_t>(begin / kBlock)), static_cast<float>(deviation));
-    if (weight.dtype == DType::kF32) {
-      std::copy_n(block.begin(), size, static_cast<float*>(weight.data) + begin);
-    } else {
-      std::transform(block.begin(), block.begin() + size, static_cast<Bf16*>(weight.data) + begin,
-                     [](float x) { return Bf16(x); });
+    for (int64_t block = first / kBlock; block < (first + count + kBlock - 1) / kBlock; ++block) {
+      std::array<float, kBlock> values{};
+      const int64_t begin = std::max(first, block * kBlock);
+      const int64_t end = std::min(first + count, (block + 1) * kBlock);
+      fill_normal(std::span(values).first(static_cast<size_t>(end - block * kBlock)), seed,
+                  mix(stream, static_cast<uint64_t>(block)),
+                  static_cast<float>(spec.init_deviation));
+      store(parameter.weight, local + begin - first,
+            std::span(values).subspan(static_cast<size_t>(begin - block * kBlock),
+                                      static_cast<size_t>(end - begin)));
     }
-  }
+  });
 }
 
 }  // namespace
@@ -74,16 +105,31 @@ std::string layer_parameter_name(int64_t layer, std::string_view weight) {
   return fmt::format("layers.{}.{}", layer, weight);
 }
 
-std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype) {
-  const BatchShape shape{.num_tokens = config.moe.num_experts + 1, .dtype = dtype};
+PipelineChunk whole_model(const ModelConfig& config) {
+  return {.embedding = true, .first_layer = 0, .num_layers = config.num_layers, .loss = true};
+}
+
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
+                                           const StageGroups& groups,
+                                           const std::vector<PipelineChunk>& chunks) {
+  // Weights do not depend on the batch: any size that the ranks can share and capacities allow.
+  const int64_t rows = 2 * groups.token_ranks() * (config.moe.num_experts + 1);
+  const BatchShape shape{.num_tokens = rows, .sequence_length = rows, .dtype = dtype};
   std::vector<ParameterSpec> specs;
-  append_weights(config, build_embedding(config, shape).forward, "", specs);
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    append_weights(config, build_layer(config, config.layer_kind(layer), shape).forward,
-                   layer_parameter_name(layer, ""), specs);
+  for (const PipelineChunk& chunk : chunks) {
+    if (chunk.embedding) append_weights(config, build_embedding(config, shape, groups), "", specs);
+    for (int64_t i = 0; i < chunk.num_layers; ++i) {
+      const int64_t layer = chunk.first_layer + i;
+      append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups),
+                     layer_parameter_name(layer, ""), specs);
+    }
+    if (chunk.loss) append_weights(config, build_head(config, shape, groups, false), "", specs);
   }
-  append_weights(config, build_head(config, shape, false).forward, "", specs);
   return specs;
+}
+
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype) {
+  return list_parameters(config, dtype, single_rank_groups(), {whole_model(config)});
 }
 
 ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& specs,
@@ -101,18 +147,25 @@ ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients
   const Bytes bytes = count_bytes(specs, with_gradients);
   weights_ = Buffer(bytes.weights, "weights");
   gradients_ = Buffer(bytes.gradients, "gradients");
-  Bytes at;
   for (ParameterSpec& spec : specs) {
-    ModelParameter parameter{.spec = std::move(spec), .weight = {}, .grad = {}};
-    const Shape& shape = parameter.spec.shape;
-    parameter.weight = weights_.tensor(at.weights, parameter.spec.dtype, shape);
-    at.weights += align_up(parameter.weight.num_bytes());
-    if (with_gradients) {
-      parameter.grad = gradients_.tensor(at.gradients, DType::kF32, shape);
-      at.gradients += align_up(parameter.grad.num_bytes());
-    }
-    by_name_[parameter.spec.name] = parameters_.size();
-    parameters_.push_back(std::move(parameter));
+    by_name_[spec.name] = parameters_.size();
+    parameters_.push_back({.spec = std::move(spec), .weight = {}, .grad = {}});
+  }
+  // What the same ranks hold lies together, so that it travels without being packed.
+  std::vector<ModelParameter*> in_memory;
+  for (ModelParameter& parameter : parameters_) in_memory.push_back(&parameter);
+  std::ranges::stable_sort(in_memory, {}, [](const ModelParameter* parameter) {
+    const WeightPlacement& placement = parameter->spec.placement;
+    return std::pair(placement.expert, placement.tp_copies);
+  });
+  Bytes at;
+  for (ModelParameter* parameter : in_memory) {
+    const Shape& shape = parameter->spec.shape;
+    parameter->weight = weights_.tensor(at.weights, parameter->spec.dtype, shape);
+    at.weights += align_up(parameter->weight.num_bytes());
+    if (!with_gradients) continue;
+    parameter->grad = gradients_.tensor(at.gradients, DType::kF32, shape);
+    at.gradients += align_up(parameter->grad.num_bytes());
   }
 }
 
@@ -128,8 +181,7 @@ void ParameterSet::initialize(uint64_t seed) {
     if (spec.init_deviation == 0) {
       fill_constant(parameter.weight, spec.init_constant);
     } else {
-      fill_random(parameter.weight, seed, hash_text(spec.name.data(), spec.name.size()),
-                  spec.init_deviation);
+      fill_random(parameter, seed);
     }
   }
 }

@@ -7,15 +7,18 @@
 
 #include "core/memory.h"
 #include "model/config.h"
-#include "ops/operator.h"
+#include "model/weight_placement.h"
+#include "parallel/pipeline_layout.h"
+#include "parallel/stage_groups.h"
 
 namespace tessera {
 
-/// One weight of the model, and how it starts.
+/// One weight of the model, the part of it that this rank holds, and how it starts.
 struct ParameterSpec {
   std::string name;  ///< "layers.3.attn.q.weight"
   DType dtype = DType::kF32;
-  Shape shape;
+  Shape shape;  ///< of this rank's part
+  WeightPlacement placement;
   double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
   float init_constant = 0;
 };
@@ -23,6 +26,13 @@ struct ParameterSpec {
 /// Every weight in the order of the layers, taken from the very programs that use them. Matrix
 /// weights have type `dtype`; norms and the router are F32.
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype);
+/// The same for the parts of a model that one rank holds: its share of the weights in `chunks`.
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
+                                           const StageGroups& groups,
+                                           const std::vector<PipelineChunk>& chunks);
+
+/// The whole model as one chunk.
+PipelineChunk whole_model(const ModelConfig& config);
 
 /// The name of a layer program's weight in layer `layer`.
 std::string layer_parameter_name(int64_t layer, std::string_view weight);
@@ -50,7 +60,8 @@ class ParameterSet {
   const std::vector<ModelParameter>& all() const { return parameters_; }
   /// Throws InternalError where there is none of that name.
   const ModelParameter& find(std::string_view name) const;
-  /// Fills all weights: a pure function of the seed and each weight's name.
+  /// Fills all weights: a pure function of the seed, each weight's name and an element's place in
+  /// the whole weight, so that all layouts start alike.
   void initialize(uint64_t seed);
   void zero_gradients();
 

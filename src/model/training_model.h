@@ -1,85 +1,72 @@
 #pragma once
 
-#include <map>
 #include <memory>
 #include <vector>
 
-#include "model/derived_program.h"
-#include "model/expert_states.h"
-#include "model/layer_program.h"
-#include "model/parameters.h"
+#include "model/chunk_run.h"
 
 namespace tessera {
-
-/// The host arrays of one micro-batch.
-struct MicroBatch {
-  Tensor tokens;      ///< I32 [T]
-  Tensor labels;      ///< I32 [T], -100: no loss
-  Tensor positions;   ///< I32 [T]
-  Tensor cu_seqlens;  ///< I32 [max_sequences+1]
-};
-
-/// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
-/// up: `loss` is one over the valid tokens of the *global* batch, the others are the coefficient
-/// times the micro-batch's share of its tokens: of each MoE layer's loss, or once of the whole
-/// model's for BalanceTokens::kModel.
-struct LossScales {
-  float loss = 1;
-  float balance = 0;
-  float z_loss = 0;
-};
-
-struct MicroBatchResult {
-  double loss = 0;          ///< scaled sum over the valid tokens
-  double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
-  double z_loss = 0;        ///< mean over the MoE layers
-  int64_t dropped = 0;      ///< assignments that found no room, all layers
-};
 
 /// Bytes that training needs for activations, known before they are taken.
 struct ActivationBytes {
   int64_t saved = 0;      ///< values kept from forward to backward, all layers
-  int64_t hidden = 0;     ///< the residual stream between layers and its gradients
+  int64_t hidden = 0;     ///< the residual streams between layers and their gradients
   int64_t transient = 0;  ///< the largest working set of any program
   int64_t inputs = 0;     ///< token ids, labels, positions and the like
   int64_t total() const { return saved + hidden + transient + inputs; }
 };
 
-/// Runs forward and backward passes of a whole model for micro-batches of one shape: the embedding,
-/// a program a layer, the head. All memory is taken at construction; gradients are added into the
-/// parameters' accumulators. Not thread-safe: one object runs one micro-batch at a time. The
-/// parameters and expert states must outlive it.
+/// A micro-batch's activations in a chunk: which of this rank's chunks, and which of its places.
+struct RunSlot {
+  int64_t chunk = 0;
+  int64_t place = 0;
+};
+
+/// Runs forward and backward passes of a model, or of one rank's part of it, for micro-batches of
+/// one shape: the embedding, a program a layer, the head. All memory is taken by bind; gradients
+/// are added into the parameters' accumulators. Not thread-safe: one object runs one pass at a
+/// time. The parameters and expert states must outlive it.
 class TrainingModel {
  public:
   TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
-                const KernelTable& kernels);
-  ~TrainingModel();
+                const KernelTable& kernels, ModelPart part = {});
 
-  const BatchShape& batch_shape() const;
+  const BatchShape& batch_shape() const { return programs_->shape; }
+  const ModelPart& part() const { return programs_->part; }
   /// What `bind` will take.
   ActivationBytes activation_bytes() const;
-  /// Model FLOPs of one micro-batch, forward and backward, recomputation not counted.
-  double model_flops() const;
+  /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
+  /// counted.
+  double model_flops() const { return programs_->model_flops(); }
   /// Takes the memory and joins the programs with the parameters.
   void bind(ParameterSet& parameters, std::vector<ExpertState>& experts);
 
   /// Starts a step: the experts' step counts become zero.
   void begin_step();
-  /// Forward and backward of one micro-batch. REQUIRES bind().
+  /// Forward and backward of one micro-batch through a model that is one chunk. REQUIRES bind().
   MicroBatchResult run(const MicroBatch& batch, const LossScales& scales,
                        const NodeObserver& observer = {});
-  /// The sum of the losses of the valid tokens, nothing else changed. REQUIRES bind().
+  /// The sum of the losses of this rank's valid tokens, nothing else changed. REQUIRES bind() and
+  /// one chunk.
   double evaluate(const MicroBatch& batch, const NodeObserver& observer = {});
 
-  /// Assignments of the last micro-batch to each expert, by MoE layer.
+  /// The run of a chunk, for pipelines. REQUIRES bind().
+  ChunkRun& run_at(const RunSlot& at);
+
+  /// Assignments of the last micro-batch to each expert, by MoE layer of a model that is one chunk.
   std::vector<std::vector<double>> last_counts() const;
   /// The different programs of its layers.
   std::vector<LayerKind> layer_kinds() const;
   const DerivedProgram& layer_program(LayerKind kind) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  ChunkRun& only_run() const;
+
+  std::unique_ptr<StagePrograms> programs_;
+  std::unique_ptr<TokenShare> tokens_;
+  std::unique_ptr<SharedMemory> memory_;
+  std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
+  std::vector<ExpertState>* experts_ = nullptr;
 };
 
 }  // namespace tessera

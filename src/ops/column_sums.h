@@ -5,6 +5,7 @@
 #include <span>
 
 #include "ops/simd.h"
+#include "ops/storage.h"
 
 namespace tessera {
 
@@ -42,6 +43,20 @@ void add_column_sums(float* accumulator, int64_t rows, int64_t cols, std::span<s
       total += simd::load(partial + chunk * cols + i, lanes);
     }
     simd::store(accumulator + i, simd::load(accumulator + i, lanes) + total, lanes);
+  });
+}
+
+/// Adds the sums of the columns of rows A [T, cols], F32 or BF16, into `accumulator`.
+inline void add_columns_of(const Tensor& rows, float* accumulator, std::span<std::byte> workspace) {
+  const int64_t cols = rows.shape[1];
+  with_storage(rows.dtype, [&](auto storage) {
+    const auto* from = rows.as<decltype(storage)>();
+    add_column_sums(accumulator, rows.shape[0], cols, workspace, [=](int64_t row, float* sums) {
+      simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
+        const simd::Vec term = simd::load(from + row * cols + i, lanes);
+        simd::store(sums + i, simd::load(sums + i, lanes) + term, lanes);
+      });
+    });
   });
 }
 

@@ -1,5 +1,7 @@
 #include "ops/operator.h"
 
+#include "comm/communicator.h"
+
 namespace tessera {
 
 std::string ValueType::to_string() const {
@@ -37,6 +39,17 @@ Cost Operator::cost(std::span<const ValueType> inputs, std::span<const ValueType
 
 void Operator::differentiate(GradientBuilder& /*builder*/) const {
   throw InternalError(fmt::format("operator '{}' has no gradient rule", name()));
+}
+
+void Kernel::operator()(const Operator& op, const KernelArgs& args) const {
+  start(op, args).wait();
+}
+
+Pending Kernel::start(const Operator& op, const KernelArgs& args) const {
+  if (start_ != nullptr) return start_(op, args);
+  ensure(run_ != nullptr, "operator '{}' has an empty kernel", op.name());
+  run_(op, args);
+  return {};
 }
 
 }  // namespace tessera

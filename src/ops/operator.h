@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,7 +21,7 @@ using ValueId = int32_t;
 /// What is known of a value before it runs. At most one dim is *ragged*: its extent in `shape` is
 /// the upper bound, and the actual extent is the I64 scalar value `extent`, which some operator
 /// computes at run time. In the result of Operator::infer, `extent` may name one of that operator's
-/// own outputs by own_output(i).
+/// own outputs by own_output(i), or one of its inputs by own_input(i).
 struct ValueType {
   DType dtype = DType::kF32;
   Shape shape;
@@ -38,6 +39,17 @@ struct ValueType {
 constexpr ValueId own_output(int output) {
   return -2 - output;
 }
+/// Marks an extent that is input `input` of the operator being inferred.
+constexpr ValueId own_input(int input) {
+  return std::numeric_limits<ValueId>::min() + input;
+}
+/// The index of an extent made by own_output or own_input; -1 for any other.
+constexpr int own_output_index(ValueId extent) {
+  return extent <= own_output(0) && extent > own_input(0) / 2 ? own_output(0) - extent : -1;
+}
+constexpr int own_input_index(ValueId extent) {
+  return extent <= own_input(0) / 2 ? extent - own_input(0) : -1;
+}
 
 /// `type` with another element type or another shape; raggedness is kept.
 ValueType with_dtype(ValueType type, DType dtype);
@@ -53,6 +65,7 @@ struct Cost {
 };
 
 class Operator;
+class Pending;  // comm/communicator.h
 using OperatorPtr = std::shared_ptr<const Operator>;
 
 /// What a gradient rule may use. The program that differentiates implements it.
@@ -68,6 +81,8 @@ class GradientBuilder {
   /// Whether the gradient of input `idx` is wanted.
   virtual bool needs_grad(int idx) const = 0;
   virtual const ValueType& input_type(int idx) const = 0;
+  /// The forward value that is the extent of ragged input `idx`.
+  virtual ValueId input_extent(int idx) = 0;
 
   /// Adds `op` to the backward program and returns its outputs. Outputs for which op->accumulates()
   /// holds are the FP32 gradient accumulators of the forward *weight* inputs listed in
@@ -99,6 +114,11 @@ class Operator {
   /// Whether a pass may run the operator again instead of keeping its outputs (routing decisions
   /// may not).
   virtual bool recomputable() const { return true; }
+  /// Whether the operator exchanges data with other ranks. All ranks of a group must run such
+  /// operators in the same order, so passes keep it. Their kernels may only start the exchange:
+  /// memory plans and the interpreter hold inputs, outputs and scratch memory until it is waited
+  /// for (program/dependencies.h).
+  virtual bool communicates() const { return false; }
   /// Scratch memory that the CPU kernel needs, planned with the values.
   virtual int64_t cpu_workspace_bytes(std::span<const ValueType> /*inputs*/) const { return 0; }
 };
@@ -116,8 +136,29 @@ struct KernelArgs {
   const Tensor& out(size_t idx) const { return outputs[idx]; }
 };
 
-/// A kernel casts `op` to the concrete operator that its name stands for.
-using Kernel = void (*)(const Operator& op, const KernelArgs& args);
+/// How an operator runs in a back end: a function that casts `op` to the concrete operator that its
+/// name stands for, and computes the outputs; or, where the operator communicates, one that starts
+/// an exchange and returns what to wait for. A started exchange may use the tensors' memory and the
+/// scratch memory until it was waited for, but no longer `args` itself.
+class Kernel {
+ public:
+  using Run = void (*)(const Operator& op, const KernelArgs& args);
+  using Start = Pending (*)(const Operator& op, const KernelArgs& args);
+
+  Kernel() = default;
+  Kernel(Run run) : run_(run) {}
+  Kernel(Start start) : start_(start) {}
+
+  bool is_asynchronous() const { return start_ != nullptr; }
+  /// Runs to the end.
+  void operator()(const Operator& op, const KernelArgs& args) const;
+  /// Runs, or starts, the operator.
+  Pending start(const Operator& op, const KernelArgs& args) const;
+
+ private:
+  Run run_ = nullptr;
+  Start start_ = nullptr;
+};
 
 /// The kernels of a back end by operator name.
 using KernelTable = std::map<std::string, Kernel, std::less<>>;

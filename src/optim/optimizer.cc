@@ -54,6 +54,10 @@ ValueType type_of(const Tensor& tensor) {
   return {.dtype = tensor.dtype, .shape = tensor.shape};
 }
 
+double norm_of(double sum_of_squares, double grad_scale) {
+  return std::sqrt(sum_of_squares) * std::abs(grad_scale);
+}
+
 /// torch.nn.utils.clip_grad_norm_'s coefficient.
 double clip_factor(double norm, double max_norm) {
   return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
@@ -111,32 +115,45 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
           .op = make_adamw(spec)};
 }
 
-double AdamWOptimizer::grad_norm(double grad_scale) {
-  double total = 0;
-  for (const Slot& slot : slots_) {
-    double sum = 0;
-    const Tensor inputs[] = {flat(slot.parameter.grad)};
-    const Tensor outputs[] = {view(std::span(&sum, 1), {1})};
-    run_kernel(kernels_, *sum_of_squares_, inputs, outputs,
-               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
-    total += sum;
-  }
-  return std::sqrt(total) * std::abs(grad_scale);
+double AdamWOptimizer::sum_of_squares(const Tensor& grad) {
+  double sum = 0;
+  const Tensor inputs[] = {flat(grad)};
+  const Tensor outputs[] = {view(std::span(&sum, 1), {1})};
+  run_kernel(kernels_, *sum_of_squares_, inputs, outputs,
+             {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
+  return sum;
 }
 
-StepResult AdamWOptimizer::step(const StepInput& input) {
-  StepResult result = {.grad_norm = grad_norm(input.grad_scale)};
-  if (!std::isfinite(result.grad_norm)) return result;
-  result.clip_factor = clip_factor(result.grad_norm, input.max_grad_norm);
-  for (const Slot& slot : slots_) update(slot, input, input.grad_scale * result.clip_factor);
-  result.updated = true;
+double AdamWOptimizer::global_sum_of_squares() {
+  double total = 0;
+  for (const Slot& slot : slots_) total += sum_of_squares(slot.parameter.grad);
+  return total;
+}
+
+double AdamWOptimizer::grad_norm(double grad_scale) {
+  return norm_of(global_sum_of_squares(), grad_scale);
+}
+
+StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) {
+  StepResult result = {.grad_norm = norm_of(sum_of_squares, input.grad_scale)};
+  result.updated = std::isfinite(result.grad_norm);
+  if (result.updated) result.clip_factor = clip_factor(result.grad_norm, input.max_grad_norm);
   return result;
 }
 
-void AdamWOptimizer::update(const Slot& slot, const StepInput& input, double grad_scale) const {
+StepResult AdamWOptimizer::step(const StepInput& input) {
+  const StepResult result = judge(global_sum_of_squares(), input);
+  if (!result.updated) return result;
+  for (size_t i = 0; i < slots_.size(); ++i) update(i, input, result.clip_factor);
+  return result;
+}
+
+void AdamWOptimizer::update(size_t idx, const StepInput& input, double clip_factor) const {
+  const Slot& slot = slots_[idx];
   const AdamWSpec& spec = static_cast<const AdamW&>(*slot.op).spec();
   const double lr = input.lr * slot.parameter.lr_multiplier;
-  std::array<float, 4> params = adamw_step_params(spec, lr, input.step_idx + 1, grad_scale);
+  std::array<float, 4> params =
+      adamw_step_params(spec, lr, input.step_idx + 1, input.grad_scale * clip_factor);
   const Tensor inputs[] = {flat(slot.parameter.grad), view(std::span<float>(params), {4})};
   const Tensor outputs[] = {flat(slot.master), flat(slot.m), flat(slot.v),
                             flat(slot.parameter.weight)};

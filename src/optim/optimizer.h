@@ -60,6 +60,14 @@ class AdamWOptimizer {
   /// Clips and updates.
   StepResult step(const StepInput& input);
 
+  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double, of an F32
+  /// tensor that is not larger than the largest parameter;
+  double sum_of_squares(const Tensor& grad);
+  /// what a step makes of the sum over all gradients (`updated` says whether it is to go on);
+  static StepResult judge(double sum_of_squares, const StepInput& input);
+  /// and the update of parameter `idx` of the list.
+  void update(size_t idx, const StepInput& input, double clip_factor) const;
+
   /// Views of all state, parameter by parameter, F32 of the weight's shape: "<parameter>.m",
   /// "<parameter>.v" and "<parameter>.master". After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
@@ -74,6 +82,7 @@ class AdamWOptimizer {
   /// The bytes of state for such parameters: exactly what an optimizer allocates for it. Only dtype
   /// and shape of the tensors are read.
   static int64_t state_bytes(std::span<const Tensor> weights);
+  int64_t state_bytes() const { return state_.num_bytes(); }
 
  private:
   /// A parameter with its state and its operator.
@@ -87,9 +96,9 @@ class AdamWOptimizer {
     bool has_master() const { return parameter.weight.dtype == DType::kBF16; }
   };
 
+  double global_sum_of_squares();
   Slot make_slot(const Parameter& parameter, const AdamWOptions& options,
                  int64_t state_offset) const;
-  void update(const Slot& slot, const StepInput& input, double grad_scale) const;
 
   KernelTable kernels_;
   OperatorPtr sum_of_squares_;

@@ -175,15 +175,19 @@ std::vector<std::vector<int64_t>> Layout::groups(Axis axis) const {
   return groups(std::span(&axis, 1));
 }
 
-std::string describe_layout(const Layout& layout) {
+std::string describe_degrees(const Layout& layout) {
   const auto degrees = [&](std::span<const Axis> axes) {
     std::vector<std::string> parts;
     for (const Axis axis : axes)
       parts.push_back(fmt::format("{} {}", axis_name(axis), layout.degree(axis)));
     return fmt::format("{}", fmt::join(parts, " x "));
   };
-  std::string text = fmt::format("{} ranks; dense parts: {}; experts: {}\n\n", layout.num_ranks(),
-                                 degrees(kDense), degrees(kExpert));
+  return fmt::format("{} ranks; dense parts: {}; experts: {}", layout.num_ranks(), degrees(kDense),
+                     degrees(kExpert));
+}
+
+std::string describe_layout(const Layout& layout) {
+  std::string text = describe_degrees(layout) + "\n\n";
   text += "  rank";
   for (const Axis axis : kAllAxes) text += fmt::format("{:>5}", axis_name(axis));
   for (int64_t rank = 0; rank < layout.num_ranks(); ++rank) {

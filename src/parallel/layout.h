@@ -74,6 +74,9 @@ class Layout {
   std::array<Extent, kNumAxes> axes_;
 };
 
+/// "8 ranks; dense parts: tp 2 x cp 1 x dp 4 x pp 1; experts: etp 1 x ep 8 x edp 1 x pp 1".
+std::string describe_degrees(const Layout& layout);
+
 /// The layout as text for a person: degrees, each rank's coordinates, and each axis's groups.
 std::string describe_layout(const Layout& layout);
 

@@ -20,6 +20,23 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
              "Axes of the dense parts from neighbouring ranks outwards");
   schema.add("parallel.expert_order", &layout.expert_order,
              "Axes of the experts from neighbouring ranks outwards");
+  schema.add_enum(
+      "parallel.attention", &parallel.attention,
+      {{"tensor", AttentionParallel::kTensor}, {"ulysses", AttentionParallel::kUlysses}},
+      "What ranks of tp share of attention: the heads' weights, or, with whole weights, "
+      "the tokens (heads by all-to-all)");
+  schema.add_enum("parallel.context", &parallel.context,
+                  {{"ring", ContextExchange::kRing},
+                   {"all_to_all", ContextExchange::kAllToAll},
+                   {"hierarchical", ContextExchange::kHierarchical}},
+                  "How ranks of cp see one another's keys and values");
+  schema.add("parallel.context_inner", &parallel.context_inner,
+             "Ranks of cp that exchange heads by all-to-all (hierarchical)", at_least(1));
+  schema.add_enum("parallel.dispatcher", &parallel.dispatcher,
+                  {{"auto", DispatcherRequest::kAuto},
+                   {"all_to_all", DispatcherRequest::kAllToAll},
+                   {"all_gather", DispatcherRequest::kAllGather}},
+                  "How tokens reach experts on other ranks; auto: what moves fewer bytes");
   schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
                   {{"gpipe", PipelineKind::kGpipe},
                    {"1f1b", PipelineKind::kOneFOneB},
@@ -31,6 +48,20 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
              "What each chunk holds, e.g. \"Et*3|(tt|)*2L\"; empty: layers spread evenly");
   schema.add("parallel.split_weights", &parallel.split_weights,
              "Delay weight gradients into what would be idle time (zero bubble)");
+}
+
+int64_t heads_degree(const ParallelSpec& parallel, int64_t cp) {
+  switch (parallel.context) {
+    case ContextExchange::kRing:
+      return 1;
+    case ContextExchange::kAllToAll:
+      return cp;
+    case ContextExchange::kHierarchical:
+      break;
+  }
+  require(cp % parallel.context_inner == 0,
+          "parallel.context_inner {} does not divide parallel.cp {}", parallel.context_inner, cp);
+  return parallel.context_inner;
 }
 
 int64_t least_ranks(const ParallelSpec& parallel) {

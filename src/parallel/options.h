@@ -3,15 +3,34 @@
 #include <string>
 
 #include "core/config.h"
+#include "parallel/dispatch_choice.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_layout.h"
 #include "parallel/pipeline_schedule.h"
 
 namespace tessera {
 
+/// What the ranks of a tensor-parallel group share of attention.
+enum class AttentionParallel : uint8_t {
+  kTensor,   ///< its heads' weights (Megatron-LM), with sequence parallelism
+  kUlysses,  ///< its tokens: weights are whole on each rank, heads are exchanged by all-to-all
+             ///< (DeepSpeed Ulysses; MegaScale-MoE, section 3.1)
+};
+
+/// How ranks of context parallelism see one another's keys and values.
+enum class ContextExchange : uint8_t {
+  kRing,         ///< keys and values pass around, tokens dealt in zigzag
+  kAllToAll,     ///< heads for tokens
+  kHierarchical  ///< all-to-all within `context_inner` neighbouring ranks, a ring over the rest
+};
+
 /// How a model is spread over ranks, as configured.
 struct ParallelSpec {
   LayoutSpec layout;
+  AttentionParallel attention = AttentionParallel::kTensor;
+  ContextExchange context = ContextExchange::kRing;
+  int64_t context_inner = 1;
+  DispatcherRequest dispatcher = DispatcherRequest::kAuto;
   PipelineKind schedule = PipelineKind::kOneFOneB;
   int64_t chunks_per_stage = 1;
   std::string pipeline_layout;  ///< see parse_pipeline_layout; empty: even
@@ -20,6 +39,10 @@ struct ParallelSpec {
 
 /// Binds every key of [parallel].
 void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel);
+
+/// Ranks of context parallelism `cp` that exchange heads by all-to-all; a ring goes over the rest.
+/// Throws UserError where parallel.context_inner does not divide them.
+int64_t heads_degree(const ParallelSpec& parallel, int64_t cp);
 
 /// The ranks that the degrees ask for; DP counts 1 where it is left open.
 int64_t least_ranks(const ParallelSpec& parallel);

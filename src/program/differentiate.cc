@@ -67,6 +67,10 @@ class Differentiator final : public GradientBuilder {
 
   bool needs_grad(int idx) const override { return is_wanted(forward_input(idx)); }
   const ValueType& input_type(int idx) const override { return forward_.type(forward_input(idx)); }
+  ValueId input_extent(int idx) override {
+    ensure(input_type(idx).ragged(), "{}: input {} is not ragged", node_->op->name(), idx);
+    return importer_.import(input_type(idx).extent);
+  }
 
   std::vector<ValueId> emit(OperatorPtr op, const std::vector<ValueId>& inputs,
                             const std::vector<int>& accumulators) override {

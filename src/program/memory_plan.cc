@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/memory.h"
+#include "program/dependencies.h"
 
 namespace tessera {
 namespace {
@@ -58,22 +59,24 @@ void place_saved(const Program& program, const std::vector<ValueId>& saved, Memo
 
 std::vector<Lifetime> find_lifetimes(const Program& program) {
   std::vector<Lifetime> lifetimes(static_cast<size_t>(program.num_values()));
-  const auto touch = [&](ValueId id, int node) {
-    Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
-    if (lifetime.first < 0) lifetime.first = node;
-    lifetime.last = node;
-  };
-  for (int i = 0; i < static_cast<int>(program.nodes().size()); ++i) {
-    const Node& node = program.nodes()[static_cast<size_t>(i)];
-    for (const ValueId id : node.inputs) {
-      touch(id, i);
-      if (program.type(id).ragged()) touch(program.type(id).extent, i);
-    }
-    for (const ValueId id : node.outputs) {
-      touch(id, i);
-      if (program.type(id).ragged()) touch(program.type(id).extent, i);
-    }
+  const std::vector<int> waits = find_waits(program);
+  for (int i = 0; i < std::ssize(program.nodes()); ++i) {
+    const auto touch = [&](ValueId id) {
+      Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+      if (lifetime.first < 0) lifetime.first = i;
+      lifetime.last = std::max(lifetime.last, waits[static_cast<size_t>(i)] - 1);
+    };
+    const NodeAccess access = find_access(program, program.nodes()[static_cast<size_t>(i)]);
+    std::ranges::for_each(access.reads, touch);
+    std::ranges::for_each(access.writes, touch);
   }
+  return lifetimes;
+}
+
+std::vector<Lifetime> find_workspace_lifetimes(const Program& program) {
+  std::vector<Lifetime> lifetimes;
+  for (const int wait : find_waits(program))
+    lifetimes.push_back({static_cast<int>(lifetimes.size()), wait - 1});
   return lifetimes;
 }
 
@@ -95,12 +98,13 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
     requests.push_back({align_up(program.type(id).num_bytes()), lifetimes[static_cast<size_t>(id)],
                         &placement.offset});
   }
+  const std::vector<Lifetime> workspace_lifetimes = find_workspace_lifetimes(program);
   for (size_t i = 0; i < program.nodes().size(); ++i) {
     const Node& node = program.nodes()[i];
     plan.workspace_bytes[i] = node.op->cpu_workspace_bytes(program.types(node.inputs));
-    const int at = static_cast<int>(i);
     if (plan.workspace_bytes[i] > 0) {
-      requests.push_back({align_up(plan.workspace_bytes[i]), {at, at}, &plan.workspace_offsets[i]});
+      requests.push_back(
+          {align_up(plan.workspace_bytes[i]), workspace_lifetimes[i], &plan.workspace_offsets[i]});
     }
   }
   plan.transient_bytes = place(requests);

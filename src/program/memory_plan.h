@@ -10,7 +10,7 @@ namespace tessera {
 enum class Storage {
   kBound,      ///< the caller binds it: inputs, weights, accumulators and outputs
   kSaved,      ///< in the saved slab, which outlives the run
-  kTransient,  ///< in the transient slab, from its node to its last use
+  kTransient,  ///< in the transient slab, from its node to its last use, exchanges included
 };
 
 struct Placement {
@@ -27,12 +27,15 @@ struct MemoryPlan {
   int64_t transient_bytes = 0;
 };
 
-/// First and last node that touch a value (-1, -1: none).
+/// First and last node that touch a value (-1, -1: none). A node that communicates touches its
+/// values until just before the node that waits for it (program/dependencies.h).
 struct Lifetime {
   int first = -1;
   int last = -1;
 };
 std::vector<Lifetime> find_lifetimes(const Program& program);
+/// The same for the scratch memory of each node.
+std::vector<Lifetime> find_workspace_lifetimes(const Program& program);
 
 /// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest
 /// first at the lowest free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management

@@ -61,15 +61,17 @@ std::string print_node(const Program& program, const Node& node, const MemoryPla
 }  // namespace
 
 std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan) {
-  std::vector<int64_t> live = plan.workspace_bytes;
+  std::vector<int64_t> live(program.nodes().size());
+  const auto add = [&](const Lifetime& lifetime, int64_t num_bytes) {
+    for (int node = std::max(lifetime.first, 0); node <= lifetime.last; ++node)
+      live[static_cast<size_t>(node)] += num_bytes;
+  };
+  const auto workspace_lifetimes = find_workspace_lifetimes(program);
+  for (size_t i = 0; i < live.size(); ++i) add(workspace_lifetimes[i], plan.workspace_bytes[i]);
   const auto lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
-    if (plan.values[static_cast<size_t>(id)].storage != Storage::kTransient || lifetime.first < 0)
-      continue;
-    for (int node = lifetime.first; node <= lifetime.last; ++node) {
-      live[static_cast<size_t>(node)] += program.type(id).num_bytes();
-    }
+    if (plan.values[static_cast<size_t>(id)].storage == Storage::kTransient)
+      add(lifetimes[static_cast<size_t>(id)], program.type(id).num_bytes());
   }
   return live;
 }

@@ -6,9 +6,13 @@ namespace tessera {
 namespace {
 
 /// Replaces a node-relative extent by the value that it stands for.
-ValueType resolve_extent(ValueType type, const std::vector<ValueId>& outputs) {
-  if (type.ragged() && type.extent <= own_output(0))
-    type.extent = outputs[static_cast<size_t>(-2 - type.extent)];
+ValueType resolve_extent(ValueType type, const std::vector<ValueId>& inputs,
+                         const std::vector<ValueId>& outputs) {
+  if (!type.ragged()) return type;
+  if (const int output = own_output_index(type.extent); output >= 0)
+    type.extent = outputs.at(static_cast<size_t>(output));
+  if (const int input = own_input_index(type.extent); input >= 0)
+    type.extent = inputs.at(static_cast<size_t>(input));
   return type;
 }
 
@@ -55,7 +59,7 @@ std::vector<ValueId> Program::add(OperatorPtr op, std::vector<ValueId> inputs,
          accumulators.size(), next_accumulator);
   for (size_t i = 0; i < outputs.size(); ++i) {
     Value& output = values_[static_cast<size_t>(outputs[i])];
-    output.type = resolve_extent(output.type, outputs);
+    output.type = resolve_extent(output.type, inputs, outputs);
   }
   nodes_.push_back({std::move(op), std::move(inputs), outputs});
   return outputs;
@@ -66,6 +70,29 @@ ValueId Program::add1(OperatorPtr op, std::vector<ValueId> inputs, std::string n
   const auto outputs = add(std::move(op), std::move(inputs), {std::move(name)});
   ensure(outputs.size() == 1, "{} has {} outputs, expected one", op_name, outputs.size());
   return outputs[0];
+}
+
+Program Program::reordered(const std::vector<int>& order) const {
+  ensure(order.size() == nodes_.size(), "program '{}': an order of {} for {} nodes", name_,
+         order.size(), nodes_.size());
+  std::vector<bool> made(values_.size());
+  for (size_t id = 0; id < values_.size(); ++id)
+    made[id] = values_[id].kind != ValueKind::kIntermediate;
+  Program result = *this;
+  result.nodes_.clear();
+  std::vector<bool> used(nodes_.size(), false);
+  for (const int idx : order) {
+    const Node& node = nodes_.at(static_cast<size_t>(idx));
+    ensure(!used[static_cast<size_t>(idx)], "program '{}': node {} stands twice", name_, idx);
+    used[static_cast<size_t>(idx)] = true;
+    for (const ValueId id : node.inputs) {
+      ensure(made[static_cast<size_t>(id)], "program '{}': '{}' is read before it is made", name_,
+             value(id).name);
+    }
+    for (const ValueId id : node.outputs) made[static_cast<size_t>(id)] = true;
+    result.nodes_.push_back(node);
+  }
+  return result;
 }
 
 bool Program::is_output(ValueId id) const {

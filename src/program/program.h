@@ -52,6 +52,11 @@ class Program {
   /// Marks values that the caller reads after a run; the caller binds memory for each.
   void set_outputs(std::vector<ValueId> outputs) { outputs_ = std::move(outputs); }
 
+  /// The same program with its nodes in another order: node i is node order[i] of this one. Values
+  /// keep their ids. Throws InternalError where `order` is no permutation or a node would read what
+  /// is not made yet.
+  Program reordered(const std::vector<int>& order) const;
+
   const std::string& name() const { return name_; }
   const std::vector<Value>& values() const { return values_; }
   const std::vector<Node>& nodes() const { return nodes_; }

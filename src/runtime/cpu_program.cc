@@ -2,22 +2,68 @@
 
 #include <algorithm>
 
+#include "program/dependencies.h"
+
 namespace tessera {
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+using Clock = std::chrono::steady_clock;
+
+/// The exchanges of one run that were started and not yet waited for, in the order of their starts.
+class Exchanges {
+ public:
+  Exchanges(const Program& program, const NodeObserver& observer)
+      : program_(program), observer_(observer) {}
+
+  /// Takes over what node `idx` started, to be complete before node `wait`.
+  void add(size_t idx, Pending pending, int wait) {
+    under_way_.push_back({std::move(pending), idx, wait});
+  }
+  /// Waits for those that node `idx` needs.
+  void wait_before(int idx) {
+    for (Exchange& exchange : under_way_) {
+      if (exchange.wait == idx) finish(exchange);
+    }
+    std::erase_if(under_way_, [=](const Exchange& exchange) { return exchange.wait == idx; });
+  }
+  /// Back ends without a thread of their own move data only when they are called.
+  void progress() {
+    for (Exchange& exchange : under_way_) exchange.pending.done();
+  }
+
+ private:
+  struct Exchange {
+    Pending pending;
+    size_t node = 0;
+    int wait = 0;
+  };
+
+  void finish(Exchange& exchange) {
+    const auto begin = Clock::now();
+    exchange.pending.wait();
+    if (!observer_) return;
+    observer_(
+        {program_, program_.nodes()[exchange.node], NodeEvent::Phase::kWait, begin, Clock::now()});
+  }
+
+  const Program& program_;
+  const NodeObserver& observer_;
+  std::vector<Exchange> under_way_;
+};
 
 }  // namespace
 
 CpuProgram::CpuProgram(Program program, const KernelTable& kernels,
                        const std::vector<ValueId>& saved)
-    : program_(std::move(program)), plan_(plan_memory(program_, saved)) {
+    : program_(std::move(program)),
+      plan_(plan_memory(program_, saved)),
+      waits_(find_waits(program_)) {
   for (const Node& node : program_.nodes()) {
     const auto found = kernels.find(node.op->name());
     ensure(found != kernels.end(), "program '{}': no CPU kernel for operator '{}'", program_.name(),
            node.op->name());
+    ensure(node.op->communicates() || !found->second.is_asynchronous(),
+           "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
     kernels_.push_back(found->second);
   }
 }
@@ -57,14 +103,15 @@ void CpuProgram::check_bindings(const Bindings& bindings) const {
     const Tensor& tensor = bindings.tensors[static_cast<size_t>(id)];
     const Value& value = program_.value(id);
     if (!tensor && value.kind == ValueKind::kAccumulator) continue;
-    ensure(tensor && tensor.dtype == value.type.dtype && tensor.shape == value.type.shape,
+    const bool is_set = tensor || value.type.num_bytes() == 0;
+    ensure(is_set && tensor.dtype == value.type.dtype && tensor.shape == value.type.shape,
            "program '{}': '{}' is bound to {} {}, expected {}", program_.name(), value.name,
            tensor ? dtype_name(tensor.dtype) : "nothing", tensor.shape.to_string(),
            value.type.to_string());
   }
 }
 
-void CpuProgram::run_node(size_t idx, const Bindings& bindings) const {
+Pending CpuProgram::start_node(size_t idx, const Bindings& bindings) const {
   const Node& node = program_.nodes()[idx];
   std::vector<Tensor> inputs;
   inputs.reserve(node.inputs.size());
@@ -82,16 +129,25 @@ void CpuProgram::run_node(size_t idx, const Bindings& bindings) const {
     workspace = {bindings.transient + plan_.workspace_offsets[idx],
                  static_cast<size_t>(plan_.workspace_bytes[idx])};
   }
-  kernels_[idx](*node.op, {inputs, outputs, workspace});
+  return kernels_[idx].start(*node.op, {inputs, outputs, workspace});
 }
 
 void CpuProgram::run(const Bindings& bindings, const NodeObserver& observer) const {
   check_bindings(bindings);
+  Exchanges exchanges(program_, observer);
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    run_node(i, bindings);
-    if (observer) observer(program_.nodes()[i], seconds_since(start));
+    exchanges.wait_before(static_cast<int>(i));
+    const auto begin = Clock::now();
+    Pending pending = start_node(i, bindings);
+    const bool started = kernels_[i].is_asynchronous();
+    if (started) exchanges.add(i, std::move(pending), waits_[i]);
+    if (observer) {
+      const auto phase = started ? NodeEvent::Phase::kStart : NodeEvent::Phase::kRun;
+      observer({program_, program_.nodes()[i], phase, begin, Clock::now()});
+    }
+    exchanges.progress();
   }
+  exchanges.wait_before(static_cast<int>(program_.nodes().size()));
 }
 
 }  // namespace tessera

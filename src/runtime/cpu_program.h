@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "core/memory.h"
 #include "program/memory_plan.h"
 
@@ -18,8 +20,25 @@ struct Bindings {
   std::byte* transient = nullptr;
 };
 
-/// Called after each node with the seconds that its kernel took.
-using NodeObserver = std::function<void(const Node&, double seconds)>;
+/// What the interpreter did from `begin` to `end`. An exchange that a node started is under way
+/// from its kStart to its kWait, which always comes, in the same run.
+struct NodeEvent {
+  enum class Phase : uint8_t {
+    kRun,    ///< a kernel, from its start to its end
+    kStart,  ///< an exchange was started
+    kWait,   ///< an exchange was waited for
+  };
+  const Program& program;
+  const Node& node;
+  Phase phase = Phase::kRun;
+  std::chrono::steady_clock::time_point begin;
+  std::chrono::steady_clock::time_point end;
+
+  double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
+};
+
+/// Called after each event, on the thread that runs the program.
+using NodeObserver = std::function<void(const NodeEvent&)>;
 
 /// A program made ready to run on the host's cores: kernels looked up, memory planned. Immutable,
 /// so one object may run for many layers with different bindings; runs allocate nothing of the
@@ -38,17 +57,19 @@ class CpuProgram {
   Tensor at_bound(const Bindings& bindings, ValueId id) const;
   /// The same at its actual extent.
   Tensor view(const Bindings& bindings, ValueId id) const;
-  /// Runs all nodes in order. Throws InternalError where a bound value is missing or has the wrong
-  /// type or shape, and what the kernels throw.
+  /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
+  /// node that needs it (find_waits), at the latest at the end of the run. Throws InternalError
+  /// where a bound value is missing or has the wrong type or shape, and what the kernels throw.
   void run(const Bindings& bindings, const NodeObserver& observer = {}) const;
 
  private:
   void check_bindings(const Bindings& bindings) const;
-  void run_node(size_t idx, const Bindings& bindings) const;
+  Pending start_node(size_t idx, const Bindings& bindings) const;
 
   Program program_;
   MemoryPlan plan_;
   std::vector<Kernel> kernels_;
+  std::vector<int> waits_;
 };
 
 }  // namespace tessera

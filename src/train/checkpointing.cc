@@ -55,26 +55,29 @@ std::filesystem::path checkpoint_folder(const std::string& run_folder) {
 }
 
 SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position) {
+                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position,
+                    Communicator& world) {
   const Json json = {{"step", position.step},
                      {"tokens_seen", position.tokens_seen},
                      {"skipped_steps", position.skipped_steps},
                      {"num_data_tokens", num_data_tokens},
                      {"config", config_toml}};
-  const auto model = state.model_tensors();
-  const auto optimizer = state.optimizer_tensors();
+  const auto model = state.owned_model();
+  const auto optimizer = state.owned_optimizer();
   return save_checkpoint(checkpoint_folder(settings.run.folder),
-                         {.step = position.step,
-                          .model = model,
-                          .optimizer = optimizer,
-                          .state = json.dump(),
-                          .keep_last = settings.run.keep_last});
+                         SliceSaveRequest{.step = position.step,
+                                          .model = model,
+                                          .optimizer = optimizer,
+                                          .state = json.dump(),
+                                          .keep_last = settings.run.keep_last},
+                         world);
 }
 
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     int64_t num_data_tokens, ModelState& state) {
+                                     int64_t num_data_tokens, ModelState& state,
+                                     Communicator& world) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
-  FoundCheckpoint found = find_latest(folder);
+  FoundCheckpoint found = find_latest(folder, world);
   require(settings.run.resume != ResumeMode::kNever || !found.path,
           "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
           "another run.folder or "
@@ -88,7 +91,7 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
             folder.string());
     return std::nullopt;
   }
-  const CheckpointReader reader(*found.path);
+  const CheckpointReader reader(*found.path, world);
   const Json json = parse_state(reader);
   ResumedRun resumed{.path = *found.path, .notes = std::move(found.ignored)};
   resumed.position = {read_count(reader, json, "step"), read_count(reader, json, "tokens_seen"),

@@ -20,9 +20,11 @@ struct RunPosition {
 /// The folder that holds a run's checkpoints.
 std::filesystem::path checkpoint_folder(const std::string& run_folder);
 
-/// Saves weights, expert biases, optimizer and position with the configuration that made them.
+/// Saves weights, expert biases, optimizer and position with the configuration that made them. All
+/// ranks call.
 SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position);
+                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position,
+                    Communicator& world);
 
 /// A checkpoint that a run continues from.
 struct ResumedRun {
@@ -34,9 +36,10 @@ struct ResumedRun {
 
 /// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws
 /// UserError where settings.run.resume demands one, or where the checkpoint does not fit the
-/// settings.
+/// settings. Any layout continues any other's run. All ranks call.
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     int64_t num_data_tokens, ModelState& state);
+                                     int64_t num_data_tokens, ModelState& state,
+                                     Communicator& world);
 
 /// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one
 /// checkpoint.

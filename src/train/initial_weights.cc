@@ -26,9 +26,9 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
   schema.load_preset("run.init_from", toml);
 }
 
-void load_initial_weights(const Settings& settings, ModelState& state) {
+void load_initial_weights(const Settings& settings, ModelState& state, Communicator& world) {
   try {
-    state.load_weights(CheckpointReader(find_checkpoint(settings.run.init_from)));
+    state.load_weights(CheckpointReader(find_checkpoint(settings.run.init_from), world));
   } catch (const UserError& error) {
     user_error("run.init_from: {}", error.what());
   }

@@ -11,7 +11,8 @@ namespace tessera {
 void load_initial_model(ConfigSchema& schema, const Settings& settings);
 
 /// Fills a model with the weights of the checkpoint that run.init_from names; the optimizer starts
-/// anew. Throws UserError where the checkpoint's tensors are not those of the model.
-void load_initial_weights(const Settings& settings, ModelState& state);
+/// anew. All ranks call. Throws UserError where the checkpoint's tensors are not those of the
+/// model.
+void load_initial_weights(const Settings& settings, ModelState& state, Communicator& world);
 
 }  // namespace tessera

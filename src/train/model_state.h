@@ -1,18 +1,22 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "model/parameters.h"
 #include "model/training_model.h"
-#include "optim/optimizer.h"
+#include "optim/sharded_optimizer.h"
+#include "train/run_layout.h"
 #include "train/settings.h"
 
 namespace tessera {
 
-/// Everything that training changes: weights, expert biases, the optimizer's moments and masters.
+/// Everything that training changes, as one rank holds it: its parts of the weights, expert biases,
+/// its share of the optimizer's moments and masters.
 class ModelState {
  public:
   /// Bytes that construction will take.
@@ -22,32 +26,58 @@ class ModelState {
     int64_t optimizer = 0;
     int64_t total() const { return weights + gradients + optimizer; }
   };
-  static Bytes count_bytes(const ModelConfig& config, DType dtype);
+  /// Exact for rank run.rank(); the world may be planned only.
+  static Bytes count_bytes(const Settings& settings, const RunLayout& run);
 
-  ModelState(const ModelConfig& config, DType dtype, const AdamWOptions& options);
+  /// All ranks of the world call.
+  ModelState(const Settings& settings, const RunLayout& run, World& world);
+  /// Of a run on one rank.
+  explicit ModelState(const Settings& settings);
 
   /// Fresh weights from a seed; moments are zero.
   void initialize(uint64_t seed);
 
   ParameterSet& parameters() { return parameters_; }
+  const ParameterSet& parameters() const { return parameters_; }
   std::vector<ExpertState>& experts() { return experts_; }
-  AdamWOptimizer& optimizer() { return *optimizer_; }
+  const std::vector<ExpertState>& experts() const { return experts_; }
+  ShardedOptimizer& optimizer() { return *optimizer_; }
 
-  /// Views for checkpoints: weights and expert biases; moments and masters.
-  std::vector<NamedTensor> model_tensors() const;
-  std::vector<NamedTensor> optimizer_tensors() const;
-  /// Fills everything from a checkpoint of the same shapes and precision. Throws UserError
-  /// otherwise.
+  /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
+  /// the replicas may begin.
+  void gradients_ready(const std::string& prefix);
+  /// Returns when the updated weights of those parameters are here; "": of those of no layer.
+  void wait_weights(const std::string& prefix);
+  /// When all are: before anything but a step's forward passes reads weights.
+  void wait_weights() { optimizer_->wait_all_weights(); }
+  /// Sums the gradients over all replicas, clips and updates; the weights are on their way to the
+  /// replicas then.
+  StepResult update(const StepInput& input);
+  /// Ends a step without an update.
+  void discard_gradients();
+
+  /// For checkpoints: weights and expert biases, and moments and masters, each element of the model
+  /// at one rank.
+  std::vector<NamedSlice> owned_model() const;
+  std::vector<NamedSlice> owned_optimizer() const;
+  /// Fills everything from a checkpoint of the same model and precision, whatever its layout.
+  /// Throws UserError otherwise.
   void load(const CheckpointReader& reader);
   /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Throws
   /// UserError where the names or shapes are not this model's.
   void load_weights(const CheckpointReader& reader);
 
  private:
+  std::vector<NamedSlice> held_model() const;
+  void index_parameters();
+
   ModelConfig config_;
+  DType dtype_;
+  bool names_biases_;  ///< one rank saves the expert biases, which all have
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;
-  std::unique_ptr<AdamWOptimizer> optimizer_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::map<std::string, std::vector<size_t>> by_prefix_;  ///< "layers.3." or ""
 };
 
 }  // namespace tessera

@@ -25,6 +25,10 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
              at_least(1));
   schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
+  schema.add(
+      "run.comm_timeout", &run.comm_timeout,
+      "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
+      above(0));
   schema.add("run.report", &run.report, "Write report.html");
 }
 
@@ -110,6 +114,16 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.beta2", &adamw.beta2, "AdamW's second moment", from_below(0, 1));
   schema.add("optim.eps", &adamw.eps, "AdamW's epsilon", above(0));
   schema.add("optim.weight_decay", &adamw.weight_decay, "Decoupled weight decay", at_least(0));
+  ShardingOptions& sharding = settings.sharding;
+  schema.add(
+      "optim.shard_state", &sharding.shard_state,
+      "Each of the ranks that hold a weight alike keeps the optimizer state of a share (ZeRO-1) "
+      "instead of all");
+  schema.add_enum("optim.gradient_compression", &sharding.reduction.compression,
+                  {{"none", GradientCompression::kNone}, {"bf16", GradientCompression::kBf16}},
+                  "How gradients travel between ranks; sums are F32 in any case");
+  schema.add("optim.bucket_bytes", &sharding.bucket_bytes,
+             "F32 bytes of gradients that travel together", at_least(1));
   schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
 }
 
@@ -126,19 +140,6 @@ void validate_capacity(const Settings& settings) {
           "moe.num_experts {}); it must be at least {:.3g}",
           moe.capacity_factor, even * moe.capacity_factor, num_tokens, moe.top_k, moe.num_experts,
           1 / even);
-}
-
-/// Layouts can be inspected; training runs on one rank so far.
-void validate_parallel(const ParallelSpec& parallel) {
-  const LayoutSpec& layout = parallel.layout;
-  const int64_t ranks = least_ranks(parallel) * layout.ep * layout.etp;
-  require(ranks == 1,
-          "training runs on one rank so far, and the layout has tp {}, cp {}, dp {}, pp {}, ep {}, "
-          "etp {}; leave them 1 (tessera inspect --layout shows such layouts)",
-          layout.tp, layout.cp, layout.dp, layout.pp, layout.ep, layout.etp);
-  require(parallel.chunks_per_stage == 1 && parallel.pipeline_layout.empty(),
-          "training runs without a pipeline so far; leave out parallel.pipeline_chunks and "
-          "parallel.pipeline_layout");
 }
 
 void validate_data(const DataSettings& data) {
@@ -189,7 +190,6 @@ void validate(const Settings& settings) {
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   validate_data(settings.data);
-  validate_parallel(settings.parallel);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
   require(settings.schedule.warmup_steps <= train.steps,

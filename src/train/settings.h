@@ -10,6 +10,7 @@
 #include "model/config.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "optim/sharded_optimizer.h"
 #include "parallel/options.h"
 #include "tokenizer/tokenizer.h"
 
@@ -31,6 +32,8 @@ struct RunSettings {
   int64_t log_interval = 10;
   bool tensorboard = true;
   bool report = true;
+  /// Seconds that a rank waits for the others before it takes one for lost.
+  double comm_timeout = 600;
 };
 
 struct DataSettings {
@@ -78,6 +81,7 @@ struct Settings {
   ModelConfig model;
   TrainSettings train;
   AdamWOptions adamw;
+  ShardingOptions sharding;
   ScheduleSpec schedule;
   ParallelSpec parallel;
 };

@@ -5,6 +5,7 @@ namespace {
 
 // A signal handler can reach nothing but static storage.
 volatile std::sig_atomic_t g_received = 0;
+void (*g_old_terminate)(int) = nullptr;
 
 void mark(int signal) {
   if (g_received == SIGINT && signal == SIGINT) {
@@ -12,23 +13,29 @@ void mark(int signal) {
     std::raise(SIGINT);
   }
   g_received = signal;
+  if (signal == SIGTERM && g_old_terminate != nullptr) g_old_terminate(signal);
 }
 
 }  // namespace
 
 StopSignal::StopSignal() {
   g_received = 0;
+  sigaction(SIGTERM, nullptr, &old_terminate_);
+  const auto old = old_terminate_.sa_handler;
+  g_old_terminate = old == SIG_DFL || old == SIG_IGN ? nullptr : old;
   struct sigaction action {};
   action.sa_handler = mark;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, &old_interrupt_);
-  sigaction(SIGTERM, &action, &old_terminate_);
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, &old_user_);
 }
 
 StopSignal::~StopSignal() {
   sigaction(SIGINT, &old_interrupt_, nullptr);
   sigaction(SIGTERM, &old_terminate_, nullptr);
+  sigaction(SIGUSR1, &old_user_, nullptr);
 }
 
 int StopSignal::received() const {

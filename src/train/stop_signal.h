@@ -4,8 +4,10 @@
 
 namespace tessera {
 
-/// While it lives, SIGINT and SIGTERM only leave a mark, so that the training loop can save and end
-/// cleanly; a second SIGINT ends the process at once. One object at a time.
+/// While it lives, SIGINT, SIGTERM and SIGUSR1 (which launch_local_ranks sends to its ranks for
+/// either) only leave a mark, so that the training loop can save and end cleanly; a second SIGINT
+/// ends the process at once. A handler of SIGTERM that was there before is called as well. One
+/// object at a time.
 class StopSignal {
  public:
   StopSignal();
@@ -19,6 +21,7 @@ class StopSignal {
  private:
   struct sigaction old_interrupt_ {};
   struct sigaction old_terminate_ {};
+  struct sigaction old_user_ {};
 };
 
 }  // namespace tessera

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <ctime>
 
+#include "checkpoint/together.h"
 #include "core/memory.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/metrics/writer.h"
 #include "train/stop_signal.h"
+#include "train/trace.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -70,10 +72,11 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
   });
 }
 
-/// The loop around a Trainer: records, validations, checkpoints, signals.
+/// The loop around a Trainer: records, validations, checkpoints, signals. Every rank has one; rank
+/// 0's has the writer.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter& writer, double peak)
+  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter* writer, double peak)
       : trainer_(trainer),
         settings_(trainer.settings()),
         request_(request),
@@ -90,34 +93,61 @@ class TrainLoop {
       finish_writer_quietly();
       throw;
     }
-    writer_.finish();
+    if (writer_ != nullptr) writer_->finish();
   }
 
  private:
   void run_steps(const StopSignal& signal) {
-    while (trainer_.position().step < settings_.train.steps && signal.received() == 0) run_step();
-    if (signal.received() == 0) {
+    int64_t stop = trainer_.agree(signal.received());
+    while (trainer_.position().step < settings_.train.steps && stop == 0) {
+      run_step();
+      stop = trainer_.agree(signal.received());
+    }
+    if (stop == 0) {
       finish();
       return;
     }
     save();
-    writer_.note(fmt::format("stopped by signal {} after step {}; the same command continues",
-                             signal.received(), trainer_.position().step));
+    note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
+                     trainer_.position().step));
+  }
+
+  void note(const std::string& text) {
+    if (writer_ != nullptr) writer_->note(text);
   }
 
   /// For a run that failed: its report helps to see why, but must not hide the reason.
   void finish_writer_quietly() {
     try {
-      writer_.finish();
+      if (writer_ != nullptr) writer_->finish();
     } catch (const UserError& error) {
-      writer_.note(fmt::format("warning: {}", error.what()));
+      note(fmt::format("warning: {}", error.what()));
+    }
+  }
+
+  /// Starts the trace with the second step (the first one compiles kernels) and writes it.
+  void update_trace() {
+    if (request_.trace.empty()) return;
+    const int64_t done = trainer_.position().step - first_step_;
+    if (done == 1) {
+      trainer_.agree(0);  // so that all ranks count from the same moment
+      trace_.emplace(Clock::now());
+    }
+    if (trace_ &&
+        (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
+      write_trace(*trace_, request_.trace, *trainer_.layout().world);
+      trace_.reset();
+      note(fmt::format("trace: {}", request_.trace));
     }
   }
 
   void run_step() {
     const auto start = Clock::now();
-    const StepOutcome outcome = trainer_.step();
-    writer_.record(make_record(outcome, seconds_since(start)));
+    const StepOutcome outcome = trainer_.step(trace_ ? trace_->observer() : NodeObserver());
+    if (trace_) trace_->add("step", start, Clock::now());
+    const double seconds = seconds_since(start);
+    update_trace();
+    if (writer_ != nullptr) writer_->record(make_record(outcome, seconds));
     const int64_t step = trainer_.position().step;
     if (is_due(settings_.train.validation_interval)) validate();
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
@@ -131,7 +161,7 @@ class TrainLoop {
     if (validated_step_ != trainer_.position().step) validate();
     if (saved_step_ != trainer_.position().step && first_step_ < settings_.train.steps) save();
     if (trainer_.data().files.size() > 1) {
-      writer_.note(trainer_.data().describe_samples(trainer_.position().step));
+      note(trainer_.data().describe_samples(trainer_.position().step));
     }
     write_sample();
   }
@@ -141,32 +171,34 @@ class TrainLoop {
     const double loss = trainer_.validate();
     validated_step_ = trainer_.position().step;
     if (std::isnan(loss) && !trainer_.data().validation) return;
-    writer_.validation({.step = validated_step_,
-                        .tokens_seen = trainer_.position().tokens_seen,
-                        .loss = loss,
-                        .seconds = seconds_since(start)});
+    if (writer_ == nullptr) return;
+    writer_->validation({.step = validated_step_,
+                         .tokens_seen = trainer_.position().tokens_seen,
+                         .loss = loss,
+                         .seconds = seconds_since(start)});
   }
 
   void save() {
     if (saved_step_ == trainer_.position().step) return;
     const SaveResult saved = trainer_.save(request_.config_toml);
     saved_step_ = trainer_.position().step;
-    writer_.note(fmt::format("saved {}", saved.path.string()));
-    for (const std::string& warning : saved.warnings) writer_.note("warning: " + warning);
+    note(fmt::format("saved {}", saved.path.string()));
+    for (const std::string& warning : saved.warnings) note("warning: " + warning);
   }
 
-  /// A text of the trained model, for the report.
+  /// A text of the trained model, for the report. Needs the whole model, so a run on one rank.
   void write_sample() {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
+    if (trainer_.layout().num_ranks() > 1) return;
     Generator generator(settings_.model, settings_.train.dtype(), trainer_.state().parameters(),
                         trainer_.state().experts());
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
     try {
-      writer_.set_sample(prompt,
-                         generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+      writer_->set_sample(
+          prompt, generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
     } catch (const UserError& error) {
-      writer_.note(fmt::format("warning: no sample of text: {}", error.what()));
+      note(fmt::format("warning: no sample of text: {}", error.what()));
     }
   }
 
@@ -182,7 +214,8 @@ class TrainLoop {
                       .step_seconds = seconds,
                       .tokens_per_second = static_cast<double>(outcome.num_tokens) / seconds,
                       .model_flops = trainer_.step_flops(),
-                      .utilisation = trainer_.step_flops() / seconds / peak_,
+                      .utilisation = trainer_.step_flops() / seconds / peak_ /
+                                     static_cast<double>(trainer_.layout().num_ranks()),
                       .memory_used = process_memory().peak,
                       .memory_predicted = trainer_.prediction().total(),
                       .dropped_tokens = outcome.dropped,
@@ -209,12 +242,13 @@ class TrainLoop {
   Trainer& trainer_;
   const Settings& settings_;
   const TrainRequest& request_;
-  RunWriter& writer_;
+  RunWriter* writer_;
   double peak_;
   Clock::time_point started_;
   int64_t first_step_ = 0;
   int64_t validated_step_ = -1;
   int64_t saved_step_ = -1;
+  std::optional<TraceRecorder> trace_;
 };
 
 RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
@@ -228,34 +262,59 @@ RunWriterOptions writer_options(const Settings& settings, const TrainRequest& re
   return options;
 }
 
-}  // namespace
+/// Rank 0 tokenizes and the others find its files.
+TrainingData open_data_together(Settings& settings, const TrainRequest& request,
+                                Communicator& world, std::ostream& out) {
+  std::optional<TrainingData> data;
+  together(world, [&] {
+    if (world.rank() == 0) data = open_data(settings, out, request.terminal);
+  });
+  together(world, [&] {
+    if (world.rank() != 0) data = open_training_data(settings);
+  });
+  return std::move(*data);
+}
 
-int train(const TrainRequest& request, std::ostream& out) {
-  Settings settings = request.settings;
-  validate(settings);
-  check_model(settings);
-  TrainingData data = open_data(settings, out, request.terminal);
-  // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
-  const double peak = measure_matrix_peak(settings.train.dtype());
-  Trainer trainer(std::move(settings), std::move(data));
-  const auto resumed = trainer.resume(request.config_toml);
-  const Settings& resolved = trainer.settings();
-
-  RunInfo info{.title = std::filesystem::path(resolved.run.folder).filename().string(),
+std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
+                                       const std::optional<ResumedRun>& resumed,
+                                       std::ostream& out) {
+  const Settings& settings = trainer.settings();
+  RunInfo info{.title = std::filesystem::path(settings.run.folder).filename().string(),
                .started = format_local_time(),
                .machine = describe_machine(),
                .tokenizer = describe_data(trainer.data()),
-               .model_summary = describe_model(resolved, trainer.prediction()),
+               .model_summary = describe_model(settings, trainer.prediction()),
                .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
-  RunWriter writer(out, writer_options(resolved, request, resumed), std::move(info));
-  if (resumed) {
-    for (const std::string& note : resumed->notes) writer.note("note: " + note);
-    writer.note(fmt::format("continuing after step {} of {}", resumed->position.step,
-                            resolved.train.steps));
-  }
-  TrainLoop(trainer, request, writer, peak).run();
-  if (resolved.run.report) out << "report: " << writer.report_path().string() << "\n";
+  if (trainer.layout().num_ranks() > 1) out << describe_degrees(trainer.layout().layout) << "\n";
+  auto writer =
+      std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
+  if (!resumed) return writer;
+  for (const std::string& note : resumed->notes) writer->note("note: " + note);
+  writer->note(
+      fmt::format("continuing after step {} of {}", resumed->position.step, settings.train.steps));
+  return writer;
+}
+
+}  // namespace
+
+int train(const TrainRequest& request, World& world, std::ostream& out) {
+  const CommunicatorPtr all = world.make_world_group();
+  Settings settings = request.settings;
+  validate(settings);
+  check_model(settings, world.size());
+  TrainingData data = open_data_together(settings, request, *all, out);
+  // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
+  const double peak = measure_matrix_peak(settings.train.dtype());
+  Trainer trainer(std::move(settings), std::move(data), world);
+  const auto resumed = trainer.resume(request.config_toml);
+  std::unique_ptr<RunWriter> writer;
+  together(*all, [&] {
+    if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
+  });
+  TrainLoop(trainer, request, writer.get(), peak).run();
+  if (writer && trainer.settings().run.report)
+    out << "report: " << writer->report_path().string() << "\n";
   return 0;
 }
 

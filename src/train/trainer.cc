@@ -2,10 +2,11 @@
 
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
+#include "comm/planned_world.h"
 #include "core/memory.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/initial_weights.h"
@@ -57,7 +58,7 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
 
 }  // namespace
 
-void check_model(Settings settings) {
+void check_model(Settings settings, int64_t num_ranks) {
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
   validate(settings.model);
@@ -65,64 +66,121 @@ void check_model(Settings settings) {
                          .max_sequences = settings.train.micro_batch,
                          .sequence_length = settings.data.sequence_length,
                          .dtype = settings.train.dtype()};
-  const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels());
+  const auto world = make_planned_world(0, num_ranks);
+  const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
+                            make_run_layout(settings, *world).part);
 }
+
+Trainer::Trainer(Settings settings, TrainingData data, World& world)
+    : Trainer(std::move(settings), std::move(data), nullptr, &world) {}
 
 Trainer::Trainer(Settings settings, TrainingData data)
-    : settings_(std::move(settings)), data_(std::move(data)) {
+    : Trainer(std::move(settings), std::move(data), make_single_world(), nullptr) {}
+
+Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world)
+    : own_world_(std::move(own)),
+      settings_(std::move(settings)),
+      data_(std::move(data)),
+      layout_(make_run_layout(settings_, world != nullptr ? *world : *own_world_)) {
+  World& ranks = world != nullptr ? *world : *own_world_;
   tessera::validate(settings_);
   tessera::validate(settings_.model);
-  const ModelConfig& config = settings_.model;
   const DType dtype = settings_.train.dtype();
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
-  model_ =
-      std::make_unique<TrainingModel>(config, shape, settings_.train.recompute, make_cpu_kernels());
+  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
+                                           make_cpu_kernels(), layout_.part);
   prediction_ = {process_memory().resident + library_scratch(dtype),
-                 touched_bytes(settings_, data_), ModelState::count_bytes(config, dtype),
+                 touched_bytes(settings_, data_), ModelState::count_bytes(settings_, layout_),
                  model_->activation_bytes()};
-  state_ = std::make_unique<ModelState>(config, dtype, settings_.adamw);
+  state_ = std::make_unique<ModelState>(settings_, layout_, ranks);
   model_->bind(state_->parameters(), state_->experts());
-  batches_.resize(static_cast<size_t>(settings_.train.num_micro_batches()));
-}
-
-double Trainer::step_flops() const {
-  return model_->model_flops() * static_cast<double>(settings_.train.num_micro_batches());
+  executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
+  batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
+  double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
+  const Tensor sum = view(std::span(&flops, 1), {1});
+  layout_.world->all_reduce(sum, sum).wait();
+  step_flops_ = flops;
 }
 
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
-  auto resumed = resume_run(settings_, config_toml, data_.num_tokens(), *state_);
+  auto resumed = resume_run(settings_, config_toml, data_.num_tokens(), *state_, *layout_.world);
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
-    load_initial_weights(settings_, *state_);
+    load_initial_weights(settings_, *state_, *layout_.world);
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }
   return resumed;
 }
 
-StepOutcome Trainer::accumulate(const NodeObserver& observer) {
-  StepOutcome outcome;
+/// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
+/// ranks' together.
+LossScales Trainer::fetch(StepOutcome& outcome) {
   int64_t num_valid = 0;
   for (size_t i = 0; i < batches_.size(); ++i) {
-    data_.train->fetch(position_.step, static_cast<int64_t>(i), batches_[i]);
+    data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
     pad_sequences(batches_[i], model_->batch_shape().max_sequences);
     num_valid += batches_[i].num_valid;
-    outcome.num_tokens += static_cast<int64_t>(batches_[i].tokens.size());
+    outcome.num_tokens += std::ssize(batches_[i].tokens);
   }
+  const Tensor sum = view(std::span(&num_valid, 1), {1});
+  layout_.part.groups.dp->all_reduce(sum, sum).wait();
+  outcome.num_tokens *= layout_.data_ranks();
   const MoeConfig& moe = settings_.model.moe;
-  const double share = 1.0 / static_cast<double>(batches_.size());
-  const LossScales scales{.loss = 1.0F / static_cast<float>(std::max<int64_t>(num_valid, 1)),
-                          .balance = static_cast<float>(moe.balance_coefficient * share),
-                          .z_loss = static_cast<float>(moe.z_loss_coefficient * share)};
-  for (Batch& batch : batches_) {
-    const MicroBatchResult result = model_->run(view_batch(batch), scales, observer);
-    outcome.loss += result.loss;
-    outcome.balance_loss += result.balance_loss * share;
-    outcome.z_loss += result.z_loss * share;
-    outcome.dropped += result.dropped;
-  }
+  const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
+  return {.loss = 1.0F / static_cast<float>(std::max<int64_t>(num_valid, 1)),
+          .balance = static_cast<float>(moe.balance_coefficient * share),
+          .z_loss = static_cast<float>(moe.z_loss_coefficient * share)};
+}
+
+StepOutcome Trainer::accumulate(const NodeObserver& observer) {
+  StepOutcome outcome;
+  const LossScales scales = fetch(outcome);
+  std::vector<MicroBatch> micro_batches;
+  for (Batch& batch : batches_) micro_batches.push_back(view_batch(batch));
+  const PassHooks hooks{
+      .before_forward = [&](const std::string& prefix) { state_->wait_weights(prefix); },
+      .after_backward = [&](const std::string& prefix) { state_->gradients_ready(prefix); }};
+  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, hooks);
+  const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
+  outcome.loss = result.loss;
+  outcome.balance_loss = result.balance_loss * share;
+  outcome.z_loss = result.z_loss * share;
+  outcome.dropped = result.dropped;
+  sum_over_ranks(outcome);
+  sum_expert_counts();
   return outcome;
+}
+
+void Trainer::sum_over_ranks(StepOutcome& outcome) const {
+  std::array<double, 4> parts = {outcome.loss, outcome.balance_loss, outcome.z_loss,
+                                 static_cast<double>(outcome.dropped)};
+  const Tensor sum = view(std::span<double>(parts), {std::ssize(parts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  outcome.loss = parts[0];
+  outcome.balance_loss = parts[1];
+  outcome.z_loss = parts[2];
+  outcome.dropped = std::llround(parts[3]);
+}
+
+/// Every rank counts its own tokens' assignments in its own layers; after this, all ranks have the
+/// counts of all.
+void Trainer::sum_expert_counts() {
+  if (state_->experts().empty()) return;
+  std::vector<float> counts;
+  for (const ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    counts.insert(counts.end(), one.begin(), one.end());
+  }
+  const Tensor sum = view(std::span(counts), {std::ssize(counts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  auto next = counts.cbegin();
+  for (ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    std::copy_n(next, one.size(), one.begin());
+    next += std::ssize(one);
+  }
 }
 
 void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
@@ -142,10 +200,11 @@ StepOutcome Trainer::step(const NodeObserver& observer) {
   StepOutcome outcome = accumulate(observer);
   const double lr = learning_rate(settings_.schedule, position_.step);
   if (std::isfinite(outcome.loss)) {
-    outcome.update = state_->optimizer().step({.step_idx = position_.step - position_.skipped_steps,
-                                               .lr = lr,
-                                               .max_grad_norm = settings_.train.max_grad_norm});
+    outcome.update = state_->update({.step_idx = position_.step - position_.skipped_steps,
+                                     .lr = lr,
+                                     .max_grad_norm = settings_.train.max_grad_norm});
   } else {
+    state_->discard_gradients();
     outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
   }
   refuse_nonfinite(outcome);
@@ -161,25 +220,35 @@ StepOutcome Trainer::step(const NodeObserver& observer) {
 
 double Trainer::validate() {
   if (!data_.validation) return std::numeric_limits<double>::quiet_NaN();
+  state_->wait_weights();
   const int64_t per_batch = settings_.train.micro_batch;
   int64_t num_batches = (data_.validation->num_windows() + per_batch - 1) / per_batch;
   const int64_t limit = settings_.train.validation_batches;
   if (limit > 0) num_batches = std::min(num_batches, limit);
-  double total = 0;
-  int64_t num_valid = 0;
+  std::array<double, 2> totals = {0, 0};  // loss, valid tokens
   Batch batch;
   const int64_t per_step = settings_.train.num_micro_batches();
-  for (int64_t i = 0; i < num_batches; ++i) {
+  const StageGroups& groups = layout_.part.groups;
+  const bool counts = groups.micro_batch->rank() == 0 && groups.pp->rank() == 0;
+  // Data-parallel ranks may share experts, so all run equally often, the last ones perhaps for
+  // nothing.
+  for (int64_t first = 0; first < num_batches; first += layout_.data_ranks()) {
+    const int64_t i = first + layout_.data_rank();
     data_.validation->fetch(i / per_step, i % per_step, batch);
     pad_sequences(batch, model_->batch_shape().max_sequences);
-    total += model_->evaluate(view_batch(batch));
-    num_valid += batch.num_valid;
+    const double loss = executor_->evaluate(view_batch(batch));
+    if (i >= num_batches) continue;
+    totals[0] += loss;
+    totals[1] += counts ? static_cast<double>(batch.num_valid) : 0;
   }
-  return total / static_cast<double>(std::max<int64_t>(num_valid, 1));
+  const Tensor sum = view(std::span<double>(totals), {std::ssize(totals)});
+  layout_.world->all_reduce(sum, sum).wait();
+  return totals[0] / std::max(totals[1], 1.0);
 }
 
 SaveResult Trainer::save(const std::string& config_toml) {
-  return save_run(settings_, config_toml, *state_, data_.num_tokens(), position_);
+  state_->wait_weights();
+  return save_run(settings_, config_toml, *state_, data_.num_tokens(), position_, *layout_.world);
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
@@ -191,6 +260,12 @@ std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
     loads.push_back(std::move(counts));
   }
   return loads;
+}
+
+int64_t Trainer::agree(int64_t value) const {
+  const Tensor most = view(std::span(&value, 1), {1});
+  layout_.world->all_reduce(most, most, ReduceOp::kMax).wait();
+  return value;
 }
 
 }  // namespace tessera

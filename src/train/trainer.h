@@ -7,12 +7,13 @@
 #include "core/progress.h"
 #include "train/checkpointing.h"
 #include "train/model_state.h"
+#include "train/run_layout.h"
 #include "train/settings.h"
 #include "train/training_data.h"
 
 namespace tessera {
 
-/// Bytes of a training run, known before any is taken.
+/// Bytes of one rank of a training run, known before any is taken.
 struct MemoryPrediction {
   int64_t program =
       0;  ///< resident before training: code, libraries and their scratch, the data's index
@@ -22,7 +23,7 @@ struct MemoryPrediction {
   int64_t total() const { return program + data + state.total() + activations.total(); }
 };
 
-/// What one optimizer step did.
+/// What one optimizer step did, of all ranks together and the same on each.
 struct StepOutcome {
   double loss = 0;  ///< mean over the valid tokens of the global batch
   double balance_loss = 0;
@@ -33,25 +34,30 @@ struct StepOutcome {
   bool skipped() const { return !update.updated; }
 };
 
-/// Refuses a model that cannot be built or trained as the settings say, before any data is read or
-/// written.
-void check_model(Settings settings);
+/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks, before
+/// any data is read or written.
+void check_model(Settings settings, int64_t num_ranks);
 
-/// A training run: data, model, optimizer and position. The loop around it is train().
+/// A training run as one rank sees it: data, its part of the model, optimizer and position. All
+/// ranks of the world construct one and call the same functions in the same order. The loop around
+/// it is train().
 class Trainer {
  public:
-  /// Validates, predicts memory, then takes it and initialises or resumes. Settings must have been
-  /// checked.
+  /// Validates, predicts memory, then takes it. Settings must have been checked; the world must
+  /// outlive the trainer.
+  Trainer(Settings settings, TrainingData data, World& world);
+  /// A run on one rank.
   Trainer(Settings settings, TrainingData data);
 
   const Settings& settings() const { return settings_; }
   const TrainingData& data() const { return data_; }
+  const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
   const RunPosition& position() const { return position_; }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
-  /// Model FLOPs of one optimizer step.
-  double step_flops() const;
+  /// Model FLOPs of one optimizer step, all ranks together.
+  double step_flops() const { return step_flops_; }
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume(const std::string& config_toml);
@@ -63,27 +69,40 @@ class Trainer {
   SaveResult save(const std::string& config_toml);
   /// Assignments to each expert in the last step, by MoE layer.
   std::vector<std::vector<int64_t>> expert_loads() const;
+  /// The largest of all ranks' numbers: how ranks agree to stop.
+  int64_t agree(int64_t value) const;
 
  private:
+  Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
+
+  LossScales fetch(StepOutcome& outcome);
   StepOutcome accumulate(const NodeObserver& observer);
+  void sum_over_ranks(StepOutcome& outcome) const;
+  void sum_expert_counts();
   void refuse_nonfinite(const StepOutcome& outcome) const;
 
+  std::unique_ptr<World> own_world_;
   Settings settings_;
   TrainingData data_;
+  RunLayout layout_;
   MemoryPrediction prediction_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<TrainingModel> model_;
+  std::unique_ptr<PipelineExecutor> executor_;
   RunPosition position_;
   std::vector<Batch> batches_;
+  double step_flops_ = 0;
 };
 
-/// Runs a whole training, from the settings to the report, printing to `out`. Returns 0, also when
-/// a signal ended it after saving.
+/// Runs a whole training, from the settings to the report; rank 0 prints to `out` and writes the
+/// metrics. All ranks call. Returns 0, also when a signal ended it after saving.
 struct TrainRequest {
   Settings settings;
   std::string config_toml;  ///< the resolved configuration, for checkpoints and the report
   Terminal terminal;
+  std::string trace = {};  ///< file for a trace of the second step and some more; empty: none
+  int64_t trace_steps = 2;
 };
-int train(const TrainRequest& request, std::ostream& out);
+int train(const TrainRequest& request, World& world, std::ostream& out);
 
 }  // namespace tessera

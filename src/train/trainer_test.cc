@@ -63,16 +63,16 @@ std::unique_ptr<Trainer> make_trainer(Settings settings) {
 }
 
 void expect_same_state(Trainer& a, Trainer& b) {
-  const auto compare = [](const std::vector<NamedTensor>& left,
-                          const std::vector<NamedTensor>& right) {
+  const auto compare = [](const std::vector<NamedSlice>& left,
+                          const std::vector<NamedSlice>& right) {
     ASSERT_EQ(left.size(), right.size());
     for (size_t i = 0; i < left.size(); ++i) {
       const auto bytes = static_cast<size_t>(left[i].tensor.num_bytes());
       EXPECT_EQ(std::memcmp(left[i].tensor.data, right[i].tensor.data, bytes), 0) << left[i].name;
     }
   };
-  compare(a.state().model_tensors(), b.state().model_tensors());
-  compare(a.state().optimizer_tensors(), b.state().optimizer_tensors());
+  compare(a.state().owned_model(), b.state().owned_model());
+  compare(a.state().owned_optimizer(), b.state().owned_optimizer());
 }
 
 struct ResumeCase {
@@ -123,7 +123,7 @@ TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
   const auto started = make_trainer(next);
   const auto& weights = source->state().parameters();
   int64_t num_masters = 0;
-  for (const NamedTensor& master : started->state().optimizer().masters()) {
+  for (const NamedSlice& master : started->state().optimizer().master_slices()) {
     const auto expected = weights.find(master.name).weight.span<float>();
     const auto rounded = started->state().parameters().find(master.name).weight.span<Bf16>();
     const auto found = master.tensor.span<float>();

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/attention/attention_kernels.h"
-
 namespace tessera {
 namespace {
 
@@ -92,7 +90,7 @@ double AttentionOperator::packed_flops(int64_t num_tokens) const {
   return static_cast<double>(num_tokens) / length * sequence_flops(length, length);
 }
 
-std::vector<ValueType> Attention::infer(std::span<const ValueType> inputs) const {
+std::vector<ValueType> AttentionOperator::infer_forward(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4, "takes q, k, v and cu_seqlens, found {} inputs",
               inputs.size());
   const ValueType& q = inputs[0];
@@ -105,6 +103,41 @@ std::vector<ValueType> Attention::infer(std::span<const ValueType> inputs) const
   return {with_last_dim(q, spec().num_heads * spec().head_size_v), lse_type(q, spec().num_heads)};
 }
 
+std::vector<ValueType> AttentionOperator::infer_backward(std::span<const ValueType> inputs,
+                                                         bool with_grad_lse) const {
+  const size_t expected = with_grad_lse ? 8 : 7;
+  check_shape(*this, inputs.size() == expected, "takes {} inputs, found {}", expected,
+              inputs.size());
+  const std::vector<ValueType> forward =
+      infer_forward(std::vector{inputs[0], inputs[1], inputs[2], inputs[6]});
+  check_shape(*this, inputs[3] == forward[0] && inputs[5] == forward[0],
+              "o is {} and its gradient {}, expected {}", inputs[3].to_string(),
+              inputs[5].to_string(), forward[0].to_string());
+  check_shape(*this, inputs[4] == forward[1] && (!with_grad_lse || inputs[7] == forward[1]),
+              "lse is {}, expected {}", inputs[4].to_string(), forward[1].to_string());
+  return {inputs[0], inputs[1], inputs[2]};
+}
+
+void AttentionOperator::differentiate_by(
+    GradientBuilder& builder,
+    const std::function<OperatorPtr(bool with_grad_lse)>& make_backward) const {
+  const std::optional<ValueId> grad_o = builder.grad_output(0);
+  const std::optional<ValueId> grad_lse = builder.grad_output(1);
+  ensure(grad_o.has_value(), "{}: a gradient of lse without one of the output", name());
+  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1),  builder.input(2),
+                                 builder.output(0), builder.output(1), *grad_o,
+                                 builder.input(3)};
+  if (grad_lse) inputs.push_back(*grad_lse);
+  const std::vector<ValueId> grads = builder.emit(make_backward(grad_lse.has_value()), inputs);
+  for (int i = 0; i < 3; ++i) {
+    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
+  }
+}
+
+std::vector<ValueType> Attention::infer(std::span<const ValueType> inputs) const {
+  return infer_forward(inputs);
+}
+
 Cost Attention::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
   cost.flops = packed_flops(inputs[0].shape[0]);
@@ -112,40 +145,16 @@ Cost Attention::cost(std::span<const ValueType> inputs, std::span<const ValueTyp
 }
 
 void Attention::differentiate(GradientBuilder& builder) const {
-  const std::optional<ValueId> grad_o = builder.grad_output(0);
-  const std::optional<ValueId> grad_lse = builder.grad_output(1);
-  ensure(grad_o.has_value(), "attention: a gradient of lse without one of the output");
-  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1),  builder.input(2),
-                                 builder.output(0), builder.output(1), *grad_o,
-                                 builder.input(3)};
-  if (grad_lse) inputs.push_back(*grad_lse);
-  const std::vector<ValueId> grads =
-      builder.emit(make_attention_backward(spec(), grad_lse.has_value()), inputs);
-  for (int i = 0; i < 3; ++i) {
-    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
-  }
-}
-
-int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_forward_workspace(*this, inputs[0].dtype, inputs[0].shape[0],
-                                     inputs[3].shape[0] - 1);
+  differentiate_by(builder, [this](bool with_grad_lse) {
+    return make_attention_backward(spec(), with_grad_lse);
+  });
 }
 
 AttentionBackward::AttentionBackward(const AttentionSpec& spec, bool with_grad_lse)
     : AttentionOperator(spec), with_grad_lse_(with_grad_lse) {}
 
 std::vector<ValueType> AttentionBackward::infer(std::span<const ValueType> inputs) const {
-  const size_t expected = with_grad_lse_ ? 8 : 7;
-  check_shape(*this, inputs.size() == expected, "takes {} inputs, found {}", expected,
-              inputs.size());
-  const std::vector<ValueType> forward =
-      Attention(spec()).infer(std::vector{inputs[0], inputs[1], inputs[2], inputs[6]});
-  check_shape(*this, inputs[3] == forward[0] && inputs[5] == forward[0],
-              "o is {} and its gradient {}, expected {}", inputs[3].to_string(),
-              inputs[5].to_string(), forward[0].to_string());
-  check_shape(*this, inputs[4] == forward[1] && (!with_grad_lse_ || inputs[7] == forward[1]),
-              "lse is {}, expected {}", inputs[4].to_string(), forward[1].to_string());
-  return {inputs[0], inputs[1], inputs[2]};
+  return infer_backward(inputs, with_grad_lse_);
 }
 
 Cost AttentionBackward::cost(std::span<const ValueType> inputs,
@@ -153,10 +162,6 @@ Cost AttentionBackward::cost(std::span<const ValueType> inputs,
   Cost cost = Operator::cost(inputs, outputs);
   cost.flops = 2 * packed_flops(inputs[0].shape[0]);
   return cost;
-}
-
-int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_backward_workspace(*this, inputs[0].dtype, inputs[0].shape[0]);
 }
 
 std::vector<ValueType> AttentionCached::infer(std::span<const ValueType> inputs) const {
@@ -177,10 +182,6 @@ Cost AttentionCached::cost(std::span<const ValueType> inputs,
   const int64_t keys = hint > 0 ? std::min(hint, capacity) : capacity;
   cost.flops = sequence_flops(static_cast<double>(inputs[0].shape[0]), static_cast<double>(keys));
   return cost;
-}
-
-int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_forward_workspace(*this, inputs[0].dtype, inputs[0].shape[0], 1);
 }
 
 OperatorPtr make_attention(const AttentionSpec& spec) {

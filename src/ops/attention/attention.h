@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,15 @@ class AttentionOperator : public Operator {
   double sequence_flops(double num_queries, double num_keys) const;
   /// Forward model FLOPs of `num_tokens` packed tokens.
   double packed_flops(int64_t num_tokens) const;
+  /// The types of o and lse from those of q, k, v and cu_seqlens, with as many queries as keys.
+  std::vector<ValueType> infer_forward(std::span<const ValueType> inputs) const;
+  /// Those of grad_q, grad_k and grad_v from the inputs of make_attention_backward.
+  std::vector<ValueType> infer_backward(std::span<const ValueType> inputs,
+                                        bool with_grad_lse) const;
+  /// The gradient rule of an operator with the inputs and outputs of make_attention, by a backward
+  /// operator with those of make_attention_backward.
+  void differentiate_by(GradientBuilder& builder,
+                        const std::function<OperatorPtr(bool with_grad_lse)>& make_backward) const;
 
  private:
   AttentionSpec spec_;

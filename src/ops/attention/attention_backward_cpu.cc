@@ -1,25 +1,14 @@
 #include "ops/attention/attention_blocks.h"
 #include "ops/attention/attention_kernels.h"
 
-namespace tessera {
+namespace tessera::attention {
 namespace {
 
-using attention::Carver;
-using attention::Columns;
-using attention::kKeyTile;
-using attention::QueryBlock;
-using attention::ThreadScratch;
-using attention::TileMask;
-using attention::TileSizes;
 using tile::kLanes;
 using tile::Rows;
 using tile::StripLimit;
 using tile::Vec;
 using tile::Word;
-
-/// The operator's inputs and outputs by position.
-enum Input : size_t { kQ, kK, kV, kO, kLse, kGradO, kCuSeqlens, kGradLse };
-enum Output : size_t { kGradQ, kGradK, kGradV };
 
 /// One thread's tiles. For floats, an interleaved matrix is the plain one and shares its place.
 template <typename Words>
@@ -106,18 +95,6 @@ float dot(const T* a, const T* b, int64_t columns) {
   return tile::reduce_sum(sum)[0];
 }
 
-/// F32 sums of the gradients of all keys and values, by key-value head.
-struct KeyGradients {
-  float* keys = nullptr;    ///< not yet scaled: [Nkv, T, head_columns]
-  float* values = nullptr;  ///< [Nkv, T, head_columns_v]
-
-  template <typename Words>
-  KeyGradients(const AttentionOperator& op, const TileSizes<Words>& sizes, int64_t num_tokens,
-               Carver& carver)
-      : keys(carver.take<float>(op.spec().num_kv_heads * num_tokens * sizes.head_columns)),
-        values(carver.take<float>(op.spec().num_kv_heads * num_tokens * sizes.head_columns_v)) {}
-};
-
 /// Gradients of one sequence with one key-value head at a time, by one thread. The queries' blocks
 /// pass in ascending order and each meets its key tiles in ascending order, so that every sum has
 /// one order.
@@ -126,37 +103,44 @@ class BackwardWorker {
  public:
   using Words = tile::WordsOf<T>;
 
-  BackwardWorker(const AttentionBackward& op, const KernelArgs& args, const KeyGradients& gradients,
-                 std::byte* scratch)
-      : spec_(op.spec()),
-        sizes_(op),
+  BackwardWorker(const BackwardPass& pass, std::byte* scratch)
+      : spec_(pass.op.spec()),
+        sizes_(pass.op),
         carver_(scratch),
         scratch_(sizes_, carver_),
-        args_(args),
-        gradients_(gradients),
-        num_tokens_(args.in(kQ).shape[0]),
-        with_grad_lse_(op.with_grad_lse()),
+        pass_(pass),
+        num_tokens_(pass.q.shape[0]),
         scale_(static_cast<float>(spec_.scale)) {}
 
-  void run(int64_t begin, int64_t end, int64_t kv_head) {
+  void run(const SequenceWork& work, int64_t kv_head) {
     kv_head_ = kv_head;
-    std::fill_n(grad_keys(begin), (end - begin) * sizes_.head_columns, 0.0F);
-    std::fill_n(grad_values(begin), (end - begin) * sizes_.head_columns_v, 0.0F);
-    for (int64_t done = 0; begin + done < end; done += sizes_.positions) {
-      run_block({.first_query = begin + done,
-                 .first_position = done,
-                 .num_positions = std::min(sizes_.positions, end - begin - done),
-                 .first_key = begin});
+    const std::span<const TokenSpan> keys = pass_.work.keys_of(work);
+    for (const TokenSpan& span : keys) {
+      std::fill_n(grad_keys(span.first_row()), span.count() * sizes_.head_columns, 0.0F);
+      std::fill_n(grad_values(span.first_row()), span.count() * sizes_.head_columns_v, 0.0F);
     }
-    store_key_gradients(begin, end);
+    for (const QueryBlock& block : pass_.work.blocks_of(work)) {
+      run_block(block, keys);
+      poll_once(pass_.poll);
+    }
+    if (!pass_.grad_k) return;
+    for (const TokenSpan& span : keys) {
+      store_key_gradients(pass_.op, pass_.key_sums, kv_head, {span.first_row(), span.count()},
+                          pass_.grad_k, pass_.grad_v);
+    }
   }
 
  private:
-  float* grad_keys(int64_t token) const {
-    return gradients_.keys + (kv_head_ * num_tokens_ + token) * sizes_.head_columns;
+  float* grad_keys(int64_t row) const {
+    return pass_.key_sums.keys + (kv_head_ * num_tokens_ + row) * sizes_.head_columns;
   }
-  float* grad_values(int64_t token) const {
-    return gradients_.values + (kv_head_ * num_tokens_ + token) * sizes_.head_columns_v;
+  float* grad_values(int64_t row) const {
+    return pass_.key_sums.values + (kv_head_ * num_tokens_ + row) * sizes_.head_columns_v;
+  }
+  /// The block's rows in the sums between passes.
+  float* query_sums(const QueryBlock& block) const {
+    const int64_t row = (kv_head_ * num_tokens_ + block.first_query) * sizes_.group;
+    return pass_.query_sums + row * sizes_.head_columns;
   }
 
   /// The block's rows of a tensor [T, N · head_size], an input or an output.
@@ -168,20 +152,33 @@ class BackwardWorker {
             head_size, sizes_.group};
   }
 
-  Rows<const T> key_rows(Input input, int64_t head_size, const TileMask& mask) const {
+  Rows<const T> key_rows(const Tensor& tensor, int64_t head_size, const TileMask& mask) const {
     const int64_t stride = spec_.num_kv_heads * head_size;
-    const int64_t first = mask.block.first_key + mask.key_begin;
-    return {args_.in(input).as<T>() + first * stride + kv_head_ * head_size, stride, mask.key_count,
+    return {tensor.as<T>() + mask.key_row * stride + kv_head_ * head_size, stride, mask.key_count,
             head_size};
   }
 
-  void run_block(const QueryBlock& block) {
-    pack_block(block);
-    read_statistics(block);
+  void run_block(const QueryBlock& block, std::span<const TokenSpan> keys) {
+    const bool sees_keys = sees_any(block, keys, spec_.window);
+    if (!sees_keys && !pass_.last) return;
+    const int64_t num_sums = block.num_positions * sizes_.group * sizes_.head_columns;
     std::fill_n(scratch_.grad_q, sizes_.rows * sizes_.head_columns, 0.0F);
-    attention::for_each_key_tile(block, sizes_.group, spec_.window,
-                                 [&](const TileMask& mask) { add_key_tile(mask); });
-    const auto rows = block_rows<T>(args_.out(kGradQ), spec_.head_size, block);
+    if (!pass_.first) std::copy_n(query_sums(block), num_sums, scratch_.grad_q);
+    if (sees_keys) {
+      pack_block(block);
+      read_statistics(block);
+      for_each_key_tile(block, keys, sizes_.group, spec_.window,
+                        [&](const TileMask& mask) { add_key_tile(mask); });
+    }
+    if (pass_.last) {
+      store_query_gradients(block);
+    } else {
+      std::copy_n(scratch_.grad_q, num_sums, query_sums(block));
+    }
+  }
+
+  void store_query_gradients(const QueryBlock& block) {
+    const auto rows = block_rows<T>(pass_.grad_q, spec_.head_size, block);
     for (int64_t row = 0; row < rows.count; ++row) {
       store_scaled(rows.row(row), scratch_.grad_q + row * sizes_.head_columns, rows.columns,
                    scale_);
@@ -189,8 +186,8 @@ class BackwardWorker {
   }
 
   void pack_block(const QueryBlock& block) {
-    const auto q = block_rows<const T>(args_.in(kQ), spec_.head_size, block);
-    const auto grad_o = block_rows<const T>(args_.in(kGradO), spec_.head_size_v, block);
+    const auto q = block_rows<const T>(pass_.q, spec_.head_size, block);
+    const auto grad_o = block_rows<const T>(pass_.grad_o, spec_.head_size_v, block);
     tile::pack_rows<Words>(q, 0, sizes_.rows, scratch_.q, sizes_.head_words);
     tile::pack_rows<Words>(grad_o, 0, sizes_.rows, scratch_.grad_o, sizes_.head_words_v);
     if constexpr (Words::kPerWord > 1) {
@@ -201,15 +198,15 @@ class BackwardWorker {
   }
 
   void read_statistics(const QueryBlock& block) {
-    const auto o = block_rows<const T>(args_.in(kO), spec_.head_size_v, block);
-    const auto grad_o = block_rows<const T>(args_.in(kGradO), spec_.head_size_v, block);
-    const auto* lse = args_.in(kLse).as<float>();
+    const auto o = block_rows<const T>(pass_.o, spec_.head_size_v, block);
+    const auto grad_o = block_rows<const T>(pass_.grad_o, spec_.head_size_v, block);
+    const auto* lse = pass_.lse.as<float>();
     for (int64_t row = 0; row < o.count; ++row) {
       const int64_t head = kv_head_ * sizes_.group + row % sizes_.group;
       const int64_t idx = head * num_tokens_ + block.first_query + row / sizes_.group;
-      scratch_.lse[row] = lse[idx] * attention::kLog2E;
+      scratch_.lse[row] = lse[idx] * kLog2E;
       scratch_.delta[row] = dot(o.row(row), grad_o.row(row), spec_.head_size_v);
-      if (with_grad_lse_) scratch_.delta[row] -= args_.in(kGradLse).as<float>()[idx];
+      if (pass_.grad_lse) scratch_.delta[row] -= pass_.grad_lse.as<float>()[idx];
     }
   }
 
@@ -222,17 +219,16 @@ class BackwardWorker {
     for (int64_t row = mask.first_row(0); row < mask.end_row(); row += 2) {
       differentiate_softmax(mask, row);
     }
-    const int64_t token = mask.block.first_key + mask.key_begin;
     add_to_keys(mask, scratch_.probs, scratch_.grad_o_interleaved, sizes_.head_columns_v,
-                grad_values(token));
+                grad_values(mask.key_row));
     add_to_keys(mask, scratch_.grad_scores_interleaved, scratch_.q_interleaved, sizes_.head_columns,
-                grad_keys(token));
+                grad_keys(mask.key_row));
     add_to_queries(mask);
   }
 
   void pack_keys(const TileMask& mask) {
-    const auto keys = key_rows(kK, spec_.head_size, mask);
-    const auto values = key_rows(kV, spec_.head_size_v, mask);
+    const auto keys = key_rows(pass_.k, spec_.head_size, mask);
+    const auto values = key_rows(pass_.v, spec_.head_size_v, mask);
     tile::pack_transposed<Words>(keys, mask.key_count, scratch_.keys, kKeyTile, sizes_.head_words,
                                  scratch_.transposing);
     tile::pack_transposed<Words>(values, mask.key_count, scratch_.values, kKeyTile,
@@ -287,7 +283,7 @@ class BackwardWorker {
     Vec grads[2];
     for (int i = 0; i < 2; ++i) {
       const int64_t at = (row + i) * kKeyTile + column;
-      const float factor = scale_ * attention::kLog2E;
+      const float factor = scale_ * kLog2E;
       const Vec lse = Vec{} + scratch_.lse[row + i];
       probs[i] = tile::exp2(simd::load(scratch_.scores + at) * factor - lse);
       grads[i] = probs[i] * (simd::load(scratch_.grad_probs + at) - scratch_.delta[row + i]);
@@ -345,25 +341,12 @@ class BackwardWorker {
                           });
   }
 
-  void store_key_gradients(int64_t begin, int64_t end) {
-    const int64_t stride = spec_.num_kv_heads * spec_.head_size;
-    const int64_t stride_v = spec_.num_kv_heads * spec_.head_size_v;
-    T* keys = args_.out(kGradK).as<T>() + kv_head_ * spec_.head_size;
-    T* values = args_.out(kGradV).as<T>() + kv_head_ * spec_.head_size_v;
-    for (int64_t token = begin; token < end; ++token) {
-      store_scaled(keys + token * stride, grad_keys(token), spec_.head_size, scale_);
-      simd::convert(values + token * stride_v, grad_values(token), spec_.head_size_v);
-    }
-  }
-
   AttentionSpec spec_;
   TileSizes<Words> sizes_;
   Carver carver_;
   Scratch<Words> scratch_;
-  const KernelArgs& args_;
-  KeyGradients gradients_;
+  const BackwardPass& pass_;
   int64_t num_tokens_;
-  bool with_grad_lse_;
   float scale_;
   int64_t kv_head_ = 0;
 };
@@ -377,47 +360,69 @@ int64_t bytes_per_thread(const AttentionOperator& op) {
 }
 
 template <typename T>
-int64_t gradient_bytes(const AttentionOperator& op, int64_t num_tokens) {
-  Carver counter(nullptr);
-  const KeyGradients counted(op, TileSizes<tile::WordsOf<T>>(op), num_tokens, counter);
-  return counter.used();
+void run(const BackwardPass& pass, std::span<std::byte> memory) {
+  const ThreadScratch scratch(memory, bytes_per_thread<T>(pass.op));
+  const std::span<const SequenceWork> sequences = pass.work.sequences();
+  const int64_t kv_heads = pass.op.spec().num_kv_heads;
+  const int64_t items = static_cast<int64_t>(sequences.size()) * kv_heads;
+#pragma omp parallel num_threads(scratch.num_threads) if (items > 1)
+  {
+    BackwardWorker<T> worker(pass, scratch.mine());
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < items; ++item) {
+      worker.run(sequences[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+    }
+  }
 }
 
 template <typename T>
-void backward(const AttentionBackward& op, const KernelArgs& args) {
-  const int64_t num_tokens = args.in(kQ).shape[0];
-  const std::span<const int32_t> ends = args.in(kCuSeqlens).span<int32_t>();
-  attention::check_cu_seqlens(op, ends, num_tokens);
-  Carver carver(args.workspace.data());
-  const KeyGradients gradients(op, TileSizes<tile::WordsOf<T>>(op), num_tokens, carver);
-  const ThreadScratch scratch(args.workspace, carver.used(), bytes_per_thread<T>(op));
-  const int64_t kv_heads = op.spec().num_kv_heads;
-  const int64_t items = static_cast<int64_t>(ends.size() - 1) * kv_heads;
-#pragma omp parallel num_threads(scratch.num_threads) if (items > 1)
-  {
-    BackwardWorker<T> worker(op, args, gradients, scratch.mine());
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < items; ++item) {
-      const auto seq = static_cast<size_t>(item / kv_heads);
-      worker.run(ends[seq], ends[seq + 1], item % kv_heads);
-    }
+void store_rows(const AttentionOperator& op, const KeySums& sums, int64_t kv_head,
+                const IndexRange& rows, const Tensor& grad_k, const Tensor& grad_v) {
+  const TileSizes<tile::FloatWords> sizes(op);
+  const int64_t stride = op.spec().num_kv_heads * sizes.head_size;
+  const int64_t stride_v = op.spec().num_kv_heads * sizes.head_size_v;
+  const auto scale = static_cast<float>(op.spec().scale);
+  T* keys = grad_k.as<T>() + kv_head * sizes.head_size;
+  T* values = grad_v.as<T>() + kv_head * sizes.head_size_v;
+  const int64_t first_sum = kv_head * grad_k.shape[0];
+  for (int64_t row = rows.begin; row < rows.end(); ++row) {
+    store_scaled(keys + row * stride, sums.keys + (first_sum + row) * sizes.head_columns,
+                 sizes.head_size, scale);
+    simd::convert(values + row * stride_v, sums.values + (first_sum + row) * sizes.head_columns_v,
+                  sizes.head_size_v);
   }
 }
 
 }  // namespace
 
-int64_t attention_backward_workspace(const AttentionOperator& op, DType dtype, int64_t num_tokens) {
-  const int threads = omp_get_max_threads();
-  if (dtype == DType::kF32) {
-    return gradient_bytes<float>(op, num_tokens) + bytes_per_thread<float>(op) * threads;
+KeySums::KeySums(const AttentionOperator& op, int64_t num_tokens, Carver& carver)
+    : keys(carver.take<float>(op.spec().num_kv_heads * num_tokens *
+                              tile::round_up(op.spec().head_size, kLanes))),
+      values(carver.take<float>(op.spec().num_kv_heads * num_tokens *
+                                tile::round_up(op.spec().head_size_v, kLanes))) {}
+
+float* take_query_sums(const AttentionOperator& op, int64_t num_tokens, Carver& carver) {
+  return carver.take<float>(op.spec().num_heads * num_tokens *
+                            tile::round_up(op.spec().head_size, kLanes));
+}
+
+int64_t backward_scratch_bytes(const AttentionOperator& op, DType dtype) {
+  const int64_t bytes =
+      dtype == DType::kF32 ? bytes_per_thread<float>(op) : bytes_per_thread<Bf16>(op);
+  return bytes * omp_get_max_threads();
+}
+
+void run_backward(const BackwardPass& pass, std::span<std::byte> scratch) {
+  if (pass.q.dtype == DType::kF32) return run<float>(pass, scratch);
+  run<Bf16>(pass, scratch);
+}
+
+void store_key_gradients(const AttentionOperator& op, const KeySums& sums, int64_t kv_head,
+                         const IndexRange& rows, const Tensor& grad_k, const Tensor& grad_v) {
+  if (grad_k.dtype == DType::kF32) {
+    return store_rows<float>(op, sums, kv_head, rows, grad_k, grad_v);
   }
-  return gradient_bytes<Bf16>(op, num_tokens) + bytes_per_thread<Bf16>(op) * threads;
+  store_rows<Bf16>(op, sums, kv_head, rows, grad_k, grad_v);
 }
 
-void attention_backward_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const AttentionBackward&>(op);
-  if (args.in(kQ).dtype == DType::kF32) return backward<float>(attention, args);
-  backward<Bf16>(attention, args);
-}
-
-}  // namespace tessera
+}  // namespace tessera::attention

@@ -15,27 +15,45 @@ void check_cu_seqlens(const AttentionOperator& op, std::span<const int32_t> cu_s
   }
 }
 
-int64_t max_blocks(int64_t num_tokens, int64_t num_seqs, int64_t positions) {
-  return num_tokens / positions + num_seqs;
+WorkList::WorkList(int64_t num_sequences, int64_t max_spans, int64_t max_tokens, int64_t positions,
+                   Carver& carver)
+    : sequences_(carver.take<SequenceWork>(num_sequences)),
+      keys_(carver.take<TokenSpan>(max_spans)),
+      blocks_(carver.take<QueryBlock>(max_tokens / positions + max_spans)),
+      num_sequences_(num_sequences),
+      positions_(positions) {
+  if (sequences_ != nullptr) std::fill_n(sequences_, num_sequences, SequenceWork{});
 }
 
-int64_t cut_blocks(QueryBlock first, int64_t num_queries, int64_t positions, QueryBlock* blocks) {
-  int64_t count = 0;
-  for (int64_t done = 0; done < num_queries; done += positions) {
-    QueryBlock& block = blocks[count++];
-    block = first;
-    block.first_query += done;
-    block.first_position += done;
-    block.num_positions = std::min(positions, num_queries - done);
+void WorkList::add_queries(const TokenSpan& span) {
+  IndexRange& range = sequences_[span.sequence].blocks;
+  if (range.count == 0) range.begin = num_blocks_;
+  for (int64_t position = span.begin; position < span.end; position += positions_) {
+    blocks_[num_blocks_++] = {.sequence = span.sequence,
+                              .first_query = span.row_of_zero + position,
+                              .first_position = position,
+                              .num_positions = std::min(positions_, span.end - position)};
+    ++range.count;
   }
-  return count;
 }
 
-ThreadScratch::ThreadScratch(std::span<std::byte> workspace, int64_t used, int64_t bytes_per_thread)
-    : base(workspace.data() + used), bytes(bytes_per_thread) {
-  const int64_t fitting = (static_cast<int64_t>(workspace.size()) - used) / bytes_per_thread;
-  ensure(fitting >= 1, "attention: {} bytes of workspace, {} used, {} needed by a thread",
-         workspace.size(), used, bytes_per_thread);
+void WorkList::add_keys(const TokenSpan& span) {
+  IndexRange& range = sequences_[span.sequence].keys;
+  if (range.count == 0) range.begin = num_keys_;
+  keys_[num_keys_++] = span;
+  ++range.count;
+}
+
+void WorkList::clear_keys() {
+  for (int64_t i = 0; i < num_keys_; ++i) sequences_[keys_[i].sequence].keys = {};
+  num_keys_ = 0;
+}
+
+ThreadScratch::ThreadScratch(std::span<std::byte> memory, int64_t bytes_per_thread)
+    : base(memory.data()), bytes(bytes_per_thread) {
+  const int64_t fitting = static_cast<int64_t>(memory.size()) / bytes_per_thread;
+  ensure(fitting >= 1, "attention: {} bytes of scratch memory, {} needed by a thread",
+         memory.size(), bytes_per_thread);
   num_threads = static_cast<int>(std::min<int64_t>(fitting, omp_get_max_threads()));
 }
 

@@ -1,324 +1,122 @@
-#include <cmath>
-#include <limits>
-
 #include "ops/attention/attention_blocks.h"
 #include "ops/attention/attention_kernels.h"
 
 namespace tessera {
 namespace {
 
-using attention::Carver;
-using attention::Columns;
-using attention::kKeyTile;
-using attention::QueryBlock;
-using attention::ThreadScratch;
-using attention::TileMask;
-using attention::TileSizes;
-using tile::kLanes;
-using tile::Rows;
-using tile::StripLimit;
-using tile::Vec;
-using tile::Word;
+using namespace attention;
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-/// Below every score, and finite so that the difference of two of them is a number.
-constexpr float kLowest = std::numeric_limits<float>::lowest();
-
-/// One thread's tiles.
-template <typename Words>
-struct Scratch {
-  Scratch(const TileSizes<Words>& sizes, Carver& carver)
-      : q(carver.take<Word>(sizes.rows * sizes.head_words)),
-        keys(carver.take<Word>(sizes.head_words * kKeyTile)),
-        values(carver.take<Word>(kKeyTile / Words::kPerWord * sizes.head_columns_v)),
-        transposing(carver.take<Word>(kLanes * sizes.head_words)),
-        scores(carver.take<float>(sizes.rows * kKeyTile)),
-        probs(Words::kPerWord == 1 ? reinterpret_cast<Word*>(scores)
-                                   : carver.take<Word>(sizes.rows * kKeyTile / Words::kPerWord)),
-        o(carver.take<float>(sizes.rows * sizes.head_columns_v)),
-        max(carver.take<float>(sizes.rows + kLanes)),
-        tile_max(carver.take<float>(sizes.rows + kLanes)),
-        rescale(carver.take<float>(sizes.rows + kLanes)),
-        sum(carver.take<float>(sizes.rows * kLanes)) {}
-
-  Word* q;            ///< [rows, head_words]
-  Word* keys;         ///< transposed: [head_words, kKeyTile]
-  Word* values;       ///< [kKeyTile / kPerWord, head_columns_v]
-  Word* transposing;  ///< [kLanes, head_words]
-  float* scores;      ///< [rows, kKeyTile]
-  Word* probs;        ///< [rows, kKeyTile / kPerWord]; the scores' place for floats
-  float* o;           ///< not yet divided by the sums: [rows, head_columns_v]
-  float* max;         ///< greatest score so far, in units of log 2: [rows + kLanes]
-  float* tile_max;    ///< greatest score of the present tile, not scaled: [rows + kLanes]
-  float* rescale;     ///< factors that bring older sums to the present max: [rows + kLanes]
-  float* sum;         ///< sums of exponentials so far, by lane: [rows, kLanes]
-};
-
-/// Sets the columns of a row of scores that are not visible, in the vectors that are partly so, to
-/// minus infinity.
-void mask_row(float* scores, const Columns& visible) {
-  for (const int64_t edge : {visible.begin, visible.end}) {
-    if (edge % kLanes == 0) continue;
-    float* part = scores + edge / kLanes * kLanes;
-    const simd::IntVec column = tile::lane_numbers(edge / kLanes * kLanes);
-    const auto seen = (column >= static_cast<int32_t>(visible.begin)) &
-                      (column < static_cast<int32_t>(visible.end));
-    simd::store(part, seen ? simd::load(part) : Vec{} + kMinusInfinity);
-  }
+/// Work lists for `num_tokens` queries of sequences that are whole.
+WorkList take_work(const AttentionOperator& op, int64_t num_tokens, int64_t num_sequences,
+                   Carver& carver) {
+  return {num_sequences, num_sequences, num_tokens, block_positions(op), carver};
 }
 
-void scale_row(float* row, int64_t columns, Vec factor) {
-  for (int64_t j = 0; j < columns; j += kLanes) simd::store(row + j, simd::load(row + j) * factor);
+std::span<std::byte> rest(const KernelArgs& args, const Carver& carver) {
+  return args.workspace.subspan(static_cast<size_t>(carver.used()));
 }
 
-/// Attention of single blocks, by one thread.
-template <typename T>
-class ForwardWorker {
- public:
-  using Words = tile::WordsOf<T>;
-
-  ForwardWorker(const AttentionOperator& op, const KernelArgs& args, std::byte* scratch)
-      : spec_(op.spec()),
-        sizes_(op),
-        carver_(scratch),
-        scratch_(sizes_, carver_),
-        args_(args),
-        factor_(static_cast<float>(spec_.scale) * attention::kLog2E) {}
-
-  void run(const QueryBlock& block, int64_t kv_head) {
-    pack_queries(block, kv_head);
-    std::fill_n(scratch_.o, sizes_.rows * sizes_.head_columns_v, 0.0F);
-    std::fill_n(scratch_.sum, sizes_.rows * kLanes, 0.0F);
-    std::fill_n(scratch_.max, sizes_.rows + kLanes, kLowest);
-    std::fill_n(scratch_.tile_max, sizes_.rows + kLanes, kLowest);
-    attention::for_each_key_tile(block, sizes_.group, spec_.window,
-                                 [&](const TileMask& mask) { add_key_tile(mask, kv_head); });
-    store(block, kv_head);
-  }
-
- private:
-  void pack_queries(const QueryBlock& block, int64_t kv_head) {
-    const int64_t stride = spec_.num_heads * spec_.head_size;
-    const T* q = args_.in(0).as<T>() + block.first_query * stride;
-    const Rows<const T> rows{q + kv_head * sizes_.group * spec_.head_size, stride,
-                             block.num_positions * sizes_.group, spec_.head_size, sizes_.group};
-    tile::pack_rows<Words>(rows, 0, sizes_.rows, scratch_.q, sizes_.head_words);
-  }
-
-  Rows<const T> cache_rows(size_t input, int64_t head_size, const TileMask& mask,
-                           int64_t kv_head) const {
-    const int64_t stride = spec_.num_kv_heads * head_size;
-    const T* rows = args_.in(input).as<T>();
-    return {rows + (mask.block.first_key + mask.key_begin) * stride + kv_head * head_size, stride,
-            mask.key_count, head_size};
-  }
-
-  void add_key_tile(const TileMask& mask, int64_t kv_head) {
-    tile::pack_transposed<Words>(cache_rows(1, spec_.head_size, mask, kv_head), mask.key_count,
-                                 scratch_.keys, kKeyTile, sizes_.head_words, scratch_.transposing);
-    tile::pack_interleaved<Words>(cache_rows(2, spec_.head_size_v, mask, kv_head),
-                                  tile::round_up(mask.key_count, Words::kPerWord), scratch_.values,
-                                  sizes_.head_columns_v);
-    compute_scores(mask);
-    add_probabilities(mask);
-    add_values(mask);
-  }
-
-  void compute_scores(const TileMask& mask) {
-    const int64_t first = mask.first_row(0);
-    const int64_t depth = tile::words_for<Words>(spec_.head_size);
-    const tile::Product product{.a = scratch_.q + first * sizes_.head_words,
-                                .a_row = sizes_.head_words,
-                                .b = scratch_.keys,
-                                .ldb = kKeyTile,
-                                .c = scratch_.scores + first * kKeyTile,
-                                .ldc = kKeyTile};
-    tile::multiply<Words>(mask.end_row() - first, mask.key_count, product,
-                          [&](int64_t /*row*/, int64_t end) {
-                            return StripLimit{mask.columns_before(first + end), 0, depth};
-                          });
-  }
-
-  /// One step of the online softmax: scores become probabilities relative to each row's greatest
-  /// score so far, and what was summed before is brought to the same scale. In passes over all
-  /// rows, so that no row waits for its own maximum.
-  void add_probabilities(const TileMask& mask) {
-    const int64_t first = mask.first_row(0);
-    const int64_t end = std::min(mask.end_row(), mask.num_rows());
-    for (int64_t row = first; row < end; ++row) find_max(mask.visible(row), row);
-    for (int64_t row = first; row < end; row += kLanes) raise_max(row);
-    for (int64_t row = first; row < end; ++row) {
-      if (scratch_.rescale[row] != 1.0F) rescale(row, Vec{} + scratch_.rescale[row]);
-      exponentiate(mask.visible(row), row, tile::round_up(mask.key_count, kLanes));
-    }
-  }
-
-  void find_max(const Columns& visible, int64_t row) {
-    float* scores = scratch_.scores + row * kKeyTile;
-    Vec max = Vec{} + kLowest;
-    if (visible.begin < visible.end) {
-      mask_row(scores, visible);
-      for (int64_t j = visible.begin / kLanes * kLanes; j < visible.end; j += kLanes) {
-        max = simd::max(max, simd::load(scores + j));
-      }
-    }
-    scratch_.tile_max[row] = tile::reduce_max(max)[0];
-  }
-
-  /// For kLanes rows: the greatest scores so far, and the factors from the old scale to the new.
-  void raise_max(int64_t row) {
-    const Vec before = simd::load(scratch_.max + row);
-    const Vec max = simd::max(simd::load(scratch_.tile_max + row) * factor_, before);
-    simd::store(scratch_.rescale + row, tile::exp2(before - max));
-    simd::store(scratch_.max + row, max);
-  }
-
-  void rescale(int64_t row, Vec factor) {
-    scale_row(scratch_.sum + row * kLanes, kLanes, factor);
-    scale_row(scratch_.o + row * sizes_.head_columns_v, sizes_.head_columns_v, factor);
-  }
-
-  void exponentiate(const Columns& visible, int64_t row, int64_t width) {
-    const float* scores = scratch_.scores + row * kKeyTile;
-    Word* probs = scratch_.probs + row * (kKeyTile / Words::kPerWord);
-    const int64_t begin = visible.begin / kLanes * kLanes;
-    const int64_t end = tile::round_up(visible.end, kLanes);
-    const Vec shift = Vec{} - scratch_.max[row];
-    Vec sum = simd::load(scratch_.sum + row * kLanes);
-    for (int64_t j = begin; j < end; j += kLanes) {
-      const Vec prob = tile::exp2(simd::load(scores + j) * factor_ + shift);
-      sum += prob;
-      tile::store_elements<Words>(probs, j, prob);
-    }
-    simd::store(scratch_.sum + row * kLanes, sum);
-    for (int64_t j = 0; j < begin; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
-    for (int64_t j = end; j < width; j += kLanes) tile::store_elements<Words>(probs, j, Vec{});
-  }
-
-  void add_values(const TileMask& mask) {
-    const int64_t first = mask.first_row(0);
-    const int64_t probs_stride = kKeyTile / Words::kPerWord;
-    const tile::Product product{.a = scratch_.probs + first * probs_stride,
-                                .a_row = probs_stride,
-                                .b = scratch_.values,
-                                .ldb = sizes_.head_columns_v,
-                                .c = scratch_.o + first * sizes_.head_columns_v,
-                                .ldc = sizes_.head_columns_v,
-                                .accumulate = true};
-    const int64_t end_row = std::min(mask.end_row(), mask.num_rows());
-    tile::multiply<Words>(end_row - first, spec_.head_size_v, product,
-                          [&](int64_t /*row*/, int64_t end) {
-                            const int64_t keys = mask.columns_before(first + end);
-                            return StripLimit{spec_.head_size_v, 0, tile::words_for<Words>(keys)};
-                          });
-  }
-
-  void store(const QueryBlock& block, int64_t kv_head) {
-    const int64_t stride = spec_.num_heads * spec_.head_size_v;
-    const int64_t first_head = kv_head * sizes_.group;
-    T* o = args_.out(0).as<T>() + block.first_query * stride + first_head * spec_.head_size_v;
-    const Rows<T> rows{o, stride, block.num_positions * sizes_.group, spec_.head_size_v,
-                       sizes_.group};
-    for (int64_t row = 0; row < rows.count; ++row) {
-      const Vec sum = tile::reduce_sum(simd::load(scratch_.sum + row * kLanes));
-      float* from = scratch_.o + row * sizes_.head_columns_v;
-      scale_row(from, sizes_.head_columns_v, 1.0F / sum);
-      simd::convert(rows.row(row), from, spec_.head_size_v);
-      if (args_.outputs.size() > 1) {
-        const int64_t num_tokens = args_.in(0).shape[0];
-        float* lse = args_.out(1).as<float>() + (first_head + row % sizes_.group) * num_tokens;
-        lse[block.first_query + row / sizes_.group] =
-            scratch_.max[row] * attention::kLn2 + std::log(sum[0]);
-      }
-    }
-  }
-
-  AttentionSpec spec_;
-  TileSizes<Words> sizes_;
-  Carver carver_;
-  Scratch<Words> scratch_;
-  const KernelArgs& args_;
-  float factor_;
-};
-
-template <typename T>
-int64_t bytes_per_thread(const AttentionOperator& op) {
-  using Words = tile::WordsOf<T>;
-  Carver counter(nullptr);
-  const Scratch<Words> counted(TileSizes<Words>(op), counter);
-  return counter.used();
+/// The work of all tokens against all keys of their sequences.
+WorkList whole_work(const AttentionOperator& op, std::span<const int32_t> cu_seqlens,
+                    int64_t num_tokens, Carver& carver) {
+  check_cu_seqlens(op, cu_seqlens, num_tokens);
+  const auto num_sequences = static_cast<int64_t>(cu_seqlens.size()) - 1;
+  WorkList work = take_work(op, num_tokens, num_sequences, carver);
+  for_each_span(cu_seqlens, {0, num_tokens}, 0, [&](const TokenSpan& span) {
+    work.add_queries(span);
+    work.add_keys(span);
+  });
+  return work;
 }
 
-/// Runs all blocks with all key-value heads. Blocks that share keys run one after another, while
-/// the keys are in cache; the last of a sequence, which see most of them, go first.
-template <typename T>
-void run_blocks(const AttentionOperator& op, const KernelArgs& args,
-                std::span<const QueryBlock> blocks) {
-  const int64_t used = align_up(static_cast<int64_t>(blocks.size_bytes()));
-  const ThreadScratch scratch(args.workspace, used, bytes_per_thread<T>(op));
-  const auto num_blocks = static_cast<int64_t>(blocks.size());
-  const int64_t items = num_blocks * op.spec().num_kv_heads;
-#pragma omp parallel num_threads(scratch.num_threads) if (items > 1)
-  {
-    ForwardWorker<T> worker(op, args, scratch.mine());
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = items - 1; item >= 0; --item) {
-      worker.run(blocks[static_cast<size_t>(item % num_blocks)], item / num_blocks);
-    }
-  }
+void attention_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& attention = static_cast<const Attention&>(op);
+  Carver carver(args.workspace.data());
+  const WorkList work = whole_work(attention, args.in(kForwardCuSeqlens).span<int32_t>(),
+                                   args.in(kQ).shape[0], carver);
+  run_forward(make_forward_pass(attention, args, work), rest(args, carver));
 }
 
-template <typename T>
-void forward(const AttentionOperator& op, const KernelArgs& args) {
-  const std::span<const int32_t> ends = args.in(3).span<int32_t>();
-  attention::check_cu_seqlens(op, ends, args.in(0).shape[0]);
-  const int64_t positions = TileSizes<tile::WordsOf<T>>(op).positions;
-  auto* blocks = reinterpret_cast<QueryBlock*>(args.workspace.data());
-  int64_t count = 0;
-  for (size_t i = 1; i < ends.size(); ++i) {
-    const QueryBlock first{.first_query = ends[i - 1], .first_key = ends[i - 1]};
-    count += attention::cut_blocks(first, ends[i] - ends[i - 1], positions, blocks + count);
-  }
-  run_blocks<T>(op, args, {blocks, static_cast<size_t>(count)});
-}
-
-template <typename T>
-void forward_cached(const AttentionOperator& op, const KernelArgs& args) {
-  const int64_t queries = args.in(0).shape[0];
-  const int64_t capacity = args.in(1).shape[0];
+void attention_cached_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& attention = static_cast<const AttentionCached&>(op);
+  const int64_t queries = args.in(kQ).shape[0];
+  const int64_t capacity = args.in(kK).shape[0];
   const int64_t length = *args.in(3).as<int32_t>();
   check_shape(op, queries <= length && length <= capacity,
               "cache_length = {} must be at least the {} new tokens and at most the capacity {}",
               length, queries, capacity);
-  const int64_t positions = TileSizes<tile::WordsOf<T>>(op).positions;
-  auto* blocks = reinterpret_cast<QueryBlock*>(args.workspace.data());
-  const QueryBlock first{.first_position = length - queries};
-  const int64_t count = attention::cut_blocks(first, queries, positions, blocks);
-  run_blocks<T>(op, args, {blocks, static_cast<size_t>(count)});
+  Carver carver(args.workspace.data());
+  WorkList work = take_work(attention, queries, 1, carver);
+  work.add_queries({.row_of_zero = queries - length, .begin = length - queries, .end = length});
+  work.add_keys({.end = length});
+  run_forward(make_forward_pass(attention, args, work), rest(args, carver));
 }
 
-void attention_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const AttentionOperator&>(op);
-  if (args.in(0).dtype == DType::kF32) return forward<float>(attention, args);
-  forward<Bf16>(attention, args);
+void attention_backward_kernel(const Operator& op, const KernelArgs& args) {
+  const auto& attention = static_cast<const AttentionBackward&>(op);
+  const int64_t num_tokens = args.in(kQ).shape[0];
+  Carver carver(args.workspace.data());
+  const WorkList work =
+      whole_work(attention, args.in(kBackwardCuSeqlens).span<int32_t>(), num_tokens, carver);
+  const KeySums key_sums(attention, num_tokens, carver);
+  run_backward(make_backward_pass(attention, args, work, key_sums), rest(args, carver));
 }
 
-void attention_cached_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const AttentionOperator&>(op);
-  if (args.in(0).dtype == DType::kF32) return forward_cached<float>(attention, args);
-  forward_cached<Bf16>(attention, args);
+/// Bytes of the work lists for `num_tokens` queries of whole sequences.
+int64_t work_bytes(const AttentionOperator& op, int64_t num_tokens, int64_t num_sequences) {
+  Carver counter(nullptr);
+  take_work(op, num_tokens, num_sequences, counter);
+  return counter.used();
 }
 
 }  // namespace
 
-int64_t attention_forward_workspace(const AttentionOperator& op, DType dtype, int64_t num_tokens,
-                                    int64_t num_seqs) {
-  const int64_t positions = TileSizes<tile::FloatWords>(op).positions;
-  const int64_t blocks = attention::max_blocks(num_tokens, num_seqs, positions);
-  const int64_t scratch =
-      dtype == DType::kF32 ? bytes_per_thread<float>(op) : bytes_per_thread<Bf16>(op);
-  return align_up(blocks * static_cast<int64_t>(sizeof(QueryBlock))) +
-         scratch * omp_get_max_threads();
+namespace attention {
+
+ForwardPass make_forward_pass(const AttentionOperator& op, const KernelArgs& args,
+                              const WorkList& work) {
+  return {.op = op,
+          .work = work,
+          .q = args.in(kQ),
+          .k = args.in(kK),
+          .v = args.in(kV),
+          .o = args.out(kO),
+          .lse = args.outputs.size() > kLse ? args.out(kLse) : Tensor{}};
+}
+
+BackwardPass make_backward_pass(const AttentionOperator& op, const KernelArgs& args,
+                                const WorkList& work, const KeySums& key_sums) {
+  return {.op = op,
+          .work = work,
+          .q = args.in(kQ),
+          .k = args.in(kK),
+          .v = args.in(kV),
+          .o = args.in(kSavedO),
+          .lse = args.in(kSavedLse),
+          .grad_o = args.in(kGradO),
+          .grad_lse = args.inputs.size() > kGradLse ? args.in(kGradLse) : Tensor{},
+          .grad_q = args.out(kGradQ),
+          .grad_k = args.out(kGradK),
+          .grad_v = args.out(kGradV),
+          .key_sums = key_sums};
+}
+
+}  // namespace attention
+
+int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return work_bytes(*this, inputs[kQ].shape[0], inputs[kForwardCuSeqlens].shape[0] - 1) +
+         forward_scratch_bytes(*this, inputs[kQ].dtype);
+}
+
+int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return work_bytes(*this, inputs[kQ].shape[0], 1) + forward_scratch_bytes(*this, inputs[kQ].dtype);
+}
+
+int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  Carver counter(nullptr);
+  take_work(*this, inputs[kQ].shape[0], inputs[kBackwardCuSeqlens].shape[0] - 1, counter);
+  const KeySums counted(*this, inputs[kQ].shape[0], counter);
+  return counter.used() + backward_scratch_bytes(*this, inputs[kQ].dtype);
 }
 
 void add_attention_cpu(KernelTable& table) {

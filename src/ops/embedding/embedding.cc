@@ -10,10 +10,25 @@ void check_tokens(const Operator& op, const ValueType& tokens) {
               "tokens must be i32 [T], got {}", tokens.to_string());
 }
 
+std::string describe(const EmbeddingSpec& spec) {
+  std::string text;
+  if (spec.padding_token >= 0) text = fmt::format("padding_token={}", spec.padding_token);
+  if (spec.vocab_size > 0) {
+    text += fmt::format("{}first_row={} vocab={}", text.empty() ? "" : " ", spec.first_row,
+                        spec.vocab_size);
+  }
+  return text;
+}
+
 }  // namespace
 
+Embedding::Embedding(const EmbeddingSpec& spec) : spec_(spec) {
+  require(spec.first_row >= 0 && spec.first_row <= spec.vocab_size,
+          "embedding: rows from {} on of a vocabulary of {}", spec.first_row, spec.vocab_size);
+}
+
 std::string Embedding::attributes() const {
-  return padding_token_ < 0 ? "" : fmt::format("padding_token={}", padding_token_);
+  return describe(spec_);
 }
 
 std::vector<ValueType> Embedding::infer(std::span<const ValueType> inputs) const {
@@ -23,6 +38,9 @@ std::vector<ValueType> Embedding::infer(std::span<const ValueType> inputs) const
   check_tokens(*this, tokens);
   check_shape(*this, is_storage(table.dtype) && table.shape.rank() == 2 && !table.ragged(),
               "table must be f32 or bf16 [V, H], got {}", table.to_string());
+  check_shape(*this, spec_.vocab_size == 0 || spec_.first_row + table.shape[0] <= spec_.vocab_size,
+              "rows from {} on of table {} go past the vocabulary of {}", spec_.first_row,
+              table.to_string(), spec_.vocab_size);
   ValueType result = tokens;
   result.dtype = table.dtype;
   result.shape = {tokens.shape[0], table.shape[1]};
@@ -37,9 +55,12 @@ Cost Embedding::cost(std::span<const ValueType> inputs, std::span<const ValueTyp
 void Embedding::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(0);
   if (!grad || !builder.needs_grad(1)) return;
-  const auto backward =
-      std::make_shared<EmbeddingBackward>(builder.input_type(1).shape[0], padding_token_);
+  const auto backward = std::make_shared<EmbeddingBackward>(builder.input_type(1).shape[0], spec_);
   builder.emit(backward, {builder.input(0), *grad}, {1});
+}
+
+std::string EmbeddingBackward::attributes() const {
+  return describe(spec_);
 }
 
 std::vector<ValueType> EmbeddingBackward::infer(std::span<const ValueType> inputs) const {
@@ -51,7 +72,7 @@ std::vector<ValueType> EmbeddingBackward::infer(std::span<const ValueType> input
                   grad.shape[0] == inputs[0].shape[0] && grad.ragged_dim <= 0,
               "the gradient must be f32 or bf16 [{}, H], got {}", inputs[0].shape[0],
               grad.to_string());
-  return {{.dtype = DType::kF32, .shape = {vocab_size_, grad.shape[1]}}};
+  return {{.dtype = DType::kF32, .shape = {num_rows_, grad.shape[1]}}};
 }
 
 Cost EmbeddingBackward::cost(std::span<const ValueType> inputs,
@@ -62,8 +83,11 @@ Cost EmbeddingBackward::cost(std::span<const ValueType> inputs,
               static_cast<double>(inputs[0].num_bytes() + inputs[1].num_bytes()) + accumulated};
 }
 
+OperatorPtr make_embedding(const EmbeddingSpec& spec) {
+  return std::make_shared<Embedding>(spec);
+}
 OperatorPtr make_embedding(int64_t padding_token) {
-  return std::make_shared<Embedding>(padding_token);
+  return make_embedding(EmbeddingSpec{.padding_token = padding_token});
 }
 
 }  // namespace tessera

@@ -4,12 +4,25 @@
 
 namespace tessera {
 
-/// Rows of a table: (tokens I32 [T], table A [V, H]) -> A [T, H]. The kernel throws UserError for a
-/// token id outside [0, V), naming its position.
+/// Which rows of the vocabulary a table holds, and the token without gradient.
+struct EmbeddingSpec {
+  /// The row of this token takes no gradient, as with PyTorch's padding_idx; -1: none. An id of the
+  /// whole vocabulary.
+  int64_t padding_token = -1;
+  /// The table's first row in the whole vocabulary, where that is spread over ranks.
+  int64_t first_row = 0;
+  /// Rows of the whole vocabulary; 0: those of the table.
+  int64_t vocab_size = 0;
+};
+
+/// Rows of a table: (tokens I32 [T], table A [V, H]) -> A [T, H]; zeros for tokens of the
+/// vocabulary whose rows are not in this table. V may be 0. The kernel throws UserError for a token
+/// id outside the vocabulary, naming its position.
 class Embedding final : public Operator {
  public:
-  /// The row of `padding_token` takes no gradient, as with PyTorch's padding_idx; -1: none.
-  explicit Embedding(int64_t padding_token) : padding_token_(padding_token) {}
+  /// Throws UserError where the first row is outside the vocabulary.
+  explicit Embedding(const EmbeddingSpec& spec);
+  const EmbeddingSpec& spec() const { return spec_; }
 
   std::string_view name() const override { return "embedding"; }
   std::string attributes() const override;
@@ -18,27 +31,29 @@ class Embedding final : public Operator {
   void differentiate(GradientBuilder& builder) const override;
 
  private:
-  int64_t padding_token_;
+  EmbeddingSpec spec_;
 };
 
 /// (tokens I32 [T], grad A [T, H]) -> F32 [V, H], accumulated. A token that occurs several times
-/// has its gradients added in the order of its positions.
+/// has its gradients added in the order of its positions; tokens of other tables' rows add nothing.
 class EmbeddingBackward final : public Operator {
  public:
-  EmbeddingBackward(int64_t vocab_size, int64_t padding_token)
-      : vocab_size_(vocab_size), padding_token_(padding_token) {}
-  int64_t padding_token() const { return padding_token_; }
+  EmbeddingBackward(int64_t num_rows, const EmbeddingSpec& spec)
+      : num_rows_(num_rows), spec_(spec) {}
+  const EmbeddingSpec& spec() const { return spec_; }
 
   std::string_view name() const override { return "embedding_backward"; }
+  std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int /*output*/) const override { return true; }
 
  private:
-  int64_t vocab_size_;
-  int64_t padding_token_;
+  int64_t num_rows_;
+  EmbeddingSpec spec_;
 };
 
+OperatorPtr make_embedding(const EmbeddingSpec& spec);
 OperatorPtr make_embedding(int64_t padding_token = -1);
 void add_embedding_cpu(KernelTable& table);
 

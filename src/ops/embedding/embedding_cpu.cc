@@ -20,24 +20,48 @@ void check_ids(std::span<const int32_t> tokens, int64_t vocab_size) {
       *bad, bad - tokens.begin(), vocab_size);
 }
 
-void embed(const Operator& /*op*/, const KernelArgs& args) {
+/// The part of the vocabulary that a table holds.
+class LocalRows {
+ public:
+  /// Throws UserError for an id outside the whole vocabulary.
+  LocalRows(const EmbeddingSpec& spec, int64_t num_rows, std::span<const int32_t> tokens)
+      : first_(spec.first_row), count_(num_rows) {
+    check_ids(tokens, spec.vocab_size == 0 ? num_rows : spec.vocab_size);
+  }
+  /// The table's row for a token, -1 where another table has it.
+  int64_t row_of(int32_t token) const {
+    const int64_t row = token - first_;
+    return row >= 0 && row < count_ ? row : -1;
+  }
+
+ private:
+  int64_t first_;
+  int64_t count_;
+};
+
+void embed(const Operator& op, const KernelArgs& args) {
   const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
   const Tensor& table = args.in(1);
-  check_ids(tokens, table.shape[0]);
+  const LocalRows rows(static_cast<const Embedding&>(op).spec(), table.shape[0], tokens);
   const auto row_bytes = static_cast<size_t>(table.shape[1] * dtype_size(table.dtype));
   const auto* from = static_cast<const std::byte*>(table.data);
   auto* to = static_cast<std::byte*>(args.out(0).data);
 #pragma omp parallel for schedule(static)
   for (size_t t = 0; t < tokens.size(); ++t) {
-    std::memcpy(to + t * row_bytes, from + static_cast<size_t>(tokens[t]) * row_bytes, row_bytes);
+    const int64_t row = rows.row_of(tokens[t]);
+    if (row < 0) {
+      std::memset(to + t * row_bytes, 0, row_bytes);
+    } else {
+      std::memcpy(to + t * row_bytes, from + static_cast<size_t>(row) * row_bytes, row_bytes);
+    }
   }
 }
 
 /// Each thread owns a range of columns and walks all tokens in order, so that repeated tokens are
 /// summed in the same order by any number of threads.
 template <typename T>
-void add_gradients(std::span<const int32_t> tokens, int64_t padding_token, const T* grad_TH,
-                   int64_t hidden, float* accumulator_VH) {
+void add_gradients(std::span<const int32_t> tokens, const LocalRows& rows, int64_t padding_token,
+                   const T* grad_TH, int64_t hidden, float* accumulator_VH) {
   constexpr int64_t kMinCols = 64;
   const int64_t slices =
       std::clamp<int64_t>(omp_get_max_threads(), 1, std::max<int64_t>(hidden / kMinCols, 1));
@@ -46,9 +70,10 @@ void add_gradients(std::span<const int32_t> tokens, int64_t padding_token, const
   for (int64_t begin = 0; begin < hidden; begin += width) {
     const int64_t cols = std::min(width, hidden - begin);
     for (size_t t = 0; t < tokens.size(); ++t) {
-      if (tokens[t] == padding_token) continue;
+      const int64_t row = rows.row_of(tokens[t]);
+      if (row < 0 || tokens[t] == padding_token) continue;
       const T* grad = grad_TH + static_cast<int64_t>(t) * hidden + begin;
-      float* sum = accumulator_VH + tokens[t] * hidden + begin;
+      float* sum = accumulator_VH + row * hidden + begin;
       simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
         simd::store(sum + i, simd::load(sum + i, lanes) + simd::load(grad + i, lanes), lanes);
       });
@@ -60,12 +85,13 @@ void embed_backward(const Operator& op, const KernelArgs& args) {
   const Tensor& accumulator = args.out(0);
   if (!accumulator) return;
   const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
-  check_ids(tokens, accumulator.shape[0]);
+  const EmbeddingSpec& spec = static_cast<const EmbeddingBackward&>(op).spec();
+  const LocalRows rows(spec, accumulator.shape[0], tokens);
   const Tensor& grad = args.in(1);
-  const int64_t padding_token = static_cast<const EmbeddingBackward&>(op).padding_token();
   with_storage(grad.dtype, [&](auto storage) {
     using T = decltype(storage);
-    add_gradients(tokens, padding_token, grad.as<T>(), grad.shape[1], accumulator.as<float>());
+    add_gradients(tokens, rows, spec.padding_token, grad.as<T>(), grad.shape[1],
+                  accumulator.as<float>());
   });
 }
 

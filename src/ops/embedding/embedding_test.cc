@@ -127,6 +127,62 @@ TEST(Embedding, RefusesTokensOutsideTheVocabulary) {
   }
 }
 
+/// Rows [first, first + count) of the table of `inputs`, with the same tokens.
+std::vector<TestInput> take_rows(const std::vector<TestInput>& inputs, int64_t first,
+                                 int64_t count) {
+  const Tensor& tokens = inputs[0].tensor;
+  const Tensor& table = inputs[1].tensor;
+  const int64_t width = table.shape[1];
+  const auto all = to_doubles(table);
+  const std::vector<float> rows(all.begin() + first * width, all.begin() + (first + count) * width);
+  const auto ids = tokens.span<int32_t>();
+  return list_inputs(
+      TestInput{tensor_of_i32(tokens.shape, {ids.begin(), ids.end()}), Role::kConstant, "tokens"},
+      TestInput{tensor_of({count, width}, rows, table.dtype), Role::kWeight, "table"});
+}
+
+/// The parts of a table together give its rows and its gradient, the padding token's included.
+TEST(Embedding, PartsOfATableAddUpToTheWhole) {
+  Random random(7, 1);
+  constexpr int64_t kVocab = 13;
+  constexpr int64_t kTokens = 50;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const auto inputs =
+        make_inputs(random_tokens(kTokens, kVocab, random), {kVocab, 33}, dtype, random);
+    const auto whole = to_doubles(run_operator(*make_embedding(4), kernels(), inputs)[0]);
+    std::vector<OwnedTensor> grad_outputs;
+    grad_outputs.push_back(random_tensor(dtype, {kTokens, 33}, random));
+    const auto grad =
+        to_doubles(run_gradients(make_embedding(4), kernels(), inputs, grad_outputs)[1]);
+    std::vector<double> sum(whole.size(), 0.0);
+    std::vector<double> joined;
+    for (const auto& [first, count] : {std::pair{0, 5}, {5, 0}, {5, 7}, {12, 1}, {13, 0}}) {
+      const OperatorPtr op =
+          make_embedding({.padding_token = 4, .first_row = first, .vocab_size = kVocab});
+      const auto part = take_rows(inputs, first, count);
+      const auto rows = to_doubles(run_operator(*op, kernels(), part)[0]);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += rows[i];
+      const auto grads = to_doubles(run_gradients(op, kernels(), part, grad_outputs)[1]);
+      joined.insert(joined.end(), grads.begin(), grads.end());
+    }
+    EXPECT_EQ(sum, whole);
+    EXPECT_EQ(joined, grad);
+  }
+}
+
+TEST(Embedding, APartRefusesTokensOutsideTheWholeVocabulary) {
+  Random random(8, 1);
+  const OperatorPtr op = make_embedding({.first_row = 4, .vocab_size = 11});
+  const auto inputs = make_inputs({0, 10, 11}, {4, 3}, DType::kF32, random);
+  EXPECT_THAT([&] { run_operator(*op, kernels(), inputs); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(
+                  "token id 11 at position 2 is outside the vocabulary of 11")));
+  EXPECT_EQ(op->attributes(), "first_row=4 vocab=11");
+  EXPECT_THROW(make_embedding({.first_row = 5, .vocab_size = 4}), UserError);
+  const ValueType too_long[] = {{DType::kI32, {3}}, {DType::kF32, {8, 3}}};
+  EXPECT_THROW(op->infer(too_long), UserError);
+}
+
 TEST(Embedding, ShapeRuleAndCost) {
   const auto op = make_embedding();
   const ValueType tokens{DType::kI32, {8}, 0, 3};

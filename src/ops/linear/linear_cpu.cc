@@ -109,20 +109,7 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
 }
 
 void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
-  if (!args.out(0)) return;
-  const Tensor& grad = args.in(0);
-  const int64_t cols = grad.shape[1];
-  with_storage(grad.dtype, [&](auto storage) {
-    using T = decltype(storage);
-    const T* grads = grad.as<T>();
-    add_column_sums(args.out(0).as<float>(), grad.shape[0], cols, args.workspace,
-                    [=](int64_t row, float* sums) {
-                      simd::for_each_vector(cols, [=](int64_t i, auto lanes) {
-                        const simd::Vec term = simd::load(grads + row * cols + i, lanes);
-                        simd::store(sums + i, simd::load(sums + i, lanes) + term, lanes);
-                      });
-                    });
-  });
+  if (args.out(0)) add_columns_of(args.in(0), args.out(0).as<float>(), args.workspace);
 }
 
 }  // namespace

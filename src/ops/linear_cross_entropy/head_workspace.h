@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// The sizes of one head product and how it is cut into chunks of tokens and blocks of the
-/// vocabulary.
+/// vocabulary. V may be 0.
 struct HeadSizes {
   int64_t T = 0;
   int64_t H = 0;

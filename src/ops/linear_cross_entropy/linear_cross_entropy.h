@@ -81,6 +81,7 @@ class LinearCrossEntropyFused final : public CrossEntropyOperator {
 OperatorPtr make_linear_cross_entropy(const CrossEntropySpec& spec = {});
 OperatorPtr make_linear_cross_entropy_fused(const CrossEntropySpec& spec = {});
 
+/// The kernels of these and of vocab_lse.h.
 void add_linear_cross_entropy_cpu(KernelTable& table);
 
 }  // namespace tessera

@@ -19,8 +19,9 @@ void check_source(const Operator& op, const ValueType& source_R) {
 }
 
 void check_row_of(const Operator& op, const ValueType& row_of_TK) {
-  check_shape(op, row_of_TK.dtype == DType::kI32 && row_of_TK.shape.rank() == 2,
-              "row_of_TK must be i32 [T, K], got {}", row_of_TK.to_string());
+  const int rank = row_of_TK.shape.rank();
+  check_shape(op, row_of_TK.dtype == DType::kI32 && (rank == 1 || rank == 2),
+              "row_of_TK must be i32 [T, K] or [T], got {}", row_of_TK.to_string());
 }
 
 void check_same_first_dim(const Operator& op, const ValueType& a, const ValueType& b,
@@ -34,11 +35,11 @@ void check_probs(const Operator& op, const ValueType& probs, const Shape& shape)
               "probs must be f32 {}, got {}", shape.to_string(), probs.to_string());
 }
 
-/// [R, width] for the rows of source_R.
-ValueType rows_like(const ValueType& source_R, DType dtype, int64_t width) {
-  ValueType type = source_R;
+/// [R, width] for the rows of source_R, [T, width] for the tokens of row_of_TK: ragged as they are.
+ValueType rows_like(const ValueType& map, DType dtype, int64_t width) {
+  ValueType type = map;
   type.dtype = dtype;
-  type.shape = {source_R.shape[0], width};
+  type.shape = {map.shape[0], width};
   return type;
 }
 
@@ -80,7 +81,7 @@ std::vector<ValueType> Unpermute::infer(std::span<const ValueType> inputs) const
   check_row_of(*this, inputs[1]);
   check_source(*this, inputs[2]);
   check_same_first_dim(*this, inputs[0], inputs[2], "y and source_R");
-  return {{.dtype = inputs[0].dtype, .shape = {inputs[1].shape[0], inputs[0].shape[1]}}};
+  return {rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1])};
 }
 
 Cost Unpermute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
@@ -111,7 +112,7 @@ std::vector<ValueType> UnpermuteProbs::infer(std::span<const ValueType> inputs) 
   check_row_of(*this, inputs[1]);
   check_source(*this, inputs[2]);
   check_probs(*this, inputs[0], inputs[2].shape);
-  return {{.dtype = DType::kF32, .shape = inputs[1].shape}};
+  return {with_dtype(inputs[1], DType::kF32)};
 }
 
 void UnpermuteProbs::differentiate(GradientBuilder& builder) const {
@@ -127,7 +128,7 @@ std::vector<ValueType> UnpermuteWeighted::infer(std::span<const ValueType> input
   check_source(*this, inputs[3]);
   check_probs(*this, inputs[1], inputs[2].shape);
   check_same_first_dim(*this, inputs[0], inputs[3], "y and source_R");
-  return {{.dtype = inputs[0].dtype, .shape = {inputs[2].shape[0], inputs[0].shape[1]}}};
+  return {rows_like(inputs[2], inputs[0].dtype, inputs[0].shape[1])};
 }
 
 Cost UnpermuteWeighted::cost(std::span<const ValueType> inputs,

@@ -5,8 +5,9 @@
 namespace tessera {
 
 /// Moves tokens to the rows of their experts and back, by the two maps that route_map makes:
-/// row_of_TK I32 [T, K] (the row of each assignment, -1 where dropped) and source_R I32 [R ragged]
-/// (t·K + k of each row, -1 for padding). Padding rows are written as zeros. A is F32 or BF16.
+/// row_of_TK I32 [T, K] (the row of each assignment, -1 where it has none) and source_R I32
+/// [R ragged] (t·K + k of each row, -1 for padding). T may be ragged, and with K = 1 the maps and
+/// probabilities may be [T]. Padding rows are written as zeros. A is F32 or BF16.
 ///
 /// All of them gather: every element of a result is written by one thread, which adds in order of
 /// k in F32, so results do not depend on the threads.
@@ -40,7 +41,7 @@ class PermuteProbs final : public Operator {
 };
 
 /// One number a row back to its assignment: (probs_R F32 [R], row_of_TK, source_R) -> F32 [T, K],
-/// 0 where dropped. Its gradient is PermuteProbs.
+/// 0 where there is no row. Its gradient is PermuteProbs.
 class UnpermuteProbs final : public Operator {
  public:
   std::string_view name() const override { return "unpermute_probs"; }
@@ -59,7 +60,7 @@ class UnpermuteWeighted final : public Operator {
 };
 
 /// (grad A [T, H], y A [R, H], probs F32 [T, K], source_R) ->
-/// (dy A [R, H] = p · grad_t, dprobs F32 [T, K] = ⟨y_r, grad_t⟩, 0 where dropped).
+/// (dy A [R, H] = p · grad_t, dprobs F32 [T, K] = ⟨y_r, grad_t⟩, 0 without a row).
 class UnpermuteWeightedBackward final : public Operator {
  public:
   std::string_view name() const override { return "unpermute_weighted_backward"; }

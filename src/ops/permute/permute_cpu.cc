@@ -7,8 +7,13 @@
 namespace tessera {
 namespace {
 
+/// K of a map or of probabilities, which are [T, K] or [T].
+int64_t top_k_of(const Tensor& tensor) {
+  return tensor.shape.rank() == 1 ? 1 : tensor.shape[1];
+}
+
 void permute(const Operator& /*op*/, const KernelArgs& args) {
-  const int64_t top_k = args.in(2).shape[1];
+  const int64_t top_k = top_k_of(args.in(2));
   const int32_t* source_R = args.in(1).as<int32_t>();
   const int64_t num_rows = args.in(1).shape[0];
   const int64_t row_bytes = args.in(0).shape[1] * dtype_size(args.in(0).dtype);
@@ -48,7 +53,7 @@ void combine_rows(const TokenRows& token, const T* y, int64_t width, T* to) {
 
 template <typename T>
 void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor& out) {
-  const int64_t top_k = row_of_TK.shape[1];
+  const int64_t top_k = top_k_of(row_of_TK);
   const int32_t* row_of = row_of_TK.as<int32_t>();
   const int64_t width = y.shape[1];
 #pragma omp parallel for schedule(static)
@@ -89,7 +94,7 @@ void weighted_backward(const KernelArgs& args) {
   const int32_t* source_R = args.in(3).as<int32_t>();
   T* grad_y_RH = args.out(0).as<T>();
   const auto grad_probs_TK = args.out(1).span<float>();
-  const int64_t top_k = args.in(2).shape[1];
+  const int64_t top_k = top_k_of(args.in(2));
   const int64_t width = args.in(0).shape[1];
   std::ranges::fill(grad_probs_TK, 0.0F);
 #pragma omp parallel for schedule(static)

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
+#include "ops/add/add.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/program_run.h"
 
 namespace tessera {
 namespace {
@@ -200,6 +203,54 @@ TEST(Permute, GradientOfPaddingRowsIsZero) {
       grads);
   testing::expect_bitwise_equal(result[0], testing::tensor_of({3, 2}, {0, 0, 1.5F, 2, 0, 0}), "dy");
   EXPECT_EQ(result[1].get().as<float>()[1], 0.0F) << "a dropped assignment";
+}
+
+/// A permutation of ragged rows there and back, as the rows that a rank received are laid out by
+/// expert: [T] maps and probabilities, of which fewer are there than the bound.
+TEST(Permute, RaggedTokensOfOneAssignmentEach) {
+  constexpr int64_t kBound = 5;
+  Program program("ragged");
+  const ValueId extent = program.add_input("extent", {DType::kI64, {1}});
+  const ValueId num_rows = program.add_input("num_rows", {DType::kI64, {1}});
+  const ValueId x = program.add_input("x", {DType::kF32, {kBound, 2}, 0, extent});
+  const ValueId probs = program.add_input("probs", {DType::kF32, {kBound}, 0, extent});
+  const ValueId row_of = program.add_input("row_of", {DType::kI32, {kBound}, 0, extent});
+  const ValueId source = program.add_input("source", {DType::kI32, {8}, 0, num_rows});
+  const ValueId rows = program.add1(make_permute(), {x, source, row_of}, "rows");
+  const ValueId back = program.add1(make_unpermute(), {rows, row_of, source}, "back");
+  const ValueId row_probs =
+      program.add1(make_permute_probs(), {probs, source, row_of}, "row_probs");
+  const ValueId weighted =
+      program.add1(make_unpermute_weighted(), {rows, probs, row_of, source}, "weighted");
+  EXPECT_EQ(program.type(back), program.type(x));
+  EXPECT_EQ(program.type(weighted), program.type(x));
+  program.set_outputs({back, row_probs, weighted});
+  KernelTable table = kernels();
+  add_add_cpu(table);
+  const testing::ProgramRun run(program, {{back, row_probs, weighted}, {x, probs}}, table);
+  *run.value(extent).as<int64_t>() = 3;
+  *run.value(num_rows).as<int64_t>() = 4;
+  const auto fill = [](const Tensor& to, const auto& values) {
+    std::ranges::copy(values, to.as<typename std::decay_t<decltype(values)>::value_type>());
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  fill(run.value(x), std::vector<float>{1, 2, 3, 4, 5, 6, nan, nan, nan, nan});
+  fill(run.value(probs), std::vector<float>{0.5F, 2, 3, nan, nan});
+  fill(run.value(row_of), std::vector<int32_t>{3, 0, -1, 99, 99});
+  fill(run.value(source), std::vector<int32_t>{1, -1, -1, 0, 99, 99, 99, 99});
+  fill(run.grad(back), std::vector<float>{1, 1, 2, 2, 3, 3, nan, nan, nan, nan});
+  fill(run.grad(row_probs), std::vector<float>{7, 8, 9, 10, nan, nan, nan, nan});
+  fill(run.grad(weighted), std::vector<float>{1, 0, 0, 1, 1, 1, nan, nan, nan, nan});
+  run.run_forward();
+  run.run_backward();
+  const auto expect = [](const Tensor& actual, const std::vector<float>& expected) {
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(actual.as<float>()[i], expected[i]) << i;
+  };
+  expect(run.value(back), {1, 2, 3, 4, 0, 0});
+  expect(run.value(row_probs), {2, 0, 0, 0.5F});
+  expect(run.value(weighted), {0.5F, 1, 6, 8, 0, 0});
+  expect(run.grad(x), {1.5F, 1, 2, 4, 0, 0});
+  expect(run.grad(probs), {11, 11, 0});
 }
 
 TEST(Permute, RefusesWhatDoesNotFit) {

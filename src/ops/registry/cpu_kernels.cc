@@ -3,9 +3,13 @@
 #include "ops/activation/activation.h"
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
+#include "ops/add_bias/add_bias.h"
 #include "ops/attention/attention.h"
+#include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
+#include "ops/collective/collective.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -14,11 +18,14 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/permute/permute.h"
+#include "ops/repeat_heads/repeat_heads.h"
+#include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
 
@@ -27,9 +34,13 @@ KernelTable make_cpu_kernels() {
   add_activation_cpu(table);
   add_adamw_cpu(table);
   add_add_cpu(table);
+  add_add_bias_cpu(table);
   add_attention_cpu(table);
+  add_balance_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
+  add_collective_cpu(table);
+  add_dispatch_plan_cpu(table);
   add_embedding_cpu(table);
   add_expert_activation_cpu(table);
   add_grad_norm_cpu(table);
@@ -38,11 +49,14 @@ KernelTable make_cpu_kernels() {
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
   add_permute_cpu(table);
+  add_repeat_heads_cpu(table);
+  add_ring_attention_cpu(table);
   add_rmsnorm_cpu(table);
   add_rope_cpu(table);
   add_route_map_cpu(table);
   add_router_cpu(table);
   add_sigmoid_gate_cpu(table);
+  add_vocab_loss_cpu(table);
   return table;
 }
 

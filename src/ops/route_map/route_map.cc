@@ -4,9 +4,44 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/route_map/expert_sort.h"
 #include "ops/workspace.h"
 
 namespace tessera {
+namespace {
+
+void check_capacity(const RouteMapSpec& spec) {
+  require(
+      std::isfinite(spec.capacity_factor) && spec.capacity_factor >= 0,
+      "route_map: the capacity factor is {}, expected 0 (keep every token) or a positive number",
+      spec.capacity_factor);
+  require(spec.rows_limit >= 0 && (spec.rows_limit == 0 || spec.capacity_factor == 0),
+          "route_map: a limit of {} rows stands beside a capacity factor of {}", spec.rows_limit,
+          spec.capacity_factor);
+  require(!spec.pad_to_capacity || spec.limits_rows(),
+          "route_map: padding to the capacity needs a capacity factor above 0");
+  const int64_t group = spec.capacity_group_size;
+  require(group >= 1 && spec.num_experts % group == 0,
+          "route_map: {} experts do not fall into groups of {} for the capacity", spec.num_experts,
+          group);
+  require(group == 1 || !spec.pad_to_capacity,
+          "route_map: groups of {} experts share their capacity, so no expert can be padded to its "
+          "own; switch padding to the capacity off",
+          group);
+}
+
+void check_local_experts(const RouteMapSpec& spec) {
+  const int64_t first = spec.first_local();
+  const int64_t count = spec.num_local();
+  require(first >= 0 && count >= 1 && first + count <= spec.num_experts,
+          "route_map: experts {} to {} are not among the {}", first, first + count - 1,
+          spec.num_experts);
+  require(first % spec.capacity_group_size == 0 && count % spec.capacity_group_size == 0,
+          "route_map: experts {} to {} are not whole groups of {}, which share their capacity",
+          first, first + count - 1, spec.capacity_group_size);
+}
+
+}  // namespace
 
 RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
   require(spec.num_experts >= 1, "route_map: num_experts is {}, expected at least 1",
@@ -14,12 +49,8 @@ RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
   require(spec.top_k >= 1 && spec.top_k <= spec.num_experts,
           "route_map: top_k is {}, expected from 1 to the {} experts", spec.top_k,
           spec.num_experts);
-  require(
-      std::isfinite(spec.capacity_factor) && spec.capacity_factor >= 0,
-      "route_map: the capacity factor is {}, expected 0 (keep every token) or a positive number",
-      spec.capacity_factor);
-  require(!spec.pad_to_capacity || spec.capacity_factor > 0,
-          "route_map: padding to the capacity needs a capacity factor above 0");
+  check_capacity(spec);
+  check_local_experts(spec);
   require(spec.alignment >= 1,
           "route_map: the alignment of an expert's rows is {}, expected at "
           "least 1",
@@ -28,9 +59,17 @@ RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
 
 std::string RouteMap::attributes() const {
   std::string text = fmt::format("experts={} top_k={}", spec_.num_experts, spec_.top_k);
+  if (spec_.num_local() < spec_.num_experts) {
+    text += fmt::format(" local={}..{}", spec_.first_local(),
+                        spec_.first_local() + spec_.num_local() - 1);
+  }
   if (spec_.capacity_factor > 0) {
     text += fmt::format(" capacity_factor={} drop={}", spec_.capacity_factor,
                         spec_.drop_policy == DropPolicy::kProbs ? "probs" : "position");
+  }
+  if (spec_.rows_limit > 0) text += fmt::format(" rows_limit={}", spec_.rows_limit);
+  if (spec_.capacity_group_size > 1) {
+    text += fmt::format(" capacity_group={}", spec_.capacity_group_size);
   }
   if (spec_.pad_to_capacity) text += " pad_to_capacity";
   if (spec_.alignment > 1) text += fmt::format(" alignment={}", spec_.alignment);
@@ -38,10 +77,12 @@ std::string RouteMap::attributes() const {
 }
 
 int64_t RouteMap::capacity(int64_t num_tokens) const {
+  if (spec_.rows_limit > 0) return spec_.rows_limit;
   const int64_t assignments = num_tokens * spec_.top_k;
   if (spec_.capacity_factor == 0) return assignments;
   if (num_tokens == 0) return 0;
-  const double even = static_cast<double>(assignments) / static_cast<double>(spec_.num_experts);
+  const int64_t num_groups = spec_.num_experts / spec_.capacity_group_size;
+  const double even = static_cast<double>(assignments) / static_cast<double>(num_groups);
   const double exact = even * spec_.capacity_factor;
   require(exact >= 1,
           "route_map: a capacity factor of {} leaves {:.3g} tokens to an expert ({} tokens, top_k "
@@ -51,26 +92,38 @@ int64_t RouteMap::capacity(int64_t num_tokens) const {
 }
 
 int64_t RouteMap::max_rows(int64_t num_tokens) const {
-  const int64_t assignments = num_tokens * spec_.top_k;
-  const int64_t per_expert = align_up(capacity(num_tokens), spec_.alignment);
-  const int64_t full = spec_.num_experts * per_expert;
-  if (spec_.pad_to_capacity) return full;
-  const int64_t non_empty = std::min(spec_.num_experts, assignments);
-  const int64_t padded = assignments + non_empty * (spec_.alignment - 1);
-  return std::min(full, padded / spec_.alignment * spec_.alignment);
+  const int64_t num_local = spec_.num_local();
+  const int64_t per_group = capacity(num_tokens);
+  if (spec_.pad_to_capacity) return num_local * align_up(per_group, spec_.alignment);
+  const int64_t num_groups = num_local / spec_.capacity_group_size;
+  const int64_t assignments = num_tokens * std::min(spec_.top_k, num_local);
+  // Of many small capacities the product may be beyond what there are assignments for.
+  const int64_t kept = std::min(assignments, num_groups * std::min(per_group, assignments));
+  const int64_t non_empty = std::min(num_local, kept);
+  const int64_t padded = kept + non_empty * (spec_.alignment - 1);
+  return padded / spec_.alignment * spec_.alignment;
+}
+
+bool RouteMap::needs_probs() const {
+  return spec_.capacity_factor > 0 && spec_.drop_policy == DropPolicy::kProbs;
 }
 
 std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 2, "takes expert_idx and probs, got {} inputs",
-              inputs.size());
+  check_shape(*this, inputs.size() == 2 || (inputs.size() == 1 && !needs_probs()),
+              "takes expert_idx and probs, got {} inputs", inputs.size());
   const ValueType& expert_idx = inputs[0];
-  const ValueType& probs = inputs[1];
-  check_shape(*this,
-              expert_idx.dtype == DType::kI32 && expert_idx.shape.rank() == 2 &&
-                  expert_idx.shape[1] == spec_.top_k && !expert_idx.ragged(),
-              "expert_idx must be i32 [T, {}], got {}", spec_.top_k, expert_idx.to_string());
-  check_shape(*this, probs.dtype == DType::kF32 && probs.shape == expert_idx.shape,
-              "probs must be f32 {}, got {}", expert_idx.shape.to_string(), probs.to_string());
+  const bool is_list = expert_idx.shape.rank() == 1 && spec_.top_k == 1;
+  const bool is_matrix = expert_idx.shape.rank() == 2 && expert_idx.shape[1] == spec_.top_k;
+  check_shape(
+      *this, expert_idx.dtype == DType::kI32 && (is_list || is_matrix) && expert_idx.ragged_dim < 1,
+      "expert_idx must be i32 [T, {}], got {}", spec_.top_k, expert_idx.to_string());
+  check_shape(*this, !expert_idx.ragged() || spec_.capacity_factor == 0,
+              "a capacity factor needs a fixed number of tokens, got {}", expert_idx.to_string());
+  if (inputs.size() == 2) {
+    check_shape(*this, inputs[1].dtype == DType::kF32 && inputs[1].shape == expert_idx.shape,
+                "probs must be f32 {}, got {}", expert_idx.shape.to_string(),
+                inputs[1].to_string());
+  }
   const int64_t rows = max_rows(expert_idx.shape[0]);
   check_shape(*this, rows <= std::numeric_limits<int32_t>::max(),
               "{} tokens make up to {} rows, more than 2^31 - 1; use smaller micro-batches",
@@ -79,24 +132,11 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
   source_R.ragged_dim = 0;
   source_R.extent = own_output(RouteMapOutput::kExtent);
   const auto i64 = [](int64_t n) { return ValueType{.dtype = DType::kI64, .shape = {n}}; };
-  return {{.dtype = DType::kI32, .shape = expert_idx.shape},
-          source_R,
-          i64(spec_.num_experts + 1),
-          i64(1),
-          i64(1),
-          i64(spec_.num_experts)};
-}
-
-RouteMapWorkspace::RouteMapWorkspace(int64_t num_assignments, int64_t num_experts) {
-  WorkspaceLayout layout;
-  counters = layout.add<int64_t>(RouteMap::kNumRuns * num_experts);
-  starts = layout.add<int64_t>(num_experts + 1);
-  sorted = layout.add<int32_t>(num_assignments);
-  num_bytes = layout.num_bytes();
+  return {expert_idx, source_R, i64(spec_.num_local() + 1), i64(1), i64(1), i64(spec_.num_local())};
 }
 
 int64_t RouteMap::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return RouteMapWorkspace(inputs[0].shape.num_elements(), spec_.num_experts).num_bytes;
+  return ExpertSortWorkspace(inputs[0].shape.num_elements(), spec_.num_local()).num_bytes;
 }
 
 OperatorPtr make_route_map(const RouteMapSpec& spec) {

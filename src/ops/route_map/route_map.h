@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "core/slice.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -18,24 +19,43 @@ struct RouteMapSpec {
   int64_t top_k = 1;
   /// An expert keeps at most ceil(T·K/E · capacity_factor) rows; 0 keeps every row (dropless).
   double capacity_factor = 0;
-  /// Give every expert exactly its capacity of rows, whatever it received. Needs a capacity factor.
+  /// Give every expert exactly its capacity of rows, whatever it received. Needs a capacity.
   bool pad_to_capacity = false;
   DropPolicy drop_policy = DropPolicy::kProbs;
   /// The rows of each expert are padded to a multiple of this; 1 pads nothing. An expert without
   /// rows stays empty.
   int64_t alignment = 1;
+  /// This many consecutive experts share their capacities: together they keep at most
+  /// ceil(T·K/E · group size · capacity_factor) rows, however those fall among them (the device
+  /// level of DeepSeek-V2 and MegaScale-MoE, section 3.2).
+  int64_t capacity_group_size = 1;
+  /// The experts that are laid out, count 0: all. Assignments to others get no row and are not
+  /// dropped.
+  IndexRange local_experts = {};
+  /// In place of a capacity factor: no group of experts is assigned more than this, as the caller
+  /// knows (InternalError otherwise), so nothing is dropped. 0: not known.
+  int64_t rows_limit = 0;
+
+  int64_t first_local() const { return local_experts.begin; }
+  int64_t num_local() const { return local_experts.count == 0 ? num_experts : local_experts.count; }
+  bool limits_rows() const { return capacity_factor > 0 || rows_limit > 0; }
 };
 
 // clang-format off
 /// Lays the routed rows out expert by expert, so that one expert's rows are contiguous:
-///   (expert_idx I32 [T, K], probs F32 [T, K]) ->
-///   row_of_TK   I32 [T, K]       the row of each assignment, -1 where it was dropped
+///   (expert_idx I32 [T, K], [probs F32 [T, K]]) ->
+///   row_of_TK   I32 [T, K]       the row of each assignment, -1 where it has none
 ///   source_R    I32 [R ragged]   t·K + k of each row, -1 for padding
-///   offsets     I64 [E + 1]      the first row of each expert, padding included; offsets[E] is the number of rows
+///   offsets     I64 [N + 1]      the first row of each expert, padding included; offsets[N] is the number of rows
 ///   extent      I64 [1]          the number of rows: the extent of R
 ///   dropped     I64 [1]          assignments given up for capacity
-///   counts_kept I64 [E]          rows of each expert without padding
+///   counts_kept I64 [N]          rows of each expert without padding
 // clang-format on
+/// N is the number of local experts, E where all are. T may be ragged unless a capacity factor
+/// depends on it, and with K = 1 expert_idx, and then row_of_TK, may be [T]. Index -1 stands for no
+/// expert: its assignment gets no row and does not count as dropped. The experts of a token are
+/// distinct. The probabilities are needed where DropPolicy::kProbs drops.
+///
 /// Within an expert the rows stand in token order, then in order of k, and its padding comes last.
 /// A pure function of the inputs, whatever the number of threads. No gradient; never recomputed,
 /// since routing is decided once.
@@ -45,8 +65,8 @@ class RouteMap final : public Operator {
   explicit RouteMap(const RouteMapSpec& spec);
 
   const RouteMapSpec& spec() const { return spec_; }
-  /// Rows that an expert may keep of `num_tokens` tokens. Throws UserError where that is less than
-  /// one.
+  /// Rows that an expert (a group of experts, where they share) may keep of `num_tokens` tokens.
+  /// Throws UserError where that is less than one.
   int64_t capacity(int64_t num_tokens) const;
   /// The most rows that `num_tokens` tokens can make, padding included.
   int64_t max_rows(int64_t num_tokens) const;
@@ -57,21 +77,10 @@ class RouteMap final : public Operator {
   bool recomputable() const override { return false; }
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
-  /// The CPU kernel counts the assignments in this many runs of tokens.
-  static constexpr int64_t kNumRuns = 16;
-
  private:
+  bool needs_probs() const;
+
   RouteMapSpec spec_;
-};
-
-/// Where the parts of the CPU kernel's scratch memory start, in bytes.
-struct RouteMapWorkspace {
-  int64_t counters = 0;  ///< i64 [kNumRuns, E]
-  int64_t starts = 0;    ///< i64 [E + 1]
-  int64_t sorted = 0;    ///< i32 [T, K]
-  int64_t num_bytes = 0;
-
-  RouteMapWorkspace(int64_t num_assignments, int64_t num_experts);
 };
 
 /// Outputs of the operator by name.

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ops/testing/op_test.h"
+#include "ops/testing/program_run.h"
 
 namespace tessera {
 namespace {
@@ -74,9 +75,11 @@ Assignments random_assignments(const RouteMapSpec& spec, int64_t num_tokens, dou
 /// The assignments of one expert that are kept, in token order: the rule written down plainly.
 std::vector<int32_t> kept_of(const RouteMapSpec& spec, const Assignments& a, int32_t expert,
                              int64_t capacity) {
+  const auto group = static_cast<int32_t>(spec.capacity_group_size);
   std::vector<int32_t> all;
   for (size_t i = 0; i < a.expert_idx.size(); ++i) {
-    if (a.expert_idx[i] == expert) all.push_back(static_cast<int32_t>(i));
+    if (a.expert_idx[i] >= 0 && a.expert_idx[i] / group == expert / group)
+      all.push_back(static_cast<int32_t>(i));
   }
   if (spec.drop_policy == DropPolicy::kProbs) {
     std::ranges::stable_sort(all, [&](int32_t x, int32_t y) {
@@ -85,12 +88,15 @@ std::vector<int32_t> kept_of(const RouteMapSpec& spec, const Assignments& a, int
   }
   if (static_cast<int64_t>(all.size()) > capacity) all.resize(static_cast<size_t>(capacity));
   std::ranges::sort(all);
+  std::erase_if(all, [&](int32_t i) { return a.expert_idx[static_cast<size_t>(i)] != expert; });
   return all;
 }
 
 int64_t plain_capacity(const RouteMapSpec& spec, int64_t num_tokens) {
+  if (spec.rows_limit > 0) return spec.rows_limit;
   if (spec.capacity_factor == 0) return num_tokens * spec.top_k;
-  const double even = static_cast<double>(num_tokens * spec.top_k) / spec.num_experts;
+  const double even = static_cast<double>(num_tokens * spec.top_k) /
+                      static_cast<double>(spec.num_experts / spec.capacity_group_size);
   return std::min(static_cast<int64_t>(std::ceil(even * spec.capacity_factor)),
                   num_tokens * spec.top_k);
 }
@@ -99,7 +105,11 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
   Map map;
   map.row_of_TK.assign(a.expert_idx.size(), -1);
   const int64_t capacity = plain_capacity(spec, a.num_tokens);
+  const auto is_local = [&](int32_t e) {
+    return e >= spec.first_local() && e < spec.first_local() + spec.num_local();
+  };
   for (int32_t e = 0; e < spec.num_experts; ++e) {
+    if (!is_local(e)) continue;
     map.offsets.push_back(static_cast<int64_t>(map.source_R.size()));
     const auto kept = kept_of(spec, a, e, capacity);
     for (const int32_t i : kept) {
@@ -112,7 +122,7 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
     map.counts_kept.push_back(static_cast<int64_t>(kept.size()));
     map.dropped -= map.counts_kept.back();
   }
-  map.dropped += static_cast<int64_t>(a.expert_idx.size());
+  map.dropped += std::ranges::count_if(a.expert_idx, is_local);
   map.extent = static_cast<int64_t>(map.source_R.size());
   map.offsets.push_back(map.extent);
   return map;
@@ -196,6 +206,107 @@ TEST(RouteMap, AgreesWithThePlainRuleOnRandomAssignments) {
   }
 }
 
+/// A random divisor of `n`.
+int64_t random_divisor(int64_t n, Random& random) {
+  int64_t divisor = 1;
+  for (int64_t d = 2; d <= n; ++d) {
+    if (n % d == 0 && random.next_below(3) == 0) divisor = d;
+  }
+  return divisor;
+}
+
+/// Some whole groups of the experts.
+IndexRange random_range(const RouteMapSpec& spec, Random& random) {
+  const int64_t size = spec.capacity_group_size;
+  const auto num_groups = static_cast<uint64_t>(spec.num_experts / size);
+  const auto first = static_cast<int64_t>(random.next_below(num_groups));
+  const auto left = num_groups - static_cast<uint64_t>(first);
+  return {first * size, size * (1 + static_cast<int64_t>(random.next_below(left)))};
+}
+
+TEST(RouteMap, LocalExpertsGroupsAndAbsentIndicesAgreeWithThePlainRule) {
+  Random random(8, 1);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto experts = static_cast<int64_t>(1 + random.next_below(12));
+    RouteMapSpec spec{
+        .num_experts = experts,
+        .top_k = 1 + static_cast<int64_t>(random.next_below(static_cast<uint64_t>(experts))),
+        .alignment = 1 + static_cast<int64_t>(random.next_below(5)),
+        .capacity_group_size = random_divisor(experts, random)};
+    const auto num_tokens = static_cast<int64_t>(random.next_below(70));
+    if (random.next_below(2) == 0) {
+      spec.capacity_factor = 1e-3 + random.next_uniform() +
+                             static_cast<double>(experts) /
+                                 static_cast<double>(std::max<int64_t>(num_tokens * spec.top_k, 1));
+      spec.drop_policy = random.next_below(2) == 0 ? DropPolicy::kProbs : DropPolicy::kPosition;
+    } else if (random.next_below(2) == 0) {
+      spec.rows_limit = 1 + num_tokens * std::min(spec.top_k, spec.capacity_group_size);
+      spec.pad_to_capacity = spec.capacity_group_size == 1;
+    }
+    spec.local_experts = random_range(spec, random);
+    SCOPED_TRACE(
+        fmt::format("trial {}: T={} {}", trial, num_tokens, make_route_map(spec)->attributes()));
+    Assignments a = random_assignments(spec, num_tokens, random.next_uniform(), random);
+    for (int32_t& expert : a.expert_idx) {
+      if (random.next_below(5) == 0) expert = -1;
+    }
+    const Map map = run(spec, a);
+    expect_equal(map, plain_map(spec, a));
+    EXPECT_LE(map.extent, RouteMap(spec).max_rows(num_tokens));
+  }
+}
+
+TEST(RouteMap, TheBoundOfLocalExpertsIsWhatTheyCanGet) {
+  EXPECT_EQ(RouteMap({.num_experts = 8, .top_k = 4, .local_experts = {2, 2}}).max_rows(10), 20);
+  EXPECT_EQ(RouteMap({.num_experts = 8, .top_k = 1, .local_experts = {2, 2}}).max_rows(10), 10);
+  EXPECT_EQ(RouteMap({.num_experts = 8, .top_k = 1, .rows_limit = 3}).max_rows(100), 24);
+  EXPECT_EQ(RouteMap({.num_experts = 8, .top_k = 1, .alignment = 16, .local_experts = {2, 2}})
+                .max_rows(10),
+            32);
+  // Two groups of four of ceil(10 · 4 / 2 · 0.5) rows each, one of them here.
+  EXPECT_EQ(RouteMap({.num_experts = 8,
+                      .top_k = 4,
+                      .capacity_factor = 0.5,
+                      .capacity_group_size = 4,
+                      .local_experts = {4, 4}})
+                .max_rows(10),
+            10);
+}
+
+TEST(RouteMap, AGroupDropsByItsTotalNotByExpert) {
+  RouteMapSpec spec{.num_experts = 4, .top_k = 1, .capacity_factor = 1.0, .capacity_group_size = 2};
+  // Capacity 2 for each pair: expert 0 alone may fill it.
+  const Assignments a{4, {0, 1, 0, 3}, {0.5F, 0.1F, 0.4F, 0.2F}};
+  const Map by_probs = run(spec, a);
+  EXPECT_THAT(by_probs.row_of_TK, ElementsAre(0, -1, 1, 2));
+  EXPECT_THAT(by_probs.counts_kept, ElementsAre(2, 0, 0, 1));
+  EXPECT_EQ(by_probs.dropped, 1);
+  spec.drop_policy = DropPolicy::kPosition;
+  EXPECT_THAT(run(spec, a).row_of_TK, ElementsAre(0, 1, -1, 2));
+}
+
+TEST(RouteMap, RaggedTokensOfOneExpertEach) {
+  Program program("ragged");
+  const ValueId extent = program.add_input("extent", {DType::kI64, {1}});
+  const ValueId idx = program.add_input("idx", {DType::kI32, {6}, 0, extent});
+  const auto map = program.add(make_route_map({.num_experts = 3, .alignment = 2}), {idx});
+  EXPECT_EQ(program.type(map[RouteMapOutput::kRowOfTK]), program.type(idx));
+  program.set_outputs({map[RouteMapOutput::kRowOfTK], map[RouteMapOutput::kSourceR],
+                       map[RouteMapOutput::kOffsets]});
+  KernelTable kernels;
+  add_route_map_cpu(kernels);
+  const testing::ProgramRun run(program, {}, kernels);
+  *run.value(extent).as<int64_t>() = 4;
+  std::ranges::copy(std::vector<int32_t>{2, 0, 2, 2, 99, 99}, run.value(idx).as<int32_t>());
+  run.run_forward();
+  const auto first = [&](ValueId id, size_t count) {
+    return run.value(id).span<int32_t>().first(count);
+  };
+  EXPECT_THAT(first(map[RouteMapOutput::kRowOfTK], 4), ElementsAre(2, 0, 3, 4));
+  EXPECT_THAT(first(map[RouteMapOutput::kSourceR], 6), ElementsAre(1, -1, 0, 2, 3, -1));
+  EXPECT_THAT(run.value(map[RouteMapOutput::kOffsets]).span<int64_t>(), ElementsAre(0, 2, 2, 6));
+}
+
 TEST(RouteMap, RefusesWhatCannotWork) {
   expect_refused({.num_experts = 4, .top_k = 5}, 8, "top_k is 5, expected from 1 to the 4 experts");
   expect_refused({.num_experts = 4, .top_k = 0}, 8, "top_k is 0");
@@ -206,18 +317,36 @@ TEST(RouteMap, RefusesWhatCannotWork) {
                  "leaves 0.25 tokens to an expert (16 tokens, top_k 2, 64 experts); it must be at "
                  "least 2 here");
   expect_refused({.num_experts = 8, .top_k = 8}, int64_t{1} << 29, "more than 2^31 - 1");
+  expect_refused({.num_experts = 8, .capacity_factor = 1, .rows_limit = 3}, 8,
+                 "a limit of 3 rows stands beside a capacity factor of 1");
+  expect_refused({.num_experts = 8, .local_experts = {6, 4}}, 8,
+                 "experts 6 to 9 are not among the 8");
+  expect_refused({.num_experts = 6, .capacity_group_size = 4}, 8,
+                 "6 experts do not fall into groups of 4");
+  expect_refused({.num_experts = 8, .capacity_group_size = 4, .local_experts = {2, 4}}, 8,
+                 "experts 2 to 5 are not whole groups of 4");
+  expect_refused(
+      {.num_experts = 8, .capacity_factor = 1, .pad_to_capacity = true, .capacity_group_size = 4},
+      8, "switch padding to the capacity off");
 }
 
 TEST(RouteMap, RefusesWrongShapesAndCatchesWrongIndices) {
   const OperatorPtr op = make_route_map({.num_experts = 4, .top_k = 2});
   const ValueType idx{.dtype = DType::kI32, .shape = {3, 2}};
   const ValueType probs{.dtype = DType::kF32, .shape = {3, 2}};
-  EXPECT_THROW(op->infer(std::vector<ValueType>{idx}), UserError);
   EXPECT_THROW(op->infer(std::vector<ValueType>{probs, probs}), UserError);
   EXPECT_THROW(op->infer(std::vector<ValueType>{with_last_dim(idx, 3), probs}), UserError);
   EXPECT_THROW(op->infer(std::vector<ValueType>{idx, with_last_dim(probs, 1)}), UserError);
   EXPECT_THROW(run({.num_experts = 2, .top_k = 1}, {1, {2}, {1}}), InternalError);
-  EXPECT_THROW(run({.num_experts = 2, .top_k = 1}, {1, {-1}, {1}}), InternalError);
+  EXPECT_THROW(run({.num_experts = 2, .top_k = 1}, {1, {-2}, {1}}), InternalError);
+  EXPECT_THROW(run({.num_experts = 2, .top_k = 1, .rows_limit = 1}, {2, {1, 1}, {1, 1}}),
+               InternalError);
+  const OperatorPtr limited = make_route_map({.num_experts = 4, .top_k = 2, .capacity_factor = 1});
+  EXPECT_THROW(limited->infer(std::vector<ValueType>{idx}), UserError) << "drops by probability";
+  ValueType ragged = idx;
+  ragged.ragged_dim = 0;
+  ragged.extent = 0;
+  EXPECT_THROW(limited->infer(std::vector<ValueType>{ragged, probs}), UserError);
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ void check_groups(const RouterSpec& spec) {
   require(spec.group_score != GroupScore::kTopTwoSum || spec.num_groups == 1 || group_size >= 2,
           "router: groups ranked by their two best experts need at least 2 experts, these have {}",
           group_size);
+  require(spec.balance_group_size >= 1 && spec.num_experts % spec.balance_group_size == 0,
+          "router: {} experts do not fall into groups of {} for the balance loss", spec.num_experts,
+          spec.balance_group_size);
 }
 
 void check_spec(const RouterSpec& spec) {
@@ -82,6 +85,9 @@ std::string Router::attributes() const {
   if (spec_.num_groups > 1)
     text += fmt::format(" groups={}/{}", spec_.top_groups, spec_.num_groups);
   if (spec_.force_balanced) text += " force_balanced";
+  if (spec_.balance_group_size > 1) {
+    text += fmt::format(" balance_group={}", spec_.balance_group_size);
+  }
   return text + fmt::format(" balance={}", scope_name(spec_.balance_scope));
 }
 
@@ -141,13 +147,15 @@ void Router::differentiate(GradientBuilder& builder) const {
   const auto grad_balance = builder.grad_output(RouterOutput::kBalanceLoss);
   const auto grad_z = builder.grad_output(RouterOutput::kZLoss);
   const auto grad_means = builder.grad_output(RouterOutput::kScoreMeans);
+  const auto grad_logits = builder.grad_output(RouterOutput::kLogits);
   const RouterGradients gradients{.probs = grad_probs.has_value(),
                                   .balance_loss = grad_balance.has_value(),
                                   .z_loss = grad_z.has_value(),
                                   .score_means = grad_means.has_value(),
+                                  .logits = grad_logits.has_value(),
                                   .x = builder.needs_grad(0),
                                   .weight = builder.needs_grad(1)};
-  if (!grad_probs && !grad_balance && !grad_z && !grad_means) return;
+  if (!grad_probs && !grad_balance && !grad_z && !grad_means && !grad_logits) return;
   std::vector<ValueId> inputs{builder.input(0), builder.input(1),
                               builder.output(RouterOutput::kLogits),
                               builder.output(RouterOutput::kExpertIdx)};
@@ -157,7 +165,7 @@ void Router::differentiate(GradientBuilder& builder) const {
     }
     if (scope_input() >= 0) inputs.push_back(builder.input(scope_input()));
   }
-  for (const auto& grad : {grad_probs, grad_balance, grad_z, grad_means}) {
+  for (const auto& grad : {grad_probs, grad_balance, grad_z, grad_means, grad_logits}) {
     if (grad) inputs.push_back(*grad);
   }
   const auto accumulators = gradients.weight ? std::vector<int>{1} : std::vector<int>{};

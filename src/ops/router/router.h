@@ -40,6 +40,9 @@ struct RouterSpec {
   int64_t top_groups = 1;
   GroupScore group_score = GroupScore::kMax;
   BalanceScope balance_scope = BalanceScope::kMicroBatch;
+  /// The balance loss compares groups of this many consecutive experts (those of one device, say)
+  /// instead of experts: the device-level loss of DeepSeek-V2 (section 2.1.4).
+  int64_t balance_group_size = 1;
   /// For benchmarks: token t takes experts (t·K + k) mod E, whatever its scores; all else is as
   /// ever.
   bool force_balanced = false;
@@ -62,12 +65,19 @@ struct RouterSpec {
 /// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
 /// 1 (Switch Transformer, 2021; DeepSeek-V3 for sigmoid). By sequence, it is the mean of the
 /// sequences' losses weighted by their tokens. Over the global batch, f_e is of prior_counts and
-/// this micro-batch together, P_e of this micro-batch. score_means is P_e over the micro-batch, for
-/// losses that span more than one router. z_loss is the mean of logsumexp(logits)²
-/// (ST-MoE, 2022). All three are 0 where T is 0.
+/// this micro-batch together, P_e of this micro-batch. With groups of experts it is D · Σ_d f_d ·
+/// P_d over the D groups, f_d and P_d being their experts' sums. score_means is P_e over the
+/// micro-batch, for losses that span more than one router. z_loss is the mean of
+/// logsumexp(logits)² (ST-MoE, 2022). All three are 0 where T is 0.
 ///
-/// Gradients of probs, both losses and score_means reach x and weight; the choice, counts and f_e
-/// are constants. Never recomputed: routing is decided once.
+/// Gradients of probs, logits, both losses and score_means reach x and weight; the choice, counts
+/// and f_e are constants. Never recomputed: routing is decided once.
+///
+/// Where the tokens of a micro-batch are spread over ranks, a rank's router sees its own T_r of T
+/// tokens. z_loss and score_means are means over those: the micro-batch's are the sums over ranks
+/// of T_r/T times a rank's, so the caller puts that factor into the gradient that it gives them
+/// (and into the value that it reports). balance_loss is no such sum: see BalanceStatistics and
+/// BalanceLoss (ops/balance), whose gradient arrives at the logits.
 class Router final : public Operator {
  public:
   /// Throws UserError for an impossible combination.
@@ -101,13 +111,15 @@ struct RouterGradients {
   bool balance_loss = false;
   bool z_loss = false;
   bool score_means = false;
+  bool logits = false;
   bool x = true;
   bool weight = true;
 };
 
 /// (x, weight, logits, expert_idx, [counts, [prior_counts]] or [cu_seqlens] for the balance loss,
 ///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1],
-///  score_means F32 [E]) -> (dx A [T, H] if wanted, dweight F32 [E, H] accumulated if wanted).
+///  score_means F32 [E], logits F32 [T, E]) -> (dx A [T, H] if wanted, dweight F32 [E, H]
+///  accumulated if wanted).
 class RouterBackward final : public Operator {
  public:
   RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)

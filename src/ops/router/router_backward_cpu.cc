@@ -17,6 +17,7 @@ struct BackwardCall {
   const float* grad_balance = nullptr;
   const float* grad_z = nullptr;
   const float* grad_means_E = nullptr;
+  const float* given_grad_logits_TE = nullptr;
   float* scratch;
   float* fractions;
   float* grad_logits_TE;
@@ -70,8 +71,8 @@ void add_chosen_score_gradient(const BackwardCall& c, int64_t token, const float
 }
 
 /// Adds the gradient of scale/T · Σ_e w_e·q_e, q being a token's shares: its scores, for sigmoid
-/// divided by their sum. The balance loss has w = f and scale = g·E, the score means w = their
-/// gradient.
+/// divided by their sum. The balance loss has w = f and scale = g·E (E counting groups, where it
+/// compares those), the score means w = their gradient.
 void add_share_gradient(const BackwardCall& c, const float* logits, const float* weights,
                         float scale, float* shares, float* ds) {
   const int64_t n = c.sizes.num_experts;
@@ -99,7 +100,11 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   float* ds = c.scratch_row(block, 1);
   float* scratch = c.scratch_row(block, 2);
   float* dl = c.grad_logits_TE + token * n;
-  std::fill_n(dl, n, 0.0F);
+  if (c.given_grad_logits_TE == nullptr) {
+    std::fill_n(dl, n, 0.0F);
+  } else {
+    std::copy_n(c.given_grad_logits_TE + token * n, n, dl);
+  }
   std::fill_n(ds, n, 0.0F);
   const bool sigmoid_scores = c.spec.score == ScoreFunction::kSigmoid;
   if (sigmoid_scores) {
@@ -110,7 +115,7 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   const bool after = c.spec.order == ScoreOrder::kAfterTopK;
   if (c.grad_probs_TK != nullptr && !after) add_chosen_score_gradient(c, token, scores, ds);
   if (c.grad_balance != nullptr) {
-    const float scale = *c.grad_balance * static_cast<float>(n);
+    const float scale = *c.grad_balance * static_cast<float>(n / c.spec.balance_group_size);
     add_share_gradient(c, logits, c.fractions + segments.of(token) * n, scale, scratch, ds);
   }
   if (c.grad_means_E != nullptr) {
@@ -129,6 +134,7 @@ struct OptionalInputs {
   const Tensor* grad_balance = nullptr;
   const Tensor* grad_z = nullptr;
   const Tensor* grad_means = nullptr;
+  const Tensor* grad_logits = nullptr;
 };
 
 OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args) {
@@ -143,6 +149,7 @@ OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args)
   result.grad_balance = take(gradients.balance_loss);
   result.grad_z = take(gradients.z_loss);
   result.grad_means = take(gradients.score_means);
+  result.grad_logits = take(gradients.logits);
   return result;
 }
 
@@ -206,6 +213,7 @@ BackwardCall bind(const RouterBackward& op, const KernelArgs& args, const Option
           .grad_balance = floats(optional.grad_balance),
           .grad_z = floats(optional.grad_z),
           .grad_means_E = floats(optional.grad_means),
+          .given_grad_logits_TE = floats(optional.grad_logits),
           .scratch = workspace_part<float>(args.workspace, layout.scratch),
           .fractions = workspace_part<float>(args.workspace, layout.fractions),
           .grad_logits_TE = workspace_part<float>(args.workspace, layout.grad_logits)};
@@ -217,9 +225,9 @@ void backward_logits(const BackwardCall& c, const OptionalInputs& optional,
     const auto counts = optional.counts == nullptr
                             ? std::span<const float>()
                             : std::span<const float>(optional.counts->span<float>());
-    balance_fractions(
-        {segments, expert_idx, c.spec.top_k, counts, prior_counts(c.spec, optional.scope)},
-        {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
+    balance_fractions({segments, expert_idx, c.spec.top_k, counts,
+                       prior_counts(c.spec, optional.scope), c.spec.balance_group_size},
+                      {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
   }
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < c.sizes.num_blocks(); ++block) {

@@ -4,16 +4,6 @@
 #include <numeric>
 
 namespace tessera {
-namespace {
-
-void divide_by_sum(std::span<float> counts) {
-  const float sum = std::accumulate(counts.begin(), counts.end(), 0.0F);
-  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
-  for (float& count : counts) count *= scale;
-}
-
-}  // namespace
-
 BalanceSegments::BalanceSegments(std::span<const int32_t> cu_seqlens, int64_t num_tokens)
     : cu_seqlens_(cu_seqlens), num_tokens_(num_tokens) {
   ensure(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens &&
@@ -31,11 +21,22 @@ void count_experts(std::span<const int32_t> expert_idx, std::span<float> counts)
   for (const int32_t expert : expert_idx) counts[static_cast<size_t>(expert)] += 1.0F;
 }
 
+void counts_to_fractions(std::span<float> counts, int64_t group_size) {
+  const float sum = std::accumulate(counts.begin(), counts.end(), 0.0F);
+  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
+  for (float& count : counts) count *= scale;
+  if (group_size == 1) return;
+  for (size_t first = 0; first < counts.size(); first += static_cast<size_t>(group_size)) {
+    const auto group = counts.subspan(first, static_cast<size_t>(group_size));
+    std::ranges::fill(group, std::accumulate(group.begin(), group.end(), 0.0F));
+  }
+}
+
 void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
   if (c.segments.size() == 1 && !c.counts_E.empty()) {
     std::ranges::copy(c.counts_E, fractions.begin());
     for (size_t e = 0; e < c.prior_counts_E.size(); ++e) fractions[e] += c.prior_counts_E[e];
-    return divide_by_sum(fractions);
+    return counts_to_fractions(fractions, c.group_size);
   }
   const int64_t num_experts = std::ssize(fractions) / std::max<int64_t>(c.segments.size(), 1);
 #pragma omp parallel for schedule(static)
@@ -45,7 +46,7 @@ void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
     const auto row =
         fractions.subspan(static_cast<size_t>(s * num_experts), static_cast<size_t>(num_experts));
     count_experts(c.expert_idx_TK.subspan(first, last - first), row);
-    divide_by_sum(row);
+    counts_to_fractions(row, c.group_size);
   }
 }
 

@@ -162,13 +162,14 @@ void router(const Operator& base, const KernelArgs& args) {
   const auto counts = args.out(RouterOutput::kCounts).span<float>();
   const auto expert_idx = args.out(RouterOutput::kExpertIdx).span<int32_t>();
   count_experts(expert_idx, counts);
-  balance_fractions({segments, expert_idx, op.spec().top_k, counts, prior_counts(op.spec(), scope)},
+  balance_fractions({segments, expert_idx, op.spec().top_k, counts, prior_counts(op.spec(), scope),
+                     op.spec().balance_group_size},
                     {f.fractions, static_cast<size_t>(segments.size() * sizes.num_experts)});
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) balance_block(f, segments, block);
   *args.out(RouterOutput::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
   *args.out(RouterOutput::kBalanceLoss).as<float>() =
-      mean_of_partials(f, 1, static_cast<double>(sizes.num_experts));
+      mean_of_partials(f, 1, static_cast<double>(sizes.num_experts / op.spec().balance_group_size));
   write_score_means(f, args.out(RouterOutput::kScoreMeans).span<float>());
 }
 

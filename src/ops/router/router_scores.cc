@@ -101,7 +101,9 @@ void choose_probs(const RouterSpec& spec, const float* scores, const int32_t* ex
   } else if (spec.normalize_top_k) {
     float sum = kScoreSumEpsilon;
     for (int64_t k = 0; k < spec.top_k; ++k) sum += probs[k];
-    scale /= sum;
+    // By division, so that a single expert's probability is the same for all tokens: a capacity
+    // must not choose by rounding.
+    for (int64_t k = 0; k < spec.top_k; ++k) probs[k] /= sum;
   }
   for (int64_t k = 0; k < spec.top_k; ++k) probs[k] *= scale;
 }

@@ -146,7 +146,15 @@ std::vector<Row> logits_of(const std::vector<TestInput>& inputs) {
   return result;
 }
 
-/// E · Σ f·P over tokens [first, last); `prior` are counts of other tokens.
+/// The sums of every `group_size` neighbours.
+Row sum_groups(const Row& values, int64_t group_size) {
+  Row sums(values.size() / static_cast<size_t>(group_size), 0.0);
+  for (size_t i = 0; i < values.size(); ++i) sums[i / static_cast<size_t>(group_size)] += values[i];
+  return sums;
+}
+
+/// E · Σ f·P over tokens [first, last), or D · Σ f·P over groups of experts; `prior` are counts of
+/// other tokens.
 double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& logits,
                      size_t first, size_t last, const std::vector<float>& prior) {
   const auto num_experts = static_cast<size_t>(c.spec.num_experts);
@@ -160,9 +168,11 @@ double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& 
     for (size_t e = 0; e < num_experts; ++e) p[e] += scores[e] / sum;
   }
   const double total = std::accumulate(f.begin(), f.end(), 0.0);
+  f = sum_groups(f, c.spec.balance_group_size);
+  p = sum_groups(p, c.spec.balance_group_size);
   double loss = 0;
-  for (size_t e = 0; e < num_experts; ++e) loss += f[e] / total * p[e];
-  return loss * static_cast<double>(num_experts) / static_cast<double>(last - first);
+  for (size_t d = 0; d < f.size(); ++d) loss += f[d] / total * p[d];
+  return loss * static_cast<double>(f.size()) / static_cast<double>(last - first);
 }
 
 void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
@@ -248,7 +258,10 @@ std::vector<RouterSpec> published_specs() {
                          .group_score = GroupScore::kTopTwoSum};
   RouterSpec plain_sigmoid{.num_experts = 16, .top_k = 2, .score = ScoreFunction::kSigmoid};
   RouterSpec all{.num_experts = 16, .top_k = 16};
-  return {switch_transformer, mixtral, qwen, deepseek_v2, deepseek_v3, plain_sigmoid, all};
+  RouterSpec by_device = deepseek_v3;
+  by_device.balance_group_size = 4;
+  return {switch_transformer, mixtral,       qwen, deepseek_v2,
+          deepseek_v3,        plain_sigmoid, all,  by_device};
 }
 
 Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, Random& random) {
@@ -333,6 +346,7 @@ TEST(Router, BadLogitsGiveValidDistinctExpertsAndShowInTheLosses) {
     spec.top_k = std::min<int64_t>(spec.top_k, 3);
     spec.expert_bias = false;
     spec.num_groups = spec.num_groups > 1 ? 3 : 1;
+    spec.balance_group_size = 1;
     for (const auto& row : rows) {
       const auto outputs = run_on_logits(spec, row, kHuge);
       const auto experts = experts_of(outputs);
@@ -383,8 +397,9 @@ TEST(Router, GradientsOfProbsAndLosses) {
       for (const std::vector<int>& outputs :
            {std::vector<int>{RouterOutput::kProbs}, std::vector<int>{RouterOutput::kBalanceLoss},
             std::vector<int>{RouterOutput::kZLoss}, std::vector<int>{RouterOutput::kScoreMeans},
+            std::vector<int>{RouterOutput::kLogits},
             std::vector<int>{RouterOutput::kProbs, RouterOutput::kBalanceLoss, RouterOutput::kZLoss,
-                             RouterOutput::kScoreMeans}}) {
+                             RouterOutput::kScoreMeans, RouterOutput::kLogits}}) {
         testing::check_gradients(make_router(c.spec), kernels(), inputs,
                                  {.outputs = outputs, .max_probes = 24});
       }
@@ -441,6 +456,8 @@ TEST(Router, RefusesImpossibleSpecs) {
   expect_refused({.num_experts = 4, .num_groups = 4, .group_score = GroupScore::kTopTwoSum},
                  "at least 2 experts");
   expect_refused({.num_experts = 4, .scaling_factor = std::nan("")}, "scaling factor");
+  expect_refused({.num_experts = 6, .balance_group_size = 4},
+                 "6 experts do not fall into groups of 4 for the balance loss");
 }
 
 TEST(Router, RefusesWrongInputs) {

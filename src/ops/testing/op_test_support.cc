@@ -189,7 +189,9 @@ class GradientRig {
     bindings.tensors[static_cast<size_t>(link.backward)] = bound_grads_.back().get();
   }
 
+  /// A gradient that passes through is bound already.
   void bind_result(ValueId id, Bindings& bindings) {
+    if (bindings.tensors[static_cast<size_t>(id)]) return;
     const ValueType& type = backward_.program.type(id);
     bound_grads_.emplace_back(type.dtype, type.shape);
     bindings.tensors[static_cast<size_t>(id)] = bound_grads_.back().get();
@@ -364,6 +366,9 @@ std::vector<OwnedTensor> run_operator(const Operator& op, const KernelTable& ker
   for (size_t i = 0; i < types.size(); ++i) {
     guarded.emplace_back(types[i], op.accumulates(static_cast<int>(i)));
     outputs.push_back(guarded.back().tensor());
+    if (const int extent = own_input_index(types[i].extent); types[i].ragged() && extent >= 0)
+      outputs.back().shape[types[i].ragged_dim] =
+          *inputs[static_cast<size_t>(extent)].tensor.get().as<int64_t>();
   }
   std::vector<Tensor> arguments;
   for (const TestInput& input : inputs) arguments.push_back(input.tensor.get());
@@ -377,9 +382,8 @@ std::vector<OwnedTensor> run_operator(const Operator& op, const KernelTable& ker
   for (size_t i = 0; i < types.size(); ++i) {
     guarded[i].expect_guards_intact(op.name(), i);
     Tensor result = outputs[i];
-    if (types[i].ragged() && types[i].extent <= own_output(0)) {
-      result.shape[types[i].ragged_dim] =
-          *outputs[static_cast<size_t>(-2 - types[i].extent)].as<int64_t>();
+    if (const int extent = own_output_index(types[i].extent); types[i].ragged() && extent >= 0) {
+      result.shape[types[i].ragged_dim] = *outputs[static_cast<size_t>(extent)].as<int64_t>();
     }
     results.push_back(copy_of(result));
   }

@@ -19,7 +19,8 @@ ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request,
       backward_(differentiate(forward_, request)),
       forward_run_(forward_, kernels, forward_values(backward_.saved)),
       backward_run_(backward_.program, kernels),
-      saved_(forward_run_.plan().saved_bytes, "saved values"),
+      // Never empty, so that no saved value of zero elements looks unbound.
+      saved_(std::max<int64_t>(forward_run_.plan().saved_bytes, 1), "saved values"),
       transient_(
           std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes),
           "transient values") {
@@ -55,8 +56,9 @@ void ProgramRun::bind_backward() {
        {&backward_.grad_outputs, &backward_.grad_inputs, &backward_.accumulators}) {
     for (const Link& link : *links) {
       const ValueType& type = backward_.program.type(link.backward);
-      grads_.emplace(link.forward, OwnedTensor(type.dtype, type.shape));
-      tensor(link.backward) = grad(link.forward);
+      const auto [memory, is_new] = grads_.try_emplace(link.backward, type.dtype, type.shape);
+      if (is_new) tensor(link.backward) = memory->second;
+      grad_values_[link.forward] = link.backward;
     }
   }
 }
@@ -68,9 +70,9 @@ Tensor ProgramRun::value(ValueId id) const {
 }
 
 Tensor ProgramRun::grad(ValueId id) const {
-  const auto at = grads_.find(id);
-  ensure(at != grads_.end(), "value {} of program '{}' has no gradient", id, forward_.name());
-  return at->second;
+  const auto at = grad_values_.find(id);
+  ensure(at != grad_values_.end(), "value {} of program '{}' has no gradient", id, forward_.name());
+  return grads_.at(at->second);
 }
 
 }  // namespace tessera::testing

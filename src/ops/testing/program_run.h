@@ -38,7 +38,8 @@ class ProgramRun {
   CpuProgram forward_run_;
   CpuProgram backward_run_;
   std::map<ValueId, OwnedTensor> values_;
-  std::map<ValueId, OwnedTensor> grads_;
+  std::map<ValueId, OwnedTensor> grads_;  ///< by value of the backward program
+  std::map<ValueId, ValueId> grad_values_;
   Buffer saved_;
   Buffer transient_;
   Bindings forward_bindings_;

@@ -1,0 +1,82 @@
+#include <thread>
+
+#include "cli/cli_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Process ids of the ranks whose command line names `folder`, by rank.
+std::map<int, pid_t> find_ranks(const std::string& folder) {
+  std::map<int, pid_t> ranks;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename().string();
+    if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (read_all(entry.path() / "cmdline").find(folder) == std::string::npos) continue;
+    const std::string environment = read_all(entry.path() / "environ");
+    const std::string key = "OMPI_COMM_WORLD_RANK=";
+    const size_t at = environment.find(key);
+    if (at != std::string::npos)
+      ranks[std::atoi(environment.c_str() + at + key.size())] = std::atoi(pid.c_str());
+  }
+  return ranks;
+}
+
+/// A random rank is killed at a random moment, 20 times; each time the survivors end in time, say
+/// why, and leave nothing behind, and the run goes on from its last checkpoint.
+class CliRanksKill : public CliTest {
+ protected:
+  static constexpr int64_t kSteps = 400;
+
+  Arguments command(const Arguments& options) const {
+    Arguments all = train(
+        "run", {"--train.global_batch=4", "--train.micro_batch=1", "--optim.schedule=constant",
+                "--run.checkpoint_interval=2", "--train.validation_interval=0",
+                "--run.comm_timeout=20", "--train.steps=" + std::to_string(kSteps)});
+    all.insert(all.end(), options.begin(), options.end());
+    return all;
+  }
+
+  void kill_one(Random& random) {
+    ChildProcess child(command({"--ranks", "4", "--parallel.ep=2", "--parallel.tp=2"}));
+    ASSERT_NE(child.read_line_with("saved "), "") << child.wait().err;
+    std::this_thread::sleep_for(std::chrono::milliseconds(random.next_below(300)));
+    const auto ranks = find_ranks(path("run"));
+    ASSERT_EQ(ranks.size(), 4);
+    const auto victim = static_cast<int>(random.next_below(4));
+    const auto killed = std::chrono::steady_clock::now();
+    ::kill(ranks.at(victim), SIGKILL);
+    const Finished finished = child.wait();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - killed;
+    EXPECT_NE(finished.code, 0);
+    EXPECT_LT(took.count(), 20.0);
+    EXPECT_THAT(finished.err, HasSubstr("waited"));
+    EXPECT_THAT(finished.err, HasSubstr("of group \""));
+    EXPECT_TRUE(find_ranks(path("run")).empty()) << "ranks outlive the run";
+  }
+};
+
+TEST_F(CliRanksKill, SurvivorsEndAndTheRunGoesOn) {
+  if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
+  Random random(11, 0);
+  for (int kill = 0; kill < 20 && !HasFailure(); ++kill) kill_one(random);
+  // On fewer ranks to the end, with the losses of an unbroken run.
+  const int64_t reached = read_steps("run").back()["step"];
+  const std::string end = "--train.steps=" + std::to_string(reached + 3);
+  const Finished resumed = run_tessera(command({"--ranks", "2", "--parallel.ep=2", end}));
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  const auto broken = read_steps("run");
+  Arguments whole = command({end});
+  whole.push_back("--run.folder=" + path("whole"));
+  succeed(whole);
+  const auto unbroken = read_steps("whole");
+  ASSERT_EQ(broken.size(), unbroken.size());
+  for (size_t i = 0; i < broken.size(); ++i) {
+    const double expected = unbroken[i]["loss"];
+    EXPECT_NEAR(broken[i]["loss"].get<double>(), expected, 0.01 * expected) << "step " << i + 1;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "train/training_data.h"
+#include "train/verify.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+Json to_json(const Difference& difference) {
+  return {{"error", difference.error},
+          {"layout", difference.layout},
+          {"reference", difference.reference},
+          {"index", difference.index}};
+}
+
+Json to_json(const Verification& verification) {
+  Json parameters = Json::array();
+  for (const ParameterDifference& p : verification.parameters) {
+    parameters.push_back(
+        {{"name", p.name}, {"gradient", to_json(p.gradient)}, {"weight", to_json(p.weight)}});
+  }
+  Json scalars = Json::array();
+  for (const ScalarDifference& scalar : verification.scalars) {
+    Json entry = to_json(scalar.difference);
+    entry["name"] = scalar.name;
+    entry["step"] = scalar.step;
+    scalars.push_back(std::move(entry));
+  }
+  const ParameterDifference* first = verification.first_disagreement();
+  return {{"agrees", verification.agrees()},
+          {"worst", verification.worst()},
+          {"tolerance", verification.tolerance},
+          {"moved_assignments", verification.moved_assignments},
+          {"first_disagreement", first != nullptr ? Json(first->name) : Json()},
+          {"parameters", std::move(parameters)},
+          {"scalars", std::move(scalars)}};
+}
+
+}  // namespace
+
+int run_verify(const VerifyArguments& arguments) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
+  const int64_t ranks = arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel);
+  if (arguments.full) {
+    settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                   *make_tokenizer(settings.data.tokenizer_spec()));
+    settings = without_data(std::move(settings));
+  } else {
+    settings = shrink_for_verification(std::move(settings), ranks);
+  }
+  const Verification verification = verify_layout({.settings = std::move(settings),
+                                                   .num_ranks = ranks,
+                                                   .steps = arguments.steps,
+                                                   .tolerance = arguments.tolerance,
+                                                   .launch = {}});
+  if (arguments.json) {
+    std::cout << to_json(verification).dump(2) << "\n";
+  } else {
+    std::cout << describe(verification, arguments.all);
+  }
+  return verification.agrees() ? 0 : 1;
+}
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <numeric>
+
+#include "comm/rows.h"
+
+namespace tessera {
+namespace {
+
+bool can_reduce(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64 ||
+         dtype == DType::kI32 || dtype == DType::kI64;
+}
+
+// Both have rows of the same size.
+void check_rows(const Tensor& in, const Tensor& out, const char* what) {
+  ensure(in.dtype == out.dtype && in.shape.rank() > 0 && out.shape.rank() > 0 &&
+             row_bytes(in) == row_bytes(out),
+         "{}: rows of in {} {} differ from rows of out {} {}", what, dtype_name(in.dtype),
+         in.shape.to_string(), dtype_name(out.dtype), out.shape.to_string());
+}
+
+void check_counts(std::span<const int64_t> rows, int64_t size, const char* what) {
+  ensure(std::ssize(rows) == size && std::ranges::all_of(rows, [](int64_t n) { return n >= 0; }),
+         "{}: {} numbers of rows for a group of {}, or a negative one", what, rows.size(), size);
+}
+
+void check_room(const Tensor& tensor, int64_t rows, const char* what) {
+  ensure(tensor.shape[0] >= rows, "{}: {} rows in a buffer of shape {}", what, rows,
+         tensor.shape.to_string());
+}
+
+Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
+  if (rows > 0 && in.data != out.data)
+    std::memmove(out.data, in.data, static_cast<size_t>(rows * row_bytes(in)));
+  return {};
+}
+
+}  // namespace
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this != &other) {
+    Pending old(std::move(work_));
+    work_ = std::move(other.work_);
+  }
+  return *this;
+}
+
+Pending::~Pending() {
+  if (!work_) return;
+  if (std::uncaught_exceptions() > 0) {
+    work_->abandon();
+    return;
+  }
+  try {
+    work_->wait();
+  } catch (const std::exception&) {
+    // The failure stays with the back end: the next operation or wait reports it.
+    work_->abandon();
+  }
+}
+
+void Pending::wait() {
+  if (!work_) return;
+  work_->wait();
+  work_.reset();
+}
+
+bool Pending::done() {
+  return !work_ || work_->done();
+}
+
+Communicator::Communicator(std::string name, std::vector<int64_t> ranks, int64_t rank,
+                           std::shared_ptr<CommStatistics> statistics)
+    : name_(std::move(name)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      statistics_(std::move(statistics)) {
+  ensure(rank_ >= 0 && rank_ < size(), "group {}: rank {} of {}", name_, rank_, size());
+}
+
+void Communicator::count(CommKind kind, int64_t bytes) {
+  statistics_->add(name_, kind, bytes);
+}
+
+Pending Communicator::all_gather(const Tensor& in, const Tensor& out) {
+  ensure(in.shape.rank() > 0 && out.shape.rank() > 0 && out.shape[0] == size() * in.shape[0],
+         "all_gather over {} ranks: in {}, out {}", size(), in.shape.to_string(),
+         out.shape.to_string());
+  const std::vector<int64_t> rows(ranks_.size(), in.shape[0]);
+  return all_gather_v(in, out, rows);
+}
+
+Pending Communicator::all_gather_v(const Tensor& in, const Tensor& out,
+                                   std::span<const int64_t> rows) {
+  check_rows(in, out, "all_gather");
+  check_counts(rows, size(), "all_gather");
+  const int64_t own = rows[static_cast<size_t>(rank_)];
+  check_room(in, own, "all_gather");
+  check_room(out, sum_rows(rows), "all_gather");
+  count(CommKind::kAllGather, (size() - 1) * own * row_bytes(in));
+  return size() == 1 ? copy_rows(in, out, own) : do_all_gather_v(in, out, rows);
+}
+
+Pending Communicator::reduce_scatter(const Tensor& in, const Tensor& out) {
+  ensure(in.shape.rank() > 0 && out.shape.rank() > 0 && in.shape[0] == size() * out.shape[0],
+         "reduce_scatter over {} ranks: in {}, out {}", size(), in.shape.to_string(),
+         out.shape.to_string());
+  const std::vector<int64_t> rows(ranks_.size(), out.shape[0]);
+  return reduce_scatter_v(in, out, rows);
+}
+
+Pending Communicator::reduce_scatter_v(const Tensor& in, const Tensor& out,
+                                       std::span<const int64_t> rows) {
+  check_rows(in, out, "reduce_scatter");
+  check_counts(rows, size(), "reduce_scatter");
+  ensure(can_reduce(in.dtype), "reduce_scatter of {}", dtype_name(in.dtype));
+  const int64_t own = rows[static_cast<size_t>(rank_)];
+  check_room(in, sum_rows(rows), "reduce_scatter");
+  check_room(out, own, "reduce_scatter");
+  count(CommKind::kReduceScatter, (sum_rows(rows) - own) * row_bytes(in));
+  return size() == 1 ? copy_rows(in, out, own) : do_reduce_scatter_v(in, out, rows);
+}
+
+Pending Communicator::all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
+  ensure(in.dtype == out.dtype && in.shape == out.shape && can_reduce(in.dtype),
+         "all_reduce: in {} {}, out {} {}", dtype_name(in.dtype), in.shape.to_string(),
+         dtype_name(out.dtype), out.shape.to_string());
+  count(CommKind::kAllReduce, 2 * (size() - 1) * in.num_bytes() / size());
+  if (size() > 1) return do_all_reduce(in, out, op);
+  if (in.data != out.data && in.num_bytes() > 0)
+    std::memmove(out.data, in.data, static_cast<size_t>(in.num_bytes()));
+  return {};
+}
+
+Pending Communicator::all_to_all(const Tensor& in, const Tensor& out) {
+  ensure(in.shape.rank() > 0 && in.shape == out.shape && in.shape[0] % size() == 0,
+         "all_to_all over {} ranks: in {}, out {}", size(), in.shape.to_string(),
+         out.shape.to_string());
+  const std::vector<int64_t> rows(ranks_.size(), in.shape[0] / size());
+  return all_to_all_v(in, out, rows, rows);
+}
+
+Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out,
+                                   std::span<const int64_t> send_rows,
+                                   std::span<const int64_t> receive_rows) {
+  check_rows(in, out, "all_to_all");
+  check_counts(send_rows, size(), "all_to_all");
+  check_counts(receive_rows, size(), "all_to_all");
+  check_room(in, sum_rows(send_rows), "all_to_all");
+  check_room(out, sum_rows(receive_rows), "all_to_all");
+  const int64_t own = send_rows[static_cast<size_t>(rank_)];
+  ensure(own == receive_rows[static_cast<size_t>(rank_)],
+         "all_to_all: {} rows to itself, {} from itself", own,
+         receive_rows[static_cast<size_t>(rank_)]);
+  count(CommKind::kAllToAll, (sum_rows(send_rows) - own) * row_bytes(in));
+  return size() == 1 ? copy_rows(in, out, own) : do_all_to_all_v(in, out, send_rows, receive_rows);
+}
+
+Pending Communicator::send(const Tensor& tensor, int64_t to) {
+  ensure(to >= 0 && to < size() && to != rank_, "send from {} to {} in a group of {}", rank_, to,
+         size());
+  count(CommKind::kSend, tensor.num_bytes());
+  return do_send(tensor, to);
+}
+
+Pending Communicator::receive(const Tensor& tensor, int64_t from) {
+  ensure(from >= 0 && from < size() && from != rank_, "receive by {} from {} in a group of {}",
+         rank_, from, size());
+  count(CommKind::kReceive, 0);
+  return do_receive(tensor, from);
+}
+
+Pending Communicator::broadcast(const Tensor& tensor, int64_t root) {
+  ensure(root >= 0 && root < size(), "broadcast from {} in a group of {}", root, size());
+  count(CommKind::kBroadcast, rank_ == root && size() > 1 ? tensor.num_bytes() : 0);
+  return size() == 1 ? Pending() : do_broadcast(tensor, root);
+}
+
+void Communicator::barrier() {
+  count(CommKind::kBarrier, 0);
+  if (size() > 1) do_barrier();
+}
+
+int64_t World::place_in_group(const std::string& name, const std::vector<int64_t>& ranks) const {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    ensure(ranks[i] >= 0 && ranks[i] < size() &&
+               std::find(ranks.begin(), ranks.begin() + static_cast<int64_t>(i), ranks[i]) ==
+                   ranks.begin() + static_cast<int64_t>(i),
+           "group {}: rank {} twice, or not among {} ranks", name, ranks[i], size());
+  }
+  const auto found = std::ranges::find(ranks, rank());
+  ensure(found != ranks.end(), "group {} does not hold the rank {} that makes it", name, rank());
+  return found - ranks.begin();
+}
+
+void World::abort(int exit_code) {
+  end_others(exit_code);
+  std::_Exit(exit_code);
+}
+
+CommunicatorPtr World::make_world_group() {
+  std::vector<int64_t> ranks(static_cast<size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return make_group("world", ranks);
+}
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+#include "comm/launch.h"
+
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <sstream>
+#include <thread>
+
+#include "comm/error.h"
+#include "comm/mpi_world.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kInstall = "install Open MPI (openmpi-bin)";
+constexpr int kUserErrorCode = 2;
+constexpr int kInternalErrorCode = 1;
+constexpr int kSignalBase = 128;  // a shell's exit code for a signal
+
+fs::path find_mpirun(const Environment& environment) {
+  std::istringstream folders(environment("PATH").value_or(""));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const fs::path file = fs::path(folder) / "mpirun";
+    if (access(file.c_str(), X_OK) == 0 && fs::is_regular_file(file)) return file;
+  }
+  user_error(
+      "several ranks on one machine are started by mpirun, which is not in PATH; {}, or "
+      "start the ranks with a launcher of your own",
+      kInstall);
+}
+
+void check_is_open_mpi(const fs::path& mpirun) {
+  std::string version;
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
+      popen(fmt::format("'{}' --version 2>&1", mpirun.string()).c_str(), "r"), pclose);
+  std::array<char, 256> line{};
+  while (pipe && fgets(line.data(), line.size(), pipe.get()) != nullptr) version += line.data();
+  require(
+      version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos,
+      "{} is not Open MPI's: '{}'; {} or put its mpirun first in PATH", mpirun.string(),
+      version.substr(0, version.find('\n')), kInstall);
+}
+
+/// Signals that a launching process waits for instead of being ended by them.
+sigset_t launch_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
+  return set;
+}
+
+[[noreturn]] void become_mpirun(const LaunchCommand& launch, const sigset_t& old_signals,
+                                pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(kInternalErrorCode);
+  // A terminal's Ctrl-C must not reach mpirun, which would kill the ranks.
+  setpgid(0, 0);
+  for (const auto& [name, value] : launch.environment) setenv(name.c_str(), value.c_str(), 1);
+  std::vector<char*> arguments;
+  for (const std::string& argument : launch.arguments)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  if (std::freopen("/dev/null", "r", stdin) == nullptr) _exit(kInternalErrorCode);
+  sigprocmask(SIG_SETMASK, &old_signals, nullptr);
+  execv(arguments[0], arguments.data());
+  std::fprintf(stderr, "tessera: %s: %s\n", arguments[0], std::strerror(errno));
+  _exit(kUserErrorCode);
+}
+
+/// Passes signals on until mpirun has ended; its exit code.
+int supervise(pid_t mpirun, const sigset_t& signals) {
+  bool asked = false;
+  while (true) {
+    int status = 0;
+    if (waitpid(mpirun, &status, WNOHANG) == mpirun)
+      return WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
+    int signal = 0;
+    if (sigwait(&signals, &signal) != 0 || signal == SIGCHLD) continue;
+    const bool end = asked || signal == SIGHUP;
+    std::cerr << (end ? "tessera: ending all ranks\n"
+                      : "tessera: all ranks are asked to stop; once more ends them\n");
+    kill(mpirun, end ? SIGTERM : SIGUSR1);
+    asked = true;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<World> connect_world(CommOptions options) {
+  const LaunchInfo info = detect_launch(process_environment());
+  if (options.grace_seconds <= 0) options.grace_seconds = info.kill_seconds / 2;
+  if (info.num_ranks == 1) return make_single_world();
+  require(info.launcher != Launcher::kTorchrun,
+          "torchrun does not bring the MPI by which ranks communicate; use mpirun, srun or "
+          "tessera's own --ranks");
+  return connect_mpi_world(options, info.num_ranks);
+}
+
+LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& command,
+                             const Environment& environment, int64_t num_cores) {
+  LaunchCommand launch;
+  if (geteuid() == 0) {
+    launch.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  }
+  if (!environment("OMP_NUM_THREADS")) {
+    launch.environment.emplace_back("OMP_NUM_THREADS",
+                                    std::to_string(std::max<int64_t>(1, num_cores / num_ranks)));
+  }
+  // Waiting OpenMP threads must not spin on cores that other ranks need.
+  if (!environment("OMP_WAIT_POLICY") && num_ranks > 1)
+    launch.environment.emplace_back("OMP_WAIT_POLICY", "passive");
+  launch.arguments = {
+      find_mpirun(environment).string(), "--oversubscribe", "--bind-to", "none", "-n",
+      std::to_string(num_ranks)};
+  launch.arguments.insert(launch.arguments.end(), command.begin(), command.end());
+  return launch;
+}
+
+int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command) {
+  const Environment environment = process_environment();
+  require(num_ranks >= 1, "the number of ranks is {}; at least 1 is needed", num_ranks);
+  require(detect_launch(environment).launcher == Launcher::kNone,
+          "this process is a rank already: a launcher started it; leave out the number of ranks");
+  const auto num_cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  const LaunchCommand launch = mpirun_command(num_ranks, command, environment, num_cores);
+  check_is_open_mpi(launch.arguments[0]);
+  const sigset_t signals = launch_signals();
+  sigset_t old_signals;
+  sigprocmask(SIG_BLOCK, &signals, &old_signals);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  require(child >= 0, "mpirun could not be started: {}", std::strerror(errno));
+  if (child == 0) become_mpirun(launch, old_signals, parent);
+  const int code = supervise(child, signals);
+  sigprocmask(SIG_SETMASK, &old_signals, nullptr);
+  return code;
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/options.h"
+
+namespace tessera {
+
+/// Who started this process as one of several ranks.
+enum class Launcher : uint8_t { kNone, kOpenMpi, kSlurm, kTorchrun };
+
+struct LaunchInfo {
+  Launcher launcher = Launcher::kNone;
+  int64_t rank = 0;
+  int64_t num_ranks = 1;
+  int64_t local_rank = 0;  ///< among the ranks on this machine
+  int64_t num_local_ranks = 1;
+  std::string address;  ///< torchrun's MASTER_ADDR
+  int64_t port = 0;     ///< torchrun's MASTER_PORT
+  /// What the launcher leaves between SIGTERM and SIGKILL.
+  double kill_seconds = 1;
+};
+
+/// The value of an environment variable, or nothing.
+using Environment = std::function<std::optional<std::string>(const std::string&)>;
+/// This process's.
+Environment process_environment();
+
+/// Reads what launchers leave in the environment: Open MPI's mpirun (OMPI_COMM_WORLD_*), torchrun
+/// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Slurm's srun
+/// (SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS), in this order: torchrun is often started by
+/// srun. Throws UserError for a variable that is missing, no number or out of range.
+LaunchInfo detect_launch(const Environment& environment);
+
+/// Joins the ranks that the launcher started: through MPI where mpirun or srun did; a world of one
+/// rank without a launcher.
+std::unique_ptr<World> connect_world(CommOptions options = {});
+
+/// The environment and the command that run `command` as `num_ranks` local ranks.
+struct LaunchCommand {
+  std::vector<std::pair<std::string, std::string>> environment;
+  std::vector<std::string> arguments;
+};
+LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& command,
+                             const Environment& environment, int64_t num_cores);
+
+/// Runs `command` (program and arguments) as local ranks under mpirun and returns its exit code.
+/// While they run, the first SIGINT or SIGTERM reaches every rank as SIGUSR1, a request to save and
+/// stop (mpirun itself would kill the ranks); the second, or SIGHUP, ends them. If this process
+/// dies, they end as well. Throws UserError where Open MPI's mpirun is missing, or this process is
+/// a rank already. Call it before threads are started.
+int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command);
+
+/// Runs a rank's part of the program and returns its exit code. In a world of several ranks an
+/// exception is told on standard error with the rank's number, and ends all ranks with code 2 for
+/// UserError, 1 otherwise; ranks but the first wait a moment, so that a mistake that all ranks find
+/// is told once. In a world of one rank exceptions pass through.
+int run_rank(World& world, const std::function<int()>& body);
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include <charconv>
+#include <cstdlib>
+
+#include "comm/launch.h"
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+// Defaults of srun (KillWait) and torchrun.
+constexpr double kSchedulerKillSeconds = 30;
+
+class Reader {
+ public:
+  explicit Reader(const Environment& environment) : environment_(environment) {}
+
+  bool has(const std::string& name) const { return environment_(name).has_value(); }
+  std::string text(const std::string& name) const {
+    const auto value = environment_(name);
+    require(value.has_value(),
+            "the launcher set only some of its environment variables: {} is missing", name);
+    return *value;
+  }
+  int64_t integer(const std::string& name, int64_t low, int64_t high) const {
+    const std::string value = text(name);
+    int64_t number = 0;
+    const char* end = value.data() + value.size();
+    const auto [rest, error] = std::from_chars(value.data(), end, number);
+    require(error == std::errc() && rest == end && number >= low && number <= high,
+            "environment variable {} is '{}'; a number from {} to {} is expected from the launcher",
+            name, value, low, high);
+    return number;
+  }
+
+ private:
+  const Environment& environment_;
+};
+
+constexpr int64_t kMost = int64_t{1} << 30;
+
+LaunchInfo read_open_mpi(const Reader& read) {
+  LaunchInfo info;
+  info.launcher = Launcher::kOpenMpi;
+  info.num_ranks = read.integer("OMPI_COMM_WORLD_SIZE", 1, kMost);
+  info.rank = read.integer("OMPI_COMM_WORLD_RANK", 0, info.num_ranks - 1);
+  info.num_local_ranks = read.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, info.num_ranks);
+  info.local_rank = read.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, info.num_local_ranks - 1);
+  if (const std::string name = "OMPI_MCA_odls_base_sigkill_timeout"; read.has(name))
+    info.kill_seconds = static_cast<double>(read.integer(name, 0, kMost));
+  return info;
+}
+
+LaunchInfo read_torchrun(const Reader& read) {
+  LaunchInfo info;
+  info.launcher = Launcher::kTorchrun;
+  info.num_ranks = read.integer("WORLD_SIZE", 1, kMost);
+  info.rank = read.integer("RANK", 0, info.num_ranks - 1);
+  info.num_local_ranks = read.integer("LOCAL_WORLD_SIZE", 1, info.num_ranks);
+  info.local_rank = read.integer("LOCAL_RANK", 0, info.num_local_ranks - 1);
+  info.address = read.text("MASTER_ADDR");
+  info.port = read.integer("MASTER_PORT", 1, 65535);
+  info.kill_seconds = kSchedulerKillSeconds;
+  return info;
+}
+
+LaunchInfo read_slurm(const Reader& read) {
+  LaunchInfo info;
+  info.launcher = Launcher::kSlurm;
+  info.num_ranks = read.integer("SLURM_STEP_NUM_TASKS", 1, kMost);
+  info.rank = read.integer("SLURM_PROCID", 0, info.num_ranks - 1);
+  info.local_rank = read.integer("SLURM_LOCALID", 0, info.num_ranks - 1);
+  if (read.has("SLURM_NTASKS_PER_NODE"))
+    info.num_local_ranks = read.integer("SLURM_NTASKS_PER_NODE", 1, kMost);
+  info.kill_seconds = kSchedulerKillSeconds;
+  return info;
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return value;
+  };
+}
+
+LaunchInfo detect_launch(const Environment& environment) {
+  const Reader read(environment);
+  if (read.has("OMPI_COMM_WORLD_SIZE")) return read_open_mpi(read);
+  // RANK alone is too common a name to mean anything.
+  if (read.has("TORCHELASTIC_RUN_ID") || (read.has("RANK") && read.has("MASTER_ADDR")))
+    return read_torchrun(read);
+  // A batch script has the other two variables without being a task.
+  if (read.has("SLURM_STEP_ID") && read.has("SLURM_PROCID") && read.has("SLURM_STEP_NUM_TASKS"))
+    return read_slurm(read);
+  return {};
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "comm/options.h"
+
+namespace tessera {
+
+/// Joins the ranks that an MPI launcher started; all must call, once in a process. The plugin
+/// libtessera_mpi.so, the only file that needs MPI, is loaded from the program's folder's `lib`,
+/// `../lib` or `../lib/tessera`. Throws UserError where the plugin or MPI is missing, or MPI
+/// sees another number of ranks than `expected_ranks` (0: any).
+std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t expected_ranks = 0);
+
+/// What MPI library the plugin is linked with, or why there is none.
+std::string mpi_library_version();
+
+}  // namespace tessera

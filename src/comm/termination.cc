@@ -1,0 +1,57 @@
+#include "comm/termination.h"
+
+namespace tessera {
+namespace {
+
+// A signal handler can reach nothing but static storage.
+volatile std::sig_atomic_t g_came = 0;
+volatile std::sig_atomic_t g_unanswered = 0;
+void (*g_before)(int) = nullptr;
+
+// Called by the kernel, or by the handler of whoever came after us.
+void mark(int signal) {
+  struct sigaction current {};
+  sigaction(SIGTERM, nullptr, &current);
+  if (current.sa_handler == mark && g_before == nullptr) g_unanswered = 1;
+  g_came = 1;
+  if (g_before != nullptr) g_before(signal);
+}
+
+}  // namespace
+
+Termination::Termination() {
+  g_came = 0;
+  g_unanswered = 0;
+  sigaction(SIGTERM, nullptr, &before_);
+  const bool plain = (before_.sa_flags & SA_SIGINFO) == 0;
+  g_before = plain && before_.sa_handler != SIG_DFL && before_.sa_handler != SIG_IGN
+                 ? before_.sa_handler
+                 : nullptr;
+  struct sigaction action {};
+  action.sa_handler = mark;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+Termination::~Termination() {
+  sigaction(SIGTERM, &before_, nullptr);
+}
+
+bool Termination::came() const {
+  return g_came != 0;
+}
+
+bool Termination::unanswered() const {
+  return g_unanswered != 0;
+}
+
+Termination::Pause::Pause(const Termination& termination) {
+  sigaction(SIGTERM, &termination.before_, &ours_);
+}
+
+Termination::Pause::~Pause() {
+  sigaction(SIGTERM, &ours_, nullptr);
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// Checks that every back end must pass. Each rank calls them with the same arguments; failures are
+// GoogleTest's. The reference of every operation is computed from all ranks' inputs, which each
+// rank can make.
+
+/// Random operations of every kind in random groups (a random cut of the world, so several groups
+/// work at a time), with random types and sizes, zero rows among them, several pending at once;
+/// results are compared bitwise with sums in the order of ranks, statistics with their formulas.
+void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds);
+
+/// Messages: sent before received, received before sent, both ways between two ranks, in order.
+void check_messages(World& world, uint64_t seed);
+
+/// Collectives over buffers of `bytes`, which may exceed what one message of the back end holds.
+void check_large(World& world, int64_t bytes);
+
+/// Operations of several kinds are started in one order and waited for in another, which differs
+/// between ranks, with messages in between.
+void check_wait_order(World& world, uint64_t seed);
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+// One rank of the tests of back ends whose ranks are processes: `comm_test_rank WHAT`, started by a
+// launcher. Ends with 0 where all is as expected.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <thread>
+
+#include "comm/launch.h"
+#include "comm/testing/collective_checks.h"
+#include "core/memory.h"
+
+namespace tessera {
+namespace {
+
+using Argument = std::string;
+
+void check_all(World& world, const Argument& /*unused*/) {
+  check_random_collectives(world, 11, 30);
+  check_messages(world, 5);
+  check_wait_order(world, 3);
+  check_large(world, 40 << 20);
+}
+
+void check_bytes(World& world, const Argument& bytes) {
+  check_large(world, std::stoll(bytes));
+}
+
+// All ranks but the last two wait for the last, which is killed; the one before the last computes.
+void lose_rank(World& world, const Argument& /*unused*/) {
+  const CommunicatorPtr group = world.make_world_group();
+  const OwnedTensor tensor(DType::kF32, {1000});
+  group->all_reduce(tensor, tensor).wait();
+  if (world.rank() == world.size() - 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    raise(SIGKILL);
+  }
+  group->all_reduce(tensor, tensor).wait();
+}
+
+// The last rank comes to an operation too late.
+void come_late(World& world, const Argument& seconds) {
+  const CommunicatorPtr group = world.make_world_group();
+  if (world.rank() == world.size() - 1)
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(seconds)));
+  group->barrier();
+}
+
+void one_fails(World& world, const Argument& /*unused*/) {
+  const CommunicatorPtr group = world.make_world_group();
+  const OwnedTensor tensor(DType::kF32, {1000});
+  const Pending pending = group->all_reduce(tensor, tensor);
+  if (world.rank() == world.size() - 1) user_error("the disk is full");
+  group->barrier();
+}
+
+void all_fail(World& /*world*/, const Argument& /*unused*/) {
+  user_error("a mistake in the configuration");
+}
+
+void other_size(World& world, const Argument& /*unused*/) {
+  const OwnedTensor tensor(DType::kF32, {100 + world.rank()});
+  const CommunicatorPtr group = world.make_world_group();
+  if (world.rank() == 0) group->send(tensor, 1).wait();
+  if (world.rank() == 1) group->receive(tensor, 0).wait();
+  group->barrier();
+}
+
+void say_environment(World& world, const Argument& name) {
+  const char* value = std::getenv(name.c_str());
+  std::cout << "rank " + std::to_string(world.rank()) + ": " +
+                   (value == nullptr ? "unset" : value) + "\n"
+            << std::flush;
+  world.make_world_group()->barrier();
+}
+
+volatile std::sig_atomic_t g_asked = 0;
+
+// Works until it is asked to stop, as training does.
+void run_until_asked(World& world, const Argument& /*unused*/) {
+  std::signal(SIGUSR1, [](int) { g_asked = 1; });
+  const CommunicatorPtr group = world.make_world_group();
+  const OwnedTensor stop(DType::kI32, {1});
+  group->barrier();
+  std::cout << "process " + std::to_string(getpid()) + "\n" << std::flush;
+  while (stop.get().as<int32_t>()[0] == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    stop.get().as<int32_t>()[0] = g_asked;
+    group->all_reduce(stop, stop, ReduceOp::kMax).wait();
+  }
+  std::cout << "saved\n" << std::flush;
+}
+
+using Body = std::function<void(World&, const Argument&)>;
+
+const std::map<std::string, Body>& bodies() {
+  static const std::map<std::string, Body> all = {
+      {"all", check_all},   {"large", check_bytes},           {"lose", lose_rank},
+      {"late", come_late},  {"one-fails", one_fails},         {"all-fail", all_fail},
+      {"size", other_size}, {"environment", say_environment}, {"until-asked", run_until_asked}};
+  return all;
+}
+
+int run(const std::string& what, const Argument& argument) {
+  // `late` is about the time limit.
+  const double limit = what == "late" ? 0.5 : 100;
+  const auto world = connect_world({.timeout_seconds = limit, .grace_seconds = 0});
+  return run_rank(*world, [&] {
+    bodies().at(what)(*world, argument);
+    return testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
+  });
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  try {
+    if (argc > 3 && std::string(argv[1]) == "launch") {
+      std::vector<std::string> command(argv + 2, argv + argc);
+      command[0] = argv[0];
+      return tessera::launch_local_ranks(std::stoll(argv[2]), command);
+    }
+    return tessera::run(argv[1], argc > 2 ? argv[2] : "");
+  } catch (const std::exception& error) {
+    std::cerr << "comm_test_rank: " << error.what() << "\n";
+    return 2;
+  }
+}

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <vector>
+
+#include "core/memory.h"
+#include "model/layer_program.h"
+#include "parallel/token_sharding.h"
+
+namespace tessera {
+
+/// The host arrays of one micro-batch, whole: every rank that shares it is given the same.
+struct MicroBatch {
+  Tensor tokens;      ///< I32 [T]
+  Tensor labels;      ///< I32 [T], -100: no loss
+  Tensor positions;   ///< I32 [T]
+  Tensor cu_seqlens;  ///< I32 [max_sequences+1]
+};
+
+/// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
+/// up: `loss` is one over the valid tokens of the *global* batch, the others are the coefficient
+/// times the micro-batch's share of its tokens: of each MoE layer's loss, or once of the whole
+/// model's for BalanceTokens::kModel.
+struct LossScales {
+  float loss = 1;
+  float balance = 0;
+  float z_loss = 0;
+};
+
+/// Which tokens of a micro-batch a rank works on.
+struct TokenShare {
+  std::vector<int64_t> own;    ///< T_l
+  std::vector<int64_t> group;  ///< T_g: of the tensor-parallel group, in its ranks' order
+};
+TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups);
+TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups);
+
+/// A rank's part of the micro-batch in hand, and the scalars that its programs read and write.
+struct BatchInputs {
+  OwnedTensor tokens;           ///< I32 [T_g]
+  OwnedTensor labels;           ///< I32 [T_l]
+  OwnedTensor gathered_labels;  ///< I32 [T_g]
+  OwnedTensor positions;        ///< I32, of the tokens that attention rotates
+  OwnedTensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
+  OwnedTensor segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  OwnedTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
+  OwnedTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
+  OwnedTensor loss, token_loss;
+
+  BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe);
+  static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups);
+
+  void load(const MicroBatch& batch, const TokenShare& share);
+  void set_scales(const LossScales& scales, int64_t token_ranks);
+
+ private:
+  bool segments_are_sequences_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,327 @@
+#include "model/chunk_run.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+Tensor& slot(Bindings& bindings, ValueId id) {
+  return bindings.tensors[static_cast<size_t>(id)];
+}
+
+void bind_if(Bindings& bindings, ValueId id, const Tensor& tensor) {
+  if (id >= 0) slot(bindings, id) = tensor;
+}
+
+ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
+  const auto found = std::ranges::find(links, forward, &Link::forward);
+  ensure(found != links.end(), "forward value {} has no counterpart in the backward program",
+         forward);
+  return found->backward;
+}
+
+float get_scalar(const OwnedTensor& tensor) {
+  return *tensor.get().as<float>();
+}
+
+TensorByName weights_of(const ParameterSet& parameters, const std::string& prefix) {
+  return [&parameters, prefix](const std::string& name) {
+    return parameters.find(prefix + name).weight;
+  };
+}
+TensorByName gradients_of(const ParameterSet& parameters, const std::string& prefix) {
+  return [&parameters, prefix](const std::string& name) {
+    return parameters.find(prefix + name).grad;
+  };
+}
+
+/// Gradient streams: two take turns, unless a later pass still reads them all.
+int64_t count_streams(const StagePrograms& programs, const PipelineChunk& chunk) {
+  const int64_t streams = chunk.num_layers + 1;
+  return streams + (programs.part.split_weights ? streams : 2);
+}
+
+}  // namespace
+
+MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
+  loss += other.loss;
+  balance_loss += other.balance_loss;
+  z_loss += other.z_loss;
+  dropped += other.dropped;
+  return *this;
+}
+
+ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
+                   const TokenShare& tokens, ParameterSet& parameters,
+                   std::vector<ExpertState>& experts, SharedMemory& memory)
+    : programs_(programs),
+      chunk_(chunk),
+      tokens_(tokens),
+      memory_(memory),
+      inputs_(programs.shape, programs.part.groups, programs.config.moe),
+      hidden_(num_streams() * programs.hidden_bytes(), "hidden states") {
+  if (chunk.embedding) bind_embedding(parameters);
+  if (chunk.loss) bind_head(parameters);
+  layers_.resize(static_cast<size_t>(chunk.num_layers));
+  size_t next_experts = 0;
+  for (int64_t layer = 0; layer < chunk.first_layer; ++layer)
+    next_experts += programs.config.is_moe_layer(layer) ? 1 : 0;
+  for (int64_t i = 0; i < chunk.num_layers; ++i) {
+    BoundLayer& layer = layers_[static_cast<size_t>(i)];
+    const bool moe = programs.config.is_moe_layer(chunk.first_layer + i);
+    layer.experts = moe ? &experts.at(next_experts++) : nullptr;
+    bind_layer(i, parameters);
+  }
+}
+
+ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
+  Bytes bytes{.hidden = count_streams(programs, chunk) * programs.hidden_bytes(),
+              .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups)};
+  if (chunk.loss) bytes.saved += programs.head->forward.plan().saved_bytes;
+  for (int64_t i = 0; i < chunk.num_layers; ++i) {
+    const DerivedProgram& program = programs.kind_of(chunk.first_layer + i).derived;
+    bytes.saved += program.forward.plan().saved_bytes;
+    if (program.weights) bytes.saved += program.backward.plan().saved_bytes;
+  }
+  return bytes;
+}
+
+int64_t ChunkRun::num_streams() const {
+  return count_streams(programs_, chunk_);
+}
+
+Tensor ChunkRun::stream(int64_t idx) const {
+  return hidden_.tensor(idx * programs_.hidden_bytes(), programs_.shape.dtype,
+                        programs_.hidden_shape());
+}
+
+Tensor ChunkRun::grad_stream(int64_t idx) const {
+  const int64_t first = chunk_.num_layers + 1;
+  return stream(first + (programs_.part.split_weights ? idx : idx % 2));
+}
+
+void ChunkRun::bind_embedding(const ParameterSet& parameters) {
+  const DerivedProgram& program = *programs_.embedding;
+  const EmbeddingProgram& layout = programs_.embedding_layout;
+  embedding_forward_ = program.forward.make_bindings();
+  embedding_forward_.transient = memory_.transient.data();
+  bind_weights(program.forward.program(), weights_of(parameters, ""), embedding_forward_);
+  slot(embedding_forward_, layout.tokens) = inputs_.tokens;
+  slot(embedding_forward_, layout.hidden_out) = hidden_in();
+  embedding_backward_ = bind_backward(program, embedding_forward_, gradients_of(parameters, ""));
+  embedding_backward_.transient = memory_.transient.data();
+  slot(embedding_backward_, backward_of(program.derived.grad_outputs, layout.hidden_out)) =
+      grad_in();
+}
+
+void ChunkRun::bind_head(const ParameterSet& parameters) {
+  const auto weight = weights_of(parameters, "");
+  const auto grad = gradients_of(parameters, "");
+  const auto bind_inputs = [&](const Program& program, const HeadProgram& layout,
+                               Bindings& bindings) {
+    bind_weights(program, weight, bindings);
+    bindings.transient = memory_.transient.data();
+    slot(bindings, layout.hidden) = hidden_out();
+    slot(bindings, layout.labels) = inputs_.labels;
+    bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
+    slot(bindings, layout.scale) = inputs_.loss_scale;
+    slot(bindings, layout.loss) = inputs_.loss;
+    slot(bindings, layout.token_loss) = inputs_.token_loss;
+  };
+  evaluation_ = programs_.evaluation_head->make_bindings();
+  bind_inputs(programs_.evaluation_head->program(), programs_.evaluation_layout, evaluation_);
+
+  const DerivedProgram& head = *programs_.head;
+  head_saved_ = Buffer(head.forward.plan().saved_bytes, "saved activations of the head");
+  head_forward_ = head.forward.make_bindings();
+  bind_inputs(head.forward.program(), programs_.head_layout, head_forward_);
+  head_forward_.saved = head_saved_.data();
+  const Program& program = head.forward.program();
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    const Value& value = program.value(id);
+    if (value.kind == ValueKind::kAccumulator) slot(head_forward_, id) = grad(value.name.substr(5));
+  }
+  head_backward_ = bind_backward(head, head_forward_, grad);
+  head_backward_.transient = memory_.transient.data();
+  slot(head_backward_, backward_of(head.derived.grad_outputs, programs_.head_layout.loss)) =
+      inputs_.grad_loss;
+  slot(head_backward_, backward_of(head.derived.grad_inputs, programs_.head_layout.hidden)) =
+      grad_out();
+}
+
+void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
+  BoundLayer& layer = layers_[static_cast<size_t>(idx)];
+  const std::string prefix = layer_parameter_name(chunk_.first_layer + idx, "");
+  layer.kind = &programs_.kind_of(chunk_.first_layer + idx);
+  const DerivedProgram& program = layer.kind->derived;
+  layer.saved = Buffer(program.forward.plan().saved_bytes, "saved activations");
+  layer.forward = program.forward.make_bindings();
+  layer.forward.saved = layer.saved.data();
+  layer.forward.transient = memory_.transient.data();
+  bind_weights(program.forward.program(), weights_of(parameters, prefix), layer.forward);
+  slot(layer.forward, layer.kind->layout.hidden) = stream(idx);
+  bind_layer_inputs(layer);
+  bind_layer_outputs(idx, layer);
+  layer.backward = bind_backward(program, layer.forward, gradients_of(parameters, prefix));
+  layer.backward.transient = memory_.transient.data();
+  bind_layer_gradients(idx, layer);
+  if (!program.weights) return;
+  layer.kept = Buffer(program.backward.plan().saved_bytes, "gradients kept for the weights'");
+  layer.backward.saved = layer.kept.data();
+  layer.weights =
+      bind_weight_pass(program, layer.forward, layer.backward, gradients_of(parameters, prefix));
+  layer.weights.transient = memory_.transient.data();
+}
+
+void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
+  const LayerProgram& layout = layer.kind->layout;
+  slot(layer.forward, layout.positions) = inputs_.positions;
+  slot(layer.forward, layout.cu_seqlens) = inputs_.cu_seqlens;
+  bind_if(layer.forward, layout.segments, inputs_.segments);
+  bind_if(layer.forward, layout.token_order, inputs_.token_order);
+  if (layer.experts == nullptr) return;
+  bind_if(layer.forward, layout.expert_bias, layer.experts->bias);
+  bind_if(layer.forward, layout.prior_counts, layer.experts->step_counts);
+}
+
+void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
+  const LayerProgram& layout = layer.kind->layout;
+  slot(layer.forward, layout.hidden_out) = stream(idx + 1);
+  if (layer.experts == nullptr) return;
+  const int64_t num_experts = programs_.config.moe.num_experts;
+  layer.balance_loss = OwnedTensor(DType::kF32, {1});
+  layer.z_loss = OwnedTensor(DType::kF32, {1});
+  layer.score_means = OwnedTensor(DType::kF32, {num_experts});
+  layer.counts = OwnedTensor(DType::kF32, {num_experts});
+  layer.dropped = OwnedTensor(DType::kI64, {1});
+  slot(layer.forward, layout.balance_loss) = layer.balance_loss;
+  slot(layer.forward, layout.z_loss) = layer.z_loss;
+  slot(layer.forward, layout.score_means) = layer.score_means;
+  slot(layer.forward, layout.counts) = layer.counts;
+  slot(layer.forward, layout.dropped) = layer.dropped;
+}
+
+void ChunkRun::bind_layer_gradients(int64_t idx, BoundLayer& layer) {
+  const LayerProgram& layout = layer.kind->layout;
+  const Backward& derived = layer.kind->derived.derived;
+  slot(layer.backward, backward_of(derived.grad_outputs, layout.hidden_out)) = grad_stream(idx + 1);
+  slot(layer.backward, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
+  if (layer.experts == nullptr) return;
+  const bool whole = balances_whole_model(programs_.config);
+  slot(layer.backward,
+       backward_of(derived.grad_outputs, whole ? layout.score_means : layout.balance_loss)) =
+      whole ? inputs_.grad_score_means : inputs_.grad_balance;
+  slot(layer.backward, backward_of(derived.grad_outputs, layout.z_loss)) = inputs_.grad_z_loss;
+}
+
+void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
+  scales_ = scales;
+  inputs_.load(batch, tokens_);
+  inputs_.set_scales(scales, programs_.part.groups.token_ranks());
+}
+
+std::string ChunkRun::prefix_of(const BoundLayer& layer) const {
+  return layer_parameter_name(chunk_.first_layer + (&layer - layers_.data()), "");
+}
+
+void ChunkRun::run_layers(const NodeObserver& observer, const PassHooks& hooks) {
+  const bool has_ends = chunk_.embedding || chunk_.loss;
+  if (has_ends && hooks.before_forward) hooks.before_forward("");
+  if (chunk_.embedding) programs_.embedding->forward.run(embedding_forward_, observer);
+  for (const BoundLayer& layer : layers_) {
+    if (hooks.before_forward) hooks.before_forward(prefix_of(layer));
+    layer.kind->derived.forward.run(layer.forward, observer);
+  }
+}
+
+void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
+  run_layers(observer, hooks);
+  if (chunk_.loss) programs_.head->forward.run(head_forward_, observer);
+  if (balances_whole_model(programs_.config)) balance_model();
+}
+
+double ChunkRun::evaluate(const NodeObserver& observer) {
+  run_layers(observer, {});
+  if (!chunk_.loss) return 0;
+  programs_.evaluation_head->run(evaluation_, observer);
+  return get_scalar(inputs_.loss);
+}
+
+void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
+  if (chunk_.loss) programs_.head->backward.run(head_backward_, observer);
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+    layer->kind->derived.backward.run(layer->backward, observer);
+    if (hooks.after_backward && !layer->kind->derived.weights)
+      hooks.after_backward(prefix_of(*layer));
+  }
+  if (chunk_.embedding) programs_.embedding->backward.run(embedding_backward_, observer);
+}
+
+void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& hooks) {
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+    const auto& weights = layer->kind->derived.weights;
+    if (!weights) continue;
+    weights->program.run(layer->weights, observer);
+    if (hooks.after_backward) hooks.after_backward(prefix_of(*layer));
+  }
+}
+
+/// The balance loss over all layers together, E · Σ_e f_e·P_e with f_e and P_e their means over the
+/// layers, f_e over all ranks that share the tokens and P_e this rank's part; the scale times its
+/// gradient is left for every layer's score means.
+void ChunkRun::balance_model() {
+  const ModelConfig& config = programs_.config;
+  const StageGroups& groups = programs_.part.groups;
+  std::vector<double> counts(static_cast<size_t>(config.moe.num_experts), 0.0);
+  std::vector<double> means(counts.size(), 0.0);
+  for (const BoundLayer& layer : layers_) {
+    if (layer.experts == nullptr) continue;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      counts[e] += layer.counts.get().span<float>()[e];
+      means[e] += layer.score_means.get().span<float>()[e];
+    }
+  }
+  const Tensor all_counts = view(std::span(counts), {std::ssize(counts)});
+  groups.micro_batch->all_reduce(all_counts, all_counts).wait();
+  const double assignments = std::max(std::reduce(counts.begin(), counts.end()), 1.0);
+  const double per_layer =
+      static_cast<double>(config.moe.num_experts) /
+      static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1) * groups.token_ranks());
+  const auto gradient = inputs_.grad_score_means.get().span<float>();
+  model_balance_ = 0;
+  for (size_t e = 0; e < counts.size(); ++e) {
+    const double fraction = counts[e] / assignments;
+    model_balance_ += per_layer * fraction * means[e];
+    gradient[e] = static_cast<float>(scales_.balance * per_layer * fraction);
+  }
+}
+
+MicroBatchResult ChunkRun::collect() {
+  MicroBatchResult result{.loss = chunk_.loss ? get_scalar(inputs_.loss) : 0.0};
+  const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
+  const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());
+  for (BoundLayer& layer : layers_) {
+    if (layer.experts == nullptr) continue;
+    result.balance_loss += get_scalar(layer.balance_loss) / num_moe;
+    result.z_loss += get_scalar(layer.z_loss) / num_moe / ranks;
+    result.dropped += *layer.dropped.get().as<int64_t>();
+    const auto counts = layer.counts.get().span<float>();
+    const auto step_counts = layer.experts->step_counts.get().span<float>();
+    for (size_t e = 0; e < counts.size(); ++e) step_counts[e] += counts[e];
+  }
+  if (balances_whole_model(programs_.config)) result.balance_loss = model_balance_;
+  return result;
+}
+
+std::vector<std::vector<double>> ChunkRun::counts() const {
+  std::vector<std::vector<double>> result;
+  for (const BoundLayer& layer : layers_) {
+    if (layer.experts == nullptr) continue;
+    const auto counts = layer.counts.get().span<float>();
+    result.emplace_back(counts.begin(), counts.end());
+  }
+  return result;
+}
+
+}  // namespace tessera

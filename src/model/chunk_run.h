@@ -1,0 +1,110 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/batch_inputs.h"
+#include "model/expert_states.h"
+#include "model/stage_programs.h"
+
+namespace tessera {
+
+/// What a pass over one micro-batch gave, of the parts that one rank has: they add up over the
+/// ranks that share a micro-batch and over the pipeline's stages.
+struct MicroBatchResult {
+  double loss = 0;          ///< scaled sum over the valid tokens
+  double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
+  double z_loss = 0;        ///< mean over the MoE layers
+  int64_t dropped = 0;      ///< assignments that found no room, all layers
+
+  MicroBatchResult& operator+=(const MicroBatchResult& other);
+};
+
+/// What happens around the layers of a pass; either may be empty. The text is what the layer's
+/// parameters begin with ("layers.3."), or "" for those of the embedding and the head.
+struct PassHooks {
+  std::function<void(const std::string& prefix)> before_forward;  ///< its weights are needed now
+  std::function<void(const std::string& prefix)> after_backward;  ///< its gradients were added to
+};
+
+/// The memory that all runs of a rank share, since it runs one pass at a time.
+struct SharedMemory {
+  Buffer transient;  ///< working memory of any program
+};
+
+/// One chunk of the model with the activations of one micro-batch: streams between layers, saved
+/// values, inputs, and the programs bound to them. A pass forward, then one backward (and one for
+/// the weights where they are split). Not thread-safe. All references must outlive it.
+class ChunkRun {
+ public:
+  ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
+           ParameterSet& parameters, std::vector<ExpertState>& experts, SharedMemory& memory);
+
+  /// Bytes that one takes beside the shared memory.
+  struct Bytes {
+    int64_t saved = 0;
+    int64_t hidden = 0;
+    int64_t inputs = 0;
+  };
+  static Bytes count_bytes(const StagePrograms& programs, const PipelineChunk& chunk);
+
+  void load(const MicroBatch& batch, const LossScales& scales);
+  /// The hidden states that enter and leave; a chunk without the embedding is given the former.
+  Tensor hidden_in() const { return stream(0); }
+  Tensor hidden_out() const { return stream(chunk_.num_layers); }
+  /// Their gradients; a chunk without the loss is given the latter.
+  Tensor grad_in() const { return grad_stream(0); }
+  Tensor grad_out() const { return grad_stream(chunk_.num_layers); }
+
+  void forward(const NodeObserver& observer, const PassHooks& hooks = {});
+  /// Forward without gradients to come, adding the loss of the labels where the chunk has the loss.
+  double evaluate(const NodeObserver& observer);
+  void backward(const NodeObserver& observer, const PassHooks& hooks = {});
+  /// The weights' gradients of the last backward pass, where they are split off.
+  void backward_weights(const NodeObserver& observer, const PassHooks& hooks = {});
+  /// Of the last pass; adds the counts of assignments to the experts' step counts.
+  MicroBatchResult collect();
+
+  const PipelineChunk& chunk() const { return chunk_; }
+  /// Assignments to each expert by MoE layer of the chunk.
+  std::vector<std::vector<double>> counts() const;
+
+ private:
+  /// What the passes over one layer need; the tensors' addresses never change.
+  struct BoundLayer {
+    const KindProgram* kind = nullptr;
+    ExpertState* experts = nullptr;  // null for a dense layer
+    Bindings forward, backward, weights;
+    Buffer saved, kept;  // kept: from the backward pass to the weights'
+    OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
+  };
+
+  Tensor stream(int64_t idx) const;
+  Tensor grad_stream(int64_t idx) const;
+  void bind_embedding(const ParameterSet& parameters);
+  void bind_head(const ParameterSet& parameters);
+  void bind_layer(int64_t idx, const ParameterSet& parameters);
+  void bind_layer_inputs(BoundLayer& layer);
+  void bind_layer_outputs(int64_t idx, BoundLayer& layer);
+  void bind_layer_gradients(int64_t idx, BoundLayer& layer);
+  void run_layers(const NodeObserver& observer, const PassHooks& hooks);
+  std::string prefix_of(const BoundLayer& layer) const;
+  void balance_model();
+  int64_t num_streams() const;
+
+  const StagePrograms& programs_;
+  PipelineChunk chunk_;
+  const TokenShare& tokens_;
+  SharedMemory& memory_;
+  BatchInputs inputs_;
+  LossScales scales_;
+  Buffer hidden_;
+  Buffer head_saved_;
+  Bindings embedding_forward_, embedding_backward_, head_forward_, head_backward_, evaluation_;
+  std::vector<BoundLayer> layers_;
+  double model_balance_ = 0;
+};
+
+}  // namespace tessera

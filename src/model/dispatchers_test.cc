@@ -1,0 +1,298 @@
+#include "model/dispatchers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/dispatch_bounds.h"
+#include "model/dispatch_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Gt;
+using ::testing::HasSubstr;
+using testing::MoeCase;
+using testing::MoeResult;
+using testing::MoeValues;
+
+constexpr DispatcherKind kKinds[] = {DispatcherKind::kAllToAll, DispatcherKind::kAllGather};
+
+struct Degrees {
+  int64_t ep;
+  int64_t etp;
+};
+constexpr Degrees kDegrees[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {3, 1}};
+
+/// Twelve experts divide by all degrees of EP, their sizes by all of ETP.
+const std::vector<int64_t> kSizes = {8, 4, 16, 8, 8, 12, 8, 4, 8, 20, 8, 8};
+
+/// The layer over ranks gives what the local dispatcher gives for the same tokens.
+MoeResult expect_as_on_one(const MoeCase& c, uint64_t seed) {
+  SCOPED_TRACE(c.to_string());
+  const MoeValues values(c, seed);
+  const MoeResult expected = run_on_one(c, values);
+  MoeResult actual = run_on_ranks(c, values);
+  const double tolerance = c.dtype == DType::kBF16 ? 2e-2 : 2e-5;
+  testing::expect_rows_near(actual.y, expected.y, tolerance, "y");
+  testing::expect_rows_near(actual.grad_x, expected.grad_x, tolerance, "dx");
+  testing::expect_rows_near(actual.grad_router, expected.grad_router, tolerance, "drouter");
+  testing::expect_rows_near(actual.grad_fc1, expected.grad_fc1, tolerance, "dfc1");
+  testing::expect_rows_near(actual.grad_fc2, expected.grad_fc2, tolerance, "dfc2");
+  EXPECT_EQ(actual.dropped, expected.dropped);
+  return actual;
+}
+
+/// `variant` for every kind of dispatcher and all degrees.
+template <typename Change>
+void for_all_layouts(const MoeCase& variant, Change change) {
+  uint64_t seed = 0;
+  for (const Degrees& degrees : kDegrees) {
+    for (const DispatcherKind kind : kKinds) {
+      MoeCase c = variant;
+      c.ep = degrees.ep;
+      c.etp = degrees.etp;
+      c.kind = kind;
+      change(c);
+      expect_as_on_one(c, ++seed);
+    }
+  }
+}
+
+void for_all_layouts(const MoeCase& variant) {
+  for_all_layouts(variant, [](MoeCase&) {});
+}
+
+TEST(Dispatchers, DroplessAgreesWithTheLocalOne) {
+  for_all_layouts({.sizes = kSizes});
+  for_all_layouts({.sizes = kSizes, .early_probs = false});
+  for_all_layouts({.tokens_each = 1, .top_k = 1, .sizes = kSizes});
+  for_all_layouts({.tokens_each = 33, .top_k = 12, .sizes = kSizes, .early_probs = false});
+}
+
+TEST(Dispatchers, RowsOfAnExpertStandInTokenOrderBitwise) {
+  for (const int64_t ep : {1, 2, 3, 4}) {
+    for (const DispatcherKind kind : kKinds) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const MoeCase c{.ep = ep,
+                        .kind = kind,
+                        .tokens_each = 17,
+                        .top_k = 3,
+                        .sizes = kSizes,
+                        .dtype = dtype,
+                        .sharing_ranks = ep};  // one micro-batch: the local run has all tokens
+        SCOPED_TRACE(c.to_string());
+        const MoeValues values(c, 11);
+        std::vector<std::byte> rows;
+        for (const auto& part : run_on_ranks(c, values).expert_in) {
+          rows.insert(rows.end(), part.begin(), part.end());
+        }
+        EXPECT_TRUE(rows == run_on_one(c, values).expert_in[0]);
+      }
+    }
+  }
+}
+
+TEST(Dispatchers, NoTokensAtAll) {
+  for_all_layouts({.tokens_each = 0, .sizes = kSizes});
+}
+
+TEST(Dispatchers, CapacityOfEachRanksOwnTokens) {
+  for (const bool padded : {false, true}) {
+    for (const DropPolicy policy : {DropPolicy::kProbs, DropPolicy::kPosition}) {
+      for_all_layouts({.tokens_each = 13,
+                       .top_k = 3,
+                       .sizes = kSizes,
+                       .capacity_factor = 0.7,
+                       .pad_to_capacity = padded,
+                       .drop_policy = policy,
+                       .early_probs = padded});
+    }
+  }
+}
+
+TEST(Dispatchers, CapacitySharedByTheRanksOfAMicroBatch) {
+  for (const int64_t sharing : {1, 2, 4}) {
+    for (const bool padded : {false, true}) {
+      if (padded && sharing != 2) continue;
+      const MoeCase variant{.tokens_each = 9,
+                            .top_k = 3,
+                            .sizes = kSizes,
+                            .capacity_factor = 0.6,
+                            .pad_to_capacity = padded,
+                            .drop_policy = padded ? DropPolicy::kProbs : DropPolicy::kPosition,
+                            .shuffled = true};
+      for_all_layouts(variant, [&](MoeCase& c) {
+        c.sharing_ranks = c.num_ranks() % sharing == 0 ? sharing : c.num_ranks();
+      });
+    }
+  }
+}
+
+TEST(Dispatchers, CapacityOfGroupsOfExperts) {
+  for (const int64_t group : {2, 6}) {  // six are on one rank, and on several
+    MoeCase variant{.tokens_each = 11,
+                    .top_k = 3,
+                    .sizes = kSizes,
+                    .capacity_factor = 0.5,
+                    .capacity_group_size = group};
+    for_all_layouts(variant);
+    for_all_layouts(variant, [](MoeCase& c) { c.sharing_ranks = c.num_ranks(); });
+  }
+}
+
+TEST(Dispatchers, BlockSparseExperts) {
+  const std::vector<int64_t> sizes = {16, 32, 16, 16, 48, 16, 16, 16, 32, 16, 16, 16};
+  for_all_layouts({.tokens_each = 21, .top_k = 3, .sizes = sizes, .block_size = 8});
+  for_all_layouts({.tokens_each = 21,
+                   .top_k = 3,
+                   .sizes = sizes,
+                   .capacity_factor = 0.8,
+                   .pad_to_capacity = true,
+                   .block_size = 8});
+}
+
+TEST(Dispatchers, Bf16StaysWithinItsRounding) {
+  for (const bool early : {true, false}) {
+    for_all_layouts({.tokens_each = 16,
+                     .top_k = 3,
+                     .sizes = kSizes,
+                     .dtype = DType::kBF16,
+                     .early_probs = early});
+  }
+}
+
+/// Experts whose score is out of reach get no token; those of a whole rank leave it without rows.
+TEST(Dispatchers, ExpertsAndRanksWithoutTokens) {
+  for (const int64_t block_size : {0, 8}) {
+    for (const DispatcherKind kind : kKinds) {
+      MoeCase c{.ep = 3,
+                .kind = kind,
+                .tokens_each = 10,
+                .top_k = 2,
+                .sizes = {8, 8, 8, 8, 8, 8},
+                .block_size = block_size,
+                .bias = {0, -9, -9, -9, 0, 0}};
+      const MoeResult result = expect_as_on_one(c, 5);
+      EXPECT_EQ(result.rows[1], 0);
+      EXPECT_GT(result.rows[0], 0);
+      c.bias = {9, 8, 0, 0, 0, 0};
+      EXPECT_THAT(expect_as_on_one(c, 6).rows, ElementsAre(Gt(0), 0, 0));
+    }
+  }
+}
+
+TEST(Dispatchers, AllTokensAtOneRankFillTheBoundExactly) {
+  for (const DispatcherKind kind : kKinds) {
+    MoeCase c{.ep = 2,
+              .etp = 2,
+              .kind = kind,
+              .tokens_each = 5,
+              .top_k = 3,
+              .sizes = {8, 8, 8, 8, 8, 8, 8, 8},
+              .bias = {9, 8, 7, 6, 0, 0, 0, 0}};
+    const MoeResult result = expect_as_on_one(c, 7);
+    EXPECT_THAT(result.max_rows, Each(4 * 5 * 3));
+    EXPECT_THAT(result.rows, ElementsAre(60, 60, 0, 0));
+    // Only two experts a rank: a token has no more rows there, whatever its top-k.
+    c.sizes = {8, 8, 8, 8};
+    c.bias = {9, 8, 0, 0};
+    const MoeResult fewer = expect_as_on_one(c, 8);
+    EXPECT_THAT(fewer.max_rows, Each(4 * 5 * 2));
+    EXPECT_THAT(fewer.rows, ElementsAre(40, 40, 20, 20));
+    c.capacity_factor = 0.5;  // ceil(5 · 3 / 4 · 0.5) = 2 rows of each rank for each expert
+    EXPECT_THAT(expect_as_on_one(c, 9).max_rows, Each(4 * 2 * 2));
+    c.sharing_ranks = 4;  // ceil(20 · 3 / 4 · 0.5) = 8 rows of all
+    EXPECT_THAT(expect_as_on_one(c, 9).max_rows, Each(8 * 2));
+  }
+}
+
+TEST(Dispatchers, PaddingGivesEveryExpertTheCapacitiesOfAllRanks) {
+  for (const DispatcherKind kind : kKinds) {
+    MoeCase c{.ep = 2,
+              .etp = 2,
+              .kind = kind,
+              .tokens_each = 5,
+              .capacity_factor = 2,
+              .pad_to_capacity = true};
+    // ceil(5 · 2 / 4 · 2) = 5 rows of each of 4 ranks for each of 2 experts.
+    EXPECT_THAT(expect_as_on_one(c, 1).rows, Each(40));
+    c.sharing_ranks = 2;  // ceil(10 · 2 / 4 · 2) = 10 rows of each of two micro-batches, or three
+    EXPECT_THAT(expect_as_on_one(c, 2).rows, Each(60)) << "the ranks of another are not known";
+  }
+}
+
+/// What leaves a rank is what the choice of a dispatcher counts with, when routing is even.
+TEST(Dispatchers, MoveTheVolumesThatTheChoiceCountsWith) {
+  for (const Degrees& degrees : kDegrees) {
+    for (const DispatcherKind kind : kKinds) {
+      const MoeCase c{.ep = degrees.ep,
+                      .etp = degrees.etp,
+                      .kind = kind,
+                      .tokens_each = 24,
+                      .top_k = 2,
+                      .sizes = kSizes,
+                      .early_probs = false,
+                      .force_balanced = true};
+      SCOPED_TRACE(c.to_string());
+      const MoeResult result = run_on_ranks(c, MoeValues(c, 3));
+      int64_t bytes = 0;
+      for (const auto& [group, count] : result.forward_bytes) bytes += count;
+      // Beside the rows: counts of the experts, or indices and probabilities of the tokens.
+      const int64_t extra = kind == DispatcherKind::kAllToAll ? c.num_experts() * 8
+                                                              : c.tokens_each * c.top_k * (4 + 4);
+      const DispatchVolumes volumes =
+          dispatch_volumes({.top_k = c.top_k, .ep = c.ep, .etp = c.etp});
+      const double rows =
+          kind == DispatcherKind::kAllToAll ? volumes.all_to_all : volumes.all_gather;
+      EXPECT_DOUBLE_EQ(static_cast<double>(bytes - (c.num_ranks() - 1) * extra),
+                       rows * static_cast<double>(c.tokens_each * c.hidden * 4));
+    }
+  }
+}
+
+TEST(Dispatchers, TheLocalOneIsRouteMapAndPermutation) {
+  const MoeCase c{.tokens_each = 6};
+  const testing::MoeProgram moe(c, c.dispatch(), {.experts = {0, 4}}, 6);
+  std::vector<std::string_view> names;
+  for (const Node& node : moe.program.nodes()) names.push_back(node.op->name());
+  EXPECT_EQ(names, (std::vector<std::string_view>{"router", "route_map", "permute", "permute_probs",
+                                                  "grouped_matmul", "expert_activation",
+                                                  "grouped_matmul", "unpermute"}));
+}
+
+TEST(Dispatchers, RefusesWhatCannotWork) {
+  const auto message_of = [](const DispatchSpec& spec) -> std::string {
+    Program program("refused");
+    const ValueId x = program.add_input("x", {DType::kF32, {4, 8}});
+    const ValueId probs = program.add_input("probs", {DType::kF32, {4, spec.top_k}});
+    const ValueId idx = program.add_input("idx", {DType::kI32, {4, spec.top_k}});
+    try {
+      dispatch(program, spec, x, probs, idx);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message_of({.num_experts = 4, .pad_to_capacity = true}),
+              HasSubstr("needs a capacity factor"));
+  EXPECT_THAT(message_of({.num_experts = 4,
+                          .capacity_factor = 1,
+                          .pad_to_capacity = true,
+                          .capacity_group_size = 2}),
+              HasSubstr("switch padding to the capacity off"));
+  run_thread_world(2, [&](World& world) {
+    const CommunicatorPtr all = world.make_world_group();
+    const CommunicatorPtr one = make_single_communicator("etp");
+    EXPECT_THAT(message_of({.kind = DispatcherKind::kAllToAll,
+                            .num_experts = 3,
+                            .ep = all,
+                            .etp = one,
+                            .experts = all}),
+                HasSubstr("3 experts do not spread evenly over 2"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,133 @@
+#include "model/pipeline_executor.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+/// Whether step `idx` is the last pass of its micro-batch in its chunk.
+bool is_last_pass(const std::vector<PipelineStep>& steps, size_t idx) {
+  const PipelineStep& step = steps[idx];
+  return std::none_of(steps.begin() + static_cast<ptrdiff_t>(idx) + 1, steps.end(),
+                      [&](const PipelineStep& later) {
+                        return later.chunk == step.chunk && later.micro_batch == step.micro_batch;
+                      });
+}
+
+/// Whether no later step of its chunk adds to its weights' gradients.
+bool completes_chunk(const std::vector<PipelineStep>& steps, size_t idx) {
+  const auto later = std::span(steps).subspan(idx + 1);
+  return std::ranges::none_of(
+      later, [&](const PipelineStep& step) { return step.chunk == steps[idx].chunk; });
+}
+
+}  // namespace
+
+std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks) {
+  std::vector<int64_t> now(static_cast<size_t>(num_chunks), 0);
+  std::vector<int64_t> most(now.size(), 0);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto chunk = static_cast<size_t>(steps[i].chunk);
+    if (steps[i].pass == PipelinePass::kForward) most[chunk] = std::max(most[chunk], ++now[chunk]);
+    if (is_last_pass(steps, i)) --now[chunk];
+  }
+  return most;
+}
+
+PipelineExecutor::PipelineExecutor(TrainingModel& model, PipelinePlace place,
+                                   std::vector<PipelineStep> steps)
+    : model_(model), place_(std::move(place)), steps_(std::move(steps)) {
+  for (const int64_t count : model.part().in_flight)
+    places_.emplace_back(static_cast<size_t>(count));
+}
+
+PipelineExecutor::Place& PipelineExecutor::at(const RunSlot& slot) {
+  return places_[static_cast<size_t>(slot.chunk)][static_cast<size_t>(slot.place)];
+}
+
+RunSlot PipelineExecutor::find_place(int64_t chunk, int64_t micro_batch) const {
+  const auto& places = places_[static_cast<size_t>(chunk)];
+  const auto found = std::ranges::find(places, micro_batch, &Place::micro_batch);
+  ensure(found != places.end(), "micro-batch {} has no place in chunk {}", micro_batch, chunk);
+  return {chunk, found - places.begin()};
+}
+
+RunSlot PipelineExecutor::take_place(int64_t chunk, int64_t micro_batch) {
+  const RunSlot slot = find_place(chunk, -1);
+  Place& place = at(slot);
+  place.hidden.wait();
+  place.grad.wait();
+  place.micro_batch = micro_batch;
+  return slot;
+}
+
+void PipelineExecutor::forward(const PipelineStep& step, const MicroBatch& batch,
+                               const LossScales& scales, const NodeObserver& observer,
+                               const PassHooks& hooks) {
+  const RunSlot slot = take_place(step.chunk, step.micro_batch);
+  ChunkRun& run = model_.run_at(slot);
+  if (!is_first(step.chunk)) place_.activations->receive(run.hidden_in(), previous_stage()).wait();
+  run.load(batch, scales);
+  run.forward(observer, hooks);
+  if (!is_last(step.chunk))
+    at(slot).hidden = place_.activations->send(run.hidden_out(), next_stage());
+}
+
+void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& observer,
+                                const PassHooks& hooks) {
+  const RunSlot slot = find_place(step.chunk, step.micro_batch);
+  ChunkRun& run = model_.run_at(slot);
+  if (!is_last(step.chunk)) place_.gradients->receive(run.grad_out(), next_stage()).wait();
+  run.backward(observer, hooks);
+  if (!is_first(step.chunk))
+    at(slot).grad = place_.gradients->send(run.grad_in(), previous_stage());
+}
+
+MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
+                                       const LossScales& scales, const NodeObserver& observer,
+                                       const PassHooks& hooks) {
+  MicroBatchResult result;
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const PipelineStep& step = steps_[i];
+    if (step.pass == PipelinePass::kForward) {
+      forward(step, batches.at(static_cast<size_t>(step.micro_batch)), scales, observer, hooks);
+      continue;
+    }
+    const PassHooks& last = completes_chunk(steps_, i) ? hooks : PassHooks();
+    if (step.pass == PipelinePass::kBackward) backward(step, observer, last);
+    const RunSlot slot = find_place(step.chunk, step.micro_batch);
+    if (is_last_pass(steps_, i)) {
+      model_.run_at(slot).backward_weights(observer, last);
+      result += model_.run_at(slot).collect();
+      at(slot).micro_batch = -1;
+    }
+  }
+  finish_sends();
+  return result;
+}
+
+double PipelineExecutor::evaluate(const MicroBatch& batch, const NodeObserver& observer) {
+  double loss = 0;
+  for (int64_t chunk = 0; chunk < place_.num_chunks; ++chunk) {
+    ChunkRun& run = model_.run_at({chunk, 0});
+    Place& place = at({chunk, 0});
+    place.hidden.wait();
+    if (!is_first(chunk)) place_.activations->receive(run.hidden_in(), previous_stage()).wait();
+    run.load(batch, {.loss = 1});
+    loss += run.evaluate(observer);
+    if (!is_last(chunk)) place.hidden = place_.activations->send(run.hidden_out(), next_stage());
+  }
+  finish_sends();
+  return loss;
+}
+
+void PipelineExecutor::finish_sends() {
+  for (auto& places : places_) {
+    for (Place& place : places) {
+      place.hidden.wait();
+      place.grad.wait();
+    }
+  }
+}
+
+}  // namespace tessera

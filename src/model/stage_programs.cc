@@ -1,0 +1,111 @@
+#include "model/stage_programs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/layer_builder.h"
+
+namespace tessera {
+namespace {
+
+KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
+                              const RecomputePolicy& policy, const KernelTable& kernels) {
+  LayerProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
+  DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
+  if (kind.moe) {
+    request.outputs.push_back(layout.z_loss);
+    request.outputs.push_back(balances_whole_model(stage.config) ? layout.score_means
+                                                                 : layout.balance_loss);
+  }
+  Program forward = std::exchange(layout.forward, Program());
+  const bool split = stage.part.split_weights;
+  return {std::move(layout), derive(std::move(forward), request, policy, kernels, split)};
+}
+
+/// Completes what the caller left open.
+ModelPart complete(ModelPart part, const ModelConfig& config) {
+  if (part.chunks.empty()) part.chunks = {whole_model(config)};
+  if (part.in_flight.empty()) part.in_flight.resize(part.chunks.size(), 1);
+  ensure(part.in_flight.size() == part.chunks.size(), "{} chunks with {} depths",
+         part.chunks.size(), part.in_flight.size());
+  return part;
+}
+
+void build_embedding_program(StagePrograms& stage, const KernelTable& kernels) {
+  stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
+  stage.embedding = std::make_unique<DerivedProgram>(
+      derive(std::exchange(stage.embedding_layout.forward, Program()),
+             {{stage.embedding_layout.hidden_out}, {}}, {}, kernels, false));
+}
+
+void build_head_programs(StagePrograms& stage, const KernelTable& kernels) {
+  const StageGroups& groups = stage.part.groups;
+  stage.head_layout = build_head(stage.config, stage.shape, groups, true);
+  stage.head = std::make_unique<DerivedProgram>(
+      derive(std::exchange(stage.head_layout.forward, Program()),
+             {{stage.head_layout.loss}, {stage.head_layout.hidden}}, {}, kernels, false));
+  stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
+  stage.evaluation_head = std::make_unique<CpuProgram>(
+      std::exchange(stage.evaluation_layout.forward, Program()), kernels);
+}
+
+}  // namespace
+
+bool balances_whole_model(const ModelConfig& config) {
+  return config.moe.balance_scope == BalanceTokens::kModel;
+}
+
+StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
+                             ModelPart model_part, const RecomputePolicy& policy,
+                             const KernelTable& kernels)
+    : config(model), shape(batch), part(complete(std::move(model_part), model)) {
+  check_shares(config, shape, part.groups);
+  require(
+      !balances_whole_model(config) || config.num_moe_layers() == 0 || part.chunks.size() == 1,
+      "moe.balance_scope = \"model\" needs all layers' counts before the first backward pass, and "
+      "the pipeline's layout has {} chunks on a rank; choose micro_batch or sequence",
+      part.chunks.size());
+  std::vector<const DerivedProgram*> programs;
+  for (const PipelineChunk& chunk : part.chunks) {
+    if (chunk.embedding) build_embedding_program(*this, kernels);
+    if (chunk.loss) build_head_programs(*this, kernels);
+    for (int64_t i = 0; i < chunk.num_layers; ++i) {
+      const LayerKind kind = config.layer_kind(chunk.first_layer + i);
+      if (kinds.contains(kind)) continue;
+      const auto [at, added] = kinds.emplace(kind, make_kind_program(*this, kind, policy, kernels));
+      programs.push_back(&at->second.derived);
+    }
+  }
+  // A rank without layers has no names to check against.
+  if (!programs.empty()) check_recompute_names(policy, programs);
+}
+
+int64_t StagePrograms::transient_bytes() const {
+  int64_t bytes = 0;
+  const auto include = [&](const CpuProgram& program) {
+    bytes = std::max(bytes, program.plan().transient_bytes);
+  };
+  const auto include_both = [&](const DerivedProgram& program) {
+    include(program.forward);
+    include(program.backward);
+    if (program.weights) include(program.weights->program);
+  };
+  if (embedding) include_both(*embedding);
+  if (head) include_both(*head);
+  if (evaluation_head) include(*evaluation_head);
+  for (const auto& [kind, program] : kinds) include_both(program.derived);
+  return bytes;
+}
+
+double StagePrograms::model_flops() const {
+  double flops = 0;
+  for (const PipelineChunk& chunk : part.chunks) {
+    if (chunk.embedding) flops += embedding->model_flops;
+    if (chunk.loss) flops += head->model_flops;
+    for (int64_t i = 0; i < chunk.num_layers; ++i)
+      flops += kind_of(chunk.first_layer + i).derived.model_flops;
+  }
+  return flops;
+}
+
+}  // namespace tessera

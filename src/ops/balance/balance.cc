@@ -1,0 +1,116 @@
+#include "ops/balance/balance.h"
+
+#include "ops/balance/balance_workspace.h"
+
+namespace tessera {
+namespace {
+
+bool is_f32_matrix(const ValueType& type) {
+  return type.dtype == DType::kF32 && type.shape.rank() == 2 && !type.ragged();
+}
+
+ValueType f32(const Shape& shape) {
+  return {.dtype = DType::kF32, .shape = shape};
+}
+
+}  // namespace
+
+BalanceStatistics::BalanceStatistics(const BalanceStatisticsSpec& spec) : spec_(spec) {
+  require(spec.num_experts >= 1 && spec.top_k >= 1 && spec.num_segments >= 1,
+          "balance_statistics: {} experts, top_k {} and {} segments; expected at least 1 of each",
+          spec.num_experts, spec.top_k, spec.num_segments);
+}
+
+std::string BalanceStatistics::attributes() const {
+  return fmt::format("experts={} score={} segments={}", spec_.num_experts,
+                     spec_.score == ScoreFunction::kSoftmax ? "softmax" : "sigmoid",
+                     spec_.num_segments);
+}
+
+std::vector<ValueType> BalanceStatistics::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 3, "takes logits, expert_idx and segments, got {} inputs",
+              inputs.size());
+  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0].shape[1] == spec_.num_experts,
+              "logits must be f32 [T, {}], got {}", spec_.num_experts, inputs[0].to_string());
+  const int64_t num_tokens = inputs[0].shape[0];
+  const ValueType expert_idx{.dtype = DType::kI32, .shape = {num_tokens, spec_.top_k}};
+  check_shape(*this, inputs[1] == expert_idx, "expert_idx must be {}, got {}",
+              expert_idx.to_string(), inputs[1].to_string());
+  const ValueType segments{.dtype = DType::kI32, .shape = {num_tokens}};
+  check_shape(*this, inputs[2] == segments, "segments must be {}, got {}", segments.to_string(),
+              inputs[2].to_string());
+  const ValueType sums = f32({spec_.num_segments, spec_.num_experts});
+  return {sums, sums};
+}
+
+void BalanceStatistics::differentiate(GradientBuilder& builder) const {
+  const auto grad = builder.grad_output(BalanceOutput::kScoreSums);
+  if (!grad || !builder.needs_grad(0)) return;
+  builder.set_grad_input(0, builder.emit(std::make_shared<BalanceStatisticsBackward>(spec_),
+                                         {*grad, builder.input(0), builder.input(2)})[0]);
+}
+
+int64_t BalanceStatistics::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return StatisticsWorkspace(inputs[0].shape[0], spec_).num_bytes;
+}
+
+std::vector<ValueType> BalanceStatisticsBackward::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 3, "takes 3 inputs, got {}", inputs.size());
+  return {inputs[1]};
+}
+
+BalanceLoss::BalanceLoss(const BalanceLossSpec& spec) : spec_(spec) {
+  require(spec.total_tokens >= 0, "balance_loss: {} tokens in all", spec.total_tokens);
+  require(spec.group_size >= 1, "balance_loss: groups of {} experts", spec.group_size);
+}
+
+std::string BalanceLoss::attributes() const {
+  std::string text = fmt::format("tokens={}", spec_.total_tokens);
+  if (spec_.group_size > 1) text += fmt::format(" group={}", spec_.group_size);
+  if (spec_.has_prior_counts) text += " prior_counts";
+  return text;
+}
+
+std::vector<ValueType> BalanceLoss::infer(std::span<const ValueType> inputs) const {
+  const size_t expected = spec_.has_prior_counts ? 3 : 2;
+  check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
+  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0] == inputs[1],
+              "counts and score_sums must both be f32 [G, E], got {} and {}", inputs[0].to_string(),
+              inputs[1].to_string());
+  const Shape& shape = inputs[0].shape;
+  check_shape(*this, shape[1] % spec_.group_size == 0, "{} experts do not fall into groups of {}",
+              shape[1], spec_.group_size);
+  if (spec_.has_prior_counts) {
+    check_shape(*this, shape[0] == 1 && inputs[2] == f32({shape[1]}),
+                "prior_counts must be f32 [{}] beside one segment, got {} beside {}", shape[1],
+                inputs[2].to_string(), shape[0]);
+  }
+  return {f32({1})};
+}
+
+void BalanceLoss::differentiate(GradientBuilder& builder) const {
+  const auto grad = builder.grad_output(0);
+  if (!grad || !builder.needs_grad(1)) return;
+  std::vector<ValueId> inputs = {*grad, builder.input(0)};
+  if (spec_.has_prior_counts) inputs.push_back(builder.input(2));
+  builder.set_grad_input(1, builder.emit(std::make_shared<BalanceLossBackward>(spec_), inputs)[0]);
+}
+
+int64_t BalanceLoss::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return inputs[0].shape[1] * int64_t{sizeof(float)};
+}
+
+std::vector<ValueType> BalanceLossBackward::infer(std::span<const ValueType> inputs) const {
+  const size_t expected = spec_.has_prior_counts ? 3 : 2;
+  check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
+  return {inputs[1]};
+}
+
+OperatorPtr make_balance_statistics(const BalanceStatisticsSpec& spec) {
+  return std::make_shared<BalanceStatistics>(spec);
+}
+OperatorPtr make_balance_loss(const BalanceLossSpec& spec) {
+  return std::make_shared<BalanceLoss>(spec);
+}
+
+}  // namespace tessera

@@ -1,0 +1,163 @@
+#include <algorithm>
+
+#include "ops/balance/balance.h"
+#include "ops/balance/balance_workspace.h"
+#include "ops/router/router_balance.h"
+#include "ops/router/router_scores.h"
+
+namespace tessera {
+namespace {
+
+/// Experts whose sums one thread takes: neighbours share a cache line of doubles.
+constexpr int64_t kExpertsAtOnce = 8;
+
+void check_segments(std::span<const int32_t> segments, int64_t num_segments) {
+  const auto bad = std::ranges::find_if(
+      segments, [&](int32_t segment) { return segment < 0 || segment >= num_segments; });
+  ensure(bad == segments.end(), "balance_statistics: segment {} is not among the {}", *bad,
+         num_segments);
+}
+
+void count_by_segment(const Tensor& expert_idx, std::span<const int32_t> segments,
+                      const Tensor& counts) {
+  const int64_t top_k = expert_idx.shape[1];
+  const int64_t num_experts = counts.shape[1];
+  const auto* idx = expert_idx.as<int32_t>();
+  auto* count = counts.as<float>();
+  std::fill_n(count, counts.num_elements(), 0.0F);
+  for (int64_t i = 0; i < expert_idx.num_elements(); ++i) {
+    ensure(idx[i] >= -1 && idx[i] < num_experts, "balance_statistics: expert {} of {}", idx[i],
+           num_experts);
+    const int64_t segment = segments[static_cast<size_t>(i / top_k)];
+    if (idx[i] >= 0) count[segment * num_experts + idx[i]] += 1.0F;
+  }
+}
+
+/// sums[g] += shares[t] over the tokens t of each segment g, in order of t, for some experts.
+void sum_shares(const float* shares_TE, std::span<const int32_t> segments, int64_t num_experts,
+                int64_t first_expert, double* sums_GE) {
+  const int64_t last_expert = std::min(first_expert + kExpertsAtOnce, num_experts);
+  for (size_t t = 0; t < segments.size(); ++t) {
+    const float* shares = shares_TE + static_cast<int64_t>(t) * num_experts;
+    double* sums = sums_GE + segments[t] * num_experts;
+    for (int64_t e = first_expert; e < last_expert; ++e) sums[e] += static_cast<double>(shares[e]);
+  }
+}
+
+void balance_statistics(const Operator& base, const KernelArgs& args) {
+  const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
+  const float* logits = args.in(0).as<float>();
+  const int64_t num_tokens = args.in(0).shape[0];
+  const int64_t num_experts = spec.num_experts;
+  const auto segments = args.in(2).span<int32_t>();
+  check_segments(segments, spec.num_segments);
+  count_by_segment(args.in(1), segments, args.out(BalanceOutput::kCounts));
+
+  const StatisticsWorkspace layout(num_tokens, spec);
+  auto* shares = workspace_part<float>(args.workspace, layout.shares);
+  auto* sums = workspace_part<double>(args.workspace, layout.sums);
+  std::fill_n(sums, spec.num_segments * num_experts, 0.0);
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    balance_shares(spec.score, logits + t * num_experts, num_experts, shares + t * num_experts);
+  }
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < num_experts; first += kExpertsAtOnce) {
+    sum_shares(shares, segments, num_experts, first, sums);
+  }
+  const auto result = args.out(BalanceOutput::kScoreSums).span<float>();
+  std::copy_n(sums, result.size(), result.begin());
+}
+
+/// The gradient of Σ_e w_e·q_e for one token's logits, q being its shares.
+void share_gradient(ScoreFunction score, const float* logits, const float* weights, int64_t n,
+                    float* grad) {
+  const float sum = balance_shares(score, logits, n, grad);
+  float mean = 0;
+  for (int64_t e = 0; e < n; ++e) mean += grad[e] * weights[e];
+  for (int64_t e = 0; e < n; ++e) {
+    // Sigmoid: the score is s = q · sum, and ds/dlogit = s · (1 - s).
+    const float slope = score == ScoreFunction::kSoftmax ? 1.0F : 1.0F - grad[e] * sum;
+    grad[e] *= slope * (weights[e] - mean);
+  }
+}
+
+void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
+  const auto& spec = static_cast<const BalanceStatisticsBackward&>(base).spec();
+  const int64_t n = spec.num_experts;
+  const float* grad_sums = args.in(0).as<float>();
+  const float* logits = args.in(1).as<float>();
+  const auto* segments = args.in(2).as<int32_t>();
+  float* grad_logits = args.out(0).as<float>();
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < args.in(1).shape[0]; ++t) {
+    share_gradient(spec.score, logits + t * n, grad_sums + segments[t] * n, n, grad_logits + t * n);
+  }
+}
+
+/// The f of one segment, from its counts and those before (empty but for the global batch).
+void make_fractions(std::span<const float> counts_E, std::span<const float> prior_E,
+                    int64_t group_size, std::span<float> fractions_E) {
+  std::ranges::copy(counts_E, fractions_E.begin());
+  for (size_t e = 0; e < prior_E.size(); ++e) fractions_E[e] += prior_E[e];
+  counts_to_fractions(fractions_E, group_size);
+}
+
+std::span<const float> row_of(const Tensor& matrix, int64_t row) {
+  return {matrix.as<float>() + row * matrix.shape[1], static_cast<size_t>(matrix.shape[1])};
+}
+
+std::span<const float> prior_counts(const BalanceLossSpec& spec, const KernelArgs& args) {
+  if (!spec.has_prior_counts) return {};
+  return args.in(2).span<float>();
+}
+
+/// The factor before Σ_g Σ_e f_ge · score_sum_ge.
+double loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
+  return static_cast<double>(num_experts / spec.group_size) /
+         static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
+}
+
+void balance_loss(const Operator& base, const KernelArgs& args) {
+  const auto& spec = static_cast<const BalanceLoss&>(base).spec();
+  const Tensor& counts = args.in(0);
+  const Tensor& score_sums = args.in(1);
+  const int64_t num_experts = counts.shape[1];
+  const std::span fractions(workspace_part<float>(args.workspace, 0),
+                            static_cast<size_t>(num_experts));
+  double sum = 0;
+  for (int64_t segment = 0; segment < counts.shape[0]; ++segment) {
+    make_fractions(row_of(counts, segment), prior_counts(spec, args), spec.group_size, fractions);
+    const auto sums = row_of(score_sums, segment);
+    for (size_t e = 0; e < fractions.size(); ++e) {
+      sum += static_cast<double>(fractions[e]) * static_cast<double>(sums[e]);
+    }
+  }
+  *args.out(0).as<float>() = static_cast<float>(loss_scale(spec, num_experts) * sum);
+}
+
+void balance_loss_backward(const Operator& base, const KernelArgs& args) {
+  const auto& spec = static_cast<const BalanceLossBackward&>(base).spec();
+  const Tensor& counts = args.in(1);
+  const int64_t num_experts = counts.shape[1];
+  const auto scale = static_cast<float>(static_cast<double>(*args.in(0).as<float>()) *
+                                        loss_scale(spec, num_experts));
+  const auto grad = args.out(0).span<float>();
+  for (int64_t segment = 0; segment < counts.shape[0]; ++segment) {
+    const auto row =
+        grad.subspan(static_cast<size_t>(segment * num_experts), static_cast<size_t>(num_experts));
+    make_fractions(row_of(counts, segment), prior_counts(spec, args), spec.group_size, row);
+    for (float& value : row) value *= scale;
+  }
+}
+
+}  // namespace
+
+void add_balance_cpu(KernelTable& table) {
+  table["balance_statistics"] = balance_statistics;
+  table["balance_statistics_backward"] = balance_statistics_backward;
+  table["balance_loss"] = balance_loss;
+  table["balance_loss_backward"] = balance_loss_backward;
+}
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#include "ops/dispatch_plan/dispatch_plan.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera {
+
+DispatchPlan::DispatchPlan(const DispatchPlanSpec& spec) : spec_(spec) {
+  const auto& first = spec.first_experts;
+  const bool rises = std::ranges::adjacent_find(first, std::greater_equal<>()) == first.end();
+  require(
+      first.size() >= 2 && first.front() == 0 && rises,
+      "dispatch_plan: ranks whose experts begin at {}; expected at least one expert each, from 0",
+      fmt::join(first, ", "));
+  require(spec.etp_size >= 1 && spec.etp_rank >= 0 && spec.etp_rank < spec.etp_size &&
+              spec.ep_rank >= 0 && spec.ep_rank < spec.ep_size(),
+          "dispatch_plan: rank {}, {} is not among {} x {}", spec.ep_rank, spec.etp_rank,
+          spec.ep_size(), spec.etp_size);
+  ensure(spec.max_received >= 0 && spec.max_gathered >= 0, "dispatch_plan: a bound below 0");
+}
+
+std::string DispatchPlan::attributes() const {
+  return fmt::format("ep={} etp={} experts={}..{}", spec_.ep_size(), spec_.etp_size,
+                     spec_.first_local(), spec_.first_local() + spec_.num_local() - 1);
+}
+
+std::vector<ValueType> DispatchPlan::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 1, "takes the counts, got {} inputs", inputs.size());
+  const auto i64 = [](int64_t n) { return ValueType{.dtype = DType::kI64, .shape = {n}}; };
+  const ValueType counts = i64(spec_.ep_size() * spec_.etp_size * spec_.num_experts());
+  check_shape(*this, inputs[0] == counts, "counts must be {}, got {}", counts.to_string(),
+              inputs[0].to_string());
+  check_shape(*this, spec_.max_gathered <= std::numeric_limits<int32_t>::max(),
+              "up to {} rows can arrive at a rank, more than 2^31 - 1; use smaller micro-batches",
+              spec_.max_gathered);
+  ValueType expert_idx{.dtype = DType::kI32, .shape = {spec_.max_gathered}};
+  expert_idx.ragged_dim = 0;
+  expert_idx.extent = own_output(DispatchPlanOutput::kGathered);
+  return {
+      i64(spec_.ep_size()), i64(spec_.ep_size()), i64(1), i64(spec_.etp_size), i64(1), expert_idx};
+}
+
+OperatorPtr make_dispatch_plan(const DispatchPlanSpec& spec) {
+  return std::make_shared<DispatchPlan>(spec);
+}
+
+}  // namespace tessera

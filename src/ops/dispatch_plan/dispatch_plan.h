@@ -1,0 +1,69 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// The EP · ETP ranks that hold one copy of a layer's experts, seen from one of them. Rank
+/// e · ETP + t of them holds the experts of EP coordinate e, and of each its inner columns of ETP
+/// coordinate t.
+struct DispatchPlanSpec {
+  /// The experts of EP coordinate e are [first_experts[e], first_experts[e + 1]); [EP + 1].
+  std::vector<int64_t> first_experts = {0, 1};
+  int64_t etp_size = 1;
+  int64_t ep_rank = 0;
+  int64_t etp_rank = 0;
+  /// The most rows that may arrive over EP, and then stand there gathered over ETP.
+  int64_t max_received = 0;
+  int64_t max_gathered = 0;
+
+  int64_t ep_size() const { return std::ssize(first_experts) - 1; }
+  int64_t num_experts() const { return first_experts.back(); }
+  int64_t first_local() const { return first_experts[static_cast<size_t>(ep_rank)]; }
+  int64_t num_local() const {
+    return first_experts[static_cast<size_t>(ep_rank) + 1] - first_local();
+  }
+};
+
+// clang-format off
+/// What an exchange of routed rows needs to know, from what every rank has for every expert:
+///   counts I64 [EP·ETP · E], the ranks' counts one after the other ->
+///   send_rows    I64 [EP]            this rank's rows for each rank of its EP group
+///   receive_rows I64 [EP]            the rows for its experts from each
+///   received     I64 [1]             their sum
+///   gather_rows  I64 [ETP]           the rows that each rank of its ETP group receives
+///   gathered     I64 [1]             their sum
+///   expert_idx   I32 [R'' ragged]    the local expert of every row once they are gathered over ETP
+// clang-format on
+/// Rows stand ETP rank by ETP rank, of each source rank by source rank of EP, of each expert by
+/// expert. So with ETP = 1 expert_idx is that of the received rows. A pure function; no gradient;
+/// never recomputed. Throws InternalError for more rows than the spec allows.
+class DispatchPlan final : public Operator {
+ public:
+  /// Throws UserError where a rank has no experts, or is not among the ranks.
+  explicit DispatchPlan(const DispatchPlanSpec& spec);
+  const DispatchPlanSpec& spec() const { return spec_; }
+
+  std::string_view name() const override { return "dispatch_plan"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& /*builder*/) const override {}
+  bool recomputable() const override { return false; }
+
+ private:
+  DispatchPlanSpec spec_;
+};
+
+/// Outputs of the operator by name.
+struct DispatchPlanOutput {
+  enum : size_t { kSendRows, kReceiveRows, kReceived, kGatherRows, kGathered, kExpertIdx };
+};
+
+OperatorPtr make_dispatch_plan(const DispatchPlanSpec& spec);
+
+void add_dispatch_plan_cpu(KernelTable& table);
+
+}  // namespace tessera

@@ -1,0 +1,130 @@
+#pragma once
+
+#include "ops/linear_cross_entropy/head_workspace.h"
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// Rows of a chunk, or columns of a block.
+struct HeadRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+/// The rows of the vocabulary that a weight holds.
+struct VocabularyPart {
+  int64_t first_row = 0;
+  int64_t vocab_size = 0;  ///< of the whole vocabulary
+};
+
+/// What a row's logits' gradients are made of: exp(logit - lse) · coef, and `at_label` more where
+/// the label is.
+struct RowGradient {
+  float lse = 0;
+  float coef = 0;
+  float at_label = 0;
+  bool is_zero() const { return coef == 0 && at_label == 0; }
+};
+
+/// One call of a kernel over x A [T, H] and weight A [V, H]: its tensors, its scratch memory and
+/// the steps that the kernels are made of. Every step is parallel over rows or is a product.
+class Head {
+ public:
+  /// The first three inputs are x, weight and labels. Throws UserError for a label outside the
+  /// whole vocabulary that is not kIgnoredLabel.
+  Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& needs,
+       const VocabularyPart& part);
+
+  const HeadSizes& sizes() const { return sizes_; }
+  HeadRange chunk_at(int64_t first) const;
+  HeadRange block_at(int64_t first) const;
+  bool is_ignored(int64_t token) const;
+
+  /// logits = x[rows] · weight[cols]ᵀ, into the block's place.
+  void multiply_logits(HeadRange rows, HeadRange cols) const;
+  /// Replaces the block's logits by exp(logit - block maximum); keeps maxima, sums and the labels'
+  /// logits.
+  void exponentiate_block(HeadRange rows, HeadRange cols) const;
+  /// Joins the blocks' statistics: log Σ exp(logit) of a row of the chunk, as the maximum and the
+  /// logarithm of the rest.
+  struct RowStatistics {
+    double maximum = 0;
+    double log_sum = 0;
+    double lse() const { return maximum + log_sum; }
+  };
+  RowStatistics join_blocks(int64_t row) const;
+  /// The labels' logits of a chunk; those of labels that are not here are what they were before.
+  float* label_logits() const { return floats(layout_.label_logit); }
+  /// The scratch place of a chunk's lse.
+  float* chunk_lse() const { return floats(layout_.lse); }
+
+  /// The logits' gradients of a block, from its exponentials or from its logits. of_row(row), the
+  /// row counted in the chunk, gives the RowGradient.
+  template <typename OfRow>
+  void grad_from_exponentials(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
+  template <typename OfRow>
+  void grad_from_logits(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
+  /// dx[rows] += grad · weight[cols], where the first block sets and the last one stores;
+  /// dweight[cols] += gradᵀ · x[rows].
+  void multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
+                          const Tensor& dweight) const;
+
+ private:
+  void check_labels(int64_t vocab_size) const;
+  float* floats(int64_t offset) const { return reinterpret_cast<float*>(scratch_ + offset); }
+  float* logits(HeadRange rows, HeadRange cols) const {
+    return floats(layout_.logits) + (needs_.all_blocks ? rows.count * cols.first : 0);
+  }
+  /// Statistics of a block for all rows of the chunk.
+  float* statistics(int64_t offset, HeadRange cols) const {
+    return floats(offset) + cols.first / sizes_.block * sizes_.chunk;
+  }
+  bool narrow() const { return x_.dtype == DType::kBF16; }
+  void* grad_logits(HeadRange rows, HeadRange cols) const {
+    return narrow() ? static_cast<void*>(scratch_ + layout_.grad_logits) : logits(rows, cols);
+  }
+  /// The column of a row's label within the block; -1 where it lies elsewhere.
+  int64_t label_column(int64_t token, HeadRange cols) const;
+  const std::byte* row_of(const Tensor& matrix, int64_t row) const;
+  /// Stores a row's gradients. from_exponentials: what stands there is exp(logit - maximum).
+  template <typename A>
+  void store_row(HeadRange rows, HeadRange cols, int64_t row, const RowGradient& gradient,
+                 bool from_exponentials) const;
+  template <typename OfRow>
+  void grad_rows(HeadRange rows, HeadRange cols, const OfRow& of_row, bool from_exponentials) const;
+
+  HeadSizes sizes_;
+  HeadNeeds needs_;
+  HeadWorkspace layout_;
+  int64_t first_row_;
+  Tensor x_;
+  Tensor weight_;
+  const int32_t* labels_;
+  std::byte* scratch_;
+};
+
+/// Σ of the elements in double from the first to the last, times `scale`.
+float scaled_sum(std::span<const float> terms, float scale);
+
+template <typename OfRow>
+void Head::grad_rows(HeadRange rows, HeadRange cols, const OfRow& of_row,
+                     bool from_exponentials) const {
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const RowGradient gradient = of_row(row);
+    narrow() ? store_row<Bf16>(rows, cols, row, gradient, from_exponentials)
+             : store_row<float>(rows, cols, row, gradient, from_exponentials);
+  }
+}
+
+template <typename OfRow>
+void Head::grad_from_exponentials(HeadRange rows, HeadRange cols, const OfRow& of_row) const {
+  grad_rows(rows, cols, of_row, true);
+}
+
+template <typename OfRow>
+void Head::grad_from_logits(HeadRange rows, HeadRange cols, const OfRow& of_row) const {
+  grad_rows(rows, cols, of_row, false);
+}
+
+}  // namespace tessera

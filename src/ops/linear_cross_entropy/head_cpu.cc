@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/gemm/gemm.h"
+#include "ops/linear_cross_entropy/head.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/linear_cross_entropy/softmax_rows.h"
+#include "ops/simd.h"
+
+namespace tessera {
+namespace {
+
+HeadRange range_at(int64_t first, int64_t step, int64_t end) {
+  return {first, std::min(step, end - first)};
+}
+
+}  // namespace
+
+Head::Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& needs,
+           const VocabularyPart& part)
+    : sizes_(sizes),
+      needs_(needs),
+      layout_(sizes_, needs),
+      first_row_(part.first_row),
+      x_(args.in(0)),
+      weight_(args.in(1)),
+      labels_(args.in(2).as<int32_t>()),
+      scratch_(args.workspace.data()) {
+  check_labels(part.vocab_size);
+}
+
+HeadRange Head::chunk_at(int64_t first) const {
+  return range_at(first, sizes_.chunk, sizes_.T);
+}
+
+HeadRange Head::block_at(int64_t first) const {
+  return range_at(first, sizes_.block, sizes_.V);
+}
+
+bool Head::is_ignored(int64_t token) const {
+  return labels_[token] == kIgnoredLabel;
+}
+
+int64_t Head::label_column(int64_t token, HeadRange cols) const {
+  const int64_t column = labels_[token] - first_row_ - cols.first;
+  return !is_ignored(token) && column >= 0 && column < cols.count ? column : -1;
+}
+
+const std::byte* Head::row_of(const Tensor& matrix, int64_t row) const {
+  return static_cast<const std::byte*>(matrix.data) + row * sizes_.H * dtype_size(matrix.dtype);
+}
+
+void Head::check_labels(int64_t vocab_size) const {
+  for (int64_t t = 0; t < sizes_.T; ++t) {
+    require((labels_[t] >= 0 && labels_[t] < vocab_size) || is_ignored(t),
+            "cross-entropy: the label of token {} is {}, outside the vocabulary of {} and not {} "
+            "(ignored)",
+            t, labels_[t], vocab_size, kIgnoredLabel);
+  }
+}
+
+void Head::multiply_logits(HeadRange rows, HeadRange cols) const {
+  gemm({.transpose_b = true,
+        .m = rows.count,
+        .n = cols.count,
+        .k = sizes_.H,
+        .a = row_of(x_, rows.first),
+        .lda = sizes_.H,
+        .b = row_of(weight_, cols.first),
+        .ldb = sizes_.H,
+        .c = logits(rows, cols),
+        .ldc = cols.count,
+        .input_type = x_.dtype});
+}
+
+void Head::exponentiate_block(HeadRange rows, HeadRange cols) const {
+  float* block = logits(rows, cols);
+  float* maxima = statistics(layout_.block_max, cols);
+  float* sums = statistics(layout_.block_sum, cols);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) {
+    float* row_logits = block + row * cols.count;
+    const int64_t label = label_column(rows.first + row, cols);
+    if (label >= 0) label_logits()[row] = row_logits[label];
+    maxima[row] = row_max(row_logits, cols.count);
+    sums[row] = exponentiate(row_logits, cols.count, maxima[row]);
+  }
+}
+
+Head::RowStatistics Head::join_blocks(int64_t row) const {
+  const float* maxima = floats(layout_.block_max);
+  const float* sums = floats(layout_.block_sum);
+  double maximum = -std::numeric_limits<double>::infinity();
+  for (int64_t b = 0; b < sizes_.num_blocks(); ++b)
+    maximum = std::max(maximum, static_cast<double>(maxima[b * sizes_.chunk + row]));
+  double sum = 0;
+  for (int64_t b = 0; b < sizes_.num_blocks(); ++b) {
+    const int64_t idx = b * sizes_.chunk + row;
+    sum += sums[idx] * std::exp(maxima[idx] - maximum);
+  }
+  return {maximum, std::log(sum)};
+}
+
+template <typename A>
+void Head::store_row(HeadRange rows, HeadRange cols, int64_t row, const RowGradient& gradient,
+                     bool from_exponentials) const {
+  A* grad = static_cast<A*>(grad_logits(rows, cols)) + row * cols.count;
+  if (gradient.is_zero()) {
+    std::fill_n(grad, cols.count, A(0.0F));
+    return;
+  }
+  const float* from = logits(rows, cols) + row * cols.count;
+  const int64_t label = label_column(rows.first + row, cols);
+  const auto store = [&](const auto& probability) {
+    const float at_label =
+        label < 0 ? 0.0F : probability(simd::broadcast(from[label]))[0] + gradient.at_label;
+    map_row(grad, from, cols.count, probability);
+    if (label >= 0) grad[label] = A(at_label);
+  };
+  if (from_exponentials) {
+    const float maximum = statistics(layout_.block_max, cols)[row];
+    const float factor = gradient.coef * std::exp(maximum - gradient.lse);
+    store([factor](simd::Vec exponentials) { return exponentials * factor; });
+  } else {
+    store(
+        [gradient](simd::Vec values) { return simd::exp(values - gradient.lse) * gradient.coef; });
+  }
+}
+
+template void Head::store_row<float>(HeadRange, HeadRange, int64_t, const RowGradient&, bool) const;
+template void Head::store_row<Bf16>(HeadRange, HeadRange, int64_t, const RowGradient&, bool) const;
+
+void Head::multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
+                              const Tensor& dweight) const {
+  const int64_t H = sizes_.H;
+  float* sum = narrow() ? floats(layout_.dx) : dx.as<float>() + rows.first * H;
+  gemm({.m = rows.count,
+        .n = H,
+        .k = cols.count,
+        .a = grad_logits(rows, cols),
+        .lda = cols.count,
+        .b = row_of(weight_, cols.first),
+        .ldb = H,
+        .c = sum,
+        .ldc = H,
+        .input_type = x_.dtype,
+        .accumulate = cols.first > 0});
+  if (narrow() && cols.first + cols.count == sizes_.V) {
+    simd::convert(dx.as<Bf16>() + rows.first * H, sum, rows.count * H);
+  }
+  if (!dweight) return;
+  gemm({.transpose_a = true,
+        .m = cols.count,
+        .n = H,
+        .k = rows.count,
+        .a = grad_logits(rows, cols),
+        .lda = cols.count,
+        .b = row_of(x_, rows.first),
+        .ldb = H,
+        .c = dweight.as<float>() + cols.first * H,
+        .ldc = H,
+        .input_type = x_.dtype,
+        .accumulate = true});
+}
+
+float scaled_sum(std::span<const float> terms, float scale) {
+  double sum = 0;
+  for (const float term : terms) sum += term;
+  return static_cast<float>(scale * sum);
+}
+
+}  // namespace tessera

@@ -1,0 +1,113 @@
+#include "ops/linear_cross_entropy/vocab_lse.h"
+
+#include "ops/linear_cross_entropy/head_workspace.h"
+#include "ops/storage.h"
+
+namespace tessera {
+namespace {
+
+/// One element of type `dtype` for each row of x.
+ValueType per_token(const ValueType& x, DType dtype) {
+  ValueType type = x;
+  type.dtype = dtype;
+  type.shape = {x.shape[0]};
+  return type;
+}
+
+int64_t workspace_bytes(std::span<const ValueType> inputs, const VocabLseSpec& spec,
+                        const HeadNeeds& needs) {
+  return HeadWorkspace(HeadSizes(inputs[0].shape, inputs[1].shape, spec.cut), needs).num_bytes;
+}
+
+}  // namespace
+
+VocabLseOperator::VocabLseOperator(const VocabLseSpec& spec) : spec_(spec) {
+  require(spec.vocab_size >= 1 && spec.first_row >= 0 && spec.first_row <= spec.vocab_size,
+          "vocab_lse: rows from {} on of a vocabulary of {}", spec.first_row, spec.vocab_size);
+  require(spec.cut.chunk_tokens >= 1 && spec.cut.block_vocab >= 1,
+          "vocab_lse: chunk_tokens {} and block_vocab {} must be at least 1", spec.cut.chunk_tokens,
+          spec.cut.block_vocab);
+}
+
+std::string VocabLseOperator::attributes() const {
+  return fmt::format("first_row={} vocab={} chunk_tokens={} block_vocab={}", spec_.first_row,
+                     spec_.vocab_size, spec_.cut.chunk_tokens, spec_.cut.block_vocab);
+}
+
+void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const {
+  check_shape(*this, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
+              inputs.size());
+  const ValueType& x = inputs[0];
+  const ValueType& weight = inputs[1];
+  check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "x must be f32 or bf16 [T, H], got {}", x.to_string());
+  check_shape(*this,
+              weight.dtype == x.dtype && weight.shape.rank() == 2 && !weight.ragged() &&
+                  weight.shape[1] == x.shape[1],
+              "weight must be {} [V, {}], got {}", dtype_name(x.dtype), x.shape[1],
+              weight.to_string());
+  check_shape(*this, spec_.first_row + weight.shape[0] <= spec_.vocab_size,
+              "rows from {} on of weight {} go past the vocabulary of {}", spec_.first_row,
+              weight.to_string(), spec_.vocab_size);
+  check_shape(*this, inputs[2] == per_token(x, DType::kI32), "labels must be {}, got {}",
+              per_token(x, DType::kI32).to_string(), inputs[2].to_string());
+}
+
+Cost VocabLseOperator::product_cost(int num_products, std::span<const ValueType> inputs,
+                                    std::span<const ValueType> outputs) const {
+  Cost cost = Operator::cost(inputs, outputs);
+  cost.flops = 2.0 * num_products * static_cast<double>(inputs[0].shape.num_elements()) *
+               static_cast<double>(inputs[1].shape[0]);
+  return cost;
+}
+
+std::vector<ValueType> VocabLse::infer(std::span<const ValueType> inputs) const {
+  check_inputs(inputs, 3);
+  const ValueType result = per_token(inputs[0], DType::kF32);
+  return {result, result};
+}
+
+Cost VocabLse::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
+  return product_cost(1, inputs, outputs);
+}
+
+void VocabLse::differentiate(GradientBuilder& builder) const {
+  const auto grad_lse = builder.grad_output(0);
+  const auto grad_label_logit = builder.grad_output(1);
+  ensure(grad_lse && grad_label_logit, "vocab_lse: a gradient must reach both outputs");
+  const std::vector<ValueId> grads =
+      builder.emit(std::make_shared<VocabLseBackward>(spec()),
+                   {builder.input(0), builder.input(1), builder.input(2), builder.output(0),
+                    *grad_lse, *grad_label_logit},
+                   {1});
+  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
+}
+
+int64_t VocabLse::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return workspace_bytes(inputs, spec(), forward_needs(inputs[0].dtype));
+}
+
+std::vector<ValueType> VocabLseBackward::infer(std::span<const ValueType> inputs) const {
+  check_inputs(inputs, 6);
+  const ValueType per_row = per_token(inputs[0], DType::kF32);
+  for (size_t i = 3; i < 6; ++i) {
+    check_shape(*this, inputs[i] == per_row, "input {} must be {}, got {}", i, per_row.to_string(),
+                inputs[i].to_string());
+  }
+  return {inputs[0], with_dtype(inputs[1], DType::kF32)};
+}
+
+Cost VocabLseBackward::cost(std::span<const ValueType> inputs,
+                            std::span<const ValueType> outputs) const {
+  return product_cost(2, inputs, outputs);
+}
+
+int64_t VocabLseBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return workspace_bytes(inputs, spec(), backward_needs(inputs[0].dtype));
+}
+
+OperatorPtr make_vocab_lse(const VocabLseSpec& spec) {
+  return std::make_shared<VocabLse>(spec);
+}
+
+}  // namespace tessera

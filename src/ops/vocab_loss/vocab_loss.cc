@@ -1,0 +1,61 @@
+#include "ops/vocab_loss/vocab_loss.h"
+
+namespace tessera {
+namespace {
+
+const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
+
+void check_inputs(const Operator& op, std::span<const ValueType> inputs, size_t num_inputs,
+                  int64_t num_parts) {
+  check_shape(op, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
+              inputs.size());
+  const ValueType& lse = inputs[0];
+  const ValueType& labels = inputs[2];
+  check_shape(op, labels.dtype == DType::kI32 && labels.shape.rank() == 1 && !labels.ragged(),
+              "labels must be i32 [T], got {}", labels.to_string());
+  const int64_t tokens = labels.shape[0];
+  check_shape(op,
+              lse.dtype == DType::kF32 &&
+                  (lse.shape == Shape{num_parts * tokens} || lse.shape == Shape{num_parts, tokens}),
+              "lse must be f32 [{} · {}], got {}", num_parts, tokens, lse.to_string());
+  check_shape(op, inputs[1] == lse, "label_logit must be {} as lse is, got {}", lse.to_string(),
+              inputs[1].to_string());
+  for (size_t i = 3; i < num_inputs; ++i) {
+    check_shape(op, inputs[i] == kScalar, "input {} must be f32 [1], got {}", i,
+                inputs[i].to_string());
+  }
+}
+
+}  // namespace
+
+VocabLoss::VocabLoss(int64_t num_parts) : num_parts_(num_parts) {
+  require(num_parts >= 1, "vocab_loss: a vocabulary in {} parts, expected at least 1", num_parts);
+}
+
+std::vector<ValueType> VocabLoss::infer(std::span<const ValueType> inputs) const {
+  check_inputs(*this, inputs, 4, num_parts_);
+  return {kScalar, with_dtype(inputs[2], DType::kF32)};
+}
+
+void VocabLoss::differentiate(GradientBuilder& builder) const {
+  ensure(!builder.grad_output(1), "vocab_loss: only the loss may have a gradient");
+  ensure(!builder.needs_grad(3), "vocab_loss: the scale has no gradient");
+  const std::vector<ValueId> grads =
+      builder.emit(std::make_shared<VocabLossBackward>(num_parts_),
+                   {builder.input(0), builder.input(1), builder.input(2), builder.input(3),
+                    *builder.grad_output(0)});
+  for (int idx = 0; idx < 2; ++idx) {
+    if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[static_cast<size_t>(idx)]);
+  }
+}
+
+std::vector<ValueType> VocabLossBackward::infer(std::span<const ValueType> inputs) const {
+  check_inputs(*this, inputs, 5, num_parts_);
+  return {inputs[0], inputs[1]};
+}
+
+OperatorPtr make_vocab_loss(int64_t num_parts) {
+  return std::make_shared<VocabLoss>(num_parts);
+}
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/vocab_loss/vocab_loss.h"
+
+namespace tessera {
+namespace {
+
+/// The statistics of a token over all parts.
+struct TokenParts {
+  const float* lse;
+  const float* label_logit;
+  int64_t num_parts;
+  int64_t stride;  ///< from part to part
+
+  /// log Σ exp(lse), as the maximum and the logarithm of the rest.
+  struct Total {
+    double maximum = -std::numeric_limits<double>::infinity();
+    double log_sum = 0;
+  };
+  Total total() const {
+    Total result;
+    for (int64_t p = 0; p < num_parts; ++p)
+      result.maximum = std::max(result.maximum, static_cast<double>(lse[p * stride]));
+    double sum = 0;
+    for (int64_t p = 0; p < num_parts; ++p) sum += std::exp(lse[p * stride] - result.maximum);
+    result.log_sum = std::log(sum);
+    return result;
+  }
+  double loss() const {
+    const Total of_all = total();
+    double logit = 0;
+    for (int64_t p = 0; p < num_parts; ++p) logit += label_logit[p * stride];
+    return of_all.maximum - logit + of_all.log_sum;
+  }
+};
+
+TokenParts parts_of(const KernelArgs& args, int64_t num_parts, int64_t token) {
+  return {args.in(0).as<float>() + token, args.in(1).as<float>() + token, num_parts,
+          args.in(2).shape[0]};
+}
+
+void vocab_loss(const Operator& op, const KernelArgs& args) {
+  const int64_t num_parts = static_cast<const VocabLoss&>(op).num_parts();
+  const auto labels = args.in(2).span<int32_t>();
+  float* token_loss = args.out(1).as<float>();
+  double sum = 0;
+  for (size_t t = 0; t < labels.size(); ++t) {
+    const auto token = static_cast<int64_t>(t);
+    token_loss[t] = labels[t] == kIgnoredLabel
+                        ? 0.0F
+                        : static_cast<float>(parts_of(args, num_parts, token).loss());
+    sum += token_loss[t];
+  }
+  *args.out(0).as<float>() = static_cast<float>(*args.in(3).as<float>() * sum);
+}
+
+/// Writes a token's gradients for the loss's gradient `coef`.
+void store_gradients(const TokenParts& parts, float coef, float* grad_lse,
+                     float* grad_label_logit) {
+  const TokenParts::Total total = parts.total();
+  for (int64_t p = 0; p < parts.num_parts; ++p) {
+    const int64_t at = p * parts.stride;
+    const double share = std::exp(parts.lse[at] - total.maximum - total.log_sum);
+    grad_lse[at] = static_cast<float>(coef * share);
+    grad_label_logit[at] = -coef;
+  }
+}
+
+void vocab_loss_backward(const Operator& op, const KernelArgs& args) {
+  const int64_t num_parts = static_cast<const VocabLossBackward&>(op).num_parts();
+  const auto labels = args.in(2).span<int32_t>();
+  const float coef = *args.in(3).as<float>() * *args.in(4).as<float>();
+  for (size_t output = 0; output < 2; ++output)
+    std::ranges::fill(args.out(output).span<float>(), 0.0F);
+  for (int64_t token = 0; token < std::ssize(labels); ++token) {
+    if (labels[static_cast<size_t>(token)] == kIgnoredLabel) continue;
+    store_gradients(parts_of(args, num_parts, token), coef, args.out(0).as<float>() + token,
+                    args.out(1).as<float>() + token);
+  }
+}
+
+}  // namespace
+
+void add_vocab_loss_cpu(KernelTable& table) {
+  table["vocab_loss"] = vocab_loss;
+  table["vocab_loss_backward"] = vocab_loss_backward;
+}
+
+}  // namespace tessera

@@ -1,0 +1,285 @@
+#include "optim/fully_sharded.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera {
+namespace {
+
+std::vector<ReplicaPlace> places_of(const std::vector<ShardGroup>& groups) {
+  std::vector<ReplicaPlace> places;
+  for (const ShardGroup& group : groups)
+    places.push_back({group.shard->size(), group.shard->rank()});
+  return places;
+}
+
+std::vector<Shape> shapes_of(const std::vector<ReplicatedParameter>& parameters) {
+  std::vector<Shape> shapes;
+  for (const ReplicatedParameter& p : parameters) shapes.push_back(p.parameter.weight.shape);
+  return shapes;
+}
+
+/// A parameter in the memory of its unit.
+Tensor whole(std::byte* unit_memory, const ShardUnit& unit, size_t idx, DType dtype,
+             const Shape& shape) {
+  return {unit_memory + unit.bucket.offsets[idx] * dtype_size(dtype), dtype, shape};
+}
+
+/// Rows of a parameter in the memory of this rank's share of its unit.
+Tensor rows_of_share(std::byte* share, const ShardUnit& unit, const Tensor& parameter, size_t idx,
+                     IndexRange rows) {
+  if (rows.count == 0) return take_rows({share, parameter.dtype, parameter.shape}, rows);
+  const int64_t before = (unit.bucket.offsets[idx] - unit.own.begin) * dtype_size(parameter.dtype);
+  return take_rows({share + before, parameter.dtype, parameter.shape}, rows);
+}
+
+void add_into(std::span<float> sum, const float* values) {
+  std::ranges::transform(sum, std::span(values, sum.size()), sum.begin(), std::plus());
+}
+
+}  // namespace
+
+FullySharded::FullySharded(std::vector<ShardGroup> groups,
+                           std::vector<ReplicatedParameter> parameters,
+                           const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
+                           const AdamWOptions& options, const FullShardingOptions& sharding)
+    : groups_(std::move(groups)),
+      shapes_(shapes_of(parameters)),
+      plan_(plan_shards(places_of(groups_), parameters, modules)),
+      compression_(sharding.compression),
+      weights_(plan_.weight_shard_bytes, "shares of weights"),
+      gradients_(plan_.grad_shard_bytes, "shares of gradients"),
+      weight_buffers_(sharding.weight_buffers * plan_.max_weight_bytes(), "gathered weights"),
+      gradient_buffers_(sharding.gradient_buffers * plan_.max_grad_bytes(),
+                        "gradients of modules") {
+  ensure(sharding.weight_buffers > 0 && sharding.gradient_buffers > 0,
+         "full sharding with {} and {} buffers", sharding.weight_buffers,
+         sharding.gradient_buffers);
+  make_slots(sharding);
+  make_state(parameters, std::move(world), options);
+}
+
+void FullySharded::make_slots(const FullShardingOptions& sharding) {
+  int64_t staging_bytes = 0;
+  for (const ShardModule& module : plan_.modules)
+    staging_bytes = std::max(staging_bytes, staging_before(module, module.units.size()));
+  staging_ = Buffer(sharding.gradient_buffers * staging_bytes, "the staging of gradients");
+  for (int64_t i = 0; i < sharding.weight_buffers; ++i)
+    weight_slots_.push_back({.memory = weight_buffers_.data() + i * plan_.max_weight_bytes()});
+  for (int64_t i = 0; i < sharding.gradient_buffers; ++i) {
+    gradient_slots_.push_back({.memory = gradient_buffers_.data() + i * plan_.max_grad_bytes(),
+                               .staging = staging_.data() + i * staging_bytes});
+  }
+}
+
+void FullySharded::make_state(const std::vector<ReplicatedParameter>& parameters,
+                              CommunicatorPtr world, const AdamWOptions& options) {
+  std::vector<HeldParameter> held;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const ReplicatedParameter& p = parameters[i];
+    const ShardUnit& unit = plan_.unit_of(i);
+    const ShardGroup& group = groups_[unit.group];
+    const size_t idx = plan_.places[i].idx;
+    const IndexRange rows = share_rows(unit.bucket, idx, shapes_[i], group.shard->rank());
+    const bool owns = !group.replicas || group.replicas->rank() == 0;
+    const Tensor weight = {nullptr, unit.dtype, shapes_[i]};
+    const Tensor grad = {nullptr, DType::kF32, shapes_[i]};
+    held.push_back({.parameter = p.parameter,
+                    .slice = p.slice.take_rows(rows.begin, rows.count),
+                    .owned = {0, owns ? rows.count : 0},
+                    .names_empty = owns && group.shard->rank() == 0});
+    held.back().parameter.weight =
+        rows_of_share(weights_.data() + unit.weight_shard, unit, weight, idx, rows);
+    held.back().parameter.grad =
+        rows_of_share(gradients_.data() + unit.grad_shard, unit, grad, idx, rows);
+  }
+  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options);
+}
+
+FullySharded::Slot* FullySharded::find_free(std::vector<Slot>& slots) {
+  const auto slot = std::ranges::find_if(slots, [](const Slot& s) { return !s.module; });
+  return slot == slots.end() ? nullptr : &*slot;
+}
+
+FullySharded::Slot* FullySharded::find_weights(size_t module) {
+  const auto slot = std::ranges::find(weight_slots_, module, &Slot::module);
+  return slot == weight_slots_.end() ? nullptr : &*slot;
+}
+
+void FullySharded::gather(size_t module) {
+  if (plan_.modules[module].weight_bytes == 0 || find_weights(module) != nullptr) return;
+  Slot* const slot = find_free(weight_slots_);
+  ensure(slot != nullptr, "module {} is gathered while all {} buffers are in use", module,
+         weight_slots_.size());
+  slot->module = module;
+  for (const ShardUnit& unit : plan_.modules[module].units) {
+    if (!unit.is_sharded) continue;
+    std::vector<int64_t> rows;
+    const CommunicatorPtr& shard = groups_[unit.group].shard;
+    for (int64_t i = 0; i < shard->size(); ++i) rows.push_back(unit.bucket.elements(i).count);
+    const Tensor own = weights_.tensor(unit.weight_shard, unit.dtype, {unit.own.count});
+    const Tensor all = {
+        slot->memory + unit.weight_offset, unit.dtype, {unit.bucket.num_elements()}};
+    slot->pending.push_back(shard->all_gather_v(own, all, rows));
+  }
+}
+
+Tensor FullySharded::weight(size_t parameter) {
+  const ShardUnit& unit = plan_.unit_of(parameter);
+  const ShardPlan::Place& place = plan_.places[parameter];
+  std::byte* memory = weights_.data() + unit.weight_shard;
+  if (unit.is_sharded) {
+    gather(place.module);
+    Slot& slot = *find_weights(place.module);
+    for (Pending& pending : slot.pending) pending.wait();
+    memory = slot.memory + unit.weight_offset;
+  }
+  return whole(memory, unit, place.idx, unit.dtype, shapes_[parameter]);
+}
+
+void FullySharded::release(size_t module) {
+  Slot* const slot = find_weights(module);
+  if (slot == nullptr) return;
+  for (Pending& pending : slot->pending) pending.wait();
+  slot->pending.clear();
+  slot->module.reset();
+}
+
+FullySharded::Slot* FullySharded::find_gradients(size_t module) {
+  const auto slot = std::ranges::find_if(
+      gradient_slots_, [&](const Slot& s) { return s.module == module && s.turn == 0; });
+  return slot == gradient_slots_.end() ? nullptr : &*slot;
+}
+
+FullySharded::Slot* FullySharded::oldest_reduction() {
+  Slot* oldest = nullptr;
+  for (Slot& slot : gradient_slots_) {
+    if (slot.turn > 0 && (oldest == nullptr || slot.turn < oldest->turn)) oldest = &slot;
+  }
+  return oldest;
+}
+
+FullySharded::Slot& FullySharded::take_gradients(size_t module) {
+  if (Slot* const slot = find_gradients(module)) return *slot;
+  ensure(!finished_, "a gradient of module {} after gradients were finished", module);
+  Slot* free = find_free(gradient_slots_);
+  if (free == nullptr) {
+    free = oldest_reduction();
+    ensure(free != nullptr, "gradients of module {} while all {} buffers are in use", module,
+           gradient_slots_.size());
+    complete(*free);
+  }
+  free->module = module;
+  std::memset(free->memory, 0, static_cast<size_t>(plan_.modules[module].grad_bytes));
+  return *free;
+}
+
+Tensor FullySharded::gradient(size_t parameter) {
+  const ShardUnit& unit = plan_.unit_of(parameter);
+  const ShardPlan::Place& place = plan_.places[parameter];
+  std::byte* memory = gradients_.data() + unit.grad_shard;
+  if (unit.is_sharded) memory = take_gradients(place.module).memory + unit.grad_offset;
+  return whole(memory, unit, place.idx, DType::kF32, shapes_[parameter]);
+}
+
+BucketReduction FullySharded::reduction_of(const ShardUnit& unit) const {
+  return {{.outer = groups_[unit.group].shard}, unit.bucket, compression_};
+}
+
+int64_t FullySharded::staging_before(const ShardModule& module, size_t unit) const {
+  int64_t bytes = 0;
+  for (size_t u = 0; u < unit; ++u) {
+    if (module.units[u].is_sharded) bytes += reduction_of(module.units[u]).staging_bytes();
+  }
+  return bytes;
+}
+
+void FullySharded::reduce(size_t module) {
+  const ShardModule& plan = plan_.modules[module];
+  if (plan.grad_bytes == 0) return;
+  Slot& slot = take_gradients(module);
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    const ShardUnit& unit = plan.units[u];
+    if (!unit.is_sharded) continue;
+    slot.pending.push_back(reduction_of(unit).start_outer(slot.memory + unit.grad_offset,
+                                                          slot.staging + staging_before(plan, u)));
+  }
+  slot.turn = ++num_reductions_;
+}
+
+// In the order of the reductions, so that sums do not depend on timing.
+void FullySharded::complete(Slot& slot) {
+  const ShardModule& plan = plan_.modules[*slot.module];
+  for (Pending& pending : slot.pending) pending.wait();
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    const ShardUnit& unit = plan.units[u];
+    if (!unit.is_sharded) continue;
+    std::byte* const memory = slot.memory + unit.grad_offset;
+    reduction_of(unit).finish(memory, slot.staging + staging_before(plan, u));
+    const Tensor sum = gradients_.tensor(unit.grad_shard, DType::kF32, {unit.own.count});
+    add_into(sum.span<float>(), reinterpret_cast<const float*>(memory) + unit.own.begin);
+  }
+  slot.pending.clear();
+  slot.module.reset();
+  slot.turn = 0;
+}
+
+void FullySharded::finish_gradients() {
+  if (finished_) return;
+  while (Slot* const slot = oldest_reduction()) complete(*slot);
+  for (const Slot& slot : gradient_slots_)
+    ensure(!slot.module, "gradients of module {} are not reduced", slot.module.value_or(0));
+  std::vector<Pending> pending;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].num_replicas() == 1) continue;
+    const IndexRange bytes = plan_.group_gradients[g];
+    const Tensor sum =
+        gradients_.tensor(bytes.begin, DType::kF32, {bytes.count / dtype_size(DType::kF32)});
+    pending.push_back(groups_[g].replicas->all_reduce(sum, sum));
+  }
+  for (Pending& p : pending) p.wait();
+  finished_ = true;
+}
+
+StepResult FullySharded::step(const StepInput& input) {
+  finish_gradients();
+  for (const Slot& slot : weight_slots_)
+    ensure(!slot.module, "a step while module {} is gathered", slot.module.value_or(0));
+  const StepResult result = state_->judge(input);
+  for (size_t i = 0; result.updated && i < shapes_.size(); ++i)
+    state_->update(i, input, result.clip_factor);
+  if (gradients_.num_bytes() > 0)
+    std::memset(gradients_.data(), 0, static_cast<size_t>(gradients_.num_bytes()));
+  finished_ = false;
+  return result;
+}
+
+FullySharded::Bytes FullySharded::count_bytes(std::span<const ReplicaPlace> groups,
+                                              std::span<const ReplicatedParameter> parameters,
+                                              const std::vector<std::vector<size_t>>& modules,
+                                              const FullShardingOptions& sharding) {
+  const ShardPlan plan = plan_shards(groups, parameters, modules);
+  std::vector<Tensor> held;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& weight = parameters[i].parameter.weight;
+    const ShardUnit& unit = plan.unit_of(i);
+    held.push_back(take_rows(
+        {nullptr, weight.dtype, weight.shape},
+        share_rows(unit.bucket, plan.places[i].idx, weight.shape, groups[unit.group].rank)));
+  }
+  return {.weights = plan.weight_shard_bytes,
+          .gradients = plan.grad_shard_bytes,
+          .state = AdamWOptimizer::state_bytes(held),
+          .weight_buffers = sharding.weight_buffers * plan.max_weight_bytes(),
+          .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes()};
+}
+
+FullySharded::Bytes FullySharded::bytes() const {
+  return {.weights = weights_.num_bytes(),
+          .gradients = gradients_.num_bytes(),
+          .state = state_->state_bytes(),
+          .weight_buffers = weight_buffers_.num_bytes(),
+          .gradient_buffers = gradient_buffers_.num_bytes()};
+}
+
+}  // namespace tessera

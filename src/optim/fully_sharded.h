@@ -1,0 +1,146 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/memory.h"
+#include "optim/bucket_reduction.h"
+#include "optim/held_state.h"
+#include "optim/shard_plan.h"
+
+namespace tessera {
+
+/// The ranks over which parameters are sharded: of the data-parallel axis for dense ones, of the
+/// expert-data-parallel axis for experts. Both communicators serve full sharding alone.
+struct ShardGroup {
+  CommunicatorPtr shard;
+  /// Hybrid sharding: the ranks of other shard groups that hold the same share. Null: there are
+  /// none.
+  CommunicatorPtr replicas = nullptr;
+
+  int64_t num_replicas() const { return replicas ? replicas->size() : 1; }
+};
+
+struct FullShardingOptions {
+  GradientCompression compression = GradientCompression::kNone;
+  /// How many modules' weights, and gradients, may be there at a time: two, so that the next module
+  /// is gathered, and the last one reduced, while one computes.
+  int64_t weight_buffers = 2;
+  int64_t gradient_buffers = 2;
+};
+
+/// Full sharding (FSDP): every rank holds its share of weights, gradients and optimizer state, and
+/// a module is whole only while it is used (Megatron-Core MoE, section 4.1.7). For each module:
+///   forward, backward:  gather(next) early; weight(p) of this one; release(this);
+///   backward:           gradient(p) accumulates; reduce(this) once all of it is there.
+/// After the micro-batches: step. Gathered modules and gradients take turns in a few buffers that
+/// are there from the beginning, so a weight's address changes from one gathering to the next.
+///
+/// Parameters whose group has one rank are held whole: their weights and gradients are used where
+/// they lie. All ranks of a group call gather, reduce and step for the same modules in the same
+/// order. Not thread-safe.
+class FullySharded {
+ public:
+  /// Tensors of `parameters` need a type and a shape, not memory; `group` is an index into
+  /// `groups`. `modules` has the indices of each module's parameters; every parameter is in one
+  /// module. Weights are zero until weight_slices are filled; masters follow by reset_masters.
+  FullySharded(std::vector<ShardGroup> groups, std::vector<ReplicatedParameter> parameters,
+               const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
+               const AdamWOptions& options, const FullShardingOptions& sharding);
+
+  /// Starts to gather a module's weights; nothing if it is there. Throws InternalError if all
+  /// buffers are in use.
+  void gather(size_t module);
+  /// A parameter's whole weight, of a module that is gathered or about to be: waits for it. Valid
+  /// until the module is released.
+  Tensor weight(size_t parameter);
+  void release(size_t module);
+
+  /// The F32 accumulator of a parameter's whole gradient, valid until its module is reduced. That
+  /// of a module's first call after a reduction is zero. Waits for the reduction of an earlier
+  /// module if all buffers are in use.
+  Tensor gradient(size_t parameter);
+  /// Starts to sum a module's gradients over the shard group, to be added to this rank's share.
+  void reduce(size_t module);
+  /// Returns when the share's gradients are summed over micro-batches and all ranks.
+  void finish_gradients();
+  /// Finishes the gradients and updates this rank's share, as ShardedOptimizer does. No module may
+  /// be gathered. Afterwards gradients are zero.
+  StepResult step(const StepInput& input);
+
+  /// As HeldState's; of shares that several replicas hold, the first owns.
+  std::vector<NamedSlice> weight_slices(Extent extent) const {
+    return state_->weight_slices(extent);
+  }
+  std::vector<NamedSlice> state_slices(Extent extent) const { return state_->state_slices(extent); }
+  std::vector<NamedSlice> master_slices() const { return state_->master_slices(); }
+  /// Of the owned rows, between finish_gradients and step.
+  std::vector<NamedSlice> gradient_slices() const {
+    return state_->gradient_slices(Extent::kOwned);
+  }
+  void round_masters() const { state_->round_masters(); }
+  void reset_masters() const { state_->reset_masters(); }
+
+  /// What this rank allocates.
+  struct Bytes {
+    int64_t weights = 0;  ///< shares
+    int64_t gradients = 0;
+    int64_t state = 0;
+    int64_t weight_buffers = 0;
+    int64_t gradient_buffers = 0;
+    int64_t total() const {
+      return weights + gradients + state + weight_buffers + gradient_buffers;
+    }
+    bool operator==(const Bytes&) const = default;
+  };
+  /// Exact, but for the staging of compressed gradients.
+  static Bytes count_bytes(std::span<const ReplicaPlace> groups,
+                           std::span<const ReplicatedParameter> parameters,
+                           const std::vector<std::vector<size_t>>& modules,
+                           const FullShardingOptions& sharding);
+  Bytes bytes() const;
+  int64_t staging_bytes() const { return staging_.num_bytes(); }
+
+ private:
+  /// A buffer in turn for a module.
+  struct Slot {
+    std::byte* memory = nullptr;
+    std::byte* staging = nullptr;
+    std::optional<size_t> module = std::nullopt;
+    std::vector<Pending> pending = {};  ///< of gradients: by unit, once they are being reduced
+    int64_t turn = 0;                   ///< when its reduction began; 0: not yet
+  };
+
+  void make_slots(const FullShardingOptions& sharding);
+  void make_state(const std::vector<ReplicatedParameter>& parameters, CommunicatorPtr world,
+                  const AdamWOptions& options);
+  /// The staging of a module's units before this one, which is where its own begins.
+  int64_t staging_before(const ShardModule& module, size_t unit) const;
+  BucketReduction reduction_of(const ShardUnit& unit) const;
+  static Slot* find_free(std::vector<Slot>& slots);
+  Slot* find_weights(size_t module);
+  Slot* find_gradients(size_t module);
+  Slot& take_gradients(size_t module);
+  Slot* oldest_reduction();
+  void complete(Slot& slot);
+
+  std::vector<ShardGroup> groups_;
+  std::vector<Shape> shapes_;  ///< by parameter
+  ShardPlan plan_;
+  GradientCompression compression_;
+  Buffer weights_;
+  Buffer gradients_;
+  Buffer weight_buffers_;
+  Buffer gradient_buffers_;
+  Buffer staging_;
+  std::vector<Slot> weight_slots_;
+  std::vector<Slot> gradient_slots_;
+  std::unique_ptr<HeldState> state_;
+  int64_t num_reductions_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+#include "optim/gradient_reducer.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGroup& group,
+                                                               const std::vector<Bucket>& buckets,
+                                                               const std::vector<Tensor>& grads,
+                                                               GradientCompression compression) {
+  std::vector<Item> items;
+  if (group.size() == 1) return items;
+  for (const Bucket& bucket : buckets) {
+    const auto count = static_cast<size_t>(bucket.parameters.count);
+    const IndexRange own = bucket.elements(group.rank());
+    constexpr int64_t kBytes = sizeof(float);
+    items.push_back({.reduction = {group, bucket, compression},
+                     .grads = ScatteredBytes({grads.data() + bucket.parameters.begin, count}),
+                     .own_bytes = {own.begin * kBytes, own.count * kBytes},
+                     .ready = std::vector<bool>(count)});
+  }
+  return items;
+}
+
+int64_t GradientReducer::slot_bytes(const std::vector<Item>& items) {
+  int64_t bytes = 0;
+  for (const Item& item : items) bytes = std::max(bytes, item.staging_bytes());
+  return bytes;
+}
+
+GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
+                                 const std::vector<Tensor>& grads, const ReductionOptions& options)
+    : items_(make_items(group, buckets, grads, options.compression)),
+      queue_(options.buckets_in_flight, slot_bytes(items_)) {
+  if (items_.empty()) return;
+  places_.resize(grads.size());
+  for (size_t item = 0; item < buckets.size(); ++item) {
+    const auto first = static_cast<size_t>(buckets[item].parameters.begin);
+    for (size_t i = 0; i < items_[item].ready.size(); ++i) places_[first + i] = {item, i};
+  }
+}
+
+std::vector<TransferQueue::Stage> GradientReducer::stages(const Item& item) {
+  const auto inner = [&item](std::byte* staging) {
+    if (item.packed()) item.grads.read({0, item.grads.num_bytes()}, staging);
+    return item.reduction.start_inner(item.memory(staging));
+  };
+  const auto outer = [&item](std::byte* staging) {
+    return item.reduction.start_outer(item.memory(staging), staging + item.packed_bytes());
+  };
+  const auto finish = [&item](std::byte* staging) {
+    std::byte* const memory = item.memory(staging);
+    item.reduction.finish(memory, staging + item.packed_bytes());
+    if (item.packed()) item.grads.write(item.own_bytes, memory + item.own_bytes.begin);
+    return Pending();
+  };
+  return {inner, outer, finish};
+}
+
+void GradientReducer::ready(size_t idx) {
+  if (items_.empty()) return;
+  const Place place = places_[idx];
+  ensure(!items_[place.item].ready[place.idx], "gradient {} is ready twice in a step", idx);
+  items_[place.item].ready[place.idx] = true;
+  while (num_started_ < items_.size() &&
+         std::ranges::all_of(items_[num_started_].ready, std::identity()))
+    queue_.add(stages(items_[num_started_++]));
+  queue_.poll();
+}
+
+void GradientReducer::finish() {
+  while (num_started_ < items_.size()) queue_.add(stages(items_[num_started_++]));
+  queue_.wait_all();
+  num_started_ = 0;
+  for (Item& item : items_) item.ready.assign(item.ready.size(), false);
+}
+
+}  // namespace tessera

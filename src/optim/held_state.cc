@@ -1,0 +1,89 @@
+#include "optim/held_state.h"
+
+#include <numeric>
+
+#include "optim/replicas.h"
+
+namespace tessera {
+namespace {
+
+std::vector<Parameter> plain(const std::vector<HeldParameter>& parameters) {
+  std::vector<Parameter> result;
+  for (const HeldParameter& p : parameters) {
+    ensure(p.parameter.weight.shape == p.slice.shape(), "optimizer: '{}' has weight {} but {}",
+           p.parameter.name, p.parameter.weight.shape.to_string(), p.slice.to_string());
+    result.push_back(p.parameter);
+  }
+  return result;
+}
+
+}  // namespace
+
+HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
+                     const AdamWOptions& options)
+    : parameters_(std::move(parameters)),
+      world_(std::move(world)),
+      adamw_(plain(parameters_), options) {}
+
+// Summed rank by rank, and not by an all-reduce, so that all ranks have the same bits in every back
+// end.
+StepResult HeldState::judge(const StepInput& input) {
+  double own = 0;
+  for (const HeldParameter& p : parameters_)
+    own += adamw_.sum_of_squares(take_rows(p.parameter.grad, p.owned));
+  std::vector<double> all(static_cast<size_t>(world_->size()));
+  world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
+  return AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
+}
+
+void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, Extent extent,
+                       const NamedTensor& tensor) const {
+  const HeldParameter& p = parameters_[idx];
+  const IndexRange rows = extent == Extent::kOwned ? p.owned : IndexRange{0, p.slice.num_rows()};
+  const Slice slice = p.slice.take_rows(rows.begin, rows.count);
+  const bool names_empty = p.names_empty && p.slice.global.num_elements() == 0;
+  if (slice.shape().num_elements() == 0 && !names_empty) return;
+  slices.push_back({tensor.name, take_rows(tensor.tensor, rows), slice});
+}
+
+std::vector<NamedSlice> HeldState::state_slices(Extent extent) const {
+  std::vector<NamedSlice> slices;
+  size_t at = 0;
+  const std::vector<NamedTensor> state = adamw_.state();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const int num_tensors = parameters_[i].parameter.weight.dtype == DType::kBF16 ? 3 : 2;
+    for (int t = 0; t < num_tensors; ++t) append(slices, i, extent, state[at++]);
+  }
+  return slices;
+}
+
+std::vector<NamedSlice> HeldState::master_slices() const {
+  std::vector<NamedSlice> slices;
+  size_t at = 0;
+  const std::vector<NamedTensor> masters = adamw_.masters();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].parameter.weight.dtype == DType::kBF16)
+      append(slices, i, Extent::kHeld, masters[at++]);
+  }
+  return slices;
+}
+
+std::vector<NamedSlice> HeldState::weight_slices(Extent extent) const {
+  std::vector<NamedSlice> slices;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i].parameter;
+    append(slices, i, extent, {p.name, p.weight});
+  }
+  return slices;
+}
+
+std::vector<NamedSlice> HeldState::gradient_slices(Extent extent) const {
+  std::vector<NamedSlice> slices;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i].parameter;
+    append(slices, i, extent, {p.name, p.grad});
+  }
+  return slices;
+}
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/slice.h"
+#include "optim/optimizer.h"
+
+namespace tessera {
+
+/// kHeld: all that a rank has. kOwned: its part if each element of the model is to be named by
+/// exactly one rank, as for saving.
+enum class Extent : uint8_t { kHeld, kOwned };
+
+/// Rows of a parameter whose optimizer state one rank keeps.
+struct HeldParameter {
+  Parameter parameter;  ///< weight and gradient: the held rows alone
+  Slice slice;          ///< the held rows' part of the global tensor
+  IndexRange owned;     ///< those of the held rows that no other rank owns
+  /// Whether this rank is the one that names a global tensor without elements.
+  bool names_empty = false;
+};
+
+/// AdamW on what one rank holds of a model, with the norm and the names of the whole model: what
+/// all ways of sharding have in common.
+class HeldState {
+ public:
+  /// Memory of the parameters must outlive it.
+  HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
+            const AdamWOptions& options);
+
+  /// What a step makes of the gradients of all ranks of the world, each owned element counting
+  /// once: the same bits on all ranks, who all call it.
+  StepResult judge(const StepInput& input);
+  /// Updates the held rows of parameter `idx`.
+  void update(size_t idx, const StepInput& input, double clip_factor) const {
+    adamw_.update(idx, input, clip_factor);
+  }
+
+  /// "<parameter>.m", ".v" and, for BF16 weights, ".master": F32.
+  std::vector<NamedSlice> state_slices(Extent extent) const;
+  /// Masters of BF16 weights by the names of their parameters, as held.
+  std::vector<NamedSlice> master_slices() const;
+  std::vector<NamedSlice> weight_slices(Extent extent) const;
+  std::vector<NamedSlice> gradient_slices(Extent extent) const;
+
+  /// As AdamWOptimizer's.
+  void round_masters() const { adamw_.round_masters(); }
+  void reset_masters() const { adamw_.reset_masters(); }
+  int64_t state_bytes() const { return adamw_.state_bytes(); }
+
+ private:
+  void append(std::vector<NamedSlice>& slices, size_t idx, Extent extent,
+              const NamedTensor& tensor) const;
+
+  std::vector<HeldParameter> parameters_;
+  CommunicatorPtr world_;
+  AdamWOptimizer adamw_;
+};
+
+}  // namespace tessera

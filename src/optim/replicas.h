@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/slice.h"
+#include "optim/optimizer.h"
+
+namespace tessera {
+
+/// All ranks of the world that hold the same slices of the same parameters, in one or two levels.
+/// The communicators serve this group alone: its operations start when they can, so no others may
+/// come between them.
+struct ReplicaGroup {
+  /// All replicas; with `inner`: those at this rank's place of their own inner group.
+  CommunicatorPtr outer;
+  /// The replicas that are near to one another (of a node, say). Sums are then made within the node
+  /// first, and only parts of them travel between nodes (MegaScale-MoE, appendix A.1).
+  CommunicatorPtr inner = nullptr;
+
+  int64_t inner_size() const { return inner ? inner->size() : 1; }
+  int64_t size() const { return inner_size() * outer->size(); }
+  /// This rank's place among the replicas: the number of its share. Shares of an inner rank's part
+  /// lie side by side.
+  int64_t rank() const { return (inner ? inner->rank() : 0) * outer->size() + outer->rank(); }
+};
+
+/// A rank's place in a replica group, for predictions without communicators.
+struct ReplicaPlace {
+  int64_t size = 1;
+  int64_t rank = 0;
+};
+
+/// A parameter as one rank holds it. Its gradient is the sum of `parameter.grad` over the replicas:
+/// gradients are partial sums.
+struct ReplicatedParameter {
+  Parameter parameter;  ///< the name of the global tensor; weight and grad have slice.shape()
+  Slice slice;          ///< which part of the global tensor
+  size_t group = 0;     ///< index in the list of replica groups
+};
+
+/// Parameters of one replica group that are reduced, updated and gathered together. Their elements,
+/// one parameter's after the other's, are the bucket's *flat* order; share i, which is rank i's,
+/// has the flat elements [bounds[i], bounds[i + 1]). Bounds fall between rows, so a share is some
+/// whole rows of each parameter.
+struct Bucket {
+  IndexRange parameters;         ///< in the group's list
+  std::vector<int64_t> offsets;  ///< where each parameter begins, and the end of the last
+  std::vector<int64_t> bounds;
+
+  int64_t num_elements() const { return offsets.back(); }
+  /// The flat elements of shares [first, first + count).
+  IndexRange elements(int64_t first, int64_t count = 1) const;
+};
+
+/// Cuts parameters, listed in the order in which a forward pass first uses them, into buckets,
+/// listed in the order in which a backward pass completes them: the last parameters first. A bucket
+/// takes parameters while their gradients have at most `bucket_bytes`, and at least one.
+///
+/// Bound i is, of all places where a row begins, the one nearest to element N·i/num_shares of the
+/// bucket's N (the lower of two equally near): so no share has more than N/num_shares and a row.
+std::vector<Bucket> make_buckets(std::span<const Shape> shapes, int64_t bucket_bytes,
+                                 int64_t num_shares);
+
+/// One bucket of all these parameters. Each begins at a multiple of `alignment` elements; what is
+/// between them is padding, which belongs to some share as well.
+Bucket make_bucket(std::span<const Shape> shapes, int64_t num_shares, int64_t alignment = 1);
+
+/// The rows of the bucket's k-th parameter, of this shape, that belong to a share. Rows without
+/// elements belong to share 0.
+IndexRange share_rows(const Bucket& bucket, size_t k, const Shape& shape, int64_t share);
+
+/// A view of some rows (along the first dim) of a tensor.
+Tensor take_rows(const Tensor& tensor, IndexRange rows);
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/slice.h"
+#include "core/tensor.h"
+
+namespace tessera {
+
+/// The memory of several tensors seen as one range of bytes, one tensor's after the other's.
+class ScatteredBytes {
+ public:
+  explicit ScatteredBytes(std::span<const Tensor> tensors);
+
+  int64_t num_bytes() const { return num_bytes_; }
+  /// The bytes themselves where the tensors lie so in memory, without gaps; else null.
+  std::byte* contiguous() const { return contiguous_; }
+  /// Copies bytes [range.begin, range.end()) to, or from, `memory`.
+  void read(IndexRange range, std::byte* memory) const;
+  void write(IndexRange range, const std::byte* memory) const;
+
+ private:
+  struct Piece {
+    std::byte* data = nullptr;
+    IndexRange bytes;
+  };
+
+  /// Calls visit(address, offset from range.begin, bytes) for each run in memory.
+  template <typename Visit>
+  void for_each_run(IndexRange range, const Visit& visit) const;
+
+  std::vector<Piece> pieces_;
+  int64_t num_bytes_ = 0;
+  std::byte* contiguous_ = nullptr;
+};
+
+}  // namespace tessera

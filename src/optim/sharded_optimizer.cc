@@ -1,0 +1,213 @@
+#include "optim/sharded_optimizer.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+std::vector<ReplicaPlace> places_of(const std::vector<ReplicaGroup>& groups) {
+  std::vector<ReplicaPlace> places;
+  for (const ReplicaGroup& group : groups) places.push_back({group.size(), group.rank()});
+  return places;
+}
+
+void check(const ReplicatedParameter& p, size_t num_groups) {
+  ensure(p.parameter.weight.shape == p.slice.shape(), "optimizer: '{}' has weight {} but {}",
+         p.parameter.name, p.parameter.weight.shape.to_string(), p.slice.to_string());
+  ensure(p.group < num_groups, "optimizer: '{}' is in replica group {} of {}", p.parameter.name,
+         p.group, num_groups);
+}
+
+}  // namespace
+
+std::vector<ShardedOptimizer::Group> ShardedOptimizer::cut(
+    std::span<const ReplicaPlace> places, std::span<const ReplicatedParameter> parameters,
+    const ShardingOptions& sharding) {
+  std::vector<Group> groups(places.size());
+  std::vector<std::vector<Shape>> shapes(places.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    check(parameters[i], places.size());
+    groups[parameters[i].group].parameters.push_back(i);
+    shapes[parameters[i].group].push_back(parameters[i].parameter.weight.shape);
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].place = places[g];
+    groups[g].buckets = make_buckets(shapes[g], sharding.bucket_bytes, places[g].size);
+  }
+  return groups;
+}
+
+std::vector<ShardedOptimizer::Rows> ShardedOptimizer::find_rows(
+    const std::vector<Group>& groups, std::span<const ReplicatedParameter> parameters,
+    const ShardingOptions& sharding) {
+  std::vector<Rows> rows(parameters.size());
+  for (const Group& group : groups) {
+    for (const Bucket& bucket : group.buckets) {
+      for (int64_t k = 0; k < bucket.parameters.count; ++k) {
+        const size_t idx = group.parameters[static_cast<size_t>(bucket.parameters.begin + k)];
+        const Shape& shape = parameters[idx].parameter.weight.shape;
+        const IndexRange owned =
+            share_rows(bucket, static_cast<size_t>(k), shape, group.place.rank);
+        rows[idx] = {owned, sharding.shard_state ? owned : IndexRange{0, shape[0]}};
+      }
+    }
+  }
+  return rows;
+}
+
+ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
+                                   std::vector<ReplicatedParameter> parameters,
+                                   CommunicatorPtr world, const AdamWOptions& options,
+                                   const ShardingOptions& sharding)
+    : parameters_(std::move(parameters)),
+      sharding_(sharding),
+      groups_(cut(places_of(groups), parameters_, sharding)),
+      rows_(find_rows(groups_, parameters_, sharding)),
+      in_group_(parameters_.size()) {
+  make_state(std::move(world), options);
+  for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g]);
+  order_buckets();
+}
+
+void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options) {
+  std::vector<HeldParameter> held;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ReplicatedParameter& p = parameters_[i];
+    const Rows& rows = rows_[i];
+    held.push_back({.parameter = p.parameter,
+                    .slice = p.slice.take_rows(rows.held.begin, rows.held.count),
+                    .owned = {rows.owned.begin - rows.held.begin, rows.owned.count},
+                    .names_empty = groups_[p.group].place.rank == 0});
+    held.back().parameter.weight = take_rows(p.parameter.weight, rows.held);
+    held.back().parameter.grad = take_rows(p.parameter.grad, rows.held);
+  }
+  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options);
+}
+
+void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas) {
+  std::vector<Tensor> weights;
+  std::vector<Tensor> grads;
+  for (size_t k = 0; k < group.parameters.size(); ++k) {
+    const Parameter& parameter = parameters_[group.parameters[k]].parameter;
+    weights.push_back(parameter.weight);
+    grads.push_back(parameter.grad);
+    in_group_[group.parameters[k]] = k;
+  }
+  group.reducer =
+      std::make_unique<GradientReducer>(replicas, group.buckets, grads, sharding_.reduction);
+  group.gatherer = std::make_unique<ShareGatherer>(replicas, group.buckets,
+                                                   sharding_.shard_state ? weights : grads,
+                                                   sharding_.reduction.buckets_in_flight);
+}
+
+void ShardedOptimizer::order_buckets() {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t b = 0; b < groups_[g].buckets.size(); ++b) buckets_.push_back({g, b});
+  }
+  std::ranges::sort(buckets_, {}, [&](const BucketPlace& place) {
+    const Group& group = groups_[place.group];
+    const IndexRange& parameters = group.buckets[place.bucket].parameters;
+    return group.parameters[static_cast<size_t>(parameters.begin)];
+  });
+}
+
+void ShardedOptimizer::poll() {
+  for (Group& group : groups_) {
+    group.reducer->poll();
+    group.gatherer->poll();
+  }
+}
+
+// Operations on one communicator must start in the same order on all ranks, so the gathering of the
+// last step must have come to its end.
+void ShardedOptimizer::begin_reducing() {
+  if (phase_ != Phase::kIdle) return;
+  wait_all_weights();
+  phase_ = Phase::kReducing;
+}
+
+void ShardedOptimizer::ready(size_t idx) {
+  ensure(phase_ != Phase::kReduced, "optimizer: gradient of '{}' is ready after they were reduced",
+         parameters_[idx].parameter.name);
+  begin_reducing();
+  group_of(idx).reducer->ready(in_group_[idx]);
+  poll();
+}
+
+void ShardedOptimizer::finish_gradients() {
+  if (phase_ == Phase::kReduced) return;
+  begin_reducing();
+  for (Group& group : groups_) group.reducer->finish();
+  if (!sharding_.shard_state) gather_all();
+  phase_ = Phase::kReduced;
+}
+
+void ShardedOptimizer::discard_gradients() {
+  finish_gradients();
+  phase_ = Phase::kIdle;
+}
+
+void ShardedOptimizer::gather_all() {
+  for (const BucketPlace& place : buckets_) groups_[place.group].gatherer->start(place.bucket);
+  for (Group& group : groups_) group.gatherer->wait_all();
+}
+
+StepResult ShardedOptimizer::step(const StepInput& input) {
+  finish_gradients();
+  phase_ = Phase::kIdle;
+  const StepResult result = state_->judge(input);
+  if (!result.updated) return result;
+  for (const BucketPlace& place : buckets_) {
+    Group& group = groups_[place.group];
+    const IndexRange& parameters = group.buckets[place.bucket].parameters;
+    for (int64_t k = parameters.begin; k < parameters.end(); ++k)
+      state_->update(group.parameters[static_cast<size_t>(k)], input, result.clip_factor);
+    if (sharding_.shard_state) group.gatherer->start(place.bucket);
+    poll();
+  }
+  return result;
+}
+
+void ShardedOptimizer::wait_weights(size_t idx) {
+  poll();
+  group_of(idx).gatherer->wait(in_group_[idx]);
+}
+
+void ShardedOptimizer::wait_all_weights() {
+  for (Group& group : groups_) group.gatherer->wait_all();
+}
+
+std::vector<NamedSlice> ShardedOptimizer::weight_slices(Extent extent) const {
+  if (extent == Extent::kOwned) return state_->weight_slices(Extent::kOwned);
+  std::vector<NamedSlice> all;
+  for (const ReplicatedParameter& p : parameters_)
+    all.push_back({p.parameter.name, p.parameter.weight, p.slice});
+  return all;
+}
+
+void ShardedOptimizer::round_masters() {
+  wait_all_weights();
+  state_->round_masters();
+  if (sharding_.shard_state) gather_all();
+}
+
+int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
+                                      std::span<const ReplicatedParameter> parameters,
+                                      const ShardingOptions& sharding) {
+  const std::vector<Rows> rows = find_rows(cut(groups, parameters, sharding), parameters, sharding);
+  std::vector<Tensor> held;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor& weight = parameters[i].parameter.weight;
+    held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[i].held));
+  }
+  return AdamWOptimizer::state_bytes(held);
+}
+
+int64_t ShardedOptimizer::staging_bytes() const {
+  int64_t total = 0;
+  for (const Group& group : groups_)
+    total += group.reducer->staging_bytes() + group.gatherer->staging_bytes();
+  return total;
+}
+
+}  // namespace tessera

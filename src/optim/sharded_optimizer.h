@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "optim/gradient_reducer.h"
+#include "optim/held_state.h"
+#include "optim/optimizer.h"
+#include "optim/replicas.h"
+#include "optim/share_gatherer.h"
+
+namespace tessera {
+
+struct ShardingOptions {
+  /// Whether each replica keeps the state of its share alone (ZeRO-1); otherwise all keep all of
+  /// it.
+  bool shard_state = true;
+  /// Gradients of one bucket, in bytes of F32; a larger parameter is a bucket of its own.
+  int64_t bucket_bytes = int64_t{32} << 20;
+  ReductionOptions reduction = {};
+};
+
+/// AdamW over the parameters of one rank of many. Within each replica group every rank owns a share
+/// of the rows (`make_buckets`). A step:
+///   backward:  ready(p) as gradients are completed: their sums over the replicas are reduced into
+///              the owners' gradient tensors, bucket by bucket, in the background;
+///   step:      the global norm, in which every element of the model counts once; clipping; AdamW
+///   on
+///              the owned rows, of which alone this rank has m, v and master; and after each bucket
+///              its weights start on their way to the other replicas;
+///   forward:   wait_weights(p) before the first use of p.
+/// Without shard_state the sums of the gradients go to all replicas instead (the two halves of an
+/// all-reduce), and each updates everything, alike to the bit.
+///
+/// All numbers are the same whatever the timing. With one replica each they are AdamWOptimizer's,
+/// to the bit if the world is of one rank. Not thread-safe.
+class ShardedOptimizer {
+ public:
+  /// `parameters` in the order in which a forward pass first uses them, with `group` an index into
+  /// `groups`. Every two ranks list the groups that they share in the same order, and the members
+  /// of a group list its parameters alike. Memory of weights and gradients must outlive the
+  /// optimizer. Throws as AdamWOptimizer; InternalError for slices that do not fit their tensors.
+  ShardedOptimizer(std::vector<ReplicaGroup> groups, std::vector<ReplicatedParameter> parameters,
+                   CommunicatorPtr world, const AdamWOptions& options,
+                   const ShardingOptions& sharding);
+
+  /// The gradient of parameter `idx` of the list is complete on this rank, which is reached at most
+  /// once a step. Waits for no other rank, but the first one for weights that are still under way.
+  void ready(size_t idx);
+  /// Declares all other gradients ready and returns when the sums are in this rank's rows.
+  void finish_gradients();
+  /// Ends a step without an update: finishes the sums, which other ranks count on, and forgets
+  /// them.
+  void discard_gradients();
+  /// Finishes the gradients, then updates. A norm that is not finite stops all ranks alike: then
+  /// nothing has changed but the gradients.
+  StepResult step(const StepInput& input);
+  /// Returns when this rank has the updated weights of parameter `idx`.
+  void wait_weights(size_t idx);
+  /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
+  void wait_all_weights();
+
+  /// As HeldState's. Where state is sharded, what is held of it is what is owned.
+  std::vector<NamedSlice> state_slices(Extent extent) const { return state_->state_slices(extent); }
+  std::vector<NamedSlice> master_slices() const { return state_->master_slices(); }
+  /// All of this rank's weights, or its own rows of them.
+  std::vector<NamedSlice> weight_slices(Extent extent) const;
+  /// The summed gradients of the owned rows, F32; to be read between finish_gradients and the next
+  /// backward pass.
+  std::vector<NamedSlice> gradient_slices() const {
+    return state_->gradient_slices(Extent::kOwned);
+  }
+  /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
+  void round_masters();
+  /// Sets masters to the BF16 weights.
+  void reset_masters() const { state_->reset_masters(); }
+
+  /// Bytes of state that such an optimizer allocates on this rank: exact. Reads the dtype and shape
+  /// of weights, and groups.
+  static int64_t state_bytes(std::span<const ReplicaPlace> groups,
+                             std::span<const ReplicatedParameter> parameters,
+                             const ShardingOptions& sharding);
+  int64_t state_bytes() const { return state_->state_bytes(); }
+  /// Memory beyond weights, gradients and state, at its most.
+  int64_t staging_bytes() const;
+
+ private:
+  /// One replica group's parameters and what moves them.
+  struct Group {
+    ReplicaPlace place;
+    std::vector<size_t> parameters;  ///< in the list of the optimizer
+    std::vector<Bucket> buckets;
+    std::unique_ptr<GradientReducer> reducer;
+    std::unique_ptr<ShareGatherer> gatherer;  ///< of weights, or of gradients where all is held
+  };
+  /// Rows of a parameter's local tensors.
+  struct Rows {
+    IndexRange owned;
+    IndexRange held;  ///< whose state is here
+  };
+
+  /// A bucket of a group.
+  struct BucketPlace {
+    size_t group = 0;
+    size_t bucket = 0;
+  };
+  enum class Phase : uint8_t { kIdle, kReducing, kReduced };
+
+  static std::vector<Group> cut(std::span<const ReplicaPlace> places,
+                                std::span<const ReplicatedParameter> parameters,
+                                const ShardingOptions& sharding);
+  static std::vector<Rows> find_rows(const std::vector<Group>& groups,
+                                     std::span<const ReplicatedParameter> parameters,
+                                     const ShardingOptions& sharding);
+  void connect(Group& group, const ReplicaGroup& replicas);
+  void make_state(CommunicatorPtr world, const AdamWOptions& options);
+  void order_buckets();
+  Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
+  void begin_reducing();
+  void gather_all();
+  void poll();
+
+  std::vector<ReplicatedParameter> parameters_;
+  ShardingOptions sharding_;
+  std::vector<Group> groups_;
+  std::vector<Rows> rows_;            ///< by parameter
+  std::vector<size_t> in_group_;      ///< each parameter's index in its group
+  std::vector<BucketPlace> buckets_;  ///< in the order of the forward pass
+  std::unique_ptr<HeldState> state_;
+  Phase phase_ = Phase::kIdle;
+};
+
+}  // namespace tessera

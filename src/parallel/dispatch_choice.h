@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// How routed tokens reach their experts and come back.
+enum class DispatcherKind : uint8_t {
+  kLocal,      ///< all experts are here, whole
+  kAllToAll,   ///< rows to their experts' ranks (EP), then all-gather over ETP; the same way back
+  kAllGather,  ///< all tokens to all ranks (EP x ETP), each takes its experts'; reduce-scatter back
+};
+
+/// "local", "all_to_all" or "all_gather".
+std::string_view dispatcher_name(DispatcherKind kind);
+
+/// What is asked for: a kind, or the choice by volume.
+enum class DispatcherRequest : uint8_t { kAuto, kAllToAll, kAllGather };
+
+struct DispatchSizes {
+  int64_t top_k = 1;
+  int64_t ep = 1;
+  int64_t etp = 1;
+  /// The bandwidth that an all-to-all reaches, as a share of an all-gather's: 1 counts bytes alone.
+  /// On 8 H800s 6/8 puts the limit where MegaScale-MoE measured it (figure 7: all-gather wins where
+  /// top-k > 6).
+  double all_to_all_efficiency = 1.0;
+};
+
+/// Rows of width H that leave a rank, dispatch and combine together, for each of its own tokens,
+/// routing being even. For ETP = 1 and n = EP ranks with b·s tokens together these are equations 3
+/// and 4 of MegaScale-MoE, section 3.2: 2k/n · bsh(n-1)/n for all-to-all, 2bsh(n-1)/n for
+/// all-gather and reduce-scatter, each divided by the b·s/n tokens of a rank and by h. The
+/// all-gather over ETP moves every row to ETP - 1 ranks more.
+struct DispatchVolumes {
+  double all_to_all = 0;
+  double all_gather = 0;
+};
+DispatchVolumes dispatch_volumes(const DispatchSizes& sizes);
+
+struct DispatchChoice {
+  DispatcherKind kind = DispatcherKind::kLocal;
+  DispatchVolumes volumes;
+  bool by_request = false;
+
+  /// "all_gather: 6 rows a token leave a rank, all_to_all would move 7.5".
+  std::string to_string() const;
+};
+
+/// The dispatcher that moves less, the all-to-all's volume divided by its efficiency; of equal ones
+/// all-to-all. With ETP = 1 that is all-gather where top-k exceeds the number of ranks. A request
+/// decides instead; where all experts are here, whole, it is the local one whatever is asked.
+/// Throws UserError for sizes below 1 or an efficiency that is not above 0.
+DispatchChoice choose_dispatcher(const DispatchSizes& sizes,
+                                 DispatcherRequest request = DispatcherRequest::kAuto);
+
+}  // namespace tessera

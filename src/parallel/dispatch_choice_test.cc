@@ -1,0 +1,77 @@
+#include "parallel/dispatch_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+DispatcherKind chosen(int64_t top_k, int64_t ep, int64_t etp = 1, double efficiency = 1.0) {
+  return choose_dispatcher(
+             {.top_k = top_k, .ep = ep, .etp = etp, .all_to_all_efficiency = efficiency})
+      .kind;
+}
+
+TEST(DispatchChoice, VolumesAreThePapersDividedByTokensAndWidth) {
+  for (const double n : {2.0, 4.0, 8.0}) {
+    for (const double k : {1.0, 2.0, 9.0}) {
+      const DispatchVolumes volumes = dispatch_volumes(
+          {.top_k = static_cast<int64_t>(k), .ep = static_cast<int64_t>(n), .etp = 1});
+      const double tokens = 64;  // b·s of all ranks, with h = 1
+      EXPECT_DOUBLE_EQ(volumes.all_to_all, 2 * k / n * tokens * (n - 1) / n / (tokens / n));
+      EXPECT_DOUBLE_EQ(volumes.all_gather, 2 * tokens * (n - 1) / n / (tokens / n));
+    }
+  }
+}
+
+TEST(DispatchChoice, AllGatherWhereTopKExceedsTheRanks) {
+  for (const int64_t ep : {2, 4, 8, 64}) {
+    EXPECT_EQ(chosen(1, ep), DispatcherKind::kAllToAll);
+    EXPECT_EQ(chosen(ep, ep), DispatcherKind::kAllToAll) << "no worse";
+    EXPECT_EQ(chosen(ep + 1, ep), DispatcherKind::kAllGather);
+  }
+  EXPECT_EQ(chosen(6, 8, 1, 0.75), DispatcherKind::kAllToAll) << "figure 7";
+  EXPECT_EQ(chosen(7, 8, 1, 0.75), DispatcherKind::kAllGather) << "figure 7";
+}
+
+TEST(DispatchChoice, EtpCountsBothWays) {
+  // 2·K·(1/2 + 1) against 2·3.
+  EXPECT_EQ(chosen(2, 2, 2), DispatcherKind::kAllToAll);
+  EXPECT_EQ(chosen(3, 2, 2), DispatcherKind::kAllGather);
+  EXPECT_EQ(chosen(1, 1, 4), DispatcherKind::kAllToAll) << "the same volume";
+  EXPECT_EQ(chosen(2, 1, 4), DispatcherKind::kAllGather);
+}
+
+TEST(DispatchChoice, ARequestDecidesButNotWithoutPeers) {
+  const DispatchSizes sizes{.top_k = 9, .ep = 2};
+  const DispatchChoice asked = choose_dispatcher(sizes, DispatcherRequest::kAllToAll);
+  EXPECT_EQ(asked.kind, DispatcherKind::kAllToAll);
+  EXPECT_EQ(asked.to_string(),
+            "all_to_all (as asked): 9 rows a token leave a rank, all_gather would move 2");
+  EXPECT_EQ(choose_dispatcher({.top_k = 1, .ep = 2}, DispatcherRequest::kAllGather).kind,
+            DispatcherKind::kAllGather);
+  EXPECT_EQ(choose_dispatcher({.top_k = 9}, DispatcherRequest::kAllGather).kind,
+            DispatcherKind::kLocal);
+  EXPECT_EQ(choose_dispatcher({.top_k = 9}).to_string(), "local: all experts are here");
+}
+
+TEST(DispatchChoice, RefusesImpossibleSizes) {
+  const auto message_of = [](const DispatchSizes& sizes) -> std::string {
+    try {
+      choose_dispatcher(sizes);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message_of({.top_k = 0}), HasSubstr("top-k 0"));
+  EXPECT_THAT(message_of({.ep = 0}), HasSubstr("EP 0"));
+  EXPECT_THAT(message_of({.ep = 2, .all_to_all_efficiency = 0}), HasSubstr("is 0, expected above"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#include "parallel/stage_groups.h"
+
+#include <array>
+
+namespace tessera {
+namespace {
+
+/// The part of `ranks` at positions first, first + stride, ... (`count` of them).
+std::vector<int64_t> pick(const std::vector<int64_t>& ranks, int64_t first, int64_t stride,
+                          int64_t count) {
+  std::vector<int64_t> picked;
+  for (int64_t i = 0; i < count; ++i)
+    picked.push_back(ranks[static_cast<size_t>(first + i * stride)]);
+  return picked;
+}
+
+}  // namespace
+
+StageGroups single_rank_groups() {
+  const auto single = [](const char* name) { return make_single_communicator(name); };
+  return {.tp = single("tp"),
+          .ring = single("ring"),
+          .heads = single("heads"),
+          .micro_batch = single("micro_batch"),
+          .dp = single("dp"),
+          .pp = single("pp"),
+          .etp = single("etp"),
+          .ep = single("ep"),
+          .experts = single("experts")};
+}
+
+StageGroups join_stage_groups(World& world, const Layout& layout, const ParallelSpec& parallel) {
+  const int64_t rank = world.rank();
+  const auto along = [&](const char* name, auto... axes) {
+    const std::array list = {axes...};
+    return world.make_group(name, layout.group(rank, list));
+  };
+  const int64_t tp = layout.degree(Axis::kTp);
+  const int64_t inner = heads_degree(parallel, layout.degree(Axis::kCp));
+  const int64_t rings = layout.degree(Axis::kCp) / inner;
+  const int64_t ring_rank = layout.coordinate(rank, Axis::kCp) / inner;
+  const int64_t inner_rank = layout.coordinate(rank, Axis::kCp) % inner;
+  const auto cp = layout.group(rank, Axis::kCp);
+
+  StageGroups groups;
+  groups.tp = along("tp", Axis::kTp);
+  groups.ring = world.make_group("ring", pick(cp, inner_rank, inner, rings));
+  groups.replicated_attention = parallel.attention == AttentionParallel::kUlysses && tp > 1;
+  groups.head_inner = inner;
+  groups.dispatcher = parallel.dispatcher;
+  if (groups.replicated_attention) {
+    const std::array axes = {Axis::kTp, Axis::kCp};
+    groups.heads = world.make_group(
+        "heads", pick(layout.group(rank, axes), ring_rank * inner * tp, 1, inner * tp));
+  } else {
+    groups.heads = world.make_group("heads", pick(cp, ring_rank * inner, 1, inner));
+  }
+  groups.micro_batch = along("micro_batch", Axis::kTp, Axis::kCp);
+  groups.dp = along("dp", Axis::kDp);
+  groups.pp = along("pp", Axis::kPp);
+  groups.etp = along("etp", Axis::kEtp);
+  groups.ep = along("ep", Axis::kEp);
+  groups.experts = along("experts", Axis::kEtp, Axis::kEp);
+  return groups;
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.h"
+#include "parallel/options.h"
+
+namespace tessera {
+
+/// The groups in which the programs of one rank communicate, each of one rank where its axis has
+/// degree 1. Every rank of a stage is in one of each.
+struct StageGroups {
+  CommunicatorPtr tp;           ///< tensor and sequence parallelism
+  CommunicatorPtr ring;         ///< context parallelism by ring exchange
+  CommunicatorPtr heads;        ///< attention's all-to-all: within CP, with Ulysses over TP as well
+  CommunicatorPtr micro_batch;  ///< TP · CP: the ranks that share a micro-batch's tokens
+  CommunicatorPtr dp;
+  CommunicatorPtr pp;       ///< the same place in every stage
+  CommunicatorPtr etp;      ///< shards of an expert's inner dim
+  CommunicatorPtr ep;       ///< different experts
+  CommunicatorPtr experts;  ///< ETP · EP, ETP fastest
+  /// Attention weights are whole on every rank, and heads are spread by all-to-all over TP too.
+  bool replicated_attention = false;
+  int64_t head_inner = 1;  ///< ranks of CP that `heads` joins: U
+  DispatcherRequest dispatcher = DispatcherRequest::kAuto;
+
+  /// Ranks that share a micro-batch, TP · CP.
+  int64_t token_ranks() const { return micro_batch->size(); }
+};
+
+/// The groups of a run on one rank.
+StageGroups single_rank_groups();
+
+/// Joins this rank's groups. All ranks of the world must call.
+StageGroups join_stage_groups(World& world, const Layout& layout, const ParallelSpec& parallel);
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+#include "runtime/cpu_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/registry/cpu_kernels.h"
+#include "program/dependencies.h"
+#include "program/program_testing.h"
+#include "program/random_program.h"
+
+namespace tessera {
+namespace {
+
+using testing::SlowCopy;
+
+KernelTable kernels_with(Kernel slow_copy) {
+  KernelTable kernels = make_cpu_kernels();
+  kernels["slow_copy"] = slow_copy;
+  return kernels;
+}
+
+TEST(Exchanges, AProgramComputesTheSameWhetherTheyAreStartedOrRun) {
+  const KernelTable started = kernels_with(testing::start_slow_copy);
+  const KernelTable run = kernels_with(testing::run_slow_copy);
+  Random random(3, 0);
+  for (int round = 0; round < 200; ++round) {
+    const Program program =
+        testing::make_random_program(random, 1 + static_cast<int64_t>(random.next_below(40)));
+    EXPECT_EQ(testing::run_on_noise(program, started), testing::run_on_noise(program, run))
+        << "round " << round;
+  }
+}
+
+/// Events of a program by node, with the node that was next to run when each wait began.
+struct EventLog {
+  std::vector<std::string> lines;
+  std::vector<NodeEvent> events;
+  NodeObserver observer() {
+    return [this](const NodeEvent& event) {
+      constexpr const char* kPhases[] = {"run", "start", "wait"};
+      lines.push_back(fmt::format("{} {}", kPhases[static_cast<size_t>(event.phase)],
+                                  event.program.value(event.node.outputs[0]).name));
+      events.push_back(event);
+    };
+  }
+};
+
+/// a → copy; meanwhile b + b and its square; then copy + b.
+Program make_overlapping() {
+  Program program("overlapping");
+  const ValueType type{DType::kF32, {4, 4}};
+  const ValueId a = program.add_input("a", type);
+  const ValueId b = program.add_input("b", type);
+  const ValueId copy = program.add1(std::make_shared<SlowCopy>(), {a}, "copy");
+  const ValueId twice = program.add1(make_add(), {b, b}, "twice");
+  const ValueId more = program.add1(make_add(), {twice, twice}, "more");
+  const ValueId last = program.add1(std::make_shared<SlowCopy>(), {more}, "last");
+  const ValueId sum = program.add1(make_add(), {copy, b}, "sum");
+  program.set_outputs({sum, last});
+  return program;
+}
+
+TEST(Exchanges, AreWaitedForJustBeforeTheirFirstUse) {
+  EventLog log;
+  const Program program = make_overlapping();
+  EXPECT_EQ(find_waits(program), (std::vector<int>{4, 2, 3, 5, 5}));
+  testing::run_on_noise(program, kernels_with(testing::start_slow_copy), log.observer());
+  EXPECT_THAT(log.lines, ::testing::ElementsAre("start copy", "run twice", "run more", "start last",
+                                                "wait copy", "run sum", "wait last"));
+  for (size_t i = 0; i < log.events.size(); ++i) {
+    EXPECT_LE(log.events[i].begin, log.events[i].end);
+    EXPECT_GE(log.events[i].seconds(), 0);
+    if (i > 0) EXPECT_LE(log.events[i - 1].end, log.events[i].begin);
+  }
+}
+
+/// Scratch memory, inputs and outputs of an exchange are nobody else's until the wait.
+TEST(Exchanges, HoldTheirMemoryUntilTheWait) {
+  Program program("held");
+  const ValueType type{DType::kF32, {4, 4}};
+  const ValueId a = program.add_input("a", type);
+  const ValueId sent = program.add1(make_add(), {a, a}, "sent");
+  const ValueId copy = program.add1(std::make_shared<SlowCopy>(), {sent}, "copy");
+  const ValueId b = program.add1(make_add(), {a, a}, "b");
+  const ValueId c = program.add1(make_add(), {b, b}, "c");
+  const ValueId d = program.add1(make_add(), {c, copy}, "d");
+  program.set_outputs({d});
+  const auto lifetimes = find_lifetimes(program);
+  EXPECT_EQ(lifetimes[static_cast<size_t>(sent)].last, 3);
+  EXPECT_EQ(lifetimes[static_cast<size_t>(copy)].last, 4);
+  EXPECT_EQ(find_workspace_lifetimes(program)[1].last, 3);
+  EXPECT_EQ(find_workspace_lifetimes(program)[2].last, 2);
+  // sent, copy, b, c and the scratch memory live at once, each in its own place.
+  EXPECT_EQ(plan_memory(program, {}).transient_bytes, 4 * 64 + SlowCopy::kWorkspaceBytes);
+}
+
+/// Counts what became of exchanges.
+class CountedWork final : public Work {
+ public:
+  explicit CountedWork(int& abandoned) : abandoned_(abandoned) {}
+  void wait() override { ADD_FAILURE() << "waited for while an exception is under way"; }
+  bool done() override { return false; }
+  void abandon() noexcept override { ++abandoned_; }
+
+ private:
+  int& abandoned_;
+};
+
+int& abandoned_works() {
+  thread_local int count = 0;
+  return count;
+}
+
+TEST(Exchanges, AreAbandonedWhenAKernelFails) {
+  abandoned_works() = 0;
+  KernelTable kernels = kernels_with(Kernel([](const Operator& /*op*/, const KernelArgs& /*args*/) {
+    return Pending(std::make_unique<CountedWork>(abandoned_works()));
+  }));
+  kernels["add"] = Kernel([](const Operator& /*op*/, const KernelArgs& /*args*/) {
+    throw UserError("this add fails");
+  });
+  EXPECT_THROW(testing::run_on_noise(make_overlapping(), kernels), UserError);
+  EXPECT_EQ(abandoned_works(), 1);
+}
+
+TEST(CpuProgram, RefusesAnAsynchronousKernelOfAnOperatorThatDoesNotCommunicate) {
+  KernelTable kernels = kernels_with(testing::start_slow_copy);
+  kernels["add"] = kernels["slow_copy"];
+  EXPECT_THROW(CpuProgram(make_overlapping(), kernels), InternalError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,180 @@
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "comm/thread_world.h"
+#include "core/file.h"
+#include "data/token_file_writer.h"
+#include "train/trainer.h"
+#include "train/verify.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kF32 = 4;
+constexpr int64_t kLayers = 2;
+constexpr int64_t kHidden = 16;
+constexpr int64_t kSequence = 16;
+constexpr int64_t kMicroBatch = 2;
+constexpr int64_t kTokens = kMicroBatch * kSequence;  // T, of a micro-batch
+
+/// Bytes of a training step, by group and kind, summed over the ranks.
+class StepBytes {
+ public:
+  StepBytes(Settings settings, int64_t num_ranks) {
+    const std::filesystem::path folder =
+        std::filesystem::temp_directory_path() / unique_name("tessera-bytes-test-");
+    settings = without_data(std::move(settings));
+    settings.data.tokens = (folder / "tokens").string();
+    settings.run.folder = (folder / "run").string();
+    TokenFileWriter writer(settings.data.tokens, settings.model.vocab_size);
+    writer.append(std::vector<int32_t>(1000, 1));
+    writer.end_document();
+    writer.finish();
+    std::mutex mutex;
+    run_thread_world(num_ranks, [&](World& world) {
+      Settings own = settings;
+      TrainingData data = open_training_data(own);
+      Trainer trainer(own, std::move(data), world);
+      trainer.resume("");
+      world.statistics().clear();
+      trainer.step();
+      const std::scoped_lock lock(mutex);
+      for (const auto& [key, count] : world.statistics().counts()) bytes_[key] += count.bytes;
+    });
+    std::filesystem::remove_all(folder);
+  }
+
+  int64_t operator()(const std::string& group, CommKind kind) const {
+    const auto found = bytes_.find({group, kind});
+    return found == bytes_.end() ? 0 : found->second;
+  }
+  /// Of all groups whose names begin so.
+  int64_t of_groups(const std::string& prefix, CommKind kind) const {
+    int64_t total = 0;
+    for (const auto& [key, bytes] : bytes_)
+      total += key.first.starts_with(prefix) && key.second == kind ? bytes : 0;
+    return total;
+  }
+
+ private:
+  std::map<CommStatistics::Key, int64_t> bytes_;
+};
+
+Settings small_settings() {
+  Settings settings;
+  settings.model.vocab_size = 40;
+  settings.model.hidden_size = kHidden;
+  settings.model.num_layers = kLayers;
+  settings.model.num_heads = 4;
+  settings.model.num_kv_heads = 2;
+  settings.model.head_size = 4;
+  settings.model.inner_size = 24;
+  settings.model.moe.num_experts = 0;
+  settings.data.sequence_length = kSequence;
+  settings.train.micro_batch = kMicroBatch;
+  settings.train.global_batch = kMicroBatch;
+  settings.train.steps = 2;
+  settings.schedule.num_steps = 2;
+  return settings;
+}
+
+Settings expert_settings() {
+  Settings settings = small_settings();
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 8, .force_balanced = true};
+  return settings;
+}
+
+int64_t count_weights(const Settings& settings) {
+  return count_parameters(settings.model).total;
+}
+
+/// Equation 1 of MegaScale-MoE: 2bsh(n-1)/n for attention, the same for the MLP, both again
+/// backwards; and the two ends.
+TEST(StepBytes, TensorParallelism) {
+  constexpr int64_t kRanks = 2;
+  Settings settings = small_settings();
+  settings.parallel.layout.tp = kRanks;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t share = kTokens * kHidden * (kRanks - 1) / kRanks * kRanks * kF32;
+  EXPECT_EQ(bytes("tp", CommKind::kAllGather), (4 * kLayers + 2) * share);
+  EXPECT_EQ(bytes("tp", CommKind::kReduceScatter), (4 * kLayers + 2) * share);
+  EXPECT_EQ(bytes("tp", CommKind::kAllToAll), 4 * kTokens * (kRanks - 1) * kF32);
+}
+
+/// Equation 2 counts each element twice; what leaves a rank is (2 + 2/m) · bsh/n · (n-1)/n.
+TEST(StepBytes, UlyssesAttention) {
+  constexpr int64_t kRanks = 2;
+  Settings settings = small_settings();
+  settings.parallel.layout.tp = kRanks;
+  settings.parallel.attention = AttentionParallel::kUlysses;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t heads = 2 * settings.model.num_heads + 2 * settings.model.num_kv_heads;
+  const int64_t one_way = kTokens * heads * settings.model.head_size * (kRanks - 1) / kRanks * kF32;
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), 2 * kLayers * one_way);
+}
+
+/// Equation 3: 2k/n · bsh(n-1)/n, backwards again, and a probability with each row.
+TEST(StepBytes, ExpertAllToAll) {
+  constexpr int64_t kRanks = 2;
+  Settings settings = expert_settings();
+  settings.parallel.layout.ep = kRanks;
+  settings.parallel.dispatcher = DispatcherRequest::kAllToAll;
+  settings.train.global_batch = kRanks * kMicroBatch;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t rows = kRanks * kTokens * settings.model.moe.top_k * (kRanks - 1) / kRanks;
+  EXPECT_EQ(bytes("ep", CommKind::kAllToAll), kLayers * rows * (4 * kHidden + 2) * kF32);
+}
+
+/// Equation 4: 2bsh(n-1)/n, backwards again, and the choices of all tokens.
+TEST(StepBytes, ExpertAllGather) {
+  constexpr int64_t kRanks = 2;
+  Settings settings = expert_settings();
+  settings.parallel.layout.ep = kRanks;
+  settings.parallel.dispatcher = DispatcherRequest::kAllGather;
+  settings.train.global_batch = kRanks * kMicroBatch;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t others = kRanks * kTokens * (kRanks - 1);
+  const int64_t top_k = settings.model.moe.top_k;
+  EXPECT_EQ(bytes("experts", CommKind::kAllGather),
+            kLayers * others * (2 * kHidden + 2 * top_k) * kF32);
+  EXPECT_EQ(bytes("experts", CommKind::kReduceScatter),
+            kLayers * others * (2 * kHidden + top_k) * kF32);
+}
+
+/// ZeRO-1: every gradient is reduced once to its owner, every weight gathered once.
+TEST(StepBytes, DataParallelism) {
+  constexpr int64_t kRanks = 3;
+  Settings settings = small_settings();
+  settings.train.global_batch = kRanks * kMicroBatch;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t weights = count_weights(settings) * (kRanks - 1) * kF32;
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter), weights);
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllGather), weights);
+}
+
+TEST(StepBytes, ExpertsAreReducedOverTheirOwnReplicasAlone) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = expert_settings();
+  settings.parallel.layout.ep = 2;
+  settings.train.global_batch = kRanks * kMicroBatch;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t experts =
+      kLayers * settings.model.moe.num_experts * settings.model.moe.inner_size * kHidden * 3;
+  // Each of the two halves of the experts is held twice.
+  EXPECT_EQ(bytes("expert_replicas", CommKind::kReduceScatter), experts * kF32);
+}
+
+/// Hidden states one way and their gradients the other, for each micro-batch and border of stages.
+TEST(StepBytes, Pipeline) {
+  constexpr int64_t kMicroBatches = 3;
+  Settings settings = small_settings();
+  settings.parallel.layout.pp = 2;
+  settings.train.global_batch = kMicroBatches * kMicroBatch;
+  const StepBytes bytes(settings, 2);
+  EXPECT_EQ(bytes("pp", CommKind::kSend), kMicroBatches * kTokens * kHidden * kF32);
+  EXPECT_EQ(bytes("pp_gradients", CommKind::kSend), kMicroBatches * kTokens * kHidden * kF32);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.h"
+#include "model/pipeline_executor.h"
+#include "parallel/layout.h"
+#include "train/settings.h"
+
+namespace tessera {
+
+/// What one rank is to do in a run: its place in the layout, its groups, its part of the model and
+/// of each step's micro-batches.
+struct RunLayout {
+  Layout layout;
+  CommunicatorPtr world;
+  ModelPart part;
+  PipelinePlace pipeline;
+  PipelineSpec schedule;
+  std::vector<PipelineStep> steps;  ///< this stage's
+  int64_t num_micro_batches = 1;    ///< of a step, for each data-parallel rank
+
+  int64_t rank() const { return world->rank(); }
+  int64_t num_ranks() const { return world->size(); }
+  /// The data-parallel ranks, each with micro-batches of its own, and this rank's place among them.
+  int64_t data_ranks() const { return part.groups.dp->size(); }
+  int64_t data_rank() const { return part.groups.dp->rank(); }
+  /// The number in the step of this rank's micro-batch `i`.
+  int64_t micro_batch(int64_t i) const { return i * data_ranks() + data_rank(); }
+};
+
+/// Lays a run out over the ranks of the world. All ranks must call. Throws UserError, the same on
+/// all ranks, for what does not fit.
+RunLayout make_run_layout(const Settings& settings, World& world);
+
+/// The group of all ranks that hold the same part of a weight: its gradient is the sum over them.
+/// Made once per run, in the same order on all ranks.
+class ReplicaGroups {
+ public:
+  ReplicaGroups(const Settings& settings, const RunLayout& run, World& world);
+
+  struct Group {
+    CommunicatorPtr comm;
+    WeightPlacement placement;
+    bool both_ends = false;  ///< the embedding that the head shares, in the first and last stage
+  };
+  const std::vector<Group>& all() const { return groups_; }
+  size_t find(const ParameterSpec& spec) const;
+
+ private:
+  std::vector<Group> groups_;
+  bool shares_ends_ = false;
+};
+
+}  // namespace tessera

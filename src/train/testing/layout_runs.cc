@@ -1,0 +1,114 @@
+#include "train/testing/layout_runs.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "comm/thread_world.h"
+#include "core/random.h"
+#include "data/token_file_writer.h"
+#include "train/trainer.h"
+#include "train/verify.h"
+
+namespace tessera::testing {
+namespace {
+
+void write_tokens(const Settings& settings) {
+  if (std::filesystem::exists(settings.data.tokens + ".idx")) return;
+  TokenFileWriter writer(settings.data.tokens, settings.model.vocab_size);
+  Random random(3, 3);
+  for (int document = 0; document < 40; ++document) {
+    std::vector<int32_t> tokens(10 + random.next_below(30));
+    for (int32_t& token : tokens)
+      token =
+          static_cast<int32_t>(random.next_below(static_cast<uint64_t>(settings.model.vocab_size)));
+    writer.append(tokens);
+    writer.end_document();
+  }
+  writer.finish();
+}
+
+ParallelSpec degrees(int64_t tp, int64_t cp, int64_t dp, int64_t pp, int64_t ep, int64_t etp) {
+  ParallelSpec parallel;
+  parallel.layout.tp = tp;
+  parallel.layout.cp = cp;
+  parallel.layout.dp = dp;
+  parallel.layout.pp = pp;
+  parallel.layout.ep = ep;
+  parallel.layout.etp = etp;
+  return parallel;
+}
+
+}  // namespace
+
+std::vector<NamedLayout> layouts_for_checkpoints() {
+  std::vector<NamedLayout> layouts = {
+      {"one", 1, degrees(1, 1, 1, 1, 1, 1)},       {"tp2", 2, degrees(2, 1, 1, 1, 1, 1)},
+      {"cp2", 2, degrees(1, 2, 1, 1, 1, 1)},       {"dp3", 3, degrees(1, 1, 3, 1, 1, 1)},
+      {"pp2", 2, degrees(1, 1, 1, 2, 1, 1)},       {"ep2", 2, degrees(1, 1, 2, 1, 2, 1)},
+      {"etp2", 2, degrees(2, 1, 1, 1, 1, 2)},      {"folded", 8, degrees(2, 2, 1, 2, 4, 1)},
+      {"tp2dp2ep2", 4, degrees(2, 1, 2, 1, 2, 2)}, {"unsharded", 2, degrees(1, 1, 2, 1, 1, 1)},
+      {"ulysses", 4, degrees(2, 1, 2, 1, 4, 1)},   {"pp2dp3", 6, degrees(1, 1, 3, 2, 1, 1)}};
+  layouts[10].parallel.attention = AttentionParallel::kUlysses;
+  return layouts;
+}
+
+Settings settings_for_layouts(const std::filesystem::path& folder) {
+  Settings settings;
+  ModelConfig& model = settings.model;
+  model.vocab_size = 41;
+  model.hidden_size = 16;
+  model.num_layers = 2;
+  model.num_heads = 4;
+  model.num_kv_heads = 2;
+  model.head_size = 4;
+  model.inner_size = 12;
+  model.init_deviation = 0.2;
+  model.moe = {.num_experts = 4,
+               .top_k = 2,
+               .inner_size = 8,
+               .bias_update_speed = 0.01,
+               .shared_inner_size = 6};
+  settings.data.sequence_length = 16;
+  settings.train.micro_batch = 1;
+  settings.train.global_batch = 6;
+  settings.train.steps = 4;
+  settings = without_data(std::move(settings));
+  settings.adamw.eps = 1e-3;
+  settings.schedule = {.kind = ScheduleKind::kConstant, .peak_lr = 1e-2, .num_steps = 4};
+  settings.run.resume = ResumeMode::kAuto;
+  settings.data.tokens = (folder / "tokens").string();
+  write_tokens(settings);
+  return settings;
+}
+
+RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save) {
+  settings.parallel = layout.parallel;
+  settings.sharding.shard_state = layout.name != "unsharded";
+  RunEnd end;
+  std::map<std::string, std::vector<float>> whole;
+  std::mutex mutex;
+  run_thread_world(layout.num_ranks, [&](World& world) {
+    Settings own = settings;
+    TrainingData data = open_training_data(own);
+    Trainer trainer(own, std::move(data), world);
+    trainer.resume("");
+    while (trainer.position().step < steps) {
+      const double loss = trainer.step().loss;
+      if (world.rank() == 0) end.losses.push_back(loss);
+    }
+    if (save) trainer.save("");
+    trainer.state().wait_weights();
+    const std::scoped_lock lock(mutex);
+    for (const NamedSlice& slice : trainer.state().owned_model()) {
+      auto& values = whole[slice.name];
+      values.resize(static_cast<size_t>(slice.slice.global.num_elements()));
+      copy_slice_into(slice.slice, slice.tensor, view(std::span(values), slice.slice.global));
+    }
+  });
+  for (const auto& [name, values] : whole)
+    end.weights.insert(end.weights.end(), values.begin(), values.end());
+  return end;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "train/settings.h"
+
+namespace tessera::testing {
+
+/// A layout by name, with the ranks that it takes.
+struct NamedLayout {
+  std::string name;
+  int64_t num_ranks = 1;
+  ParallelSpec parallel;
+};
+
+/// Layouts that have little in common: each axis alone, folded and combined.
+std::vector<NamedLayout> layouts_for_checkpoints();
+
+/// A small MoE model that all of them can run, with expert biases, shared experts and a tied head.
+/// Its tokens are in `folder`, where they are made if need be.
+Settings settings_for_layouts(const std::filesystem::path& folder);
+
+/// What a run leaves.
+struct RunEnd {
+  std::vector<double> losses;  ///< of the steps that it ran
+  std::vector<float> weights;  ///< of all parameters, whole, by name
+};
+
+/// Continues the run in settings.run.folder (or starts it) up to `steps` steps on that layout,
+/// ranks being threads; saves at the end where `save`.
+RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save);
+
+}  // namespace tessera::testing

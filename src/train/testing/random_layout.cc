@@ -1,0 +1,250 @@
+#include "train/testing/random_layout.h"
+
+#include <algorithm>
+
+#include "comm/planned_world.h"
+#include "core/random.h"
+#include "ops/registry/cpu_kernels.h"
+#include "train/run_layout.h"
+#include "train/training_data.h"
+#include "train/verify.h"
+
+namespace tessera::testing {
+namespace {
+
+/// Draws of one case.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed, 4242) {}
+
+  int64_t upto(int64_t count) {
+    return static_cast<int64_t>(random_.next_below(static_cast<uint64_t>(count)));
+  }
+  bool chance(int64_t in) { return upto(in) == 0; }
+  template <typename T>
+  T of(std::initializer_list<T> choices) {
+    return *(choices.begin() + upto(std::ssize(choices)));
+  }
+  int64_t divisor(int64_t number) {
+    std::vector<int64_t> divisors;
+    for (int64_t d = 1; d <= number; ++d) {
+      if (number % d == 0) divisors.push_back(d);
+    }
+    return divisors[static_cast<size_t>(upto(std::ssize(divisors)))];
+  }
+  std::string order(std::vector<std::string> axes) {
+    for (size_t i = axes.size(); i > 1; --i)
+      std::swap(axes[i - 1], axes[static_cast<size_t>(upto(static_cast<int64_t>(i)))]);
+    return fmt::format("{}", fmt::join(axes, "-"));
+  }
+
+ private:
+  Random random_;
+};
+
+void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
+  ParallelSpec& parallel = result.settings.parallel;
+  LayoutSpec& layout = parallel.layout;
+  do {
+    layout.tp = draw.of<int64_t>({1, 1, 2, 2, 3, 4});
+    layout.cp = draw.of<int64_t>({1, 1, 2, 2, 3, 4});
+    layout.pp = draw.of<int64_t>({1, 1, 2, 2, 3, 4});
+    layout.dp = draw.of<int64_t>({1, 1, 2, 3, 4});
+    result.num_ranks = layout.tp * layout.cp * layout.pp * layout.dp;
+  } while (result.num_ranks > max_ranks);
+  const int64_t stage = layout.tp * layout.cp * layout.dp;
+  layout.etp = draw.chance(3) ? draw.divisor(stage) : 1;
+  if (layout.etp > 4) layout.etp = 1;
+  layout.ep = draw.divisor(stage / layout.etp);
+  if (draw.chance(3)) {
+    layout.dense_order = draw.order({"tp", "cp", "dp"}) + "-pp";
+    layout.expert_order = draw.order({"etp", "ep", "edp"}) + "-pp";
+  }
+  if (draw.chance(6)) {
+    layout.dense_order = "pp-" + draw.order({"tp", "cp", "dp"});
+    layout.expert_order = "pp-" + draw.order({"etp", "ep", "edp"});
+  }
+  parallel.attention = draw.chance(3) ? AttentionParallel::kUlysses : AttentionParallel::kTensor;
+  parallel.context =
+      draw.of({ContextExchange::kRing, ContextExchange::kAllToAll, ContextExchange::kHierarchical});
+  parallel.context_inner = draw.divisor(layout.cp);
+  parallel.dispatcher = draw.of(
+      {DispatcherRequest::kAuto, DispatcherRequest::kAllToAll, DispatcherRequest::kAllGather});
+}
+
+void draw_pipeline(Draw& draw, RandomLayout& result) {
+  ParallelSpec& parallel = result.settings.parallel;
+  ModelConfig& model = result.settings.model;
+  model.num_layers = 2 + draw.upto(3);
+  if (parallel.layout.pp == 1) return;
+  parallel.schedule =
+      draw.of({PipelineKind::kGpipe, PipelineKind::kOneFOneB, PipelineKind::kInterleaved});
+  parallel.split_weights = parallel.schedule != PipelineKind::kInterleaved && draw.chance(3);
+  parallel.chunks_per_stage = parallel.schedule == PipelineKind::kInterleaved ? 2 : 1;
+  model.num_layers =
+      parallel.layout.pp * parallel.chunks_per_stage + draw.upto(parallel.layout.pp + 1);
+  if (parallel.layout.pp == 2 && parallel.chunks_per_stage == 1 && draw.chance(3))
+    parallel.pipeline_layout = fmt::format("Et|t*{}L", model.num_layers - 1);
+}
+
+void draw_attention(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  const LayoutSpec& layout = result.settings.parallel.layout;
+  // Any exchange of heads is over at most this many ranks.
+  const int64_t unit = layout.tp * layout.cp;
+  model.num_heads = unit * (1 + draw.upto(2));
+  model.num_kv_heads = draw.divisor(model.num_heads);
+  model.hidden_size = 16 + 4 * draw.upto(3);
+  model.head_size = draw.of<int64_t>({4, 6, 8});
+  model.qkv_bias = draw.chance(3);
+  model.output_bias = draw.chance(4);
+  model.mlp_bias = draw.chance(4);
+  model.qk_norm = draw.of({QkNorm::kNone, QkNorm::kNone, QkNorm::kHead, QkNorm::kAll});
+  model.rope.interleaved = draw.chance(4);
+  if (draw.chance(4)) {
+    model.window = 3 + draw.upto(8);
+    if (draw.chance(2)) model.window_layers = {draw.upto(model.num_layers)};
+  }
+  if (!draw.chance(4)) return;
+  model.attention = AttentionKind::kLatent;
+  model.qk_norm = QkNorm::kNone;
+  model.num_kv_heads = 0;
+  model.latent = {.query_rank = draw.of<int64_t>({0, 12}),
+                  .kv_rank = 10,
+                  .nope_size = 6,
+                  .rope_size = 4,
+                  .value_size = draw.of<int64_t>({6, 5})};
+}
+
+void draw_router(Draw& draw, MoeConfig& moe) {
+  moe.score = draw.of({ScoreFunction::kSoftmax, ScoreFunction::kSigmoid});
+  moe.score_order = moe.score == ScoreFunction::kSoftmax && draw.chance(3)
+                        ? ScoreOrder::kAfterTopK
+                        : ScoreOrder::kBeforeTopK;
+  moe.normalize_top_k = draw.chance(2);
+  moe.score_scale = draw.of({1.0, 1.5});
+  moe.balance_coefficient = draw.of({0.01, 0.1});
+  moe.balance_scope =
+      draw.of({BalanceTokens::kMicroBatch, BalanceTokens::kSequence, BalanceTokens::kModel});
+  moe.z_loss_coefficient = draw.of({0.0, 0.01});
+  moe.bias_update_speed = draw.of({0.0, 0.01});
+  if (moe.num_experts % 2 == 0 && moe.num_experts >= 4 && draw.chance(4)) {
+    moe.num_groups = 2;
+    moe.top_groups = 1;
+    moe.top_k = std::min(moe.top_k, moe.num_experts / 2);
+  }
+}
+
+void draw_experts(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  MoeConfig& moe = model.moe;
+  const LayoutSpec& layout = result.settings.parallel.layout;
+  model.activation = draw.of({Activation::kSwiGLU, Activation::kSwiGLU, Activation::kGelu});
+  model.inner_size = layout.tp * (4 + draw.upto(5));
+  moe.num_experts = draw.chance(8) ? 0 : layout.ep * (1 + draw.upto(3));
+  if (moe.num_experts == 1) moe.num_experts = 3 * layout.ep;
+  if (moe.num_experts == 0) {
+    result.settings.parallel.layout.ep = result.settings.parallel.layout.etp = 1;
+    return;
+  }
+  moe.top_k = 1 + draw.upto(std::min<int64_t>(moe.num_experts, 3));
+  draw_router(draw, moe);
+  moe.inner_size = layout.etp * (4 + 4 * draw.upto(2));
+  moe.memory_efficient = !draw.chance(3);
+  if (draw.chance(4)) {
+    moe.experts = ExpertPath::kBlockSparse;
+    moe.block_size = 4;
+    moe.memory_efficient = true;
+  } else if (draw.chance(4)) {
+    for (int64_t e = 0; e < moe.num_experts; ++e)
+      moe.inner_sizes.push_back(layout.etp * (2 + draw.upto(4)));
+  }
+  moe.first_dense_layers = draw.upto(2);
+  moe.every = draw.of<int64_t>({1, 1, 2});
+  if (draw.chance(2)) {
+    moe.shared_inner_size = layout.tp * (3 + draw.upto(3));
+    moe.shared_gate = draw.chance(2);
+  }
+  if (draw.chance(4)) {
+    moe.capacity_factor = draw.of({0.8, 1.3});
+    moe.capacity_scope = CapacityScope::kSequence;
+    moe.drop_policy = draw.of({DropPolicy::kProbs, DropPolicy::kPosition});
+  }
+}
+
+void draw_training(Draw& draw, RandomLayout& result) {
+  Settings& settings = result.settings;
+  const LayoutSpec& layout = settings.parallel.layout;
+  settings.model.vocab_size = 37 + draw.upto(8);
+  settings.model.tie_embeddings = draw.chance(2);
+  settings.model.init_deviation = 0.2;
+  settings.data.sequence_length = 2 * layout.cp * layout.tp * (1 + draw.upto(2));
+  settings.data.split_documents = draw.chance(2);
+  settings.data.packing = draw.chance(3) ? Packing::kBestFit : Packing::kStream;
+  settings.train.micro_batch = 1 + draw.upto(2);
+  settings.train.global_batch =
+      settings.train.micro_batch * layout.dp * (1 + draw.upto(layout.pp + 2));
+  if (draw.chance(4)) settings.train.recompute = {"all"};
+  settings.train.max_grad_norm = draw.of({0.0, 0.5});
+  settings.sharding.shard_state = !draw.chance(4);
+  settings.sharding.bucket_bytes = draw.of<int64_t>({1, 2000, 1 << 20});
+  settings.adamw.eps = 1e-3;
+  settings.schedule.peak_lr = 1e-2;
+  settings.schedule.kind = ScheduleKind::kConstant;
+  settings.schedule.warmup_steps = 0;
+  settings.run.seed = 1 + draw.upto(1000);
+}
+
+/// Whether the program itself accepts the case.
+bool is_valid(const RandomLayout& layout) {
+  try {
+    validate(layout.settings.model);
+    for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
+      const auto world = make_planned_world(rank, layout.num_ranks);
+      const Settings& settings = layout.settings;
+      const BatchShape shape{
+          .num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+          .max_sequences = settings.train.micro_batch,
+          .sequence_length = settings.data.sequence_length};
+      const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
+                                make_run_layout(settings, *world).part);
+    }
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
+  for (uint64_t attempt = 0;; ++attempt) {
+    Draw draw(mix(seed, attempt));
+    RandomLayout result;
+    draw_degrees(draw, max_ranks, result);
+    draw_pipeline(draw, result);
+    draw_attention(draw, result);
+    draw_experts(draw, result);
+    draw_training(draw, result);
+    result.settings = without_data(std::move(result.settings));
+    if (is_valid(result)) return result;
+    ensure(attempt < 200, "seed {} draws no valid layout", seed);
+  }
+}
+
+std::string describe(const RandomLayout& layout) {
+  Settings settings = layout.settings;
+  const Settings defaults;
+  ConfigSchema schema = make_schema(settings);
+  Settings plain;
+  const auto base = make_schema(plain).resolved();
+  const auto drawn = schema.resolved();
+  std::string text = fmt::format("{} ranks", layout.num_ranks);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn[i].value != base[i].value)
+      text += fmt::format(" --{}={}", drawn[i].key, drawn[i].value);
+  }
+  return text;
+}
+
+}  // namespace tessera::testing
