@@ -15,10 +15,13 @@ target_link_libraries(tessera_dnnl INTERFACE ${DNNL_LIBRARY})
 
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 find_path(CLI11_INCLUDE_DIR CLI/CLI.hpp REQUIRED)
+
+# The library, not FMT_HEADER_ONLY, which adds seconds to the compilation of every file.
+find_library(FMT_LIBRARY fmt REQUIRED)
 find_path(FMT_INCLUDE_DIR fmt/format.h REQUIRED)
 add_library(tessera_fmt INTERFACE)
 target_include_directories(tessera_fmt SYSTEM INTERFACE ${FMT_INCLUDE_DIR})
-target_compile_definitions(tessera_fmt INTERFACE FMT_HEADER_ONLY)
+target_link_libraries(tessera_fmt INTERFACE ${FMT_LIBRARY})
 
 # Regular expressions, Unicode normal forms and SentencePiece models of tokenizers.
 find_library(PCRE2_LIBRARY pcre2-8 REQUIRED)

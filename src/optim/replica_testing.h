@@ -167,6 +167,7 @@ class RankModel {
       for (size_t i = 0; i < model.parameters.size(); ++i) {
         const SpreadParameter& p = model.parameters[i];
         const Slice slice = model.slice(i, rank);
+        weight_bytes = align_up(weight_bytes, dtype_size(p.dtype));
         if (pass == 1) {
           const Tensor weight = weights_.tensor(weight_bytes, p.dtype, slice.shape());
           const Tensor grad = grads_.tensor(grad_bytes, DType::kF32, slice.shape());
