@@ -196,12 +196,15 @@ void expect_matches_plain(const Case& test) {
   const Problem problem(test);
   const auto plain = run_plain(problem);
   const auto ring = run_ring(problem);
-  for (size_t i = 0; i < plain.named().size(); ++i) {
-    const auto& [name, expected] = plain.named()[i];
+  const auto all_expected = plain.named();
+  const auto all_actual = ring.named();
+  for (size_t i = 0; i < all_expected.size(); ++i) {
+    const auto& [name, expected] = all_expected[i];
+    const Tensor& actual = all_actual[i].second;
     if (test.ring == 1) {
-      expect_bitwise_equal(ring.named()[i].second, expected, name);
+      expect_bitwise_equal(actual, expected, name);
     } else {
-      testing::expect_rows_near(ring.named()[i].second, expected, 1e-5, name);
+      testing::expect_rows_near(actual, expected, 1e-5, name);
     }
   }
 }
@@ -351,7 +354,7 @@ TEST(RingAttention, Bf16ErrsAtMostTwicePlainAttentionsError) {
     const auto plain = run_plain(problem);
     const auto ring = run_ring(problem);
     for (size_t i = 0; i < exact.named().size(); ++i) {
-      const auto& [name, truth] = exact.named()[i];
+      const auto [name, truth] = exact.named()[i];
       const auto allowed = row_errors(plain.named()[i].second, truth);
       const auto errors = row_errors(ring.named()[i].second, truth);
       const auto norms = row_norms(truth);
