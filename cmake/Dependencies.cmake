@@ -47,3 +47,16 @@ find_package(MPI COMPONENTS CXX)
 if(NOT MPI_CXX_FOUND)
   message(NOTICE "MPI was not found: the program will run single ranks only, and tests of several are left out")
 endif()
+
+# CUDA 13: only where nvcc is found, and with Hopper's own instructions.
+find_program(TESSERA_NVCC nvcc PATHS /usr/local/cuda/bin $ENV{CUDA_HOME}/bin)
+set(TESSERA_CUDA ${TESSERA_NVCC} CACHE BOOL "Build the kernels for Hopper GPUs (needs nvcc 13)")
+if(TESSERA_CUDA)
+  set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc 13's
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  endif()
+  find_package(CUDAToolkit 13 REQUIRED)
+endif()

@@ -3,8 +3,9 @@
 
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
-target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Werror=return-type -Wno-psabi -march=${TESSERA_MARCH}
-                                               -fno-math-errno -ffp-contract=fast)
+set(TESSERA_CXX_FLAGS -Wall -Wextra -Werror=return-type -Wno-psabi -march=${TESSERA_MARCH} -fno-math-errno
+                      -ffp-contract=fast)
+target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
                                                  -fno-sanitize-recover=all)
@@ -37,10 +38,10 @@ function(tessera_use_precompiled name owner)
   endif()
 endfunction()
 
-# tessera_library(NAME DIR lib...): static library of DIR/*.cc (tests and benchmarks left out) that uses lib...
+# tessera_library(NAME DIR lib...): static library of DIR/*.cc (but tests and what is for CUDA) that uses lib...
 function(tessera_library name dir)
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|bench|cuda)\\.cc$")
   if(sources)
     add_library(${name} STATIC ${sources})
     target_link_libraries(${name} PUBLIC tessera_flags ${ARGN})
@@ -58,6 +59,7 @@ function(tessera_tests name dir)
     return()
   endif()
   file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
+  list(FILTER tests EXCLUDE REGEX "_cuda_test\\.cc$")
   set(slow ${tests})
   list(FILTER tests EXCLUDE REGEX "_slow_test\\.cc$")
   list(FILTER slow INCLUDE REGEX "_slow_test\\.cc$")

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cuda.h>
+
+#include "ops/cuda/barrier.cuh"
+
+namespace tessera::cuda {
+
+/// The copy engine (TMA). Coordinates count elements, the contiguous dim first.
+struct Box {
+  int column;
+  int row;
+};
+
+__device__ __forceinline__ void prefetch(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Global to shared memory of this block; completes on `full`.
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, Box box, Barrier* full) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(full)), "r"(box.column), "r"(box.row)
+      : "memory");
+}
+
+/// Global to the same place in shared memory of every block of the cluster in `mask`; completes on
+/// each one's barrier.
+__device__ __forceinline__ void load_box_to_all(void* to, const CUtensorMap* map, Box box,
+                                                Barrier* full, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(full)), "r"(box.column), "r"(box.row), "h"(mask)
+      : "memory");
+}
+
+/// Shared to global; what lies outside the tensor is left out.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, Box box) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(shared_address(from)), "r"(box.column), "r"(box.row)
+      : "memory");
+}
+
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// Until all but the last kPending groups of stores have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// Orders ordinary writes of shared memory before the copy engine's and tensor cores' reads.
+__device__ __forceinline__ void fence_shared_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,52 @@
+#include "ops/cuda/tensor_map.h"
+
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+#include "ops/cuda/check.h"
+
+namespace tessera::cuda {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// Found at run time, so that the program starts where there is no driver.
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                         cudaEnableDefault, &found));
+  ensure(found == cudaDriverEntryPointSuccess && function != nullptr,
+         "the CUDA driver has no cuTensorMapEncodeTiled");
+  return reinterpret_cast<Encode>(function);
+}
+
+}  // namespace
+
+CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_rows) {
+  static const Encode encode = find_encode();
+  const uint64_t value_bytes = type == MapType::kBf16 ? 2 : 4;
+  const uint64_t row_bytes = static_cast<uint64_t>(matrix.num_columns) * value_bytes;
+  require(row_bytes % 16 == 0,
+          "a matrix with rows of {} bytes cannot be copied by tiles: rows must be multiples of 16 "
+          "bytes",
+          row_bytes);
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(matrix.num_columns),
+                             static_cast<cuuint64_t>(matrix.num_rows)};
+  const cuuint64_t strides[] = {row_bytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / value_bytes),
+                            static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[] = {1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(
+      &map,
+      type == MapType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+      2, const_cast<void*>(matrix.data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
+         matrix.num_rows, matrix.num_columns, static_cast<int>(result));
+  return map;
+}
+
+}  // namespace tessera::cuda

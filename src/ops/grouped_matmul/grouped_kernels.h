@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace tessera::cuda {
+
+/// What the grouped kernels can do, for their callers to check.
+constexpr int kGroupedFeatures = 128;  ///< of one block's tile
+constexpr int kGroupedReduction = 64;  ///< values that one copy brings along the reduction
+constexpr int kGroupedBoxRows = 64;    ///< rows that one copy of tokens brings
+constexpr int kGroupedStoreRows = 32;  ///< rows of y that one store writes
+constexpr int kGroupedMaxExperts = 1024;
+
+struct GroupedRowsParams {
+  CUtensorMap weight;
+  CUtensorMap a;
+  CUtensorMap y_map;
+  void* y;
+  const int* block_begin;
+  const int64_t* offsets;
+  int num_experts;
+  int wide;
+  int y_columns;
+};
+void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
+
+struct GroupedWgradParams {
+  CUtensorMap narrow;
+  CUtensorMap wide;
+  float* grad;
+  const int* block_begin;
+  const int64_t* offsets;
+  int num_experts;
+  int num_columns;
+  bool accumulate;
+};
+void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
+
+/// Blocks of two that run at once on the current GPU.
+int num_clusters();
+
+}  // namespace tessera::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace tessera::cuda {
+
+/// The experts' matrices of one layer, one after the other, and where they and their tokens begin;
+/// all in the GPU's memory.
+struct ExpertBlocks {
+  int num_experts = 0;
+  const int* begin = nullptr;        ///< [E + 1]: of each expert's block, in rows of the weight
+  const int64_t* offsets = nullptr;  ///< [E + 1]: of each expert's tokens; not read by the host
+  int64_t wide = 0;                  ///< H, columns of the weight
+  int64_t largest = 0;               ///< max g_e, columns of the narrow matrices
+  int64_t total = 0;                 ///< Σ g_e, rows of the weight
+};
+
+/// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), BF16
+/// with F32 sums; R bounds offsets[E]. See GroupedMatmul.
+struct GroupedRows {
+  ExpertBlocks experts;
+  bool by_out = true;
+  int64_t num_rows = 0;
+  const void* a = nullptr;
+  const void* weight = nullptr;
+  void* y = nullptr;
+};
+void grouped_rows(const GroupedRows& product, cudaStream_t stream);
+
+/// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, BF16 with F32 sums. See GroupedMatmulWgrad.
+struct GroupedWgrad {
+  ExpertBlocks experts;
+  int64_t num_rows = 0;
+  const void* narrow = nullptr;  ///< [R, max g_e]
+  const void* wide = nullptr;    ///< [R, H]
+  float* grad = nullptr;
+  bool accumulate = true;
+};
+void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,283 @@
+// The Hopper kernels against the CPU operators in F32 on the same BF16 values.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "ops/cuda/device_buffer.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr float kGuard = -7;
+constexpr float kBefore = 0.5F;  // of gradients that are added to
+
+/// Sizes of the experts' blocks, the tokens of each, H, and rows beyond the last expert's, which
+/// hold nothing but NaN.
+struct Case {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> rows_of;
+  int64_t wide = 64;
+  int64_t slack = 0;
+
+  int64_t num_tokens() const { return std::accumulate(rows_of.begin(), rows_of.end(), int64_t{0}); }
+  int64_t num_rows() const { return num_tokens() + slack; }
+  int64_t largest() const { return std::ranges::max(sizes); }
+  int64_t total() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+  std::string to_string() const {
+    return fmt::format("sizes {} rows {} H {} slack {}", sizes, rows_of, wide, slack);
+  }
+};
+
+std::vector<int64_t> ends(const std::vector<int64_t>& counts) {
+  std::vector<int64_t> result{0};
+  for (const int64_t count : counts) result.push_back(result.back() + count);
+  return result;
+}
+
+template <typename T>
+DeviceBuffer to_device(const std::vector<T>& values) {
+  DeviceBuffer buffer(values.size() * sizeof(T));
+  buffer.copy_from(values.data());
+  return buffer;
+}
+
+/// BF16 values on the GPU; rows after `num_rows` are NaN.
+DeviceBuffer to_device_bf16(const Tensor& values, int64_t num_rows) {
+  std::vector<Bf16> all(static_cast<size_t>(num_rows * values.shape[1]),
+                        Bf16(std::numeric_limits<float>::quiet_NaN()));
+  for (size_t i = 0; i < static_cast<size_t>(values.num_elements()); ++i)
+    all[i] = Bf16(values.as<float>()[i]);
+  return to_device(all);
+}
+
+OwnedTensor random_bf16_values(int64_t rows, int64_t columns, Random& random) {
+  OwnedTensor tensor = testing::random_tensor(DType::kF32, {rows, columns}, random);
+  for (float& value : std::span(tensor.get().as<float>(), static_cast<size_t>(rows * columns)))
+    value = static_cast<float>(Bf16(value));
+  return tensor;
+}
+
+class GroupedCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+      GTEST_SKIP() << "no GPU: the kernels are not tested";
+  }
+};
+
+/// A case's data on both sides.
+class Rig {
+ public:
+  Rig(const Case& test, uint64_t seed)
+      : test_(test),
+        random_(seed, 1),
+        narrow_(random_bf16_values(test.num_tokens(), test.largest(), random_)),
+        wide_(random_bf16_values(test.num_tokens(), test.wide, random_)),
+        weight_(random_bf16_values(test.total(), test.wide, random_)),
+        offsets_(to_device(ends(test.rows_of))),
+        begin_(to_device(block_begins())) {}
+
+  std::vector<Bf16> run_rows(bool by_out) const {
+    const DeviceBuffer a = to_device_bf16(by_out ? wide_ : narrow_, test_.num_rows());
+    const DeviceBuffer weight = to_device_bf16(weight_, test_.total());
+    std::vector<Bf16> y(static_cast<size_t>(test_.num_rows() * y_columns(by_out)), Bf16(kGuard));
+    const DeviceBuffer device_y = to_device(y);
+    grouped_rows({.experts = experts(),
+                  .by_out = by_out,
+                  .num_rows = test_.num_rows(),
+                  .a = a.as<void>(),
+                  .weight = weight.as<void>(),
+                  .y = device_y.as<void>()},
+                 nullptr);
+    check(cudaDeviceSynchronize());
+    device_y.copy_to(y.data());
+    return y;
+  }
+
+  std::vector<float> run_wgrad(bool accumulate) const {
+    const DeviceBuffer narrow = to_device_bf16(narrow_, test_.num_rows());
+    const DeviceBuffer wide = to_device_bf16(wide_, test_.num_rows());
+    std::vector<float> grad(static_cast<size_t>(test_.total() * test_.wide), kBefore);
+    const DeviceBuffer device_grad = to_device(grad);
+    grouped_wgrad({.experts = experts(),
+                   .num_rows = test_.num_rows(),
+                   .narrow = narrow.as<void>(),
+                   .wide = wide.as<void>(),
+                   .grad = device_grad.as<float>(),
+                   .accumulate = accumulate},
+                  nullptr);
+    check(cudaDeviceSynchronize());
+    device_grad.copy_to(grad.data());
+    return grad;
+  }
+
+  void check_all() const {
+    for (const bool by_out : {true, false}) expect_rows(run_rows(by_out), by_out);
+    expect_grad(run_wgrad(true), kBefore);
+    expect_grad(run_wgrad(false), 0);
+  }
+
+ private:
+  std::vector<int> block_begins() const {
+    const std::vector<int64_t> all = ends(test_.sizes);
+    return {all.begin(), all.end()};
+  }
+
+  ExpertBlocks experts() const {
+    return {.num_experts = static_cast<int>(test_.sizes.size()),
+            .begin = begin_.as<int>(),
+            .offsets = offsets_.as<int64_t>(),
+            .wide = test_.wide,
+            .largest = test_.largest(),
+            .total = test_.total()};
+  }
+
+  int64_t y_columns(bool by_out) const { return by_out ? test_.largest() : test_.wide; }
+
+  OwnedTensor run_cpu(bool by_out) const {
+    KernelTable kernels;
+    add_grouped_matmul_cpu(kernels);
+    const auto op = make_grouped_matmul(
+        {.group_sizes = test_.sizes, .side = by_out ? GroupedSide::kOut : GroupedSide::kIn});
+    std::vector<OwnedTensor> outputs = testing::run_operator(
+        *op, kernels,
+        testing::list_inputs(
+            testing::TestInput{copy(by_out ? wide_ : narrow_), testing::Role::kValue, "a"},
+            testing::TestInput{copy(weight_), testing::Role::kWeight, "weight"},
+            testing::TestInput{
+                testing::tensor_of_i64({std::ssize(test_.sizes) + 1}, ends(test_.rows_of)),
+                testing::Role::kConstant, "offsets"}));
+    return std::move(outputs[0]);
+  }
+
+  static OwnedTensor copy(const OwnedTensor& tensor) {
+    OwnedTensor result(tensor.get().dtype, tensor.get().shape);
+    if (tensor.get().num_bytes() > 0)
+      std::memcpy(result.get().data, tensor.get().data,
+                  static_cast<size_t>(tensor.get().num_bytes()));
+    return result;
+  }
+
+  int64_t expert_of(int64_t row, const std::vector<int64_t>& all) const {
+    return std::ranges::upper_bound(all, row) - all.begin() - 1;
+  }
+
+  // One rounding to BF16, and that of sums in F32.
+  void expect_rows(const std::vector<Bf16>& y, bool by_out) const {
+    const OwnedTensor expected = run_cpu(by_out);
+    const std::vector<int64_t> tokens = ends(test_.rows_of);
+    const int64_t columns = y_columns(by_out);
+    for (int64_t row = 0; row < test_.num_rows(); ++row) {
+      const bool is_token = row < test_.num_tokens();
+      const int64_t used = !is_token ? 0
+                           : by_out  ? test_.sizes[static_cast<size_t>(expert_of(row, tokens))]
+                                     : columns;
+      for (int64_t column = 0; column < columns; ++column) {
+        const int64_t i = row * columns + column;
+        const auto value = static_cast<float>(y[static_cast<size_t>(i)]);
+        if (column >= used) {
+          ASSERT_EQ(value, kGuard) << "row " << row << ", column " << column << " was written";
+          continue;
+        }
+        const float truth = expected.get().as<float>()[i];
+        ASSERT_NEAR(value, truth, std::abs(truth) / 256 + 1e-4) << row << ", " << column;
+      }
+    }
+  }
+
+  void expect_grad(const std::vector<float>& grad, float before) const {
+    const std::vector<int64_t> blocks = ends(test_.sizes);
+    const std::vector<int64_t> tokens = ends(test_.rows_of);
+    for (int64_t row = 0; row < test_.total(); ++row) {
+      const int64_t expert = expert_of(row, blocks);
+      const int64_t g = row - blocks[static_cast<size_t>(expert)];
+      for (int64_t column = 0; column < test_.wide; ++column) {
+        double truth = before;
+        double size = 0;
+        for (int64_t t = tokens[static_cast<size_t>(expert)];
+             t < tokens[static_cast<size_t>(expert) + 1]; ++t) {
+          const double term = double{narrow_.get().as<float>()[t * test_.largest() + g]} *
+                              wide_.get().as<float>()[t * test_.wide + column];
+          truth += term;
+          size += std::abs(term);
+        }
+        ASSERT_NEAR(grad[static_cast<size_t>(row * test_.wide + column)], truth, 1e-6 * size + 1e-6)
+            << "row " << row << ", column " << column;
+      }
+    }
+  }
+
+  Case test_;
+  Random random_;
+  OwnedTensor narrow_;
+  OwnedTensor wide_;
+  OwnedTensor weight_;
+  DeviceBuffer offsets_;
+  DeviceBuffer begin_;
+};
+
+void check_all(const Case& test, uint64_t seed) {
+  SCOPED_TRACE(test.to_string());
+  Rig(test, seed).check_all();
+}
+
+TEST_F(GroupedCuda, OneTile) {
+  check_all({{128}, {256}, 128}, 1);
+}
+
+TEST_F(GroupedCuda, ExpertsWithoutTokensAndWithOne) {
+  check_all({{128, 128, 128, 128}, {0, 1, 0, 33}, 128, 5}, 2);
+  check_all({{64, 64}, {0, 0}, 64, 3}, 3);
+}
+
+TEST_F(GroupedCuda, SizesThatFillNoTile) {
+  check_all({{200, 200, 200}, {57, 300, 9}, 136, 1}, 4);
+}
+
+TEST_F(GroupedCuda, ExpertsOfDifferentSizes) {
+  check_all({{64, 320, 128, 448}, {100, 0, 513, 31}, 256, 40}, 5);
+}
+
+TEST_F(GroupedCuda, RandomCases) {
+  Random random(6, 1);
+  const auto below = [&](int64_t bound) {
+    return static_cast<int64_t>(random.next_below(static_cast<uint64_t>(bound)));
+  };
+  for (int i = 0; i < 30; ++i) {
+    Case test;
+    test.wide = 8 * (1 + below(40));
+    test.slack = below(2) * below(90);
+    const bool equal = below(2) == 0;
+    const int64_t size = 8 * (1 + below(40));
+    for (int64_t e = 1 + below(i % 5 == 0 ? 40 : 6); e > 0; --e) {
+      test.sizes.push_back(equal ? size : 64 * (1 + below(4)));
+      const int64_t kind = below(4);
+      test.rows_of.push_back(kind == 0 ? below(2) : kind == 1 ? below(40) : below(600));
+    }
+    check_all(test, static_cast<uint64_t>(100 + i));
+  }
+}
+
+TEST_F(GroupedCuda, SameBitsAgain) {
+  const Rig rig({{256, 256, 256}, {700, 3, 450}, 512}, 7);
+  const auto bits = [](const auto& values) {
+    return std::string_view(reinterpret_cast<const char*>(values.data()),
+                            values.size() * sizeof(values[0]));
+  };
+  const std::vector<Bf16> y = rig.run_rows(true);
+  const std::vector<float> grad = rig.run_wgrad(true);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(bits(rig.run_rows(true)) == bits(y));
+    EXPECT_TRUE(bits(rig.run_wgrad(true)) == bits(grad));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cuda
