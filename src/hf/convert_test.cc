@@ -331,6 +331,10 @@ TEST_F(Refusal, ExportNamesWhatNoFamilyExpresses) {
   model = read_hf_config(hf_fixture("mixtral")).model;
   model.moe.inner_sizes = {48, 48, 48, 48, 48, 48, 48, 96};
   EXPECT_THAT(error_of([&] { find_family_for(model); }), HasSubstr("moe.inner_sizes"));
+  model = read_hf_config(hf_fixture("mixtral")).model;
+  model.moe.latent_size = 8;
+  EXPECT_THAT(error_of([&] { find_family_for(model); }),
+              HasSubstr("moe.latent_size: 8 here, 0 there"));
 }
 
 TEST_F(Refusal, ExportRefusesAModelThatIsNotThatOfItsCompanions) {

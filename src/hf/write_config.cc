@@ -174,6 +174,7 @@ MoeConfig plain_moe(const ModelConfig& model) {
   plain.expert_bias = moe.has_expert_bias();
   plain.shared_inner_size = moe.shared_inner_size;
   plain.shared_gate = moe.shared_gate;
+  plain.latent_size = moe.latent_size;
   return plain;
 }
 

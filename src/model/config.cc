@@ -157,6 +157,10 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              "Inner size of the shared expert; 0: none", at_least(0));
   schema.add("moe.shared_gate", &moe.shared_gate,
              "Gate the shared expert by a sigmoid of the token");
+  schema.add("moe.latent_size", &moe.latent_size,
+             "Size to which tokens are projected for dispatch and routed experts (LatentMoE); 0: "
+             "none",
+             at_least(0));
 }
 
 void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
@@ -303,6 +307,13 @@ void validate_experts(const MoeConfig& moe) {
   if (moe.experts == ExpertPath::kBlockSparse) validate_block_sparse(moe);
 }
 
+void validate_latent_experts(const ModelConfig& config) {
+  require(config.moe.latent_size < config.hidden_size,
+          "moe.latent_size {} is not below model.hidden_size {}, so the projections would save "
+          "nothing; choose at most {}, or 0 for experts at the full size",
+          config.moe.latent_size, config.hidden_size, config.hidden_size - 1);
+}
+
 }  // namespace
 
 std::vector<int64_t> MoeConfig::expert_sizes() const {
@@ -365,7 +376,9 @@ void validate(const ModelConfig& config) {
   if (config.is_latent()) validate_latent(config);
   validate_rope(config);
   validate_layers(config);
-  if (config.moe.num_experts > 0) validate_experts(config.moe);
+  if (config.moe.num_experts == 0) return;
+  validate_experts(config.moe);
+  validate_latent_experts(config);
 }
 
 namespace {
@@ -405,7 +418,9 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const int64_t tables = (config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
   const int64_t attention = count_attention(config);
   const auto sizes = config.moe.expert_sizes();
-  const int64_t all_experts = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * width * h;
+  const int64_t all_experts =
+      std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * width * config.expert_width();
+  const int64_t projections = 2 * h * config.moe.latent_size;
   const int64_t shared =
       config.moe.shared_inner_size == 0
           ? 0
@@ -416,10 +431,10 @@ ParameterCount count_parameters(const ModelConfig& config) {
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const bool moe = config.is_moe_layer(layer);
     const int64_t dense = count_mlp(config, config.dense_inner_size());
-    count.total += attention + (moe ? all_experts + shared + router : dense);
+    const int64_t for_all_tokens = attention + (moe ? projections + shared + router : dense);
+    count.total += for_all_tokens + (moe ? all_experts : 0);
     count.active +=
-        attention +
-        (moe ? all_experts * config.moe.top_k / config.moe.num_experts + shared + router : dense);
+        for_all_tokens + (moe ? all_experts * config.moe.top_k / config.moe.num_experts : 0);
   }
   return count;
 }

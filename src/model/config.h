@@ -134,6 +134,11 @@ struct MoeConfig {
   int64_t shared_inner_size = 0;
   bool shared_gate = false;
 
+  /// l: routed experts work on a projection of the token to this size, made after routing and
+  /// before dispatch, and their sum is projected back (LatentMoE: Megatron-Core MoE, section 7.3).
+  /// The router and the shared expert see the whole token. 0: no projections.
+  int64_t latent_size = 0;
+
   bool has_expert_bias() const { return expert_bias || bias_update_speed > 0; }
   /// F_e of every expert.
   std::vector<int64_t> expert_sizes() const;
@@ -182,6 +187,8 @@ struct ModelConfig {
   bool has_window(int64_t layer) const;
   LayerKind layer_kind(int64_t layer) const { return {is_moe_layer(layer), has_window(layer)}; }
   int64_t num_moe_layers() const;
+  /// Width of what routed experts read and write: rows that are dispatched are so wide.
+  int64_t expert_width() const { return moe.latent_size > 0 ? moe.latent_size : hidden_size; }
 };
 
 /// Binds every key of [model], [rope], [latent] and [moe].

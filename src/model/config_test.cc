@@ -9,6 +9,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -72,6 +73,42 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("latent queries");
   config.activation = Activation::kGelu;
   expect_counted("without gates");
+  config.moe.latent_size = 6;
+  expect_counted("latent experts");
+}
+
+/// Equal experts: a token meets top_k of them, and both projections.
+TEST(ModelConfig, CountsWhatOneTokenMeets) {
+  ModelConfig config = testing::tiny_config();
+  config.moe.latent_size = 6;
+  const ParameterCount count = count_parameters(config);
+  EXPECT_EQ(count.total - count.active, config.num_layers *
+                                            (config.moe.num_experts - config.moe.top_k) * 3 *
+                                            config.moe.inner_size * 6);
+}
+
+TEST(Parameters, ProjectionsIntoTheResidualStreamStartSmaller) {
+  ModelConfig config = testing::tiny_config();
+  config.moe.first_dense_layers = 1;
+  config.moe.shared_inner_size = 12;
+  const auto small_ones = [&] {
+    std::vector<std::string> names;
+    for (const ParameterSpec& spec : list_parameters(config, DType::kF32)) {
+      if (spec.init_deviation > 0 && spec.init_deviation < config.init_deviation)
+        names.push_back(spec.name);
+    }
+    return names;
+  };
+  EXPECT_THAT(
+      small_ones(),
+      ElementsAre("layers.0.attn.o.weight", "layers.0.mlp.down.weight", "layers.1.attn.o.weight",
+                  "layers.1.moe.experts.down.weight", "layers.1.moe.shared.down.weight"));
+  config.moe.latent_size = 6;
+  config.attention = AttentionKind::kLatent;
+  config.latent.query_rank = 5;
+  EXPECT_THAT(small_ones(), ElementsAre("layers.0.attn.o.weight", "layers.0.mlp.down.weight",
+                                        "layers.1.attn.o.weight", "layers.1.moe.latent_up.weight",
+                                        "layers.1.moe.shared.down.weight"));
 }
 
 /// What validate says after a change of the tiny model.
@@ -105,6 +142,8 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.qk_norm = QkNorm::kHead;
       },
       "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.moe.latent_size = 16; },
+                 "moe.latent_size 16 is not below model.hidden_size 16");
   expect_refused([](ModelConfig& c) { c.attention = AttentionKind::kLatent; },
                  "model.num_kv_heads 2 does not go with");
 }

@@ -175,10 +175,11 @@ Slice expert_rows(const LayerBuilder& builder, const ExpertShare& share, int64_t
       at += size;
     }
   }
-  return Slice::of_rows({at, builder.config.hidden_size}, std::move(rows));
+  return Slice::of_rows({at, builder.config.expert_width()}, std::move(rows));
 }
 
-/// The local experts' two matrices, [sum of g_e, H] and [sum of F_e, H].
+/// The local experts' two matrices, [sum of g_e, width] and [sum of F_e, width] of the experts'
+/// width.
 struct ExpertWeights {
   ValueId first = -1;
   ValueId second = -1;
@@ -244,19 +245,34 @@ ValueId build_sparse_experts(LayerBuilder& builder, const ExpertShare& share,
       "expert_out");
 }
 
+/// The tokens as the experts see them. Every rank projects its own with the whole matrix, so that
+/// only the narrow rows travel.
+ValueId project_down(LayerBuilder& builder, ValueId normed) {
+  const int64_t size = builder.config.moe.latent_size;
+  if (size == 0) return normed;
+  return builder.linear("moe.latent_down", normed, size, false, "moe_latent");
+}
+
+/// The experts' weighted sum back at the full size.
+ValueId project_up(LayerBuilder& builder, ValueId sum) {
+  if (builder.config.moe.latent_size == 0) return sum;
+  return builder.linear("moe.latent_up", sum, builder.config.hidden_size, false, "moe_projected");
+}
+
 ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
   Program& program = builder.program();
   const Routing routing = build_router(builder, normed);
+  const ValueId tokens = project_down(builder, normed);
   const DispatchSpec spec = dispatch_spec(builder);
   const ExpertShare share = expert_share(builder);
   const DispatchedRows rows =
-      dispatch(program, spec, normed, routing.probs_TK, routing.expert_idx_TK);
+      dispatch(program, spec, tokens, routing.probs_TK, routing.expert_idx_TK);
   builder.layer.dropped = rows.dropped;
   const ExpertWeights weights = add_expert_weights(builder, share);
   const ValueId out = builder.config.moe.experts == ExpertPath::kBlockSparse
                           ? build_sparse_experts(builder, share, rows, weights)
                           : build_grouped_experts(builder, share, rows, weights);
-  return combine(program, spec, rows, out);
+  return project_up(builder, combine(program, spec, rows, out));
 }
 
 ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {

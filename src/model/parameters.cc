@@ -14,6 +14,14 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.ends_with(end);
 }
 
+/// Whether a matrix projects back into the residual stream. Experts in a latent space leave that to
+/// the projection out of it.
+bool projects_into_residual(const ModelConfig& config, std::string_view name) {
+  if (config.moe.latent_size > 0 && ends_with(name, "moe.experts.down.weight")) return false;
+  return ends_with(name, "attn.o.weight") || ends_with(name, ".down.weight") ||
+         ends_with(name, "moe.latent_up.weight");
+}
+
 /// Projections back into the residual stream start smaller, by 1/sqrt(2 · layers), so that its
 /// variance does not grow with depth (Radford et al., GPT-2, section 2.3).
 ParameterSpec make_spec(const ModelConfig& config, std::string name, const ValueType& type,
@@ -24,10 +32,9 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
     spec.init_constant = ends_with(spec.name, "norm.weight") ? 1.0F : 0.0F;
     return spec;
   }
-  const bool into_residual =
-      ends_with(spec.name, "attn.o.weight") || ends_with(spec.name, "down.weight");
   spec.init_deviation = config.init_deviation;
-  if (into_residual) spec.init_deviation /= std::sqrt(2.0 * static_cast<double>(config.num_layers));
+  if (projects_into_residual(config, spec.name))
+    spec.init_deviation /= std::sqrt(2.0 * static_cast<double>(config.num_layers));
   return spec;
 }
 

@@ -57,6 +57,24 @@ std::vector<Case> gradient_cases() {
                   c.moe.shared_inner_size = 12;
                   c.moe.shared_gate = true;
                 }),
+      make_case("latent_experts",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 6;
+                  c.moe.shared_inner_size = 12;
+                }),
+      make_case("latent_experts_weighted_late",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 6;
+                  c.moe.memory_efficient = false;
+                  c.moe.capacity_factor = 0.75;
+                }),
+      make_case("latent_block_sparse_experts",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 5;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                }),
       make_case("capacity", [](ModelConfig& c) { c.moe.capacity_factor = 0.75; }),
       make_case("padded_capacity",
                 [](ModelConfig& c) {
@@ -246,12 +264,15 @@ TEST(Recompute, AnUnknownNameIsRefusedWithTheNearest) {
 
 TEST(Experts, BlockSparseAgreesWithGrouped) {
   for (const bool unequal : {false, true}) {
-    ModelConfig grouped = tiny_config();
-    if (unequal) grouped.moe.inner_sizes = {8, 16, 8, 24};
-    ModelConfig sparse = grouped;
-    sparse.moe.experts = ExpertPath::kBlockSparse;
-    sparse.moe.block_size = 8;
-    expect_same_gradients(*run_once(grouped), *run_once(sparse), 2e-4);
+    for (const int64_t latent_size : {0, 5}) {
+      ModelConfig grouped = tiny_config();
+      if (unequal) grouped.moe.inner_sizes = {8, 16, 8, 24};
+      grouped.moe.latent_size = latent_size;
+      ModelConfig sparse = grouped;
+      sparse.moe.experts = ExpertPath::kBlockSparse;
+      sparse.moe.block_size = 8;
+      expect_same_gradients(*run_once(grouped), *run_once(sparse), 2e-4);
+    }
   }
 }
 

@@ -34,6 +34,8 @@ struct DispatchSizes {
 /// and 4 of MegaScale-MoE, section 3.2: 2k/n · bsh(n-1)/n for all-to-all, 2bsh(n-1)/n for
 /// all-gather and reduce-scatter, each divided by the b·s/n tokens of a rank and by h. The
 /// all-gather over ETP moves every row to ETP - 1 ranks more.
+/// H is the width at which rows are dispatched, the latent size where experts have one. Both kinds
+/// move rows of that width, so the choice between them does not depend on it.
 struct DispatchVolumes {
   double all_to_all = 0;
   double all_gather = 0;

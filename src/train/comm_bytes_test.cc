@@ -142,6 +142,34 @@ TEST(StepBytes, ExpertAllGather) {
             kLayers * others * (2 * kHidden + top_k) * kF32);
 }
 
+/// What LatentMoE dispatches is narrower by exactly H over the latent size; probabilities and
+/// choices are not (Megatron-Core MoE, section 7.3).
+TEST(StepBytes, LatentExpertsDivideWhatIsDispatchedByTheCompression) {
+  constexpr int64_t kRanks = 2;
+  constexpr int64_t kAlpha = 4;
+  const auto moved = [](DispatcherRequest dispatcher, int64_t latent_size) {
+    Settings settings = expert_settings();
+    settings.model.moe.latent_size = latent_size;
+    settings.parallel.layout.ep = kRanks;
+    settings.parallel.dispatcher = dispatcher;
+    settings.train.global_batch = kRanks * kMicroBatch;
+    const StepBytes bytes(settings, kRanks);
+    const int64_t top_k = settings.model.moe.top_k;
+    if (dispatcher == DispatcherRequest::kAllToAll) {
+      const int64_t rows = kRanks * kTokens * top_k * (kRanks - 1) / kRanks;
+      return bytes("ep", CommKind::kAllToAll) - kLayers * rows * 2 * kF32;
+    }
+    const int64_t others = kRanks * kTokens * (kRanks - 1);
+    return bytes("experts", CommKind::kAllGather) + bytes("experts", CommKind::kReduceScatter) -
+           kLayers * others * 3 * top_k * kF32;
+  };
+  for (const auto dispatcher : {DispatcherRequest::kAllToAll, DispatcherRequest::kAllGather}) {
+    const int64_t latent = moved(dispatcher, kHidden / kAlpha);
+    EXPECT_GT(latent, 0);
+    EXPECT_EQ(moved(dispatcher, 0), kAlpha * latent);
+  }
+}
+
 /// ZeRO-1: every gradient is reduced once to its owner, every weight gathered once.
 TEST(StepBytes, DataParallelism) {
   constexpr int64_t kRanks = 3;

@@ -29,7 +29,7 @@ void shrink_attention(ModelConfig& model) {
 void shrink_experts(MoeConfig& moe, int64_t etp, int64_t tp) {
   if (moe.num_experts == 0) return;
   const bool sparse = moe.experts == ExpertPath::kBlockSparse;
-  if (sparse) moe.block_size = std::min<int64_t>(moe.block_size, 4);
+  if (sparse) moe.block_size = std::min<int64_t>(moe.block_size, 8);
   const int64_t unit = sparse ? etp * moe.block_size : etp;
   moe.inner_size = at_most(moe.inner_size, 12, unit);
   for (int64_t& size : moe.inner_sizes) size = at_most(size, 12, unit);
@@ -73,6 +73,7 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   model.inner_size = at_most(model.dense_inner_size(), 24, tp);
   shrink_attention(model);
   model.hidden_size = std::min<int64_t>(model.hidden_size, 32);
+  model.moe.latent_size = std::min(model.moe.latent_size, (model.hidden_size + 1) / 2);
   shrink_experts(model.moe, layout.degree(Axis::kEtp), tp);
   shrink_depth(settings);
   model.vocab_size = std::min<int64_t>(model.vocab_size > 0 ? model.vocab_size : 101, 101);

@@ -34,6 +34,8 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
     text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(),
                         model.moe.num_experts, model.moe.top_k,
                         model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
+    if (model.moe.latent_size > 0)
+      text += fmt::format(", in a latent space of {}", model.moe.latent_size);
   }
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
