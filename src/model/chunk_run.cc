@@ -36,6 +36,12 @@ TensorByName gradients_of(const ParameterSet& parameters, const std::string& pre
   };
 }
 
+/// Each value becomes the sum of its group of `group_size` neighbours.
+void sum_groups(std::vector<double>& values, int64_t group_size) {
+  for (auto group = values.begin(); group != values.end(); group += group_size)
+    std::fill_n(group, group_size, std::reduce(group, group + group_size));
+}
+
 /// Gradient streams: two take turns, unless a later pass still reads them all.
 int64_t count_streams(const StagePrograms& programs, const PipelineChunk& chunk) {
   const int64_t streams = chunk.num_layers + 1;
@@ -267,9 +273,9 @@ void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& h
   }
 }
 
-/// The balance loss over all layers together, E · Σ_e f_e·P_e with f_e and P_e their means over the
-/// layers, f_e over all ranks that share the tokens and P_e this rank's part; the scale times its
-/// gradient is left for every layer's score means.
+/// The balance loss over all layers together, E/D · Σ_e f_e·P_e with f_e and P_e their means over
+/// the layers, f_e that of the expert's group of D over all ranks that share the tokens and P_e
+/// this rank's part; the scale times its gradient is left for every layer's score means.
 void ChunkRun::balance_model() {
   const ModelConfig& config = programs_.config;
   const StageGroups& groups = programs_.part.groups;
@@ -285,8 +291,10 @@ void ChunkRun::balance_model() {
   const Tensor all_counts = view(std::span(counts), {std::ssize(counts)});
   groups.micro_batch->all_reduce(all_counts, all_counts).wait();
   const double assignments = std::max(std::reduce(counts.begin(), counts.end()), 1.0);
+  const int64_t group_size = config.moe.balance_group_size;
+  sum_groups(counts, group_size);
   const double per_layer =
-      static_cast<double>(config.moe.num_experts) /
+      static_cast<double>(config.moe.num_experts / group_size) /
       static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1) * groups.token_ranks());
   const auto gradient = inputs_.grad_score_means.get().span<float>();
   model_balance_ = 0;

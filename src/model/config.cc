@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/divisors.h"
 #include "core/error.h"
 #include "model/rotary.h"
 
@@ -272,6 +273,26 @@ void validate_groups(const MoeConfig& moe) {
           moe.top_k, reachable, moe.top_groups);
 }
 
+/// Groups of neighbouring experts that the balance loss compares, or that share a capacity.
+void validate_group_sizes(const MoeConfig& moe) {
+  const auto check = [&](int64_t size, const char* key) {
+    require(moe.num_experts % size == 0,
+            "{} {} does not divide moe.num_experts {}; the nearest that does is {}", key, size,
+            moe.num_experts, nearest_divisors(moe.num_experts, size));
+  };
+  check(moe.balance_group_size, "moe.balance_group_size");
+  check(moe.capacity_group_size, "moe.capacity_group_size");
+  if (moe.capacity_group_size == 1) return;
+  require(moe.capacity_factor > 0,
+          "moe.capacity_group_size {} shares capacities, which moe.capacity_factor 0 does not "
+          "give; set a factor above 0 (1.0 is the expected load) or a group size of 1",
+          moe.capacity_group_size);
+  require(!moe.pad_to_capacity,
+          "moe.pad_to_capacity pads every expert to a capacity of its own, and "
+          "moe.capacity_group_size {} makes experts share one; switch one of them off",
+          moe.capacity_group_size);
+}
+
 void validate_block_sparse(const MoeConfig& moe) {
   constexpr std::array kBlockSizes = {8, 16, 32, 64, 128};
   require(std::ranges::find(kBlockSizes, moe.block_size) != kBlockSizes.end(),
@@ -304,6 +325,7 @@ void validate_experts(const MoeConfig& moe) {
   require(!moe.shared_gate || moe.shared_inner_size > 0,
           "moe.shared_gate needs a moe.shared_inner_size above 0");
   validate_groups(moe);
+  validate_group_sizes(moe);
   if (moe.experts == ExpertPath::kBlockSparse) validate_block_sparse(moe);
 }
 

@@ -142,6 +142,24 @@ TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
         c.qk_norm = QkNorm::kHead;
       },
       "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },
+                 "moe.balance_group_size 3 does not divide moe.num_experts 4; the nearest that "
+                 "does is 2 or 4");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.capacity_factor = 1;
+        c.moe.capacity_group_size = 8;
+      },
+      "moe.capacity_group_size 8 does not divide moe.num_experts 4; the nearest that does is 4");
+  expect_refused([](ModelConfig& c) { c.moe.capacity_group_size = 2; },
+                 "which moe.capacity_factor 0 does not give");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.capacity_factor = 1;
+        c.moe.pad_to_capacity = true;
+        c.moe.capacity_group_size = 2;
+      },
+      "moe.capacity_group_size 2 makes experts share one");
   expect_refused([](ModelConfig& c) { c.moe.latent_size = 16; },
                  "moe.latent_size 16 is not below model.hidden_size 16");
   expect_refused([](ModelConfig& c) { c.attention = AttentionKind::kLatent; },

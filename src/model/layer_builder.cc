@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/divisors.h"
 #include "model/batch_inputs.h"
 #include "model/stage_programs.h"
 #include "ops/add_bias/add_bias.h"
@@ -57,20 +58,10 @@ ValueId LayerBuilder::gather_tokens(ValueId x, const std::string& name) {
 
 namespace {
 
-/// "2 or 4": the divisors of `number` nearest to `wanted`.
-std::string nearest_degrees(int64_t number, int64_t wanted) {
-  int64_t below = std::min(wanted, number);
-  while (below > 1 && number % below != 0) --below;
-  int64_t above = wanted;
-  while (above < number && number % above != 0) ++above;
-  return above <= number && above != below ? fmt::format("{} or {}", below, above)
-                                           : fmt::format("{}", below);
-}
-
 void check_divides(int64_t degree, int64_t number, std::string_view degree_name,
                    std::string_view number_name) {
   require(number % degree == 0, "{} {} does not divide {} {}; the nearest that does is {}",
-          degree_name, degree, number_name, number, nearest_degrees(number, degree));
+          degree_name, degree, number_name, number, nearest_divisors(number, degree));
 }
 
 void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups) {
@@ -86,7 +77,7 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
   require(kv % tp == 0 || tp % kv == 0,
           "parallel.tp {} neither divides model.num_kv_heads {} nor is a multiple of it; the "
           "nearest that does is {}",
-          tp, kv, nearest_degrees(kv, tp));
+          tp, kv, nearest_divisors(kv, tp));
   require(config.qk_norm != QkNorm::kAll || config.is_latent(),
           "model.qk_norm = \"all\" norms all heads of a token together, which parallel.tp {} "
           "spreads over ranks; set parallel.attention = \"ulysses\" or parallel.tp = 1",
@@ -103,12 +94,12 @@ void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
   require(heads % parts == 0,
           "attention's all-to-all is over {} ranks, which do not divide its {} heads; the nearest "
           "number that does is {}",
-          parts, heads, nearest_degrees(heads, parts));
+          parts, heads, nearest_divisors(heads, parts));
   require(
       kv % parts == 0 || parts % kv == 0,
       "attention's all-to-all is over {} ranks, which neither divide its {} key-value heads nor "
       "are a multiple of them; the nearest number that does is {}",
-      parts, kv, nearest_degrees(kv, parts));
+      parts, kv, nearest_divisors(kv, parts));
 }
 
 void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {

@@ -118,6 +118,21 @@ std::vector<Case> gradient_cases() {
                   c.moe.dense_layers = {1};
                   c.moe.balance_scope = BalanceTokens::kModel;
                 }),
+      make_case("group_balance",
+                [](ModelConfig& c) {
+                  c.moe.balance_group_size = 2;
+                  c.moe.balance_scope = BalanceTokens::kSequence;
+                }),
+      make_case("model_balance_of_groups",
+                [](ModelConfig& c) {
+                  c.moe.balance_group_size = 2;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("capacity_of_groups",
+                [](ModelConfig& c) {
+                  c.moe.capacity_factor = 0.75;
+                  c.moe.capacity_group_size = 2;
+                }),
       make_case("model_balance_of_sigmoids",
                 [](ModelConfig& c) {
                   c.moe.score = ScoreFunction::kSigmoid;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/divisors.h"
 #include "core/error.h"
 #include "core/names.h"
 
@@ -38,18 +39,6 @@ std::vector<Axis> parse_order(std::string_view text, std::span<const Axis> axes,
             fmt::join(names, ", "));
   }
   return order;
-}
-
-/// "2 or 4": the two divisors of a number that are nearest to `wanted`.
-std::string nearest_divisors(int64_t number, int64_t wanted) {
-  std::vector<int64_t> divisors;
-  for (int64_t d = 1; d <= number; ++d) {
-    if (number % d == 0) divisors.push_back(d);
-  }
-  std::ranges::stable_sort(divisors, {}, [&](int64_t d) { return std::abs(d - wanted); });
-  if (divisors.size() == 1) return fmt::format("{}", divisors[0]);
-  return fmt::format("{} or {}", std::min(divisors[0], divisors[1]),
-                     std::max(divisors[0], divisors[1]));
 }
 
 void check_positive(const LayoutSpec& spec) {

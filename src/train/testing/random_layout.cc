@@ -153,7 +153,8 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   moe.memory_efficient = !draw.chance(3);
   if (draw.chance(4)) {
     moe.experts = ExpertPath::kBlockSparse;
-    moe.block_size = 4;
+    moe.block_size = 8;
+    moe.inner_size = layout.etp * moe.block_size * (1 + draw.upto(2));
     moe.memory_efficient = true;
   } else if (draw.chance(4)) {
     for (int64_t e = 0; e < moe.num_experts; ++e)
@@ -169,7 +170,11 @@ void draw_experts(Draw& draw, RandomLayout& result) {
     moe.capacity_factor = draw.of({0.8, 1.3});
     moe.capacity_scope = CapacityScope::kSequence;
     moe.drop_policy = draw.of({DropPolicy::kProbs, DropPolicy::kPosition});
+    if (draw.chance(2)) moe.capacity_group_size = draw.divisor(moe.num_experts);
+    moe.pad_to_capacity = moe.capacity_group_size == 1 && draw.chance(3);
   }
+  if (draw.chance(3)) moe.balance_group_size = draw.divisor(moe.num_experts);
+  if (draw.chance(4)) moe.latent_size = 1 + draw.upto(model.hidden_size - 1);
 }
 
 void draw_training(Draw& draw, RandomLayout& result) {
