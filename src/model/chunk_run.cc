@@ -66,7 +66,8 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       tokens_(tokens),
       memory_(memory),
       inputs_(programs.shape, programs.part.groups, programs.config.moe),
-      hidden_(num_streams() * programs.hidden_bytes(), "hidden states") {
+      hidden_(num_streams() * programs.hidden_bytes(), "hidden states"),
+      balance_sums_(DType::kF64, {2, programs.config.moe.num_experts}) {
   if (chunk.embedding) bind_embedding(parameters);
   if (chunk.loss) bind_head(parameters);
   layers_.resize(static_cast<size_t>(chunk.num_layers));
@@ -244,7 +245,9 @@ void ChunkRun::run_layers(const NodeObserver& observer, const PassHooks& hooks) 
 void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
   run_layers(observer, hooks);
   if (chunk_.loss) programs_.head->forward.run(head_forward_, observer);
-  if (balances_whole_model(programs_.config)) balance_model();
+  if (!balances_whole_model(programs_.config)) return;
+  add_balance_sums();
+  if (chunk_.loss) balance_model();
 }
 
 double ChunkRun::evaluate(const NodeObserver& observer) {
@@ -273,29 +276,36 @@ void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& h
   }
 }
 
+/// Adds this chunk's layers to the sums of those before.
+void ChunkRun::add_balance_sums() {
+  const auto sums = balance_sums_.get().span<double>();
+  if (chunk_.embedding) std::ranges::fill(sums, 0.0);
+  const auto num_experts = static_cast<size_t>(programs_.config.moe.num_experts);
+  for (const BoundLayer& layer : layers_) {
+    if (layer.experts == nullptr) continue;
+    for (size_t e = 0; e < num_experts; ++e) {
+      sums[e] += layer.counts.get().span<float>()[e];
+      sums[num_experts + e] += layer.score_means.get().span<float>()[e];
+    }
+  }
+}
+
 /// The balance loss over all layers together, E/D · Σ_e f_e·P_e with f_e and P_e their means over
 /// the layers, f_e that of the expert's group of D over all ranks that share the tokens and P_e
 /// this rank's part; the scale times its gradient is left for every layer's score means.
 void ChunkRun::balance_model() {
   const ModelConfig& config = programs_.config;
   const StageGroups& groups = programs_.part.groups;
-  std::vector<double> counts(static_cast<size_t>(config.moe.num_experts), 0.0);
-  std::vector<double> means(counts.size(), 0.0);
-  for (const BoundLayer& layer : layers_) {
-    if (layer.experts == nullptr) continue;
-    for (size_t e = 0; e < counts.size(); ++e) {
-      counts[e] += layer.counts.get().span<float>()[e];
-      means[e] += layer.score_means.get().span<float>()[e];
-    }
-  }
+  const auto sums = balance_sums_.get().span<double>();
+  const auto means = sums.last(sums.size() / 2);
+  std::vector<double> counts(sums.begin(), sums.begin() + std::ssize(means));
   const Tensor all_counts = view(std::span(counts), {std::ssize(counts)});
   groups.micro_batch->all_reduce(all_counts, all_counts).wait();
   const double assignments = std::max(std::reduce(counts.begin(), counts.end()), 1.0);
   const int64_t group_size = config.moe.balance_group_size;
   sum_groups(counts, group_size);
-  const double per_layer =
-      static_cast<double>(config.moe.num_experts / group_size) /
-      static_cast<double>(std::max<int64_t>(config.num_moe_layers(), 1) * groups.token_ranks());
+  const double per_layer = static_cast<double>(config.moe.num_experts / group_size) /
+                           static_cast<double>(config.num_moe_layers() * groups.token_ranks());
   const auto gradient = inputs_.grad_score_means.get().span<float>();
   model_balance_ = 0;
   for (size_t e = 0; e < counts.size(); ++e) {

@@ -57,6 +57,13 @@ class ChunkRun {
   /// Their gradients; a chunk without the loss is given the latter.
   Tensor grad_in() const { return grad_stream(0); }
   Tensor grad_out() const { return grad_stream(chunk_.num_layers); }
+  /// Where one balance loss spans the model: F64 [2, E], the assignments to each expert and its
+  /// score means, summed over the layers up to this chunk's last. Before forward() a chunk without
+  /// the embedding is given what the chunk before it left.
+  Tensor balance_sums() const { return balance_sums_; }
+  /// The gradient of every layer's score means F32 [E], there after forward() of the chunk with the
+  /// loss; the others are given it before backward().
+  Tensor grad_score_means() const { return inputs_.grad_score_means; }
 
   void forward(const NodeObserver& observer, const PassHooks& hooks = {});
   /// Forward without gradients to come, adding the loss of the labels where the chunk has the loss.
@@ -91,6 +98,7 @@ class ChunkRun {
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
   void run_layers(const NodeObserver& observer, const PassHooks& hooks);
   std::string prefix_of(const BoundLayer& layer) const;
+  void add_balance_sums();
   void balance_model();
   int64_t num_streams() const;
 
@@ -104,6 +112,7 @@ class ChunkRun {
   Buffer head_saved_;
   Bindings embedding_forward_, embedding_backward_, head_forward_, head_backward_, evaluation_;
   std::vector<BoundLayer> layers_;
+  OwnedTensor balance_sums_;
   double model_balance_ = 0;
 };
 

@@ -4,7 +4,6 @@
 
 #include "core/divisors.h"
 #include "model/batch_inputs.h"
-#include "model/stage_programs.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/collective.h"
 
@@ -128,10 +127,6 @@ void check_shares(const ModelConfig& config, const BatchShape& shape, const Stag
           groups.token_ranks() * groups.dp->size() * groups.pp->size() == 1,
       "moe.balance_scope = \"global_batch\" counts the micro-batches of a step one after the "
       "other, which ranks run at once; choose micro_batch, sequence or model for several ranks");
-  require(!balances_whole_model(config) || config.num_moe_layers() == 0 || groups.pp->size() == 1,
-          "moe.balance_scope = \"model\" needs all layers' counts before the first backward pass, "
-          "and parallel.pp {} spreads layers over stages; choose micro_batch or sequence",
-          groups.pp->size());
 }
 
 }  // namespace tessera

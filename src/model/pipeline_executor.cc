@@ -41,6 +41,11 @@ PipelineExecutor::PipelineExecutor(TrainingModel& model, PipelinePlace place,
     places_.emplace_back(static_cast<size_t>(count));
 }
 
+void PipelineExecutor::Place::wait_sends() {
+  for (Pending& send : sends) send.wait();
+  sends.clear();
+}
+
 PipelineExecutor::Place& PipelineExecutor::at(const RunSlot& slot) {
   return places_[static_cast<size_t>(slot.chunk)][static_cast<size_t>(slot.place)];
 }
@@ -55,8 +60,7 @@ RunSlot PipelineExecutor::find_place(int64_t chunk, int64_t micro_batch) const {
 RunSlot PipelineExecutor::take_place(int64_t chunk, int64_t micro_batch) {
   const RunSlot slot = find_place(chunk, -1);
   Place& place = at(slot);
-  place.hidden.wait();
-  place.grad.wait();
+  place.wait_sends();
   place.micro_batch = micro_batch;
   return slot;
 }
@@ -66,21 +70,32 @@ void PipelineExecutor::forward(const PipelineStep& step, const MicroBatch& batch
                                const PassHooks& hooks) {
   const RunSlot slot = take_place(step.chunk, step.micro_batch);
   ChunkRun& run = model_.run_at(slot);
-  if (!is_first(step.chunk)) place_.activations->receive(run.hidden_in(), previous_stage()).wait();
+  if (!is_first(step.chunk)) {
+    place_.activations->receive(run.hidden_in(), previous_stage()).wait();
+    if (passes_balance()) place_.activations->receive(run.balance_sums(), previous_stage()).wait();
+  }
   run.load(batch, scales);
   run.forward(observer, hooks);
-  if (!is_last(step.chunk))
-    at(slot).hidden = place_.activations->send(run.hidden_out(), next_stage());
+  if (is_last(step.chunk)) return;
+  std::vector<Pending>& sends = at(slot).sends;
+  sends.push_back(place_.activations->send(run.hidden_out(), next_stage()));
+  if (passes_balance()) sends.push_back(place_.activations->send(run.balance_sums(), next_stage()));
 }
 
 void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& observer,
                                 const PassHooks& hooks) {
   const RunSlot slot = find_place(step.chunk, step.micro_batch);
   ChunkRun& run = model_.run_at(slot);
-  if (!is_last(step.chunk)) place_.gradients->receive(run.grad_out(), next_stage()).wait();
+  if (!is_last(step.chunk)) {
+    place_.gradients->receive(run.grad_out(), next_stage()).wait();
+    if (passes_balance()) place_.gradients->receive(run.grad_score_means(), next_stage()).wait();
+  }
   run.backward(observer, hooks);
-  if (!is_first(step.chunk))
-    at(slot).grad = place_.gradients->send(run.grad_in(), previous_stage());
+  if (is_first(step.chunk)) return;
+  std::vector<Pending>& sends = at(slot).sends;
+  sends.push_back(place_.gradients->send(run.grad_in(), previous_stage()));
+  if (passes_balance())
+    sends.push_back(place_.gradients->send(run.grad_score_means(), previous_stage()));
 }
 
 MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
@@ -111,11 +126,12 @@ double PipelineExecutor::evaluate(const MicroBatch& batch, const NodeObserver& o
   for (int64_t chunk = 0; chunk < place_.num_chunks; ++chunk) {
     ChunkRun& run = model_.run_at({chunk, 0});
     Place& place = at({chunk, 0});
-    place.hidden.wait();
+    place.wait_sends();
     if (!is_first(chunk)) place_.activations->receive(run.hidden_in(), previous_stage()).wait();
     run.load(batch, {.loss = 1});
     loss += run.evaluate(observer);
-    if (!is_last(chunk)) place.hidden = place_.activations->send(run.hidden_out(), next_stage());
+    if (!is_last(chunk))
+      place.sends.push_back(place_.activations->send(run.hidden_out(), next_stage()));
   }
   finish_sends();
   return loss;
@@ -123,10 +139,7 @@ double PipelineExecutor::evaluate(const MicroBatch& batch, const NodeObserver& o
 
 void PipelineExecutor::finish_sends() {
   for (auto& places : places_) {
-    for (Place& place : places) {
-      place.hidden.wait();
-      place.grad.wait();
-    }
+    for (Place& place : places) place.wait_sends();
   }
 }
 

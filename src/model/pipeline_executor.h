@@ -37,8 +37,9 @@ class PipelineExecutor {
   /// A place of a chunk: the micro-batch that holds it, and what is still being sent from it.
   struct Place {
     int64_t micro_batch = -1;
-    Pending hidden;
-    Pending grad;
+    std::vector<Pending> sends;
+
+    void wait_sends();
   };
 
   int64_t stage() const { return place_.activations->rank(); }
@@ -50,6 +51,9 @@ class PipelineExecutor {
   int64_t next_stage() const { return (stage() + 1) % num_stages(); }
   int64_t previous_stage() const { return (stage() + num_stages() - 1) % num_stages(); }
 
+  /// What goes along with the hidden states and their gradients where one balance loss spans the
+  /// model: its sums, and the gradient of the score means.
+  bool passes_balance() const { return balances_whole_model(model_.config()); }
   RunSlot take_place(int64_t chunk, int64_t micro_batch);
   RunSlot find_place(int64_t chunk, int64_t micro_batch) const;
   Place& at(const RunSlot& slot);

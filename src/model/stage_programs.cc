@@ -52,7 +52,7 @@ void build_head_programs(StagePrograms& stage, const KernelTable& kernels) {
 }  // namespace
 
 bool balances_whole_model(const ModelConfig& config) {
-  return config.moe.balance_scope == BalanceTokens::kModel;
+  return config.moe.balance_scope == BalanceTokens::kModel && config.num_moe_layers() > 0;
 }
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
@@ -60,11 +60,6 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
                              const KernelTable& kernels)
     : config(model), shape(batch), part(complete(std::move(model_part), model)) {
   check_shares(config, shape, part.groups);
-  require(
-      !balances_whole_model(config) || config.num_moe_layers() == 0 || part.chunks.size() == 1,
-      "moe.balance_scope = \"model\" needs all layers' counts before the first backward pass, and "
-      "the pipeline's layout has {} chunks on a rank; choose micro_batch or sequence",
-      part.chunks.size());
   std::vector<const DerivedProgram*> programs;
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding) build_embedding_program(*this, kernels);

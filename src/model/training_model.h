@@ -31,6 +31,7 @@ class TrainingModel {
   TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
                 const KernelTable& kernels, ModelPart part = {});
 
+  const ModelConfig& config() const { return programs_->config; }
   const BatchShape& batch_shape() const { return programs_->shape; }
   const ModelPart& part() const { return programs_->part; }
   /// What `bind` will take.

@@ -28,6 +28,41 @@ TEST(RandomLayouts, CompressedGradientsAgreeWithinTheirRounding) {
   }
 }
 
+/// One balance loss over layers that are on several stages, under every order of passes.
+TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
+  Settings settings;
+  settings.model.vocab_size = 40;
+  settings.model.hidden_size = 16;
+  settings.model.num_layers = 5;
+  settings.model.init_deviation = 0.2;
+  settings.model.moe = {.num_experts = 4,
+                        .top_k = 2,
+                        .inner_size = 8,
+                        .dense_layers = {2},
+                        .balance_coefficient = 0.5,
+                        .balance_scope = BalanceTokens::kModel,
+                        .balance_group_size = 2};
+  settings.data.sequence_length = 8;
+  settings.train.micro_batch = 1;
+  settings.train.global_batch = 5;
+  settings.parallel.layout.pp = 2;
+  settings.parallel.layout.tp = 2;
+  settings.adamw.eps = 1e-3;
+  settings = without_data(std::move(settings));
+  for (const auto schedule :
+       {PipelineKind::kGpipe, PipelineKind::kOneFOneB, PipelineKind::kInterleaved}) {
+    const bool interleaved = schedule == PipelineKind::kInterleaved;
+    for (const bool split : {false, true}) {
+      if (split && interleaved) continue;
+      settings.parallel.schedule = schedule;
+      settings.parallel.chunks_per_stage = interleaved ? 2 : 1;
+      settings.parallel.split_weights = split;
+      const Verification result = verify_layout({.settings = settings, .num_ranks = 4});
+      EXPECT_TRUE(result.agrees()) << describe(result, true);
+    }
+  }
+}
+
 /// TESSERA_LAYOUT_SEED=n runs that case alone.
 class AnyLayout : public ::testing::TestWithParam<uint64_t> {};
 
