@@ -51,6 +51,8 @@ TEST_F(CliConfigError, ImpossibleCombinations) {
       {{"--model.num_heads=16"}, {"1 elements of a head are rotated"}},
       {{"--model.num_kv_heads=3"}, {"model.num_heads 2", "model.num_kv_heads 3"}},
       {{"--moe.capacity_factor=0.01"}, {"moe.capacity_factor 0.01", "at least 0.0625"}},
+      {{"--moe.capacity_factor=0.01", "--moe.capacity_group_size=4"},
+       {"leaves 4 experts", "at least 0.0156"}},
       {{"--moe.pad_to_capacity=true"}, {"moe.pad_to_capacity", "moe.capacity_factor"}},
       {{"--moe.experts=block_sparse", "--moe.block_size=32"}, {"16", "moe.block_size 32"}},
       {{"--moe.experts=block_sparse", "--moe.block_size=12"}, {"moe.block_size 12", "8, 16"}},

@@ -5,10 +5,12 @@
 #include "model/rotary.h"
 #include "ops/attention/attention.h"
 #include "ops/cache_append/cache_append.h"
+#include "ops/collective/collective.h"
 #include "ops/collective/head_exchange.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
+#include "ops/spread_norm/spread_norm.h"
 
 namespace tessera {
 namespace {
@@ -82,6 +84,24 @@ ValueId build_head_linear(LayerBuilder& builder, const AttentionShare& share,
                                is_query ? query_copies : share.kv_copies, bias, result);
 }
 
+/// RMSNorm of all heads of a token as one row, of which this rank has some. Where neighbours hold
+/// the same heads, the sum over the group counts those several times, as it does all others.
+ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
+                          const std::string& name, ValueId x, bool is_query, int64_t width) {
+  Program& program = builder.program();
+  const CommunicatorPtr& group = builder.groups.tp;
+  const int64_t copies = is_query ? 1 : share.kv_copies;
+  const ValueId weight = builder.f32_weight(
+      name + ".weight",
+      {.slice = head_rows({width}, is_query, share, builder), .tp_copies = copies});
+  const ValueId own = program.add1(make_square_sums(), {x}, name + ".own_squares");
+  const ValueId summed = program.add1(make_reduce_scatter(group), {own}, name + ".squares_part");
+  const ValueId squares = program.add1(make_all_gather(group), {summed}, name + ".squares");
+  return program.add1(
+      make_spread_norm({.num_elements = width * copies, .eps = builder.config.norm_eps}),
+      {x, weight, squares}, name);
+}
+
 /// A query or key projection, normed where the model does that.
 ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
                          const std::string& name, ValueId x) {
@@ -91,8 +111,11 @@ ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
   const ValueId projected =
       build_head_linear(builder, share, "attn." + name, x, is_query, width, config.qkv_bias, name);
   if (config.qk_norm == QkNorm::kNone) return projected;
-  const int64_t size = config.qk_norm == QkNorm::kHead ? config.head_dim() : width;
-  return builder.norm(fmt::format("attn.{}_norm", name), projected, size, config.norm_eps);
+  const std::string norm_name = fmt::format("attn.{}_norm", name);
+  const bool by_head = config.qk_norm == QkNorm::kHead;
+  if (share.by_heads && !by_head)
+    return build_spread_norm(builder, share, norm_name, projected, is_query, width);
+  return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
 }
 
 QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,

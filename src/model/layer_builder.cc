@@ -77,10 +77,6 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
           "parallel.tp {} neither divides model.num_kv_heads {} nor is a multiple of it; the "
           "nearest that does is {}",
           tp, kv, nearest_divisors(kv, tp));
-  require(config.qk_norm != QkNorm::kAll || config.is_latent(),
-          "model.qk_norm = \"all\" norms all heads of a token together, which parallel.tp {} "
-          "spreads over ranks; set parallel.attention = \"ulysses\" or parallel.tp = 1",
-          tp);
 }
 
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {

@@ -130,16 +130,16 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
 void validate_capacity(const Settings& settings) {
   const MoeConfig& moe = settings.model.moe;
   if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
-  const auto num_tokens =
-      static_cast<double>(settings.train.micro_batch * settings.data.sequence_length);
-  const double even =
-      num_tokens * static_cast<double>(moe.top_k) / static_cast<double>(moe.num_experts);
+  const int64_t num_tokens = settings.train.micro_batch * settings.data.sequence_length;
+  const double even = static_cast<double>(num_tokens * moe.top_k * moe.capacity_group_size) /
+                      static_cast<double>(moe.num_experts);
   require(even * moe.capacity_factor >= 1,
-          "moe.capacity_factor {} leaves an expert {:.3g} tokens, under 1 ({} tokens of a "
-          "micro-batch, moe.top_k {}, "
-          "moe.num_experts {}); it must be at least {:.3g}",
-          moe.capacity_factor, even * moe.capacity_factor, num_tokens, moe.top_k, moe.num_experts,
-          1 / even);
+          "moe.capacity_factor {} leaves {} {:.3g} tokens, under 1 ({} tokens of a micro-batch, "
+          "moe.top_k {}, moe.num_experts {}); it must be at least {:.3g}",
+          moe.capacity_factor,
+          moe.capacity_group_size == 1 ? "an expert"
+                                       : fmt::format("{} experts", moe.capacity_group_size),
+          even * moe.capacity_factor, num_tokens, moe.top_k, moe.num_experts, 1 / even);
 }
 
 void validate_data(const DataSettings& data) {

@@ -21,8 +21,9 @@ using Clock = std::chrono::steady_clock;
 
 /// A tensor's magnitude counts as at least this share of the largest in the model: a gradient that
 /// is small because large parts cancel has the rounding of those parts. Times the usual tolerance
-/// of 1e-4 it is F32's rounding of the largest.
-constexpr double kFloor = 1e-3;
+/// of 1e-4 it is about ten of F32's roundings of the largest, as sums over tokens and layers have
+/// them.
+constexpr double kFloor = 1e-2;
 
 /// A folder that goes away with it.
 class ScratchFolder {

@@ -25,6 +25,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/spread_norm/spread_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
@@ -56,6 +57,7 @@ KernelTable make_cpu_kernels() {
   add_route_map_cpu(table);
   add_router_cpu(table);
   add_sigmoid_gate_cpu(table);
+  add_spread_norm_cpu(table);
   add_vocab_loss_cpu(table);
   return table;
 }

@@ -177,10 +177,16 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   if (draw.chance(4)) moe.latent_size = 1 + draw.upto(model.hidden_size - 1);
 }
 
+bool drops_by_probability(const MoeConfig& moe) {
+  return moe.capacity_factor > 0 && moe.drop_policy == DropPolicy::kProbs;
+}
+
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
   settings.model.vocab_size = 37 + draw.upto(8);
+  // Equal tokens at equal places have equal probabilities but for rounding, which would decide.
+  if (drops_by_probability(settings.model.moe)) settings.model.vocab_size += 4000;
   settings.model.tie_embeddings = draw.chance(2);
   settings.model.init_deviation = 0.2;
   settings.data.sequence_length = 2 * layout.cp * layout.tp * (1 + draw.upto(2));
