@@ -28,27 +28,36 @@ TEST(RandomLayouts, CompressedGradientsAgreeWithinTheirRounding) {
   }
 }
 
-/// One balance loss over layers that are on several stages, under every order of passes.
-TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
+Settings small_settings() {
   Settings settings;
   settings.model.vocab_size = 40;
   settings.model.hidden_size = 16;
-  settings.model.num_layers = 5;
+  settings.model.num_layers = 2;
   settings.model.init_deviation = 0.2;
-  settings.model.moe = {.num_experts = 4,
-                        .top_k = 2,
-                        .inner_size = 8,
-                        .dense_layers = {2},
-                        .balance_coefficient = 0.5,
-                        .balance_scope = BalanceTokens::kModel,
-                        .balance_group_size = 2};
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 8};
   settings.data.sequence_length = 8;
   settings.train.micro_batch = 1;
+  settings.train.global_batch = 4;
+  settings.adamw.eps = 1e-3;
+  return without_data(std::move(settings));
+}
+
+void expect_agreement(const Settings& settings, int64_t num_ranks) {
+  const Verification result = verify_layout({.settings = settings, .num_ranks = num_ranks});
+  EXPECT_TRUE(result.agrees()) << describe(result, true);
+}
+
+/// One balance loss over layers that are on several stages, under every order of passes.
+TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
+  Settings settings = small_settings();
+  settings.model.num_layers = 5;
+  settings.model.moe.dense_layers = {2};
+  settings.model.moe.balance_coefficient = 0.5;
+  settings.model.moe.balance_scope = BalanceTokens::kModel;
+  settings.model.moe.balance_group_size = 2;
   settings.train.global_batch = 5;
   settings.parallel.layout.pp = 2;
   settings.parallel.layout.tp = 2;
-  settings.adamw.eps = 1e-3;
-  settings = without_data(std::move(settings));
   for (const auto schedule :
        {PipelineKind::kGpipe, PipelineKind::kOneFOneB, PipelineKind::kInterleaved}) {
     const bool interleaved = schedule == PipelineKind::kInterleaved;
@@ -57,8 +66,22 @@ TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
       settings.parallel.schedule = schedule;
       settings.parallel.chunks_per_stage = interleaved ? 2 : 1;
       settings.parallel.split_weights = split;
-      const Verification result = verify_layout({.settings = settings, .num_ranks = 4});
-      EXPECT_TRUE(result.agrees()) << describe(result, true);
+      expect_agreement(settings, 4);
+    }
+  }
+}
+
+/// Four ranks hold each of two key-value heads twice.
+TEST(TensorLayouts, NormAllHeadsOverRanks) {
+  Settings settings = small_settings();
+  settings.model.num_kv_heads = 2;
+  settings.model.qk_norm = QkNorm::kAll;
+  for (const int64_t tp : {2, 4}) {
+    for (const int64_t cp : {1, 2}) {
+      settings.parallel.layout.tp = tp;
+      settings.parallel.layout.cp = cp;
+      settings.data.sequence_length = 4 * tp * cp;
+      expect_agreement(settings, tp * cp);
     }
   }
 }

@@ -185,13 +185,17 @@ void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
   settings.model.vocab_size = 37 + draw.upto(8);
-  // Equal tokens at equal places have equal probabilities but for rounding, which would decide.
-  if (drops_by_probability(settings.model.moe)) settings.model.vocab_size += 4000;
   settings.model.tie_embeddings = draw.chance(2);
   settings.model.init_deviation = 0.2;
   settings.data.sequence_length = 2 * layout.cp * layout.tp * (1 + draw.upto(2));
   settings.data.split_documents = draw.chance(2);
   settings.data.packing = draw.chance(3) ? Packing::kBestFit : Packing::kStream;
+  if (drops_by_probability(settings.model.moe)) {
+    // Equal tokens at equal places, and padding, have equal probabilities but for rounding, which
+    // would decide.
+    settings.model.vocab_size += 4000;
+    settings.data.packing = Packing::kStream;
+  }
   settings.train.micro_batch = 1 + draw.upto(2);
   settings.train.global_batch =
       settings.train.micro_batch * layout.dp * (1 + draw.upto(layout.pp + 2));
