@@ -139,6 +139,11 @@ struct MoeConfig {
   /// The router and the shared expert see the whole token. 0: no projections.
   int64_t latent_size = 0;
 
+  /// Whether a full expert compares its tokens' probabilities: those of equal tokens differ by
+  /// rounding alone, so layouts may drop different ones.
+  bool drops_by_probability() const {
+    return num_experts > 0 && capacity_factor > 0 && drop_policy == DropPolicy::kProbs;
+  }
   bool has_expert_bias() const { return expert_bias || bias_update_speed > 0; }
   /// F_e of every expert.
   std::vector<int64_t> expert_sizes() const;

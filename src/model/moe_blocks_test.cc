@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "model/mlp_blocks.h"
 #include "model/model_testing.h"

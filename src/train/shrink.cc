@@ -36,6 +36,12 @@ void shrink_experts(MoeConfig& moe, int64_t etp, int64_t tp) {
   if (moe.shared_inner_size > 0) moe.shared_inner_size = at_most(moe.shared_inner_size, 10, tp);
 }
 
+/// Random tokens of a small vocabulary are often equal, which must not decide what is dropped.
+void shrink_vocabulary(ModelConfig& model) {
+  const int64_t limit = model.moe.drops_by_probability() ? 4001 : 101;
+  model.vocab_size = model.vocab_size > 0 ? std::min(model.vocab_size, limit) : limit;
+}
+
 /// Few layers that still are of every kind and fill every stage.
 void shrink_depth(Settings& settings) {
   if (!settings.parallel.pipeline_layout.empty()) return;
@@ -76,11 +82,13 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   model.moe.latent_size = std::min(model.moe.latent_size, (model.hidden_size + 1) / 2);
   shrink_experts(model.moe, layout.degree(Axis::kEtp), tp);
   shrink_depth(settings);
-  model.vocab_size = std::min<int64_t>(model.vocab_size > 0 ? model.vocab_size : 101, 101);
+  shrink_vocabulary(model);
   model.padding_token = std::min(model.padding_token, model.vocab_size - 1);
   model.window = std::min<int64_t>(model.window, 5);
 
   settings = without_data(std::move(settings));
+  // The tokens that pad rows are equal too.
+  if (model.moe.drops_by_probability()) settings.data.packing = Packing::kStream;
   settings.data.sequence_length = at_most(settings.data.sequence_length, 16, 2 * cp * tp);
   TrainSettings& train = settings.train;
   train.precision = Precision::kF32;

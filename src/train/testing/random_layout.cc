@@ -177,10 +177,6 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   if (draw.chance(4)) moe.latent_size = 1 + draw.upto(model.hidden_size - 1);
 }
 
-bool drops_by_probability(const MoeConfig& moe) {
-  return moe.capacity_factor > 0 && moe.drop_policy == DropPolicy::kProbs;
-}
-
 void draw_training(Draw& draw, RandomLayout& result) {
   Settings& settings = result.settings;
   const LayoutSpec& layout = settings.parallel.layout;
@@ -190,9 +186,8 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.data.sequence_length = 2 * layout.cp * layout.tp * (1 + draw.upto(2));
   settings.data.split_documents = draw.chance(2);
   settings.data.packing = draw.chance(3) ? Packing::kBestFit : Packing::kStream;
-  if (drops_by_probability(settings.model.moe)) {
-    // Equal tokens at equal places, and padding, have equal probabilities but for rounding, which
-    // would decide.
+  if (settings.model.moe.drops_by_probability()) {
+    // Few equal tokens, and no padding.
     settings.model.vocab_size += 4000;
     settings.data.packing = Packing::kStream;
   }
