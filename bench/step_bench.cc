@@ -132,7 +132,7 @@ void run(const BenchOptions& options) {
       if (warm) operators[std::string(event.node.op->name())] += event.seconds();
     };
     const auto start = Clock::now();
-    state.parameters().zero_gradients();
+    state.begin_step();
     model.begin_step();
     const double zeroed = seconds_since(start);
     model.run(tokens.view(), scales, observe);

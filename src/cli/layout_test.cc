@@ -41,6 +41,44 @@ TEST_F(CliLayout, VerifyAgreesWithOneRank) {
   EXPECT_FALSE(json["parameters"].empty());
 }
 
+TEST_F(CliLayout, FullShardingAgreesWithOneRank) {
+  const std::string out = succeed({"verify", "--ranks", "8", "--parallel.pp=2", "--parallel.ep=2",
+                                   "--model.num_layers=4", "--train.global_batch=32",
+                                   "--optim.shard=full", "--optim.shard_group=2"})
+                              .out;
+  EXPECT_THAT(out, HasSubstr("agrees: worst error"));
+}
+
+TEST_F(CliLayout, FullShardingTakesLessMemory) {
+  const auto total = [&](const std::vector<std::string>& shard) {
+    std::vector<std::string> arguments = {"inspect",
+                                          "--memory",
+                                          "--json",
+                                          "--ranks",
+                                          "8",
+                                          "--model.num_layers=24",
+                                          "--train.global_batch=64"};
+    arguments.insert(arguments.end(), shard.begin(), shard.end());
+    return succeed_json(arguments)["total"].get<int64_t>();
+  };
+  const int64_t hybrid = total({"--optim.shard=full", "--optim.shard_group=2"});
+  EXPECT_LT(total({"--optim.shard=full"}), hybrid);
+  EXPECT_LT(hybrid, total({"--optim.shard=state"}));
+  EXPECT_LT(total({"--optim.shard=state"}), total({"--optim.shard=none"}));
+}
+
+TEST_F(CliLayout, RefusesShardGroupsThatDoNotFit) {
+  const std::vector<std::string> memory = {"inspect", "--memory", "--ranks", "8"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), memory.begin(), memory.end());
+    return more;
+  };
+  expect_refused(with({"--optim.shard=full", "--optim.shard_group=3"}),
+                 {"optim.shard_group 3 does not divide the 8", "nearest is 2 or 4"});
+  expect_refused(with({"--optim.reduce_group=3"}), {"optim.reduce_group 3", "2 or 4"});
+  expect_refused(with({"--optim.shard_state=false"}), {"optim.shard_state", "optim.shard"});
+}
+
 TEST_F(CliLayout, VerifyNamesWhatDiffers) {
   // A capacity among each rank's own tokens drops others than one rank does.
   const Finished finished = run_tessera({"verify", "--parallel.tp=2", "--moe.capacity_factor=0.5"});

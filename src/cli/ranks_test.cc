@@ -42,6 +42,31 @@ TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(four[i], one[i], 1e-4);
 }
 
+TEST_F(CliRanks, ShardingInTwoLevelsGivesTheLossesOfOneRank) {
+  run_ranks(layout("one", {}));
+  run_ranks(layout("hybrid", {"--ranks", "4", "--train.micro_batch=2", "--optim.shard=full",
+                              "--optim.shard_group=2"}));
+  run_ranks(
+      layout("tied", {"--ranks", "4", "--train.micro_batch=2", "--parallel.pp=2", "--parallel.ep=2",
+                      "--model.tie_embeddings=true", "--optim.shard=full"}));
+  run_ranks(layout("nodes", {"--ranks", "4", "--train.micro_batch=2", "--optim.reduce_group=2"}));
+  const auto one = losses("one");
+  ASSERT_EQ(one.size(), 4);
+  for (const std::string run : {"hybrid", "tied", "nodes"}) {
+    const auto found = losses(run);
+    ASSERT_EQ(found.size(), one.size()) << run;
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(found[i], one[i], 1e-4) << run;
+  }
+}
+
+TEST_F(CliRanks, AnotherNumberOfRanksContinuesAFullyShardedRun) {
+  run_ranks(layout("run", {"--ranks", "3", "--train.global_batch=6", "--train.micro_batch=1",
+                           "--train.steps=2", "--optim.schedule=constant", "--optim.shard=full"}));
+  const Finished resumed = run_ranks(layout("run", {"--optim.schedule=constant"}));
+  EXPECT_THAT(resumed.out, HasSubstr("continuing after step 2 of 4"));
+  EXPECT_THAT(resumed.out, HasSubstr("optim.shard was \"full\" when the checkpoint was written"));
+}
+
 TEST_F(CliRanks, AnotherNumberOfRanksContinues) {
   run_ranks(layout(
       "run", {"--ranks", "4", "--parallel.pp=2", "--train.steps=2", "--optim.schedule=constant"}));

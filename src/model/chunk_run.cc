@@ -60,26 +60,48 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
                    const TokenShare& tokens, ParameterSet& parameters,
-                   std::vector<ExpertState>& experts, SharedMemory& memory)
+                   std::vector<ExpertState>& experts, SharedMemory& memory, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
       memory_(memory),
+      store_(store),
       inputs_(programs.shape, programs.part.groups, programs.config.moe),
       hidden_(num_streams() * programs.hidden_bytes(), "hidden states"),
       balance_sums_(DType::kF64, {2, programs.config.moe.num_experts}) {
   if (chunk.embedding) bind_embedding(parameters);
   if (chunk.loss) bind_head(parameters);
-  layers_.resize(static_cast<size_t>(chunk.num_layers));
+  bind_layers(parameters, experts);
+  order_passes();
+}
+
+void ChunkRun::bind_layers(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
+  layers_.resize(static_cast<size_t>(chunk_.num_layers));
   size_t next_experts = 0;
-  for (int64_t layer = 0; layer < chunk.first_layer; ++layer)
-    next_experts += programs.config.is_moe_layer(layer) ? 1 : 0;
-  for (int64_t i = 0; i < chunk.num_layers; ++i) {
+  for (int64_t layer = 0; layer < chunk_.first_layer; ++layer)
+    next_experts += programs_.config.is_moe_layer(layer) ? 1 : 0;
+  for (int64_t i = 0; i < chunk_.num_layers; ++i) {
     BoundLayer& layer = layers_[static_cast<size_t>(i)];
-    const bool moe = programs.config.is_moe_layer(chunk.first_layer + i);
+    const bool moe = programs_.config.is_moe_layer(chunk_.first_layer + i);
     layer.experts = moe ? &experts.at(next_experts++) : nullptr;
     bind_layer(i, parameters);
   }
+}
+
+void ChunkRun::order_passes() {
+  if (chunk_.embedding) forward_pass_.push_back(&embedding_forward_);
+  for (BoundLayer& layer : layers_) forward_pass_.push_back(&layer.forward);
+  evaluation_pass_ = forward_pass_;
+  if (chunk_.loss) {
+    forward_pass_.push_back(&head_forward_);
+    evaluation_pass_.push_back(&evaluation_);
+    backward_pass_.push_back(&head_backward_);
+  }
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
+    backward_pass_.push_back(&layer->backward);
+    if (layer->kind->derived.weights) weight_pass_.push_back(&layer->weights);
+  }
+  if (chunk_.embedding) backward_pass_.push_back(&embedding_backward_);
 }
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
@@ -108,93 +130,103 @@ Tensor ChunkRun::grad_stream(int64_t idx) const {
   return stream(first + (programs_.part.split_weights ? idx : idx % 2));
 }
 
+/// Joins a program with bindings, which get the shared working memory.
+ChunkRun::BoundProgram ChunkRun::join(const CpuProgram& program, const std::string& prefix,
+                                      Bindings bindings, const ParameterSet& parameters) const {
+  bindings.transient = memory_.transient.data();
+  return {&program, prefix, std::move(bindings),
+          find_parameters(program.program(), parameters, prefix)};
+}
+
 void ChunkRun::bind_embedding(const ParameterSet& parameters) {
   const DerivedProgram& program = *programs_.embedding;
   const EmbeddingProgram& layout = programs_.embedding_layout;
-  embedding_forward_ = program.forward.make_bindings();
-  embedding_forward_.transient = memory_.transient.data();
-  bind_weights(program.forward.program(), weights_of(parameters, ""), embedding_forward_);
-  slot(embedding_forward_, layout.tokens) = inputs_.tokens;
-  slot(embedding_forward_, layout.hidden_out) = hidden_in();
-  embedding_backward_ = bind_backward(program, embedding_forward_, gradients_of(parameters, ""));
-  embedding_backward_.transient = memory_.transient.data();
-  slot(embedding_backward_, backward_of(program.derived.grad_outputs, layout.hidden_out)) =
-      grad_in();
+  Bindings forward = program.forward.make_bindings();
+  bind_weights(program.forward.program(), weights_of(parameters, ""), forward);
+  slot(forward, layout.tokens) = inputs_.tokens;
+  slot(forward, layout.hidden_out) = hidden_in();
+  Bindings backward = bind_backward(program, forward, gradients_of(parameters, ""));
+  slot(backward, backward_of(program.derived.grad_outputs, layout.hidden_out)) = grad_in();
+  embedding_forward_ = join(program.forward, "", std::move(forward), parameters);
+  embedding_backward_ = join(program.backward, "", std::move(backward), parameters);
+}
+
+Bindings ChunkRun::bind_head_inputs(const CpuProgram& program, const HeadProgram& layout,
+                                    const ParameterSet& parameters) const {
+  Bindings bindings = program.make_bindings();
+  bind_weights(program.program(), weights_of(parameters, ""), bindings);
+  slot(bindings, layout.hidden) = hidden_out();
+  slot(bindings, layout.labels) = inputs_.labels;
+  bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
+  slot(bindings, layout.scale) = inputs_.loss_scale;
+  slot(bindings, layout.loss) = inputs_.loss;
+  slot(bindings, layout.token_loss) = inputs_.token_loss;
+  return bindings;
 }
 
 void ChunkRun::bind_head(const ParameterSet& parameters) {
-  const auto weight = weights_of(parameters, "");
-  const auto grad = gradients_of(parameters, "");
-  const auto bind_inputs = [&](const Program& program, const HeadProgram& layout,
-                               Bindings& bindings) {
-    bind_weights(program, weight, bindings);
-    bindings.transient = memory_.transient.data();
-    slot(bindings, layout.hidden) = hidden_out();
-    slot(bindings, layout.labels) = inputs_.labels;
-    bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
-    slot(bindings, layout.scale) = inputs_.loss_scale;
-    slot(bindings, layout.loss) = inputs_.loss;
-    slot(bindings, layout.token_loss) = inputs_.token_loss;
-  };
-  evaluation_ = programs_.evaluation_head->make_bindings();
-  bind_inputs(programs_.evaluation_head->program(), programs_.evaluation_layout, evaluation_);
+  const CpuProgram& evaluation = *programs_.evaluation_head;
+  evaluation_ =
+      join(evaluation, "", bind_head_inputs(evaluation, programs_.evaluation_layout, parameters),
+           parameters);
 
   const DerivedProgram& head = *programs_.head;
+  const HeadProgram& layout = programs_.head_layout;
+  const auto grad = gradients_of(parameters, "");
   head_saved_ = Buffer(head.forward.plan().saved_bytes, "saved activations of the head");
-  head_forward_ = head.forward.make_bindings();
-  bind_inputs(head.forward.program(), programs_.head_layout, head_forward_);
-  head_forward_.saved = head_saved_.data();
+  Bindings forward = bind_head_inputs(head.forward, layout, parameters);
+  forward.saved = head_saved_.data();
   const Program& program = head.forward.program();
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
-    if (value.kind == ValueKind::kAccumulator) slot(head_forward_, id) = grad(value.name.substr(5));
+    if (value.kind == ValueKind::kAccumulator) slot(forward, id) = grad(accumulated_weight(value));
   }
-  head_backward_ = bind_backward(head, head_forward_, grad);
-  head_backward_.transient = memory_.transient.data();
-  slot(head_backward_, backward_of(head.derived.grad_outputs, programs_.head_layout.loss)) =
-      inputs_.grad_loss;
-  slot(head_backward_, backward_of(head.derived.grad_inputs, programs_.head_layout.hidden)) =
-      grad_out();
+  Bindings backward = bind_backward(head, forward, grad);
+  slot(backward, backward_of(head.derived.grad_outputs, layout.loss)) = inputs_.grad_loss;
+  slot(backward, backward_of(head.derived.grad_inputs, layout.hidden)) = grad_out();
+  head_forward_ = join(head.forward, "", std::move(forward), parameters);
+  head_backward_ = join(head.backward, "", std::move(backward), parameters);
 }
 
 void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
   BoundLayer& layer = layers_[static_cast<size_t>(idx)];
   const std::string prefix = layer_parameter_name(chunk_.first_layer + idx, "");
+  const auto grad = gradients_of(parameters, prefix);
   layer.kind = &programs_.kind_of(chunk_.first_layer + idx);
   const DerivedProgram& program = layer.kind->derived;
   layer.saved = Buffer(program.forward.plan().saved_bytes, "saved activations");
-  layer.forward = program.forward.make_bindings();
-  layer.forward.saved = layer.saved.data();
-  layer.forward.transient = memory_.transient.data();
-  bind_weights(program.forward.program(), weights_of(parameters, prefix), layer.forward);
-  slot(layer.forward, layer.kind->layout.hidden) = stream(idx);
+  layer.forward = join(program.forward, prefix, program.forward.make_bindings(), parameters);
+  Bindings& forward = layer.forward.bindings;
+  forward.saved = layer.saved.data();
+  bind_weights(program.forward.program(), weights_of(parameters, prefix), forward);
+  slot(forward, layer.kind->layout.hidden) = stream(idx);
   bind_layer_inputs(layer);
   bind_layer_outputs(idx, layer);
-  layer.backward = bind_backward(program, layer.forward, gradients_of(parameters, prefix));
-  layer.backward.transient = memory_.transient.data();
+  layer.backward =
+      join(program.backward, prefix, bind_backward(program, forward, grad), parameters);
   bind_layer_gradients(idx, layer);
   if (!program.weights) return;
   layer.kept = Buffer(program.backward.plan().saved_bytes, "gradients kept for the weights'");
-  layer.backward.saved = layer.kept.data();
+  layer.backward.bindings.saved = layer.kept.data();
   layer.weights =
-      bind_weight_pass(program, layer.forward, layer.backward, gradients_of(parameters, prefix));
-  layer.weights.transient = memory_.transient.data();
+      join(program.weights->program, prefix,
+           bind_weight_pass(program, forward, layer.backward.bindings, grad), parameters);
 }
 
 void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
-  slot(layer.forward, layout.positions) = inputs_.positions;
-  slot(layer.forward, layout.cu_seqlens) = inputs_.cu_seqlens;
-  bind_if(layer.forward, layout.segments, inputs_.segments);
-  bind_if(layer.forward, layout.token_order, inputs_.token_order);
+  slot(layer.forward.bindings, layout.positions) = inputs_.positions;
+  slot(layer.forward.bindings, layout.cu_seqlens) = inputs_.cu_seqlens;
+  bind_if(layer.forward.bindings, layout.segments, inputs_.segments);
+  bind_if(layer.forward.bindings, layout.token_order, inputs_.token_order);
   if (layer.experts == nullptr) return;
-  bind_if(layer.forward, layout.expert_bias, layer.experts->bias);
-  bind_if(layer.forward, layout.prior_counts, layer.experts->step_counts);
+  bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
+  bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
-  slot(layer.forward, layout.hidden_out) = stream(idx + 1);
+  slot(layer.forward.bindings, layout.hidden_out) = stream(idx + 1);
   if (layer.experts == nullptr) return;
   const int64_t num_experts = programs_.config.moe.num_experts;
   layer.balance_loss = OwnedTensor(DType::kF32, {1});
@@ -202,24 +234,26 @@ void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   layer.score_means = OwnedTensor(DType::kF32, {num_experts});
   layer.counts = OwnedTensor(DType::kF32, {num_experts});
   layer.dropped = OwnedTensor(DType::kI64, {1});
-  slot(layer.forward, layout.balance_loss) = layer.balance_loss;
-  slot(layer.forward, layout.z_loss) = layer.z_loss;
-  slot(layer.forward, layout.score_means) = layer.score_means;
-  slot(layer.forward, layout.counts) = layer.counts;
-  slot(layer.forward, layout.dropped) = layer.dropped;
+  slot(layer.forward.bindings, layout.balance_loss) = layer.balance_loss;
+  slot(layer.forward.bindings, layout.z_loss) = layer.z_loss;
+  slot(layer.forward.bindings, layout.score_means) = layer.score_means;
+  slot(layer.forward.bindings, layout.counts) = layer.counts;
+  slot(layer.forward.bindings, layout.dropped) = layer.dropped;
 }
 
 void ChunkRun::bind_layer_gradients(int64_t idx, BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
   const Backward& derived = layer.kind->derived.derived;
-  slot(layer.backward, backward_of(derived.grad_outputs, layout.hidden_out)) = grad_stream(idx + 1);
-  slot(layer.backward, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
+  slot(layer.backward.bindings, backward_of(derived.grad_outputs, layout.hidden_out)) =
+      grad_stream(idx + 1);
+  slot(layer.backward.bindings, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
   if (layer.experts == nullptr) return;
   const bool whole = balances_whole_model(programs_.config);
-  slot(layer.backward,
+  slot(layer.backward.bindings,
        backward_of(derived.grad_outputs, whole ? layout.score_means : layout.balance_loss)) =
       whole ? inputs_.grad_score_means : inputs_.grad_balance;
-  slot(layer.backward, backward_of(derived.grad_outputs, layout.z_loss)) = inputs_.grad_z_loss;
+  slot(layer.backward.bindings, backward_of(derived.grad_outputs, layout.z_loss)) =
+      inputs_.grad_z_loss;
 }
 
 void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
@@ -228,52 +262,42 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
   inputs_.set_scales(scales, programs_.part.groups.token_ranks());
 }
 
-std::string ChunkRun::prefix_of(const BoundLayer& layer) const {
-  return layer_parameter_name(chunk_.first_layer + (&layer - layers_.data()), "");
+void ChunkRun::bring_weights(const std::vector<BoundProgram*>& pass, size_t idx) {
+  store_->prepare(pass[idx]->parameters);
+  if (idx + 1 < pass.size()) store_->prepare(pass[idx + 1]->parameters);
+  store_->bind(pass[idx]->parameters, pass[idx]->bindings);
 }
 
-void ChunkRun::run_layers(const NodeObserver& observer, const PassHooks& hooks) {
-  const bool has_ends = chunk_.embedding || chunk_.loss;
-  if (has_ends && hooks.before_forward) hooks.before_forward("");
-  if (chunk_.embedding) programs_.embedding->forward.run(embedding_forward_, observer);
-  for (const BoundLayer& layer : layers_) {
-    if (hooks.before_forward) hooks.before_forward(prefix_of(layer));
-    layer.kind->derived.forward.run(layer.forward, observer);
+void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
+                   const LayerHook& before, const LayerHook& after) {
+  for (size_t idx = 0; idx < pass.size(); ++idx) {
+    const BoundProgram& bound = *pass[idx];
+    if (before) before(bound.prefix);
+    if (store_ != nullptr) bring_weights(pass, idx);
+    bound.program->run(bound.bindings, observer);
+    if (store_ != nullptr) store_->done(bound.parameters);
+    if (after && !bound.prefix.empty()) after(bound.prefix);
   }
 }
 
 void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
-  run_layers(observer, hooks);
-  if (chunk_.loss) programs_.head->forward.run(head_forward_, observer);
+  run(forward_pass_, observer, hooks.before_forward, {});
   if (!balances_whole_model(programs_.config)) return;
   add_balance_sums();
   if (chunk_.loss) balance_model();
 }
 
 double ChunkRun::evaluate(const NodeObserver& observer) {
-  run_layers(observer, {});
-  if (!chunk_.loss) return 0;
-  programs_.evaluation_head->run(evaluation_, observer);
-  return get_scalar(inputs_.loss);
+  run(evaluation_pass_, observer, {}, {});
+  return chunk_.loss ? get_scalar(inputs_.loss) : 0;
 }
 
 void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
-  if (chunk_.loss) programs_.head->backward.run(head_backward_, observer);
-  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-    layer->kind->derived.backward.run(layer->backward, observer);
-    if (hooks.after_backward && !layer->kind->derived.weights)
-      hooks.after_backward(prefix_of(*layer));
-  }
-  if (chunk_.embedding) programs_.embedding->backward.run(embedding_backward_, observer);
+  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : LayerHook());
 }
 
 void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& hooks) {
-  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
-    const auto& weights = layer->kind->derived.weights;
-    if (!weights) continue;
-    weights->program.run(layer->weights, observer);
-    if (hooks.after_backward) hooks.after_backward(prefix_of(*layer));
-  }
+  run(weight_pass_, observer, {}, hooks.after_backward);
 }
 
 /// Adds this chunk's layers to the sums of those before.

@@ -8,6 +8,7 @@
 #include "model/batch_inputs.h"
 #include "model/expert_states.h"
 #include "model/stage_programs.h"
+#include "model/weight_store.h"
 
 namespace tessera {
 
@@ -22,11 +23,14 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
-/// What happens around the layers of a pass; either may be empty. The text is what the layer's
-/// parameters begin with ("layers.3."), or "" for those of the embedding and the head.
+/// Called with what a layer's parameters begin with ("layers.3."), or "" for those of the embedding
+/// and the head.
+using LayerHook = std::function<void(const std::string& prefix)>;
+
+/// What happens around the layers of a pass; either may be empty.
 struct PassHooks {
-  std::function<void(const std::string& prefix)> before_forward;  ///< its weights are needed now
-  std::function<void(const std::string& prefix)> after_backward;  ///< its gradients were added to
+  LayerHook before_forward;  ///< the weights are needed now
+  LayerHook after_backward;  ///< gradients were added to: of layers alone
 };
 
 /// The memory that all runs of a rank share, since it runs one pass at a time.
@@ -39,8 +43,11 @@ struct SharedMemory {
 /// the weights where they are split). Not thread-safe. All references must outlive it.
 class ChunkRun {
  public:
+  /// With `store`, it gives the parameters their addresses for each run of a program; without, they
+  /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
-           ParameterSet& parameters, std::vector<ExpertState>& experts, SharedMemory& memory);
+           ParameterSet& parameters, std::vector<ExpertState>& experts, SharedMemory& memory,
+           WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {
@@ -79,25 +86,39 @@ class ChunkRun {
   std::vector<std::vector<double>> counts() const;
 
  private:
-  /// What the passes over one layer need; the tensors' addresses never change.
+  /// A program and its memory. Only the addresses of parameters may change.
+  struct BoundProgram {
+    const CpuProgram* program = nullptr;
+    std::string prefix;  // of its parameters' names
+    Bindings bindings;
+    ProgramParameters parameters;
+  };
+  /// What the passes over one layer need.
   struct BoundLayer {
     const KindProgram* kind = nullptr;
     ExpertState* experts = nullptr;  // null for a dense layer
-    Bindings forward, backward, weights;
+    BoundProgram forward, backward, weights;
     Buffer saved, kept;  // kept: from the backward pass to the weights'
     OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
   };
 
   Tensor stream(int64_t idx) const;
   Tensor grad_stream(int64_t idx) const;
+  void bind_layers(const ParameterSet& parameters, std::vector<ExpertState>& experts);
+  BoundProgram join(const CpuProgram& program, const std::string& prefix, Bindings bindings,
+                    const ParameterSet& parameters) const;
   void bind_embedding(const ParameterSet& parameters);
+  Bindings bind_head_inputs(const CpuProgram& program, const HeadProgram& layout,
+                            const ParameterSet& parameters) const;
   void bind_head(const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);
   void bind_layer_inputs(BoundLayer& layer);
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
-  void run_layers(const NodeObserver& observer, const PassHooks& hooks);
-  std::string prefix_of(const BoundLayer& layer) const;
+  void order_passes();
+  void run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
+           const LayerHook& before, const LayerHook& after);
+  void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
   void add_balance_sums();
   void balance_model();
   int64_t num_streams() const;
@@ -106,13 +127,16 @@ class ChunkRun {
   PipelineChunk chunk_;
   const TokenShare& tokens_;
   SharedMemory& memory_;
+  WeightStore* store_;
   BatchInputs inputs_;
   LossScales scales_;
   Buffer hidden_;
   Buffer head_saved_;
-  Bindings embedding_forward_, embedding_backward_, head_forward_, head_backward_, evaluation_;
+  BoundProgram embedding_forward_, embedding_backward_, head_forward_, head_backward_, evaluation_;
   std::vector<BoundLayer> layers_;
   OwnedTensor balance_sums_;
+  // The programs of each pass in their order.
+  std::vector<BoundProgram*> forward_pass_, evaluation_pass_, backward_pass_, weight_pass_;
   double model_balance_ = 0;
 };
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/divisors.h"
 #include "core/error.h"
+#include "core/nearest.h"
 #include "model/rotary.h"
 
 namespace tessera {

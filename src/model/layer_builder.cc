@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/divisors.h"
+#include "core/nearest.h"
 #include "model/batch_inputs.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/collective.h"

@@ -86,11 +86,11 @@ void fill_constant(const Tensor& weight, float value) {
 
 /// Numbers are drawn in blocks of the whole weight, each from its own stream, so that the result
 /// depends neither on the thread count nor on the part that is held.
-void fill_random(const ModelParameter& parameter, uint64_t seed) {
+void fill_random(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                 uint64_t seed) {
   constexpr int64_t kBlock = 4096;
-  const ParameterSpec& spec = parameter.spec;
   const uint64_t stream = hash_text(spec.name.data(), spec.name.size());
-  for_each_run(spec.placement.slice, [&](int64_t first, int64_t local, int64_t count) {
+  for_each_run(part, [&](int64_t first, int64_t local, int64_t count) {
 #pragma omp parallel for schedule(static)
     for (int64_t block = first / kBlock; block < (first + count + kBlock - 1) / kBlock; ++block) {
       std::array<float, kBlock> values{};
@@ -99,7 +99,7 @@ void fill_random(const ModelParameter& parameter, uint64_t seed) {
       fill_normal(std::span(values).first(static_cast<size_t>(end - block * kBlock)), seed,
                   mix(stream, static_cast<uint64_t>(block)),
                   static_cast<float>(spec.init_deviation));
-      store(parameter.weight, local + begin - first,
+      store(weight, local + begin - first,
             std::span(values).subspan(static_cast<size_t>(begin - block * kBlock),
                                       static_cast<size_t>(end - begin)));
     }
@@ -110,6 +110,11 @@ void fill_random(const ModelParameter& parameter, uint64_t seed) {
 
 std::string layer_parameter_name(int64_t layer, std::string_view weight) {
   return fmt::format("layers.{}.{}", layer, weight);
+}
+
+std::string layer_prefix(const std::string& name) {
+  constexpr std::string_view kLayers = "layers.";
+  return name.starts_with(kLayers) ? name.substr(0, name.find('.', kLayers.size()) + 1) : "";
 }
 
 PipelineChunk whole_model(const ModelConfig& config) {
@@ -150,14 +155,39 @@ ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& 
   return bytes;
 }
 
+void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                       uint64_t seed) {
+  if (spec.init_deviation == 0) {
+    fill_constant(weight, spec.init_constant);
+  } else {
+    fill_random(spec, part, weight, seed);
+  }
+}
+
 ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients) {
   const Bytes bytes = count_bytes(specs, with_gradients);
   weights_ = Buffer(bytes.weights, "weights");
   gradients_ = Buffer(bytes.gradients, "gradients");
+  list(std::move(specs));
+  place(with_gradients);
+}
+
+ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs) {
+  ParameterSet set;
+  set.list(std::move(specs));
+  return set;
+}
+
+void ParameterSet::list(std::vector<ParameterSpec> specs) {
   for (ParameterSpec& spec : specs) {
+    const Tensor weight = {nullptr, spec.dtype, spec.shape};
+    const Tensor grad = {nullptr, DType::kF32, spec.shape};
     by_name_[spec.name] = parameters_.size();
-    parameters_.push_back({.spec = std::move(spec), .weight = {}, .grad = {}});
+    parameters_.push_back({.spec = std::move(spec), .weight = weight, .grad = grad});
   }
+}
+
+void ParameterSet::place(bool with_gradients) {
   // What the same ranks hold lies together, so that it travels without being packed.
   std::vector<ModelParameter*> in_memory;
   for (ModelParameter& parameter : parameters_) in_memory.push_back(&parameter);
@@ -176,21 +206,15 @@ ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients
   }
 }
 
-const ModelParameter& ParameterSet::find(std::string_view name) const {
+size_t ParameterSet::index(std::string_view name) const {
   const auto found = by_name_.find(name);
   ensure(found != by_name_.end(), "the model has no parameter '{}'", name);
-  return parameters_[found->second];
+  return found->second;
 }
 
 void ParameterSet::initialize(uint64_t seed) {
-  for (const ModelParameter& parameter : parameters_) {
-    const ParameterSpec& spec = parameter.spec;
-    if (spec.init_deviation == 0) {
-      fill_constant(parameter.weight, spec.init_constant);
-    } else {
-      fill_random(parameter, seed);
-    }
-  }
+  for (const ModelParameter& parameter : parameters_)
+    initialize_weight(parameter.spec, parameter.spec.placement.slice, parameter.weight, seed);
 }
 
 void ParameterSet::zero_gradients() {

@@ -36,6 +36,14 @@ PipelineChunk whole_model(const ModelConfig& config);
 
 /// The name of a layer program's weight in layer `layer`.
 std::string layer_parameter_name(int64_t layer, std::string_view weight);
+/// What the names of a layer's weights begin with, given one of them: "layers.3."; "" for a weight
+/// of no layer.
+std::string layer_prefix(const std::string& name);
+
+/// Fills a part of a weight, of shape part.shape(): a pure function of the seed, the weight's name
+/// and an element's place in the whole weight, so that all layouts start alike.
+void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                       uint64_t seed);
 
 /// A weight and its FP32 gradient accumulator (a null view in a set without gradients).
 struct ModelParameter {
@@ -48,6 +56,8 @@ struct ModelParameter {
 class ParameterSet {
  public:
   ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients);
+  /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
+  static ParameterSet without_memory(std::vector<ParameterSpec> specs);
 
   /// Bytes of the two buffers, before they are taken.
   struct Bytes {
@@ -55,17 +65,23 @@ class ParameterSet {
     int64_t gradients = 0;
   };
   static Bytes count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients);
+  Bytes bytes() const { return {weights_.num_bytes(), gradients_.num_bytes()}; }
 
   std::vector<ModelParameter>& all() { return parameters_; }
   const std::vector<ModelParameter>& all() const { return parameters_; }
   /// Throws InternalError where there is none of that name.
-  const ModelParameter& find(std::string_view name) const;
-  /// Fills all weights: a pure function of the seed, each weight's name and an element's place in
-  /// the whole weight, so that all layouts start alike.
+  const ModelParameter& find(std::string_view name) const { return parameters_[index(name)]; }
+  /// Its place in all().
+  size_t index(std::string_view name) const;
+  /// Fills all weights, as initialize_weight.
   void initialize(uint64_t seed);
   void zero_gradients();
 
  private:
+  ParameterSet() = default;
+  void list(std::vector<ParameterSpec> specs);
+  void place(bool with_gradients);
+
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t, std::less<>> by_name_;
   Buffer weights_;

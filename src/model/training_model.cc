@@ -23,7 +23,8 @@ ActivationBytes TrainingModel::activation_bytes() const {
   return bytes;
 }
 
-void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts) {
+void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
+                         WeightStore* store) {
   experts_ = &experts;
   memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers");
   const ModelPart& part = programs_->part;
@@ -32,7 +33,7 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
-                                                        parameters, experts, *memory_));
+                                                        parameters, experts, *memory_, store));
     }
   }
 }

@@ -39,8 +39,10 @@ class TrainingModel {
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
   /// counted.
   double model_flops() const { return programs_->model_flops(); }
-  /// Takes the memory and joins the programs with the parameters.
-  void bind(ParameterSet& parameters, std::vector<ExpertState>& experts);
+  /// Takes the memory and joins the programs with the parameters; with `store`, which must outlive
+  /// the model, it gives these their addresses.
+  void bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
+            WeightStore* store = nullptr);
 
   /// Starts a step: the experts' step counts become zero.
   void begin_step();

@@ -33,6 +33,30 @@ Tensor rows_of_share(std::byte* share, const ShardUnit& unit, const Tensor& para
   return take_rows({share + before, parameter.dtype, parameter.shape}, rows);
 }
 
+BucketReduction make_reduction(const std::vector<ShardGroup>& groups, const ShardUnit& unit,
+                               GradientCompression compression) {
+  return {{.outer = groups[unit.group].shard}, unit.bucket, compression};
+}
+
+/// The staging of the first `num_units` units of a module.
+int64_t count_staging(const std::vector<ShardGroup>& groups, const ShardModule& module,
+                      size_t num_units, GradientCompression compression) {
+  int64_t bytes = 0;
+  for (const ShardUnit& unit : std::span(module.units).first(num_units)) {
+    if (unit.is_sharded) bytes += make_reduction(groups, unit, compression).staging_bytes();
+  }
+  return bytes;
+}
+
+/// That of the module that needs most.
+int64_t max_staging(const std::vector<ShardGroup>& groups, const ShardPlan& plan,
+                    GradientCompression compression) {
+  int64_t bytes = 0;
+  for (const ShardModule& module : plan.modules)
+    bytes = std::max(bytes, count_staging(groups, module, module.units.size(), compression));
+  return bytes;
+}
+
 void add_into(std::span<float> sum, const float* values) {
   std::ranges::transform(sum, std::span(values, sum.size()), sum.begin(), std::plus());
 }
@@ -60,9 +84,7 @@ FullySharded::FullySharded(std::vector<ShardGroup> groups,
 }
 
 void FullySharded::make_slots(const FullShardingOptions& sharding) {
-  int64_t staging_bytes = 0;
-  for (const ShardModule& module : plan_.modules)
-    staging_bytes = std::max(staging_bytes, staging_before(module, module.units.size()));
+  const int64_t staging_bytes = max_staging(groups_, plan_, compression_);
   staging_ = Buffer(sharding.gradient_buffers * staging_bytes, "the staging of gradients");
   for (int64_t i = 0; i < sharding.weight_buffers; ++i)
     weight_slots_.push_back({.memory = weight_buffers_.data() + i * plan_.max_weight_bytes()});
@@ -104,6 +126,17 @@ FullySharded::Slot* FullySharded::find_free(std::vector<Slot>& slots) {
 FullySharded::Slot* FullySharded::find_weights(size_t module) {
   const auto slot = std::ranges::find(weight_slots_, module, &Slot::module);
   return slot == weight_slots_.end() ? nullptr : &*slot;
+}
+
+void FullySharded::begin_step() {
+  if (gradients_.num_bytes() > 0)
+    std::memset(gradients_.data(), 0, static_cast<size_t>(gradients_.num_bytes()));
+  finished_ = false;
+}
+
+bool FullySharded::can_gather(size_t module) {
+  return plan_.modules[module].weight_bytes == 0 || find_weights(module) != nullptr ||
+         find_free(weight_slots_) != nullptr;
 }
 
 void FullySharded::gather(size_t module) {
@@ -170,6 +203,7 @@ FullySharded::Slot& FullySharded::take_gradients(size_t module) {
     complete(*free);
   }
   free->module = module;
+  free->added.assign(plan_.modules[module].units.size(), false);
   std::memset(free->memory, 0, static_cast<size_t>(plan_.modules[module].grad_bytes));
   return *free;
 }
@@ -178,47 +212,49 @@ Tensor FullySharded::gradient(size_t parameter) {
   const ShardUnit& unit = plan_.unit_of(parameter);
   const ShardPlan::Place& place = plan_.places[parameter];
   std::byte* memory = gradients_.data() + unit.grad_shard;
-  if (unit.is_sharded) memory = take_gradients(place.module).memory + unit.grad_offset;
+  if (unit.is_sharded) {
+    Slot& slot = take_gradients(place.module);
+    slot.added[place.unit] = true;
+    memory = slot.memory + unit.grad_offset;
+  }
   return whole(memory, unit, place.idx, DType::kF32, shapes_[parameter]);
 }
 
 BucketReduction FullySharded::reduction_of(const ShardUnit& unit) const {
-  return {{.outer = groups_[unit.group].shard}, unit.bucket, compression_};
+  return make_reduction(groups_, unit, compression_);
 }
 
 int64_t FullySharded::staging_before(const ShardModule& module, size_t unit) const {
-  int64_t bytes = 0;
-  for (size_t u = 0; u < unit; ++u) {
-    if (module.units[u].is_sharded) bytes += reduction_of(module.units[u]).staging_bytes();
+  return count_staging(groups_, module, unit, compression_);
+}
+
+template <typename Visit>
+void FullySharded::for_each_added(const Slot& slot, const Visit& visit) const {
+  const ShardModule& plan = plan_.modules[*slot.module];
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    if (!slot.added[u]) continue;
+    const ShardUnit& unit = plan.units[u];
+    visit(unit, slot.memory + unit.grad_offset, slot.staging + staging_before(plan, u));
   }
-  return bytes;
 }
 
 void FullySharded::reduce(size_t module) {
-  const ShardModule& plan = plan_.modules[module];
-  if (plan.grad_bytes == 0) return;
-  Slot& slot = take_gradients(module);
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    const ShardUnit& unit = plan.units[u];
-    if (!unit.is_sharded) continue;
-    slot.pending.push_back(reduction_of(unit).start_outer(slot.memory + unit.grad_offset,
-                                                          slot.staging + staging_before(plan, u)));
-  }
-  slot.turn = ++num_reductions_;
+  Slot* const slot = find_gradients(module);
+  if (slot == nullptr) return;
+  for_each_added(*slot, [&](const ShardUnit& unit, std::byte* memory, std::byte* staging) {
+    slot->pending.push_back(reduction_of(unit).start_outer(memory, staging));
+  });
+  slot->turn = ++num_reductions_;
 }
 
 // In the order of the reductions, so that sums do not depend on timing.
 void FullySharded::complete(Slot& slot) {
-  const ShardModule& plan = plan_.modules[*slot.module];
   for (Pending& pending : slot.pending) pending.wait();
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    const ShardUnit& unit = plan.units[u];
-    if (!unit.is_sharded) continue;
-    std::byte* const memory = slot.memory + unit.grad_offset;
-    reduction_of(unit).finish(memory, slot.staging + staging_before(plan, u));
+  for_each_added(slot, [&](const ShardUnit& unit, std::byte* memory, std::byte* staging) {
+    reduction_of(unit).finish(memory, staging);
     const Tensor sum = gradients_.tensor(unit.grad_shard, DType::kF32, {unit.own.count});
     add_into(sum.span<float>(), reinterpret_cast<const float*>(memory) + unit.own.begin);
-  }
+  });
   slot.pending.clear();
   slot.module.reset();
   slot.turn = 0;
@@ -248,30 +284,28 @@ StepResult FullySharded::step(const StepInput& input) {
   const StepResult result = state_->judge(input);
   for (size_t i = 0; result.updated && i < shapes_.size(); ++i)
     state_->update(i, input, result.clip_factor);
-  if (gradients_.num_bytes() > 0)
-    std::memset(gradients_.data(), 0, static_cast<size_t>(gradients_.num_bytes()));
-  finished_ = false;
   return result;
 }
 
-FullySharded::Bytes FullySharded::count_bytes(std::span<const ReplicaPlace> groups,
+FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& groups,
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
                                               const FullShardingOptions& sharding) {
-  const ShardPlan plan = plan_shards(groups, parameters, modules);
+  const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
   std::vector<Tensor> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Tensor& weight = parameters[i].parameter.weight;
     const ShardUnit& unit = plan.unit_of(i);
-    held.push_back(take_rows(
-        {nullptr, weight.dtype, weight.shape},
-        share_rows(unit.bucket, plan.places[i].idx, weight.shape, groups[unit.group].rank)));
+    held.push_back(take_rows({nullptr, weight.dtype, weight.shape},
+                             share_rows(unit.bucket, plan.places[i].idx, weight.shape,
+                                        groups[unit.group].shard->rank())));
   }
   return {.weights = plan.weight_shard_bytes,
           .gradients = plan.grad_shard_bytes,
           .state = AdamWOptimizer::state_bytes(held),
           .weight_buffers = sharding.weight_buffers * plan.max_weight_bytes(),
-          .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes()};
+          .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes(),
+          .staging = sharding.gradient_buffers * max_staging(groups, plan, sharding.compression)};
 }
 
 FullySharded::Bytes FullySharded::bytes() const {
@@ -279,7 +313,8 @@ FullySharded::Bytes FullySharded::bytes() const {
           .gradients = gradients_.num_bytes(),
           .state = state_->state_bytes(),
           .weight_buffers = weight_buffers_.num_bytes(),
-          .gradient_buffers = gradient_buffers_.num_bytes()};
+          .gradient_buffers = gradient_buffers_.num_bytes(),
+          .staging = staging_.num_bytes()};
 }
 
 }  // namespace tessera

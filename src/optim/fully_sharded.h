@@ -8,6 +8,7 @@
 
 #include "core/memory.h"
 #include "optim/bucket_reduction.h"
+#include "optim/distributed_optimizer.h"
 #include "optim/held_state.h"
 #include "optim/shard_plan.h"
 
@@ -34,6 +35,7 @@ struct FullShardingOptions {
 
 /// Full sharding (FSDP): every rank holds its share of weights, gradients and optimizer state, and
 /// a module is whole only while it is used (Megatron-Core MoE, section 4.1.7). For each module:
+///   begin_step;
 ///   forward, backward:  gather(next) early; weight(p) of this one; release(this);
 ///   backward:           gradient(p) accumulates; reduce(this) once all of it is there.
 /// After the micro-batches: step. Gathered modules and gradients take turns in a few buffers that
@@ -42,7 +44,7 @@ struct FullShardingOptions {
 /// Parameters whose group has one rank are held whole: their weights and gradients are used where
 /// they lie. All ranks of a group call gather, reduce and step for the same modules in the same
 /// order. Not thread-safe.
-class FullySharded {
+class FullySharded final : public DistributedOptimizer {
  public:
   /// Tensors of `parameters` need a type and a shape, not memory; `group` is an index into
   /// `groups`. `modules` has the indices of each module's parameters; every parameter is in one
@@ -51,9 +53,18 @@ class FullySharded {
                const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
                const AdamWOptions& options, const FullShardingOptions& sharding);
 
+  size_t num_modules() const { return plan_.modules.size(); }
+  size_t module_of(size_t parameter) const { return plan_.places[parameter].module; }
+  /// Bytes that a module takes when it is gathered; 0 where this rank has all of it.
+  int64_t gathered_bytes(size_t module) const { return plan_.modules[module].weight_bytes; }
+
+  /// Begins a step, with gradients of zero.
+  void begin_step();
   /// Starts to gather a module's weights; nothing if it is there. Throws InternalError if all
   /// buffers are in use.
   void gather(size_t module);
+  /// Whether it is there, or has room.
+  bool can_gather(size_t module);
   /// A parameter's whole weight, of a module that is gathered or about to be: waits for it. Valid
   /// until the module is released.
   Tensor weight(size_t parameter);
@@ -63,26 +74,28 @@ class FullySharded {
   /// of a module's first call after a reduction is zero. Waits for the reduction of an earlier
   /// module if all buffers are in use.
   Tensor gradient(size_t parameter);
-  /// Starts to sum a module's gradients over the shard group, to be added to this rank's share.
+  /// Starts to sum a module's gradients over the shard group, to be added to this rank's share: of
+  /// the units (see ShardUnit) that a gradient was asked for, which are the same on all ranks.
   void reduce(size_t module);
-  /// Returns when the share's gradients are summed over micro-batches and all ranks.
-  void finish_gradients();
-  /// Finishes the gradients and updates this rank's share, as ShardedOptimizer does. No module may
-  /// be gathered. Afterwards gradients are zero.
-  StepResult step(const StepInput& input);
+  /// Also sums over micro-batches. Until the next begin_step no gradient may be asked for.
+  void finish_gradients() override;
+  /// No module may be gathered.
+  StepResult step(const StepInput& input) override;
+  void discard_gradients() override { finish_gradients(); }
 
-  /// As HeldState's; of shares that several replicas hold, the first owns.
-  std::vector<NamedSlice> weight_slices(Extent extent) const {
+  /// Of shares that several replicas hold, the first owns.
+  std::vector<NamedSlice> weight_slices(Extent extent) const override {
     return state_->weight_slices(extent);
   }
-  std::vector<NamedSlice> state_slices(Extent extent) const { return state_->state_slices(extent); }
-  std::vector<NamedSlice> master_slices() const { return state_->master_slices(); }
-  /// Of the owned rows, between finish_gradients and step.
-  std::vector<NamedSlice> gradient_slices() const {
+  std::vector<NamedSlice> state_slices(Extent extent) const override {
+    return state_->state_slices(extent);
+  }
+  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
+  std::vector<NamedSlice> gradient_slices() const override {
     return state_->gradient_slices(Extent::kOwned);
   }
   void round_masters() const { state_->round_masters(); }
-  void reset_masters() const { state_->reset_masters(); }
+  void reset_masters() const override { state_->reset_masters(); }
 
   /// What this rank allocates.
   struct Bytes {
@@ -91,18 +104,18 @@ class FullySharded {
     int64_t state = 0;
     int64_t weight_buffers = 0;
     int64_t gradient_buffers = 0;
+    int64_t staging = 0;  ///< of compressed gradients
     int64_t total() const {
-      return weights + gradients + state + weight_buffers + gradient_buffers;
+      return weights + gradients + state + weight_buffers + gradient_buffers + staging;
     }
     bool operator==(const Bytes&) const = default;
   };
-  /// Exact, but for the staging of compressed gradients.
-  static Bytes count_bytes(std::span<const ReplicaPlace> groups,
+  /// Exact; of `groups` only sizes and places are read.
+  static Bytes count_bytes(const std::vector<ShardGroup>& groups,
                            std::span<const ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules,
                            const FullShardingOptions& sharding);
   Bytes bytes() const;
-  int64_t staging_bytes() const { return staging_.num_bytes(); }
 
  private:
   /// A buffer in turn for a module.
@@ -110,21 +123,25 @@ class FullySharded {
     std::byte* memory = nullptr;
     std::byte* staging = nullptr;
     std::optional<size_t> module = std::nullopt;
-    std::vector<Pending> pending = {};  ///< of gradients: by unit, once they are being reduced
-    int64_t turn = 0;                   ///< when its reduction began; 0: not yet
+    std::vector<Pending> pending = {};
+    std::vector<bool> added = {};  ///< of gradients: by unit, whether one was asked for
+    int64_t turn = 0;              ///< when its reduction began; 0: not yet
   };
 
   void make_slots(const FullShardingOptions& sharding);
   void make_state(const std::vector<ReplicatedParameter>& parameters, CommunicatorPtr world,
                   const AdamWOptions& options);
+  BucketReduction reduction_of(const ShardUnit& unit) const;
   /// The staging of a module's units before this one, which is where its own begins.
   int64_t staging_before(const ShardModule& module, size_t unit) const;
-  BucketReduction reduction_of(const ShardUnit& unit) const;
   static Slot* find_free(std::vector<Slot>& slots);
   Slot* find_weights(size_t module);
   Slot* find_gradients(size_t module);
   Slot& take_gradients(size_t module);
   Slot* oldest_reduction();
+  /// Calls visit(unit, its memory, its staging) for the units that take part in its reduction.
+  template <typename Visit>
+  void for_each_added(const Slot& slot, const Visit& visit) const;
   void complete(Slot& slot);
 
   std::vector<ShardGroup> groups_;

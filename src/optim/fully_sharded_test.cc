@@ -4,7 +4,9 @@
 
 #include <limits>
 #include <mutex>
+#include <numeric>
 
+#include "comm/planned_world.h"
 #include "optim/replica_testing.h"
 
 namespace tessera {
@@ -180,6 +182,7 @@ TEST(FullySharded, ThreeStepsAreThoseOfTheWholeModelBitwise) {
       ReferenceModel reference(c.model, {});
       Rank rank(c, world);
       for (int64_t step = 0; step < kNumSteps; ++step) {
+        rank.sharded.begin_step();
         for (int64_t m = 0; m < c.num_micro_batches; ++m)
           rank.micro_batch(draw(c, step, m), reference);
         const StepInput input = {.step_idx = step, .lr = 0.01};
@@ -266,17 +269,39 @@ TEST(FullySharded, SendsWhatTheFormulasSay) {
   }
 }
 
+// F32 and BF16 weights are units of their own; so are weights of different groups.
+TEST(FullySharded, ReducesOnlyWhatWasAddedTo) {
+  Case c = fixed_case();
+  const ReferenceModel reference(c.model, {});
+  run_thread_world(4, [&](World& world) {
+    Rank rank(c, world);
+    const auto calls = [&](const std::string& name) {
+      return world.statistics().count(name, CommKind::kReduceScatter).calls;
+    };
+    rank.sharded.reduce(1);
+    EXPECT_EQ(calls("dense.inner"), 0);
+    rank.accumulate(1, {1});
+    rank.sharded.reduce(1);
+    EXPECT_EQ(calls("dense.inner"), 1);
+    EXPECT_EQ(calls("expert.inner"), 0);
+    rank.accumulate(2, {1});
+    rank.accumulate(3, {1});
+    rank.sharded.reduce(1);
+    EXPECT_EQ(calls("dense.inner"), 2);
+    EXPECT_EQ(calls("expert.inner"), 1);
+    rank.sharded.finish_gradients();
+  });
+}
+
 TEST(FullySharded, BytesArePredictedAndFallWithTheGroup) {
   Random random(33, 0);
   for (int trial = 0; trial < 40; ++trial) {
     const Case c = random_case(random);
     run_thread_world(c.model.num_ranks, [&](World& world) {
       const Rank rank(c, world);
-      std::vector<ReplicaPlace> places;
-      for (const ShardGroup& g : rank.groups) places.push_back({g.shard->size(), g.shard->rank()});
       EXPECT_EQ(rank.sharded.bytes(),
-                FullySharded::count_bytes(places, rank.parameters, c.modules, c.sharding));
-      EXPECT_TRUE(rank.sharded.staging_bytes() == 0 ||
+                FullySharded::count_bytes(rank.groups, rank.parameters, c.modules, c.sharding));
+      EXPECT_TRUE(rank.sharded.bytes().staging == 0 ||
                   c.sharding.compression == GradientCompression::kBf16);
     });
   }
@@ -285,13 +310,15 @@ TEST(FullySharded, BytesArePredictedAndFallWithTheGroup) {
                              .parameters = {{.name = "w", .global = {4096, 64}}}};
   const auto parameters = parameters_of(model, 0);
   const auto bytes = [&](int64_t size) {
-    const ReplicaPlace place = {size, 0};
-    return FullySharded::count_bytes(std::span(&place, 1), parameters, {{0}}, {});
+    std::vector<int64_t> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const CommunicatorPtr shard = make_planned_world(0, size)->make_group("dp", ranks);
+    return FullySharded::count_bytes({{.shard = shard}}, parameters, {{0}}, {});
   };
   constexpr int64_t kWeight = int64_t{4} * 4096 * 64;
-  EXPECT_EQ(bytes(1), (FullySharded::Bytes{kWeight, kWeight, 2 * kWeight, 0, 0}));
-  EXPECT_EQ(bytes(8),
-            (FullySharded::Bytes{kWeight / 8, kWeight / 8, kWeight / 4, 2 * kWeight, 2 * kWeight}));
+  EXPECT_EQ(bytes(1), (FullySharded::Bytes{kWeight, kWeight, 2 * kWeight, 0, 0, 0}));
+  EXPECT_EQ(bytes(8), (FullySharded::Bytes{kWeight / 8, kWeight / 8, kWeight / 4, 2 * kWeight,
+                                           2 * kWeight, 0}));
 }
 
 TEST(FullySharded, TheNextModuleIsGatheredEarlyIntoTheOtherBuffer) {
@@ -344,9 +371,15 @@ TEST(FullySharded, NonFiniteGradientStopsAllAndTheNextStepGoesOn) {
   run_thread_world(4, [&](World& world) {
     Rank rank(c, world);
     rank.micro_batch(0, reference);
-    if (world.rank() == 1) rank.accumulate(4, {std::numeric_limits<float>::quiet_NaN()});
+    const float bad = world.rank() == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+    rank.accumulate(4, {bad});
     rank.sharded.reduce(1);
     EXPECT_FALSE(rank.sharded.step({.lr = 0.1}).updated);
+    EXPECT_THROW(rank.sharded.gradient(4), InternalError) << "no step has begun";
+    rank.sharded.begin_step();
+    rank.micro_batch(1, reference);
+    rank.sharded.discard_gradients();
+    rank.sharded.begin_step();
     rank.micro_batch(1, reference);
     EXPECT_TRUE(rank.sharded.step({.step_idx = 1, .lr = 0.1}).updated);
   });

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "optim/distributed_optimizer.h"
 #include "optim/gradient_reducer.h"
 #include "optim/held_state.h"
 #include "optim/optimizer.h"
@@ -36,7 +37,7 @@ struct ShardingOptions {
 ///
 /// All numbers are the same whatever the timing. With one replica each they are AdamWOptimizer's,
 /// to the bit if the world is of one rank. Not thread-safe.
-class ShardedOptimizer {
+class ShardedOptimizer final : public DistributedOptimizer {
  public:
   /// `parameters` in the order in which a forward pass first uses them, with `group` an index into
   /// `groups`. Every two ranks list the groups that they share in the same order, and the members
@@ -50,32 +51,27 @@ class ShardedOptimizer {
   /// once a step. Waits for no other rank, but the first one for weights that are still under way.
   void ready(size_t idx);
   /// Declares all other gradients ready and returns when the sums are in this rank's rows.
-  void finish_gradients();
-  /// Ends a step without an update: finishes the sums, which other ranks count on, and forgets
-  /// them.
-  void discard_gradients();
-  /// Finishes the gradients, then updates. A norm that is not finite stops all ranks alike: then
-  /// nothing has changed but the gradients.
-  StepResult step(const StepInput& input);
+  void finish_gradients() override;
+  void discard_gradients() override;
+  StepResult step(const StepInput& input) override;
   /// Returns when this rank has the updated weights of parameter `idx`.
   void wait_weights(size_t idx);
   /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
   void wait_all_weights();
 
-  /// As HeldState's. Where state is sharded, what is held of it is what is owned.
-  std::vector<NamedSlice> state_slices(Extent extent) const { return state_->state_slices(extent); }
-  std::vector<NamedSlice> master_slices() const { return state_->master_slices(); }
+  /// Where state is sharded, what is held of it is what is owned.
+  std::vector<NamedSlice> state_slices(Extent extent) const override {
+    return state_->state_slices(extent);
+  }
+  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
   /// All of this rank's weights, or its own rows of them.
-  std::vector<NamedSlice> weight_slices(Extent extent) const;
-  /// The summed gradients of the owned rows, F32; to be read between finish_gradients and the next
-  /// backward pass.
-  std::vector<NamedSlice> gradient_slices() const {
+  std::vector<NamedSlice> weight_slices(Extent extent) const override;
+  std::vector<NamedSlice> gradient_slices() const override {
     return state_->gradient_slices(Extent::kOwned);
   }
   /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
   void round_masters();
-  /// Sets masters to the BF16 weights.
-  void reset_masters() const { state_->reset_masters(); }
+  void reset_masters() const override { state_->reset_masters(); }
 
   /// Bytes of state that such an optimizer allocates on this rank: exact. Reads the dtype and shape
   /// of weights, and groups.

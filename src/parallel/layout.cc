@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "core/divisors.h"
 #include "core/error.h"
 #include "core/names.h"
+#include "core/nearest.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
 
 #include "comm/thread_world.h"
@@ -39,6 +40,7 @@ class StepBytes {
       trainer.resume("");
       world.statistics().clear();
       trainer.step();
+      trainer.state().wait_weights();
       const std::scoped_lock lock(mutex);
       for (const auto& [key, count] : world.statistics().counts()) bytes_[key] += count.bytes;
     });
@@ -179,6 +181,128 @@ TEST(StepBytes, DataParallelism) {
   const int64_t weights = count_weights(settings) * (kRanks - 1) * kF32;
   EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter), weights);
   EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllGather), weights);
+}
+
+/// With nodes of two ranks of four, every gradient and weight crosses a pair of them once, and
+/// halves of it are exchanged by the two ranks at the same place; in one level all would cross
+/// thrice.
+TEST(StepBytes, DataParallelismInTwoLevels) {
+  constexpr int64_t kRanks = 4;
+  constexpr int64_t kNode = 2;
+  Settings settings = small_settings();
+  settings.train.global_batch = kRanks * kMicroBatch;
+  settings.shard.reduce_group = kNode;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t weights = count_weights(settings) * kF32;
+  for (const CommKind kind : {CommKind::kReduceScatter, CommKind::kAllGather}) {
+    EXPECT_EQ(bytes("dense_replicas_1.inner", kind), kRanks / kNode * (kNode - 1) * weights);
+    EXPECT_EQ(bytes("dense_replicas_1", kind), (kRanks / kNode - 1) * weights);
+  }
+}
+
+/// Elements of full sharding's flat buffers: each weight begins at a multiple of 32.
+int64_t count_padded(const Settings& settings,
+                     const std::function<bool(const std::string&)>& takes) {
+  int64_t elements = 0;
+  for (const ParameterSpec& spec : list_parameters(settings.model, DType::kF32))
+    elements += takes(spec.name) ? align_up(spec.shape.num_elements(), 32) : 0;
+  return elements;
+}
+
+int64_t count_padded(const Settings& settings, const std::string& prefix) {
+  return count_padded(settings, [&](const std::string& name) { return name.starts_with(prefix); });
+}
+
+constexpr int64_t kShards = 3;
+constexpr int64_t kMicroBatches = 2;
+
+Settings fully_sharded_settings() {
+  Settings settings = small_settings();
+  settings.model.tie_embeddings = false;
+  settings.shard.scope = ShardScope::kFull;
+  settings.train.global_batch = kShards * kMicroBatches * kMicroBatch;
+  return settings;
+}
+
+/// FSDP: each module is gathered once forward, and once backward where its weights are read there,
+/// which the embedding's and the head's are not; its gradient is reduced once. All that for each
+/// micro-batch.
+TEST(StepBytes, FullSharding) {
+  const Settings settings = fully_sharded_settings();
+  const StepBytes bytes(settings, kShards);
+  const int64_t all = count_padded(settings, "");
+  const int64_t read_backward = count_padded(settings, "layers.") + count_padded(settings, "final");
+  const int64_t travel = kMicroBatches * (kShards - 1) * kF32;
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllGather),
+            travel * (all + read_backward));
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter), travel * all);
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllReduce), 0);
+}
+
+/// A tied embedding is gathered and reduced for either end.
+TEST(StepBytes, FullShardingOfATiedEmbedding) {
+  Settings settings = fully_sharded_settings();
+  settings.model.tie_embeddings = true;
+  const StepBytes bytes(settings, kShards);
+  const int64_t ends = count_padded(settings, "embedding");
+  const int64_t all = count_padded(settings, "") + ends;
+  const int64_t travel = kMicroBatches * (kShards - 1) * kF32;
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllGather), travel * (2 * all - 2 * ends));
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter), travel * all);
+}
+
+/// Where weight gradients are split off, a layer's first backward program adds to the norms and the
+/// second to the matrices. In BF16 these are reduced apart, as F32; in F32 they lie together, and
+/// both programs have all of the layer reduced.
+TEST(StepBytes, FullShardingWithSplitWeights) {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    Settings settings = fully_sharded_settings();
+    settings.train.precision = precision;
+    settings.parallel.layout.pp = 2;
+    settings.parallel.split_weights = true;
+    const StepBytes bytes(settings, 2 * kShards);
+    const int64_t again = precision == Precision::kF32 ? count_padded(settings, "layers.") : 0;
+    EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter),
+              kMicroBatches * (kShards - 1) * kF32 * (count_padded(settings, "") + again));
+  }
+}
+
+/// Hybrid: nothing but the shares' summed gradients leaves a shard group, once a step.
+TEST(StepBytes, HybridSharding) {
+  constexpr int64_t kRanks = 4;
+  constexpr int64_t kGroup = 2;
+  Settings settings = fully_sharded_settings();
+  settings.train.global_batch = kRanks * kMicroBatches * kMicroBatch;
+  settings.shard.group = kGroup;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t all = count_padded(settings, "");
+  EXPECT_EQ(bytes("dense_replicas_1.inner", CommKind::kReduceScatter),
+            kMicroBatches * kRanks / kGroup * (kGroup - 1) * all * kF32);
+  EXPECT_EQ(bytes("dense_replicas_1", CommKind::kAllGather), 0);
+  EXPECT_EQ(bytes("dense_replicas_1", CommKind::kReduceScatter), 0);
+  // An all-reduce over n ranks moves 2(n - 1)/n of its bytes on each; shares are rounded up to 64.
+  const int64_t summed = bytes("dense_replicas_1", CommKind::kAllReduce);
+  EXPECT_GE(summed, kRanks / kGroup * all * kF32);
+  EXPECT_LE(summed, kRanks / kGroup * (all * kF32 + kGroup * 64 * (kLayers + 3)));
+}
+
+/// Experts are sharded over their own replicas, dense weights over all ranks.
+TEST(StepBytes, FullShardingOfExperts) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = expert_settings();
+  settings.model.tie_embeddings = false;
+  settings.parallel.layout.ep = 2;
+  settings.train.global_batch = kRanks * kMicroBatch;
+  settings.shard.scope = ShardScope::kFull;
+  const StepBytes bytes(settings, kRanks);
+  const int64_t experts = count_padded(
+      settings, [](const std::string& name) { return name.find("experts") != std::string::npos; });
+  ASSERT_EQ(experts,
+            kLayers * settings.model.moe.num_experts * settings.model.moe.inner_size * kHidden * 3);
+  EXPECT_EQ(bytes("expert_replicas.inner", CommKind::kAllGather), 2 * experts * kF32);
+  EXPECT_EQ(bytes("expert_replicas.inner", CommKind::kReduceScatter), experts * kF32);
+  EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kReduceScatter),
+            (kRanks - 1) * (count_padded(settings, "") - experts) * kF32);
 }
 
 TEST(StepBytes, ExpertsAreReducedOverTheirOwnReplicasAlone) {

@@ -20,7 +20,7 @@ void expect_agreement(uint64_t seed, int64_t max_ranks) {
 TEST(RandomLayouts, CompressedGradientsAgreeWithinTheirRounding) {
   for (uint64_t seed = 301; seed < 307; ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 8);
-    layout.settings.sharding.reduction.compression = GradientCompression::kBf16;
+    layout.settings.shard.compression = GradientCompression::kBf16;
     const Verification result =
         verify_layout({.settings = layout.settings, .num_ranks = layout.num_ranks, .steps = 1});
     for (const ParameterDifference& p : result.parameters)

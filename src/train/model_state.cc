@@ -1,6 +1,7 @@
 #include "train/model_state.h"
 
 #include "comm/planned_world.h"
+#include "train/replica_groups.h"
 
 namespace tessera {
 namespace {
@@ -9,7 +10,18 @@ std::vector<ParameterSpec> held_parameters(const Settings& settings, const RunLa
   return list_parameters(settings.model, settings.train.dtype(), run.part.groups, run.part.chunks);
 }
 
-/// The ranks that hold a weight alike, as places in the optimizer's list.
+/// On one rank there is nothing to share out.
+bool shards_fully(const Settings& settings, const RunLayout& run) {
+  return settings.shard.scope == ShardScope::kFull && run.num_ranks() > 1;
+}
+
+ParameterSet make_parameters(const Settings& settings, const RunLayout& run) {
+  auto specs = held_parameters(settings, run);
+  if (shards_fully(settings, run)) return ParameterSet::without_memory(std::move(specs));
+  return {std::move(specs), true};
+}
+
+/// Parameters as the optimizer's list has them.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
                                                  const ReplicaGroups& groups) {
   std::vector<ReplicatedParameter> result;
@@ -23,10 +35,16 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   return result;
 }
 
-std::vector<ReplicaGroup> replica_groups(const ReplicaGroups& groups) {
-  std::vector<ReplicaGroup> result;
-  for (const ReplicaGroups::Group& group : groups.all()) result.push_back({.outer = group.comm});
-  return result;
+std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : parameters.all()) names.push_back(parameter.spec.name);
+  return list_modules(names);
+}
+
+ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
+  return {.weights = bytes.weights + bytes.weight_buffers,
+          .gradients = bytes.gradients + bytes.gradient_buffers + bytes.staging,
+          .optimizer = bytes.state};
 }
 
 NamedSlice whole_slice(const NamedTensor& tensor) {
@@ -57,73 +75,108 @@ std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtyp
 
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run) {
   const auto specs = held_parameters(settings, run);
-  const auto sizes = ParameterSet::count_bytes(specs, true);
+  const auto parameters = ParameterSet::without_memory(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  std::vector<ReplicaPlace> places;
-  for (const ReplicaGroups::Group& group : groups.all())
-    places.push_back({group.comm->size(), group.comm->rank()});
-  std::vector<ReplicatedParameter> parameters;
-  for (const ParameterSpec& spec : specs) {
-    parameters.push_back({.parameter = {.name = spec.name,
-                                        .weight = {nullptr, spec.dtype, spec.shape},
-                                        .grad = {nullptr, DType::kF32, spec.shape}},
-                          .slice = spec.placement.slice,
-                          .group = groups.find(spec)});
+  const auto replicated = list_replicated(parameters, groups);
+  if (shards_fully(settings, run)) {
+    return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
+                                            modules_of(parameters), settings.shard.full()));
   }
+  std::vector<ReplicaPlace> places;
+  for (const ReplicaGroup& group : groups.for_reduction())
+    places.push_back({group.size(), group.rank()});
+  const auto sizes = ParameterSet::count_bytes(specs, true);
   return {sizes.weights, sizes.gradients,
-          ShardedOptimizer::state_bytes(places, parameters, settings.sharding)};
+          ShardedOptimizer::state_bytes(places, replicated, settings.shard.replicated())};
+}
+
+ModelState::Bytes ModelState::bytes() const {
+  if (sharded_) return sum_up(sharded_->bytes());
+  const ParameterSet::Bytes sizes = parameters_.bytes();
+  return {sizes.weights, sizes.gradients, replicated_->state_bytes()};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world)
     : config_(settings.model),
       dtype_(settings.train.dtype()),
       names_biases_(run.rank() == 0),
-      parameters_(held_parameters(settings, run), true),
+      parameters_(make_parameters(settings, run)),
       experts_(make_expert_states(config_)) {
   const ReplicaGroups groups(settings, run, world);
-  optimizer_ = std::make_unique<ShardedOptimizer>(replica_groups(groups),
-                                                  list_replicated(parameters_, groups), run.world,
-                                                  settings.adamw, settings.sharding);
+  const auto parameters = list_replicated(parameters_, groups);
+  if (shards_fully(settings, run)) {
+    sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
+                                              modules_of(parameters_), run.world, settings.adamw,
+                                              settings.shard.full());
+    module_weights_ = std::make_unique<ModuleWeights>(*sharded_);
+  } else {
+    replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                                     settings.adamw, settings.shard.replicated());
+  }
   index_parameters();
 }
 
 ModelState::ModelState(const Settings& settings)
     : ModelState(settings, make_run_layout(settings, *make_single_world()), *make_single_world()) {}
 
+DistributedOptimizer& ModelState::optimizer() {
+  if (sharded_) return *sharded_;
+  return *replicated_;
+}
+
+const DistributedOptimizer& ModelState::optimizer() const {
+  if (sharded_) return *sharded_;
+  return *replicated_;
+}
+
 void ModelState::initialize(uint64_t seed) {
-  parameters_.initialize(seed);
-  optimizer_->reset_masters();
+  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld))
+    initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
+  optimizer().reset_masters();
 }
 
 void ModelState::index_parameters() {
   const auto& all = parameters_.all();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const std::string& name = all[i].spec.name;
-    const bool of_layer = name.starts_with("layers.");
-    by_prefix_[of_layer ? name.substr(0, name.find('.', 7) + 1) : ""].push_back(i);
+  for (size_t i = 0; i < all.size(); ++i) by_prefix_[layer_prefix(all[i].spec.name)].push_back(i);
+}
+
+void ModelState::begin_step() {
+  if (sharded_) {
+    sharded_->begin_step();
+  } else {
+    parameters_.zero_gradients();
   }
 }
 
+PassHooks ModelState::hooks() {
+  if (sharded_) return {};
+  return {.before_forward = [this](const std::string& prefix) { wait_weights(prefix); },
+          .after_backward = [this](const std::string& prefix) { gradients_ready(prefix); }};
+}
+
 void ModelState::gradients_ready(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) optimizer_->ready(idx);
+  for (const size_t idx : by_prefix_.at(prefix)) replicated_->ready(idx);
 }
 
 void ModelState::wait_weights(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) optimizer_->wait_weights(idx);
+  for (const size_t idx : by_prefix_.at(prefix)) replicated_->wait_weights(idx);
+}
+
+void ModelState::wait_weights() {
+  if (replicated_) replicated_->wait_all_weights();
 }
 
 StepResult ModelState::update(const StepInput& input) {
-  optimizer_->finish_gradients();
-  return optimizer_->step(input);
+  return optimizer().step(input);
 }
 
 void ModelState::discard_gradients() {
-  optimizer_->discard_gradients();
+  optimizer().discard_gradients();
 }
 
 std::vector<NamedSlice> ModelState::owned_model() const {
-  auto slices = optimizer_->weight_slices(Extent::kOwned);
+  auto slices = optimizer().weight_slices(Extent::kOwned);
   if (!names_biases_) return slices;
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
@@ -131,11 +184,11 @@ std::vector<NamedSlice> ModelState::owned_model() const {
 }
 
 std::vector<NamedSlice> ModelState::owned_optimizer() const {
-  return optimizer_->state_slices(Extent::kOwned);
+  return optimizer().state_slices(Extent::kOwned);
 }
 
 std::vector<NamedSlice> ModelState::held_model() const {
-  auto slices = optimizer_->weight_slices(Extent::kHeld);
+  auto slices = optimizer().weight_slices(Extent::kHeld);
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
   return slices;
@@ -145,13 +198,13 @@ void ModelState::load_weights(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_),
                     Conversion::kFloats);
   // Masters take the values themselves, which BF16 weights have rounded.
-  for (const NamedSlice& master : optimizer_->master_slices())
+  for (const NamedSlice& master : optimizer().master_slices())
     reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
 }
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  reader.load_group(TensorGroup::kOptimizer, optimizer_->state_slices(Extent::kHeld),
+  reader.load_group(TensorGroup::kOptimizer, optimizer().state_slices(Extent::kHeld),
                     global_optimizer(config_, dtype_));
 }
 

@@ -9,25 +9,33 @@
 #include "checkpoint/checkpoint.h"
 #include "model/parameters.h"
 #include "model/training_model.h"
+#include "optim/fully_sharded.h"
 #include "optim/sharded_optimizer.h"
+#include "train/module_weights.h"
 #include "train/run_layout.h"
 #include "train/settings.h"
 
 namespace tessera {
 
 /// Everything that training changes, as one rank holds it: its parts of the weights, expert biases,
-/// its share of the optimizer's moments and masters.
+/// its share of the optimizer's moments and masters. With full sharding on several ranks, weights
+/// are whole only while a pass over their module needs them.
 class ModelState {
  public:
-  /// Bytes that construction will take.
+  /// Bytes that construction will take. With full sharding, weights and gradients are this rank's
+  /// shares and the buffers for whole modules.
   struct Bytes {
     int64_t weights = 0;
     int64_t gradients = 0;
     int64_t optimizer = 0;
     int64_t total() const { return weights + gradients + optimizer; }
+    bool operator==(const Bytes&) const = default;
   };
   /// Exact for rank run.rank(); the world may be planned only.
   static Bytes count_bytes(const Settings& settings, const RunLayout& run);
+
+  /// What construction took.
+  Bytes bytes() const;
 
   /// All ranks of the world call.
   ModelState(const Settings& settings, const RunLayout& run, World& world);
@@ -37,19 +45,23 @@ class ModelState {
   /// Fresh weights from a seed; moments are zero.
   void initialize(uint64_t seed);
 
+  /// Where `weights()` is null, with the addresses of all weights and gradients.
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
+  /// Gives the model its weights; null where they stay where they are.
+  WeightStore* weights() { return module_weights_.get(); }
   std::vector<ExpertState>& experts() { return experts_; }
   const std::vector<ExpertState>& experts() const { return experts_; }
-  ShardedOptimizer& optimizer() { return *optimizer_; }
+  DistributedOptimizer& optimizer();
+  const DistributedOptimizer& optimizer() const;
 
-  /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
-  /// the replicas may begin.
-  void gradients_ready(const std::string& prefix);
-  /// Returns when the updated weights of those parameters are here; "": of those of no layer.
-  void wait_weights(const std::string& prefix);
-  /// When all are: before anything but a step's forward passes reads weights.
-  void wait_weights() { optimizer_->wait_all_weights(); }
+  /// Begins a step, with gradients of zero.
+  void begin_step();
+  /// What the passes of a step must tell: whose weights are needed, whose gradients are complete.
+  PassHooks hooks();
+  /// Returns when all updated weights are here: before anything but a step's forward passes reads
+  /// them, and before the state is destroyed, since other ranks count on this one.
+  void wait_weights();
   /// Sums the gradients over all replicas, clips and updates; the weights are on their way to the
   /// replicas then.
   StepResult update(const StepInput& input);
@@ -70,13 +82,21 @@ class ModelState {
  private:
   std::vector<NamedSlice> held_model() const;
   void index_parameters();
+  /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
+  /// the replicas may begin.
+  void gradients_ready(const std::string& prefix);
+  /// Returns when the updated weights of those parameters are here; "": of those of no layer.
+  void wait_weights(const std::string& prefix);
 
   ModelConfig config_;
   DType dtype_;
   bool names_biases_;  ///< one rank saves the expert biases, which all have
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;
-  std::unique_ptr<ShardedOptimizer> optimizer_;
+  // One of the two:
+  std::unique_ptr<ShardedOptimizer> replicated_;
+  std::unique_ptr<FullySharded> sharded_;
+  std::unique_ptr<ModuleWeights> module_weights_;         ///< of `sharded_`
   std::map<std::string, std::vector<size_t>> by_prefix_;  ///< "layers.3." or ""
 };
 

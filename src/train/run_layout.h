@@ -33,23 +33,4 @@ struct RunLayout {
 /// all ranks, for what does not fit.
 RunLayout make_run_layout(const Settings& settings, World& world);
 
-/// The group of all ranks that hold the same part of a weight: its gradient is the sum over them.
-/// Made once per run, in the same order on all ranks.
-class ReplicaGroups {
- public:
-  ReplicaGroups(const Settings& settings, const RunLayout& run, World& world);
-
-  struct Group {
-    CommunicatorPtr comm;
-    WeightPlacement placement;
-    bool both_ends = false;  ///< the embedding that the head shares, in the first and last stage
-  };
-  const std::vector<Group>& all() const { return groups_; }
-  size_t find(const ParameterSpec& spec) const;
-
- private:
-  std::vector<Group> groups_;
-  bool shares_ends_ = false;
-};
-
 }  // namespace tessera

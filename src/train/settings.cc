@@ -114,17 +114,29 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.beta2", &adamw.beta2, "AdamW's second moment", from_below(0, 1));
   schema.add("optim.eps", &adamw.eps, "AdamW's epsilon", above(0));
   schema.add("optim.weight_decay", &adamw.weight_decay, "Decoupled weight decay", at_least(0));
-  ShardingOptions& sharding = settings.sharding;
-  schema.add(
-      "optim.shard_state", &sharding.shard_state,
-      "Each of the ranks that hold a weight alike keeps the optimizer state of a share (ZeRO-1) "
-      "instead of all");
-  schema.add_enum("optim.gradient_compression", &sharding.reduction.compression,
+  schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
+}
+
+void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
+  schema.add_enum(
+      "optim.shard", &shard.scope,
+      {{"none", ShardScope::kNone}, {"state", ShardScope::kState}, {"full", ShardScope::kFull}},
+      "What the ranks that hold a weight alike share out: nothing, optimizer state "
+      "(ZeRO-1), or weights and gradients too (FSDP)");
+  schema.add("optim.shard_group", &shard.group,
+             "Data-parallel ranks that share one copy of the model, with shard = full; the others "
+             "hold further copies; 0: all share one",
+             at_least(0));
+  schema.add("optim.reduce_group", &shard.reduce_group,
+             "Neighbouring ranks (of a node) that sum gradients before others do, with shard = "
+             "none or state; 1: all ranks at once",
+             at_least(1));
+  schema.add_enum("optim.gradient_compression", &shard.compression,
                   {{"none", GradientCompression::kNone}, {"bf16", GradientCompression::kBf16}},
                   "How gradients travel between ranks; sums are F32 in any case");
-  schema.add("optim.bucket_bytes", &sharding.bucket_bytes,
-             "F32 bytes of gradients that travel together", at_least(1));
-  schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
+  schema.add("optim.bucket_bytes", &shard.bucket_bytes,
+             "F32 bytes of gradients that travel together, with shard = none or state",
+             at_least(1));
 }
 
 void validate_capacity(const Settings& settings) {
@@ -158,6 +170,16 @@ void validate_data(const DataSettings& data) {
 
 }  // namespace
 
+ShardingOptions ShardSettings::replicated() const {
+  return {.shard_state = scope == ShardScope::kState,
+          .bucket_bytes = bucket_bytes,
+          .reduction = {.compression = compression}};
+}
+
+FullShardingOptions ShardSettings::full() const {
+  return {.compression = compression};
+}
+
 ConfigSchema make_schema(Settings& settings) {
   ConfigSchema schema;
   std::vector<std::string> names = {""};
@@ -168,6 +190,7 @@ ConfigSchema make_schema(Settings& settings) {
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
   add_optimizer_options(schema, settings);
+  add_shard_options(schema, settings.shard);
   add_parallel_options(schema, settings.parallel);
   add_run_options(schema, settings.run);
   return schema;

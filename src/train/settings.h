@@ -8,6 +8,7 @@
 #include "data/row_source.h"
 #include "data/text_source.h"
 #include "model/config.h"
+#include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "optim/sharded_optimizer.h"
@@ -73,6 +74,26 @@ struct TrainSettings {
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
 };
 
+/// What each of the ranks that hold a weight alike keeps of it.
+enum class ShardScope : uint8_t {
+  kNone,   ///< weights, gradients and optimizer state, whole
+  kState,  ///< a share of the state (ZeRO-1)
+  kFull,   ///< a share of everything (FSDP)
+};
+
+struct ShardSettings {
+  ShardScope scope = ShardScope::kState;
+  /// Full sharding: data-parallel ranks that share one copy of the model; 0: all.
+  int64_t group = 0;
+  /// None and state: neighbouring ranks within which gradients are summed first; 1: one level.
+  int64_t reduce_group = 1;
+  int64_t bucket_bytes = ShardingOptions().bucket_bytes;
+  GradientCompression compression = GradientCompression::kNone;
+
+  ShardingOptions replicated() const;
+  FullShardingOptions full() const;
+};
+
 /// Everything that a training run is told.
 struct Settings {
   std::string preset;
@@ -81,7 +102,7 @@ struct Settings {
   ModelConfig model;
   TrainSettings train;
   AdamWOptions adamw;
-  ShardingOptions sharding;
+  ShardSettings shard;
   ScheduleSpec schedule;
   ParallelSpec parallel;
 };

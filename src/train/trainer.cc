@@ -93,7 +93,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
                  touched_bytes(settings_, data_), ModelState::count_bytes(settings_, layout_),
                  model_->activation_bytes()};
   state_ = std::make_unique<ModelState>(settings_, layout_, ranks);
-  model_->bind(state_->parameters(), state_->experts());
+  model_->bind(state_->parameters(), state_->experts(), state_->weights());
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
   batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
@@ -139,10 +139,7 @@ StepOutcome Trainer::accumulate(const NodeObserver& observer) {
   const LossScales scales = fetch(outcome);
   std::vector<MicroBatch> micro_batches;
   for (Batch& batch : batches_) micro_batches.push_back(view_batch(batch));
-  const PassHooks hooks{
-      .before_forward = [&](const std::string& prefix) { state_->wait_weights(prefix); },
-      .after_backward = [&](const std::string& prefix) { state_->gradients_ready(prefix); }};
-  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, hooks);
+  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, state_->hooks());
   const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
   outcome.loss = result.loss;
   outcome.balance_loss = result.balance_loss * share;
@@ -195,7 +192,7 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
 }
 
 StepOutcome Trainer::step(const NodeObserver& observer) {
-  state_->parameters().zero_gradients();
+  state_->begin_step();
   model_->begin_step();
   StepOutcome outcome = accumulate(observer);
   const double lr = learning_rate(settings_.schedule, position_.step);

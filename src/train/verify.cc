@@ -251,6 +251,7 @@ Verification verify_layout(const VerifyRequest& request) {
                       settings.data.tokens);
   Settings single = settings;
   single.parallel = {};
+  single.shard = {};
 
   const RankLauncher threads = [](int64_t ranks, const std::function<void(World&)>& body) {
     run_thread_world(ranks, body);

@@ -28,6 +28,16 @@ void write_tokens(const Settings& settings) {
   writer.finish();
 }
 
+std::vector<float> as_floats(const Tensor& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  if (tensor.dtype == DType::kBF16) {
+    std::ranges::copy(tensor.span<Bf16>(), values.begin());
+  } else {
+    std::ranges::copy(tensor.span<float>(), values.begin());
+  }
+  return values;
+}
+
 ParallelSpec degrees(int64_t tp, int64_t cp, int64_t dp, int64_t pp, int64_t ep, int64_t etp) {
   ParallelSpec parallel;
   parallel.layout.tp = tp;
@@ -48,8 +58,15 @@ std::vector<NamedLayout> layouts_for_checkpoints() {
       {"pp2", 2, degrees(1, 1, 1, 2, 1, 1)},       {"ep2", 2, degrees(1, 1, 2, 1, 2, 1)},
       {"etp2", 2, degrees(2, 1, 1, 1, 1, 2)},      {"folded", 8, degrees(2, 2, 1, 2, 4, 1)},
       {"tp2dp2ep2", 4, degrees(2, 1, 2, 1, 2, 2)}, {"unsharded", 2, degrees(1, 1, 2, 1, 1, 1)},
-      {"ulysses", 4, degrees(2, 1, 2, 1, 4, 1)},   {"pp2dp3", 6, degrees(1, 1, 3, 2, 1, 1)}};
+      {"ulysses", 4, degrees(2, 1, 2, 1, 4, 1)},   {"pp2dp3", 6, degrees(1, 1, 3, 2, 1, 1)},
+      {"full", 6, degrees(2, 1, 3, 1, 2, 1)},      {"pp2full", 6, degrees(1, 1, 3, 2, 1, 1)},
+      {"hybrid", 6, degrees(1, 1, 6, 1, 1, 1)}};
+  layouts[9].shard.scope = ShardScope::kNone;
   layouts[10].parallel.attention = AttentionParallel::kUlysses;
+  layouts[11].shard.reduce_group = 3;
+  layouts[12].shard.scope = ShardScope::kFull;
+  layouts[13].shard.scope = ShardScope::kFull;
+  layouts[14].shard = {.scope = ShardScope::kFull, .group = 2};
   return layouts;
 }
 
@@ -84,7 +101,7 @@ Settings settings_for_layouts(const std::filesystem::path& folder) {
 
 RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save) {
   settings.parallel = layout.parallel;
-  settings.sharding.shard_state = layout.name != "unsharded";
+  settings.shard = layout.shard;
   RunEnd end;
   std::map<std::string, std::vector<float>> whole;
   std::mutex mutex;
@@ -103,7 +120,9 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
     for (const NamedSlice& slice : trainer.state().owned_model()) {
       auto& values = whole[slice.name];
       values.resize(static_cast<size_t>(slice.slice.global.num_elements()));
-      copy_slice_into(slice.slice, slice.tensor, view(std::span(values), slice.slice.global));
+      std::vector<float> part = as_floats(slice.tensor);
+      copy_slice_into(slice.slice, view(std::span(part), slice.tensor.shape),
+                      view(std::span(values), slice.slice.global));
     }
   });
   for (const auto& [name, values] : whole)

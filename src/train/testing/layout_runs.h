@@ -13,6 +13,7 @@ struct NamedLayout {
   std::string name;
   int64_t num_ranks = 1;
   ParallelSpec parallel;
+  ShardSettings shard = {};
 };
 
 /// Layouts that have little in common: each axis alone, folded and combined.

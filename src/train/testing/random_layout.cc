@@ -5,7 +5,7 @@
 #include "comm/planned_world.h"
 #include "core/random.h"
 #include "ops/registry/cpu_kernels.h"
-#include "train/run_layout.h"
+#include "train/replica_groups.h"
 #include "train/training_data.h"
 #include "train/verify.h"
 
@@ -196,13 +196,33 @@ void draw_training(Draw& draw, RandomLayout& result) {
       settings.train.micro_batch * layout.dp * (1 + draw.upto(layout.pp + 2));
   if (draw.chance(4)) settings.train.recompute = {"all"};
   settings.train.max_grad_norm = draw.of({0.0, 0.5});
-  settings.sharding.shard_state = !draw.chance(4);
-  settings.sharding.bucket_bytes = draw.of<int64_t>({1, 2000, 1 << 20});
+  settings.shard.scope = draw.of({ShardScope::kNone, ShardScope::kState, ShardScope::kState,
+                                  ShardScope::kFull, ShardScope::kFull, ShardScope::kFull});
+  settings.shard.bucket_bytes = draw.of<int64_t>({1, 2000, 1 << 20});
   settings.adamw.eps = 1e-3;
   settings.schedule.peak_lr = 1e-2;
   settings.schedule.kind = ScheduleKind::kConstant;
   settings.schedule.warmup_steps = 0;
   settings.run.seed = 1 + draw.upto(1000);
+}
+
+bool fits(const Settings& settings, int64_t num_ranks) {
+  try {
+    check_sharding(settings, Layout(settings.parallel.layout, num_ranks));
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+void draw_shard_groups(Draw& draw, RandomLayout& result) {
+  ShardSettings& shard = result.settings.shard;
+  if (shard.scope == ShardScope::kFull) {
+    if (draw.chance(2)) shard.group = draw.divisor(result.settings.parallel.layout.dp);
+    return;
+  }
+  if (draw.chance(2)) shard.reduce_group = draw.divisor(result.num_ranks);
+  if (!fits(result.settings, result.num_ranks)) shard.reduce_group = 1;
 }
 
 /// Whether the program itself accepts the case.
@@ -236,6 +256,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_attention(draw, result);
     draw_experts(draw, result);
     draw_training(draw, result);
+    draw_shard_groups(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

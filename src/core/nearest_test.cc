@@ -1,4 +1,4 @@
-#include "core/divisors.h"
+#include "core/nearest.h"
 
 #include <gtest/gtest.h>
 
@@ -15,6 +15,12 @@ TEST(NearestDivisors, AreOneWhereThereIsNoOther) {
   EXPECT_EQ(nearest_divisors(12, 4), "4");
   EXPECT_EQ(nearest_divisors(12, 20), "12");
   EXPECT_EQ(nearest_divisors(1, 1), "1");
+}
+
+TEST(NearestChoices, AreTheTwoThatAreNearest) {
+  EXPECT_EQ(nearest_choices({1, 2, 4, 8}, 3), "2 or 4");
+  EXPECT_EQ(nearest_choices({8, 2, 4}, 9), "4 or 8");
+  EXPECT_EQ(nearest_choices({6}, 9), "6");
 }
 
 }  // namespace
