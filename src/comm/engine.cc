@@ -83,7 +83,7 @@ CommEngine::CommEngine(std::shared_ptr<Transport> transport,
     : transport_(std::move(transport)), termination_(std::move(termination)), options_(options) {}
 
 CommEngine::~CommEngine() {
-  if (!failure_.empty() || std::uncaught_exceptions() > 0) transport_->give_up();
+  if (std::uncaught_exceptions() > 0) transport_->give_up();
 }
 
 void CommEngine::throw_if_failed() const {
@@ -93,11 +93,20 @@ void CommEngine::throw_if_failed() const {
 void CommEngine::give_up(const std::string& why) noexcept {
   if (!failure_.empty()) return;
   failure_ = why;
+  transport_->give_up();
   active_.clear();
 }
 
-bool CommEngine::job_ending() const {
-  return (watch_ && watch_->lost()) || (termination_ && termination_->came());
+const std::optional<std::string>& CommEngine::find_lost() {
+  if (lost_) return lost_;
+  lost_ = transport_->lost();
+  if (!lost_ && watch_) lost_ = watch_->lost();
+  lost_since_ = Clock::now();
+  return lost_;
+}
+
+bool CommEngine::job_ending() {
+  return find_lost() || (termination_ && termination_->came());
 }
 
 void CommEngine::advance_all() {
@@ -147,9 +156,8 @@ void CommEngine::check(const Operation& operation, Clock::time_point begin) {
 }
 
 std::string CommEngine::reason_to_give_up(Clock::time_point begin, Clock::time_point now) {
-  const std::optional<std::string> lost = watch_ ? watch_->lost() : std::nullopt;
-  if (lost && !lost_since_) lost_since_ = now;
-  if (lost && now - *lost_since_ > kLastWords) return *lost;
+  const std::optional<std::string>& lost = find_lost();
+  if (lost && now - lost_since_ > kLastWords) return *lost;
   if (termination_ && termination_->came()) {
     if (lost) return *lost;
     if (termination_->unanswered()) return "the job was ended (SIGTERM)";

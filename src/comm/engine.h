@@ -72,8 +72,8 @@ class CommEngine {
   /// Throws CommError. Yields the processor while waiting.
   void wait(const Operation& operation);
   bool test(const Operation& operation);
-  /// A process that is watched has ended, or SIGTERM came.
-  bool job_ending() const;
+  /// A rank is gone, or SIGTERM came.
+  bool job_ending();
   /// After it nothing touches the memory of operations any more.
   void give_up(const std::string& why) noexcept;
 
@@ -84,12 +84,15 @@ class CommEngine {
   void throw_if_failed() const;
   void check(const Operation& operation, Clock::time_point begin);
   std::string reason_to_give_up(Clock::time_point begin, Clock::time_point now);
+  /// Which rank is gone, if any: the first that was seen to be, since others end because of it.
+  const std::optional<std::string>& find_lost();
 
   std::shared_ptr<Transport> transport_;
   std::unique_ptr<Termination> termination_;
   const CommOptions options_;
   std::optional<ProcessWatch> watch_;
-  std::optional<Clock::time_point> lost_since_;
+  std::optional<std::string> lost_;
+  Clock::time_point lost_since_;
   ScratchPool scratch_;
   std::vector<std::shared_ptr<Operation>> active_;
   std::string failure_;  ///< why this rank's communication failed; empty while it has not

@@ -18,6 +18,8 @@
 
 #include "comm/error.h"
 #include "comm/mpi_world.h"
+#include "comm/process_world.h"
+#include "comm/tcp/tcp_transport.h"
 
 namespace tessera {
 namespace {
@@ -102,10 +104,15 @@ std::unique_ptr<World> connect_world(CommOptions options) {
   const LaunchInfo info = detect_launch(process_environment());
   if (options.grace_seconds <= 0) options.grace_seconds = info.kill_seconds / 2;
   if (info.num_ranks == 1) return make_single_world();
-  require(info.launcher != Launcher::kTorchrun,
-          "torchrun does not bring the MPI by which ranks communicate; use mpirun, srun or "
-          "tessera's own --ranks");
-  return connect_mpi_world(options, info.num_ranks);
+  if (info.launcher != Launcher::kTorchrun) return connect_mpi_world(options, info.num_ranks);
+  return make_process_world(connect_tcp({.rank = info.rank,
+                                         .num_ranks = info.num_ranks,
+                                         .one_machine = info.one_machine,
+                                         .host = info.address,
+                                         .port = static_cast<uint16_t>(info.port),
+                                         .run = info.run,
+                                         .timeout_seconds = options.timeout_seconds}),
+                            options);
 }
 
 LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& command,

@@ -21,8 +21,10 @@ struct LaunchInfo {
   int64_t num_ranks = 1;
   int64_t local_rank = 0;  ///< among the ranks on this machine
   int64_t num_local_ranks = 1;
-  std::string address;  ///< torchrun's MASTER_ADDR
-  int64_t port = 0;     ///< torchrun's MASTER_PORT
+  bool one_machine = false;  ///< all ranks are on this machine, as far as the launcher says so
+  std::string address;       ///< rank 0's machine: torchrun's MASTER_ADDR
+  int64_t port = 0;          ///< where rank 0 listens for the others, where torchrun started them
+  std::string run;           ///< torchrun's name of the run
   /// What the launcher leaves between SIGTERM and SIGKILL.
   double kill_seconds = 1;
 };
@@ -33,13 +35,18 @@ using Environment = std::function<std::optional<std::string>(const std::string&)
 Environment process_environment();
 
 /// Reads what launchers leave in the environment: Open MPI's mpirun (OMPI_COMM_WORLD_*), torchrun
-/// (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Slurm's srun
-/// (SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS), in this order: torchrun is often started by
-/// srun. Throws UserError for a variable that is missing, no number or out of range.
+/// and what does as it does (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT;
+/// LOCAL_WORLD_SIZE where known), Slurm's srun (SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS),
+/// in this order: torchrun is often started by srun. Throws UserError for a variable that is
+/// missing, no number or out of range.
+///
+/// The port for rank 0 is TESSERA_PORT; otherwise MASTER_PORT, or that + 1000 (- 1000 at the end of
+/// the range) where torchrun's agent says that it listens at MASTER_PORT itself
+/// (TORCHELASTIC_USE_AGENT_STORE).
 LaunchInfo detect_launch(const Environment& environment);
 
-/// Joins the ranks that the launcher started: through MPI where mpirun or srun did; a world of one
-/// rank without a launcher.
+/// Joins the ranks that the launcher started: through MPI where mpirun or srun did, by TCP where
+/// torchrun did; a world of one rank without a launcher. Throws UserError.
 std::unique_ptr<World> connect_world(CommOptions options = {});
 
 /// The environment and the command that run `command` as `num_ranks` local ranks.

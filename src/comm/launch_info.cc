@@ -10,6 +10,9 @@ namespace {
 // Defaults of srun (KillWait) and torchrun.
 constexpr double kSchedulerKillSeconds = 30;
 
+constexpr int64_t kLastPort = 65535;
+constexpr int64_t kPortDistance = 1000;
+
 class Reader {
  public:
   explicit Reader(const Environment& environment) : environment_(environment) {}
@@ -27,8 +30,8 @@ class Reader {
     const char* end = value.data() + value.size();
     const auto [rest, error] = std::from_chars(value.data(), end, number);
     require(error == std::errc() && rest == end && number >= low && number <= high,
-            "environment variable {} is '{}'; a number from {} to {} is expected from the launcher",
-            name, value, low, high);
+            "environment variable {} is '{}'; a number from {} to {} is expected", name, value, low,
+            high);
     return number;
   }
 
@@ -50,15 +53,30 @@ LaunchInfo read_open_mpi(const Reader& read) {
   return info;
 }
 
+int64_t read_port(const Reader& read) {
+  const int64_t port = read.integer("MASTER_PORT", 1, kLastPort);
+  if (const std::string name = "TESSERA_PORT"; read.has(name))
+    return read.integer(name, 1, kLastPort);
+  // Then torchrun's agent has a server of its own there.
+  if (const std::string name = "TORCHELASTIC_USE_AGENT_STORE";
+      !read.has(name) || read.text(name) != "True")
+    return port;
+  return port + kPortDistance <= kLastPort ? port + kPortDistance : port - kPortDistance;
+}
+
 LaunchInfo read_torchrun(const Reader& read) {
   LaunchInfo info;
   info.launcher = Launcher::kTorchrun;
   info.num_ranks = read.integer("WORLD_SIZE", 1, kMost);
   info.rank = read.integer("RANK", 0, info.num_ranks - 1);
-  info.num_local_ranks = read.integer("LOCAL_WORLD_SIZE", 1, info.num_ranks);
-  info.local_rank = read.integer("LOCAL_RANK", 0, info.num_local_ranks - 1);
+  info.local_rank = read.integer("LOCAL_RANK", 0, info.num_ranks - 1);
+  if (const std::string name = "LOCAL_WORLD_SIZE"; read.has(name)) {
+    info.num_local_ranks = read.integer(name, info.local_rank + 1, info.num_ranks);
+    info.one_machine = info.num_local_ranks == info.num_ranks;
+  }
   info.address = read.text("MASTER_ADDR");
-  info.port = read.integer("MASTER_PORT", 1, 65535);
+  info.port = read_port(read);
+  if (const std::string name = "TORCHELASTIC_RUN_ID"; read.has(name)) info.run = read.text(name);
   info.kill_seconds = kSchedulerKillSeconds;
   return info;
 }

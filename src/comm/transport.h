@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,9 +50,14 @@ class Transport {
   /// As World::make_group. May block.
   virtual std::unique_ptr<Channel> make_channel(const std::string& name,
                                                 const std::vector<int64_t>& ranks) = 0;
-  /// Something failed: the destructor only frees what is this rank's own.
+  /// Which rank is gone, and how that shows; nothing while all are there, or where the back end
+  /// does not learn it. Never blocks or throws, also after give_up().
+  virtual std::optional<std::string> lost() = 0;
+  /// Something failed: no exchange is used any more, and the destructor only frees what is this
+  /// rank's own.
   virtual void give_up() = 0;
-  /// Ends the processes of all ranks; may return, or end this one.
+  /// Ends the processes of all ranks, as far as they are within reach or still wait for this one;
+  /// may return, or end this one.
   virtual void abort(int exit_code) = 0;
 };
 

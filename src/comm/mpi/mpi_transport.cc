@@ -135,6 +135,8 @@ class MpiTransport : public Transport {
   int64_t size() const override { return size_; }
   std::unique_ptr<Channel> make_channel(const std::string& /*name*/,
                                         const std::vector<int64_t>& ranks) override;
+  // To MPI a rank that died is one that sends nothing.
+  std::optional<std::string> lost() override { return std::nullopt; }
   void give_up() override { gave_up_ = true; }
   void abort(int exit_code) override {
     // Where the launcher is gone as well, nobody would end this process.
@@ -180,4 +182,4 @@ std::string library_version() {
 }  // namespace tessera
 
 extern "C" __attribute__((visibility("default")))
-const tessera::MpiPlugin tessera_mpi_plugin_1 = {tessera::connect, tessera::library_version};
+const tessera::MpiPlugin tessera_mpi_plugin_2 = {tessera::connect, tessera::library_version};

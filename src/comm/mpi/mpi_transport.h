@@ -5,7 +5,7 @@
 namespace tessera {
 
 /// What the plugin gives. The version changes with comm/transport.h.
-inline constexpr const char* kMpiPluginSymbol = "tessera_mpi_plugin_1";
+inline constexpr const char* kMpiPluginSymbol = "tessera_mpi_plugin_2";
 struct MpiPlugin {
   /// Starts MPI; once in a process. Throws UserError.
   std::unique_ptr<Transport> (*connect)();
