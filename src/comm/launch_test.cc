@@ -88,6 +88,44 @@ TEST(Launch, Torchrun) {
   EXPECT_EQ(info.num_ranks, 4);
   EXPECT_EQ(info.address, "node0");
   EXPECT_EQ(info.port, 29500);
+  EXPECT_EQ(info.run, "x");
+  EXPECT_FALSE(info.one_machine);
+}
+
+TEST(Launch, TorchrunOnOneMachine) {
+  Variables variables = torchrun();
+  variables["LOCAL_WORLD_SIZE"] = "4";
+  EXPECT_TRUE(detect_launch(environment_of(variables)).one_machine);
+}
+
+TEST(Launch, TheEnvironmentOfTorchrunWithoutIt) {
+  const LaunchInfo info = detect_launch(environment_of({{"RANK", "3"},
+                                                        {"WORLD_SIZE", "4"},
+                                                        {"LOCAL_RANK", "3"},
+                                                        {"MASTER_ADDR", "node0"},
+                                                        {"MASTER_PORT", "1"}}));
+  EXPECT_EQ(info.launcher, Launcher::kTorchrun);
+  EXPECT_EQ(info.port, 1);
+  EXPECT_EQ(info.run, "");
+  EXPECT_FALSE(info.one_machine);
+}
+
+TEST(Launch, ThePortOfTheAgentIsLeftToIt) {
+  const auto port = [](const std::string& master, const std::string& store) {
+    Variables variables = torchrun();
+    variables["MASTER_PORT"] = master;
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = store;
+    return detect_launch(environment_of(variables)).port;
+  };
+  EXPECT_EQ(port("29500", "True"), 30500);
+  EXPECT_EQ(port("29500", "False"), 29500);
+  EXPECT_EQ(port("65535", "True"), 64535);
+  Variables variables = torchrun();
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["TESSERA_PORT"] = "41000";
+  EXPECT_EQ(detect_launch(environment_of(variables)).port, 41000);
+  variables["TESSERA_PORT"] = "0";
+  EXPECT_THAT(error_of(variables), HasSubstr("TESSERA_PORT is '0'; a number from 1 to 65535"));
 }
 
 TEST(Launch, Slurm) {
@@ -112,6 +150,9 @@ TEST(Launch, BadVariablesAreNamed) {
   variables = torchrun();
   variables["MASTER_PORT"] = "29500x";
   EXPECT_THAT(error_of(variables), HasSubstr("MASTER_PORT is '29500x'"));
+  variables["MASTER_PORT"] = "29500";
+  variables["LOCAL_WORLD_SIZE"] = "1";
+  EXPECT_THAT(error_of(variables), HasSubstr("LOCAL_WORLD_SIZE is '1'; a number from 2 to 4"));
   variables.erase("MASTER_PORT");
   EXPECT_THAT(error_of(variables), HasSubstr("MASTER_PORT is missing"));
 }

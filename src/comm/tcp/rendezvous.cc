@@ -117,15 +117,16 @@ void Joining::check_peers() const {
 /// Attempts, which throw UserError, until one succeeds.
 template <typename Attempt>
 auto Joining::retry(const std::string& awaited, Attempt&& attempt) const {
+  std::string why;
   while (true) {
     check_peers();
-    std::string why;
     try {
       return attempt();
     } catch (const CommError&) {
       throw;
     } catch (const UserError& error) {
-      why = error.what();
+      // The deadline may have cut the last attempt short; the one before says more.
+      if (why.empty() || TcpClock::now() < deadline_) why = error.what();
     }
     if (TcpClock::now() + kRetry > deadline_) fail(awaited, why);
     std::this_thread::sleep_for(kRetry);

@@ -31,6 +31,29 @@ inline ProgramResult run_program(const std::string& command, int limit_seconds =
   return result;
 }
 
+inline int count_text(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+inline const std::string kRankProgram = TESSERA_BINARY "/comm_test_rank ";
+
+/// Starts 3 ranks by `launcher` (a mode of comm_test_rank) that run until they are asked to stop,
+/// waits for them, does something to process $p, which is the launcher, and says afterwards whether
+/// ranks still run.
+inline ProgramResult run_and(const std::string& launcher, const std::string& action) {
+  return run_program("out=$(mktemp); " + kRankProgram + launcher +
+                     " 3 until-asked >$out 2>&1 & p=$!; "
+                     "while [ $(grep -c ^process $out) -lt 3 ]; do sleep 0.05; done; " +
+                     action +
+                     "; wait $p; code=$?; for i in $(seq 100); do alive=0; "
+                     "for q in $(sed -n \"s/^process //p\" $out); do "
+                     "grep -qs \"^State:.[^Z]\" /proc/$q/status && alive=1; done; "
+                     "[ $alive = 0 ] && break; sleep 0.1; done; cat $out; rm $out; "
+                     "echo alive $alive; exit $code");
+}
+
 inline bool have_mpirun() {
   return run_program("mpirun --version").output.find("Open MPI") != std::string::npos;
 }

@@ -1,5 +1,6 @@
 // One rank of the tests of back ends whose ranks are processes: `comm_test_rank WHAT`, started by a
-// launcher. Ends with 0 where all is as expected.
+// launcher, which `comm_test_rank launch N WHAT` (mpirun's), `... torchrun N WHAT` and `... alone N
+// WHAT` (ranks that nobody ends) are themselves. Ends with 0 where all is as expected.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 
 #include "comm/launch.h"
 #include "comm/testing/collective_checks.h"
+#include "comm/testing/torch_agent.h"
 #include "core/memory.h"
 
 namespace tessera {
@@ -108,7 +110,7 @@ const std::map<std::string, Body>& bodies() {
 
 int run(const std::string& what, const Argument& argument) {
   // `late` is about the time limit.
-  const double limit = what == "late" ? 0.5 : 100;
+  const double limit = what == "late" ? 3 : 100;
   const auto world = connect_world({.timeout_seconds = limit, .grace_seconds = 0});
   return run_rank(*world, [&] {
     bodies().at(what)(*world, argument);
@@ -122,12 +124,13 @@ int run(const std::string& what, const Argument& argument) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   try {
-    if (argc > 3 && std::string(argv[1]) == "launch") {
-      std::vector<std::string> command(argv + 2, argv + argc);
-      command[0] = argv[0];
-      return tessera::launch_local_ranks(std::stoll(argv[2]), command);
-    }
-    return tessera::run(argv[1], argc > 2 ? argv[2] : "");
+    const std::string mode = argv[1];
+    if (argc <= 3) return tessera::run(mode, argc > 2 ? argv[2] : "");
+    std::vector<std::string> command(argv + 2, argv + argc);
+    command[0] = argv[0];
+    const int64_t num_ranks = std::stoll(argv[2]);
+    if (mode == "launch") return tessera::launch_local_ranks(num_ranks, command);
+    return tessera::run_torch_agent(num_ranks, command, mode == "torchrun");
   } catch (const std::exception& error) {
     std::cerr << "comm_test_rank: " << error.what() << "\n";
     return 2;
