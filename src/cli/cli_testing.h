@@ -26,6 +26,7 @@
 namespace tessera {
 
 using Arguments = std::vector<std::string>;
+using Variables = std::map<std::string, std::string>;
 
 /// What a process left: its exit code, or 128 + the signal that ended it.
 struct Finished {
@@ -39,7 +40,9 @@ struct Finished {
 class ChildProcess {
  public:
   /// `file_limit`: the longest file that it may write, as if the disk were full; 0: no limit.
-  explicit ChildProcess(const Arguments& arguments, int64_t file_limit = 0) {
+  /// `environment`: variables that it has beside this process's.
+  explicit ChildProcess(const Arguments& arguments, int64_t file_limit = 0,
+                        const Variables& environment = {}) {
     int out[2];
     int err[2];
     if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw InternalError("pipe2");
@@ -50,7 +53,10 @@ class ChildProcess {
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     process_ = ::fork();
-    if (process_ == 0) execute(argv.data(), out[1], err[1], file_limit);
+    if (process_ == 0) {
+      for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+      execute(argv.data(), out[1], err[1], file_limit);
+    }
     ::close(out[1]);
     ::close(err[1]);
     streams_[0].file = out[0];

@@ -54,7 +54,8 @@ int run_doctor(const DoctorArguments& arguments) {
                                 {"features", features},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
                                 {"cuda", false},
-                                {"mpi", mpi_library_version()}}
+                                {"mpi", mpi_library_version()},
+                                {"tcp", true}}
                      .dump(2)
               << "\n";
     return 0;
@@ -70,7 +71,8 @@ int run_doctor(const DoctorArguments& arguments) {
                                  : "not present");
   }
   std::cout << "cuda        not in this program\n"
-            << fmt::format("mpi         {}\n", mpi_library_version());
+            << fmt::format("mpi         {}\n", mpi_library_version())
+            << "tcp         in this program, for ranks that torchrun starts\n";
   return 0;
 }
 

@@ -153,6 +153,7 @@ TEST(Launch, BadVariablesAreNamed) {
   variables["MASTER_PORT"] = "29500";
   variables["LOCAL_WORLD_SIZE"] = "1";
   EXPECT_THAT(error_of(variables), HasSubstr("LOCAL_WORLD_SIZE is '1'; a number from 2 to 4"));
+  variables["LOCAL_WORLD_SIZE"] = "2";
   variables.erase("MASTER_PORT");
   EXPECT_THAT(error_of(variables), HasSubstr("MASTER_PORT is missing"));
 }
