@@ -6,8 +6,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
-
 /// Ranks with the environment that torchrun gives them.
 class CliTorchrun : public CliTest {
  protected:

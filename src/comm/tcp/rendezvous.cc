@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -17,6 +18,8 @@ namespace {
 constexpr std::chrono::milliseconds kRetry{100};
 // What is no rank may accept a connection and never answer.
 constexpr std::chrono::seconds kPatience{10};
+// Waits are looked at this often for whether they are in vain.
+constexpr std::chrono::milliseconds kCheckInterval{500};
 
 TcpClock::duration to_duration(double seconds) {
   return std::chrono::duration_cast<TcpClock::duration>(std::chrono::duration<double>(seconds));
@@ -51,7 +54,7 @@ class Joining {
   void admit(Reception& reception, Guest guest, int64_t first);
   Answer greet(TcpPeer peer) const;
   Reply hear_reply(const TcpPeer& peer) const;
-  void check_peers() const;
+  void check_others() const;
   std::vector<int> descriptors() const;
   std::vector<int64_t> missing(int64_t first) const;
   [[noreturn]] void fail(const std::string& awaited, const std::string& why) const;
@@ -59,6 +62,7 @@ class Joining {
   auto retry(const std::string& awaited, Attempt&& attempt) const;
 
   const TcpJoin& join_;
+  const pid_t launcher_ = getppid();
   const TcpClock::time_point begin_ = TcpClock::now();
   const TcpClock::time_point deadline_;
   Hello own_;
@@ -103,8 +107,14 @@ void Joining::fail(const std::string& awaited, const std::string& why) const {
                               waited.count(), awaited, why));
 }
 
-/// Throws CommError where a rank that had joined is gone.
-void Joining::check_peers() const {
+/// Throws CommError where a rank that had joined is gone, or who started this one.
+void Joining::check_others() const {
+  if (getppid() != launcher_) {
+    throw CommError(
+        fmt::format("rank {}: the launcher (process {}) ended while the ranks were "
+                    "joining",
+                    join_.rank, launcher_));
+  }
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (!peers_[rank].socket) continue;
     const int descriptor = peers_[rank].socket.get();
@@ -119,7 +129,7 @@ template <typename Attempt>
 auto Joining::retry(const std::string& awaited, Attempt&& attempt) const {
   std::string why;
   while (true) {
-    check_peers();
+    check_others();
     try {
       return attempt();
     } catch (const CommError&) {
@@ -182,12 +192,14 @@ void Joining::gather() {
 void Joining::await(Reception& reception, int64_t first) {
   while (!missing(first).empty()) {
     const std::vector<int> watched = descriptors();
-    std::optional<Guest> guest = reception.next(deadline_, watched);
+    std::optional<Guest> guest =
+        reception.next(std::min(deadline_, TcpClock::now() + kCheckInterval), watched);
     if (guest) {
       admit(reception, std::move(*guest), first);
       continue;
     }
-    check_peers();
+    check_others();
+    if (TcpClock::now() < deadline_) continue;
     fail(fmt::format("rank {} to connect to {}", fmt::join(missing(first), " "),
                      reception.address().to_string()),
          fmt::format("the time limit is {} s", join_.timeout_seconds));
@@ -257,6 +269,9 @@ TcpPeer Joining::reach_first() {
 
 void Joining::find_first() {
   peers_[0] = retry("rank 0 at " + place_of_first(), [&] { return reach_first(); });
+  while (TcpClock::now() < deadline_ &&
+         !wait_readable(peers_[0].socket, TcpClock::now() + kCheckInterval))
+    check_others();
   try {
     receive_all(peers_[0].socket, writable_bytes_of(own_.token), deadline_);
     receive_all(peers_[0].socket, std::as_writable_bytes(std::span(listeners_)), deadline_);

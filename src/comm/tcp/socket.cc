@@ -130,6 +130,10 @@ Address peer_address(const Socket& socket) {
   return from_socket_address(raw);
 }
 
+bool wait_readable(const Socket& socket, TcpClock::time_point deadline) {
+  return wait_for(socket, POLLIN, deadline);
+}
+
 void send_all(const Socket& socket, std::span<const std::byte> bytes,
               TcpClock::time_point deadline) {
   while (!bytes.empty()) {

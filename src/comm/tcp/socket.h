@@ -42,6 +42,8 @@ Socket connect_to(const Address& address, TcpClock::time_point deadline);
 Address local_address(const Socket& socket);
 Address peer_address(const Socket& socket);
 
+/// Whether something comes, or the other end is closed, before the deadline.
+bool wait_readable(const Socket& socket, TcpClock::time_point deadline);
 /// All of `bytes` go or come before the deadline. Throws UserError.
 void send_all(const Socket& socket, std::span<const std::byte> bytes,
               TcpClock::time_point deadline);

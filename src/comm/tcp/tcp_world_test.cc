@@ -138,6 +138,14 @@ TEST(TcpWorld, AKilledAgentLeavesNoRanks) {
   EXPECT_THAT(result.output, HasSubstr("alive 0"));
 }
 
+TEST(TcpWorld, AKilledAgentLeavesNoRanksThatJoin) {
+  // The output ends when the last of its writers has ended.
+  const ProgramResult result = run_program("WORLD_SIZE=4 " + kRankProgram +
+                                           "torchrun 3 all & p=$!; sleep 1; kill -KILL $p; wait");
+  EXPECT_LT(result.seconds, 20);
+  EXPECT_THAT(result.output, ContainsRegex("the launcher .* ended while the ranks were joining"));
+}
+
 TEST(TcpWorld, AHungRankIsEndedByTheAgent) {
   // One is stopped, so that it cannot end itself; another is killed.
   const ProgramResult result =
