@@ -64,7 +64,7 @@ class Joining {
   const TcpJoin& join_;
   const pid_t launcher_ = getppid();
   const TcpClock::time_point begin_ = TcpClock::now();
-  const TcpClock::time_point deadline_;
+  TcpClock::time_point deadline_;
   Hello own_;
   std::vector<TcpPeer> peers_;        ///< by rank
   std::vector<Address> listeners_;    ///< by rank; rank 0's is not used
@@ -111,8 +111,7 @@ void Joining::fail(const std::string& awaited, const std::string& why) const {
 void Joining::check_others() const {
   if (getppid() != launcher_) {
     throw CommError(
-        fmt::format("rank {}: the launcher (process {}) ended while the ranks were "
-                    "joining",
+        fmt::format("rank {}: the launcher (process {}) ended while the ranks were joining",
                     join_.rank, launcher_));
   }
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -269,6 +268,8 @@ TcpPeer Joining::reach_first() {
 
 void Joining::find_first() {
   peers_[0] = retry("rank 0 at " + place_of_first(), [&] { return reach_first(); });
+  // Rank 0 knows who is missing, so it is the one to give up first, whenever it started.
+  deadline_ = TcpClock::now() + to_duration(join_.timeout_seconds) + kPatience;
   while (TcpClock::now() < deadline_ &&
          !wait_readable(peers_[0].socket, TcpClock::now() + kCheckInterval))
     check_others();
