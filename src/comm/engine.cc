@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Waits are looked at this often for whether they are in vain.
+// Waits are looked at this often for whether they are in vain, however short each is.
 constexpr std::chrono::milliseconds kCheckInterval{5};
 // What a process sent before it ended may still be on its way.
 constexpr std::chrono::milliseconds kLastWords{200};
@@ -133,12 +133,11 @@ bool CommEngine::test(const Operation& operation) {
 
 void CommEngine::wait(const Operation& operation) {
   const Clock::time_point begin = Clock::now();
-  Clock::time_point checked = begin;
   while (!test(operation)) {
     const Clock::time_point now = Clock::now();
-    if (now - checked > kCheckInterval) {
+    if (now - checked_ > kCheckInterval) {
       check(operation, begin);
-      checked = now;
+      checked_ = now;
     }
     pause(now - begin);
   }

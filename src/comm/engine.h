@@ -93,6 +93,7 @@ class CommEngine {
   std::optional<ProcessWatch> watch_;
   std::optional<std::string> lost_;
   Clock::time_point lost_since_;
+  Clock::time_point checked_ = Clock::now();  ///< when a wait was last looked at
   ScratchPool scratch_;
   std::vector<std::shared_ptr<Operation>> active_;
   std::string failure_;  ///< why this rank's communication failed; empty while it has not
