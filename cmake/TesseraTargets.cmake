@@ -3,8 +3,8 @@
 
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
-set(TESSERA_CXX_FLAGS -Wall -Wextra -Werror=return-type -Wno-psabi -march=${TESSERA_MARCH} -fno-math-errno
-                      -ffp-contract=fast)
+set(TESSERA_CXX_FLAGS -Wall -Wextra -Wno-missing-field-initializers -Werror=return-type -Wno-psabi
+                      -march=${TESSERA_MARCH} -fno-math-errno -ffp-contract=fast)
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer

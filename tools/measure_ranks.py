@@ -3,7 +3,8 @@
 
 The model is that of bench/step_bench (hidden 512, 8 layers, 8 experts, top-2), on random text, data
 parallel with experts spread over the ranks (TP 1, EP = DP = ranks). Steps are timed by the difference
-of a longer and a shorter run, so that starting and ending do not count.
+of a longer and a shorter run, so that starting and ending do not count. The time from launch to the
+first step is taken with sequences of 16 tokens, whose step itself takes little.
 
   tools/measure_ranks.py build/tessera [--ranks 8] [--steps 3] [--repeat 3]
 """
@@ -27,7 +28,7 @@ def write_text(path):
 
 
 def run(arguments, folder, steps):
-    """Runs a training and returns its CPU seconds and the seconds to its first step."""
+    """Runs a training and returns its CPU seconds and the seconds to the end of its first step."""
     command = arguments + [f"--run.folder={folder}", f"--train.steps={steps}"]
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -60,6 +61,7 @@ def main():
         names = {"1 rank": [], f"{options.ranks} ranks": ranks}
         seconds = {name: [] for name in names}
         firsts = {name: [] for name in names}
+        launches = {name: [] for name in names}
         for round_idx in range(options.repeat):
             for name, extra in names.items():
                 arguments = common + extra
@@ -67,10 +69,13 @@ def main():
                 long, _ = run(arguments, f"{scratch}/{name}-{round_idx}-long", 1 + options.steps)
                 seconds[name].append((long - short) / options.steps)
                 firsts[name].append(first)
+                small = arguments + ["--data.sequence_length=16"]
+                launches[name].append(run(small, f"{scratch}/{name}-{round_idx}-small", 1)[1])
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         for name, median in medians.items():
-            print(f"{name}: {median:.2f} CPU seconds a step, first step after "
-                  f"{statistics.median(firsts[name]):.1f} s")
+            print(f"{name}: {median:.2f} CPU seconds a step, done with the first step after "
+                  f"{statistics.median(firsts[name]):.1f} s, with one of 16 tokens a sequence after "
+                  f"{statistics.median(launches[name]):.1f} s")
         one, many = medians.values()
         print(f"ratio {many / one:.2f}")
 

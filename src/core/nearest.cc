@@ -8,6 +8,7 @@
 namespace tessera {
 
 std::string nearest_divisors(int64_t number, int64_t wanted) {
+  wanted = std::max<int64_t>(wanted, 1);
   int64_t below = std::min(wanted, number);
   while (below > 1 && number % below != 0) --below;
   int64_t above = wanted;

@@ -15,6 +15,8 @@ TEST(NearestDivisors, AreOneWhereThereIsNoOther) {
   EXPECT_EQ(nearest_divisors(12, 4), "4");
   EXPECT_EQ(nearest_divisors(12, 20), "12");
   EXPECT_EQ(nearest_divisors(1, 1), "1");
+  EXPECT_EQ(nearest_divisors(8, 0), "1");
+  EXPECT_EQ(nearest_divisors(8, -3), "1");
 }
 
 TEST(NearestChoices, AreTheTwoThatAreNearest) {
