@@ -1,0 +1,37 @@
+// The grouped products under C names, for bench/rivals/grouped_mm.py. All pointers but `stream` are
+// the GPU's.
+#include "ops/grouped_matmul/grouped_matmul_cuda.h"
+
+namespace {
+
+/// As the Python program lays it out: experts of one size.
+struct Problem {
+  const int* begin;
+  const int64_t* offsets;
+  int64_t num_experts;
+  int64_t num_rows;
+  int64_t inner;
+  int64_t hidden;
+
+  tessera::cuda::ExpertBlocks experts() const {
+    return {static_cast<int>(num_experts), begin, offsets, hidden, inner, num_experts * inner};
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+void tessera_grouped_rows(const Problem* problem, int by_out, const void* a, const void* weight,
+                          void* y, void* stream) {
+  tessera::cuda::grouped_rows({problem->experts(), by_out != 0, problem->num_rows, a, weight, y},
+                              static_cast<cudaStream_t>(stream));
+}
+
+void tessera_grouped_wgrad(const Problem* problem, int accumulate, const void* narrow,
+                           const void* wide, float* grad, void* stream) {
+  tessera::cuda::grouped_wgrad(
+      {problem->experts(), problem->num_rows, narrow, wide, grad, accumulate != 0},
+      static_cast<cudaStream_t>(stream));
+}
+}
