@@ -320,8 +320,8 @@ TEST(ReplicaRanks, RefusesGroupsThatDoNotFitWithTheNearestThatDo) {
   settings.parallel.layout.dp = 6;
   settings.shard = {.scope = ShardScope::kFull, .group = 4};
   expect_refusal(settings, 6,
-                 "optim.shard_group 4 does not divide the 6 data-parallel ranks; the nearest is 2 "
-                 "or 3");
+                 "optim.shard_group 4 does not divide the 6 data-parallel ranks; the nearest is 3 "
+                 "or 6");
   settings.shard = {.scope = ShardScope::kState, .group = 3};
   expect_refusal(settings, 6, "optim.shard_group is 3, but it says how far optim.shard = \"full\"");
   settings.shard = {.scope = ShardScope::kFull, .reduce_group = 2};
