@@ -131,12 +131,16 @@ TEST(TcpTransport, MessagesOfOneTagKeepTheirOrder) {
 TEST(TcpTransport, LongMessagesPassBothWays) {
   run_transports(2, [](std::unique_ptr<Transport> transport) {
     const auto channel = transport->make_channel("pair", {0, 1});
+    const auto looked = transport->make_channel("looked", {0, 1});
     const int64_t other = 1 - transport->rank();
     Bytes out = make_bytes(50'000'001, static_cast<uint8_t>(transport->rank()));
     Bytes in(out.size());
     const auto sending = start(*channel, true, other, out, 0);
     for (int i = 0; i < 100; ++i) EXPECT_FALSE(sending->test());
     EXPECT_THAT(sending->unfinished(), testing::ElementsAre(other));
+    Bytes token(1);
+    finish(*start(*looked, true, other, token, 0));
+    finish(*start(*looked, false, other, token, 0));
     finish(*start(*channel, false, other, in, 0));
     finish(*sending);
     EXPECT_TRUE(in == make_bytes(50'000'001, static_cast<uint8_t>(other)));
