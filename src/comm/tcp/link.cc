@@ -324,7 +324,8 @@ void Link::read_some() {
     message.msg_iovlen = num_parts;
     const size_t room = payload_left_ + staging_.size() - num_staged_;
     const ssize_t count = recvmsg(descriptor(), &message, 0);
-    if (count == 0) return lose("closed its connection");
+    // A peer that leaves with messages unread resets the connection.
+    if (count == 0 || (count < 0 && errno == ECONNRESET)) return lose("closed its connection");
     if (count < 0) {
       if (errno != EAGAIN && errno != EINTR)
         lose(fmt::format("cannot be reached: {}", system_error()));
