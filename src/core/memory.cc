@@ -5,52 +5,38 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
 namespace tessera {
-namespace {
 
-constexpr int64_t kMapThreshold = 1 << 20;
-
-std::byte* map_memory(int64_t num_bytes) {
-  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  madvise(memory, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
-  return static_cast<std::byte*>(memory);
-}
-
-std::byte* allocate(int64_t num_bytes) {
-  if (num_bytes >= kMapThreshold) return map_memory(num_bytes);
-  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(align_up(num_bytes)));
-  if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(num_bytes));
-  return static_cast<std::byte*>(memory);
-}
-
-}  // namespace
-
-Buffer::Buffer(int64_t num_bytes, std::string_view purpose) : num_bytes_(num_bytes) {
+Buffer::Buffer(int64_t num_bytes, std::string_view purpose, Device& device, MemoryKind kind)
+    : num_bytes_(num_bytes), device_(&device), kind_(kind) {
   ensure(num_bytes >= 0, "negative buffer size {} for {}", num_bytes, purpose);
   if (num_bytes == 0) return;
-  data_ = allocate(num_bytes);
-  require(data_ != nullptr,
-          "out of memory: {} for {} cannot be had; use a smaller micro-batch, model or more "
-          "recomputation",
-          format_bytes(num_bytes), purpose);
+  data_ = kind == MemoryKind::kOwn ? device.allocate(num_bytes) : device.allocate_shared(num_bytes);
+  if (data_ != nullptr) return;
+  const std::string state = device.describe_memory();
+  user_error(
+      "out of memory: {} for {} cannot be had on {}{}{}; use a smaller micro-batch, model or more "
+      "recomputation",
+      format_bytes(num_bytes), purpose, device.name(), state.empty() ? "" : ": ", state);
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), num_bytes_(std::exchange(other.num_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      num_bytes_(std::exchange(other.num_bytes_, 0)),
+      device_(other.device_),
+      kind_(other.kind_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
     release();
     data_ = std::exchange(other.data_, nullptr);
     num_bytes_ = std::exchange(other.num_bytes_, 0);
+    device_ = other.device_;
+    kind_ = other.kind_;
   }
   return *this;
 }
@@ -61,10 +47,10 @@ Buffer::~Buffer() {
 
 void Buffer::release() noexcept {
   if (data_ == nullptr) return;
-  if (num_bytes_ >= kMapThreshold) {
-    munmap(data_, static_cast<size_t>(num_bytes_));
+  if (kind_ == MemoryKind::kOwn) {
+    device_->release(data_, num_bytes_);
   } else {
-    std::free(data_);
+    device_->release_shared(data_, num_bytes_);
   }
   data_ = nullptr;
   num_bytes_ = 0;
@@ -77,8 +63,10 @@ Tensor Buffer::tensor(int64_t offset, DType dtype, const Shape& shape) const {
   return {data_ + offset, dtype, shape};
 }
 
-OwnedTensor::OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose)
-    : buffer_(std::max<int64_t>(shape.num_elements() * dtype_size(dtype), 1), purpose),
+OwnedTensor::OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose, Device& device,
+                         MemoryKind kind)
+    : buffer_(std::max<int64_t>(shape.num_elements() * dtype_size(dtype), 1), purpose, device,
+              kind),
       tensor_{buffer_.data(), dtype, shape} {}
 
 void drop_mapped_pages(std::span<const std::byte> bytes) {

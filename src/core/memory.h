@@ -6,18 +6,22 @@
 #include <string>
 #include <string_view>
 
+#include "core/device.h"
 #include "core/tensor.h"
 
 namespace tessera {
 
-/// Owned, zeroed, 64-byte aligned memory. Large buffers are mapped directly and returned to the
-/// system when freed. Move-only. Throws UserError with the size and the purpose when memory cannot
-/// be had.
+/// Which of a device's memory: its own, or what the host reaches too.
+enum class MemoryKind : uint8_t { kOwn, kShared };
+
+/// Owned, zeroed, 64-byte aligned memory of a device, which must outlive it. Move-only. Throws
+/// UserError with the size and the purpose when memory cannot be had.
 class Buffer {
  public:
   Buffer() = default;
   /// `purpose` names the memory in error messages, e.g. "optimizer state".
-  Buffer(int64_t num_bytes, std::string_view purpose);
+  Buffer(int64_t num_bytes, std::string_view purpose, Device& device = host_device(),
+         MemoryKind kind = MemoryKind::kOwn);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
@@ -34,13 +38,16 @@ class Buffer {
 
   std::byte* data_ = nullptr;
   int64_t num_bytes_ = 0;
+  Device* device_ = nullptr;
+  MemoryKind kind_ = MemoryKind::kOwn;
 };
 
 /// A buffer that holds one tensor.
 class OwnedTensor {
  public:
   OwnedTensor() = default;
-  OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose = "a tensor");
+  OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose = "a tensor",
+              Device& device = host_device(), MemoryKind kind = MemoryKind::kOwn);
   operator Tensor() const { return tensor_; }
   const Tensor& get() const { return tensor_; }
 

@@ -131,7 +131,7 @@ Tensor ChunkRun::grad_stream(int64_t idx) const {
 }
 
 /// Joins a program with bindings, which get the shared working memory.
-ChunkRun::BoundProgram ChunkRun::join(const CpuProgram& program, const std::string& prefix,
+ChunkRun::BoundProgram ChunkRun::join(const Executable& program, const std::string& prefix,
                                       Bindings bindings, const ParameterSet& parameters) const {
   bindings.transient = memory_.transient.data();
   return {&program, prefix, std::move(bindings),
@@ -151,7 +151,7 @@ void ChunkRun::bind_embedding(const ParameterSet& parameters) {
   embedding_backward_ = join(program.backward, "", std::move(backward), parameters);
 }
 
-Bindings ChunkRun::bind_head_inputs(const CpuProgram& program, const HeadProgram& layout,
+Bindings ChunkRun::bind_head_inputs(const Executable& program, const HeadProgram& layout,
                                     const ParameterSet& parameters) const {
   Bindings bindings = program.make_bindings();
   bind_weights(program.program(), weights_of(parameters, ""), bindings);
@@ -165,7 +165,7 @@ Bindings ChunkRun::bind_head_inputs(const CpuProgram& program, const HeadProgram
 }
 
 void ChunkRun::bind_head(const ParameterSet& parameters) {
-  const CpuProgram& evaluation = *programs_.evaluation_head;
+  const Executable& evaluation = *programs_.evaluation_head;
   evaluation_ =
       join(evaluation, "", bind_head_inputs(evaluation, programs_.evaluation_layout, parameters),
            parameters);

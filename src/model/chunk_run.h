@@ -88,7 +88,7 @@ class ChunkRun {
  private:
   /// A program and its memory. Only the addresses of parameters may change.
   struct BoundProgram {
-    const CpuProgram* program = nullptr;
+    const Executable* program = nullptr;
     std::string prefix;  // of its parameters' names
     Bindings bindings;
     ProgramParameters parameters;
@@ -105,10 +105,10 @@ class ChunkRun {
   Tensor stream(int64_t idx) const;
   Tensor grad_stream(int64_t idx) const;
   void bind_layers(const ParameterSet& parameters, std::vector<ExpertState>& experts);
-  BoundProgram join(const CpuProgram& program, const std::string& prefix, Bindings bindings,
+  BoundProgram join(const Executable& program, const std::string& prefix, Bindings bindings,
                     const ParameterSet& parameters) const;
   void bind_embedding(const ParameterSet& parameters);
-  Bindings bind_head_inputs(const CpuProgram& program, const HeadProgram& layout,
+  Bindings bind_head_inputs(const Executable& program, const HeadProgram& layout,
                             const ParameterSet& parameters) const;
   void bind_head(const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);

@@ -31,7 +31,7 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 }  // namespace
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const KernelTable& kernels, bool split) {
+                      const RecomputePolicy& policy, const Backend& backend, bool split) {
   Backward backward = differentiate(forward, request);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
   const auto dropped = choose_dropped(forward, backward, policy);
@@ -40,16 +40,16 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request,
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   // Exchanges begin early, and computation stands between their start and their first use.
   constexpr ScheduleOptions kOptions{.memory_growth = 0.1};
-  CpuProgram forward_run(schedule(forward, saved, kOptions), kernels, saved);
+  Executable forward_run(schedule(forward, saved, kOptions), backend, saved);
   if (!split) {
-    CpuProgram backward_run(schedule(backward.program, {}, kOptions), kernels);
+    Executable backward_run(schedule(backward.program, {}, kOptions), backend);
     return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
             model_flops};
   }
   SplitBackward parts = split_weights(backward);
   const auto kept = parts.kept_intermediates();
-  CpuProgram backward_run(schedule(parts.input.program, kept, kOptions), kernels, kept);
-  CpuProgram weight_run(schedule(parts.weight.program, {}, kOptions), kernels);
+  Executable backward_run(schedule(parts.input.program, kept, kOptions), backend, kept);
+  Executable weight_run(schedule(parts.weight.program, {}, kOptions), backend);
   return {std::move(forward_run), std::move(parts.input), std::move(backward_run),
           WeightPass{std::move(weight_run), std::move(parts.weight), std::move(parts.kept)},
           model_flops};

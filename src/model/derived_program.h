@@ -7,7 +7,7 @@
 
 #include "program/differentiate.h"
 #include "program/split_weights.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 
@@ -17,16 +17,16 @@ using RecomputePolicy = std::vector<std::string>;
 
 /// The weights' part of a backward program, where it is split off.
 struct WeightPass {
-  CpuProgram program;
+  Executable program;
   Backward derived;
   std::vector<KeptValue> kept;
 };
 
 /// A forward program and its derived backward program, both ready to run.
 struct DerivedProgram {
-  CpuProgram forward;
+  Executable forward;
   Backward derived;
-  CpuProgram backward;
+  Executable backward;
   /// Where weight gradients are split off: the program that adds them, run after `backward`, which
   /// then gives the inputs' alone.
   std::optional<WeightPass> weights;
@@ -37,7 +37,7 @@ struct DerivedProgram {
 /// programs. Names of the policy that are no
 /// saved value of this program are ignored here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const KernelTable& kernels, bool split);
+                      const RecomputePolicy& policy, const Backend& backend, bool split);
 
 /// Throws UserError with the nearest name for a policy name that no saved value of any of the
 /// programs has.

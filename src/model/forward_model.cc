@@ -26,14 +26,14 @@ ModelConfig for_inference(ModelConfig config) {
 
 struct ForwardLayer {
   LayerProgram layout;
-  std::unique_ptr<CpuProgram> program;
+  std::unique_ptr<Executable> program;
 };
 
 ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
-                        const std::optional<CacheShape>& cache, const KernelTable& kernels) {
+                        const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
   layer.program =
-      std::make_unique<CpuProgram>(std::exchange(layer.layout.forward, Program()), kernels);
+      std::make_unique<Executable>(std::exchange(layer.layout.forward, Program()), backend);
   return layer;
 }
 
@@ -46,8 +46,8 @@ struct ForwardModel::Impl {
   EmbeddingProgram embedding_layout;
   HeadProgram loss_layout;
   LogitsProgram logits_layout;
-  std::unique_ptr<CpuProgram> embedding;
-  std::unique_ptr<CpuProgram> head;  // of the loss or of the logits
+  std::unique_ptr<Executable> embedding;
+  std::unique_ptr<Executable> head;  // of the loss or of the logits
   std::map<LayerKind, ForwardLayer> layers;
 
   OwnedTensor tokens, labels, positions, cu_seqlens, start, cache_length, scale;
@@ -61,23 +61,23 @@ struct ForwardModel::Impl {
   const ForwardLayer& layer_of(int64_t idx) const { return layers.at(config.layer_kind(idx)); }
 
   void build(ForwardGoal goal) {
-    const KernelTable kernels = make_cpu_kernels();
+    const Backend backend = make_cpu_kernels();
     std::optional<CacheShape> cache_shape;
     if (cache != nullptr) cache_shape = CacheShape{cache->capacity()};
     embedding_layout = build_embedding(config, shape, single_rank_groups());
     embedding =
-        std::make_unique<CpuProgram>(std::exchange(embedding_layout.forward, Program()), kernels);
+        std::make_unique<Executable>(std::exchange(embedding_layout.forward, Program()), backend);
     if (goal == ForwardGoal::kLoss) {
       loss_layout = build_head(config, shape, single_rank_groups(), false);
-      head = std::make_unique<CpuProgram>(std::exchange(loss_layout.forward, Program()), kernels);
+      head = std::make_unique<Executable>(std::exchange(loss_layout.forward, Program()), backend);
     } else {
       logits_layout = build_logits(config, shape);
-      head = std::make_unique<CpuProgram>(std::exchange(logits_layout.forward, Program()), kernels);
+      head = std::make_unique<Executable>(std::exchange(logits_layout.forward, Program()), backend);
     }
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
       const LayerKind kind = config.layer_kind(idx);
       if (!layers.contains(kind))
-        layers.emplace(kind, make_layer(config, kind, shape, cache_shape, kernels));
+        layers.emplace(kind, make_layer(config, kind, shape, cache_shape, backend));
     }
   }
 

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
-                              const RecomputePolicy& policy, const KernelTable& kernels) {
+                              const RecomputePolicy& policy, const Backend& backend) {
   LayerProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
   DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
   if (kind.moe) {
@@ -19,7 +19,7 @@ KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
   }
   Program forward = std::exchange(layout.forward, Program());
   const bool split = stage.part.split_weights;
-  return {std::move(layout), derive(std::move(forward), request, policy, kernels, split)};
+  return {std::move(layout), derive(std::move(forward), request, policy, backend, split)};
 }
 
 /// Completes what the caller left open.
@@ -31,22 +31,22 @@ ModelPart complete(ModelPart part, const ModelConfig& config) {
   return part;
 }
 
-void build_embedding_program(StagePrograms& stage, const KernelTable& kernels) {
+void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
   stage.embedding = std::make_unique<DerivedProgram>(
       derive(std::exchange(stage.embedding_layout.forward, Program()),
-             {{stage.embedding_layout.hidden_out}, {}}, {}, kernels, false));
+             {{stage.embedding_layout.hidden_out}, {}}, {}, backend, false));
 }
 
-void build_head_programs(StagePrograms& stage, const KernelTable& kernels) {
+void build_head_programs(StagePrograms& stage, const Backend& backend) {
   const StageGroups& groups = stage.part.groups;
   stage.head_layout = build_head(stage.config, stage.shape, groups, true);
   stage.head = std::make_unique<DerivedProgram>(
       derive(std::exchange(stage.head_layout.forward, Program()),
-             {{stage.head_layout.loss}, {stage.head_layout.hidden}}, {}, kernels, false));
+             {{stage.head_layout.loss}, {stage.head_layout.hidden}}, {}, backend, false));
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
-  stage.evaluation_head = std::make_unique<CpuProgram>(
-      std::exchange(stage.evaluation_layout.forward, Program()), kernels);
+  stage.evaluation_head = std::make_unique<Executable>(
+      std::exchange(stage.evaluation_layout.forward, Program()), backend);
 }
 
 }  // namespace
@@ -57,17 +57,20 @@ bool balances_whole_model(const ModelConfig& config) {
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
                              ModelPart model_part, const RecomputePolicy& policy,
-                             const KernelTable& kernels)
-    : config(model), shape(batch), part(complete(std::move(model_part), model)) {
+                             const Backend& where)
+    : config(model),
+      shape(batch),
+      part(complete(std::move(model_part), model)),
+      backend(where) {
   check_shares(config, shape, part.groups);
   std::vector<const DerivedProgram*> programs;
   for (const PipelineChunk& chunk : part.chunks) {
-    if (chunk.embedding) build_embedding_program(*this, kernels);
-    if (chunk.loss) build_head_programs(*this, kernels);
+    if (chunk.embedding) build_embedding_program(*this, backend);
+    if (chunk.loss) build_head_programs(*this, backend);
     for (int64_t i = 0; i < chunk.num_layers; ++i) {
       const LayerKind kind = config.layer_kind(chunk.first_layer + i);
       if (kinds.contains(kind)) continue;
-      const auto [at, added] = kinds.emplace(kind, make_kind_program(*this, kind, policy, kernels));
+      const auto [at, added] = kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
       programs.push_back(&at->second.derived);
     }
   }
@@ -77,7 +80,7 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
 
 int64_t StagePrograms::transient_bytes() const {
   int64_t bytes = 0;
-  const auto include = [&](const CpuProgram& program) {
+  const auto include = [&](const Executable& program) {
     bytes = std::max(bytes, program.plan().transient_bytes);
   };
   const auto include_both = [&](const DerivedProgram& program) {

@@ -31,16 +31,17 @@ struct StagePrograms {
   ModelConfig config;
   BatchShape shape;
   ModelPart part;
+  Backend backend;
   EmbeddingProgram embedding_layout;
   HeadProgram head_layout;
   HeadProgram evaluation_layout;
   std::unique_ptr<DerivedProgram> embedding;    // null where no chunk has it
   std::unique_ptr<DerivedProgram> head;         // likewise
-  std::unique_ptr<CpuProgram> evaluation_head;  // likewise
+  std::unique_ptr<Executable> evaluation_head;  // likewise
   std::map<LayerKind, KindProgram> kinds;
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
-                const RecomputePolicy& policy, const KernelTable& kernels);
+                const RecomputePolicy& policy, const Backend& where);
 
   const KindProgram& kind_of(int64_t layer) const { return kinds.at(config.layer_kind(layer)); }
   /// Bytes of the largest working set of any program.

@@ -5,9 +5,9 @@
 namespace tessera {
 
 TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
-                             const RecomputePolicy& policy, const KernelTable& kernels,
+                             const RecomputePolicy& policy, const Backend& backend,
                              ModelPart part)
-    : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, kernels)),
+    : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
       memory_(std::make_unique<SharedMemory>()) {}
 

@@ -29,7 +29,7 @@ struct RunSlot {
 class TrainingModel {
  public:
   TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
-                const KernelTable& kernels, ModelPart part = {});
+                const Backend& backend, ModelPart part = {});
 
   const ModelConfig& config() const { return programs_->config; }
   const BatchShape& batch_shape() const { return programs_->shape; }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "model/parameters.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 

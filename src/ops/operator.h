@@ -123,17 +123,32 @@ class Operator {
   virtual int64_t cpu_workspace_bytes(std::span<const ValueType> /*inputs*/) const { return 0; }
 };
 
-/// The tensors of one call. Ragged dims have their actual extents, but for outputs whose extent
-/// this very operator computes: those come at their bound, and the kernel writes the extent.
-/// Outputs that nobody reads may be null views only where they accumulate. `workspace` has at least
-/// cpu_workspace_bytes bytes, 64-byte aligned, undefined content.
+/// What the kernels of a back end share: a stream, handles of libraries. Each back end has its own.
+class KernelContext {
+ public:
+  KernelContext() = default;
+  KernelContext(const KernelContext&) = delete;
+  KernelContext& operator=(const KernelContext&) = delete;
+  virtual ~KernelContext() = default;
+};
+
+/// The tensors of one call. On the host ragged dims have their actual extents, but for outputs whose
+/// extent this very operator computes: those come at their bound, and the kernel writes the extent.
+/// On a GPU all come at their bound, and `extents` has, inputs first, where in the GPU's memory the
+/// I64 extent of each ragged one is (null for the others). Outputs that nobody reads may be null
+/// views only where they accumulate. `workspace` has at least the bytes that the kernel asks for,
+/// 64-byte aligned, undefined content.
 struct KernelArgs {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
   std::span<std::byte> workspace;
+  std::span<const int64_t* const> extents = {};
+  KernelContext* context = nullptr;
 
   const Tensor& in(size_t idx) const { return inputs[idx]; }
   const Tensor& out(size_t idx) const { return outputs[idx]; }
+  const int64_t* in_extent(size_t idx) const { return extents[idx]; }
+  const int64_t* out_extent(size_t idx) const { return extents[inputs.size() + idx]; }
 };
 
 /// How an operator runs in a back end: a function that casts `op` to the concrete operator that its
@@ -144,12 +159,17 @@ class Kernel {
  public:
   using Run = void (*)(const Operator& op, const KernelArgs& args);
   using Start = Pending (*)(const Operator& op, const KernelArgs& args);
+  /// Bytes of scratch memory for inputs of these types, ragged dims at their bounds.
+  using WorkspaceBytes = int64_t (*)(const Operator& op, std::span<const ValueType> inputs);
 
   Kernel() = default;
   Kernel(Run run) : run_(run) {}
+  /// With scratch memory of its own size, rather than Operator::cpu_workspace_bytes.
+  Kernel(Run run, WorkspaceBytes workspace) : run_(run), workspace_(workspace) {}
   Kernel(Start start) : start_(start) {}
 
   bool is_asynchronous() const { return start_ != nullptr; }
+  WorkspaceBytes workspace() const { return workspace_; }
   /// Runs to the end.
   void operator()(const Operator& op, const KernelArgs& args) const;
   /// Runs, or starts, the operator.
@@ -158,6 +178,7 @@ class Kernel {
  private:
   Run run_ = nullptr;
   Start start_ = nullptr;
+  WorkspaceBytes workspace_ = nullptr;
 };
 
 /// The kernels of a back end by operator name.

@@ -80,7 +80,8 @@ std::vector<Lifetime> find_workspace_lifetimes(const Program& program) {
   return lifetimes;
 }
 
-MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved) {
+MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
+                       const WorkspaceRule& workspace) {
   MemoryPlan plan;
   plan.values.resize(static_cast<size_t>(program.num_values()));
   plan.workspace_offsets.resize(program.nodes().size());
@@ -101,7 +102,9 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
   const std::vector<Lifetime> workspace_lifetimes = find_workspace_lifetimes(program);
   for (size_t i = 0; i < program.nodes().size(); ++i) {
     const Node& node = program.nodes()[i];
-    plan.workspace_bytes[i] = node.op->cpu_workspace_bytes(program.types(node.inputs));
+    const std::vector<ValueType> types = program.types(node.inputs);
+    plan.workspace_bytes[i] =
+        workspace ? workspace(*node.op, types) : node.op->cpu_workspace_bytes(types);
     if (plan.workspace_bytes[i] > 0) {
       requests.push_back(
           {align_up(plan.workspace_bytes[i]), workspace_lifetimes[i], &plan.workspace_offsets[i]});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "program/program.h"
@@ -37,9 +38,14 @@ std::vector<Lifetime> find_lifetimes(const Program& program);
 /// The same for the scratch memory of each node.
 std::vector<Lifetime> find_workspace_lifetimes(const Program& program);
 
+/// Scratch memory of an operator's kernel for inputs of these types.
+using WorkspaceRule = std::function<int64_t(const Operator& op, std::span<const ValueType> inputs)>;
+
 /// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest
 /// first at the lowest free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management
-/// for deep neural net inference", 2020). `saved` are intermediates that outlive the run.
-MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved);
+/// for deep neural net inference", 2020). `saved` are intermediates that outlive the run. Without
+/// `workspace`, scratch memory is the CPU kernels'.
+MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
+                       const WorkspaceRule& workspace = {});
 
 }  // namespace tessera

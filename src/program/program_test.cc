@@ -189,9 +189,9 @@ TEST(MemoryPlan, AChainNeedsTwoValuesAtATime) {
   EXPECT_EQ(plan_memory(program, {}).transient_bytes, 2 * 1024);
 }
 
-TEST(CpuProgram, NamesTheValueThatIsNotBound) {
+TEST(Executable, NamesTheValueThatIsNotBound) {
   const Block block;
-  const CpuProgram program(block.program, make_cpu_kernels());
+  const Executable program(block.program, make_cpu_kernels());
   try {
     program.run(program.make_bindings());
     FAIL() << "expected InternalError";
@@ -200,9 +200,9 @@ TEST(CpuProgram, NamesTheValueThatIsNotBound) {
   }
 }
 
-TEST(CpuProgram, RefusesAnOperatorWithoutKernel) {
+TEST(Executable, RefusesAnOperatorWithoutKernel) {
   const Block block;
-  EXPECT_THROW(CpuProgram(block.program, KernelTable{}), InternalError);
+  EXPECT_THROW(Executable(block.program, KernelTable{}), InternalError);
 }
 
 }  // namespace

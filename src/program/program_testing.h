@@ -5,7 +5,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera::testing {
 
@@ -14,7 +14,7 @@ namespace tessera::testing {
 inline std::map<ValueId, std::vector<float>> run_on_noise(const Program& program,
                                                           const KernelTable& kernels,
                                                           const NodeObserver& observer = {}) {
-  const CpuProgram run(program, kernels);
+  const Executable run(program, kernels);
   Bindings bindings = run.make_bindings();
   std::map<ValueId, OwnedTensor> memory;
   for (ValueId id = 0; id < program.num_values(); ++id) {

@@ -12,7 +12,7 @@
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/op_test.h"
 #include "program/tp_block_testing.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 namespace {
@@ -91,7 +91,7 @@ class SplitRun {
   }
 
   /// Runs a program whose slabs live as long as the batch.
-  Bindings start(const CpuProgram& program, Batch& batch) const {
+  Bindings start(const Executable& program, Batch& batch) const {
     Bindings bindings = program.make_bindings();
     bindings.saved = batch.slabs.emplace_back(program.plan().saved_bytes, "a test").data();
     bindings.transient = batch.slabs.emplace_back(program.plan().transient_bytes, "a test").data();
@@ -99,7 +99,7 @@ class SplitRun {
   }
 
   void run_forward(Batch& batch, int64_t idx) {
-    const CpuProgram program(forward_, kernels_, forward_ids(whole_.saved));
+    const Executable program(forward_, kernels_, forward_ids(whole_.saved));
     Bindings bindings = start(program, batch);
     for (ValueId id = 0; id < forward_.num_values(); ++id) {
       const Value& value = forward_.value(id);
@@ -123,7 +123,7 @@ class SplitRun {
   std::vector<Tensor> run_backward(Batch& batch, const Backward& backward,
                                    const std::vector<ValueId>& kept,
                                    const std::vector<ValueId>& wanted = {}) {
-    const CpuProgram program(backward.program, kernels_, kept);
+    const Executable program(backward.program, kernels_, kept);
     Bindings bindings = start(program, batch);
     const auto bind = [&](ValueId id, const Tensor& tensor) {
       bindings.tensors[static_cast<size_t>(id)] = tensor;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 

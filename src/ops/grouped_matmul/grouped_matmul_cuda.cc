@@ -63,3 +63,9 @@ void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
 }
 
 }  // namespace tessera::cuda
+
+namespace tessera {
+
+void add_grouped_matmul_cuda(KernelTable& /*table*/) {}
+
+}  // namespace tessera

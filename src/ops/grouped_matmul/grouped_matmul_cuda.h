@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/operator.h"
+
 namespace tessera::cuda {
 
 /// The experts' matrices of one layer, one after the other, and where they and their tokens begin;
@@ -41,3 +43,10 @@ struct GroupedWgrad {
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream);
 
 }  // namespace tessera::cuda
+
+namespace tessera {
+
+/// GroupedMatmul and GroupedMatmulWgrad.
+void add_grouped_matmul_cuda(KernelTable& table);
+
+}  // namespace tessera

@@ -15,7 +15,7 @@
 #include "ops/router/router.h"
 #include "ops/testing/op_test.h"
 #include "program/differentiate.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 namespace {
@@ -151,8 +151,8 @@ Result run(const Layer& layer, const Values& values, Weighting weighting, const 
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   const KernelTable table = kernels();
-  const CpuProgram forward_run(chain.program, table, saved);
-  const CpuProgram backward_run(backward.program, table);
+  const Executable forward_run(chain.program, table, saved);
+  const Executable backward_run(backward.program, table);
   Memory memory;
   Bindings forward = forward_run.make_bindings();
   for (size_t i = 0; i < chain.bound.size(); ++i) {

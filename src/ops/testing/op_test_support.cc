@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "program/differentiate.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera::testing {
 namespace {
@@ -205,8 +205,8 @@ class GradientRig {
   std::vector<ValueId> outputs_;
   Program forward_;
   Backward backward_;
-  CpuProgram forward_run_;
-  CpuProgram backward_run_;
+  Executable forward_run_;
+  Executable backward_run_;
   Bindings forward_bindings_;
   std::vector<OwnedTensor> output_memory_;
   std::vector<OwnedTensor> bound_grads_;

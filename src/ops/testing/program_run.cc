@@ -14,11 +14,11 @@ std::vector<ValueId> forward_values(const std::vector<Link>& links) {
 }  // namespace
 
 ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request,
-                       const KernelTable& kernels)
+                       const Backend& backend)
     : forward_(std::move(forward)),
       backward_(differentiate(forward_, request)),
-      forward_run_(forward_, kernels, forward_values(backward_.saved)),
-      backward_run_(backward_.program, kernels),
+      forward_run_(forward_, backend, forward_values(backward_.saved)),
+      backward_run_(backward_.program, backend),
       // Never empty, so that no saved value of zero elements looks unbound.
       saved_(std::max<int64_t>(forward_run_.plan().saved_bytes, 1), "saved values"),
       transient_(

@@ -5,7 +5,7 @@
 
 #include "core/memory.h"
 #include "program/differentiate.h"
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 namespace tessera::testing {
 
@@ -15,7 +15,7 @@ namespace tessera::testing {
 /// there.
 class ProgramRun {
  public:
-  ProgramRun(Program forward, const DifferentiateRequest& request, const KernelTable& kernels);
+  ProgramRun(Program forward, const DifferentiateRequest& request, const Backend& backend);
 
   /// The memory of a bound forward value: an input, a weight or an output.
   Tensor value(ValueId id) const;
@@ -35,8 +35,8 @@ class ProgramRun {
 
   Program forward_;
   Backward backward_;
-  CpuProgram forward_run_;
-  CpuProgram backward_run_;
+  Executable forward_run_;
+  Executable backward_run_;
   std::map<ValueId, OwnedTensor> values_;
   std::map<ValueId, OwnedTensor> grads_;  ///< by value of the backward program
   std::map<ValueId, ValueId> grad_values_;

@@ -1,4 +1,4 @@
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -123,10 +123,10 @@ TEST(Exchanges, AreAbandonedWhenAKernelFails) {
   EXPECT_EQ(abandoned_works(), 1);
 }
 
-TEST(CpuProgram, RefusesAnAsynchronousKernelOfAnOperatorThatDoesNotCommunicate) {
+TEST(Executable, RefusesAnAsynchronousKernelOfAnOperatorThatDoesNotCommunicate) {
   KernelTable kernels = kernels_with(testing::start_slow_copy);
   kernels["add"] = kernels["slow_copy"];
-  EXPECT_THROW(CpuProgram(make_overlapping(), kernels), InternalError);
+  EXPECT_THROW(Executable(make_overlapping(), kernels), InternalError);
 }
 
 }  // namespace

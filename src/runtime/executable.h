@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "core/memory.h"
+#include "ops/backend.h"
 #include "program/memory_plan.h"
 
 namespace tessera {
@@ -40,22 +41,23 @@ struct NodeEvent {
 /// Called after each event, on the thread that runs the program.
 using NodeObserver = std::function<void(const NodeEvent&)>;
 
-/// A program made ready to run on the host's cores: kernels looked up, memory planned. Immutable,
-/// so one object may run for many layers with different bindings; runs allocate nothing of the
-/// program's own.
-class CpuProgram {
+/// A program made ready to run on a back end: kernels looked up, memory planned. Immutable, so one
+/// object may run for many layers with different bindings; runs allocate nothing of the program's
+/// own. On a GPU a run gives the device its work and returns.
+class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws
-  /// InternalError where the table lacks a kernel.
-  CpuProgram(Program program, const KernelTable& kernels, const std::vector<ValueId>& saved = {});
+  /// InternalError where the back end lacks a kernel.
+  Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {});
 
   const Program& program() const { return program_; }
   const MemoryPlan& plan() const { return plan_; }
+  const Backend& backend() const { return backend_; }
   /// Bindings with every tensor unset.
   Bindings make_bindings() const;
   /// A value of a finished run, bound or saved, with ragged dims at their bounds.
   Tensor at_bound(const Bindings& bindings, ValueId id) const;
-  /// The same at its actual extent.
+  /// The same at its actual extent, which is read from the device.
   Tensor view(const Bindings& bindings, ValueId id) const;
   /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
   /// node that needs it (find_waits), at the latest at the end of the run. Throws InternalError
@@ -64,9 +66,12 @@ class CpuProgram {
 
  private:
   void check_bindings(const Bindings& bindings) const;
+  Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
+  const int64_t* extent_address(const Bindings& bindings, ValueId id) const;
   Pending start_node(size_t idx, const Bindings& bindings) const;
 
   Program program_;
+  Backend backend_;
   MemoryPlan plan_;
   std::vector<Kernel> kernels_;
   std::vector<int> waits_;

@@ -1,4 +1,4 @@
-#include "runtime/cpu_program.h"
+#include "runtime/executable.h"
 
 #include <algorithm>
 
@@ -53,28 +53,29 @@ class Exchanges {
 
 }  // namespace
 
-CpuProgram::CpuProgram(Program program, const KernelTable& kernels,
-                       const std::vector<ValueId>& saved)
+Executable::Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved)
     : program_(std::move(program)),
-      plan_(plan_memory(program_, saved)),
+      backend_(backend),
+      plan_(plan_memory(program_, saved,
+                        [&](const Operator& op, std::span<const ValueType> inputs) {
+                          return backend.workspace_bytes(op, inputs);
+                        })),
       waits_(find_waits(program_)) {
   for (const Node& node : program_.nodes()) {
-    const auto found = kernels.find(node.op->name());
-    ensure(found != kernels.end(), "program '{}': no CPU kernel for operator '{}'", program_.name(),
-           node.op->name());
-    ensure(node.op->communicates() || !found->second.is_asynchronous(),
+    const Kernel& kernel = backend.kernel(*node.op);
+    ensure(node.op->communicates() || !kernel.is_asynchronous(),
            "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
-    kernels_.push_back(found->second);
+    kernels_.push_back(kernel);
   }
 }
 
-Bindings CpuProgram::make_bindings() const {
+Bindings Executable::make_bindings() const {
   Bindings bindings;
   bindings.tensors.resize(static_cast<size_t>(program_.num_values()));
   return bindings;
 }
 
-Tensor CpuProgram::at_bound(const Bindings& bindings, ValueId id) const {
+Tensor Executable::at_bound(const Bindings& bindings, ValueId id) const {
   const Placement& placement = plan_.values[static_cast<size_t>(id)];
   const ValueType& type = program_.type(id);
   if (placement.storage == Storage::kBound) return bindings.tensors[static_cast<size_t>(id)];
@@ -82,11 +83,12 @@ Tensor CpuProgram::at_bound(const Bindings& bindings, ValueId id) const {
   return {slab + placement.offset, type.dtype, type.shape};
 }
 
-Tensor CpuProgram::view(const Bindings& bindings, ValueId id) const {
+Tensor Executable::view(const Bindings& bindings, ValueId id) const {
   Tensor tensor = at_bound(bindings, id);
   const ValueType& type = program_.type(id);
   if (!tensor || !type.ragged()) return tensor;
-  const int64_t extent = *at_bound(bindings, type.extent).as<int64_t>();
+  int64_t extent = 0;
+  backend_.device().copy(&extent, at_bound(bindings, type.extent).as<int64_t>(), sizeof(extent));
   ensure(extent >= 0 && extent <= type.shape[type.ragged_dim],
          "'{}' has extent {} over its bound {}", program_.value(id).name, extent,
          type.shape[type.ragged_dim]);
@@ -94,7 +96,7 @@ Tensor CpuProgram::view(const Bindings& bindings, ValueId id) const {
   return tensor;
 }
 
-void CpuProgram::check_bindings(const Bindings& bindings) const {
+void Executable::check_bindings(const Bindings& bindings) const {
   ensure(bindings.tensors.size() == program_.values().size(),
          "program '{}': {} bindings for {} values", program_.name(), bindings.tensors.size(),
          program_.values().size());
@@ -111,28 +113,44 @@ void CpuProgram::check_bindings(const Bindings& bindings) const {
   }
 }
 
-Pending CpuProgram::start_node(size_t idx, const Bindings& bindings) const {
+/// What a kernel gets: on the host actual extents, where this very node does not make them.
+Tensor Executable::argument(const Bindings& bindings, const Node& node, ValueId id) const {
+  const ValueType& type = program_.type(id);
+  if (!type.ragged() || !backend_.is_host()) return at_bound(bindings, id);
+  const bool extent_is_own = std::ranges::find(node.outputs, type.extent) != node.outputs.end();
+  return extent_is_own ? at_bound(bindings, id) : view(bindings, id);
+}
+
+const int64_t* Executable::extent_address(const Bindings& bindings, ValueId id) const {
+  const ValueType& type = program_.type(id);
+  return type.ragged() ? at_bound(bindings, type.extent).as<int64_t>() : nullptr;
+}
+
+Pending Executable::start_node(size_t idx, const Bindings& bindings) const {
   const Node& node = program_.nodes()[idx];
-  std::vector<Tensor> inputs;
-  inputs.reserve(node.inputs.size());
-  for (const ValueId id : node.inputs) inputs.push_back(view(bindings, id));
-  std::vector<Tensor> outputs;
-  outputs.reserve(node.outputs.size());
-  for (const ValueId id : node.outputs) {
-    const ValueType& type = program_.type(id);
-    const bool extent_is_own =
-        type.ragged() && std::ranges::find(node.outputs, type.extent) != node.outputs.end();
-    outputs.push_back(extent_is_own ? at_bound(bindings, id) : view(bindings, id));
+  std::vector<Tensor> tensors;
+  tensors.reserve(node.inputs.size() + node.outputs.size());
+  for (const ValueId id : node.inputs) tensors.push_back(argument(bindings, node, id));
+  for (const ValueId id : node.outputs) tensors.push_back(argument(bindings, node, id));
+  std::vector<const int64_t*> extents;
+  if (!backend_.is_host()) {
+    for (const ValueId id : node.inputs) extents.push_back(extent_address(bindings, id));
+    for (const ValueId id : node.outputs) extents.push_back(extent_address(bindings, id));
   }
   std::span<std::byte> workspace;
   if (plan_.workspace_bytes[idx] > 0) {
     workspace = {bindings.transient + plan_.workspace_offsets[idx],
                  static_cast<size_t>(plan_.workspace_bytes[idx])};
   }
-  return kernels_[idx].start(*node.op, {inputs, outputs, workspace});
+  const std::span<const Tensor> all = tensors;
+  return kernels_[idx].start(*node.op, {.inputs = all.first(node.inputs.size()),
+                                        .outputs = all.subspan(node.inputs.size()),
+                                        .workspace = workspace,
+                                        .extents = extents,
+                                        .context = backend_.context()});
 }
 
-void CpuProgram::run(const Bindings& bindings, const NodeObserver& observer) const {
+void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
   check_bindings(bindings);
   Exchanges exchanges(program_, observer);
   for (size_t i = 0; i < program_.nodes().size(); ++i) {

@@ -1,0 +1,58 @@
+#include "core/device.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/memory.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMapThreshold = 1 << 20;
+
+std::byte* map_memory(int64_t num_bytes) {
+  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
+/// Large blocks are mapped directly and returned to the system when released.
+class HostDevice final : public Device {
+ public:
+  std::string name() const override { return "cpu"; }
+  bool is_host() const override { return true; }
+
+  std::byte* allocate(int64_t num_bytes) override {
+    if (num_bytes >= kMapThreshold) return map_memory(num_bytes);
+    void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(align_up(num_bytes)));
+    if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(num_bytes));
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* data, int64_t num_bytes) noexcept override {
+    if (num_bytes >= kMapThreshold) {
+      munmap(data, static_cast<size_t>(num_bytes));
+    } else {
+      std::free(data);
+    }
+  }
+  void copy(void* to, const void* from, int64_t num_bytes) override {
+    if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
+  }
+  void zero(void* data, int64_t num_bytes) override {
+    if (num_bytes > 0) std::memset(data, 0, static_cast<size_t>(num_bytes));
+  }
+  void synchronize() override {}
+};
+
+}  // namespace
+
+Device& host_device() {
+  static HostDevice device;
+  return device;
+}
+
+}  // namespace tessera

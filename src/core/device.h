@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// A processor's memory, and the work that it does in the order in which it is given. Work on a GPU
+/// goes on after the call that gave it; what the host reads or writes must be synchronised with it.
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  /// "cpu", or "cuda:0".
+  virtual std::string name() const = 0;
+  /// Whether the host may read and write its memory, and work is done when the call returns.
+  virtual bool is_host() const = 0;
+
+  /// Zeroed memory, aligned for any value; null where it cannot be had. num_bytes > 0.
+  virtual std::byte* allocate(int64_t num_bytes) = 0;
+  virtual void release(std::byte* data, int64_t num_bytes) noexcept = 0;
+  /// The same where the host and the device both reach it, slowly from one of them: for scalars.
+  virtual std::byte* allocate_shared(int64_t num_bytes) { return allocate(num_bytes); }
+  virtual void release_shared(std::byte* data, int64_t num_bytes) noexcept {
+    release(data, num_bytes);
+  }
+
+  /// Copies after all work given before; either side may be the host's memory. The bytes are there,
+  /// or taken, when it returns, unless both are the device's.
+  virtual void copy(void* to, const void* from, int64_t num_bytes) = 0;
+  /// Zeroes memory of the device, after all work given before.
+  virtual void zero(void* data, int64_t num_bytes) = 0;
+  /// Returns when all work is done. Throws InternalError where some of it failed.
+  virtual void synchronize() = 0;
+  /// What to advise where memory cannot be had, with what is in use, e.g. "12 of 140 GiB are free".
+  virtual std::string describe_memory() const { return ""; }
+};
+
+/// The host's memory; its work is done at once.
+Device& host_device();
+
+}  // namespace tessera

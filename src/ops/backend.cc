@@ -1,0 +1,24 @@
+#include "ops/backend.h"
+
+namespace tessera {
+
+Backend::Backend(KernelTable kernels)
+    : Backend(std::shared_ptr<Device>(std::shared_ptr<Device>(), &host_device()), nullptr,
+              std::move(kernels)) {}
+
+Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> context,
+                 KernelTable kernels)
+    : device_(std::move(device)), context_(std::move(context)), kernels_(std::make_shared<const KernelTable>(std::move(kernels))) {}
+
+const Kernel& Backend::kernel(const Operator& op) const {
+  const auto found = kernels_->find(op.name());
+  ensure(found != kernels_->end(), "no kernel of operator '{}' on {}", op.name(), device_->name());
+  return found->second;
+}
+
+int64_t Backend::workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const {
+  if (const auto own = kernel(op).workspace()) return own(op, inputs);
+  return is_host() ? op.cpu_workspace_bytes(inputs) : 0;
+}
+
+}  // namespace tessera

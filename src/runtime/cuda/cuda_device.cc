@@ -1,0 +1,88 @@
+#include "runtime/cuda/cuda_device.h"
+
+#include <cstring>
+
+#include "core/memory.h"
+#include "ops/cuda/check.h"
+
+namespace tessera::cuda {
+namespace {
+
+bool is_device_memory(const void* address) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, address));
+  return attributes.type == cudaMemoryTypeDevice;
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(int index) : index_(index) {
+  const cudaError_t status = cudaSetDevice(index);
+  require(status == cudaSuccess, "GPU {} cannot be used: {}; `tessera doctor` lists what is there",
+          index, cudaGetErrorString(status));
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+
+CudaDevice::~CudaDevice() {
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+std::string CudaDevice::name() const {
+  return fmt::format("cuda:{}", index_);
+}
+
+std::byte* CudaDevice::allocate(int64_t num_bytes) {
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(num_bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // so that the next call does not report it
+    return nullptr;
+  }
+  check(status);
+  zero(data, num_bytes);
+  return static_cast<std::byte*>(data);
+}
+
+void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  cudaFree(data);
+}
+
+std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
+  void* data = nullptr;
+  if (cudaHostAlloc(&data, static_cast<size_t>(num_bytes),
+                    cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  std::memset(data, 0, static_cast<size_t>(num_bytes));
+  return static_cast<std::byte*>(data);
+}
+
+void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  cudaFreeHost(data);
+}
+
+void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream_));
+  if (!is_device_memory(to) || !is_device_memory(from)) synchronize();
+}
+
+void CudaDevice::zero(void* data, int64_t num_bytes) {
+  if (num_bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
+}
+
+void CudaDevice::synchronize() {
+  check(cudaStreamSynchronize(stream_));
+}
+
+std::string CudaDevice::describe_memory() const {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "";
+  return fmt::format("{} of {} are free", format_bytes(static_cast<int64_t>(free)),
+                     format_bytes(static_cast<int64_t>(total)));
+}
+
+}  // namespace tessera::cuda

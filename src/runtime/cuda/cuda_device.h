@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "core/device.h"
+
+namespace tessera::cuda {
+
+/// One GPU with a stream, in the order of which it does all its work.
+class CudaDevice final : public Device {
+ public:
+  /// Makes GPU `index` the calling thread's. Throws UserError where it cannot be had.
+  explicit CudaDevice(int index);
+  ~CudaDevice() override;
+
+  std::string name() const override;
+  bool is_host() const override { return false; }
+  int index() const { return index_; }
+  cudaStream_t stream() const { return stream_; }
+
+  std::byte* allocate(int64_t num_bytes) override;
+  void release(std::byte* data, int64_t num_bytes) noexcept override;
+  /// Pinned memory of the host, which the GPU reads and writes over the bus.
+  std::byte* allocate_shared(int64_t num_bytes) override;
+  void release_shared(std::byte* data, int64_t num_bytes) noexcept override;
+  void copy(void* to, const void* from, int64_t num_bytes) override;
+  void zero(void* data, int64_t num_bytes) override;
+  void synchronize() override;
+  std::string describe_memory() const override;
+
+ private:
+  int index_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace tessera::cuda
