@@ -10,6 +10,7 @@
 #include "checkpoint/parts.h"
 #include "checkpoint/together.h"
 #include "core/error.h"
+#include "core/host_tensor.h"
 #include "core/memory.h"
 #include "core/names.h"
 #include "core/strict_json.h"
@@ -120,6 +121,7 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
               (conversion == Conversion::kFloats && can_copy(saved.dtype, out.dtype)),
           "{}: tensor {} is {}, expected {}", folder_.string(), quote_for_message(name),
           dtype_name(saved.dtype), dtype_name(out.dtype));
+  const HostTensor host(out, HostTensor::Access::kWrite);
   for (const TensorPiece& piece : saved.pieces) {
     const auto part = intersect(piece.rectangle, wanted);
     if (!part) continue;
@@ -128,8 +130,9 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
     // The source is only read; a view of elements has no constant form.
     auto* source = const_cast<std::byte*>(file.bytes(file.entry(piece.key)).data());
     copy_rectangle(*part, {source, saved.dtype, piece.rectangle},
-                   {static_cast<std::byte*>(out.data), out.dtype, wanted});
+                   {static_cast<std::byte*>(host.get().data), out.dtype, wanted});
   }
+  host.store();
 }
 
 void CheckpointReader::drop_pages() const {

@@ -20,7 +20,7 @@ std::vector<TensorPart> parts_of(const NamedSlice& slice) {
   std::vector<TensorPart> parts;
   for (const IndexRange& rows : slice.slice.rows) {
     const Rectangle rectangle = rectangle_of(slice.slice, rows);
-    const Tensor view{data, tensor.dtype, rectangle.shape};
+    const Tensor view{data, tensor.dtype, rectangle.shape, tensor.device};
     // A tensor without data and elements stays without data.
     if (data != nullptr) data += view.num_bytes();
     if (view.num_elements() > 0) parts.push_back({rectangle, view});

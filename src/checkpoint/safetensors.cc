@@ -224,6 +224,25 @@ WrittenFile SafetensorsWriter::finish() {
   return {file_.num_bytes(), hash_.digest()};
 }
 
+namespace {
+
+/// By way of a block of the host's memory.
+void write_from_device(Device& device, std::span<const std::byte> bytes,
+                       SafetensorsWriter& writer) {
+  constexpr size_t kBlock = size_t{64} << 20;
+  const Buffer block(static_cast<int64_t>(std::min(kBlock, bytes.size())), "writing a checkpoint",
+                     device, MemoryKind::kShared);
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(kBlock, bytes.size()));
+    device.copy(block.data(), part.data(), std::ssize(part));
+    device.synchronize();
+    writer.write({block.data(), part.size()});
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+}  // namespace
+
 WrittenFile write_safetensors(const std::filesystem::path& path,
                               std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata) {
@@ -231,8 +250,13 @@ WrittenFile write_safetensors(const std::filesystem::path& path,
   for (const size_t index : writer.order()) {
     const Tensor& tensor = tensors[index].tensor;
     ensure(tensor || tensor.num_elements() == 0, "tensor '{}' has no data", tensors[index].name);
-    writer.write(
-        {static_cast<const std::byte*>(tensor.data), static_cast<size_t>(tensor.num_bytes())});
+    const std::span bytes{static_cast<const std::byte*>(tensor.data),
+                          static_cast<size_t>(tensor.num_bytes())};
+    if (tensor.device == nullptr) {
+      writer.write(bytes);
+    } else {
+      write_from_device(*tensor.device, bytes, writer);
+    }
   }
   return writer.finish();
 }

@@ -46,6 +46,7 @@ class HostDevice final : public Device {
     if (num_bytes > 0) std::memset(data, 0, static_cast<size_t>(num_bytes));
   }
   void synchronize() override {}
+  int64_t used_bytes() const override { return process_memory().peak; }
 };
 
 }  // namespace

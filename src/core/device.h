@@ -31,12 +31,14 @@ class Device {
   }
 
   /// Copies after all work given before; either side may be the host's memory. The bytes are there,
-  /// or taken, when it returns, unless both are the device's.
+  /// or taken, when it returns, unless both are the device's, own or shared.
   virtual void copy(void* to, const void* from, int64_t num_bytes) = 0;
   /// Zeroes memory of the device, after all work given before.
   virtual void zero(void* data, int64_t num_bytes) = 0;
   /// Returns when all work is done. Throws InternalError where some of it failed.
   virtual void synchronize() = 0;
+  /// Bytes of its memory that are in use; of the host, the most that this process has had resident.
+  virtual int64_t used_bytes() const = 0;
   /// What to advise where memory cannot be had, with what is in use, e.g. "12 of 140 GiB are free".
   virtual std::string describe_memory() const { return ""; }
 };

@@ -56,18 +56,22 @@ void Buffer::release() noexcept {
   num_bytes_ = 0;
 }
 
+bool Buffer::host_reaches() const {
+  return device_ == nullptr || kind_ == MemoryKind::kShared || device_->is_host();
+}
+
 Tensor Buffer::tensor(int64_t offset, DType dtype, const Shape& shape) const {
   const int64_t needed = shape.num_elements() * dtype_size(dtype);
   ensure(offset >= 0 && needed <= num_bytes_ - offset,
          "a view of {} bytes at {} leaves a buffer of {}", needed, offset, num_bytes_);
-  return {data_ + offset, dtype, shape};
+  return {data_ + offset, dtype, shape, host_reaches() ? nullptr : device_};
 }
 
 OwnedTensor::OwnedTensor(DType dtype, const Shape& shape, std::string_view purpose, Device& device,
                          MemoryKind kind)
     : buffer_(std::max<int64_t>(shape.num_elements() * dtype_size(dtype), 1), purpose, device,
               kind),
-      tensor_{buffer_.data(), dtype, shape} {}
+      tensor_(buffer_.tensor(0, dtype, shape)) {}
 
 void drop_mapped_pages(std::span<const std::byte> bytes) {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));

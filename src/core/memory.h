@@ -34,6 +34,7 @@ class Buffer {
   Tensor tensor(int64_t offset, DType dtype, const Shape& shape) const;
 
  private:
+  bool host_reaches() const;
   void release() noexcept;
 
   std::byte* data_ = nullptr;

@@ -42,12 +42,15 @@ class Shape {
   int rank_ = 0;
 };
 
+class Device;
+
 /// A view of dense row-major elements; it owns nothing. A view whose data is null stands for "not
 /// wanted".
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::kF32;
   Shape shape;
+  Device* device = nullptr;  ///< whose memory it is, where the host does not reach it; else null
 
   explicit operator bool() const { return data != nullptr; }
   int64_t num_elements() const { return shape.num_elements(); }

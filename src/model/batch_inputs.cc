@@ -19,13 +19,14 @@ void check_array(const Tensor& array, int64_t size, std::string_view what) {
          array.shape.to_string(), size);
 }
 
-void take(const Tensor& from, const std::vector<int64_t>& idx, const Tensor& to) {
+void take(const Tensor& from, const std::vector<int64_t>& idx, const MirroredTensor& to) {
   const int32_t* source = from.as<int32_t>();
-  std::ranges::transform(idx, to.as<int32_t>(), [&](int64_t i) { return source[i]; });
+  std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) { return source[i]; });
 }
 
-void set_scalar(const OwnedTensor& tensor, float value) {
+void set_scalar(const MirroredTensor& tensor, float value) {
   *tensor.get().as<float>() = value;
+  tensor.upload();
 }
 
 }  // namespace
@@ -61,22 +62,25 @@ TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
   return share;
 }
 
-BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe)
-    : tokens(DType::kI32, {group_tokens(shape, groups)}),
-      labels(DType::kI32, {own_tokens(shape, groups)}),
-      gathered_labels(DType::kI32, {group_tokens(shape, groups)}),
-      positions(DType::kI32, {rotates_own_tokens(groups) ? own_tokens(shape, groups)
-                                                         : group_tokens(shape, groups)}),
-      cu_seqlens(DType::kI32, {shape.max_sequences + 1}),
-      segments(DType::kI32, {own_tokens(shape, groups)}),
-      token_order(DType::kI32, {shape.num_tokens}),
-      loss_scale(DType::kF32, {1}),
-      grad_loss(DType::kF32, {1}),
-      grad_balance(DType::kF32, {1}),
-      grad_score_means(DType::kF32, {moe.num_experts}),
-      grad_z_loss(DType::kF32, {1}),
-      loss(DType::kF32, {1}),
-      token_loss(DType::kF32, {own_tokens(shape, groups)}),
+BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe,
+                         Device& device)
+    : tokens(DType::kI32, {group_tokens(shape, groups)}, device),
+      labels(DType::kI32, {own_tokens(shape, groups)}, device),
+      gathered_labels(DType::kI32, {group_tokens(shape, groups)}, device),
+      positions(
+          DType::kI32,
+          {rotates_own_tokens(groups) ? own_tokens(shape, groups) : group_tokens(shape, groups)},
+          device),
+      cu_seqlens(DType::kI32, {shape.max_sequences + 1}, device),
+      segments(DType::kI32, {own_tokens(shape, groups)}, device),
+      token_order(DType::kI32, {shape.num_tokens}, device),
+      loss_scale(DType::kF32, {1}, device),
+      grad_loss(DType::kF32, {1}, device),
+      grad_balance(DType::kF32, {1}, device),
+      grad_score_means(DType::kF32, {moe.num_experts}, device),
+      grad_z_loss(DType::kF32, {1}, device),
+      loss(DType::kF32, {1}, "the loss", device, MemoryKind::kShared),
+      token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
       segments_are_sequences_(moe.balance_scope == BalanceTokens::kSequence) {
   set_scalar(grad_loss, 1);
   int32_t* order = token_order.get().as<int32_t>();
@@ -84,6 +88,8 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, con
   for (int64_t place = 0; place < sharding.ring; ++place) {
     for (const int64_t token : ring_tokens(sharding, place)) *order++ = static_cast<int32_t>(token);
   }
+  token_order.upload();
+  segments.upload();
 }
 
 int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups) {
@@ -109,12 +115,16 @@ void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {
        positions);
   std::ranges::copy(batch.cu_seqlens.span<int32_t>(), cu_seqlens.get().as<int32_t>());
 
+  for (const MirroredTensor* given : {&tokens, &labels, &gathered_labels, &positions, &cu_seqlens})
+    given->upload();
+
   if (!segments_are_sequences_) return;
   const auto ends = batch.cu_seqlens.span<int32_t>();
   for (size_t i = 0; i < share.own.size(); ++i) {
     const auto after = std::ranges::upper_bound(ends, static_cast<int32_t>(share.own[i]));
     segments.get().as<int32_t>()[i] = static_cast<int32_t>(after - ends.begin() - 1);
   }
+  segments.upload();
 }
 
 void BatchInputs::set_scales(const LossScales& scales, int64_t token_ranks) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "core/mirrored_tensor.h"
 #include "model/layer_program.h"
 #include "parallel/token_sharding.h"
 
@@ -36,17 +37,20 @@ TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups)
 
 /// A rank's part of the micro-batch in hand, and the scalars that its programs read and write.
 struct BatchInputs {
-  OwnedTensor tokens;           ///< I32 [T_g]
-  OwnedTensor labels;           ///< I32 [T_l]
-  OwnedTensor gathered_labels;  ///< I32 [T_g]
-  OwnedTensor positions;        ///< I32, of the tokens that attention rotates
-  OwnedTensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
-  OwnedTensor segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
-  OwnedTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
-  OwnedTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
-  OwnedTensor loss, token_loss;
+  MirroredTensor tokens;           ///< I32 [T_g]
+  MirroredTensor labels;           ///< I32 [T_l]
+  MirroredTensor gathered_labels;  ///< I32 [T_g]
+  MirroredTensor positions;        ///< I32, of the tokens that attention rotates
+  MirroredTensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
+  MirroredTensor
+      segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
+  MirroredTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
+  OwnedTensor loss;        ///< where the host reaches it
+  OwnedTensor token_loss;  ///< the device's
 
-  BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe);
+  BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe,
+              Device& device);
   static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups);
 
   void load(const MicroBatch& batch, const TokenShare& share);

@@ -66,8 +66,8 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       tokens_(tokens),
       memory_(memory),
       store_(store),
-      inputs_(programs.shape, programs.part.groups, programs.config.moe),
-      hidden_(num_streams() * programs.hidden_bytes(), "hidden states"),
+      inputs_(programs.shape, programs.part.groups, programs.config.moe, device()),
+      hidden_(num_streams() * programs.hidden_bytes(), "hidden states", device()),
       balance_sums_(DType::kF64, {2, programs.config.moe.num_experts}) {
   if (chunk.embedding) bind_embedding(parameters);
   if (chunk.loss) bind_head(parameters);
@@ -173,7 +173,7 @@ void ChunkRun::bind_head(const ParameterSet& parameters) {
   const DerivedProgram& head = *programs_.head;
   const HeadProgram& layout = programs_.head_layout;
   const auto grad = gradients_of(parameters, "");
-  head_saved_ = Buffer(head.forward.plan().saved_bytes, "saved activations of the head");
+  head_saved_ = Buffer(head.forward.plan().saved_bytes, "saved activations of the head", device());
   Bindings forward = bind_head_inputs(head.forward, layout, parameters);
   forward.saved = head_saved_.data();
   const Program& program = head.forward.program();
@@ -194,7 +194,7 @@ void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
   const auto grad = gradients_of(parameters, prefix);
   layer.kind = &programs_.kind_of(chunk_.first_layer + idx);
   const DerivedProgram& program = layer.kind->derived;
-  layer.saved = Buffer(program.forward.plan().saved_bytes, "saved activations");
+  layer.saved = Buffer(program.forward.plan().saved_bytes, "saved activations", device());
   layer.forward = join(program.forward, prefix, program.forward.make_bindings(), parameters);
   Bindings& forward = layer.forward.bindings;
   forward.saved = layer.saved.data();
@@ -206,7 +206,8 @@ void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
       join(program.backward, prefix, bind_backward(program, forward, grad), parameters);
   bind_layer_gradients(idx, layer);
   if (!program.weights) return;
-  layer.kept = Buffer(program.backward.plan().saved_bytes, "gradients kept for the weights'");
+  layer.kept =
+      Buffer(program.backward.plan().saved_bytes, "gradients kept for the weights'", device());
   layer.backward.bindings.saved = layer.kept.data();
   layer.weights =
       join(program.weights->program, prefix,
@@ -220,8 +221,16 @@ void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
   bind_if(layer.forward.bindings, layout.segments, inputs_.segments);
   bind_if(layer.forward.bindings, layout.token_order, inputs_.token_order);
   if (layer.experts == nullptr) return;
-  bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
-  bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
+  if (device().is_host()) {
+    bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
+    bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
+    return;
+  }
+  const Shape shape{programs_.config.moe.num_experts};
+  layer.expert_bias = OwnedTensor(DType::kF32, shape, "expert biases", device());
+  layer.prior_counts = OwnedTensor(DType::kF32, shape, "expert counts", device());
+  bind_if(layer.forward.bindings, layout.expert_bias, layer.expert_bias);
+  bind_if(layer.forward.bindings, layout.prior_counts, layer.prior_counts);
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
@@ -229,11 +238,14 @@ void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   slot(layer.forward.bindings, layout.hidden_out) = stream(idx + 1);
   if (layer.experts == nullptr) return;
   const int64_t num_experts = programs_.config.moe.num_experts;
-  layer.balance_loss = OwnedTensor(DType::kF32, {1});
-  layer.z_loss = OwnedTensor(DType::kF32, {1});
-  layer.score_means = OwnedTensor(DType::kF32, {num_experts});
-  layer.counts = OwnedTensor(DType::kF32, {num_experts});
-  layer.dropped = OwnedTensor(DType::kI64, {1});
+  const auto make_shared = [&](DType dtype, int64_t size) {
+    return OwnedTensor(dtype, {size}, "statistics of the experts", device(), MemoryKind::kShared);
+  };
+  layer.balance_loss = make_shared(DType::kF32, 1);
+  layer.z_loss = make_shared(DType::kF32, 1);
+  layer.score_means = make_shared(DType::kF32, num_experts);
+  layer.counts = make_shared(DType::kF32, num_experts);
+  layer.dropped = make_shared(DType::kI64, 1);
   slot(layer.forward.bindings, layout.balance_loss) = layer.balance_loss;
   slot(layer.forward.bindings, layout.z_loss) = layer.z_loss;
   slot(layer.forward.bindings, layout.score_means) = layer.score_means;
@@ -260,6 +272,20 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
   inputs_.load(batch, tokens_);
   inputs_.set_scales(scales, programs_.part.groups.token_ranks());
+  bring_expert_states();
+}
+
+/// Gives the device what the host keeps of the experts.
+void ChunkRun::bring_expert_states() {
+  if (device().is_host()) return;
+  for (const BoundLayer& layer : layers_) {
+    if (layer.experts == nullptr) continue;
+    const auto bring = [&](const Tensor& to, const Tensor& from) {
+      device().copy(to.data, from.data, from.num_bytes());
+    };
+    bring(layer.expert_bias, layer.experts->bias);
+    bring(layer.prior_counts, layer.experts->step_counts);
+  }
 }
 
 void ChunkRun::bring_weights(const std::vector<BoundProgram*>& pass, size_t idx) {
@@ -283,12 +309,14 @@ void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& o
 void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
   run(forward_pass_, observer, hooks.before_forward, {});
   if (!balances_whole_model(programs_.config)) return;
+  device().synchronize();
   add_balance_sums();
   if (chunk_.loss) balance_model();
 }
 
 double ChunkRun::evaluate(const NodeObserver& observer) {
   run(evaluation_pass_, observer, {}, {});
+  device().synchronize();
   return chunk_.loss ? get_scalar(inputs_.loss) : 0;
 }
 
@@ -337,9 +365,11 @@ void ChunkRun::balance_model() {
     model_balance_ += per_layer * fraction * means[e];
     gradient[e] = static_cast<float>(scales_.balance * per_layer * fraction);
   }
+  inputs_.grad_score_means.upload();
 }
 
 MicroBatchResult ChunkRun::collect() {
+  device().synchronize();
   MicroBatchResult result{.loss = chunk_.loss ? get_scalar(inputs_.loss) : 0.0};
   const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
   const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());

@@ -99,7 +99,8 @@ class ChunkRun {
     ExpertState* experts = nullptr;  // null for a dense layer
     BoundProgram forward, backward, weights;
     Buffer saved, kept;  // kept: from the backward pass to the weights'
-    OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
+    OwnedTensor balance_loss, z_loss, score_means, counts, dropped;  // where the host reaches them
+    OwnedTensor expert_bias, prior_counts;  // the device's, where that is not the host
   };
 
   Tensor stream(int64_t idx) const;
@@ -113,6 +114,8 @@ class ChunkRun {
   void bind_head(const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);
   void bind_layer_inputs(BoundLayer& layer);
+  void bring_expert_states();
+  Device& device() const { return programs_.backend.device(); }
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
   void order_passes();

@@ -7,11 +7,13 @@
 
 namespace tessera {
 
-std::vector<ExpertState> make_expert_states(const ModelConfig& config) {
+std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& device) {
   std::vector<ExpertState> experts(static_cast<size_t>(config.num_moe_layers()));
   for (ExpertState& state : experts) {
-    state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert biases");
-    state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert counts");
+    state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert biases", device,
+                             MemoryKind::kShared);
+    state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert counts", device,
+                                    MemoryKind::kShared);
   }
   return experts;
 }

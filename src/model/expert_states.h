@@ -8,14 +8,15 @@
 
 namespace tessera {
 
-/// What one MoE layer keeps from step to step and within one.
+/// What one MoE layer keeps from step to step and within one, where the host reaches it.
 struct ExpertState {
   OwnedTensor bias;         ///< F32 [E], added to the scores for the choice; saved with the model
   OwnedTensor step_counts;  ///< F32 [E], assignments of this step so far
 };
 
-/// The experts' state of every MoE layer, zeroed.
-std::vector<ExpertState> make_expert_states(const ModelConfig& config);
+/// The experts' state of every MoE layer, zeroed; a device reaches it too.
+std::vector<ExpertState> make_expert_states(const ModelConfig& config,
+                                            Device& device = host_device());
 
 /// Names of the expert biases in checkpoints, with their tensors.
 std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,

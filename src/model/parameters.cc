@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/host_tensor.h"
 #include "core/random.h"
 #include "model/layer_program.h"
 
@@ -157,17 +158,20 @@ ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& 
 
 void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
                        uint64_t seed) {
+  const HostTensor host(weight, HostTensor::Access::kWrite);
   if (spec.init_deviation == 0) {
-    fill_constant(weight, spec.init_constant);
+    fill_constant(host.get(), spec.init_constant);
   } else {
-    fill_random(spec, part, weight, seed);
+    fill_random(spec, part, host.get(), seed);
   }
+  host.store();
 }
 
-ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients) {
+ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients, Device& device)
+    : device_(&device) {
   const Bytes bytes = count_bytes(specs, with_gradients);
-  weights_ = Buffer(bytes.weights, "weights");
-  gradients_ = Buffer(bytes.gradients, "gradients");
+  weights_ = Buffer(bytes.weights, "weights", device);
+  gradients_ = Buffer(bytes.gradients, "gradients", device);
   list(std::move(specs));
   place(with_gradients);
 }
@@ -218,6 +222,11 @@ void ParameterSet::initialize(uint64_t seed) {
 }
 
 void ParameterSet::zero_gradients() {
+  if (gradients_.num_bytes() == 0) return;
+  if (!device_->is_host()) {
+    device_->zero(gradients_.data(), gradients_.num_bytes());
+    return;
+  }
   constexpr int64_t kBlock = 1 << 20;
 #pragma omp parallel for schedule(static)
   for (int64_t begin = 0; begin < gradients_.num_bytes(); begin += kBlock) {

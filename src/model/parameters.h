@@ -55,7 +55,8 @@ struct ModelParameter {
 /// The weights of a model in one buffer, and their gradients in another.
 class ParameterSet {
  public:
-  ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients);
+  ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients,
+               Device& device = host_device());
   /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
   static ParameterSet without_memory(std::vector<ParameterSpec> specs);
 
@@ -84,6 +85,7 @@ class ParameterSet {
 
   std::vector<ModelParameter> parameters_;
   std::map<std::string, size_t, std::less<>> by_name_;
+  Device* device_ = nullptr;
   Buffer weights_;
   Buffer gradients_;
 };

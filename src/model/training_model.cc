@@ -5,8 +5,7 @@
 namespace tessera {
 
 TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
-                             const RecomputePolicy& policy, const Backend& backend,
-                             ModelPart part)
+                             const RecomputePolicy& policy, const Backend& backend, ModelPart part)
     : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
       memory_(std::make_unique<SharedMemory>()) {}
@@ -26,7 +25,8 @@ ActivationBytes TrainingModel::activation_bytes() const {
 void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
                          WeightStore* store) {
   experts_ = &experts;
-  memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers");
+  memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers",
+                              programs_->backend.device());
   const ModelPart& part = programs_->part;
   runs_.clear();
   runs_.resize(part.chunks.size());

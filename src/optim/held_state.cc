@@ -20,17 +20,18 @@ std::vector<Parameter> plain(const std::vector<HeldParameter>& parameters) {
 }  // namespace
 
 HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-                     const AdamWOptions& options)
+                     const AdamWOptions& options, const Backend& backend)
     : parameters_(std::move(parameters)),
       world_(std::move(world)),
-      adamw_(plain(parameters_), options) {}
+      adamw_(plain(parameters_), options, backend) {}
 
 // Summed rank by rank, and not by an all-reduce, so that all ranks have the same bits in every back
 // end.
 StepResult HeldState::judge(const StepInput& input) {
-  double own = 0;
-  for (const HeldParameter& p : parameters_)
-    own += adamw_.sum_of_squares(take_rows(p.parameter.grad, p.owned));
+  std::vector<Tensor> grads;
+  for (const HeldParameter& p : parameters_) grads.push_back(take_rows(p.parameter.grad, p.owned));
+  const std::vector<double> sums = adamw_.sums_of_squares(grads);
+  double own = std::accumulate(sums.begin(), sums.end(), 0.0);
   std::vector<double> all(static_cast<size_t>(world_->size()));
   world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
   return AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);

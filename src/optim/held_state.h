@@ -29,7 +29,7 @@ class HeldState {
  public:
   /// Memory of the parameters must outlive it.
   HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-            const AdamWOptions& options);
+            const AdamWOptions& options, const Backend& backend = optimizer_on_host());
 
   /// What a step makes of the gradients of all ranks of the world, each owned element counting
   /// once: the same bits on all ranks, who all call it.

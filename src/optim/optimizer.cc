@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/host_tensor.h"
 #include "ops/adamw/adamw.h"
 #include "ops/grad_norm/grad_norm.h"
 
@@ -63,18 +64,18 @@ double clip_factor(double norm, double max_norm) {
   return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
-void run_kernel(const KernelTable& kernels, const Operator& op, std::span<const Tensor> inputs,
-                std::span<const Tensor> outputs, std::span<std::byte> workspace = {}) {
-  kernels.find(op.name())->second(op, {inputs, outputs, workspace});
-}
-
 }  // namespace
 
+Backend optimizer_on_host() {
+  KernelTable kernels;
+  add_adamw_cpu(kernels);
+  add_grad_norm_cpu(kernels);
+  return kernels;
+}
+
 AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
-                               const AdamWOptions& options)
-    : sum_of_squares_(make_sum_of_squares()) {
-  add_adamw_cpu(kernels_);
-  add_grad_norm_cpu(kernels_);
+                               const AdamWOptions& options, const Backend& backend)
+    : backend_(backend), sum_of_squares_(make_sum_of_squares()) {
   int64_t state_bytes = 0;
   int64_t workspace_bytes = 0;
   for (const Parameter& parameter : parameters) {
@@ -82,16 +83,30 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
     state_bytes += layout_state(parameter.weight).num_bytes;
     const ValueType grad = type_of(flat(parameter.grad));
     workspace_bytes =
-        std::max(workspace_bytes, sum_of_squares_->cpu_workspace_bytes(std::span(&grad, 1)));
+        std::max(workspace_bytes, backend_.workspace_bytes(*sum_of_squares_, std::span(&grad, 1)));
   }
-  state_ = Buffer(state_bytes, "optimizer state");
-  workspace_ = Buffer(workspace_bytes, "the gradient norm");
+  Device& device = backend_.device();
+  state_ = Buffer(state_bytes, "optimizer state", device);
+  workspace_ = Buffer(workspace_bytes, "the gradient norm", device);
+  sums_ = Buffer(std::ssize(parameters) * static_cast<int64_t>(sizeof(double)), "the gradient norm",
+                 device, MemoryKind::kShared);
   int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
     slots_.push_back(make_slot(parameter, options, offset));
     offset += layout_state(parameter.weight).num_bytes;
   }
   reset_masters();
+}
+
+void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
+                                std::span<const Tensor> outputs,
+                                std::span<std::byte> workspace) const {
+  const std::array<const int64_t*, 8> no_extents = {};
+  backend_.kernel(op)(op, {.inputs = inputs,
+                           .outputs = outputs,
+                           .workspace = workspace,
+                           .extents = no_extents,
+                           .context = backend_.context()});
 }
 
 AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
@@ -115,18 +130,26 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
           .op = make_adamw(spec)};
 }
 
-double AdamWOptimizer::sum_of_squares(const Tensor& grad) {
-  double sum = 0;
-  const Tensor inputs[] = {flat(grad)};
-  const Tensor outputs[] = {view(std::span(&sum, 1), {1})};
-  run_kernel(kernels_, *sum_of_squares_, inputs, outputs,
-             {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
-  return sum;
+std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads) {
+  ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
+         slots_.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Tensor inputs[] = {flat(grads[i])};
+    const Tensor outputs[] = {
+        sums_.tensor(static_cast<int64_t>(i * sizeof(double)), DType::kF64, {1})};
+    run_kernel(*sum_of_squares_, inputs, outputs,
+               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
+  }
+  backend_.device().synchronize();
+  const auto* sums = reinterpret_cast<const double*>(sums_.data());
+  return {sums, sums + grads.size()};
 }
 
 double AdamWOptimizer::global_sum_of_squares() {
+  std::vector<Tensor> grads;
+  for (const Slot& slot : slots_) grads.push_back(slot.parameter.grad);
   double total = 0;
-  for (const Slot& slot : slots_) total += sum_of_squares(slot.parameter.grad);
+  for (const double sum : sums_of_squares(grads)) total += sum;
   return total;
 }
 
@@ -157,7 +180,7 @@ void AdamWOptimizer::update(size_t idx, const StepInput& input, double clip_fact
   const Tensor inputs[] = {flat(slot.parameter.grad), view(std::span<float>(params), {4})};
   const Tensor outputs[] = {flat(slot.master), flat(slot.m), flat(slot.v),
                             flat(slot.parameter.weight)};
-  run_kernel(kernels_, *slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3));
+  run_kernel(*slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3));
 }
 
 std::vector<NamedTensor> AdamWOptimizer::state() const {
@@ -182,16 +205,21 @@ std::vector<NamedTensor> AdamWOptimizer::masters() const {
 void AdamWOptimizer::round_masters() const {
   for (const Slot& slot : slots_) {
     if (!slot.has_master()) continue;
-    const std::span<const float> master = slot.master.span<float>();
-    std::ranges::transform(master, slot.parameter.weight.as<Bf16>(),
+    const HostTensor master(slot.master, HostTensor::Access::kRead);
+    const HostTensor weight(slot.parameter.weight, HostTensor::Access::kWrite);
+    std::ranges::transform(master.get().span<float>(), weight.get().as<Bf16>(),
                            [](float value) { return Bf16(value); });
+    weight.store();
   }
 }
 
 void AdamWOptimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
     if (!slot.has_master()) continue;
-    std::ranges::copy(slot.parameter.weight.span<Bf16>(), slot.master.as<float>());
+    const HostTensor weight(slot.parameter.weight, HostTensor::Access::kRead);
+    const HostTensor master(slot.master, HostTensor::Access::kWrite);
+    std::ranges::copy(weight.get().span<Bf16>(), master.get().as<float>());
+    master.store();
   }
 }
 

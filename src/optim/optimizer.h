@@ -7,7 +7,7 @@
 
 #include "core/memory.h"
 #include "core/tensor.h"
-#include "ops/operator.h"
+#include "ops/backend.h"
 
 namespace tessera {
 
@@ -19,6 +19,9 @@ struct AdamWOptions {
   /// Whether every parameter is decayed; otherwise only matrices are (rank 2 and more).
   bool decay_all = false;
 };
+
+/// The host with the kernels that an optimizer needs.
+Backend optimizer_on_host();
 
 /// A parameter as the optimizer sees it: views that must outlive it.
 struct Parameter {
@@ -51,18 +54,20 @@ struct StepResult {
 /// result does not depend on the number of threads. Not thread-safe.
 class AdamWOptimizer {
  public:
-  /// Masters start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
+  /// Weights and gradients are in the memory of the back end's device, and so is the state. Masters
+  /// start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
   /// of range, InternalError for tensors that do not fit together.
-  AdamWOptimizer(const std::vector<Parameter>& parameters, const AdamWOptions& options);
+  AdamWOptimizer(const std::vector<Parameter>& parameters, const AdamWOptions& options,
+                 const Backend& backend = optimizer_on_host());
 
   /// The global norm of grad · grad_scale.
   double grad_norm(double grad_scale);
   /// Clips and updates.
   StepResult step(const StepInput& input);
 
-  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double, of an F32
-  /// tensor that is not larger than the largest parameter;
-  double sum_of_squares(const Tensor& grad);
+  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double of each F32
+  /// tensor, none larger than the largest parameter;
+  std::vector<double> sums_of_squares(std::span<const Tensor> grads);
   /// what a step makes of the sum over all gradients (`updated` says whether it is to go on);
   static StepResult judge(double sum_of_squares, const StepInput& input);
   /// and the update of parameter `idx` of the list.
@@ -100,10 +105,14 @@ class AdamWOptimizer {
   Slot make_slot(const Parameter& parameter, const AdamWOptions& options,
                  int64_t state_offset) const;
 
-  KernelTable kernels_;
+  void run_kernel(const Operator& op, std::span<const Tensor> inputs,
+                  std::span<const Tensor> outputs, std::span<std::byte> workspace = {}) const;
+
+  Backend backend_;
   OperatorPtr sum_of_squares_;
   Buffer state_;
   Buffer workspace_;
+  Buffer sums_;  // one of each parameter, where the host reaches them
   std::vector<Slot> slots_;
 };
 

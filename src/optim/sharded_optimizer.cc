@@ -58,18 +58,19 @@ std::vector<ShardedOptimizer::Rows> ShardedOptimizer::find_rows(
 ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
                                    std::vector<ReplicatedParameter> parameters,
                                    CommunicatorPtr world, const AdamWOptions& options,
-                                   const ShardingOptions& sharding)
+                                   const ShardingOptions& sharding, const Backend& backend)
     : parameters_(std::move(parameters)),
       sharding_(sharding),
       groups_(cut(places_of(groups), parameters_, sharding)),
       rows_(find_rows(groups_, parameters_, sharding)),
       in_group_(parameters_.size()) {
-  make_state(std::move(world), options);
+  make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g]);
   order_buckets();
 }
 
-void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options) {
+void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
+                                  const Backend& backend) {
   std::vector<HeldParameter> held;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ReplicatedParameter& p = parameters_[i];
@@ -81,7 +82,7 @@ void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& opt
     held.back().parameter.weight = take_rows(p.parameter.weight, rows.held);
     held.back().parameter.grad = take_rows(p.parameter.grad, rows.held);
   }
-  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options);
+  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
 }
 
 void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas) {

@@ -45,7 +45,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// optimizer. Throws as AdamWOptimizer; InternalError for slices that do not fit their tensors.
   ShardedOptimizer(std::vector<ReplicaGroup> groups, std::vector<ReplicatedParameter> parameters,
                    CommunicatorPtr world, const AdamWOptions& options,
-                   const ShardingOptions& sharding);
+                   const ShardingOptions& sharding, const Backend& backend = optimizer_on_host());
 
   /// The gradient of parameter `idx` of the list is complete on this rank, which is reached at most
   /// once a step. Waits for no other rank, but the first one for weights that are still under way.
@@ -111,7 +111,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
                                      std::span<const ReplicatedParameter> parameters,
                                      const ShardingOptions& sharding);
   void connect(Group& group, const ReplicaGroup& replicas);
-  void make_state(CommunicatorPtr world, const AdamWOptions& options);
+  void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
   void order_buckets();
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();

@@ -15,10 +15,10 @@ bool shards_fully(const Settings& settings, const RunLayout& run) {
   return settings.shard.scope == ShardScope::kFull && run.num_ranks() > 1;
 }
 
-ParameterSet make_parameters(const Settings& settings, const RunLayout& run) {
+ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Device& device) {
   auto specs = held_parameters(settings, run);
   if (shards_fully(settings, run)) return ParameterSet::without_memory(std::move(specs));
-  return {std::move(specs), true};
+  return {std::move(specs), true, device};
 }
 
 /// Parameters as the optimizer's list has them.
@@ -97,12 +97,13 @@ ModelState::Bytes ModelState::bytes() const {
   return {sizes.weights, sizes.gradients, replicated_->state_bytes()};
 }
 
-ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world)
+ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
+                       const Backend& backend)
     : config_(settings.model),
       dtype_(settings.train.dtype()),
       names_biases_(run.rank() == 0),
-      parameters_(make_parameters(settings, run)),
-      experts_(make_expert_states(config_)) {
+      parameters_(make_parameters(settings, run, backend.device())),
+      experts_(make_expert_states(config_, backend.device())) {
   const ReplicaGroups groups(settings, run, world);
   const auto parameters = list_replicated(parameters_, groups);
   if (shards_fully(settings, run)) {
@@ -111,8 +112,9 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
                                               settings.shard.full());
     module_weights_ = std::make_unique<ModuleWeights>(*sharded_);
   } else {
-    replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
-                                                     settings.adamw, settings.shard.replicated());
+    replicated_ =
+        std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                           settings.adamw, settings.shard.replicated(), backend);
   }
   index_parameters();
 }

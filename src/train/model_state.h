@@ -38,7 +38,8 @@ class ModelState {
   Bytes bytes() const;
 
   /// All ranks of the world call.
-  ModelState(const Settings& settings, const RunLayout& run, World& world);
+  ModelState(const Settings& settings, const RunLayout& run, World& world,
+             const Backend& backend = optimizer_on_host());
   /// Of a run on one rank.
   explicit ModelState(const Settings& settings);
 

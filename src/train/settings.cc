@@ -13,6 +13,10 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
              "Checkpoint, or run folder, whose model and weights a new run starts from; empty: "
              "random weights");
   schema.add("run.seed", &run.seed, "Seed of initial weights and data order", at_least(0));
+  schema.add_enum(
+      "run.device", &run.device,
+      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+      "Where to compute; auto: on a GPU where there is one that can be used");
   schema.add_enum("run.resume", &run.resume,
                   {{"auto", ResumeMode::kAuto},
                    {"never", ResumeMode::kNever},

@@ -19,6 +19,8 @@ namespace tessera {
 
 enum class ResumeMode { kAuto, kNever, kRequired };
 enum class Precision { kF32, kBF16 };
+/// Where a run computes; kAuto: on a GPU where there is one that can be used.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
 /// What happens when a step's loss or gradient is NaN or infinite.
 enum class NonFinite { kStop, kSkip };
 
@@ -27,6 +29,7 @@ struct RunSettings {
   /// A checkpoint whose weights a new run starts from; empty: random ones.
   std::string init_from;
   int64_t seed = 1;
+  DeviceChoice device = DeviceChoice::kAuto;
   ResumeMode resume = ResumeMode::kAuto;
   int64_t checkpoint_interval = 500;
   int64_t keep_last = 2;

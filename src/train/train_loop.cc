@@ -218,7 +218,7 @@ class TrainLoop {
                       .model_flops = trainer_.step_flops(),
                       .utilisation = trainer_.step_flops() / seconds / peak_ /
                                      static_cast<double>(trainer_.layout().num_ranks()),
-                      .memory_used = process_memory().peak,
+                      .memory_used = trainer_.backend().device().used_bytes(),
                       .memory_predicted = trainer_.prediction().total(),
                       .dropped_tokens = outcome.dropped,
                       .skipped_steps = position.skipped_steps};

@@ -9,6 +9,7 @@
 #include "comm/planned_world.h"
 #include "core/memory.h"
 #include "ops/registry/cpu_kernels.h"
+#include "train/device_choice.h"
 #include "train/initial_weights.h"
 
 namespace tessera {
@@ -81,18 +82,16 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
     : own_world_(std::move(own)),
       settings_(std::move(settings)),
       data_(std::move(data)),
-      layout_(make_run_layout(settings_, world != nullptr ? *world : *own_world_)) {
+      layout_(make_run_layout(settings_, world != nullptr ? *world : *own_world_)),
+      backend_(choose_backend(settings_, layout_.num_ranks())) {
   World& ranks = world != nullptr ? *world : *own_world_;
   tessera::validate(settings_);
   tessera::validate(settings_.model);
-  const DType dtype = settings_.train.dtype();
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
-                                           make_cpu_kernels(), layout_.part);
-  prediction_ = {process_memory().resident + library_scratch(dtype),
-                 touched_bytes(settings_, data_), ModelState::count_bytes(settings_, layout_),
-                 model_->activation_bytes()};
-  state_ = std::make_unique<ModelState>(settings_, layout_, ranks);
+                                           backend_, layout_.part);
+  prediction_ = predict_memory();
+  state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
   model_->bind(state_->parameters(), state_->experts(), state_->weights());
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
   batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
@@ -100,6 +99,18 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
   step_flops_ = flops;
+}
+
+MemoryPrediction Trainer::predict_memory() const {
+  MemoryPrediction prediction{.state = ModelState::count_bytes(settings_, layout_),
+                              .activations = model_->activation_bytes()};
+  if (backend_.is_host()) {
+    prediction.program = process_memory().resident + library_scratch(settings_.train.dtype());
+    prediction.data = touched_bytes(settings_, data_);
+  } else {
+    prediction.program = backend_.device().used_bytes();
+  }
+  return prediction;
 }
 
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {

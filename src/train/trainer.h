@@ -13,10 +13,11 @@
 
 namespace tessera {
 
-/// Bytes of one rank of a training run, known before any is taken.
+/// Bytes of one rank of a training run, known before any is taken: of the device's memory.
 struct MemoryPrediction {
-  int64_t program =
-      0;  ///< resident before training: code, libraries and their scratch, the data's index
+  /// In use before training: on the host code, libraries and their scratch, the data's index; on a
+  /// GPU what its driver and other programs take.
+  int64_t program = 0;
   int64_t data = 0;  ///< pages of the token file that the run's windows touch, at most
   ModelState::Bytes state;
   ActivationBytes activations;
@@ -53,6 +54,7 @@ class Trainer {
   const TrainingData& data() const { return data_; }
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
+  const Backend& backend() const { return backend_; }
   const RunPosition& position() const { return position_; }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
@@ -76,6 +78,7 @@ class Trainer {
   Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
 
   LossScales fetch(StepOutcome& outcome);
+  MemoryPrediction predict_memory() const;
   StepOutcome accumulate(const NodeObserver& observer);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
@@ -85,6 +88,7 @@ class Trainer {
   Settings settings_;
   TrainingData data_;
   RunLayout layout_;
+  Backend backend_;
   MemoryPrediction prediction_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<TrainingModel> model_;

@@ -121,8 +121,7 @@ class Inputs {
     ensure(type.dtype == DType::kF32 || type.dtype == DType::kBF16,
            "the check gives no value for '{}'", name);
     Random random(check_.seed, std::hash<std::string>{}(name));
-    const OwnedTensor rounded =
-        random_tensor(DType::kBF16, type.shape, random, check_.deviation);
+    const OwnedTensor rounded = random_tensor(DType::kBF16, type.shape, random, check_.deviation);
     return converted(rounded, type.dtype);
   }
 
@@ -204,9 +203,7 @@ void expect_equal_bits(const HostValues& a, const HostValues& b) {
   for (const auto& [name, tensor] : a) {
     const Tensor& other = b.at(name);
     ASSERT_EQ(tensor.get().shape, other.shape) << name;
-    EXPECT_EQ(std::memcmp(tensor.get().data, other.data,
-                          static_cast<size_t>(other.num_bytes())),
-              0)
+    EXPECT_EQ(std::memcmp(tensor.get().data, other.data, static_cast<size_t>(other.num_bytes())), 0)
         << name << " differs from run to run";
   }
 }
@@ -220,7 +217,8 @@ void compare(const std::string& name, const Tensor& gpu, const Tensor& cpu, cons
   }
   const std::vector<double> errors = row_errors(gpu, exact);
   const std::vector<double> cpu_errors = row_errors(cpu, exact);
-  const double own = bf16 ? check.bf16_factor * (cpu_errors.empty() ? 0 : std::ranges::max(cpu_errors)) : 0;
+  const double own =
+      bf16 ? check.bf16_factor * (cpu_errors.empty() ? 0 : std::ranges::max(cpu_errors)) : 0;
   const double limit = std::max(bf16 ? check.tolerance_bf16 : check.tolerance_f32, own);
   for (size_t r = 0; r < errors.size(); ++r) {
     if (errors[r] <= limit) continue;

@@ -13,8 +13,7 @@ std::vector<ValueId> forward_values(const std::vector<Link>& links) {
 
 }  // namespace
 
-ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request,
-                       const Backend& backend)
+ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request, const Backend& backend)
     : forward_(std::move(forward)),
       backward_(differentiate(forward_, request)),
       forward_run_(forward_, backend, forward_values(backward_.saved)),

@@ -8,10 +8,11 @@
 namespace tessera::cuda {
 namespace {
 
-bool is_device_memory(const void* address) {
+/// Memory that the runtime knows, the GPU's or pinned, is copied in the stream's order.
+bool is_known(const void* address) {
   cudaPointerAttributes attributes{};
   check(cudaPointerGetAttributes(&attributes, address));
-  return attributes.type == cudaMemoryTypeDevice;
+  return attributes.type != cudaMemoryTypeUnregistered;
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept
 void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0) return;
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream_));
-  if (!is_device_memory(to) || !is_device_memory(from)) synchronize();
+  if (!is_known(to) || !is_known(from)) synchronize();
 }
 
 void CudaDevice::zero(void* data, int64_t num_bytes) {
@@ -75,6 +76,13 @@ void CudaDevice::zero(void* data, int64_t num_bytes) {
 
 void CudaDevice::synchronize() {
   check(cudaStreamSynchronize(stream_));
+}
+
+int64_t CudaDevice::used_bytes() const {
+  size_t free = 0;
+  size_t total = 0;
+  check(cudaMemGetInfo(&free, &total));
+  return static_cast<int64_t>(total - free);
 }
 
 std::string CudaDevice::describe_memory() const {

@@ -28,6 +28,7 @@ class CudaDevice final : public Device {
   void copy(void* to, const void* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
+  int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
  private:
