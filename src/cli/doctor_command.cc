@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "comm/mpi_world.h"
 #include "core/memory.h"
+#include "runtime/cuda/cuda_backend.h"
 #include "train/machine.h"
 
 namespace tessera {
@@ -39,11 +40,35 @@ std::vector<Feature> list_features() {
           {"avx512bf16", kBf16, __builtin_cpu_supports("avx512bf16") != 0}};
 }
 
+nlohmann::json describe_gpus(const GpuList& list) {
+  auto gpus = nlohmann::json::array();
+  for (const GpuInfo& gpu : list.gpus) {
+    gpus.push_back(
+        {{"name", gpu.name},
+         {"memory", gpu.memory},
+         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)}});
+  }
+  return {{"built", built_with_cuda()}, {"gpus", gpus}, {"why_none", list.why}};
+}
+
+void print_gpus(const GpuList& list) {
+  if (list.gpus.empty())
+    std::cout << fmt::format("cuda        {}no GPU: {}\n",
+                             built_with_cuda() ? "in this program; " : "", list.why);
+  for (size_t i = 0; i < list.gpus.size(); ++i) {
+    const GpuInfo& gpu = list.gpus[i];
+    std::cout << fmt::format("cuda:{}      {}, {}, compute capability {}.{}{}\n", i, gpu.name,
+                             format_bytes(gpu.memory), gpu.compute_major, gpu.compute_minor,
+                             gpu.compute_major == 9 ? "" : "; the kernels need 9.0 (Hopper)");
+  }
+}
+
 }  // namespace
 
 int run_doctor(const DoctorArguments& arguments) {
   const double f32 = measure_matrix_peak(DType::kF32);
   const double bf16 = measure_matrix_peak(DType::kBF16);
+  const GpuList gpus = list_gpus();
   nlohmann::json features;
   for (const Feature& feature : list_features()) {
     features[feature.name] = {{"compiled", feature.compiled}, {"present", feature.present}};
@@ -53,7 +78,7 @@ int run_doctor(const DoctorArguments& arguments) {
                                 {"threads", omp_get_max_threads()},
                                 {"features", features},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
-                                {"cuda", false},
+                                {"cuda", describe_gpus(gpus)},
                                 {"mpi", mpi_library_version()},
                                 {"tcp", true}}
                      .dump(2)
@@ -70,8 +95,8 @@ int run_doctor(const DoctorArguments& arguments) {
                                  ? "present, but this program was built without it (TESSERA_MARCH)"
                                  : "not present");
   }
-  std::cout << "cuda        not in this program\n"
-            << fmt::format("mpi         {}\n", mpi_library_version())
+  print_gpus(gpus);
+  std::cout << fmt::format("mpi         {}\n", mpi_library_version())
             << "tcp         in this program, for ranks that torchrun starts\n";
   return 0;
 }

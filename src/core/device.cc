@@ -46,6 +46,15 @@ class HostDevice final : public Device {
     if (num_bytes > 0) std::memset(data, 0, static_cast<size_t>(num_bytes));
   }
   void synchronize() override {}
+  Mark mark() override {
+    return static_cast<Mark>(std::chrono::steady_clock::now().time_since_epoch().count());
+  }
+  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
+    const auto time = [](Mark mark) {
+      return Time(Time::duration(static_cast<Time::duration::rep>(mark)));
+    };
+    use(time(begin), time(end));
+  }
   int64_t used_bytes() const override { return process_memory().peak; }
 };
 

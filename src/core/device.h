@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -37,6 +39,14 @@ class Device {
   virtual void zero(void* data, int64_t num_bytes) = 0;
   /// Returns when all work is done. Throws InternalError where some of it failed.
   virtual void synchronize() = 0;
+
+  using Time = std::chrono::steady_clock::time_point;
+  /// A place in the order of the device's work.
+  using Mark = size_t;
+  virtual Mark mark() = 0;
+  /// When the device came to the marks `begin` and `end` is known after the next synchronize(),
+  /// which then calls `use` with both; on the host at once.
+  virtual void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) = 0;
   /// Bytes of its memory that are in use; of the host, the most that this process has had resident.
   virtual int64_t used_bytes() const = 0;
   /// What to advise where memory cannot be had, with what is in use, e.g. "12 of 140 GiB are free".

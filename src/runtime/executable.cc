@@ -152,16 +152,19 @@ Pending Executable::start_node(size_t idx, const Bindings& bindings) const {
 
 void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
   check_bindings(bindings);
+  Device& device = backend_.device();
   Exchanges exchanges(program_, observer);
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
     exchanges.wait_before(static_cast<int>(i));
-    const auto begin = Clock::now();
+    const Device::Mark begin = observer ? device.mark() : 0;
     Pending pending = start_node(i, bindings);
     const bool started = kernels_[i].is_asynchronous();
     if (started) exchanges.add(i, std::move(pending), waits_[i]);
     if (observer) {
       const auto phase = started ? NodeEvent::Phase::kStart : NodeEvent::Phase::kRun;
-      observer({program_, program_.nodes()[i], phase, begin, Clock::now()});
+      device.when_known(begin, device.mark(), [this, i, phase, observer](auto from, auto to) {
+        observer({program_, program_.nodes()[i], phase, from, to});
+      });
     }
     exchanges.progress();
   }

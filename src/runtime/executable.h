@@ -38,7 +38,8 @@ struct NodeEvent {
   double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
 };
 
-/// Called after each event, on the thread that runs the program.
+/// Called after each event, on the thread that runs the program; on a GPU when the device is next
+/// synchronised, with the times at which it did the work.
 using NodeObserver = std::function<void(const NodeEvent&)>;
 
 /// A program made ready to run on a back end: kernels looked up, memory planned. Immutable, so one

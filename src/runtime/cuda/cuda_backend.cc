@@ -1,7 +1,7 @@
+#include "runtime/cuda/cuda_backend.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/registry/cuda_kernels.h"
-#include "runtime/cuda/cuda_backend.h"
 #include "runtime/cuda/cuda_device.h"
 
 namespace tessera {
@@ -44,10 +44,11 @@ Backend make_cuda_backend(int index) {
   require(index >= 0 && index < std::ssize(list.gpus), "there is no GPU {}: {} can be seen", index,
           list.gpus.size());
   const GpuInfo& gpu = list.gpus[static_cast<size_t>(index)];
-  require(gpu.compute_major == kHopper,
-          "GPU {} is a {} of compute capability {}.{}; the kernels need a Hopper GPU (9.0): an H100, "
-          "H200 or GH200",
-          index, gpu.name, gpu.compute_major, gpu.compute_minor);
+  require(
+      gpu.compute_major == kHopper,
+      "GPU {} is a {} of compute capability {}.{}; the kernels need a Hopper GPU (9.0): an H100, "
+      "H200 or GH200",
+      index, gpu.name, gpu.compute_major, gpu.compute_minor);
   auto device = std::make_shared<cuda::CudaDevice>(index);
   int num_sms = 0;
   cuda::check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, index));

@@ -1,6 +1,7 @@
 #include "runtime/cuda/cuda_device.h"
 
 #include <cstring>
+#include <utility>
 
 #include "core/memory.h"
 #include "ops/cuda/check.h"
@@ -26,6 +27,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 
 CudaDevice::~CudaDevice() {
   cudaStreamSynchronize(stream_);
+  for (cudaEvent_t event : events_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
 }
 
@@ -76,6 +78,38 @@ void CudaDevice::zero(void* data, int64_t num_bytes) {
 
 void CudaDevice::synchronize() {
   check(cudaStreamSynchronize(stream_));
+  if (!intervals_.empty()) tell_intervals();
+  num_marks_ = 0;
+}
+
+Device::Mark CudaDevice::mark() {
+  if (num_marks_ == events_.size()) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event));
+    events_.push_back(event);
+  }
+  check(cudaEventRecord(events_[num_marks_], stream_));
+  return num_marks_++;
+}
+
+void CudaDevice::when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) {
+  intervals_.push_back({begin, end, std::move(use)});
+}
+
+/// The GPU's clock is set against the host's now: the elapsed times are single floats, exact only
+/// where they are short.
+void CudaDevice::tell_intervals() {
+  const Mark last = mark();
+  check(cudaEventSynchronize(events_[last]));
+  const Time now = std::chrono::steady_clock::now();
+  const auto time_of = [&](Mark mark) {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, events_[mark], events_[last]));
+    return now - std::chrono::duration_cast<Time::duration>(
+                     std::chrono::duration<float, std::milli>(milliseconds));
+  };
+  for (const Interval& interval : std::exchange(intervals_, {}))
+    interval.use(time_of(interval.begin), time_of(interval.end));
 }
 
 int64_t CudaDevice::used_bytes() const {

@@ -2,7 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "core/device.h"
 
@@ -28,12 +30,24 @@ class CudaDevice final : public Device {
   void copy(void* to, const void* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
+  Mark mark() override;
+  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override;
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
  private:
+  struct Interval {
+    Mark begin = 0;
+    Mark end = 0;
+    std::function<void(Time, Time)> use;
+  };
+  void tell_intervals();
+
   int index_;
   cudaStream_t stream_ = nullptr;
+  std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
+  size_t num_marks_ = 0;
+  std::vector<Interval> intervals_;
 };
 
 }  // namespace tessera::cuda

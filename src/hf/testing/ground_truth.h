@@ -11,12 +11,17 @@
 #include "hf/load_weights.h"
 #include "hf/tensor_map.h"
 #include "model/training_model.h"
+#include "ops/registry/cpu_kernels.h"
 #include "optim/optimizer.h"
 
 namespace tessera::testing {
 
 /// The folders of ground truth in tests/data/hf, and in the folder that TESSERA_HF_FIXTURES names.
 std::vector<std::filesystem::path> ground_truth_folders();
+
+/// The elements as doubles, of any type that a folder has.
+std::vector<double> to_doubles(const std::byte* bytes, DType dtype, size_t count);
+std::vector<int32_t> to_ids(const std::vector<double>& values);
 
 /// ‖a − b‖ / ‖b‖ of one tensor: sums to which any number of parts can be added. Where b is all
 /// zeros, so must a be.
@@ -53,7 +58,7 @@ class GroundTruth {
  public:
   /// `change` may switch what must not change any result: the experts' implementation, say.
   GroundTruth(const std::filesystem::path& folder, void (*change)(ModelConfig&),
-              DType dtype = DType::kF32);
+              DType dtype = DType::kF32, const Backend& backend = make_cpu_kernels());
 
   const ModelConfig& model() const { return config_.model; }
   AdamWOptimizer& optimizer() { return *optimizer_; }
@@ -66,7 +71,7 @@ class GroundTruth {
   bool has(const std::string& name) const { return io_.find(name) != nullptr; }
   const Shape& shape(const std::string& name) const { return io_.find(name)->entry->shape; }
 
-  /// Logits of `input_ids` [B, S, V] under the weights as they are now.
+  /// Logits of `input_ids` [B, S, V] under the weights as they are now, computed on the host.
   std::vector<double> logits();
   /// Runs one micro-batch of B sequences of S tokens forward and backward; the labels are the next
   /// tokens.
@@ -78,7 +83,7 @@ class GroundTruth {
   GradientErrors compare_gradients() const;
 
  private:
-  std::vector<NamedTensor> named(bool gradients) const;
+  std::vector<NamedTensor> named_weights(const ParameterSet& parameters) const;
   /// By Tessera's names.
   std::map<std::string, std::vector<double>> own_gradients() const;
   int64_t num_sequences() const { return shape("input_ids")[0]; }
