@@ -37,5 +37,6 @@ class ActivationBackward final : public Operator {
 
 OperatorPtr make_activation(Activation kind);
 void add_activation_cpu(KernelTable& table);
+void add_activation_cuda(KernelTable& table);
 
 }  // namespace tessera

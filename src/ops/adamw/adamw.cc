@@ -59,4 +59,16 @@ std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t
           static_cast<float>(1.0 - std::pow(spec.beta2, count)), static_cast<float>(grad_scale)};
 }
 
+AdamWFactors make_adamw_factors(const AdamWSpec& spec, const float* step_params) {
+  const double lr = step_params[0];
+  return {.grad_scale = step_params[3],
+          .decay = static_cast<float>(1.0 - lr * spec.weight_decay),
+          .new_m = static_cast<float>(1.0 - spec.beta1),
+          .old_v = static_cast<float>(spec.beta2),
+          .new_v = static_cast<float>(1.0 - spec.beta2),
+          .sqrt_bias2 = static_cast<float>(std::sqrt(static_cast<double>(step_params[2]))),
+          .eps = static_cast<float>(spec.eps),
+          .step_size = static_cast<float>(lr / step_params[1])};
+}
+
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "ops/adamw/adamw_factors.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -23,8 +24,9 @@ struct AdamWSpec {
 ///   m = m + (1 - beta1) · (g - m)
 ///   v = beta2 · v + (1 - beta2) · g²
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
-/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes them. Outputs,
-/// updated in place: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
+/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes them,
+/// which is the host's memory in every back end, read when the kernel is given to the device. Outputs, updated in
+/// place: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
 // clang-format on
 class AdamW final : public Operator {
  public:
@@ -50,6 +52,9 @@ OperatorPtr make_adamw(const AdamWSpec& spec);
 std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
                                        double grad_scale);
 
+AdamWFactors make_adamw_factors(const AdamWSpec& spec, const float* step_params);
+
 void add_adamw_cpu(KernelTable& table);
+void add_adamw_cuda(KernelTable& table);
 
 }  // namespace tessera

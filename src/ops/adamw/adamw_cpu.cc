@@ -16,31 +16,7 @@ struct Slice {
   Bf16* weight;  // null where there is none
 };
 
-/// What one step multiplies by, worked out in double from the step's parameters.
-struct Factors {
-  float grad_scale;
-  float decay;
-  float new_m;
-  float old_v;
-  float new_v;
-  float sqrt_bias2;
-  float eps;
-  float step_size;
-};
-
-Factors make_factors(const AdamWSpec& spec, const float* step_params) {
-  const double lr = step_params[0];
-  return {.grad_scale = step_params[3],
-          .decay = static_cast<float>(1.0 - lr * spec.weight_decay),
-          .new_m = static_cast<float>(1.0 - spec.beta1),
-          .old_v = static_cast<float>(spec.beta2),
-          .new_v = static_cast<float>(1.0 - spec.beta2),
-          .sqrt_bias2 = static_cast<float>(std::sqrt(static_cast<double>(step_params[2]))),
-          .eps = static_cast<float>(spec.eps),
-          .step_size = static_cast<float>(lr / step_params[1])};
-}
-
-void update(const Factors f, const Slice& slice, int64_t n) {
+void update(const AdamWFactors f, const Slice& slice, int64_t n) {
   const float* __restrict grad = slice.grad;
   float* __restrict master = slice.master;
   float* __restrict m = slice.m;
@@ -65,7 +41,7 @@ Slice advance(const Slice& slice, int64_t first) {
 
 void adamw(const Operator& op, const KernelArgs& args) {
   const AdamWSpec& spec = static_cast<const AdamW&>(op).spec();
-  const Factors factors = make_factors(spec, args.in(1).as<float>());
+  const AdamWFactors factors = make_adamw_factors(spec, args.in(1).as<float>());
   const Slice all = {args.in(0).as<float>(), args.out(0).as<float>(), args.out(1).as<float>(),
                      args.out(2).as<float>(), spec.bf16_weight ? args.out(3).as<Bf16>() : nullptr};
   const int64_t n = args.in(0).num_elements();

@@ -16,5 +16,6 @@ class Add final : public Operator {
 
 OperatorPtr make_add();
 void add_add_cpu(KernelTable& table);
+void add_add_cuda(KernelTable& table);
 
 }  // namespace tessera

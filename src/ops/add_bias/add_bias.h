@@ -26,5 +26,6 @@ class AddBiasGrad final : public Operator {
 
 OperatorPtr make_add_bias();
 void add_add_bias_cpu(KernelTable& table);
+void add_add_bias_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -56,5 +56,6 @@ class EmbeddingBackward final : public Operator {
 OperatorPtr make_embedding(const EmbeddingSpec& spec);
 OperatorPtr make_embedding(int64_t padding_token = -1);
 void add_embedding_cpu(KernelTable& table);
+void add_embedding_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -61,5 +61,6 @@ class ExpertActivationBackward final : public Operator {
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec);
 
 void add_expert_activation_cpu(KernelTable& table);
+void add_expert_activation_cuda(KernelTable& table);
 
 }  // namespace tessera

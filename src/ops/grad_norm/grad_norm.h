@@ -21,5 +21,6 @@ class SumOfSquares final : public Operator {
 OperatorPtr make_sum_of_squares();
 
 void add_grad_norm_cpu(KernelTable& table);
+void add_grad_norm_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -49,5 +49,6 @@ class LatentHeadsBackward final : public Operator {
 
 OperatorPtr make_latent_heads(const LatentHeadsSpec& spec);
 void add_latent_heads_cpu(KernelTable& table);
+void add_latent_heads_cuda(KernelTable& table);
 
 }  // namespace tessera

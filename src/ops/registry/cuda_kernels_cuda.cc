@@ -1,11 +1,35 @@
 #include "ops/registry/cuda_kernels.h"
 
+#include "ops/activation/activation.h"
+#include "ops/adamw/adamw.h"
+#include "ops/add/add.h"
+#include "ops/add_bias/add_bias.h"
+#include "ops/embedding/embedding.h"
+#include "ops/expert_activation/expert_activation.h"
+#include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/latent_heads/latent_heads.h"
+#include "ops/repeat_heads/repeat_heads.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 
 namespace tessera {
 
 KernelTable make_cuda_kernels() {
   KernelTable table;
+  add_activation_cuda(table);
+  add_adamw_cuda(table);
+  add_add_cuda(table);
+  add_add_bias_cuda(table);
+  add_embedding_cuda(table);
+  add_expert_activation_cuda(table);
+  add_grad_norm_cuda(table);
+  add_latent_heads_cuda(table);
+  add_repeat_heads_cuda(table);
+  add_rmsnorm_cuda(table);
+  add_rope_cuda(table);
+  add_sigmoid_gate_cuda(table);
   add_grouped_matmul_cuda(table);
   return table;
 }

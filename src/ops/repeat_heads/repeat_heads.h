@@ -47,5 +47,6 @@ class SumHeads final : public HeadRepetition {
 OperatorPtr make_repeat_heads(int64_t num_heads, int64_t times);
 OperatorPtr make_sum_heads(int64_t num_heads, int64_t times);
 void add_repeat_heads_cpu(KernelTable& table);
+void add_repeat_heads_cuda(KernelTable& table);
 
 }  // namespace tessera

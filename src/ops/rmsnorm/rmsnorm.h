@@ -36,5 +36,6 @@ class RmsNormBackward final : public Operator {
 
 OperatorPtr make_rmsnorm(double eps);
 void add_rmsnorm_cpu(KernelTable& table);
+void add_rmsnorm_cuda(KernelTable& table);
 
 }  // namespace tessera

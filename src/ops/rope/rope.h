@@ -52,5 +52,6 @@ class Rope final : public Operator {
 
 OperatorPtr make_rope(RotarySpec spec);
 void add_rope_cpu(KernelTable& table);
+void add_rope_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -22,5 +22,6 @@ class SigmoidGateBackward final : public Operator {
 
 OperatorPtr make_sigmoid_gate();
 void add_sigmoid_gate_cpu(KernelTable& table);
+void add_sigmoid_gate_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "ops/cuda/rows.h"
+
+namespace tessera::cuda {
+
+/// Sums over rows for the gradients of norm weights and biases, in two stages: each block of a
+/// kernel sums the rows that are its by their number alone, in order, and writes its `cols` partial
+/// sums into scratch memory; then those are added in the blocks' order. So the bits depend on the
+/// GPU's number of multiprocessors, but not on chance.
+constexpr int kMaxColumnPartials = 1024;
+
+/// Scratch memory for the partial sums.
+constexpr int64_t column_partials_bytes(int64_t cols) {
+  return kMaxColumnPartials * cols * static_cast<int64_t>(sizeof(float));
+}
+
+/// accumulator [cols] += the sum over partials [num_partials, cols].
+void launch_add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols,
+                         cudaStream_t stream);
+
+/// accumulator [cols] += the sum over rows of x [rows, cols].
+struct ColumnSums {
+  DType dtype;
+  RowCount rows;
+  int64_t cols;
+  const void* x;
+  float* accumulator;
+  float* partials;  ///< column_partials_bytes
+  int num_sms;
+};
+void launch_column_sums(const ColumnSums& call, cudaStream_t stream);
+
+}  // namespace tessera::cuda

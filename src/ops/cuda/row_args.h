@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/rows.h"
+
+namespace tessera::cuda {
+
+/// The rows of `width` elements that input `idx` consists of; its ragged dim, if any, is the first.
+inline RowCount rows_of(const KernelArgs& args, size_t idx, int64_t width) {
+  const Tensor& x = args.in(idx);
+  const int64_t rows = width == 0 ? 0 : x.num_elements() / width;
+  const int64_t* extent = args.in_extent(idx);
+  return {.bound = rows, .extent = extent, .scale = rows == 0 || !extent ? 1 : rows / x.shape[0]};
+}
+
+/// For kernels without scratch memory whose operators allow any dim to be ragged: refuses all but
+/// the first, since of the others the rows in use do not lie at the front of memory.
+inline int64_t no_workspace_first_ragged(const Operator& op, std::span<const ValueType> inputs) {
+  for (const ValueType& input : inputs)
+    check_shape(op, input.ragged_dim <= 0, "on a GPU only the first dim may be ragged, got {}",
+                input.to_string());
+  return 0;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,112 @@
+#include "ops/expert_activation/expert_activation.h"
+#include "ops/testing/gpu_kernel.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+constexpr Activation kKinds[] = {Activation::kSwiGLU, Activation::kGeGLU, Activation::kGeGLUTanh,
+                                 Activation::kGelu, Activation::kGeluTanh};
+constexpr float kGuard = -3;
+
+std::vector<int64_t> offsets_of(const std::vector<int64_t>& rows) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t count : rows) offsets.push_back(offsets.back() + count);
+  return offsets;
+}
+
+class ExpertActivationCuda : public testing::GpuTest {
+ protected:
+  void check_equal_sizes(const ExpertActivationSpec& spec, const std::vector<int64_t>& rows,
+                         int64_t slack) const {
+    SCOPED_TRACE(
+        fmt::format("{} F {} rows {}", activation_name(spec.kind), spec.expert_sizes[0], rows));
+    const std::vector<int64_t> ends = offsets_of(rows);
+    const int64_t bound = ends.back() + slack;
+    const int64_t width = (is_gated(spec.kind) ? 2 : 1) * spec.expert_sizes[0];
+    const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(ends)}, ends);
+    testing::check_ragged_operator_on_gpu(
+        make_expert_activation(spec),
+        [&](DType dtype) -> testing::OperatorInputs {
+          testing::OperatorInputs inputs{{"x"}, {testing::ragged_rows(dtype, {bound, width})}};
+          if (spec.apply_prob) {
+            inputs.names.emplace_back("x_probs");
+            inputs.types.push_back(testing::ragged_rows(DType::kF32, {bound}));
+          }
+          inputs.names.emplace_back("offsets");
+          inputs.types.push_back({DType::kI64, {std::ssize(ends)}});
+          return inputs;
+        },
+        {0}, ends.back(), cpu(), gpu(), {.values = {{"offsets", offsets}}});
+  }
+
+  /// Runs a kernel on both; what an expert's rows do not use must stay as it was.
+  void compare_kernels(const Operator& op, const std::vector<OwnedTensor>& inputs,
+                       const std::string& what) const {
+    std::vector<ValueType> types;
+    std::vector<Tensor> host, device;
+    std::vector<OwnedTensor> kept;
+    for (const OwnedTensor& input : inputs) {
+      types.push_back({input.get().dtype, input.get().shape});
+      host.push_back(input);
+      kept.push_back(testing::copy_to(gpu(), input));
+      device.push_back(kept.back());
+    }
+    std::vector<OwnedTensor> results, device_results;
+    std::vector<Tensor> host_out, device_out;
+    for (const ValueType& type : op.infer(types)) {
+      const std::vector<float> guard(static_cast<size_t>(type.shape.num_elements()), kGuard);
+      results.push_back(testing::tensor_of(type.shape, guard, type.dtype));
+      device_results.push_back(testing::copy_to(gpu(), results.back()));
+      host_out.push_back(results.back());
+      device_out.push_back(device_results.back());
+    }
+    testing::run_kernel(op, cpu(), host, host_out);
+    testing::run_kernel(op, gpu(), device, device_out);
+    for (size_t i = 0; i < results.size(); ++i)
+      testing::expect_rows_near(testing::copy_to_host(gpu(), device_out[i]), host_out[i],
+                                host_out[i].dtype == DType::kF32 ? 2e-5 : 4e-3,
+                                fmt::format("{} {}", what, i));
+  }
+};
+
+TEST_F(ExpertActivationCuda, AllKinds) {
+  for (const Activation kind : kKinds) {
+    for (const bool prob : {false, true}) {
+      check_equal_sizes({.kind = kind, .expert_sizes = {776, 776, 776}, .apply_prob = prob},
+                        {20, 0, 31}, 9);
+      check_equal_sizes({.kind = kind, .expert_sizes = {13, 13}, .apply_prob = prob}, {1, 5}, 0);
+    }
+  }
+  check_equal_sizes({.expert_sizes = {16, 16}, .apply_prob = true}, {0, 0}, 4);
+}
+
+TEST_F(ExpertActivationCuda, SizesThatDiffer) {
+  Random random(5, 5);
+  const std::vector<int64_t> rows = {3, 0, 40, 1, 17};
+  const std::vector<int64_t> ends = offsets_of(rows);
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{64, 8, 320, 16, 136}, std::vector<int64_t>{5, 9, 70, 2, 33}}) {
+    for (const Activation kind : kKinds) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const auto forward = std::make_shared<ExpertActivation>(
+            ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = true});
+        const int64_t act = forward->sizes().largest();
+        std::vector<OwnedTensor> inputs;
+        inputs.push_back(testing::random_tensor(dtype, {ends.back(), act}, random));
+        inputs.push_back(
+            testing::random_tensor(dtype, {ends.back(), forward->pre_width()}, random));
+        inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
+        inputs.push_back(testing::tensor_of_i64({std::ssize(ends)}, ends));
+        const std::string what = fmt::format("{} {}", activation_name(kind), dtype_name(dtype));
+        compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
+        inputs.erase(inputs.begin());
+        compare_kernels(*forward, inputs, "forward " + what);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

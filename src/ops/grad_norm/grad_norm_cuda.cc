@@ -1,0 +1,26 @@
+#include "ops/cuda/context.h"
+#include "ops/grad_norm/grad_norm.h"
+#include "ops/grad_norm/grad_norm_kernels.h"
+
+namespace tessera {
+namespace {
+
+static_assert(SumOfSquares::kChunk == cuda::kSquaresChunk);
+
+void sum_of_squares(const Operator& /*op*/, const KernelArgs& args) {
+  cuda::launch_sum_of_squares(args.in(0).as<float>(), args.in(0).num_elements(),
+                              reinterpret_cast<double*>(args.workspace.data()),
+                              args.out(0).as<double>(), cuda::stream_of(args));
+}
+
+int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) {
+  return op.cpu_workspace_bytes(inputs);  // one partial result for each chunk, as on the host
+}
+
+}  // namespace
+
+void add_grad_norm_cuda(KernelTable& table) {
+  table["sum_of_squares"] = Kernel(sum_of_squares, workspace_bytes);
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#include "ops/grad_norm/grad_norm.h"
+#include "ops/testing/gpu_kernel.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+class GradNormCuda : public testing::GpuTest {};
+
+TEST_F(GradNormCuda, Sizes) {
+  for (const int64_t count : {0, 1, 3, 16383, 16384, 16385, 1'000'003}) {
+    SCOPED_TRACE(count);
+    testing::check_operator_on_gpu(make_sum_of_squares(),
+                                   [&](DType) -> testing::OperatorInputs {
+                                     return {{"a"}, {{DType::kF32, {count}}}};
+                                   },
+                                   {}, cpu(), gpu(),
+                                   {.tolerance_f32 = 1e-13, .dtypes = {DType::kF32}});
+  }
+}
+
+TEST_F(GradNormCuda, IntoMemoryOfTheHost) {
+  Random random(3, 3);
+  const OwnedTensor x = testing::random_tensor(DType::kF32, {40'001}, random);
+  const OwnedTensor on_gpu = testing::copy_to(gpu(), x);
+  const OwnedTensor sum(DType::kF64, {1}, "a sum", gpu().device(), MemoryKind::kShared);
+  // From the second element on, which no vector can start at.
+  const Tensor whole = on_gpu;
+  const Tensor rest = {whole.as<float>() + 1, DType::kF32, {40'000}};
+  const Tensor result = sum;
+  testing::run_kernel(*make_sum_of_squares(), gpu(), std::span(&rest, 1), std::span(&result, 1));
+  double expected = 0;
+  for (int64_t i = 1; i < 40'001; ++i)
+    expected += static_cast<double>(x.get().as<float>()[i]) * x.get().as<float>()[i];
+  EXPECT_NEAR(*result.as<double>(), expected, 1e-12 * expected);
+}
+
+TEST_F(GradNormCuda, NanStaysNan) {
+  std::vector<float> values(50'000, 1.0F);
+  values[49'999] = NAN;
+  const OwnedTensor x = testing::copy_to(gpu(), testing::tensor_of({50'000}, values));
+  const OwnedTensor sum(DType::kF64, {1}, "a sum", gpu().device());
+  const Tensor input = x;
+  const Tensor output = sum;
+  testing::run_kernel(*make_sum_of_squares(), gpu(), std::span(&input, 1), std::span(&output, 1));
+  EXPECT_TRUE(std::isnan(*testing::copy_to_host(gpu(), output).get().as<double>()));
+}
+
+}  // namespace
+}  // namespace tessera

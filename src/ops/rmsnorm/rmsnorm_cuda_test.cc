@@ -1,0 +1,55 @@
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/testing/gpu_kernel.h"
+#include "ops/testing/gpu_test.h"
+
+namespace tessera {
+namespace {
+
+class RmsNormCuda : public testing::GpuTest {
+ protected:
+  void check(const Shape& shape, int64_t weight_size, uint64_t seed) const {
+    SCOPED_TRACE(fmt::format("{} weight {}", shape.to_string(), weight_size));
+    testing::check_operator_on_gpu(
+        make_rmsnorm(1e-5),
+        [&](DType dtype) -> testing::OperatorInputs {
+          return {{"x", "w"}, {{dtype, shape}, {DType::kF32, {weight_size}}}};
+        },
+        {0}, cpu(), gpu(), {.seed = seed});
+  }
+};
+
+TEST_F(RmsNormCuda, WholeRows) {
+  uint64_t seed = 1;
+  for (const int64_t hidden : {1, 7, 8, 40, 128, 250, 264, 520, 1100, 2048, 7168})
+    for (const int64_t rows : {1, 3, 45}) check({rows, hidden}, hidden, seed++);
+  check({3000, 512}, 512, seed);
+  check({2, 0, 64}, 64, seed);
+}
+
+TEST_F(RmsNormCuda, RowsThatNoBlockHolds) {
+  for (const int64_t hidden : {1031, 8200, 16392}) check({5, hidden}, hidden, 40);
+}
+
+TEST_F(RmsNormCuda, Heads) {
+  check({70, 4 * 128}, 128, 50);
+  check({33, 2, 3 * 64}, 64, 51);
+  check({900, 5 * 96}, 96, 52);
+  check({9, 6 * 33}, 33, 53);
+  check({5, 2 * 1031}, 1031, 54);
+}
+
+TEST_F(RmsNormCuda, RaggedRows) {
+  for (const int64_t extent : {0, 1, 29, 64}) {
+    for (const int64_t head : {128, 256}) {
+      testing::check_ragged_operator_on_gpu(
+          make_rmsnorm(1e-6),
+          [&](DType dtype) -> testing::OperatorInputs {
+            return {{"x", "w"}, {testing::ragged_rows(dtype, {64, 256}), {DType::kF32, {head}}}};
+          },
+          {0}, extent, cpu(), gpu());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

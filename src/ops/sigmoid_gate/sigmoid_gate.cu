@@ -1,0 +1,103 @@
+#include "ops/sigmoid_gate/sigmoid_gate_kernels.h"
+
+#include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/vector.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+template <typename T, int kWidth>
+struct SigmoidGateMap {
+  static constexpr int kUnroll = 4;
+  struct Loaded {
+    Pack<T, kWidth> y;
+    T logit;
+  };
+
+  int64_t width;
+  const T* y;
+  const T* logit;
+  T* out;
+
+  __device__ Loaded load(int64_t row, uint32_t vector) const {
+    return {load_pack<kWidth>(y + row * width + vector * kWidth), logit[row]};
+  }
+  __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    const float gate = sigmoid(static_cast<float>(loaded.logit));
+    Floats<kWidth> values = to_floats(loaded.y);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] *= gate;
+    cuda::store(out + row * width + vector * kWidth, values);
+  }
+};
+
+constexpr int kWarps = 8;
+constexpr int kBatch = 4;
+
+// A warp for each row, which loads up to kBatch vectors of both operands at once.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(32 * kWarps)
+    gate_rows_backward(RowCount rows, int width, const T* y, const T* logit, const T* grad,
+                       T* grad_y, T* grad_logit) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (row >= rows.in_use()) return;
+  const int64_t at = row * width;
+  const float gate = sigmoid(static_cast<float>(logit[row]));
+  constexpr int kStep = 32 * kWidth;
+  float dot = 0;
+  for (int first = static_cast<int>(threadIdx.x) % 32 * kWidth; first < width;
+       first += kBatch * kStep) {
+    Pack<T, kWidth> values[kBatch];
+    Pack<T, kWidth> grads[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int column = first + b * kStep;
+      if (column >= width) continue;
+      values[b] = load_pack<kWidth>(y + at + column);
+      grads[b] = load_pack<kWidth>(grad + at + column);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int column = first + b * kStep;
+      if (column >= width) continue;
+      const Floats<kWidth> v = to_floats(values[b]);
+      Floats<kWidth> g = to_floats(grads[b]);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        dot += g[i] * v[i];
+        g[i] *= gate;
+      }
+      store(grad_y + at + column, g);
+    }
+  }
+  dot = sum_lanes(dot) * gate * (1.0F - gate);
+  if (threadIdx.x % 32 == 0) store(grad_logit + row, Floats<1>{dot});
+}
+
+}  // namespace
+
+void launch_sigmoid_gate(const SigmoidGateRows& call, void* out, cudaStream_t stream) {
+  const bool vectors = are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, out);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    launch_map(SigmoidGateMap<T, kWidth>{call.width, static_cast<const T*>(call.y),
+                                         static_cast<const T*>(call.logit), static_cast<T*>(out)},
+               call.rows, call.width / kWidth, stream);
+  });
+}
+
+void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGateGrads& grads,
+                                  cudaStream_t stream) {
+  if (call.rows.bound == 0) return;
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);
+  with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
+    const auto blocks = static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
+    gate_rows_backward<T, kWidth><<<blocks, 32 * kWarps, 0, stream>>>(
+        call.rows, static_cast<int>(call.width), static_cast<const T*>(call.y),
+        static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
+        static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
+  });
+  check(cudaGetLastError());
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,37 @@
+#include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/testing/gpu_kernel.h"
+#include "ops/testing/gpu_test.h"
+
+namespace tessera {
+namespace {
+
+class SigmoidGateCuda : public testing::GpuTest {};
+
+TEST_F(SigmoidGateCuda, Shapes) {
+  for (const int64_t rows : {0, 1, 100}) {
+    for (const int64_t width : {1, 33, 2056}) {
+      SCOPED_TRACE(fmt::format("{} x {}", rows, width));
+      testing::check_operator_on_gpu(
+          make_sigmoid_gate(),
+          [&](DType dtype) -> testing::OperatorInputs {
+            return {{"x_y", "x_logit"}, {{dtype, {rows, width}}, {dtype, {rows, 1}}}};
+          },
+          {0}, cpu(), gpu());
+    }
+  }
+}
+
+TEST_F(SigmoidGateCuda, RaggedRows) {
+  for (const int64_t extent : {0, 1, 37}) {
+    testing::check_ragged_operator_on_gpu(
+        make_sigmoid_gate(),
+        [&](DType dtype) -> testing::OperatorInputs {
+          return {{"x_y", "x_logit"},
+                  {testing::ragged_rows(dtype, {40, 96}), testing::ragged_rows(dtype, {40, 1})}};
+        },
+        {0}, extent, cpu(), gpu());
+  }
+}
+
+}  // namespace
+}  // namespace tessera
