@@ -4,9 +4,12 @@
 namespace tessera::cuda {
 namespace {
 
+constexpr int64_t kMaxElements = int64_t{1} << 30;  // of a launch
+
 template <int kWidth, bool kWeight>
 struct AdamWMap {
   static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 3;
   struct Loaded {
     Pack<float, kWidth> grad;
     Pack<float, kWidth> master;
@@ -47,13 +50,15 @@ struct AdamWMap {
 };
 
 template <int kWidth>
-void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first, int64_t vectors,
+void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first, int64_t end,
             cudaStream_t stream) {
+  const int64_t vectors = std::min(end - first, kMaxElements) / kWidth;
   if (slice.weight != nullptr) {
     launch_map(AdamWMap<kWidth, true>{factors, slice, first}, {.bound = 1}, vectors, stream);
   } else {
     launch_map(AdamWMap<kWidth, false>{factors, slice, first}, {.bound = 1}, vectors, stream);
   }
+  if (first + kMaxElements < end) launch<kWidth>(factors, slice, first + kMaxElements, end, stream);
 }
 
 }  // namespace
@@ -61,10 +66,9 @@ void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first,
 void launch_adamw(const AdamWFactors& factors, const AdamWSlice& slice, cudaStream_t stream) {
   constexpr int kWidth = kVectorWidth<float>;
   const bool aligned = are_aligned(slice.grad, slice.master, slice.m, slice.v, slice.weight);
-  const int64_t vectors = aligned ? slice.count / kWidth : 0;
-  const int64_t first = vectors * kWidth;
-  launch<kWidth>(factors, slice, 0, vectors, stream);
-  launch<1>(factors, slice, first, slice.count - first, stream);
+  const int64_t whole = aligned ? slice.count / kWidth * kWidth : 0;
+  launch<kWidth>(factors, slice, 0, whole, stream);
+  launch<1>(factors, slice, whole, slice.count, stream);
 }
 
 }  // namespace tessera::cuda

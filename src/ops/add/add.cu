@@ -6,7 +6,8 @@ namespace {
 
 template <typename T, int kWidth>
 struct AddMap {
-  static constexpr int kUnroll = 4;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 6;
   struct Loaded {
     Pack<T, kWidth> a;
     Pack<T, kWidth> b;

@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "ops/add/add.h"
 #include "ops/add/add_kernels.h"
 #include "ops/cuda/row_args.h"
@@ -10,7 +8,7 @@ namespace {
 // Rows matter only where some are not in use.
 int64_t row_width(const Tensor& x, bool ragged) {
   const int64_t count = x.num_elements();
-  if (!ragged && count <= std::numeric_limits<int32_t>::max()) return count;
+  if (!ragged && count < int64_t{1} << 30) return count;
   return x.shape[0] == 0 ? 0 : count / x.shape[0];
 }
 

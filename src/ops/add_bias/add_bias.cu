@@ -6,8 +6,12 @@ namespace {
 
 template <typename T, int kWidth>
 struct AddBiasMap {
-  static constexpr int kUnroll = 4;
-  using Loaded = Pack<T, kWidth>;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 5;
+  struct Loaded {
+    Pack<T, kWidth> x;
+    Pack<float, kWidth> bias;
+  };
 
   int64_t width;
   const T* x;
@@ -15,13 +19,13 @@ struct AddBiasMap {
   T* y;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
-    return load_pack<kWidth>(x + row * width + vector * kWidth);
+    return {load_pack<kWidth>(x + row * width + vector * kWidth),
+            load_pack<kWidth>(bias + vector * kWidth)};
   }
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
-    Floats<kWidth> total = to_floats(loaded);
-    const Floats<kWidth> terms = cuda::load<kWidth>(bias + vector * kWidth);
+    Floats<kWidth> total = to_floats(loaded.x);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) total[i] += terms[i];
+    for (int i = 0; i < kWidth; ++i) total[i] += loaded.bias.at[i];
     cuda::store(y + row * width + vector * kWidth, total);
   }
 };

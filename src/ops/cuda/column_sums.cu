@@ -29,8 +29,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   if (lane == 0 && own < cols) accumulator[own] += all;
 }
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 512;
 constexpr int kRows = 8;  // that a thread loads at once
+constexpr int kMaxLanes = 256;
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 
 int lanes_for(int64_t vectors) {
   int lanes = 1;
-  while (lanes < vectors && lanes < kThreads) lanes *= 2;
+  while (lanes < vectors && lanes < kMaxLanes) lanes *= 2;
   return lanes;
 }
 
@@ -88,7 +89,7 @@ void launch_column_sums(const ColumnSums& call, cudaStream_t stream) {
     const int lanes = lanes_for(row_vectors);
     const int64_t slabs = divide_up(row_vectors, lanes);
     const int64_t wanted = divide_up(call.rows.bound, kRows * (kThreads / lanes));
-    const int64_t resident = std::max<int64_t>(4 * call.num_sms / slabs, 1);
+    const int64_t resident = std::max<int64_t>(2 * call.num_sms / slabs, 1);
     const auto blocks = static_cast<int>(std::min({wanted, resident, int64_t{kMaxColumnPartials}}));
     sum_columns<T, kWidth>
         <<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(slabs)), kThreads, 0,

@@ -16,7 +16,9 @@ struct RowCount {
 
 #ifdef __CUDACC__
   __device__ __forceinline__ int64_t in_use() const {
-    return extent == nullptr ? bound : *extent * scale;
+    if (extent == nullptr) return bound;
+    const int64_t count = *extent * scale;
+    return count < bound ? count : bound;
   }
 #endif
 };

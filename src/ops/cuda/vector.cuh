@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -63,9 +64,40 @@ struct Floats {
   __device__ __forceinline__ float operator[](int i) const { return at[i]; }
 };
 
+/// The word that moves kBytes at once: left to itself the compiler splits some packs into pieces.
+template <int kBytes>
+struct WordOf {
+  using Type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct WordOf<2> {
+  using Type = uint16_t;
+};
+
 template <int kWidth, typename T>
 __device__ __forceinline__ Pack<T, kWidth> load_pack(const T* from) {
-  return *reinterpret_cast<const Pack<T, kWidth>*>(from);
+  using Word = typename WordOf<sizeof(Pack<T, kWidth>)>::Type;
+  Pack<T, kWidth> pack;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i)
+    reinterpret_cast<Word*>(&pack)[i] = reinterpret_cast<const Word*>(from)[i];
+  return pack;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store(T* to, const Pack<T, kWidth>& pack) {
+  using Word = typename WordOf<sizeof(pack)>::Type;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i)
+    reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&pack)[i];
 }
 
 template <typename T, int kWidth>
@@ -86,25 +118,21 @@ __device__ __forceinline__ void store(float* to, const Floats<kWidth>& x) {
   Pack<float, kWidth> pack;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) pack.at[i] = x[i];
-  *reinterpret_cast<Pack<float, kWidth>*>(to) = pack;
+  store(to, pack);
 }
 
 /// Rounds to nearest even.
 template <int kWidth>
 __device__ __forceinline__ void store(BFloat16* to, const Floats<kWidth>& x) {
+  Pack<BFloat16, kWidth> pack;
   if constexpr (kWidth == 1) {
-    *to = __float2bfloat16_rn(x[0]);
+    pack.at[0] = __float2bfloat16_rn(x[0]);
   } else {
-    Pack<__nv_bfloat162, kWidth / 2> pack;
 #pragma unroll
-    for (int i = 0; i < kWidth; i += 2) pack.at[i / 2] = __floats2bfloat162_rn(x[i], x[i + 1]);
-    *reinterpret_cast<Pack<__nv_bfloat162, kWidth / 2>*>(to) = pack;
+    for (int i = 0; i < kWidth; i += 2)
+      reinterpret_cast<__nv_bfloat162*>(&pack)[i / 2] = __floats2bfloat162_rn(x[i], x[i + 1]);
   }
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store(T* to, const Pack<T, kWidth>& pack) {
-  *reinterpret_cast<Pack<T, kWidth>*>(to) = pack;
+  store(to, pack);
 }
 
 /// The sum over groups of kLanes neighbouring lanes, the same bits in each; all lanes must call.
@@ -115,44 +143,67 @@ __device__ __forceinline__ float sum_lanes(float x) {
   return x;
 }
 
+/// Division of integers below 2^31 by one that only the host knows: a multiplication.
+/// Source: Granlund and Montgomery, "Division by invariant integers using multiplication", 1994.
+class Divider {
+ public:
+  /// divisor from 1 to 2^31 - 1.
+  explicit Divider(uint32_t divisor) : divisor_(divisor) {
+    while ((uint64_t{1} << shift_) < divisor) ++shift_;
+    const uint64_t power = uint64_t{1} << (31 + shift_);
+    multiplier_ = static_cast<uint32_t>((power + divisor - 1) / divisor);
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t x) const {
+    return divisor_ == 1 ? x : __umulhi(x, multiplier_) >> (shift_ - 1);
+  }
+  __device__ __forceinline__ uint32_t divisor() const { return divisor_; }
+
+ private:
+  uint32_t divisor_;
+  uint32_t multiplier_ = 0;
+  uint32_t shift_ = 0;
+};
+
 constexpr int kMapThreads = 256;
 
 /// Loads Map::kUnroll vectors before the first is used, so that enough bytes are under way.
 template <typename Map>
-__global__ void __launch_bounds__(kMapThreads)
-    map_vectors(const __grid_constant__ Map map, RowCount rows, uint32_t row_vectors) {
-  constexpr uint32_t kPerBlock = kMapThreads * Map::kUnroll;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kPerBlock;
-  const int64_t left = rows.in_use() * row_vectors - first;
-  if (left <= 0) return;
-  const uint32_t count = left < kPerBlock ? static_cast<uint32_t>(left) : kPerBlock;
-  const int64_t first_row = first / row_vectors;
-  const auto first_column = static_cast<uint32_t>(first - first_row * row_vectors);
+__global__ void __launch_bounds__(kMapThreads, Map::kBlocks)
+    map_vectors(const __grid_constant__ Map map, RowCount rows, int64_t first_row,
+                Divider row_vectors) {
+  const int64_t end = (rows.in_use() - first_row) * row_vectors.divisor();
+  const uint32_t first = blockIdx.x * (kMapThreads * Map::kUnroll) + threadIdx.x;
   typename Map::Loaded loaded[Map::kUnroll];
 #pragma unroll
   for (uint32_t u = 0; u < Map::kUnroll; ++u) {
-    const uint32_t i = u * kMapThreads + threadIdx.x;
-    const uint32_t column = first_column + i;
-    if (i < count) loaded[u] = map.load(first_row + column / row_vectors, column % row_vectors);
+    const uint32_t i = first + u * kMapThreads;
+    const uint32_t row = row_vectors.quotient(i);
+    if (i < end) loaded[u] = map.load(first_row + row, i - row * row_vectors.divisor());
   }
 #pragma unroll
   for (uint32_t u = 0; u < Map::kUnroll; ++u) {
-    const uint32_t i = u * kMapThreads + threadIdx.x;
-    const uint32_t column = first_column + i;
-    if (i < count) map.store(first_row + column / row_vectors, column % row_vectors, loaded[u]);
+    const uint32_t i = first + u * kMapThreads;
+    const uint32_t row = row_vectors.quotient(i);
+    if (i < end) map.store(first_row + row, i - row * row_vectors.divisor(), loaded[u]);
   }
 }
 
 /// For all rows and all vectors of each: map.store(row, vector, map.load(row, vector)). A Map has
-/// its pointers and sizes, says with kUnroll how many loads are made at once, and with Loaded what
-/// they give. Rows must have fewer than 2^31 vectors.
+/// its pointers and sizes, says with kUnroll how many loads are made at once and with kBlocks how
+/// many blocks of a multiprocessor its registers must leave room for, and with Loaded what loads
+/// give. Rows must have fewer than 2^30 vectors.
 template <typename Map>
 void launch_map(const Map& map, const RowCount& rows, int64_t row_vectors, cudaStream_t stream) {
   if (rows.bound == 0 || row_vectors == 0) return;
-  const int64_t blocks = divide_up(rows.bound * row_vectors, kMapThreads * Map::kUnroll);
-  map_vectors<<<static_cast<unsigned>(blocks), kMapThreads, 0, stream>>>(
-      map, rows, static_cast<uint32_t>(row_vectors));
-  check(cudaGetLastError());
+  const int64_t slice = (int64_t{1} << 30) / row_vectors;  // rows whose vectors 32 bits count
+  for (int64_t first = 0; first < rows.bound; first += slice) {
+    const int64_t count = std::min(slice, rows.bound - first);
+    const int64_t blocks = divide_up(count * row_vectors, kMapThreads * Map::kUnroll);
+    map_vectors<<<static_cast<unsigned>(blocks), kMapThreads, 0, stream>>>(
+        map, RowCount{first + count, rows.extent, rows.scale}, first,
+        Divider(static_cast<uint32_t>(row_vectors)));
+    check(cudaGetLastError());
+  }
 }
 
 }  // namespace tessera::cuda

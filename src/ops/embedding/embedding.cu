@@ -9,6 +9,7 @@ namespace {
 template <typename T, int kWidth>
 struct EmbeddingMap {
   static constexpr int kUnroll = 4;
+  static constexpr int kBlocks = 6;
   using Loaded = Pack<T, kWidth>;
 
   TokenRows tokens;

@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constan
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kSegmentThreads, 3)
     add_segments(const __grid_constant__ Scratch scratch, const T* grad, int hidden,
-                             float* accumulator) {
+                 float* accumulator) {
   constexpr int kBatch = 4;
   if (static_cast<int>(blockIdx.x) >= scratch.taken->segments) return;
   const Segment segment = scratch.segments[blockIdx.x];
@@ -329,8 +329,8 @@ void list_positions(const EmbeddingBackwardCall& call, const Scratch& scratch,
 template <typename T, int kColumns>
 void add_lists(const EmbeddingBackwardCall& call, const Scratch& scratch, cudaStream_t stream) {
   const auto hidden = static_cast<int>(call.hidden);
-  const auto threads =
-      static_cast<unsigned>(std::min<int64_t>(divide_up(hidden, 32 * kColumns) * 32, kSegmentThreads));
+  const auto threads = static_cast<unsigned>(
+      std::min<int64_t>(divide_up(hidden, 32 * kColumns) * 32, kSegmentThreads));
   add_segments<T, kColumns><<<static_cast<unsigned>(call.tokens.rows.bound), threads, 0, stream>>>(
       scratch, static_cast<const T*>(call.grad), hidden, call.accumulator);
   check(cudaGetLastError());

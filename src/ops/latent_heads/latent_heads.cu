@@ -9,28 +9,30 @@ namespace {
 template <typename T, int kWidth>
 struct ForwardMap {
   static constexpr int kUnroll = 4;
+  static constexpr int kBlocks = 5;
   using Loaded = Pack<T, kWidth>;
 
   int num_heads;
   int nope;
   int rope;
   int value;
+  Divider head_vectors;
   const T* kv;
   const T* shared;
   T* keys;
   T* values;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
-    const uint32_t head_vectors = (nope + rope + value) / kWidth;
-    const int64_t head = row * num_heads + vector / head_vectors;
-    const int at = static_cast<int>(vector % head_vectors) * kWidth;
+    const uint32_t head_idx = head_vectors.quotient(vector);
+    const int64_t head = row * num_heads + head_idx;
+    const int at = static_cast<int>(vector - head_idx * head_vectors.divisor()) * kWidth;
     if (at >= nope && at < nope + rope) return load_pack<kWidth>(shared + row * rope + at - nope);
     return load_pack<kWidth>(kv + head * (nope + value) + (at < nope ? at : at - rope));
   }
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
-    const uint32_t head_vectors = (nope + rope + value) / kWidth;
-    const int64_t head = row * num_heads + vector / head_vectors;
-    const int at = static_cast<int>(vector % head_vectors) * kWidth;
+    const uint32_t head_idx = head_vectors.quotient(vector);
+    const int64_t head = row * num_heads + head_idx;
+    const int at = static_cast<int>(vector - head_idx * head_vectors.divisor()) * kWidth;
     const int key = nope + rope;
     cuda::store(at < key ? keys + head * key + at : values + head * value + at - key, loaded);
   }
@@ -39,20 +41,22 @@ struct ForwardMap {
 template <typename T, int kWidth>
 struct BackwardMap {
   static constexpr int kUnroll = 4;
+  static constexpr int kBlocks = 5;
   using Loaded = Pack<T, kWidth>;
 
   int num_heads;
   int nope;
   int rope;
   int value;
+  Divider head_vectors;
   const T* keys;
   const T* values;
   T* kv;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
-    const uint32_t head_vectors = (nope + value) / kWidth;
-    const int64_t head = row * num_heads + vector / head_vectors;
-    const int at = static_cast<int>(vector % head_vectors) * kWidth;
+    const uint32_t head_idx = head_vectors.quotient(vector);
+    const int64_t head = row * num_heads + head_idx;
+    const int at = static_cast<int>(vector - head_idx * head_vectors.divisor()) * kWidth;
     return load_pack<kWidth>(at < nope ? keys + head * (nope + rope) + at
                                        : values + head * value + at - nope);
   }
@@ -65,6 +69,7 @@ struct BackwardMap {
 template <typename T, int kWidth>
 struct SharedMap {
   static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 4;
   using Loaded = Floats<kWidth>;
 
   int num_heads;
@@ -102,9 +107,10 @@ void launch_latent_heads(const LatentHeadsSizes& s, const LatentHeadsForward& ca
       have_whole_vectors(s) && are_aligned(call.kv, call.shared, call.keys, call.values);
   with_vectors(s.dtype, vectors, [&]<typename T, int kWidth>() {
     launch_map(
-        ForwardMap<T, kWidth>{s.num_heads, s.nope, s.rope, s.value, static_cast<const T*>(call.kv),
-                              static_cast<const T*>(call.shared), static_cast<T*>(call.keys),
-                              static_cast<T*>(call.values)},
+        ForwardMap<T, kWidth>{s.num_heads, s.nope, s.rope, s.value,
+                              Divider((s.nope + s.rope + s.value) / kWidth),
+                              static_cast<const T*>(call.kv), static_cast<const T*>(call.shared),
+                              static_cast<T*>(call.keys), static_cast<T*>(call.values)},
         s.rows, int64_t{s.num_heads} * (s.nope + s.rope + s.value) / kWidth, stream);
   });
 }
@@ -115,7 +121,8 @@ void launch_latent_heads_backward(const LatentHeadsSizes& s, const LatentHeadsGr
       have_whole_vectors(s) && are_aligned(call.kv, call.shared, call.keys, call.values);
   with_vectors(s.dtype, vectors, [&]<typename T, int kWidth>() {
     const T* keys = static_cast<const T*>(call.keys);
-    launch_map(BackwardMap<T, kWidth>{s.num_heads, s.nope, s.rope, s.value, keys,
+    launch_map(BackwardMap<T, kWidth>{s.num_heads, s.nope, s.rope, s.value,
+                                      Divider((s.nope + s.value) / kWidth), keys,
                                       static_cast<const T*>(call.values), static_cast<T*>(call.kv)},
                s.rows, int64_t{s.num_heads} * (s.nope + s.value) / kWidth, stream);
     launch_map(

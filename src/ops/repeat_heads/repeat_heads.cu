@@ -10,6 +10,7 @@ struct Sides {
   int num_heads;
   int head_size;
   int times;
+  Divider head_vectors;
   const T* in;
   T* out;
 
@@ -18,15 +19,16 @@ struct Sides {
   }
   /// The first copy; the others follow `head_size` apart.
   __device__ int64_t copies(int64_t row, uint32_t vector) const {
-    const uint32_t head_vectors = head_size / kWidth;
-    const uint32_t head = vector / head_vectors;
-    return (row * num_heads + head) * times * head_size + (vector - head * head_vectors) * kWidth;
+    const uint32_t head = head_vectors.quotient(vector);
+    return (row * num_heads + head) * times * head_size +
+           (vector - head * head_vectors.divisor()) * kWidth;
   }
 };
 
 template <typename T, int kWidth>
 struct RepeatMap : Sides<T, kWidth> {
   static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 8;
   using Loaded = Pack<T, kWidth>;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
@@ -42,6 +44,7 @@ struct RepeatMap : Sides<T, kWidth> {
 template <typename T, int kWidth>
 struct SumMap : Sides<T, kWidth> {
   static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 4;
   using Loaded = Floats<kWidth>;
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
@@ -67,7 +70,8 @@ void launch(const HeadCopies& call, cudaStream_t stream) {
       are_whole_vectors(call.dtype, call.head_size) && are_aligned(call.in, call.out);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     launch_map(Map<T, kWidth>{{call.num_heads, call.head_size, call.times,
-                               static_cast<const T*>(call.in), static_cast<T*>(call.out)}},
+                               Divider(call.head_size / kWidth), static_cast<const T*>(call.in),
+                               static_cast<T*>(call.out)}},
                call.rows, int64_t{call.num_heads} * call.head_size / kWidth, stream);
   });
 }

@@ -35,6 +35,7 @@ __device__ __forceinline__ SinCos sine_and_cosine(float x) {
 template <typename T, int kWidth, bool kInterleaved>
 struct RopeMap {
   static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 3;
   struct Loaded {
     Pack<T, kWidth> first[kHeads];
     Pack<T, kWidth> second[kHeads];
@@ -46,7 +47,7 @@ struct RopeMap {
   };
 
   RopeRows p;
-  uint32_t items;   // of a head
+  Divider items;    // of a head
   uint32_t groups;  // of threads for a token's heads
 
   /// Where the item's vectors lie in a head.
@@ -77,12 +78,13 @@ struct RopeMap {
   }
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
-    const Places at = places(static_cast<int>(vector % items));
+    const uint32_t group = items.quotient(vector);
+    const Places at = places(static_cast<int>(vector - group * items.divisor()));
     const T* x = static_cast<const T*>(p.x);
     Loaded loaded;
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
-      const int64_t head = head_at(row, vector / items, j);
+      const int64_t head = head_at(row, group, j);
       if (head < 0) continue;
       loaded.first[j] = load_pack<kWidth>(x + head + at.first);
       if (at.second >= 0) loaded.second[j] = load_pack<kWidth>(x + head + at.second);
@@ -91,13 +93,14 @@ struct RopeMap {
   }
 
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
-    const Places at = places(static_cast<int>(vector % items));
+    const uint32_t group = items.quotient(vector);
+    const Places at = places(static_cast<int>(vector - group * items.divisor()));
     T* y = static_cast<T*>(p.y);
     SinCos turns[kWidth];
     if (at.pair >= 0) find_turns(turns, row, at.pair);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
-      const int64_t head = head_at(row, vector / items, j);
+      const int64_t head = head_at(row, group, j);
       if (head < 0) continue;
       if (at.pair >= 0) {
         store_turned(y + head, at, loaded.first[j], loaded.second[j], turns);
@@ -151,7 +154,7 @@ void launch(const RopeRows& call, cudaStream_t stream) {
   const int passed = (call.head_size - 2 * call.num_pairs) / kWidth;
   const auto items = static_cast<uint32_t>(call.num_pairs / kWidth + divide_up(passed, 2));
   const auto groups = static_cast<uint32_t>(divide_up(call.num_heads, kHeads));
-  launch_map(RopeMap<T, kWidth, kInterleaved>{call, items, groups}, call.rows,
+  launch_map(RopeMap<T, kWidth, kInterleaved>{call, Divider(items), groups}, call.rows,
              int64_t{items} * groups, stream);
 }
 

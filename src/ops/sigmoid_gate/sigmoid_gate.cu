@@ -9,6 +9,7 @@ namespace {
 template <typename T, int kWidth>
 struct SigmoidGateMap {
   static constexpr int kUnroll = 4;
+  static constexpr int kBlocks = 4;
   struct Loaded {
     Pack<T, kWidth> y;
     T logit;

@@ -64,6 +64,7 @@ class Run {
     }
     bind(id, tensor);
   }
+  bool is_bound(ValueId id) const { return memory_.contains(id); }
   Tensor at_bound(ValueId id) const { return executable_.at_bound(bindings_, id); }
   /// A copy on the host, at actual extent.
   OwnedTensor read(ValueId id) const {
@@ -166,7 +167,10 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
       back.allocate(link.backward, &host);
     }
   }
-  for (const Link& link : backward.grad_inputs) back.allocate(link.backward, nullptr);
+  for (const Link& link : backward.grad_inputs) {
+    // A gradient may be that of an output as it is.
+    if (!back.is_bound(link.backward)) back.allocate(link.backward, nullptr);
+  }
   back.run();
   for (const auto* links : {&backward.grad_inputs, &backward.accumulators}) {
     for (const Link& link : *links)
@@ -246,6 +250,13 @@ void check_on_gpu(const std::function<CheckedProgram(DType)>& build, const Backe
   }
 }
 
+std::vector<std::string> numbered_outputs(const std::vector<ValueType>& inputs,
+                                          const Operator& op) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < op.infer(inputs).size(); ++i) names.push_back(fmt::format("y{}", i));
+  return names;
+}
+
 void check_operator_on_gpu(const OperatorPtr& op,
                            const std::function<OperatorInputs(DType)>& inputs,
                            const std::vector<int>& outputs_with_grad, const Backend& cpu,
@@ -259,7 +270,8 @@ void check_operator_on_gpu(const OperatorPtr& op,
       ids.push_back(name.starts_with("w") ? checked.program.add_weight(name, given.types[i])
                                           : checked.program.add_input(name, given.types[i]));
     }
-    const std::vector<ValueId> outputs = checked.program.add(op, ids);
+    const std::vector<ValueId> outputs =
+        checked.program.add(op, ids, numbered_outputs(given.types, *op));
     checked.program.set_outputs(outputs);
     for (const int output : outputs_with_grad)
       checked.request.outputs.push_back(outputs[static_cast<size_t>(output)]);

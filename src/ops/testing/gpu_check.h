@@ -41,6 +41,9 @@ struct GpuCheck {
 void check_on_gpu(const std::function<CheckedProgram(DType)>& build, const Backend& cpu,
                   const Backend& gpu, const GpuCheck& check = {});
 
+/// "y0", "y1", ...: a name for each output of an operator, since values are told apart by name.
+std::vector<std::string> numbered_outputs(const std::vector<ValueType>& inputs, const Operator& op);
+
 /// The same for an operator alone, whose inputs have the types that `inputs` gives for an element
 /// type. Inputs named "w..." are weights, those named "x..." are differentiated, others are
 /// constants; `values` has their values by name. Gradients are given for the outputs listed.

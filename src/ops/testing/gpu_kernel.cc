@@ -49,7 +49,8 @@ void check_ragged_operator_on_gpu(const OperatorPtr& op,
       ids.push_back(weight ? checked.program.add_weight(given.names[i], given.types[i])
                            : checked.program.add_input(given.names[i], given.types[i]));
     }
-    const std::vector<ValueId> outputs = checked.program.add(op, ids);
+    const std::vector<ValueId> outputs =
+        checked.program.add(op, ids, numbered_outputs(given.types, *op));
     checked.program.set_outputs(outputs);
     for (const int output : outputs_with_grad)
       checked.request.outputs.push_back(outputs[static_cast<size_t>(output)]);
