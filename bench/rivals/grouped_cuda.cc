@@ -14,7 +14,12 @@ struct Problem {
   int64_t hidden;
 
   tessera::cuda::ExpertBlocks experts() const {
-    return {static_cast<int>(num_experts), begin, offsets, hidden, inner, num_experts * inner};
+    return {.num_experts = static_cast<int>(num_experts),
+            .begin = begin,
+            .offsets = offsets,
+            .wide = hidden,
+            .largest = inner,
+            .total = num_experts * inner};
   }
 };
 
@@ -24,14 +29,23 @@ extern "C" {
 
 void tessera_grouped_rows(const Problem* problem, int by_out, const void* a, const void* weight,
                           void* y, void* stream) {
-  tessera::cuda::grouped_rows({problem->experts(), by_out != 0, problem->num_rows, a, weight, y},
+  tessera::cuda::grouped_rows({.experts = problem->experts(),
+                               .by_out = by_out != 0,
+                               .num_rows = problem->num_rows,
+                               .a = a,
+                               .weight = weight,
+                               .y = y},
                               static_cast<cudaStream_t>(stream));
 }
 
 void tessera_grouped_wgrad(const Problem* problem, int accumulate, const void* narrow,
                            const void* wide, float* grad, void* stream) {
-  tessera::cuda::grouped_wgrad(
-      {problem->experts(), problem->num_rows, narrow, wide, grad, accumulate != 0},
-      static_cast<cudaStream_t>(stream));
+  tessera::cuda::grouped_wgrad({.experts = problem->experts(),
+                                .num_rows = problem->num_rows,
+                                .narrow = narrow,
+                                .wide = wide,
+                                .grad = grad,
+                                .accumulate = accumulate != 0},
+                               static_cast<cudaStream_t>(stream));
 }
 }

@@ -39,6 +39,34 @@ struct GroupedWgradParams {
 };
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
 
+/// Products of any type and shape; see GroupedRows and GroupedWgrad (grouped_matmul_cuda.h).
+struct PlainRowsParams {
+  const void* a;
+  const void* weight;
+  void* y;
+  const int* block_begin;
+  const int64_t* offsets;
+  int num_experts;
+  int64_t num_rows;
+  int64_t wide;
+  int64_t largest;
+};
+void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream);
+
+struct PlainWgradParams {
+  const void* narrow;
+  const void* wide_rows;
+  float* grad;
+  const int* block_begin;
+  const int64_t* offsets;
+  int num_experts;
+  int64_t wide;
+  int64_t largest;
+  int64_t total;
+  bool accumulate;
+};
+void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream);
+
 /// Blocks of two that run at once on the current GPU.
 int num_clusters();
 

@@ -1,32 +1,80 @@
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 
-#include "core/error.h"
+#include <limits>
+
 #include "ops/cuda/check.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/grouped_matmul/grouped_kernels.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
 
 namespace tessera::cuda {
 namespace {
 
-void check_experts(const ExpertBlocks& experts) {
-  ensure(experts.num_experts <= kGroupedMaxExperts, "grouped product of {} experts, at most {}",
-         experts.num_experts, kGroupedMaxExperts);
+std::vector<int> block_begins(const ExpertSizes& sizes) {
+  ensure(sizes.total() <= std::numeric_limits<int>::max(),
+         "grouped product: experts of {} rows in all", sizes.total());
+  std::vector<int> begins{0};
+  for (const int64_t size : sizes.values())
+    begins.push_back(begins.back() + static_cast<int>(size));
+  return begins;
 }
 
-}  // namespace
-
-int num_clusters() {
-  int device = 0;
-  int count = 0;
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count / 2;
+bool in_tiles(const ExpertSizes& sizes) {
+  return std::ranges::all_of(sizes.values(), [largest = sizes.largest()](int64_t size) {
+    return size == largest || size % kGroupedReduction == 0;
+  });
 }
 
-void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
+bool is_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+/// Whether the kernels on tensor cores take these matrices: the copy engine wants rows that are
+/// multiples of 16 bytes and begin at one.
+bool fits_tensor_cores(const ExpertBlocks& experts, DType dtype,
+                       std::initializer_list<const void*> matrices) {
+  constexpr int64_t kChunk = 8;
+  return dtype == DType::kBF16 && experts.num_experts <= kGroupedMaxExperts && experts.wide > 0 &&
+         experts.wide % kChunk == 0 && experts.largest % kChunk == 0 &&
+         std::ranges::all_of(matrices, is_aligned);
+}
+
+void check_type(DType dtype) {
+  ensure(dtype == DType::kF32 || dtype == DType::kBF16, "a grouped product of {}",
+         dtype_name(dtype));
+}
+
+void run_plain(const GroupedRows& product, cudaStream_t stream) {
   const ExpertBlocks& experts = product.experts;
-  check_experts(experts);
-  if (product.num_rows == 0) return;
+  launch_plain_rows({.a = product.a,
+                     .weight = product.weight,
+                     .y = product.y,
+                     .block_begin = experts.begin,
+                     .offsets = experts.offsets,
+                     .num_experts = experts.num_experts,
+                     .num_rows = product.num_rows,
+                     .wide = experts.wide,
+                     .largest = experts.largest},
+                    product.by_out, product.dtype == DType::kBF16, stream);
+}
+
+void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
+  const ExpertBlocks& experts = product.experts;
+  launch_plain_wgrad({.narrow = product.narrow,
+                      .wide_rows = product.wide,
+                      .grad = product.grad,
+                      .block_begin = experts.begin,
+                      .offsets = experts.offsets,
+                      .num_experts = experts.num_experts,
+                      .wide = experts.wide,
+                      .largest = experts.largest,
+                      .total = experts.total,
+                      .accumulate = product.accumulate},
+                     product.dtype == DType::kBF16, stream);
+}
+
+void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
+  const ExpertBlocks& experts = product.experts;
   const int64_t a_columns = product.by_out ? experts.wide : experts.largest;
   const int64_t y_columns = product.by_out ? experts.largest : experts.wide;
   const GroupedRowsParams params = {
@@ -45,9 +93,8 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
   launch_grouped_rows(params, product.by_out, stream);
 }
 
-void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
+void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
   const ExpertBlocks& experts = product.experts;
-  check_experts(experts);
   const GroupedWgradParams params = {
       .narrow = make_tensor_map({product.narrow, product.num_rows, experts.largest}, MapType::kBf16,
                                 kGroupedReduction),
@@ -62,10 +109,99 @@ void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
   launch_grouped_wgrad(params, stream);
 }
 
+}  // namespace
+
+int num_clusters() {
+  int device = 0;
+  int count = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count / 2;
+}
+
+ExpertBlocks ExpertTables::blocks(const ExpertSizes& sizes, int64_t wide) {
+  auto found = tables_.find(sizes.values());
+  if (found == tables_.end()) {
+    const std::vector<int> begins = block_begins(sizes);
+    const size_t num_bytes = begins.size() * sizeof(int);
+    found = tables_.emplace(sizes.values(), DeviceBuffer(num_bytes)).first;
+    check(cudaMemcpyAsync(found->second.as<void>(), begins.data(), num_bytes,
+                          cudaMemcpyHostToDevice, stream_));
+    check(cudaStreamSynchronize(stream_));
+  }
+  return {.num_experts = static_cast<int>(sizes.num_experts()),
+          .begin = found->second.as<int>(),
+          .wide = wide,
+          .largest = sizes.largest(),
+          .total = sizes.total(),
+          .in_tiles = in_tiles(sizes)};
+}
+
+void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
+  check_type(product.dtype);
+  if (product.num_rows == 0 || (!product.by_out && product.experts.wide == 0)) return;
+  const bool fits =
+      fits_tensor_cores(product.experts, product.dtype, {product.a, product.weight, product.y}) &&
+      (product.by_out || product.experts.in_tiles);
+  fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
+}
+
+void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
+  check_type(product.dtype);
+  if (product.experts.wide == 0 || (product.num_rows == 0 && product.accumulate)) return;
+  const bool fits =
+      product.num_rows > 0 && fits_tensor_cores(product.experts, product.dtype,
+                                                {product.narrow, product.wide, product.grad});
+  fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
+}
+
 }  // namespace tessera::cuda
 
 namespace tessera {
+namespace {
 
-void add_grouped_matmul_cuda(KernelTable& /*table*/) {}
+using cuda::context_of;
+using cuda::stream_of;
+
+cuda::ExpertBlocks blocks_of(const KernelArgs& args, const ExpertSizes& sizes, int64_t wide) {
+  cuda::ExpertBlocks blocks = context_of(args).get<cuda::ExpertTables>().blocks(sizes, wide);
+  blocks.offsets = args.in(2).as<int64_t>();
+  return blocks;
+}
+
+void grouped_matmul(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const GroupedMatmul&>(base);
+  const Tensor& a = args.in(0);
+  const Tensor& weight = args.in(1);
+  cuda::grouped_rows({.experts = blocks_of(args, op.sizes(), weight.shape[1]),
+                      .dtype = a.dtype,
+                      .by_out = op.side() == GroupedSide::kOut,
+                      .num_rows = a.shape[0],
+                      .a = a.data,
+                      .weight = weight.data,
+                      .y = args.out(0).data},
+                     stream_of(args));
+}
+
+void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const GroupedMatmulWgrad&>(base);
+  if (!args.out(0)) return;
+  const Tensor& narrow = args.in(0);
+  const Tensor& wide = args.in(1);
+  cuda::grouped_wgrad({.experts = blocks_of(args, op.sizes(), wide.shape[1]),
+                       .dtype = narrow.dtype,
+                       .num_rows = narrow.shape[0],
+                       .narrow = narrow.data,
+                       .wide = wide.data,
+                       .grad = args.out(0).as<float>()},
+                      stream_of(args));
+}
+
+}  // namespace
+
+void add_grouped_matmul_cuda(KernelTable& table) {
+  table["grouped_matmul"] = grouped_matmul;
+  table["grouped_matmul_wgrad"] = grouped_matmul_wgrad;
+}
 
 }  // namespace tessera

@@ -4,7 +4,12 @@
 
 #include <cstdint>
 
-#include "ops/operator.h"
+#include <map>
+#include <vector>
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
+#include "ops/expert_sizes.h"
 
 namespace tessera::cuda {
 
@@ -17,12 +22,29 @@ struct ExpertBlocks {
   int64_t wide = 0;                  ///< H, columns of the weight
   int64_t largest = 0;               ///< max g_e, columns of the narrow matrices
   int64_t total = 0;                 ///< Σ g_e, rows of the weight
+  /// Whether products over an expert's block take whole tiles of it: sizes below the largest are
+  /// multiples of kGroupedReduction.
+  bool in_tiles = true;
 };
 
-/// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), BF16
-/// with F32 sums; R bounds offsets[E]. See GroupedMatmul.
+/// The tables of block begins that a context's kernels use. Got by context.get<ExpertTables>().
+class ExpertTables {
+ public:
+  explicit ExpertTables(const CudaContext& context) : stream_(context.stream()) {}
+  /// All but `offsets`; the table is copied to the GPU when sizes are seen for the first time.
+  ExpertBlocks blocks(const ExpertSizes& sizes, int64_t wide);
+
+ private:
+  cudaStream_t stream_;
+  std::map<std::vector<int64_t>, DeviceBuffer> tables_;
+};
+
+/// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), F32 or
+/// BF16 with F32 sums; R bounds offsets[E]. See GroupedMatmul. BF16 whose rows are multiples of 16
+/// bytes goes to the tensor cores.
 struct GroupedRows {
   ExpertBlocks experts;
+  DType dtype = DType::kBF16;
   bool by_out = true;
   int64_t num_rows = 0;
   const void* a = nullptr;
@@ -31,9 +53,11 @@ struct GroupedRows {
 };
 void grouped_rows(const GroupedRows& product, cudaStream_t stream);
 
-/// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, BF16 with F32 sums. See GroupedMatmulWgrad.
+/// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, F32 or BF16 with F32 sums. See
+/// GroupedMatmulWgrad.
 struct GroupedWgrad {
   ExpertBlocks experts;
+  DType dtype = DType::kBF16;
   int64_t num_rows = 0;
   const void* narrow = nullptr;  ///< [R, max g_e]
   const void* wide = nullptr;    ///< [R, H]

@@ -1,4 +1,4 @@
-// The Hopper kernels against the CPU operators in F32 on the same BF16 values.
+// The grouped products against the CPU operators in F32 on the same BF16 values.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include "ops/cuda/device_buffer.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera::cuda {
@@ -18,19 +19,21 @@ constexpr float kGuard = -7;
 constexpr float kBefore = 0.5F;  // of gradients that are added to
 
 /// Sizes of the experts' blocks, the tokens of each, H, and rows beyond the last expert's, which
-/// hold nothing but NaN.
+/// hold nothing but NaN, as do the columns beyond an expert's size.
 struct Case {
   std::vector<int64_t> sizes;
   std::vector<int64_t> rows_of;
   int64_t wide = 64;
   int64_t slack = 0;
+  DType dtype = DType::kBF16;
 
   int64_t num_tokens() const { return std::accumulate(rows_of.begin(), rows_of.end(), int64_t{0}); }
   int64_t num_rows() const { return num_tokens() + slack; }
   int64_t largest() const { return std::ranges::max(sizes); }
   int64_t total() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
   std::string to_string() const {
-    return fmt::format("sizes {} rows {} H {} slack {}", sizes, rows_of, wide, slack);
+    return fmt::format("{} sizes {} rows {} H {} slack {}", dtype_name(dtype), sizes, rows_of, wide,
+                       slack);
   }
 };
 
@@ -47,13 +50,19 @@ DeviceBuffer to_device(const std::vector<T>& values) {
   return buffer;
 }
 
-/// BF16 values on the GPU; rows after `num_rows` are NaN.
-DeviceBuffer to_device_bf16(const Tensor& values, int64_t num_rows) {
-  std::vector<Bf16> all(static_cast<size_t>(num_rows * values.shape[1]),
-                        Bf16(std::numeric_limits<float>::quiet_NaN()));
+/// Values of a type on the GPU; rows after those given are NaN.
+template <typename T>
+DeviceBuffer to_device_as(const Tensor& values, int64_t num_rows) {
+  std::vector<T> all(static_cast<size_t>(num_rows * values.shape[1]),
+                     T(std::numeric_limits<float>::quiet_NaN()));
   for (size_t i = 0; i < static_cast<size_t>(values.num_elements()); ++i)
-    all[i] = Bf16(values.as<float>()[i]);
+    all[i] = T(values.as<float>()[i]);
   return to_device(all);
+}
+
+DeviceBuffer to_device_as(DType dtype, const Tensor& values, int64_t num_rows) {
+  return dtype == DType::kBF16 ? to_device_as<Bf16>(values, num_rows)
+                               : to_device_as<float>(values, num_rows);
 }
 
 OwnedTensor random_bf16_values(int64_t rows, int64_t columns, Random& random) {
@@ -82,31 +91,21 @@ class Rig {
         wide_(random_bf16_values(test.num_tokens(), test.wide, random_)),
         weight_(random_bf16_values(test.total(), test.wide, random_)),
         offsets_(to_device(ends(test.rows_of))),
-        begin_(to_device(block_begins())) {}
+        begin_(to_device(block_begins())) {
+    poison_unused();
+  }
 
-  std::vector<Bf16> run_rows(bool by_out) const {
-    const DeviceBuffer a = to_device_bf16(by_out ? wide_ : narrow_, test_.num_rows());
-    const DeviceBuffer weight = to_device_bf16(weight_, test_.total());
-    std::vector<Bf16> y(static_cast<size_t>(test_.num_rows() * y_columns(by_out)), Bf16(kGuard));
-    const DeviceBuffer device_y = to_device(y);
-    grouped_rows({.experts = experts(),
-                  .by_out = by_out,
-                  .num_rows = test_.num_rows(),
-                  .a = a.as<void>(),
-                  .weight = weight.as<void>(),
-                  .y = device_y.as<void>()},
-                 nullptr);
-    check(cudaDeviceSynchronize());
-    device_y.copy_to(y.data());
-    return y;
+  std::vector<float> run_rows(bool by_out) const {
+    return test_.dtype == DType::kBF16 ? run_rows_as<Bf16>(by_out) : run_rows_as<float>(by_out);
   }
 
   std::vector<float> run_wgrad(bool accumulate) const {
-    const DeviceBuffer narrow = to_device_bf16(narrow_, test_.num_rows());
-    const DeviceBuffer wide = to_device_bf16(wide_, test_.num_rows());
+    const DeviceBuffer narrow = to_device_as(test_.dtype, narrow_, test_.num_rows());
+    const DeviceBuffer wide = to_device_as(test_.dtype, wide_, test_.num_rows());
     std::vector<float> grad(static_cast<size_t>(test_.total() * test_.wide), kBefore);
     const DeviceBuffer device_grad = to_device(grad);
     grouped_wgrad({.experts = experts(),
+                   .dtype = test_.dtype,
                    .num_rows = test_.num_rows(),
                    .narrow = narrow.as<void>(),
                    .wide = wide.as<void>(),
@@ -125,6 +124,35 @@ class Rig {
   }
 
  private:
+  template <typename T>
+  std::vector<float> run_rows_as(bool by_out) const {
+    const DeviceBuffer a = to_device_as<T>(by_out ? wide_ : narrow_, test_.num_rows());
+    const DeviceBuffer weight = to_device_as<T>(weight_, test_.total());
+    std::vector<T> y(static_cast<size_t>(test_.num_rows() * y_columns(by_out)), T(kGuard));
+    const DeviceBuffer device_y = to_device(y);
+    grouped_rows({.experts = experts(),
+                  .dtype = test_.dtype,
+                  .by_out = by_out,
+                  .num_rows = test_.num_rows(),
+                  .a = a.as<void>(),
+                  .weight = weight.as<void>(),
+                  .y = device_y.as<void>()},
+                 nullptr);
+    check(cudaDeviceSynchronize());
+    device_y.copy_to(y.data());
+    return {y.begin(), y.end()};
+  }
+
+  void poison_unused() const {
+    const std::vector<int64_t> tokens = ends(test_.rows_of);
+    auto* const values = narrow_.get().as<float>();
+    for (int64_t row = 0; row < test_.num_tokens(); ++row) {
+      const int64_t used = test_.sizes[static_cast<size_t>(expert_of(row, tokens))];
+      std::fill(values + row * test_.largest() + used, values + (row + 1) * test_.largest(),
+                std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+
   std::vector<int> block_begins() const {
     const std::vector<int64_t> all = ends(test_.sizes);
     return {all.begin(), all.end()};
@@ -136,7 +164,10 @@ class Rig {
             .offsets = offsets_.as<int64_t>(),
             .wide = test_.wide,
             .largest = test_.largest(),
-            .total = test_.total()};
+            .total = test_.total(),
+            .in_tiles = std::ranges::all_of(test_.sizes, [&](int64_t size) {
+              return size == test_.largest() || size % 64 == 0;
+            })};
   }
 
   int64_t y_columns(bool by_out) const { return by_out ? test_.largest() : test_.wide; }
@@ -169,8 +200,9 @@ class Rig {
     return std::ranges::upper_bound(all, row) - all.begin() - 1;
   }
 
-  // One rounding to BF16, and that of sums in F32.
-  void expect_rows(const std::vector<Bf16>& y, bool by_out) const {
+  // One rounding to the type, and that of sums in F32.
+  void expect_rows(const std::vector<float>& y, bool by_out) const {
+    const double rounding = test_.dtype == DType::kBF16 ? 0x1p-8 : 1e-5;
     const OwnedTensor expected = run_cpu(by_out);
     const std::vector<int64_t> tokens = ends(test_.rows_of);
     const int64_t columns = y_columns(by_out);
@@ -181,13 +213,13 @@ class Rig {
                                      : columns;
       for (int64_t column = 0; column < columns; ++column) {
         const int64_t i = row * columns + column;
-        const auto value = static_cast<float>(y[static_cast<size_t>(i)]);
+        const float value = y[static_cast<size_t>(i)];
         if (column >= used) {
           ASSERT_EQ(value, kGuard) << "row " << row << ", column " << column << " was written";
           continue;
         }
         const float truth = expected.get().as<float>()[i];
-        ASSERT_NEAR(value, truth, std::abs(truth) / 256 + 1e-4) << row << ", " << column;
+        ASSERT_NEAR(value, truth, std::abs(truth) * rounding + 1e-4) << row << ", " << column;
       }
     }
   }
@@ -265,17 +297,57 @@ TEST_F(GroupedCuda, RandomCases) {
   }
 }
 
-TEST_F(GroupedCuda, SameBitsAgain) {
-  const Rig rig({{256, 256, 256}, {700, 3, 450}, 512}, 7);
+TEST_F(GroupedCuda, AnyShapeInBothTypes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    check_all({{5}, {0}, 24, 2, dtype}, 20);
+    check_all({{1}, {1}, 1, 0, dtype}, 21);
+    check_all({{40}, {3}, 17, 0, dtype}, 22);
+    check_all({{48, 7, 33, 1, 20}, {90, 0, 41, 130, 7}, 24, 3, dtype}, 23);
+    check_all({{48, 8, 104}, {2, 0, 205}, 64, 0, dtype}, 24);
+    check_all({{128, 128}, {300, 77}, 192, 0, dtype}, 25);
+    check_all({std::vector<int64_t>(1100, 8), std::vector<int64_t>(1100, 1), 16, 0, dtype}, 26);
+  }
+}
+
+void expect_same_bits_again(DType dtype) {
+  const Rig rig({{256, 256, 256}, {700, 3, 450}, 512, 0, dtype}, 7);
   const auto bits = [](const auto& values) {
     return std::string_view(reinterpret_cast<const char*>(values.data()),
                             values.size() * sizeof(values[0]));
   };
-  const std::vector<Bf16> y = rig.run_rows(true);
+  const std::vector<float> y = rig.run_rows(true);
   const std::vector<float> grad = rig.run_wgrad(true);
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(bits(rig.run_rows(true)) == bits(y));
     EXPECT_TRUE(bits(rig.run_wgrad(true)) == bits(grad));
+  }
+}
+
+TEST_F(GroupedCuda, SameBitsAgain) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) expect_same_bits_again(dtype);
+}
+
+class GroupedMatmulCuda : public testing::GpuTest {};
+
+/// Experts of one size, so that all columns are defined.
+TEST_F(GroupedMatmulCuda, OperatorsMatchTheCpu) {
+  const std::vector<int64_t> rows_of{70, 0, 1, 200};
+  for (const GroupedSide side : {GroupedSide::kOut, GroupedSide::kIn}) {
+    for (const auto& [size, wide] : {std::pair<int64_t, int64_t>{64, 128}, {24, 40}, {9, 13}}) {
+      const int64_t width = side == GroupedSide::kOut ? wide : size;
+      const auto op =
+          make_grouped_matmul({.group_sizes = std::vector<int64_t>(4, size), .side = side});
+      const auto inputs = [&, size = size, wide = wide](DType dtype) {
+        return testing::OperatorInputs{{"x", "weight", "offsets"},
+                                       {{dtype, {ends(rows_of).back(), width}},
+                                        {dtype, {4 * size, wide}},
+                                        {DType::kI64, {5}}}};
+      };
+      SCOPED_TRACE(fmt::format("{} H {}", op->attributes(), wide));
+      const OwnedTensor offsets = testing::tensor_of_i64({5}, ends(rows_of));
+      testing::check_operator_on_gpu(op, inputs, {0}, cpu(), gpu(),
+                                     {.values = {{"offsets", offsets}}});
+    }
   }
 }
 

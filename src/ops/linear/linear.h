@@ -52,5 +52,6 @@ inline constexpr int64_t kLinearBiasRows = 256;
 
 OperatorPtr make_linear(bool bias = false);
 void add_linear_cpu(KernelTable& table);
+void add_linear_cuda(KernelTable& table);
 
 }  // namespace tessera

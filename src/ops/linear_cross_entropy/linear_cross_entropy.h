@@ -83,5 +83,8 @@ OperatorPtr make_linear_cross_entropy_fused(const CrossEntropySpec& spec = {});
 
 /// The kernels of these and of vocab_lse.h.
 void add_linear_cross_entropy_cpu(KernelTable& table);
+/// On a GPU a label outside the vocabulary gives a NaN loss and gradient: kernels there cannot
+/// throw.
+void add_linear_cross_entropy_cuda(KernelTable& table);
 
 }  // namespace tessera

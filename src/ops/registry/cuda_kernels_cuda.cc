@@ -13,6 +13,8 @@
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace tessera {
 
@@ -31,6 +33,8 @@ KernelTable make_cuda_kernels() {
   add_rope_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_linear_cuda(table);
+  add_linear_cross_entropy_cuda(table);
   return table;
 }
 

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cublasLt.h>
+
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
+#include "ops/gemm/gemm.h"
+
+namespace tessera::cuda {
+
+template <auto destroy>
+struct CublasDestroy {
+  template <typename T>
+  void operator()(T* object) const {
+    destroy(object);
+  }
+};
+using CublasHandle = std::unique_ptr<cublasLtContext, CublasDestroy<cublasLtDestroy>>;
+using CublasOperation =
+    std::unique_ptr<cublasLtMatmulDescOpaque_t, CublasDestroy<cublasLtMatmulDescDestroy>>;
+using CublasLayout =
+    std::unique_ptr<cublasLtMatrixLayoutOpaque_t, CublasDestroy<cublasLtMatrixLayoutDestroy>>;
+
+/// Products of matrices on one GPU by cuBLASLt: F32 in full precision (no TF32), BF16 with F32
+/// sums. How a product is computed is chosen once for its sizes, types and alignment, and kept; no
+/// choice adds parts in an order that may change, nor in BF16. Got by
+/// context.get<MatrixProducts>(). The products of a context share one scratch memory, which the
+/// order of its stream protects.
+class MatrixProducts {
+ public:
+  explicit MatrixProducts(const CudaContext& context);
+
+  /// Gives the product to the context's stream. The matrices are in the GPU's memory. `bias`, F32
+  /// [n], is added to every row before the result is rounded; a product with one does not
+  /// accumulate, and k > 0.
+  void run(const Gemm& product, const float* bias = nullptr);
+
+ private:
+  struct Plan {
+    CublasOperation operation;
+    CublasLayout a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+  };
+  /// Shape, leading dims, types and transposes, with the alignments of the pointers.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, uint32_t,
+                         uint32_t, uint32_t>;
+
+  static Key key_of(const Gemm& product, const float* bias);
+  Plan make_plan(const Gemm& product, const float* bias) const;
+  void clear(const Gemm& product) const;
+
+  CublasHandle handle_;
+  cudaStream_t stream_;
+  DeviceBuffer workspace_;
+  std::map<Key, Plan> plans_;
+};
+
+/// The product in the stream of a kernel's call.
+void multiply(const KernelArgs& args, const Gemm& product, const float* bias = nullptr);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,296 @@
+// The softmax of the head's logits: a block takes a row, finds its maximum and sum in one reading
+// and writes the gradients over the logits in a second one, which finds them in the L2 cache.
+#include <cuda_bf16.h>
+
+#include "ops/cuda/check.h"
+#include "ops/linear_cross_entropy/head_kernels.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 512;
+/// With two blocks to a processor, the rows under way fit in the L2 cache up to vocabularies of
+/// some 40,000, and enough reads are in flight.
+constexpr int kBlocksPerProcessor = 2;
+constexpr int kVectors = 4;  // of four values each, that a thread has in flight
+constexpr int kStep = kThreads * 4;
+constexpr int kTile = kStep * kVectors;
+constexpr float kLog2E = 1.44269504088896340736F;
+
+using Bf16 = __nv_bfloat16;
+
+/// exp(x - shift). BF16 inputs have errors that hide those of the fast exponential.
+template <typename T>
+__device__ __forceinline__ float shifted_exp(float x, float shift) {
+  if constexpr (sizeof(T) == 2) {
+    return exp2f((x - shift) * kLog2E);
+  } else {
+    return expf(x - shift);
+  }
+}
+
+/// The sum of exp(x - maximum) over some values.
+struct Statistics {
+  float maximum = -INFINITY;
+  float sum = 0;
+
+  /// Nothing has no maximum that could be subtracted.
+  __device__ float sum_at(float other) const {
+    return maximum == -INFINITY ? sum : sum * expf(maximum - other);
+  }
+  __device__ void join(const Statistics& other) {
+    const float joint = fmaxf(maximum, other.maximum);
+    sum = sum_at(joint) + other.sum_at(joint);
+    maximum = joint;
+  }
+};
+
+__device__ __forceinline__ Statistics shuffled(const Statistics& own, int mask) {
+  return {__shfl_xor_sync(~0U, own.maximum, mask), __shfl_xor_sync(~0U, own.sum, mask)};
+}
+
+/// Joined over the block, the same in all its threads.
+__device__ Statistics join_block(Statistics own) {
+  __shared__ Statistics of_warps[kThreads / kWarp];
+  for (int mask = 1; mask < kWarp; mask *= 2) own.join(shuffled(own, mask));
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = own;
+  __syncthreads();
+  Statistics joint;
+  for (const Statistics& warp : of_warps) joint.join(warp);
+  return joint;
+}
+
+/// A thread's part of a tile of a row: four vectors, a step apart.
+struct Part {
+  float4 vectors[kVectors];
+
+  static __device__ __forceinline__ int64_t column(int64_t tile, int i) {
+    return tile + i * kStep + threadIdx.x * 4;
+  }
+  __device__ __forceinline__ void load(const float* row, int64_t tile, int64_t num_columns) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t at = column(tile, i);
+      vectors[i] = float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      if (at < num_columns) vectors[i] = *reinterpret_cast<const float4*>(row + at);
+      if (at + 1 >= num_columns) vectors[i].y = -INFINITY;
+      if (at + 2 >= num_columns) vectors[i].z = -INFINITY;
+      if (at + 3 >= num_columns) vectors[i].w = -INFINITY;
+    }
+  }
+  __device__ __forceinline__ float maximum() const {
+    float result = -INFINITY;
+#pragma unroll
+    for (const float4& v : vectors) result = fmaxf(result, fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)));
+    return result;
+  }
+};
+
+template <typename T>
+__device__ Statistics row_statistics(const float* row, int64_t num_columns) {
+  Statistics own;
+  for (int64_t tile = 0; tile < num_columns; tile += kTile) {
+    Part part;
+    part.load(row, tile, num_columns);
+    const float maximum = fmaxf(own.maximum, part.maximum());
+    float sum = own.sum_at(maximum);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (Part::column(tile, i) >= num_columns) continue;
+      const float4 v = part.vectors[i];
+      sum += (shifted_exp<T>(v.x, maximum) + shifted_exp<T>(v.y, maximum)) +
+             (shifted_exp<T>(v.z, maximum) + shifted_exp<T>(v.w, maximum));
+    }
+    own = {maximum, sum};
+  }
+  return join_block(own);
+}
+
+__device__ __forceinline__ void store(float* to, const float4& v) {
+  *reinterpret_cast<float4*>(to) = v;
+}
+__device__ __forceinline__ void store(Bf16* to, const float4& v) {
+  const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pairs);
+}
+
+/// A token's label.
+struct Label {
+  bool ignored;
+  bool valid;
+  int64_t column;  ///< among the columns that are here, or -1
+};
+
+__device__ Label label_of(const HeadRows& rows, int64_t token) {
+  const int64_t label = rows.labels[token];
+  const int64_t column = label - rows.first_column;
+  const bool inside = label >= 0 && label < rows.vocab_size;
+  const bool ignored = label == rows.ignored;
+  const bool here = inside && !ignored && column >= 0 && column < rows.num_columns;
+  return {ignored, inside || ignored, here ? column : -1};
+}
+
+struct RowGradient {
+  float lse = 0;
+  float coef = 0;
+  float at_label = 0;
+  int64_t label_column = -1;
+};
+
+__device__ RowGradient row_gradient(const HeadGradients& g, int64_t token, const Label& label,
+                                    float lse) {
+  RowGradient row{.lse = lse, .label_column = label.column};
+  if (!label.valid) {
+    row.coef = NAN;
+  } else if (g.grad_lse != nullptr) {
+    row.coef = g.grad_lse[token];
+    row.at_label = g.grad_label_logit[token];
+  } else if (!label.ignored) {
+    row.coef = *g.scale * (g.grad_loss != nullptr ? *g.grad_loss : 1.0F);
+    row.at_label = -row.coef;
+  }
+  return row;
+}
+
+template <typename T>
+__device__ void store_zeros(T* row, int64_t num_columns) {
+  for (int64_t at = threadIdx.x * 4; at < num_columns; at += kStep) store(row + at, float4{});
+}
+
+/// Gradients are no wider than logits, so that a tile is written where tiles read before it were.
+template <typename T>
+__device__ void store_gradients(float* row, int64_t num_columns, const RowGradient& gradient) {
+  T* const to = reinterpret_cast<T*>(row);
+  if (gradient.coef == 0 && gradient.at_label == 0) return store_zeros(to, num_columns);
+  for (int64_t tile = 0; tile < num_columns; tile += kTile) {
+    Part part;
+    part.load(row, tile, num_columns);
+    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t at = Part::column(tile, i);
+      if (at >= num_columns) continue;
+      float4 v = part.vectors[i];
+      v.x = shifted_exp<T>(v.x, gradient.lse) * gradient.coef;
+      v.y = shifted_exp<T>(v.y, gradient.lse) * gradient.coef;
+      v.z = shifted_exp<T>(v.z, gradient.lse) * gradient.coef;
+      v.w = shifted_exp<T>(v.w, gradient.lse) * gradient.coef;
+      if (gradient.label_column == at) v.x += gradient.at_label;
+      if (gradient.label_column == at + 1) v.y += gradient.at_label;
+      if (gradient.label_column == at + 2) v.z += gradient.at_label;
+      if (gradient.label_column == at + 3) v.w += gradient.at_label;
+      store(to + at, v);
+    }
+  }
+}
+
+/// Finds a row's losses; returns its lse to all threads.
+template <typename T>
+__device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, const float* row,
+                             int64_t token, const Label& label) {
+  float label_logit = 0;
+  if (threadIdx.x == 0 && label.column >= 0) label_logit = row[label.column];
+  const Statistics statistics = row_statistics<T>(row, rows.num_columns);
+  const float log_sum = logf(statistics.sum);
+  const float lse = statistics.maximum + log_sum;
+  if (threadIdx.x == 0) {
+    if (!label.valid) label_logit = NAN;
+    if (losses.lse != nullptr) losses.lse[token] = lse;
+    if (losses.label_logit != nullptr) losses.label_logit[token] = label_logit;
+    if (losses.token_loss != nullptr)
+      losses.token_loss[token] = label.ignored ? 0.0F : statistics.maximum - label_logit + log_sum;
+  }
+  return lse;
+}
+
+template <typename T, bool kLosses, bool kGradients>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
+  float* const row = rows.logits + blockIdx.x * rows.stride;
+  const int64_t token = rows.first_token + blockIdx.x;
+  if (rows.extent != nullptr && token >= *rows.extent) {
+    if constexpr (kGradients) store_zeros(reinterpret_cast<T*>(row), rows.num_columns);
+    return;
+  }
+  const Label label = label_of(rows, token);
+  float lse = 0;
+  if constexpr (kLosses) {
+    lse = find_losses<T>(rows, losses, row, token, label);
+  } else {
+    lse = gradients.lse[token];
+  }
+  if constexpr (kGradients)
+    store_gradients<T>(row, rows.num_columns, row_gradient(gradients, token, label, lse));
+}
+
+template <bool kLosses, bool kGradients>
+void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
+            cudaStream_t stream) {
+  if (rows.num_rows == 0) return;
+  const auto kernel =
+      rows.bf16 ? head_kernel<Bf16, kLosses, kGradients> : head_kernel<float, kLosses, kGradients>;
+  kernel<<<static_cast<unsigned>(rows.num_rows), kThreads, 0, stream>>>(rows, losses, gradients);
+  check(cudaGetLastError());
+}
+
+constexpr int kSumThreads = 1024;
+
+__global__ void __launch_bounds__(kSumThreads)
+    sum_losses_kernel(const float* token_loss, int64_t num_tokens, const int64_t* extent,
+                      const float* scale, float* loss) {
+  __shared__ double sums[kSumThreads];
+  const int64_t end = extent != nullptr ? *extent : num_tokens;
+  double sum = 0;
+  for (int64_t t = threadIdx.x; t < end; t += kSumThreads) sum += token_loss[t];
+  sums[threadIdx.x] = sum;
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *loss = static_cast<float>(*scale * sums[0]);
+}
+
+template <typename T>
+__global__ void copy_rows_kernel(const HeadCopy copy) {
+  const int64_t width = copy.row_bytes / static_cast<int64_t>(sizeof(T));
+  const int64_t token = copy.first_token + blockIdx.x;
+  const T* const from = static_cast<const T*>(copy.from) + token * width;
+  T* const to = static_cast<T*>(copy.to) + blockIdx.x * width;
+  const bool counts = token < *copy.extent;
+  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) to[i] = counts ? from[i] : T{};
+}
+
+}  // namespace
+
+void launch_head_losses(const HeadRows& rows, const HeadLosses& losses, cudaStream_t stream) {
+  launch<true, false>(rows, losses, {}, stream);
+}
+
+void launch_head_gradients(const HeadRows& rows, const HeadGradients& gradients,
+                           cudaStream_t stream) {
+  launch<false, true>(rows, {}, gradients, stream);
+}
+
+void launch_head_fused(const HeadRows& rows, const HeadLosses& losses,
+                       const HeadGradients& gradients, cudaStream_t stream) {
+  launch<true, true>(rows, losses, gradients, stream);
+}
+
+void launch_sum_losses(const float* token_loss, int64_t num_tokens, const int64_t* extent,
+                       const float* scale, float* loss, cudaStream_t stream) {
+  sum_losses_kernel<<<1, kSumThreads, 0, stream>>>(token_loss, num_tokens, extent, scale, loss);
+  check(cudaGetLastError());
+}
+
+void launch_copy_rows(const HeadCopy& copy, cudaStream_t stream) {
+  if (copy.num_rows == 0 || copy.row_bytes == 0) return;
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(copy.from) | reinterpret_cast<uintptr_t>(copy.to);
+  const bool vectors = (addresses | static_cast<uintptr_t>(copy.row_bytes)) % sizeof(uint4) == 0;
+  const auto kernel = vectors ? copy_rows_kernel<uint4> : copy_rows_kernel<uint16_t>;
+  kernel<<<static_cast<unsigned>(copy.num_rows), 256, 0, stream>>>(copy);
+  check(cudaGetLastError());
+}
+
+}  // namespace tessera::cuda

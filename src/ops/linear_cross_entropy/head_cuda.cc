@@ -1,0 +1,124 @@
+#include "ops/linear_cross_entropy/head_cuda.h"
+
+#include <algorithm>
+
+#include "ops/cuda/matrix_product.h"
+#include "ops/workspace.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// A row of logits begins at a multiple of 32 bytes, as the products and vectors like it.
+constexpr int64_t kStrideUnit = 8;
+
+int64_t scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
+                      bool makes_gradients) {
+  const HeadCut cut(inputs[0].shape, inputs[1].shape, spec);
+  return HeadScratch(cut, inputs[0].dtype, makes_gradients && inputs[0].ragged()).num_bytes;
+}
+
+}  // namespace
+
+HeadCut::HeadCut(const Shape& x, const Shape& weight, const CrossEntropySpec& spec)
+    : T(x[0]), H(x[1]), V(weight[0]), stride(align_up(V, kStrideUnit)) {
+  constexpr auto kValueBytes = static_cast<int64_t>(sizeof(float));
+  const int64_t by_memory = kLogitsBytes / (kValueBytes * std::max<int64_t>(stride, 1));
+  chunk = std::min(T, std::max({by_memory / kMinRows * kMinRows, kMinRows, spec.chunk_tokens}));
+}
+
+HeadScratch::HeadScratch(const HeadCut& cut, DType type, bool copies_x) {
+  WorkspaceLayout layout;
+  logits = layout.add<float>(cut.chunk * cut.stride);
+  if (copies_x) x = layout.add<std::byte>(cut.chunk * cut.H * dtype_size(type));
+  num_bytes = layout.num_bytes();
+}
+
+int64_t losses_scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec) {
+  return scratch_bytes(inputs, spec, false);
+}
+
+int64_t gradients_scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec) {
+  return scratch_bytes(inputs, spec, true);
+}
+
+Head::Head(const KernelArgs& args, const CrossEntropySpec& spec, int64_t first_column,
+           int64_t vocab_size, bool makes_gradients)
+    : args_(args),
+      cut_(args.in(0).shape, args.in(1).shape, spec),
+      scratch_(cut_, args.in(0).dtype, makes_gradients && args.in_extent(0) != nullptr),
+      first_column_(first_column),
+      vocab_size_(vocab_size),
+      x_(args.in(0)),
+      weight_(args.in(1)) {}
+
+HeadRows Head::multiply_logits(int64_t first_token) const {
+  const HeadRows rows{.logits = workspace_part<float>(args_.workspace, scratch_.logits),
+                      .num_rows = std::min(cut_.chunk, cut_.T - first_token),
+                      .num_columns = cut_.V,
+                      .stride = cut_.stride,
+                      .first_token = first_token,
+                      .extent = args_.in_extent(0),
+                      .labels = args_.in(2).as<int32_t>(),
+                      .first_column = first_column_,
+                      .vocab_size = vocab_size_,
+                      .ignored = kIgnoredLabel,
+                      .bf16 = x_.dtype == DType::kBF16};
+  multiply(args_, {.transpose_b = true,
+                   .m = rows.num_rows,
+                   .n = cut_.V,
+                   .k = cut_.H,
+                   .a = static_cast<const std::byte*>(x_.data) + first_token * row_bytes(),
+                   .lda = cut_.H,
+                   .b = weight_.data,
+                   .ldb = cut_.H,
+                   .c = rows.logits,
+                   .ldc = cut_.stride,
+                   .input_type = x_.dtype,
+                   .output_type = DType::kF32});
+  return rows;
+}
+
+const void* Head::finite_rows(const HeadRows& rows) const {
+  if (rows.extent == nullptr)
+    return static_cast<const std::byte*>(x_.data) + rows.first_token * row_bytes();
+  auto* const copy = workspace_part<std::byte>(args_.workspace, scratch_.x);
+  launch_copy_rows({.from = x_.data,
+                    .to = copy,
+                    .row_bytes = row_bytes(),
+                    .num_rows = rows.num_rows,
+                    .first_token = rows.first_token,
+                    .extent = rows.extent},
+                   stream_of(args_));
+  return copy;
+}
+
+void Head::multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tensor& dweight) const {
+  const int64_t stride = cut_.stride * (rows.bf16 ? 2 : 1);
+  multiply(args_, {.m = rows.num_rows,
+                   .n = cut_.H,
+                   .k = cut_.V,
+                   .a = rows.logits,
+                   .lda = stride,
+                   .b = weight_.data,
+                   .ldb = cut_.H,
+                   .c = static_cast<std::byte*>(dx.data) + rows.first_token * row_bytes(),
+                   .ldc = cut_.H,
+                   .input_type = x_.dtype,
+                   .output_type = x_.dtype});
+  if (!dweight) return;
+  multiply(args_, {.transpose_a = true,
+                   .m = cut_.V,
+                   .n = cut_.H,
+                   .k = rows.num_rows,
+                   .a = rows.logits,
+                   .lda = stride,
+                   .b = finite_rows(rows),
+                   .ldb = cut_.H,
+                   .c = dweight.data,
+                   .ldc = cut_.H,
+                   .input_type = x_.dtype,
+                   .output_type = DType::kF32,
+                   .accumulate = true});
+}
+
+}  // namespace tessera::cuda
