@@ -172,11 +172,27 @@ class Report {
   double print(const std::string& name, const Call& call) const {
     return print(name, call.flops(), [&] { call.run(); });
   }
+  /// Memory-bound work by the bytes it moves.
+  double print_bytes(const std::string& name, double bytes,
+                     const std::function<void()>& work) const {
+    const double seconds = gpu_.median_seconds(work);
+    fmt::print("{:<44} {:8.3f} ms  {:6.0f} GB/s\n", name, seconds * 1e3, bytes / seconds * 1e-9);
+    return seconds;
+  }
 
  private:
   const Gpu& gpu_;
   double peak_;
 };
+
+/// What memory-bound work is measured against.
+void time_copy(const Gpu& gpu, const Report& report) {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const OwnedTensor from = gpu.tensor({DType::kU8, {kBytes}});
+  const OwnedTensor to = gpu.tensor({DType::kU8, {kBytes}});
+  report.print_bytes("copy of memory, read and written", 2.0 * kBytes,
+                     [&] { gpu.device().copy(to.get().data, from.get().data, kBytes); });
+}
 
 void time_linear(const Gpu& gpu, const Report& report, const Sizes& sizes, int64_t out,
                  DType dtype) {
@@ -190,17 +206,37 @@ void time_linear(const Gpu& gpu, const Report& report, const Sizes& sizes, int64
   report.print("linear_wgrad " + shape, Call(gpu, std::make_shared<LinearWgrad>(), {x, grad}));
 }
 
-/// The products of the fused head alone.
-void time_head_products(const Gpu& gpu, const Report& report, const Call& fused) {
+void time_bias(const Gpu& gpu, const Report& report, const Sizes& sizes) {
+  const int64_t out = 2 * sizes.H;
+  const OwnedTensor x = gpu.random({DType::kBF16, {sizes.T, sizes.H}});
+  const OwnedTensor weight = gpu.random({DType::kBF16, {out, sizes.H}});
+  const OwnedTensor grad = gpu.random({DType::kBF16, {sizes.T, out}});
+  const OwnedTensor bias = gpu.random({DType::kF32, {out}});
+  report.print(fmt::format("linear with bias bf16 {} x {} -> {}", sizes.T, sizes.H, out),
+               Call(gpu, make_linear(true), {x, weight, bias}));
+  const Call bias_grad(gpu, std::make_shared<LinearBiasGrad>(), {grad});
+  report.print_bytes("linear_bias_grad", static_cast<double>(grad.get().num_bytes()),
+                     [&] { bias_grad.run(); });
+}
+
+/// The fused head for a size of chunks (0: its own choice), and its softmax alone, which reads the
+/// logits and writes their gradients.
+void time_fused(const Gpu& gpu, const Report& report, const std::vector<Tensor>& inputs,
+                int64_t chunk_tokens) {
+  const CrossEntropySpec spec{.chunk_tokens = std::max<int64_t>(chunk_tokens, 1)};
+  const Call fused(gpu, make_linear_cross_entropy_fused(spec), inputs);
   const KernelArgs args = fused.args();
-  const cuda::Head head(args, {}, 0, args.in(1).shape[0], true);
-  const double seconds = report.print("  its products alone", fused.flops(), [&] {
-    for (int64_t t = 0; t < head.cut().T; t += head.cut().chunk)
-      head.multiply_gradients(head.multiply_logits(t), args.out(2), args.out(3));
+  const cuda::Head head(args, spec, 0, inputs[1].shape[0], true);
+  const double whole =
+      report.print(fmt::format("fused, chunks of {} tokens", head.cut().chunk), fused);
+  const cuda::HeadRows rows = head.multiply_logits(0);
+  const auto chunks = static_cast<double>(head.cut().T) / static_cast<double>(rows.num_rows);
+  const double bytes = static_cast<double>(rows.num_rows * rows.num_columns) * (rows.bf16 ? 6 : 8);
+  const double softmax = report.print_bytes("  softmax of a chunk", bytes, [&] {
+    cuda::launch_head_fused(rows, {.token_loss = args.out(1).as<float>()},
+                            {.scale = args.in(3).as<float>()}, gpu.context().stream());
   });
-  const double whole = gpu.median_seconds([&] { fused.run(); });
-  fmt::print("  the products take {:.1f} % of the time, in chunks of {} tokens\n",
-             100 * seconds / whole, head.cut().chunk);
+  fmt::print("  {:.1f} % of the time is not the softmax's\n", 100 - 100 * chunks * softmax / whole);
 }
 
 void time_head(const Gpu& gpu, const Report& report, const Sizes& sizes, DType dtype) {
@@ -219,16 +255,17 @@ void time_head(const Gpu& gpu, const Report& report, const Sizes& sizes, DType d
     report.print("  backward",
                  Call(gpu, backward, {x, weight, labels, one, forward.output(2), one}));
   }
-  const Call fused(gpu, make_linear_cross_entropy_fused(), {x, weight, labels, one});
-  report.print("linear_cross_entropy_fused" + shape, fused);
-  time_head_products(gpu, report, fused);
+  for (const int64_t chunk_tokens : {0, 4096, 8192})
+    time_fused(gpu, report, {x, weight, labels, one}, chunk_tokens);
 }
 
 void run_all(const Sizes& sizes) {
   const Gpu gpu;
   const Report report(gpu);
+  time_copy(gpu, report);
   for (const int64_t out : {4096, 2048, 512}) time_linear(gpu, report, sizes, out, DType::kBF16);
   time_linear(gpu, report, sizes, 128, DType::kF32);
+  time_bias(gpu, report, sizes);
   time_head(gpu, report, sizes, DType::kBF16);
 }
 

@@ -41,18 +41,13 @@ void set(const CublasOperation& operation, cublasLtMatmulDescAttributes_t attrib
 }
 
 /// The transposed result is bᵀ · aᵀ, so cuBLAS's first operand is our b.
-CublasOperation make_operation(const Gemm& product, const float* bias) {
+CublasOperation make_operation(const Gemm& product) {
   cublasLtMatmulDesc_t created = nullptr;
   check_cublas(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   CublasOperation operation(created);
   const auto transposed = [](bool yes) { return yes ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, transposed(product.transpose_b));
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, transposed(product.transpose_a));
-  if (bias != nullptr) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  }
   return operation;
 }
 
@@ -90,11 +85,10 @@ Preference make_preference(const Gemm& product) {
 MatrixProducts::MatrixProducts(const CudaContext& context)
     : handle_(make_handle()), stream_(context.stream()), workspace_(kWorkspaceBytes) {}
 
-MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const float* bias) {
+MatrixProducts::Key MatrixProducts::key_of(const Gemm& product) {
   const int flags = (product.transpose_a ? 1 : 0) | (product.transpose_b ? 2 : 0) |
                     (product.input_type == DType::kF32 ? 4 : 0) |
-                    (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0) |
-                    (bias != nullptr ? 32 : 0);
+                    (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0);
   return {product.m,
           product.n,
           product.k,
@@ -107,12 +101,12 @@ MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const float* bia
           alignment_of(product.c)};
 }
 
-MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const float* bias) const {
+MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product) const {
   const auto stored = [&](bool transposed, int64_t rows, int64_t columns, int64_t stride) {
     return transposed ? make_layout(product.input_type, columns, rows, stride)
                       : make_layout(product.input_type, rows, columns, stride);
   };
-  Plan plan{.operation = make_operation(product, bias),
+  Plan plan{.operation = make_operation(product),
             .a = stored(product.transpose_a, product.m, product.k, product.lda),
             .b = stored(product.transpose_b, product.k, product.n, product.ldb),
             .c = make_layout(product.output_type, product.m, product.n, product.ldc),
@@ -138,18 +132,16 @@ void MatrixProducts::clear(const Gemm& product) const {
                           static_cast<size_t>(product.m), stream_));
 }
 
-void MatrixProducts::run(const Gemm& product, const float* bias) {
+void MatrixProducts::run(const Gemm& product) {
   if (product.m == 0 || product.n == 0) return;
   if (product.k == 0) {
-    ensure(bias == nullptr, "a product over nothing has no bias");
     if (!product.accumulate) clear(product);
     return;
   }
-  const Key key = key_of(product, bias);
+  const Key key = key_of(product);
   auto found = plans_.find(key);
-  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product, bias)).first;
+  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product)).first;
   const Plan& plan = found->second;
-  if (bias != nullptr) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   const float alpha = 1;
   const float beta = product.accumulate ? 1 : 0;
   check_cublas(cublasLtMatmul(handle_.get(), plan.operation.get(), &alpha, product.b, plan.b.get(),
@@ -158,8 +150,8 @@ void MatrixProducts::run(const Gemm& product, const float* bias) {
                               workspace_.num_bytes(), stream_));
 }
 
-void multiply(const KernelArgs& args, const Gemm& product, const float* bias) {
-  context_of(args).get<MatrixProducts>().run(product, bias);
+void multiply(const KernelArgs& args, const Gemm& product) {
+  context_of(args).get<MatrixProducts>().run(product);
 }
 
 }  // namespace tessera::cuda

@@ -34,10 +34,8 @@ class MatrixProducts {
  public:
   explicit MatrixProducts(const CudaContext& context);
 
-  /// Gives the product to the context's stream. The matrices are in the GPU's memory. `bias`, F32
-  /// [n], is added to every row before the result is rounded; a product with one does not
-  /// accumulate, and k > 0.
-  void run(const Gemm& product, const float* bias = nullptr);
+  /// Gives the product to the context's stream. The matrices are in the GPU's memory.
+  void run(const Gemm& product);
 
  private:
   struct Plan {
@@ -49,8 +47,8 @@ class MatrixProducts {
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, uint32_t,
                          uint32_t, uint32_t>;
 
-  static Key key_of(const Gemm& product, const float* bias);
-  Plan make_plan(const Gemm& product, const float* bias) const;
+  static Key key_of(const Gemm& product);
+  Plan make_plan(const Gemm& product) const;
   void clear(const Gemm& product) const;
 
   CublasHandle handle_;
@@ -60,6 +58,6 @@ class MatrixProducts {
 };
 
 /// The product in the stream of a kernel's call.
-void multiply(const KernelArgs& args, const Gemm& product, const float* bias = nullptr);
+void multiply(const KernelArgs& args, const Gemm& product);
 
 }  // namespace tessera::cuda

@@ -119,8 +119,9 @@ class Rig {
 
   void check_all() const {
     for (const bool by_out : {true, false}) expect_rows(run_rows(by_out), by_out);
-    expect_grad(run_wgrad(true), kBefore);
-    expect_grad(run_wgrad(false), 0);
+    const Gradient truth = make_gradient();
+    expect_grad(run_wgrad(true), truth, kBefore);
+    expect_grad(run_wgrad(false), truth, 0);
   }
 
  private:
@@ -224,25 +225,38 @@ class Rig {
     }
   }
 
-  void expect_grad(const std::vector<float>& grad, float before) const {
+  /// The gradient in double, and the sum of its terms' magnitudes.
+  struct Gradient {
+    std::vector<double> sums;
+    std::vector<double> sizes;
+  };
+  Gradient make_gradient() const {
     const std::vector<int64_t> blocks = ends(test_.sizes);
     const std::vector<int64_t> tokens = ends(test_.rows_of);
-    for (int64_t row = 0; row < test_.total(); ++row) {
-      const int64_t expert = expert_of(row, blocks);
-      const int64_t g = row - blocks[static_cast<size_t>(expert)];
-      for (int64_t column = 0; column < test_.wide; ++column) {
-        double truth = before;
-        double size = 0;
-        for (int64_t t = tokens[static_cast<size_t>(expert)];
-             t < tokens[static_cast<size_t>(expert) + 1]; ++t) {
-          const double term = double{narrow_.get().as<float>()[t * test_.largest() + g]} *
-                              wide_.get().as<float>()[t * test_.wide + column];
-          truth += term;
-          size += std::abs(term);
+    const auto count = static_cast<size_t>(test_.total() * test_.wide);
+    Gradient gradient{std::vector<double>(count), std::vector<double>(count)};
+    for (int64_t t = 0; t < test_.num_tokens(); ++t) {
+      const auto expert = static_cast<size_t>(expert_of(t, tokens));
+      const float* narrow = narrow_.get().as<float>() + t * test_.largest();
+      const float* wide = wide_.get().as<float>() + t * test_.wide;
+      double* sums = gradient.sums.data() + blocks[expert] * test_.wide;
+      double* sizes = gradient.sizes.data() + blocks[expert] * test_.wide;
+      for (int64_t g = 0; g < test_.sizes[expert]; ++g) {
+        for (int64_t column = 0; column < test_.wide; ++column) {
+          const double term = double{narrow[g]} * wide[column];
+          *sums++ += term;
+          *sizes++ += std::abs(term);
         }
-        ASSERT_NEAR(grad[static_cast<size_t>(row * test_.wide + column)], truth, 1e-6 * size + 1e-6)
-            << "row " << row << ", column " << column;
       }
+    }
+    return gradient;
+  }
+
+  void expect_grad(const std::vector<float>& grad, const Gradient& truth, float before) const {
+    for (size_t i = 0; i < grad.size(); ++i) {
+      ASSERT_NEAR(grad[i], truth.sums[i] + before, 1e-6 * truth.sizes[i] + 1e-6)
+          << "row " << static_cast<int64_t>(i) / test_.wide << ", column "
+          << static_cast<int64_t>(i) % test_.wide;
     }
   }
 

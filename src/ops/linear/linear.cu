@@ -77,15 +77,22 @@ void launch_chunks_of(const LinearRows& rows, float* partial, cudaStream_t strea
           : launch_chunks<T, 1>(rows, partial, stream);
 }
 
-template <typename T>
-__global__ void add_bias_kernel(const float* products, const float* bias, T* out, int64_t num_rows,
-                                int64_t num_columns) {
-  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+template <typename T, int kVector>
+__global__ void __launch_bounds__(kThreads)
+    add_bias_kernel(const float* products, const float* bias, T* out, int64_t num_rows,
+                    int64_t num_columns) {
+  using Floats = Vector<float, kVector>;
+  const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
   if (column >= num_columns) return;
-  const float own = bias[column];
+  const Floats own = *reinterpret_cast<const Floats*>(bias + column);
+#pragma unroll 4
   for (int64_t row = blockIdx.y; row < num_rows; row += gridDim.y) {
     const int64_t at = row * num_columns + column;
-    out[at] = T(products[at] + own);
+    const Floats from = *reinterpret_cast<const Floats*>(products + at);
+    Vector<T, kVector> to;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) to.values[i] = T(from.values[i] + own.values[i]);
+    *reinterpret_cast<Vector<T, kVector>*>(out + at) = to;
   }
 }
 
@@ -96,6 +103,23 @@ __global__ void row_range_kernel(const int64_t* extent, int64_t* offsets) {
 
 unsigned blocks_of(int64_t count) {
   return static_cast<unsigned>((count + kThreads - 1) / kThreads);
+}
+
+template <typename T>
+void launch_bias(const float* products, const float* bias, void* out, int64_t num_rows,
+                 int64_t num_columns, cudaStream_t stream) {
+  constexpr int kVector = 4;
+  constexpr int64_t kRowsOfThread = 4;
+  const auto addresses = reinterpret_cast<uintptr_t>(products) | reinterpret_cast<uintptr_t>(bias) |
+                         reinterpret_cast<uintptr_t>(out);
+  const bool vectors = num_columns % kVector == 0 && addresses % (kVector * sizeof(float)) == 0;
+  const int64_t rows = (num_rows + kRowsOfThread - 1) / kRowsOfThread;
+  const dim3 grid(blocks_of(vectors ? num_columns / kVector : num_columns),
+                  static_cast<unsigned>(rows < 65535 ? rows : 65535));
+  const auto kernel = vectors ? add_bias_kernel<T, kVector> : add_bias_kernel<T, 1>;
+  kernel<<<grid, kThreads, 0, stream>>>(products, bias, static_cast<T*>(out), num_rows,
+                                        num_columns);
+  check(cudaGetLastError());
 }
 
 }  // namespace
@@ -112,15 +136,8 @@ void launch_column_sums(const LinearRows& rows, float* partial, float* sums, cud
 void launch_add_bias(const float* products, const float* bias, void* out, bool bf16,
                      int64_t num_rows, int64_t num_columns, cudaStream_t stream) {
   if (num_rows == 0 || num_columns == 0) return;
-  const dim3 grid(blocks_of(num_columns), static_cast<unsigned>(num_rows < 4096 ? num_rows : 4096));
-  if (bf16) {
-    add_bias_kernel<<<grid, kThreads, 0, stream>>>(products, bias, static_cast<__nv_bfloat16*>(out),
-                                                   num_rows, num_columns);
-  } else {
-    add_bias_kernel<<<grid, kThreads, 0, stream>>>(products, bias, static_cast<float*>(out),
-                                                   num_rows, num_columns);
-  }
-  check(cudaGetLastError());
+  bf16 ? launch_bias<__nv_bfloat16>(products, bias, out, num_rows, num_columns, stream)
+       : launch_bias<float>(products, bias, out, num_rows, num_columns, stream);
 }
 
 void launch_row_range(const int64_t* extent, int64_t* offsets, cudaStream_t stream) {

@@ -12,9 +12,15 @@ using cuda::context_of;
 using cuda::multiply;
 using cuda::stream_of;
 
-/// Rows of a BF16 result with bias that are made at a time in F32, where cuBLASLt has no product
-/// with a bias.
-constexpr int64_t kBiasRows = 4096;
+/// Rows of a BF16 result with bias are made in F32, so many at a time that they stay in the L2
+/// cache until the bias is added: cuBLASLt has no such product with an F32 bias.
+int64_t rows_before_bias(int64_t num_columns) {
+  constexpr int64_t kBytes = int64_t{24} << 20;
+  constexpr int64_t kUnit = 128;  // rows of a product's tile
+  const int64_t rows =
+      kBytes / (static_cast<int64_t>(sizeof(float)) * std::max<int64_t>(num_columns, 1));
+  return std::max(rows / kUnit, int64_t{1}) * kUnit;
+}
 
 Gemm forward_product(const Tensor& x, const Tensor& weight) {
   const int64_t in = weight.shape[1];
@@ -70,7 +76,7 @@ void run_with_bias(const KernelArgs& args) {
   const bool bf16 = out.dtype == DType::kBF16;
   auto* const sums = bf16 ? reinterpret_cast<float*>(args.workspace.data()) : out.as<float>();
   const int64_t rows = product.m;
-  const int64_t step = bf16 ? kBiasRows : std::max<int64_t>(rows, 1);
+  const int64_t step = bf16 ? rows_before_bias(product.n) : std::max<int64_t>(rows, 1);
   product.output_type = DType::kF32;
   product.c = sums;
   for (int64_t first = 0; first < rows; first += step) {
@@ -156,7 +162,8 @@ int64_t linear_workspace(const Operator& /*op*/, std::span<const ValueType> inpu
   constexpr int64_t kRowRange = 2 * sizeof(int64_t);
   if (inputs.size() < 3) return inputs[0].ragged() ? kRowRange : 0;
   if (inputs[0].dtype == DType::kF32) return 0;
-  return std::min(inputs[0].shape[0], kBiasRows) * inputs[1].shape[0] *
+  const int64_t num_columns = inputs[1].shape[0];
+  return std::min(inputs[0].shape[0], rows_before_bias(num_columns)) * num_columns *
          static_cast<int64_t>(sizeof(float));
 }
 

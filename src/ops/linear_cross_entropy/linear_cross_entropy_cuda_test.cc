@@ -133,9 +133,9 @@ TEST_F(LinearCrossEntropyCuda, ManyChunksMatchTheCpu) {
 }
 
 TEST_F(LinearCrossEntropyCuda, PartsOfTheVocabularyMatchTheCpu) {
-  for (const Case& c : {Case{0, 4, 7, 1, -1, 0, 7}, Case{1, 1, 1, 1, -1, 3, 5},
-                        Case{33, 31, 257, 1, -1, 0, 1000}, Case{20, 8, 257, 1, -1, 743, 1000},
-                        Case{9, 5, 0, 1, -1, 40, 100}, Case{90, 40, 300, 1, 57, 200, 1000}}) {
+  for (const Case& c :
+       {Case{0, 4, 7, 1, -1, 0, 7}, Case{1, 1, 1, 1, -1, 3, 5}, Case{33, 31, 257, 1, -1, 0, 1000},
+        Case{20, 8, 257, 1, -1, 743, 1000}, Case{90, 40, 300, 1, 57, 200, 1000}}) {
     check(build_part, c);
   }
 }
@@ -184,6 +184,25 @@ class GpuRun {
   std::vector<OwnedTensor> values_;
   std::vector<std::vector<float>> outputs_;
 };
+
+TEST_F(LinearCrossEntropyCuda, APartOfNoRowsAddsNothing) {
+  const Case c{9, 5, 0, 1, -1, 40, 100};
+  const CheckedProgram checked = build_part(c, DType::kF32);
+  const Values values = make_values(c);
+  const GpuRun run(checked.program, gpu(), values);
+  EXPECT_EQ(run.output(0), std::vector<float>(9, -std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(run.output(1), std::vector<float>(9, 0.0F));
+
+  Program backward("backward");
+  std::vector<ValueId> inputs = add_inputs(backward, c, DType::kF32);
+  for (const char* name : {"lse", "grad_lse", "grad_label_logit"})
+    inputs.push_back(backward.add_input(name, {DType::kF32, {c.T}}));
+  const ValueId sum = backward.add_accumulator("dweight", {DType::kF32, {c.V, c.H}});
+  const auto op = std::make_shared<VocabLseBackward>(
+      VocabLseSpec{.first_row = c.first_row, .vocab_size = c.vocab_size});
+  backward.set_outputs({backward.add(op, inputs, {"dx", "dweight"}, {sum})[0]});
+  EXPECT_EQ(GpuRun(backward, gpu(), values).output(0), std::vector<float>(9 * 5, 0.0F));
+}
 
 TEST_F(LinearCrossEntropyCuda, FusedGivesTheBitsOfThePlainLoss) {
   const Case c{2100, 8, 66000};

@@ -1,0 +1,109 @@
+#include "ops/cuda/matrix_product.h"
+
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera::cuda {
+namespace {
+
+using testing::random_tensor;
+
+/// A matrix within wider memory that begins `offset` values late.
+struct Operand {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t stride = 0;
+  int64_t offset = 0;
+
+  int64_t num_values() const { return offset + rows * stride; }
+};
+
+class MatrixProductCuda : public testing::GpuTest {
+ protected:
+  int64_t below(int64_t bound) {
+    return static_cast<int64_t>(random_.next_below(static_cast<uint64_t>(bound)));
+  }
+  Operand operand(int64_t rows, int64_t columns) {
+    const bool packed = below(2) == 0;
+    return {rows, columns, columns + (packed ? 0 : below(9)), packed ? 0 : below(5)};
+  }
+  OwnedTensor values(DType dtype, const Operand& operand) {
+    return random_tensor(dtype, {operand.num_values()}, random_);
+  }
+  static OwnedTensor on_gpu(const OwnedTensor& host) {
+    OwnedTensor copy(host.get().dtype, host.get().shape, "a matrix", gpu().device());
+    gpu().device().copy(copy.get().data, host.get().data, host.get().num_bytes());
+    return copy;
+  }
+  static std::byte* at(const OwnedTensor& tensor, const Operand& operand) {
+    return static_cast<std::byte*>(tensor.get().data) +
+           operand.offset * dtype_size(tensor.get().dtype);
+  }
+  static MatrixProducts& products() {
+    return static_cast<CudaContext&>(*gpu().context()).get<MatrixProducts>();
+  }
+
+  void check(Gemm product) {
+    const Operand a =
+        product.transpose_a ? operand(product.k, product.m) : operand(product.m, product.k);
+    const Operand b =
+        product.transpose_b ? operand(product.n, product.k) : operand(product.k, product.n);
+    const Operand c = operand(product.m, product.n);
+    product.lda = std::max<int64_t>(a.stride, 1);
+    product.ldb = std::max<int64_t>(b.stride, 1);
+    product.ldc = std::max<int64_t>(c.stride, 1);
+    const OwnedTensor a_host = values(product.input_type, a);
+    const OwnedTensor b_host = values(product.input_type, b);
+    const OwnedTensor c_host = values(product.output_type, c);
+    const OwnedTensor a_gpu = on_gpu(a_host);
+    const OwnedTensor b_gpu = on_gpu(b_host);
+    const OwnedTensor c_gpu = on_gpu(c_host);
+    const auto with = [&](const OwnedTensor& a_values, const OwnedTensor& b_values,
+                          const OwnedTensor& c_values) {
+      Gemm whole = product;
+      whole.a = at(a_values, a);
+      whole.b = at(b_values, b);
+      whole.c = at(c_values, c);
+      return whole;
+    };
+    products().run(with(a_gpu, b_gpu, c_gpu));
+    OwnedTensor result(c_host.get().dtype, c_host.get().shape);
+    gpu().device().copy(result.get().data, c_gpu.get().data, result.get().num_bytes());
+    gemm(with(a_host, b_host, c_host));
+    expect_near(result, c_host, product.output_type == DType::kF32 ? 2e-5 : 8e-3);
+  }
+
+ private:
+  /// All values, those between the rows included.
+  static void expect_near(const Tensor& actual, const Tensor& expected, double tolerance) {
+    const std::vector<double> values = testing::to_doubles(actual);
+    const std::vector<double> truths = testing::to_doubles(expected);
+    for (size_t i = 0; i < values.size(); ++i)
+      ASSERT_NEAR(values[i], truths[i], tolerance * (4 + std::abs(truths[i]))) << i;
+  }
+
+  Random random_{5, 1};
+};
+
+TEST_F(MatrixProductCuda, RandomProductsMatchTheCpu) {
+  for (int i = 0; i < 120; ++i) {
+    const bool whole = i % 3 == 0;
+    const auto size = [&] { return whole ? 64 * below(6) : below(200); };
+    Gemm product{.transpose_a = below(2) == 0,
+                 .transpose_b = below(2) == 0,
+                 .m = size(),
+                 .n = size(),
+                 .k = i % 10 == 0 ? 0 : size()};
+    if (below(2) == 0) product.input_type = DType::kBF16;
+    if (product.input_type == DType::kBF16 && below(2) == 0) product.output_type = DType::kBF16;
+    product.accumulate = product.output_type == DType::kF32 && below(2) == 0;
+    SCOPED_TRACE(fmt::format("{} x {} x {}, transposed {} {}, {} to {}, accumulate {}", product.m,
+                             product.n, product.k, product.transpose_a, product.transpose_b,
+                             dtype_name(product.input_type), dtype_name(product.output_type),
+                             product.accumulate));
+    check(product);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cuda
