@@ -10,7 +10,7 @@ constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 
-/// kCount neighbouring values of a row as floats.
+/// Neighbouring values of a row, read and written at once.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Vector {
   T values[kCount];
@@ -55,6 +55,7 @@ __global__ void add_chunks_kernel(const float* partial, float* sums, int64_t num
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (column >= num_columns) return;
   float sum = 0;
+#pragma unroll
   for (int64_t chunk = 0; chunk < kLinearSumChunks; ++chunk)
     sum += partial[chunk * num_columns + column];
   sums[column] += sum;
@@ -70,7 +71,7 @@ void launch_chunks(const LinearRows& rows, float* partial, cudaStream_t stream) 
 
 template <typename T>
 void launch_chunks_of(const LinearRows& rows, float* partial, cudaStream_t stream) {
-  constexpr int kVector = 8 / sizeof(T);
+  constexpr int kVector = 16 / sizeof(T);
   const bool vectors = rows.num_columns % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(rows.data) % sizeof(Vector<T, kVector>) == 0;
   vectors ? launch_chunks<T, kVector>(rows, partial, stream)

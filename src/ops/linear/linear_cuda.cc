@@ -12,14 +12,13 @@ using cuda::context_of;
 using cuda::multiply;
 using cuda::stream_of;
 
-/// Rows of a BF16 result with bias are made in F32, so many at a time that they stay in the L2
-/// cache until the bias is added: cuBLASLt has no such product with an F32 bias.
+/// Rows of a BF16 result with bias that are made at a time in F32: cuBLASLt has no such product
+/// with an F32 bias. Enough for a product that fills the GPU.
 int64_t rows_before_bias(int64_t num_columns) {
-  constexpr int64_t kBytes = int64_t{24} << 20;
+  constexpr int64_t kBytes = int64_t{64} << 20;
   constexpr int64_t kUnit = 128;  // rows of a product's tile
-  const int64_t rows =
-      kBytes / (static_cast<int64_t>(sizeof(float)) * std::max<int64_t>(num_columns, 1));
-  return std::max(rows / kUnit, int64_t{1}) * kUnit;
+  const int64_t row_bytes = static_cast<int64_t>(sizeof(float)) * std::max<int64_t>(num_columns, 1);
+  return std::max(kBytes / row_bytes / kUnit, int64_t{1}) * kUnit;
 }
 
 Gemm forward_product(const Tensor& x, const Tensor& weight) {

@@ -24,7 +24,9 @@ using Bf16 = __nv_bfloat16;
 template <typename T>
 __device__ __forceinline__ float shifted_exp(float x, float shift) {
   if constexpr (sizeof(T) == 2) {
-    return exp2f((x - shift) * kLog2E);
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"((x - shift) * kLog2E));
+    return result;
   } else {
     return expf(x - shift);
   }
@@ -61,23 +63,30 @@ __device__ Statistics join_block(Statistics own) {
   return joint;
 }
 
-/// A thread's part of a tile of a row: four vectors, a step apart.
+/// A thread's part of a tile of a row: vectors a step apart; -inf beyond the row's end.
 struct Part {
   float4 vectors[kVectors];
 
-  static __device__ __forceinline__ int64_t column(int64_t tile, int i) {
-    return tile + i * kStep + threadIdx.x * 4;
+  static __device__ __forceinline__ int column(int tile, int i) {
+    return tile + i * kStep + static_cast<int>(threadIdx.x) * 4;
   }
-  __device__ __forceinline__ void load(const float* row, int64_t tile, int64_t num_columns) {
+  __device__ __forceinline__ void load(const float* row, int tile, int num_columns) {
+    if (tile + kTile <= num_columns) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int64_t at = column(tile, i);
-      vectors[i] = float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      if (at < num_columns) vectors[i] = *reinterpret_cast<const float4*>(row + at);
-      if (at + 1 >= num_columns) vectors[i].y = -INFINITY;
-      if (at + 2 >= num_columns) vectors[i].z = -INFINITY;
-      if (at + 3 >= num_columns) vectors[i].w = -INFINITY;
+      for (int i = 0; i < kVectors; ++i)
+        vectors[i] = *reinterpret_cast<const float4*>(row + column(tile, i));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) vectors[i] = load_end(row, column(tile, i), num_columns);
     }
+  }
+  static __device__ __forceinline__ float4 load_end(const float* row, int at, int num_columns) {
+    float4 v{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    if (at < num_columns) v = *reinterpret_cast<const float4*>(row + at);
+    if (at + 1 >= num_columns) v.y = -INFINITY;
+    if (at + 2 >= num_columns) v.z = -INFINITY;
+    if (at + 3 >= num_columns) v.w = -INFINITY;
+    return v;
   }
   __device__ __forceinline__ float maximum() const {
     float result = -INFINITY;
@@ -87,23 +96,34 @@ struct Part {
   }
 };
 
+/// Calls run(tile, part) for every tile of a row, while the next one is on its way.
+template <typename Run>
+__device__ __forceinline__ void for_each_tile(const float* row, int num_columns, const Run& run) {
+  Part part;
+  part.load(row, 0, num_columns);
+  for (int tile = 0; tile < num_columns; tile += kTile) {
+    Part next;
+    if (num_columns - tile > kTile) next.load(row, tile + kTile, num_columns);
+    run(tile, part);
+    part = next;
+  }
+}
+
 template <typename T>
-__device__ Statistics row_statistics(const float* row, int64_t num_columns) {
+__device__ Statistics row_statistics(const float* row, int num_columns) {
   Statistics own;
-  for (int64_t tile = 0; tile < num_columns; tile += kTile) {
-    Part part;
-    part.load(row, tile, num_columns);
+  for_each_tile(row, num_columns, [&](int tile, const Part& part) {
     const float maximum = fmaxf(own.maximum, part.maximum());
     float sum = own.sum_at(maximum);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (Part::column(tile, i) >= num_columns) continue;
+      if (Part::column(tile, i) >= num_columns) continue;  // nothing has no maximum
       const float4 v = part.vectors[i];
       sum += (shifted_exp<T>(v.x, maximum) + shifted_exp<T>(v.y, maximum)) +
              (shifted_exp<T>(v.z, maximum) + shifted_exp<T>(v.w, maximum));
     }
     own = {maximum, sum};
-  }
+  });
   return join_block(own);
 }
 
@@ -154,44 +174,48 @@ __device__ RowGradient row_gradient(const HeadGradients& g, int64_t token, const
 }
 
 template <typename T>
-__device__ void store_zeros(T* row, int64_t num_columns) {
-  for (int64_t at = threadIdx.x * 4; at < num_columns; at += kStep) store(row + at, float4{});
+__device__ void store_zeros(T* row, int num_columns) {
+  for (int at = static_cast<int>(threadIdx.x) * 4; at < num_columns; at += kStep)
+    store(row + at, float4{});
 }
 
-/// Gradients are no wider than logits, so that a tile is written where tiles read before it were.
+/// The thread that stores a column.
+__device__ __forceinline__ int owner_of(int column) {
+  return column / 4 % kThreads;
+}
+
+/// Gradients are no wider than logits: a tile is written where all threads have read.
 template <typename T>
-__device__ void store_gradients(float* row, int64_t num_columns, const RowGradient& gradient) {
+__device__ void store_gradients(float* row, int num_columns, const RowGradient& gradient) {
   T* const to = reinterpret_cast<T*>(row);
   if (gradient.coef == 0 && gradient.at_label == 0) return store_zeros(to, num_columns);
-  for (int64_t tile = 0; tile < num_columns; tile += kTile) {
-    Part part;
-    part.load(row, tile, num_columns);
+  const int label = static_cast<int>(gradient.label_column);
+  const bool owns_label = label >= 0 && owner_of(label) == static_cast<int>(threadIdx.x);
+  const float label_logit = owns_label ? row[label] : 0.0F;
+  const auto probability = [&](float logit) {
+    return shifted_exp<T>(logit, gradient.lse) * gradient.coef;
+  };
+  for_each_tile(row, num_columns, [&](int tile, const Part& part) {
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int64_t at = Part::column(tile, i);
-      if (at >= num_columns) continue;
-      float4 v = part.vectors[i];
-      v.x = shifted_exp<T>(v.x, gradient.lse) * gradient.coef;
-      v.y = shifted_exp<T>(v.y, gradient.lse) * gradient.coef;
-      v.z = shifted_exp<T>(v.z, gradient.lse) * gradient.coef;
-      v.w = shifted_exp<T>(v.w, gradient.lse) * gradient.coef;
-      if (gradient.label_column == at) v.x += gradient.at_label;
-      if (gradient.label_column == at + 1) v.y += gradient.at_label;
-      if (gradient.label_column == at + 2) v.z += gradient.at_label;
-      if (gradient.label_column == at + 3) v.w += gradient.at_label;
-      store(to + at, v);
+      const int at = Part::column(tile, i);
+      const float4 v = part.vectors[i];
+      if (at < num_columns)
+        store(to + at, {probability(v.x), probability(v.y), probability(v.z), probability(v.w)});
     }
-  }
+  });
+  if (owns_label) to[label] = T(probability(label_logit) + gradient.at_label);
 }
 
 /// Finds a row's losses; returns its lse to all threads.
 template <typename T>
 __device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, const float* row,
                              int64_t token, const Label& label) {
+  const auto num_columns = static_cast<int>(rows.num_columns);
   float label_logit = 0;
   if (threadIdx.x == 0 && label.column >= 0) label_logit = row[label.column];
-  const Statistics statistics = row_statistics<T>(row, rows.num_columns);
+  const Statistics statistics = row_statistics<T>(row, num_columns);
   const float log_sum = logf(statistics.sum);
   const float lse = statistics.maximum + log_sum;
   if (threadIdx.x == 0) {
@@ -208,9 +232,10 @@ template <typename T, bool kLosses, bool kGradients>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
   float* const row = rows.logits + blockIdx.x * rows.stride;
+  const auto num_columns = static_cast<int>(rows.num_columns);
   const int64_t token = rows.first_token + blockIdx.x;
   if (rows.extent != nullptr && token >= *rows.extent) {
-    if constexpr (kGradients) store_zeros(reinterpret_cast<T*>(row), rows.num_columns);
+    if constexpr (kGradients) store_zeros(reinterpret_cast<T*>(row), num_columns);
     return;
   }
   const Label label = label_of(rows, token);
@@ -221,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     lse = gradients.lse[token];
   }
   if constexpr (kGradients)
-    store_gradients<T>(row, rows.num_columns, row_gradient(gradients, token, label, lse));
+    store_gradients<T>(row, num_columns, row_gradient(gradients, token, label, lse));
 }
 
 template <bool kLosses, bool kGradients>

@@ -10,6 +10,7 @@ namespace {
 
 /// A row of logits begins at a multiple of 32 bytes, as the products and vectors like it.
 constexpr int64_t kStrideUnit = 8;
+constexpr int64_t kMaxColumns = int64_t{1} << 30;
 
 int64_t scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
                       bool makes_gradients) {
@@ -49,7 +50,9 @@ Head::Head(const KernelArgs& args, const CrossEntropySpec& spec, int64_t first_c
       first_column_(first_column),
       vocab_size_(vocab_size),
       x_(args.in(0)),
-      weight_(args.in(1)) {}
+      weight_(args.in(1)) {
+  ensure(cut_.V <= kMaxColumns, "a vocabulary of {}: its columns are counted in 32 bits", cut_.V);
+}
 
 HeadRows Head::multiply_logits(int64_t first_token) const {
   const HeadRows rows{.logits = workspace_part<float>(args_.workspace, scratch_.logits),

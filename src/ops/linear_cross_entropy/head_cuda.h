@@ -9,7 +9,7 @@ namespace tessera::cuda {
 /// at least kMinRows or the specification's chunk_tokens, so that adding a chunk to the weight's
 /// gradient costs little beside its product.
 struct HeadCut {
-  static constexpr int64_t kLogitsBytes = int64_t{256} << 20;
+  static constexpr int64_t kLogitsBytes = int64_t{512} << 20;
   static constexpr int64_t kMinRows = 2048;
 
   int64_t T = 0;

@@ -11,7 +11,7 @@ namespace tessera::cuda {
 struct HeadRows {
   float* logits = nullptr;  ///< [num_rows, stride]
   int64_t num_rows = 0;
-  int64_t num_columns = 0;  ///< rows of the vocabulary that are here; may be 0
+  int64_t num_columns = 0;  ///< rows of the vocabulary that are here, 0 to 2^30
   int64_t stride = 0;
   int64_t first_token = 0;          ///< of the chunk
   const int64_t* extent = nullptr;  ///< how many tokens there are, on the GPU; null: all
