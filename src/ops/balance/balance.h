@@ -106,5 +106,7 @@ OperatorPtr make_balance_statistics(const BalanceStatisticsSpec& spec);
 OperatorPtr make_balance_loss(const BalanceLossSpec& spec);
 
 void add_balance_cpu(KernelTable& table);
+/// Up to 1024 experts.
+void add_balance_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -75,5 +75,6 @@ OperatorPtr make_unpermute_probs();
 OperatorPtr make_unpermute_weighted();
 
 void add_permute_cpu(KernelTable& table);
+void add_permute_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -15,6 +15,12 @@
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/balance/balance.h"
+#include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/permute/permute.h"
+#include "ops/registry/cuda_kernels.h"
+#include "ops/route_map/route_map.h"
+#include "ops/router/router.h"
 
 namespace tessera {
 
@@ -35,6 +41,11 @@ KernelTable make_cuda_kernels() {
   add_grouped_matmul_cuda(table);
   add_linear_cuda(table);
   add_linear_cross_entropy_cuda(table);
+  add_balance_cuda(table);
+  add_grouped_matmul_cuda(table);
+  add_permute_cuda(table);
+  add_route_map_cuda(table);
+  add_router_cuda(table);
   return table;
 }
 

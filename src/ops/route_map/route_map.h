@@ -91,5 +91,7 @@ struct RouteMapOutput {
 OperatorPtr make_route_map(const RouteMapSpec& spec);
 
 void add_route_map_cpu(KernelTable& table);
+/// Up to 1024 local experts.
+void add_route_map_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -142,5 +142,7 @@ class RouterBackward final : public Operator {
 OperatorPtr make_router(const RouterSpec& spec);
 
 void add_router_cpu(KernelTable& table);
+/// Up to 1024 experts.
+void add_router_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -1,0 +1,83 @@
+#include "ops/balance/balance.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::GpuCheck;
+using testing::GpuTest;
+using testing::OperatorInputs;
+
+class BalanceCuda : public GpuTest {};
+
+TEST_F(BalanceCuda, Statistics) {
+  Random random(3, 1);
+  for (const int64_t num_tokens : {0, 1, 100, 2111}) {
+    for (const int64_t num_experts : {1, 8, 100, 256, 1024}) {
+      const bool sigmoid = random.next_below(2) == 0;
+      const auto segments = static_cast<int64_t>(1 + random.next_below(7));
+      const BalanceStatisticsSpec spec{
+          .num_experts = num_experts,
+          .top_k = std::min<int64_t>(num_experts, 6),
+          .score = sigmoid ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax,
+          .num_segments = segments};
+      SCOPED_TRACE(fmt::format("T={} {}", num_tokens, make_balance_statistics(spec)->attributes()));
+      GpuCheck check{.seed = 5, .dtypes = {DType::kF32}};
+      std::vector<int32_t> idx, segment;
+      for (int64_t t = 0; t < num_tokens; ++t) {
+        segment.push_back(static_cast<int32_t>(random.next_below(static_cast<uint64_t>(segments))));
+        for (int64_t k = 0; k < spec.top_k; ++k)
+          idx.push_back(
+              static_cast<int32_t>(random.next_below(static_cast<uint64_t>(num_experts + 1))) - 1);
+      }
+      check.values.emplace("idx", testing::tensor_of_i32({num_tokens, spec.top_k}, idx));
+      check.values.emplace("segments", testing::tensor_of_i32({num_tokens}, segment));
+      testing::check_operator_on_gpu(
+          make_balance_statistics(spec),
+          [&](DType /*dtype*/) {
+            return OperatorInputs{.names = {"x", "idx", "segments"},
+                                  .types = {{DType::kF32, {num_tokens, num_experts}},
+                                            {DType::kI32, {num_tokens, spec.top_k}},
+                                            {DType::kI32, {num_tokens}}}};
+          },
+          {BalanceOutput::kScoreSums}, cpu(), gpu(), check);
+    }
+  }
+}
+
+TEST_F(BalanceCuda, Loss) {
+  Random random(4, 1);
+  for (const int64_t num_experts : {1, 8, 96, 1024}) {
+    for (const int64_t segments : {1, 5}) {
+      const BalanceLossSpec spec{.total_tokens = 300,
+                                 .group_size = num_experts % 8 == 0 ? 8 : 1,
+                                 .has_prior_counts = segments == 1};
+      SCOPED_TRACE(fmt::format("E={} G={}", num_experts, segments));
+      GpuCheck check{.seed = 6, .dtypes = {DType::kF32}};
+      std::vector<float> counts, prior;
+      for (int64_t i = 0; i < segments * num_experts; ++i)  // a segment without tokens
+        counts.push_back(i / num_experts == 2 ? 0.0F : static_cast<float>(random.next_below(90)));
+      for (int64_t e = 0; e < num_experts; ++e)
+        prior.push_back(static_cast<float>(random.next_below(90)));
+      check.values.emplace("counts", testing::tensor_of({segments, num_experts}, counts));
+      check.values.emplace("prior", testing::tensor_of({num_experts}, prior));
+      testing::check_operator_on_gpu(
+          make_balance_loss(spec),
+          [&](DType /*dtype*/) {
+            OperatorInputs inputs{.names = {"counts", "x"},
+                                  .types = {{DType::kF32, {segments, num_experts}},
+                                            {DType::kF32, {segments, num_experts}}}};
+            if (spec.has_prior_counts) {
+              inputs.names.push_back("prior");
+              inputs.types.push_back({DType::kF32, {num_experts}});
+            }
+            return inputs;
+          },
+          {0}, cpu(), gpu(), check);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

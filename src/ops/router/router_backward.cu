@@ -1,0 +1,169 @@
+// The gradient of the router's logits: a warp to a token.
+#include "ops/router/router_kernels.h"
+#include "ops/router/router_scores.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+template <int kPer>
+struct TokenBackward {
+  const RouterBackwardTokens& p;
+  TokenScores<kPer> scores;
+  int64_t token;
+  float* scratch_E;  ///< shared memory of the warp
+
+  __device__ __forceinline__ const int32_t* chosen() const {
+    return p.expert_idx_TK + token * p.rule.top_k;
+  }
+  __device__ __forceinline__ const float* grad_probs() const {
+    return p.grad_probs_TK + token * p.rule.top_k;
+  }
+  /// What the lanes put into scratch_E of the chosen experts, and 0 for the others.
+  template <typename ValueOf>
+  __device__ __forceinline__ void scatter(ValueOf value_of, float (&to)[kPer]) const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (scores.has(i)) scratch_E[scores.expert(i)] = 0;
+    }
+    __syncwarp();
+    for (int k = scores.lane; k < p.rule.top_k; k += kLanes) scratch_E[chosen()[k]] = value_of(k);
+    __syncwarp();
+    scores.load(scratch_E, to);
+  }
+
+  /// The gradient of the probabilities as one of the scores that they were picked from.
+  __device__ __forceinline__ void chosen_scores(const float (&of)[kPer], float (&ds)[kPer]) const {
+    const int top_k = p.rule.top_k;
+    float scale = p.rule.scale;
+    float mean = 0;  // of the gradient, weighted by the normalised scores
+    if (p.rule.normalize) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        if (scores.has(i)) scratch_E[scores.expert(i)] = of[i];
+      }
+      __syncwarp();
+      float sum = 0;
+      for (int k = scores.lane; k < top_k; k += kLanes) sum += scratch_E[chosen()[k]];
+      sum = kShareSumEpsilon + warp_sum(sum);
+      for (int k = scores.lane; k < top_k; k += kLanes)
+        mean += scratch_E[chosen()[k]] / sum * grad_probs()[k];
+      mean = warp_sum(mean);
+      scale /= sum;
+    }
+    scatter([&](int k) { return scale * (grad_probs()[k] - mean); }, ds);
+  }
+
+  /// Softmax over the chosen logits alone: straight to the gradient of the logits.
+  __device__ __forceinline__ void add_chosen_logits(float (&dl)[kPer]) const {
+    const int top_k = p.rule.top_k;
+    const float* logits = p.logits_TE + token * p.rule.num_experts;
+    float largest = -INFINITY;
+    for (int k = scores.lane; k < top_k; k += kLanes) largest = fmaxf(largest, logits[chosen()[k]]);
+    largest = warp_max(largest);
+    float sum = 0;
+    float dot = 0;
+    for (int k = scores.lane; k < top_k; k += kLanes) {
+      const float term = expf(logits[chosen()[k]] - largest);
+      sum += term;
+      dot += term * grad_probs()[k];
+    }
+    sum = warp_sum(sum);
+    dot = warp_sum(dot) / sum;
+    float added[kPer];
+    scatter(
+        [&](int k) {
+          return p.rule.scale * (expf(logits[chosen()[k]] - largest) / sum) *
+                 (grad_probs()[k] - dot);
+        },
+        added);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) dl[i] += added[i];
+  }
+
+  /// Adds the gradient of scale/T · Σ_e w_e·q_e, q being the token's shares.
+  __device__ __forceinline__ void add_shares(const float* weights_E, float scale,
+                                             const float (&of)[kPer], float (&ds)[kPer]) const {
+    scale /= static_cast<float>(p.num_tokens);
+    float weights[kPer];
+    scores.load(weights_E, weights);
+    float mean = 0;
+    float sum = 1;
+    if (p.rule.sigmoid) {
+      float shares[kPer];
+      sum = scores.normalize(of, shares);
+      mean = scores.dot(shares, weights);
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) ds[i] += scale * (weights[i] - mean) / sum;
+  }
+
+  /// The scores' own gradient, ds, as one of the logits.
+  __device__ __forceinline__ void add_scores(const float (&of)[kPer], const float (&ds)[kPer],
+                                             float (&dl)[kPer]) const {
+    const float dot = p.rule.sigmoid ? 0.0F : scores.dot(of, ds);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      dl[i] += of[i] * (p.rule.sigmoid ? (1.0F - of[i]) * ds[i] : ds[i] - dot);
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int num_experts = p.rule.num_experts;
+    float logits[kPer], soft[kPer], of[kPer], ds[kPer] = {}, dl[kPer] = {};
+    scores.load(p.logits_TE + token * num_experts, logits);
+    const float lse = scores.softmax(logits, soft);
+    if (p.rule.sigmoid) {
+      scores.sigmoid(logits, of);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) of[i] = soft[i];
+    }
+    if (p.given_grad_logits_TE != nullptr)
+      scores.load(p.given_grad_logits_TE + token * num_experts, dl);
+    if (p.grad_probs_TK != nullptr && !p.rule.after_top_k) chosen_scores(of, ds);
+    if (p.grad_balance != nullptr) {
+      const int64_t segment =
+          p.cu_seqlens == nullptr ? 0 : segment_of(p.cu_seqlens, p.num_segments, token);
+      const float scale = *p.grad_balance * static_cast<float>(num_experts / p.group_size);
+      add_shares(p.fractions_SE + segment * num_experts, scale, of, ds);
+    }
+    if (p.grad_means_E != nullptr) add_shares(p.grad_means_E, 1.0F, of, ds);
+    add_scores(of, ds, dl);
+    if (p.grad_probs_TK != nullptr && p.rule.after_top_k) add_chosen_logits(dl);
+    if (p.grad_z != nullptr) {
+      const float scale = *p.grad_z * 2.0F * lse / static_cast<float>(p.num_tokens);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) dl[i] += scale * soft[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (scores.has(i)) p.grad_logits_TE[token * num_experts + scores.expert(i)] = dl[i];
+    }
+  }
+};
+
+template <int kPer>
+__global__ void __launch_bounds__(kWarps* kLanes) backward_tokens(const RouterBackwardTokens p) {
+  extern __shared__ float shared[];
+  const int warp = threadIdx.x / kLanes;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (token >= p.num_tokens) return;
+  const TokenScores<kPer> scores{p.rule.num_experts, static_cast<int>(threadIdx.x) % kLanes};
+  TokenBackward<kPer>{p, scores, token, shared + warp * p.rule.num_experts}.run();
+}
+
+}  // namespace
+
+void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream) {
+  if (tokens.num_tokens == 0) return;
+  const int num_experts = tokens.rule.num_experts;
+  const size_t num_bytes = kWarps * static_cast<size_t>(num_experts) * sizeof(float);
+  const auto blocks = static_cast<unsigned>((tokens.num_tokens + kWarps - 1) / kWarps);
+  with_experts_per_lane(num_experts, [&]<int kPer>() {
+    backward_tokens<kPer><<<blocks, kWarps * kLanes, num_bytes, stream>>>(tokens);
+  });
+}
+
+}  // namespace tessera::cuda

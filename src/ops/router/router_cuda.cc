@@ -1,0 +1,332 @@
+#include "ops/cuda/check.h"
+#include "ops/cuda/context.h"
+#include "ops/router/router.h"
+#include "ops/router/router_kernels.h"
+#include "ops/workspace.h"
+
+namespace tessera {
+namespace {
+
+using namespace cuda;
+
+RouterRule rule_of(const RouterSpec& spec) {
+  require(spec.num_experts <= kRouterMaxExperts,
+          "router: {} experts; on a GPU there may be at most {}", spec.num_experts,
+          kRouterMaxExperts);
+  return {.num_experts = static_cast<int>(spec.num_experts),
+          .top_k = static_cast<int>(spec.top_k),
+          .sigmoid = spec.score == ScoreFunction::kSigmoid,
+          .after_top_k = spec.order == ScoreOrder::kAfterTopK,
+          .normalize = spec.normalize_top_k,
+          .force_balanced = spec.force_balanced,
+          .scale = static_cast<float>(spec.scaling_factor),
+          .num_groups = static_cast<int>(spec.num_groups),
+          .top_groups = static_cast<int>(spec.top_groups),
+          .top_two_groups = spec.group_score == GroupScore::kTopTwoSum};
+}
+
+/// `weight` is [E, H].
+RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
+  return {.num_tokens = x[0],
+          .hidden_size = x[1],
+          .num_experts = weight[0],
+          .bf16 = dtype == DType::kBF16};
+}
+
+/// Where the parts of the scratch memory start, in bytes; those of the forward kernel, then those
+/// of the backward one. Both have `fractions`.
+struct Workspace {
+  int64_t fractions = 0;     ///< f32 [segments, E]
+  int64_t share_sums = 0;    ///< f32 [blocks, E]
+  int64_t counts = 0;        ///< i32 [blocks, E]
+  int64_t z_sums = 0;        ///< f64 [blocks]
+  int64_t balance_sums = 0;  ///< f64 [blocks]
+  int64_t share_totals = 0;  ///< f64 [E]
+  int64_t grad_logits = 0;   ///< f32 [T, E]
+  int64_t partials = 0;      ///< f32 [splits, E, H]
+  int64_t num_bytes = 0;
+
+  static Workspace of_forward(const RouterShape& shape, int64_t num_segments) {
+    WorkspaceLayout layout;
+    Workspace result;
+    const int64_t num_blocks = router_blocks(shape.num_tokens);
+    result.fractions = layout.add<float>(num_segments * shape.num_experts);
+    result.share_sums = layout.add<float>(num_blocks * shape.num_experts);
+    result.counts = layout.add<int32_t>(num_blocks * shape.num_experts);
+    result.z_sums = layout.add<double>(num_blocks);
+    result.balance_sums = layout.add<double>(num_blocks);
+    result.share_totals = layout.add<double>(shape.num_experts);
+    result.num_bytes = layout.num_bytes();
+    return result;
+  }
+  static Workspace of_backward(const RouterShape& shape, int64_t num_segments) {
+    WorkspaceLayout layout;
+    Workspace result;
+    result.fractions = layout.add<float>(num_segments * shape.num_experts);
+    result.grad_logits = layout.add<float>(shape.num_tokens * shape.num_experts);
+    result.partials =
+        layout.add<float>(router_weight_splits(shape) * shape.num_experts * shape.hidden_size);
+    result.num_bytes = layout.num_bytes();
+    return result;
+  }
+};
+
+/// Of cu_seqlens [segments + 1]; one where there are none.
+template <typename Input>
+int64_t num_segments(const Input* cu_seqlens) {
+  return cu_seqlens == nullptr ? 1 : cu_seqlens->shape[0] - 1;
+}
+
+template <typename Input>
+const Input* segment_bounds(const Router& op, std::span<const Input> inputs) {
+  const bool by_sequence = op.spec().balance_scope == BalanceScope::kSequence;
+  return by_sequence ? &inputs[static_cast<size_t>(op.scope_input())] : nullptr;
+}
+
+/// One forward call.
+struct Forward {
+  const Router& op;
+  const KernelArgs& args;
+  RouterRule rule;
+  RouterShape shape;
+  const Tensor* bounds;  ///< cu_seqlens, where the balance loss goes by sequence
+  Workspace layout;
+  cudaStream_t stream;
+
+  template <typename T>
+  T* part(int64_t offset) const {
+    return workspace_part<T>(args.workspace, offset);
+  }
+  template <typename T>
+  T* out(int idx) const {
+    return args.out(static_cast<size_t>(idx)).as<T>();
+  }
+
+  void choose() const {
+    const int bias = op.bias_input();
+    launch_router_logits(shape, args.in(0).data, args.in(1).as<float>(),
+                         out<float>(RouterOutput::kLogits), stream);
+    launch_route_tokens(
+        {.rule = rule,
+         .num_tokens = shape.num_tokens,
+         .logits_TE = out<float>(RouterOutput::kLogits),
+         .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
+         .probs_TK = out<float>(RouterOutput::kProbs),
+         .expert_idx_TK = out<int32_t>(RouterOutput::kExpertIdx),
+         .share_sums = part<float>(layout.share_sums),
+         .counts = part<int32_t>(layout.counts),
+         .z_sums = part<double>(layout.z_sums)},
+        stream);
+    launch_router_sums({.num_experts = rule.num_experts,
+                        .num_tokens = shape.num_tokens,
+                        .share_sums = part<float>(layout.share_sums),
+                        .counts = part<int32_t>(layout.counts),
+                        .share_totals_E = part<double>(layout.share_totals),
+                        .score_means_E = out<float>(RouterOutput::kScoreMeans),
+                        .counts_E = out<float>(RouterOutput::kCounts)},
+                       stream);
+  }
+
+  void balance_segments() const {
+    launch_segment_fractions({.num_experts = rule.num_experts,
+                              .top_k = rule.top_k,
+                              .group_size = static_cast<int>(op.spec().balance_group_size),
+                              .num_segments = num_segments(bounds),
+                              .num_tokens = shape.num_tokens,
+                              .cu_seqlens = bounds->as<int32_t>(),
+                              .expert_idx_TK = out<int32_t>(RouterOutput::kExpertIdx),
+                              .fractions_SE = part<float>(layout.fractions)},
+                             stream);
+    launch_segment_balance({.num_experts = rule.num_experts,
+                            .sigmoid = rule.sigmoid,
+                            .num_segments = num_segments(bounds),
+                            .num_tokens = shape.num_tokens,
+                            .cu_seqlens = bounds->as<int32_t>(),
+                            .logits_TE = out<float>(RouterOutput::kLogits),
+                            .fractions_SE = part<float>(layout.fractions),
+                            .balance_sums = part<double>(layout.balance_sums)},
+                           stream);
+  }
+
+  void balance_batch() const {
+    const bool global = op.spec().balance_scope == BalanceScope::kGlobalBatch;
+    const auto scope = static_cast<size_t>(op.scope_input());
+    launch_router_fractions({.num_experts = rule.num_experts,
+                             .group_size = static_cast<int>(op.spec().balance_group_size),
+                             .counts_E = out<float>(RouterOutput::kCounts),
+                             .prior_counts_E = global ? args.in(scope).as<float>() : nullptr,
+                             .fractions_E = part<float>(layout.fractions)},
+                            stream);
+  }
+
+  void write_losses() const {
+    bounds == nullptr ? balance_batch() : balance_segments();
+    launch_router_losses(
+        {.num_experts = rule.num_experts,
+         .group_size = static_cast<int>(op.spec().balance_group_size),
+         .num_tokens = shape.num_tokens,
+         .fractions_E = part<float>(layout.fractions),
+         .share_totals_E = part<double>(layout.share_totals),
+         .balance_sums = bounds == nullptr ? nullptr : part<double>(layout.balance_sums),
+         .z_sums = part<double>(layout.z_sums),
+         .balance_loss = out<float>(RouterOutput::kBalanceLoss),
+         .z_loss = out<float>(RouterOutput::kZLoss)},
+        stream);
+  }
+};
+
+void router(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const Router&>(base);
+  const RouterShape shape = shape_of(args.in(0).dtype, args.in(0).shape, args.in(1).shape);
+  const Tensor* bounds = segment_bounds(op, args.inputs);
+  const Forward forward{.op = op,
+                        .args = args,
+                        .rule = rule_of(op.spec()),
+                        .shape = shape,
+                        .bounds = bounds,
+                        .layout = Workspace::of_forward(shape, num_segments(bounds)),
+                        .stream = stream_of(args)};
+  forward.choose();
+  forward.write_losses();
+  check(cudaGetLastError());
+}
+
+int64_t router_workspace(const Operator& base, std::span<const ValueType> inputs) {
+  const auto& op = static_cast<const Router&>(base);
+  const RouterShape shape = shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape);
+  return Workspace::of_forward(shape, num_segments(segment_bounds(op, inputs))).num_bytes;
+}
+
+/// The inputs that only some backward calls have, in their order; null where absent.
+struct OptionalInputs {
+  const float* counts = nullptr;
+  const float* prior_counts = nullptr;
+  const Tensor* cu_seqlens = nullptr;
+  const float* grad_probs = nullptr;
+  const float* grad_balance = nullptr;
+  const float* grad_z = nullptr;
+  const float* grad_means = nullptr;
+  const float* grad_logits = nullptr;
+
+  OptionalInputs(const RouterBackward& op, const KernelArgs& args) {
+    size_t next = 4;
+    const auto take = [&](bool present) { return present ? args.in(next++).as<float>() : nullptr; };
+    const RouterGradients& gradients = op.gradients();
+    const BalanceScope scope = op.spec().balance_scope;
+    counts = take(gradients.balance_loss && scope != BalanceScope::kSequence);
+    prior_counts = take(gradients.balance_loss && scope == BalanceScope::kGlobalBatch);
+    if (gradients.balance_loss && scope == BalanceScope::kSequence) cu_seqlens = &args.in(next++);
+    grad_probs = take(gradients.probs);
+    grad_balance = take(gradients.balance_loss);
+    grad_z = take(gradients.z_loss);
+    grad_means = take(gradients.score_means);
+    grad_logits = take(gradients.logits);
+  }
+};
+
+/// One backward call.
+struct BackwardCall {
+  const RouterBackward& op;
+  const KernelArgs& args;
+  RouterRule rule;
+  RouterShape shape;
+  OptionalInputs optional;
+  Workspace layout;
+  cudaStream_t stream;
+
+  template <typename T>
+  T* part(int64_t offset) const {
+    return workspace_part<T>(args.workspace, offset);
+  }
+
+  void make_fractions() const {
+    const int group_size = static_cast<int>(op.spec().balance_group_size);
+    auto* fractions = part<float>(layout.fractions);
+    if (optional.cu_seqlens == nullptr) {
+      launch_router_fractions({.num_experts = rule.num_experts,
+                               .group_size = group_size,
+                               .counts_E = optional.counts,
+                               .prior_counts_E = optional.prior_counts,
+                               .fractions_E = fractions},
+                              stream);
+      return;
+    }
+    launch_segment_fractions({.num_experts = rule.num_experts,
+                              .top_k = rule.top_k,
+                              .group_size = group_size,
+                              .num_segments = num_segments(optional.cu_seqlens),
+                              .num_tokens = shape.num_tokens,
+                              .cu_seqlens = optional.cu_seqlens->as<int32_t>(),
+                              .expert_idx_TK = args.in(3).as<int32_t>(),
+                              .fractions_SE = fractions},
+                             stream);
+  }
+
+  void make_grad_logits() const {
+    if (optional.grad_balance != nullptr) make_fractions();
+    const Tensor* bounds = optional.cu_seqlens;
+    launch_router_backward_tokens(
+        {.rule = rule,
+         .group_size = static_cast<int>(op.spec().balance_group_size),
+         .num_tokens = shape.num_tokens,
+         .num_segments = num_segments(bounds),
+         .cu_seqlens = bounds == nullptr ? nullptr : bounds->as<int32_t>(),
+         .logits_TE = args.in(2).as<float>(),
+         .expert_idx_TK = args.in(3).as<int32_t>(),
+         .fractions_SE = part<float>(layout.fractions),
+         .grad_probs_TK = optional.grad_probs,
+         .grad_balance = optional.grad_balance,
+         .grad_z = optional.grad_z,
+         .grad_means_E = optional.grad_means,
+         .given_grad_logits_TE = optional.grad_logits,
+         .grad_logits_TE = part<float>(layout.grad_logits)},
+        stream);
+  }
+
+  void multiply() const {
+    const auto* grad_logits = part<float>(layout.grad_logits);
+    const bool x_wanted = op.gradients().x;
+    if (op.gradients().weight && args.out(x_wanted ? 1 : 0)) {
+      launch_router_grad_weight(shape, grad_logits, args.in(0).data, part<float>(layout.partials),
+                                args.out(x_wanted ? 1 : 0).as<float>(), stream);
+    }
+    if (x_wanted) {
+      launch_router_grad_x(shape, grad_logits, args.in(1).as<float>(), args.out(0).data, stream);
+    }
+  }
+};
+
+void router_backward(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const RouterBackward&>(base);
+  const RouterShape shape = shape_of(args.in(0).dtype, args.in(0).shape, args.in(1).shape);
+  const OptionalInputs optional(op, args);
+  const BackwardCall call{
+      .op = op,
+      .args = args,
+      .rule = rule_of(op.spec()),
+      .shape = shape,
+      .optional = optional,
+      .layout = Workspace::of_backward(shape, num_segments(optional.cu_seqlens)),
+      .stream = stream_of(args)};
+  call.make_grad_logits();
+  call.multiply();
+  check(cudaGetLastError());
+}
+
+int64_t router_backward_workspace(const Operator& base, std::span<const ValueType> inputs) {
+  const auto& op = static_cast<const RouterBackward&>(base);
+  const bool by_sequence =
+      op.gradients().balance_loss && op.spec().balance_scope == BalanceScope::kSequence;
+  return Workspace::of_backward(shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape),
+                                num_segments(by_sequence ? &inputs[4] : nullptr))
+      .num_bytes;
+}
+
+}  // namespace
+
+void add_router_cuda(KernelTable& table) {
+  table["router"] = Kernel(router, router_workspace);
+  table["router_backward"] = Kernel(router_backward, router_backward_workspace);
+}
+
+}  // namespace tessera

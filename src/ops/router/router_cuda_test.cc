@@ -1,0 +1,179 @@
+#include "ops/router/router.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::GpuCheck;
+using testing::GpuTest;
+using testing::OperatorInputs;
+
+struct Case {
+  RouterSpec spec;
+  int64_t num_tokens = 0;
+  int64_t hidden_size = 24;
+};
+
+OperatorInputs inputs_of(const Case& c, DType dtype) {
+  OperatorInputs inputs{.names = {"x", "w"},
+                        .types = {{dtype, {c.num_tokens, c.hidden_size}},
+                                  {DType::kF32, {c.spec.num_experts, c.hidden_size}}}};
+  const auto add = [&](const char* name, const ValueType& type) {
+    inputs.names.push_back(name);
+    inputs.types.push_back(type);
+  };
+  if (c.spec.expert_bias) add("bias", {DType::kF32, {c.spec.num_experts}});
+  if (c.spec.balance_scope == BalanceScope::kGlobalBatch)
+    add("prior", {DType::kF32, {c.spec.num_experts}});
+  if (c.spec.balance_scope == BalanceScope::kSequence) add("cu_seqlens", {DType::kI32, {5}});
+  return inputs;
+}
+
+GpuCheck check_of(const Case& c, uint64_t seed) {
+  GpuCheck check{.seed = seed, .tolerance_f32 = 5e-5};
+  Random random(seed, 1);
+  std::vector<float> prior;
+  for (int64_t e = 0; e < c.spec.num_experts; ++e)
+    prior.push_back(static_cast<float>(random.next_below(50)));
+  check.values.emplace("prior", testing::tensor_of({c.spec.num_experts}, prior));
+  check.values.emplace("bias",
+                       testing::random_tensor(DType::kF32, {c.spec.num_experts}, random, 0.2));
+  const auto t = static_cast<int32_t>(c.num_tokens);
+  check.values.emplace("cu_seqlens", testing::tensor_of_i32({5}, {0, t / 5, t / 5, t - t / 3, t}));
+  return check;
+}
+
+RouterSpec of_size(RouterSpec spec, int64_t num_experts, int64_t top_k) {
+  spec.num_experts = num_experts;
+  spec.top_k = top_k;
+  return spec;
+}
+
+/// Every way to score and choose that the published models use.
+std::vector<RouterSpec> published_specs() {
+  const RouterSpec mixtral{.num_experts = 8, .top_k = 2, .order = ScoreOrder::kAfterTopK};
+  const RouterSpec qwen{.num_experts = 128, .top_k = 8, .normalize_top_k = true};
+  const RouterSpec deepseek_v2{
+      .num_experts = 160, .top_k = 6, .scaling_factor = 16, .num_groups = 8, .top_groups = 3};
+  RouterSpec deepseek_v3{.num_experts = 256,
+                         .top_k = 8,
+                         .score = ScoreFunction::kSigmoid,
+                         .normalize_top_k = true,
+                         .scaling_factor = 2.5,
+                         .expert_bias = true,
+                         .num_groups = 8,
+                         .top_groups = 4,
+                         .group_score = GroupScore::kTopTwoSum,
+                         .balance_group_size = 32};
+  const RouterSpec plain_sigmoid{.num_experts = 33, .top_k = 2, .score = ScoreFunction::kSigmoid};
+  const RouterSpec many_groups{.num_experts = 96, .top_k = 5, .num_groups = 48, .top_groups = 33};
+  return {of_size({}, 16, 1),   mixtral,           qwen,
+          deepseek_v2,          deepseek_v3,       plain_sigmoid,
+          many_groups,          of_size({}, 1, 1), of_size({}, 1024, 40),
+          of_size(qwen, 40, 40)};
+}
+
+class RouterCuda : public GpuTest {
+ protected:
+  void check(const Case& c, uint64_t seed) {
+    const OperatorPtr op = make_router(c.spec);
+    SCOPED_TRACE(fmt::format("T={} H={} {}", c.num_tokens, c.hidden_size, op->attributes()));
+    testing::check_operator_on_gpu(
+        op, [&](DType dtype) { return inputs_of(c, dtype); },
+        {RouterOutput::kProbs, RouterOutput::kLogits, RouterOutput::kBalanceLoss,
+         RouterOutput::kZLoss, RouterOutput::kScoreMeans},
+        cpu(), gpu(), check_of(c, seed));
+  }
+};
+
+TEST_F(RouterCuda, PublishedRulesInEveryScope) {
+  uint64_t seed = 1;
+  for (const RouterSpec& spec : published_specs()) {
+    for (const BalanceScope scope :
+         {BalanceScope::kMicroBatch, BalanceScope::kSequence, BalanceScope::kGlobalBatch}) {
+      RouterSpec scoped = spec;
+      scoped.balance_scope = scope;
+      check({scoped, 70}, ++seed);
+    }
+  }
+}
+
+TEST_F(RouterCuda, AnyNumberOfTokensAndAnyWidth) {
+  uint64_t seed = 100;
+  for (const int64_t num_tokens : {0, 1, 31, 33, 1500}) {
+    for (const int64_t hidden_size : {1, 7, 130, 256}) {
+      for (const int which : {1, 4}) {
+        check({published_specs()[static_cast<size_t>(which)], num_tokens, hidden_size}, ++seed);
+      }
+    }
+  }
+}
+
+TEST_F(RouterCuda, EachGradientAlone) {
+  uint64_t seed = 200;
+  for (RouterSpec spec : published_specs()) {
+    spec.force_balanced = true;
+    const Case c{spec, 37, 20};
+    for (int output = 0; output <= RouterOutput::kScoreMeans; ++output) {
+      if (output == RouterOutput::kExpertIdx || output == RouterOutput::kCounts) continue;
+      SCOPED_TRACE(fmt::format("output {} {}", output, make_router(spec)->attributes()));
+      testing::check_operator_on_gpu(
+          make_router(spec), [&](DType dtype) { return inputs_of(c, dtype); }, {output}, cpu(),
+          gpu(), check_of(c, ++seed));
+    }
+  }
+}
+
+/// Logits that are the rows of x, for choices that must be equal to the bit.
+void check_choice(const RouterSpec& spec, const std::vector<float>& logits, const Backend& cpu,
+                  const Backend& gpu) {
+  const int64_t num_experts = spec.num_experts;
+  const int64_t num_tokens = std::ssize(logits) / num_experts;
+  GpuCheck check{.dtypes = {DType::kF32}};
+  check.values.emplace("x", testing::tensor_of({num_tokens, num_experts}, logits));
+  std::vector<float> diagonal(static_cast<size_t>(num_experts * num_experts), 0.0F);
+  for (int64_t e = 0; e < num_experts; ++e) diagonal[static_cast<size_t>(e * num_experts + e)] = 1;
+  check.values.emplace("w", testing::tensor_of({num_experts, num_experts}, diagonal));
+  const auto build = [&](DType /*dtype*/) {
+    testing::CheckedProgram checked{Program("choice"), {}};
+    const ValueId x = checked.program.add_input("x", {DType::kF32, {num_tokens, num_experts}});
+    const ValueId w = checked.program.add_weight("w", {DType::kF32, {num_experts, num_experts}});
+    const auto outputs = checked.program.add(make_router(spec), {x, w});
+    checked.program.set_outputs({outputs[RouterOutput::kExpertIdx]});
+    return checked;
+  };
+  testing::check_on_gpu(build, cpu, gpu, check);
+}
+
+TEST_F(RouterCuda, TiesAndBadLogitsAreChosenAlike) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kHuge = 3e38F;
+  Random random(3, 3);
+  std::vector<float> logits;
+  for (int token = 0; token < 60; ++token) {  // few values, so that most are equal
+    for (int e = 0; e < 48; ++e) logits.push_back(static_cast<float>(random.next_below(4)) - 2);
+  }
+  for (int e = 0; e < 48; ++e) logits.push_back(e == 3 ? nan : 1.0F);
+  for (int e = 0; e < 48; ++e) logits.push_back(e % 2 == 0 ? kHuge : -kHuge);
+  for (int e = 0; e < 48; ++e) logits.push_back(-0.0F);
+  for (const auto group_score : {GroupScore::kMax, GroupScore::kTopTwoSum}) {
+    for (const int64_t top_groups : {2, 6}) {
+      check_choice({.num_experts = 48,
+                    .top_k = 7,
+                    .order = ScoreOrder::kAfterTopK,
+                    .num_groups = 6,
+                    .top_groups = top_groups,
+                    .group_score = group_score},
+                   logits, cpu(), gpu());
+    }
+  }
+}
+
+TEST_F(RouterCuda, RefusesMoreExpertsThanItHolds) {
+  const Case c{of_size({}, 1025, 1), 2};
+  EXPECT_THROW(check(c, 1), UserError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,149 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+/// The router's work on the GPU. Shape letters as in router.h; a *block* is kRouterBlockTokens
+/// consecutive tokens, whose partial sums are taken together, whatever the GPU.
+namespace tessera::cuda {
+
+constexpr int kRouterMaxExperts = 1024;
+constexpr int kRouterBlockTokens = 32;
+
+__host__ __device__ constexpr int64_t router_blocks(int64_t num_tokens) {
+  return (num_tokens + kRouterBlockTokens - 1) / kRouterBlockTokens;
+}
+
+/// What of RouterSpec the kernels need.
+struct RouterRule {
+  int num_experts;
+  int top_k;
+  bool sigmoid;
+  bool after_top_k;
+  bool normalize;
+  bool force_balanced;
+  float scale;
+  int num_groups;
+  int top_groups;
+  bool top_two_groups;  ///< a group is ranked by its two best experts
+};
+
+/// Scores, choice and probabilities of every token, and each block's statistics.
+struct RouterTokens {
+  RouterRule rule;
+  int64_t num_tokens;
+  const float* logits_TE;
+  const float* bias_E;  ///< null: none
+  float* probs_TK;
+  int32_t* expert_idx_TK;
+  float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
+  int32_t* counts;    ///< [blocks, E]
+  double* z_sums;     ///< [blocks]
+};
+void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
+
+/// Adds the blocks' statistics up.
+struct RouterSums {
+  int num_experts;
+  int64_t num_tokens;
+  const float* share_sums;
+  const int32_t* counts;
+  double* share_totals_E;
+  float* score_means_E;
+  float* counts_E;
+};
+void launch_router_sums(const RouterSums& sums, cudaStream_t stream);
+
+/// The f of the balance loss: counts (and prior counts, where not null) divided by their sum, an
+/// expert having the sum of its group.
+struct RouterFractions {
+  int num_experts;
+  int group_size;
+  const float* counts_E;
+  const float* prior_counts_E;
+  float* fractions_E;
+};
+void launch_router_fractions(const RouterFractions& fractions, cudaStream_t stream);
+
+/// The same for each segment of tokens, from its own assignments.
+struct SegmentFractions {
+  int num_experts;
+  int top_k;
+  int group_size;
+  int64_t num_segments;
+  int64_t num_tokens;
+  const int32_t* cu_seqlens;  ///< [segments + 1]
+  const int32_t* expert_idx_TK;
+  float* fractions_SE;
+};
+void launch_segment_fractions(const SegmentFractions& fractions, cudaStream_t stream);
+
+/// Each block's sum over tokens of f · shares, f being of the token's segment.
+struct SegmentBalance {
+  int num_experts;
+  bool sigmoid;
+  int64_t num_segments;
+  int64_t num_tokens;
+  const int32_t* cu_seqlens;
+  const float* logits_TE;
+  const float* fractions_SE;
+  double* balance_sums;  ///< [blocks]
+};
+void launch_segment_balance(const SegmentBalance& balance, cudaStream_t stream);
+
+/// Both losses. The balance loss is that of one segment, from fractions_E and share_totals_E, or
+/// where balance_sums is not null, of several.
+struct RouterLosses {
+  int num_experts;
+  int group_size;
+  int64_t num_tokens;
+  const float* fractions_E;
+  const double* share_totals_E;
+  const double* balance_sums;
+  const double* z_sums;
+  float* balance_loss;
+  float* z_loss;
+};
+void launch_router_losses(const RouterLosses& losses, cudaStream_t stream);
+
+/// The gradient of the logits. Gradients that have not arrived are null.
+struct RouterBackwardTokens {
+  RouterRule rule;
+  int group_size;
+  int64_t num_tokens;
+  int64_t num_segments;
+  const int32_t* cu_seqlens;  ///< null: one segment
+  const float* logits_TE;
+  const int32_t* expert_idx_TK;
+  const float* fractions_SE;
+  const float* grad_probs_TK;
+  const float* grad_balance;
+  const float* grad_z;
+  const float* grad_means_E;
+  const float* given_grad_logits_TE;
+  float* grad_logits_TE;
+};
+void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream);
+
+/// The router's products, in F32 throughout whatever x is: x is BF16 or F32 [T, H], weight F32
+/// [E, H].
+struct RouterShape {
+  int64_t num_tokens;
+  int64_t hidden_size;
+  int64_t num_experts;
+  bool bf16;  ///< x and its gradient
+};
+/// logits_TE = x · weightᵀ.
+void launch_router_logits(const RouterShape& shape, const void* x, const float* weight,
+                          float* logits_TE, cudaStream_t stream);
+/// grad_x = grad_logits · weight.
+void launch_router_grad_x(const RouterShape& shape, const float* grad_logits_TE,
+                          const float* weight, void* grad_x, cudaStream_t stream);
+/// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
+int router_weight_splits(const RouterShape& shape);
+/// grad_weight_EH += grad_logitsᵀ · x; `partials` is F32 [splits, E, H].
+void launch_router_grad_weight(const RouterShape& shape, const float* grad_logits_TE, const void* x,
+                               float* partials, float* grad_weight_EH, cudaStream_t stream);
+
+}  // namespace tessera::cuda
