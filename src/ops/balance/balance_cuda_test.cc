@@ -1,13 +1,14 @@
 #include "ops/balance/balance.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/owning_check.h"
 
 namespace tessera {
 namespace {
 
-using testing::GpuCheck;
 using testing::GpuTest;
 using testing::OperatorInputs;
+using testing::OwningCheck;
 
 class BalanceCuda : public GpuTest {};
 
@@ -23,7 +24,9 @@ TEST_F(BalanceCuda, Statistics) {
           .score = sigmoid ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax,
           .num_segments = segments};
       SCOPED_TRACE(fmt::format("T={} {}", num_tokens, make_balance_statistics(spec)->attributes()));
-      GpuCheck check{.seed = 5, .dtypes = {DType::kF32}};
+      OwningCheck check;
+      check.seed = 5;
+      check.dtypes = {DType::kF32};
       std::vector<int32_t> idx, segment;
       for (int64_t t = 0; t < num_tokens; ++t) {
         segment.push_back(static_cast<int32_t>(random.next_below(static_cast<uint64_t>(segments))));
@@ -31,8 +34,8 @@ TEST_F(BalanceCuda, Statistics) {
           idx.push_back(
               static_cast<int32_t>(random.next_below(static_cast<uint64_t>(num_experts + 1))) - 1);
       }
-      check.values.emplace("idx", testing::tensor_of_i32({num_tokens, spec.top_k}, idx));
-      check.values.emplace("segments", testing::tensor_of_i32({num_tokens}, segment));
+      check.give("idx", testing::tensor_of_i32({num_tokens, spec.top_k}, idx));
+      check.give("segments", testing::tensor_of_i32({num_tokens}, segment));
       testing::check_operator_on_gpu(
           make_balance_statistics(spec),
           [&](DType /*dtype*/) {
@@ -54,14 +57,16 @@ TEST_F(BalanceCuda, Loss) {
                                  .group_size = num_experts % 8 == 0 ? 8 : 1,
                                  .has_prior_counts = segments == 1};
       SCOPED_TRACE(fmt::format("E={} G={}", num_experts, segments));
-      GpuCheck check{.seed = 6, .dtypes = {DType::kF32}};
+      OwningCheck check;
+      check.seed = 6;
+      check.dtypes = {DType::kF32};
       std::vector<float> counts, prior;
       for (int64_t i = 0; i < segments * num_experts; ++i)  // a segment without tokens
         counts.push_back(i / num_experts == 2 ? 0.0F : static_cast<float>(random.next_below(90)));
       for (int64_t e = 0; e < num_experts; ++e)
         prior.push_back(static_cast<float>(random.next_below(90)));
-      check.values.emplace("counts", testing::tensor_of({segments, num_experts}, counts));
-      check.values.emplace("prior", testing::tensor_of({num_experts}, prior));
+      check.give("counts", testing::tensor_of({segments, num_experts}, counts));
+      check.give("prior", testing::tensor_of({num_experts}, prior));
       testing::check_operator_on_gpu(
           make_balance_loss(spec),
           [&](DType /*dtype*/) {

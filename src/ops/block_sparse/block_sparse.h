@@ -31,5 +31,6 @@ OperatorPtr make_block_sparse_fc1(int64_t block_size);
 OperatorPtr make_block_sparse_fc2(int64_t block_size);
 
 void add_block_sparse_cpu(KernelTable& table);
+void add_block_sparse_cuda(KernelTable& table);
 
 }  // namespace tessera

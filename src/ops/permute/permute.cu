@@ -14,8 +14,6 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
 /// Vectors of a row that a lane moves at a time.
 constexpr int kAtOnce = 4;
-/// Rows that are read before the first is added.
-constexpr int kRowsAtOnce = 4;
 
 __device__ __forceinline__ int64_t actual(const int64_t* extent, int64_t bound) {
   return extent == nullptr ? bound : *extent;
@@ -135,8 +133,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A lane makes one vector of a token's row.
-template <typename T, int kValues>
+/// A lane makes kVectors vectors of a token's row, kRows rows at a time: it reads them all before
+/// it adds the first.
+template <typename T, int kValues, int kRows, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     combine_rows(const CombineRows p, int64_t vectors, int parts) {
   using Vec = Vector<T, kValues>;
@@ -144,32 +143,41 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t work = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
   const int64_t token = work / parts;
   if (token >= actual(p.maps.token_extent, p.maps.num_tokens)) return;
-  const int64_t at = work % parts * kLanes + threadIdx.x % kLanes;
-  if (at >= vectors) return;
-  const Raw* y = static_cast<const Raw*>(p.y_RH) + at;
+  const int64_t at = work % parts * (kLanes * kVectors) + threadIdx.x % kLanes;
+  const Raw* y = static_cast<const Raw*>(p.y_RH);
   const int32_t* row_of = p.maps.row_of_TK + token * p.maps.top_k;
   const float* probs = p.probs_TK == nullptr ? nullptr : p.probs_TK + token * p.maps.top_k;
-  float sum[kValues] = {};
-  for (int first = 0; first < p.maps.top_k; first += kRowsAtOnce) {
-    Raw held[kRowsAtOnce];
-    bool there[kRowsAtOnce];
+  float sums[kVectors][kValues] = {};
+  for (int first = 0; first < p.maps.top_k; first += kRows) {
+    Raw held[kRows][kVectors];
+    bool there[kRows];
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const int64_t row = first + i < p.maps.top_k ? row_of[first + i] : -1;
       there[i] = row >= 0;
-      if (there[i]) held[i] = y[row * vectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (there[i] && at + v * kLanes < vectors) held[i][v] = y[row * vectors + at + v * kLanes];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (!there[i]) continue;
-      float values[kValues];
-      Vec::unpack(held[i], values);
       const float prob = probs == nullptr ? 1.0F : probs[first + i];
 #pragma unroll
-      for (int j = 0; j < kValues; ++j) sum[j] = fmaf(values[j], prob, sum[j]);
+      for (int v = 0; v < kVectors; ++v) {
+        float values[kValues];
+        Vec::unpack(held[i][v], values);
+#pragma unroll
+        for (int j = 0; j < kValues; ++j) sums[v][j] = fmaf(values[j], prob, sums[v][j]);
+      }
     }
   }
-  static_cast<Raw*>(p.out_TH)[token * vectors + at] = Vec::pack(sum);
+  Raw* out = static_cast<Raw*>(p.out_TH) + token * vectors;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if (at + v * kLanes < vectors) out[at + v * kLanes] = Vec::pack(sums[v]);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) clear_row_of(const CombineBackward p) {
@@ -260,13 +268,20 @@ void permute_by(const PermuteRows& p, cudaStream_t stream) {
   permute_rows<Raw><<<blocks, kThreads, 0, stream>>>(p, vectors, parts, copying);
 }
 
-template <typename T, int kValues>
-void combine_by(const CombineRows& p, cudaStream_t stream) {
+template <typename T, int kValues, int kRows, int kVectors>
+void combine_with(const CombineRows& p, cudaStream_t stream) {
   const int64_t vectors = p.width / kValues;
-  const auto parts = static_cast<int>(divide_up(vectors, kLanes));
+  const auto parts = static_cast<int>(divide_up(vectors, kLanes * kVectors));
   const auto blocks = static_cast<unsigned>(divide_up(p.maps.num_tokens * parts, kWarps));
   if (blocks == 0) return;
-  combine_rows<T, kValues><<<blocks, kThreads, 0, stream>>>(p, vectors, parts);
+  combine_rows<T, kValues, kRows, kVectors><<<blocks, kThreads, 0, stream>>>(p, vectors, parts);
+}
+
+/// The fewer rows a token has, the more of each must be under way.
+template <typename T, int kValues>
+void combine_by(const CombineRows& p, cudaStream_t stream) {
+  p.maps.top_k <= 2 ? combine_with<T, kValues, 2, 4>(p, stream)
+                    : combine_with<T, kValues, 4, 1>(p, stream);
 }
 
 template <typename T, int kValues>

@@ -2,12 +2,13 @@
 #include "ops/route_map/route_map.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/owning_check.h"
 
 namespace tessera {
 namespace {
 
-using testing::GpuCheck;
 using testing::GpuTest;
+using testing::OwningCheck;
 
 struct Case {
   int64_t num_tokens = 0;
@@ -16,8 +17,9 @@ struct Case {
   RouteMapSpec map = {};
 };
 
-GpuCheck check_of(const Case& c, uint64_t seed) {
-  GpuCheck check{.seed = seed};
+OwningCheck check_of(const Case& c, uint64_t seed) {
+  OwningCheck check;
+  check.seed = seed;
   Random random(seed, 1);
   const auto num_experts = static_cast<uint64_t>(c.map.num_experts);
   std::vector<int32_t> idx;
@@ -28,8 +30,8 @@ GpuCheck check_of(const Case& c, uint64_t seed) {
       idx.push_back(random.next_below(8) == 0 ? -1 : expert);
     }
   }
-  check.values.emplace("idx", testing::tensor_of_i32({c.bound, c.map.top_k}, idx));
-  check.values.emplace("tokens", testing::tensor_of_i64({1}, {c.num_tokens}));
+  check.give("idx", testing::tensor_of_i32({c.bound, c.map.top_k}, idx));
+  check.give("tokens", testing::tensor_of_i64({1}, {c.num_tokens}));
   return check;
 }
 

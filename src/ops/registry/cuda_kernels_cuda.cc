@@ -16,6 +16,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/balance/balance.h"
+#include "ops/block_sparse/block_sparse.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/permute/permute.h"
 #include "ops/registry/cuda_kernels.h"
@@ -42,6 +43,7 @@ KernelTable make_cuda_kernels() {
   add_linear_cuda(table);
   add_linear_cross_entropy_cuda(table);
   add_balance_cuda(table);
+  add_block_sparse_cuda(table);
   add_grouped_matmul_cuda(table);
   add_permute_cuda(table);
   add_route_map_cuda(table);

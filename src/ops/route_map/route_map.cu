@@ -155,22 +155,27 @@ struct Rank {
 /// The `wanted`-th least rank (from 1) of n assignments, found digit by digit.
 __device__ uint64_t find_rank(const Rank& rank, const int32_t* assignments, int64_t n,
                               int64_t wanted) {
-  __shared__ int64_t digits[256];
+  __shared__ int32_t digits[256];
   __shared__ uint64_t found_prefix;
   __shared__ int64_t found_wanted;
   uint64_t prefix = 0;
   for (int shift = rank.p.by_probs ? 56 : 24; shift >= 0; shift -= 8) {
     if (threadIdx.x < 256) digits[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < n; i += kScanThreads) {
-      const uint64_t value = rank.of(assignments[i]);
-      if (shift == 56 || value >> (shift + 8) == prefix)
-        atomicAdd(reinterpret_cast<unsigned long long*>(&digits[value >> shift & 0xFF]), 1ULL);
+    for (int64_t first = 0; first < n; first += kScanThreads) {
+      const int64_t i = first + threadIdx.x;
+      const uint64_t value = i < n ? rank.of(assignments[i]) : 0;
+      const bool counts = i < n && (shift == 56 || value >> (shift + 8) == prefix);
+      // Ranks are much alike, so a warp's are counted together.
+      const int digit = counts ? static_cast<int>(value >> shift & 0xFF) : -1;
+      const unsigned alike = __match_any_sync(kAllLanes, digit);
+      if (counts && __ffs(static_cast<int>(alike)) - 1 == static_cast<int>(threadIdx.x % kLanes))
+        atomicAdd(&digits[digit], __popc(alike));
     }
     __syncthreads();
-    const int64_t here = threadIdx.x < 256 ? digits[threadIdx.x] : 0;
-    int64_t total = 0;
-    const int64_t before = block_exclusive_sum(here, total);
+    const int32_t here = threadIdx.x < 256 ? digits[threadIdx.x] : 0;
+    int32_t total = 0;
+    const int32_t before = block_exclusive_sum(here, total);
     if (before < wanted && wanted <= before + here) {
       found_prefix = prefix << 8 | threadIdx.x;
       found_wanted = wanted - before;

@@ -2,13 +2,14 @@
 #include "ops/route_map/route_map.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/owning_check.h"
 
 namespace tessera {
 namespace {
 
-using testing::GpuCheck;
 using testing::GpuTest;
 using testing::OperatorInputs;
+using testing::OwningCheck;
 
 /// The inputs of one call; indices may be absent (-1).
 struct Case {
@@ -25,8 +26,9 @@ int64_t below(Random& random, int64_t bound) {
 }
 
 /// Distinct random experts for every token, and probabilities of which many are equal.
-GpuCheck check_of(const Case& c, uint64_t seed) {
-  GpuCheck check{.dtypes = {DType::kF32}};
+OwningCheck check_of(const Case& c, uint64_t seed) {
+  OwningCheck check;
+  check.dtypes = {DType::kF32};
   Random random(seed, 1);
   std::vector<int32_t> idx;
   std::vector<float> probs;
@@ -44,9 +46,9 @@ GpuCheck check_of(const Case& c, uint64_t seed) {
     }
   }
   const Shape shape{c.bound, c.spec.top_k};
-  check.values.emplace("idx", testing::tensor_of_i32(shape, idx));
-  check.values.emplace("probs", testing::tensor_of(shape, probs));
-  check.values.emplace("tokens", testing::tensor_of_i64({1}, {c.num_tokens}));
+  check.give("idx", testing::tensor_of_i32(shape, idx));
+  check.give("probs", testing::tensor_of(shape, probs));
+  check.give("tokens", testing::tensor_of_i64({1}, {c.num_tokens}));
   return check;
 }
 
@@ -137,12 +139,12 @@ TEST_F(CapacityLimitCuda, AgreesWithTheCpu) {
                                  .tokens = {begin, below(random, c.num_tokens - begin)},
                                  .has_positions = trial % 2 == 1 || trial % 4 == 0};
     SCOPED_TRACE(make_capacity_limit(spec)->attributes());
-    GpuCheck check = check_of(c, static_cast<uint64_t>(trial));
+    OwningCheck check = check_of(c, static_cast<uint64_t>(trial));
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < c.num_tokens; ++t) positions.push_back(static_cast<int32_t>(t));
     for (size_t t = 0; t + 1 < positions.size(); ++t)
       std::swap(positions[t], positions[t + random.next_below(positions.size() - t)]);
-    check.values.emplace("positions", testing::tensor_of_i32({c.num_tokens}, positions));
+    check.give("positions", testing::tensor_of_i32({c.num_tokens}, positions));
     testing::check_operator_on_gpu(
         make_capacity_limit(spec),
         [&](DType /*dtype*/) {

@@ -34,16 +34,18 @@ RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
 }
 
 /// Where the parts of the scratch memory start, in bytes; those of the forward kernel, then those
-/// of the backward one. Both have `fractions`.
+/// of the backward one. Both have the first two.
 struct Workspace {
-  int64_t fractions = 0;     ///< f32 [segments, E]
+  int64_t fractions = 0;  ///< f32 [segments, E]
+  int64_t weight_terms = 0;
   int64_t share_sums = 0;    ///< f32 [blocks, E]
   int64_t counts = 0;        ///< i32 [blocks, E]
   int64_t z_sums = 0;        ///< f64 [blocks]
   int64_t balance_sums = 0;  ///< f64 [blocks]
   int64_t share_totals = 0;  ///< f64 [E]
   int64_t grad_logits = 0;   ///< f32 [T, E]
-  int64_t partials = 0;      ///< f32 [splits, E, H]
+  int64_t grad_terms = 0;
+  int64_t partials = 0;  ///< f32 [splits, E, H]
   int64_t num_bytes = 0;
 
   static Workspace of_forward(const RouterShape& shape, int64_t num_segments) {
@@ -51,6 +53,7 @@ struct Workspace {
     Workspace result;
     const int64_t num_blocks = router_blocks(shape.num_tokens);
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
+    result.weight_terms = layout.add<std::byte>(router_weight_terms_bytes(shape));
     result.share_sums = layout.add<float>(num_blocks * shape.num_experts);
     result.counts = layout.add<int32_t>(num_blocks * shape.num_experts);
     result.z_sums = layout.add<double>(num_blocks);
@@ -63,7 +66,9 @@ struct Workspace {
     WorkspaceLayout layout;
     Workspace result;
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
+    result.weight_terms = layout.add<std::byte>(router_weight_terms_bytes(shape));
     result.grad_logits = layout.add<float>(shape.num_tokens * shape.num_experts);
+    result.grad_terms = layout.add<std::byte>(router_grad_terms_bytes(shape));
     result.partials =
         layout.add<float>(router_weight_splits(shape) * shape.num_experts * shape.hidden_size);
     result.num_bytes = layout.num_bytes();
@@ -104,8 +109,12 @@ struct Forward {
 
   void choose() const {
     const int bias = op.bias_input();
-    launch_router_logits(shape, args.in(0).data, args.in(1).as<float>(),
-                         out<float>(RouterOutput::kLogits), stream);
+    launch_router_logits({.shape = shape,
+                          .x = args.in(0).data,
+                          .weight = args.in(1).as<float>(),
+                          .weight_terms = part<std::byte>(layout.weight_terms),
+                          .logits_TE = out<float>(RouterOutput::kLogits)},
+                         stream);
     launch_route_tokens(
         {.rule = rule,
          .num_tokens = shape.num_tokens,
@@ -284,15 +293,20 @@ struct BackwardCall {
   }
 
   void multiply() const {
-    const auto* grad_logits = part<float>(layout.grad_logits);
     const bool x_wanted = op.gradients().x;
-    if (op.gradients().weight && args.out(x_wanted ? 1 : 0)) {
-      launch_router_grad_weight(shape, grad_logits, args.in(0).data, part<float>(layout.partials),
-                                args.out(x_wanted ? 1 : 0).as<float>(), stream);
-    }
-    if (x_wanted) {
-      launch_router_grad_x(shape, grad_logits, args.in(1).as<float>(), args.out(0).data, stream);
-    }
+    const size_t weight_output = x_wanted ? 1 : 0;
+    const bool weight_wanted = op.gradients().weight && args.out(weight_output);
+    launch_router_product_grads(
+        {.shape = shape,
+         .grad_logits_TE = part<float>(layout.grad_logits),
+         .x = args.in(0).data,
+         .weight = args.in(1).as<float>(),
+         .grad_terms = part<std::byte>(layout.grad_terms),
+         .weight_terms = part<std::byte>(layout.weight_terms),
+         .partials = part<float>(layout.partials),
+         .grad_x = x_wanted ? args.out(0).data : nullptr,
+         .grad_weight_EH = weight_wanted ? args.out(weight_output).as<float>() : nullptr},
+        stream);
   }
 };
 

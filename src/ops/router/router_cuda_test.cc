@@ -1,13 +1,14 @@
 #include "ops/router/router.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
+#include "ops/testing/owning_check.h"
 
 namespace tessera {
 namespace {
 
-using testing::GpuCheck;
 using testing::GpuTest;
 using testing::OperatorInputs;
+using testing::OwningCheck;
 
 struct Case {
   RouterSpec spec;
@@ -30,17 +31,18 @@ OperatorInputs inputs_of(const Case& c, DType dtype) {
   return inputs;
 }
 
-GpuCheck check_of(const Case& c, uint64_t seed) {
-  GpuCheck check{.seed = seed, .tolerance_f32 = 5e-5};
+OwningCheck check_of(const Case& c, uint64_t seed) {
+  OwningCheck check;
+  check.seed = seed;
+  check.tolerance_f32 = 5e-5;
   Random random(seed, 1);
   std::vector<float> prior;
   for (int64_t e = 0; e < c.spec.num_experts; ++e)
     prior.push_back(static_cast<float>(random.next_below(50)));
-  check.values.emplace("prior", testing::tensor_of({c.spec.num_experts}, prior));
-  check.values.emplace("bias",
-                       testing::random_tensor(DType::kF32, {c.spec.num_experts}, random, 0.2));
+  check.give("prior", testing::tensor_of({c.spec.num_experts}, prior));
+  check.give("bias", testing::random_tensor(DType::kF32, {c.spec.num_experts}, random, 0.2));
   const auto t = static_cast<int32_t>(c.num_tokens);
-  check.values.emplace("cu_seqlens", testing::tensor_of_i32({5}, {0, t / 5, t / 5, t - t / 3, t}));
+  check.give("cu_seqlens", testing::tensor_of_i32({5}, {0, t / 5, t / 5, t - t / 3, t}));
   return check;
 }
 
@@ -130,11 +132,12 @@ void check_choice(const RouterSpec& spec, const std::vector<float>& logits, cons
                   const Backend& gpu) {
   const int64_t num_experts = spec.num_experts;
   const int64_t num_tokens = std::ssize(logits) / num_experts;
-  GpuCheck check{.dtypes = {DType::kF32}};
-  check.values.emplace("x", testing::tensor_of({num_tokens, num_experts}, logits));
+  OwningCheck check;
+  check.dtypes = {DType::kF32};
+  check.give("x", testing::tensor_of({num_tokens, num_experts}, logits));
   std::vector<float> diagonal(static_cast<size_t>(num_experts * num_experts), 0.0F);
   for (int64_t e = 0; e < num_experts; ++e) diagonal[static_cast<size_t>(e * num_experts + e)] = 1;
-  check.values.emplace("w", testing::tensor_of({num_experts, num_experts}, diagonal));
+  check.give("w", testing::tensor_of({num_experts, num_experts}, diagonal));
   const auto build = [&](DType /*dtype*/) {
     testing::CheckedProgram checked{Program("choice"), {}};
     const ValueId x = checked.program.add_input("x", {DType::kF32, {num_tokens, num_experts}});

@@ -134,16 +134,34 @@ struct RouterShape {
   int64_t num_experts;
   bool bf16;  ///< x and its gradient
 };
-/// logits_TE = x · weightᵀ.
-void launch_router_logits(const RouterShape& shape, const void* x, const float* weight,
-                          float* logits_TE, cudaStream_t stream);
-/// grad_x = grad_logits · weight.
-void launch_router_grad_x(const RouterShape& shape, const float* grad_logits_TE,
-                          const float* weight, void* grad_x, cudaStream_t stream);
+/// Scratch memory for the terms of the weight, and of the gradient of the logits, in bytes.
+int64_t router_weight_terms_bytes(const RouterShape& shape);
+int64_t router_grad_terms_bytes(const RouterShape& shape);
 /// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
 int router_weight_splits(const RouterShape& shape);
-/// grad_weight_EH += grad_logitsᵀ · x; `partials` is F32 [splits, E, H].
-void launch_router_grad_weight(const RouterShape& shape, const float* grad_logits_TE, const void* x,
-                               float* partials, float* grad_weight_EH, cudaStream_t stream);
+
+/// logits_TE = x · weightᵀ.
+struct RouterLogits {
+  RouterShape shape;
+  const void* x;
+  const float* weight;
+  void* weight_terms;
+  float* logits_TE;
+};
+void launch_router_logits(const RouterLogits& logits, cudaStream_t stream);
+
+/// grad_x = grad_logits · weight, and grad_weight_EH += grad_logitsᵀ · x; null: not wanted.
+struct RouterProductGrads {
+  RouterShape shape;
+  const float* grad_logits_TE;
+  const void* x;
+  const float* weight;
+  void* grad_terms;
+  void* weight_terms;
+  float* partials;  ///< [splits, E, H]
+  void* grad_x;
+  float* grad_weight_EH;
+};
+void launch_router_product_grads(const RouterProductGrads& grads, cudaStream_t stream);
 
 }  // namespace tessera::cuda
