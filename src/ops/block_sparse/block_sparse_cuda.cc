@@ -51,8 +51,14 @@ DeviceTopology topology_of(const BlockSparseProductSpec& spec, const KernelArgs&
           .transpose_indices = tensor(4)};
 }
 
-DenseOperand operand_of(const Tensor& tensor, bool transposed) {
-  return {.data = tensor.data, .columns = tensor.shape[1], .transposed = transposed};
+/// Only the sparse matrix's rows are ragged (check_ragged): the last dim of a left operand that
+/// enters transposed.
+DenseOperand operand_of(const KernelArgs& args, size_t idx, bool transposed) {
+  const Tensor& tensor = args.in(idx);
+  const bool ragged = idx == 0 && transposed;
+  return {.data = tensor.data,
+          .columns = {tensor.shape[1], ragged ? args.in_extent(idx) : nullptr},
+          .transposed = transposed};
 }
 
 void sdd(const Operator& op, const KernelArgs& args) {
@@ -60,8 +66,8 @@ void sdd(const Operator& op, const KernelArgs& args) {
   launch_sparse_output({.topology = topology_of(spec, args),
                         .type = type_of(args.in(0)),
                         .inner = args.in(0).shape[spec.transpose_left ? 0 : 1],
-                        .left = operand_of(args.in(0), spec.transpose_left),
-                        .right = operand_of(args.in(1), spec.transpose_right),
+                        .left = operand_of(args, 0, spec.transpose_left),
+                        .right = operand_of(args, 1, spec.transpose_right),
                         .values = args.out(0).data},
                        stream_of(args));
   check(cudaGetLastError());
@@ -76,21 +82,26 @@ void dense_product(const Operator& base, const KernelArgs& args) {
   const bool sparse_transposed = sparse_left ? spec.transpose_left : spec.transpose_right;
   const bool dense_transposed = sparse_left ? spec.transpose_right : spec.transpose_left;
   const bool by_rows = sparse_left != sparse_transposed;
-  const Tensor& dense = args.in(sparse_left ? 1 : 0);
-  launch_dense_output({.topology = topology_of(spec, args),
-                       .type = type_of(dense),
-                       .by_rows = by_rows,
-                       .outer = out.shape[sparse_left ? 1 : 0],
-                       .values = args.in(sparse_left ? 0 : 1).data,
-                       .dense = dense.data,
-                       .dense_columns = dense.shape[1],
-                       .cross_contiguous = sparse_left == dense_transposed,
-                       .out = spec.accumulate ? nullptr : out.data,
-                       .sum = spec.accumulate ? out.as<float>() : nullptr,
-                       .along_stride = sparse_left ? out.shape[1] : 1,
-                       .outer_stride = sparse_left ? 1 : out.shape[1],
-                       .rows = by_rows ? args.out_extent(0) : nullptr},
-                      stream_of(args));
+  const size_t dense_input = sparse_left ? 1 : 0;
+  const Tensor& dense = args.in(dense_input);
+  const bool cross_contiguous = sparse_left == dense_transposed;
+  const bool dense_ragged = !by_rows && cross_contiguous;
+  const bool out_ragged = by_rows && !sparse_left;
+  launch_dense_output(
+      {.topology = topology_of(spec, args),
+       .type = type_of(dense),
+       .by_rows = by_rows,
+       .outer = out.shape[sparse_left ? 1 : 0],
+       .values = args.in(sparse_left ? 0 : 1).data,
+       .dense = dense.data,
+       .dense_columns = {dense.shape[1], dense_ragged ? args.in_extent(dense_input) : nullptr},
+       .cross_contiguous = cross_contiguous,
+       .out = spec.accumulate ? nullptr : out.data,
+       .sum = spec.accumulate ? out.as<float>() : nullptr,
+       .outer_contiguous = sparse_left,
+       .out_columns = {out.shape[1], out_ragged ? args.out_extent(0) : nullptr},
+       .rows = by_rows ? args.out_extent(0) : nullptr},
+      stream_of(args));
   check(cudaGetLastError());
 }
 

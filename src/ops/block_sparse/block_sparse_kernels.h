@@ -43,10 +43,17 @@ struct DeviceTopology {
   const int32_t* transpose_indices;
 };
 
+/// Columns of a stored matrix: a ragged last dim has its actual extent, in the GPU's memory, for
+/// rows lie without gaps.
+struct StoredColumns {
+  int64_t bound;
+  const int64_t* extent;  ///< null: as many as the bound
+};
+
 /// A dense operand as it is stored; `transposed` says how it enters the product.
 struct DenseOperand {
   const void* data;
-  int64_t columns;  ///< as stored
+  StoredColumns columns;
   bool transposed;
 };
 
@@ -71,12 +78,12 @@ struct DenseOutput {
   int64_t outer;
   const void* values;
   const void* dense;
-  int64_t dense_columns;  ///< as stored
+  StoredColumns dense_columns;
   bool cross_contiguous;  ///< dense is stored [outer, cross], else [cross, outer]
   void* out;              ///< of the operands' type; null: `sum` is added to
   float* sum;
-  int64_t along_stride;
-  int64_t outer_stride;
+  bool outer_contiguous;  ///< out is stored [along, outer], else [outer, along]
+  StoredColumns out_columns;
   const int64_t* rows;  ///< the output's rows, by_rows alone; null: as many as the topology has
 };
 void launch_dense_output(const DenseOutput& product, cudaStream_t stream);

@@ -65,5 +65,7 @@ struct DispatchPlanOutput {
 OperatorPtr make_dispatch_plan(const DispatchPlanSpec& spec);
 
 void add_dispatch_plan_cpu(KernelTable& table);
+/// Up to 1024 ranks of EP.
+void add_dispatch_plan_cuda(KernelTable& table);
 
 }  // namespace tessera

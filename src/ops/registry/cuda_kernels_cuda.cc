@@ -17,11 +17,13 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/permute/permute.h"
 #include "ops/registry/cuda_kernels.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/spread_norm/spread_norm.h"
 
 namespace tessera {
 
@@ -44,10 +46,12 @@ KernelTable make_cuda_kernels() {
   add_linear_cross_entropy_cuda(table);
   add_balance_cuda(table);
   add_block_sparse_cuda(table);
+  add_dispatch_plan_cuda(table);
   add_grouped_matmul_cuda(table);
   add_permute_cuda(table);
   add_route_map_cuda(table);
   add_router_cuda(table);
+  add_spread_norm_cuda(table);
   return table;
 }
 

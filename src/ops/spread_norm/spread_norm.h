@@ -66,5 +66,6 @@ class SpreadNormBackward final : public Operator {
 OperatorPtr make_square_sums();
 OperatorPtr make_spread_norm(const SpreadNormSpec& spec);
 void add_spread_norm_cpu(KernelTable& table);
+void add_spread_norm_cuda(KernelTable& table);
 
 }  // namespace tessera

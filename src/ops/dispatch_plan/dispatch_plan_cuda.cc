@@ -1,0 +1,49 @@
+#include "ops/cuda/check.h"
+#include "ops/cuda/context.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
+#include "ops/dispatch_plan/dispatch_plan_kernels.h"
+
+namespace tessera {
+namespace {
+
+using namespace cuda;
+
+void dispatch_plan(const Operator& op, const KernelArgs& args) {
+  const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
+  require(spec.ep_size() <= kDispatchMaxRanks,
+          "dispatch_plan: {} ranks of EP; on a GPU there may be at most {}", spec.ep_size(),
+          kDispatchMaxRanks);
+  const auto out = [&](size_t idx) { return args.out(idx).as<int64_t>(); };
+  DispatchPlanning plan{.ep_size = static_cast<int>(spec.ep_size()),
+                        .etp_size = static_cast<int>(spec.etp_size),
+                        .ep_rank = static_cast<int>(spec.ep_rank),
+                        .etp_rank = static_cast<int>(spec.etp_rank),
+                        .max_received = spec.max_received,
+                        .max_gathered = spec.max_gathered,
+                        .counts = args.in(0).as<int64_t>(),
+                        .send_rows = out(DispatchPlanOutput::kSendRows),
+                        .receive_rows = out(DispatchPlanOutput::kReceiveRows),
+                        .received = out(DispatchPlanOutput::kReceived),
+                        .gather_rows = out(DispatchPlanOutput::kGatherRows),
+                        .gathered = out(DispatchPlanOutput::kGathered),
+                        .expert_idx = args.out(DispatchPlanOutput::kExpertIdx).as<int32_t>(),
+                        .run_starts = reinterpret_cast<int64_t*>(args.workspace.data()),
+                        .first_experts = {}};
+  for (size_t rank = 0; rank < spec.first_experts.size(); ++rank)
+    plan.first_experts[rank] = static_cast<int32_t>(spec.first_experts[rank]);
+  launch_dispatch_plan(plan, stream_of(args));
+  check(cudaGetLastError());
+}
+
+int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*/) {
+  const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
+  return (spec.etp_size * spec.ep_size() * spec.num_local() + 1) * int64_t{sizeof(int64_t)};
+}
+
+}  // namespace
+
+void add_dispatch_plan_cuda(KernelTable& table) {
+  table["dispatch_plan"] = Kernel(dispatch_plan, workspace_bytes);
+}
+
+}  // namespace tessera
