@@ -70,4 +70,18 @@ if(TESSERA_CUDA)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   endif()
   find_package(CUDAToolkit 13 REQUIRED)
+
+  # cuDNN's headers alone: the library is loaded when the program first needs it.
+  find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/.deps/cudnn_frontend/include)
+  if(CUDNN_INCLUDE_DIR AND CUDNN_FRONTEND_INCLUDE_DIR)
+    set(TESSERA_CUDNN ON)
+    add_library(tessera_cudnn INTERFACE)
+    target_include_directories(tessera_cudnn SYSTEM INTERFACE ${CUDNN_FRONTEND_INCLUDE_DIR} ${CUDNN_INCLUDE_DIR})
+    target_link_libraries(tessera_cudnn INTERFACE CUDA::cudart_static ${CMAKE_DL_LIBS})
+  else()
+    set(TESSERA_CUDNN OFF)
+    message(NOTICE "cuDNN's headers were not found (scripts/bootstrap.sh fetches its frontend): attention runs on the "
+                   "project's own kernels alone")
+  endif()
 endif()

@@ -1,7 +1,31 @@
 #!/usr/bin/env bash
-# Installs with apt what building Tessera needs; does nothing when all is there. `--ci` adds the checkers, and `--fuzz`
-# the compiler of the fuzzers.
+# Installs with apt what building Tessera needs, and where there is nvcc fetches the headers of cuDNN's frontend from
+# PyPI into .deps; does nothing when all is there. `--ci` adds the checkers, and `--fuzz` the compiler of the fuzzers.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# The headers are the same in the wheels for all versions of Python; one is named so that its hash can be.
+frontend=nvidia-cudnn-frontend==1.23.0
+frontend_hash=sha256:7bdae232a3071501012611fab14aae34dd16983205e56d3c1641317910fdd385
+
+fetch_frontend() {
+  [[ -e .deps/cudnn_frontend/include/cudnn_frontend.h ]] && return
+  local folder
+  folder=$(mktemp -d)
+  echo "fetching $frontend"
+  echo "$frontend --hash=$frontend_hash" >"$folder/requirements.txt"
+  if ! python3 -m pip download -q --no-deps --require-hashes --only-binary=:all: --python-version 3.11 \
+      --platform manylinux_2_28_x86_64 -r "$folder/requirements.txt" -d "$folder"; then
+    echo "bootstrap: $frontend could not be fetched; attention on GPUs will do without cuDNN" >&2
+  else
+    python3 -m zipfile -e "$folder"/*.whl "$folder/wheel"
+    mkdir -p .deps/cudnn_frontend
+    mv "$folder/wheel/include" .deps/cudnn_frontend/include
+  fi
+  rm -rf "$folder"
+}
+
+if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then fetch_frontend; fi
 
 packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusplus-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev zlib1g-dev libzstd-dev liblzma-dev libpcre2-dev libutf8proc-dev

@@ -112,5 +112,9 @@ class AttentionCached final : public AttentionOperator {
 
 /// Adds the CPU kernels of the three operators.
 void add_attention_cpu(KernelTable& table);
+/// Adds those for Hopper GPUs. They read cu_seqlens on the GPU and cannot refuse it there:
+/// sequences are cut to the tokens there are, and results of rows that no sequence has are left as
+/// they were.
+void add_attention_cuda(KernelTable& table);
 
 }  // namespace tessera

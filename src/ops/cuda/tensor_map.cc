@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <span>
+
 #include "core/error.h"
 #include "ops/cuda/check.h"
 
@@ -21,10 +23,25 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
+CUtensorMap encode_map(MapType type, void* data, std::span<const cuuint64_t> dims,
+                       std::span<const cuuint64_t> strides, std::span<const cuuint32_t> box) {
+  static const Encode encode = find_encode();
+  constexpr cuuint32_t kSteps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(
+      &map,
+      type == MapType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+      static_cast<cuuint32_t>(dims.size()), data, dims.data(), strides.data(), box.data(), kSteps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
+         dims.back(), dims.front(), static_cast<int>(result));
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_rows) {
-  static const Encode encode = find_encode();
   const uint64_t value_bytes = type == MapType::kBf16 ? 2 : 4;
   const uint64_t row_bytes = static_cast<uint64_t>(matrix.num_columns) * value_bytes;
   require(row_bytes % 16 == 0,
@@ -36,17 +53,20 @@ CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_ro
   const cuuint64_t strides[] = {row_bytes};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / value_bytes),
                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  CUtensorMap map;
-  const CUresult result = encode(
-      &map,
-      type == MapType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-      2, const_cast<void*>(matrix.data), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
-         matrix.num_rows, matrix.num_columns, static_cast<int>(result));
-  return map;
+  return encode_map(type, const_cast<void*>(matrix.data), dims, strides, box);
+}
+
+CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {
+  require(heads.head_size % 8 == 0,
+          "heads of {} values cannot be copied by tiles: the size must be a multiple of 8",
+          heads.head_size);
+  const auto head_bytes = static_cast<cuuint64_t>(heads.head_size * 2);
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(heads.head_size),
+                             static_cast<cuuint64_t>(heads.num_heads),
+                             static_cast<cuuint64_t>(heads.num_rows)};
+  const cuuint64_t strides[] = {head_bytes, head_bytes * dims[1]};
+  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
+  return encode_map(MapType::kBf16, const_cast<void*>(heads.data), dims, strides, box);
 }
 
 }  // namespace tessera::cuda

@@ -21,4 +21,17 @@ enum class MapType { kBf16, kF32 };
 /// of 16 bytes, and CudaError where the driver refuses.
 CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_rows);
 
+/// BF16 rows that hold `num_heads` heads of `head_size` values each.
+struct DeviceHeads {
+  const void* data = nullptr;
+  int64_t num_rows = 0;
+  int64_t num_heads = 0;
+  int64_t head_size = 0;
+};
+
+/// Describes heads to the copy engine, which moves boxes of `box_rows` by 64 values of one head,
+/// swizzled over 128 bytes: what a box covers beyond a head's values or beyond the rows reads as
+/// zero. Throws UserError where head_size is no multiple of 8.
+CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows);
+
 }  // namespace tessera::cuda

@@ -7,6 +7,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
+#include "ops/attention/attention.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/repeat_heads/repeat_heads.h"
@@ -41,6 +42,7 @@ KernelTable make_cuda_kernels() {
   add_rmsnorm_cuda(table);
   add_rope_cuda(table);
   add_sigmoid_gate_cuda(table);
+  add_attention_cuda(table);
   add_grouped_matmul_cuda(table);
   add_linear_cuda(table);
   add_linear_cross_entropy_cuda(table);

@@ -1,0 +1,170 @@
+// Attention on a GPU, forward and backward apart: medians of model TFLOPS (see AttentionOperator),
+// one JSON line a shape and way of running. bench/rivals/attention_torch.py measures PyTorch on the
+// same shapes and merges.
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/random.h"
+#include "ops/attention/attention.h"
+#include "ops/cuda/check.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
+#include "runtime/cuda/cuda_backend.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kWarmups = 3;
+constexpr int kRepeats = 15;
+
+struct Problem {
+  std::string name;
+  int64_t batch;
+  int64_t length;
+  AttentionSpec spec;
+  DType dtype = DType::kBF16;
+};
+
+std::vector<Problem> shapes() {
+  const auto spec = [](int64_t heads, int64_t kv_heads, int64_t size, int64_t size_v = 0) {
+    return AttentionSpec{
+        .num_heads = heads, .num_kv_heads = kv_heads, .head_size = size, .head_size_v = size_v};
+  };
+  return {{"qwen3-30b-a3b 4x4096", 4, 4096, spec(32, 4, 128)},
+          {"mixtral 2x4096", 2, 4096, spec(32, 8, 128)},
+          {"mixtral 1x16384", 1, 16384, spec(32, 8, 128)},
+          {"mla 1x4096", 1, 4096, spec(128, 128, 192, 128)},
+          {"d64 4x4096", 4, 4096, spec(32, 8, 64)},
+          {"qwen3-30b-a3b 1x2048 f32", 1, 2048, spec(32, 4, 128), DType::kF32}};
+}
+
+/// A tensor in the GPU's memory.
+struct GpuTensor {
+  cuda::DeviceBuffer memory;
+  Tensor view;
+
+  explicit GpuTensor(const ValueType& type)
+      : memory(static_cast<size_t>(type.num_bytes())),
+        view{memory.as<void>(), type.dtype, type.shape} {}
+};
+
+GpuTensor random_tensor(const ValueType& type, uint64_t seed) {
+  GpuTensor tensor(type);
+  std::vector<std::byte> host(tensor.memory.num_bytes());
+  Random random(seed, 1);
+  for (int64_t i = 0; i < type.shape.num_elements(); ++i) {
+    const auto value = static_cast<float>(3.46 * (random.next_uniform() - 0.5));
+    if (type.dtype == DType::kF32) {
+      reinterpret_cast<float*>(host.data())[i] = value;
+    } else {
+      reinterpret_cast<Bf16*>(host.data())[i] = Bf16(value);
+    }
+  }
+  tensor.memory.copy_from(host.data());
+  return tensor;
+}
+
+GpuTensor sequence_ends(const Problem& shape) {
+  GpuTensor ends({DType::kI32, {shape.batch + 1}});
+  std::vector<int32_t> host;
+  for (int64_t i = 0; i <= shape.batch; ++i) host.push_back(static_cast<int32_t>(i * shape.length));
+  ends.memory.copy_from(host.data());
+  return ends;
+}
+
+double median_ms(cudaStream_t stream, const std::function<void()>& run) {
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  cuda::check(cudaEventCreate(&begin));
+  cuda::check(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < kWarmups + kRepeats; ++i) {
+    cuda::check(cudaEventRecord(begin, stream));
+    run();
+    cuda::check(cudaEventRecord(end, stream));
+    cuda::check(cudaEventSynchronize(end));
+    float ms = 0;
+    cuda::check(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= kWarmups) times.push_back(ms);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::ranges::sort(times);
+  return times[kRepeats / 2];
+}
+
+struct Timed {
+  std::vector<GpuTensor> outputs;
+  double tflops = 0;
+};
+
+Timed time_operator(const Backend& backend, const Operator& op, const std::vector<Tensor>& inputs) {
+  std::vector<ValueType> types;
+  for (const Tensor& input : inputs) types.push_back({input.dtype, input.shape});
+  const std::vector<ValueType> output_types = op.infer(types);
+  Timed timed;
+  std::vector<Tensor> outputs;
+  for (const ValueType& type : output_types) {
+    timed.outputs.emplace_back(type);
+    outputs.push_back(timed.outputs.back().view);
+  }
+  const int64_t bytes = backend.workspace_bytes(op, types);
+  const cuda::DeviceBuffer workspace(static_cast<size_t>(bytes));
+  const std::vector<const int64_t*> extents(inputs.size() + outputs.size());
+  const KernelArgs args{.inputs = inputs,
+                        .outputs = outputs,
+                        .workspace = {workspace.as<std::byte>(), static_cast<size_t>(bytes)},
+                        .extents = extents,
+                        .context = backend.context()};
+  const Kernel& kernel = backend.kernel(op);
+  const double ms = median_ms(cuda::stream_of(args), [&] { kernel(op, args); });
+  timed.tflops = op.cost(types, output_types).flops / ms / 1e9;
+  return timed;
+}
+
+void measure(const Backend& backend, const Problem& shape) {
+  AttentionSpec spec = shape.spec;
+  spec.sequence_length = shape.length;
+  const OperatorPtr forward_op = make_attention(spec);
+  spec = static_cast<const Attention&>(*forward_op).spec();
+  const int64_t tokens = shape.batch * shape.length;
+  const GpuTensor q = random_tensor({shape.dtype, {tokens, spec.num_heads * spec.head_size}}, 1);
+  const GpuTensor k = random_tensor({shape.dtype, {tokens, spec.num_kv_heads * spec.head_size}}, 2);
+  const GpuTensor v =
+      random_tensor({shape.dtype, {tokens, spec.num_kv_heads * spec.head_size_v}}, 3);
+  const GpuTensor grad_o =
+      random_tensor({shape.dtype, {tokens, spec.num_heads * spec.head_size_v}}, 4);
+  const GpuTensor ends = sequence_ends(shape);
+  const Timed forward = time_operator(backend, *forward_op, {q.view, k.view, v.view, ends.view});
+  const Timed backward = time_operator(backend, *make_attention_backward(spec, false),
+                                       {q.view, k.view, v.view, forward.outputs[0].view,
+                                        forward.outputs[1].view, grad_o.view, ends.view});
+  fmt::print(
+      "{{\"shape\": \"{}\", \"who\": \"tessera\", \"forward\": {:.1f}, \"backward\": {:.1f}}}\n",
+      shape.name, forward.tflops, backward.tflops);
+  std::fflush(stdout);
+}
+
+int run_all() {
+  const GpuList list = list_gpus();
+  if (list.gpus.empty()) {
+    fmt::print("no GPU: {}\n", list.why);
+    return 1;
+  }
+  const Backend backend = make_cuda_backend(0);
+  for (const Problem& shape : shapes()) measure(backend, shape);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main() {
+  return tessera::run_all();
+}

@@ -1,0 +1,257 @@
+#include "core/error.h"
+#include "core/memory.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_cuda_kernels.h"
+#include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_kernels.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/tensor_map.h"
+#include "ops/workspace.h"
+
+namespace tessera {
+namespace {
+
+namespace device = cuda::attention;
+using attention::BackwardInput;
+using attention::BackwardOutput;
+using attention::Input;
+using attention::Output;
+
+/// Whether the tensor cores' kernels take the operator; plain arithmetic takes any.
+bool uses_tensor_cores(const AttentionSpec& spec, DType dtype) {
+  return dtype == DType::kBF16 &&
+         device::tensor_fits(static_cast<int>(spec.head_size), static_cast<int>(spec.head_size_v));
+}
+
+int block_size(const AttentionSpec& spec, DType dtype) {
+  return uses_tensor_cores(spec, dtype) ? device::kTensorBlock : device::kExactBlock;
+}
+
+/// Scratch memory: the list of blocks and, for the backward, delta [N, T].
+class Scratch {
+ public:
+  Scratch(int64_t capacity, int64_t num_deltas)
+      : capacity_(capacity),
+        num_items_(layout_.add<int>(1)),
+        num_of_length_(layout_.add<int>(capacity + 1)),
+        items_(layout_.add<device::Item>(capacity)),
+        delta_(layout_.add<float>(num_deltas)) {}
+
+  int64_t num_bytes() const { return layout_.num_bytes(); }
+  device::WorkList list(const KernelArgs& args) const {
+    return {.num_items = workspace_part<int>(args.workspace, num_items_),
+            .num_of_length = workspace_part<int>(args.workspace, num_of_length_),
+            .items = workspace_part<device::Item>(args.workspace, items_),
+            .capacity = static_cast<int>(capacity_)};
+  }
+  float* delta(const KernelArgs& args) const {
+    return workspace_part<float>(args.workspace, delta_);
+  }
+
+ private:
+  WorkspaceLayout layout_;
+  int64_t capacity_;
+  int64_t num_items_;
+  int64_t num_of_length_;
+  int64_t items_;
+  int64_t delta_;
+};
+
+Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
+                        int64_t num_sequences) {
+  return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)), 0};
+}
+Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
+                         int64_t num_sequences) {
+  return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)),
+          num_tokens * spec.num_heads};
+}
+Scratch cached_scratch(int64_t num_queries) {
+  return {device::max_items(num_queries, 1, device::kExactBlock), 0};
+}
+
+device::Heads heads_of(const AttentionSpec& spec, int64_t num_rows) {
+  return {.num_heads = static_cast<int>(spec.num_heads),
+          .num_kv_heads = static_cast<int>(spec.num_kv_heads),
+          .head_size = static_cast<int>(spec.head_size),
+          .head_size_v = static_cast<int>(spec.head_size_v),
+          .window = static_cast<int>(std::min<int64_t>(spec.window, INT32_MAX)),
+          .num_rows = num_rows,
+          .scale = static_cast<float>(spec.scale)};
+}
+
+CUtensorMap map_of(const Tensor& tensor, int64_t num_heads, int64_t head_size) {
+  return cuda::make_heads_map({tensor.data, tensor.shape[0], num_heads, head_size},
+                              device::kTensorBox);
+}
+
+void list_sequences(const AttentionSpec& spec, const KernelArgs& args, const Tensor& cu_seqlens,
+                    const device::WorkList& list) {
+  const Tensor& q = args.in(Input::kQ);
+  device::launch_list_sequences(
+      list, cu_seqlens.as<int32_t>(), static_cast<int>(cu_seqlens.shape[0] - 1),
+      static_cast<int>(q.shape[0]), block_size(spec, q.dtype), cuda::stream_of(args));
+}
+
+device::TensorParams tensor_params(const AttentionSpec& spec, const KernelArgs& args,
+                                   const device::WorkList& list) {
+  return {.q = map_of(args.in(Input::kQ), spec.num_heads, spec.head_size),
+          .k = map_of(args.in(Input::kK), spec.num_kv_heads, spec.head_size),
+          .v = map_of(args.in(Input::kV), spec.num_kv_heads, spec.head_size_v),
+          .num_items = list.num_items,
+          .items = list.items,
+          .capacity = list.capacity,
+          .heads = heads_of(spec, args.in(Input::kQ).shape[0])};
+}
+
+device::ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args,
+                                 const device::WorkList& list) {
+  return {.list = list,
+          .heads = heads_of(spec, args.in(Input::kQ).shape[0]),
+          .q = args.in(Input::kQ).data,
+          .k = args.in(Input::kK).data,
+          .v = args.in(Input::kV).data};
+}
+
+void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_tokens) {
+  // Rows and blocks are counted in 32 bits on the GPU.
+  check_shape(op, num_tokens <= INT32_MAX / (2 * spec.num_heads),
+              "{} tokens of {} heads are more than the GPU's kernels take", num_tokens,
+              spec.num_heads);
+}
+
+/// Whether cuDNN has run what `run` asks it for.
+template <typename Run>
+bool try_cudnn(const KernelArgs& args, bool wanted, const Run& run) {
+  if (!wanted || args.in(Input::kQ).dtype != DType::kBF16) return false;
+  cuda::CudaContext& context = cuda::context_of(args);
+  auto& cudnn = context.get<cuda::CudnnAttention>();
+  const bool done = run(cudnn);
+  context.get<cuda::AttentionOptions>().why_not_cudnn = done ? "" : cudnn.why_not();
+  return done;
+}
+
+void run_forward(const Operator& op, const KernelArgs& args) {
+  const AttentionSpec& spec = static_cast<const Attention&>(op).spec();
+  const Tensor& q = args.in(Input::kQ);
+  const Tensor& cu_seqlens = args.in(Input::kForwardCuSeqlens);
+  const int64_t num_tokens = q.shape[0];
+  check_sizes(op, spec, num_tokens);
+  if (num_tokens == 0 || cu_seqlens.shape[0] < 2) return;
+  const auto& options = cuda::context_of(args).get<cuda::AttentionOptions>();
+  if (try_cudnn(args, options.cudnn, [&](auto& cudnn) { return cudnn.run_forward(spec, args); }))
+    return;
+  const cudaStream_t stream = cuda::stream_of(args);
+  const device::WorkList list =
+      forward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1).list(args);
+  list_sequences(spec, args, cu_seqlens, list);
+  if (uses_tensor_cores(spec, q.dtype)) {
+    device::TensorParams params = tensor_params(spec, args, list);
+    params.o = args.out(Output::kO).data;
+    params.lse = args.out(Output::kLse).as<float>();
+    device::launch_tensor_forward(params, stream);
+  } else {
+    device::ExactParams params = exact_params(spec, args, list);
+    params.o = args.out(Output::kO).data;
+    params.lse = args.out(Output::kLse).as<float>();
+    device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
+  }
+}
+
+/// The backward's pointers, the same by name for both kinds of parameters.
+template <typename Params>
+void set_backward(Params& params, const KernelArgs& args, const float* delta) {
+  params.delta = delta;
+  params.lse = args.in(BackwardInput::kSavedLse).as<float>();
+  params.grad_q = args.out(BackwardOutput::kGradQ).data;
+  params.grad_k = args.out(BackwardOutput::kGradK).data;
+  params.grad_v = args.out(BackwardOutput::kGradV).data;
+}
+
+void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
+  const bool has_grad_lse = args.inputs.size() > BackwardInput::kGradLse;
+  const Tensor& o = args.in(BackwardInput::kSavedO);
+  device::launch_delta(
+      {.o = o.data,
+       .grad_o = args.in(BackwardInput::kGradO).data,
+       .grad_lse = has_grad_lse ? args.in(BackwardInput::kGradLse).as<float>() : nullptr,
+       .delta = delta,
+       .num_rows = o.shape[0],
+       .num_heads = static_cast<int>(spec.num_heads),
+       .head_size_v = static_cast<int>(spec.head_size_v)},
+      o.dtype == DType::kBF16, cuda::stream_of(args));
+}
+
+void run_backward(const Operator& op, const KernelArgs& args) {
+  const AttentionSpec& spec = static_cast<const AttentionBackward&>(op).spec();
+  const Tensor& q = args.in(Input::kQ);
+  const Tensor& cu_seqlens = args.in(BackwardInput::kBackwardCuSeqlens);
+  const int64_t num_tokens = q.shape[0];
+  check_sizes(op, spec, num_tokens);
+  if (num_tokens == 0 || cu_seqlens.shape[0] < 2) return;
+  const auto& options = cuda::context_of(args).get<cuda::AttentionOptions>();
+  if (try_cudnn(args, options.cudnn && !options.deterministic,
+                [&](auto& cudnn) { return cudnn.run_backward(spec, args); }))
+    return;
+  const cudaStream_t stream = cuda::stream_of(args);
+  const Scratch scratch = backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1);
+  const device::WorkList list = scratch.list(args);
+  list_sequences(spec, args, cu_seqlens, list);
+  compute_delta(spec, args, scratch.delta(args));
+  const Tensor& grad_o = args.in(BackwardInput::kGradO);
+  if (uses_tensor_cores(spec, q.dtype)) {
+    device::TensorParams params = tensor_params(spec, args, list);
+    params.grad_o = map_of(grad_o, spec.num_heads, spec.head_size_v);
+    set_backward(params, args, scratch.delta(args));
+    device::launch_tensor_query_grad(params, stream);
+    device::launch_tensor_key_grads(params, stream);
+  } else {
+    device::ExactParams params = exact_params(spec, args, list);
+    params.grad_o = grad_o.data;
+    set_backward(params, args, scratch.delta(args));
+    device::launch_exact_backward(params, q.dtype == DType::kBF16, stream);
+  }
+}
+
+void run_cached(const Operator& op, const KernelArgs& args) {
+  const AttentionSpec& spec = static_cast<const AttentionCached&>(op).spec();
+  const Tensor& q = args.in(Input::kQ);
+  const int64_t num_queries = q.shape[0];
+  const int64_t capacity = args.in(Input::kK).shape[0];
+  check_sizes(op, spec, std::max(num_queries, capacity));
+  if (num_queries == 0) return;
+  const cudaStream_t stream = cuda::stream_of(args);
+  const device::WorkList list = cached_scratch(num_queries).list(args);
+  device::launch_list_cached(list, args.in(3).as<int32_t>(), static_cast<int>(num_queries),
+                             static_cast<int>(capacity), device::kExactBlock, stream);
+  device::ExactParams params = exact_params(spec, args, list);
+  params.o = args.out(Output::kO).data;
+  device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
+}
+
+int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs) {
+  return forward_scratch(static_cast<const Attention&>(op).spec(), inputs[Input::kQ].dtype,
+                         inputs[Input::kQ].shape[0], inputs[Input::kForwardCuSeqlens].shape[0] - 1)
+      .num_bytes();
+}
+
+int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
+  return backward_scratch(static_cast<const AttentionBackward&>(op).spec(), inputs[Input::kQ].dtype,
+                          inputs[Input::kQ].shape[0],
+                          inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1)
+      .num_bytes();
+}
+
+int64_t cached_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
+  return cached_scratch(inputs[Input::kQ].shape[0]).num_bytes();
+}
+
+}  // namespace
+
+void add_attention_cuda(KernelTable& table) {
+  table["attention"] = Kernel(run_forward, forward_workspace);
+  table["attention_backward"] = Kernel(run_backward, backward_workspace);
+  table["attention_cached"] = Kernel(run_cached, cached_workspace);
+}
+
+}  // namespace tessera

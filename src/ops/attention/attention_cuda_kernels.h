@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+/// The device code of attention, as the host calls it. All pointers but those of tensor maps'
+/// owners are the GPU's; results for rows beyond the sequences are left unwritten.
+namespace tessera::cuda::attention {
+
+/// A block of neighbouring positions of one sequence. Position p of the queries is row
+/// query_row + p, of the keys row key_row + p.
+struct Item {
+  int query_row;  ///< may be negative: no query has a position before `first`
+  int key_row;
+  int length;     ///< of the sequence
+  int first;      ///< position
+  int num_after;  ///< blocks of the sequence after this one
+};
+
+/// The blocks of all sequences, those that see most keys first.
+struct WorkList {
+  int* num_items;      ///< one value
+  int* num_of_length;  ///< scratch: [capacity + 1]
+  Item* items;         ///< [capacity]
+  int capacity;
+};
+
+/// The most blocks of `block` positions that `num_sequences` sequences of `num_tokens` in all have.
+int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block);
+
+/// Sequence s being rows cu_seqlens[s] to cu_seqlens[s + 1] of queries and keys, clamped to
+/// 0 .. num_tokens.
+void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
+                           int num_tokens, int block, cudaStream_t stream);
+/// One sequence of *length keys whose last num_queries positions are the queries. Lists nothing
+/// unless num_queries <= *length <= capacity.
+void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
+                        int block, cudaStream_t stream);
+
+/// For libraries that take where sequences begin in values, not rows.
+struct SequenceOffsets {
+  static constexpr int kNumSizes = 5;
+  const int* cu_seqlens;
+  int num_sequences;
+  int num_tokens;
+  int* lengths;                  ///< [num_sequences], clamped as above
+  int64_t* offsets;              ///< [kNumSizes, num_sequences + 1]
+  int64_t row_sizes[kNumSizes];  ///< what begins are multiplied by
+};
+void launch_sequence_offsets(const SequenceOffsets& params, cudaStream_t stream);
+
+struct Heads {
+  int num_heads;
+  int num_kv_heads;
+  int head_size;
+  int head_size_v;
+  int window;        ///< 0: none
+  int64_t num_rows;  ///< T: the stride of lse and delta, [N, T]
+  float scale;
+};
+
+/// delta [N, T]: each row's sum of o · grad_o, less grad_lse where that is not null.
+struct DeltaParams {
+  const void* o;
+  const void* grad_o;
+  const float* grad_lse;
+  float* delta;
+  int64_t num_rows;
+  int num_heads;
+  int head_size_v;
+};
+void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream);
+
+/// Plain FP32 arithmetic, any head sizes, F32 or BF16 values.
+struct ExactParams {
+  WorkList list;  ///< of blocks of kExactBlock
+  Heads heads;
+  const void* q;
+  const void* k;
+  const void* v;
+  const void* grad_o;  ///< this and what follows: backward alone
+  const float* delta;
+  float* lse;  ///< written by the forward (where not null), read by the backward
+  void* o;
+  void* grad_q;
+  void* grad_k;
+  void* grad_v;
+};
+inline constexpr int kExactBlock = 64;
+void launch_exact_forward(const ExactParams& params, bool bf16, cudaStream_t stream);
+void launch_exact_backward(const ExactParams& params, bool bf16, cudaStream_t stream);
+
+/// BF16 on the tensor cores. Tensor maps are of heads, by boxes of kTensorBox rows; head sizes must
+/// be multiples of 8 and fit (tensor_fits).
+struct TensorParams {
+  CUtensorMap q;
+  CUtensorMap k;
+  CUtensorMap v;
+  CUtensorMap grad_o;
+  const int* num_items;
+  const Item* items;  ///< of blocks of kTensorBlock
+  int capacity;
+  Heads heads;
+  const float* delta;
+  float* lse;
+  void* o;
+  void* grad_q;
+  void* grad_k;
+  void* grad_v;
+};
+inline constexpr int kTensorBlock = 128;
+inline constexpr int kTensorBox = 64;
+bool tensor_fits(int head_size, int head_size_v);
+void launch_tensor_forward(const TensorParams& params, cudaStream_t stream);
+/// Two kernels, each computing the scores again, so that every gradient is summed up by one thread
+/// block in a fixed order.
+void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream);
+void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream);
+
+}  // namespace tessera::cuda::attention

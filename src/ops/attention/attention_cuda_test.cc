@@ -1,0 +1,168 @@
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+#include "ops/attention/attention.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+using testing::OperatorInputs;
+
+struct Case {
+  AttentionSpec spec;
+  std::vector<int64_t> lengths;
+
+  int64_t num_tokens() const { return std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
+  std::string to_string() const {
+    return fmt::format("N={}/{} D={}/{} window={} lengths {}", spec.num_heads, spec.num_kv_heads,
+                       spec.head_size, spec.head_size_v, spec.window, lengths);
+  }
+};
+
+AttentionSpec heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_size,
+                    int64_t head_size_v = 0, int64_t window = 0) {
+  return {.num_heads = num_heads,
+          .num_kv_heads = num_kv_heads,
+          .head_size = head_size,
+          .head_size_v = head_size_v,
+          .window = window};
+}
+
+OwnedTensor cumulative(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> ends = {0};
+  for (const int64_t length : lengths) ends.push_back(ends.back() + static_cast<int32_t>(length));
+  return testing::tensor_of_i32({static_cast<int64_t>(ends.size())}, ends);
+}
+
+class AttentionCudaTest : public testing::GpuTest {
+ protected:
+  /// With the gradient of lse too where `outputs` has it.
+  void check(const Case& test, const std::vector<int>& outputs = {0, 1}) const {
+    SCOPED_TRACE(test.to_string());
+    const OperatorPtr op = make_attention(test.spec);
+    const AttentionSpec& spec = static_cast<const Attention&>(*op).spec();
+    const int64_t tokens = test.num_tokens();
+    const OwnedTensor ends = cumulative(test.lengths);
+    const auto inputs = [&](DType dtype) -> OperatorInputs {
+      return {{"xq", "xk", "xv", "cu_seqlens"},
+              {{dtype, {tokens, spec.num_heads * spec.head_size}},
+               {dtype, {tokens, spec.num_kv_heads * spec.head_size}},
+               {dtype, {tokens, spec.num_kv_heads * spec.head_size_v}},
+               {DType::kI32, ends.get().shape}}};
+    };
+    testing::GpuCheck how;
+    how.values = {{"cu_seqlens", ends}};
+    // Without a gradient of lse, those of a sequence's first query cancel to nothing.
+    how.tolerance_f32 = outputs.size() > 1 ? 5e-5 : 5e-3;
+    // Probabilities and their gradients are rounded to BF16, as on a CPU with BF16 products; half a
+    // unit of BF16 where the CPU's own rows happen to err less.
+    how.tolerance_bf16 = 1e-2;
+    check_operator_on_gpu(op, inputs, outputs, cpu(), gpu(), how);
+  }
+
+  /// The last `queries` tokens of a sequence of `length` over a cache with room to spare.
+  void check_cached(const AttentionSpec& spec, int64_t queries, int64_t length) const {
+    SCOPED_TRACE(fmt::format("{} of {}", queries, length));
+    const OperatorPtr op = make_attention_cached(spec);
+    const AttentionSpec& full = static_cast<const AttentionCached&>(*op).spec();
+    const OwnedTensor valid = testing::tensor_of_i32({1}, {static_cast<int32_t>(length)});
+    const auto inputs = [&](DType dtype) -> OperatorInputs {
+      return {{"q", "k", "v", "cache_length"},
+              {{dtype, {queries, full.num_heads * full.head_size}},
+               {dtype, {length + 70, full.num_kv_heads * full.head_size}},
+               {dtype, {length + 70, full.num_kv_heads * full.head_size_v}},
+               {DType::kI32, {1}}}};
+    };
+    testing::GpuCheck how;
+    how.values = {{"cache_length", valid}};
+    how.tolerance_f32 = 5e-5;
+    how.tolerance_bf16 = 1e-2;
+    check_operator_on_gpu(op, inputs, {}, cpu(), gpu(), how);
+  }
+};
+
+TEST_F(AttentionCudaTest, HeadSizes) {
+  for (const int64_t size : {1, 8, 24, 33, 64, 80, 128, 136, 192, 256})
+    check({heads(2, 1, size, size == 192 ? 128 : 0), {37, 150}});
+}
+
+TEST_F(AttentionCudaTest, ValuesOfAnotherSize) {
+  check({heads(4, 4, 192, 128), {130, 0, 270, 1}});
+  check({heads(4, 2, 24, 40), {150}});
+  check({heads(2, 2, 128, 64), {90, 3}});
+  check({heads(2, 1, 5, 129), {50}});
+  check({heads(2, 1, 64, 128), {140}});
+}
+
+TEST_F(AttentionCudaTest, GroupedHeads) {
+  for (const int64_t size : {64, 128}) {
+    check({heads(4, 4, size), {5, 131, 64}});
+    check({heads(8, 2, size), {200, 7}});
+    check({heads(6, 2, size), {140}});
+  }
+}
+
+TEST_F(AttentionCudaTest, Lengths) {
+  for (const auto& lengths : std::vector<std::vector<int64_t>>{{},
+                                                               {0},
+                                                               {1},
+                                                               {0, 1, 0, 7, 0},
+                                                               {63, 64, 65},
+                                                               {127, 128, 129},
+                                                               {1, 300, 0, 130},
+                                                               {511, 33}}) {
+    check({heads(2, 2, 64), lengths});
+    check({heads(4, 1, 128), lengths});
+  }
+}
+
+TEST_F(AttentionCudaTest, Windows) {
+  for (const int64_t window : {1, 2, 63, 64, 100, 129, 1000}) {
+    check({heads(2, 1, 64, 0, window), {400, 1, 33}});
+    check({heads(2, 2, 192, 128, window), {300}});
+  }
+}
+
+TEST_F(AttentionCudaTest, TheOutputsGradientAlone) {
+  check({heads(4, 2, 128), {200, 50}}, {0});
+  check({heads(2, 1, 40), {70}}, {0});
+}
+
+TEST_F(AttentionCudaTest, RandomCases) {
+  Random random(3, 11);
+  const auto draw = [&](int64_t bound) {
+    return static_cast<int64_t>(random.next_below(static_cast<uint64_t>(bound)));
+  };
+  for (int i = 0; i < 12; ++i) {
+    const int64_t kv_heads = 1 + draw(3);
+    AttentionSpec spec =
+        heads(kv_heads * (1 + draw(4)), kv_heads, 8 + 8 * draw(16), 8 + 8 * draw(16));
+    if (draw(2) == 0) spec.window = 1 + draw(300);
+    if (draw(3) == 0) spec.scale = 0.01 + 0.2 * random.next_uniform();
+    std::vector<int64_t> lengths(static_cast<size_t>(draw(5)));
+    for (int64_t& length : lengths) length = draw(3) == 0 ? draw(5) : draw(400);
+    check({spec, lengths});
+  }
+}
+
+TEST_F(AttentionCudaTest, ManySequences) {
+  std::vector<int64_t> lengths(300, 0);
+  for (size_t i = 0; i < lengths.size(); i += 3) lengths[i] = static_cast<int64_t>(i % 17);
+  check({heads(2, 1, 64), lengths});
+}
+
+TEST_F(AttentionCudaTest, Cached) {
+  for (const AttentionSpec& spec : {heads(4, 2, 64), heads(2, 1, 33, 17, 50)}) {
+    check_cached(spec, 1, 1);
+    check_cached(spec, 1, 200);
+    check_cached(spec, 70, 130);
+    check_cached(spec, 100, 100);
+    check_cached(spec, 0, 5);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/attention/attention.h"
+#include "ops/cuda/context.h"
+
+namespace tessera::cuda {
+
+/// How attention runs on a GPU, for all its operators; kept in the context.
+struct AttentionOptions {
+  explicit AttentionOptions(CudaContext& /*context*/) {}
+
+  /// Whether cuDNN may be used where it gives the same bits in every run (the forward).
+  bool cudnn = true;
+  /// cuDNN's backward adds up the queries' gradients in no fixed order; it is used where this is
+  /// false, and our own kernels where it is true.
+  bool deterministic = true;
+  /// After the first call: why cuDNN is not used; "" where it is, or was not asked for.
+  std::string why_not_cudnn;
+};
+
+/// Attention in BF16 by cuDNN, which is loaded when it is first needed. Plans are kept by shape;
+/// their scratch memory belongs to this object and grows when a plan that needs more is made, in
+/// the first call of its shape.
+class CudnnAttention {
+ public:
+  explicit CudnnAttention(CudaContext& context);
+  CudnnAttention(const CudnnAttention&) = delete;
+  CudnnAttention& operator=(const CudnnAttention&) = delete;
+  ~CudnnAttention();
+
+  /// Runs make_attention or make_attention_backward. False where cuDNN does not take the operator:
+  /// then nothing has been launched, and why_not() says why.
+  bool run_forward(const AttentionSpec& spec, const KernelArgs& args);
+  bool run_backward(const AttentionSpec& spec, const KernelArgs& args);
+  const std::string& why_not() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::cuda

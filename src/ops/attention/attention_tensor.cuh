@@ -1,0 +1,190 @@
+#pragma once
+
+// What the tensor-core kernels of attention share: thread blocks of one warpgroup that feeds the
+// copy engine and two that multiply, 64 rows each. An operand of R rows by C values lies in shared
+// memory as C / 64 tiles of R rows by 64 values, swizzled over 128 bytes.
+#include <cuda_bf16.h>
+
+#include "ops/attention/attention_cuda_kernels.h"
+#include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/check.h"
+#include "ops/cuda/head_box.cuh"
+#include "ops/cuda/register_product.cuh"
+
+namespace tessera::cuda::attention {
+
+using Value = __nv_bfloat16;
+
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;  // warpgroups that multiply
+constexpr int kTensorThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+constexpr int kClearBarrier = 1;
+constexpr float kLog2E = 1.4426950408889634F;
+constexpr float kLn2 = 0.6931471805599453F;
+
+template <int kRows, int kColumns>
+struct Operand {
+  static constexpr int kTileBytes = kRows * 64 * sizeof(Value);
+  static constexpr int kBytes = kColumns / 64 * kTileBytes;
+  Value tiles[kColumns / 64][kRows * 64];
+
+  __device__ void load(const CUtensorMap* map, int head, int row, Barrier* full) {
+#pragma unroll
+    for (int tile = 0; tile < kColumns / 64; ++tile) {
+#pragma unroll
+      for (int part = 0; part < kRows; part += kTensorBox)
+        load_head_box(&tiles[tile][part * 64], map, {tile * 64, head, row + part}, full);
+    }
+  }
+  /// Makes the rows from `begin` on zero, by all threads that multiply, so that factors of zero
+  /// give zero whatever lay there.
+  __device__ void clear_from(int begin) {
+    constexpr int kChunks = 64 * sizeof(Value) / sizeof(uint4);
+    const int per_tile = (kRows - begin) * kChunks;
+    for (int i = threadIdx.x - kWarpgroup; i < per_tile * (kColumns / 64);
+         i += kConsumers * kWarpgroup) {
+      auto* const tile = reinterpret_cast<uint4*>(tiles[i / per_tile]);
+      tile[begin * kChunks + i % per_tile] = uint4{};
+    }
+  }
+};
+
+/// Makes what threads that multiply have written to shared memory visible to the tensor cores.
+__device__ __forceinline__ void publish_cleared() {
+  fence_shared_for_async();
+  sync_threads(kClearBarrier, kConsumers * kWarpgroup);
+}
+
+/// A place in a ring of stages, and the parity of its turn.
+template <int kStages>
+struct Cursor {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// One arrival of each warp that multiplies.
+__device__ __forceinline__ void release(Barrier& empty) {
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&empty))
+                 : "memory");
+}
+
+/// d [64, kRowsB] = a b^T: the 64 rows of `a` from first_row on, all rows of `b`. Asynchronous.
+template <int kRowsA, int kRowsB, int kDepth>
+__device__ __forceinline__ void start_row_products(float (&d)[kRowsB / 2],
+                                                   const Operand<kRowsA, kDepth>& a, int first_row,
+                                                   const Operand<kRowsB, kDepth>& b) {
+  constexpr TileMajor kMajor = TileMajor::kReduction;
+#pragma unroll
+  for (int tile = 0; tile < kDepth / 64; ++tile) {
+    uint64_t a_part = describe_tile<kMajor>(&a.tiles[tile][first_row * 64], 0);
+    uint64_t b_part = describe_tile<kMajor>(b.tiles[tile], 0);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (tile + k == 0) {
+        FirstProduct<kRowsB>::run(d, a_part, b_part);
+      } else {
+        WarpgroupProduct<kRowsB, kMajor, kMajor>::run(d, a_part, b_part, true);
+      }
+      a_part += kNextReduction<kMajor>;
+      b_part += kNextReduction<kMajor>;
+    }
+  }
+}
+
+/// d [64, kColumns] += a b, with a [64, kRows] as BF16 in registers. Asynchronous.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void start_column_products(float (&d)[kColumns / 2],
+                                                      const uint32_t (&a)[kRows / 16][4],
+                                                      const Operand<kRows, kColumns>& b) {
+  constexpr TileMajor kMajor = TileMajor::kOther;
+  uint64_t b_part = describe_tile<kMajor>(b.tiles[0], Operand<kRows, kColumns>::kTileBytes);
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k) {
+    RegisterProduct<kColumns, kMajor>::run(d, a[k], b_part, true);
+    b_part += kNextReduction<kMajor>;
+  }
+}
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+/// Accumulators as the left operand of the next product.
+template <int kColumns>
+__device__ __forceinline__ void pack_values(const float (&d)[kColumns / 2],
+                                            uint32_t (&a)[kColumns / 16][4]) {
+#pragma unroll
+  for (int k = 0; k < kColumns / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[k][i] = pack(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+  }
+}
+
+/// Within two units in the last place; results below the smallest normal number become zero.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <int kCount>
+__device__ __forceinline__ void clear_values(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] = 0;
+}
+
+/// This thread's rows of its warpgroup's 64 are first and first + 8.
+__device__ __forceinline__ int own_row() {
+  return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+}
+/// Its columns are first, first + 1, first + 8, first + 9, and so on.
+__device__ __forceinline__ int own_column() {
+  return static_cast<int>(threadIdx.x) % 4 * 2;
+}
+__device__ __forceinline__ int own_group() {
+  return static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+}
+
+/// Writes accumulators times `factor` of this row's half as BF16; `size` is a multiple of 8.
+template <int kColumns>
+__device__ __forceinline__ void store_row(Value* to, const float (&d)[kColumns / 2], int half,
+                                          float factor, int size) {
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    if (j * 8 < size)
+      *reinterpret_cast<uint32_t*>(to + j * 8 + own_column()) =
+          pack(d[4 * j + 2 * half] * factor, d[4 * j + 2 * half + 1] * factor);
+  }
+}
+
+/// The item and the head of this thread block; false where there is nothing to do.
+struct Task {
+  Item item;
+  int head;
+};
+__device__ __forceinline__ bool find_task(const TensorParams& params, int num_heads, Task& task) {
+  const int at = static_cast<int>(blockIdx.x) / num_heads;
+  if (at >= *params.num_items) return false;
+  task = {params.items[at], static_cast<int>(blockIdx.x) % num_heads};
+  return true;
+}
+
+template <typename Shared, typename Kernel>
+void launch_tensor(Kernel kernel, const TensorParams& params, int num_heads, cudaStream_t stream) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  kernel<<<static_cast<unsigned>(params.capacity * num_heads), kTensorThreads, sizeof(Shared),
+           stream>>>(params);
+  check(cudaGetLastError());
+}
+
+}  // namespace tessera::cuda::attention

@@ -1,0 +1,260 @@
+// Attention's forward on Hopper's tensor cores: each thread block takes 128 queries of one head and
+// goes over the keys they see, 128 at a time and the last first. While one tile's scores become
+// probabilities, the products of the tile before with its values run (after Shah et al.,
+// FlashAttention-3, 2024).
+#include "ops/attention/attention_tensor.cuh"
+
+namespace tessera::cuda::attention {
+namespace {
+
+constexpr int kRows = kTensorBlock;
+constexpr int kKeys = 128;
+constexpr int kStages = 2;
+constexpr int kScores = kKeys / 2;  // of a thread
+static_assert(kRows == kKeys, "the first tile of keys has one that each query sees");
+
+template <int kDepth, int kDepthV>
+struct Shared {
+  Operand<kRows, kDepth> q;
+  Operand<kKeys, kDepth> k[kStages];
+  Operand<kKeys, kDepthV> v[kStages];
+  Barrier q_full;
+  Barrier k_full[kStages];
+  Barrier k_empty[kStages];
+  Barrier v_full[kStages];
+  Barrier v_empty[kStages];
+
+  __device__ void init() {
+    q_full.init(1);
+    for (int s = 0; s < kStages; ++s) {
+      k_full[s].init(1);
+      v_full[s].init(1);
+      k_empty[s].init(kConsumerWarps);
+      v_empty[s].init(kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+};
+
+/// Tiles of keys that a block of queries sees.
+struct Range {
+  int first;
+  int last;
+};
+__device__ Range seen_tiles(const Item& item, int window) {
+  const int begin = window == 0 ? 0 : max(0, item.first - window + 1);
+  return {begin / kKeys, item.first / kKeys};
+}
+
+template <typename Shared>
+__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
+  const Item& item = task.item;
+  const int kv_head = task.head / (params.heads.num_heads / params.heads.num_kv_heads);
+  const Range tiles = seen_tiles(item, params.heads.window);
+  shared.q_full.arrive_and_expect(sizeof(shared.q));
+  shared.q.load(&params.q, task.head, item.query_row + item.first, &shared.q_full);
+  Cursor<kStages> cursor;
+  for (int tile = tiles.last; tile >= tiles.first; --tile) {
+    const int s = cursor.stage;
+    const int row = item.key_row + tile * kKeys;
+    shared.k_empty[s].wait(cursor.parity ^ 1);
+    shared.k_full[s].arrive_and_expect(sizeof(shared.k[s]));
+    shared.k[s].load(&params.k, kv_head, row, &shared.k_full[s]);
+    shared.v_empty[s].wait(cursor.parity ^ 1);
+    shared.v_full[s].arrive_and_expect(sizeof(shared.v[s]));
+    shared.v[s].load(&params.v, kv_head, row, &shared.v_full[s]);
+    cursor.advance();
+  }
+}
+
+/// This thread's two rows in the online softmax. The greatest scores are not scaled yet.
+struct Softmax {
+  float to_log2;  // what scores are multiplied by
+  float max[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0, 0};  // this thread's columns alone
+  float rescale[2];
+
+  /// Scores become probabilities relative to the present max.
+  __device__ __forceinline__ void add(float (&scores)[kScores]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float now = max[half];
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j)
+        now = fmaxf(now, fmaxf(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]));
+      now = fmaxf(now, __shfl_xor_sync(~0U, now, 1));
+      now = fmaxf(now, __shfl_xor_sync(~0U, now, 2));
+      rescale[half] = fast_exp2((max[half] - now) * to_log2);
+      max[half] = now;
+      const float shift = -now * to_log2;
+      float own_sum = 0;
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores[4 * j + 2 * half + i];
+          score = fast_exp2(fmaf(score, to_log2, shift));
+          own_sum += score;
+        }
+      }
+      sum[half] = sum[half] * rescale[half] + own_sum;
+    }
+  }
+  __device__ __forceinline__ float row_sum(int half) const {
+    float all = sum[half] + __shfl_xor_sync(~0U, sum[half], 1);
+    return all + __shfl_xor_sync(~0U, all, 2);
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&d)[kCount], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) d[i] *= factor[i / 2 % 2];
+}
+
+/// Makes scores that are not visible minus infinity; `query` is the position of this thread's first
+/// row.
+__device__ __forceinline__ void mask(float (&scores)[kScores], int query, int first_key,
+                                     int window) {
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int row = query + i / 2 % 2 * 8;
+    const int key = first_key + i / 4 * 8 + own_column() + i % 2;
+    if (key > row || (window > 0 && row - key >= window)) scores[i] = -INFINITY;
+  }
+}
+
+template <int kDepth, int kDepthV>
+struct Consumer {
+  Shared<kDepth, kDepthV>& shared;
+  const TensorParams& params;
+  const Task& task;
+  Softmax softmax;
+  float o[kDepthV / 2];
+
+  __device__ __forceinline__ int first_query() const { return task.item.first + own_group() * 64; }
+
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], int stage) {
+    begin_products();
+    start_row_products(scores, shared.q, own_group() * 64, shared.k[stage]);
+    commit_products();
+  }
+
+  /// Waits for a tile's values; those of the sequence's last are made to end with it.
+  __device__ __forceinline__ void wait_values(const Cursor<kStages>& cursor, int tile) {
+    shared.v_full[cursor.stage].wait(cursor.parity);
+    const int left = task.item.length - tile * kKeys;
+    if (left < kKeys) {
+      shared.v[cursor.stage].clear_from(left);
+      publish_cleared();
+    }
+  }
+
+  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], int tile) {
+    const int window = params.heads.window;
+    const int key = tile * kKeys;
+    if (key + kKeys - 1 > first_query() || (window > 0 && first_query() + 63 - key >= window))
+      mask(scores, first_query() + own_row(), key, window);
+    softmax.add(scores);
+  }
+
+  __device__ __forceinline__ void run() {
+    const Range tiles = seen_tiles(task.item, params.heads.window);
+    Cursor<kStages> keys;
+    Cursor<kStages> values;
+    float scores[kScores];
+    uint32_t probs[kKeys / 16][4];
+    clear_values(o);
+    shared.q_full.wait(0);
+    shared.k_full[0].wait(0);
+    start_scores(scores, 0);
+    wait_products<0>();
+    fence_values(scores);
+    release(shared.k_empty[0]);
+    finish_scores(scores, tiles.last);
+    pack_values<kKeys>(scores, probs);
+    for (int tile = tiles.last - 1; tile >= tiles.first; --tile) {
+      keys.advance();
+      shared.k_full[keys.stage].wait(keys.parity);
+      start_scores(scores, keys.stage);
+      wait_values(values, tile + 1);
+      begin_products();
+      start_column_products<kKeys, kDepthV>(o, probs, shared.v[values.stage]);
+      commit_products();
+      wait_products<1>();
+      fence_values(scores);
+      release(shared.k_empty[keys.stage]);
+      finish_scores(scores, tile);
+      wait_products<0>();
+      fence_values(o);
+      release(shared.v_empty[values.stage]);
+      values.advance();
+      rescale(o, softmax.rescale);
+      pack_values<kKeys>(scores, probs);
+    }
+    wait_values(values, tiles.first);
+    begin_products();
+    start_column_products<kKeys, kDepthV>(o, probs, shared.v[values.stage]);
+    commit_products();
+    wait_products<0>();
+    fence_values(o);
+    store();
+  }
+
+  __device__ __forceinline__ void store() {
+    const Heads& heads = params.heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = softmax.row_sum(half);
+      const int position = first_query() + own_row() + half * 8;
+      if (position >= task.item.length) continue;
+      const int64_t row = int64_t{task.item.query_row} + position;
+      Value* const to =
+          static_cast<Value*>(params.o) + (row * heads.num_heads + task.head) * heads.head_size_v;
+      store_row<kDepthV>(to, o, half, 1 / sum, heads.head_size_v);
+      if (own_column() == 0)
+        params.lse[task.head * heads.num_rows + row] =
+            softmax.max[half] * softmax.to_log2 * kLn2 + logf(sum);
+    }
+  }
+};
+
+template <int kDepth, int kDepthV>
+__global__ void __launch_bounds__(kTensorThreads, 1)
+    forward_kernel(const __grid_constant__ TensorParams params) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
+  Task task;
+  if (!find_task(params, params.heads.num_heads, task)) return;
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers_back<24>();
+    if (threadIdx.x == 0) produce(shared, params, task);
+  } else {
+    take_registers<240>();
+    Consumer<kDepth, kDepthV> consumer{shared, params, task, {params.heads.scale * kLog2E}};
+    consumer.run();
+  }
+}
+
+template <int kDepth, int kDepthV>
+void launch(const TensorParams& params, cudaStream_t stream) {
+  launch_tensor<Shared<kDepth, kDepthV>>(forward_kernel<kDepth, kDepthV>, params,
+                                         params.heads.num_heads, stream);
+}
+
+}  // namespace
+
+bool tensor_fits(int head_size, int head_size_v) {
+  return head_size % 8 == 0 && head_size_v % 8 == 0 && head_size <= 192 && head_size_v <= 128;
+}
+
+void launch_tensor_forward(const TensorParams& params, cudaStream_t stream) {
+  const int size = params.heads.head_size;
+  if (size <= 64 && params.heads.head_size_v <= 64) return launch<64, 64>(params, stream);
+  if (size <= 128) return launch<128, 128>(params, stream);
+  launch<192, 128>(params, stream);
+}
+
+}  // namespace tessera::cuda::attention

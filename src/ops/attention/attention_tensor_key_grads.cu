@@ -1,0 +1,269 @@
+// The gradients of attention's keys and values on Hopper's tensor cores: each thread block takes
+// 128 keys of one key-value head and goes over the queries that see them, 64 at a time, of one
+// query head after the other. Pairs are computed with keys along the rows, so that they are the
+// left operands of the sums as they come. Where both sums do not fit in the registers, one launch
+// makes each.
+#include "ops/attention/attention_tensor.cuh"
+
+namespace tessera::cuda::attention {
+namespace {
+
+constexpr int kRows = kTensorBlock;
+constexpr int kQueries = 64;
+constexpr int kPairs = kQueries / 2;  // of a thread
+
+enum class Want { kBoth, kKeys, kValues };
+
+template <int kDepth, int kDepthV>
+struct Shared {
+  static constexpr int kStages = kDepth > 128 ? 2 : 3;
+  struct Stage {
+    Operand<kQueries, kDepth> q;
+    Operand<kQueries, kDepthV> grad_o;
+  };
+  Operand<kRows, kDepth> k;
+  Operand<kRows, kDepthV> v;
+  Stage stages[kStages];
+  float lse[kStages][kQueries];  // in units of log 2
+  float delta[kStages][kQueries];
+  Barrier rows_full;
+  Barrier full[kStages];
+  Barrier empty[kStages];
+
+  __device__ void init() {
+    rows_full.init(1);
+    for (int s = 0; s < kStages; ++s) {
+      full[s].init(1);
+      empty[s].init(kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+};
+
+/// The query tiles that see a block of keys, for each head of the group one after the other.
+struct Steps {
+  int first_tile;
+  int num_tiles;
+  int first_head;
+  int num_heads;
+
+  __device__ Steps(const TensorParams& params, const Task& task) {
+    const Item& item = task.item;
+    const int window = params.heads.window;
+    const int end = window == 0 ? item.length : min(item.length, item.first + kRows - 1 + window);
+    first_tile = item.first / kQueries;
+    num_tiles = (end + kQueries - 1) / kQueries - first_tile;
+    num_heads = params.heads.num_heads / params.heads.num_kv_heads;
+    first_head = task.head * num_heads;
+  }
+};
+
+/// One warp.
+template <typename Shared>
+__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
+  const Item& item = task.item;
+  const Steps steps(params, task);
+  const int lane = threadIdx.x;
+  if (lane == 0) {
+    const int row = item.key_row + item.first;
+    shared.rows_full.arrive_and_expect(sizeof(shared.k) + sizeof(shared.v));
+    shared.k.load(&params.k, task.head, row, &shared.rows_full);
+    shared.v.load(&params.v, task.head, row, &shared.rows_full);
+  }
+  Cursor<Shared::kStages> cursor;
+  for (int h = 0; h < steps.num_heads; ++h) {
+    const int head = steps.first_head + h;
+    const int64_t head_sums = head * params.heads.num_rows + item.query_row;
+    for (int t = 0; t < steps.num_tiles; ++t) {
+      const int s = cursor.stage;
+      const int query = (steps.first_tile + t) * kQueries;
+      shared.empty[s].wait(cursor.parity ^ 1);
+      for (int i = lane; i < kQueries; i += 32) {
+        const bool valid = query + i < item.length;
+        shared.lse[s][i] = valid ? params.lse[head_sums + query + i] * kLog2E : INFINITY;
+        shared.delta[s][i] = valid ? params.delta[head_sums + query + i] : 0;
+      }
+      __syncwarp();
+      if (lane == 0) {
+        shared.full[s].arrive_and_expect(sizeof(shared.stages[s]));
+        shared.stages[s].q.load(&params.q, head, item.query_row + query, &shared.full[s]);
+        shared.stages[s].grad_o.load(&params.grad_o, head, item.query_row + query, &shared.full[s]);
+      }
+      cursor.advance();
+    }
+  }
+}
+
+template <int kDepth, int kDepthV, Want kWant>
+struct Consumer {
+  static constexpr bool kWantKeys = kWant != Want::kValues;
+  static constexpr bool kWantValues = kWant != Want::kKeys;
+  using Memory = Shared<kDepth, kDepthV>;
+  Memory& shared;
+  const TensorParams& params;
+  const Task& task;
+  float grad_k[kWantKeys ? kDepth / 2 : 1];
+  float grad_v[kWantValues ? kDepthV / 2 : 1];
+
+  __device__ __forceinline__ int first_key() const { return task.item.first + own_group() * 64; }
+
+  __device__ __forceinline__ void finish_scores(float (&scores)[kPairs],
+                                                const float (&lse)[kQueries]) const {
+    const float to_log2 = params.heads.scale * kLog2E;
+#pragma unroll
+    for (int j = 0; j < kPairs / 4; ++j) {
+      const float2 sums = *reinterpret_cast<const float2*>(&lse[j * 8 + own_column()]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* const at = &scores[4 * j + 2 * half];
+        at[0] = fast_exp2(fmaf(at[0], to_log2, -sums.x));
+        at[1] = fast_exp2(fmaf(at[1], to_log2, -sums.y));
+      }
+    }
+  }
+  __device__ __forceinline__ void finish_grads(const float (&probs)[kPairs], float (&grads)[kPairs],
+                                               const float (&delta)[kQueries]) const {
+#pragma unroll
+    for (int j = 0; j < kPairs / 4; ++j) {
+      const float2 sums = *reinterpret_cast<const float2*>(&delta[j * 8 + own_column()]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = 4 * j + 2 * half;
+        grads[at] = probs[at] * (grads[at] - sums.x);
+        grads[at + 1] = probs[at + 1] * (grads[at + 1] - sums.y);
+      }
+    }
+  }
+  __device__ __forceinline__ bool needs_mask(int query) const {
+    const int window = params.heads.window;
+    return query < first_key() + 63 || query + kQueries > task.item.length ||
+           (window > 0 && query + kQueries - 1 - first_key() >= window);
+  }
+  __device__ __forceinline__ void mask(float (&pairs)[kPairs], int first_query) const {
+    const int window = params.heads.window;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int key = first_key() + own_row() + i / 2 % 2 * 8;
+      const int query = first_query + i / 4 * 8 + own_column() + i % 2;
+      if (key > query || query >= task.item.length || (window > 0 && query - key >= window))
+        pairs[i] = 0;
+    }
+  }
+
+  /// Waits for a stage; what lies there after the sequence is made zero.
+  __device__ __forceinline__ void wait_stage(const Cursor<Memory::kStages>& cursor, int query) {
+    shared.full[cursor.stage].wait(cursor.parity);
+    const int left = task.item.length - query;
+    if (left < kQueries) {
+      if constexpr (kWantKeys) shared.stages[cursor.stage].q.clear_from(left);
+      if constexpr (kWantValues) shared.stages[cursor.stage].grad_o.clear_from(left);
+      publish_cleared();
+    }
+  }
+
+  /// The products of a stage. The other warpgroup's keep the tensor cores busy while this one
+  /// computes factors.
+  __device__ __forceinline__ void add_stage(int s, int query) {
+    auto& stage = shared.stages[s];
+    float scores[kPairs];
+    float grads[kPairs];
+    uint32_t factors[kQueries / 16][4];
+    uint32_t key_factors[kQueries / 16][4];
+    begin_products();
+    start_row_products(scores, shared.k, own_group() * 64, stage.q);
+    if constexpr (kWantKeys) start_row_products(grads, shared.v, own_group() * 64, stage.grad_o);
+    commit_products();
+    wait_products<0>();
+    fence_values(scores);
+    if constexpr (kWantKeys) fence_values(grads);
+    const bool masked = needs_mask(query);
+    finish_scores(scores, shared.lse[s]);
+    if (masked) mask(scores, query);
+    if constexpr (kWantValues) pack_values<kQueries>(scores, factors);
+    if constexpr (kWantKeys) {
+      finish_grads(scores, grads, shared.delta[s]);
+      if (masked) mask(grads, query);
+      pack_values<kQueries>(grads, key_factors);
+    }
+    begin_products();
+    if constexpr (kWantValues)
+      start_column_products<kQueries, kDepthV>(grad_v, factors, stage.grad_o);
+    if constexpr (kWantKeys) start_column_products<kQueries, kDepth>(grad_k, key_factors, stage.q);
+    commit_products();
+    wait_products<0>();
+    if constexpr (kWantKeys) fence_values(grad_k);
+    if constexpr (kWantValues) fence_values(grad_v);
+    release(shared.empty[s]);
+  }
+
+  __device__ __forceinline__ void run() {
+    const Steps steps(params, task);
+    clear_values(grad_k);
+    clear_values(grad_v);
+    shared.rows_full.wait(0);
+    Cursor<Memory::kStages> cursor;
+    for (int step = 0; step < steps.num_heads * steps.num_tiles; ++step) {
+      const int query = (steps.first_tile + step % steps.num_tiles) * kQueries;
+      wait_stage(cursor, query);
+      add_stage(cursor.stage, query);
+      cursor.advance();
+    }
+    store();
+  }
+
+  __device__ __forceinline__ void store() const {
+    const Heads& heads = params.heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = first_key() + own_row() + half * 8;
+      if (position >= task.item.length) continue;
+      const int64_t row = (int64_t{task.item.key_row} + position) * heads.num_kv_heads + task.head;
+      if constexpr (kWantKeys)
+        store_row<kDepth>(static_cast<Value*>(params.grad_k) + row * heads.head_size, grad_k, half,
+                          heads.scale, heads.head_size);
+      if constexpr (kWantValues)
+        store_row<kDepthV>(static_cast<Value*>(params.grad_v) + row * heads.head_size_v, grad_v,
+                           half, 1, heads.head_size_v);
+    }
+  }
+};
+
+template <int kDepth, int kDepthV, Want kWant>
+__global__ void __launch_bounds__(kTensorThreads, 1)
+    key_grads_kernel(const __grid_constant__ TensorParams params) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
+  Task task;
+  if (!find_task(params, params.heads.num_kv_heads, task)) return;
+  // Keys that are first in their sequence are seen by most queries: the list's order reversed.
+  task.item.first = task.item.num_after * kTensorBlock;
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers_back<24>();
+    if (threadIdx.x < 32) produce(shared, params, task);
+  } else {
+    take_registers<240>();
+    Consumer<kDepth, kDepthV, kWant> consumer{shared, params, task};
+    consumer.run();
+  }
+}
+
+template <int kDepth, int kDepthV, Want kWant>
+void launch(const TensorParams& params, cudaStream_t stream) {
+  launch_tensor<Shared<kDepth, kDepthV>>(key_grads_kernel<kDepth, kDepthV, kWant>, params,
+                                         params.heads.num_kv_heads, stream);
+}
+
+}  // namespace
+
+void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream) {
+  const int size = params.heads.head_size;
+  if (size <= 64 && params.heads.head_size_v <= 64)
+    return launch<64, 64, Want::kBoth>(params, stream);
+  if (size <= 128) return launch<128, 128, Want::kBoth>(params, stream);
+  launch<192, 128, Want::kKeys>(params, stream);
+  launch<192, 128, Want::kValues>(params, stream);
+}
+
+}  // namespace tessera::cuda::attention

@@ -1,0 +1,205 @@
+// The gradient of attention's queries on Hopper's tensor cores: each thread block takes 128 queries
+// of one head and goes over the keys they see, 64 at a time and the last first.
+#include "ops/attention/attention_tensor.cuh"
+
+namespace tessera::cuda::attention {
+namespace {
+
+constexpr int kRows = kTensorBlock;
+constexpr int kKeys = 64;
+constexpr int kPairs = kKeys / 2;  // of a thread
+
+template <int kDepth, int kDepthV>
+struct Shared {
+  static constexpr int kStages = 3;
+  struct Stage {
+    Operand<kKeys, kDepth> k;
+    Operand<kKeys, kDepthV> v;
+  };
+  Operand<kRows, kDepth> q;
+  Operand<kRows, kDepthV> grad_o;
+  Stage stages[kStages];
+  Barrier rows_full;
+  Barrier full[kStages];
+  Barrier empty[kStages];
+
+  __device__ void init() {
+    rows_full.init(1);
+    for (int s = 0; s < kStages; ++s) {
+      full[s].init(1);
+      empty[s].init(kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+};
+
+/// Tiles of keys that a block of queries sees.
+struct Range {
+  int first;
+  int last;
+};
+__device__ Range seen_tiles(const Item& item, int window) {
+  const int begin = window == 0 ? 0 : max(0, item.first - window + 1);
+  return {begin / kKeys, min(item.first + kRows, item.length) / kKeys -
+                             (min(item.first + kRows, item.length) % kKeys == 0 ? 1 : 0)};
+}
+
+template <typename Shared>
+__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
+  const Item& item = task.item;
+  const int kv_head = task.head / (params.heads.num_heads / params.heads.num_kv_heads);
+  const Range tiles = seen_tiles(item, params.heads.window);
+  const int query_row = item.query_row + item.first;
+  shared.rows_full.arrive_and_expect(sizeof(shared.q) + sizeof(shared.grad_o));
+  shared.q.load(&params.q, task.head, query_row, &shared.rows_full);
+  shared.grad_o.load(&params.grad_o, task.head, query_row, &shared.rows_full);
+  Cursor<Shared::kStages> cursor;
+  for (int tile = tiles.last; tile >= tiles.first; --tile) {
+    auto& stage = shared.stages[cursor.stage];
+    Barrier* const full = &shared.full[cursor.stage];
+    shared.empty[cursor.stage].wait(cursor.parity ^ 1);
+    full->arrive_and_expect(sizeof(stage));
+    stage.k.load(&params.k, kv_head, item.key_row + tile * kKeys, full);
+    stage.v.load(&params.v, kv_head, item.key_row + tile * kKeys, full);
+    cursor.advance();
+  }
+}
+
+template <int kDepth, int kDepthV>
+struct Consumer {
+  using Memory = Shared<kDepth, kDepthV>;
+  Memory& shared;
+  const TensorParams& params;
+  const Task& task;
+  float grad_q[kDepth / 2];
+  float lse[2];  // of this thread's rows, in units of log 2
+  float delta[2];
+
+  __device__ __forceinline__ int first_query() const { return task.item.first + own_group() * 64; }
+
+  __device__ __forceinline__ void load_sums() {
+    const int64_t head_sums = task.head * params.heads.num_rows + task.item.query_row;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = first_query() + own_row() + half * 8;
+      const bool valid = position < task.item.length;
+      lse[half] = valid ? params.lse[head_sums + position] * kLog2E : 0;
+      delta[half] = valid ? params.delta[head_sums + position] : 0;
+    }
+  }
+
+  /// Scores become probabilities; those not visible zero.
+  __device__ __forceinline__ void finish_scores(float (&scores)[kPairs]) const {
+    const float to_log2 = params.heads.scale * kLog2E;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      scores[i] = fast_exp2(fmaf(scores[i], to_log2, -lse[i / 2 % 2]));
+  }
+  __device__ __forceinline__ void finish_grads(const float (&probs)[kPairs],
+                                               float (&grads)[kPairs]) const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) grads[i] = probs[i] * (grads[i] - delta[i / 2 % 2]);
+  }
+  __device__ __forceinline__ void mask(float (&grads)[kPairs], int first_key) const {
+    const int window = params.heads.window;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int row = first_query() + own_row() + i / 2 % 2 * 8;
+      const int key = first_key + i / 4 * 8 + own_column() + i % 2;
+      if (key > row || (window > 0 && row - key >= window)) grads[i] = 0;
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    const int window = params.heads.window;
+    const Range tiles = seen_tiles(task.item, window);
+    clear_values(grad_q);
+    load_sums();
+    shared.rows_full.wait(0);
+    Cursor<Memory::kStages> cursor;
+    for (int tile = tiles.last; tile >= tiles.first; --tile) {
+      auto& stage = shared.stages[cursor.stage];
+      float scores[kPairs];
+      float grads[kPairs];
+      uint32_t factors[kKeys / 16][4];
+      shared.full[cursor.stage].wait(cursor.parity);
+      const int left = task.item.length - tile * kKeys;
+      if (left < kKeys) {
+        stage.k.clear_from(left);
+        publish_cleared();
+      }
+      begin_products();
+      start_row_products(scores, shared.q, own_group() * 64, stage.k);
+      commit_products();
+      start_row_products(grads, shared.grad_o, own_group() * 64, stage.v);
+      commit_products();
+      wait_products<1>();
+      fence_values(scores);
+      finish_scores(scores);
+      wait_products<0>();
+      fence_values(grads);
+      finish_grads(scores, grads);
+      const int key = tile * kKeys;
+      if (key + kKeys - 1 > first_query() || (window > 0 && first_query() + 63 - key >= window))
+        mask(grads, key);
+      pack_values<kKeys>(grads, factors);
+      begin_products();
+      start_column_products<kKeys, kDepth>(grad_q, factors, stage.k);
+      commit_products();
+      wait_products<0>();
+      fence_values(grad_q);
+      release(shared.empty[cursor.stage]);
+      cursor.advance();
+    }
+    store();
+  }
+
+  __device__ __forceinline__ void store() const {
+    const Heads& heads = params.heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int position = first_query() + own_row() + half * 8;
+      if (position >= task.item.length) continue;
+      const int64_t row = int64_t{task.item.query_row} + position;
+      Value* const to = static_cast<Value*>(params.grad_q) +
+                        (row * heads.num_heads + task.head) * heads.head_size;
+      store_row<kDepth>(to, grad_q, half, heads.scale, heads.head_size);
+    }
+  }
+};
+
+template <int kDepth, int kDepthV>
+__global__ void __launch_bounds__(kTensorThreads, 1)
+    query_grad_kernel(const __grid_constant__ TensorParams params) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
+  Task task;
+  if (!find_task(params, params.heads.num_heads, task)) return;
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers_back<24>();
+    if (threadIdx.x == 0) produce(shared, params, task);
+  } else {
+    take_registers<240>();
+    Consumer<kDepth, kDepthV> consumer{shared, params, task};
+    consumer.run();
+  }
+}
+
+template <int kDepth, int kDepthV>
+void launch(const TensorParams& params, cudaStream_t stream) {
+  launch_tensor<Shared<kDepth, kDepthV>>(query_grad_kernel<kDepth, kDepthV>, params,
+                                         params.heads.num_heads, stream);
+}
+
+}  // namespace
+
+void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream) {
+  const int size = params.heads.head_size;
+  if (size <= 64 && params.heads.head_size_v <= 64) return launch<64, 64>(params, stream);
+  if (size <= 128) return launch<128, 128>(params, stream);
+  launch<192, 128>(params, stream);
+}
+
+}  // namespace tessera::cuda::attention

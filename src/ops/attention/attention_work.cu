@@ -1,0 +1,155 @@
+// What attention's kernels need besides the products: lists of blocks, and the sums delta.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "ops/attention/attention_cuda_kernels.h"
+#include "ops/cuda/check.h"
+
+namespace tessera::cuda::attention {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kListThreads = 1024;
+constexpr int kDeltaThreads = 256;
+
+struct Sequence {
+  int begin;
+  int length;
+};
+
+/// Makes no sequence reach beyond the tokens, whatever the lengths are.
+__device__ Sequence sequence_at(const int* cu_seqlens, int s, int num_tokens) {
+  const int begin = min(max(cu_seqlens[s], 0), num_tokens);
+  const int end = min(max(cu_seqlens[s + 1], begin), num_tokens);
+  return {begin, end - begin};
+}
+
+/// Turns counts into the begins of their places, the last count's first. One warp.
+__device__ void sum_from_last(int* counts, int num_counts) {
+  const int lane = threadIdx.x % kWarp;
+  int before = 0;
+  for (int last = num_counts - 1; last >= 0; last -= kWarp) {
+    const int at = last - lane;
+    const int own = at >= 0 ? counts[at] : 0;
+    int sum = own;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_up_sync(~0U, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (at >= 0) counts[at] = before + sum - own;
+    before += __shfl_sync(~0U, sum, kWarp - 1);
+  }
+}
+
+/// Counting sort of all sequences' blocks by their number in the sequence, by one block of threads.
+/// The order of equal ones differs from run to run, and with it only the order of the work.
+__global__ void __launch_bounds__(kListThreads)
+    list_sequences_kernel(WorkList list, const int* cu_seqlens, int num_sequences, int num_tokens,
+                          int block) {
+  for (int i = threadIdx.x; i <= list.capacity; i += kListThreads) list.num_of_length[i] = 0;
+  if (threadIdx.x == 0) *list.num_items = 0;
+  __syncthreads();
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  constexpr int kWarps = kListThreads / kWarp;
+  for (int s = warp; s < num_sequences; s += kWarps) {
+    const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
+    const int num_blocks = (sequence.length + block - 1) / block;
+    for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp)
+      atomicAdd(&list.num_of_length[b], 1);
+  }
+  __syncthreads();
+  if (warp == 0) sum_from_last(list.num_of_length, list.capacity + 1);
+  __syncthreads();
+  for (int s = warp; s < num_sequences; s += kWarps) {
+    const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
+    const int num_blocks = (sequence.length + block - 1) / block;
+    for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp) {
+      const int place = atomicAdd(&list.num_of_length[b], 1);
+      if (place >= list.capacity) continue;
+      list.items[place] = {sequence.begin, sequence.begin, sequence.length, b * block,
+                           num_blocks - 1 - b};
+      atomicAdd(list.num_items, 1);
+    }
+  }
+}
+
+__global__ void list_cached_kernel(WorkList list, const int* length, int num_queries, int capacity,
+                                   int block) {
+  const bool valid = num_queries <= *length && *length <= capacity;
+  const int num_blocks = valid ? (num_queries + block - 1) / block : 0;
+  if (threadIdx.x == 0) *list.num_items = num_blocks;
+  const int before = *length - num_queries;
+  for (int b = threadIdx.x; b < num_blocks; b += blockDim.x)
+    list.items[num_blocks - 1 - b] = {-before, 0, *length, before + b * block, num_blocks - 1 - b};
+}
+
+__global__ void sequence_offsets_kernel(SequenceOffsets params) {
+  for (int s = threadIdx.x; s <= params.num_sequences; s += blockDim.x) {
+    const int begin = min(max(params.cu_seqlens[s], 0), params.num_tokens);
+    if (s < params.num_sequences)
+      params.lengths[s] = sequence_at(params.cu_seqlens, s, params.num_tokens).length;
+    for (int i = 0; i < SequenceOffsets::kNumSizes; ++i)
+      params.offsets[i * (params.num_sequences + 1) + s] = begin * params.row_sizes[i];
+  }
+}
+
+__device__ float to_float(float value) {
+  return value;
+}
+__device__ float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params) {
+  const int64_t row = int64_t{blockIdx.x} * (kDeltaThreads / kWarp) + threadIdx.x / kWarp;
+  if (row >= params.num_rows * params.num_heads) return;
+  const int lane = threadIdx.x % kWarp;
+  const T* const o = static_cast<const T*>(params.o) + row * params.head_size_v;
+  const T* const grad_o = static_cast<const T*>(params.grad_o) + row * params.head_size_v;
+  float sum = 0;
+  for (int c = lane; c < params.head_size_v; c += kWarp)
+    sum += to_float(o[c]) * to_float(grad_o[c]);
+  for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0U, sum, step);
+  if (lane != 0) return;
+  const int64_t at = row % params.num_heads * params.num_rows + row / params.num_heads;
+  params.delta[at] = params.grad_lse == nullptr ? sum : sum - params.grad_lse[at];
+}
+
+}  // namespace
+
+int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block) {
+  const int64_t not_empty = std::min(num_sequences, num_tokens);
+  return (num_tokens + not_empty * (block - 1)) / block;
+}
+
+void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
+                           int num_tokens, int block, cudaStream_t stream) {
+  list_sequences_kernel<<<1, kListThreads, 0, stream>>>(list, cu_seqlens, num_sequences, num_tokens,
+                                                        block);
+  check(cudaGetLastError());
+}
+
+void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
+                        int block, cudaStream_t stream) {
+  list_cached_kernel<<<1, kWarp, 0, stream>>>(list, length, num_queries, capacity, block);
+  check(cudaGetLastError());
+}
+
+void launch_sequence_offsets(const SequenceOffsets& params, cudaStream_t stream) {
+  sequence_offsets_kernel<<<1, kWarp, 0, stream>>>(params);
+  check(cudaGetLastError());
+}
+
+void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream) {
+  constexpr int kRows = kDeltaThreads / kWarp;
+  const int64_t rows = params.num_rows * params.num_heads;
+  const auto grid = static_cast<unsigned>((rows + kRows - 1) / kRows);
+  const auto kernel = bf16 ? delta_kernel<__nv_bfloat16> : delta_kernel<float>;
+  kernel<<<grid, kDeltaThreads, 0, stream>>>(params);
+  check(cudaGetLastError());
+}
+
+}  // namespace tessera::cuda::attention
