@@ -1,5 +1,6 @@
 // Attention on a GPU, forward and backward apart: medians of model TFLOPS (see AttentionOperator),
-// one JSON line a shape and way of running. bench/rivals/attention_torch.py measures PyTorch on the
+// one JSON line a shape and way of running: our own kernels, or cuDNN's, whose backward is not
+// deterministic. bench/rivals/attention_torch.py measures PyTorch on the
 // same shapes and merges.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 
 #include "core/random.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_cudnn.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
@@ -128,7 +130,12 @@ Timed time_operator(const Backend& backend, const Operator& op, const std::vecto
   return timed;
 }
 
-void measure(const Backend& backend, const Problem& shape) {
+void measure(const Backend& backend, const Problem& shape, bool cudnn) {
+  auto& context = static_cast<cuda::CudaContext&>(*backend.context());
+  auto& options = context.get<cuda::AttentionOptions>();
+  options = cuda::AttentionOptions(context);
+  options.cudnn = cudnn;
+  options.deterministic = false;
   AttentionSpec spec = shape.spec;
   spec.sequence_length = shape.length;
   const OperatorPtr forward_op = make_attention(spec);
@@ -145,9 +152,12 @@ void measure(const Backend& backend, const Problem& shape) {
   const Timed backward = time_operator(backend, *make_attention_backward(spec, false),
                                        {q.view, k.view, v.view, forward.outputs[0].view,
                                         forward.outputs[1].view, grad_o.view, ends.view});
-  fmt::print(
-      "{{\"shape\": \"{}\", \"who\": \"tessera\", \"forward\": {:.1f}, \"backward\": {:.1f}}}\n",
-      shape.name, forward.tflops, backward.tflops);
+  if (!options.why_not_cudnn.empty()) {
+    fmt::print(stderr, "{}: no cuDNN: {}\n", shape.name, options.why_not_cudnn);
+    return;
+  }
+  fmt::print("{{\"shape\": \"{}\", \"who\": \"{}\", \"forward\": {:.1f}, \"backward\": {:.1f}}}\n",
+             shape.name, cudnn ? "cudnn" : "own", forward.tflops, backward.tflops);
   std::fflush(stdout);
 }
 
@@ -158,7 +168,10 @@ int run_all() {
     return 1;
   }
   const Backend backend = make_cuda_backend(0);
-  for (const Problem& shape : shapes()) measure(backend, shape);
+  for (const Problem& shape : shapes()) {
+    measure(backend, shape, false);
+    if (shape.dtype == DType::kBF16) measure(backend, shape, true);
+  }
   return 0;
 }
 

@@ -66,12 +66,12 @@ def main():
         print(json.dumps({"shape": name, "who": "torch"} | theirs[name]), flush=True)
         torch.cuda.empty_cache()
     if options.ours:
-        lines = subprocess.run([options.ours], check=True, capture_output=True, text=True).stdout
+        lines = subprocess.run([options.ours], check=True, stdout=subprocess.PIPE, text=True).stdout
         for ours in map(json.loads, lines.splitlines()):
             print(json.dumps(ours))
             if ours["shape"] in theirs:
                 ratios = {way: round(ours[way] / theirs[ours["shape"]][way], 3) for way in ("forward", "backward")}
-                print(json.dumps({"shape": ours["shape"], "ratio": ratios}))
+                print(json.dumps({"shape": ours["shape"], "who": ours["who"], "over torch": ratios}))
 
 
 if __name__ == "__main__":

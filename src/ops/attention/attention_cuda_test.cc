@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_cudnn.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
 
@@ -37,8 +38,22 @@ OwnedTensor cumulative(const std::vector<int64_t>& lengths) {
   return testing::tensor_of_i32({static_cast<int64_t>(ends.size())}, ends);
 }
 
+/// Our own kernels.
 class AttentionCudaTest : public testing::GpuTest {
  protected:
+  void SetUp() override {
+    testing::GpuTest::SetUp();
+    if (IsSkipped()) return;
+    reset_options();
+    options().cudnn = false;
+  }
+  void TearDown() override {
+    if (!IsSkipped()) reset_options();
+  }
+  static cuda::CudaContext& context() { return static_cast<cuda::CudaContext&>(*gpu().context()); }
+  static cuda::AttentionOptions& options() { return context().get<cuda::AttentionOptions>(); }
+  static void reset_options() { options() = cuda::AttentionOptions(context()); }
+
   /// With the gradient of lse too where `outputs` has it.
   void check(const Case& test, const std::vector<int>& outputs = {0, 1}) const {
     SCOPED_TRACE(test.to_string());
@@ -60,6 +75,7 @@ class AttentionCudaTest : public testing::GpuTest {
     // Probabilities and their gradients are rounded to BF16, as on a CPU with BF16 products; half a
     // unit of BF16 where the CPU's own rows happen to err less.
     how.tolerance_bf16 = 1e-2;
+    how.repeatable = options().deterministic;
     check_operator_on_gpu(op, inputs, outputs, cpu(), gpu(), how);
   }
 
@@ -162,6 +178,52 @@ TEST_F(AttentionCudaTest, Cached) {
     check_cached(spec, 100, 100);
     check_cached(spec, 0, 5);
   }
+}
+
+/// cuDNN's, where it can be loaded.
+class AttentionCudnnTest : public AttentionCudaTest {
+ protected:
+  void SetUp() override {
+    AttentionCudaTest::SetUp();
+    if (IsSkipped()) return;
+    options().cudnn = true;
+    const std::string& why_not = context().get<cuda::CudnnAttention>().why_not();
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+  }
+  /// Forward and our backward on its results; forward and backward.
+  void check_both(const Case& test) const {
+    for (const bool deterministic : {true, false}) {
+      SCOPED_TRACE(deterministic);
+      options().deterministic = deterministic;
+      check(test, {0});
+      EXPECT_EQ(options().why_not_cudnn, "") << test.to_string();
+    }
+  }
+};
+
+TEST_F(AttentionCudnnTest, Shapes) {
+  check_both({heads(4, 4, 64), {63, 0, 130, 1, 7}});
+  check_both({heads(4, 1, 128), {300, 64}});
+  check_both({heads(8, 2, 80), {0, 140, 0}});
+  check_both({heads(4, 4, 192, 128), {200, 0, 90}});
+  check_both({heads(2, 2, 128, 64), {257}});
+}
+
+TEST_F(AttentionCudnnTest, Windows) {
+  for (const int64_t window : {1, 64, 100, 1000})
+    check_both({heads(4, 2, 64, 0, window), {300, 33}});
+}
+
+TEST_F(AttentionCudnnTest, TheGradientOfLseIsOurs) {
+  options().deterministic = false;
+  check({heads(4, 2, 128), {200, 50}}, {0, 1});
+}
+
+TEST_F(AttentionCudnnTest, RefusalsRunOnOurKernels) {
+  check({heads(2, 1, 33), {70}}, {0});
+  EXPECT_NE(options().why_not_cudnn, "");
+  check({heads(2, 1, 64), std::vector<int64_t>(40, 5)}, {0});
+  EXPECT_NE(options().why_not_cudnn, "");
 }
 
 }  // namespace

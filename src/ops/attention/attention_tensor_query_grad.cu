@@ -110,47 +110,76 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  /// Waits for a stage; keys after the sequence's last are made zero.
+  __device__ __forceinline__ void wait_stage(const Cursor<Memory::kStages>& cursor, int tile) {
+    shared.full[cursor.stage].wait(cursor.parity);
+    const int left = task.item.length - tile * kKeys;
+    if (left < kKeys) {
+      shared.stages[cursor.stage].k.clear_from(left);
+      publish_cleared();
+    }
+  }
+
+  __device__ __forceinline__ void start_pairs(int stage, float (&scores)[kPairs],
+                                              float (&grads)[kPairs]) {
+    begin_products();
+    start_row_products(scores, shared.q, own_group() * 64, shared.stages[stage].k);
+    start_row_products(grads, shared.grad_o, own_group() * 64, shared.stages[stage].v);
+    commit_products();
+  }
+
+  /// The products' results become factors of the keys, in grads.
+  __device__ __forceinline__ void finish_pairs(int tile, float (&scores)[kPairs],
+                                               float (&grads)[kPairs]) const {
     const int window = params.heads.window;
-    const Range tiles = seen_tiles(task.item, window);
+    const int key = tile * kKeys;
+    finish_scores(scores);
+    finish_grads(scores, grads);
+    if (key + kKeys - 1 > first_query() || (window > 0 && first_query() + 63 - key >= window))
+      mask(grads, key);
+  }
+
+  __device__ __forceinline__ void start_sum(int stage, const uint32_t (&factors)[kKeys / 16][4]) {
+    begin_products();
+    start_column_products<kKeys, kDepth>(grad_q, factors, shared.stages[stage].k);
+    commit_products();
+  }
+
+  /// While one tile's factors are computed, the products of the tile before run.
+  __device__ __forceinline__ void run() {
+    const Range tiles = seen_tiles(task.item, params.heads.window);
+    float scores[kPairs];
+    float grads[kPairs];
+    uint32_t factors[kKeys / 16][4];
     clear_values(grad_q);
     load_sums();
     shared.rows_full.wait(0);
     Cursor<Memory::kStages> cursor;
-    for (int tile = tiles.last; tile >= tiles.first; --tile) {
-      auto& stage = shared.stages[cursor.stage];
-      float scores[kPairs];
-      float grads[kPairs];
-      uint32_t factors[kKeys / 16][4];
-      shared.full[cursor.stage].wait(cursor.parity);
-      const int left = task.item.length - tile * kKeys;
-      if (left < kKeys) {
-        stage.k.clear_from(left);
-        publish_cleared();
-      }
-      begin_products();
-      start_row_products(scores, shared.q, own_group() * 64, stage.k);
-      commit_products();
-      start_row_products(grads, shared.grad_o, own_group() * 64, stage.v);
-      commit_products();
+    wait_stage(cursor, tiles.last);
+    start_pairs(cursor.stage, scores, grads);
+    wait_products<0>();
+    fence_values(scores);
+    fence_values(grads);
+    finish_pairs(tiles.last, scores, grads);
+    pack_values<kKeys>(grads, factors);
+    for (int tile = tiles.last - 1; tile >= tiles.first; --tile) {
+      const int before = cursor.stage;
+      cursor.advance();
+      wait_stage(cursor, tile);
+      start_pairs(cursor.stage, scores, grads);
+      start_sum(before, factors);
       wait_products<1>();
       fence_values(scores);
-      finish_scores(scores);
-      wait_products<0>();
       fence_values(grads);
-      finish_grads(scores, grads);
-      const int key = tile * kKeys;
-      if (key + kKeys - 1 > first_query() || (window > 0 && first_query() + 63 - key >= window))
-        mask(grads, key);
-      pack_values<kKeys>(grads, factors);
-      begin_products();
-      start_column_products<kKeys, kDepth>(grad_q, factors, stage.k);
-      commit_products();
+      finish_pairs(tile, scores, grads);
       wait_products<0>();
       fence_values(grad_q);
-      release(shared.empty[cursor.stage]);
-      cursor.advance();
+      release(shared.empty[before]);
+      pack_values<kKeys>(grads, factors);
     }
+    start_sum(cursor.stage, factors);
+    wait_products<0>();
+    fence_values(grad_q);
     store();
   }
 

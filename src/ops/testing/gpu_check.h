@@ -30,6 +30,7 @@ struct GpuCheck {
   double tolerance_bf16 = 2e-3;
   double bf16_factor = 2.0;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};
+  bool repeatable = true;  ///< two runs must give the same bits
 };
 
 /// Runs the program that `build` makes for each element type forward and backward, on the CPU and
