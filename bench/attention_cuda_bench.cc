@@ -168,9 +168,10 @@ int run_all() {
     return 1;
   }
   const Backend backend = make_cuda_backend(0);
-  for (const Problem& shape : shapes()) {
-    measure(backend, shape, false);
-    if (shape.dtype == DType::kBF16) measure(backend, shape, true);
+  for (const bool cudnn : {false, true}) {
+    for (const Problem& shape : shapes()) {
+      if (!cudnn || shape.dtype == DType::kBF16) measure(backend, shape, cudnn);
+    }
   }
   return 0;
 }

@@ -114,7 +114,8 @@ class AttentionCached final : public AttentionOperator {
 void add_attention_cpu(KernelTable& table);
 /// Adds those for Hopper GPUs. They read cu_seqlens on the GPU and cannot refuse it there:
 /// sequences are cut to the tokens there are, and results of rows that no sequence has are left as
-/// they were.
+/// they were. attention_cached leaves its output as it was where cache_length does not fit, and has
+/// the bits of make_attention in F32 alone.
 void add_attention_cuda(KernelTable& table);
 
 }  // namespace tessera

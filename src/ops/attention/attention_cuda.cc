@@ -70,13 +70,14 @@ Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
 }
 
-device::Heads heads_of(const AttentionSpec& spec, int64_t num_rows) {
+device::Heads heads_of(const AttentionSpec& spec, const KernelArgs& args) {
+  const bool has_window = spec.window > 0 && spec.window < args.in(Input::kK).shape[0];
   return {.num_heads = static_cast<int>(spec.num_heads),
           .num_kv_heads = static_cast<int>(spec.num_kv_heads),
           .head_size = static_cast<int>(spec.head_size),
           .head_size_v = static_cast<int>(spec.head_size_v),
-          .window = static_cast<int>(std::min<int64_t>(spec.window, INT32_MAX)),
-          .num_rows = num_rows,
+          .window = has_window ? static_cast<int>(spec.window) : 0,
+          .num_rows = args.in(Input::kQ).shape[0],
           .scale = static_cast<float>(spec.scale)};
 }
 
@@ -100,14 +101,15 @@ device::TensorParams tensor_params(const AttentionSpec& spec, const KernelArgs& 
           .v = map_of(args.in(Input::kV), spec.num_kv_heads, spec.head_size_v),
           .num_items = list.num_items,
           .items = list.items,
-          .capacity = list.capacity,
-          .heads = heads_of(spec, args.in(Input::kQ).shape[0])};
+          .max_items = list.capacity,
+          .num_sms = cuda::context_of(args).num_sms(),
+          .heads = heads_of(spec, args)};
 }
 
 device::ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args,
                                  const device::WorkList& list) {
   return {.list = list,
-          .heads = heads_of(spec, args.in(Input::kQ).shape[0]),
+          .heads = heads_of(spec, args),
           .q = args.in(Input::kQ).data,
           .k = args.in(Input::kK).data,
           .v = args.in(Input::kV).data};

@@ -51,6 +51,10 @@ struct SequenceOffsets {
 };
 void launch_sequence_offsets(const SequenceOffsets& params, cudaStream_t stream);
 
+/// to [columns, rows] = from [rows, columns] transposed.
+void launch_transpose(const float* from, float* to, int64_t rows, int64_t columns,
+                      cudaStream_t stream);
+
 struct Heads {
   int num_heads;
   int num_kv_heads;
@@ -101,7 +105,8 @@ struct TensorParams {
   CUtensorMap grad_o;
   const int* num_items;
   const Item* items;  ///< of blocks of kTensorBlock
-  int capacity;
+  int max_items;
+  int num_sms;
   Heads heads;
   const float* delta;
   float* lse;

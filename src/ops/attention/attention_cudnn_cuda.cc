@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/memory.h"
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/attention/attention_cudnn.h"
 #include "ops/attention/attention_kernels.h"
@@ -140,13 +141,17 @@ class GraphMaker {
         .set_data_type(fe::DataType_t::BFLOAT16)
         .set_ragged_offset(offsets_.at(offsets));
   }
-  /// As lse lies: [heads, tokens].
+  /// [heads, tokens] as lse lies; to the backward [tokens, heads], the only order in which it sizes
+  /// its scratch memory right.
   fe::graph::Tensor_attributes stats() const {
     const int64_t tokens = problem_.num_tokens;
+    const int64_t heads = problem_.num_heads;
+    const std::vector<int64_t> by_head = {tokens * heads, tokens, 1, 1};
+    const std::vector<int64_t> by_token = {tokens * heads, 1, heads, 1};
     return fe::graph::Tensor_attributes()
         .set_uid(kStatsUid)
-        .set_dim({problem_.num_sequences, problem_.num_heads, tokens, 1})
-        .set_stride({tokens * problem_.num_heads, tokens, 1, 1})
+        .set_dim({problem_.num_sequences, heads, tokens, 1})
+        .set_stride(problem_.backward ? by_token : by_head)
         .set_data_type(fe::DataType_t::FLOAT)
         .set_ragged_offset(offsets_.at(kStatsOffsets));
   }
@@ -252,8 +257,9 @@ class CudnnAttention::Impl {
       return false;
     }
     add_lengths(problem, cu_seqlens, pointers);
+    if (problem.backward) transpose_stats(problem, pointers);
     fe::error_t status =
-        plan.graph->execute(handle_, pointers, scratch_->as<std::byte>() + kLengthsBytes);
+        plan.graph->execute(handle_, pointers, scratch_->as<std::byte>() + plan_offset(problem));
     ensure(!status.is_bad(), "cuDNN's attention failed: {}", status.get_message());
     return true;
   }
@@ -263,6 +269,19 @@ class CudnnAttention::Impl {
   /// Lengths and offsets of the sequences, before the plan's own scratch memory.
   static constexpr int64_t kLengthsBytes = 4096;
   static_assert(kMaxSequences * 4 + kNumOffsets * (kMaxSequences + 1) * 8 + 64 <= kLengthsBytes);
+
+  /// Where the plan's scratch memory begins; before it is, for the backward, lse by tokens.
+  static int64_t plan_offset(const Problem& problem) {
+    if (!problem.backward) return kLengthsBytes;
+    return kLengthsBytes + align_up(problem.num_tokens * problem.num_heads * 4);
+  }
+
+  void transpose_stats(const Problem& problem, Pointers& pointers) {
+    auto* const by_token = reinterpret_cast<float*>(scratch_->as<std::byte>() + kLengthsBytes);
+    device::launch_transpose(static_cast<const float*>(pointers[kStatsUid]), by_token,
+                             problem.num_heads, problem.num_tokens, stream_);
+    pointers[kStatsUid] = by_token;
+  }
 
   Plan& find_plan(const Problem& problem) {
     const auto found = plans_.find(problem);
@@ -287,7 +306,7 @@ class CudnnAttention::Impl {
       plan.why_not = error.what();
       return plan;
     }
-    const int64_t needed = kLengthsBytes + plan.workspace_bytes;
+    const int64_t needed = plan_offset(problem) + plan.workspace_bytes;
     if (!scratch_ ||
         std::ssize(std::span(scratch_->as<std::byte>(), scratch_->num_bytes())) < needed) {
       cuda::check(cudaStreamSynchronize(stream_));
@@ -310,7 +329,8 @@ class CudnnAttention::Impl {
          .lengths = lengths,
          .offsets = offsets,
          .row_sizes = {wide * problem.head_size, wide * problem.head_size_v,
-                       narrow * problem.head_size, narrow * problem.head_size_v, 1}},
+                       narrow * problem.head_size, narrow * problem.head_size_v,
+                       problem.backward ? wide : 1}},
         stream_);
     pointers[kLengthsUid] = lengths;
     for (int i = 0; i < kNumOffsets; ++i)

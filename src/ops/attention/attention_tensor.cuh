@@ -167,23 +167,35 @@ __device__ __forceinline__ void store_row(Value* to, const float (&d)[kColumns /
   }
 }
 
-/// The item and the head of this thread block; false where there is nothing to do.
+/// An item and a head of it.
 struct Task {
   Item item;
   int head;
 };
-__device__ __forceinline__ bool find_task(const TensorParams& params, int num_heads, Task& task) {
-  const int at = static_cast<int>(blockIdx.x) / num_heads;
-  if (at >= *params.num_items) return false;
-  task = {params.items[at], static_cast<int>(blockIdx.x) % num_heads};
-  return true;
-}
+
+/// The tasks of this thread block, which the producer and the consumers go through alike. The list
+/// has the longest first, so that turns that go back and forth give all blocks as much to do.
+struct TaskLoop {
+  const TensorParams& params;
+  int num_heads;
+  int turn = 0;
+
+  /// False after the last.
+  __device__ bool next(Task& task) {
+    const auto blocks = static_cast<int>(gridDim.x);
+    const auto block = static_cast<int>(blockIdx.x);
+    const int at = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
+    if (at >= *params.num_items * num_heads) return false;
+    task = {params.items[at / num_heads], at % num_heads};
+    ++turn;
+    return true;
+  }
+};
 
 template <typename Shared, typename Kernel>
-void launch_tensor(Kernel kernel, const TensorParams& params, int num_heads, cudaStream_t stream) {
+void launch_tensor(Kernel kernel, const TensorParams& params, int num_blocks, cudaStream_t stream) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  kernel<<<static_cast<unsigned>(params.capacity * num_heads), kTensorThreads, sizeof(Shared),
-           stream>>>(params);
+  kernel<<<static_cast<unsigned>(num_blocks), kTensorThreads, sizeof(Shared), stream>>>(params);
   check(cudaGetLastError());
 }
 

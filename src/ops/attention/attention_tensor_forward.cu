@@ -19,6 +19,7 @@ struct Shared {
   Operand<kKeys, kDepth> k[kStages];
   Operand<kKeys, kDepthV> v[kStages];
   Barrier q_full;
+  Barrier q_empty;
   Barrier k_full[kStages];
   Barrier k_empty[kStages];
   Barrier v_full[kStages];
@@ -26,6 +27,7 @@ struct Shared {
 
   __device__ void init() {
     q_full.init(1);
+    q_empty.init(kConsumerWarps);
     for (int s = 0; s < kStages; ++s) {
       k_full[s].init(1);
       v_full[s].init(1);
@@ -47,32 +49,46 @@ __device__ Range seen_tiles(const Item& item, int window) {
 }
 
 template <typename Shared>
-__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
-  const Item& item = task.item;
-  const int kv_head = task.head / (params.heads.num_heads / params.heads.num_kv_heads);
-  const Range tiles = seen_tiles(item, params.heads.window);
-  shared.q_full.arrive_and_expect(sizeof(shared.q));
-  shared.q.load(&params.q, task.head, item.query_row + item.first, &shared.q_full);
+__device__ void produce(Shared& shared, const TensorParams& params) {
+  const Heads& heads = params.heads;
+  TaskLoop tasks{params, heads.num_heads};
+  Task task;
   Cursor<kStages> cursor;
-  for (int tile = tiles.last; tile >= tiles.first; --tile) {
-    const int s = cursor.stage;
-    const int row = item.key_row + tile * kKeys;
-    shared.k_empty[s].wait(cursor.parity ^ 1);
-    shared.k_full[s].arrive_and_expect(sizeof(shared.k[s]));
-    shared.k[s].load(&params.k, kv_head, row, &shared.k_full[s]);
-    shared.v_empty[s].wait(cursor.parity ^ 1);
-    shared.v_full[s].arrive_and_expect(sizeof(shared.v[s]));
-    shared.v[s].load(&params.v, kv_head, row, &shared.v_full[s]);
-    cursor.advance();
+  for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
+    const Item& item = task.item;
+    const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
+    const Range tiles = seen_tiles(item, heads.window);
+    shared.q_empty.wait(parity ^ 1);
+    shared.q_full.arrive_and_expect(sizeof(shared.q));
+    shared.q.load(&params.q, task.head, item.query_row + item.first, &shared.q_full);
+    for (int tile = tiles.last; tile >= tiles.first; --tile) {
+      const int s = cursor.stage;
+      const int row = item.key_row + tile * kKeys;
+      shared.k_empty[s].wait(cursor.parity ^ 1);
+      shared.k_full[s].arrive_and_expect(sizeof(shared.k[s]));
+      shared.k[s].load(&params.k, kv_head, row, &shared.k_full[s]);
+      shared.v_empty[s].wait(cursor.parity ^ 1);
+      shared.v_full[s].arrive_and_expect(sizeof(shared.v[s]));
+      shared.v[s].load(&params.v, kv_head, row, &shared.v_full[s]);
+      cursor.advance();
+    }
   }
 }
 
 /// This thread's two rows in the online softmax. The greatest scores are not scaled yet.
 struct Softmax {
   float to_log2;  // what scores are multiplied by
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0, 0};  // this thread's columns alone
+  float max[2];
+  float sum[2];  // this thread's columns alone
   float rescale[2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      max[half] = -INFINITY;
+      sum[half] = 0;
+    }
+  }
 
   /// Scores become probabilities relative to the present max.
   __device__ __forceinline__ void add(float (&scores)[kScores]) {
@@ -128,8 +144,11 @@ template <int kDepth, int kDepthV>
 struct Consumer {
   Shared<kDepth, kDepthV>& shared;
   const TensorParams& params;
-  const Task& task;
   Softmax softmax;
+  Task task;
+  uint32_t task_parity;
+  Cursor<kStages> keys;
+  Cursor<kStages> values;
   float o[kDepthV / 2];
 
   __device__ __forceinline__ int first_query() const { return task.item.first + own_group() * 64; }
@@ -141,11 +160,11 @@ struct Consumer {
   }
 
   /// Waits for a tile's values; those of the sequence's last are made to end with it.
-  __device__ __forceinline__ void wait_values(const Cursor<kStages>& cursor, int tile) {
-    shared.v_full[cursor.stage].wait(cursor.parity);
+  __device__ __forceinline__ void wait_values(int tile) {
+    shared.v_full[values.stage].wait(values.parity);
     const int left = task.item.length - tile * kKeys;
     if (left < kKeys) {
-      shared.v[cursor.stage].clear_from(left);
+      shared.v[values.stage].clear_from(left);
       publish_cleared();
     }
   }
@@ -159,46 +178,61 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
+    TaskLoop tasks{params, params.heads.num_heads};
+    for (task_parity = 0; tasks.next(task); task_parity ^= 1) run_task();
+  }
+
+  /// After a tile's scores; the last use of the queries frees them too.
+  __device__ __forceinline__ void release_keys(bool is_last_use) {
+    release(shared.k_empty[keys.stage]);
+    if (is_last_use) release(shared.q_empty);
+    keys.advance();
+  }
+
+  __device__ __forceinline__ void run_task() {
     const Range tiles = seen_tiles(task.item, params.heads.window);
-    Cursor<kStages> keys;
-    Cursor<kStages> values;
     float scores[kScores];
     uint32_t probs[kKeys / 16][4];
     clear_values(o);
-    shared.q_full.wait(0);
-    shared.k_full[0].wait(0);
-    start_scores(scores, 0);
+    softmax.clear();
+    shared.q_full.wait(task_parity);
+    shared.k_full[keys.stage].wait(keys.parity);
+    start_scores(scores, keys.stage);
     wait_products<0>();
     fence_values(scores);
-    release(shared.k_empty[0]);
+    release_keys(tiles.last == tiles.first);
     finish_scores(scores, tiles.last);
     pack_values<kKeys>(scores, probs);
     for (int tile = tiles.last - 1; tile >= tiles.first; --tile) {
-      keys.advance();
       shared.k_full[keys.stage].wait(keys.parity);
       start_scores(scores, keys.stage);
-      wait_values(values, tile + 1);
+      wait_values(tile + 1);
       begin_products();
       start_column_products<kKeys, kDepthV>(o, probs, shared.v[values.stage]);
       commit_products();
       wait_products<1>();
       fence_values(scores);
-      release(shared.k_empty[keys.stage]);
+      release_keys(tile == tiles.first);
       finish_scores(scores, tile);
       wait_products<0>();
       fence_values(o);
-      release(shared.v_empty[values.stage]);
-      values.advance();
+      release_values();
       rescale(o, softmax.rescale);
       pack_values<kKeys>(scores, probs);
     }
-    wait_values(values, tiles.first);
+    wait_values(tiles.first);
     begin_products();
     start_column_products<kKeys, kDepthV>(o, probs, shared.v[values.stage]);
     commit_products();
     wait_products<0>();
     fence_values(o);
+    release_values();
     store();
+  }
+
+  __device__ __forceinline__ void release_values() {
+    release(shared.v_empty[values.stage]);
+    values.advance();
   }
 
   __device__ __forceinline__ void store() {
@@ -224,24 +258,22 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     forward_kernel(const __grid_constant__ TensorParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
-  Task task;
-  if (!find_task(params, params.heads.num_heads, task)) return;
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers_back<24>();
-    if (threadIdx.x == 0) produce(shared, params, task);
+    if (threadIdx.x == 0) produce(shared, params);
   } else {
     take_registers<240>();
-    Consumer<kDepth, kDepthV> consumer{shared, params, task, {params.heads.scale * kLog2E}};
+    Consumer<kDepth, kDepthV> consumer{shared, params, {params.heads.scale * kLog2E}};
     consumer.run();
   }
 }
 
 template <int kDepth, int kDepthV>
 void launch(const TensorParams& params, cudaStream_t stream) {
-  launch_tensor<Shared<kDepth, kDepthV>>(forward_kernel<kDepth, kDepthV>, params,
-                                         params.heads.num_heads, stream);
+  launch_tensor<Shared<kDepth, kDepthV>>(forward_kernel<kDepth, kDepthV>, params, params.num_sms,
+                                         stream);
 }
 
 }  // namespace

@@ -99,7 +99,6 @@ struct Consumer {
   static constexpr bool kWantKeys = kWant != Want::kValues;
   static constexpr bool kWantValues = kWant != Want::kKeys;
   using Memory = Shared<kDepth, kDepthV>;
-  using Factors = uint32_t[kQueries / 16][4];
   Memory& shared;
   const TensorParams& params;
   const Task& task;
@@ -162,96 +161,55 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void start_pairs(int s, float (&scores)[kPairs],
-                                              float (&grads)[kPairs]) {
+  /// The products of a stage. The other warpgroup's keep the tensor cores busy while this one
+  /// computes factors: to start the next stage's before takes registers that there are not.
+  __device__ __forceinline__ void add_stage(int s, int query) {
+    auto& stage = shared.stages[s];
+    float scores[kPairs];
+    float grads[kPairs];
+    uint32_t factors[kQueries / 16][4];
+    uint32_t key_factors[kQueries / 16][4];
     begin_products();
-    start_row_products(scores, shared.k, own_group() * 64, shared.stages[s].q);
-    if constexpr (kWantKeys)
-      start_row_products(grads, shared.v, own_group() * 64, shared.stages[s].grad_o);
+    start_row_products(scores, shared.k, own_group() * 64, stage.q);
+    if constexpr (kWantKeys) start_row_products(grads, shared.v, own_group() * 64, stage.grad_o);
     commit_products();
-  }
-
-  __device__ __forceinline__ void fence_pairs(float (&scores)[kPairs], float (&grads)[kPairs]) {
+    wait_products<0>();
     fence_values(scores);
     if constexpr (kWantKeys) fence_values(grads);
-  }
-
-  /// The sum that goes on while the next stage's pairs are computed: of the keys' gradients where
-  /// they are wanted. With both in flight the registers would not do.
-  __device__ __forceinline__ void start_late_sum(int s, const Factors& factors) {
+    const bool masked = needs_mask(query);
+    finish_scores(scores, shared.lse[s]);
+    if (masked) mask(scores, query);
+    if constexpr (kWantValues) pack_values<kQueries>(scores, factors);
+    if constexpr (kWantKeys) {
+      finish_grads(scores, grads, shared.delta[s]);
+      if (masked) mask(grads, query);
+      pack_values<kQueries>(grads, key_factors);
+    }
     begin_products();
-    if constexpr (kWantKeys) {
-      start_column_products<kQueries, kDepth>(grad_k, factors, shared.stages[s].q);
-    } else {
-      start_column_products<kQueries, kDepthV>(grad_v, factors, shared.stages[s].grad_o);
-    }
+    if constexpr (kWantValues)
+      start_column_products<kQueries, kDepthV>(grad_v, factors, stage.grad_o);
+    if constexpr (kWantKeys) start_column_products<kQueries, kDepth>(grad_k, key_factors, stage.q);
     commit_products();
-  }
-  __device__ __forceinline__ void finish_late_sum() {
     wait_products<0>();
-    if constexpr (kWantKeys) {
-      fence_values(grad_k);
-    } else {
-      fence_values(grad_v);
-    }
-  }
-
-  /// From a stage's scores, and the products grads where keys are wanted: its other sum, if any,
-  /// and the factors of the late one.
-  __device__ __forceinline__ void finish_stage(int s, int query, float (&scores)[kPairs],
-                                               float (&grads)[kPairs], Factors& factors) {
-    pack_values<kQueries>(scores, factors);
-    if constexpr (!kWantKeys) return;
-    if constexpr (kWantValues) {
-      begin_products();
-      start_column_products<kQueries, kDepthV>(grad_v, factors, shared.stages[s].grad_o);
-      commit_products();
-    }
-    finish_grads(scores, grads, shared.delta[s]);
-    if (needs_mask(query)) mask(grads, query);
-    if constexpr (kWantValues) {
-      wait_products<0>();
-      fence_values(grad_v);
-    }
-    pack_values<kQueries>(grads, factors);
+    if constexpr (kWantKeys) fence_values(grad_k);
+    if constexpr (kWantValues) fence_values(grad_v);
+    release(shared.empty[s]);
   }
 
   __device__ __forceinline__ void run() {
     const Steps steps(params, task);
-    float scores[kPairs];
-    float grads[kPairs];
-    Factors factors;
     clear_values(grad_k);
     clear_values(grad_v);
     shared.rows_full.wait(0);
     Cursor<Memory::kStages> cursor;
-    const int first_query = steps.first_tile * kQueries;
-    wait_stage(cursor, first_query);
-    start_pairs(cursor.stage, scores, grads);
-    wait_products<0>();
-    fence_pairs(scores, grads);
-    finish_scores(scores, shared.lse[cursor.stage]);
-    if (needs_mask(first_query)) mask(scores, first_query);
-    finish_stage(cursor.stage, first_query, scores, grads, factors);
-    int tile = 0;
-    for (int step = 1; step < steps.num_heads * steps.num_tiles; ++step) {
-      if (++tile == steps.num_tiles) tile = 0;
-      const int query = (steps.first_tile + tile) * kQueries;
-      const int before = cursor.stage;
-      cursor.advance();
-      wait_stage(cursor, query);
-      start_pairs(cursor.stage, scores, grads);
-      start_late_sum(before, factors);
-      wait_products<1>();
-      fence_pairs(scores, grads);
-      finish_scores(scores, shared.lse[cursor.stage]);
-      if (needs_mask(query)) mask(scores, query);
-      finish_late_sum();
-      release(shared.empty[before]);
-      finish_stage(cursor.stage, query, scores, grads, factors);
+    for (int head = 0; head < steps.num_heads; ++head) {
+      for (int tile = 0; tile < steps.num_tiles; ++tile) {
+        const int query = (steps.first_tile + tile) * kQueries;
+        wait_stage(cursor, query);
+        add_stage(cursor.stage, query);
+        cursor.advance();
+      }
     }
-    start_late_sum(cursor.stage, factors);
-    finish_late_sum();
     store();
   }
 
@@ -277,8 +235,11 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
-  Task task;
-  if (!find_task(params, params.heads.num_kv_heads, task)) return;
+  // One task each: to go through several takes registers that there are not.
+  const int num_heads = params.heads.num_kv_heads;
+  const int at = static_cast<int>(blockIdx.x) / num_heads;
+  if (at >= *params.num_items) return;
+  Task task{params.items[at], static_cast<int>(blockIdx.x) % num_heads};
   // Keys that are first in their sequence are seen by most queries: the list's order reversed.
   task.item.first = task.item.num_after * kTensorBlock;
   if (threadIdx.x == 0) shared.init();
@@ -296,7 +257,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 template <int kDepth, int kDepthV, Want kWant>
 void launch(const TensorParams& params, cudaStream_t stream) {
   launch_tensor<Shared<kDepth, kDepthV>>(key_grads_kernel<kDepth, kDepthV, kWant>, params,
-                                         params.heads.num_kv_heads, stream);
+                                         params.max_items * params.heads.num_kv_heads, stream);
 }
 
 }  // namespace

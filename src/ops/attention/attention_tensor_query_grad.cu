@@ -20,11 +20,13 @@ struct Shared {
   Operand<kRows, kDepthV> grad_o;
   Stage stages[kStages];
   Barrier rows_full;
+  Barrier rows_empty;
   Barrier full[kStages];
   Barrier empty[kStages];
 
   __device__ void init() {
     rows_full.init(1);
+    rows_empty.init(kConsumerWarps);
     for (int s = 0; s < kStages; ++s) {
       full[s].init(1);
       empty[s].init(kConsumerWarps);
@@ -40,28 +42,33 @@ struct Range {
 };
 __device__ Range seen_tiles(const Item& item, int window) {
   const int begin = window == 0 ? 0 : max(0, item.first - window + 1);
-  return {begin / kKeys, min(item.first + kRows, item.length) / kKeys -
-                             (min(item.first + kRows, item.length) % kKeys == 0 ? 1 : 0)};
+  return {begin / kKeys, (min(item.first + kRows, item.length) - 1) / kKeys};
 }
 
 template <typename Shared>
-__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
-  const Item& item = task.item;
-  const int kv_head = task.head / (params.heads.num_heads / params.heads.num_kv_heads);
-  const Range tiles = seen_tiles(item, params.heads.window);
-  const int query_row = item.query_row + item.first;
-  shared.rows_full.arrive_and_expect(sizeof(shared.q) + sizeof(shared.grad_o));
-  shared.q.load(&params.q, task.head, query_row, &shared.rows_full);
-  shared.grad_o.load(&params.grad_o, task.head, query_row, &shared.rows_full);
+__device__ void produce(Shared& shared, const TensorParams& params) {
+  const Heads& heads = params.heads;
+  TaskLoop tasks{params, heads.num_heads};
+  Task task;
   Cursor<Shared::kStages> cursor;
-  for (int tile = tiles.last; tile >= tiles.first; --tile) {
-    auto& stage = shared.stages[cursor.stage];
-    Barrier* const full = &shared.full[cursor.stage];
-    shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-    full->arrive_and_expect(sizeof(stage));
-    stage.k.load(&params.k, kv_head, item.key_row + tile * kKeys, full);
-    stage.v.load(&params.v, kv_head, item.key_row + tile * kKeys, full);
-    cursor.advance();
+  for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
+    const Item& item = task.item;
+    const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
+    const Range tiles = seen_tiles(item, heads.window);
+    const int query_row = item.query_row + item.first;
+    shared.rows_empty.wait(parity ^ 1);
+    shared.rows_full.arrive_and_expect(sizeof(shared.q) + sizeof(shared.grad_o));
+    shared.q.load(&params.q, task.head, query_row, &shared.rows_full);
+    shared.grad_o.load(&params.grad_o, task.head, query_row, &shared.rows_full);
+    for (int tile = tiles.last; tile >= tiles.first; --tile) {
+      auto& stage = shared.stages[cursor.stage];
+      Barrier* const full = &shared.full[cursor.stage];
+      shared.empty[cursor.stage].wait(cursor.parity ^ 1);
+      full->arrive_and_expect(sizeof(stage));
+      stage.k.load(&params.k, kv_head, item.key_row + tile * kKeys, full);
+      stage.v.load(&params.v, kv_head, item.key_row + tile * kKeys, full);
+      cursor.advance();
+    }
   }
 }
 
@@ -70,7 +77,9 @@ struct Consumer {
   using Memory = Shared<kDepth, kDepthV>;
   Memory& shared;
   const TensorParams& params;
-  const Task& task;
+  Task task;
+  uint32_t task_parity;
+  Cursor<Memory::kStages> cursor;
   float grad_q[kDepth / 2];
   float lse[2];  // of this thread's rows, in units of log 2
   float delta[2];
@@ -111,7 +120,7 @@ struct Consumer {
   }
 
   /// Waits for a stage; keys after the sequence's last are made zero.
-  __device__ __forceinline__ void wait_stage(const Cursor<Memory::kStages>& cursor, int tile) {
+  __device__ __forceinline__ void wait_stage(int tile) {
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = task.item.length - tile * kKeys;
     if (left < kKeys) {
@@ -145,32 +154,38 @@ struct Consumer {
     commit_products();
   }
 
-  /// While one tile's factors are computed, the products of the tile before run.
   __device__ __forceinline__ void run() {
+    TaskLoop tasks{params, params.heads.num_heads};
+    for (task_parity = 0; tasks.next(task); task_parity ^= 1) run_task();
+  }
+
+  /// While one tile's factors are computed, the products of the tile before run.
+  __device__ __forceinline__ void run_task() {
     const Range tiles = seen_tiles(task.item, params.heads.window);
     float scores[kPairs];
     float grads[kPairs];
     uint32_t factors[kKeys / 16][4];
     clear_values(grad_q);
     load_sums();
-    shared.rows_full.wait(0);
-    Cursor<Memory::kStages> cursor;
-    wait_stage(cursor, tiles.last);
+    shared.rows_full.wait(task_parity);
+    wait_stage(tiles.last);
     start_pairs(cursor.stage, scores, grads);
     wait_products<0>();
     fence_values(scores);
     fence_values(grads);
+    if (tiles.last == tiles.first) release(shared.rows_empty);
     finish_pairs(tiles.last, scores, grads);
     pack_values<kKeys>(grads, factors);
     for (int tile = tiles.last - 1; tile >= tiles.first; --tile) {
       const int before = cursor.stage;
       cursor.advance();
-      wait_stage(cursor, tile);
+      wait_stage(tile);
       start_pairs(cursor.stage, scores, grads);
       start_sum(before, factors);
       wait_products<1>();
       fence_values(scores);
       fence_values(grads);
+      if (tile == tiles.first) release(shared.rows_empty);
       finish_pairs(tile, scores, grads);
       wait_products<0>();
       fence_values(grad_q);
@@ -180,6 +195,8 @@ struct Consumer {
     start_sum(cursor.stage, factors);
     wait_products<0>();
     fence_values(grad_q);
+    release(shared.empty[cursor.stage]);
+    cursor.advance();
     store();
   }
 
@@ -202,24 +219,22 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad_kernel(const __grid_constant__ TensorParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
-  Task task;
-  if (!find_task(params, params.heads.num_heads, task)) return;
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers_back<24>();
-    if (threadIdx.x == 0) produce(shared, params, task);
+    if (threadIdx.x == 0) produce(shared, params);
   } else {
     take_registers<240>();
-    Consumer<kDepth, kDepthV> consumer{shared, params, task};
+    Consumer<kDepth, kDepthV> consumer{shared, params};
     consumer.run();
   }
 }
 
 template <int kDepth, int kDepthV>
 void launch(const TensorParams& params, cudaStream_t stream) {
-  launch_tensor<Shared<kDepth, kDepthV>>(query_grad_kernel<kDepth, kDepthV>, params,
-                                         params.heads.num_heads, stream);
+  launch_tensor<Shared<kDepth, kDepthV>>(query_grad_kernel<kDepth, kDepthV>, params, params.num_sms,
+                                         stream);
 }
 
 }  // namespace

@@ -95,6 +95,11 @@ __global__ void sequence_offsets_kernel(SequenceOffsets params) {
   }
 }
 
+__global__ void transpose_kernel(const float* from, float* to, int64_t rows, int64_t columns) {
+  const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at < rows * columns) to[at] = from[at % rows * columns + at / rows];
+}
+
 __device__ float to_float(float value) {
   return value;
 }
@@ -140,6 +145,14 @@ void launch_list_cached(const WorkList& list, const int* length, int num_queries
 
 void launch_sequence_offsets(const SequenceOffsets& params, cudaStream_t stream) {
   sequence_offsets_kernel<<<1, kWarp, 0, stream>>>(params);
+  check(cudaGetLastError());
+}
+
+void launch_transpose(const float* from, float* to, int64_t rows, int64_t columns,
+                      cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  const int64_t blocks = (rows * columns + kThreads - 1) / kThreads;
+  transpose_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(from, to, rows, columns);
   check(cudaGetLastError());
 }
 
