@@ -4,26 +4,24 @@
 #include "ops/adamw/adamw.h"
 #include "ops/add/add.h"
 #include "ops/add_bias/add_bias.h"
-#include "ops/embedding/embedding.h"
-#include "ops/expert_activation/expert_activation.h"
-#include "ops/grad_norm/grad_norm.h"
 #include "ops/attention/attention.h"
-#include "ops/grouped_matmul/grouped_matmul_cuda.h"
-#include "ops/latent_heads/latent_heads.h"
-#include "ops/repeat_heads/repeat_heads.h"
-#include "ops/rmsnorm/rmsnorm.h"
-#include "ops/rope/rope.h"
-#include "ops/sigmoid_gate/sigmoid_gate.h"
-#include "ops/linear/linear.h"
-#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
+#include "ops/embedding/embedding.h"
+#include "ops/expert_activation/expert_activation.h"
+#include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/latent_heads/latent_heads.h"
+#include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/permute/permute.h"
-#include "ops/registry/cuda_kernels.h"
+#include "ops/repeat_heads/repeat_heads.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
 
 namespace tessera {
@@ -32,27 +30,26 @@ KernelTable make_cuda_kernels() {
   KernelTable table;
   add_activation_cuda(table);
   add_adamw_cuda(table);
-  add_add_cuda(table);
   add_add_bias_cuda(table);
-  add_embedding_cuda(table);
-  add_expert_activation_cuda(table);
-  add_grad_norm_cuda(table);
-  add_latent_heads_cuda(table);
-  add_repeat_heads_cuda(table);
-  add_rmsnorm_cuda(table);
-  add_rope_cuda(table);
-  add_sigmoid_gate_cuda(table);
+  add_add_cuda(table);
   add_attention_cuda(table);
-  add_grouped_matmul_cuda(table);
-  add_linear_cuda(table);
-  add_linear_cross_entropy_cuda(table);
   add_balance_cuda(table);
   add_block_sparse_cuda(table);
   add_dispatch_plan_cuda(table);
+  add_embedding_cuda(table);
+  add_expert_activation_cuda(table);
+  add_grad_norm_cuda(table);
   add_grouped_matmul_cuda(table);
+  add_latent_heads_cuda(table);
+  add_linear_cross_entropy_cuda(table);
+  add_linear_cuda(table);
   add_permute_cuda(table);
+  add_repeat_heads_cuda(table);
+  add_rmsnorm_cuda(table);
+  add_rope_cuda(table);
   add_route_map_cuda(table);
   add_router_cuda(table);
+  add_sigmoid_gate_cuda(table);
   add_spread_norm_cuda(table);
   return table;
 }
