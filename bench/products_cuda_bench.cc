@@ -15,7 +15,6 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/matrix_product.h"
-#include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/head_cuda.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
