@@ -126,6 +126,8 @@ TEST_F(RouterCuda, EachGradientAlone) {
     const Case c{spec, 37, 24};
     for (int output = 0; output <= RouterOutput::kScoreMeans; ++output) {
       if (output == RouterOutput::kExpertIdx || output == RouterOutput::kCounts) continue;
+      // Where every expert is chosen the balance loss is constant, its gradient rounding alone.
+      if (output == RouterOutput::kBalanceLoss && spec.top_k == spec.num_experts) continue;
       SCOPED_TRACE(fmt::format("output {} {}", output, make_router(spec)->attributes()));
       testing::check_operator_on_gpu(
           make_router(spec), [&](DType dtype) { return inputs_of(c, dtype); }, {output}, cpu(),

@@ -126,8 +126,8 @@ struct RouterBackwardTokens {
 };
 void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream);
 
-/// The router's products, in F32 throughout whatever x is: x is BF16 or F32 [T, H], weight F32
-/// [E, H].
+/// The router's products, to the precision of F32 whatever x is: x is BF16 or F32 [T, H], weight
+/// F32 [E, H].
 struct RouterShape {
   int64_t num_tokens;
   int64_t hidden_size;
