@@ -1,14 +1,12 @@
 #pragma once
 
 #include <cuda_bf16.h>
-#include <mma.h>
 
 #include <cstdint>
-#include <type_traits>
 
-/// Products of BF16 with sums in F32 on the tensor cores, by tiles, through the portable fragment
-/// interface: for products of many small or oddly placed parts, where exact_product.cuh is too slow
-/// and the copy engine's maps do not reach.
+/// Products of BF16 with sums in F32 on the tensor cores, by tiles, from the warps' registers
+/// (mma.sync): for products of many small or oddly placed parts, where exact_product.cuh is too
+/// slow and the copy engine's maps do not reach.
 namespace tessera::cuda {
 
 constexpr int kFragmentTileRows = 64;
@@ -104,25 +102,12 @@ class FragmentTile {
     alignas(128) StageA a;
     alignas(128) StageB b;
   };
-  using LayoutA = std::conditional_t<kAReduction, nvcuda::wmma::row_major, nvcuda::wmma::col_major>;
-  using LayoutB = std::conditional_t<kBReduction, nvcuda::wmma::col_major, nvcuda::wmma::row_major>;
-  using FragmentA = nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, Value, LayoutA>;
-  using FragmentB = nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Value, LayoutB>;
-  using Sums = nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float>;
 
  public:
   union Shared {
     Stage stages[kStages];
     float result[kFragmentTileRows * kResultStride];
   };
-
-  __device__ __forceinline__ FragmentTile() {
-#pragma unroll
-    for (int i = 0; i < kFragmentRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kFragmentColumns; ++j) nvcuda::wmma::fill_fragment(sums_[i][j], 0.0F);
-    }
-  }
 
   /// Adds a's rows from `row` on times b's from `column` on, over [first, last) of the reduction.
   __device__ __forceinline__ void add(Shared& shared, const FragmentOperand& a, int64_t row,
@@ -151,13 +136,16 @@ class FragmentTile {
 
   /// Leaves the sums in shared memory, row i at [i * kResultStride].
   __device__ __forceinline__ const float* finish(Shared& shared) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int i = 0; i < kFragmentRows; ++i) {
 #pragma unroll
-      for (int j = 0; j < kFragmentColumns; ++j)
-        nvcuda::wmma::store_matrix_sync(
-            shared.result + (warp_row() + i * 16) * kResultStride + warp_column() + j * 16,
-            sums_[i][j], kResultStride, nvcuda::wmma::mem_row_major);
+      for (int j = 0; j < 2 * kFragmentColumns; ++j) {
+        float* to = shared.result + (warp_row() + i * 16 + lane / 4) * kResultStride +
+                    warp_column() + j * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(to) = {sums_[i][j][0], sums_[i][j][1]};
+        *reinterpret_cast<float2*>(to + 8 * kResultStride) = {sums_[i][j][2], sums_[i][j][3]};
+      }
     }
     __syncthreads();
     return shared.result;
@@ -171,36 +159,84 @@ class FragmentTile {
     return static_cast<int>(threadIdx.x / 32) % Plan::kWarpColumns * kFragmentColumns * 16;
   }
 
+  /// Four 8 by 8 parts of a stage, their addresses given by eight lanes each.
+  template <bool kTransposed>
+  static __device__ __forceinline__ void load_parts(uint32_t (&to)[4], const Value* from) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(from));
+    if constexpr (kTransposed) {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                   : "r"(address));
+    } else {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                   : "r"(address));
+    }
+  }
+
+  /// 16 rows by 16 of the reduction: rows first, then the reduction's second half.
+  static __device__ __forceinline__ void load_a(uint32_t (&to)[4], const Stage& stage, int term,
+                                                int row, int k) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int line = lane % 8;
+    const int second_rows = lane / 8 % 2 * 8;
+    const int second_half = lane / 16 * 8;
+    load_parts<!kAReduction>(to, kAReduction
+                                     ? stage.a.at(term, row + second_rows + line, k + second_half)
+                                     : stage.a.at(term, row + second_rows, k + second_half + line));
+  }
+
+  /// 16 columns by 16 of the reduction: both halves of it, then the second columns.
+  static __device__ __forceinline__ void load_b(uint32_t (&to)[4], const Stage& stage, int term,
+                                                int column, int k) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int line = lane % 8;
+    const int second_half = lane / 8 % 2 * 8;
+    const int second_columns = lane / 16 * 8;
+    load_parts<!kBReduction>(
+        to, kBReduction ? stage.b.at(term, column + second_columns + line, k + second_half)
+                        : stage.b.at(term, column + second_columns, k + second_half + line));
+  }
+
+  static __device__ __forceinline__ void multiply_add(float (&sums)[4], const uint32_t (&a)[4],
+                                                      uint32_t b_first, uint32_t b_second) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second));
+  }
+
   __device__ __forceinline__ void multiply(const Stage& stage) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += 16) {
-      FragmentA a[kTermsA][kFragmentRows];
+      uint32_t a[kTermsA][kFragmentRows][4];
 #pragma unroll
       for (int term = 0; term < kTermsA; ++term) {
 #pragma unroll
         for (int i = 0; i < kFragmentRows; ++i)
-          nvcuda::wmma::load_matrix_sync(a[term][i], stage.a.at(term, warp_row() + i * 16, k),
-                                         StageA::kStride);
+          load_a(a[term][i], stage, term, warp_row() + i * 16, k);
       }
 #pragma unroll
       for (int j = 0; j < kFragmentColumns; ++j) {
 #pragma unroll
         for (int term = 0; term < kTermsB; ++term) {
-          FragmentB b;
-          nvcuda::wmma::load_matrix_sync(b, stage.b.at(term, warp_column() + j * 16, k),
-                                         StageB::kStride);
+          uint32_t b[4];
+          load_b(b, stage, term, warp_column() + j * 16, k);
 #pragma unroll
           for (int of_a = 0; of_a < kTermsA && of_a + term < kTerms; ++of_a) {
 #pragma unroll
-            for (int i = 0; i < kFragmentRows; ++i)
-              nvcuda::wmma::mma_sync(sums_[i][j], a[of_a][i], b, sums_[i][j]);
+            for (int i = 0; i < kFragmentRows; ++i) {
+              multiply_add(sums_[i][2 * j], a[of_a][i], b[0], b[1]);
+              multiply_add(sums_[i][2 * j + 1], a[of_a][i], b[2], b[3]);
+            }
           }
         }
       }
     }
   }
 
-  Sums sums_[kFragmentRows][kFragmentColumns];
+  float sums_[kFragmentRows][2 * kFragmentColumns][4] = {};
 };
 
 /// Four neighbouring values.
