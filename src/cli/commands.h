@@ -104,6 +104,14 @@ struct UpcycleArguments {
   bool json = false;
 };
 
+struct BenchArguments {
+  ConfigArguments config;
+  int64_t steps = 5;
+  int64_t warmup = 2;
+  std::string trace;  ///< file for a trace of one step; empty: none
+  bool json = false;
+};
+
 struct DoctorArguments {
   bool json = false;
 };
@@ -120,6 +128,7 @@ int run_tokenize(const TokenizeArguments& arguments);
 int run_inspect(const InspectArguments& arguments);
 int run_convert(const ConvertArguments& arguments);
 int run_upcycle(const UpcycleArguments& arguments);
+int run_bench(const BenchArguments& arguments);
 int run_doctor(const DoctorArguments& arguments);
 
 /// Every configuration key with its type, default and meaning.

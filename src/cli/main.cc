@@ -69,6 +69,21 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   return command;
 }
 
+CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time a configuration's training steps on random tokens, operator by operator");
+  add_config(*command, bench.config);
+  command->add_option("--steps", bench.steps, "Steps that are timed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--warmup", bench.warmup, "Steps before those")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--trace", bench.trace, "File for a trace of one more step");
+  command->add_flag("--json", bench.json, "Print JSON");
+  return command;
+}
+
 CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   CLI::App* command =
       app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
@@ -330,6 +345,7 @@ int parse_and_run(int argc, char** argv) {
   InspectArguments inspect;
   ConvertArguments convert;
   UpcycleArguments upcycle;
+  BenchArguments bench;
   DoctorArguments doctor;
   const CLI::App* train_command = add_train(app, train);
   const CLI::App* verify_command = add_verify(app, verify);
@@ -339,6 +355,7 @@ int parse_and_run(int argc, char** argv) {
   const CLI::App* inspect_command = add_inspect(app, inspect);
   const CLI::App* convert_command = add_convert(app, convert);
   const CLI::App* upcycle_command = add_upcycle(app, upcycle);
+  const CLI::App* bench_command = add_bench(app, bench);
   app.add_subcommand("doctor", "What this machine has and how fast it is")
       ->add_flag("--json", doctor.json, "Print JSON");
   check_subcommand(app, argc, argv);
@@ -353,6 +370,7 @@ int parse_and_run(int argc, char** argv) {
   train.command = without_ranks(argc, argv);
   take_overrides(*verify_command, verify.config);
   take_overrides(*inspect_command, inspect.config);
+  take_overrides(*bench_command, bench.config);
   if (*train_command) return run_train(train);
   if (*verify_command) return run_verify(verify);
   if (*eval_command) return run_eval(eval);
@@ -361,6 +379,7 @@ int parse_and_run(int argc, char** argv) {
   if (*inspect_command) return run_inspect(inspect);
   if (*convert_command) return run_convert(convert);
   if (*upcycle_command) return run_upcycle(upcycle);
+  if (*bench_command) return run_bench(bench);
   return run_doctor(doctor);
 }
 

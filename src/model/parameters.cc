@@ -235,4 +235,13 @@ void ParameterSet::zero_gradients() {
   }
 }
 
+void copy_weights(const ParameterSet& from, const ParameterSet& to) {
+  for (const ModelParameter& parameter : to.all()) {
+    const HostTensor source(from.find(parameter.spec.name).weight, HostTensor::Access::kRead);
+    const HostTensor target(parameter.weight, HostTensor::Access::kWrite);
+    host_device().copy(target.get().data, source.get().data, target.get().num_bytes());
+    target.store();
+  }
+}
+
 }  // namespace tessera

@@ -52,6 +52,10 @@ struct ModelParameter {
   Tensor grad;
 };
 
+class ParameterSet;
+/// Fills the weights of `to` with those of the same names in `from`, wherever either is.
+void copy_weights(const ParameterSet& from, const ParameterSet& to);
+
 /// The weights of a model in one buffer, and their gradients in another.
 class ParameterSet {
  public:

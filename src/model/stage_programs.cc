@@ -58,10 +58,7 @@ bool balances_whole_model(const ModelConfig& config) {
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
                              ModelPart model_part, const RecomputePolicy& policy,
                              const Backend& where)
-    : config(model),
-      shape(batch),
-      part(complete(std::move(model_part), model)),
-      backend(where) {
+    : config(model), shape(batch), part(complete(std::move(model_part), model)), backend(where) {
   check_shares(config, shape, part.groups);
   std::vector<const DerivedProgram*> programs;
   for (const PipelineChunk& chunk : part.chunks) {

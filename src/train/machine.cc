@@ -6,9 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <limits>
 
-#include "core/memory.h"
+#include "core/host_tensor.h"
+#include "core/random.h"
 #include "ops/gemm/gemm.h"
+#include "ops/linear/linear.h"
+#include "runtime/executable.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +25,23 @@ std::string processor_name() {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown processor";
+}
+
+/// Zeros would draw less power than numbers do.
+void fill_with_noise(const Tensor& tensor) {
+  const HostTensor host(tensor, HostTensor::Access::kWrite);
+  Random random(1, 1);
+  std::vector<float> block(4096);
+  for (float& value : block) value = static_cast<float>(random.next_normal());
+  for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+    const float value = block[static_cast<size_t>(i) % block.size()];
+    if (tensor.dtype == DType::kBF16) {
+      host.get().as<Bf16>()[i] = Bf16(value);
+    } else {
+      host.get().as<float>()[i] = value;
+    }
+  }
+  host.store();
 }
 
 double time_gemm(const Gemm& product) {
@@ -59,6 +80,39 @@ double measure_matrix_peak(DType dtype) {
     total += seconds;
   }
   return 2.0 * kSize * kSize * kSize / best;
+}
+
+double measure_matrix_peak(const Backend& backend, DType dtype) {
+  if (backend.is_host()) return measure_matrix_peak(dtype);
+  constexpr int kRuns = 10;
+  const int64_t size = dtype == DType::kBF16 ? 8192 : 4096;
+  const ValueType type{dtype, {size, size}};
+  Program program("matrix_peak");
+  const ValueId x = program.add_input("x", type);
+  const ValueId weight = program.add_weight("weight", type);
+  const ValueId y = program.add1(make_linear(), {x, weight}, "y");
+  program.set_outputs({y});
+  const Executable executable(std::move(program), backend);
+  Device& device = backend.device();
+  Bindings bindings = executable.make_bindings();
+  std::vector<OwnedTensor> memory;
+  for (const ValueId id : {x, weight, y}) {
+    memory.emplace_back(type.dtype, type.shape, "measuring matrix products", device);
+    bindings.tensors[static_cast<size_t>(id)] = memory.back();
+  }
+  fill_with_noise(memory[0]);
+  fill_with_noise(memory[1]);
+  const Buffer transient(std::max<int64_t>(executable.plan().transient_bytes, 1),
+                         "measuring matrix products", device);
+  bindings.transient = transient.data();
+  double best = std::numeric_limits<double>::infinity();
+  for (int run = 0; run < kRuns; ++run) {
+    executable.run(bindings,
+                   [&](const NodeEvent& event) { best = std::min(best, event.seconds()); });
+    device.synchronize();
+  }
+  const auto n = static_cast<double>(size);
+  return 2 * n * n * n / best;
 }
 
 std::string describe_machine() {

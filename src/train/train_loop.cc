@@ -188,11 +188,18 @@ class TrainLoop {
     for (const std::string& warning : saved.warnings) note("warning: " + warning);
   }
 
-  /// A text of the trained model, for the report. Needs the whole model, so a run on one rank.
+  /// A text of the trained model, for the report, which the host writes. Needs the whole model, so
+  /// a run on one rank.
   void write_sample() {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
     if (trainer_.layout().num_ranks() > 1) return;
-    Generator generator(settings_.model, settings_.train.dtype(), trainer_.state().parameters(),
+    constexpr int64_t kMostBytes = int64_t{1} << 30;  // what the host writes with in seconds
+    ParameterSet& trained = trainer_.state().parameters();
+    if (!trainer_.backend().is_host() && trained.bytes().weights > kMostBytes) return;
+    ParameterSet weights(list_parameters(settings_.model, settings_.train.dtype()),
+                         /*with_gradients=*/false);
+    copy_weights(trained, weights);
+    Generator generator(settings_.model, settings_.train.dtype(), weights,
                         trainer_.state().experts());
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
@@ -314,7 +321,8 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   together(*all, [&] {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
-  TrainLoop(trainer, request, writer.get(), peak).run();
+  const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
+  TrainLoop(trainer, request, writer.get(), device_peak).run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;

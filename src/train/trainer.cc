@@ -11,6 +11,7 @@
 #include "ops/registry/cpu_kernels.h"
 #include "train/device_choice.h"
 #include "train/initial_weights.h"
+#include "train/machine.h"
 
 namespace tessera {
 namespace {
@@ -90,6 +91,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
                                            backend_, layout_.part);
+  if (!backend_.is_host()) device_peak_ = measure_matrix_peak(backend_, shape.dtype);
   prediction_ = predict_memory();
   state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
   model_->bind(state_->parameters(), state_->experts(), state_->weights());

@@ -55,6 +55,9 @@ class Trainer {
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
   const Backend& backend() const { return backend_; }
+  /// The rate of a large matrix product on a GPU, measured while its memory was free; 0 on the
+  /// host.
+  double device_peak() const { return device_peak_; }
   const RunPosition& position() const { return position_; }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
@@ -96,6 +99,7 @@ class Trainer {
   RunPosition position_;
   std::vector<Batch> batches_;
   double step_flops_ = 0;
+  double device_peak_ = 0;
 };
 
 /// Runs a whole training, from the settings to the report; rank 0 prints to `out` and writes the

@@ -80,15 +80,6 @@ std::vector<double> to_doubles(const Tensor& tensor) {
                              static_cast<size_t>(tensor.num_elements()));
 }
 
-void copy_weights(const ParameterSet& from, const ParameterSet& to) {
-  for (const ModelParameter& p : to.all()) {
-    const HostTensor source(from.find(p.spec.name).weight, HostTensor::Access::kRead);
-    const HostTensor target(p.weight, HostTensor::Access::kWrite);
-    host_device().copy(target.get().data, source.get().data, target.get().num_bytes());
-    target.store();
-  }
-}
-
 ModelConfig changed(ModelConfig model, void (*change)(ModelConfig&)) {
   change(model);
   validate(model);
