@@ -12,10 +12,11 @@ namespace tessera::cuda {
 struct AttentionOptions {
   explicit AttentionOptions(CudaContext& /*context*/) {}
 
-  /// Whether cuDNN may be used where it gives the same bits in every run (the forward).
-  bool cudnn = true;
-  /// cuDNN's backward adds up the queries' gradients in no fixed order; it is used where this is
-  /// false, and our own kernels where it is true.
+  /// Whether cuDNN runs what it takes, rather than our own kernels. Worth it for heads beyond
+  /// tensor_fits, which our own run without tensor cores.
+  bool cudnn = false;
+  /// cuDNN's backward adds up the queries' gradients in no fixed order; our own kernels run in
+  /// its place where this is true.
   bool deterministic = true;
   /// After the first call: why cuDNN is not used; "" where it is, or was not asked for.
   std::string why_not_cudnn;
