@@ -57,6 +57,33 @@ TEST_F(CliConvert, AConvertedModelComputesTheSameAndGoesBack) {
   EXPECT_TRUE(std::filesystem::exists(path("back/config.json")));
 }
 
+/// What trains with multi-token prediction reports its loss, keeps it in checkpoints, and is used
+/// without it.
+TEST_F(CliConvert, PredictionIsForTrainingAlone) {
+  const std::vector<std::string> options = {"--model.mtp_layers=2"};
+  succeed(train("run", options));
+  std::ifstream lines(path("run/metrics.jsonl"));
+  double first = 0;
+  double last = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = Json::parse(line);
+    if (!json.contains("mtp_loss")) continue;
+    last = json.at("mtp_loss");
+    if (first == 0) first = last;
+  }
+  EXPECT_NEAR(first, std::log(320), 0.2);
+  EXPECT_LT(last, first - 0.1);
+  std::vector<std::string> more = options;
+  more.push_back("--train.steps=12");
+  EXPECT_THAT(succeed(train("run", more)).out, HasSubstr("12/12"));
+  EXPECT_THAT(succeed({"inspect", "--checkpoint", path("run")}).out,
+              HasSubstr("mtp.1.embed_proj.weight"));
+  succeed({"generate", path("run"), "--prompt", "The ", "--max-tokens", "5"});
+  const Json back = succeed_json({"convert", path("run"), path("back"), "--json"});
+  EXPECT_THAT(back.at("notes").dump(), HasSubstr("multi-token prediction is left out"));
+  succeed({"convert", path("back"), path("again")});
+}
+
 TEST_F(CliConvert, WithoutATokenizerTextIsRefused) {
   succeed({"convert", fixture("llama"), path("own")});
   expect_refused({"generate", path("own"), "--prompt", "hello"}, {"came without a tokenizer"});

@@ -141,7 +141,7 @@ void show_layout(const Settings& settings, int64_t ranks) {
   const Layout layout(parallel.layout, ranks);
   std::cout << describe_layout(layout);
   if (layout.degree(Axis::kPp) == 1) return;
-  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.num_layers);
+  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
   const PipelineSpec spec =
       pipeline_spec(parallel, pipeline, pipeline_micro_batches(settings, layout));
   std::cout << fmt::format(

@@ -41,6 +41,30 @@ TEST_F(CliLayout, VerifyAgreesWithOneRank) {
   EXPECT_FALSE(json["parameters"].empty());
 }
 
+/// Multi-token prediction in a chunk of its own, as the papers place it.
+TEST_F(CliLayout, PredictionHasAPlaceInThePipeline) {
+  const std::vector<std::string> model = {"--ranks",
+                                          "4",
+                                          "--parallel.pp=4",
+                                          "--model.num_layers=7",
+                                          "--model.mtp_layers=1",
+                                          "--parallel.pipeline_schedule=interleaved",
+                                          ""};
+  const auto with = [&](std::vector<std::string> command, const std::string& layout) {
+    command.insert(command.end(), model.begin(), model.end());
+    command.back() = "--parallel.pipeline_layout=" + layout;
+    return command;
+  };
+  const std::string layout = "Et|(t|)*6mL";
+  EXPECT_THAT(succeed(with({"verify"}, layout)).out, HasSubstr("agrees: worst error"));
+  EXPECT_THAT(succeed(with({"verify"}, "Et*2|(t|)*5m|L")).out, HasSubstr("prediction loss"));
+  EXPECT_THAT(succeed(with({"inspect", "--layout"}, layout)).out, HasSubstr("[t*1] [t*1] [m*1 L]"));
+  EXPECT_THAT(succeed(with({"inspect", "--program"}, layout)).out, HasSubstr("mtp_moe_layer"));
+  EXPECT_GT(succeed_json(with({"inspect", "--memory", "--json"}, layout))[3]["total"], 0);
+  expect_refused(with({"inspect", "--layout"}, "Et|(t|)*5t|L"),
+                 {"has 0 layers of multi-token prediction (m), model.mtp_layers is 1"});
+}
+
 TEST_F(CliLayout, FullShardingAgreesWithOneRank) {
   const std::string out = succeed({"verify", "--ranks", "8", "--parallel.pp=2", "--parallel.ep=2",
                                    "--model.num_layers=4", "--train.global_batch=32",

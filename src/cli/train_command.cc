@@ -17,6 +17,13 @@ int start_ranks(const Settings& settings, const TrainArguments& arguments) {
   return launch_local_ranks(arguments.ranks, arguments.command);
 }
 
+/// mpirun gives each rank a terminal of its own, wherever the output goes; only one that this
+/// process is under the control of is the user's.
+Terminal find_terminal(const World& world) {
+  const bool users = world.size() == 1 || tcgetpgrp(STDOUT_FILENO) != -1;
+  return users ? detect_terminal(STDOUT_FILENO) : Terminal{};
+}
+
 }  // namespace
 
 int run_train(const TrainArguments& arguments) {
@@ -32,7 +39,7 @@ int run_train(const TrainArguments& arguments) {
   return run_rank(*world, [&] {
     return train({.settings = settings,
                   .config_toml = schema.to_toml(),
-                  .terminal = detect_terminal(STDOUT_FILENO),
+                  .terminal = find_terminal(*world),
                   .trace = arguments.trace},
                  *world, std::cout);
   });

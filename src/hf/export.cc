@@ -12,6 +12,7 @@
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
 #include "hf/write_config.h"
+#include "model/parameters.h"
 
 namespace tessera {
 namespace {
@@ -135,6 +136,7 @@ void check_own_tensors(const TensorMap& map, const CheckpointReader& reader) {
       left_over.push_back(name);
     }
   }
+  std::erase_if(left_over, is_mtp_parameter);
   require(left_over.empty(), "{}: tensors that its configuration does not have: {}",
           reader.path().string(), list_names(left_over));
 }
@@ -226,7 +228,9 @@ VerifyReport verify_export(const fs::path& folder, const Export& work, ElementSo
 
 }  // namespace
 
-ConvertReport export_hf(const ExportRequest& request) {
+ConvertReport export_hf(const ExportRequest& asked) {
+  ExportRequest request = asked;
+  request.model.mtp_layers = 0;
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
   Export work = prepare(request, reader);
@@ -251,6 +255,8 @@ ConvertReport export_hf(const ExportRequest& request) {
   }
   folder.publish();
   report.notes = std::move(work.notes);
+  if (asked.model.mtp_layers > 0)
+    report.notes.push_back("multi-token prediction is left out: transformers' models have none");
   return report;
 }
 

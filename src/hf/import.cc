@@ -64,8 +64,8 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
   const auto mtp = find_mtp(work.tensors, work.config.model.num_layers);
   require(mtp.empty() || request.drop_mtp,
           "{}: {} tensors belong to layers behind the last of the {} layers, for multi-token "
-          "prediction; neither transformers' model nor Tessera has these. --drop-mtp converts the "
-          "model without them: {}",
+          "prediction; transformers' models have none, so nothing would show whether their "
+          "conversion is right. --drop-mtp converts the model without them: {}",
           request.source.string(), mtp.size(), work.config.model.num_layers, list_names(mtp));
   if (!mtp.empty()) {
     work.notes.push_back(fmt::format(

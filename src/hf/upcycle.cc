@@ -229,6 +229,10 @@ ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
           "the model has {} layers with experts already; upcycling "
           "takes a dense model",
           dense.num_moe_layers());
+  require(dense.mtp_layers == 0,
+          "the model has model.mtp_layers {}, and upcycling takes a model's own layers alone; add "
+          "multi-token prediction afterwards",
+          dense.mtp_layers);
   require(!dense.mlp_bias, "the model's MLPs have biases, which experts do not have");
   require(spec.copies >= 1 && spec.granularity >= 1 && spec.top_k >= 1,
           "experts {}, granularity {} and top-k {} must be at least 1", spec.copies,

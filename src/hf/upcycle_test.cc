@@ -181,6 +181,9 @@ TEST(Upcycling, RefusesWhatDoesNotDivide) {
   ModelConfig model = dense_model();
   model.mlp_bias = true;
   EXPECT_THAT(error_of(model, {}), HasSubstr("biases"));
+  model = dense_model();
+  model.mtp_layers = 1;
+  EXPECT_THAT(error_of(model, {}), HasSubstr("model.mtp_layers 1"));
   model = ModelConfig{};
   EXPECT_THAT(error_of(model, {}), HasSubstr("experts already"));
 }

@@ -183,12 +183,13 @@ ModelConfig plain_model(const ModelConfig& model) {
   ModelConfig plain = model;
   plain.num_kv_heads = model.kv_heads();
   plain.head_size = model.is_latent() ? 0 : model.head_dim();
-  plain.inner_size = model.num_moe_layers() < model.num_layers ? model.dense_inner_size() : 0;
+  plain.inner_size = model.has_dense_layers() ? model.dense_inner_size() : 0;
   plain.window_layers.clear();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (model.has_window(layer)) plain.window_layers.push_back(layer);
   }
   plain.init_deviation = ModelConfig{}.init_deviation;
+  plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
   plain.rope = plain_rope(model.rope);
   if (!model.is_latent()) plain.latent = {};
   plain.moe = plain_moe(model);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "parallel/token_sharding.h"
 
 namespace tessera {
@@ -62,8 +63,31 @@ TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
   return share;
 }
 
-BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe,
-                         Device& device)
+std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
+                                        int64_t shift) {
+  std::vector<int64_t> shifted(static_cast<size_t>(num_tokens), -1);
+  for (size_t sequence = 1; sequence < cu_seqlens.size(); ++sequence) {
+    for (int64_t token = cu_seqlens[sequence - 1]; token + shift < cu_seqlens[sequence]; ++token)
+      shifted[static_cast<size_t>(token)] = token + shift;
+  }
+  return shifted;
+}
+
+int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
+  const auto labels = batch.labels.span<int32_t>();
+  int64_t count = 0;
+  for (int64_t shift = 1; shift <= mtp_layers; ++shift) {
+    const auto shifted =
+        shift_in_sequences(batch.cu_seqlens.span<int32_t>(), std::ssize(labels), shift);
+    count += std::ranges::count_if(shifted, [&](int64_t i) {
+      return i >= 0 && labels[static_cast<size_t>(i)] != kIgnoredLabel;
+    });
+  }
+  return count;
+}
+
+BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
+                         const ModelConfig& config, Device& device)
     : tokens(DType::kI32, {group_tokens(shape, groups)}, device),
       labels(DType::kI32, {own_tokens(shape, groups)}, device),
       gathered_labels(DType::kI32, {group_tokens(shape, groups)}, device),
@@ -77,12 +101,20 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, con
       loss_scale(DType::kF32, {1}, device),
       grad_loss(DType::kF32, {1}, device),
       grad_balance(DType::kF32, {1}, device),
-      grad_score_means(DType::kF32, {moe.num_experts}, device),
+      grad_score_means(DType::kF32, {config.moe.num_experts}, device),
       grad_z_loss(DType::kF32, {1}, device),
       loss(DType::kF32, {1}, "the loss", device, MemoryKind::kShared),
       token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
-      segments_are_sequences_(moe.balance_scope == BalanceTokens::kSequence) {
+      mtp_scale(DType::kF32, {1}, device),
+      segments_are_sequences_(config.moe.balance_scope == BalanceTokens::kSequence) {
   set_scalar(grad_loss, 1);
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    predictions.push_back(
+        {.tokens = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
+         .labels = MirroredTensor(DType::kI32, {own_tokens(shape, groups)}, device),
+         .gathered_labels = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
+         .loss = OwnedTensor(DType::kF32, {1}, "the loss", device, MemoryKind::kShared)});
+  }
   int32_t* order = token_order.get().as<int32_t>();
   const TokenSharding sharding = token_sharding(shape, groups);
   for (int64_t place = 0; place < sharding.ring; ++place) {
@@ -92,11 +124,13 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups, con
   segments.upload();
 }
 
-int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups) {
+int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups,
+                                 const ModelConfig& config) {
   const int64_t own = own_tokens(shape, groups);
   const int64_t group = group_tokens(shape, groups);
   const int64_t rotated = rotates_own_tokens(groups) ? own : group;
-  return (2 * group + 3 * own + rotated + shape.num_tokens + shape.max_sequences + 1) *
+  return (2 * group + 3 * own + rotated + shape.num_tokens + shape.max_sequences + 1 +
+          config.mtp_layers * (2 * group + own)) *
          dtype_size(DType::kI32);
 }
 
@@ -114,6 +148,7 @@ void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {
        positions.get().num_elements() == std::ssize(share.own) ? share.own : share.group,
        positions);
   std::ranges::copy(batch.cu_seqlens.span<int32_t>(), cu_seqlens.get().as<int32_t>());
+  load_predictions(batch, share);
 
   for (const MirroredTensor* given : {&tokens, &labels, &gathered_labels, &positions, &cu_seqlens})
     given->upload();
@@ -127,8 +162,35 @@ void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {
   segments.upload();
 }
 
+/// Where a sequence ends before the shifted token there is nothing to predict; the layer is shown
+/// the sequence's last token then, which no prediction depends on.
+void BatchInputs::load_predictions(const MicroBatch& batch, const TokenShare& share) {
+  const auto take_shifted = [](const Tensor& from, const std::vector<int64_t>& shifted,
+                               const std::vector<int64_t>& idx, const MirroredTensor& to) {
+    const int32_t* source = from.as<int32_t>();
+    std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) {
+      const int64_t at = shifted[static_cast<size_t>(i)];
+      return at >= 0 ? source[at] : kIgnoredLabel;
+    });
+    to.upload();
+  };
+  const int64_t total = batch.tokens.num_elements();
+  const auto ends = batch.cu_seqlens.span<int32_t>();
+  for (size_t i = 0; i < predictions.size(); ++i) {
+    auto shifted = shift_in_sequences(ends, total, static_cast<int64_t>(i) + 1);
+    take_shifted(batch.labels, shifted, share.own, predictions[i].labels);
+    take_shifted(batch.labels, shifted, share.group, predictions[i].gathered_labels);
+    for (int64_t token = 0; token < total; ++token) {
+      int64_t& at = shifted[static_cast<size_t>(token)];
+      if (at < 0) at = *std::ranges::upper_bound(ends, static_cast<int32_t>(token)) - 1;
+    }
+    take_shifted(batch.tokens, shifted, share.group, predictions[i].tokens);
+  }
+}
+
 void BatchInputs::set_scales(const LossScales& scales, int64_t token_ranks) {
   set_scalar(loss_scale, scales.loss);
+  set_scalar(mtp_scale, scales.mtp);
   set_scalar(grad_balance, scales.balance);
   // Of the mean over all tokens, each rank has its share.
   set_scalar(grad_z_loss, scales.z_loss / static_cast<float>(token_ranks));

@@ -25,7 +25,18 @@ struct LossScales {
   float loss = 1;
   float balance = 0;
   float z_loss = 0;
+  /// λ / D over the valid tokens of the global batch: of the losses of multi-token prediction.
+  float mtp = 0;
 };
+
+/// For each token of packed sequences the index of the one `shift` further on in its sequence; -1
+/// where the sequence ends before.
+std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
+                                        int64_t shift);
+
+/// Labels of a micro-batch that its `mtp_layers` layers of multi-token prediction learn from,
+/// together: layer k (from 1) at a token that which the token k further on has.
+int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
 
 /// Which tokens of a micro-batch a rank works on.
 struct TokenShare {
@@ -49,14 +60,27 @@ struct BatchInputs {
   OwnedTensor loss;        ///< where the host reaches it
   OwnedTensor token_loss;  ///< the device's
 
-  BatchInputs(const BatchShape& shape, const StageGroups& groups, const MoeConfig& moe,
+  /// What a layer of multi-token prediction and its head see.
+  struct Prediction {
+    MirroredTensor tokens;           ///< I32 [T_g]
+    MirroredTensor labels;           ///< I32 [T_l]
+    MirroredTensor gathered_labels;  ///< I32 [T_g]
+    OwnedTensor loss;                ///< where the host reaches it
+  };
+  std::vector<Prediction> predictions;  ///< by layer
+  MirroredTensor mtp_scale;
+
+  BatchInputs(const BatchShape& shape, const StageGroups& groups, const ModelConfig& config,
               Device& device);
-  static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups);
+  static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups,
+                             const ModelConfig& config);
 
   void load(const MicroBatch& batch, const TokenShare& share);
   void set_scales(const LossScales& scales, int64_t token_ranks);
 
  private:
+  void load_predictions(const MicroBatch& batch, const TokenShare& share);
+
   bool segments_are_sequences_;
 };
 

@@ -42,16 +42,11 @@ void sum_groups(std::vector<double>& values, int64_t group_size) {
     std::fill_n(group, group_size, std::reduce(group, group + group_size));
 }
 
-/// Gradient streams: two take turns, unless a later pass still reads them all.
-int64_t count_streams(const StagePrograms& programs, const PipelineChunk& chunk) {
-  const int64_t streams = chunk.num_layers + 1;
-  return streams + (programs.part.split_weights ? streams : 2);
-}
-
 }  // namespace
 
 MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
   loss += other.loss;
+  mtp_loss += other.mtp_loss;
   balance_loss += other.balance_loss;
   z_loss += other.z_loss;
   dropped += other.dropped;
@@ -63,24 +58,26 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
                    std::vector<ExpertState>& experts, SharedMemory& memory, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
+      streams_(programs, chunk),
       tokens_(tokens),
       memory_(memory),
       store_(store),
-      inputs_(programs.shape, programs.part.groups, programs.config.moe, device()),
-      hidden_(num_streams() * programs.hidden_bytes(), "hidden states", device()),
+      inputs_(programs.shape, programs.part.groups, programs.config, device()),
+      hidden_(streams_.count() * programs.hidden_bytes(), "hidden states", device()),
       balance_sums_(DType::kF64, {2, programs.config.moe.num_experts}) {
-  if (chunk.embedding) bind_embedding(parameters);
-  if (chunk.loss) bind_head(parameters);
+  if (chunk.embedding)
+    bind_embedding(inputs_.tokens, hidden_in(), grad_in(), parameters, embedding_);
+  if (chunk.loss) bind_heads(parameters);
   bind_layers(parameters, experts);
   order_passes();
 }
 
 void ChunkRun::bind_layers(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
-  layers_.resize(static_cast<size_t>(chunk_.num_layers));
+  layers_.resize(static_cast<size_t>(chunk_.all_layers()));
   size_t next_experts = 0;
   for (int64_t layer = 0; layer < chunk_.first_layer; ++layer)
     next_experts += programs_.config.is_moe_layer(layer) ? 1 : 0;
-  for (int64_t i = 0; i < chunk_.num_layers; ++i) {
+  for (int64_t i = 0; i < chunk_.all_layers(); ++i) {
     BoundLayer& layer = layers_[static_cast<size_t>(i)];
     const bool moe = programs_.config.is_moe_layer(chunk_.first_layer + i);
     layer.experts = moe ? &experts.at(next_experts++) : nullptr;
@@ -89,26 +86,35 @@ void ChunkRun::bind_layers(const ParameterSet& parameters, std::vector<ExpertSta
 }
 
 void ChunkRun::order_passes() {
-  if (chunk_.embedding) forward_pass_.push_back(&embedding_forward_);
-  for (BoundLayer& layer : layers_) forward_pass_.push_back(&layer.forward);
-  evaluation_pass_ = forward_pass_;
-  if (chunk_.loss) {
-    forward_pass_.push_back(&head_forward_);
-    evaluation_pass_.push_back(&evaluation_);
-    backward_pass_.push_back(&head_backward_);
+  if (chunk_.embedding) forward_pass_.push_back(&embedding_.forward);
+  for (BoundLayer& layer : layers_) {
+    const bool mtp = layer.kind->layout.embedded >= 0;
+    if (mtp) forward_pass_.push_back(&layer.embedding.forward);
+    forward_pass_.push_back(&layer.forward);
+    if (!mtp) evaluation_pass_ = forward_pass_;
   }
+  if (evaluation_pass_.empty() && chunk_.embedding) evaluation_pass_ = {&embedding_.forward};
+  if (chunk_.loss) evaluation_pass_.push_back(&evaluation_);
+  for (BoundPasses& head : heads_) forward_pass_.push_back(&head.forward);
+  for (auto head = heads_.rbegin(); head != heads_.rend(); ++head)
+    backward_pass_.push_back(&head->backward);
   for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
     backward_pass_.push_back(&layer->backward);
+    if (layer->kind->layout.embedded >= 0) backward_pass_.push_back(&layer->embedding.backward);
     if (layer->kind->derived.weights) weight_pass_.push_back(&layer->weights);
   }
-  if (chunk_.embedding) backward_pass_.push_back(&embedding_backward_);
+  if (chunk_.embedding) backward_pass_.push_back(&embedding_.backward);
 }
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
-  Bytes bytes{.hidden = count_streams(programs, chunk) * programs.hidden_bytes(),
-              .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups)};
-  if (chunk.loss) bytes.saved += programs.head->forward.plan().saved_bytes;
-  for (int64_t i = 0; i < chunk.num_layers; ++i) {
+  Bytes bytes{
+      .hidden = ChunkStreams(programs, chunk).count() * programs.hidden_bytes(),
+      .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups, programs.config)};
+  if (chunk.loss) {
+    for (const HeadPasses& head : programs.heads)
+      bytes.saved += head.derived.forward.plan().saved_bytes;
+  }
+  for (int64_t i = 0; i < chunk.all_layers(); ++i) {
     const DerivedProgram& program = programs.kind_of(chunk.first_layer + i).derived;
     bytes.saved += program.forward.plan().saved_bytes;
     if (program.weights) bytes.saved += program.backward.plan().saved_bytes;
@@ -116,18 +122,9 @@ ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const Pipel
   return bytes;
 }
 
-int64_t ChunkRun::num_streams() const {
-  return count_streams(programs_, chunk_);
-}
-
 Tensor ChunkRun::stream(int64_t idx) const {
   return hidden_.tensor(idx * programs_.hidden_bytes(), programs_.shape.dtype,
                         programs_.hidden_shape());
-}
-
-Tensor ChunkRun::grad_stream(int64_t idx) const {
-  const int64_t first = chunk_.num_layers + 1;
-  return stream(first + (programs_.part.split_weights ? idx : idx % 2));
 }
 
 /// Joins a program with bindings, which get the shared working memory.
@@ -138,44 +135,58 @@ ChunkRun::BoundProgram ChunkRun::join(const Executable& program, const std::stri
           find_parameters(program.program(), parameters, prefix)};
 }
 
-void ChunkRun::bind_embedding(const ParameterSet& parameters) {
+void ChunkRun::bind_embedding(const Tensor& tokens, const Tensor& hidden, const Tensor& grad,
+                              const ParameterSet& parameters, BoundPasses& passes) const {
   const DerivedProgram& program = *programs_.embedding;
   const EmbeddingProgram& layout = programs_.embedding_layout;
   Bindings forward = program.forward.make_bindings();
   bind_weights(program.forward.program(), weights_of(parameters, ""), forward);
-  slot(forward, layout.tokens) = inputs_.tokens;
-  slot(forward, layout.hidden_out) = hidden_in();
+  slot(forward, layout.tokens) = tokens;
+  slot(forward, layout.hidden_out) = hidden;
   Bindings backward = bind_backward(program, forward, gradients_of(parameters, ""));
-  slot(backward, backward_of(program.derived.grad_outputs, layout.hidden_out)) = grad_in();
-  embedding_forward_ = join(program.forward, "", std::move(forward), parameters);
-  embedding_backward_ = join(program.backward, "", std::move(backward), parameters);
+  slot(backward, backward_of(program.derived.grad_outputs, layout.hidden_out)) = grad;
+  passes.forward = join(program.forward, "", std::move(forward), parameters);
+  passes.backward = join(program.backward, "", std::move(backward), parameters);
 }
 
 Bindings ChunkRun::bind_head_inputs(const Executable& program, const HeadProgram& layout,
-                                    const ParameterSet& parameters) const {
+                                    int64_t depth, const ParameterSet& parameters) const {
   Bindings bindings = program.make_bindings();
   bind_weights(program.program(), weights_of(parameters, ""), bindings);
-  slot(bindings, layout.hidden) = hidden_out();
-  slot(bindings, layout.labels) = inputs_.labels;
-  bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
-  slot(bindings, layout.scale) = inputs_.loss_scale;
-  slot(bindings, layout.loss) = inputs_.loss;
+  slot(bindings, layout.hidden) = hidden_out(depth);
   slot(bindings, layout.token_loss) = inputs_.token_loss;
+  if (depth == 0) {
+    slot(bindings, layout.labels) = inputs_.labels;
+    bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
+    slot(bindings, layout.scale) = inputs_.loss_scale;
+    slot(bindings, layout.loss) = inputs_.loss;
+    return bindings;
+  }
+  const BatchInputs::Prediction& prediction = inputs_.predictions[static_cast<size_t>(depth - 1)];
+  slot(bindings, layout.labels) = prediction.labels;
+  bind_if(bindings, layout.gathered_labels, prediction.gathered_labels);
+  slot(bindings, layout.scale) = inputs_.mtp_scale;
+  slot(bindings, layout.loss) = prediction.loss;
   return bindings;
 }
 
-void ChunkRun::bind_head(const ParameterSet& parameters) {
+void ChunkRun::bind_heads(const ParameterSet& parameters) {
   const Executable& evaluation = *programs_.evaluation_head;
   evaluation_ =
-      join(evaluation, "", bind_head_inputs(evaluation, programs_.evaluation_layout, parameters),
+      join(evaluation, "", bind_head_inputs(evaluation, programs_.evaluation_layout, 0, parameters),
            parameters);
+  heads_.resize(programs_.heads.size());
+  for (int64_t depth = 0; depth < std::ssize(heads_); ++depth) bind_head(depth, parameters);
+}
 
-  const DerivedProgram& head = *programs_.head;
-  const HeadProgram& layout = programs_.head_layout;
+void ChunkRun::bind_head(int64_t depth, const ParameterSet& parameters) {
+  BoundPasses& passes = heads_[static_cast<size_t>(depth)];
+  const DerivedProgram& head = programs_.heads[static_cast<size_t>(depth)].derived;
+  const HeadProgram& layout = programs_.heads[static_cast<size_t>(depth)].layout;
   const auto grad = gradients_of(parameters, "");
-  head_saved_ = Buffer(head.forward.plan().saved_bytes, "saved activations of the head", device());
-  Bindings forward = bind_head_inputs(head.forward, layout, parameters);
-  forward.saved = head_saved_.data();
+  passes.saved = Buffer(head.forward.plan().saved_bytes, "saved activations of the head", device());
+  Bindings forward = bind_head_inputs(head.forward, layout, depth, parameters);
+  forward.saved = passes.saved.data();
   const Program& program = head.forward.program();
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
@@ -183,14 +194,14 @@ void ChunkRun::bind_head(const ParameterSet& parameters) {
   }
   Bindings backward = bind_backward(head, forward, grad);
   slot(backward, backward_of(head.derived.grad_outputs, layout.loss)) = inputs_.grad_loss;
-  slot(backward, backward_of(head.derived.grad_inputs, layout.hidden)) = grad_out();
-  head_forward_ = join(head.forward, "", std::move(forward), parameters);
-  head_backward_ = join(head.backward, "", std::move(backward), parameters);
+  slot(backward, backward_of(head.derived.grad_inputs, layout.hidden)) = grad_out(depth);
+  passes.forward = join(head.forward, "", std::move(forward), parameters);
+  passes.backward = join(head.backward, "", std::move(backward), parameters);
 }
 
 void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
   BoundLayer& layer = layers_[static_cast<size_t>(idx)];
-  const std::string prefix = layer_parameter_name(chunk_.first_layer + idx, "");
+  const std::string prefix = layer_parameter_name(programs_.config, chunk_.first_layer + idx, "");
   const auto grad = gradients_of(parameters, prefix);
   layer.kind = &programs_.kind_of(chunk_.first_layer + idx);
   const DerivedProgram& program = layer.kind->derived;
@@ -199,8 +210,7 @@ void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
   Bindings& forward = layer.forward.bindings;
   forward.saved = layer.saved.data();
   bind_weights(program.forward.program(), weights_of(parameters, prefix), forward);
-  slot(forward, layer.kind->layout.hidden) = stream(idx);
-  bind_layer_inputs(layer);
+  bind_layer_inputs(idx, layer, parameters);
   bind_layer_outputs(idx, layer);
   layer.backward =
       join(program.backward, prefix, bind_backward(program, forward, grad), parameters);
@@ -214,8 +224,18 @@ void ChunkRun::bind_layer(int64_t idx, const ParameterSet& parameters) {
            bind_weight_pass(program, forward, layer.backward.bindings, grad), parameters);
 }
 
-void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
+void ChunkRun::bind_layer_inputs(int64_t idx, BoundLayer& layer, const ParameterSet& parameters) {
   const LayerProgram& layout = layer.kind->layout;
+  slot(layer.forward.bindings, layout.hidden) = stream(layer_input(idx));
+  if (is_mtp(idx)) {
+    const int64_t mtp = idx - chunk_.num_layers;
+    const BatchInputs::Prediction& prediction =
+        inputs_.predictions[static_cast<size_t>(streams_.before + mtp)];
+    const Tensor embedded = stream(streams_.embedded(mtp));
+    slot(layer.forward.bindings, layout.embedded) = embedded;
+    bind_embedding(prediction.tokens, embedded, stream(streams_.grad_embedded(mtp)), parameters,
+                   layer.embedding);
+  }
   slot(layer.forward.bindings, layout.positions) = inputs_.positions;
   slot(layer.forward.bindings, layout.cu_seqlens) = inputs_.cu_seqlens;
   bind_if(layer.forward.bindings, layout.segments, inputs_.segments);
@@ -224,6 +244,7 @@ void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
   if (device().is_host()) {
     bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
     bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
+    bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
     return;
   }
   const Shape shape{programs_.config.moe.num_experts};
@@ -231,11 +252,12 @@ void ChunkRun::bind_layer_inputs(BoundLayer& layer) {
   layer.prior_counts = OwnedTensor(DType::kF32, shape, "expert counts", device());
   bind_if(layer.forward.bindings, layout.expert_bias, layer.expert_bias);
   bind_if(layer.forward.bindings, layout.prior_counts, layer.prior_counts);
+  bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
-  slot(layer.forward.bindings, layout.hidden_out) = stream(idx + 1);
+  slot(layer.forward.bindings, layout.hidden_out) = stream(layer_input(idx) + 1);
   if (layer.experts == nullptr) return;
   const int64_t num_experts = programs_.config.moe.num_experts;
   const auto make_shared = [&](DType dtype, int64_t size) {
@@ -251,21 +273,30 @@ void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   slot(layer.forward.bindings, layout.score_means) = layer.score_means;
   slot(layer.forward.bindings, layout.counts) = layer.counts;
   slot(layer.forward.bindings, layout.dropped) = layer.dropped;
+  // In place: the next micro-batch goes on from there.
+  bind_if(layer.forward.bindings, layout.counts_so_far, layer.experts->earlier_counts);
 }
 
 void ChunkRun::bind_layer_gradients(int64_t idx, BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
   const Backward& derived = layer.kind->derived.derived;
-  slot(layer.backward.bindings, backward_of(derived.grad_outputs, layout.hidden_out)) =
-      grad_stream(idx + 1);
-  slot(layer.backward.bindings, backward_of(derived.grad_inputs, layout.hidden)) = grad_stream(idx);
+  Bindings& bindings = layer.backward.bindings;
+  const int64_t input = layer_input(idx);
+  slot(bindings, backward_of(derived.grad_inputs, layout.hidden)) = stream(streams_.grad(input));
+  slot(bindings, backward_of(derived.grad_outputs, layout.hidden_out)) =
+      stream(streams_.grad(input + 1));
+  if (is_mtp(idx)) {
+    slot(bindings, backward_of(derived.grad_outputs, layout.hidden)) =
+        grad_out(input - chunk_.num_layers);
+    slot(bindings, backward_of(derived.grad_inputs, layout.embedded)) =
+        stream(streams_.grad_embedded(idx - chunk_.num_layers));
+  }
   if (layer.experts == nullptr) return;
   const bool whole = balances_whole_model(programs_.config);
-  slot(layer.backward.bindings,
+  slot(bindings,
        backward_of(derived.grad_outputs, whole ? layout.score_means : layout.balance_loss)) =
       whole ? inputs_.grad_score_means : inputs_.grad_balance;
-  slot(layer.backward.bindings, backward_of(derived.grad_outputs, layout.z_loss)) =
-      inputs_.grad_z_loss;
+  slot(bindings, backward_of(derived.grad_outputs, layout.z_loss)) = inputs_.grad_z_loss;
 }
 
 void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
@@ -371,6 +402,10 @@ void ChunkRun::balance_model() {
 MicroBatchResult ChunkRun::collect() {
   device().synchronize();
   MicroBatchResult result{.loss = chunk_.loss ? get_scalar(inputs_.loss) : 0.0};
+  if (chunk_.loss) {
+    for (const BatchInputs::Prediction& prediction : inputs_.predictions)
+      result.mtp_loss += get_scalar(prediction.loss);
+  }
   const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
   const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());
   for (BoundLayer& layer : layers_) {

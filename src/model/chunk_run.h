@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/batch_inputs.h"
+#include "model/chunk_streams.h"
 #include "model/expert_states.h"
 #include "model/stage_programs.h"
 #include "model/weight_store.h"
@@ -16,6 +17,7 @@ namespace tessera {
 /// ranks that share a micro-batch and over the pipeline's stages.
 struct MicroBatchResult {
   double loss = 0;          ///< scaled sum over the valid tokens
+  double mtp_loss = 0;      ///< likewise, of multi-token prediction
   double balance_loss = 0;  ///< mean over the MoE layers, or the model's; 1.0 is perfect
   double z_loss = 0;        ///< mean over the MoE layers
   int64_t dropped = 0;      ///< assignments that found no room, all layers
@@ -23,8 +25,8 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
-/// Called with what a layer's parameters begin with ("layers.3."), or "" for those of the embedding
-/// and the head.
+/// Called with what a layer's parameters begin with ("layers.3.", "mtp.0."), or "" for those of the
+/// embedding and the head.
 using LayerHook = std::function<void(const std::string& prefix)>;
 
 /// What happens around the layers of a pass; either may be empty.
@@ -58,12 +60,16 @@ class ChunkRun {
   static Bytes count_bytes(const StagePrograms& programs, const PipelineChunk& chunk);
 
   void load(const MicroBatch& batch, const LossScales& scales);
+  /// How many hidden states enter and leave: one, and behind the decoder one more for each layer of
+  /// multi-token prediction so far, the decoder's first.
+  int64_t num_in() const { return streams_.num_in(); }
+  int64_t num_out() const { return streams_.num_out(); }
   /// The hidden states that enter and leave; a chunk without the embedding is given the former.
-  Tensor hidden_in() const { return stream(0); }
-  Tensor hidden_out() const { return stream(chunk_.num_layers); }
+  Tensor hidden_in(int64_t idx = 0) const { return stream(streams_.hidden(idx)); }
+  Tensor hidden_out(int64_t depth = 0) const { return stream(streams_.hidden_at_depth(depth)); }
   /// Their gradients; a chunk without the loss is given the latter.
-  Tensor grad_in() const { return grad_stream(0); }
-  Tensor grad_out() const { return grad_stream(chunk_.num_layers); }
+  Tensor grad_in(int64_t idx = 0) const { return stream(streams_.grad(idx)); }
+  Tensor grad_out(int64_t depth = 0) const { return stream(streams_.grad_from_outside(depth)); }
   /// Where one balance loss spans the model: F64 [2, E], the assignments to each expert and its
   /// score means, summed over the layers up to this chunk's last. Before forward() a chunk without
   /// the embedding is given what the chunk before it left.
@@ -73,7 +79,8 @@ class ChunkRun {
   Tensor grad_score_means() const { return inputs_.grad_score_means; }
 
   void forward(const NodeObserver& observer, const PassHooks& hooks = {});
-  /// Forward without gradients to come, adding the loss of the labels where the chunk has the loss.
+  /// Forward without gradients to come and without multi-token prediction, adding the loss of the
+  /// labels where the chunk has the loss.
   double evaluate(const NodeObserver& observer);
   void backward(const NodeObserver& observer, const PassHooks& hooks = {});
   /// The weights' gradients of the last backward pass, where they are split off.
@@ -93,27 +100,37 @@ class ChunkRun {
     Bindings bindings;
     ProgramParameters parameters;
   };
+  /// A program forward and backward.
+  struct BoundPasses {
+    BoundProgram forward, backward;
+    Buffer saved;
+  };
   /// What the passes over one layer need.
   struct BoundLayer {
     const KindProgram* kind = nullptr;
     ExpertState* experts = nullptr;  // null for a dense layer
     BoundProgram forward, backward, weights;
-    Buffer saved, kept;  // kept: from the backward pass to the weights'
+    BoundPasses embedding;  // of multi-token prediction
+    Buffer saved, kept;     // kept: from the backward pass to the weights'
     OwnedTensor balance_loss, z_loss, score_means, counts, dropped;  // where the host reaches them
     OwnedTensor expert_bias, prior_counts;  // the device's, where that is not the host
   };
 
   Tensor stream(int64_t idx) const;
-  Tensor grad_stream(int64_t idx) const;
+  bool is_mtp(int64_t idx) const { return idx >= chunk_.num_layers; }
+  /// Which of the hidden states layer `idx` of the chunk reads.
+  int64_t layer_input(int64_t idx) const { return streams_.before + idx; }
   void bind_layers(const ParameterSet& parameters, std::vector<ExpertState>& experts);
   BoundProgram join(const Executable& program, const std::string& prefix, Bindings bindings,
                     const ParameterSet& parameters) const;
-  void bind_embedding(const ParameterSet& parameters);
-  Bindings bind_head_inputs(const Executable& program, const HeadProgram& layout,
+  void bind_embedding(const Tensor& tokens, const Tensor& hidden, const Tensor& grad,
+                      const ParameterSet& parameters, BoundPasses& passes) const;
+  Bindings bind_head_inputs(const Executable& program, const HeadProgram& layout, int64_t depth,
                             const ParameterSet& parameters) const;
-  void bind_head(const ParameterSet& parameters);
+  void bind_heads(const ParameterSet& parameters);
+  void bind_head(int64_t depth, const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);
-  void bind_layer_inputs(BoundLayer& layer);
+  void bind_layer_inputs(int64_t idx, BoundLayer& layer, const ParameterSet& parameters);
   void bring_expert_states();
   Device& device() const { return programs_.backend.device(); }
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
@@ -124,18 +141,19 @@ class ChunkRun {
   void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
   void add_balance_sums();
   void balance_model();
-  int64_t num_streams() const;
 
   const StagePrograms& programs_;
   PipelineChunk chunk_;
+  ChunkStreams streams_;
   const TokenShare& tokens_;
   SharedMemory& memory_;
   WeightStore* store_;
   BatchInputs inputs_;
   LossScales scales_;
   Buffer hidden_;
-  Buffer head_saved_;
-  BoundProgram embedding_forward_, embedding_backward_, head_forward_, head_backward_, evaluation_;
+  BoundPasses embedding_;
+  std::vector<BoundPasses> heads_;  // by depth
+  BoundProgram evaluation_;
   std::vector<BoundLayer> layers_;
   OwnedTensor balance_sums_;
   // The programs of each pass in their order.

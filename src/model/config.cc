@@ -53,6 +53,14 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
              at_least(-1));
   schema.add("model.init_deviation", &config.init_deviation,
              "Standard deviation of initial weights", above(0));
+  schema.add("model.mtp_layers", &config.mtp_layers,
+             "Tokens beyond the next that training predicts too, each by a layer more (multi-token "
+             "prediction)",
+             between(0, 64));
+  schema.add("model.mtp_loss_coefficient", &config.mtp_loss_coefficient,
+             "Weight of the mean loss of these predictions; DeepSeek-V3 has 0.3 for two thirds of "
+             "its training, then 0.1",
+             above(0));
 }
 
 void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
@@ -365,10 +373,12 @@ double ModelConfig::attention_scale() const {
 }
 
 bool ModelConfig::has_window(int64_t layer) const {
+  if (is_mtp_layer(layer)) return has_window(num_layers - 1);
   return window > 0 && (window_layers.empty() || contains(window_layers, layer));
 }
 
 bool ModelConfig::is_moe_layer(int64_t layer) const {
+  if (is_mtp_layer(layer)) return is_moe_layer(num_layers - 1);
   if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
   if (contains(moe.dense_layers, layer)) return false;
   return (layer - moe.first_dense_layers) % moe.every == moe.every - 1;
@@ -376,7 +386,7 @@ bool ModelConfig::is_moe_layer(int64_t layer) const {
 
 int64_t ModelConfig::num_moe_layers() const {
   int64_t count = 0;
-  for (int64_t layer = 0; layer < num_layers; ++layer) count += is_moe_layer(layer) ? 1 : 0;
+  for (int64_t layer = 0; layer < all_layers(); ++layer) count += is_moe_layer(layer) ? 1 : 0;
   return count;
 }
 
@@ -450,10 +460,13 @@ ParameterCount count_parameters(const ModelConfig& config) {
   const int64_t router = config.moe.num_experts * h;
 
   ParameterCount count{tables + h, tables + h};
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
     const int64_t dense = count_mlp(config, config.dense_inner_size());
-    const int64_t for_all_tokens = attention + (moe ? projections + shared + router : dense);
+    // Two norms before the projections of state and embedding, and one before the head.
+    const int64_t joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : 0;
+    const int64_t for_all_tokens =
+        joining + attention + (moe ? projections + shared + router : dense);
     count.total += for_all_tokens + (moe ? all_experts : 0);
     count.active +=
         for_all_tokens + (moe ? all_experts * config.moe.top_k / config.moe.num_experts : 0);

@@ -9,6 +9,7 @@
 #include "ops/activation/activation.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "parallel/pipeline_layout.h"
 
 namespace tessera {
 
@@ -79,10 +80,8 @@ struct RopeConfig {
 struct LayerKind {
   bool moe = false;
   bool window = false;
-  bool operator==(const LayerKind&) const = default;
-  bool operator<(const LayerKind& other) const {
-    return std::pair(moe, window) < std::pair(other.moe, other.window);
-  }
+  bool mtp = false;  ///< of multi-token prediction: it joins its input with an embedding first
+  auto operator<=>(const LayerKind&) const = default;
 };
 
 /// The Mixture-of-Experts part of a model. `num_experts` 0 makes every layer dense.
@@ -172,6 +171,12 @@ struct ModelConfig {
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;
   double init_deviation = 0.02;
+  /// D: so many tokens beyond the next one are predicted in training, each by a layer more
+  /// (multi-token prediction: DeepSeek-V3, section 2.2). They are numbered on behind the decoder's
+  /// layers and are of the kind of the last of these.
+  int64_t mtp_layers = 0;
+  /// λ: the mean of the D losses enters the objective times this.
+  double mtp_loss_coefficient = 0.3;
   RopeConfig rope;
   LatentConfig latent;
   MoeConfig moe;
@@ -190,8 +195,16 @@ struct ModelConfig {
   bool is_gated() const { return tessera::is_gated(activation); }
   bool is_moe_layer(int64_t layer) const;
   bool has_window(int64_t layer) const;
-  LayerKind layer_kind(int64_t layer) const { return {is_moe_layer(layer), has_window(layer)}; }
+  bool is_mtp_layer(int64_t layer) const { return layer >= num_layers; }
+  LayerKind layer_kind(int64_t layer) const {
+    return {is_moe_layer(layer), has_window(layer), is_mtp_layer(layer)};
+  }
+  /// Decoder layers and those of multi-token prediction.
+  int64_t all_layers() const { return num_layers + mtp_layers; }
+  LayerCounts layer_counts() const { return {num_layers, mtp_layers}; }
+  /// Of all layers.
   int64_t num_moe_layers() const;
+  bool has_dense_layers() const { return num_moe_layers() < all_layers(); }
   /// Width of what routed experts read and write: rows that are dispatched are so wide.
   int64_t expert_width() const { return moe.latent_size > 0 ? moe.latent_size : hidden_size; }
 };

@@ -64,6 +64,9 @@ TEST(ModelConfig, CountsEveryOption) {
   expect_counted("norm of a head");
   config.qk_norm = QkNorm::kAll;
   expect_counted("norm of all heads");
+  config.mtp_layers = 2;
+  expect_counted("multi-token prediction");
+  config.mtp_layers = 0;
   config.qk_norm = QkNorm::kNone;
   config.attention = AttentionKind::kLatent;
   config.num_kv_heads = 0;

@@ -10,10 +10,12 @@ namespace tessera {
 std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& device) {
   std::vector<ExpertState> experts(static_cast<size_t>(config.num_moe_layers()));
   for (ExpertState& state : experts) {
-    state.bias = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert biases", device,
-                             MemoryKind::kShared);
-    state.step_counts = OwnedTensor(DType::kF32, {config.moe.num_experts}, "expert counts", device,
-                                    MemoryKind::kShared);
+    const auto make = [&](std::string_view what) {
+      return OwnedTensor(DType::kF32, {config.moe.num_experts}, what, device, MemoryKind::kShared);
+    };
+    state.bias = make("expert biases");
+    state.step_counts = make("expert counts");
+    state.earlier_counts = make("expert counts");
   }
   return experts;
 }
@@ -22,9 +24,10 @@ std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
                                             const std::vector<ExpertState>& experts) {
   std::vector<NamedTensor> tensors;
   size_t next = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     if (!config.is_moe_layer(layer)) continue;
-    tensors.push_back({layer_parameter_name(layer, "moe.expert_bias"), experts[next++].bias});
+    tensors.push_back(
+        {layer_parameter_name(config, layer, "moe.expert_bias"), experts[next++].bias});
   }
   return tensors;
 }

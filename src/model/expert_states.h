@@ -12,6 +12,8 @@ namespace tessera {
 struct ExpertState {
   OwnedTensor bias;         ///< F32 [E], added to the scores for the choice; saved with the model
   OwnedTensor step_counts;  ///< F32 [E], assignments of this step so far
+  /// F32 [E], assignments of all ranks in this step's micro-batches of which a forward pass ran.
+  OwnedTensor earlier_counts;
 };
 
 /// The experts' state of every MoE layer, zeroed; a device reaches it too.

@@ -66,7 +66,7 @@ void check_divides(int64_t degree, int64_t number, std::string_view degree_name,
 void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups) {
   const int64_t tp = groups.tp->size();
   if (tp == 1) return;
-  if (config.num_moe_layers() < config.num_layers)
+  if (config.has_dense_layers())
     check_divides(tp, config.dense_inner_size(), "parallel.tp", "the dense layers' inner size");
   if (config.num_moe_layers() > 0 && config.moe.shared_inner_size > 0)
     check_divides(tp, config.moe.shared_inner_size, "parallel.tp", "moe.shared_inner_size");
@@ -118,11 +118,6 @@ void check_shares(const ModelConfig& config, const BatchShape& shape, const Stag
   check_tensor_parallel(config, groups);
   check_head_exchange(config, groups);
   check_expert_shares(config, groups);
-  require(
-      config.moe.balance_scope != BalanceTokens::kGlobalBatch || config.num_moe_layers() == 0 ||
-          groups.token_ranks() * groups.dp->size() * groups.pp->size() == 1,
-      "moe.balance_scope = \"global_batch\" counts the micro-batches of a step one after the "
-      "other, which ranks run at once; choose micro_batch, sequence or model for several ranks");
 }
 
 }  // namespace tessera

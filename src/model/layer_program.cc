@@ -31,10 +31,15 @@ int64_t first_row(const WeightPlacement& placement) {
   return placement.slice.rows.empty() ? 0 : placement.slice.rows.front().begin;
 }
 
+std::string final_norm_name(int64_t depth) {
+  return depth == 0 ? "final_norm.weight" : fmt::format("mtp_heads.{}.norm.weight", depth - 1);
+}
+
 /// The final norm over hidden states, shared by the loss and the logits.
-ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden) {
+ValueId build_final_norm(const ModelConfig& config, Program& program, ValueId hidden,
+                         int64_t depth) {
   const ValueId weight =
-      program.add_weight("final_norm.weight", {DType::kF32, {config.hidden_size}});
+      program.add_weight(final_norm_name(depth), {DType::kF32, {config.hidden_size}});
   return program.add(make_rmsnorm(config.norm_eps), {hidden, weight},
                      {"final_normed", "final_norm.rstd"})[0];
 }
@@ -72,10 +77,27 @@ std::vector<ValueId> build_spread_loss(HeadProgram& head, const StageGroups& gro
   return program.add(make_vocab_loss(groups.tp->size()), inputs, {"loss", "token_loss"});
 }
 
+/// What a layer of multi-token prediction works on. Two matrices instead of one for both halves, so
+/// that no operator joins or splits values.
+ValueId join_embedding(LayerBuilder& builder) {
+  Program& program = builder.program();
+  LayerProgram& layer = builder.layer;
+  const int64_t size = builder.config.hidden_size;
+  layer.embedded = program.add_input("embedded", program.type(layer.hidden));
+  const auto project = [&](const std::string& name, ValueId x) {
+    const ValueId normed = builder.norm(name + "_norm", x, size, builder.config.norm_eps);
+    return builder.linear(name + "_proj", normed, size, false, name + "_projected");
+  };
+  const ValueId hidden = project("hidden", layer.hidden);
+  const ValueId embedded = project("embed", layer.embedded);
+  return program.add1(make_add(), {hidden, embedded}, "joined");
+}
+
 }  // namespace
 
 std::string layer_kind_name(LayerKind kind) {
-  return fmt::format("{}{}_layer", kind.window ? "window_" : "", kind.moe ? "moe" : "dense");
+  return fmt::format("{}{}{}_layer", kind.mtp ? "mtp_" : "", kind.window ? "window_" : "",
+                     kind.moe ? "moe" : "dense");
 }
 
 LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
@@ -89,8 +111,9 @@ LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
   const auto norm = [&](const char* name, ValueId x) {
     return builder.norm(name, x, config.hidden_size, config.norm_eps);
   };
-  const ValueId attention = build_attention(builder, norm("attn_norm", layer.hidden), cache);
-  const ValueId middle = program.add1(make_add(), {layer.hidden, attention}, "hidden_mid");
+  const ValueId start = kind.mtp ? join_embedding(builder) : layer.hidden;
+  const ValueId attention = build_attention(builder, norm("attn_norm", start), cache);
+  const ValueId middle = program.add1(make_add(), {start, attention}, "hidden_mid");
   const ValueId normed = norm("mlp_norm", middle);
   const ValueId mlp = kind.moe ? build_moe(builder, normed)
                                : build_mlp(builder, "mlp", normed, config.dense_inner_size());
@@ -100,6 +123,7 @@ LayerProgram build_layer(const ModelConfig& config, LayerKind kind, const BatchS
   if (kind.moe) {
     outputs.insert(outputs.end(), {layer.balance_loss, layer.z_loss, layer.score_means,
                                    layer.counts, layer.dropped});
+    if (layer.counts_so_far >= 0) outputs.push_back(layer.counts_so_far);
   }
   program.set_outputs(std::move(outputs));
   return layer;
@@ -128,19 +152,19 @@ EmbeddingProgram build_embedding(const ModelConfig& config, const BatchShape& sh
 }
 
 HeadProgram build_head(const ModelConfig& config, const BatchShape& shape,
-                       const StageGroups& groups, bool with_gradient) {
-  HeadProgram head{.forward = Program("head")};
+                       const StageGroups& groups, bool with_gradient, int64_t depth) {
+  HeadProgram head{.forward = Program(depth == 0 ? "head" : "mtp_head")};
   Program& program = head.forward;
   const int64_t own = own_tokens(shape, groups);
   head.hidden = program.add_input("hidden", {shape.dtype, {own, config.hidden_size}});
   head.labels = program.add_input("labels", {DType::kI32, {own}});
   head.scale = program.add_input("scale", {DType::kF32, {1}});
-  const ValueId normed = build_final_norm(config, program, head.hidden);
+  const ValueId normed = build_final_norm(config, program, head.hidden, depth);
   const WeightPlacement share = vocabulary_share(config, groups);
   const std::string name = head_weight_name(config);
   const ValueId weight = program.add_weight(name, {shape.dtype, share.slice.shape()});
   head.placements.emplace(
-      "final_norm.weight",
+      final_norm_name(depth),
       WeightPlacement{.slice = Slice::whole({config.hidden_size}), .tp_copies = groups.tp->size()});
   head.placements.emplace(name, share);
   const auto outputs =
@@ -159,7 +183,7 @@ LogitsProgram build_logits(const ModelConfig& config, const BatchShape& shape) {
   Program& program = result.forward;
   result.hidden =
       program.add_input("hidden", {shape.dtype, {shape.num_tokens, config.hidden_size}});
-  const ValueId normed = build_final_norm(config, program, result.hidden);
+  const ValueId normed = build_final_norm(config, program, result.hidden, 0);
   const ValueId weight = program.add_weight(head_weight_name(config),
                                             {shape.dtype, {config.vocab_size, config.hidden_size}});
   result.logits = program.add1(make_linear(), {normed, weight}, "logits");

@@ -27,18 +27,24 @@ struct CacheShape {
 };
 
 /// One decoder layer as a program, and where its bound values are (-1: this layer has none).
-/// Inputs: hidden A [T_l,H], positions I32 [T_g or T_l] of the tokens that are rotated, cu_seqlens
-/// I32 [max_sequences+1] of the whole micro-batch (training) or start I32 [1] and cache_length I32
-/// [1] (generation), expert_bias F32 [E], prior_counts F32 [E], segments I32 [T_l] (where
-/// ranks share a micro-batch: which of the stretches balanced together each token is in),
-/// token_order I32 [T] (capacities over a whole micro-batch: see SharedCapacity).
+/// Inputs: hidden A [T_l,H], embedded A [T_l,H] (multi-token prediction), positions I32 [T_g or
+/// T_l] of the tokens that are rotated, cu_seqlens I32 [max_sequences+1] of the whole micro-batch
+/// (training) or start I32 [1] and cache_length I32 [1] (generation), expert_bias F32 [E],
+/// prior_counts F32 [E] (balance over the global batch, on one rank) or earlier_counts F32 [E] (on
+/// several: see RunningCounts), segments I32 [T_l] (where ranks share a balance loss: which of the
+/// stretches balanced together each token is in), token_order I32 [T] (capacities over a whole
+/// micro-batch: see SharedCapacity).
 /// Outputs: hidden A [T_l,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
 /// [E], dropped I64 [1], score_means F32 [E] (see Router): this rank's parts, which add up to the
-/// micro-batch's over the ranks that share it, but for z_loss and score_means, whose mean does.
+/// micro-batch's over the ranks that share it, but for z_loss and score_means, whose mean does;
+/// with earlier_counts also counts_so_far F32 [E], the next micro-batch's. A layer of multi-token
+/// prediction works on W_h · RMSNorm(hidden) + W_e · RMSNorm(embedded), which is DeepSeek-V3's
+/// projection of both concatenated (section 2.2).
 struct LayerProgram {
   Program forward;
   WeightPlacements placements = {};
   ValueId hidden = -1;
+  ValueId embedded = -1;
   ValueId positions = -1;
   ValueId cu_seqlens = -1;
   ValueId start = -1;
@@ -47,6 +53,7 @@ struct LayerProgram {
   ValueId value_cache = -1;
   ValueId expert_bias = -1;
   ValueId prior_counts = -1;
+  ValueId earlier_counts = -1;
   ValueId segments = -1;
   ValueId token_order = -1;
 
@@ -56,6 +63,7 @@ struct LayerProgram {
   ValueId score_means = -1;
   ValueId counts = -1;
   ValueId dropped = -1;
+  ValueId counts_so_far = -1;
 };
 
 /// T_l: a rank's own tokens of a micro-batch.
@@ -67,7 +75,8 @@ inline int64_t group_tokens(const BatchShape& shape, const StageGroups& groups) 
   return own_tokens(shape, groups) * groups.tp->size();
 }
 
-/// "moe_layer", "dense_layer", "window_moe_layer" or "window_dense_layer".
+/// "moe_layer", "dense_layer", "window_moe_layer" and so on; "mtp_" before those of multi-token
+/// prediction.
 std::string layer_kind_name(LayerKind kind);
 
 /// Builds the program of the layers of one kind. With a cache the layer generates: it is not meant
@@ -103,8 +112,10 @@ struct HeadProgram {
   ValueId loss = -1;
   ValueId token_loss = -1;
 };
+/// `depth` 0 is the model's head; depth k > 0 that of its k-th layer of multi-token prediction,
+/// which has a norm of its own and shares the matrix.
 HeadProgram build_head(const ModelConfig& config, const BatchShape& shape,
-                       const StageGroups& groups, bool with_gradient);
+                       const StageGroups& groups, bool with_gradient, int64_t depth = 0);
 
 /// Final norm and head for generation, on one rank: hidden A [T,H] → logits [T,V] in the storage
 /// type.

@@ -79,7 +79,7 @@ struct ModelRig {
     const auto layers = static_cast<double>(config.num_moe_layers());
     const double balanced =
         config.moe.balance_scope == BalanceTokens::kModel ? std::min(layers, 1.0) : layers;
-    return result.loss + balanced * scales.balance * result.balance_loss +
+    return result.loss + result.mtp_loss + balanced * scales.balance * result.balance_loss +
            layers * scales.z_loss * result.z_loss;
   }
 };

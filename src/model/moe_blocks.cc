@@ -50,6 +50,37 @@ struct Routing {
   ValueId expert_idx_TK = -1;
 };
 
+/// Whether the balance loss needs other ranks' counts, or outlives the next micro-batch's forward
+/// pass, which goes on with counting.
+bool spreads_balance(const LayerBuilder& builder) {
+  const StageGroups& groups = builder.groups;
+  switch (builder.config.moe.balance_scope) {
+    case BalanceTokens::kModel:
+      return false;
+    case BalanceTokens::kGlobalBatch:
+      return groups.token_ranks() * groups.dp->size() * groups.pp->size() > 1;
+    case BalanceTokens::kMicroBatch:
+    case BalanceTokens::kSequence:
+      break;
+  }
+  return groups.token_ranks() > 1;
+}
+
+/// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
+/// ranks work on neighbouring ones at a time.
+ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const CommunicatorPtr& dp = builder.groups.dp;
+  layer.earlier_counts =
+      program.add_input("earlier_counts", {DType::kF32, {builder.config.moe.num_experts}});
+  if (dp->size() > 1) counts = program.add1(make_all_gather(dp), {counts}, "counts_of_ranks");
+  const auto running = program.add(make_running_counts(dp->rank()), {counts, layer.earlier_counts},
+                                   {"counts_before", "counts_so_far"});
+  layer.counts_so_far = running[RunningCountsOutput::kAfter];
+  return running[RunningCountsOutput::kBefore];
+}
+
 /// The balance loss where ranks share the micro-batch: the choice is counted over all of them, and
 /// each has its tokens' part of the loss.
 void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& routed) {
@@ -66,20 +97,25 @@ void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& rou
                                .num_segments = by_sequence ? builder.shape.max_sequences : 1}),
       {routed[RouterOutput::kLogits], routed[RouterOutput::kExpertIdx], layer.segments},
       {"segment_counts", "score_sums"});
-  const ValueId counts =
-      program.add1(make_all_reduce_constant(builder.groups.micro_batch),
-                   {statistics[BalanceOutput::kCounts]}, "segment_counts_of_all");
-  layer.balance_loss =
-      program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
-                                      .group_size = moe.balance_group_size}),
-                   {counts, statistics[BalanceOutput::kScoreSums]}, "spread_balance_loss");
+  ValueId counts = statistics[BalanceOutput::kCounts];
+  if (builder.groups.token_ranks() > 1) {
+    counts = program.add1(make_all_reduce_constant(builder.groups.micro_batch), {counts},
+                          "segment_counts_of_all");
+  }
+  std::vector<ValueId> inputs = {counts, statistics[BalanceOutput::kScoreSums]};
+  const bool global = moe.balance_scope == BalanceTokens::kGlobalBatch;
+  if (global) inputs.push_back(build_earlier_counts(builder, counts));
+  layer.balance_loss = program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
+                                                       .group_size = moe.balance_group_size,
+                                                       .has_prior_counts = global}),
+                                    inputs, "spread_balance_loss");
 }
 
 Routing build_router(LayerBuilder& builder, ValueId normed) {
   const MoeConfig& moe = builder.config.moe;
   LayerProgram& layer = builder.layer;
   Program& program = builder.program();
-  const bool spread = builder.groups.token_ranks() > 1;
+  const bool spread = spreads_balance(builder);
   RouterSpec spec = router_spec(moe);
   if (spread) spec.balance_scope = BalanceScope::kMicroBatch;
   const ValueId weight = builder.f32_weight(
@@ -101,7 +137,7 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   layer.balance_loss = routed[RouterOutput::kBalanceLoss];
   layer.z_loss = routed[RouterOutput::kZLoss];
   layer.score_means = routed[RouterOutput::kScoreMeans];
-  if (spread && moe.balance_scope != BalanceTokens::kModel) build_spread_balance(builder, routed);
+  if (spread) build_spread_balance(builder, routed);
   return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
 }
 

@@ -113,13 +113,29 @@ std::string layer_parameter_name(int64_t layer, std::string_view weight) {
   return fmt::format("layers.{}.{}", layer, weight);
 }
 
+std::string layer_parameter_name(const ModelConfig& config, int64_t layer,
+                                 std::string_view weight) {
+  if (!config.is_mtp_layer(layer)) return layer_parameter_name(layer, weight);
+  return fmt::format("mtp.{}.{}", layer - config.num_layers, weight);
+}
+
 std::string layer_prefix(const std::string& name) {
-  constexpr std::string_view kLayers = "layers.";
-  return name.starts_with(kLayers) ? name.substr(0, name.find('.', kLayers.size()) + 1) : "";
+  for (const std::string_view layers : {"layers.", "mtp."}) {
+    if (name.starts_with(layers)) return name.substr(0, name.find('.', layers.size()) + 1);
+  }
+  return "";
+}
+
+bool is_mtp_parameter(const std::string& name) {
+  return name.starts_with("mtp.") || name.starts_with("mtp_heads.");
 }
 
 PipelineChunk whole_model(const ModelConfig& config) {
-  return {.embedding = true, .first_layer = 0, .num_layers = config.num_layers, .loss = true};
+  return {.embedding = true,
+          .first_layer = 0,
+          .num_layers = config.num_layers,
+          .num_mtp = config.mtp_layers,
+          .loss = true};
 }
 
 std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
@@ -130,13 +146,15 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   const BatchShape shape{.num_tokens = rows, .sequence_length = rows, .dtype = dtype};
   std::vector<ParameterSpec> specs;
   for (const PipelineChunk& chunk : chunks) {
-    if (chunk.embedding) append_weights(config, build_embedding(config, shape, groups), "", specs);
-    for (int64_t i = 0; i < chunk.num_layers; ++i) {
+    if (chunk.embedding || chunk.num_mtp > 0)
+      append_weights(config, build_embedding(config, shape, groups), "", specs);
+    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const int64_t layer = chunk.first_layer + i;
       append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups),
-                     layer_parameter_name(layer, ""), specs);
+                     layer_parameter_name(config, layer, ""), specs);
     }
-    if (chunk.loss) append_weights(config, build_head(config, shape, groups, false), "", specs);
+    for (int64_t depth = 0; chunk.loss && depth <= config.mtp_layers; ++depth)
+      append_weights(config, build_head(config, shape, groups, false, depth), "", specs);
   }
   return specs;
 }

@@ -36,9 +36,14 @@ PipelineChunk whole_model(const ModelConfig& config);
 
 /// The name of a layer program's weight in layer `layer`.
 std::string layer_parameter_name(int64_t layer, std::string_view weight);
-/// What the names of a layer's weights begin with, given one of them: "layers.3."; "" for a weight
-/// of no layer.
+/// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight".
+std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::string_view weight);
+/// What the names of a layer's weights begin with, given one of them: "layers.3." or "mtp.0."; ""
+/// for a weight of no layer.
 std::string layer_prefix(const std::string& name);
+
+/// Whether a weight or expert bias is of multi-token prediction alone.
+bool is_mtp_parameter(const std::string& name);
 
 /// Fills a part of a weight, of shape part.shape(): a pure function of the seed, the weight's name
 /// and an element's place in the whole weight, so that all layouts start alike.

@@ -19,8 +19,9 @@ struct PipelinePlace {
   int64_t num_chunks = 1;       ///< of each stage
 };
 
-/// Runs one stage's list of steps: hidden states go to the stage of the next chunk, their gradients
-/// back, each sent without waiting. One object serves all steps of a run. Not thread-safe.
+/// Runs one stage's list of steps: hidden states go to the stage of the next chunk (with those of
+/// multi-token prediction beside the decoder's, see ChunkRun::num_out), their gradients back, each
+/// sent without waiting. One object serves all steps of a run. Not thread-safe.
 class PipelineExecutor {
  public:
   PipelineExecutor(TrainingModel& model, PipelinePlace place, std::vector<PipelineStep> steps);

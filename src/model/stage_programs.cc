@@ -17,6 +17,11 @@ KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
     request.outputs.push_back(balances_whole_model(stage.config) ? layout.score_means
                                                                  : layout.balance_loss);
   }
+  if (kind.mtp) {
+    request.inputs.push_back(layout.embedded);
+    // Other readers of the hidden states have given their gradient already.
+    request.outputs.push_back(layout.hidden);
+  }
   Program forward = std::exchange(layout.forward, Program());
   const bool split = stage.part.split_weights;
   return {std::move(layout), derive(std::move(forward), request, policy, backend, split)};
@@ -32,6 +37,7 @@ ModelPart complete(ModelPart part, const ModelConfig& config) {
 }
 
 void build_embedding_program(StagePrograms& stage, const Backend& backend) {
+  if (stage.embedding) return;
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
   stage.embedding = std::make_unique<DerivedProgram>(
       derive(std::exchange(stage.embedding_layout.forward, Program()),
@@ -40,10 +46,13 @@ void build_embedding_program(StagePrograms& stage, const Backend& backend) {
 
 void build_head_programs(StagePrograms& stage, const Backend& backend) {
   const StageGroups& groups = stage.part.groups;
-  stage.head_layout = build_head(stage.config, stage.shape, groups, true);
-  stage.head = std::make_unique<DerivedProgram>(
-      derive(std::exchange(stage.head_layout.forward, Program()),
-             {{stage.head_layout.loss}, {stage.head_layout.hidden}}, {}, backend, false));
+  for (int64_t depth = 0; depth <= stage.config.mtp_layers; ++depth) {
+    HeadProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
+    Program forward = std::exchange(layout.forward, Program());
+    DerivedProgram derived =
+        derive(std::move(forward), {{layout.loss}, {layout.hidden}}, {}, backend, false);
+    stage.heads.push_back({std::move(layout), std::move(derived)});
+  }
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
   stage.evaluation_head = std::make_unique<Executable>(
       std::exchange(stage.evaluation_layout.forward, Program()), backend);
@@ -62,9 +71,9 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
   check_shares(config, shape, part.groups);
   std::vector<const DerivedProgram*> programs;
   for (const PipelineChunk& chunk : part.chunks) {
-    if (chunk.embedding) build_embedding_program(*this, backend);
+    if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
-    for (int64_t i = 0; i < chunk.num_layers; ++i) {
+    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const LayerKind kind = config.layer_kind(chunk.first_layer + i);
       if (kinds.contains(kind)) continue;
       const auto [at, added] = kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
@@ -86,7 +95,7 @@ int64_t StagePrograms::transient_bytes() const {
     if (program.weights) include(program.weights->program);
   };
   if (embedding) include_both(*embedding);
-  if (head) include_both(*head);
+  for (const HeadPasses& head : heads) include_both(head.derived);
   if (evaluation_head) include(*evaluation_head);
   for (const auto& [kind, program] : kinds) include_both(program.derived);
   return bytes;
@@ -96,8 +105,10 @@ double StagePrograms::model_flops() const {
   double flops = 0;
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding) flops += embedding->model_flops;
-    if (chunk.loss) flops += head->model_flops;
-    for (int64_t i = 0; i < chunk.num_layers; ++i)
+    if (chunk.loss) {
+      for (const HeadPasses& head : heads) flops += head.derived.model_flops;
+    }
+    for (int64_t i = 0; i < chunk.all_layers(); ++i)
       flops += kind_of(chunk.first_layer + i).derived.model_flops;
   }
   return flops;

@@ -26,6 +26,12 @@ struct ModelPart {
   bool split_weights = false;
 };
 
+/// The head of one depth (see build_head), differentiated.
+struct HeadPasses {
+  HeadProgram layout;  // its forward program lives in `derived`
+  DerivedProgram derived;
+};
+
 /// All programs that a rank runs, shared by its layers and micro-batches. Immutable once built.
 struct StagePrograms {
   ModelConfig config;
@@ -33,11 +39,10 @@ struct StagePrograms {
   ModelPart part;
   Backend backend;
   EmbeddingProgram embedding_layout;
-  HeadProgram head_layout;
   HeadProgram evaluation_layout;
-  std::unique_ptr<DerivedProgram> embedding;    // null where no chunk has it
-  std::unique_ptr<DerivedProgram> head;         // likewise
-  std::unique_ptr<Executable> evaluation_head;  // likewise
+  std::unique_ptr<DerivedProgram> embedding;    // null where no chunk needs it
+  std::vector<HeadPasses> heads;                // by depth; empty where no chunk has the loss
+  std::unique_ptr<Executable> evaluation_head;  // null likewise
   std::map<LayerKind, KindProgram> kinds;
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,

@@ -40,8 +40,10 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
 
 void TrainingModel::begin_step() {
   ensure(experts_ != nullptr, "TrainingModel::begin_step before bind");
-  for (ExpertState& state : *experts_)
+  for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
+    std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
+  }
 }
 
 ChunkRun& TrainingModel::run_at(const RunSlot& at) {

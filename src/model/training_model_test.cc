@@ -171,11 +171,27 @@ std::vector<Case> gradient_cases() {
             c.rope.mscale = 0.8;
             c.rope.mscale_all_dims = 0.6;
           }),
+      make_case("mtp", [](ModelConfig& c) { c.mtp_layers = 1; }),
+      make_case("mtp_of_two_tied_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 2;
+                  c.tie_embeddings = true;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("mtp_of_latent_dense_layers",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 1;
+                  c.attention = AttentionKind::kLatent;
+                  c.num_kv_heads = 0;
+                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+                  c.moe.dense_layers = {1};
+                }),
   };
 }
 
 LossScales test_scales(const TestBatch& batch) {
-  return {.loss = 1.0F / static_cast<float>(batch.num_valid), .balance = 0.1F, .z_loss = 0.05F};
+  const float mean = 1.0F / static_cast<float>(batch.num_valid);
+  return {.loss = mean, .balance = 0.1F, .z_loss = 0.05F, .mtp = 0.3F * mean};
 }
 
 class ModelGradients : public ::testing::TestWithParam<Case> {};
@@ -372,6 +388,78 @@ TEST(Evaluate, EqualsTheTrainingLossAndChangesNothing) {
     for (const float g : p.grad.span<float>()) ASSERT_EQ(g, 0.0F);
   }
   EXPECT_EQ(rig.model.last_counts(), before);
+}
+
+/// A head of one token, x · weightᵀ after RMSNorm with weight 1, and −log p of the label.
+double plain_loss(std::vector<double> x, const Tensor& weight, int64_t label) {
+  const auto rows = weight.span<float>();
+  std::vector<double> logits(static_cast<size_t>(weight.shape[0]), 0.0);
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  const double rstd = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 1e-5);
+  double sum = 0;
+  for (size_t row = 0; row < logits.size(); ++row) {
+    for (size_t i = 0; i < x.size(); ++i) logits[row] += x[i] * rstd * rows[row * x.size() + i];
+    sum += std::exp(logits[row]);
+  }
+  return std::log(sum) - logits[static_cast<size_t>(label)];
+}
+
+void fill(const ModelRig& rig, const std::string& name, float diagonal) {
+  const Tensor weight = rig.parameters.find(name).weight;
+  std::ranges::fill(weight.span<float>(), 0.0F);
+  for (int64_t i = 0; i < weight.shape[0] && diagonal != 0; ++i)
+    weight.as<float>()[i * weight.shape[1] + i] = diagonal;
+}
+
+/// A layer that hands the embedding of the later token to the head, so that what it sees and what
+/// it is asked for can be told from the loss.
+TEST(Prediction, SeesTheLaterTokenAndLearnsTheOneAfterIt) {
+  ModelConfig config = tiny_config();
+  config.mtp_layers = 2;
+  ModelRig rig(config, tiny_shape(3, 4));
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const std::string prefix = fmt::format("mtp.{}.", layer);
+    fill(rig, prefix + "hidden_proj.weight", 0);
+    fill(rig, prefix + "embed_proj.weight", 1);
+    fill(rig, prefix + "attn.o.weight", 0);
+    fill(rig, prefix + "moe.experts.down.weight", 0);
+  }
+  TestBatch batch(config, 3, 4, 5);
+  batch.cu_seqlens = {0, 5, 6, 12};
+  const auto embedding = rig.parameters.find("embedding.weight").weight.span<float>();
+  double expected = 0;
+  int64_t count = 0;
+  for (const int64_t shift : {1, 2}) {
+    for (int64_t i = 0; i < 12; ++i) {
+      const int64_t end = i < 5 ? 5 : i < 6 ? 6 : 12;
+      if (i + shift >= end || batch.labels[static_cast<size_t>(i + shift)] < 0) continue;
+      const auto first = embedding.begin() + batch.tokens[static_cast<size_t>(i + shift)] * 16;
+      std::vector<double> x(first, first + 16);
+      expected += plain_loss(x, rig.parameters.find("head.weight").weight,
+                             batch.labels[static_cast<size_t>(i + shift)]);
+      ++count;
+    }
+  }
+  const MicroBatchResult result = rig.model.run(batch.view(), {.mtp = 0.5F});
+  EXPECT_NEAR(result.mtp_loss, 0.5 * expected, 1e-3 * expected);
+  EXPECT_EQ(count_mtp_labels(batch.view(), 2), count);
+}
+
+/// Without a loss of its own it changes nothing of the model.
+TEST(Prediction, LeavesTheModelsOwnPathAlone) {
+  ModelConfig with = tiny_config();
+  with.moe.num_experts = 0;
+  with.mtp_layers = 1;
+  ModelConfig without = with;
+  without.mtp_layers = 0;
+  ModelRig a(with, tiny_shape(kSequences, kLength));
+  ModelRig b(without, tiny_shape(kSequences, kLength));
+  TestBatch batch(with, kSequences, kLength, 5);
+  EXPECT_EQ(a.run(batch, {.loss = 1}), b.run(batch, {.loss = 1}));
+  for (const ModelParameter& p : b.parameters.all())
+    testing::expect_bitwise_equal(a.parameters.find(p.spec.name).grad, p.grad, p.spec.name);
+  EXPECT_EQ(a.model.evaluate(batch.view()), b.model.evaluate(batch.view()));
 }
 
 }  // namespace

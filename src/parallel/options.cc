@@ -44,8 +44,10 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
                   "Order of the stages' passes");
   schema.add("parallel.pipeline_chunks", &parallel.chunks_per_stage,
              "Model chunks of a stage (interleaved)", at_least(1));
-  schema.add("parallel.pipeline_layout", &parallel.pipeline_layout,
-             "What each chunk holds, e.g. \"Et*3|(tt|)*2L\"; empty: layers spread evenly");
+  schema.add(
+      "parallel.pipeline_layout", &parallel.pipeline_layout,
+      "What each chunk holds, e.g. \"Et*3|(tt|)*2mL\" (m: multi-token prediction); empty: layers "
+      "spread evenly");
   schema.add("parallel.split_weights", &parallel.split_weights,
              "Delay weight gradients into what would be idle time (zero bubble)");
 }
@@ -69,11 +71,11 @@ int64_t least_ranks(const ParallelSpec& parallel) {
   return layout.tp * layout.cp * layout.pp * std::max<int64_t>(layout.dp, 1);
 }
 
-PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, int64_t num_layers) {
+PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers) {
   const int64_t stages = parallel.layout.pp;
   if (parallel.pipeline_layout.empty())
-    return even_pipeline_layout(stages, parallel.chunks_per_stage, num_layers);
-  PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, num_layers);
+    return even_pipeline_layout(stages, parallel.chunks_per_stage, layers);
+  PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, layers);
   require(parallel.chunks_per_stage == 1 || parallel.chunks_per_stage == layout.chunks_per_stage(),
           "parallel.pipeline_chunks is {}, and parallel.pipeline_layout has {} chunks a stage; "
           "leave the former 1",

@@ -47,8 +47,8 @@ int64_t heads_degree(const ParallelSpec& parallel, int64_t cp);
 /// The ranks that the degrees ask for; DP counts 1 where it is left open.
 int64_t least_ranks(const ParallelSpec& parallel);
 
-/// What each chunk of the pipeline holds of a model of `num_layers` layers.
-PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, int64_t num_layers);
+/// What each chunk of the pipeline holds of a model of so many layers.
+PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers);
 
 /// The schedule of `num_micro_batches` through that pipeline.
 PipelineSpec pipeline_spec(const ParallelSpec& parallel, const PipelineLayout& layout,

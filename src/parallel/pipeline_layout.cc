@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Expands repetitions and groups into a plain string of E, t, L and "|".
+/// Expands repetitions and groups into a plain string of E, t, m, L and "|".
 class LayoutExpander {
  public:
   explicit LayoutExpander(std::string_view text) : text_(text) {}
@@ -49,10 +49,8 @@ class LayoutExpander {
       ++at_;
       return inner;
     }
-    if (c == 'm') fail("multi-token prediction (m) is not supported");
-    if (c != 'E' && c != 't' && c != 'L' && c != '|') {
-      fail(fmt::format("found '{}', expected E, t, L, |, ( or )", c));
-    }
+    if (std::string_view("EtmL|").find(c) == std::string_view::npos)
+      fail(fmt::format("found '{}', expected E, t, m, L, |, ( or )", c));
     ++at_;
     return std::string(1, c);
   }
@@ -81,17 +79,27 @@ PipelineChunk make_chunk(std::string_view content, int64_t first_layer) {
   return {.embedding = content.find('E') != std::string_view::npos,
           .first_layer = first_layer,
           .num_layers = std::ranges::count(content, 't'),
+          .num_mtp = std::ranges::count(content, 'm'),
           .loss = content.find('L') != std::string_view::npos};
 }
 
-void check_order(std::string_view expanded, std::string_view text, int64_t num_layers) {
+void check_order(std::string_view expanded, std::string_view text, const LayerCounts& layers) {
   require(std::ranges::count(expanded, 'E') == 1 && expanded.front() == 'E',
           "pipeline layout \"{}\" must have one E, at its beginning", text);
   require(std::ranges::count(expanded, 'L') == 1 && expanded.back() == 'L',
           "pipeline layout \"{}\" must have one L, at its end", text);
   const int64_t found = std::ranges::count(expanded, 't');
-  require(found == num_layers, "pipeline layout \"{}\" has {} decoder layers, the model {}", text,
-          found, num_layers);
+  require(found == layers.decoder, "pipeline layout \"{}\" has {} decoder layers, the model {}",
+          text, found, layers.decoder);
+  const int64_t found_mtp = std::ranges::count(expanded, 'm');
+  require(
+      found_mtp == layers.mtp,
+      "pipeline layout \"{}\" has {} layers of multi-token prediction (m), model.mtp_layers is {}",
+      text, found_mtp, layers.mtp);
+  require(found_mtp == 0 || expanded.find('m') > expanded.rfind('t'),
+          "pipeline layout \"{}\" has a decoder layer (t) behind a layer of multi-token prediction "
+          "(m), which continues the last one",
+          text);
 }
 
 void check_chunks(const PipelineLayout& layout, std::string_view text) {
@@ -106,22 +114,22 @@ void check_chunks(const PipelineLayout& layout, std::string_view text) {
 }  // namespace
 
 PipelineLayout parse_pipeline_layout(std::string_view text, int64_t num_stages,
-                                     int64_t num_layers) {
+                                     const LayerCounts& layers) {
   require(num_stages >= 1, "a pipeline of {} stages: there must be at least 1", num_stages);
   const std::string expanded = LayoutExpander(text).expand();
   require(!expanded.empty(), "the pipeline layout is empty");
-  check_order(expanded, text, num_layers);
+  check_order(expanded, text, layers);
   PipelineLayout layout{.num_stages = num_stages};
   int64_t next_layer = 0;
   for (size_t begin = 0; begin <= expanded.size();) {
     const size_t end = std::min(expanded.find('|', begin), expanded.size());
     layout.chunks.push_back(
         make_chunk(std::string_view(expanded).substr(begin, end - begin), next_layer));
-    next_layer += layout.chunks.back().num_layers;
+    next_layer += layout.chunks.back().all_layers();
     begin = end + 1;
   }
   for (const PipelineChunk& chunk : layout.chunks) {
-    require(chunk.embedding || chunk.loss || chunk.num_layers > 0,
+    require(chunk.embedding || chunk.loss || chunk.all_layers() > 0,
             "pipeline layout \"{}\" has an empty chunk", text);
   }
   check_chunks(layout, text);
@@ -129,7 +137,8 @@ PipelineLayout parse_pipeline_layout(std::string_view text, int64_t num_stages,
 }
 
 PipelineLayout even_pipeline_layout(int64_t num_stages, int64_t chunks_per_stage,
-                                    int64_t num_layers) {
+                                    const LayerCounts& layers) {
+  const int64_t num_layers = layers.decoder;
   require(num_stages >= 1 && chunks_per_stage >= 1,
           "{} stages of {} chunks: there must be at least 1 of both", num_stages, chunks_per_stage);
   const int64_t count = num_stages * chunks_per_stage;
@@ -141,10 +150,12 @@ PipelineLayout even_pipeline_layout(int64_t num_stages, int64_t chunks_per_stage
   int64_t next_layer = 0;
   for (int64_t c = 0; c < count; ++c) {
     const bool takes_one = c >= 1 && c <= left_over;
+    const bool last = c == count - 1;
     PipelineChunk chunk{.embedding = c == 0,
                         .first_layer = next_layer,
                         .num_layers = num_layers / count + (takes_one ? 1 : 0),
-                        .loss = c == count - 1};
+                        .num_mtp = last ? layers.mtp : 0,
+                        .loss = last};
     next_layer += chunk.num_layers;
     layout.chunks.push_back(chunk);
   }
@@ -157,6 +168,7 @@ std::string to_string(const PipelineLayout& layout) {
     std::vector<std::string> parts;
     if (chunk.embedding) parts.emplace_back("E");
     if (chunk.num_layers > 0) parts.push_back(fmt::format("t*{}", chunk.num_layers));
+    if (chunk.num_mtp > 0) parts.push_back(fmt::format("m*{}", chunk.num_mtp));
     if (chunk.loss) parts.emplace_back("L");
     texts.push_back(fmt::format("[{}]", fmt::join(parts, " ")));
   }

@@ -270,7 +270,7 @@ TEST(ReplicaRanks, HybridSharesWithinDataParallelNeighbours) {
   EXPECT_EQ(groups.at("dense_replicas_1"), (Ranks{5, 7}));
   EXPECT_EQ(groups.at("dense_replicas_2"), (Ranks{4, 5, 6, 7}));
   EXPECT_EQ(groups.at("expert_replicas"), (Ranks{5, 7})) << "four replicas, two copies";
-  EXPECT_EQ(groups.at("tied_replicas"), (Ranks{5, 7})) << "within the stage";
+  EXPECT_EQ(groups.at("embedding_replicas"), (Ranks{5, 7})) << "within the stage";
   settings.parallel.layout.ep = 8;
   EXPECT_EQ(inner_groups(settings, 16, 5).at("expert_replicas"), (Ranks{5})) << "one copy";
 }
@@ -283,7 +283,7 @@ TEST(ReplicaRanks, NodesAreNeighbouringRanks) {
   const auto groups = inner_groups(settings, 16, 5);
   EXPECT_EQ(groups.at("dense_replicas_1"), (Ranks{5, 7}));
   EXPECT_EQ(groups.at("dense_replicas_2"), (Ranks{4, 5, 6, 7}));
-  EXPECT_EQ(groups.at("tied_replicas"), (Ranks{5, 7}));
+  EXPECT_EQ(groups.at("embedding_replicas"), (Ranks{5, 7}));
   settings.shard.reduce_group = 1;
   EXPECT_EQ(inner_groups(settings, 16, 5).at("dense_replicas_2"), (Ranks{5}));
 }
@@ -294,8 +294,8 @@ TEST(ReplicaRanks, InnerGroupsAreOfOneStage) {
   settings.parallel.layout.dense_order = "pp-tp-cp-dp";
   settings.parallel.layout.expert_order = "pp-etp-ep-edp";
   settings.shard.reduce_group = 4;
-  EXPECT_EQ(inner_groups(settings, 8, 0).at("tied_replicas"), (Ranks{0, 2}));
-  EXPECT_EQ(inner_groups(settings, 8, 7).at("tied_replicas"), (Ranks{5, 7}));
+  EXPECT_EQ(inner_groups(settings, 8, 0).at("embedding_replicas"), (Ranks{0, 2}));
+  EXPECT_EQ(inner_groups(settings, 8, 7).at("embedding_replicas"), (Ranks{5, 7}));
   // Stages of four ranks: six neighbours hold all of the first, and halves of the second.
   settings.parallel.layout.dense_order = LayoutSpec().dense_order;
   settings.parallel.layout.expert_order = LayoutSpec().expert_order;

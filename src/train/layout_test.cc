@@ -71,6 +71,69 @@ TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
   }
 }
 
+/// Micro-batches count for those behind them in the step, whichever rank works on which, at the
+/// same time or one after the other.
+TEST(AnyLayouts, BalanceTheGlobalBatch) {
+  Settings settings = small_settings();
+  settings.model.moe.balance_coefficient = 0.5;
+  settings.model.moe.balance_scope = BalanceTokens::kGlobalBatch;
+  settings.train.global_batch = 12;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.dp = 3}, 3);
+  agrees({.tp = 2, .dp = 2, .ep = 2}, 4);
+  settings.train.recompute = {"all"};
+  agrees({.cp = 2, .dp = 2, .ep = 4}, 4);
+  agrees({.pp = 2}, 2);
+  settings.model.moe.balance_group_size = 2;
+  agrees({.tp = 2, .dp = 2, .pp = 2}, 8);
+  settings.model.mtp_layers = 1;
+  settings.model.num_layers = 4;
+  settings.parallel.schedule = PipelineKind::kInterleaved;
+  settings.parallel.chunks_per_stage = 2;
+  agrees({.dp = 2, .pp = 2}, 4);
+}
+
+/// Layers of multi-token prediction wherever a layout may place them: with decoder layers or
+/// without, with the loss or before it, and the embedding in one stage, in several or in all.
+TEST(PipelineLayouts, PredictTokensOnAnyStage) {
+  Settings settings = small_settings();
+  settings.model.mtp_layers = 2;
+  settings.parallel.layout.pp = 3;
+  settings.parallel.layout.tp = 2;
+  for (const char* layout : {"Ett|mm|L", "E|ttm|mL", "Et|t|mmL", "E|ttmm|L", "Ett|m|mL"}) {
+    for (const bool tied : {false, true}) {
+      settings.parallel.pipeline_layout = layout;
+      settings.parallel.split_weights = tied;
+      settings.model.tie_embeddings = tied;
+      settings.shard.scope = tied ? ShardScope::kState : ShardScope::kFull;
+      SCOPED_TRACE(layout);
+      expect_agreement(settings, 6);
+    }
+  }
+}
+
+/// The papers' layouts of DeepSeek-V3, with its kinds of layers, at a small size.
+TEST(PipelineLayouts, RunThePapersLayouts) {
+  Settings settings = small_settings();
+  settings.model.mtp_layers = 1;
+  settings.model.moe.first_dense_layers = 3;
+  settings.parallel.layout.pp = 8;
+  settings.parallel.schedule = PipelineKind::kInterleaved;
+  settings.model.num_layers = 61;
+  settings.parallel.pipeline_layout = "Et*3|(tt|)*29m|L";
+  settings.train.global_batch = 2;
+  expect_agreement(settings, 8);
+  settings.model.num_layers = 32;
+  settings.parallel.pipeline_layout = "Et*3|(tt|)*14tm|L";
+  settings.parallel.layout.pp = 17;
+  settings.parallel.schedule = PipelineKind::kOneFOneB;
+  expect_agreement(settings, 17);
+}
+
 /// Four ranks hold each of two key-value heads twice.
 TEST(TensorLayouts, NormAllHeadsOverRanks) {
   Settings settings = small_settings();

@@ -115,6 +115,18 @@ double measure_matrix_peak(const Backend& backend, DType dtype) {
   return 2 * n * n * n / best;
 }
 
+int64_t available_memory() {
+  constexpr int64_t kKibibyte = 1024;
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  int64_t kibibytes = 0;
+  while (file >> key >> kibibytes) {
+    if (key == "MemAvailable:") return kibibytes * kKibibyte;
+    std::getline(file, key);
+  }
+  return 0;
+}
+
 std::string describe_machine() {
   const int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return fmt::format("{}, {} threads, {}", processor_name(), omp_get_max_threads(),

@@ -10,9 +10,18 @@
 namespace tessera {
 namespace {
 
-/// The tied embedding is in the first and in the last stage.
-bool shares_ends(const Settings& settings) {
-  return settings.model.tie_embeddings && settings.parallel.layout.pp > 1;
+/// The stages that have the embedding, in their order: the first, those of multi-token prediction,
+/// and, where it is tied, the last.
+std::vector<int64_t> embedding_stages(const Settings& settings) {
+  const PipelineLayout pipeline =
+      make_pipeline_layout(settings.parallel, settings.model.layer_counts());
+  std::set<int64_t> stages;
+  for (int64_t chunk = 0; chunk < std::ssize(pipeline.chunks); ++chunk) {
+    const PipelineChunk& part = pipeline.chunks[static_cast<size_t>(chunk)];
+    if (part.embedding || part.num_mtp > 0 || (part.loss && settings.model.tie_embeddings))
+      stages.insert(chunk % pipeline.num_stages);
+  }
+  return {stages.begin(), stages.end()};
 }
 
 /// Ranks of this rank's stage that hold the same part of a dense weight, DP counting slowest.
@@ -26,17 +35,15 @@ std::vector<int64_t> dense_replicas(const Layout& layout, int64_t rank, int64_t 
   return ranks;
 }
 
-/// Their counterparts in the first stage, then those in the last.
-std::vector<int64_t> at_both_ends(const Layout& layout, const std::vector<int64_t>& stage) {
-  std::vector<int64_t> ranks;
-  for (const int64_t rank : stage) ranks.push_back(layout.group(rank, Axis::kPp).front());
-  for (const int64_t rank : stage) ranks.push_back(layout.group(rank, Axis::kPp).back());
-  return ranks;
-}
-
-bool is_end(const Layout& layout, int64_t rank) {
-  const int64_t stage = layout.coordinate(rank, Axis::kPp);
-  return stage == 0 || stage == layout.degree(Axis::kPp) - 1;
+/// Their counterparts in each of the stages.
+std::vector<int64_t> at_stages(const Layout& layout, const std::vector<int64_t>& ranks,
+                               const std::vector<int64_t>& stages) {
+  std::vector<int64_t> result;
+  for (const int64_t stage : stages) {
+    for (const int64_t rank : ranks)
+      result.push_back(layout.group(rank, Axis::kPp)[static_cast<size_t>(stage)]);
+  }
+  return result;
 }
 
 /// All groups of a rank, of one level.
@@ -49,11 +56,13 @@ std::vector<ReplicaRanks> list_flat(const Settings& settings, const Layout& layo
                       .placement = {.tp_copies = copies},
                       .ranks = dense_replicas(layout, rank, copies)});
   }
-  if (shares_ends(settings) && is_end(layout, rank)) {
-    groups.push_back({.name = "tied_replicas",
+  const auto stages = embedding_stages(settings);
+  const int64_t stage = layout.coordinate(rank, Axis::kPp);
+  if (stages.size() > 1 && std::ranges::find(stages, stage) != stages.end()) {
+    groups.push_back({.name = "embedding_replicas",
                       .placement = {},
-                      .both_ends = true,
-                      .ranks = at_both_ends(layout, dense_replicas(layout, rank, 1))});
+                      .num_stages = std::ssize(stages),
+                      .ranks = at_stages(layout, dense_replicas(layout, rank, 1), stages)});
   }
   groups.push_back({.name = "expert_replicas",
                     .placement = {.expert = true},
@@ -70,8 +79,11 @@ int64_t count_copies(const Settings& settings, const Layout& layout) {
 /// The group's ranks, those of each stage by themselves.
 std::vector<std::span<int64_t>> by_stage(ReplicaRanks& group) {
   const std::span<int64_t> all = group.ranks;
-  if (!group.both_ends) return {all};
-  return {all.first(all.size() / 2), all.last(all.size() / 2)};
+  const size_t of_stage = all.size() / static_cast<size_t>(group.num_stages);
+  std::vector<std::span<int64_t>> stages;
+  for (size_t first = 0; first < all.size(); first += of_stage)
+    stages.push_back(all.subspan(first, of_stage));
+  return stages;
 }
 
 /// Experts have as many copies as their own data parallelism can be cut into.
@@ -94,7 +106,9 @@ int64_t count_near(std::span<const int64_t> ranks, int64_t reduce_group) {
 int64_t count_near(ReplicaRanks& group, int64_t reduce_group) {
   const auto stages = by_stage(group);
   const int64_t first = count_near(stages.front(), reduce_group);
-  return count_near(stages.back(), reduce_group) == first ? first : 0;
+  const bool even = std::ranges::all_of(
+      stages, [&](const auto& stage) { return count_near(stage, reduce_group) == first; });
+  return even ? first : 0;
 }
 
 bool cuts_evenly(const Settings& settings, const Layout& layout, int64_t reduce_group) {
@@ -156,8 +170,7 @@ void check_sharding(const Settings& settings, const Layout& layout) {
     refuse_reduce_group(settings, layout);
 }
 
-ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, World& world)
-    : shares_ends_(shares_ends(settings)) {
+ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, World& world) {
   for (const ReplicaRanks& group : list_replica_ranks(settings, run.layout, run.rank())) {
     const int64_t place = std::ranges::find(group.ranks, run.rank()) - group.ranks.begin();
     const int64_t first = place / group.inner * group.inner;
@@ -169,16 +182,17 @@ ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, Wor
     groups_.push_back({.inner = world.make_group(group.name + ".inner", inner),
                        .outer = world.make_group(group.name, outer),
                        .placement = group.placement,
-                       .both_ends = group.both_ends});
+                       .embedding = group.num_stages > 1});
   }
 }
 
 size_t ReplicaGroups::find(const ParameterSpec& spec) const {
   const WeightPlacement& placement = spec.placement;
-  const bool both_ends = shares_ends_ && spec.name == "embedding.weight";
+  const auto embedding = std::ranges::find_if(groups_, &Group::embedding);
+  if (spec.name == "embedding.weight" && embedding != groups_.end())
+    return static_cast<size_t>(embedding - groups_.begin());
   const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
-    if (group.both_ends || both_ends) return group.both_ends == both_ends;
-    return group.placement.expert == placement.expert &&
+    return !group.embedding && group.placement.expert == placement.expert &&
            (placement.expert || group.placement.tp_copies == placement.tp_copies);
   });
   ensure(found != groups_.end(), "no group of ranks holds '{}' alike", spec.name);

@@ -11,7 +11,9 @@ namespace tessera {
 struct ReplicaRanks {
   std::string name;  ///< "dense_replicas_1"
   WeightPlacement placement;
-  bool both_ends = false;  ///< of the embedding that the head shares, in the first and last stage
+  /// Of the embedding where several stages have it: stages that `ranks` are of, equally many of
+  /// each, one after the other.
+  int64_t num_stages = 1;
   std::vector<int64_t> ranks;
   /// Neighbours in the list that are an inner group. With full sharding these share one copy; else
   /// they are near to one another (optim.reduce_group). All are of one pipeline stage: ranks of
@@ -37,7 +39,7 @@ class ReplicaGroups {
     CommunicatorPtr inner;
     CommunicatorPtr outer;  ///< the ranks at this one's place in their own inner groups
     WeightPlacement placement;
-    bool both_ends = false;
+    bool embedding = false;  ///< of the embedding that several stages have
   };
   const std::vector<Group>& all() const { return groups_; }
   size_t find(const ParameterSpec& spec) const;
@@ -47,7 +49,6 @@ class ReplicaGroups {
 
  private:
   std::vector<Group> groups_;
-  bool shares_ends_ = false;
 };
 
 }  // namespace tessera

@@ -42,7 +42,7 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
   const ParallelSpec& parallel = settings.parallel;
   const Layout layout(parallel.layout, world.size());
   check_sharding(settings, layout);
-  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.num_layers);
+  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
   const int64_t stage = layout.coordinate(world.rank(), Axis::kPp);
   RunLayout run{.layout = layout,
                 .world = world.make_world_group(),

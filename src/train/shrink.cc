@@ -46,6 +46,7 @@ void shrink_vocabulary(ModelConfig& model) {
 void shrink_depth(Settings& settings) {
   if (!settings.parallel.pipeline_layout.empty()) return;
   ModelConfig& model = settings.model;
+  model.mtp_layers = std::min<int64_t>(model.mtp_layers, 2);
   const int64_t chunks = settings.parallel.layout.pp * settings.parallel.chunks_per_stage;
   const int64_t kinds = std::max(model.moe.first_dense_layers + 2 * model.moe.every, int64_t{2});
   int64_t layers = std::min(model.num_layers, std::max(2 * chunks, kinds));

@@ -7,6 +7,7 @@
 #include "checkpoint/together.h"
 #include "core/memory.h"
 #include "train/generate.h"
+#include "train/loaded_model.h"
 #include "train/machine.h"
 #include "train/metrics/writer.h"
 #include "train/stop_signal.h"
@@ -37,6 +38,8 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
     if (model.moe.latent_size > 0)
       text += fmt::format(", in a latent space of {}", model.moe.latent_size);
   }
+  if (model.mtp_layers > 0)
+    text += fmt::format("; {} layers of multi-token prediction", model.mtp_layers);
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
       format_bytes(memory.total()), format_bytes(memory.state.weights),
@@ -188,27 +191,56 @@ class TrainLoop {
     for (const std::string& warning : saved.warnings) note("warning: " + warning);
   }
 
-  /// A text of the trained model, for the report, which the host writes. Needs the whole model, so
-  /// a run on one rank.
+  /// A text of the trained model, for the report, by rank 0. Of several ranks none has the whole
+  /// model, so it is read from the run's last checkpoint.
   void write_sample() {
+    if (writer_ == nullptr) return;
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
-    if (trainer_.layout().num_ranks() > 1) return;
-    constexpr int64_t kMostBytes = int64_t{1} << 30;  // what the host writes with in seconds
-    ParameterSet& trained = trainer_.state().parameters();
-    if (!trainer_.backend().is_host() && trained.bytes().weights > kMostBytes) return;
-    ParameterSet weights(list_parameters(settings_.model, settings_.train.dtype()),
-                         /*with_gradients=*/false);
-    copy_weights(trained, weights);
-    Generator generator(settings_.model, settings_.train.dtype(), weights,
-                        trainer_.state().experts());
-    const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
-    const std::string prompt = "The ";
     try {
-      writer_->set_sample(
-          prompt, generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+      if (trainer_.layout().num_ranks() == 1) {
+        sample_from_own_weights();
+        return;
+      }
+      check_sample_memory();
+      LoadedModel model(settings_.run.folder);
+      sample_from(model.parameters(), model.experts());
     } catch (const UserError& error) {
       note(fmt::format("warning: no sample of text: {}", error.what()));
     }
+  }
+
+  /// The host writes, so a GPU's weights are copied, where they are few enough to write in seconds.
+  void sample_from_own_weights() {
+    ParameterSet& trained = trainer_.state().parameters();
+    if (trainer_.backend().is_host()) {
+      sample_from(trained, trainer_.state().experts());
+      return;
+    }
+    constexpr int64_t kMostBytes = int64_t{1} << 30;
+    if (trained.bytes().weights > kMostBytes) return;
+    ParameterSet weights(list_parameters(settings_.model, settings_.train.dtype()),
+                         /*with_gradients=*/false);
+    copy_weights(trained, weights);
+    sample_from(weights, trainer_.state().experts());
+  }
+
+  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts) {
+    Generator generator(settings_.model, settings_.train.dtype(), parameters, experts);
+    const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
+    const std::string prompt = "The ";
+    writer_->set_sample(prompt,
+                        generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+  }
+
+  /// Ranks share the machine's memory: a sample is not worth more than half of what is left.
+  void check_sample_memory() const {
+    const DType dtype = settings_.train.dtype();
+    const int64_t needed =
+        ParameterSet::count_bytes(list_parameters(settings_.model, dtype), false).weights;
+    require(
+        needed <= available_memory() / 2,
+        "the whole model takes {}, more than half of the {} left; `tessera generate` writes one",
+        format_bytes(needed), format_bytes(available_memory()));
   }
 
   StepRecord make_record(const StepOutcome& outcome, double seconds) const {
@@ -232,6 +264,7 @@ class TrainLoop {
     const double mean_seconds =
         seconds_since(started_) / static_cast<double>(position.step - first_step_);
     record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
+    if (settings_.model.mtp_layers > 0) record.mtp_loss = outcome.mtp_loss;
     add_expert_record(outcome, record);
     return record;
   }
@@ -242,7 +275,7 @@ class TrainLoop {
     if (settings_.model.moe.z_loss_coefficient > 0) record.z_loss = outcome.z_loss;
     auto loads = trainer_.expert_loads();
     size_t next = 0;
-    for (int64_t layer = 0; layer < settings_.model.num_layers; ++layer) {
+    for (int64_t layer = 0; layer < settings_.model.all_layers(); ++layer) {
       if (settings_.model.is_moe_layer(layer))
         record.expert_load.push_back({layer, std::move(loads[next++])});
     }

@@ -58,6 +58,11 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
                           static_cast<int32_t>(batch.tokens.size()));
 }
 
+/// λ / D: what a summed loss of multi-token prediction counts, beside the model's own.
+double mtp_scale(const ModelConfig& model) {
+  return model.mtp_loss_coefficient / static_cast<double>(std::max<int64_t>(model.mtp_layers, 1));
+}
+
 }  // namespace
 
 void check_model(Settings settings, int64_t num_ranks) {
@@ -130,21 +135,26 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
 /// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
 /// ranks' together.
 LossScales Trainer::fetch(StepOutcome& outcome) {
-  int64_t num_valid = 0;
+  std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
   for (size_t i = 0; i < batches_.size(); ++i) {
     data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
     pad_sequences(batches_[i], model_->batch_shape().max_sequences);
-    num_valid += batches_[i].num_valid;
+    counts[0] += batches_[i].num_valid;
+    counts[1] += count_mtp_labels(view_batch(batches_[i]), settings_.model.mtp_layers);
     outcome.num_tokens += std::ssize(batches_[i].tokens);
   }
-  const Tensor sum = view(std::span(&num_valid, 1), {1});
+  const Tensor sum = view(std::span<int64_t>(counts), {std::ssize(counts)});
   layout_.part.groups.dp->all_reduce(sum, sum).wait();
   outcome.num_tokens *= layout_.data_ranks();
-  const MoeConfig& moe = settings_.model.moe;
+  outcome.mtp_labels = counts[1];
+  const ModelConfig& model = settings_.model;
+  const MoeConfig& moe = model.moe;
   const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
-  return {.loss = 1.0F / static_cast<float>(std::max<int64_t>(num_valid, 1)),
+  const auto num_valid = static_cast<double>(std::max<int64_t>(counts[0], 1));
+  return {.loss = 1.0F / static_cast<float>(num_valid),
           .balance = static_cast<float>(moe.balance_coefficient * share),
-          .z_loss = static_cast<float>(moe.z_loss_coefficient * share)};
+          .z_loss = static_cast<float>(moe.z_loss_coefficient * share),
+          .mtp = static_cast<float>(mtp_scale(model) / num_valid)};
 }
 
 StepOutcome Trainer::accumulate(const NodeObserver& observer) {
@@ -155,6 +165,8 @@ StepOutcome Trainer::accumulate(const NodeObserver& observer) {
   const MicroBatchResult result = executor_->run(micro_batches, scales, observer, state_->hooks());
   const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
   outcome.loss = result.loss;
+  if (outcome.mtp_labels > 0)
+    outcome.mtp_loss = result.mtp_loss / scales.mtp / static_cast<double>(outcome.mtp_labels);
   outcome.balance_loss = result.balance_loss * share;
   outcome.z_loss = result.z_loss * share;
   outcome.dropped = result.dropped;
@@ -164,14 +176,15 @@ StepOutcome Trainer::accumulate(const NodeObserver& observer) {
 }
 
 void Trainer::sum_over_ranks(StepOutcome& outcome) const {
-  std::array<double, 4> parts = {outcome.loss, outcome.balance_loss, outcome.z_loss,
-                                 static_cast<double>(outcome.dropped)};
+  std::array<double, 5> parts = {outcome.loss, outcome.balance_loss, outcome.z_loss,
+                                 static_cast<double>(outcome.dropped), outcome.mtp_loss};
   const Tensor sum = view(std::span<double>(parts), {std::ssize(parts)});
   layout_.world->all_reduce(sum, sum).wait();
   outcome.loss = parts[0];
   outcome.balance_loss = parts[1];
   outcome.z_loss = parts[2];
   outcome.dropped = std::llround(parts[3]);
+  outcome.mtp_loss = parts[4];
 }
 
 /// Every rank counts its own tokens' assignments in its own layers; after this, all ranks have the

@@ -26,10 +26,12 @@ struct MemoryPrediction {
 
 /// What one optimizer step did, of all ranks together and the same on each.
 struct StepOutcome {
-  double loss = 0;  ///< mean over the valid tokens of the global batch
+  double loss = 0;      ///< mean over the valid tokens of the global batch
+  double mtp_loss = 0;  ///< of multi-token prediction: mean over its own valid labels
   double balance_loss = 0;
   double z_loss = 0;
   int64_t num_tokens = 0;
+  int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
   int64_t dropped = 0;
   StepResult update;
   bool skipped() const { return !update.updated; }

@@ -195,8 +195,11 @@ void compare_steps(const RunRecord& layout, const RunRecord& reference, Verifica
         {"z loss", a.z_loss, b.z_loss},
         {"gradient norm", a.update.grad_norm, b.update.grad_norm},
         {"dropped", static_cast<double>(a.dropped), static_cast<double>(b.dropped)}};
+    const int64_t number = static_cast<int64_t>(step) + 1;
     for (const auto& [name, value, expected] : pairs)
-      result.scalars.push_back({name, static_cast<int64_t>(step) + 1, compare(value, expected)});
+      result.scalars.push_back({name, number, compare(value, expected)});
+    if (b.mtp_labels > 0)
+      result.scalars.push_back({"prediction loss", number, compare(a.mtp_loss, b.mtp_loss)});
     for (size_t layer = 0; layer < reference.loads[step].size(); ++layer) {
       for (size_t e = 0; e < reference.loads[step][layer].size(); ++e) {
         result.moved_assignments +=

@@ -106,11 +106,33 @@ std::vector<ValueType> BalanceLossBackward::infer(std::span<const ValueType> inp
   return {inputs[1]};
 }
 
+RunningCounts::RunningCounts(int64_t rank) : rank_(rank) {
+  require(rank >= 0, "running_counts: rank {}", rank);
+}
+
+std::string RunningCounts::attributes() const {
+  return fmt::format("rank={}", rank_);
+}
+
+std::vector<ValueType> RunningCounts::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() == 2, "takes 2 inputs, got {}", inputs.size());
+  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0].shape[0] > rank_,
+              "counts must be f32 [P, E] with a row for rank {}, got {}", rank_,
+              inputs[0].to_string());
+  const ValueType earlier = f32({inputs[0].shape[1]});
+  check_shape(*this, inputs[1] == earlier, "earlier must be {}, got {}", earlier.to_string(),
+              inputs[1].to_string());
+  return {earlier, earlier};
+}
+
 OperatorPtr make_balance_statistics(const BalanceStatisticsSpec& spec) {
   return std::make_shared<BalanceStatistics>(spec);
 }
 OperatorPtr make_balance_loss(const BalanceLossSpec& spec) {
   return std::make_shared<BalanceLoss>(spec);
+}
+OperatorPtr make_running_counts(int64_t rank) {
+  return std::make_shared<RunningCounts>(rank);
 }
 
 }  // namespace tessera

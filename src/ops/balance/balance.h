@@ -97,6 +97,34 @@ class BalanceLossBackward final : public Operator {
   BalanceLossSpec spec_;
 };
 
+/// The running counts of a step whose micro-batches ranks work on side by side, rank r on number
+/// i·P + r as its i-th: as if one rank had them all one after the other.
+///   (counts F32 [P, E], earlier F32 [E]) -> before F32 [E], after F32 [E]
+/// counts are of the ranks' micro-batches in hand, in order; earlier is of all before them. before
+/// adds the counts of the ranks below `rank`, after those of all, which is the next call's earlier
+/// and may be the same memory. Exact up to 2^24 assignments to an expert in a step. Constants to
+/// the gradient. Never recomputed, since earlier has moved on by then.
+class RunningCounts final : public Operator {
+ public:
+  /// Throws UserError for a rank below 0.
+  explicit RunningCounts(int64_t rank);
+  int64_t rank() const { return rank_; }
+
+  std::string_view name() const override { return "running_counts"; }
+  std::string attributes() const override;
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  void differentiate(GradientBuilder& /*builder*/) const override {}
+  bool recomputable() const override { return false; }
+
+ private:
+  int64_t rank_;
+};
+
+/// Outputs of RunningCounts by name.
+struct RunningCountsOutput {
+  enum : int { kBefore, kAfter };
+};
+
 /// Outputs of BalanceStatistics by name.
 struct BalanceOutput {
   enum : int { kCounts, kScoreSums };
@@ -104,6 +132,7 @@ struct BalanceOutput {
 
 OperatorPtr make_balance_statistics(const BalanceStatisticsSpec& spec);
 OperatorPtr make_balance_loss(const BalanceLossSpec& spec);
+OperatorPtr make_running_counts(int64_t rank);
 
 void add_balance_cpu(KernelTable& table);
 /// Up to 1024 experts.

@@ -151,6 +151,22 @@ void balance_loss_backward(const Operator& base, const KernelArgs& args) {
   }
 }
 
+void running_counts(const Operator& base, const KernelArgs& args) {
+  const int64_t rank = static_cast<const RunningCounts&>(base).rank();
+  const Tensor& counts = args.in(0);
+  const auto earlier = args.in(1).span<float>();
+  const auto before = args.out(RunningCountsOutput::kBefore).span<float>();
+  const auto after = args.out(RunningCountsOutput::kAfter).span<float>();
+  for (size_t e = 0; e < earlier.size(); ++e) {
+    float sum = earlier[e];
+    for (int64_t r = 0; r < counts.shape[0]; ++r) {
+      if (r == rank) before[e] = sum;
+      sum += row_of(counts, r)[e];
+    }
+    after[e] = sum;
+  }
+}
+
 }  // namespace
 
 void add_balance_cpu(KernelTable& table) {
@@ -158,6 +174,7 @@ void add_balance_cpu(KernelTable& table) {
   table["balance_statistics_backward"] = balance_statistics_backward;
   table["balance_loss"] = balance_loss;
   table["balance_loss_backward"] = balance_loss_backward;
+  table["running_counts"] = running_counts;
 }
 
 }  // namespace tessera

@@ -303,6 +303,31 @@ TEST(Balance, AbsentAssignmentsCountNowhere) {
                                 testing::tensor_of({2, 3}, {1, 0, 1, 0, 0, 1}), "counts");
 }
 
+TEST(Balance, CountsRunOnAsOnOneRank) {
+  constexpr int64_t kRanks = 3;
+  constexpr int64_t kExperts = 5;
+  Random random(4, 2);
+  const auto draw = [&](const Shape& shape) {
+    OwnedTensor tensor(DType::kF32, shape);
+    for (float& x : tensor.get().span<float>()) x = static_cast<float>(random.next_below(100));
+    return tensor;
+  };
+  std::vector<TestInput> inputs;
+  inputs.push_back({draw({kRanks, kExperts})});
+  inputs.push_back({draw({kExperts})});
+  const auto counts = inputs[0].tensor.get().span<float>();
+  OwnedTensor expected(DType::kF32, {kExperts});
+  std::ranges::copy(inputs[1].tensor.get().span<float>(), expected.get().as<float>());
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    const auto outputs = testing::run_operator(*make_running_counts(rank), kernels(), inputs);
+    testing::expect_bitwise_equal(outputs[RunningCountsOutput::kBefore], expected, "before");
+    for (size_t e = 0; e < kExperts; ++e)
+      expected.get().as<float>()[e] += counts[static_cast<size_t>(rank * kExperts) + e];
+    if (rank < kRanks - 1) continue;
+    testing::expect_bitwise_equal(outputs[RunningCountsOutput::kAfter], expected, "after");
+  }
+}
+
 TEST(Balance, RefusesWhatDoesNotFit) {
   const BalanceStatisticsSpec spec{.num_experts = 3, .top_k = 2, .num_segments = 2};
   Random random(6, 0);
@@ -313,6 +338,7 @@ TEST(Balance, RefusesWhatDoesNotFit) {
       << "segment 2 of 2";
   EXPECT_THROW(make_balance_statistics({.num_experts = 0}), UserError);
   EXPECT_THROW(make_balance_loss({.group_size = 0}), UserError);
+  EXPECT_THROW(make_running_counts(-1), UserError);
   const ValueType sums{.dtype = DType::kF32, .shape = {2, 6}};
   const auto infer = [](const OperatorPtr& op, std::vector<ValueType> types) {
     return op->infer(types);
@@ -323,6 +349,9 @@ TEST(Balance, RefusesWhatDoesNotFit) {
                      {sums, sums, {.dtype = DType::kF32, .shape = {6}}}),
                UserError)
       << "two segments";
+  const ValueType earlier{.dtype = DType::kF32, .shape = {6}};
+  EXPECT_NO_THROW(infer(make_running_counts(1), {sums, earlier}));
+  EXPECT_THROW(infer(make_running_counts(2), {sums, earlier}), UserError) << "two ranks";
 }
 
 }  // namespace

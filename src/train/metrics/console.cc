@@ -32,6 +32,9 @@ std::string step_cell(const StepRecord& r) {
 std::string loss_cell(const StepRecord& r) {
   return fmt::format("{:.4f}", r.loss);
 }
+std::string mtp_cell(const StepRecord& r) {
+  return r.mtp_loss ? fmt::format("{:.4f}", *r.mtp_loss) : "-";
+}
 std::string balance_cell(const StepRecord& r) {
   return r.balance_loss ? fmt::format("{:.3f}", *r.balance_loss) : "-";
 }
@@ -62,6 +65,7 @@ std::vector<ConsoleColumn> all_columns(const StepRecord& first) {
   const int step_width = static_cast<int>(2 * fmt::formatted_size("{}", first.total_steps) + 1);
   std::vector<ConsoleColumn> columns = {{"step", std::max(step_width, 7), step_cell},
                                         {"loss", 8, loss_cell},
+                                        {"mtp loss", 8, mtp_cell},
                                         {"balance", 7, balance_cell},
                                         {"grad norm", 9, grad_norm_cell},
                                         {"lr", 8, rate_cell},
@@ -73,6 +77,7 @@ std::vector<ConsoleColumn> all_columns(const StepRecord& first) {
   const auto drop = [&](std::string_view title) {
     std::erase_if(columns, [&](const ConsoleColumn& column) { return column.title == title; });
   };
+  if (!first.mtp_loss) drop("mtp loss");
   if (!first.balance_loss) drop("balance");
   if (!first.utilisation) drop("of peak");
   if (first.model_flops <= 0.0) drop("TFLOPS");

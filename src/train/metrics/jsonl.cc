@@ -120,6 +120,7 @@ StepRecord read_step(const LineReader& line) {
   record.tokens_seen = line.integer("tokens_seen");
   record.loss = line.number("loss");
   record.validation_loss = line.optional_number("validation_loss");
+  record.mtp_loss = line.optional_number("mtp_loss");
   record.balance_loss = line.optional_number("balance_loss");
   record.z_loss = line.optional_number("z_loss");
   record.grad_norm = line.number("grad_norm");
@@ -209,6 +210,7 @@ std::string to_json_line(const StepRecord& record) {
   line.integer("tokens_seen", record.tokens_seen);
   line.number("loss", record.loss);
   line.number("validation_loss", record.validation_loss);
+  line.number("mtp_loss", record.mtp_loss);
   line.number("balance_loss", record.balance_loss);
   line.number("z_loss", record.z_loss);
   line.number("grad_norm", record.grad_norm);

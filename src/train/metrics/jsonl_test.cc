@@ -46,6 +46,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
   for (const int64_t layers : {0, 3}) {
     StepRecord record = SyntheticRun{100, layers}.step(37);
     record.validation_loss = 4.25;
+    record.mtp_loss = 6.5;
     record.dropped_tokens = 5;
     record.skipped_steps = 2;
     const Lines lines = read_text(to_json_line(record) + '\n');
@@ -55,6 +56,7 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     EXPECT_EQ(lines.steps[0].loss, record.loss);
     EXPECT_EQ(lines.steps[0].clip_factor, record.clip_factor);
     EXPECT_EQ(lines.steps[0].memory_predicted, record.memory_predicted);
+    EXPECT_EQ(lines.steps[0].mtp_loss, record.mtp_loss);
     EXPECT_EQ(lines.steps[0].balance_loss, record.balance_loss);
     ASSERT_EQ(lines.steps[0].expert_load.size(), static_cast<size_t>(layers));
     for (int64_t i = 0; i < layers; ++i) {
@@ -92,6 +94,7 @@ TEST(Jsonl, NamesEveryFieldOfAStep) {
   }
   EXPECT_FALSE(json.contains("nonfinite"));
   EXPECT_FALSE(json.contains("validation_loss"));
+  EXPECT_FALSE(json.contains("mtp_loss"));
 }
 
 TEST(Jsonl, StaysValidWhereNumbersAreNotFinite) {

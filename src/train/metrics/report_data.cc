@@ -103,6 +103,9 @@ std::vector<Chart> all_charts(const RunHistory& history) {
   };
   return {loss_chart(history),
           single(
+              {"mtp", "Multi-token prediction loss", "nats per label", "number", {}, {}},
+              [](const auto& s) { return value_or_nan(s.mtp_loss); }, true),
+          single(
               {"rate", "Learning rate", "", "rate", {}, {}},
               [](const auto& s) { return s.learning_rate; }, false),
           single(

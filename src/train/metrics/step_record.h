@@ -19,6 +19,7 @@ struct StepRecord {
   int64_t tokens_seen = 0;  ///< since the beginning of the run
   double loss = 0.0;        ///< cross-entropy in nats per token
   std::optional<double> validation_loss;
+  std::optional<double> mtp_loss;  ///< of multi-token prediction, nats per label; empty: none
   std::optional<double>
       balance_loss;  ///< mean of the MoE layers; 1.0 is perfect balance; empty: dense model
   std::optional<double> z_loss;  ///< mean of the MoE layers

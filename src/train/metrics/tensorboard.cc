@@ -156,6 +156,7 @@ std::vector<Scalar> step_scalars(const StepRecord& record) {
     if (value) scalars.push_back({tag, *value});
   };
   add("loss/validation", record.validation_loss);
+  add("loss/mtp", record.mtp_loss);
   add("experts/balance_loss", record.balance_loss);
   add("experts/z_loss", record.z_loss);
   add("speed/utilisation", record.utilisation);

@@ -81,6 +81,7 @@ Settings settings_for_layouts(const std::filesystem::path& folder) {
   model.head_size = 4;
   model.inner_size = 12;
   model.init_deviation = 0.2;
+  model.mtp_layers = 1;
   model.moe = {.num_experts = 4,
                .top_k = 2,
                .inner_size = 8,

@@ -19,7 +19,8 @@ struct NamedLayout {
 /// Layouts that have little in common: each axis alone, folded and combined.
 std::vector<NamedLayout> layouts_for_checkpoints();
 
-/// A small MoE model that all of them can run, with expert biases, shared experts and a tied head.
+/// A small MoE model that all of them can run, with expert biases, shared experts, a tied head and
+/// multi-token prediction.
 /// Its tokens are in `folder`, where they are made if need be.
 Settings settings_for_layouts(const std::filesystem::path& folder);
 

@@ -1,6 +1,7 @@
 #include "train/testing/random_layout.h"
 
 #include <algorithm>
+#include <set>
 
 #include "comm/planned_world.h"
 #include "core/random.h"
@@ -124,8 +125,8 @@ void draw_router(Draw& draw, MoeConfig& moe) {
   moe.normalize_top_k = draw.chance(2);
   moe.score_scale = draw.of({1.0, 1.5});
   moe.balance_coefficient = draw.of({0.01, 0.1});
-  moe.balance_scope =
-      draw.of({BalanceTokens::kMicroBatch, BalanceTokens::kSequence, BalanceTokens::kModel});
+  moe.balance_scope = draw.of({BalanceTokens::kMicroBatch, BalanceTokens::kSequence,
+                               BalanceTokens::kModel, BalanceTokens::kGlobalBatch});
   moe.z_loss_coefficient = draw.of({0.0, 0.01});
   moe.bias_update_speed = draw.of({0.0, 0.01});
   if (moe.num_experts % 2 == 0 && moe.num_experts >= 4 && draw.chance(4)) {
@@ -206,6 +207,29 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.run.seed = 1 + draw.upto(1000);
 }
 
+/// Embedding, layers and loss in as many chunks as before, cut anywhere.
+std::string draw_cuts(Draw& draw, const ModelConfig& model, int64_t num_chunks) {
+  std::string text = fmt::format("E{}{}L", std::string(static_cast<size_t>(model.num_layers), 't'),
+                                 std::string(static_cast<size_t>(model.mtp_layers), 'm'));
+  std::set<int64_t> cuts;
+  while (std::ssize(cuts) < num_chunks - 1) cuts.insert(1 + draw.upto(std::ssize(text) - 1));
+  for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut)
+    text.insert(static_cast<size_t>(*cut), "|");
+  return text;
+}
+
+void draw_prediction(Draw& draw, RandomLayout& result) {
+  ModelConfig& model = result.settings.model;
+  ParallelSpec& parallel = result.settings.parallel;
+  if (!draw.chance(3)) return;
+  model.mtp_layers = 1 + draw.upto(2);
+  model.mtp_loss_coefficient = draw.of({0.3, 1.0});
+  const int64_t num_chunks = parallel.layout.pp * parallel.chunks_per_stage;
+  const bool given = !parallel.pipeline_layout.empty();
+  if (num_chunks > 1 && (given || draw.chance(2)))
+    parallel.pipeline_layout = draw_cuts(draw, model, num_chunks);
+}
+
 bool fits(const Settings& settings, int64_t num_ranks) {
   try {
     check_sharding(settings, Layout(settings.parallel.layout, num_ranks));
@@ -256,6 +280,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_attention(draw, result);
     draw_experts(draw, result);
     draw_training(draw, result);
+    draw_prediction(draw, result);
     draw_shard_groups(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
