@@ -12,6 +12,7 @@ struct Problem {
   int64_t num_rows;
   int64_t inner;
   int64_t hidden;
+  int* counter;
 
   tessera::cuda::ExpertBlocks experts() const {
     return {.num_experts = static_cast<int>(num_experts),
@@ -34,7 +35,8 @@ void tessera_grouped_rows(const Problem* problem, int by_out, const void* a, con
                                .num_rows = problem->num_rows,
                                .a = a,
                                .weight = weight,
-                               .y = y},
+                               .y = y,
+                               .counter = problem->counter},
                               static_cast<cudaStream_t>(stream));
 }
 
@@ -45,7 +47,8 @@ void tessera_grouped_wgrad(const Problem* problem, int accumulate, const void* n
                                 .narrow = narrow,
                                 .wide = wide,
                                 .grad = grad,
-                                .accumulate = accumulate != 0},
+                                .accumulate = accumulate != 0,
+                                .counter = problem->counter},
                                static_cast<cudaStream_t>(stream));
 }
 }

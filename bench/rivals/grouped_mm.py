@@ -28,7 +28,7 @@ WARMUPS = 2
 
 class Problem(ctypes.Structure):
     _fields_ = [("begin", ctypes.c_void_p), ("offsets", ctypes.c_void_p)] + [
-        (name, ctypes.c_int64) for name in ("num_experts", "num_rows", "inner", "hidden")]
+        (name, ctypes.c_int64) for name in ("num_experts", "num_rows", "inner", "hidden")] + [("counter", ctypes.c_void_p)]
 
 
 def split_rows(rows, experts, skewed):
@@ -58,13 +58,14 @@ def make_runs(library, experts, rows, inner, hidden, counts):
     """By product: PyTorch's run and ours, and whether their results agree."""
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).cuda()
     begin = (torch.arange(experts + 1) * inner).to(torch.int32).cuda()
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
     ends = offsets[1:].to(torch.int32)
     make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
     wide, narrow, weight = make(rows, hidden), make(rows, inner), make(experts, inner, hidden)
     wide_out, narrow_out = torch.empty_like(wide), torch.empty_like(narrow)
     grad = torch.zeros(experts, inner, hidden, device="cuda")
-    problem = Problem(begin.data_ptr(), offsets.data_ptr(), experts, rows, inner, hidden)
-    keep = (begin, offsets)
+    problem = Problem(begin.data_ptr(), offsets.data_ptr(), experts, rows, inner, hidden, counter.data_ptr())
+    keep = (begin, offsets, counter)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     pointer = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
 

@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "core/memory.h"
 #include "train/bench_step.h"
+#include "train/verify.h"
 
 namespace tessera {
 namespace {
@@ -46,6 +47,7 @@ int run_bench(const BenchArguments& arguments) {
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
   constexpr int64_t kVocabulary = 32768;
   if (settings.model.vocab_size == 0) settings.model.vocab_size = kVocabulary;
+  settings = without_data(std::move(settings));
   TraceRecorder recorder(TraceRecorder::Clock::now());
   const StepBenchResult result =
       bench_step({.settings = settings,

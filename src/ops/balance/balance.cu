@@ -132,6 +132,18 @@ int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+/// One thread an expert; `after` may be `earlier`, which is read first.
+__global__ void add_counts(RunningSums sums) {
+  const int expert = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (expert >= sums.num_experts) return;
+  float sum = sums.earlier_E[expert];
+  for (int rank = 0; rank < sums.num_ranks; ++rank) {
+    if (rank == sums.rank) sums.before_E[expert] = sum;
+    sum += sums.counts_RE[static_cast<int64_t>(rank) * sums.num_experts + expert];
+  }
+  sums.after_E[expert] = sum;
+}
+
 }  // namespace
 
 int balance_runs(int64_t num_tokens, int64_t num_segments) {
@@ -166,6 +178,11 @@ void launch_balance_fractions(const BalanceFractions& fractions, cudaStream_t st
 
 void launch_balance_dot(const BalanceDot& dot, cudaStream_t stream) {
   make_loss<<<1, kOneBlock, 0, stream>>>(dot);
+}
+
+void launch_running_counts(const RunningSums& sums, cudaStream_t stream) {
+  add_counts<<<static_cast<unsigned>(divide_up(sums.num_experts, kThreads)), kThreads, 0, stream>>>(
+      sums);
 }
 
 }  // namespace tessera::cuda

@@ -116,6 +116,22 @@ void balance_loss_backward(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
+void running_counts(const Operator& base, const KernelArgs& args) {
+  const Tensor& counts = args.in(0);
+  const Tensor& earlier = args.in(1);
+  const int64_t num_experts = earlier.num_elements();
+  if (num_experts == 0) return;
+  launch_running_counts({.num_experts = static_cast<int>(num_experts),
+                         .num_ranks = static_cast<int>(counts.num_elements() / num_experts),
+                         .rank = static_cast<int>(static_cast<const RunningCounts&>(base).rank()),
+                         .counts_RE = counts.as<float>(),
+                         .earlier_E = earlier.as<float>(),
+                         .before_E = args.out(RunningCountsOutput::kBefore).as<float>(),
+                         .after_E = args.out(RunningCountsOutput::kAfter).as<float>()},
+                        stream_of(args));
+  check(cudaGetLastError());
+}
+
 }  // namespace
 
 void add_balance_cuda(KernelTable& table) {
@@ -123,6 +139,7 @@ void add_balance_cuda(KernelTable& table) {
   table["balance_statistics_backward"] = balance_statistics_backward;
   table["balance_loss"] = Kernel(balance_loss, loss_workspace);
   table["balance_loss_backward"] = balance_loss_backward;
+  table["running_counts"] = running_counts;
 }
 
 }  // namespace tessera

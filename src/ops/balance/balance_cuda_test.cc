@@ -84,5 +84,24 @@ TEST_F(BalanceCuda, Loss) {
   }
 }
 
+TEST_F(BalanceCuda, RunningCounts) {
+  for (const auto& [rank, num_ranks, num_experts] :
+       {std::tuple{0, 1, 1}, std::tuple{2, 3, 40}, std::tuple{1, 4, 300}}) {
+    const int64_t ranks = num_ranks;
+    const int64_t experts = num_experts;
+    GpuCheck check;
+    check.dtypes = {DType::kF32};
+    check.tolerance_f32 = 1e-6;
+    testing::check_operator_on_gpu(
+        make_running_counts(rank),
+        [=](DType /*dtype*/) {
+          return OperatorInputs{
+              .names = {"counts", "earlier"},
+              .types = {{DType::kF32, {ranks, experts}}, {DType::kF32, {experts}}}};
+        },
+        {}, cpu(), gpu(), check);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

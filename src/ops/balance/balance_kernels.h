@@ -53,6 +53,19 @@ struct BalanceFractions {
 };
 void launch_balance_fractions(const BalanceFractions& fractions, cudaStream_t stream);
 
+/// before = earlier + the counts of the ranks below; after = earlier + those of all. `after` may be
+/// `earlier`.
+struct RunningSums {
+  int num_experts;
+  int num_ranks;
+  int rank;
+  const float* counts_RE;
+  const float* earlier_E;
+  float* before_E;
+  float* after_E;
+};
+void launch_running_counts(const RunningSums& sums, cudaStream_t stream);
+
 /// loss = scale · Σ fractions · score_sums.
 struct BalanceDot {
   int64_t count;

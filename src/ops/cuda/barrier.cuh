@@ -35,6 +35,17 @@ struct Barrier {
         "r"(cluster_rank)
         : "memory");
   }
+  /// arrive_and_expect at the barrier that lies at the same place in another block of the cluster.
+  __device__ __forceinline__ void arrive_and_expect_at(uint32_t cluster_rank, uint32_t num_bytes) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [remote], %2;\n"
+        "}\n" ::"r"(shared_address(this)),
+        "r"(cluster_rank), "r"(num_bytes)
+        : "memory");
+  }
   /// Waits for the end of the phase of this parity.
   __device__ __forceinline__ void wait(uint32_t parity) {
     asm volatile(
@@ -51,6 +62,22 @@ struct Barrier {
   }
 };
 
+/// Writes 16 bytes to the same place in shared memory of a block of the cluster; completes on that
+/// block's `full`.
+__device__ __forceinline__ void send(void* to, int4 value, Barrier* full, uint32_t cluster_rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 place, barrier;\n"
+      "mapa.shared::cluster.u32 place, %0, %6;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %6;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [place], {%2, %3, %4, %5}, "
+      "[barrier];\n"
+      "}\n" ::"r"(shared_address(to)),
+      "r"(shared_address(full)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w),
+      "r"(cluster_rank)
+      : "memory");
+}
+
 /// Makes initialised barriers visible to the copy engine and to the cluster.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -59,6 +86,11 @@ __device__ __forceinline__ void fence_barrier_init() {
 /// A barrier among `num_threads` threads of a block; identity 0 is __syncthreads.
 __device__ __forceinline__ void sync_threads(uint32_t identity, uint32_t num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
+}
+
+/// Arrives at a barrier of sync_threads without waiting.
+__device__ __forceinline__ void arrive_threads(uint32_t identity, uint32_t num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
 }
 
 __device__ __forceinline__ uint32_t cluster_rank() {

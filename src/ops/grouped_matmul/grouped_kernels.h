@@ -12,7 +12,8 @@ constexpr int kGroupedFeatures = 128;  ///< of one block's tile
 constexpr int kGroupedReduction = 64;  ///< values that one copy brings along the reduction
 constexpr int kGroupedBoxRows = 64;    ///< rows that one copy of tokens brings
 constexpr int kGroupedStoreRows = 32;  ///< rows of y that one store writes
-constexpr int kGroupedMaxExperts = 1024;
+constexpr int kGroupedGradRows = 64;   ///< rows of the gradient that one prefetch brings
+constexpr int kGroupedMaxExperts = 512;
 
 struct GroupedRowsParams {
   CUtensorMap weight;
@@ -24,18 +25,21 @@ struct GroupedRowsParams {
   int num_experts;
   int wide;
   int y_columns;
+  int* counter;
 };
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
 
 struct GroupedWgradParams {
   CUtensorMap narrow;
   CUtensorMap wide;
+  CUtensorMap grad_map;
   float* grad;
   const int* block_begin;
   const int64_t* offsets;
   int num_experts;
   int num_columns;
   bool accumulate;
+  int* counter;
 };
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
 

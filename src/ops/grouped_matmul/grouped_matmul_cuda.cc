@@ -89,7 +89,8 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
       .offsets = experts.offsets,
       .num_experts = experts.num_experts,
       .wide = static_cast<int>(experts.wide),
-      .y_columns = static_cast<int>(y_columns)};
+      .y_columns = static_cast<int>(y_columns),
+      .counter = product.counter};
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -100,12 +101,15 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
                                 kGroupedReduction),
       .wide = make_tensor_map({product.wide, product.num_rows, experts.wide}, MapType::kBf16,
                               kGroupedReduction),
+      .grad_map = make_tensor_map({product.grad, experts.total, experts.wide}, MapType::kF32,
+                                  kGroupedGradRows),
       .grad = product.grad,
       .block_begin = experts.begin,
       .offsets = experts.offsets,
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
-      .accumulate = product.accumulate};
+      .accumulate = product.accumulate,
+      .counter = product.counter};
   launch_grouped_wgrad(params, stream);
 }
 
@@ -179,7 +183,8 @@ void grouped_matmul(const Operator& base, const KernelArgs& args) {
                       .num_rows = a.shape[0],
                       .a = a.data,
                       .weight = weight.data,
-                      .y = args.out(0).data},
+                      .y = args.out(0).data,
+                      .counter = context_of(args).get<cuda::ExpertTables>().counter()},
                      stream_of(args));
 }
 
@@ -193,7 +198,8 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
                        .num_rows = narrow.shape[0],
                        .narrow = narrow.data,
                        .wide = wide.data,
-                       .grad = args.out(0).as<float>()},
+                       .grad = args.out(0).as<float>(),
+                       .counter = context_of(args).get<cuda::ExpertTables>().counter()},
                       stream_of(args));
 }
 

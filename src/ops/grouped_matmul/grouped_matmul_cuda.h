@@ -27,17 +27,26 @@ struct ExpertBlocks {
   bool in_tiles = true;
 };
 
-/// The tables of block begins that a context's kernels use. Got by context.get<ExpertTables>().
+/// The tables of block begins that a context's kernels use, and their counter. Got by
+/// context.get<ExpertTables>().
 class ExpertTables {
  public:
-  explicit ExpertTables(const CudaContext& context) : stream_(context.stream()) {}
+  explicit ExpertTables(const CudaContext& context)
+      : stream_(context.stream()), counter_(sizeof(int)) {}
   /// All but `offsets`; the table is copied to the GPU when sizes are seen for the first time.
   ExpertBlocks blocks(const ExpertSizes& sizes, int64_t wide);
+  /// One for all products, which run one after the other.
+  int* counter() const { return counter_.as<int>(); }
 
  private:
   cudaStream_t stream_;
+  DeviceBuffer counter_;
   std::map<std::vector<int64_t>, DeviceBuffer> tables_;
 };
+
+/// Products on the tensor cores take `counter`, an int of scratch in the GPU's memory: with it a
+/// cluster of blocks that gets small tiles takes more of them; null, each takes its turn. Results
+/// are the same bits.
 
 /// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), F32 or
 /// BF16 with F32 sums; R bounds offsets[E]. See GroupedMatmul. BF16 whose rows are multiples of 16
@@ -50,6 +59,7 @@ struct GroupedRows {
   const void* a = nullptr;
   const void* weight = nullptr;
   void* y = nullptr;
+  int* counter = nullptr;  ///< see above
 };
 void grouped_rows(const GroupedRows& product, cudaStream_t stream);
 
@@ -63,6 +73,7 @@ struct GroupedWgrad {
   const void* wide = nullptr;    ///< [R, H]
   float* grad = nullptr;
   bool accumulate = true;
+  int* counter = nullptr;  ///< see above
 };
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream);
 

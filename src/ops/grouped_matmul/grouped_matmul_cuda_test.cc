@@ -72,6 +72,12 @@ OwnedTensor random_bf16_values(int64_t rows, int64_t columns, Random& random) {
   return tensor;
 }
 
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
 class GroupedCuda : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -91,15 +97,17 @@ class Rig {
         wide_(random_bf16_values(test.num_tokens(), test.wide, random_)),
         weight_(random_bf16_values(test.total(), test.wide, random_)),
         offsets_(to_device(ends(test.rows_of))),
-        begin_(to_device(block_begins())) {
+        begin_(to_device(block_begins())),
+        counter_(to_device(std::vector<int>{-3})) {
     poison_unused();
   }
 
-  std::vector<float> run_rows(bool by_out) const {
-    return test_.dtype == DType::kBF16 ? run_rows_as<Bf16>(by_out) : run_rows_as<float>(by_out);
+  std::vector<float> run_rows(bool by_out, bool by_counter = true) const {
+    return test_.dtype == DType::kBF16 ? run_rows_as<Bf16>(by_out, by_counter)
+                                       : run_rows_as<float>(by_out, by_counter);
   }
 
-  std::vector<float> run_wgrad(bool accumulate) const {
+  std::vector<float> run_wgrad(bool accumulate, bool by_counter = true) const {
     const DeviceBuffer narrow = to_device_as(test_.dtype, narrow_, test_.num_rows());
     const DeviceBuffer wide = to_device_as(test_.dtype, wide_, test_.num_rows());
     std::vector<float> grad(static_cast<size_t>(test_.total() * test_.wide), kBefore);
@@ -110,7 +118,8 @@ class Rig {
                    .narrow = narrow.as<void>(),
                    .wide = wide.as<void>(),
                    .grad = device_grad.as<float>(),
-                   .accumulate = accumulate},
+                   .accumulate = accumulate,
+                   .counter = by_counter ? counter_.as<int>() : nullptr},
                   nullptr);
     check(cudaDeviceSynchronize());
     device_grad.copy_to(grad.data());
@@ -118,15 +127,22 @@ class Rig {
   }
 
   void check_all() const {
-    for (const bool by_out : {true, false}) expect_rows(run_rows(by_out), by_out);
+    for (const bool by_out : {true, false}) {
+      const std::vector<float> y = run_rows(by_out);
+      expect_rows(y, by_out);
+      EXPECT_TRUE(same_bits(y, run_rows(by_out, false)));
+    }
     const Gradient truth = make_gradient();
-    expect_grad(run_wgrad(true), truth, kBefore);
-    expect_grad(run_wgrad(false), truth, 0);
+    for (const bool accumulate : {true, false}) {
+      const std::vector<float> grad = run_wgrad(accumulate);
+      expect_grad(grad, truth, accumulate ? kBefore : 0);
+      EXPECT_TRUE(same_bits(grad, run_wgrad(accumulate, false)));
+    }
   }
 
  private:
   template <typename T>
-  std::vector<float> run_rows_as(bool by_out) const {
+  std::vector<float> run_rows_as(bool by_out, bool by_counter) const {
     const DeviceBuffer a = to_device_as<T>(by_out ? wide_ : narrow_, test_.num_rows());
     const DeviceBuffer weight = to_device_as<T>(weight_, test_.total());
     std::vector<T> y(static_cast<size_t>(test_.num_rows() * y_columns(by_out)), T(kGuard));
@@ -137,7 +153,8 @@ class Rig {
                   .num_rows = test_.num_rows(),
                   .a = a.as<void>(),
                   .weight = weight.as<void>(),
-                  .y = device_y.as<void>()},
+                  .y = device_y.as<void>(),
+                  .counter = by_counter ? counter_.as<int>() : nullptr},
                  nullptr);
     check(cudaDeviceSynchronize());
     device_y.copy_to(y.data());
@@ -267,6 +284,7 @@ class Rig {
   OwnedTensor weight_;
   DeviceBuffer offsets_;
   DeviceBuffer begin_;
+  DeviceBuffer counter_;
 };
 
 void check_all(const Case& test, uint64_t seed) {
@@ -325,15 +343,11 @@ TEST_F(GroupedCuda, AnyShapeInBothTypes) {
 
 void expect_same_bits_again(DType dtype) {
   const Rig rig({{256, 256, 256}, {700, 3, 450}, 512, 0, dtype}, 7);
-  const auto bits = [](const auto& values) {
-    return std::string_view(reinterpret_cast<const char*>(values.data()),
-                            values.size() * sizeof(values[0]));
-  };
   const std::vector<float> y = rig.run_rows(true);
   const std::vector<float> grad = rig.run_wgrad(true);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(bits(rig.run_rows(true)) == bits(y));
-    EXPECT_TRUE(bits(rig.run_wgrad(true)) == bits(grad));
+    EXPECT_TRUE(same_bits(rig.run_rows(true), y));
+    EXPECT_TRUE(same_bits(rig.run_wgrad(true), grad));
   }
 }
 

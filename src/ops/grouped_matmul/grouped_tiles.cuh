@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "ops/cuda/barrier.cuh"
+
 namespace tessera::cuda {
 
 /// One step of a persistent cluster: a tile of one expert's part of a grouped product.
@@ -64,6 +66,80 @@ __device__ void sum_tiles(const GroupedTiles& tiles, const NumTiles& num_tiles) 
     total += __shfl_sync(~0u, sum, 31);
   }
   if (lane == 0) tiles.begin[tiles.num_experts] = total;
+  __syncwarp();
+}
+
+/// What a cluster of two blocks multiplies next, in the shared memory of both: one thread of the
+/// first block hands it out, and all who work by it take it. Work is 32 bytes with a member
+/// `expert`, which is negative when there is no more.
+template <typename Work>
+struct WorkSlot {
+  static constexpr int kWarpsThatMultiply = 8;  // of a block
+
+  int4 work[2];
+  Barrier full;
+  Barrier empty;  // that of the first block counts
+
+  __device__ void init() {
+    full.init(1);
+    empty.init(2 * (1 + kWarpsThatMultiply));
+  }
+
+  __device__ void hand_out(const Work& next, uint32_t& parity) {
+    static_assert(sizeof(Work) == sizeof(work));
+    int4 parts[2];
+    memcpy(parts, &next, sizeof(Work));
+    empty.wait(parity ^ 1);
+    parity ^= 1;
+    for (int rank = 0; rank < 2; ++rank) {
+      full.arrive_and_expect_at(rank, sizeof(Work));
+      for (int i = 0; i < 2; ++i) send(&work[i], parts[i], &full, rank);
+    }
+  }
+
+  /// For a thread alone.
+  __device__ Work take(uint32_t& parity) {
+    const Work next = read(parity);
+    empty.arrive_at(0);
+    return next;
+  }
+
+  /// For all threads of a warp.
+  __device__ Work take_in_warp(uint32_t& parity) {
+    const Work next = read(parity);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) empty.arrive_at(0);
+    return next;
+  }
+
+ private:
+  __device__ Work read(uint32_t& parity) {
+    full.wait(parity);
+    parity ^= 1;
+    const int4 parts[2] = {work[0], work[1]};
+    Work next;
+    memcpy(&next, parts, sizeof(Work));
+    return next;
+  }
+};
+
+/// Hands out all of the cluster's work, then the sign that there is no more. Clusters take tiles
+/// from a counter that begins at zero, so that one with small tiles takes more of them; without a
+/// counter, in turns.
+template <typename Work, typename FindWork>
+__device__ void hand_out_all(WorkSlot<Work>& slot, int num_tiles, int* counter,
+                             const FindWork& find_work) {
+  const int num_clusters = gridDim.x / 2;
+  uint32_t parity = 0;
+  int tile = blockIdx.x / 2;
+  while (tile < num_tiles) {
+    slot.hand_out(find_work(tile), parity);
+    slot.empty.wait(parity ^ 1);  // no tile is taken before its time
+    tile = counter == nullptr ? tile + num_clusters : num_clusters + atomicAdd(counter, 1);
+  }
+  Work last{};
+  last.expert = -1;
+  slot.hand_out(last, parity);
 }
 
 }  // namespace tessera::cuda

@@ -1,0 +1,279 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/check.h"
+#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/grouped_matmul/grouped_kernels.h"
+#include "ops/grouped_matmul/grouped_tiles.cuh"
+
+/// The products of each expert's tokens with its matrix on Hopper's tensor cores: persistent
+/// clusters of two blocks, in which one warpgroup plans and feeds the copy engine and two multiply.
+///
+/// Features lie along the rows of the tensor cores' products and tokens along their columns, whose
+/// number can be any multiple of 8: an expert's tokens are cut into tiles of nearly one size, so
+/// that little is multiplied in vain. The two blocks of a cluster take neighbouring features and
+/// share the tokens. What is done with the products is a template's argument, an Epilogue:
+///   Params          its kernel's parameters: those of GroupedRowsParams that are used here
+///   kWeightMajor    how the weight's tile lies in shared memory
+///   Store           its own shared memory
+///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
+///   load_weight(stage, params, work, k, full)
+///   begin(store, params, work, group), store<kColumns>(store, params, work, d, group)
+namespace tessera::cuda {
+namespace grouped {
+
+constexpr int kFeatures = kGroupedFeatures;  // of a block: 64 of each warpgroup
+constexpr int kMaxTokens = 256;              // of a tile
+constexpr int kReduction = kGroupedReduction;
+constexpr int kBoxTokens = kGroupedBoxRows;
+constexpr int kStages = 4;
+constexpr int kMaxExperts = kGroupedMaxExperts;
+constexpr int kWarpgroup = 128;
+constexpr int kThreads = 3 * kWarpgroup;
+constexpr int kStoreTokens = kGroupedStoreRows;
+constexpr int kMaxShared = 227 * 1024;
+
+using Value = __nv_bfloat16;
+
+struct Stage {
+  Value weight[kFeatures * kReduction];
+  Value tokens[kMaxTokens * kReduction];
+};
+
+/// What a cluster multiplies in one step; the features of its first block begin at `feature`.
+struct Work {
+  int expert;
+  int row;
+  int num_rows;
+  int feature;
+  int num_features;  // of the expert
+  int weight_row;    // of the expert's block
+  int num_stages;
+  int padding;
+};
+
+template <typename Epilogue>
+struct Shared {
+  Stage stages[kStages];
+  typename Epilogue::Store store;
+  Barrier full[kStages];
+  Barrier empty[kStages];
+  WorkSlot<Work> slot;
+  int tile_begin[kMaxExperts + 1];
+};
+
+/// How many columns the products have that multiply a tile of tokens.
+__host__ __device__ constexpr int product_columns(int num_rows) {
+  const int step = num_rows <= 128 ? 32 : 8;
+  return (num_rows + step - 1) / step * step;
+}
+
+template <typename Epilogue>
+struct Plan {
+  const typename Epilogue::Params& params;
+  GroupedTiles tiles;
+
+  __device__ int pairs(int expert) const {
+    return (Epilogue::features(params, expert) + 2 * kFeatures - 1) / (2 * kFeatures);
+  }
+  __device__ int num_rows(int expert) const {
+    return static_cast<int>(params.offsets[expert + 1] - params.offsets[expert]);
+  }
+  static __device__ int token_tiles(int num_rows) {
+    return (num_rows + kMaxTokens - 1) / kMaxTokens;
+  }
+
+  __device__ Work work(int tile) const {
+    const int expert = tiles.expert_of(tile);
+    const int rows = num_rows(expert);
+    const int num_tiles = token_tiles(rows);
+    const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
+    const int height = product_columns((rows + num_tiles - 1) / num_tiles);
+    const int row = at.major * height;
+    return {.expert = expert,
+            .row = static_cast<int>(params.offsets[expert]) + row,
+            .num_rows = min(height, rows - row),
+            .feature = 2 * at.minor * kFeatures,
+            .num_features = Epilogue::features(params, expert),
+            .weight_row = params.block_begin[expert],
+            .num_stages = (Epilogue::reduction(params, expert) + kReduction - 1) / kReduction,
+            .padding = 0};
+  }
+};
+
+/// What the block of this rank does of the cluster's work.
+__device__ inline Work own_part(Work work, uint32_t rank) {
+  work.feature += static_cast<int>(rank) * kFeatures;
+  return work;
+}
+
+/// A place in the ring of stages, and the parity of its turn.
+struct Cursor {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <typename Epilogue>
+__device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
+                        uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  for (;;) {
+    const Work work = own_part(shared.slot.take(turn), rank);
+    if (work.expert < 0) return;
+    const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
+    const uint32_t bytes =
+        sizeof(Stage::weight) + num_boxes * kBoxTokens * kReduction * sizeof(Value);
+    for (int s = 0; s < work.num_stages; ++s) {
+      Stage& stage = shared.stages[cursor.stage];
+      Barrier* const full = &shared.full[cursor.stage];
+      shared.empty[cursor.stage].wait(cursor.parity ^ 1);
+      full->arrive_and_expect(bytes);
+      Epilogue::load_weight(stage, params, work, s * kReduction, full);
+      for (int box = rank; box < num_boxes; box += 2)
+        load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
+                        {s * kReduction, work.row + box * kBoxTokens}, full, 3);
+      cursor.advance();
+    }
+  }
+}
+
+/// Calls step<0>(), step<kStep>() and so on below kEnd.
+template <int kEnd, int kStep, int kNow = 0, typename Step>
+__device__ __forceinline__ void for_each_step(const Step& step) {
+  if constexpr (kNow < kEnd) {
+    step.template operator()<kNow>();
+    for_each_step<kEnd, kStep, kNow + kStep>(step);
+  }
+}
+
+/// What surrounds the products must be one function: the compiler lets them wait for each other
+/// where they cross a call (its warning C7510).
+template <int kColumns, typename Epilogue>
+__device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
+                                         const typename Epilogue::Params& params, const Work& work,
+                                         int group, Cursor& cursor) {
+  constexpr TileMajor kWeight = Epilogue::kWeightMajor;
+  using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
+  float d[kColumns / 2];
+#pragma unroll
+  for (float& value : d) value = 0;
+  const int lane = threadIdx.x % kWarpgroup;
+  int last = 0;
+  Epilogue::begin(shared.store, params, work, group);
+  for (int s = 0; s < work.num_stages; ++s) {
+    const Stage& stage = shared.stages[cursor.stage];
+    uint64_t weight = describe_tile<kWeight>(stage.weight + group * 64 * kReduction, 0);
+    uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens, 0);
+    shared.full[cursor.stage].wait(cursor.parity);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kReduction / 16; ++k) {
+      Product::run(d, weight, tokens, true);
+      weight += kNextReduction<kWeight>;
+      tokens += kNextReduction<TileMajor::kReduction>;
+    }
+    commit_products();
+    wait_products<1>();
+    if (s > 0 && lane < 2) shared.empty[last].arrive_at(lane);
+    last = cursor.stage;
+    cursor.advance();
+  }
+  wait_products<0>();
+  if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
+  Epilogue::template store<kColumns>(shared.store, params, work, d, group);
+}
+
+/// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
+template <typename Epilogue, int kColumns = kMaxTokens>
+__device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
+                                                 const typename Epilogue::Params& params,
+                                                 const Work& work, int group, Cursor& cursor) {
+  constexpr int kFewer = kColumns - (kColumns <= 128 ? 32 : 8);
+  if constexpr (kFewer > 0) {
+    if (work.num_rows <= kFewer)
+      return multiply_columns<Epilogue, kFewer>(shared, params, work, group, cursor);
+  }
+  multiply<kColumns, Epilogue>(shared, params, work, group, cursor);
+}
+
+template <typename Epilogue>
+__device__ __forceinline__ void consume(Shared<Epilogue>& shared,
+                                        const typename Epilogue::Params& params, uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  const int group = threadIdx.x / kWarpgroup - 1;
+  for (;;) {
+    const Work work = own_part(shared.slot.take_in_warp(turn), rank);
+    if (work.expert < 0) break;
+    multiply_columns<Epilogue>(shared, params, work, group, cursor);
+  }
+  wait_stores_read<0>();  // shared memory ends with the block
+}
+
+/// By a warp of the cluster's first block.
+template <typename Epilogue>
+__device__ void plan_work(Shared<Epilogue>& shared, const typename Epilogue::Params& params) {
+  const Plan<Epilogue> plan{params, {shared.tile_begin, params.num_experts}};
+  sum_tiles(plan.tiles, [&](int expert) {
+    return plan.token_tiles(plan.num_rows(expert)) * plan.pairs(expert);
+  });
+  if (threadIdx.x % 32 == 0)
+    hand_out_all(shared.slot, plan.tiles.num_tiles(), params.counter,
+                 [&](int tile) { return plan.work(tile); });
+}
+
+template <typename Epilogue>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    grouped_kernel(const __grid_constant__ typename Epilogue::Params params) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<Epilogue>*>(memory);
+  const uint32_t rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    prefetch(&params.weight);
+    prefetch(&params.a);
+    for (int s = 0; s < kStages; ++s) {
+      shared.full[s].init(1);
+      shared.empty[s].init(4);
+    }
+    shared.slot.init();
+    fence_barrier_init();
+  }
+  __syncthreads();
+  sync_cluster();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers_back<40>();
+    if (threadIdx.x == 0) {
+      produce<Epilogue>(shared, params, rank);
+    } else if (threadIdx.x / 32 == 1 && rank == 0) {
+      plan_work<Epilogue>(shared, params);
+    }
+  } else {
+    take_registers<232>();
+    consume<Epilogue>(shared, params, rank);
+  }
+  sync_cluster();
+}
+
+template <typename Epilogue>
+void launch(const typename Epilogue::Params& params, cudaStream_t stream) {
+  static_assert(sizeof(Shared<Epilogue>) <= kMaxShared);
+  const auto kernel = grouped_kernel<Epilogue>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(Shared<Epilogue>)));
+  if (params.counter != nullptr) check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream));
+  kernel<<<2 * num_clusters(), kThreads, sizeof(Shared<Epilogue>), stream>>>(params);
+  check(cudaGetLastError());
+}
+
+}  // namespace grouped
+}  // namespace tessera::cuda
