@@ -89,7 +89,7 @@ TEST_F(BalanceCuda, RunningCounts) {
        {std::tuple{0, 1, 1}, std::tuple{2, 3, 40}, std::tuple{1, 4, 300}}) {
     const int64_t ranks = num_ranks;
     const int64_t experts = num_experts;
-    GpuCheck check;
+    testing::GpuCheck check;
     check.dtypes = {DType::kF32};
     check.tolerance_f32 = 1e-6;
     testing::check_operator_on_gpu(
