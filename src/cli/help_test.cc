@@ -9,8 +9,9 @@ using ::testing::MatchesRegex;
 using CliHelp = CliTest;
 
 TEST_F(CliHelp, EverySubcommandHasIt) {
-  const std::vector<std::string> commands = {"train",   "eval",    "generate", "tokenize",
-                                             "convert", "upcycle", "inspect",  "doctor"};
+  const std::vector<std::string> commands = {"train",    "verify",  "eval",    "generate",
+                                             "tokenize", "convert", "upcycle", "inspect",
+                                             "bench",    "doctor"};
   const std::string program = succeed({"--help"}).out;
   for (const std::string& command : commands) {
     EXPECT_THAT(program, HasSubstr("  " + command + " "));
@@ -83,6 +84,38 @@ TEST_F(CliHelp, DoctorMeasuresTheMachine) {
   const Json machine = succeed_json({"doctor", "--json"});
   EXPECT_GT(machine["matrix_gflops"]["f32"], 0.01);
   EXPECT_EQ(machine["threads"], 2);
+  const Json& cuda = machine["cuda"];
+  EXPECT_TRUE(!cuda["gpus"].empty() || !cuda["why_none"].get<std::string>().empty());
+}
+
+TEST_F(CliHelp, BenchTimesSteps) {
+  const Arguments tiny = {"bench",
+                          "--model.preset=tiny",
+                          "--model.vocab_size=64",
+                          "--data.sequence_length=16",
+                          "--train.micro_batch=2",
+                          "--train.global_batch=4",
+                          "--run.device=cpu",
+                          "--steps=3"};
+  Arguments json = tiny;
+  json.insert(json.end(), {"--json", "--trace=" + path("trace.json")});
+  const Json result = succeed_json(json);
+  EXPECT_EQ(result["seconds"].size(), 3);
+  EXPECT_EQ(result["tokens"], 4 * 16);
+  EXPECT_GT(result["tokens_per_second"], 0);
+  EXPECT_GT(result["operators"]["attention"], 0);
+  EXPECT_GT(result["memory_predicted"], 0);
+  EXPECT_FALSE(Json::parse(read_all(path("trace.json")))["traceEvents"].empty());
+  EXPECT_THAT(succeed(tiny).out, HasSubstr("tokens/s"));
+  Arguments wrong = tiny;
+  wrong.emplace_back("--train.global_batch=3");
+  expect_refused(wrong, {"train.global_batch 3 is not a multiple of train.micro_batch 2"});
+}
+
+TEST_F(CliHelp, AGpuThatIsNotThereIsRefused) {
+  const Json machine = succeed_json({"doctor", "--json"});
+  if (!machine["cuda"]["gpus"].empty()) GTEST_SKIP() << "there is a GPU";
+  expect_refused({"bench", "--model.preset=tiny", "--run.device=cuda"}, {"run.device = \"cpu\""});
 }
 
 TEST_F(CliHelp, MistakesOfTheCommandLine) {
