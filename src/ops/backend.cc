@@ -8,7 +8,9 @@ Backend::Backend(KernelTable kernels)
 
 Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> context,
                  KernelTable kernels)
-    : device_(std::move(device)), context_(std::move(context)), kernels_(std::make_shared<const KernelTable>(std::move(kernels))) {}
+    : device_(std::move(device)),
+      context_(std::move(context)),
+      kernels_(std::make_shared<const KernelTable>(std::move(kernels))) {}
 
 const Kernel& Backend::kernel(const Operator& op) const {
   const auto found = kernels_->find(op.name());

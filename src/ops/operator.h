@@ -132,12 +132,12 @@ class KernelContext {
   virtual ~KernelContext() = default;
 };
 
-/// The tensors of one call. On the host ragged dims have their actual extents, but for outputs whose
-/// extent this very operator computes: those come at their bound, and the kernel writes the extent.
-/// On a GPU all come at their bound, and `extents` has, inputs first, where in the GPU's memory the
-/// I64 extent of each ragged one is (null for the others). Outputs that nobody reads may be null
-/// views only where they accumulate. `workspace` has at least the bytes that the kernel asks for,
-/// 64-byte aligned, undefined content.
+/// The tensors of one call. On the host ragged dims have their actual extents, but for outputs
+/// whose extent this very operator computes: those come at their bound, and the kernel writes the
+/// extent. On a GPU all come at their bound, and `extents` has, inputs first, where in the GPU's
+/// memory the I64 extent of each ragged one is (null for the others). Outputs that nobody reads may
+/// be null views only where they accumulate. `workspace` has at least the bytes that the kernel
+/// asks for, 64-byte aligned, undefined content.
 struct KernelArgs {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
