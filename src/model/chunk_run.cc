@@ -61,6 +61,7 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       streams_(programs, chunk),
       tokens_(tokens),
       memory_(memory),
+      parameters_(parameters),
       store_(store),
       inputs_(programs.shape, programs.part.groups, programs.config, device()),
       hidden_(streams_.count() * programs.hidden_bytes(), "hidden states", device()),
@@ -325,12 +326,24 @@ void ChunkRun::bring_weights(const std::vector<BoundProgram*>& pass, size_t idx)
   store_->bind(pass[idx]->parameters, pass[idx]->bindings);
 }
 
+/// Which sums of gradients the program is the first of its step to add to; a store's are zeroed.
+void ChunkRun::find_unset(BoundProgram& bound) {
+  bound.bindings.unset.clear();
+  for (const ProgramParameters::Place& place : bound.parameters.gradients) {
+    if (parameters_.begin_gradient(place.parameter)) bound.bindings.unset.push_back(place.value);
+  }
+}
+
 void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
                    const LayerHook& before, const LayerHook& after) {
   for (size_t idx = 0; idx < pass.size(); ++idx) {
-    const BoundProgram& bound = *pass[idx];
+    BoundProgram& bound = *pass[idx];
     if (before) before(bound.prefix);
-    if (store_ != nullptr) bring_weights(pass, idx);
+    if (store_ != nullptr) {
+      bring_weights(pass, idx);
+    } else {
+      find_unset(bound);
+    }
     bound.program->run(bound.bindings, observer);
     if (store_ != nullptr) store_->done(bound.parameters);
     if (after && !bound.prefix.empty()) after(bound.prefix);

@@ -138,6 +138,7 @@ class ChunkRun {
   void order_passes();
   void run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
            const LayerHook& before, const LayerHook& after);
+  void find_unset(BoundProgram& bound);
   void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
   void add_balance_sums();
   void balance_model();
@@ -147,6 +148,7 @@ class ChunkRun {
   ChunkStreams streams_;
   const TokenShare& tokens_;
   SharedMemory& memory_;
+  ParameterSet& parameters_;
   WeightStore* store_;
   BatchInputs inputs_;
   LossScales scales_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/host_tensor.h"
 #include "core/random.h"
@@ -239,7 +240,25 @@ void ParameterSet::initialize(uint64_t seed) {
     initialize_weight(parameter.spec, parameter.spec.placement.slice, parameter.weight, seed);
 }
 
+void ParameterSet::reset_gradients() {
+  if (gradients_.num_bytes() > 0) is_unset_.assign(parameters_.size(), 1);
+}
+
+bool ParameterSet::begin_gradient(size_t idx) {
+  return !is_unset_.empty() && std::exchange(is_unset_[idx], 0) != 0;
+}
+
+void ParameterSet::settle_gradient(size_t idx) {
+  const Tensor& grad = parameters_[idx].grad;
+  if (begin_gradient(idx)) device_->zero(grad.data, grad.num_bytes());
+}
+
+void ParameterSet::settle_gradients() {
+  for (size_t idx = 0; idx < parameters_.size(); ++idx) settle_gradient(idx);
+}
+
 void ParameterSet::zero_gradients() {
+  is_unset_.clear();
   if (gradients_.num_bytes() == 0) return;
   if (!device_->is_host()) {
     device_->zero(gradients_.data(), gradients_.num_bytes());

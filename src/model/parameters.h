@@ -87,12 +87,22 @@ class ParameterSet {
   void initialize(uint64_t seed);
   void zero_gradients();
 
+  /// For a new step without the cost of zeros: gradients hold nothing yet. Whoever adds to one
+  /// first is told by begin_gradient(), and those that nobody added to are zeroed when they are
+  /// settled.
+  void reset_gradients();
+  /// Whether the gradient of all()[idx] held nothing yet, which the caller changes.
+  bool begin_gradient(size_t idx);
+  void settle_gradient(size_t idx);
+  void settle_gradients();
+
  private:
   ParameterSet() = default;
   void list(std::vector<ParameterSpec> specs);
   void place(bool with_gradients);
 
   std::vector<ModelParameter> parameters_;
+  std::vector<uint8_t> is_unset_;  // by parameter
   std::map<std::string, size_t, std::less<>> by_name_;
   Device* device_ = nullptr;
   Buffer weights_;

@@ -147,7 +147,7 @@ void ModelState::begin_step() {
   if (sharded_) {
     sharded_->begin_step();
   } else {
-    parameters_.zero_gradients();
+    parameters_.reset_gradients();
   }
 }
 
@@ -158,7 +158,10 @@ PassHooks ModelState::hooks() {
 }
 
 void ModelState::gradients_ready(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) replicated_->ready(idx);
+  for (const size_t idx : by_prefix_.at(prefix)) {
+    parameters_.settle_gradient(idx);
+    replicated_->ready(idx);
+  }
 }
 
 void ModelState::wait_weights(const std::string& prefix) {
@@ -170,10 +173,12 @@ void ModelState::wait_weights() {
 }
 
 StepResult ModelState::update(const StepInput& input) {
+  parameters_.settle_gradients();
   return optimizer().step(input);
 }
 
 void ModelState::discard_gradients() {
+  parameters_.settle_gradients();
   optimizer().discard_gradients();
 }
 
