@@ -74,6 +74,7 @@ struct InspectArguments {
   bool program = false;
   bool memory = false;
   bool layout = false;
+  bool schedule = false;
   int64_t ranks = 0;  ///< of the layout; 0: as few as its degrees need
   std::string checkpoint;
   std::string report;

@@ -7,6 +7,7 @@
 #include "comm/planned_world.h"
 #include "core/memory.h"
 #include "core/progress.h"
+#include "model/mlp_blocks.h"
 #include "ops/registry/cpu_kernels.h"
 #include "program/print.h"
 #include "train/metrics/report.h"
@@ -30,7 +31,7 @@ Settings resolve(const ConfigArguments& arguments) {
 }
 
 int64_t resolve_ranks(const Settings& settings, int64_t ranks) {
-  return ranks > 0 ? ranks : least_ranks(settings.parallel);
+  return ranks > 0 ? ranks : least_ranks(settings.parallel.layout);
 }
 
 /// One rank's part of a training run, of ranks that are not there.
@@ -130,24 +131,34 @@ void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
   }
 }
 
-/// Micro-batches of a step that one pipeline runs.
-int64_t pipeline_micro_batches(const Settings& settings, const Layout& layout) {
-  const int64_t share = settings.train.global_batch / layout.degree(Axis::kDp);
-  return std::max<int64_t>(share / settings.train.micro_batch, 1);
+/// The run as rank 0 sees it. Throws what training would refuse in any stage.
+RunLayout plan_run(const Settings& settings, int64_t ranks) {
+  std::vector<RunLayout> stages;
+  for (const int64_t rank : first_ranks(settings, ranks))
+    stages.push_back(plan_rank(settings, rank, ranks).layout);
+  return std::move(stages[0]);
 }
 
+/// The groups come first: they explain what may be refused behind them.
 void show_layout(const Settings& settings, int64_t ranks) {
-  const ParallelSpec& parallel = settings.parallel;
-  const Layout layout(parallel.layout, ranks);
+  const Layout layout(settings.parallel.layout, ranks);
   std::cout << describe_layout(layout);
+  const RunLayout run = plan_run(settings, ranks);
+  if (settings.model.num_moe_layers() > 0) {
+    std::cout << fmt::format("\ndispatcher {}\n",
+                             choose_dispatcher(settings.model, run.part.groups).to_string());
+  }
   if (layout.degree(Axis::kPp) == 1) return;
-  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
-  const PipelineSpec spec =
-      pipeline_spec(parallel, pipeline, pipeline_micro_batches(settings, layout));
+  const PipelineLayout pipeline =
+      make_pipeline_layout(settings.parallel, settings.model.layer_counts());
   std::cout << fmt::format(
                    "\nchunks {}\n{} micro-batches, forward and both backward parts 1 each:\n",
-                   to_string(pipeline), spec.num_micro_batches)
-            << draw_pipeline(simulate_pipeline(spec, make_pipeline_schedule(spec)));
+                   to_string(pipeline), run.schedule.num_micro_batches)
+            << draw_pipeline(simulate_pipeline(run.schedule, make_pipeline_schedule(run.schedule)));
+}
+
+void show_schedule(const Settings& settings, int64_t ranks) {
+  std::cout << list_pipeline(make_pipeline_schedule(plan_run(settings, ranks).schedule));
 }
 
 void show_checkpoint(const std::string& path, bool json) {
@@ -184,21 +195,23 @@ void show_checkpoint(const std::string& path, bool json) {
 
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
-                        arguments.layout || !arguments.checkpoint.empty() ||
+                        arguments.layout || arguments.schedule || !arguments.checkpoint.empty() ||
                         !arguments.report.empty();
   require(anything,
-          "nothing to inspect: give --presets, --program, --memory, --layout, --checkpoint PATH or "
-          "--report RUN");
+          "nothing to inspect: give --presets, --program, --memory, --layout, --schedule, "
+          "--checkpoint PATH or --report RUN");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
-  if (arguments.program || arguments.memory || arguments.layout) {
+  const bool text_only = arguments.program || arguments.layout || arguments.schedule;
+  if (text_only || arguments.memory) {
     const Settings settings = resolve(arguments.config);
-    require(!(arguments.program || arguments.layout) || !arguments.json,
-            "--program and --layout print text only; leave out --json");
+    require(!text_only || !arguments.json,
+            "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
     if (arguments.layout) show_layout(settings, ranks);
+    if (arguments.schedule) show_schedule(settings, ranks);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.memory) show_memory(settings, ranks, arguments.json);
   }

@@ -226,9 +226,11 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
   command->add_flag("--layout", inspect.layout,
                     "Which rank does what under [parallel], and the pipeline's timeline");
+  command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
   command
       ->add_option("--ranks", inspect.ranks,
                    "Ranks of the layout, also for --program and --memory; 0: as few as it needs")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");

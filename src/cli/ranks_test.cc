@@ -34,12 +34,18 @@ class CliRanks : public CliTest {
 
 TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   run_ranks(layout("one", {}));
-  run_ranks(layout("four", {"--ranks", "4", "--parallel.tp=2", "--parallel.ep=4"}));
+  const std::string told =
+      run_ranks(layout("four", {"--ranks", "4", "--parallel.tp=2", "--parallel.ep=4"})).out;
   const auto one = losses("one");
   const auto four = losses("four");
   ASSERT_EQ(one.size(), 4);
   ASSERT_EQ(four.size(), 4);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(four[i], one[i], 1e-4);
+  // Which way tokens take to their experts, and what a step of all ranks sends.
+  EXPECT_THAT(told, HasSubstr("dispatcher all_to_all: "));
+  EXPECT_THAT(told, HasSubstr("between the ranks, all together (mean of 4):\n"));
+  EXPECT_THAT(told, HasSubstr("\n  tp                         all_gather"));
+  EXPECT_THAT(told, HasSubstr("\n  ep                         all_to_all"));
 }
 
 TEST_F(CliRanks, ShardingInTwoLevelsGivesTheLossesOfOneRank) {

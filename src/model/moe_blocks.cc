@@ -153,22 +153,18 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   const MoeConfig& moe = builder.config.moe;
   const StageGroups& groups = builder.groups;
   const bool sparse = moe.experts == ExpertPath::kBlockSparse;
-  DispatchSpec spec{
-      .kind = choose_dispatcher(
-                  {.top_k = moe.top_k, .ep = groups.ep->size(), .etp = groups.etp->size()},
-                  groups.dispatcher)
-                  .kind,
-      .num_experts = moe.num_experts,
-      .top_k = moe.top_k,
-      .ep = groups.ep,
-      .etp = groups.etp,
-      .experts = groups.experts,
-      .capacity_factor = moe.capacity_factor,
-      .pad_to_capacity = moe.pad_to_capacity,
-      .drop_policy = moe.drop_policy,
-      .capacity_group_size = moe.capacity_group_size,
-      .alignment = sparse ? moe.block_size : 1,
-      .early_probs = sparse || moe.memory_efficient};
+  DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
+                    .num_experts = moe.num_experts,
+                    .top_k = moe.top_k,
+                    .ep = groups.ep,
+                    .etp = groups.etp,
+                    .experts = groups.experts,
+                    .capacity_factor = moe.capacity_factor,
+                    .pad_to_capacity = moe.pad_to_capacity,
+                    .drop_policy = moe.drop_policy,
+                    .capacity_group_size = moe.capacity_group_size,
+                    .alignment = sparse ? moe.block_size : 1,
+                    .early_probs = sparse || moe.memory_efficient};
   const bool shared = moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence;
   if (shared && groups.token_ranks() > 1) spec.shared_capacity = shared_capacity(builder);
   return spec;
@@ -320,6 +316,14 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
 }
 
 }  // namespace
+
+DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
+  return choose_dispatcher({.top_k = config.moe.top_k,
+                            .ep = groups.ep->size(),
+                            .etp = groups.etp->size(),
+                            .all_to_all_efficiency = groups.all_to_all_efficiency},
+                           groups.dispatcher);
+}
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {
   const ValueId routed = build_routed_experts(builder, normed);

@@ -6,10 +6,12 @@
 
 #include "checkpoint/together.h"
 #include "core/memory.h"
+#include "model/mlp_blocks.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
 #include "train/machine.h"
 #include "train/metrics/writer.h"
+#include "train/step_traffic.h"
 #include "train/stop_signal.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -81,10 +83,12 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 /// 0's has the writer.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter* writer, double peak)
+  TrainLoop(Trainer& trainer, const TrainRequest& request, const CommStatistics& statistics,
+            RunWriter* writer, double peak)
       : trainer_(trainer),
         settings_(trainer.settings()),
         request_(request),
+        statistics_(statistics),
         writer_(writer),
         peak_(peak) {}
 
@@ -110,11 +114,20 @@ class TrainLoop {
     }
     if (stop == 0) {
       finish();
-      return;
+    } else {
+      save();
     }
-    save();
+    show_traffic();
+    if (stop == 0) return;
     note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
                      trainer_.position().step));
+  }
+
+  /// What the ranks sent one another.
+  void show_traffic() {
+    if (trainer_.layout().num_ranks() == 1 || traffic_.num_steps() == 0) return;
+    const auto totals = sum_over_ranks(traffic_, *trainer_.layout().world);
+    note(describe_traffic(totals, traffic_.num_steps()));
   }
 
   void note(const std::string& text) {
@@ -147,10 +160,12 @@ class TrainLoop {
   }
 
   void run_step() {
+    const StepTraffic::Counts sent_before = statistics_.counts();
     const auto start = Clock::now();
     const StepOutcome outcome = trainer_.step(trace_ ? trace_->observer() : NodeObserver());
     if (trace_) trace_->add("step", start, Clock::now());
     const double seconds = seconds_since(start);
+    traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
     if (writer_ != nullptr) writer_->record(make_record(outcome, seconds));
     const int64_t step = trainer_.position().step;
@@ -284,6 +299,8 @@ class TrainLoop {
   Trainer& trainer_;
   const Settings& settings_;
   const TrainRequest& request_;
+  const CommStatistics& statistics_;  ///< this rank's
+  StepTraffic traffic_;
   RunWriter* writer_;
   double peak_;
   Clock::time_point started_;
@@ -317,6 +334,17 @@ TrainingData open_data_together(Settings& settings, const TrainRequest& request,
   return std::move(*data);
 }
 
+/// The degrees of the layout, and how tokens reach experts.
+std::string describe_ranks(const Trainer& trainer) {
+  std::string text = describe_degrees(trainer.layout().layout);
+  const ModelConfig& model = trainer.settings().model;
+  if (model.num_moe_layers() > 0) {
+    text += fmt::format("\ndispatcher {}",
+                        choose_dispatcher(model, trainer.layout().part.groups).to_string());
+  }
+  return text;
+}
+
 std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
                                        const std::optional<ResumedRun>& resumed,
                                        std::ostream& out) {
@@ -328,7 +356,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
                .model_summary = describe_model(settings, trainer.prediction()),
                .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
-  if (trainer.layout().num_ranks() > 1) out << describe_degrees(trainer.layout().layout) << "\n";
+  if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
   if (!resumed) return writer;
@@ -355,7 +383,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, request, writer.get(), device_peak).run();
+  TrainLoop(trainer, request, world.statistics(), writer.get(), device_peak).run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;

@@ -68,7 +68,11 @@ void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
   parallel.attention = draw.chance(3) ? AttentionParallel::kUlysses : AttentionParallel::kTensor;
   parallel.context =
       draw.of({ContextExchange::kRing, ContextExchange::kAllToAll, ContextExchange::kHierarchical});
-  parallel.context_inner = draw.divisor(layout.cp);
+  const int64_t inner = draw.divisor(layout.cp);
+  if (parallel.context == ContextExchange::kHierarchical) {
+    parallel.context_inner = inner;
+    if (inner == 1) parallel.context = ContextExchange::kRing;
+  }
   parallel.dispatcher = draw.of(
       {DispatcherRequest::kAuto, DispatcherRequest::kAllToAll, DispatcherRequest::kAllGather});
 }
