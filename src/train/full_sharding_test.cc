@@ -108,6 +108,7 @@ TEST_F(FullSharding, MemoryFallsWithTheGroup) {
   settings_.model.hidden_size = 128;
   settings_.model.inner_size = 512;
   settings_.model.num_layers = 24;
+  settings_.model.mtp_layers = 0;
   settings_.model.moe.num_experts = 0;
   settings_.train.global_batch = 64;
   const ModelState::Bytes whole = predict(settings_, full_layout(1), 0);
@@ -191,6 +192,7 @@ TEST_F(FullSharding, ANonFiniteStepIsSkippedEverywhere) {
 using GatherTimes = std::vector<std::pair<std::string, int64_t>>;
 
 TEST_F(FullSharding, TheNextModuleIsGatheredWhileOneIsUsed) {
+  settings_.model.mtp_layers = 0;
   settings_.model.moe.num_experts = 0;
   settings_.model.tie_embeddings = false;
   settings_.train.global_batch = 2;
