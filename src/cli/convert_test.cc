@@ -61,7 +61,8 @@ TEST_F(CliConvert, AConvertedModelComputesTheSameAndGoesBack) {
 /// without it.
 TEST_F(CliConvert, PredictionIsForTrainingAlone) {
   const std::vector<std::string> options = {"--model.mtp_layers=2"};
-  succeed(train("run", options));
+  EXPECT_THAT(succeed(train("run", options)).out,
+              HasSubstr("; 2 MoE layers of 4 experts, top-2, dropless; 2 layers of multi-token"));
   std::ifstream lines(path("run/metrics.jsonl"));
   double first = 0;
   double last = 0;
