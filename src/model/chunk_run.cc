@@ -242,18 +242,14 @@ void ChunkRun::bind_layer_inputs(int64_t idx, BoundLayer& layer, const Parameter
   bind_if(layer.forward.bindings, layout.segments, inputs_.segments);
   bind_if(layer.forward.bindings, layout.token_order, inputs_.token_order);
   if (layer.experts == nullptr) return;
+  bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
   if (device().is_host()) {
     bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
-    bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
-    bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
     return;
   }
   const Shape shape{programs_.config.moe.num_experts};
   layer.expert_bias = OwnedTensor(DType::kF32, shape, "expert biases", device());
-  layer.prior_counts = OwnedTensor(DType::kF32, shape, "expert counts", device());
   bind_if(layer.forward.bindings, layout.expert_bias, layer.expert_bias);
-  bind_if(layer.forward.bindings, layout.prior_counts, layer.prior_counts);
-  bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
@@ -304,19 +300,16 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
   inputs_.load(batch, tokens_);
   inputs_.set_scales(scales, programs_.part.groups.token_ranks());
-  bring_expert_states();
+  bring_expert_biases();
 }
 
-/// Gives the device what the host keeps of the experts.
-void ChunkRun::bring_expert_states() {
+/// Gives the device the biases, which the host moves.
+void ChunkRun::bring_expert_biases() {
   if (device().is_host()) return;
   for (const BoundLayer& layer : layers_) {
     if (layer.experts == nullptr) continue;
-    const auto bring = [&](const Tensor& to, const Tensor& from) {
-      device().copy(to.data, from.data, from.num_bytes());
-    };
-    bring(layer.expert_bias, layer.experts->bias);
-    bring(layer.prior_counts, layer.experts->step_counts);
+    const Tensor bias = layer.experts->bias;
+    device().copy(layer.expert_bias.get().data, bias.data, bias.num_bytes());
   }
 }
 

@@ -113,7 +113,7 @@ class ChunkRun {
     BoundPasses embedding;  // of multi-token prediction
     Buffer saved, kept;     // kept: from the backward pass to the weights'
     OwnedTensor balance_loss, z_loss, score_means, counts, dropped;  // where the host reaches them
-    OwnedTensor expert_bias, prior_counts;  // the device's, where that is not the host
+    OwnedTensor expert_bias;  // the device's, where that is not the host
   };
 
   Tensor stream(int64_t idx) const;
@@ -131,7 +131,7 @@ class ChunkRun {
   void bind_head(int64_t depth, const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);
   void bind_layer_inputs(int64_t idx, BoundLayer& layer, const ParameterSet& parameters);
-  void bring_expert_states();
+  void bring_expert_biases();
   Device& device() const { return programs_.backend.device(); }
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);

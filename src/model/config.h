@@ -209,6 +209,9 @@ struct ModelConfig {
   int64_t expert_width() const { return moe.latent_size > 0 ? moe.latent_size : hidden_size; }
 };
 
+/// The model without its layers of multi-token prediction, as all but training uses it.
+ModelConfig without_prediction(ModelConfig config);
+
 /// Binds every key of [model], [rope], [latent] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);
 

@@ -127,8 +127,16 @@ std::string layer_prefix(const std::string& name) {
   return "";
 }
 
+std::string mtp_layer_of(const std::string& name) {
+  for (const std::string_view begin : {"mtp.", "mtp_heads."}) {
+    if (!name.starts_with(begin)) continue;
+    return name.substr(begin.size(), name.find('.', begin.size()) - begin.size());
+  }
+  return "";
+}
+
 bool is_mtp_parameter(const std::string& name) {
-  return name.starts_with("mtp.") || name.starts_with("mtp_heads.");
+  return !mtp_layer_of(name).empty();
 }
 
 PipelineChunk whole_model(const ModelConfig& config) {

@@ -42,6 +42,9 @@ std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::
 /// for a weight of no layer.
 std::string layer_prefix(const std::string& name);
 
+/// Which layer of multi-token prediction a weight or expert bias is of alone, as its name has it:
+/// "0" for "mtp.0.attn.q.weight" and for the norm of that layer's head; "" for any other.
+std::string mtp_layer_of(const std::string& name);
 /// Whether a weight or expert bias is of multi-token prediction alone.
 bool is_mtp_parameter(const std::string& name);
 

@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "core/stopwatch.h"
 #include "train/device_choice.h"
 #include "train/machine.h"
 #include "train/model_state.h"
@@ -13,10 +14,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Sequences of random tokens, each with a random label.
 class RandomTokens {

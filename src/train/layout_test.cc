@@ -85,6 +85,11 @@ TEST(AnyLayouts, BalanceTheGlobalBatch) {
   };
   agrees({.dp = 3}, 3);
   agrees({.tp = 2, .dp = 2, .ep = 2}, 4);
+  settings.parallel.schedule =
+      PipelineKind::kGpipe;  // all forward passes before the first backward
+  agrees({.pp = 1}, 1);
+  agrees({.pp = 2}, 2);
+  settings.parallel = {};
   settings.train.recompute = {"all"};
   agrees({.cp = 2, .dp = 2, .ep = 4}, 4);
   agrees({.pp = 2}, 2);

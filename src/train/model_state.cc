@@ -1,5 +1,9 @@
 #include "train/model_state.h"
 
+#include <algorithm>
+#include <ranges>
+#include <set>
+
 #include "comm/planned_world.h"
 #include "train/replica_groups.h"
 
@@ -59,6 +63,20 @@ std::vector<GlobalTensor> global_model(const ModelConfig& config, DType dtype) {
   for (const NamedTensor& bias : name_expert_biases(config, make_expert_states(config)))
     all.push_back({bias.name, bias.tensor.shape});
   return all;
+}
+
+/// The layers of multi-token prediction that tensors are of.
+template <typename Names>
+std::set<std::string> mtp_layers_of(const Names& names) {
+  std::set<std::string> layers;
+  for (const std::string& name : names) {
+    if (is_mtp_parameter(name)) layers.insert(mtp_layer_of(name));
+  }
+  return layers;
+}
+
+int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::string>& found) {
+  return std::ranges::count_if(wanted, [&](const auto& name) { return !found.contains(name); });
 }
 
 std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtype) {
@@ -133,8 +151,15 @@ const DistributedOptimizer& ModelState::optimizer() const {
 }
 
 void ModelState::initialize(uint64_t seed) {
-  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld))
-    initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
+  initialize(seed, [](const std::string&) { return true; });
+}
+
+/// Fresh weights for the parameters whose names are `of` a kind.
+void ModelState::initialize(uint64_t seed, const std::function<bool(const std::string&)>& of) {
+  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld)) {
+    if (of(held.name))
+      initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
+  }
   optimizer().reset_masters();
 }
 
@@ -201,12 +226,28 @@ std::vector<NamedSlice> ModelState::held_model() const {
   return slices;
 }
 
-void ModelState::load_weights(const CheckpointReader& reader) {
-  reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_),
-                    Conversion::kFloats);
+LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
+  std::vector<GlobalTensor> all = global_model(config_, dtype_);
+  std::vector<NamedSlice> held = held_model();
+  const auto own_layers = mtp_layers_of(all | std::views::transform(&GlobalTensor::name));
+  const auto saved_layers = mtp_layers_of(reader.names(TensorGroup::kModel));
+  const auto is_added = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !saved_layers.contains(mtp_layer_of(name));
+  };
+  const auto is_left_out = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !own_layers.contains(mtp_layer_of(name));
+  };
+  initialize(seed, is_added);
+  std::erase_if(all, [&](const GlobalTensor& tensor) { return is_added(tensor.name); });
+  std::erase_if(held, [&](const NamedSlice& slice) { return is_added(slice.name); });
+  reader.load_group(TensorGroup::kModel, held, all, Conversion::kFloats, is_left_out);
   // Masters take the values themselves, which BF16 weights have rounded.
-  for (const NamedSlice& master : optimizer().master_slices())
-    reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
+  for (const NamedSlice& master : optimizer().master_slices()) {
+    if (!is_added(master.name))
+      reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
+  }
+  return {.added = count_missing(own_layers, saved_layers),
+          .left_out = count_missing(saved_layers, own_layers)};
 }
 
 void ModelState::load(const CheckpointReader& reader) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +17,12 @@
 #include "train/settings.h"
 
 namespace tessera {
+
+/// Layers of multi-token prediction in which weights to start from differ from the model's.
+struct LoadedPrediction {
+  int64_t added = 0;     ///< only the model has them
+  int64_t left_out = 0;  ///< only the checkpoint has them
+};
 
 /// Everything that training changes, as one rank holds it: its parts of the weights, expert biases,
 /// its share of the optimizer's moments and masters. With full sharding on several ranks, weights
@@ -76,12 +83,15 @@ class ModelState {
   /// Fills everything from a checkpoint of the same model and precision, whatever its layout.
   /// Throws UserError otherwise.
   void load(const CheckpointReader& reader);
-  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Throws
-  /// UserError where the names or shapes are not this model's.
-  void load_weights(const CheckpointReader& reader);
+  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
+  /// multi-token prediction that only the model has start from the seed, those that only the
+  /// checkpoint has are left out. Throws UserError where other names or any shapes are not this
+  /// model's.
+  LoadedPrediction load_weights(const CheckpointReader& reader, uint64_t seed);
 
  private:
   std::vector<NamedSlice> held_model() const;
+  void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
   void index_parameters();
   /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
   /// the replicas may begin.

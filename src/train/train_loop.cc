@@ -6,6 +6,7 @@
 
 #include "checkpoint/together.h"
 #include "core/memory.h"
+#include "core/stopwatch.h"
 #include "model/mlp_blocks.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
@@ -21,27 +22,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
-  std::string text =
-      fmt::format("{} parameters, {} active per token; {} layers, hidden {}, {} heads ({} KV)",
-                  format_count(static_cast<double>(count.total)),
-                  format_count(static_cast<double>(count.active)), model.num_layers,
-                  model.hidden_size, model.num_heads, model.kv_heads());
-  if (model.num_moe_layers() > 0) {
-    text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(),
-                        model.moe.num_experts, model.moe.top_k,
+  std::string text = fmt::format("{} parameters, {} active per token; {}, hidden {}, {} ({} KV)",
+                                 format_count(static_cast<double>(count.total)),
+                                 format_count(static_cast<double>(count.active)),
+                                 format_things(model.num_layers, "layer"), model.hidden_size,
+                                 format_things(model.num_heads, "head"), model.kv_heads());
+  const int64_t num_moe = without_prediction(model).num_moe_layers();
+  if (num_moe > 0) {
+    text += fmt::format("; {} of {}, top-{}, {}", format_things(num_moe, "MoE layer"),
+                        format_things(model.moe.num_experts, "expert"), model.moe.top_k,
                         model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
     if (model.moe.latent_size > 0)
       text += fmt::format(", in a latent space of {}", model.moe.latent_size);
   }
   if (model.mtp_layers > 0)
-    text += fmt::format("; {} layers of multi-token prediction", model.mtp_layers);
+    text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
       format_bytes(memory.total()), format_bytes(memory.state.weights),
@@ -60,9 +58,9 @@ std::string format_local_time() {
 }
 
 std::string describe_data(const TrainingData& data) {
-  std::string text = fmt::format("{} tokens in {} document(s), tokenizer {}",
-                                 format_count(static_cast<double>(data.num_tokens())),
-                                 data.num_documents(), data.tokenizer->name());
+  std::string text = fmt::format(
+      "{} tokens in {}, tokenizer {}", format_count(static_cast<double>(data.num_tokens())),
+      format_things(data.num_documents(), "document"), data.tokenizer->name());
   if (data.files.size() > 1) text += fmt::format("; a blend of {} datasets", data.files.size());
   if (data.validation) {
     text += fmt::format("; {} held out for validation",
@@ -224,6 +222,10 @@ class TrainLoop {
     }
   }
 
+  std::vector<ParameterSpec> sampled_parameters() const {
+    return list_parameters(without_prediction(settings_.model), settings_.train.dtype());
+  }
+
   /// The host writes, so a GPU's weights are copied, where they are few enough to write in seconds.
   void sample_from_own_weights() {
     ParameterSet& trained = trainer_.state().parameters();
@@ -232,9 +234,13 @@ class TrainLoop {
       return;
     }
     constexpr int64_t kMostBytes = int64_t{1} << 30;
-    if (trained.bytes().weights > kMostBytes) return;
-    ParameterSet weights(list_parameters(settings_.model, settings_.train.dtype()),
-                         /*with_gradients=*/false);
+    auto specs = sampled_parameters();
+    const int64_t needed = ParameterSet::count_bytes(specs, false).weights;
+    require(needed <= kMostBytes,
+            "the CPU writes it, and the weights take {}, more than the {} with which that takes "
+            "seconds; `tessera generate` writes one",
+            format_bytes(needed), format_bytes(kMostBytes));
+    ParameterSet weights(std::move(specs), /*with_gradients=*/false);
     copy_weights(trained, weights);
     sample_from(weights, trainer_.state().experts());
   }
@@ -249,17 +255,16 @@ class TrainLoop {
 
   /// Ranks share the machine's memory: a sample is not worth more than half of what is left.
   void check_sample_memory() const {
-    const DType dtype = settings_.train.dtype();
-    const int64_t needed =
-        ParameterSet::count_bytes(list_parameters(settings_.model, dtype), false).weights;
+    const int64_t needed = ParameterSet::count_bytes(sampled_parameters(), false).weights;
     require(
         needed <= available_memory() / 2,
         "the whole model takes {}, more than half of the {} left; `tessera generate` writes one",
         format_bytes(needed), format_bytes(available_memory()));
   }
 
-  StepRecord make_record(const StepOutcome& outcome, double seconds) const {
+  StepRecord make_record(const StepOutcome& outcome, double seconds) {
     const RunPosition& position = trainer_.position();
+    most_memory_ = std::max(most_memory_, trainer_.backend().device().used_bytes());
     StepRecord record{.step = position.step,
                       .total_steps = settings_.train.steps,
                       .tokens_seen = position.tokens_seen,
@@ -272,7 +277,7 @@ class TrainLoop {
                       .model_flops = trainer_.step_flops(),
                       .utilisation = trainer_.step_flops() / seconds / peak_ /
                                      static_cast<double>(trainer_.layout().num_ranks()),
-                      .memory_used = trainer_.backend().device().used_bytes(),
+                      .memory_used = most_memory_,
                       .memory_predicted = trainer_.prediction().total(),
                       .dropped_tokens = outcome.dropped,
                       .skipped_steps = position.skipped_steps};
@@ -307,6 +312,7 @@ class TrainLoop {
   int64_t first_step_ = 0;
   int64_t validated_step_ = -1;
   int64_t saved_step_ = -1;
+  int64_t most_memory_ = 0;
   std::optional<TraceRecorder> trace_;
 };
 
@@ -359,6 +365,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
+  for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
   for (const std::string& note : resumed->notes) writer->note("note: " + note);
   writer->note(

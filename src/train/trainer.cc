@@ -125,7 +125,7 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
-    load_initial_weights(settings_, *state_, *layout_.world);
+    initial_notes_ = load_initial_weights(settings_, *state_, *layout_.world);
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }

@@ -68,6 +68,8 @@ class Trainer {
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume(const std::string& config_toml);
+  /// What the user should know of weights that a new run started from.
+  const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
   /// gradient where the settings say stop; then nothing was updated.
   StepOutcome step(const NodeObserver& observer = {});
@@ -99,6 +101,7 @@ class Trainer {
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<PipelineExecutor> executor_;
   RunPosition position_;
+  std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
   double step_flops_ = 0;
   double device_peak_ = 0;

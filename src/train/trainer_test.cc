@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/random.h"
 #include "train/generate.h"
+#include "train/loaded_model.h"
 
 namespace tessera {
 namespace {
@@ -134,6 +135,23 @@ TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
     ++num_masters;
   }
   EXPECT_GT(num_masters, 4);
+}
+
+TEST(LoadedModel, LeavesPredictionOut) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.model.mtp_layers = 1;
+  const auto trainer = make_trainer(settings);
+  trainer->step();
+  trainer->save(make_schema(settings).to_toml());
+  LoadedModel loaded(settings.run.folder);
+  const auto& trained = trainer->state().parameters();
+  for (const ModelParameter& p : loaded.parameters().all()) {
+    EXPECT_FALSE(is_mtp_parameter(p.spec.name)) << p.spec.name;
+    const auto bytes = static_cast<size_t>(p.weight.num_bytes());
+    EXPECT_EQ(std::memcmp(p.weight.data, trained.find(p.spec.name).weight.data, bytes), 0);
+  }
+  EXPECT_EQ(std::ssize(loaded.experts()), settings.model.num_layers);
 }
 
 TEST(Trainer, TwoRunsGiveTheSameBits) {

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "ops/balance/balance.h"
 #include "ops/balance/balance_kernels.h"
 #include "ops/cuda/check.h"
@@ -70,12 +68,6 @@ void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-/// The factor before Σ_g Σ_e f_ge · score_sum_ge.
-double loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
-  return static_cast<double>(num_experts / spec.group_size) /
-         static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
-}
-
 BalanceFractions fractions_of(const BalanceLossSpec& spec, const Tensor& counts,
                               const KernelArgs& args) {
   return {.num_experts = checked_experts(counts.shape[1]),
@@ -84,7 +76,7 @@ BalanceFractions fractions_of(const BalanceLossSpec& spec, const Tensor& counts,
           .counts_GE = counts.as<float>(),
           .prior_counts_E = spec.has_prior_counts ? args.in(2).as<float>() : nullptr,
           .grad = nullptr,
-          .scale = loss_scale(spec, counts.shape[1]),
+          .scale = balance_loss_scale(spec, counts.shape[1]),
           .fractions_GE = nullptr};
 }
 
