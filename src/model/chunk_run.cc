@@ -1,6 +1,7 @@
 #include "model/chunk_run.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace tessera {
@@ -105,6 +106,21 @@ void ChunkRun::order_passes() {
     if (layer->kind->derived.weights) weight_pass_.push_back(&layer->weights);
   }
   if (chunk_.embedding) backward_pass_.push_back(&embedding_.backward);
+  find_completed();
+}
+
+/// Who asks is told in the last pass alone: what only passes before it add to is complete when it
+/// begins.
+void ChunkRun::find_completed() {
+  const std::vector<BoundProgram*>& last = weight_pass_.empty() ? backward_pass_ : weight_pass_;
+  std::map<size_t, BoundProgram*> completed_by;
+  for (const auto* pass : {&forward_pass_, &backward_pass_, &weight_pass_}) {
+    for (BoundProgram* program : *pass) {
+      for (const ProgramParameters::Place& place : program->parameters.gradients)
+        completed_by[place.parameter] = pass == &last ? program : last.front();
+    }
+  }
+  for (const auto& [parameter, program] : completed_by) program->completes.push_back(parameter);
 }
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
@@ -132,8 +148,12 @@ Tensor ChunkRun::stream(int64_t idx) const {
 ChunkRun::BoundProgram ChunkRun::join(const Executable& program, const std::string& prefix,
                                       Bindings bindings, const ParameterSet& parameters) const {
   bindings.transient = memory_.transient.data();
-  return {&program, prefix, std::move(bindings),
-          find_parameters(program.program(), parameters, prefix)};
+  BoundProgram bound = {.program = &program,
+                        .bindings = std::move(bindings),
+                        .parameters = find_parameters(program.program(), parameters, prefix)};
+  for (const ProgramParameters::Place& place : bound.parameters.weights)
+    bound.reads.push_back(place.parameter);
+  return bound;
 }
 
 void ChunkRun::bind_embedding(const Tensor& tokens, const Tensor& hidden, const Tensor& grad,
@@ -328,10 +348,10 @@ void ChunkRun::find_unset(BoundProgram& bound) {
 }
 
 void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-                   const LayerHook& before, const LayerHook& after) {
+                   const ParameterHook& before, const ParameterHook& after) {
   for (size_t idx = 0; idx < pass.size(); ++idx) {
     BoundProgram& bound = *pass[idx];
-    if (before) before(bound.prefix);
+    if (before) before(bound.reads);
     if (store_ != nullptr) {
       bring_weights(pass, idx);
     } else {
@@ -339,7 +359,7 @@ void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& o
     }
     bound.program->run(bound.bindings, observer);
     if (store_ != nullptr) store_->done(bound.parameters);
-    if (after && !bound.prefix.empty()) after(bound.prefix);
+    if (after) after(bound.completes);
   }
 }
 
@@ -358,7 +378,7 @@ double ChunkRun::evaluate(const NodeObserver& observer) {
 }
 
 void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
-  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : LayerHook());
+  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : ParameterHook());
 }
 
 void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& hooks) {

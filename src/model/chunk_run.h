@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,13 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
-/// Called with what a layer's parameters begin with ("layers.3.", "mtp.0."), or "" for those of the
-/// embedding and the head.
-using LayerHook = std::function<void(const std::string& prefix)>;
+/// Told of parameters, by their places in the rank's ParameterSet.
+using ParameterHook = std::function<void(std::span<const size_t> parameters)>;
 
-/// What happens around the layers of a pass; either may be empty.
+/// What happens around the programs of a pass; either may be empty.
 struct PassHooks {
-  LayerHook before_forward;  ///< the weights are needed now
-  LayerHook after_backward;  ///< gradients were added to: of layers alone
+  ParameterHook before_forward;  ///< their weights are needed now
+  ParameterHook after_backward;  ///< this chunk adds no more to their gradients
 };
 
 /// The memory that all runs of a rank share, since it runs one pass at a time.
@@ -96,9 +96,10 @@ class ChunkRun {
   /// A program and its memory. Only the addresses of parameters may change.
   struct BoundProgram {
     const Executable* program = nullptr;
-    std::string prefix;  // of its parameters' names
     Bindings bindings;
     ProgramParameters parameters;
+    std::vector<size_t> reads;      // parameters
+    std::vector<size_t> completes;  // those to which no later program of the micro-batch adds
   };
   /// A program forward and backward.
   struct BoundPasses {
@@ -136,8 +137,9 @@ class ChunkRun {
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
   void order_passes();
+  void find_completed();
   void run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-           const LayerHook& before, const LayerHook& after);
+           const ParameterHook& before, const ParameterHook& after);
   void find_unset(BoundProgram& bound);
   void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
   void add_balance_sums();

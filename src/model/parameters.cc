@@ -200,7 +200,17 @@ ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients
   weights_ = Buffer(bytes.weights, "weights", device);
   gradients_ = Buffer(bytes.gradients, "gradients", device);
   list(std::move(specs));
-  place(with_gradients);
+  place(weights_.data(), with_gradients ? gradients_.data() : nullptr);
+}
+
+ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
+  ParameterSet set;
+  const auto gradients = align_up(count_bytes(specs, false).weights + kAlignment);
+  set.list(std::move(specs));
+  // Any addresses but null.
+  set.place(reinterpret_cast<std::byte*>(kAlignment),
+            reinterpret_cast<std::byte*>(kAlignment + gradients));
+  return set;
 }
 
 ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs) {
@@ -218,7 +228,7 @@ void ParameterSet::list(std::vector<ParameterSpec> specs) {
   }
 }
 
-void ParameterSet::place(bool with_gradients) {
+void ParameterSet::place(std::byte* weights, std::byte* gradients) {
   // What the same ranks hold lies together, so that it travels without being packed.
   std::vector<ModelParameter*> in_memory;
   for (ModelParameter& parameter : parameters_) in_memory.push_back(&parameter);
@@ -228,11 +238,10 @@ void ParameterSet::place(bool with_gradients) {
   });
   Bytes at;
   for (ModelParameter* parameter : in_memory) {
-    const Shape& shape = parameter->spec.shape;
-    parameter->weight = weights_.tensor(at.weights, parameter->spec.dtype, shape);
+    parameter->weight.data = weights + at.weights;
     at.weights += align_up(parameter->weight.num_bytes());
-    if (!with_gradients) continue;
-    parameter->grad = gradients_.tensor(at.gradients, DType::kF32, shape);
+    if (gradients == nullptr) continue;
+    parameter->grad.data = gradients + at.gradients;
     at.gradients += align_up(parameter->grad.num_bytes());
   }
 }

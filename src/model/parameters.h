@@ -71,6 +71,9 @@ class ParameterSet {
                Device& device = host_device());
   /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
   static ParameterSet without_memory(std::vector<ParameterSpec> specs);
+  /// The same for a prediction: the tensors have addresses that lie to one another as those of a
+  /// set with gradients would, and that nobody may read.
+  static ParameterSet planned(std::vector<ParameterSpec> specs);
 
   /// Bytes of the two buffers, before they are taken.
   struct Bytes {
@@ -102,7 +105,8 @@ class ParameterSet {
  private:
   ParameterSet() = default;
   void list(std::vector<ParameterSpec> specs);
-  void place(bool with_gradients);
+  /// Puts the tensors into the memory that begins there; gradients nowhere where that is null.
+  void place(std::byte* weights, std::byte* gradients);
 
   std::vector<ModelParameter> parameters_;
   std::vector<uint8_t> is_unset_;  // by parameter

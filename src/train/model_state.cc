@@ -51,6 +51,13 @@ ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
           .optimizer = bytes.state};
 }
 
+/// How many of a stage's chunks read and add to the embedding, alone of all weights.
+int64_t count_embeddings(const ModelConfig& config, const std::vector<PipelineChunk>& chunks) {
+  return std::ranges::count_if(chunks, [&](const PipelineChunk& chunk) {
+    return chunk.embedding || chunk.num_mtp > 0 || (chunk.loss && config.tie_embeddings);
+  });
+}
+
 NamedSlice whole_slice(const NamedTensor& tensor) {
   return {tensor.name, tensor.tensor, Slice::whole(tensor.tensor.shape)};
 }
@@ -93,7 +100,7 @@ std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtyp
 
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run) {
   const auto specs = held_parameters(settings, run);
-  const auto parameters = ParameterSet::without_memory(specs);
+  const auto parameters = ParameterSet::planned(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups);
@@ -101,18 +108,21 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full()));
   }
+  const auto replicas = groups.for_reduction();
   std::vector<ReplicaPlace> places;
-  for (const ReplicaGroup& group : groups.for_reduction())
-    places.push_back({group.size(), group.rank()});
+  for (const ReplicaGroup& group : replicas) places.push_back({group.size(), group.rank()});
   const auto sizes = ParameterSet::count_bytes(specs, true);
-  return {sizes.weights, sizes.gradients,
-          ShardedOptimizer::state_bytes(places, replicated, settings.shard.replicated())};
+  const ShardingOptions sharding = settings.shard.replicated();
+  return {sizes.weights,
+          sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding),
+          ShardedOptimizer::state_bytes(places, replicated, sharding)};
 }
 
 ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
-  return {sizes.weights, sizes.gradients, replicated_->state_bytes()};
+  return {sizes.weights, sizes.gradients + replicated_->staging_bytes(),
+          replicated_->state_bytes()};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
@@ -134,7 +144,8 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
         std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
                                            settings.adamw, settings.shard.replicated(), backend);
   }
-  index_parameters();
+  if (count_embeddings(config_, run.part.chunks) > 1)
+    in_many_chunks_ = parameters_.index("embedding.weight");
 }
 
 ModelState::ModelState(const Settings& settings)
@@ -163,11 +174,6 @@ void ModelState::initialize(uint64_t seed, const std::function<bool(const std::s
   optimizer().reset_masters();
 }
 
-void ModelState::index_parameters() {
-  const auto& all = parameters_.all();
-  for (size_t i = 0; i < all.size(); ++i) by_prefix_[layer_prefix(all[i].spec.name)].push_back(i);
-}
-
 void ModelState::begin_step() {
   if (sharded_) {
     sharded_->begin_step();
@@ -178,19 +184,18 @@ void ModelState::begin_step() {
 
 PassHooks ModelState::hooks() {
   if (sharded_) return {};
-  return {.before_forward = [this](const std::string& prefix) { wait_weights(prefix); },
-          .after_backward = [this](const std::string& prefix) { gradients_ready(prefix); }};
-}
-
-void ModelState::gradients_ready(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) {
-    parameters_.settle_gradient(idx);
-    replicated_->ready(idx);
-  }
-}
-
-void ModelState::wait_weights(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) replicated_->wait_weights(idx);
+  const auto needed = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) replicated_->wait_weights(idx);
+  };
+  // What several chunks add to is complete at the end of the step.
+  const auto complete = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) {
+      if (idx == in_many_chunks_) continue;
+      parameters_.settle_gradient(idx);
+      replicated_->ready(idx);
+    }
+  };
+  return {.before_forward = needed, .after_backward = complete};
 }
 
 void ModelState::wait_weights() {

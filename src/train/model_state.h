@@ -2,8 +2,8 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,8 +29,9 @@ struct LoadedPrediction {
 /// are whole only while a pass over their module needs them.
 class ModelState {
  public:
-  /// Bytes that construction will take. With full sharding, weights and gradients are this rank's
-  /// shares and the buffers for whole modules.
+  /// Bytes that construction will take. Gradients with the staging through which they are reduced,
+  /// and weights gathered. With full sharding, weights and gradients are this rank's shares and the
+  /// buffers for whole modules.
   struct Bytes {
     int64_t weights = 0;
     int64_t gradients = 0;
@@ -92,12 +93,6 @@ class ModelState {
  private:
   std::vector<NamedSlice> held_model() const;
   void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
-  void index_parameters();
-  /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
-  /// the replicas may begin.
-  void gradients_ready(const std::string& prefix);
-  /// Returns when the updated weights of those parameters are here; "": of those of no layer.
-  void wait_weights(const std::string& prefix);
 
   ModelConfig config_;
   DType dtype_;
@@ -107,8 +102,8 @@ class ModelState {
   // One of the two:
   std::unique_ptr<ShardedOptimizer> replicated_;
   std::unique_ptr<FullySharded> sharded_;
-  std::unique_ptr<ModuleWeights> module_weights_;         ///< of `sharded_`
-  std::map<std::string, std::vector<size_t>> by_prefix_;  ///< "layers.3." or ""
+  std::unique_ptr<ModuleWeights> module_weights_;  ///< of `sharded_`
+  std::optional<size_t> in_many_chunks_;  ///< a parameter that several of the rank's chunks have
 };
 
 }  // namespace tessera

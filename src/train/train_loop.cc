@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "checkpoint/together.h"
+#include "comm/error.h"
 #include "core/memory.h"
 #include "core/stopwatch.h"
 #include "model/mlp_blocks.h"
@@ -69,9 +70,11 @@ std::string describe_data(const TrainingData& data) {
   return text;
 }
 
-TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal) {
+TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal,
+                       const std::function<void()>& alive) {
   ProgressBar bar(out, terminal, "tokenizing");
   return open_training_data(settings, [&](const PrepareProgress& progress) {
+    alive();
     const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
     bar.update(static_cast<double>(progress.bytes_done) / total, format_bytes(progress.bytes_done));
   });
@@ -81,12 +84,13 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 /// 0's has the writer.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, const TrainRequest& request, const CommStatistics& statistics,
-            RunWriter* writer, double peak)
+  TrainLoop(Trainer& trainer, World& world, const TrainRequest& request, RunWriter* writer,
+            double peak)
       : trainer_(trainer),
+        world_(world),
         settings_(trainer.settings()),
         request_(request),
-        statistics_(statistics),
+        statistics_(world.statistics()),
         writer_(writer),
         peak_(peak) {}
 
@@ -148,6 +152,7 @@ class TrainLoop {
     if (done == 1) {
       trainer_.agree(0);  // so that all ranks count from the same moment
       trace_.emplace(Clock::now());
+      trace_->watch(world_.statistics());
     }
     if (trace_ &&
         (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
@@ -181,7 +186,8 @@ class TrainLoop {
     if (trainer_.data().files.size() > 1) {
       note(trainer_.data().describe_samples(trainer_.position().step));
     }
-    write_sample();
+    on_first_rank(*trainer_.layout().world,
+                  [&](const std::function<void()>& alive) { write_sample(alive); });
   }
 
   void validate() {
@@ -206,8 +212,7 @@ class TrainLoop {
 
   /// A text of the trained model, for the report, by rank 0. Of several ranks none has the whole
   /// model, so it is read from the run's last checkpoint.
-  void write_sample() {
-    if (writer_ == nullptr) return;
+  void write_sample(const std::function<void()>& alive) {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
     try {
       if (trainer_.layout().num_ranks() == 1) {
@@ -216,7 +221,9 @@ class TrainLoop {
       }
       check_sample_memory();
       LoadedModel model(settings_.run.folder);
-      sample_from(model.parameters(), model.experts());
+      sample_from(model.parameters(), model.experts(), alive);
+    } catch (const CommError&) {
+      throw;
     } catch (const UserError& error) {
       note(fmt::format("warning: no sample of text: {}", error.what()));
     }
@@ -230,7 +237,7 @@ class TrainLoop {
   void sample_from_own_weights() {
     ParameterSet& trained = trainer_.state().parameters();
     if (trainer_.backend().is_host()) {
-      sample_from(trained, trainer_.state().experts());
+      sample_from(trained, trainer_.state().experts(), [] {});
       return;
     }
     constexpr int64_t kMostBytes = int64_t{1} << 30;
@@ -242,15 +249,18 @@ class TrainLoop {
             format_bytes(needed), format_bytes(kMostBytes));
     ParameterSet weights(std::move(specs), /*with_gradients=*/false);
     copy_weights(trained, weights);
-    sample_from(weights, trainer_.state().experts());
+    sample_from(weights, trainer_.state().experts(), [] {});
   }
 
-  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts) {
+  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts,
+                   const std::function<void()>& alive) {
     Generator generator(settings_.model, settings_.train.dtype(), parameters, experts);
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
-    writer_->set_sample(prompt,
-                        generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+    const Generated generated =
+        generator.generate_text(*trainer_.data().tokenizer, prompt, options,
+                                [&](const GeneratedToken& /*token*/) { alive(); });
+    writer_->set_sample(prompt, generated.text);
   }
 
   /// Ranks share the machine's memory: a sample is not worth more than half of what is left.
@@ -302,6 +312,7 @@ class TrainLoop {
   }
 
   Trainer& trainer_;
+  World& world_;
   const Settings& settings_;
   const TrainRequest& request_;
   const CommStatistics& statistics_;  ///< this rank's
@@ -327,12 +338,13 @@ RunWriterOptions writer_options(const Settings& settings, const TrainRequest& re
   return options;
 }
 
-/// Rank 0 tokenizes and the others find its files.
+/// Rank 0 tokenizes, which may take longer than ranks wait for one another otherwise, and the
+/// others find its files.
 TrainingData open_data_together(Settings& settings, const TrainRequest& request,
                                 Communicator& world, std::ostream& out) {
   std::optional<TrainingData> data;
-  together(world, [&] {
-    if (world.rank() == 0) data = open_data(settings, out, request.terminal);
+  on_first_rank(world, [&](const std::function<void()>& alive) {
+    data = open_data(settings, out, request.terminal, alive);
   });
   together(world, [&] {
     if (world.rank() != 0) data = open_training_data(settings);
@@ -390,7 +402,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, request, world.statistics(), writer.get(), device_peak).run();
+  TrainLoop(trainer, world, request, writer.get(), device_peak).run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;
