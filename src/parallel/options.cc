@@ -71,15 +71,30 @@ int64_t least_ranks(const ParallelSpec& parallel) {
   return layout.tp * layout.cp * layout.pp * std::max<int64_t>(layout.dp, 1);
 }
 
+namespace {
+
+/// Chunks hand micro-batches to the next stage, which must be another rank.
+void check_chunks(int64_t stages, int64_t chunks, const char* key) {
+  require(stages > 1 || chunks == 1,
+          "{} has {} chunks a stage, but parallel.pp is 1, where nothing waits that several chunks "
+          "would keep busy; take one chunk, or parallel.pp of 2 or more",
+          key, chunks);
+}
+
+}  // namespace
+
 PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers) {
   const int64_t stages = parallel.layout.pp;
-  if (parallel.pipeline_layout.empty())
+  if (parallel.pipeline_layout.empty()) {
+    check_chunks(stages, parallel.chunks_per_stage, "parallel.pipeline_chunks");
     return even_pipeline_layout(stages, parallel.chunks_per_stage, layers);
+  }
   PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, layers);
   require(parallel.chunks_per_stage == 1 || parallel.chunks_per_stage == layout.chunks_per_stage(),
           "parallel.pipeline_chunks is {}, and parallel.pipeline_layout has {} chunks a stage; "
           "leave the former 1",
           parallel.chunks_per_stage, layout.chunks_per_stage());
+  check_chunks(stages, layout.chunks_per_stage(), "parallel.pipeline_layout");
   return layout;
 }
 
