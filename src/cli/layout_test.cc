@@ -123,9 +123,10 @@ TEST_F(CliLayout, TrainingRefusesALayoutOfMoreRanksThanThereAre) {
 }
 
 TEST_F(CliLayout, VerifyAgreesWithOneRank) {
-  const std::string out = succeed({"verify", "--ranks", "8", "--parallel.tp=2", "--parallel.pp=2",
-                                   "--parallel.ep=4", "--model.num_layers=4"})
-                              .out;
+  const std::string out =
+      succeed({"verify", "--ranks", "8", "--parallel.tp=2", "--parallel.pp=2", "--parallel.ep=4",
+               "--model.num_layers=4", "--train.global_batch=16"})
+          .out;
   EXPECT_THAT(out, HasSubstr("agrees: worst error"));
   EXPECT_THAT(out, HasSubstr("gradient norm"));
   const auto json = succeed_json({"verify", "--parallel.cp=2", "--model.num_layers=2", "--json"});
@@ -196,11 +197,57 @@ TEST_F(CliLayout, RefusesShardGroupsThatDoNotFit) {
 }
 
 TEST_F(CliLayout, VerifyNamesWhatDiffers) {
-  // A capacity among each rank's own tokens drops others than one rank does.
-  const Finished finished = run_tessera({"verify", "--parallel.tp=2", "--moe.capacity_factor=0.5"});
+  // Closer than rounding allows.
+  const Finished finished = run_tessera({"verify", "--parallel.tp=2", "--tolerance=1e-12"});
   EXPECT_EQ(finished.code, 1);
   EXPECT_THAT(finished.out, HasSubstr("DIFFERS"));
   EXPECT_THAT(finished.out, HasSubstr("first to differ: the gradient of "));
+}
+
+/// Each rank drops among its own tokens: the reference shares them out alike.
+TEST_F(CliLayout, VerifyRepeatsDropsOfEachRank) {
+  const std::string out = succeed({"verify", "--ranks", "4", "--parallel.tp=2", "--parallel.ep=4",
+                                   "--moe.capacity_factor=0.5", "--train.global_batch=16"})
+                              .out;
+  EXPECT_THAT(out, HasSubstr("agrees: worst error"));
+  EXPECT_THAT(out, HasSubstr("the reference is tp 2 x cp 1 alone"));
+  EXPECT_THAT(out, HasSubstr("reference of 2 ranks"));
+}
+
+TEST_F(CliLayout, VerifyHoldsCompressedGradientsToTheirRounding) {
+  const auto json =
+      succeed_json({"verify", "--ranks", "4", "--parallel.tp=2", "--parallel.ep=2",
+                    "--optim.gradient_compression=bf16", "--train.global_batch=16", "--json"});
+  EXPECT_EQ(json["gradient_tolerance"], 0x1.0p-6);
+  EXPECT_EQ(json["tolerance"], 1e-4);
+  EXPECT_GT(json["worst"], 1e-4);
+  EXPECT_THAT(json["notes"].dump(), HasSubstr("within BF16's rounding"));
+}
+
+TEST_F(CliLayout, VerifyRunsOnTheHostInF32) {
+  const std::string out =
+      succeed({"verify", "--full", "--parallel.tp=2", "--run.device=cuda", "--train.precision=bf16",
+               "--data.sequence_length=32", "--model.num_layers=1", "--steps=1"})
+          .out;
+  EXPECT_THAT(out, HasSubstr("note: run.device = \"cuda\" is left aside"));
+  EXPECT_THAT(out, HasSubstr("note: train.precision = \"bf16\" is left aside"));
+  EXPECT_THAT(out, HasSubstr("agrees: worst error"));
+}
+
+/// Sizes that a shrunk model would not have.
+TEST_F(CliLayout, VerifyRefusesWhatTrainingRefuses) {
+  const Arguments options = {"--ranks", "2", "--parallel.tp=2", "--moe.shared_inner_size=33"};
+  for (Arguments command : {Arguments{"verify"}, {"train", "--data.text=" + path("text.txt")}}) {
+    command.insert(command.end(), options.begin(), options.end());
+    expect_refused(command, {"33"});
+  }
+  expect_refused({"verify", "--ranks", "2", "--train.global_batch=7"}, {"train.global_batch 7"});
+}
+
+TEST_F(CliLayout, RefusesChunksOfOneStage) {
+  expect_refused(
+      {"verify", "--parallel.pipeline_schedule=interleaved", "--parallel.pipeline_chunks=2"},
+      {"parallel.pipeline_chunks has 2 chunks", "parallel.pp is 1"});
 }
 
 }  // namespace

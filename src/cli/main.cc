@@ -51,7 +51,9 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
 
 CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   CLI::App* command = app.add_subcommand(
-      "verify", "Compare a configuration's layout with one rank: losses, gradients, weights");
+      "verify",
+      "Compare a configuration's layout with one rank, on the host and in F32: losses, gradients, "
+      "weights");
   add_config(*command, verify.config);
   command->add_option("--ranks", verify.ranks, "Ranks of the layout; 0: the fewest that it needs")
       ->check(CLI::NonNegativeNumber)
@@ -59,11 +61,12 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   command->add_option("--steps", verify.steps, "Optimizer steps to compare")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--tolerance", verify.tolerance, "Largest relative error that agrees")
+  command
+      ->add_option("--tolerance", verify.tolerance,
+                   "Largest relative error that agrees, of what is computed and sent in F32")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_flag("--full", verify.full,
-                    "With the model's own sizes, precision and optimizer, not shrunk");
+  command->add_flag("--full", verify.full, "With the model's own sizes, not shrunk");
   command->add_flag("--all", verify.all, "List every parameter");
   command->add_flag("--json", verify.json, "Print JSON");
   return command;

@@ -37,9 +37,10 @@ void write_words(const std::string& path) {
   for (int i = 0; i < 6000; ++i) file << words[random.next_below(words.size())];
 }
 
-/// Settings of a model that steps in milliseconds.
+/// Settings of a model that steps in milliseconds, on the host, whose memory the tests read.
 Settings tiny_settings(const TemporaryFolder& folder) {
   Settings settings;
+  settings.run.device = DeviceChoice::kCpu;
   settings.model.hidden_size = 32;
   settings.model.num_layers = 2;
   settings.model.num_heads = 2;
