@@ -51,7 +51,8 @@ int run_verify(const VerifyArguments& arguments) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
-  const int64_t ranks = arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
+  const int64_t ranks =
+      arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
   check_as_training(settings, ranks);
