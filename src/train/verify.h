@@ -44,7 +44,7 @@ void check_as_training(Settings settings, int64_t num_ranks);
 
 /// Runs the layout and one rank on the same few batches of random tokens, on the host and in F32
 /// whatever run.device and train.precision say, and compares. Reads nothing but the settings;
-/// writes only to a temporary folder. AdamW's epsilon is raised to `kVerifyEpsilon`. Throws
+/// writes only to a temporary folder. AdamW's epsilon is raised, see VerifyRule. Throws
 /// UserError for a layout that cannot run.
 ///
 /// Two things are not compared with one rank over all steps. Where each rank drops by a capacity
