@@ -247,6 +247,8 @@ Verification verify_layout(const VerifyRequest& request) {
   Settings settings = request.settings;
   settings.data.tokens = scratch.file("tokens");
   settings.run.folder = scratch.file("run");
+  // Several ranks compute there, and so must the one that they are compared with.
+  settings.run.device = DeviceChoice::kCpu;
   settings.train.steps = request.steps;
   settings.schedule.num_steps = request.steps;
   const int64_t rows = settings.train.global_batch * request.steps;
