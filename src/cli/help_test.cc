@@ -187,6 +187,7 @@ TEST_F(CliHelp, BenchTakesTheVocabularyOfTraining) {
 /// Before anything is written, and before ranks are started.
 TEST_F(CliHelp, AGpuThatIsNotThereIsRefused) {
   expect_refused(train("run", {"--run.device=cuda", "--ranks=2"}), {"one rank, got 2"});
+  expect_refused({"verify", "--model.preset=tiny", "--run.device=cuda"}, {"--run.device=cpu"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
   const Json machine = succeed_json({"doctor", "--json"});
   if (!machine["cuda"]["gpus"].empty()) GTEST_SKIP() << "there is a GPU";

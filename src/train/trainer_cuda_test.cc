@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "ops/testing/gpu_test.h"
-#include "train/bench_step.h"
+#include "train/bench_layer.h"
 #include "train/testing/tiny_run.h"
 
 namespace tessera::testing {
@@ -193,6 +193,21 @@ TEST_F(GpuRuns, BenchTimesSteps) {
   EXPECT_GT(result.median(), 0);
   EXPECT_GT(result.operators.at("router"), 0);
   EXPECT_GT(result.matrix_peak, 1e12);
+}
+
+TEST_F(GpuRuns, BenchTimesBlocks) {
+  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  settings.model.vocab_size = 320;
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    settings.train.precision = precision;
+    const LayerBenchResult moe = bench_layer({.settings = settings, .runs = 2, .warmup = 1});
+    EXPECT_EQ(moe.device, "cuda:0");
+    EXPECT_GT(moe.backward.operators.at("grouped_matmul_wgrad"), 0);
+    EXPECT_EQ(std::accumulate(moe.expert_load.begin(), moe.expert_load.end(), 0.0), 2 * 16 * 2);
+    const LayerBenchResult attention = bench_layer(
+        {.settings = settings, .block = LayerBlock::kAttention, .runs = 1, .warmup = 0});
+    EXPECT_GT(attention.backward.median(), 0);
+  }
 }
 
 }  // namespace

@@ -247,6 +247,10 @@ Verification verify_layout(const VerifyRequest& request) {
   Settings settings = request.settings;
   settings.data.tokens = scratch.file("tokens");
   settings.run.folder = scratch.file("run");
+  require(
+      settings.run.device != DeviceChoice::kCuda,
+      "run.device = \"cuda\": layouts are compared on the CPU, where several ranks compute; give "
+      "--run.device=cpu");
   // Several ranks compute there, and so must the one that they are compared with.
   settings.run.device = DeviceChoice::kCpu;
   settings.train.steps = request.steps;
