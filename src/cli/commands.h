@@ -107,6 +107,7 @@ struct UpcycleArguments {
 
 struct BenchArguments {
   ConfigArguments config;
+  std::string layer;  ///< "moe", "mlp" or "attention": time this block; empty: whole steps
   int64_t steps = 5;
   int64_t warmup = 2;
   std::string trace;  ///< file for a trace of one step; empty: none

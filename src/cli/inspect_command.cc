@@ -4,13 +4,12 @@
 #include <set>
 
 #include "cli/commands.h"
-#include "comm/planned_world.h"
 #include "core/memory.h"
 #include "core/progress.h"
 #include "model/mlp_blocks.h"
-#include "ops/registry/cpu_kernels.h"
 #include "program/print.h"
 #include "train/metrics/report.h"
+#include "train/planned_rank.h"
 #include "train/trainer.h"
 #include "train/training_data.h"
 
@@ -32,24 +31,6 @@ Settings resolve(const ConfigArguments& arguments) {
 
 int64_t resolve_ranks(const Settings& settings, int64_t ranks) {
   return ranks > 0 ? ranks : least_ranks(settings.parallel.layout);
-}
-
-/// One rank's part of a training run, of ranks that are not there.
-struct PlannedRank {
-  RunLayout layout;
-  TrainingModel model;
-};
-
-PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
-  const auto world = make_planned_world(rank, num_ranks);
-  RunLayout layout = make_run_layout(settings, *world);
-  const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-                         .max_sequences = settings.train.micro_batch,
-                         .sequence_length = settings.data.sequence_length,
-                         .dtype = settings.train.dtype()};
-  TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
-                      layout.part);
-  return {std::move(layout), std::move(model)};
 }
 
 /// The first rank of each pipeline stage.
@@ -108,25 +89,41 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
           {"total", state.total() + activations.total()}};
 }
 
+/// What the first rank of a stage takes, and on which device.
+struct StageMemory {
+  std::string device;
+  std::vector<std::pair<std::string, int64_t>> rows;
+};
+
+Json to_json(const StageMemory& stage) {
+  Json json(std::map(stage.rows.begin(), stage.rows.end()));
+  json["device"] = stage.device;
+  return json;
+}
+
 /// A column for the first rank of each stage; as JSON one object, or with several stages a list.
 void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
-  std::vector<std::vector<std::pair<std::string, int64_t>>> stages;
+  std::vector<StageMemory> stages;
   std::string head = fmt::format("{:<18}", "");
+  std::string devices = fmt::format("{:<18}", "device");
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
-    stages.push_back(predict_memory(settings, plan_rank(settings, rank, num_ranks)));
+    const PlannedRank planned = plan_rank(settings, rank, num_ranks);
+    stages.push_back({planned.model.device().name(), predict_memory(settings, planned)});
     head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
+    devices += fmt::format(" {:>12}", stages.back().device);
   }
   if (json) {
     Json list = Json::array();
-    for (const auto& rows : stages) list.push_back(Json(std::map(rows.begin(), rows.end())));
+    for (const StageMemory& stage : stages) list.push_back(to_json(stage));
     std::cout << (list.size() == 1 ? list[0] : list).dump(2) << "\n";
     return;
   }
   if (num_ranks > 1) std::cout << head << "\n";
-  for (size_t row = 0; row < stages[0].size(); ++row) {
-    std::cout << fmt::format("{:<18}", stages[0][row].first);
-    for (const auto& rows : stages)
-      std::cout << fmt::format(" {:>12}", format_bytes(rows[row].second));
+  std::cout << devices << "\n";
+  for (size_t row = 0; row < stages[0].rows.size(); ++row) {
+    std::cout << fmt::format("{:<18}", stages[0].rows[row].first);
+    for (const StageMemory& stage : stages)
+      std::cout << fmt::format(" {:>12}", format_bytes(stage.rows[row].second));
     std::cout << "\n";
   }
 }

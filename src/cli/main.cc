@@ -74,9 +74,15 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
 
 CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
   CLI::App* command = app.add_subcommand(
-      "bench", "Time a configuration's training steps on random tokens, operator by operator");
+      "bench",
+      "Time a configuration's training steps, or one block of a layer, operator by operator");
   add_config(*command, bench.config);
-  command->add_option("--steps", bench.steps, "Steps that are timed")
+  command
+      ->add_option("--layer", bench.layer,
+                   "Time only this block of one layer, forward and backward, on random hidden "
+                   "states: moe, mlp or attention")
+      ->check(CLI::IsMember({"moe", "mlp", "attention"}));
+  command->add_option("--steps", bench.steps, "Steps, or passes over the block, that are timed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--warmup", bench.warmup, "Steps before those")

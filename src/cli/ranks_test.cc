@@ -83,15 +83,18 @@ TEST_F(CliRanks, AnotherNumberOfRanksContinues) {
   EXPECT_EQ(losses("run").size(), 4);
 }
 
-/// mpirun's terminals are not the user's: what goes to a file is plain lines. Rank 0 writes a
-/// sample of text as one rank does.
+/// mpirun's terminals are not the user's: what goes to a file is plain lines, also of a single
+/// rank. Rank 0 writes a sample of text as one rank does.
 TEST_F(CliRanks, WritePlainLinesAndASample) {
-  const Finished finished =
-      run_ranks(layout("run", {"--ranks", "2", "--parallel.tp=2", "--run.report=true"}));
-  EXPECT_THAT(finished.out, HasSubstr("4/4"));
-  EXPECT_EQ(finished.out.find_first_of("\r\x1b"), std::string::npos) << finished.out;
-  EXPECT_THAT(finished.out, ::testing::Not(HasSubstr("no sample")));
-  EXPECT_THAT(read_all(path("run/report.html")), HasSubstr("<h2>Generated text</h2>"));
+  for (const std::string ranks : {"1", "2"}) {
+    const std::string run = "run-" + ranks;
+    const Finished finished =
+        run_ranks(layout(run, {"--ranks", ranks, "--parallel.tp=" + ranks, "--run.report=true"}));
+    EXPECT_THAT(finished.out, HasSubstr("4/4"));
+    EXPECT_EQ(finished.out.find_first_of("\r\x1b"), std::string::npos) << finished.out;
+    EXPECT_THAT(finished.out, ::testing::Not(HasSubstr("no sample")));
+    EXPECT_THAT(read_all(path(run + "/report.html")), HasSubstr("<h2>Generated text</h2>"));
+  }
 }
 
 TEST_F(CliRanks, AMistakeIsToldOnceBeforeRanksStart) {

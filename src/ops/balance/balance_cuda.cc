@@ -2,19 +2,13 @@
 #include "ops/balance/balance_kernels.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 #include "ops/workspace.h"
 
 namespace tessera {
 namespace {
 
 using namespace cuda;
-
-int checked_experts(int64_t num_experts) {
-  require(num_experts <= kBalanceMaxExperts,
-          "the balance loss over {} experts; on a GPU there may be at most {}", num_experts,
-          kBalanceMaxExperts);
-  return static_cast<int>(num_experts);
-}
 
 /// Where the parts of BalanceStatistics' scratch memory start, in bytes.
 struct SumsWorkspace {
@@ -33,7 +27,7 @@ void balance_statistics(const Operator& base, const KernelArgs& args) {
   const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
   const int64_t num_tokens = args.in(0).shape[0];
   const SumsWorkspace parts(num_tokens, spec);
-  launch_balance_sums({.num_experts = checked_experts(spec.num_experts),
+  launch_balance_sums({.num_experts = static_cast<int>(spec.num_experts),
                        .top_k = static_cast<int>(spec.top_k),
                        .sigmoid = spec.score == ScoreFunction::kSigmoid,
                        .num_tokens = num_tokens,
@@ -52,12 +46,13 @@ void balance_statistics(const Operator& base, const KernelArgs& args) {
 
 int64_t statistics_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
+  check_limit(base, spec.num_experts, kBalanceMaxExperts, "experts");
   return SumsWorkspace(inputs[0].shape[0], spec).layout.num_bytes();
 }
 
 void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
   const auto& spec = static_cast<const BalanceStatisticsBackward&>(base).spec();
-  launch_balance_sums_backward({.num_experts = checked_experts(spec.num_experts),
+  launch_balance_sums_backward({.num_experts = static_cast<int>(spec.num_experts),
                                 .sigmoid = spec.score == ScoreFunction::kSigmoid,
                                 .num_tokens = args.in(1).shape[0],
                                 .grad_sums_GE = args.in(0).as<float>(),
@@ -70,7 +65,7 @@ void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
 
 BalanceFractions fractions_of(const BalanceLossSpec& spec, const Tensor& counts,
                               const KernelArgs& args) {
-  return {.num_experts = checked_experts(counts.shape[1]),
+  return {.num_experts = static_cast<int>(counts.shape[1]),
           .group_size = static_cast<int>(spec.group_size),
           .num_segments = counts.shape[0],
           .counts_GE = counts.as<float>(),
@@ -95,7 +90,8 @@ void balance_loss(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-int64_t loss_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
+int64_t loss_workspace(const Operator& op, std::span<const ValueType> inputs) {
+  check_limit(op, inputs[0].shape[1], kBalanceMaxExperts, "experts");
   return inputs[0].num_bytes();
 }
 
