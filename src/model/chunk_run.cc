@@ -413,7 +413,8 @@ void ChunkRun::balance_model() {
   const double assignments = std::max(std::reduce(counts.begin(), counts.end()), 1.0);
   const int64_t group_size = config.moe.balance_group_size;
   sum_groups(counts, group_size);
-  const double per_layer = static_cast<double>(config.moe.num_experts / group_size) /
+  const int64_t num_groups = config.moe.num_experts / group_size;
+  const double per_layer = static_cast<double>(num_groups) /
                            static_cast<double>(config.num_moe_layers() * groups.token_ranks());
   const auto gradient = inputs_.grad_score_means.get().span<float>();
   model_balance_ = 0;

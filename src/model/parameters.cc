@@ -207,9 +207,10 @@ ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
   ParameterSet set;
   const auto gradients = align_up(count_bytes(specs, false).weights + kAlignment);
   set.list(std::move(specs));
-  // Any addresses but null.
+  // Any addresses but null. NOLINTBEGIN(performance-no-int-to-ptr)
   set.place(reinterpret_cast<std::byte*>(kAlignment),
             reinterpret_cast<std::byte*>(kAlignment + gradients));
+  // NOLINTEND(performance-no-int-to-ptr)
   return set;
 }
 
@@ -236,9 +237,11 @@ void ParameterSet::place(std::byte* weights, std::byte* gradients) {
     const WeightPlacement& placement = parameter->spec.placement;
     return std::pair(placement.expert, placement.tp_copies);
   });
+  Device* const device = device_ == nullptr || device_->is_host() ? nullptr : device_;
   Bytes at;
   for (ModelParameter* parameter : in_memory) {
     parameter->weight.data = weights + at.weights;
+    parameter->weight.device = parameter->grad.device = device;
     at.weights += align_up(parameter->weight.num_bytes());
     if (gradients == nullptr) continue;
     parameter->grad.data = gradients + at.gradients;

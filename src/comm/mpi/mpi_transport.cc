@@ -118,6 +118,8 @@ class MpiExchange : public Exchange {
       check(MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Irecv");
     }
     requests_.push_back(request);
+    // test() completes requests, which the checker does not see.
+    // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker)
     pieces_.push_back({message.is_send, message.peer, bytes});
   }
 

@@ -62,7 +62,8 @@ std::vector<ValueType> BalanceStatisticsBackward::infer(std::span<const ValueTyp
 }
 
 double balance_loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
-  return static_cast<double>(num_experts / spec.group_size) /
+  const int64_t num_groups = num_experts / spec.group_size;
+  return static_cast<double>(num_groups) /
          static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
 }
 
