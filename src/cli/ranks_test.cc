@@ -153,51 +153,67 @@ class RankTrace {
 class CliTrace : public CliRanks {
  protected:
   /// Runs with the options, by rank.
-  std::vector<RankTrace> trace(const Arguments& options) const {
+  std::vector<RankTrace> trace(const std::string& run, const Arguments& options) const {
     Arguments all = {"--ranks", "2", "--trace=" + path("trace.json")};
     all.insert(all.end(), options.begin(), options.end());
-    run_ranks(layout("run", all));
+    run_ranks(layout(run, all));
     const auto parsed = nlohmann::json::parse(read_all(path("trace.json")));
     return {RankTrace(parsed, 0), RankTrace(parsed, 1)};
   }
 
-  /// What the ranks come to at the same time is under way only for the one that comes first.
-  static int64_t count_hidden(const std::vector<RankTrace>& ranks, const std::string& kind,
-                              const std::string& pass) {
-    return ranks[0].count_hidden(kind, pass) + ranks[1].count_hidden(kind, pass);
+  struct Hidden {
+    std::string kind;
+    std::string pass;
+  };
+  /// The traces of a run in which each of these has computation under it. What the ranks come to at
+  /// the same time is under way only for the one that comes first, and on a busy machine for none,
+  /// so there are several tries.
+  std::vector<RankTrace> trace_hidden(const Arguments& options,
+                                      const std::vector<Hidden>& all) const {
+    constexpr int kTries = 5;
+    std::vector<RankTrace> ranks;
+    std::string missing = "no run";
+    for (int i = 0; i < kTries && !missing.empty(); ++i) {
+      ranks = trace("run-" + std::to_string(i), options);
+      missing.clear();
+      for (const auto& [kind, pass] : all) {
+        if (ranks[0].count_hidden(kind, pass) + ranks[1].count_hidden(kind, pass) == 0)
+          missing += kind + " (" + pass + ") ";
+      }
+    }
+    EXPECT_EQ(missing, "") << "in " << kTries << " runs";
+    return ranks;
   }
 };
 
 /// Dispatch and combine are under way while the shared expert and, backwards, weight gradients are
 /// computed; the sums of gradients while layers further back are.
 TEST_F(CliTrace, ShowsComputationUnderExchangesAndReductions) {
-  const auto ranks = trace({"--parallel.ep=2", "--parallel.dispatcher=all_to_all",
-                            "--moe.shared_inner_size=16", "--optim.bucket_bytes=2000"});
+  const auto ranks = trace_hidden({"--parallel.ep=2", "--parallel.dispatcher=all_to_all",
+                                   "--moe.shared_inner_size=16", "--optim.bucket_bytes=2000"},
+                                  {{"ep all_to_all", "forward"},
+                                   {"ep all_to_all", "backward"},
+                                   {"dense_replicas_1 reduce_scatter", "backward"}});
   for (const RankTrace& rank : ranks) {
     EXPECT_GT(rank.bytes(), 0);
-    EXPECT_GT(rank.count_hidden("ep all_to_all", "forward"), 0);
-    EXPECT_GT(rank.count_hidden("ep all_to_all", "backward"), 0);
     for (const std::string kind :
          {"dense_replicas_1 reduce_scatter", "dense_replicas_1 all_gather", "world all_reduce"})
       EXPECT_THAT(rank.kinds(), ::testing::Contains(kind));
   }
-  EXPECT_GT(count_hidden(ranks, "dense_replicas_1 reduce_scatter", "backward"), 0);
 }
 
 /// With full sharding the next layer's weights are on their way while one computes, in both
 /// directions, and the sums of the last one's gradients.
 TEST_F(CliTrace, ShowsComputationUnderFullShardingsTransfers) {
-  for (const RankTrace& rank : trace({"--optim.shard=full"})) {
-    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner all_gather", "forward"), 0);
-    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner all_gather", "backward"), 0);
-    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner reduce_scatter", "backward"), 0);
-  }
+  trace_hidden({"--optim.shard=full"}, {{"dense_replicas_1.inner all_gather", "forward"},
+                                        {"dense_replicas_1.inner all_gather", "backward"},
+                                        {"dense_replicas_1.inner reduce_scatter", "backward"}});
 }
 
 /// Hidden states are sent while the next micro-batch is computed; receives are waited for at once.
 TEST_F(CliTrace, ShowsComputationUnderAPipelinesSends) {
-  const auto ranks = trace({"--parallel.pp=2", "--train.micro_batch=1"});
-  EXPECT_GT(ranks[0].count_hidden("pp send", "forward"), 0);
+  const auto ranks =
+      trace_hidden({"--parallel.pp=2", "--train.micro_batch=1"}, {{"pp send", "forward"}});
   EXPECT_EQ(ranks[1].count_hidden("pp receive", "forward"), 0);
   EXPECT_THAT(ranks[1].kinds(), ::testing::Contains("pp_gradients send"));
 }
