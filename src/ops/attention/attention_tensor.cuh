@@ -56,20 +56,6 @@ __device__ __forceinline__ void publish_cleared() {
   sync_threads(kClearBarrier, kConsumers * kWarpgroup);
 }
 
-/// A place in a ring of stages, and the parity of its turn.
-template <int kStages>
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 /// One arrival of each warp that multiplies.
 __device__ __forceinline__ void release(Barrier& empty) {
   if (threadIdx.x % 32 == 0)

@@ -53,7 +53,7 @@ __device__ void produce(Shared& shared, const TensorParams& params) {
   const Heads& heads = params.heads;
   TaskLoop tasks{params, heads.num_heads};
   Task task;
-  Cursor<kStages> cursor;
+  RingCursor<kStages> cursor;
   for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
     const Item& item = task.item;
     const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
@@ -147,8 +147,8 @@ struct Consumer {
   Softmax softmax;
   Task task;
   uint32_t task_parity;
-  Cursor<kStages> keys;
-  Cursor<kStages> values;
+  RingCursor<kStages> keys;
+  RingCursor<kStages> values;
   float o[kDepthV / 2];
 
   __device__ __forceinline__ int first_query() const { return task.item.first + own_group() * 64; }

@@ -70,7 +70,7 @@ __device__ void produce(Shared& shared, const TensorParams& params, const Task& 
     shared.k.load(&params.k, task.head, row, &shared.rows_full);
     shared.v.load(&params.v, task.head, row, &shared.rows_full);
   }
-  Cursor<Shared::kStages> cursor;
+  RingCursor<Shared::kStages> cursor;
   for (int h = 0; h < steps.num_heads; ++h) {
     const int head = steps.first_head + h;
     const int64_t head_sums = head * params.heads.num_rows + item.query_row;
@@ -151,7 +151,7 @@ struct Consumer {
   }
 
   /// Waits for a stage; what lies there after the sequence is made zero.
-  __device__ __forceinline__ void wait_stage(const Cursor<Memory::kStages>& cursor, int query) {
+  __device__ __forceinline__ void wait_stage(const RingCursor<Memory::kStages>& cursor, int query) {
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = task.item.length - query;
     if (left < kQueries) {
@@ -201,7 +201,7 @@ struct Consumer {
     clear_values(grad_k);
     clear_values(grad_v);
     shared.rows_full.wait(0);
-    Cursor<Memory::kStages> cursor;
+    RingCursor<Memory::kStages> cursor;
     for (int head = 0; head < steps.num_heads; ++head) {
       for (int tile = 0; tile < steps.num_tiles; ++tile) {
         const int query = (steps.first_tile + tile) * kQueries;

@@ -50,7 +50,7 @@ __device__ void produce(Shared& shared, const TensorParams& params) {
   const Heads& heads = params.heads;
   TaskLoop tasks{params, heads.num_heads};
   Task task;
-  Cursor<Shared::kStages> cursor;
+  RingCursor<Shared::kStages> cursor;
   for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
     const Item& item = task.item;
     const int kv_head = task.head / (heads.num_heads / heads.num_kv_heads);
@@ -79,7 +79,7 @@ struct Consumer {
   const TensorParams& params;
   Task task;
   uint32_t task_parity;
-  Cursor<Memory::kStages> cursor;
+  RingCursor<Memory::kStages> cursor;
   float grad_q[kDepth / 2];
   float lse[2];  // of this thread's rows, in units of log 2
   float delta[2];

@@ -14,10 +14,8 @@ namespace tessera::cuda {
 /// each keeps (handles of libraries, plans), made when it is first asked for.
 class CudaContext final : public KernelContext {
  public:
-  CudaContext(int device, cudaStream_t stream, int num_sms)
-      : device_(device), stream_(stream), num_sms_(num_sms) {}
+  CudaContext(cudaStream_t stream, int num_sms) : stream_(stream), num_sms_(num_sms) {}
 
-  int device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
   /// The context's one T, made from the context.
@@ -29,7 +27,6 @@ class CudaContext final : public KernelContext {
   }
 
  private:
-  int device_;
   cudaStream_t stream_;
   int num_sms_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;

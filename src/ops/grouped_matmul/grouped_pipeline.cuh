@@ -109,18 +109,7 @@ __device__ inline Work own_part(Work work, uint32_t rank) {
   return work;
 }
 
-/// A place in the ring of stages, and the parity of its turn.
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+using Cursor = RingCursor<kStages>;
 
 template <typename Epilogue>
 __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Params& params,

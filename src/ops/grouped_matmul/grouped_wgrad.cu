@@ -85,17 +85,7 @@ __device__ Work own_part(Work work, uint32_t rank) {
   return work;
 }
 
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+using Cursor = RingCursor<kStages>;
 
 /// A stage's share of the gradient that will be added to goes to the L2 cache.
 __device__ void prefetch_gradient(const Params& params, const Work& work, int stage) {
