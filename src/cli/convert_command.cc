@@ -11,6 +11,7 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/progress.h"
+#include "core/stopwatch.h"
 #include "hf/convert.h"
 #include "train/checkpointing.h"
 #include "train/stop_signal.h"
@@ -146,8 +147,7 @@ int run_convert(const ConvertArguments& arguments) {
   const ConvertReport report = to_hugging_face(arguments) ? convert_to_hf(arguments, options)
                                                           : convert_from_hf(arguments, options);
   bar.clear();
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  print_report(arguments, report, elapsed.count());
+  print_report(arguments, report, seconds_since(start));
   return 0;
 }
 

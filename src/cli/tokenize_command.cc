@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/progress.h"
+#include "core/stopwatch.h"
 
 namespace tessera {
 namespace {
@@ -19,12 +20,11 @@ double per_second(int64_t bytes, double seconds) {
 
 std::function<void(const TokenizeProgress&)> show_progress(ProgressBar& bar) {
   return [&bar, started = std::chrono::steady_clock::now()](const TokenizeProgress& progress) {
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - started;
     const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
     bar.update(static_cast<double>(progress.bytes_done) / total,
                fmt::format("{} tokens, {:.1f} MB/s",
                            format_count(static_cast<double>(progress.num_tokens)),
-                           per_second(progress.text_bytes, elapsed.count())));
+                           per_second(progress.text_bytes, seconds_since(started))));
   };
 }
 

@@ -11,6 +11,7 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/progress.h"
+#include "core/stopwatch.h"
 #include "train/checkpointing.h"
 #include "train/stop_signal.h"
 
@@ -113,8 +114,7 @@ int run_upcycle(const UpcycleArguments& given) {
                                         .state = fresh_state(upcycled_config(reader, model)),
                                         .options = options});
   bar.clear();
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  print_report(arguments, model, report, elapsed.count());
+  print_report(arguments, model, report, seconds_since(start));
   return 0;
 }
 

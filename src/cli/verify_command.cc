@@ -61,8 +61,7 @@ int run_verify(const VerifyArguments& arguments) {
   const Verification verification = verify_layout({.settings = std::move(settings),
                                                    .num_ranks = ranks,
                                                    .steps = arguments.steps,
-                                                   .tolerance = arguments.tolerance,
-                                                   .launch = {}});
+                                                   .tolerance = arguments.tolerance});
   if (arguments.json) {
     std::cout << to_json(verification).dump(2) << "\n";
   } else {

@@ -6,6 +6,9 @@
 #include <mutex>
 #include <set>
 
+#include "comm/thread_world.h"
+#include "core/stopwatch.h"
+
 namespace tessera {
 namespace {
 
@@ -19,19 +22,6 @@ std::vector<float> as_floats(const Tensor& tensor) {
     std::ranges::copy(tensor.span<float>(), values.begin());
   }
   return values;
-}
-
-/// What nobody gathers stays no number, which agrees with nothing.
-void gather(const std::vector<NamedSlice>& slices, WholeTensors& whole) {
-  for (const NamedSlice& slice : slices) {
-    WholeTensor& tensor = whole[slice.name];
-    tensor.shape = slice.slice.global;
-    tensor.values.resize(static_cast<size_t>(tensor.shape.num_elements()),
-                         std::numeric_limits<float>::quiet_NaN());
-    std::vector<float> part = as_floats(slice.tensor);
-    copy_slice_into(slice.slice, view(std::span(part), slice.tensor.shape),
-                    view(std::span(tensor.values), tensor.shape));
-  }
 }
 
 std::vector<NamedSlice> list_biases(const Trainer& trainer,
@@ -84,7 +74,7 @@ class RankRecorder {
 
   void add(const std::vector<NamedSlice>& slices, WholeTensors& whole) {
     const std::scoped_lock lock(mutex_);
-    gather(slices, whole);
+    gather_parts(slices, whole);
   }
   void find_diverged(const std::vector<NamedSlice>& held, WholeTensors& whole) {
     const std::scoped_lock lock(mutex_);
@@ -99,6 +89,18 @@ class RankRecorder {
 
 }  // namespace
 
+void gather_parts(const std::vector<NamedSlice>& slices, WholeTensors& whole) {
+  for (const NamedSlice& slice : slices) {
+    WholeTensor& tensor = whole[slice.name];
+    tensor.shape = slice.slice.global;
+    tensor.values.resize(static_cast<size_t>(tensor.shape.num_elements()),
+                         std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> part = as_floats(slice.tensor);
+    copy_slice_into(slice.slice, view(std::span(part), slice.tensor.shape),
+                    view(std::span(tensor.values), tensor.shape));
+  }
+}
+
 std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, WholeTensors& whole) {
   std::vector<std::string> names;
   for (const NamedSlice& part : held) {
@@ -107,13 +109,12 @@ std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, Whol
   return names;
 }
 
-RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
-                     const RankLauncher& launch) {
+RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps) {
   RunRecord record;
   std::mutex mutex;
   std::set<std::string> diverged;
-  const auto start = Clock::now();
-  launch(num_ranks, [&](World& world) {
+  const auto start = std::chrono::steady_clock::now();
+  run_thread_world(num_ranks, [&](World& world) {
     Settings own = settings;
     own.run.device = DeviceChoice::kCpu;  // what is recorded is read by the host
     own.train.precision = Precision::kF32;
@@ -123,7 +124,7 @@ RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
     RankRecorder(trainer, record, mutex, diverged).run(steps);
   });
   record.diverged.assign(diverged.begin(), diverged.end());
-  record.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  record.seconds = seconds_since(start);
   return record;
 }
 

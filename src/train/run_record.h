@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,17 +10,15 @@
 
 namespace tessera {
 
-/// Starts `num_ranks` ranks, runs the body on each, and returns when all have ended. The ranks
-/// share this process's memory.
-using RankLauncher =
-    std::function<void(int64_t num_ranks, const std::function<void(World&)>& body)>;
-
 /// A tensor of the whole model, gathered from the ranks that own its parts.
 struct WholeTensor {
   Shape shape;
   std::vector<float> values;
 };
 using WholeTensors = std::map<std::string, WholeTensor>;
+
+/// Adds a rank's parts. What nobody gathers stays no number, which agrees with nothing.
+void gather_parts(const std::vector<NamedSlice>& slices, WholeTensors& whole);
 
 /// What a run of a few steps leaves to be compared.
 struct RunRecord {
@@ -41,8 +38,8 @@ struct RunRecord {
 /// the part's type.
 std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, WholeTensors& whole);
 
-/// Trains `steps` steps of these settings, which name a token file, in F32 on ranks of the host.
-RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
-                     const RankLauncher& launch);
+/// Trains `steps` steps of these settings, which name a token file, in F32 on ranks of the host,
+/// threads of this process.
+RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps);
 
 }  // namespace tessera

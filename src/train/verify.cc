@@ -135,14 +135,9 @@ Verification verify_layout(const VerifyRequest& request) {
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);
   const Reference reference = make_reference(settings);
-  const RankLauncher threads = [](int64_t ranks, const std::function<void(World&)>& body) {
-    run_thread_world(ranks, body);
-  };
-  const RankLauncher& launch = request.launch ? request.launch : threads;
-  Verification result =
-      compare_runs(record_run(settings, request.num_ranks, steps, launch),
-                   record_run(reference.settings, reference.num_ranks, steps, threads),
-                   list_names(settings), rule.tolerances);
+  Verification result = compare_runs(record_run(settings, request.num_ranks, steps),
+                                     record_run(reference.settings, reference.num_ranks, steps),
+                                     list_names(settings), rule.tolerances);
   result.reference_ranks = reference.num_ranks;
   result.notes = list_notes(request, reference);
   return result;

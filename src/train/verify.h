@@ -26,8 +26,6 @@ struct VerifyRequest {
   int64_t steps = 3;
   /// Of what is computed and sent in F32, see VerifyRule.
   double tolerance = 1e-4;
-  /// How ranks run; empty: as threads of this process.
-  RankLauncher launch;
 };
 
 /// The same settings for random tokens in place of the data, without warm-up.

@@ -7,6 +7,7 @@
 #include "comm/thread_world.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"
+#include "train/run_record.h"
 #include "train/trainer.h"
 #include "train/verify.h"
 
@@ -26,16 +27,6 @@ void write_tokens(const Settings& settings) {
     writer.end_document();
   }
   writer.finish();
-}
-
-std::vector<float> as_floats(const Tensor& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
-  if (tensor.dtype == DType::kBF16) {
-    std::ranges::copy(tensor.span<Bf16>(), values.begin());
-  } else {
-    std::ranges::copy(tensor.span<float>(), values.begin());
-  }
-  return values;
 }
 
 ParallelSpec degrees(int64_t tp, int64_t cp, int64_t dp, int64_t pp, int64_t ep, int64_t etp) {
@@ -105,7 +96,7 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
   settings.parallel = layout.parallel;
   settings.shard = layout.shard;
   RunEnd end;
-  std::map<std::string, std::vector<float>> whole;
+  WholeTensors whole;
   std::mutex mutex;
   run_thread_world(layout.num_ranks, [&](World& world) {
     Settings own = settings;
@@ -119,16 +110,10 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
     if (save) trainer.save("");
     trainer.state().wait_weights();
     const std::scoped_lock lock(mutex);
-    for (const NamedSlice& slice : trainer.state().owned_model()) {
-      auto& values = whole[slice.name];
-      values.resize(static_cast<size_t>(slice.slice.global.num_elements()));
-      std::vector<float> part = as_floats(slice.tensor);
-      copy_slice_into(slice.slice, view(std::span(part), slice.tensor.shape),
-                      view(std::span(values), slice.slice.global));
-    }
+    gather_parts(trainer.state().owned_model(), whole);
   });
-  for (const auto& [name, values] : whole)
-    end.weights.insert(end.weights.end(), values.begin(), values.end());
+  for (const auto& [name, tensor] : whole)
+    end.weights.insert(end.weights.end(), tensor.values.begin(), tensor.values.end());
   return end;
 }
 
