@@ -27,22 +27,62 @@ int block_size(const AttentionSpec& spec, DType dtype) {
   return uses_tensor_cores(spec, dtype) ? device::kTensorBlock : device::kExactBlock;
 }
 
-/// Scratch memory: the list of blocks and, for the backward, delta [N, T].
+/// What the backward keeps of the pairs of queries and keys (device::KeptPairs): tiles of a head,
+/// and the key-value heads for which there is room at a time; 0: none, since they would take more
+/// than kMostPairBytes.
+struct PairRoom {
+  int64_t tiles = 0;
+  int64_t kv_heads = 0;
+};
+constexpr int64_t kMostPairBytes = int64_t{5} << 29;
+
+PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens) {
+  if (!uses_tensor_cores(spec, dtype) || num_tokens == 0) return {};
+  const int64_t length =
+      spec.sequence_length > 0 ? std::min(spec.sequence_length, num_tokens) : num_tokens;
+  const int64_t rest = num_tokens % length;
+  const int64_t tiles =
+      num_tokens / length * device::num_pair_tiles(length) + device::num_pair_tiles(rest);
+  const int64_t of_kv_head = tiles * device::kPairTileBytes * (spec.num_heads / spec.num_kv_heads);
+  return {tiles, std::min(spec.num_kv_heads, kMostPairBytes / of_kv_head)};
+}
+
+/// Scratch memory: the list of blocks and, for the backward, delta [N, T] and kept pairs.
 class Scratch {
  public:
-  Scratch(int64_t capacity, int64_t num_deltas)
+  Scratch(int64_t capacity, int64_t num_deltas, int64_t num_sequences = 0, PairRoom room = {},
+          int64_t group_size = 1)
       : capacity_(capacity),
+        room_(room),
         num_items_(layout_.add<int>(1)),
         num_of_length_(layout_.add<int>(capacity + 1)),
         items_(layout_.add<device::Item>(capacity)),
-        delta_(layout_.add<float>(num_deltas)) {}
+        delta_(layout_.add<float>(num_deltas)),
+        pairs_fit_(layout_.add<int>(1)),
+        first_pairs_(layout_.add<int64_t>(room.kv_heads > 0 ? num_sequences : 0)),
+        pairs_(layout_.add<std::byte>(room.kv_heads * group_size * room.tiles *
+                                      device::kPairTileBytes)) {}
 
   int64_t num_bytes() const { return layout_.num_bytes(); }
   device::WorkList list(const KernelArgs& args) const {
     return {.num_items = workspace_part<int>(args.workspace, num_items_),
             .num_of_length = workspace_part<int>(args.workspace, num_of_length_),
             .items = workspace_part<device::Item>(args.workspace, items_),
-            .capacity = static_cast<int>(capacity_)};
+            .capacity = static_cast<int>(capacity_),
+            .first_pairs = room_.kv_heads > 0
+                               ? workspace_part<int64_t>(args.workspace, first_pairs_)
+                               : nullptr,
+            .pairs_fit = workspace_part<int>(args.workspace, pairs_fit_),
+            .pair_capacity = room_.tiles};
+  }
+  /// For all key-value heads where none are kept.
+  device::KeptPairs pairs(const KernelArgs& args, const AttentionSpec& spec) const {
+    const auto kv_heads = static_cast<int>(spec.num_kv_heads);
+    if (room_.kv_heads == 0) return {.num_kv_heads = kv_heads};
+    return {.tiles = workspace_part<std::byte>(args.workspace, pairs_),
+            .capacity = room_.tiles,
+            .fit = workspace_part<int>(args.workspace, pairs_fit_),
+            .num_kv_heads = static_cast<int>(room_.kv_heads)};
   }
   float* delta(const KernelArgs& args) const {
     return workspace_part<float>(args.workspace, delta_);
@@ -51,10 +91,14 @@ class Scratch {
  private:
   WorkspaceLayout layout_;
   int64_t capacity_;
+  PairRoom room_;
   int64_t num_items_;
   int64_t num_of_length_;
   int64_t items_;
   int64_t delta_;
+  int64_t pairs_fit_;
+  int64_t first_pairs_;
+  int64_t pairs_;
 };
 
 Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
@@ -64,7 +108,8 @@ Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_toke
 Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
                          int64_t num_sequences) {
   return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)),
-          num_tokens * spec.num_heads};
+          num_tokens * spec.num_heads, num_sequences, pair_room(spec, dtype, num_tokens),
+          spec.num_heads / spec.num_kv_heads};
 }
 Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
@@ -184,6 +229,19 @@ void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* del
       o.dtype == DType::kBF16, cuda::stream_of(args));
 }
 
+/// By chunks of key-value heads for whose pairs there is room.
+void launch_tensor_backward(device::TensorParams params, cudaStream_t stream) {
+  device::KeptPairs& pairs = params.pairs;
+  const int chunk = pairs.num_kv_heads;
+  for (int first = 0; first < params.heads.num_kv_heads; first += chunk) {
+    pairs.first_kv_head = first;
+    pairs.num_kv_heads = std::min(chunk, params.heads.num_kv_heads - first);
+    device::launch_tensor_key_grads(params, stream);
+    if (pairs.tiles != nullptr) device::launch_tensor_pair_sums(params, stream);
+  }
+  device::launch_tensor_query_grad(params, stream);
+}
+
 void run_backward(const Operator& op, const KernelArgs& args) {
   const AttentionSpec& spec = static_cast<const AttentionBackward&>(op).spec();
   const Tensor& q = args.in(Input::kQ);
@@ -205,8 +263,8 @@ void run_backward(const Operator& op, const KernelArgs& args) {
     device::TensorParams params = tensor_params(spec, args, list);
     params.grad_o = map_of(grad_o, spec.num_heads, spec.head_size_v);
     set_backward(params, args, scratch.delta(args));
-    device::launch_tensor_query_grad(params, stream);
-    device::launch_tensor_key_grads(params, stream);
+    params.pairs = scratch.pairs(args, spec);
+    launch_tensor_backward(params, stream);
   } else {
     device::ExactParams params = exact_params(spec, args, list);
     params.grad_o = grad_o.data;

@@ -17,7 +17,24 @@ struct Item {
   int length;     ///< of the sequence
   int first;      ///< position
   int num_after;  ///< blocks of the sequence after this one
+  /// The sequence's first tile of kept pairs (KeptPairs).
+  int64_t first_pairs;
 };
+
+/// Factors that the kernel of the keys' gradients leaves for the queries', as BF16: for each head,
+/// sequence and block of kTensorBlock keys, one tile of 64 keys by 64 queries for each half of the
+/// keys and each 64 queries from the block's first on, as it lies in shared memory. Where all tiles
+/// of a head, counted on the GPU, are more than `capacity`, *fit is 0 and they are not kept.
+struct KeptPairs {
+  void* tiles;       ///< [heads of the chunk, capacity] of kPairTileBytes; null: not kept
+  int64_t capacity;  ///< tiles of a head
+  const int* fit;
+  int first_kv_head;  ///< the chunk: key-value heads whose pairs have room at a time
+  int num_kv_heads;
+};
+inline constexpr int kPairTileBytes = 64 * 64 * 2;
+/// Tiles of a head for a sequence.
+int64_t num_pair_tiles(int64_t length);
 
 /// The blocks of all sequences, those that see most keys first.
 struct WorkList {
@@ -25,6 +42,9 @@ struct WorkList {
   int* num_of_length;  ///< scratch: [capacity + 1]
   Item* items;         ///< [capacity]
   int capacity;
+  int64_t* first_pairs;  ///< scratch: [num_sequences]; null where no pairs are kept
+  int* pairs_fit;        ///< one value: whether their tiles are at most pair_capacity
+  int64_t pair_capacity;
 };
 
 /// The most blocks of `block` positions that `num_sequences` sequences of `num_tokens` in all have.
@@ -114,14 +134,17 @@ struct TensorParams {
   void* grad_q;
   void* grad_k;
   void* grad_v;
+  KeptPairs pairs;
 };
 inline constexpr int kTensorBlock = 128;
 inline constexpr int kTensorBox = 64;
 bool tensor_fits(int head_size, int head_size_v);
 void launch_tensor_forward(const TensorParams& params, cudaStream_t stream);
-/// Two kernels, each computing the scores again, so that every gradient is summed up by one thread
-/// block in a fixed order.
-void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream);
+/// Two kernels, so that every gradient is summed up by one thread block in a fixed order. The first
+/// leaves pairs for launch_tensor_pair_sums where they are kept and fit; launch_tensor_query_grad,
+/// which computes the scores again, returns at once then, and launch_tensor_pair_sums otherwise.
 void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream);
+void launch_tensor_pair_sums(const TensorParams& params, cudaStream_t stream);
+void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream);
 
 }  // namespace tessera::cuda::attention

@@ -153,6 +153,36 @@ __device__ __forceinline__ void store_row(Value* to, const float (&d)[kColumns /
   }
 }
 
+/// Writes the left operand of 64 rows by 64 columns that the warpgroup's registers hold to a tile
+/// of 64 rows, swizzled as the copy engine does.
+__device__ __forceinline__ void store_fragments(Value* tile, const uint32_t (&a)[4][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
+  const uint32_t base = shared_address(tile) + row * 128;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t at = base + (((2 * k + lane / 16) ^ (row % 8)) << 4);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3])
+                 : "memory");
+  }
+}
+
+/// The tile of kept pairs of the 64 keys of half `half` of the block of keys that begins at `key`
+/// and the 64 queries from `query` on.
+__device__ __forceinline__ Value* pair_tile(const TensorParams& params, const Item& item, int head,
+                                            int key, int half, int query) {
+  const KeptPairs& pairs = params.pairs;
+  const int64_t tiles = (item.length + 63) / 64;
+  const int64_t block = key / kTensorBlock;
+  const int64_t before = block * tiles - block * (block - 1);  // of each half, in blocks before
+  const int64_t at = item.first_pairs + 2 * (before + query / 64 - 2 * block) + half;
+  const int group = params.heads.num_heads / params.heads.num_kv_heads;
+  const int64_t chunk_head = head - int64_t{pairs.first_kv_head} * group;
+  return static_cast<Value*>(pairs.tiles) +
+         (chunk_head * pairs.capacity + at) * (kPairTileBytes / sizeof(Value));
+}
+
 /// An item and a head of it.
 struct Task {
   Item item;

@@ -11,6 +11,8 @@ namespace {
 constexpr int kRows = kTensorBlock;
 constexpr int kQueries = 64;
 constexpr int kPairs = kQueries / 2;  // of a thread
+constexpr int kPairBuffers = 2;
+constexpr int kPairBarrier = 2;  // and 3: of each warpgroup that multiplies
 
 enum class Want { kBoth, kKeys, kValues };
 
@@ -24,7 +26,8 @@ struct Shared {
   Operand<kRows, kDepth> k;
   Operand<kRows, kDepthV> v;
   Stage stages[kStages];
-  float lse[kStages][kQueries];  // in units of log 2
+  Operand<64, 64> pairs[kConsumers][kPairBuffers];  // of keys by queries, on their way out
+  float lse[kStages][kQueries];                     // in units of log 2
   float delta[kStages][kQueries];
   Barrier rows_full;
   Barrier full[kStages];
@@ -102,6 +105,8 @@ struct Consumer {
   Memory& shared;
   const TensorParams& params;
   const Task& task;
+  bool keeps_pairs;
+  int turn = 0;
   float grad_k[kWantKeys ? kDepth / 2 : 1];
   float grad_v[kWantValues ? kDepthV / 2 : 1];
 
@@ -161,9 +166,27 @@ struct Consumer {
     }
   }
 
+  /// Leaves the factors of the keys' gradients for the sum of the queries'.
+  __device__ __forceinline__ void keep_pairs(const uint32_t (&factors)[kQueries / 16][4], int head,
+                                             int query) {
+    const int group = own_group();
+    const bool leader = threadIdx.x % kWarpgroup == 0;
+    Value* const buffer = shared.pairs[group][turn % kPairBuffers].tiles[0];
+    ++turn;
+    if (leader) wait_stores_read<kPairBuffers - 1>();
+    sync_threads(kPairBarrier + group, kWarpgroup);
+    store_fragments(buffer, factors);
+    fence_shared_for_async();
+    sync_threads(kPairBarrier + group, kWarpgroup);
+    if (!leader) return;
+    store_bytes(pair_tile(params, task.item, head, task.item.first, group, query), buffer,
+                kPairTileBytes);
+    commit_stores();
+  }
+
   /// The products of a stage. The other warpgroup's keep the tensor cores busy while this one
   /// computes factors: to start the next stage's before takes registers that there are not.
-  __device__ __forceinline__ void add_stage(int s, int query) {
+  __device__ __forceinline__ void add_stage(int s, int head, int query) {
     auto& stage = shared.stages[s];
     float scores[kPairs];
     float grads[kPairs];
@@ -190,6 +213,9 @@ struct Consumer {
       start_column_products<kQueries, kDepthV>(grad_v, factors, stage.grad_o);
     if constexpr (kWantKeys) start_column_products<kQueries, kDepth>(grad_k, key_factors, stage.q);
     commit_products();
+    if constexpr (kWantKeys) {
+      if (keeps_pairs) keep_pairs(key_factors, head, query);
+    }
     wait_products<0>();
     if constexpr (kWantKeys) fence_values(grad_k);
     if constexpr (kWantValues) fence_values(grad_v);
@@ -206,11 +232,12 @@ struct Consumer {
       for (int tile = 0; tile < steps.num_tiles; ++tile) {
         const int query = (steps.first_tile + tile) * kQueries;
         wait_stage(cursor, query);
-        add_stage(cursor.stage, query);
+        add_stage(cursor.stage, steps.first_head + head, query);
         cursor.advance();
       }
     }
     store();
+    if (threadIdx.x % kWarpgroup == 0) wait_stores_read<0>();  // shared memory ends with the block
   }
 
   __device__ __forceinline__ void store() const {
@@ -236,10 +263,11 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   // One task each: to go through several takes registers that there are not.
-  const int num_heads = params.heads.num_kv_heads;
+  const int num_heads = params.pairs.num_kv_heads;
   const int at = static_cast<int>(blockIdx.x) / num_heads;
   if (at >= *params.num_items) return;
-  Task task{params.items[at], static_cast<int>(blockIdx.x) % num_heads};
+  Task task{params.items[at],
+            params.pairs.first_kv_head + static_cast<int>(blockIdx.x) % num_heads};
   // Keys that are first in their sequence are seen by most queries: the list's order reversed.
   task.item.first = task.item.num_after * kTensorBlock;
   if (threadIdx.x == 0) shared.init();
@@ -249,7 +277,8 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     if (threadIdx.x < 32) produce(shared, params, task);
   } else {
     take_registers<240>();
-    Consumer<kDepth, kDepthV, kWant> consumer{shared, params, task};
+    const bool keeps_pairs = params.pairs.tiles != nullptr && *params.pairs.fit != 0;
+    Consumer<kDepth, kDepthV, kWant> consumer{shared, params, task, keeps_pairs};
     consumer.run();
   }
 }
@@ -257,7 +286,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 template <int kDepth, int kDepthV, Want kWant>
 void launch(const TensorParams& params, cudaStream_t stream) {
   launch_tensor<Shared<kDepth, kDepthV>>(key_grads_kernel<kDepth, kDepthV, kWant>, params,
-                                         params.max_items * params.heads.num_kv_heads, stream);
+                                         params.max_items * params.pairs.num_kv_heads, stream);
 }
 
 }  // namespace

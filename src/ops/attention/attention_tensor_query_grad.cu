@@ -219,6 +219,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad_kernel(const __grid_constant__ TensorParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
+  if (params.pairs.tiles != nullptr && *params.pairs.fit != 0) return;  // they are summed up
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {

@@ -25,6 +25,12 @@ __device__ Sequence sequence_at(const int* cu_seqlens, int s, int num_tokens) {
   return {begin, end - begin};
 }
 
+__host__ __device__ int64_t pair_tiles(int64_t length) {
+  const int64_t tiles = (length + 63) / 64;
+  const int64_t blocks = (tiles + 1) / 2;
+  return 2 * (blocks * tiles - blocks * (blocks - 1));
+}
+
 /// Turns counts into the begins of their places, the last count's first. One warp.
 __device__ void sum_from_last(int* counts, int num_counts) {
   const int lane = threadIdx.x % kWarp;
@@ -40,6 +46,26 @@ __device__ void sum_from_last(int* counts, int num_counts) {
     if (at >= 0) counts[at] = before + sum - own;
     before += __shfl_sync(~0U, sum, kWarp - 1);
   }
+}
+
+/// By one warp: where each sequence's tiles of pairs begin, and whether all fit.
+__device__ void place_pairs(const WorkList& list, const int* cu_seqlens, int num_sequences,
+                            int num_tokens) {
+  const int lane = threadIdx.x % kWarp;
+  int64_t before = 0;
+  for (int first = 0; first < num_sequences; first += kWarp) {
+    const int s = first + lane;
+    const int64_t own =
+        s < num_sequences ? pair_tiles(sequence_at(cu_seqlens, s, num_tokens).length) : 0;
+    int64_t sum = own;
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int64_t other = __shfl_up_sync(~0U, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (s < num_sequences) list.first_pairs[s] = before + sum - own;
+    before += __shfl_sync(~0U, sum, kWarp - 1);
+  }
+  if (lane == 0) *list.pairs_fit = before <= list.pair_capacity ? 1 : 0;
 }
 
 /// Counting sort of all sequences' blocks by their number in the sequence, by one block of threads.
@@ -61,6 +87,8 @@ __global__ void __launch_bounds__(kListThreads)
   }
   __syncthreads();
   if (warp == 0) sum_from_last(list.num_of_length, list.capacity + 1);
+  if (warp == 1 && list.first_pairs != nullptr)
+    place_pairs(list, cu_seqlens, num_sequences, num_tokens);
   __syncthreads();
   for (int s = warp; s < num_sequences; s += kWarps) {
     const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
@@ -68,8 +96,10 @@ __global__ void __launch_bounds__(kListThreads)
     for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp) {
       const int place = atomicAdd(&list.num_of_length[b], 1);
       if (place >= list.capacity) continue;
-      list.items[place] = {sequence.begin, sequence.begin, sequence.length, b * block,
-                           num_blocks - 1 - b};
+      list.items[place] = {
+          sequence.begin,     sequence.begin,
+          sequence.length,    b * block,
+          num_blocks - 1 - b, list.first_pairs == nullptr ? 0 : list.first_pairs[s]};
       atomicAdd(list.num_items, 1);
     }
   }
@@ -82,7 +112,8 @@ __global__ void list_cached_kernel(WorkList list, const int* length, int num_que
   if (threadIdx.x == 0) *list.num_items = num_blocks;
   const int before = *length - num_queries;
   for (int b = threadIdx.x; b < num_blocks; b += blockDim.x)
-    list.items[num_blocks - 1 - b] = {-before, 0, *length, before + b * block, num_blocks - 1 - b};
+    list.items[num_blocks - 1 - b] = {-before, 0, *length, before + b * block, num_blocks - 1 - b,
+                                      0};
 }
 
 __global__ void sequence_offsets_kernel(SequenceOffsets params) {
@@ -124,6 +155,10 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params
 }
 
 }  // namespace
+
+int64_t num_pair_tiles(int64_t length) {
+  return pair_tiles(length);
+}
 
 int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block) {
   const int64_t not_empty = std::min(num_sequences, num_tokens);

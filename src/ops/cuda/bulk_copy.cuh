@@ -51,6 +51,21 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, const void* fr
       : "memory");
 }
 
+/// Bytes as they lie, aligned to 16 and a multiple of it; completes on `full`.
+__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t num_bytes,
+                                           Barrier* full) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(num_bytes), "r"(shared_address(full))
+      : "memory");
+}
+__device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t num_bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(num_bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
