@@ -28,23 +28,25 @@ int block_size(const AttentionSpec& spec, DType dtype) {
 }
 
 /// What the backward keeps of the pairs of queries and keys (device::KeptPairs): tiles of a head,
-/// and the key-value heads for which there is room at a time; 0: none, since they would take more
-/// than kMostPairBytes.
+/// and the key-value heads taken at a time; 0: none. Windows see few of the pairs there is room
+/// for.
 struct PairRoom {
   int64_t tiles = 0;
   int64_t kv_heads = 0;
 };
-constexpr int64_t kMostPairBytes = int64_t{5} << 29;
 
-PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens) {
+PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens, int64_t most_bytes) {
   if (!uses_tensor_cores(spec, dtype) || num_tokens == 0) return {};
   const int64_t length =
       spec.sequence_length > 0 ? std::min(spec.sequence_length, num_tokens) : num_tokens;
-  const int64_t rest = num_tokens % length;
-  const int64_t tiles =
-      num_tokens / length * device::num_pair_tiles(length) + device::num_pair_tiles(rest);
+  if (spec.window > 0 && spec.window < length) return {};
+  const int64_t tiles = num_tokens / length * device::num_pair_tiles(length) +
+                        device::num_pair_tiles(num_tokens % length);
   const int64_t of_kv_head = tiles * device::kPairTileBytes * (spec.num_heads / spec.num_kv_heads);
-  return {tiles, std::min(spec.num_kv_heads, kMostPairBytes / of_kv_head)};
+  const int64_t most = std::min(spec.num_kv_heads, most_bytes / of_kv_head);
+  if (most == 0) return {};
+  const int64_t num_chunks = (spec.num_kv_heads + most - 1) / most;
+  return {tiles, (spec.num_kv_heads + num_chunks - 1) / num_chunks};
 }
 
 /// Scratch memory: the list of blocks and, for the backward, delta [N, T] and kept pairs.
@@ -106,10 +108,10 @@ Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_toke
   return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)), 0};
 }
 Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
-                         int64_t num_sequences) {
+                         int64_t num_sequences, int64_t most_pair_bytes) {
   return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)),
-          num_tokens * spec.num_heads, num_sequences, pair_room(spec, dtype, num_tokens),
-          spec.num_heads / spec.num_kv_heads};
+          num_tokens * spec.num_heads, num_sequences,
+          pair_room(spec, dtype, num_tokens, most_pair_bytes), spec.num_heads / spec.num_kv_heads};
 }
 Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
@@ -254,7 +256,8 @@ void run_backward(const Operator& op, const KernelArgs& args) {
                 [&](auto& cudnn) { return cudnn.run_backward(spec, args); }))
     return;
   const cudaStream_t stream = cuda::stream_of(args);
-  const Scratch scratch = backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1);
+  const Scratch scratch =
+      backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1, options.most_pair_bytes);
   const device::WorkList list = scratch.list(args);
   list_sequences(spec, args, cu_seqlens, list);
   compute_delta(spec, args, scratch.delta(args));
@@ -298,7 +301,8 @@ int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs)
 int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
   return backward_scratch(static_cast<const AttentionBackward&>(op).spec(), inputs[Input::kQ].dtype,
                           inputs[Input::kQ].shape[0],
-                          inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1)
+                          inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1,
+                          cuda::kMostPairBytes)
       .num_bytes();
 }
 

@@ -147,6 +147,18 @@ TEST_F(AttentionCudaTest, TheOutputsGradientAlone) {
   check({heads(2, 1, 40), {70}}, {0});
 }
 
+/// Pairs of one key-value head at a time, of none, and of fewer tokens than sequences' blocks take.
+TEST_F(AttentionCudaTest, RoomForPairs) {
+  const std::vector<Case> cases = {{heads(6, 3, 64), {300, 200, 12}},
+                                   {heads(4, 4, 128), {512}},
+                                   {heads(3, 3, 192, 128), {129, 383}},
+                                   {heads(2, 2, 64), std::vector<int64_t>(100, 3)}};
+  for (const int64_t most_bytes : {0, 1 << 20, 2 << 20}) {
+    options().most_pair_bytes = most_bytes;
+    for (const Case& test : cases) check(test);
+  }
+}
+
 TEST_F(AttentionCudaTest, RandomCases) {
   Random random(3, 11);
   const auto draw = [&](int64_t bound) {

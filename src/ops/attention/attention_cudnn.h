@@ -8,6 +8,10 @@
 
 namespace tessera::cuda {
 
+/// The most scratch memory for pairs of queries and keys that the backward keeps: key-value heads
+/// are taken as many at a time as that has room for.
+inline constexpr int64_t kMostPairBytes = int64_t{5} << 28;
+
 /// How attention runs on a GPU, for all its operators; kept in the context.
 struct AttentionOptions {
   explicit AttentionOptions(CudaContext& /*context*/) {}
@@ -18,6 +22,9 @@ struct AttentionOptions {
   /// cuDNN's backward adds up the queries' gradients in no fixed order; our own kernels run in
   /// its place where this is true.
   bool deterministic = true;
+  /// At most kMostPairBytes, with which memory is planned; 0: the queries' gradients compute the
+  /// scores again.
+  int64_t most_pair_bytes = kMostPairBytes;
   /// After the first call: why cuDNN is not used; "" where it is, or was not asked for.
   std::string why_not_cudnn;
 };

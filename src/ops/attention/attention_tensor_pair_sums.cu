@@ -63,7 +63,7 @@ template <int kDepth>
 __device__ void produce(Shared<kDepth>& shared, const TensorParams& params) {
   Tasks tasks{params};
   Task task;
-  Cursor<Shared<kDepth>::kStages> cursor;
+  RingCursor<Shared<kDepth>::kStages> cursor;
   while (tasks.next(task)) {
     const Item& item = task.item;
     const int kv_head = task.head / tasks.group;
@@ -97,7 +97,7 @@ struct Consumer {
   Memory& shared;
   const TensorParams& params;
   Task task;
-  Cursor<Memory::kStages> cursor;
+  RingCursor<Memory::kStages> cursor;
   float grad_q[kDepth / 2];
 
   __device__ __forceinline__ int first_query() const { return task.item.first + own_group() * 64; }
