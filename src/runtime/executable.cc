@@ -127,6 +127,12 @@ const int64_t* Executable::extent_address(const Bindings& bindings, ValueId id) 
   return type.ragged() ? at_bound(bindings, type.extent).as<int64_t>() : nullptr;
 }
 
+/// On the host it is known; a GPU knows its extents alone.
+bool Executable::may_have_elements(const Bindings& bindings, const Node& node, ValueId id) const {
+  if (program_.type(id).num_bytes() == 0) return false;
+  return !backend_.is_host() || argument(bindings, node, id).num_elements() > 0;
+}
+
 /// Before node `idx` adds to accumulators of which some are `unset`, which they are not afterwards:
 /// true where its kernel is to write all of them; otherwise those become zero.
 bool Executable::begin_sums(size_t idx, const Bindings& bindings,
@@ -144,7 +150,7 @@ bool Executable::begin_sums(size_t idx, const Bindings& bindings,
     }
   }
   if (begun.empty()) return false;
-  for (const ValueId id : node.inputs) all = all && program_.type(id).num_bytes() > 0;
+  for (const ValueId id : node.inputs) all = all && may_have_elements(bindings, node, id);
   if (all) return true;
   for (const Tensor& sum : begun) backend_.device().zero(sum.data, sum.num_bytes());
   return false;

@@ -71,6 +71,7 @@ class Executable {
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;
+  bool may_have_elements(const Bindings& bindings, const Node& node, ValueId id) const;
   bool begin_sums(size_t idx, const Bindings& bindings, std::vector<ValueId>& unset) const;
   Pending start_node(size_t idx, const Bindings& bindings, bool set_accumulators) const;
 

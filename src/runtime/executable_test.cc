@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <limits>
+#include <map>
 
 #include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
 #include "program/program_testing.h"
@@ -54,6 +57,40 @@ TEST(Accumulators, ThatHoldNothingAreWrittenOrZeroedBeforeTheFirstAddition) {
   EXPECT_EQ(run(setting, true, kNan), twice);
   EXPECT_EQ(run(zeroing, true, kNan), twice);
   EXPECT_EQ(run(setting, false, 1), (std::vector<float>{3, 5, 7, 9, 11, 13}));
+}
+
+/// A head without tokens goes through none of its products.
+TEST(Accumulators, ThatHoldNothingAreZeroAfterAnOperatorWithoutRows) {
+  Program program("no rows");
+  ValueType x{DType::kF32, {5, 3}};
+  x.ragged_dim = 0;
+  x.extent = program.add_input("tokens", {DType::kI64, {1}});
+  ValueType labels = x;
+  labels.dtype = DType::kI32;
+  labels.shape = {5};
+  const std::vector<ValueId> inputs = {
+      program.add_input("x", x), program.add_weight("weight", {DType::kF32, {2, 3}}),
+      program.add_input("labels", labels), program.add_input("scale", {DType::kF32, {1}})};
+  const ValueId sum = program.add_accumulator("sum", {DType::kF32, {2, 3}});
+  const auto outputs = program.add(make_linear_cross_entropy_fused(), inputs,
+                                   {"loss", "token_loss", "dx", "dweight"}, {sum});
+  program.set_outputs({outputs[0], outputs[1], outputs[2]});
+  const Executable executable(program, make_cpu_kernels());
+  Bindings bindings = executable.make_bindings();
+  std::map<ValueId, OwnedTensor> memory;
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    const ValueType& type = program.type(id);
+    OwnedTensor& tensor = memory.emplace(id, OwnedTensor(type.dtype, type.shape)).first->second;
+    std::memset(tensor.get().data, 0, static_cast<size_t>(tensor.get().num_bytes()));
+    bindings.tensors[static_cast<size_t>(id)] = tensor.get();
+  }
+  const std::span<float> sums = memory.at(sum).get().span<float>();
+  std::ranges::fill(sums, std::numeric_limits<float>::quiet_NaN());
+  bindings.unset = {sum};
+  const Buffer transient(executable.plan().transient_bytes, "scratch");
+  bindings.transient = transient.data();
+  executable.run(bindings);
+  EXPECT_THAT(sums, ::testing::Each(0.0F));
 }
 
 TEST(Exchanges, AProgramComputesTheSameWhetherTheyAreStartedOrRun) {
