@@ -35,18 +35,23 @@ struct PairRoom {
   int64_t kv_heads = 0;
 };
 
-PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens, int64_t most_bytes) {
-  if (!uses_tensor_cores(spec, dtype) || num_tokens == 0) return {};
+PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
+                   const cuda::PairLimits& limits) {
+  if (!uses_tensor_cores(spec, dtype) || num_tokens == 0 || spec.head_size < limits.least_size)
+    return {};
   const int64_t length =
       spec.sequence_length > 0 ? std::min(spec.sequence_length, num_tokens) : num_tokens;
   if (spec.window > 0 && spec.window < length) return {};
   const int64_t tiles = num_tokens / length * device::num_pair_tiles(length) +
                         device::num_pair_tiles(num_tokens % length);
   const int64_t of_kv_head = tiles * device::kPairTileBytes * (spec.num_heads / spec.num_kv_heads);
-  const int64_t most = std::min(spec.num_kv_heads, most_bytes / of_kv_head);
+  const int64_t most = std::min(spec.num_kv_heads, limits.most_bytes / of_kv_head);
   if (most == 0) return {};
   const int64_t num_chunks = (spec.num_kv_heads + most - 1) / most;
-  return {tiles, (spec.num_kv_heads + num_chunks - 1) / num_chunks};
+  const int64_t kv_heads = (spec.num_kv_heads + num_chunks - 1) / num_chunks;
+  const int64_t tasks = (num_tokens + device::kTensorBlock - 1) / device::kTensorBlock * kv_heads;
+  if (num_chunks > 1 && tasks < limits.least_tasks) return {};
+  return {tiles, kv_heads};
 }
 
 /// Scratch memory: the list of blocks and, for the backward, delta [N, T] and kept pairs.
@@ -108,10 +113,10 @@ Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_toke
   return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)), 0};
 }
 Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
-                         int64_t num_sequences, int64_t most_pair_bytes) {
+                         int64_t num_sequences, const cuda::PairLimits& limits) {
   return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)),
-          num_tokens * spec.num_heads, num_sequences,
-          pair_room(spec, dtype, num_tokens, most_pair_bytes), spec.num_heads / spec.num_kv_heads};
+          num_tokens * spec.num_heads, num_sequences, pair_room(spec, dtype, num_tokens, limits),
+          spec.num_heads / spec.num_kv_heads};
 }
 Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
@@ -257,7 +262,7 @@ void run_backward(const Operator& op, const KernelArgs& args) {
     return;
   const cudaStream_t stream = cuda::stream_of(args);
   const Scratch scratch =
-      backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1, options.most_pair_bytes);
+      backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1, options.pairs);
   const device::WorkList list = scratch.list(args);
   list_sequences(spec, args, cu_seqlens, list);
   compute_delta(spec, args, scratch.delta(args));
@@ -301,8 +306,7 @@ int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs)
 int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
   return backward_scratch(static_cast<const AttentionBackward&>(op).spec(), inputs[Input::kQ].dtype,
                           inputs[Input::kQ].shape[0],
-                          inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1,
-                          cuda::kMostPairBytes)
+                          inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1, {})
       .num_bytes();
 }
 

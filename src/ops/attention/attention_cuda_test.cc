@@ -149,12 +149,12 @@ TEST_F(AttentionCudaTest, TheOutputsGradientAlone) {
 
 /// Pairs of one key-value head at a time, of none, and of fewer tokens than sequences' blocks take.
 TEST_F(AttentionCudaTest, RoomForPairs) {
-  const std::vector<Case> cases = {{heads(6, 3, 64), {300, 200, 12}},
+  const std::vector<Case> cases = {{heads(6, 3, 96), {300, 200, 12}},
                                    {heads(4, 4, 128), {512}},
                                    {heads(3, 3, 192, 128), {129, 383}},
-                                   {heads(2, 2, 64), std::vector<int64_t>(100, 3)}};
-  for (const int64_t most_bytes : {0, 1 << 20, 2 << 20}) {
-    options().most_pair_bytes = most_bytes;
+                                   {heads(2, 2, 128), std::vector<int64_t>(100, 3)}};
+  for (const int64_t most_bytes : {int64_t{0}, int64_t{1} << 20, int64_t{2} << 20}) {
+    options().pairs = {.most_bytes = most_bytes, .least_tasks = 0};
     for (const Case& test : cases) check(test);
   }
 }

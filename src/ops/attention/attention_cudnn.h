@@ -8,9 +8,16 @@
 
 namespace tessera::cuda {
 
-/// The most scratch memory for pairs of queries and keys that the backward keeps: key-value heads
-/// are taken as many at a time as that has room for.
-inline constexpr int64_t kMostPairBytes = int64_t{5} << 28;
+/// When the backward keeps the pairs of queries and keys; memory is planned with these.
+struct PairLimits {
+  /// Of scratch memory. Key-value heads are taken as many at a time as that has room for.
+  int64_t most_bytes = int64_t{5} << 28;
+  /// Blocks of keys times heads that are taken at a time, where that is not all: fewer leave the
+  /// GPU idle at the end of each part.
+  int64_t least_tasks = 264;
+  /// Of a query's head: with less, keeping pairs takes longer than computing them again.
+  int64_t least_size = 65;
+};
 
 /// How attention runs on a GPU, for all its operators; kept in the context.
 struct AttentionOptions {
@@ -22,9 +29,8 @@ struct AttentionOptions {
   /// cuDNN's backward adds up the queries' gradients in no fixed order; our own kernels run in
   /// its place where this is true.
   bool deterministic = true;
-  /// At most kMostPairBytes, with which memory is planned; 0: the queries' gradients compute the
-  /// scores again.
-  int64_t most_pair_bytes = kMostPairBytes;
+  /// Such that no more are kept than memory was planned for.
+  PairLimits pairs = {};
   /// After the first call: why cuDNN is not used; "" where it is, or was not asked for.
   std::string why_not_cudnn;
 };
