@@ -242,6 +242,7 @@ void launch_tensor_backward(device::TensorParams params, cudaStream_t stream) {
   const int chunk = pairs.num_kv_heads;
   for (int first = 0; first < params.heads.num_kv_heads; first += chunk) {
     pairs.first_kv_head = first;
+    pairs.first_head = first * (params.heads.num_heads / params.heads.num_kv_heads);
     pairs.num_kv_heads = std::min(chunk, params.heads.num_kv_heads - first);
     device::launch_tensor_key_grads(params, stream);
     if (pairs.tiles != nullptr) device::launch_tensor_pair_sums(params, stream);

@@ -31,6 +31,7 @@ struct KeptPairs {
   const int* fit;
   int first_kv_head;  ///< the chunk: key-value heads whose pairs have room at a time
   int num_kv_heads;
+  int first_head;  ///< of the queries' heads, as first_kv_head
 };
 inline constexpr int kPairTileBytes = 64 * 64 * 2;
 /// Tiles of a head for a sequence.

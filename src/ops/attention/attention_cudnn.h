@@ -14,7 +14,7 @@ struct PairLimits {
   int64_t most_bytes = int64_t{5} << 28;
   /// Blocks of keys times heads that are taken at a time, where that is not all: fewer leave the
   /// GPU idle at the end of each part.
-  int64_t least_tasks = 264;
+  int64_t least_tasks = 200;
   /// Of a query's head: with less, keeping pairs takes longer than computing them again.
   int64_t least_size = 65;
 };

@@ -168,20 +168,23 @@ __device__ __forceinline__ void store_fragments(Value* tile, const uint32_t (&a)
   }
 }
 
-/// The tile of kept pairs of the 64 keys of half `half` of the block of keys that begins at `key`
-/// and the 64 queries from `query` on.
-__device__ __forceinline__ Value* pair_tile(const TensorParams& params, const Item& item, int head,
-                                            int key, int half, int query) {
-  const KeptPairs& pairs = params.pairs;
-  const int64_t tiles = (item.length + 63) / 64;
-  const int64_t block = key / kTensorBlock;
-  const int64_t before = block * tiles - block * (block - 1);  // of each half, in blocks before
-  const int64_t at = item.first_pairs + 2 * (before + query / 64 - 2 * block) + half;
-  const int group = params.heads.num_heads / params.heads.num_kv_heads;
-  const int64_t chunk_head = head - int64_t{pairs.first_kv_head} * group;
-  return static_cast<Value*>(pairs.tiles) +
-         (chunk_head * pairs.capacity + at) * (kPairTileBytes / sizeof(Value));
-}
+/// The kept pairs of a sequence's head.
+struct PairTiles {
+  Value* first;
+  int64_t query_tiles;  ///< of 64
+
+  __device__ __forceinline__ PairTiles(const KeptPairs& pairs, const Item& item, int head)
+      : first(static_cast<Value*>(pairs.tiles) +
+              ((head - pairs.first_head) * pairs.capacity + item.first_pairs) *
+                  (kPairTileBytes / sizeof(Value))),
+        query_tiles((item.length + 63) / 64) {}
+  /// The 64 keys of half `half` of block `block` by the 64 queries of tile `query_tile`. A block
+  /// has tiles from its own first query's on.
+  __device__ __forceinline__ Value* at(int64_t block, int half, int query_tile) const {
+    const int64_t tile = 2 * (block * (query_tiles - block - 1) + query_tile) + half;
+    return first + tile * (kPairTileBytes / sizeof(Value));
+  }
+};
 
 /// An item and a head of it.
 struct Task {

@@ -179,8 +179,8 @@ struct Consumer {
     fence_shared_for_async();
     sync_threads(kPairBarrier + group, kWarpgroup);
     if (!leader) return;
-    store_bytes(pair_tile(params, task.item, head, task.item.first, group, query), buffer,
-                kPairTileBytes);
+    const PairTiles tiles(params.pairs, task.item, head);
+    store_bytes(tiles.at(task.item.first / kRows, group, query / 64), buffer, kPairTileBytes);
     commit_stores();
   }
 

@@ -67,6 +67,7 @@ __device__ void produce(Shared<kDepth>& shared, const TensorParams& params) {
   while (tasks.next(task)) {
     const Item& item = task.item;
     const int kv_head = task.head / tasks.group;
+    const PairTiles pairs(params.pairs, item, task.head);
     const Range tiles = seen_tiles(item, params.heads.window);
     for (int tile = tiles.first; tile <= tiles.last; ++tile) {
       auto& stage = shared.stages[cursor.stage];
@@ -81,8 +82,7 @@ __device__ void produce(Shared<kDepth>& shared, const TensorParams& params) {
       for (int g = 0; g < kConsumers; ++g) {
         const int query = item.first + g * 64;
         if (sees(params, item, query, key))
-          load_bytes(stage.pairs[g].tiles[0],
-                     pair_tile(params, item, task.head, key / kRows * kRows, tile % 2, query),
+          load_bytes(stage.pairs[g].tiles[0], pairs.at(tile / 2, tile % 2, query / 64),
                      kPairTileBytes, full);
       }
       cursor.advance();
@@ -173,10 +173,10 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<40>();
+    give_registers_back<72>();
     if (threadIdx.x == 0) produce(shared, params);
   } else {
-    take_registers<232>();
+    take_registers<216>();
     Consumer<kDepth> consumer{shared, params};
     consumer.run();
   }
