@@ -12,7 +12,6 @@ constexpr int kGroupedFeatures = 128;  ///< of one block's tile
 constexpr int kGroupedReduction = 64;  ///< values that one copy brings along the reduction
 constexpr int kGroupedBoxRows = 64;    ///< rows that one copy of tokens brings
 constexpr int kGroupedStoreRows = 32;  ///< rows of y that one store writes
-constexpr int kGroupedGradRows = 64;   ///< rows of the gradient that one prefetch brings
 constexpr int kGroupedMaxExperts = 512;
 
 struct GroupedRowsParams {
@@ -32,7 +31,6 @@ void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStrea
 struct GroupedWgradParams {
   CUtensorMap narrow;
   CUtensorMap wide;
-  CUtensorMap grad_map;
   float* grad;
   const int* block_begin;
   const int64_t* offsets;

@@ -101,8 +101,6 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
                                 kGroupedReduction),
       .wide = make_tensor_map({product.wide, product.num_rows, experts.wide}, MapType::kBf16,
                               kGroupedReduction),
-      .grad_map = make_tensor_map({product.grad, experts.total, experts.wide}, MapType::kF32,
-                                  kGroupedGradRows),
       .grad = product.grad,
       .block_begin = experts.begin,
       .offsets = experts.offsets,

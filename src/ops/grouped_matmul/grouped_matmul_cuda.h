@@ -32,7 +32,9 @@ struct ExpertBlocks {
 class ExpertTables {
  public:
   explicit ExpertTables(const CudaContext& context)
-      : stream_(context.stream()), counter_(sizeof(int)) {}
+      : stream_(context.stream()), counter_(sizeof(int)) {
+    check(cudaMemsetAsync(counter(), 0, counter_.num_bytes(), stream_));
+  }
   /// All but `offsets`; the table is copied to the GPU when sizes are seen for the first time.
   ExpertBlocks blocks(const ExpertSizes& sizes, int64_t wide);
   /// One for all products, which run one after the other.
@@ -44,9 +46,9 @@ class ExpertTables {
   std::map<std::vector<int64_t>, DeviceBuffer> tables_;
 };
 
-/// Products on the tensor cores take `counter`, an int of scratch in the GPU's memory: with it a
-/// cluster of blocks that gets small tiles takes more of them; null, each takes its turn. Results
-/// are the same bits.
+/// Products on the tensor cores take `counter`, an int in the GPU's memory that is zero before and
+/// after each: with it a cluster of blocks that gets small tiles takes more of them; null, each
+/// takes its turn. Results are the same bits.
 
 /// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), F32 or
 /// BF16 with F32 sums; R bounds offsets[E]. See GroupedMatmul. BF16 whose rows are multiples of 16

@@ -98,7 +98,7 @@ class Rig {
         weight_(random_bf16_values(test.total(), test.wide, random_)),
         offsets_(to_device(ends(test.rows_of))),
         begin_(to_device(block_begins())),
-        counter_(to_device(std::vector<int>{-3})) {
+        counter_(to_device(std::vector<int>{0})) {
     poison_unused();
   }
 
@@ -138,6 +138,9 @@ class Rig {
       expect_grad(grad, truth, accumulate ? kBefore : 0);
       EXPECT_TRUE(same_bits(grad, run_wgrad(accumulate, false)));
     }
+    int counter = -1;
+    counter_.copy_to(&counter);
+    EXPECT_EQ(counter, 0);
   }
 
  private:

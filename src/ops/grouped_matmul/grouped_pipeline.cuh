@@ -261,7 +261,6 @@ void launch(const typename Epilogue::Params& params, cudaStream_t stream) {
   const auto kernel = grouped_kernel<Epilogue>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Shared<Epilogue>)));
-  if (params.counter != nullptr) check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream));
   kernel<<<2 * num_clusters(), kThreads, sizeof(Shared<Epilogue>), stream>>>(params);
   check(cudaGetLastError());
 }

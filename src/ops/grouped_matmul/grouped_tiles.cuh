@@ -123,9 +123,15 @@ struct WorkSlot {
   }
 };
 
+/// Raises a counter that wraps to zero at `end`; its value before.
+__device__ inline int take_next(int* counter, int end) {
+  return static_cast<int>(
+      atomicInc(reinterpret_cast<unsigned*>(counter), static_cast<unsigned>(end - 1)));
+}
+
 /// Hands out all of the cluster's work, then the sign that there is no more. Clusters take tiles
-/// from a counter that begins at zero, so that one with small tiles takes more of them; without a
-/// counter, in turns.
+/// from a counter, so that one with small tiles takes more of them; without a counter, in turns.
+/// The counter begins at zero: it is raised once for each tile, and the last time wraps it to zero.
 template <typename Work, typename FindWork>
 __device__ void hand_out_all(WorkSlot<Work>& slot, int num_tiles, int* counter,
                              const FindWork& find_work) {
@@ -135,7 +141,7 @@ __device__ void hand_out_all(WorkSlot<Work>& slot, int num_tiles, int* counter,
   while (tile < num_tiles) {
     slot.hand_out(find_work(tile), parity);
     slot.empty.wait(parity ^ 1);  // no tile is taken before its time
-    tile = counter == nullptr ? tile + num_clusters : num_clusters + atomicAdd(counter, 1);
+    tile = num_clusters + (counter == nullptr ? tile : take_next(counter, num_tiles));
   }
   Work last{};
   last.expert = -1;

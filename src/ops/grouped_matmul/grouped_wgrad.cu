@@ -2,6 +2,10 @@
 // of the products of a narrow and a wide row. Both operands are read as they lie, tokens along the
 // reduction. Persistent clusters of two blocks that take neighbouring rows of the gradient and
 // share the wide operand; one warpgroup feeds the copy engine and two multiply.
+//
+// Where experts have few tokens, the gradient's F32 values take longer than the products. They are
+// read and written as whole lines of the cache, half as many requests as the accumulators' order
+// would make, and what is added to is read before the last products end.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/bulk_copy.cuh"
@@ -17,8 +21,10 @@ constexpr int kRows = 128;     // of the gradient, of a block: 64 of each warpgr
 constexpr int kColumns = 256;  // of the gradient
 constexpr int kTokens = kGroupedReduction;
 constexpr int kStages = 4;
-constexpr int kGradBoxColumns = 32;
-constexpr int kGradBoxes = kRows / kGroupedGradRows * kColumns / kGradBoxColumns;
+constexpr int kLineColumns = 32;  // of a line of the cache, which 8 lanes hold
+constexpr int kLineGroups = kColumns / kLineColumns;
+constexpr int kOwnLines = 4;     // of a group, in which a thread holds four columns
+constexpr int kGroupsAhead = 4;  // that are read before they are added to
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
@@ -87,16 +93,6 @@ __device__ Work own_part(Work work, uint32_t rank) {
 
 using Cursor = RingCursor<kStages>;
 
-/// A stage's share of the gradient that will be added to goes to the L2 cache.
-__device__ void prefetch_gradient(const Params& params, const Work& work, int stage) {
-  const int end = kGradBoxes * (stage + 1) / work.num_stages;
-  for (int i = kGradBoxes * stage / work.num_stages; i < end; ++i) {
-    const int row = work.row + i % (kRows / kGroupedGradRows) * kGroupedGradRows;
-    const int column = work.column + i / (kRows / kGroupedGradRows) * kGradBoxColumns;
-    if (row < work.num_rows) prefetch_box(&params.grad_map, {column, work.block_begin + row});
-  }
-}
-
 __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
@@ -113,7 +109,6 @@ __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
         load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
       for (int i = rank; i < kColumns / 64; i += 2)
         load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
-      if (params.accumulate) prefetch_gradient(params, work, s);
       cursor.advance();
     }
   }
@@ -137,47 +132,108 @@ __device__ void clear_tail(Stage& stage, int num_tokens, int group) {
   sync_threads(4, 2 * kWarpgroup);
 }
 
-__device__ __forceinline__ void write(float* to, float4 value, bool accumulate) {
-  if (accumulate) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x),
-                 "f"(value.y), "f"(value.z), "f"(value.w)
-                 : "memory");
-  } else {
-    *reinterpret_cast<float4*>(to) = value;
-  }
+/// Where a thread's values of a tile go: the first one, and how many columns there are from it on
+/// in each of its lines, none outside the expert's block.
+struct Place {
+  float* to;
+  int num_columns[kOwnLines];
+};
+
+/// A thread's lines follow one another by pairs of rows, the second pair 8 rows after the first.
+__device__ __forceinline__ int row_of_line(int line) {
+  return line / 2 * 8 + line % 2;
 }
 
-/// From registers, so that the next tile begins at once. Neighbouring lanes exchange halves of two
-/// blocks of 8 columns: each then has 4 columns of one. Each value is written, or added to, by one
-/// thread of the grid, so that sums do not depend on an order.
-__device__ void store(const Params& params, const Work& work, const float (&d)[kColumns / 2],
-                      int group) {
+__device__ __forceinline__ Place place_of(const Params& params, const Work& work, int group) {
   const int lane = threadIdx.x % 32;
-  const bool is_odd = lane % 2 == 1;
-  const int row = work.row + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = work.column + (is_odd ? 8 : 0) + lane % 4 / 2 * 4;
+  const int row = work.row + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 8 * 2;
+  const int column = work.column + lane % 8 / 4 * 16 + lane % 2 * 8 + lane % 4 / 2 * 4;
+  const int left = params.num_columns - column;
+  Place place{params.grad + int64_t{work.block_begin + row} * params.num_columns + column, {}};
+#pragma unroll
+  for (int line = 0; line < kOwnLines; ++line)
+    place.num_columns[line] = row + row_of_line(line) < work.num_rows ? left : 0;
+  return place;
+}
+
+__device__ __forceinline__ float4* address(const Params& params, const Place& place, int line,
+                                           int column) {
+  return reinterpret_cast<float4*>(place.to + column +
+                                   int64_t{row_of_line(line)} * params.num_columns);
+}
+
+__device__ __forceinline__ float4 exchange(float4 value, int lanes) {
+  return {__shfl_xor_sync(~0u, value.x, lanes), __shfl_xor_sync(~0u, value.y, lanes),
+          __shfl_xor_sync(~0u, value.z, lanes), __shfl_xor_sync(~0u, value.w, lanes)};
+}
+
+/// Four columns of one of two blocks of 8, of each of which this thread has two: neighbouring lanes
+/// exchange halves.
+__device__ __forceinline__ float4 join(const float* a, const float* b) {
+  const bool is_odd = threadIdx.x % 2 == 1;
+  const float2 keep = is_odd ? make_float2(b[0], b[1]) : make_float2(a[0], a[1]);
+  const float2 give = is_odd ? make_float2(a[0], a[1]) : make_float2(b[0], b[1]);
+  const float2 got = {__shfl_xor_sync(~0u, give.x, 1), __shfl_xor_sync(~0u, give.y, 1)};
+  return is_odd ? make_float4(got.x, got.y, keep.x, keep.y)
+                : make_float4(keep.x, keep.y, got.x, got.y);
+}
+
+/// A group of 32 columns from accumulators' order (see WarpgroupProduct) to lines: lanes of two
+/// neighbouring rows exchange halves, so that 8 lanes have all of one.
+__device__ __forceinline__ void make_lines(const float* d, float4 (&lines)[kOwnLines]) {
+  const bool is_second = threadIdx.x / 4 % 2 == 1;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int own_row = row + half * 8;
-    float* const to =
-        params.grad + int64_t{work.block_begin + own_row} * params.num_columns + column;
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
-      const float2 a = {d[j * 4 + half * 2], d[j * 4 + half * 2 + 1]};
-      const float2 b = {d[j * 4 + 4 + half * 2], d[j * 4 + 4 + half * 2 + 1]};
-      const float2 keep = is_odd ? b : a;
-      const float2 give = is_odd ? a : b;
-      const float2 got = {__shfl_xor_sync(~0u, give.x, 1), __shfl_xor_sync(~0u, give.y, 1)};
-      const float4 value = is_odd ? make_float4(got.x, got.y, keep.x, keep.y)
-                                  : make_float4(keep.x, keep.y, got.x, got.y);
-      if (own_row < work.num_rows && column + j * 8 < params.num_columns)
-        write(to + j * 8, value, params.accumulate);
-    }
+    const float4 left = join(d + 2 * half, d + 4 + 2 * half);
+    const float4 right = join(d + 8 + 2 * half, d + 12 + 2 * half);
+    const float4 got = exchange(is_second ? left : right, 4);
+    lines[2 * half] = is_second ? got : left;
+    lines[2 * half + 1] = is_second ? right : got;
   }
 }
 
-__device__ void multiply(Shared& shared, const Params& params, const Work& work, int group,
-                         Cursor& cursor) {
+/// What a group is added to; from the L2 cache, as no line is read twice.
+__device__ __forceinline__ void load_lines(const Params& params, const Place& place, int group,
+                                           float4 (&lines)[kOwnLines]) {
+  const int column = group * kLineColumns;
+#pragma unroll
+  for (int line = 0; line < kOwnLines; ++line) {
+    if (column < place.num_columns[line])
+      lines[line] = __ldcg(address(params, place, line, column));
+  }
+}
+
+__device__ __forceinline__ void add(float4& to, float4 value) {
+  to.x += value.x;
+  to.y += value.y;
+  to.z += value.z;
+  to.w += value.w;
+}
+
+/// From registers, so that the next tile begins at once. Each value is written, and read before, by
+/// one thread of the grid, so that sums do not depend on an order.
+template <bool kAccumulate>
+__device__ __forceinline__ void store(const Params& params, const Place& place,
+                                      const float (&d)[kColumns / 2],
+                                      float4 (&before)[kGroupsAhead][kOwnLines]) {
+#pragma unroll
+  for (int i = 0; i < kLineGroups; ++i) {
+    const int column = i * kLineColumns;
+    float4 lines[kOwnLines];
+    make_lines(d + i * 16, lines);
+#pragma unroll
+    for (int line = 0; line < kOwnLines; ++line) {
+      if constexpr (kAccumulate) add(lines[line], before[i % kGroupsAhead][line]);
+      if (column < place.num_columns[line]) *address(params, place, line, column) = lines[line];
+    }
+    if (kAccumulate && i + kGroupsAhead < kLineGroups)
+      load_lines(params, place, i + kGroupsAhead, before[i % kGroupsAhead]);
+  }
+}
+
+template <bool kAccumulate>
+__device__ __forceinline__ void multiply(Shared& shared, const Params& params, const Work& work,
+                                         int group, Cursor& cursor) {
   using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
   float d[kColumns / 2];
 #pragma unroll
@@ -204,20 +260,27 @@ __device__ void multiply(Shared& shared, const Params& params, const Work& work,
     last = cursor.stage;
     cursor.advance();
   }
+  const Place place = place_of(params, work, group);
+  float4 before[kGroupsAhead][kOwnLines] = {};
+  if constexpr (kAccumulate) {
+#pragma unroll
+    for (int i = 0; i < kGroupsAhead; ++i) load_lines(params, place, i, before[i]);
+  }
   wait_products<0>();
   fence_values(d);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  store(params, work, d, group);
+  store<kAccumulate>(params, place, d, before);
 }
 
-__device__ void consume(Shared& shared, const Params& params, uint32_t rank) {
+template <bool kAccumulate>
+__device__ __forceinline__ void consume(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
   for (;;) {
     const Work work = own_part(shared.slot.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    multiply(shared, params, work, group, cursor);
+    multiply<kAccumulate>(shared, params, work, group, cursor);
   }
 }
 
@@ -235,6 +298,7 @@ __device__ void plan_work(Shared& shared, const Params& params) {
                  [&](int tile) { return plan.work(tile); });
 }
 
+template <bool kAccumulate>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     grouped_wgrad_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -242,7 +306,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     prefetch(&params.narrow);
     prefetch(&params.wide);
-    prefetch(&params.grad_map);
     for (int s = 0; s < kStages; ++s) {
       shared.full[s].init(1);
       shared.empty[s].init(4);
@@ -262,20 +325,24 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     }
   } else {
     take_registers<232>();
-    consume(shared, params, rank);
+    consume<kAccumulate>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps
   sync_cluster();
 }
 
+template <bool kAccumulate>
+void launch(const Params& params, cudaStream_t stream) {
+  const auto kernel = grouped_wgrad_kernel<kAccumulate>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  kernel<<<2 * num_clusters(), kThreads, sizeof(Shared), stream>>>(params);
+  check(cudaGetLastError());
+}
+
 }  // namespace
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
-  check(cudaFuncSetAttribute(grouped_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             sizeof(Shared)));
-  if (params.counter != nullptr) check(cudaMemsetAsync(params.counter, 0, sizeof(int), stream));
-  grouped_wgrad_kernel<<<2 * num_clusters(), kThreads, sizeof(Shared), stream>>>(params);
-  check(cudaGetLastError());
+  params.accumulate ? launch<true>(params, stream) : launch<false>(params, stream);
 }
 
 }  // namespace tessera::cuda
