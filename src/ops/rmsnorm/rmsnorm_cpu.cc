@@ -56,6 +56,7 @@ template <typename T>
 struct BackwardRow {
   const T* x;
   const T* grad;
+  const T* addend;  ///< or null
   const float* weight;
   float rstd;
   int64_t hidden;
@@ -75,12 +76,14 @@ struct BackwardRow {
     simd::for_each_vector(hidden, [=, this](int64_t i, auto lanes) {
       const Vec g = load(grad + i, lanes) * load(weight + i, lanes);
       const Vec n = load(x + i, lanes) * rstd;
-      store(grad_x + i, rstd * (g - n * mean), lanes);
+      const Vec own = rstd * (g - n * mean);
+      store(grad_x + i, addend == nullptr ? own : load(addend + i, lanes) + own, lanes);
     });
   }
 };
 
-void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
+void rmsnorm_backward(const Operator& op, const KernelArgs& args) {
+  const bool has_addend = static_cast<const RmsNormBackward&>(op).addend();
   const Tensor& x = args.in(0);
   const int64_t hidden = args.in(1).shape[0];
   const float* weight = args.in(1).as<float>();
@@ -90,14 +93,16 @@ void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
     using T = decltype(storage);
     const T* x_rows = x.as<T>();
     const T* grad_rows = args.in(3).as<T>();
+    const T* addend_rows = has_addend ? args.in(4).as<T>() : nullptr;
     T* grad_x = args.out(0).as<T>();
-    add_column_sums(
-        accumulator, x.num_elements() / hidden, hidden, args.workspace,
-        [=](int64_t row, float* sums) {
-          const int64_t at = row * hidden;
-          const BackwardRow<T> terms{x_rows + at, grad_rows + at, weight, rstd[row], hidden};
-          terms.write_grad(grad_x + at, terms.add_weight_grads(sums));
-        });
+    add_column_sums(accumulator, x.num_elements() / hidden, hidden, args.workspace,
+                    [=](int64_t row, float* sums) {
+                      const int64_t at = row * hidden;
+                      const T* addend = addend_rows == nullptr ? nullptr : addend_rows + at;
+                      const BackwardRow<T> terms{x_rows + at, grad_rows + at, addend,
+                                                 weight,      rstd[row],      hidden};
+                      terms.write_grad(grad_x + at, terms.add_weight_grads(sums));
+                    });
   });
 }
 

@@ -303,6 +303,7 @@ struct BackwardCall {
          .grad_terms = part<std::byte>(layout.grad_terms),
          .weight_terms = part<std::byte>(layout.weight_terms),
          .partials = part<float>(layout.partials),
+         .addend = op.gradients().addend ? args.inputs.back().data : nullptr,
          .grad_x = x_wanted ? args.out(0).data : nullptr,
          .grad_weight_EH = weight_wanted ? args.out(weight_output).as<float>() : nullptr},
         stream);

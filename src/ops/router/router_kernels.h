@@ -150,7 +150,8 @@ struct RouterLogits {
 };
 void launch_router_logits(const RouterLogits& logits, cudaStream_t stream);
 
-/// grad_x = grad_logits · weight, and grad_weight_EH += grad_logitsᵀ · x; null: not wanted.
+/// grad_x = grad_logits · weight + addend (null: zero), and grad_weight_EH += grad_logitsᵀ · x;
+/// null: not wanted.
 struct RouterProductGrads {
   RouterShape shape;
   const float* grad_logits_TE;
@@ -159,6 +160,7 @@ struct RouterProductGrads {
   void* grad_terms;
   void* weight_terms;
   float* partials;  ///< [splits, E, H]
+  const void* addend;
   void* grad_x;
   float* grad_weight_EH;
 };

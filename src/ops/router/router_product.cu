@@ -24,6 +24,7 @@ struct Product {
   int64_t reduction;
   int64_t split;         // of the reduction, for each blockIdx.z
   int64_t split_stride;  // between their results
+  const C* addend;       // null: zero
 };
 
 template <int kColumns, typename A, bool kAReduction, bool kBReduction, typename C>
@@ -38,8 +39,10 @@ __global__ void __launch_bounds__(kThreads)
   tile.add(shared, p.a, row, p.b, column, first, min(first + p.split, p.reduction));
   C* c = p.c + blockIdx.z * p.split_stride;
   tile.for_each([&](int i, int j, float sum) {
-    if (row + i < p.a.rows && column + j < p.b.rows)
-      store_value(c + (row + i) * p.row_stride + (column + j) * p.column_stride, sum);
+    if (row + i >= p.a.rows || column + j >= p.b.rows) return;
+    const int64_t at = (row + i) * p.row_stride + (column + j) * p.column_stride;
+    if (p.addend != nullptr) sum += static_cast<float>(p.addend[at]);
+    store_value(c + at, sum);
   });
 }
 
@@ -74,21 +77,23 @@ void multiply_logits(const RouterShape& s, const T* x, const float* weight, floa
                                               .column_stride = 1,
                                               .reduction = s.hidden_size,
                                               .split = s.hidden_size,
-                                              .split_stride = 0};
+                                              .split_stride = 0,
+                                              .addend = nullptr};
   launch_by_columns(product, stream);
 }
 
 template <typename T>
-void multiply_grad_x(const RouterShape& s, const float* grad_logits_TE, const float* weight,
-                     T* grad_x, cudaStream_t stream) {
-  const Product<float, true, false, T> product{.a = {grad_logits_TE, s.num_tokens, s.num_experts},
-                                               .b = {weight, s.hidden_size, s.hidden_size},
-                                               .c = grad_x,
+void multiply_grad_x(const RouterProductGrads& p, cudaStream_t stream) {
+  const RouterShape& s = p.shape;
+  const Product<float, true, false, T> product{.a = {p.grad_logits_TE, s.num_tokens, s.num_experts},
+                                               .b = {p.weight, s.hidden_size, s.hidden_size},
+                                               .c = static_cast<T*>(p.grad_x),
                                                .row_stride = s.hidden_size,
                                                .column_stride = 1,
                                                .reduction = s.num_experts,
                                                .split = s.num_experts,
-                                               .split_stride = 0};
+                                               .split_stride = 0,
+                                               .addend = static_cast<const T*>(p.addend)};
   launch_tiles<128>(product, stream);
 }
 
@@ -107,7 +112,8 @@ void multiply_grad_weight(const RouterShape& s, const float* grad_logits_TE, con
                                                 .column_stride = s.hidden_size,
                                                 .reduction = s.num_tokens,
                                                 .split = split_tokens(s),
-                                                .split_stride = s.num_experts * s.hidden_size};
+                                                .split_stride = s.num_experts * s.hidden_size,
+                                                .addend = nullptr};
   launch_by_columns(product, stream);
 }
 
@@ -172,11 +178,11 @@ void launch_router_product_grads(const RouterProductGrads& p, cudaStream_t strea
   }
   if (p.grad_x == nullptr) return;
   if (split) {
-    split_router_grad_x(s, p.grad_terms, p.weight, p.weight_terms, p.grad_x, stream);
+    split_router_grad_x(p, stream);
   } else if (s.bf16) {
-    multiply_grad_x(s, p.grad_logits_TE, p.weight, static_cast<__nv_bfloat16*>(p.grad_x), stream);
+    multiply_grad_x<__nv_bfloat16>(p, stream);
   } else {
-    multiply_grad_x(s, p.grad_logits_TE, p.weight, static_cast<float*>(p.grad_x), stream);
+    multiply_grad_x<float>(p, stream);
   }
 }
 

@@ -23,9 +23,9 @@ void split_router_logits(const RouterShape& shape, const void* x, const float* w
 /// grad_terms BF16 [3, T, E], what the next two take.
 void split_grad_logits(const RouterShape& shape, const float* grad_logits_TE, void* grad_terms,
                        cudaStream_t stream);
-/// grad_x = grad_logits · weight; `terms` is BF16 [2, E, H].
-void split_router_grad_x(const RouterShape& shape, const void* grad_terms, const float* weight,
-                         void* terms, void* grad_x, cudaStream_t stream);
+/// grad_x = grad_logits · weight + addend (null: zero), from grad_terms; weight_terms is BF16
+/// [2, E, H].
+void split_router_grad_x(const RouterProductGrads& grads, cudaStream_t stream);
 /// partials [splits, E, H] = grad_logitsᵀ · x over each `split_tokens` tokens.
 void split_router_grad_weight(const RouterShape& shape, const void* grad_terms, const void* x,
                               float* partials, int64_t split_tokens, cudaStream_t stream);

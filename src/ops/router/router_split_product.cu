@@ -24,19 +24,36 @@ struct Product {
   int64_t reduction;
   int64_t split;         // of the reduction, for each blockIdx.z
   int64_t split_stride;  // between their results
+  const C* addend;       // null: zero; only where column_stride is 1
 };
+
+__device__ __forceinline__ float4 load_four(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+__device__ __forceinline__ float4 load_four(const Value* from) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(from);
+  const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x));
+  const float2 high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+  return {low.x, low.y, high.x, high.y};
+}
 
 template <typename Tile, int kColumns, typename C>
 __device__ __forceinline__ void write(const Product<C>& p, const float* result, int64_t row,
                                       int64_t column) {
   C* c = p.c + blockIdx.z * p.split_stride;
   if (p.column_stride == 1) {
+#pragma unroll 4
     for (int at = threadIdx.x; at < kFragmentTileRows * kColumns / 4; at += Tile::kThreads) {
       const int i = at / (kColumns / 4);
       const int j = at % (kColumns / 4) * 4;
-      if (row + i < p.a.rows && column + j < p.b.rows)
-        store_four(c + (row + i) * p.row_stride + column + j,
-                   *reinterpret_cast<const float4*>(result + i * Tile::kResultStride + j));
+      if (row + i >= p.a.rows || column + j >= p.b.rows) continue;
+      const int64_t to = (row + i) * p.row_stride + column + j;
+      float4 sums = load_four(result + i * Tile::kResultStride + j);
+      if (p.addend != nullptr) {
+        const float4 others = load_four(p.addend + to);
+        sums = {sums.x + others.x, sums.y + others.y, sums.z + others.z, sums.w + others.w};
+      }
+      store_four(c + to, sums);
     }
     return;
   }
@@ -131,7 +148,8 @@ void split_router_logits(const RouterShape& s, const void* x, const float* weigh
                      .column_stride = 1,
                      .reduction = s.hidden_size,
                      .split = s.hidden_size,
-                     .split_stride = 0},
+                     .split_stride = 0,
+                     .addend = nullptr},
       stream);
 }
 
@@ -140,20 +158,22 @@ void split_grad_logits(const RouterShape& s, const float* grad_logits_TE, void* 
   launch_split<3>(grad_logits_TE, s.num_tokens * s.num_experts, grad_terms, stream);
 }
 
-void split_router_grad_x(const RouterShape& s, const void* grad_terms, const float* weight,
-                         void* terms, void* grad_x, cudaStream_t stream) {
+void split_router_grad_x(const RouterProductGrads& p, cudaStream_t stream) {
+  const RouterShape& s = p.shape;
   const int64_t plane = s.num_experts * s.hidden_size;
-  launch_split<2>(weight, plane, terms, stream);
+  launch_split<2>(p.weight, plane, p.weight_terms, stream);
   launch<2, true, 2, false, 128>(
-      Product<Value>{.a = {static_cast<const Value*>(grad_terms), s.num_tokens, s.num_experts,
-                           s.num_tokens * s.num_experts},
-                     .b = {static_cast<const Value*>(terms), s.hidden_size, s.hidden_size, plane},
-                     .c = static_cast<Value*>(grad_x),
-                     .row_stride = s.hidden_size,
-                     .column_stride = 1,
-                     .reduction = s.num_experts,
-                     .split = s.num_experts,
-                     .split_stride = 0},
+      Product<Value>{
+          .a = {static_cast<const Value*>(p.grad_terms), s.num_tokens, s.num_experts,
+                s.num_tokens * s.num_experts},
+          .b = {static_cast<const Value*>(p.weight_terms), s.hidden_size, s.hidden_size, plane},
+          .c = static_cast<Value*>(p.grad_x),
+          .row_stride = s.hidden_size,
+          .column_stride = 1,
+          .reduction = s.num_experts,
+          .split = s.num_experts,
+          .split_stride = 0,
+          .addend = static_cast<const Value*>(p.addend)},
       stream);
 }
 
@@ -168,7 +188,8 @@ void split_router_grad_weight(const RouterShape& s, const void* grad_terms, cons
                      .column_stride = s.hidden_size,
                      .reduction = s.num_tokens,
                      .split = split_tokens,
-                     .split_stride = s.num_experts * s.hidden_size},
+                     .split_stride = s.num_experts * s.hidden_size,
+                     .addend = nullptr},
       stream);
 }
 
