@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kHeadThreads = 256;  // of a block whose warps hold several rows each
+constexpr int kRowThreads = 256;   // that hold a row of most models
 constexpr int kWideThreads = 512;  // of a block that reads its rows twice
 constexpr int kForwardRows = 4;    // that a group holds at a time
 constexpr int kBackwardRows = 2;
@@ -171,8 +172,13 @@ struct BackwardParams {
   int hidden;
 };
 
-template <typename T, int kWidth, int kLanes, bool kAddend>
-__global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
+/// Blocks of a multiprocessor: registers for the rows that a thread holds decide.
+constexpr int backward_blocks(int threads) {
+  return threads == kMaxThreads ? 1 : 768 / threads;
+}
+
+template <typename T, int kWidth, int kLanes, int kThreads, bool kAddend>
+__global__ void __launch_bounds__(kThreads, backward_blocks(kThreads))
     rmsnorm_backward_rows(const __grid_constant__ BackwardParams p) {
   constexpr int kRows = kBackwardRows;
   extern __shared__ float shared[];
@@ -352,14 +358,25 @@ int launch_backward(const BackwardParams& params, int num_sms, cudaStream_t stre
     return blocks;
   }
   int blocks = 0;
-  with_lanes(vectors, [&]<int kLanes>() {
-    const Grid grid(rows, vectors, kLanes, kBackwardRows, 1024 * num_sms, kMaxColumnPartials);
+  const auto launch = [&]<int kLanes, int kThreads>() {
+    const Grid grid(rows, vectors, kLanes, kBackwardRows,
+                    backward_blocks(kThreads) * kThreads * num_sms, kMaxColumnPartials);
     const size_t shared_bytes = sizeof(float) * static_cast<size_t>(grid.threads * kWidth);
-    const auto kernel = params.addend == nullptr ? rmsnorm_backward_rows<T, kWidth, kLanes, false>
-                                                 : rmsnorm_backward_rows<T, kWidth, kLanes, true>;
+    const auto kernel = params.addend == nullptr
+                            ? rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, false>
+                            : rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, true>;
     kernel<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), shared_bytes,
              stream>>>(params);
     blocks = grid.blocks;
+  };
+  with_lanes(vectors, [&]<int kLanes>() {
+    if constexpr (kLanes != kBlock) {
+      launch.template operator()<kLanes, kHeadThreads>();
+    } else if (vectors <= kRowThreads) {
+      launch.template operator()<kBlock, kRowThreads>();
+    } else {
+      launch.template operator()<kBlock, kMaxThreads>();
+    }
   });
   return blocks;
 }
