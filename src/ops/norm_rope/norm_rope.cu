@@ -12,11 +12,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = kNormRopeWidth;
-constexpr int kHeads = 8;         // of a group for one token
-constexpr int kForwardHeads = 4;  // that are under way at a time
-constexpr int kBackwardHeads = 2;
+constexpr int kHeads = 4;          // of a group for one token
+constexpr int kBackwardHeads = 2;  // that are under way at a time
 constexpr int kForwardBlocks = 3;  // of a multiprocessor
-constexpr int kBackwardBlocks = 3;
+constexpr int kBackwardBlocks = 2;
 
 /// What a lane holds of a head.
 template <typename T>
@@ -58,64 +57,57 @@ struct Values {
   }
 };
 
-/// Some heads of a token.
+/// Some heads of a token: blockIdx.y says which.
 struct Work {
-  int64_t row;
   int64_t first_head;  // counted over all tokens
   int num_heads;       // 0 where there is no such token: its lanes still take part in sums
 };
-__device__ __forceinline__ Work find_work(int64_t idx, int parts, int64_t num_rows, int num_heads) {
-  const int64_t row = idx / parts;
-  const int first = static_cast<int>(idx % parts) * kHeads;
-  return {row, row * num_heads + first, row < num_rows ? min(kHeads, num_heads - first) : 0};
+__device__ __forceinline__ Work find_work(int64_t row, int64_t num_rows, int num_heads) {
+  const int first = static_cast<int>(blockIdx.y) * kHeads;
+  return {row * num_heads + first, row < num_rows ? min(kHeads, num_heads - first) : 0};
 }
 
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks)
-    norm_rope_rows(const __grid_constant__ NormRopeRows p, int parts) {
-  constexpr int kBatch = kForwardHeads;
+    norm_rope_rows(const __grid_constant__ NormRopeRows p) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t idx = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-  const Work work = find_work(idx, parts, p.rope.rows.in_use(), p.rope.num_heads);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
+  const Work work = find_work(row, p.rope.rows.in_use(), p.rope.num_heads);
   const RopePlaces at = rope_places<kWidth, false>(p.rope, lane);
-  const Values weight(p.weight, at);
   constexpr float kScale = 1.0F / (2 * kLanes * kWidth);
+  Held<T> held[kHeads];
+  float sums[kHeads] = {};
+#pragma unroll
+  for (int j = 0; j < kHeads; ++j) {
+    if (j < work.num_heads)
+      held[j] = load_held<T>(p.rope.x, (work.first_head + j) * p.rope.head_size, at);
+  }
+  const Values weight(p.weight, at);
   SinCos turns[kWidth];
-  if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, work.row, at.pair);
-#pragma unroll 1
-  for (int first = 0; first < min(kHeads, p.rope.num_heads); first += kBatch) {
-    Held<T> held[kBatch];
-    float sums[kBatch] = {};
+  if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, row, at.pair);
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      if (first + j < work.num_heads)
-        held[j] = load_held<T>(p.rope.x, (work.first_head + first + j) * p.rope.head_size, at);
+  for (int j = 0; j < kHeads; ++j) {
+    if (j >= work.num_heads) continue;
+    const Values x(held[j]);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sums[j] += x.first[i] * x.first[i] + x.second[i] * x.second[i];
+  }
+#pragma unroll
+  for (int j = 0; j < kHeads; ++j) sums[j] = sum_lanes<kLanes>(sums[j]);
+#pragma unroll
+  for (int j = 0; j < kHeads; ++j) {
+    if (j >= work.num_heads) continue;
+    const int64_t head = work.first_head + j;
+    const float rstd = rsqrtf(sums[j] * kScale + p.eps);
+    if (lane == 0) p.rstd[head] = rstd;
+    Values x(held[j]);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      x.first[i] = x.first[i] * rstd * weight.first[i];
+      x.second[i] = x.second[i] * rstd * weight.second[i];
     }
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      if (first + j >= work.num_heads) continue;
-      const Values x(held[j]);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i)
-        sums[j] += x.first[i] * x.first[i] + x.second[i] * x.second[i];
-    }
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) sums[j] = sum_lanes<kLanes>(sums[j]);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      if (first + j >= work.num_heads) continue;
-      const int64_t head = work.first_head + first + j;
-      const float rstd = 1.0F / sqrtf(sums[j] * kScale + p.eps);
-      if (lane == 0) p.rstd[head] = rstd;
-      Values x(held[j]);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        x.first[i] = x.first[i] * rstd * weight.first[i];
-        x.second[i] = x.second[i] * rstd * weight.second[i];
-      }
-      if (at.pair >= 0) x.turn(turns);
-      x.store_at(static_cast<T*>(p.rope.y) + head * p.rope.head_size, at);
-    }
+    if (at.pair >= 0) x.turn(turns);
+    x.store_at(static_cast<T*>(p.rope.y) + head * p.rope.head_size, at);
   }
 }
 
@@ -139,14 +131,14 @@ __device__ __forceinline__ void write_weight_grads(const NormRopeBackwardRows& p
     const int vector = c / kWidth;
     const RopePlaces at = rope_places<kWidth, false>(p.rope, vector % kLanes);
     const int column = (vector < kLanes ? at.first : at.second) + c % kWidth;
-    p.partials[blockIdx.x * kHeadSize + column] = total;
+    p.partials[(blockIdx.y * gridDim.x + blockIdx.x) * kHeadSize + column] = total;
   }
 }
 
 /// With g = the gradient turned back: as the norm's backward.
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
-    norm_rope_backward_rows(const __grid_constant__ NormRopeBackwardRows p, int parts) {
+    norm_rope_backward_rows(const __grid_constant__ NormRopeBackwardRows p) {
   constexpr int kBatch = kBackwardHeads;
   constexpr int kGroups = kThreads / kLanes;
   constexpr float kScale = 1.0F / (2 * kLanes * kWidth);
@@ -155,13 +147,14 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   const RopePlaces at = rope_places<kWidth, false>(p.rope, lane);
   const Values weight(p.weight, at);
   Values weight_grads;
-  for (int64_t start = static_cast<int64_t>(blockIdx.x) * kGroups; start < num_rows * parts;
+  for (int64_t start = static_cast<int64_t>(blockIdx.x) * kGroups; start < num_rows;
        start += static_cast<int64_t>(gridDim.x) * kGroups) {
-    const Work work = find_work(start + threadIdx.x / kLanes, parts, num_rows, p.rope.num_heads);
+    const int64_t row = start + threadIdx.x / kLanes;
+    const Work work = find_work(row, num_rows, p.rope.num_heads);
     SinCos turns[kWidth];
-    if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, work.row, at.pair);
-#pragma unroll 1
-    for (int first = 0; first < min(kHeads, p.rope.num_heads); first += kBatch) {
+    if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, row, at.pair);
+#pragma unroll
+    for (int first = 0; first < kHeads; first += kBatch) {
       Held<T> held[kBatch];
       Held<T> held_grads[kBatch];
       float rstd[kBatch];
@@ -230,10 +223,10 @@ void with_heads(const RopeRows& rope, Run run) {
 void launch_norm_rope(const NormRopeRows& call, cudaStream_t stream) {
   if (call.rope.rows.bound == 0) return;
   if (!are_aligned(call.rope.x, call.rope.y, call.weight)) check(cudaErrorMisalignedAddress);
-  const auto parts = static_cast<int>(divide_up(call.rope.num_heads, kHeads));
+  const auto parts = static_cast<unsigned>(divide_up(call.rope.num_heads, kHeads));
   with_heads(call.rope, [&]<typename T, int kLanes>() {
-    const int64_t blocks = divide_up(call.rope.rows.bound * parts, kThreads / kLanes);
-    norm_rope_rows<T, kLanes><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(call, parts);
+    const auto blocks = static_cast<unsigned>(divide_up(call.rope.rows.bound, kThreads / kLanes));
+    norm_rope_rows<T, kLanes><<<dim3(blocks, parts), kThreads, 0, stream>>>(call);
   });
 }
 
@@ -241,17 +234,19 @@ void launch_norm_rope_backward(const NormRopeBackwardRows& call, cudaStream_t st
   if (call.rope.rows.bound == 0) return;
   if (!are_aligned(call.rope.x, call.rope.y, call.x, call.weight))
     check(cudaErrorMisalignedAddress);
-  const auto parts = static_cast<int>(divide_up(call.rope.num_heads, kHeads));
-  int blocks = 0;
+  const int64_t parts = divide_up(call.rope.num_heads, kHeads);
+  const int64_t resident = std::min(kBackwardBlocks * call.num_sms, kMaxColumnPartials);
+  if (parts > kMaxColumnPartials) check(cudaErrorInvalidValue);
+  int64_t blocks = 0;
   with_heads(call.rope, [&]<typename T, int kLanes>() {
-    const int64_t wanted = divide_up(call.rope.rows.bound * parts, kThreads / kLanes);
-    blocks = static_cast<int>(
-        std::min<int64_t>({wanted, int64_t{kBackwardBlocks} * call.num_sms, kMaxColumnPartials}));
-    norm_rope_backward_rows<T, kLanes>
-        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(call, parts);
+    const int64_t wanted = divide_up(call.rope.rows.bound, kThreads / kLanes);
+    blocks = std::min(wanted, std::max<int64_t>(resident / parts, 1));
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
+    norm_rope_backward_rows<T, kLanes><<<grid, kThreads, 0, stream>>>(call);
   });
   if (call.grad_weight != nullptr)
-    launch_add_partials(call.grad_weight, call.partials, blocks, call.rope.head_size, stream);
+    launch_add_partials(call.grad_weight, call.partials, static_cast<int>(blocks * parts),
+                        call.rope.head_size, stream);
 }
 
 }  // namespace tessera::cuda

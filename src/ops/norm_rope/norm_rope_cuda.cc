@@ -1,9 +1,9 @@
 #include "ops/norm_rope/norm_rope.h"
 
 #include "ops/cuda/column_sums.h"
-#include "ops/cuda/row_args.h"
 #include "ops/norm_rope/norm_rope_kernels.h"
 #include "ops/rmsnorm/rmsnorm_kernels.h"
+#include "ops/rope/rope_args.h"
 
 namespace tessera {
 namespace {
@@ -16,24 +16,9 @@ bool is_fused(const RotarySpec& spec) {
                                spec.interleaved) > 0;
 }
 
-/// The rotation from `from` to `to`, whose rows are those of input 0.
 cuda::RopeRows rotation(const RotarySpec& spec, const KernelArgs& args, bool inverse,
                         const void* from, void* to) {
-  const Tensor& x = args.in(0);
-  cuda::RopeRows rope = {.dtype = x.dtype,
-                         .rows = cuda::rows_of(args, 0, x.shape[1]),
-                         .num_heads = static_cast<int>(spec.num_heads),
-                         .head_size = static_cast<int>(spec.head_size),
-                         .offset = static_cast<int>(spec.offset),
-                         .num_pairs = static_cast<int>(spec.inverse_frequencies.size()),
-                         .interleaved = spec.interleaved,
-                         .cosine_amplitude = spec.amplitude,
-                         .sine_amplitude = inverse ? -spec.amplitude : spec.amplitude,
-                         .x = from,
-                         .positions = args.in(2).as<int32_t>(),
-                         .y = to};
-  std::ranges::copy(spec.inverse_frequencies, rope.frequencies);
-  return rope;
+  return cuda::rope_rows(spec, args, args.in(2), inverse, from, to);
 }
 
 /// Heads that the fused kernel does not take are normed into scratch memory and turned from there.

@@ -79,19 +79,19 @@ class PermuteCuda : public GpuTest {
       results = {program.add1(make_permute(), {x, source, row_of}, "rows")};
     }
     const ValueId rows = results[0];
-    const auto add_sum = [&](const OperatorPtr& op, std::vector<ValueId> inputs) {
+    const auto add_sum = [&](const OperatorPtr& op, std::vector<ValueId> inputs, const char* name) {
       if (has_addend(way)) {
         inputs.push_back(
             program.add_input("addend", with_last_dim(with_dtype(tokens, dtype), c.width)));
         checked.request.inputs.push_back(inputs.back());
       }
-      results.push_back(program.add1(op, inputs, "sum"));
+      results.push_back(program.add1(op, inputs, name));
     };
     if (way == Way::kSum || way == Way::kSumWithAddend)
-      add_sum(std::make_shared<Unpermute>(has_addend(way)), {rows, row_of, source});
+      add_sum(std::make_shared<Unpermute>(has_addend(way)), {rows, row_of, source}, "sum");
     if (is_weighted(way))
       add_sum(std::make_shared<UnpermuteWeighted>(has_addend(way)),
-              {rows, checked.request.inputs[0], row_of, source});
+              {rows, checked.request.inputs[0], row_of, source}, "weighted");
     if (way == Way::kProbsBack)
       results.push_back(program.add1(make_unpermute_probs(), {rows, row_of, source}, "back"));
     program.set_outputs(results);
