@@ -22,6 +22,7 @@
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/norm_rope/norm_rope.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
@@ -111,6 +112,8 @@ std::vector<Case> make_cases() {
   };
   add("rmsnorm", norm, {x, weight});
   add("rmsnorm_backward", norm_backward, {x, weight, {DType::kF32, {kTokens}}, x});
+  add("rmsnorm_backward with addend", std::make_shared<RmsNormBackward>(true),
+      {x, weight, {DType::kF32, {kTokens}}, x, x});
   add("rmsnorm of query heads", norm, {queries, head_weight});
   add("rmsnorm_backward of query heads", norm_backward,
       {queries, head_weight, {DType::kF32, {kTokens, kHeads}}, queries});
@@ -125,6 +128,10 @@ std::vector<Case> make_cases() {
     add(fmt::format("rope of {}", name), make_rope(spec), {type, positions});
     add(fmt::format("rope_backward of {}", name), std::make_shared<Rope>(spec, true),
         {type, positions});
+    add(fmt::format("norm_rope of {}", name), make_norm_rope(1e-6, spec),
+        {type, head_weight, positions});
+    add(fmt::format("norm_rope_backward of {}", name), std::make_shared<NormRopeBackward>(spec),
+        {type, head_weight, positions, {DType::kF32, {kTokens, heads}}, type});
   }
   for (const Activation kind : {Activation::kSwiGLU, Activation::kGeGLU}) {
     add(fmt::format("activation {}", activation_name(kind)), make_activation(kind),

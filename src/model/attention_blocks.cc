@@ -8,6 +8,7 @@
 #include "ops/collective/collective.h"
 #include "ops/collective/head_exchange.h"
 #include "ops/latent_heads/latent_heads.h"
+#include "ops/norm_rope/norm_rope.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -102,7 +103,12 @@ ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
       {x, weight, squares}, name);
 }
 
-/// A query or key projection, normed where the model does that.
+/// Whether heads are normed as they are turned.
+bool norms_in_rotation(const ModelConfig& config) {
+  return config.qk_norm == QkNorm::kHead && config.head_dim() <= NormRope::kMaxHeadSize;
+}
+
+/// A query or key projection, normed where the model does that before it turns.
 ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
                          const std::string& name, ValueId x) {
   const ModelConfig& config = builder.config;
@@ -110,12 +116,27 @@ ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
   const int64_t width = (is_query ? config.num_heads : config.kv_heads()) * config.head_dim();
   const ValueId projected =
       build_head_linear(builder, share, "attn." + name, x, is_query, width, config.qkv_bias, name);
-  if (config.qk_norm == QkNorm::kNone) return projected;
+  if (config.qk_norm == QkNorm::kNone || norms_in_rotation(config)) return projected;
   const std::string norm_name = fmt::format("attn.{}_norm", name);
   const bool by_head = config.qk_norm == QkNorm::kHead;
   if (share.by_heads && !by_head)
     return build_spread_norm(builder, share, norm_name, projected, is_query, width);
   return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
+}
+
+/// A projection turned, normed at once where it is not yet.
+ValueId build_turned(LayerBuilder& builder, const std::string& name, ValueId projected,
+                     RotarySpec rotary, int64_t num_heads) {
+  const ModelConfig& config = builder.config;
+  const std::string result = name + "_rotated";
+  if (!norms_in_rotation(config))
+    return build_rotation(builder, projected, rotary, num_heads, result.c_str());
+  rotary.num_heads = num_heads;
+  const std::string norm = fmt::format("attn.{}_norm", name);
+  const ValueId weight = builder.f32_weight(norm + ".weight", builder.whole({config.head_dim()}));
+  return builder.program().add(make_norm_rope(config.norm_eps, rotary),
+                               {projected, weight, builder.layer.positions},
+                               {result, norm + ".rstd"})[0];
 }
 
 QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
@@ -126,8 +147,8 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
   const ValueId k = build_projection(builder, share, "k", x);
   const ValueId v = build_head_linear(builder, share, "attn.v", x, false,
                                       config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
-  return {build_rotation(builder, q, rotary, share.num_heads, "q_rotated"),
-          build_rotation(builder, k, rotary, share.num_kv_heads, "k_rotated"), v};
+  return {build_turned(builder, "q", q, rotary, share.num_heads),
+          build_turned(builder, "k", k, rotary, share.num_kv_heads), v};
 }
 
 /// The queries of latent attention, through a latent of their own where there is one.

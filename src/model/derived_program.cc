@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/names.h"
+#include "program/fuse_sums.h"
 #include "program/schedule.h"
 
 namespace tessera {
@@ -32,7 +33,9 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const RecomputePolicy& policy, const Backend& backend, bool split) {
+  forward = fuse_sums(forward);
   Backward backward = differentiate(forward, request);
+  backward.program = fuse_sums(backward.program);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
   const auto dropped = choose_dropped(forward, backward, policy);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);

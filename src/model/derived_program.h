@@ -33,9 +33,9 @@ struct DerivedProgram {
   double model_flops = 0;  ///< of both passes, without what recomputation runs again
 };
 
-/// Differentiates, applies the policy, splits weight gradients off where asked, and plans the
-/// programs. Names of the policy that are no saved value of this program are ignored here; see
-/// check_recompute_names.
+/// Differentiates, fuses sums, applies the policy, splits weight gradients off where asked, and
+/// plans the programs. Names of the policy that are no saved value of this program are ignored
+/// here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const RecomputePolicy& policy, const Backend& backend, bool split);
 

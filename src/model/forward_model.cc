@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ops/registry/cpu_kernels.h"
+#include "program/fuse_sums.h"
 
 namespace tessera {
 namespace {
@@ -32,8 +33,8 @@ struct ForwardLayer {
 ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
-  layer.program =
-      std::make_unique<Executable>(std::exchange(layer.layout.forward, Program()), backend);
+  layer.program = std::make_unique<Executable>(
+      fuse_sums(std::exchange(layer.layout.forward, Program())), backend);
   return layer;
 }
 

@@ -96,8 +96,9 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
                            !program.is_output(id) && placement.storage != Storage::kSaved;
     if (!transient) continue;
     placement.storage = Storage::kTransient;
-    requests.push_back({align_up(program.type(id).num_bytes()), lifetimes[static_cast<size_t>(id)],
-                        &placement.offset});
+    const Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+    if (lifetime.first < 0) continue;  // a pass took its node away
+    requests.push_back({align_up(program.type(id).num_bytes()), lifetime, &placement.offset});
   }
   const std::vector<Lifetime> workspace_lifetimes = find_workspace_lifetimes(program);
   for (size_t i = 0; i < program.nodes().size(); ++i) {

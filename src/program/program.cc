@@ -75,23 +75,31 @@ ValueId Program::add1(OperatorPtr op, std::vector<ValueId> inputs, std::string n
 Program Program::reordered(const std::vector<int>& order) const {
   ensure(order.size() == nodes_.size(), "program '{}': an order of {} for {} nodes", name_,
          order.size(), nodes_.size());
+  std::vector<Node> nodes;
+  std::vector<bool> used(nodes_.size(), false);
+  for (const int idx : order) {
+    nodes.push_back(nodes_.at(static_cast<size_t>(idx)));
+    ensure(!used[static_cast<size_t>(idx)], "program '{}': node {} stands twice", name_, idx);
+    used[static_cast<size_t>(idx)] = true;
+  }
+  return with_nodes(std::move(nodes));
+}
+
+Program Program::with_nodes(std::vector<Node> nodes) const {
   std::vector<bool> made(values_.size());
   for (size_t id = 0; id < values_.size(); ++id)
     made[id] = values_[id].kind != ValueKind::kIntermediate;
-  Program result = *this;
-  result.nodes_.clear();
-  std::vector<bool> used(nodes_.size(), false);
-  for (const int idx : order) {
-    const Node& node = nodes_.at(static_cast<size_t>(idx));
-    ensure(!used[static_cast<size_t>(idx)], "program '{}': node {} stands twice", name_, idx);
-    used[static_cast<size_t>(idx)] = true;
-    for (const ValueId id : node.inputs) {
-      ensure(made[static_cast<size_t>(id)], "program '{}': '{}' is read before it is made", name_,
-             value(id).name);
-    }
+  const auto check_made = [&](ValueId id) {
+    ensure(made[static_cast<size_t>(id)], "program '{}': '{}' is read before it is made", name_,
+           value(id).name);
+  };
+  for (const Node& node : nodes) {
+    std::ranges::for_each(node.inputs, check_made);
     for (const ValueId id : node.outputs) made[static_cast<size_t>(id)] = true;
-    result.nodes_.push_back(node);
   }
+  std::ranges::for_each(outputs_, check_made);
+  Program result = *this;
+  result.nodes_ = std::move(nodes);
   return result;
 }
 

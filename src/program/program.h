@@ -57,6 +57,10 @@ class Program {
   /// is not made yet.
   Program reordered(const std::vector<int>& order) const;
 
+  /// The same values and outputs with other nodes. Throws InternalError where a node would read, or
+  /// the program would give, what is not made.
+  Program with_nodes(std::vector<Node> nodes) const;
+
   const std::string& name() const { return name_; }
   const std::vector<Value>& values() const { return values_; }
   const std::vector<Node>& nodes() const { return nodes_; }

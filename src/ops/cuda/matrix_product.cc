@@ -66,7 +66,7 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
       cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
 }
 
-Preference make_preference(const Gemm& product) {
+Preference make_preference(const Gemm& product, const void* addend) {
   cublasLtMatmulPreference_t created = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&created));
   Preference preference(created);
@@ -75,7 +75,8 @@ Preference make_preference(const Gemm& product) {
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(product.b));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(product.a));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(product.c));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+      alignment_of(addend == nullptr ? product.c : addend));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(product.c));
   return preference;
 }
@@ -85,7 +86,7 @@ Preference make_preference(const Gemm& product) {
 MatrixProducts::MatrixProducts(const CudaContext& context)
     : handle_(make_handle()), stream_(context.stream()), workspace_(kWorkspaceBytes) {}
 
-MatrixProducts::Key MatrixProducts::key_of(const Gemm& product) {
+MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* addend) {
   const int flags = (product.transpose_a ? 1 : 0) | (product.transpose_b ? 2 : 0) |
                     (product.input_type == DType::kF32 ? 4 : 0) |
                     (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0);
@@ -98,10 +99,11 @@ MatrixProducts::Key MatrixProducts::key_of(const Gemm& product) {
           flags,
           alignment_of(product.a),
           alignment_of(product.b),
-          alignment_of(product.c)};
+          alignment_of(product.c),
+          addend == nullptr ? 0 : alignment_of(addend)};
 }
 
-MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product) const {
+MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* addend) const {
   const auto stored = [&](bool transposed, int64_t rows, int64_t columns, int64_t stride) {
     return transposed ? make_layout(product.input_type, columns, rows, stride)
                       : make_layout(product.input_type, rows, columns, stride);
@@ -111,7 +113,7 @@ MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product) const {
             .b = stored(product.transpose_b, product.k, product.n, product.ldb),
             .c = make_layout(product.output_type, product.m, product.n, product.ldc),
             .algorithm = {}};
-  const Preference preference = make_preference(product);
+  const Preference preference = make_preference(product, addend);
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -125,33 +127,37 @@ MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product) const {
   return plan;
 }
 
-void MatrixProducts::clear(const Gemm& product) const {
+/// A product over nothing is zero.
+void MatrixProducts::finish_empty(const Gemm& product, const void* addend) const {
+  if (product.accumulate) return;
   const auto value_bytes = static_cast<size_t>(dtype_size(product.output_type));
-  check(cudaMemset2DAsync(product.c, static_cast<size_t>(product.ldc) * value_bytes, 0,
-                          static_cast<size_t>(product.n) * value_bytes,
-                          static_cast<size_t>(product.m), stream_));
+  const auto pitch = static_cast<size_t>(product.ldc) * value_bytes;
+  const auto width = static_cast<size_t>(product.n) * value_bytes;
+  const auto height = static_cast<size_t>(product.m);
+  check(addend == nullptr ? cudaMemset2DAsync(product.c, pitch, 0, width, height, stream_)
+                          : cudaMemcpy2DAsync(product.c, pitch, addend, pitch, width, height,
+                                              cudaMemcpyDeviceToDevice, stream_));
 }
 
-void MatrixProducts::run(const Gemm& product) {
+void MatrixProducts::run(const Gemm& product, const void* addend) {
+  ensure(addend == nullptr || !product.accumulate,
+         "a product that adds to its result takes no addend");
   if (product.m == 0 || product.n == 0) return;
-  if (product.k == 0) {
-    if (!product.accumulate) clear(product);
-    return;
-  }
-  const Key key = key_of(product);
+  if (product.k == 0) return finish_empty(product, addend);
+  const Key key = key_of(product, addend);
   auto found = plans_.find(key);
-  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product)).first;
+  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product, addend)).first;
   const Plan& plan = found->second;
   const float alpha = 1;
-  const float beta = product.accumulate ? 1 : 0;
-  check_cublas(cublasLtMatmul(handle_.get(), plan.operation.get(), &alpha, product.b, plan.b.get(),
-                              product.a, plan.a.get(), &beta, product.c, plan.c.get(), product.c,
-                              plan.c.get(), &plan.algorithm, workspace_.as<void>(),
-                              workspace_.num_bytes(), stream_));
+  const float beta = product.accumulate || addend != nullptr ? 1 : 0;
+  check_cublas(cublasLtMatmul(
+      handle_.get(), plan.operation.get(), &alpha, product.b, plan.b.get(), product.a, plan.a.get(),
+      &beta, addend == nullptr ? product.c : addend, plan.c.get(), product.c, plan.c.get(),
+      &plan.algorithm, workspace_.as<void>(), workspace_.num_bytes(), stream_));
 }
 
-void multiply(const KernelArgs& args, const Gemm& product) {
-  context_of(args).get<MatrixProducts>().run(product);
+void multiply(const KernelArgs& args, const Gemm& product, const void* addend) {
+  context_of(args).get<MatrixProducts>().run(product, addend);
 }
 
 }  // namespace tessera::cuda

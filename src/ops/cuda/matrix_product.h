@@ -34,8 +34,10 @@ class MatrixProducts {
  public:
   explicit MatrixProducts(const CudaContext& context);
 
-  /// Gives the product to the context's stream. The matrices are in the GPU's memory.
-  void run(const Gemm& product);
+  /// Gives the product to the context's stream. The matrices are in the GPU's memory. `addend`,
+  /// unless null, lies as the result does and is added before that is rounded; the product does
+  /// not accumulate then.
+  void run(const Gemm& product, const void* addend = nullptr);
 
  private:
   struct Plan {
@@ -45,11 +47,11 @@ class MatrixProducts {
   };
   /// Shape, leading dims, types and transposes, with the alignments of the pointers.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, uint32_t,
-                         uint32_t, uint32_t>;
+                         uint32_t, uint32_t, uint32_t>;
 
-  static Key key_of(const Gemm& product);
-  Plan make_plan(const Gemm& product) const;
-  void clear(const Gemm& product) const;
+  static Key key_of(const Gemm& product, const void* addend);
+  Plan make_plan(const Gemm& product, const void* addend) const;
+  void finish_empty(const Gemm& product, const void* addend) const;
 
   CublasHandle handle_;
   cudaStream_t stream_;
@@ -58,6 +60,6 @@ class MatrixProducts {
 };
 
 /// The product in the stream of a kernel's call.
-void multiply(const KernelArgs& args, const Gemm& product);
+void multiply(const KernelArgs& args, const Gemm& product, const void* addend = nullptr);
 
 }  // namespace tessera::cuda

@@ -25,10 +25,28 @@ Cost product_cost(const Cost& operands, const Shape& rows, int64_t other_feature
   return {.flops = 2.0 * macs, .bytes = operands.bytes};
 }
 
+/// F32 rows of `columns` for what a BF16 product is added to.
+int64_t tile_bytes(const ValueType& rows, int64_t columns) {
+  if (rows.dtype == DType::kF32) return 0;
+  return std::min(rows.shape[0], kLinearTileRows) * columns * dtype_size(DType::kF32);
+}
+
 }  // namespace
 
+std::string Linear::attributes() const {
+  switch (extra_) {
+    case Extra::kNone:
+      return "";
+    case Extra::kBias:
+      return "bias";
+    case Extra::kAddend:
+      return "addend";
+  }
+  throw InternalError("linear: unknown extra input");
+}
+
 std::vector<ValueType> Linear::infer(std::span<const ValueType> inputs) const {
-  const size_t expected = bias_ ? 3 : 2;
+  const size_t expected = extra_ == Extra::kNone ? 2 : 3;
   check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
   const ValueType& x = inputs[0];
   const ValueType& weight = inputs[1];
@@ -36,11 +54,18 @@ std::vector<ValueType> Linear::infer(std::span<const ValueType> inputs) const {
   check_weight(*this, weight, x);
   check_shape(*this, weight.shape[1] == x.shape[1], "x {} has {} features, the weight {} takes {}",
               x.to_string(), x.shape[1], weight.to_string(), weight.shape[1]);
-  if (bias_) {
+  if (extra_ == Extra::kBias) {
     check_shape(*this, inputs[2].dtype == DType::kF32 && inputs[2].shape == Shape{weight.shape[0]},
                 "the bias must be f32 [{}], got {}", weight.shape[0], inputs[2].to_string());
   }
-  return {with_last_dim(x, weight.shape[0])};
+  const ValueType y = with_last_dim(x, weight.shape[0]);
+  if (extra_ == Extra::kAddend) check_addend(*this, inputs[2], y);
+  return {y};
+}
+
+OperatorPtr Linear::with_addend(std::span<const ValueType> inputs) const {
+  if (extra_ != Extra::kNone || inputs[0].ragged()) return nullptr;
+  return std::make_shared<Linear>(Extra::kAddend);
 }
 
 Cost Linear::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
@@ -48,14 +73,13 @@ Cost Linear::cost(std::span<const ValueType> inputs, std::span<const ValueType> 
 }
 
 int64_t Linear::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  if (!bias_ || inputs[0].dtype == DType::kF32) return 0;
-  const int64_t rows = std::min(inputs[0].shape[0], kLinearBiasRows);
-  return rows * inputs[1].shape[0] * dtype_size(DType::kF32);
+  return extra_ == Extra::kNone ? 0 : tile_bytes(inputs[0], inputs[1].shape[0]);
 }
 
 void Linear::differentiate(GradientBuilder& builder) const {
   const auto grad = builder.grad_output(0);
   if (!grad) return;
+  if (extra_ == Extra::kAddend && builder.needs_grad(2)) builder.set_grad_input(2, *grad);
   if (builder.needs_grad(0)) {
     const auto dgrad = std::make_shared<LinearDgrad>();
     builder.set_grad_input(0, builder.emit(dgrad, {*grad, builder.input(1)})[0]);
@@ -63,13 +87,15 @@ void Linear::differentiate(GradientBuilder& builder) const {
   if (builder.needs_grad(1)) {
     builder.emit(std::make_shared<LinearWgrad>(), {builder.input(0), *grad}, {1});
   }
-  if (bias_ && builder.needs_grad(2)) {
+  if (extra_ == Extra::kBias && builder.needs_grad(2)) {
     builder.emit(std::make_shared<LinearBiasGrad>(), {*grad}, {2});
   }
 }
 
 std::vector<ValueType> LinearDgrad::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 2, "takes gradient and weight, got {} inputs", inputs.size());
+  check_shape(*this, inputs.size() == (addend_ ? 3 : 2),
+              "takes gradient and weight{}, got {} inputs", addend_ ? " and addend" : "",
+              inputs.size());
   const ValueType& grad = inputs[0];
   const ValueType& weight = inputs[1];
   check_rows(*this, grad, "the gradient");
@@ -77,7 +103,18 @@ std::vector<ValueType> LinearDgrad::infer(std::span<const ValueType> inputs) con
   check_shape(*this, weight.shape[0] == grad.shape[1],
               "the gradient {} has {} features, the weight {} gives {}", grad.to_string(),
               grad.shape[1], weight.to_string(), weight.shape[0]);
-  return {with_last_dim(grad, weight.shape[1])};
+  const ValueType grad_x = with_last_dim(grad, weight.shape[1]);
+  if (addend_) check_addend(*this, inputs[2], grad_x);
+  return {grad_x};
+}
+
+int64_t LinearDgrad::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return addend_ ? tile_bytes(inputs[0], inputs[1].shape[1]) : 0;
+}
+
+OperatorPtr LinearDgrad::with_addend(std::span<const ValueType> inputs) const {
+  if (addend_ || inputs[0].ragged()) return nullptr;
+  return std::make_shared<LinearDgrad>(true);
 }
 
 Cost LinearDgrad::cost(std::span<const ValueType> inputs,
@@ -113,7 +150,7 @@ int64_t LinearBiasGrad::cpu_workspace_bytes(std::span<const ValueType> inputs) c
 }
 
 OperatorPtr make_linear(bool bias) {
-  return std::make_shared<Linear>(bias);
+  return std::make_shared<Linear>(bias ? Linear::Extra::kBias : Linear::Extra::kNone);
 }
 
 }  // namespace tessera

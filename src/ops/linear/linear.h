@@ -1,32 +1,46 @@
 #pragma once
 
-#include "ops/operator.h"
+#include "ops/addend.h"
 
 namespace tessera {
 
-/// y = x · weightᵀ (+ bias): (x A [T, in], weight A [out, in], and with bias: bias F32 [out]) ->
-/// A [T, out]. Dim T may be ragged. A BF16 result is rounded once, after the bias.
-class Linear final : public Operator {
+/// y = x · weightᵀ (+ bias or addend): (x A [T, in], weight A [out, in], and bias: F32 [out], or
+/// addend: A [T, out]) -> A [T, out]. Dim T may be ragged, but with an addend. A BF16 result is
+/// rounded once, after the bias or the addend.
+class Linear final : public Operator, public TakesAddend {
  public:
-  explicit Linear(bool bias) : bias_(bias) {}
+  enum class Extra { kNone, kBias, kAddend };
+  explicit Linear(Extra extra) : extra_(extra) {}
 
   std::string_view name() const override { return "linear"; }
-  std::string attributes() const override { return bias_ ? "bias" : ""; }
+  std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
+  Extra extra() const { return extra_; }
 
  private:
-  bool bias_;
+  Extra extra_;
 };
 
-/// The gradient of x: (grad A [T, out], weight A [out, in]) -> A [T, in].
-class LinearDgrad final : public Operator {
+/// The gradient of x: (grad A [T, out], weight A [out, in], and with addend: A [T, in]) ->
+/// A [T, in].
+class LinearDgrad final : public Operator, public TakesAddend {
  public:
+  explicit LinearDgrad(bool addend = false) : addend_(addend) {}
+
   std::string_view name() const override { return "linear_dgrad"; }
+  std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
+  bool addend() const { return addend_; }
+
+ private:
+  bool addend_;
 };
 
 /// The gradient of the weight: (x A [T, in], grad A [T, out]) -> F32 [out, in], accumulated.
@@ -47,8 +61,8 @@ class LinearBiasGrad final : public Operator {
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
-/// Rows of a BF16 result with bias that are made at a time, in F32.
-inline constexpr int64_t kLinearBiasRows = 256;
+/// Rows of a BF16 result with bias or addend that are made at a time, in F32.
+inline constexpr int64_t kLinearTileRows = 256;
 
 OperatorPtr make_linear(bool bias = false);
 void add_linear_cpu(KernelTable& table);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "ops/column_sums.h"
 #include "ops/gemm/gemm.h"
@@ -9,14 +10,16 @@
 namespace tessera {
 namespace {
 
-/// x[begin, end) · weightᵀ into rows of `out`.
-Gemm forward_product(const Tensor& x, const Tensor& weight, int64_t begin, int64_t end) {
+using Extra = Linear::Extra;
+
+/// x · weightᵀ, without a place for the result.
+Gemm forward_product(const Tensor& x, const Tensor& weight) {
   const int64_t in = weight.shape[1];
   return {.transpose_b = true,
-          .m = end - begin,
+          .m = x.shape[0],
           .n = weight.shape[0],
           .k = in,
-          .a = static_cast<const std::byte*>(x.data) + begin * in * dtype_size(x.dtype),
+          .a = x.data,
           .lda = in,
           .b = weight.data,
           .ldb = in,
@@ -25,68 +28,86 @@ Gemm forward_product(const Tensor& x, const Tensor& weight, int64_t begin, int64
           .output_type = x.dtype};
 }
 
-void run_plain(const KernelArgs& args) {
-  Gemm product = forward_product(args.in(0), args.in(1), 0, args.in(0).shape[0]);
-  product.c = args.out(0).data;
-  gemm(product);
-}
+/// Some rows of what the product is added to, in F32.
+using FillRows = std::function<void(float* to, int64_t begin, int64_t end)>;
 
-/// Rows of `bias`, for a product to be accumulated into.
-void fill_rows(float* rows_TO, std::span<const float> bias, int64_t rows) {
-  const auto cols = static_cast<int64_t>(bias.size());
+/// The same bias for all rows.
+FillRows rows_of_bias(const Tensor& bias) {
+  return [bias](float* to, int64_t begin, int64_t end) {
+    const int64_t cols = bias.num_elements();
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    std::copy_n(bias.data(), cols, rows_TO + row * cols);
-  }
+    for (int64_t row = begin; row < end; ++row)
+      std::copy_n(bias.as<float>(), cols, to + (row - begin) * cols);
+  };
 }
 
-void add_product(const KernelArgs& args, int64_t begin, int64_t end, float* rows_TO) {
-  fill_rows(rows_TO, args.in(2).span<float>(), end - begin);
-  Gemm product = forward_product(args.in(0), args.in(1), begin, end);
-  product.c = rows_TO;
+FillRows rows_of_addend(const Tensor& addend) {
+  return [addend](float* to, int64_t begin, int64_t end) {
+    const int64_t cols = addend.shape[1];
+    with_storage(addend.dtype, [&](auto storage) {
+      const auto* from = addend.as<decltype(storage)>();
+#pragma omp parallel for schedule(static)
+      for (int64_t row = begin; row < end; ++row)
+        simd::convert(to + (row - begin) * cols, from + row * cols, cols);
+    });
+  };
+}
+
+/// Rows of `out` = what `fill` gives + the product, rounded once: a BF16 result by way of `tile`.
+void add_product(Gemm product, const Tensor& out, float* tile, const FillRows& fill) {
+  const int64_t rows = product.m;
+  const int64_t cols = product.n;
+  const bool is_f32 = out.dtype == DType::kF32;
+  const int64_t step = is_f32 ? std::max<int64_t>(rows, 1) : kLinearTileRows;
+  const auto* a = static_cast<const std::byte*>(product.a);
   product.output_type = DType::kF32;
   product.accumulate = true;
-  gemm(product);
-}
-
-void run_with_bias(const KernelArgs& args) {
-  const Tensor& out = args.out(0);
-  const int64_t rows = out.shape[0];
-  const int64_t cols = out.shape[1];
-  if (out.dtype == DType::kF32) return add_product(args, 0, rows, out.as<float>());
-  auto* tile = reinterpret_cast<float*>(args.workspace.data());
-  for (int64_t begin = 0; begin < rows; begin += kLinearBiasRows) {
-    const int64_t end = std::min(rows, begin + kLinearBiasRows);
-    add_product(args, begin, end, tile);
+  product.c = is_f32 ? out.as<float>() : tile;
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t end = std::min(rows, begin + step);
+    product.m = end - begin;
+    product.a = a + begin * product.lda * dtype_size(product.input_type);
+    fill(static_cast<float*>(product.c), begin, end);
+    gemm(product);
+    if (is_f32) continue;
 #pragma omp parallel for schedule(static)
-    for (int64_t row = begin; row < end; ++row) {
+    for (int64_t row = begin; row < end; ++row)
       simd::convert(out.as<Bf16>() + row * cols, tile + (row - begin) * cols, cols);
-    }
   }
 }
 
-void linear(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.inputs.size() == 3) {
-    run_with_bias(args);
+void run_product(Gemm product, const KernelArgs& args, const FillRows& fill) {
+  if (fill) {
+    add_product(product, args.out(0), reinterpret_cast<float*>(args.workspace.data()), fill);
   } else {
-    run_plain(args);
+    product.c = args.out(0).data;
+    gemm(product);
   }
 }
 
-void linear_dgrad(const Operator& /*op*/, const KernelArgs& args) {
+void linear(const Operator& op, const KernelArgs& args) {
+  const Extra extra = static_cast<const Linear&>(op).extra();
+  FillRows fill;
+  if (extra == Extra::kBias) fill = rows_of_bias(args.in(2));
+  if (extra == Extra::kAddend) fill = rows_of_addend(args.in(2));
+  run_product(forward_product(args.in(0), args.in(1)), args, fill);
+}
+
+void linear_dgrad(const Operator& op, const KernelArgs& args) {
   const Tensor& grad = args.in(0);
   const Tensor& weight = args.in(1);
-  gemm({.m = grad.shape[0],
-        .n = weight.shape[1],
-        .k = weight.shape[0],
-        .a = grad.data,
-        .lda = grad.shape[1],
-        .b = weight.data,
-        .ldb = weight.shape[1],
-        .c = args.out(0).data,
-        .ldc = weight.shape[1],
-        .input_type = grad.dtype,
-        .output_type = grad.dtype});
+  const bool addend = static_cast<const LinearDgrad&>(op).addend();
+  run_product({.m = grad.shape[0],
+               .n = weight.shape[1],
+               .k = weight.shape[0],
+               .a = grad.data,
+               .lda = grad.shape[1],
+               .b = weight.data,
+               .ldb = weight.shape[1],
+               .ldc = weight.shape[1],
+               .input_type = grad.dtype,
+               .output_type = grad.dtype},
+              args, addend ? rows_of_addend(args.in(2)) : FillRows());
 }
 
 void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {

@@ -11,6 +11,7 @@ namespace {
 using cuda::context_of;
 using cuda::multiply;
 using cuda::stream_of;
+using Extra = Linear::Extra;
 
 /// Rows of a BF16 result with bias that are made at a time in F32: cuBLASLt has no such product
 /// with an F32 bias. Enough for a product that fills the GPU.
@@ -89,29 +90,32 @@ void run_with_bias(const KernelArgs& args) {
   }
 }
 
-void linear(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.inputs.size() == 3) return run_with_bias(args);
+void linear(const Operator& op, const KernelArgs& args) {
+  const Extra extra = static_cast<const Linear&>(op).extra();
+  if (extra == Extra::kBias) return run_with_bias(args);
   if (is_ragged(args) && args.in(1).num_elements() > 0) return multiply_ragged(args, true);
   Gemm product = forward_product(args.in(0), args.in(1));
   product.c = args.out(0).data;
-  multiply(args, product);
+  multiply(args, product, extra == Extra::kAddend ? args.in(2).data : nullptr);
 }
 
-void linear_dgrad(const Operator& /*op*/, const KernelArgs& args) {
+void linear_dgrad(const Operator& op, const KernelArgs& args) {
   const Tensor& grad = args.in(0);
   const Tensor& weight = args.in(1);
   if (is_ragged(args) && weight.num_elements() > 0) return multiply_ragged(args, false);
-  multiply(args, {.m = grad.shape[0],
-                  .n = weight.shape[1],
-                  .k = weight.shape[0],
-                  .a = grad.data,
-                  .lda = grad.shape[1],
-                  .b = weight.data,
-                  .ldb = weight.shape[1],
-                  .c = args.out(0).data,
-                  .ldc = weight.shape[1],
-                  .input_type = grad.dtype,
-                  .output_type = grad.dtype});
+  multiply(args,
+           {.m = grad.shape[0],
+            .n = weight.shape[1],
+            .k = weight.shape[0],
+            .a = grad.data,
+            .lda = grad.shape[1],
+            .b = weight.data,
+            .ldb = weight.shape[1],
+            .c = args.out(0).data,
+            .ldc = weight.shape[1],
+            .input_type = grad.dtype,
+            .output_type = grad.dtype},
+           static_cast<const LinearDgrad&>(op).addend() ? args.in(2).data : nullptr);
 }
 
 void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
@@ -157,14 +161,22 @@ void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
                            stream_of(args));
 }
 
+/// Where ragged rows begin and end.
+int64_t row_range_bytes(const ValueType& rows) {
+  return rows.ragged() ? 2 * static_cast<int64_t>(sizeof(int64_t)) : 0;
+}
+
 /// Where ragged rows begin and end, or F32 sums before the bias.
-int64_t linear_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  constexpr int64_t kRowRange = 2 * sizeof(int64_t);
-  if (inputs.size() < 3) return inputs[0].ragged() ? kRowRange : 0;
+int64_t linear_workspace(const Operator& op, std::span<const ValueType> inputs) {
+  if (static_cast<const Linear&>(op).extra() != Extra::kBias) return row_range_bytes(inputs[0]);
   if (inputs[0].dtype == DType::kF32) return 0;
   const int64_t num_columns = inputs[1].shape[0];
   return std::min(inputs[0].shape[0], rows_before_bias(num_columns)) * num_columns *
          static_cast<int64_t>(sizeof(float));
+}
+
+int64_t grads_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
+  return row_range_bytes(inputs[0]);
 }
 
 int64_t bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
@@ -175,8 +187,8 @@ int64_t bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> i
 
 void add_linear_cuda(KernelTable& table) {
   table["linear"] = {linear, linear_workspace};
-  table["linear_dgrad"] = {linear_dgrad, linear_workspace};
-  table["linear_wgrad"] = Kernel(linear_wgrad, linear_workspace).setting_accumulators();
+  table["linear_dgrad"] = {linear_dgrad, grads_workspace};
+  table["linear_wgrad"] = Kernel(linear_wgrad, grads_workspace).setting_accumulators();
   table["linear_bias_grad"] = {linear_bias_grad, bias_grad_workspace};
 }
 

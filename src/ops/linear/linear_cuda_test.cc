@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 
+#include "ops/testing/addend_gpu_check.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
 
@@ -76,6 +77,22 @@ TEST_F(LinearCuda, RaggedRowsBeyondTheExtentDoNotCount) {
                                                 {77, 9, 13, 50},
                                                 {300, 200, 48, 300}}) {
     for (const bool bias : {false, true}) check({tokens, in, out, bias, extent});
+  }
+}
+
+TEST_F(LinearCuda, AddsAnAddend) {
+  const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1},       {7, 16, 33},
+                               {6, 0, 4}, {600, 20, 9},    {3000, 64, 72},
+                               {5, 7, 0}, {256, 128, 384}, {1024, 512, 2048}};
+  for (const auto& [tokens, in, out] : shapes) {
+    SCOPED_TRACE(fmt::format("T {} in {} out {}", tokens, in, out));
+    const auto inputs = [](int64_t rows, int64_t width, const Shape& weight) {
+      return [=](DType dtype) -> OperatorInputs {
+        return {{"x", "w"}, {{dtype, {rows, width}}, {dtype, weight}}};
+      };
+    };
+    check_addend_on_gpu(*make_linear(), inputs(tokens, in, {out, in}), cpu(), gpu());
+    check_addend_on_gpu(LinearDgrad(), inputs(tokens, out, {out, in}), cpu(), gpu());
   }
 }
 

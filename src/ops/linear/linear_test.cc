@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ops/testing/addend_check.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera::testing {
@@ -109,6 +110,30 @@ TEST(Linear, GradientsAgainstFiniteDifferences) {
   }
 }
 
+TEST(Linear, AddsAnAddendBeforeRounding) {
+  const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1}, {7, 16, 33}, {33, 17, 64}, {600, 20, 9}};
+  for (const auto& [tokens, in, out] : shapes) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const Case c{tokens, in, out, false, dtype};
+      SCOPED_TRACE(c.to_string());
+      Random random(12, static_cast<uint64_t>(tokens));
+      check_addend(*make_linear(), kernels(), make_inputs(c, random));
+      check_addend(
+          LinearDgrad(), kernels(),
+          list_inputs(
+              TestInput{random_tensor(dtype, {tokens, out}, random), Role::kConstant, "grad"},
+              TestInput{random_tensor(dtype, {out, in}, random), Role::kConstant, "weight"}));
+    }
+  }
+}
+
+TEST(Linear, GradientsWithAnAddend) {
+  Random random(13, 1);
+  auto inputs = make_inputs({5, 7, 6}, random);
+  inputs.push_back({random_tensor(DType::kF32, {5, 6}, random), Role::kValue, "addend"});
+  check_gradients(std::make_shared<Linear>(Linear::Extra::kAddend), kernels(), inputs);
+}
+
 TEST(Linear, ShapeRuleAndCost) {
   const ValueType x{DType::kBF16, {64, 16}, 0, 5};
   const ValueType weight{DType::kBF16, {32, 16}};
@@ -143,6 +168,13 @@ TEST(Linear, ShapeRuleRefusesWhatDoesNotFit) {
   refuses(false, {{DType::kF32, {4}}, weight}, "linear: x must be f32 or bf16 [T, features]");
   refuses(true, {x, weight, {DType::kF32, {31}}}, "linear: the bias must be f32 [32]");
   refuses(true, {x, weight, {DType::kBF16, {32}}}, "linear: the bias must be f32 [32]");
+  const Linear adding(Linear::Extra::kAddend);
+  EXPECT_THAT(
+      [&] {
+        adding.infer(std::vector<ValueType>{x, weight, x});
+      },
+      ::testing::ThrowsMessage<UserError>(
+          ::testing::HasSubstr("linear: the addend must be f32 [4, 32]")));
 }
 
 }  // namespace

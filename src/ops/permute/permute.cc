@@ -76,19 +76,28 @@ void Permute::differentiate(GradientBuilder& builder) const {
 }
 
 std::vector<ValueType> Unpermute::infer(std::span<const ValueType> inputs) const {
-  check_count(*this, inputs, 3);
+  check_count(*this, inputs, addend_ ? 4 : 3);
   check_rows(*this, inputs[0], "y");
   check_row_of(*this, inputs[1]);
   check_source(*this, inputs[2]);
   check_same_first_dim(*this, inputs[0], inputs[2], "y and source_R");
-  return {rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1])};
+  const ValueType tokens = rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1]);
+  if (addend_) check_addend(*this, inputs[3], tokens);
+  return {tokens};
 }
 
 Cost Unpermute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
-  return moved_bytes(inputs.first(2), outputs);  // source_R serves the gradient alone
+  Cost cost = moved_bytes(inputs.first(2), outputs);  // source_R serves the gradient alone
+  if (addend_) cost += moved_bytes(inputs.subspan(3), {});
+  return cost;
+}
+
+OperatorPtr Unpermute::with_addend(std::span<const ValueType> /*inputs*/) const {
+  return addend_ ? nullptr : std::make_shared<Unpermute>(true);
 }
 
 void Unpermute::differentiate(GradientBuilder& builder) const {
+  if (addend_ && builder.needs_grad(3)) builder.set_grad_input(3, *builder.grad_output(0));
   builder.set_grad_input(0, builder.emit(make_permute(), {*builder.grad_output(0), builder.input(2),
                                                           builder.input(1)})[0]);
 }
@@ -122,23 +131,31 @@ void UnpermuteProbs::differentiate(GradientBuilder& builder) const {
 }
 
 std::vector<ValueType> UnpermuteWeighted::infer(std::span<const ValueType> inputs) const {
-  check_count(*this, inputs, 4);
+  check_count(*this, inputs, addend_ ? 5 : 4);
   check_rows(*this, inputs[0], "y");
   check_row_of(*this, inputs[2]);
   check_source(*this, inputs[3]);
   check_probs(*this, inputs[1], inputs[2].shape);
   check_same_first_dim(*this, inputs[0], inputs[3], "y and source_R");
-  return {rows_like(inputs[2], inputs[0].dtype, inputs[0].shape[1])};
+  const ValueType tokens = rows_like(inputs[2], inputs[0].dtype, inputs[0].shape[1]);
+  if (addend_) check_addend(*this, inputs[4], tokens);
+  return {tokens};
 }
 
 Cost UnpermuteWeighted::cost(std::span<const ValueType> inputs,
                              std::span<const ValueType> outputs) const {
   Cost cost = moved_bytes(inputs.first(3), outputs);
+  if (addend_) cost += moved_bytes(inputs.subspan(4), {});
   cost.flops = multiply_adds(inputs[0]);
   return cost;
 }
 
+OperatorPtr UnpermuteWeighted::with_addend(std::span<const ValueType> /*inputs*/) const {
+  return addend_ ? nullptr : std::make_shared<UnpermuteWeighted>(true);
+}
+
 void UnpermuteWeighted::differentiate(GradientBuilder& builder) const {
+  if (addend_ && builder.needs_grad(4)) builder.set_grad_input(4, *builder.grad_output(0));
   const auto grads =
       builder.emit(std::make_shared<UnpermuteWeightedBackward>(),
                    {*builder.grad_output(0), builder.input(0), builder.input(1), builder.input(3)});

@@ -147,6 +147,14 @@ __global__ void __launch_bounds__(kThreads)
   const Raw* y = static_cast<const Raw*>(p.y_RH);
   const int32_t* row_of = p.maps.row_of_TK + token * p.maps.top_k;
   const float* probs = p.probs_TK == nullptr ? nullptr : p.probs_TK + token * p.maps.top_k;
+  Raw addend[kVectors] = {};  // zeros
+  if (p.addend_TH != nullptr) {
+    const Raw* from = static_cast<const Raw*>(p.addend_TH) + token * vectors;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (at + v * kLanes < vectors) addend[v] = from[at + v * kLanes];
+    }
+  }
   float sums[kVectors][kValues] = {};
   for (int first = 0; first < p.maps.top_k; first += kRows) {
     Raw held[kRows][kVectors];
@@ -176,6 +184,10 @@ __global__ void __launch_bounds__(kThreads)
   Raw* out = static_cast<Raw*>(p.out_TH) + token * vectors;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
+    float others[kValues];
+    Vec::unpack(addend[v], others);
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) sums[v][j] += others[j];
     if (at + v * kLanes < vectors) out[at + v * kLanes] = Vec::pack(sums[v]);
   }
 }
@@ -303,7 +315,8 @@ void launch_permute(const PermuteRows& permute, cudaStream_t stream) {
 }
 
 void launch_combine(const CombineRows& combine, cudaStream_t stream) {
-  const bool aligned = is_aligned(combine.y_RH) && is_aligned(combine.out_TH);
+  const bool aligned =
+      is_aligned(combine.y_RH) && is_aligned(combine.addend_TH) && is_aligned(combine.out_TH);
   if (combine.type == RowType::kF32) {
     aligned&& combine.width % 4 == 0 ? combine_by<float, 4>(combine, stream)
                                      : combine_by<float, 1>(combine, stream);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/operator.h"
+#include "ops/addend.h"
 
 namespace tessera {
 
@@ -21,14 +21,22 @@ class Permute final : public Operator {
   void differentiate(GradientBuilder& builder) const override;
 };
 
-/// Rows to tokens: (y A [R, H], row_of_TK, source_R) -> A [T, H], the sum of each token's rows.
-/// Its gradient is Permute.
-class Unpermute final : public Operator {
+/// Rows to tokens: (y A [R, H], row_of_TK, source_R, and with addend: A [T, H]) -> A [T, H], the
+/// sum of each token's rows, plus the addend. Its gradient is Permute.
+class Unpermute final : public Operator, public TakesAddend {
  public:
+  explicit Unpermute(bool addend = false) : addend_(addend) {}
+
   std::string_view name() const override { return "unpermute"; }
+  std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
+  bool addend() const { return addend_; }
+
+ private:
+  bool addend_;
 };
 
 /// Probabilities to rows: (probs F32 [T, K], source_R, row_of_TK) -> F32 [R], 0 for padding.
@@ -49,14 +57,22 @@ class UnpermuteProbs final : public Operator {
   void differentiate(GradientBuilder& builder) const override;
 };
 
-/// Rows to tokens, weighted: (y A [R, H], probs F32 [T, K], row_of_TK, source_R) -> A [T, H]. The
-/// classic combine, which keeps y for the gradient of the probabilities.
-class UnpermuteWeighted final : public Operator {
+/// Rows to tokens, weighted: (y A [R, H], probs F32 [T, K], row_of_TK, source_R, and with addend:
+/// A [T, H]) -> A [T, H]. The classic combine, which keeps y for the gradient of the probabilities.
+class UnpermuteWeighted final : public Operator, public TakesAddend {
  public:
+  explicit UnpermuteWeighted(bool addend = false) : addend_(addend) {}
+
   std::string_view name() const override { return "unpermute_weighted"; }
+  std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
+  bool addend() const { return addend_; }
+
+ private:
+  bool addend_;
 };
 
 /// (grad A [T, H], y A [R, H], probs F32 [T, K], source_R) ->

@@ -37,9 +37,9 @@ struct TokenRows {
   int64_t top_k;
 };
 
-/// to = Σ_k p_k · y[row_k], dropped assignments left out.
+/// to = addend (unless null) + Σ_k p_k · y[row_k], dropped assignments left out.
 template <typename T>
-void combine_rows(const TokenRows& token, const T* y, int64_t width, T* to) {
+void combine_rows(const TokenRows& token, const T* y, int64_t width, const T* addend, T* to) {
   simd::for_each_vector(width, [&](int64_t i, auto lanes) {
     simd::Vec sum{};
     for (int64_t k = 0; k < token.top_k; ++k) {
@@ -47,30 +47,36 @@ void combine_rows(const TokenRows& token, const T* y, int64_t width, T* to) {
       const simd::Vec row = simd::load(y + token.row_of_K[k] * width + i, lanes);
       sum += token.probs_K == nullptr ? row : row * token.probs_K[k];
     }
-    simd::store(to + i, sum, lanes);
+    simd::store(to + i, addend == nullptr ? sum : simd::load(addend + i, lanes) + sum, lanes);
   });
 }
 
+/// `addend` is null where there is none.
 template <typename T>
-void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor& out) {
+void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor* addend,
+             const Tensor& out) {
   const int64_t top_k = top_k_of(row_of_TK);
   const int32_t* row_of = row_of_TK.as<int32_t>();
   const int64_t width = y.shape[1];
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < row_of_TK.shape[0]; ++t) {
     const float* probs = probs_TK == nullptr ? nullptr : probs_TK + t * top_k;
-    combine_rows({row_of + t * top_k, probs, top_k}, y.as<T>(), width, out.as<T>() + t * width);
+    combine_rows({row_of + t * top_k, probs, top_k}, y.as<T>(), width,
+                 addend == nullptr ? nullptr : addend->as<T>() + t * width,
+                 out.as<T>() + t * width);
   }
 }
 
-void unpermute(const Operator& /*op*/, const KernelArgs& args) {
+void unpermute(const Operator& op, const KernelArgs& args) {
+  const Tensor* addend = static_cast<const Unpermute&>(op).addend() ? &args.in(3) : nullptr;
   const bool is_f32 = args.in(0).dtype == DType::kF32;
-  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), nullptr, args.in(1), args.out(0));
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), nullptr, args.in(1), addend, args.out(0));
 }
 
-void unpermute_weighted(const Operator& /*op*/, const KernelArgs& args) {
+void unpermute_weighted(const Operator& op, const KernelArgs& args) {
+  const Tensor* addend = static_cast<const UnpermuteWeighted&>(op).addend() ? &args.in(4) : nullptr;
   const bool is_f32 = args.in(0).dtype == DType::kF32;
-  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), args.in(1).as<float>(), args.in(2),
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), args.in(1).as<float>(), args.in(2), addend,
                                             args.out(0));
 }
 

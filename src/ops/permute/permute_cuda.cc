@@ -36,23 +36,26 @@ void permute(const Operator& /*op*/, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-void combine(const KernelArgs& args, const RowMaps& maps, const float* probs) {
+void combine(const KernelArgs& args, const RowMaps& maps, const float* probs, const void* addend) {
   launch_combine({.maps = maps,
                   .type = type_of(args.in(0)),
                   .width = args.in(0).shape[1],
                   .y_RH = args.in(0).data,
                   .probs_TK = probs,
+                  .addend_TH = addend,
                   .out_TH = args.out(0).data},
                  stream_of(args));
   check(cudaGetLastError());
 }
 
-void unpermute(const Operator& /*op*/, const KernelArgs& args) {
-  combine(args, maps_of(args, 1, 2), nullptr);
+void unpermute(const Operator& op, const KernelArgs& args) {
+  const bool addend = static_cast<const Unpermute&>(op).addend();
+  combine(args, maps_of(args, 1, 2), nullptr, addend ? args.in(3).data : nullptr);
 }
 
-void unpermute_weighted(const Operator& /*op*/, const KernelArgs& args) {
-  combine(args, maps_of(args, 2, 3), args.in(1).as<float>());
+void unpermute_weighted(const Operator& op, const KernelArgs& args) {
+  const bool addend = static_cast<const UnpermuteWeighted&>(op).addend();
+  combine(args, maps_of(args, 2, 3), args.in(1).as<float>(), addend ? args.in(4).data : nullptr);
 }
 
 void unpermute_weighted_backward(const Operator& /*op*/, const KernelArgs& args) {

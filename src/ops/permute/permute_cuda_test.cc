@@ -36,8 +36,21 @@ OwningCheck check_of(const Case& c, uint64_t seed) {
 }
 
 /// What a program does with its tokens: one chain each, so that no gradients are added up.
-enum class Way { kRows, kProbs, kSum, kWeighted, kProbsBack };
-constexpr Way kWays[] = {Way::kRows, Way::kProbs, Way::kSum, Way::kWeighted, Way::kProbsBack};
+enum class Way { kRows, kProbs, kSum, kWeighted, kProbsBack, kSumWithAddend, kWeightedWithAddend };
+constexpr Way kWays[] = {Way::kRows,
+                         Way::kProbs,
+                         Way::kSum,
+                         Way::kWeighted,
+                         Way::kProbsBack,
+                         Way::kSumWithAddend,
+                         Way::kWeightedWithAddend};
+
+bool is_weighted(Way way) {
+  return way == Way::kWeighted || way == Way::kWeightedWithAddend;
+}
+bool has_addend(Way way) {
+  return way == Way::kSumWithAddend || way == Way::kWeightedWithAddend;
+}
 
 class PermuteCuda : public GpuTest {
  protected:
@@ -54,10 +67,10 @@ class PermuteCuda : public GpuTest {
     const ValueId row_of = map[RouteMapOutput::kRowOfTK];
     const ValueId source = map[RouteMapOutput::kSourceR];
     std::vector<ValueId> results;
-    if (way == Way::kProbs || way == Way::kProbsBack || way == Way::kWeighted) {
+    if (way == Way::kProbs || way == Way::kProbsBack || is_weighted(way)) {
       const ValueId probs = program.add_input("probs", with_dtype(tokens, DType::kF32));
       checked.request.inputs.push_back(probs);
-      if (way != Way::kWeighted)
+      if (!is_weighted(way))
         results = {program.add1(make_permute_probs(), {probs, source, row_of}, "probs_R")};
     }
     if (results.empty()) {
@@ -66,13 +79,19 @@ class PermuteCuda : public GpuTest {
       results = {program.add1(make_permute(), {x, source, row_of}, "rows")};
     }
     const ValueId rows = results[0];
-    if (way == Way::kSum)
-      results.push_back(program.add1(make_unpermute(), {rows, row_of, source}, "sum"));
-    if (way == Way::kWeighted) {
-      const ValueId probs = checked.request.inputs[0];
-      results.push_back(
-          program.add1(make_unpermute_weighted(), {rows, probs, row_of, source}, "weighted"));
-    }
+    const auto add_sum = [&](const OperatorPtr& op, std::vector<ValueId> inputs, const char* name) {
+      if (has_addend(way)) {
+        inputs.push_back(
+            program.add_input("addend", with_last_dim(with_dtype(tokens, dtype), c.width)));
+        checked.request.inputs.push_back(inputs.back());
+      }
+      results.push_back(program.add1(op, inputs, name));
+    };
+    if (way == Way::kSum || way == Way::kSumWithAddend)
+      add_sum(std::make_shared<Unpermute>(has_addend(way)), {rows, row_of, source}, "sum");
+    if (is_weighted(way))
+      add_sum(std::make_shared<UnpermuteWeighted>(has_addend(way)),
+              {rows, checked.request.inputs[0], row_of, source}, "weighted");
     if (way == Way::kProbsBack)
       results.push_back(program.add1(make_unpermute_probs(), {rows, row_of, source}, "back"));
     program.set_outputs(results);

@@ -29,13 +29,14 @@ struct PermuteRows {
 };
 void launch_permute(const PermuteRows& permute, cudaStream_t stream);
 
-/// out[t] = Σ_k p_tk · y[row_of[t, k]], in order of k.
+/// out[t] = Σ_k p_tk · y[row_of[t, k]], in order of k, + addend[t].
 struct CombineRows {
   RowMaps maps;
   RowType type;
   int64_t width;
   const void* y_RH;
   const float* probs_TK;  ///< null: each row counts once
+  const void* addend_TH;  ///< null: zero
   void* out_TH;
 };
 void launch_combine(const CombineRows& combine, cudaStream_t stream);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/add/add.h"
+#include "ops/testing/addend_check.h"
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
 
@@ -149,6 +150,17 @@ TEST(Permute, WeightsRowsByTheirProbability) {
   });
 }
 
+TEST(Permute, SumsTakeAnAddendBeforeRounding) {
+  for_each_case([](const Sizes& s, DType dtype, const Maps& maps, Random& random) {
+    const auto rows = [&] { return values(dtype, {maps.num_rows(), s.width}, random, "y"); };
+    auto probs = values(DType::kF32, {s.num_tokens, s.top_k}, random, "probs");
+    testing::check_addend(*make_unpermute(), kernels(),
+                          list_inputs(rows(), maps.row_of(), maps.source()));
+    testing::check_addend(*make_unpermute_weighted(), kernels(),
+                          list_inputs(rows(), std::move(probs), maps.row_of(), maps.source()));
+  });
+}
+
 TEST(Permute, ProbabilitiesGoToRowsAndBack) {
   for_each_case([](const Sizes& s, DType, const Maps& maps, Random& random) {
     auto probs = values(DType::kF32, {s.num_tokens, s.top_k}, random, "probs");
@@ -187,6 +199,10 @@ TEST(Permute, Gradients) {
                              list_inputs(probs(), maps.source(), maps.row_of()));
     testing::check_gradients(make_unpermute_weighted(), kernels(),
                              list_inputs(rows(), probs(), maps.row_of(), maps.source()));
+    testing::check_gradients(std::make_shared<Unpermute>(true), kernels(),
+                             list_inputs(rows(), maps.row_of(), maps.source(), tokens()));
+    testing::check_gradients(std::make_shared<UnpermuteWeighted>(true), kernels(),
+                             list_inputs(rows(), probs(), maps.row_of(), maps.source(), tokens()));
   }
 }
 

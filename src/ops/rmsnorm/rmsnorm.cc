@@ -56,14 +56,20 @@ void RmsNorm::differentiate(GradientBuilder& builder) const {
 }
 
 std::vector<ValueType> RmsNormBackward::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 4, "takes x, weight, rstd and gradient, got {} inputs",
-              inputs.size());
+  check_shape(*this, inputs.size() == (addend_ ? 5 : 4),
+              "takes x, weight, rstd{} gradient{}, got {} inputs", addend_ ? "," : " and",
+              addend_ ? " and addend" : "", inputs.size());
   check_operands(*this, inputs[0], inputs[1]);
   check_shape(*this, inputs[2] == statistics_type(inputs[0], inputs[1]), "rstd must be {}, got {}",
               statistics_type(inputs[0], inputs[1]).to_string(), inputs[2].to_string());
   check_shape(*this, inputs[3] == inputs[0], "the gradient must be {} as x is, got {}",
               inputs[0].to_string(), inputs[3].to_string());
+  if (addend_) check_addend(*this, inputs[4], inputs[0]);
   return {inputs[0], inputs[1]};
+}
+
+OperatorPtr RmsNormBackward::with_addend(std::span<const ValueType> /*inputs*/) const {
+  return addend_ ? nullptr : std::make_shared<RmsNormBackward>(true);
 }
 
 int64_t RmsNormBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {

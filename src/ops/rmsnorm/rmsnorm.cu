@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kHeadThreads = 256;  // of a block whose warps hold several rows each
+constexpr int kRowThreads = 256;   // that hold a row of most models
 constexpr int kWideThreads = 512;  // of a block that reads its rows twice
 constexpr int kForwardRows = 4;    // that a group holds at a time
 constexpr int kBackwardRows = 2;
@@ -158,20 +159,26 @@ __global__ void __launch_bounds__(kWideThreads)
 }
 
 /// With n = x · rstd and g = grad · weight: grad of x = rstd · (g - n · mean(g · n)), and the
-/// weight's gradient is the sum of grad · n over rows.
+/// weight's gradient is the sum of grad · n over rows. The addend is added to the gradient of x.
 struct BackwardParams {
   const void* x;
   const float* weight;
   const float* rstd;
   const void* grad;
+  const void* addend;  ///< or null
   void* grad_x;
   float* partials;  ///< [blocks, hidden]
   RowCount rows;
   int hidden;
 };
 
-template <typename T, int kWidth, int kLanes>
-__global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
+/// Blocks of a multiprocessor: registers for the rows that a thread holds decide.
+constexpr int backward_blocks(int threads) {
+  return threads == kMaxThreads ? 1 : 768 / threads;
+}
+
+template <typename T, int kWidth, int kLanes, int kThreads, bool kAddend>
+__global__ void __launch_bounds__(kThreads, backward_blocks(kThreads))
     rmsnorm_backward_rows(const __grid_constant__ BackwardParams p) {
   constexpr int kRows = kBackwardRows;
   extern __shared__ float shared[];
@@ -179,6 +186,7 @@ __global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
   const bool holds = lane.column < p.hidden;
   const T* x = static_cast<const T*>(p.x) + lane.column;
   const T* grad = static_cast<const T*>(p.grad) + lane.column;
+  const T* addend = static_cast<const T*>(p.addend) + lane.column;
   T* grad_x = static_cast<T*>(p.grad_x) + lane.column;
   const int64_t num_rows = p.rows.in_use();
   const int64_t step = static_cast<int64_t>(gridDim.x) * lane.num_groups * kRows;
@@ -192,6 +200,7 @@ __global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
     const int64_t row = first + lane.group * kRows;
     Pack<T, kWidth> values[kRows];
     Pack<T, kWidth> grads[kRows];
+    Pack<T, kWidth> addends[kAddend ? kRows : 1];
     float rstd[kRows];
     float dots[kRows] = {};
 #pragma unroll
@@ -199,6 +208,7 @@ __global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
       if (!holds || row + r >= num_rows) continue;
       values[r] = load_pack<kWidth>(x + (row + r) * p.hidden);
       grads[r] = load_pack<kWidth>(grad + (row + r) * p.hidden);
+      if constexpr (kAddend) addends[r] = load_pack<kWidth>(addend + (row + r) * p.hidden);
       rstd[r] = p.rstd[row + r];
     }
 #pragma unroll
@@ -222,6 +232,11 @@ __global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
       Floats<kWidth> g = to_floats(grads[r]);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = rstd[r] * (g[i] * weight[i] - v[i] * rstd[r] * mean);
+      if constexpr (kAddend) {
+        const Floats<kWidth> other = to_floats(addends[r]);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) g[i] += other[i];
+      }
       store(grad_x + (row + r) * p.hidden, g);
     }
   }
@@ -247,6 +262,8 @@ __global__ void __launch_bounds__(kWideThreads)
   for (int64_t row = blockIdx.x; row < num_rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(p.x) + row * p.hidden;
     const T* grad = static_cast<const T*>(p.grad) + row * p.hidden;
+    const T* addend =
+        p.addend == nullptr ? nullptr : static_cast<const T*>(p.addend) + row * p.hidden;
     T* grad_x = static_cast<T*>(p.grad_x) + row * p.hidden;
     const float rstd = p.rstd[row];
     float dots[1] = {};
@@ -273,6 +290,11 @@ __global__ void __launch_bounds__(kWideThreads)
       const Floats<kWidth> weight = load<kWidth>(p.weight + column);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = rstd * (g[i] * weight[i] - v[i] * rstd * mean);
+      if (addend != nullptr) {
+        const Floats<kWidth> other = load<kWidth>(addend + column);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) g[i] += other[i];
+      }
       store(grad_x + column, g);
     }
   }
@@ -336,13 +358,25 @@ int launch_backward(const BackwardParams& params, int num_sms, cudaStream_t stre
     return blocks;
   }
   int blocks = 0;
-  with_lanes(vectors, [&]<int kLanes>() {
-    const Grid grid(rows, vectors, kLanes, kBackwardRows, 1024 * num_sms, kMaxColumnPartials);
+  const auto launch = [&]<int kLanes, int kThreads>() {
+    const Grid grid(rows, vectors, kLanes, kBackwardRows,
+                    backward_blocks(kThreads) * kThreads * num_sms, kMaxColumnPartials);
     const size_t shared_bytes = sizeof(float) * static_cast<size_t>(grid.threads * kWidth);
-    rmsnorm_backward_rows<T, kWidth, kLanes>
-        <<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), shared_bytes,
-           stream>>>(params);
+    const auto kernel = params.addend == nullptr
+                            ? rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, false>
+                            : rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, true>;
+    kernel<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), shared_bytes,
+             stream>>>(params);
     blocks = grid.blocks;
+  };
+  with_lanes(vectors, [&]<int kLanes>() {
+    if constexpr (kLanes != kBlock) {
+      launch.template operator()<kLanes, kHeadThreads>();
+    } else if (vectors <= kRowThreads) {
+      launch.template operator()<kBlock, kRowThreads>();
+    } else {
+      launch.template operator()<kBlock, kMaxThreads>();
+    }
   });
   return blocks;
 }
@@ -369,11 +403,12 @@ void launch_rmsnorm(const RmsNormRows& call, cudaStream_t stream) {
 void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t stream) {
   if (call.rows.bound == 0) return;
   const bool vectors = are_whole_vectors(call.dtype, call.hidden) &&
-                       are_aligned(call.x, call.weight, call.grad, call.grad_x);
+                       are_aligned(call.x, call.weight, call.grad, call.addend, call.grad_x);
   const BackwardParams params = {.x = call.x,
                                  .weight = call.weight,
                                  .rstd = call.rstd,
                                  .grad = call.grad,
+                                 .addend = call.addend,
                                  .grad_x = call.grad_x,
                                  .partials = call.grad_weight == nullptr ? nullptr : call.partials,
                                  .rows = call.rows,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/operator.h"
+#include "ops/addend.h"
 
 namespace tessera {
 
@@ -24,14 +24,22 @@ class RmsNorm final : public Operator {
   double eps_;
 };
 
-/// (x A [.., H], weight F32 [D], rstd as above, grad of y A [.., H]) -> (grad of x A [.., H], grad
-/// of weight F32 [D], accumulated in a fixed order).
-class RmsNormBackward final : public Operator {
+/// (x A [.., H], weight F32 [D], rstd as above, grad of y A [.., H], and with addend: A [.., H]) ->
+/// (grad of x, plus the addend, A [.., H], grad of weight F32 [D], accumulated in a fixed order).
+class RmsNormBackward final : public Operator, public TakesAddend {
  public:
+  explicit RmsNormBackward(bool addend = false) : addend_(addend) {}
+
   std::string_view name() const override { return "rmsnorm_backward"; }
+  std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool accumulates(int output) const override { return output == 1; }
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
+  bool addend() const { return addend_; }
+
+ private:
+  bool addend_;
 };
 
 OperatorPtr make_rmsnorm(double eps);

@@ -21,7 +21,8 @@ void rmsnorm(const Operator& op, const KernelArgs& args) {
                        cuda::stream_of(args));
 }
 
-void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
+void rmsnorm_backward(const Operator& op, const KernelArgs& args) {
+  const bool addend = static_cast<const RmsNormBackward&>(op).addend();
   const Tensor& x = args.in(0);
   const int64_t hidden = args.in(1).shape[0];
   cuda::launch_rmsnorm_backward({.dtype = x.dtype,
@@ -31,6 +32,7 @@ void rmsnorm_backward(const Operator& /*op*/, const KernelArgs& args) {
                                  .weight = args.in(1).as<float>(),
                                  .rstd = args.in(2).as<float>(),
                                  .grad = args.in(3).data,
+                                 .addend = addend ? args.in(4).data : nullptr,
                                  .grad_x = args.out(0).data,
                                  .grad_weight = args.out(1) ? args.out(1).as<float>() : nullptr,
                                  .partials = reinterpret_cast<float*>(args.workspace.data()),

@@ -1,4 +1,8 @@
 #include "ops/rmsnorm/rmsnorm.h"
+
+#include <array>
+
+#include "ops/testing/addend_gpu_check.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
 
@@ -36,6 +40,29 @@ TEST_F(RmsNormCuda, Heads) {
   check({900, 5 * 96}, 96, 52);
   check({9, 6 * 33}, 33, 53);
   check({5, 2 * 1031}, 1031, 54);
+}
+
+TEST_F(RmsNormCuda, BackwardAddsAnAddend) {
+  for (const auto& [rows, width, head] : {std::array<int64_t, 3>{0, 64, 64},
+                                          {1, 7, 7},
+                                          {45, 264, 264},
+                                          {3, 2048, 2048},
+                                          {700, 4 * 128, 128},
+                                          {5, 1031, 1031},
+                                          {5, 16392, 16392}}) {
+    SCOPED_TRACE(fmt::format("{} x {} by {}", rows, width, head));
+    testing::check_addend_on_gpu(
+        RmsNormBackward(),
+        [&](DType dtype) -> testing::OperatorInputs {
+          const Shape statistics = head == width ? Shape{rows} : Shape{rows, width / head};
+          return {{"x", "weight", "rstd", "grad"},
+                  {{dtype, {rows, width}},
+                   {DType::kF32, {head}},
+                   {DType::kF32, statistics},
+                   {dtype, {rows, width}}}};
+        },
+        cpu(), gpu());
+  }
 }
 
 TEST_F(RmsNormCuda, RaggedRows) {

@@ -19,8 +19,8 @@ struct RmsNormRows {
 };
 void launch_rmsnorm(const RmsNormRows& call, cudaStream_t stream);
 
-/// The gradient of x, and that of the weight added into `grad_weight` unless it is null; `partials`
-/// has column_partials_bytes(hidden).
+/// The gradient of x, plus the addend unless it is null, and that of the weight added into
+/// `grad_weight` unless it is null; `partials` has column_partials_bytes(hidden).
 struct RmsNormBackwardRows {
   DType dtype;
   RowCount rows;
@@ -29,6 +29,7 @@ struct RmsNormBackwardRows {
   const float* weight;
   const float* rstd;
   const void* grad;
+  const void* addend;
   void* grad_x;
   float* grad_weight;
   float* partials;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "ops/testing/addend_check.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera::testing {
@@ -125,6 +126,19 @@ TEST(RmsNorm, GradientsAgainstFiniteDifferences) {
   Random random(12, 1);
   check_gradients(make_rmsnorm(kEps), kernels(), make_inputs({6, 9}, DType::kF32, random),
                   {.outputs = {0}});
+}
+
+TEST(RmsNorm, BackwardAddsAnAddendBeforeRounding) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Shape& shape : {Shape{0, 8}, Shape{1, 5}, Shape{17, 64}, Shape{200, 33}}) {
+      SCOPED_TRACE(fmt::format("{} {}", dtype_name(dtype), shape.to_string()));
+      Random random(15, static_cast<uint64_t>(shape[0]));
+      auto inputs = make_inputs(shape, dtype, random);
+      inputs.push_back({random_tensor(DType::kF32, {shape[0]}, random), Role::kConstant, "rstd"});
+      inputs.push_back({random_tensor(dtype, shape, random), Role::kConstant, "grad"});
+      check_addend(RmsNormBackward(), kernels(), std::move(inputs));
+    }
+  }
 }
 
 TEST(RmsNorm, ZeroRowsStayFinite) {

@@ -1,37 +1,11 @@
 // A thread holds the same two vectors of several heads of a token, whose angles it works out once.
-#include "ops/rope/rope_kernels.h"
-
-#include "ops/cuda/vector.cuh"
+#include "ops/rope/rope_device.cuh"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kHeads = 4;  // of a thread
 
-struct SinCos {
-  float sine;
-  float cosine;
-};
-
-/// As simd::sincos: the quadrant is removed in double, and Cephes' polynomials (sinf, cosf) take
-/// |r| <= π/4.
-__device__ __forceinline__ SinCos sine_and_cosine(float x) {
-  const double wide = x;
-  const double turns = rint(wide * 0.636619772367581343);
-  const auto r = static_cast<float>(fma(turns, -1.57079632679489662, wide));
-  const int quadrant = static_cast<int>(turns);
-  const float r2 = r * r;
-  float s = r2 * -1.9515295891e-4F + 8.3321608736e-3F;
-  s = (s * r2 - 1.6666654611e-1F) * (r2 * r) + r;
-  float c = r2 * 2.443315711809948e-5F - 1.388731625493765e-3F;
-  c = (c * r2 + 4.166664568298827e-2F) * (r2 * r2) - 0.5F * r2 + 1.0F;
-  const bool swap = (quadrant & 1) != 0;
-  const float sine = swap ? c : s;
-  const float cosine = swap ? s : c;
-  return {(quadrant & 2) != 0 ? -sine : sine, ((quadrant + 1) & 2) != 0 ? -cosine : cosine};
-}
-
-/// An item is two vectors of a head: of the rotated part those that turn together, or else any two.
 template <typename T, int kWidth, bool kInterleaved>
 struct RopeMap {
   static constexpr int kUnroll = 1;
@@ -40,36 +14,12 @@ struct RopeMap {
     Pack<T, kWidth> first[kHeads];
     Pack<T, kWidth> second[kHeads];
   };
-  struct Places {
-    int first;
-    int second;  // -1: there is none
-    int pair;    // of the first element; -1: not rotated
-  };
-
   RopeRows p;
   Divider items;    // of a head
   uint32_t groups;  // of threads for a token's heads
 
-  /// Where the item's vectors lie in a head.
-  __device__ Places places(int item) const {
-    const int rotated = p.num_pairs / kWidth;
-    if (item < rotated) {
-      if constexpr (kInterleaved) {
-        const int at = p.offset + item * 2 * kWidth;
-        return {at, at + kWidth, item * kWidth};
-      } else {
-        const int at = p.offset + item * kWidth;
-        return {at, at + p.num_pairs, item * kWidth};
-      }
-    }
-    const int vector = 2 * (item - rotated);
-    return {passed(vector), passed(vector + 1), -1};
-  }
-  /// Where the vector with this number lies among those that pass through.
-  __device__ int passed(int vector) const {
-    const int at = vector * kWidth;
-    const int after = at < p.offset ? at : at + 2 * p.num_pairs;
-    return after < p.head_size ? after : -1;
+  __device__ RopePlaces places(uint32_t item) const {
+    return rope_places<kWidth, kInterleaved>(p, static_cast<int>(item));
   }
   __device__ int64_t head_at(int64_t row, uint32_t group, int j) const {
     const uint32_t head = group + j * groups;
@@ -79,7 +29,7 @@ struct RopeMap {
 
   __device__ Loaded load(int64_t row, uint32_t vector) const {
     const uint32_t group = items.quotient(vector);
-    const Places at = places(static_cast<int>(vector - group * items.divisor()));
+    const RopePlaces at = places(vector - group * items.divisor());
     const T* x = static_cast<const T*>(p.x);
     Loaded loaded;
 #pragma unroll
@@ -94,10 +44,10 @@ struct RopeMap {
 
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
     const uint32_t group = items.quotient(vector);
-    const Places at = places(static_cast<int>(vector - group * items.divisor()));
+    const RopePlaces at = places(vector - group * items.divisor());
     T* y = static_cast<T*>(p.y);
     SinCos turns[kWidth];
-    if (at.pair >= 0) find_turns(turns, row, at.pair);
+    if (at.pair >= 0) find_turns(turns, p, row, at.pair);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       const int64_t head = head_at(row, group, j);
@@ -111,17 +61,7 @@ struct RopeMap {
     }
   }
 
-  __device__ void find_turns(SinCos (&turns)[kWidth], int64_t row, int pair) const {
-    const auto position = static_cast<float>(p.positions[row]);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      turns[i] = sine_and_cosine(p.frequencies[pair + i] * position);
-      turns[i].sine *= p.sine_amplitude;
-      turns[i].cosine *= p.cosine_amplitude;
-    }
-  }
-
-  __device__ void store_turned(T* head, const Places& at, const Pack<T, kWidth>& first,
+  __device__ void store_turned(T* head, const RopePlaces& at, const Pack<T, kWidth>& first,
                                const Pack<T, kWidth>& second, const SinCos (&turns)[kWidth]) const {
     float x[2 * kWidth];
 #pragma unroll
@@ -151,8 +91,7 @@ struct RopeMap {
 
 template <typename T, int kWidth, bool kInterleaved>
 void launch(const RopeRows& call, cudaStream_t stream) {
-  const int passed = (call.head_size - 2 * call.num_pairs) / kWidth;
-  const auto items = static_cast<uint32_t>(call.num_pairs / kWidth + divide_up(passed, 2));
+  const auto items = static_cast<uint32_t>(rope_items<kWidth>(call));
   const auto groups = static_cast<uint32_t>(divide_up(call.num_heads, kHeads));
   launch_map(RopeMap<T, kWidth, kInterleaved>{call, Divider(items), groups}, call.rows,
              int64_t{items} * groups, stream);

@@ -176,6 +176,7 @@ void Router::differentiate(GradientBuilder& builder) const {
 
 std::vector<ValueType> RouterBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() >= 5, "takes at least 5 inputs, got {}", inputs.size());
+  if (gradients_.addend) check_addend(*this, inputs.back(), inputs[0]);
   std::vector<ValueType> outputs;
   if (gradients_.x) outputs.push_back(inputs[0]);
   if (gradients_.weight) outputs.push_back(inputs[1]);
@@ -198,6 +199,13 @@ int64_t RouterBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) c
                           .num_experts = spec_.num_experts,
                           .num_segments = by_sequence ? inputs[4].shape[0] - 1 : 1};
   return RouterWorkspace::of_backward(sizes).num_bytes;
+}
+
+OperatorPtr RouterBackward::with_addend(std::span<const ValueType> /*inputs*/) const {
+  if (!gradients_.x || gradients_.addend) return nullptr;
+  RouterGradients gradients = gradients_;
+  gradients.addend = true;
+  return std::make_shared<RouterBackward>(spec_, gradients);
 }
 
 OperatorPtr make_router(const RouterSpec& spec) {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "ops/operator.h"
+#include "ops/addend.h"
 
 namespace tessera {
 
@@ -114,13 +114,14 @@ struct RouterGradients {
   bool logits = false;
   bool x = true;
   bool weight = true;
+  bool addend = false;  ///< something is added to the gradient of x
 };
 
 /// (x, weight, logits, expert_idx, [counts, [prior_counts]] or [cu_seqlens] for the balance loss,
 ///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1],
-///  score_means F32 [E], logits F32 [T, E]) -> (dx A [T, H] if wanted, dweight F32 [E, H]
-///  accumulated if wanted).
-class RouterBackward final : public Operator {
+///  score_means F32 [E], logits F32 [T, E], at last the addend A [T, H] if there is one) ->
+/// (dx A [T, H], plus the addend, if wanted, dweight F32 [E, H] accumulated if wanted).
+class RouterBackward final : public Operator, public TakesAddend {
  public:
   RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)
       : spec_(spec), gradients_(gradients) {}
@@ -129,10 +130,12 @@ class RouterBackward final : public Operator {
   const RouterGradients& gradients() const { return gradients_; }
 
   std::string_view name() const override { return "router_backward"; }
+  std::string attributes() const override { return gradients_.addend ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int output) const override { return output == (gradients_.x ? 1 : 0); }
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
 
  private:
   RouterSpec spec_;

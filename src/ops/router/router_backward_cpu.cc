@@ -3,6 +3,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/router/router_cpu.h"
 #include "ops/router/router_scores.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
@@ -163,6 +164,7 @@ struct ProductGradients {
   const float* weight_EH;
   float* grad_weight_EH;  ///< null where not wanted
   const Tensor* grad_x;   ///< null where not wanted
+  const Tensor* addend;   ///< of grad_x, or null
   float* widened;
 
   void add_weight_gradient(int64_t first, int64_t num_rows, const float* x) const {
@@ -193,11 +195,26 @@ struct ProductGradients {
           .ldb = s.hidden_size,
           .c = rows,
           .ldc = s.hidden_size});
-    if (is_f32) return;
-    Bf16* to = grad_x->as<Bf16>() + first * s.hidden_size;
+    if (is_f32 && addend == nullptr) return;
+    with_storage(grad_x->dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const int64_t at = first * s.hidden_size;
+      finish_rows(rows, addend == nullptr ? nullptr : addend->as<T>() + at, num_rows,
+                  grad_x->as<T>() + at);
+    });
+  }
+
+  /// to = rows + what is to be added; they may be the same.
+  template <typename T>
+  void finish_rows(const float* rows, const T* others, int64_t num_rows, T* to) const {
+    const int64_t width = call.sizes.hidden_size;
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < num_rows; ++row) {
-      simd::convert(to + row * s.hidden_size, rows + row * s.hidden_size, s.hidden_size);
+      simd::for_each_vector(width, [&](int64_t i, auto lanes) {
+        simd::Vec sum = simd::load(rows + row * width + i, lanes);
+        if (others != nullptr) sum = simd::load(others + row * width + i, lanes) + sum;
+        simd::store(to + row * width + i, sum, lanes);
+      });
     }
   }
 };
@@ -258,6 +275,7 @@ void router_backward(const Operator& base, const KernelArgs& args) {
       .weight_EH = args.in(1).as<float>(),
       .grad_weight_EH = weight_wanted ? args.out(op.gradients().x ? 1 : 0).as<float>() : nullptr,
       .grad_x = grad_x,
+      .addend = op.gradients().addend ? &args.inputs.back() : nullptr,
       .widened =
           workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened)};
   for_each_row_chunk(x, products.widened, [&](int64_t first, int64_t num_rows, const float* rows) {

@@ -1,6 +1,7 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
+#include "ops/cuda/matrix_product.h"
 #include "ops/router/router.h"
 #include "ops/router/router_kernels.h"
 #include "ops/workspace.h"
@@ -31,6 +32,11 @@ RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
           .bf16 = dtype == DType::kBF16};
 }
 
+/// Scratch memory for the terms of the weight.
+int64_t weight_terms_bytes(const RouterShape& shape) {
+  return can_split_router(shape) ? 3 * shape.num_experts * shape.hidden_size * 2 : 0;
+}
+
 /// Where the parts of the scratch memory start, in bytes; those of the forward kernel, then those
 /// of the backward one. Both have the first two.
 struct Workspace {
@@ -41,9 +47,10 @@ struct Workspace {
   int64_t z_sums = 0;        ///< f64 [blocks]
   int64_t balance_sums = 0;  ///< f64 [blocks]
   int64_t share_totals = 0;  ///< f64 [E]
+  int64_t products = 0;      ///< f32 [T, 3E]
   int64_t grad_logits = 0;   ///< f32 [T, E]
-  int64_t grad_terms = 0;
-  int64_t partials = 0;  ///< f32 [splits, E, H]
+  int64_t grad_terms = 0;    ///< bf16 [T, 4E]
+  int64_t partials = 0;      ///< f32 [splits or terms, E, H]
   int64_t num_bytes = 0;
 
   static Workspace of_forward(const RouterShape& shape, int64_t num_segments) {
@@ -51,12 +58,14 @@ struct Workspace {
     Workspace result;
     const int64_t num_blocks = router_blocks(shape.num_tokens);
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
-    result.weight_terms = layout.add<std::byte>(router_weight_terms_bytes(shape));
+    result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape));
     result.share_sums = layout.add<float>(num_blocks * shape.num_experts);
     result.counts = layout.add<int32_t>(num_blocks * shape.num_experts);
     result.z_sums = layout.add<double>(num_blocks);
     result.balance_sums = layout.add<double>(num_blocks);
     result.share_totals = layout.add<double>(shape.num_experts);
+    if (can_split_router(shape))
+      result.products = layout.add<float>(3 * shape.num_tokens * shape.num_experts);
     result.num_bytes = layout.num_bytes();
     return result;
   }
@@ -64,11 +73,12 @@ struct Workspace {
     WorkspaceLayout layout;
     Workspace result;
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
-    result.weight_terms = layout.add<std::byte>(router_weight_terms_bytes(shape));
+    result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape));
     result.grad_logits = layout.add<float>(shape.num_tokens * shape.num_experts);
-    result.grad_terms = layout.add<std::byte>(router_grad_terms_bytes(shape));
-    result.partials =
-        layout.add<float>(router_weight_splits(shape) * shape.num_experts * shape.hidden_size);
+    const bool split = can_split_router(shape);
+    if (split) result.grad_terms = layout.add<Bf16>(4 * shape.num_tokens * shape.num_experts);
+    const int64_t num_partials = split ? 3 : router_weight_splits(shape);
+    result.partials = layout.add<float>(num_partials * shape.num_experts * shape.hidden_size);
     result.num_bytes = layout.num_bytes();
     return result;
   }
@@ -105,14 +115,34 @@ struct Forward {
     return args.out(static_cast<size_t>(idx)).as<T>();
   }
 
+  void make_logits() const {
+    const auto* weight = args.in(1).as<float>();
+    auto* logits = out<float>(RouterOutput::kLogits);
+    if (!can_split_router(shape)) {
+      launch_router_logits(
+          {.shape = shape, .x = args.in(0).data, .weight = weight, .logits_TE = logits}, stream);
+      return;
+    }
+    auto* terms = part<std::byte>(layout.weight_terms);
+    auto* products = part<float>(layout.products);
+    launch_split_weight(shape, weight, RouterTerms::kThree, terms, stream);
+    cuda::multiply(args, {.transpose_b = true,
+                          .m = shape.num_tokens,
+                          .n = 3 * shape.num_experts,
+                          .k = shape.hidden_size,
+                          .a = args.in(0).data,
+                          .lda = shape.hidden_size,
+                          .b = terms,
+                          .ldb = shape.hidden_size,
+                          .c = products,
+                          .ldc = 3 * shape.num_experts,
+                          .input_type = DType::kBF16});
+    launch_add_terms(shape, products, logits, stream);
+  }
+
   void choose() const {
     const int bias = op.bias_input();
-    launch_router_logits({.shape = shape,
-                          .x = args.in(0).data,
-                          .weight = args.in(1).as<float>(),
-                          .weight_terms = part<std::byte>(layout.weight_terms),
-                          .logits_TE = out<float>(RouterOutput::kLogits)},
-                         stream);
+    make_logits();
     launch_route_tokens(
         {.rule = rule,
          .num_tokens = shape.num_tokens,
@@ -295,17 +325,55 @@ struct BackwardCall {
     const bool x_wanted = op.gradients().x;
     const size_t weight_output = x_wanted ? 1 : 0;
     const bool weight_wanted = op.gradients().weight && args.out(weight_output);
-    launch_router_product_grads(
-        {.shape = shape,
-         .grad_logits_TE = part<float>(layout.grad_logits),
-         .x = args.in(0).data,
-         .weight = args.in(1).as<float>(),
-         .grad_terms = part<std::byte>(layout.grad_terms),
-         .weight_terms = part<std::byte>(layout.weight_terms),
-         .partials = part<float>(layout.partials),
-         .grad_x = x_wanted ? args.out(0).data : nullptr,
-         .grad_weight_EH = weight_wanted ? args.out(weight_output).as<float>() : nullptr},
-        stream);
+    const RouterProductGrads grads{
+        .shape = shape,
+        .grad_logits_TE = part<float>(layout.grad_logits),
+        .x = args.in(0).data,
+        .weight = args.in(1).as<float>(),
+        .partials = part<float>(layout.partials),
+        .addend = op.gradients().addend ? args.inputs.back().data : nullptr,
+        .grad_x = x_wanted ? args.out(0).data : nullptr,
+        .grad_weight_EH = weight_wanted ? args.out(weight_output).as<float>() : nullptr};
+    can_split_router(shape) ? multiply_terms(grads) : launch_router_product_grads(grads, stream);
+  }
+
+  /// grad_logits · weight = g1·w1 + g1·w2 + g2·w1 and gradᵀ · x = g1ᵀ·x + g2ᵀ·x + g3ᵀ·x of their
+  /// terms, each by one product of the terms side by side.
+  void multiply_terms(const RouterProductGrads& grads) const {
+    const int64_t num_experts = shape.num_experts;
+    const int64_t hidden_size = shape.hidden_size;
+    auto* grad_terms = part<Bf16>(layout.grad_terms);
+    launch_split_grad(shape, grads.grad_logits_TE, grad_terms, stream);
+    if (grads.grad_weight_EH != nullptr) {
+      cuda::multiply(args, {.transpose_a = true,
+                            .m = 3 * num_experts,
+                            .n = hidden_size,
+                            .k = shape.num_tokens,
+                            .a = grad_terms + num_experts,
+                            .lda = 4 * num_experts,
+                            .b = grads.x,
+                            .ldb = hidden_size,
+                            .c = grads.partials,
+                            .ldc = hidden_size,
+                            .input_type = DType::kBF16});
+      launch_add_splits(shape, grads.partials, 3, grads.grad_weight_EH, stream);
+    }
+    if (grads.grad_x == nullptr) return;
+    auto* weight_terms = part<std::byte>(layout.weight_terms);
+    launch_split_weight(shape, grads.weight, RouterTerms::kTwoAndFirst, weight_terms, stream);
+    cuda::multiply(args,
+                   {.m = shape.num_tokens,
+                    .n = hidden_size,
+                    .k = 3 * num_experts,
+                    .a = grad_terms,
+                    .lda = 4 * num_experts,
+                    .b = weight_terms,
+                    .ldb = hidden_size,
+                    .c = grads.grad_x,
+                    .ldc = hidden_size,
+                    .input_type = DType::kBF16,
+                    .output_type = DType::kBF16},
+                   grads.addend);
   }
 };
 

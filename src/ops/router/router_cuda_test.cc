@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ops/testing/addend_gpu_check.h"
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
 #include "ops/testing/owning_check.h"
@@ -114,6 +115,33 @@ TEST_F(RouterCuda, AnyNumberOfTokensAndAnyWidth) {
     for (const int64_t hidden_size : {5, 8, 130, 256}) {
       for (const int which : {1, 4}) {
         check({published_specs()[static_cast<size_t>(which)], num_tokens, hidden_size}, ++seed);
+      }
+    }
+  }
+}
+
+TEST_F(RouterCuda, BackwardAddsAnAddend) {
+  for (const int64_t num_tokens : {0, 1, 33, 1500}) {
+    for (const int64_t hidden_size : {5, 8, 256}) {
+      for (const int64_t num_experts : {6, 40, 128}) {
+        SCOPED_TRACE(fmt::format("T={} H={} E={}", num_tokens, hidden_size, num_experts));
+        const RouterSpec spec = of_size({}, num_experts, 2);
+        OwningCheck check;
+        check.tolerance_f32 = 5e-5;
+        std::vector<int32_t> chosen;
+        for (int32_t t = 0; t < num_tokens; ++t) chosen.insert(chosen.end(), {t % 3, 3 + t % 3});
+        check.give("expert_idx", testing::tensor_of_i32({num_tokens, 2}, chosen));
+        testing::check_addend_on_gpu(
+            RouterBackward(spec, {.probs = true}),
+            [&](DType dtype) -> OperatorInputs {
+              return {{"x", "weight", "logits", "expert_idx", "grad_probs"},
+                      {{dtype, {num_tokens, hidden_size}},
+                       {DType::kF32, {num_experts, hidden_size}},
+                       {DType::kF32, {num_tokens, num_experts}},
+                       {DType::kI32, {num_tokens, 2}},
+                       {DType::kF32, {num_tokens, 2}}}};
+            },
+            cpu(), gpu(), check);
       }
     }
   }

@@ -134,31 +134,47 @@ struct RouterShape {
   int64_t num_experts;
   bool bf16;  ///< x and its gradient
 };
-/// Scratch memory for the terms of the weight, and of the gradient of the logits, in bytes.
-int64_t router_weight_terms_bytes(const RouterShape& shape);
-int64_t router_grad_terms_bytes(const RouterShape& shape);
+
+/// Whether they are made from BF16 terms of the F32 operands by products of BF16 matrices, rather
+/// than by the kernels of launch_router_logits and launch_router_product_grads.
+bool can_split_router(const RouterShape& shape);
+
+/// Three terms that add up to the weight, or two of which the first comes again.
+enum class RouterTerms { kThree, kTwoAndFirst };
+/// terms_3EH: the first terms of all values, the second ones, and the third or first ones.
+void launch_split_weight(const RouterShape& shape, const float* weight_EH, RouterTerms which,
+                         void* terms_3EH, cudaStream_t stream);
+/// terms_T4E: of each token the first terms twice, then the second and the third ones.
+void launch_split_grad(const RouterShape& shape, const float* grad_logits_TE, void* terms_T4E,
+                       cudaStream_t stream);
+/// logits = the sum of the three parts of a token's products.
+void launch_add_terms(const RouterShape& shape, const float* products_T3E, float* logits_TE,
+                      cudaStream_t stream);
+
 /// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
 int router_weight_splits(const RouterShape& shape);
+/// grad_weight += the sum of num_splits partial ones.
+void launch_add_splits(const RouterShape& shape, const float* partials, int num_splits,
+                       float* grad_weight_EH, cudaStream_t stream);
 
 /// logits_TE = x · weightᵀ.
 struct RouterLogits {
   RouterShape shape;
   const void* x;
   const float* weight;
-  void* weight_terms;
   float* logits_TE;
 };
 void launch_router_logits(const RouterLogits& logits, cudaStream_t stream);
 
-/// grad_x = grad_logits · weight, and grad_weight_EH += grad_logitsᵀ · x; null: not wanted.
+/// grad_x = grad_logits · weight + addend (null: zero), and grad_weight_EH += grad_logitsᵀ · x;
+/// null: not wanted.
 struct RouterProductGrads {
   RouterShape shape;
   const float* grad_logits_TE;
   const void* x;
   const float* weight;
-  void* grad_terms;
-  void* weight_terms;
   float* partials;  ///< [splits, E, H]
+  const void* addend;
   void* grad_x;
   float* grad_weight_EH;
 };

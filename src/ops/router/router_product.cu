@@ -1,7 +1,6 @@
-// The router's products in F32 on the ordinary cores, for any shape, and the choice between these
-// and those on the tensor cores.
+// The router's products in F32 on the ordinary cores, for any shape.
 #include "ops/cuda/exact_product.cuh"
-#include "ops/router/router_products.h"
+#include "ops/router/router_kernels.h"
 
 namespace tessera::cuda {
 namespace {
@@ -24,6 +23,7 @@ struct Product {
   int64_t reduction;
   int64_t split;         // of the reduction, for each blockIdx.z
   int64_t split_stride;  // between their results
+  const C* addend;       // null: zero
 };
 
 template <int kColumns, typename A, bool kAReduction, bool kBReduction, typename C>
@@ -38,9 +38,15 @@ __global__ void __launch_bounds__(kThreads)
   tile.add(shared, p.a, row, p.b, column, first, min(first + p.split, p.reduction));
   C* c = p.c + blockIdx.z * p.split_stride;
   tile.for_each([&](int i, int j, float sum) {
-    if (row + i < p.a.rows && column + j < p.b.rows)
-      store_value(c + (row + i) * p.row_stride + (column + j) * p.column_stride, sum);
+    if (row + i >= p.a.rows || column + j >= p.b.rows) return;
+    const int64_t at = (row + i) * p.row_stride + (column + j) * p.column_stride;
+    if (p.addend != nullptr) sum += static_cast<float>(p.addend[at]);
+    store_value(c + at, sum);
   });
+}
+
+constexpr int router_tile_columns(int64_t num_columns) {
+  return num_columns <= 16 ? 16 : num_columns <= 64 ? 64 : 128;
 }
 
 int64_t divide_up(int64_t a, int64_t b) {
@@ -74,21 +80,23 @@ void multiply_logits(const RouterShape& s, const T* x, const float* weight, floa
                                               .column_stride = 1,
                                               .reduction = s.hidden_size,
                                               .split = s.hidden_size,
-                                              .split_stride = 0};
+                                              .split_stride = 0,
+                                              .addend = nullptr};
   launch_by_columns(product, stream);
 }
 
 template <typename T>
-void multiply_grad_x(const RouterShape& s, const float* grad_logits_TE, const float* weight,
-                     T* grad_x, cudaStream_t stream) {
-  const Product<float, true, false, T> product{.a = {grad_logits_TE, s.num_tokens, s.num_experts},
-                                               .b = {weight, s.hidden_size, s.hidden_size},
-                                               .c = grad_x,
+void multiply_grad_x(const RouterProductGrads& p, cudaStream_t stream) {
+  const RouterShape& s = p.shape;
+  const Product<float, true, false, T> product{.a = {p.grad_logits_TE, s.num_tokens, s.num_experts},
+                                               .b = {p.weight, s.hidden_size, s.hidden_size},
+                                               .c = static_cast<T*>(p.grad_x),
                                                .row_stride = s.hidden_size,
                                                .column_stride = 1,
                                                .reduction = s.num_experts,
                                                .split = s.num_experts,
-                                               .split_stride = 0};
+                                               .split_stride = 0,
+                                               .addend = static_cast<const T*>(p.addend)};
   launch_tiles<128>(product, stream);
 }
 
@@ -107,7 +115,8 @@ void multiply_grad_weight(const RouterShape& s, const float* grad_logits_TE, con
                                                 .column_stride = s.hidden_size,
                                                 .reduction = s.num_tokens,
                                                 .split = split_tokens(s),
-                                                .split_stride = s.num_experts * s.hidden_size};
+                                                .split_stride = s.num_experts * s.hidden_size,
+                                                .addend = nullptr};
   launch_by_columns(product, stream);
 }
 
@@ -123,14 +132,6 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-int64_t router_weight_terms_bytes(const RouterShape& shape) {
-  return shape.bf16 ? 3 * shape.num_experts * shape.hidden_size * 2 : 0;
-}
-
-int64_t router_grad_terms_bytes(const RouterShape& shape) {
-  return shape.bf16 ? 3 * shape.num_tokens * shape.num_experts * 2 : 0;
-}
-
 int router_weight_splits(const RouterShape& shape) {
   const int64_t tiles = divide_up(shape.hidden_size, kTileRows) *
                         divide_up(shape.num_experts, router_tile_columns(shape.num_experts));
@@ -140,10 +141,16 @@ int router_weight_splits(const RouterShape& shape) {
   return static_cast<int>(splits < 1 ? 1 : splits);
 }
 
+void launch_add_splits(const RouterShape& s, const float* partials, int num_splits,
+                       float* grad_weight_EH, cudaStream_t stream) {
+  const int64_t count = s.num_experts * s.hidden_size;
+  if (count == 0) return;
+  add_splits<<<static_cast<unsigned>(divide_up(count, 256)), 256, 0, stream>>>(
+      partials, num_splits, count, grad_weight_EH);
+}
+
 void launch_router_logits(const RouterLogits& p, cudaStream_t stream) {
-  if (can_split_router(p.shape, p.x)) {
-    split_router_logits(p.shape, p.x, p.weight, p.weight_terms, p.logits_TE, stream);
-  } else if (p.shape.bf16) {
+  if (p.shape.bf16) {
     multiply_logits(p.shape, static_cast<const __nv_bfloat16*>(p.x), p.weight, p.logits_TE, stream);
   } else {
     multiply_logits(p.shape, static_cast<const float*>(p.x), p.weight, p.logits_TE, stream);
@@ -152,31 +159,23 @@ void launch_router_logits(const RouterLogits& p, cudaStream_t stream) {
 
 void launch_router_product_grads(const RouterProductGrads& p, cudaStream_t stream) {
   const RouterShape& s = p.shape;
-  const int64_t count = s.num_experts * s.hidden_size;
-  if (s.num_tokens == 0 || count == 0) return;
-  const bool split = can_split_router(s, p.x);
-  if (split) split_grad_logits(s, p.grad_logits_TE, p.grad_terms, stream);
+  if (s.num_tokens == 0 || s.num_experts * s.hidden_size == 0) return;
   if (p.grad_weight_EH != nullptr) {
-    const int64_t tokens = split_tokens(s);
-    if (split) {
-      split_router_grad_weight(s, p.grad_terms, p.x, p.partials, tokens, stream);
-    } else if (s.bf16) {
+    if (s.bf16) {
       multiply_grad_weight(s, p.grad_logits_TE, static_cast<const __nv_bfloat16*>(p.x), p.partials,
                            stream);
     } else {
       multiply_grad_weight(s, p.grad_logits_TE, static_cast<const float*>(p.x), p.partials, stream);
     }
     // Rounding the splits up to whole steps may leave fewer of them.
-    add_splits<<<static_cast<unsigned>(divide_up(count, 256)), 256, 0, stream>>>(
-        p.partials, static_cast<int>(divide_up(s.num_tokens, tokens)), count, p.grad_weight_EH);
+    launch_add_splits(s, p.partials, static_cast<int>(divide_up(s.num_tokens, split_tokens(s))),
+                      p.grad_weight_EH, stream);
   }
   if (p.grad_x == nullptr) return;
-  if (split) {
-    split_router_grad_x(s, p.grad_terms, p.weight, p.weight_terms, p.grad_x, stream);
-  } else if (s.bf16) {
-    multiply_grad_x(s, p.grad_logits_TE, p.weight, static_cast<__nv_bfloat16*>(p.grad_x), stream);
+  if (s.bf16) {
+    multiply_grad_x<__nv_bfloat16>(p, stream);
   } else {
-    multiply_grad_x(s, p.grad_logits_TE, p.weight, static_cast<float*>(p.grad_x), stream);
+    multiply_grad_x<float>(p, stream);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 
+#include "ops/testing/addend_check.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
@@ -432,6 +433,30 @@ TEST(Router, Bf16GradientsAreThoseOfTheWidenedInputs) {
   const auto expected = gradients(wide, wide_inputs);
   testing::expect_rows_near(narrow[0], expected[0], 4e-3, "dx");
   testing::expect_rows_near(narrow[1], expected[1], 1e-5, "dweight");
+}
+
+TEST(Router, BackwardAddsAnAddendBeforeRounding) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t num_tokens : {0, 1, 70, 700}) {
+      SCOPED_TRACE(fmt::format("T={} {}", num_tokens, dtype_name(dtype)));
+      const Case c{
+          .spec = {.num_experts = 6, .top_k = 2}, .num_tokens = num_tokens, .dtype = dtype};
+      Random random(41, static_cast<uint64_t>(num_tokens));
+      auto inputs = make_inputs(c, random);
+      const auto add_random = [&](const Shape& shape, const char* name) {
+        inputs.push_back(
+            {testing::random_tensor(DType::kF32, shape, random), Role::kConstant, name});
+      };
+      add_random({num_tokens, 6}, "logits");
+      std::vector<int32_t> chosen;
+      for (int64_t t = 0; t < num_tokens; ++t)
+        chosen.insert(chosen.end(), {static_cast<int32_t>(t % 6), static_cast<int32_t>(5 - t % 6)});
+      inputs.push_back(
+          {testing::tensor_of_i32({num_tokens, 2}, chosen), Role::kConstant, "expert_idx"});
+      add_random({num_tokens, 2}, "grad_probs");
+      testing::check_addend(RouterBackward(c.spec, {.probs = true}), kernels(), std::move(inputs));
+    }
+  }
 }
 
 void expect_refused(const RouterSpec& spec, const std::string& message) {
