@@ -1,8 +1,7 @@
 #include <cstring>
 
-#include "comm/rows.h"
-#include "ops/collective/collective_kernels.h"
 #include "ops/collective/head_exchange.h"
+#include "ops/collective/ragged_kernels.h"
 
 namespace tessera {
 namespace {
@@ -62,10 +61,16 @@ Pending scatter_heads(const Operator& op, const KernelArgs& args) {
   }));
 }
 
+std::vector<int64_t> read_counts(const KernelArgs& args, size_t idx) {
+  const auto counts = args.in(idx).span<int64_t>();
+  return {counts.begin(), counts.end()};
+}
+
 }  // namespace
 
 void add_collective_cpu(KernelTable& table) {
   collective::add_kernels(table);
+  collective::add_ragged_kernels<read_counts>(table);
   table["gather_heads"] = gather_heads;
   table["scatter_heads"] = scatter_heads;
 }

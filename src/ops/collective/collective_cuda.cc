@@ -1,8 +1,8 @@
-#include "comm/rows.h"
-#include "ops/collective/collective_kernels.h"
 #include "ops/collective/head_exchange.h"
 #include "ops/collective/head_exchange_kernels.h"
+#include "ops/collective/ragged_kernels.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/host_counts.h"
 
 namespace tessera {
 namespace {
@@ -37,6 +37,10 @@ Pending scatter_heads(const Operator& op, const KernelArgs& args) {
   return Pending(std::make_unique<collective::WorkThen>(comm.all_to_all(x, parts), join));
 }
 
+std::vector<int64_t> read_counts(const KernelArgs& args, size_t idx) {
+  return context_of(args).get<HostCounts>().read(args.in(idx));
+}
+
 /// The rows in the order of the ranks' parts.
 int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) {
   return comm_of(op).size() == 1 ? 0 : inputs[0].num_bytes();
@@ -46,6 +50,7 @@ int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) {
 
 void add_collective_cuda(KernelTable& table) {
   collective::add_kernels(table);
+  collective::add_ragged_kernels<read_counts>(table);
   table["gather_heads"] = {gather_heads, workspace_bytes};
   table["scatter_heads"] = {scatter_heads, workspace_bytes};
 }

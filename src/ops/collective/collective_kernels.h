@@ -31,8 +31,7 @@ class WorkThen final : public Work {
   std::function<void()> then_;
 };
 
-/// The kernels that need nothing but a communicator. Counts of rows that lie on a device are read
-/// by the host, which waits for all work that the device was given before.
+/// The kernels that need nothing but a communicator.
 void add_kernels(KernelTable& table);
 
 }  // namespace tessera::collective
