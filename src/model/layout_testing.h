@@ -104,6 +104,53 @@ inline std::vector<LayoutCase> model_layouts() {
        [](M& m) { m.moe.balance_scope = BalanceTokens::kModel; }},
       {"dp_global_balance", 2, [](P&) {},
        [](M& m) { m.moe.balance_scope = BalanceTokens::kGlobalBatch; }},
+      {"few_key_heads", 4, [](P& p) { p.layout.tp = 4; }},
+      {"norms_of_all_heads", 2, [](P& p) { p.layout.tp = 2; },
+       [](M& m) { m.qk_norm = QkNorm::kAll; }},
+      {"latent_attention", 4,
+       [](P& p) {
+         p.layout.tp = 2;
+         p.layout.cp = 2;
+       },
+       [](M& m) {
+         m.attention = AttentionKind::kLatent;
+         m.num_kv_heads = 0;
+         m.latent = {
+             .query_rank = 12, .kv_rank = 10, .nope_size = 6, .rope_size = 4, .value_size = 5};
+       }},
+      {"latent_experts", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) { m.moe.latent_size = 7; }},
+      {"block_sparse", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) {
+         m.moe.experts = ExpertPath::kBlockSparse;
+         m.moe.block_size = 8;
+         m.moe.inner_size = 16;
+       }},
+      {"shared_expert", 2, [](P& p) { p.layout.tp = 2; },
+       [](M& m) {
+         m.moe.shared_inner_size = 6;
+         m.moe.shared_gate = true;
+       }},
+      {"sequence_balance", 2, [](P& p) { p.layout.cp = 2; },
+       [](M& m) { m.moe.balance_scope = BalanceTokens::kSequence; }},
+      {"capacity", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+       },
+       [](M& m) {
+         m.moe.capacity_factor = 0.8;
+         m.moe.drop_policy = DropPolicy::kPosition;
+         m.moe.pad_to_capacity = true;
+       }},
       {"folded", 8,
        [](P& p) {
          p.layout.tp = 2;
@@ -246,6 +293,7 @@ inline void expect_losses_near(const MicroBatchResult& found, const MicroBatchRe
 inline void expect_same_step(const StepResult& found, const StepResult& expected,
                              double tolerance) {
   expect_losses_near(found.losses, expected.losses, tolerance);
+  EXPECT_EQ(found.losses.dropped, expected.losses.dropped);
   float most = 0;
   for (const auto& [name, gradient] : expected.gradients) most = std::max(most, largest(gradient));
   ASSERT_EQ(found.gradients.size(), expected.gradients.size());
