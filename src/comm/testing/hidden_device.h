@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,10 +17,10 @@ class HiddenDevice final : public Device {
   std::string name() const override { return "hidden"; }
   bool is_host() const override { return false; }
   std::byte* allocate(int64_t num_bytes) override {
-    return flip(host_device().allocate(num_bytes), true);
+    return hide(host_device().allocate(num_bytes));
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
-    host_device().release(flip(data, false), num_bytes);
+    host_device().release(find(data), num_bytes);
   }
   std::byte* allocate_shared(int64_t num_bytes) override {
     return host_device().allocate(num_bytes);
@@ -28,10 +29,11 @@ class HiddenDevice final : public Device {
     host_device().release(data, num_bytes);
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
-    host_device().copy(flip(to, false), flip(const_cast<void*>(from), false), num_bytes);
+    host_device().copy(find(static_cast<std::byte*>(to)), find(static_cast<const std::byte*>(from)),
+                       num_bytes);
   }
   void zero(void* data, int64_t num_bytes) override {
-    host_device().zero(flip(data, false), num_bytes);
+    host_device().zero(find(static_cast<std::byte*>(data)), num_bytes);
   }
   void synchronize() override {}
   Mark mark() override { return host_device().mark(); }
@@ -42,12 +44,14 @@ class HiddenDevice final : public Device {
 
  private:
   /// The processor takes no address with this bit alone among its highest.
-  static constexpr uintptr_t kHidden = uintptr_t{1} << 60;
+  static constexpr ptrdiff_t kHidden = ptrdiff_t{1} << 60;
 
-  static std::byte* flip(void* address, bool hidden) {
-    const auto value = reinterpret_cast<uintptr_t>(address);
-    if (value == 0) return nullptr;
-    return reinterpret_cast<std::byte*>(hidden ? value | kHidden : value & ~kHidden);
+  static std::byte* hide(std::byte* data) { return data == nullptr ? nullptr : data + kHidden; }
+  /// Where the memory is, hidden or not.
+  template <typename T>
+  static T* find(T* data) {
+    const bool hidden = (reinterpret_cast<uintptr_t>(data) & uintptr_t{kHidden}) != 0;
+    return hidden ? data - kHidden : data;
   }
 };
 

@@ -108,7 +108,6 @@ namespace {
 
 namespace device = cuda::attention;
 using attention::BackwardInput;
-using attention::BackwardOutput;
 using attention::Input;
 using attention::Output;
 
