@@ -148,7 +148,7 @@ class RaggedCollectiveCuda : public CollectiveCuda {
 
 TEST_F(RaggedCollectiveCuda, AllToAllV) {
   check_ragged([](const CommunicatorPtr& group, const std::vector<Counts>& traffic) {
-    const Counts sent = traffic[static_cast<size_t>(group->rank())];
+    const Counts& sent = traffic[static_cast<size_t>(group->rank())];
     const Counts received = column(traffic, group->rank());
     return RaggedCase{make_all_to_all_v(group, total(received) + kSpareRows),
                       {sent, received},
