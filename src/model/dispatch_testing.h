@@ -310,11 +310,21 @@ inline DispatchSpec spec_of_rank(const MoeCase& c, World& world) {
   return spec;
 }
 
+/// Calls a function with each rank's world and where its programs run.
+using RunRanks =
+    std::function<void(int64_t num_ranks, const std::function<void(World&, const Backend&)>& body)>;
+
+inline void run_host_ranks(int64_t num_ranks,
+                           const std::function<void(World&, const Backend&)>& body) {
+  run_thread_world(num_ranks, [&](World& world) { body(world, make_cpu_kernels()); });
+}
+
 /// On threads, one a rank.
-inline MoeResult run_on_ranks(const MoeCase& c, const MoeValues& values) {
+inline MoeResult run_on_ranks(const MoeCase& c, const MoeValues& values,
+                              const RunRanks& run_ranks = run_host_ranks) {
   MoeResult result(c);
   std::mutex mutex;
-  run_thread_world(c.num_ranks(), [&](World& world) {
+  run_ranks(c.num_ranks(), [&](World& world, const Backend& backend) {
     const int64_t rank = world.rank();
     const MoeShare share{
         .spec = spec_of_rank(c, world),
@@ -324,7 +334,7 @@ inline MoeResult run_on_ranks(const MoeCase& c, const MoeValues& values) {
         .tokens = values.tokens_at(rank * c.tokens_each, c.tokens_each, 0),
         .positions = values.micro_batch_positions(c, rank)};
     const MoeProgram moe(c, share.spec, share.part, c.tokens_each);
-    const ProgramRun run(moe.program, {{moe.y}, {moe.x}}, make_cpu_kernels());
+    const ProgramRun run(moe.program, {{moe.y}, {moe.x}}, backend);
     fill(c, values, share, moe, run);
     world.statistics().clear();
     run.run_forward();

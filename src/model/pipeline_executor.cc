@@ -39,6 +39,8 @@ PipelineExecutor::PipelineExecutor(TrainingModel& model, PipelinePlace place,
     : model_(model), place_(std::move(place)), steps_(std::move(steps)) {
   for (const int64_t count : model.part().in_flight)
     places_.emplace_back(static_cast<size_t>(count));
+  place_.activations->connect_neighbours();
+  place_.gradients->connect_neighbours();
 }
 
 void PipelineExecutor::Place::wait_sends() {

@@ -21,7 +21,8 @@ struct PipelinePlace {
 
 /// Runs one stage's list of steps: hidden states go to the stage of the next chunk (with those of
 /// multi-token prediction beside the decoder's, see ChunkRun::num_out), their gradients back, each
-/// sent without waiting. One object serves all steps of a run. Not thread-safe.
+/// sent without waiting. One object serves all steps of a run. All ranks of the pipeline must
+/// construct it. Not thread-safe.
 class PipelineExecutor {
  public:
   PipelineExecutor(TrainingModel& model, PipelinePlace place, std::vector<PipelineStep> steps);

@@ -170,6 +170,7 @@ class Kernel {
   /// With scratch memory of its own size, rather than Operator::cpu_workspace_bytes.
   Kernel(Run run, WorkspaceBytes workspace) : run_(run), workspace_(workspace) {}
   Kernel(Start start) : start_(start) {}
+  Kernel(Start start, WorkspaceBytes workspace) : start_(start), workspace_(workspace) {}
 
   /// This kernel, which can write accumulators rather than add to them.
   Kernel setting_accumulators() const {

@@ -7,13 +7,11 @@
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// The exchanges of one run that were started and not yet waited for, in the order of their starts.
 class Exchanges {
  public:
-  Exchanges(const Program& program, const NodeObserver& observer)
-      : program_(program), observer_(observer) {}
+  Exchanges(const Program& program, Device& device, const NodeObserver& observer)
+      : program_(program), device_(device), observer_(observer) {}
 
   /// Takes over what node `idx` started, to be complete before node `wait`.
   void add(size_t idx, Pending pending, int wait) {
@@ -39,14 +37,18 @@ class Exchanges {
   };
 
   void finish(Exchange& exchange) {
-    const auto begin = Clock::now();
+    const Device::Mark begin = observer_ ? device_.mark() : 0;
     exchange.pending.wait();
     if (!observer_) return;
-    observer_(
-        {program_, program_.nodes()[exchange.node], NodeEvent::Phase::kWait, begin, Clock::now()});
+    const Node& node = program_.nodes()[exchange.node];
+    device_.when_known(begin, device_.mark(),
+                       [&program = program_, &node, observer = observer_](auto from, auto to) {
+                         observer({program, node, NodeEvent::Phase::kWait, from, to});
+                       });
   }
 
   const Program& program_;
+  Device& device_;
   const NodeObserver& observer_;
   std::vector<Exchange> under_way_;
 };
@@ -114,10 +116,17 @@ void Executable::check_bindings(const Bindings& bindings) const {
   }
 }
 
-/// What a kernel gets: on the host actual extents, where this very node does not make them.
+/// What a kernel gets: on the host actual extents, where this very node does not make them. On a
+/// device all of it is the device's, also what the host reaches too, since it is the device that
+/// reads and writes it.
 Tensor Executable::argument(const Bindings& bindings, const Node& node, ValueId id) const {
   const ValueType& type = program_.type(id);
-  if (!type.ragged() || !backend_.is_host()) return at_bound(bindings, id);
+  if (!backend_.is_host()) {
+    Tensor tensor = at_bound(bindings, id);
+    tensor.device = &backend_.device();
+    return tensor;
+  }
+  if (!type.ragged()) return at_bound(bindings, id);
   const bool extent_is_own = std::ranges::find(node.outputs, type.extent) != node.outputs.end();
   return extent_is_own ? at_bound(bindings, id) : view(bindings, id);
 }
@@ -189,7 +198,7 @@ Pending Executable::start_node(size_t idx, const Bindings& bindings, bool set_ac
 void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
   check_bindings(bindings);
   Device& device = backend_.device();
-  Exchanges exchanges(program_, observer);
+  Exchanges exchanges(program_, device, observer);
   std::vector<ValueId> unset = bindings.unset;
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
     exchanges.wait_before(static_cast<int>(i));

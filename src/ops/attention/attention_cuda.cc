@@ -1,31 +1,116 @@
+#include "ops/attention/attention_cuda.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_cuda_kernels.h"
 #include "ops/attention/attention_cudnn.h"
-#include "ops/attention/attention_kernels.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/workspace.h"
 
 namespace tessera {
+namespace cuda::attention {
+namespace {
+
+using tessera::attention::BackwardInput;
+using tessera::attention::BackwardOutput;
+using tessera::attention::Input;
+
+Heads heads_of(const AttentionSpec& spec, const KernelArgs& args) {
+  const bool has_window = spec.window > 0 && spec.window < args.in(Input::kK).shape[0];
+  return {.num_heads = static_cast<int>(spec.num_heads),
+          .num_kv_heads = static_cast<int>(spec.num_kv_heads),
+          .head_size = static_cast<int>(spec.head_size),
+          .head_size_v = static_cast<int>(spec.head_size_v),
+          .window = has_window ? static_cast<int>(spec.window) : 0,
+          .num_rows = args.in(Input::kQ).shape[0],
+          .scale = static_cast<float>(spec.scale)};
+}
+
+CUtensorMap map_of(const Tensor& tensor, int64_t num_heads, int64_t head_size) {
+  return cuda::make_heads_map({tensor.data, tensor.shape[0], num_heads, head_size}, kTensorBox);
+}
+
+/// The backward's pointers, the same by name for both kinds of parameters.
+template <typename Params>
+void set_gradients(Params& params, const KernelArgs& args, const float* delta) {
+  params.delta = delta;
+  params.lse = args.in(BackwardInput::kSavedLse).as<float>();
+  params.grad_q = args.out(BackwardOutput::kGradQ).data;
+  params.grad_k = args.out(BackwardOutput::kGradK).data;
+  params.grad_v = args.out(BackwardOutput::kGradV).data;
+}
+
+}  // namespace
+
+bool uses_tensor_cores(const AttentionSpec& spec, DType dtype) {
+  return dtype == DType::kBF16 &&
+         tensor_fits(static_cast<int>(spec.head_size), static_cast<int>(spec.head_size_v));
+}
+
+int block_size(const AttentionSpec& spec, DType dtype) {
+  return uses_tensor_cores(spec, dtype) ? kTensorBlock : kExactBlock;
+}
+
+TensorParams tensor_params(const AttentionSpec& spec, const KernelArgs& args,
+                           const WorkList& list) {
+  return {.q = map_of(args.in(Input::kQ), spec.num_heads, spec.head_size),
+          .k = map_of(args.in(Input::kK), spec.num_kv_heads, spec.head_size),
+          .v = map_of(args.in(Input::kV), spec.num_kv_heads, spec.head_size_v),
+          .num_items = list.num_items,
+          .items = list.items,
+          .max_items = list.capacity,
+          .num_sms = context_of(args).num_sms(),
+          .heads = heads_of(spec, args),
+          .pairs = {.num_kv_heads = static_cast<int>(spec.num_kv_heads)}};
+}
+
+ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args, const WorkList& list) {
+  return {.list = list,
+          .heads = heads_of(spec, args),
+          .q = args.in(Input::kQ).data,
+          .k = args.in(Input::kK).data,
+          .v = args.in(Input::kV).data};
+}
+
+void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_tokens) {
+  // Rows and blocks are counted in 32 bits on the GPU.
+  check_shape(op, num_tokens <= INT32_MAX / (2 * spec.num_heads),
+              "{} tokens of {} heads are more than the GPU's kernels take", num_tokens,
+              spec.num_heads);
+}
+
+void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
+  const bool has_grad_lse = args.inputs.size() > BackwardInput::kGradLse;
+  const Tensor& o = args.in(BackwardInput::kSavedO);
+  launch_delta({.o = o.data,
+                .grad_o = args.in(BackwardInput::kGradO).data,
+                .grad_lse = has_grad_lse ? args.in(BackwardInput::kGradLse).as<float>() : nullptr,
+                .delta = delta,
+                .num_rows = o.shape[0],
+                .num_heads = static_cast<int>(spec.num_heads),
+                .head_size_v = static_cast<int>(spec.head_size_v)},
+               o.dtype == DType::kBF16, stream_of(args));
+}
+
+void set_backward(TensorParams& params, const AttentionSpec& spec, const KernelArgs& args,
+                  const float* delta) {
+  params.grad_o = map_of(args.in(BackwardInput::kGradO), spec.num_heads, spec.head_size_v);
+  set_gradients(params, args, delta);
+}
+
+void set_backward(ExactParams& params, const KernelArgs& args, const float* delta) {
+  params.grad_o = args.in(BackwardInput::kGradO).data;
+  set_gradients(params, args, delta);
+}
+
+}  // namespace cuda::attention
+
 namespace {
 
 namespace device = cuda::attention;
 using attention::BackwardInput;
-using attention::BackwardOutput;
 using attention::Input;
 using attention::Output;
-
-/// Whether the tensor cores' kernels take the operator; plain arithmetic takes any.
-bool uses_tensor_cores(const AttentionSpec& spec, DType dtype) {
-  return dtype == DType::kBF16 &&
-         device::tensor_fits(static_cast<int>(spec.head_size), static_cast<int>(spec.head_size_v));
-}
-
-int block_size(const AttentionSpec& spec, DType dtype) {
-  return uses_tensor_cores(spec, dtype) ? device::kTensorBlock : device::kExactBlock;
-}
 
 /// What the backward keeps of the pairs of queries and keys (device::KeptPairs): tiles of a head,
 /// and the key-value heads taken at a time; 0: none. Windows see few of the pairs there is room
@@ -37,7 +122,8 @@ struct PairRoom {
 
 PairRoom pair_room(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
                    const cuda::PairLimits& limits) {
-  if (!uses_tensor_cores(spec, dtype) || num_tokens == 0 || spec.head_size < limits.least_size)
+  if (!device::uses_tensor_cores(spec, dtype) || num_tokens == 0 ||
+      spec.head_size < limits.least_size)
     return {};
   const int64_t length =
       spec.sequence_length > 0 ? std::min(spec.sequence_length, num_tokens) : num_tokens;
@@ -110,11 +196,11 @@ class Scratch {
 
 Scratch forward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
                         int64_t num_sequences) {
-  return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)), 0};
+  return {device::max_items(num_tokens, num_sequences, device::block_size(spec, dtype)), 0};
 }
 Scratch backward_scratch(const AttentionSpec& spec, DType dtype, int64_t num_tokens,
                          int64_t num_sequences, const cuda::PairLimits& limits) {
-  return {device::max_items(num_tokens, num_sequences, block_size(spec, dtype)),
+  return {device::max_items(num_tokens, num_sequences, device::block_size(spec, dtype)),
           num_tokens * spec.num_heads, num_sequences, pair_room(spec, dtype, num_tokens, limits),
           spec.num_heads / spec.num_kv_heads};
 }
@@ -122,56 +208,12 @@ Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
 }
 
-device::Heads heads_of(const AttentionSpec& spec, const KernelArgs& args) {
-  const bool has_window = spec.window > 0 && spec.window < args.in(Input::kK).shape[0];
-  return {.num_heads = static_cast<int>(spec.num_heads),
-          .num_kv_heads = static_cast<int>(spec.num_kv_heads),
-          .head_size = static_cast<int>(spec.head_size),
-          .head_size_v = static_cast<int>(spec.head_size_v),
-          .window = has_window ? static_cast<int>(spec.window) : 0,
-          .num_rows = args.in(Input::kQ).shape[0],
-          .scale = static_cast<float>(spec.scale)};
-}
-
-CUtensorMap map_of(const Tensor& tensor, int64_t num_heads, int64_t head_size) {
-  return cuda::make_heads_map({tensor.data, tensor.shape[0], num_heads, head_size},
-                              device::kTensorBox);
-}
-
 void list_sequences(const AttentionSpec& spec, const KernelArgs& args, const Tensor& cu_seqlens,
                     const device::WorkList& list) {
   const Tensor& q = args.in(Input::kQ);
   device::launch_list_sequences(
       list, cu_seqlens.as<int32_t>(), static_cast<int>(cu_seqlens.shape[0] - 1),
-      static_cast<int>(q.shape[0]), block_size(spec, q.dtype), cuda::stream_of(args));
-}
-
-device::TensorParams tensor_params(const AttentionSpec& spec, const KernelArgs& args,
-                                   const device::WorkList& list) {
-  return {.q = map_of(args.in(Input::kQ), spec.num_heads, spec.head_size),
-          .k = map_of(args.in(Input::kK), spec.num_kv_heads, spec.head_size),
-          .v = map_of(args.in(Input::kV), spec.num_kv_heads, spec.head_size_v),
-          .num_items = list.num_items,
-          .items = list.items,
-          .max_items = list.capacity,
-          .num_sms = cuda::context_of(args).num_sms(),
-          .heads = heads_of(spec, args)};
-}
-
-device::ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args,
-                                 const device::WorkList& list) {
-  return {.list = list,
-          .heads = heads_of(spec, args),
-          .q = args.in(Input::kQ).data,
-          .k = args.in(Input::kK).data,
-          .v = args.in(Input::kV).data};
-}
-
-void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_tokens) {
-  // Rows and blocks are counted in 32 bits on the GPU.
-  check_shape(op, num_tokens <= INT32_MAX / (2 * spec.num_heads),
-              "{} tokens of {} heads are more than the GPU's kernels take", num_tokens,
-              spec.num_heads);
+      static_cast<int>(q.shape[0]), device::block_size(spec, q.dtype), cuda::stream_of(args));
 }
 
 /// Whether cuDNN has run what `run` asks it for.
@@ -190,7 +232,7 @@ void run_forward(const Operator& op, const KernelArgs& args) {
   const Tensor& q = args.in(Input::kQ);
   const Tensor& cu_seqlens = args.in(Input::kForwardCuSeqlens);
   const int64_t num_tokens = q.shape[0];
-  check_sizes(op, spec, num_tokens);
+  device::check_sizes(op, spec, num_tokens);
   if (num_tokens == 0 || cu_seqlens.shape[0] < 2) return;
   const auto& options = cuda::context_of(args).get<cuda::AttentionOptions>();
   if (try_cudnn(args, options.cudnn, [&](auto& cudnn) { return cudnn.run_forward(spec, args); }))
@@ -199,41 +241,17 @@ void run_forward(const Operator& op, const KernelArgs& args) {
   const device::WorkList list =
       forward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1).list(args);
   list_sequences(spec, args, cu_seqlens, list);
-  if (uses_tensor_cores(spec, q.dtype)) {
-    device::TensorParams params = tensor_params(spec, args, list);
+  if (device::uses_tensor_cores(spec, q.dtype)) {
+    device::TensorParams params = device::tensor_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
     device::launch_tensor_forward(params, stream);
   } else {
-    device::ExactParams params = exact_params(spec, args, list);
+    device::ExactParams params = device::exact_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
     device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
   }
-}
-
-/// The backward's pointers, the same by name for both kinds of parameters.
-template <typename Params>
-void set_backward(Params& params, const KernelArgs& args, const float* delta) {
-  params.delta = delta;
-  params.lse = args.in(BackwardInput::kSavedLse).as<float>();
-  params.grad_q = args.out(BackwardOutput::kGradQ).data;
-  params.grad_k = args.out(BackwardOutput::kGradK).data;
-  params.grad_v = args.out(BackwardOutput::kGradV).data;
-}
-
-void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
-  const bool has_grad_lse = args.inputs.size() > BackwardInput::kGradLse;
-  const Tensor& o = args.in(BackwardInput::kSavedO);
-  device::launch_delta(
-      {.o = o.data,
-       .grad_o = args.in(BackwardInput::kGradO).data,
-       .grad_lse = has_grad_lse ? args.in(BackwardInput::kGradLse).as<float>() : nullptr,
-       .delta = delta,
-       .num_rows = o.shape[0],
-       .num_heads = static_cast<int>(spec.num_heads),
-       .head_size_v = static_cast<int>(spec.head_size_v)},
-      o.dtype == DType::kBF16, cuda::stream_of(args));
 }
 
 /// By chunks of key-value heads for whose pairs there is room.
@@ -255,7 +273,7 @@ void run_backward(const Operator& op, const KernelArgs& args) {
   const Tensor& q = args.in(Input::kQ);
   const Tensor& cu_seqlens = args.in(BackwardInput::kBackwardCuSeqlens);
   const int64_t num_tokens = q.shape[0];
-  check_sizes(op, spec, num_tokens);
+  device::check_sizes(op, spec, num_tokens);
   if (num_tokens == 0 || cu_seqlens.shape[0] < 2) return;
   const auto& options = cuda::context_of(args).get<cuda::AttentionOptions>();
   if (try_cudnn(args, options.cudnn && !options.deterministic,
@@ -266,19 +284,17 @@ void run_backward(const Operator& op, const KernelArgs& args) {
       backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1, options.pairs);
   const device::WorkList list = scratch.list(args);
   list_sequences(spec, args, cu_seqlens, list);
-  compute_delta(spec, args, scratch.delta(args));
-  const Tensor& grad_o = args.in(BackwardInput::kGradO);
-  if (uses_tensor_cores(spec, q.dtype)) {
-    device::TensorParams params = tensor_params(spec, args, list);
-    params.grad_o = map_of(grad_o, spec.num_heads, spec.head_size_v);
-    set_backward(params, args, scratch.delta(args));
+  device::compute_delta(spec, args, scratch.delta(args));
+  if (device::uses_tensor_cores(spec, q.dtype)) {
+    device::TensorParams params = device::tensor_params(spec, args, list);
+    device::set_backward(params, spec, args, scratch.delta(args));
     params.pairs = scratch.pairs(args, spec);
     launch_tensor_backward(params, stream);
   } else {
-    device::ExactParams params = exact_params(spec, args, list);
-    params.grad_o = grad_o.data;
-    set_backward(params, args, scratch.delta(args));
-    device::launch_exact_backward(params, q.dtype == DType::kBF16, stream);
+    device::ExactParams params = device::exact_params(spec, args, list);
+    device::set_backward(params, args, scratch.delta(args));
+    device::launch_exact_query_grad(params, q.dtype == DType::kBF16, stream);
+    device::launch_exact_key_grads(params, q.dtype == DType::kBF16, stream);
   }
 }
 
@@ -287,13 +303,13 @@ void run_cached(const Operator& op, const KernelArgs& args) {
   const Tensor& q = args.in(Input::kQ);
   const int64_t num_queries = q.shape[0];
   const int64_t capacity = args.in(Input::kK).shape[0];
-  check_sizes(op, spec, std::max(num_queries, capacity));
+  device::check_sizes(op, spec, std::max(num_queries, capacity));
   if (num_queries == 0) return;
   const cudaStream_t stream = cuda::stream_of(args);
   const device::WorkList list = cached_scratch(num_queries).list(args);
   device::launch_list_cached(list, args.in(3).as<int32_t>(), static_cast<int>(num_queries),
                              static_cast<int>(capacity), device::kExactBlock, stream);
-  device::ExactParams params = exact_params(spec, args, list);
+  device::ExactParams params = device::exact_params(spec, args, list);
   params.o = args.out(Output::kO).data;
   device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
 }

@@ -14,9 +14,10 @@ namespace tessera::cuda::attention {
 struct Item {
   int query_row;  ///< may be negative: no query has a position before `first`
   int key_row;
-  int length;     ///< of the sequence
+  int length;     ///< of the sequence; where this ends before, the end of the queries there are
   int first;      ///< position
   int num_after;  ///< blocks of the sequence after this one
+  int begin;      ///< no query has a position before it; positions before `first` count too
   /// The sequence's first tile of kept pairs (KeptPairs).
   int64_t first_pairs;
 };
@@ -60,6 +61,41 @@ void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_
 void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
                         int block, cudaStream_t stream);
 
+/// The queries of one rank of a ring, which shares the tokens as core/zigzag.h says: runs of
+/// `chunk` neighbouring tokens, one after the other. Keys are those of all ranks, in the order of
+/// tokens.
+struct RingQueries {
+  int num_runs;  ///< 0: there is no ring, and all tokens are queries
+  int chunk;
+  int row_length;
+  int num_rows;
+  int rank;
+  int ring;
+
+#ifdef __CUDACC__
+  /// The first token of a run.
+  __device__ int run_begin(int run) const {
+    if (ring == 1) return 0;
+    return run / 2 * row_length + (run % 2 == 0 ? rank : 2 * ring - 1 - rank) * chunk;
+  }
+  /// Where a token stands if the tokens of all ranks stand rank by rank.
+  __device__ int64_t gathered_row(int token) const {
+    if (ring == 1) return token;
+    const int part = token % row_length / chunk;
+    const int owner = part < ring ? part : 2 * ring - 1 - part;
+    const int run = token / row_length * 2 + (part < ring ? 0 : 1);
+    return (int64_t{owner} * 2 * num_rows + run) * chunk + token % chunk;
+  }
+#endif
+};
+/// `list.num_of_length` has max_ring_lengths(...) values.
+int64_t max_ring_lengths(int64_t num_tokens, int block);
+/// The most blocks of one rank's queries.
+int64_t max_ring_items(const RingQueries& queries, int64_t num_sequences, int block);
+/// The blocks of a rank's queries, sequences being of the tokens of all ranks.
+void launch_list_ring(const WorkList& list, const RingQueries& queries, const int* cu_seqlens,
+                      int num_sequences, int block, cudaStream_t stream);
+
 /// For libraries that take where sequences begin in values, not rows.
 struct SequenceOffsets {
   static constexpr int kNumSizes = 5;
@@ -100,7 +136,8 @@ void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream);
 
 /// Plain FP32 arithmetic, any head sizes, F32 or BF16 values.
 struct ExactParams {
-  WorkList list;  ///< of blocks of kExactBlock
+  WorkList list;     ///< of blocks of kExactBlock
+  RingQueries ring;  ///< for the gradients of keys, whose blocks are of all ranks' tokens
   Heads heads;
   const void* q;
   const void* k;
@@ -110,12 +147,13 @@ struct ExactParams {
   float* lse;  ///< written by the forward (where not null), read by the backward
   void* o;
   void* grad_q;
-  void* grad_k;
+  void* grad_k;  ///< with a ring this and grad_v are F32, in the order of gathered_row
   void* grad_v;
 };
 inline constexpr int kExactBlock = 64;
 void launch_exact_forward(const ExactParams& params, bool bf16, cudaStream_t stream);
-void launch_exact_backward(const ExactParams& params, bool bf16, cudaStream_t stream);
+void launch_exact_query_grad(const ExactParams& params, bool bf16, cudaStream_t stream);
+void launch_exact_key_grads(const ExactParams& params, bool bf16, cudaStream_t stream);
 
 /// BF16 on the tensor cores. Tensor maps are of heads, by boxes of kTensorBox rows; head sizes must
 /// be multiples of 8 and fit (tensor_fits).
@@ -129,11 +167,12 @@ struct TensorParams {
   int max_items;
   int num_sms;
   Heads heads;
+  RingQueries ring;  ///< as in ExactParams
   const float* delta;
   float* lse;
   void* o;
   void* grad_q;
-  void* grad_k;
+  void* grad_k;  ///< with a ring this and grad_v are F32, in the order of gathered_row
   void* grad_v;
   KeptPairs pairs;
 };

@@ -9,6 +9,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <type_traits>
 
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
@@ -137,8 +138,16 @@ __device__ void add_products(Shared& shared, const Vectors<T>& vectors, int firs
   }
 }
 
-__device__ bool is_visible(const Item& item, int window, int query, int key) {
-  return key <= query && query < item.length && (window == 0 || query - key < window);
+/// Queries of a sequence in neighbouring rows.
+struct Span {
+  int row;  ///< of position 0
+  int begin;
+  int end;
+};
+
+__device__ bool is_visible(const Span& queries, int window, int query, int key) {
+  return key <= query && query >= queries.begin && query < queries.end &&
+         (window == 0 || query - key < window);
 }
 
 /// Over the kSide threads that share rows.
@@ -190,12 +199,14 @@ struct Softmax {
 };
 
 /// One thread block's work: the rows of an item, of one head of the rows.
-template <typename T, Result kResult>
+template <typename T, Result kResult, bool kRing>
 struct Worker {
   static constexpr bool kByKeys = kResult == Result::kGradK || kResult == Result::kGradV;
+  static constexpr bool kSeveralSpans = kByKeys && kRing;
 
   const ExactParams& params;
   const Item item;
+  Span span;  ///< of the queries in hand
   Shared& shared;
   int row_head;  // of the keys where kByKeys
   int chunk;     // first of the columns summed up
@@ -205,9 +216,9 @@ struct Worker {
                                                                   : params.heads.head_size_v;
   }
   __device__ Vectors<T> queries(const void* matrix, int size, int head, int position) const {
-    return vectors_at<T>(matrix, params.heads.num_heads, size, head,
-                         int64_t{item.query_row} + position, max(0, -item.query_row - position),
-                         item.length - position);
+    const int begin = max(-span.row, span.begin) - position;
+    return vectors_at<T>(matrix, params.heads.num_heads, size, head, int64_t{span.row} + position,
+                         max(0, begin), span.end - position);
   }
   __device__ Vectors<T> keys(const void* matrix, int size, int head, int position) const {
     return vectors_at<T>(matrix, params.heads.num_kv_heads, size, head,
@@ -238,15 +249,15 @@ struct Worker {
     if constexpr (kResult == Result::kOutput) {
       each([&](int i, int j, int at_query, int at_key) {
         factors[i][j] =
-            is_visible(item, heads.window, at_query, at_key) ? factors[i][j] * to_log2 : -INFINITY;
+            is_visible(span, heads.window, at_query, at_key) ? factors[i][j] * to_log2 : -INFINITY;
       });
       softmax.add(factors, sums);
       return;
     }
-    const int64_t first_sum = int64_t{head} * heads.num_rows + item.query_row;
+    const int64_t first_sum = int64_t{head} * heads.num_rows + span.row;
     each([&](int i, int j, int at_query, int at_key) {
       factors[i][j] =
-          is_visible(item, heads.window, at_query, at_key)
+          is_visible(span, heads.window, at_query, at_key)
               ? exp2f(factors[i][j] * to_log2 - params.lse[first_sum + at_query] * kLog2E)
               : 0;
     });
@@ -256,7 +267,7 @@ struct Worker {
     const auto v = keys(params.v, heads.head_size_v, kv_head, key);
     multiply_rows(shared, kByKeys ? v : grad_o, kByKeys ? grad_o : v, grads);
     each([&](int i, int j, int at_query, int at_key) {
-      if (is_visible(item, heads.window, at_query, at_key))
+      if (is_visible(span, heads.window, at_query, at_key))
         factors[i][j] *= (grads[i][j] - params.delta[first_sum + at_query]) * heads.scale;
     });
   }
@@ -275,20 +286,32 @@ struct Worker {
     add_products(shared, vectors, chunk, factors, sums);
   }
 
-  __device__ void run() const {
+  /// The queries that are there of the item's sequence: with a ring those of one run.
+  __device__ Span span_at(int idx) const {
+    if constexpr (!kSeveralSpans) return {item.query_row, item.begin, item.length};
+    const int run_begin = params.ring.run_begin(idx) - item.key_row;  // a position
+    return {idx * params.ring.chunk - run_begin, max(run_begin, 0),
+            min(run_begin + params.ring.chunk, item.length)};
+  }
+
+  __device__ void run() {
     const int window = params.heads.window;
     const int group = params.heads.num_heads / params.heads.num_kv_heads;
     float sums[kOwn][kSums] = {};
     Softmax softmax;
     softmax.clear();
     if constexpr (kByKeys) {
-      const int end =
-          window == 0 ? item.length : min(item.length, item.first + kBlock - 1 + window);
-      for (int head = row_head * group; head < (row_head + 1) * group; ++head) {
-        for (int query = item.first / kBlock * kBlock; query < end; query += kBlock)
-          run_tile(head, query, item.first, softmax, sums);
+      for (int idx = 0; idx < (kSeveralSpans ? params.ring.num_runs : 1); ++idx) {
+        span = span_at(idx);
+        const int begin = max(item.first, span.begin);
+        const int end = window == 0 ? span.end : min(span.end, item.first + kBlock - 1 + window);
+        for (int head = row_head * group; head < (row_head + 1) * group; ++head) {
+          for (int query = begin / kBlock * kBlock; begin < end && query < end; query += kBlock)
+            run_tile(head, query, item.first, softmax, sums);
+        }
       }
     } else {
+      span = span_at(0);
       const int seen = window == 0 ? 0 : max(0, item.first - window + 1);
       const int end = min(item.length, item.first + kBlock);
       for (int key = seen / kBlock * kBlock; key < end; key += kBlock)
@@ -298,6 +321,7 @@ struct Worker {
   }
 
   __device__ void store(const Softmax& softmax, const float (&sums)[kOwn][kSums]) const {
+    using Out = std::conditional_t<kSeveralSpans, float, T>;
     const Heads& heads = params.heads;
     const int num_heads = kByKeys ? heads.num_kv_heads : heads.num_heads;
     void* const result = kResult == Result::kOutput  ? params.o
@@ -307,10 +331,11 @@ struct Worker {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int position = item.first + static_cast<int>(threadIdx.x) / kSide * kOwn + i;
-      if (position >= item.length) continue;
-      const int64_t row = (kByKeys ? item.key_row : item.query_row) + int64_t{position};
+      if (position >= item.length || (!kByKeys && position < item.begin)) continue;
+      const int token = (kByKeys ? item.key_row : item.query_row) + position;
+      const int64_t row = kSeveralSpans ? params.ring.gathered_row(token) : token;
       const float factor = kResult == Result::kOutput ? 1 / softmax.sum[i] : 1;
-      T* const to = static_cast<T*>(result) + (row * num_heads + row_head) * width();
+      Out* const to = static_cast<Out*>(result) + (row * num_heads + row_head) * width();
 #pragma unroll
       for (int j = 0; j < kSums; ++j) {
         const int column = chunk + threadIdx.x % kSide + kSide * j;
@@ -323,24 +348,28 @@ struct Worker {
   }
 };
 
-template <typename T, Result kResult>
+template <typename T, Result kResult, bool kRing>
 __global__ void __launch_bounds__(kThreads) exact_kernel(ExactParams params) {
   extern __shared__ __align__(16) unsigned char memory[];
-  using Own = Worker<T, kResult>;
+  using Own = Worker<T, kResult, kRing>;
   const int num_heads = Own::kByKeys ? params.heads.num_kv_heads : params.heads.num_heads;
   const int at = static_cast<int>(blockIdx.x) / num_heads;
   if (at >= *params.list.num_items) return;
   // Keys that are first in their sequence are seen by most queries: the list's order reversed.
   Item item = params.list.items[at];
   if (Own::kByKeys) item.first = item.num_after * kBlock;
-  const Own worker{params, item, *reinterpret_cast<Shared*>(memory),
-                   static_cast<int>(blockIdx.x) % num_heads, static_cast<int>(blockIdx.y) * kChunk};
+  Own worker{params,
+             item,
+             {},
+             *reinterpret_cast<Shared*>(memory),
+             static_cast<int>(blockIdx.x) % num_heads,
+             static_cast<int>(blockIdx.y) * kChunk};
   worker.run();
 }
 
-template <typename T, Result kResult>
+template <typename T, Result kResult, bool kRing = false>
 void launch(const ExactParams& params, int num_heads, int width, cudaStream_t stream) {
-  const auto kernel = exact_kernel<T, kResult>;
+  const auto kernel = exact_kernel<T, kResult, kRing>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   const dim3 grid(static_cast<unsigned>(params.list.capacity * num_heads),
                   static_cast<unsigned>((width + kChunk - 1) / kChunk));
@@ -348,12 +377,11 @@ void launch(const ExactParams& params, int num_heads, int width, cudaStream_t st
   check(cudaGetLastError());
 }
 
-template <typename T>
-void launch_backward(const ExactParams& params, cudaStream_t stream) {
+template <typename T, bool kRing>
+void launch_by_keys(const ExactParams& params, cudaStream_t stream) {
   const Heads& heads = params.heads;
-  launch<T, Result::kGradQ>(params, heads.num_heads, heads.head_size, stream);
-  launch<T, Result::kGradK>(params, heads.num_kv_heads, heads.head_size, stream);
-  launch<T, Result::kGradV>(params, heads.num_kv_heads, heads.head_size_v, stream);
+  launch<T, Result::kGradK, kRing>(params, heads.num_kv_heads, heads.head_size, stream);
+  launch<T, Result::kGradV, kRing>(params, heads.num_kv_heads, heads.head_size_v, stream);
 }
 
 }  // namespace
@@ -363,9 +391,18 @@ void launch_exact_forward(const ExactParams& params, bool bf16, cudaStream_t str
   run(params, params.heads.num_heads, params.heads.head_size_v, stream);
 }
 
-void launch_exact_backward(const ExactParams& params, bool bf16, cudaStream_t stream) {
-  if (bf16) return launch_backward<__nv_bfloat16>(params, stream);
-  launch_backward<float>(params, stream);
+void launch_exact_query_grad(const ExactParams& params, bool bf16, cudaStream_t stream) {
+  const auto run = bf16 ? launch<__nv_bfloat16, Result::kGradQ> : launch<float, Result::kGradQ>;
+  run(params, params.heads.num_heads, params.heads.head_size, stream);
+}
+
+void launch_exact_key_grads(const ExactParams& params, bool bf16, cudaStream_t stream) {
+  if (params.ring.num_runs > 0) {
+    const auto run = bf16 ? launch_by_keys<__nv_bfloat16, true> : launch_by_keys<float, true>;
+    return run(params, stream);
+  }
+  const auto run = bf16 ? launch_by_keys<__nv_bfloat16, false> : launch_by_keys<float, false>;
+  run(params, stream);
 }
 
 }  // namespace tessera::cuda::attention

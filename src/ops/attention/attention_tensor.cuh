@@ -141,7 +141,7 @@ __device__ __forceinline__ int own_group() {
   return static_cast<int>(threadIdx.x) / kWarpgroup - 1;
 }
 
-/// Writes accumulators times `factor` of this row's half as BF16; `size` is a multiple of 8.
+/// Writes accumulators times `factor` of this row's half; `size` is a multiple of 8.
 template <int kColumns>
 __device__ __forceinline__ void store_row(Value* to, const float (&d)[kColumns / 2], int half,
                                           float factor, int size) {
@@ -150,6 +150,17 @@ __device__ __forceinline__ void store_row(Value* to, const float (&d)[kColumns /
     if (j * 8 < size)
       *reinterpret_cast<uint32_t*>(to + j * 8 + own_column()) =
           pack(d[4 * j + 2 * half] * factor, d[4 * j + 2 * half + 1] * factor);
+  }
+}
+
+template <int kColumns>
+__device__ __forceinline__ void store_row(float* to, const float (&d)[kColumns / 2], int half,
+                                          float factor, int size) {
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    if (j * 8 < size)
+      *reinterpret_cast<float2*>(to + j * 8 + own_column()) =
+          make_float2(d[4 * j + 2 * half] * factor, d[4 * j + 2 * half + 1] * factor);
   }
 }
 

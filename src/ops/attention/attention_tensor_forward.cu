@@ -241,7 +241,7 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const float sum = softmax.row_sum(half);
       const int position = first_query() + own_row() + half * 8;
-      if (position >= task.item.length) continue;
+      if (position < task.item.begin || position >= task.item.length) continue;
       const int64_t row = int64_t{task.item.query_row} + position;
       Value* const to =
           static_cast<Value*>(params.o) + (row * heads.num_heads + task.head) * heads.head_size_v;

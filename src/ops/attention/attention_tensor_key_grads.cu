@@ -2,7 +2,10 @@
 // 128 keys of one key-value head and goes over the queries that see them, 64 at a time, of one
 // query head after the other. Pairs are computed with keys along the rows, so that they are the
 // left operands of the sums as they come. Where both sums do not fit in the registers, one launch
-// makes each.
+// makes each. With a ring, where a rank has some of the queries alone, these are gone over run by
+// run.
+#include <type_traits>
+
 #include "ops/attention/attention_tensor.cuh"
 
 namespace tessera::cuda::attention {
@@ -43,61 +46,93 @@ struct Shared {
   }
 };
 
-/// The query tiles that see a block of keys, for each head of the group one after the other.
+/// Queries of a sequence in neighbouring rows.
+struct Span {
+  int row;  ///< of position 0
+  int begin;
+  int end;
+};
+
+template <bool kRing>
+__device__ __forceinline__ int num_spans(const TensorParams& params) {
+  return kRing ? params.ring.num_runs : 1;
+}
+
+/// The queries of an item's sequence that are there: with a ring those of one run.
+template <bool kRing>
+__device__ __forceinline__ Span span_at(const TensorParams& params, const Item& item, int idx) {
+  if constexpr (!kRing) return {item.query_row, 0, item.length};
+  const int run_begin = params.ring.run_begin(idx) - item.key_row;  // a position
+  return {idx * params.ring.chunk - run_begin, max(run_begin, 0),
+          min(run_begin + params.ring.chunk, item.length)};
+}
+
+/// The query tiles of a span that see a block of keys, for each head of the group one after the
+/// other.
 struct Steps {
   int first_tile;
   int num_tiles;
   int first_head;
   int num_heads;
 
-  __device__ Steps(const TensorParams& params, const Task& task) {
+  __device__ Steps(const TensorParams& params, const Task& task, const Span& span) {
     const Item& item = task.item;
     const int window = params.heads.window;
-    const int end = window == 0 ? item.length : min(item.length, item.first + kRows - 1 + window);
-    first_tile = item.first / kQueries;
-    num_tiles = (end + kQueries - 1) / kQueries - first_tile;
+    const int begin = max(item.first, span.begin);
+    const int end = window == 0 ? span.end : min(span.end, item.first + kRows - 1 + window);
+    first_tile = begin / kQueries;
+    num_tiles = begin < end ? (end + kQueries - 1) / kQueries - first_tile : 0;
     num_heads = params.heads.num_heads / params.heads.num_kv_heads;
     first_head = task.head * num_heads;
   }
 };
 
-/// One warp.
+/// The queries of one span, by one warp.
 template <typename Shared>
-__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
-  const Item& item = task.item;
-  const Steps steps(params, task);
+__device__ __forceinline__ void produce_span(Shared& shared, const TensorParams& params,
+                                             const Task& task, const Span& span,
+                                             RingCursor<Shared::kStages>& cursor) {
+  const Steps steps(params, task, span);
   const int lane = threadIdx.x;
-  if (lane == 0) {
-    const int row = item.key_row + item.first;
-    shared.rows_full.arrive_and_expect(sizeof(shared.k) + sizeof(shared.v));
-    shared.k.load(&params.k, task.head, row, &shared.rows_full);
-    shared.v.load(&params.v, task.head, row, &shared.rows_full);
-  }
-  RingCursor<Shared::kStages> cursor;
   for (int h = 0; h < steps.num_heads; ++h) {
     const int head = steps.first_head + h;
-    const int64_t head_sums = head * params.heads.num_rows + item.query_row;
+    const int64_t head_sums = head * params.heads.num_rows + span.row;
     for (int t = 0; t < steps.num_tiles; ++t) {
       const int s = cursor.stage;
       const int query = (steps.first_tile + t) * kQueries;
       shared.empty[s].wait(cursor.parity ^ 1);
       for (int i = lane; i < kQueries; i += 32) {
-        const bool valid = query + i < item.length;
+        const bool valid = query + i >= span.begin && query + i < span.end;
         shared.lse[s][i] = valid ? params.lse[head_sums + query + i] * kLog2E : INFINITY;
         shared.delta[s][i] = valid ? params.delta[head_sums + query + i] : 0;
       }
       __syncwarp();
       if (lane == 0) {
         shared.full[s].arrive_and_expect(sizeof(shared.stages[s]));
-        shared.stages[s].q.load(&params.q, head, item.query_row + query, &shared.full[s]);
-        shared.stages[s].grad_o.load(&params.grad_o, head, item.query_row + query, &shared.full[s]);
+        shared.stages[s].q.load(&params.q, head, span.row + query, &shared.full[s]);
+        shared.stages[s].grad_o.load(&params.grad_o, head, span.row + query, &shared.full[s]);
       }
       cursor.advance();
     }
   }
 }
 
-template <int kDepth, int kDepthV, Want kWant>
+/// One warp.
+template <bool kRing, typename Shared>
+__device__ void produce(Shared& shared, const TensorParams& params, const Task& task) {
+  const Item& item = task.item;
+  if (threadIdx.x == 0) {
+    const int row = item.key_row + item.first;
+    shared.rows_full.arrive_and_expect(sizeof(shared.k) + sizeof(shared.v));
+    shared.k.load(&params.k, task.head, row, &shared.rows_full);
+    shared.v.load(&params.v, task.head, row, &shared.rows_full);
+  }
+  RingCursor<Shared::kStages> cursor;
+  for (int idx = 0; idx < num_spans<kRing>(params); ++idx)
+    produce_span(shared, params, task, span_at<kRing>(params, item, idx), cursor);
+}
+
+template <int kDepth, int kDepthV, Want kWant, bool kRing>
 struct Consumer {
   static constexpr bool kWantKeys = kWant != Want::kValues;
   static constexpr bool kWantValues = kWant != Want::kKeys;
@@ -107,9 +142,11 @@ struct Consumer {
   const Task& task;
   bool keeps_pairs;
   int turn = 0;
+  Span span;  ///< of the queries in hand
   float grad_k[kWantKeys ? kDepth / 2 : 1];
   float grad_v[kWantValues ? kDepthV / 2 : 1];
 
+  __device__ __forceinline__ int query_end() const { return kRing ? span.end : task.item.length; }
   __device__ __forceinline__ int first_key() const { return task.item.first + own_group() * 64; }
 
   __device__ __forceinline__ void finish_scores(float (&scores)[kPairs],
@@ -141,7 +178,7 @@ struct Consumer {
   }
   __device__ __forceinline__ bool needs_mask(int query) const {
     const int window = params.heads.window;
-    return query < first_key() + 63 || query + kQueries > task.item.length ||
+    return query < first_key() + 63 || query + kQueries > query_end() ||
            (window > 0 && query + kQueries - 1 - first_key() >= window);
   }
   __device__ __forceinline__ void mask(float (&pairs)[kPairs], int first_query) const {
@@ -150,7 +187,7 @@ struct Consumer {
     for (int i = 0; i < kPairs; ++i) {
       const int key = first_key() + own_row() + i / 2 % 2 * 8;
       const int query = first_query + i / 4 * 8 + own_column() + i % 2;
-      if (key > query || query >= task.item.length || (window > 0 && query - key >= window))
+      if (key > query || query >= query_end() || (window > 0 && query - key >= window))
         pairs[i] = 0;
     }
   }
@@ -158,7 +195,7 @@ struct Consumer {
   /// Waits for a stage; what lies there after the sequence is made zero.
   __device__ __forceinline__ void wait_stage(const RingCursor<Memory::kStages>& cursor, int query) {
     shared.full[cursor.stage].wait(cursor.parity);
-    const int left = task.item.length - query;
+    const int left = query_end() - query;
     if (left < kQueries) {
       if constexpr (kWantKeys) shared.stages[cursor.stage].q.clear_from(left);
       if constexpr (kWantValues) shared.stages[cursor.stage].grad_o.clear_from(left);
@@ -213,7 +250,7 @@ struct Consumer {
       start_column_products<kQueries, kDepthV>(grad_v, factors, stage.grad_o);
     if constexpr (kWantKeys) start_column_products<kQueries, kDepth>(grad_k, key_factors, stage.q);
     commit_products();
-    if constexpr (kWantKeys) {
+    if constexpr (kWantKeys && !kRing) {
       if (keeps_pairs) keep_pairs(key_factors, head, query);
     }
     wait_products<0>();
@@ -223,17 +260,20 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const Steps steps(params, task);
     clear_values(grad_k);
     clear_values(grad_v);
     shared.rows_full.wait(0);
     RingCursor<Memory::kStages> cursor;
-    for (int head = 0; head < steps.num_heads; ++head) {
-      for (int tile = 0; tile < steps.num_tiles; ++tile) {
-        const int query = (steps.first_tile + tile) * kQueries;
-        wait_stage(cursor, query);
-        add_stage(cursor.stage, steps.first_head + head, query);
-        cursor.advance();
+    for (int idx = 0; idx < num_spans<kRing>(params); ++idx) {
+      span = span_at<kRing>(params, task.item, idx);
+      const Steps steps(params, task, span);
+      for (int head = 0; head < steps.num_heads; ++head) {
+        for (int tile = 0; tile < steps.num_tiles; ++tile) {
+          const int query = (steps.first_tile + tile) * kQueries;
+          wait_stage(cursor, query);
+          add_stage(cursor.stage, steps.first_head + head, query);
+          cursor.advance();
+        }
       }
     }
     store();
@@ -241,23 +281,26 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store() const {
+    using Out = std::conditional_t<kRing, float, Value>;
     const Heads& heads = params.heads;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int position = first_key() + own_row() + half * 8;
       if (position >= task.item.length) continue;
-      const int64_t row = (int64_t{task.item.key_row} + position) * heads.num_kv_heads + task.head;
+      const int token = task.item.key_row + position;
+      const int64_t key_row = kRing ? params.ring.gathered_row(token) : token;
+      const int64_t row = key_row * heads.num_kv_heads + task.head;
       if constexpr (kWantKeys)
-        store_row<kDepth>(static_cast<Value*>(params.grad_k) + row * heads.head_size, grad_k, half,
+        store_row<kDepth>(static_cast<Out*>(params.grad_k) + row * heads.head_size, grad_k, half,
                           heads.scale, heads.head_size);
       if constexpr (kWantValues)
-        store_row<kDepthV>(static_cast<Value*>(params.grad_v) + row * heads.head_size_v, grad_v,
-                           half, 1, heads.head_size_v);
+        store_row<kDepthV>(static_cast<Out*>(params.grad_v) + row * heads.head_size_v, grad_v, half,
+                           1, heads.head_size_v);
     }
   }
 };
 
-template <int kDepth, int kDepthV, Want kWant>
+template <int kDepth, int kDepthV, Want kWant, bool kRing>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -274,18 +317,20 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers_back<24>();
-    if (threadIdx.x < 32) produce(shared, params, task);
+    if (threadIdx.x < 32) produce<kRing>(shared, params, task);
   } else {
     take_registers<240>();
     const bool keeps_pairs = params.pairs.tiles != nullptr && *params.pairs.fit != 0;
-    Consumer<kDepth, kDepthV, kWant> consumer{shared, params, task, keeps_pairs};
+    Consumer<kDepth, kDepthV, kWant, kRing> consumer{shared, params, task, keeps_pairs};
     consumer.run();
   }
 }
 
 template <int kDepth, int kDepthV, Want kWant>
 void launch(const TensorParams& params, cudaStream_t stream) {
-  launch_tensor<Shared<kDepth, kDepthV>>(key_grads_kernel<kDepth, kDepthV, kWant>, params,
+  const auto kernel = params.ring.num_runs > 0 ? key_grads_kernel<kDepth, kDepthV, kWant, true>
+                                               : key_grads_kernel<kDepth, kDepthV, kWant, false>;
+  launch_tensor<Shared<kDepth, kDepthV>>(kernel, params,
                                          params.max_items * params.pairs.num_kv_heads, stream);
 }
 

@@ -91,7 +91,7 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int position = first_query() + own_row() + half * 8;
-      const bool valid = position < task.item.length;
+      const bool valid = position >= task.item.begin && position < task.item.length;
       lse[half] = valid ? params.lse[head_sums + position] * kLog2E : 0;
       delta[half] = valid ? params.delta[head_sums + position] : 0;
     }
@@ -205,7 +205,7 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int position = first_query() + own_row() + half * 8;
-      if (position >= task.item.length) continue;
+      if (position < task.item.begin || position >= task.item.length) continue;
       const int64_t row = int64_t{task.item.query_row} + position;
       Value* const to = static_cast<Value*>(params.grad_q) +
                         (row * heads.num_heads + task.head) * heads.head_size;

@@ -96,13 +96,56 @@ __global__ void __launch_bounds__(kListThreads)
     for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp) {
       const int place = atomicAdd(&list.num_of_length[b], 1);
       if (place >= list.capacity) continue;
-      list.items[place] = {
-          sequence.begin,     sequence.begin,
-          sequence.length,    b * block,
-          num_blocks - 1 - b, list.first_pairs == nullptr ? 0 : list.first_pairs[s]};
+      list.items[place] = {.query_row = sequence.begin,
+                           .key_row = sequence.begin,
+                           .length = sequence.length,
+                           .first = b * block,
+                           .num_after = num_blocks - 1 - b,
+                           .begin = 0,
+                           .first_pairs = list.first_pairs == nullptr ? 0 : list.first_pairs[s]};
       atomicAdd(list.num_items, 1);
     }
   }
+}
+
+/// Calls visit(block, item) for the blocks of a rank's queries, those of a sequence's run by the
+/// lanes of a warp.
+template <typename Visit>
+__device__ void for_each_ring_block(const RingQueries& queries, const int* cu_seqlens,
+                                    int num_sequences, int block, const Visit& visit) {
+  const int lane = threadIdx.x % kWarp;
+  const int num_tokens = queries.num_rows * queries.row_length;
+  for (int run = 0; run < queries.num_runs; ++run) {
+    for (int s = threadIdx.x / kWarp; s < num_sequences; s += kListThreads / kWarp) {
+      const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
+      const int run_begin = queries.run_begin(run) - sequence.begin;  // a position
+      const int begin = max(run_begin, 0);
+      const int end = min(run_begin + queries.chunk, sequence.length);
+      if (begin >= end) continue;
+      for (int b = begin / block + lane; b <= (end - 1) / block; b += kWarp)
+        visit(b, Item{run * queries.chunk - run_begin, sequence.begin, end, b * block,
+                      (end - 1) / block - b, begin});
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kListThreads)
+    list_ring_kernel(WorkList list, RingQueries queries, const int* cu_seqlens, int num_sequences,
+                     int block, int num_lengths) {
+  for (int i = threadIdx.x; i < num_lengths; i += kListThreads) list.num_of_length[i] = 0;
+  if (threadIdx.x == 0) *list.num_items = 0;
+  __syncthreads();
+  for_each_ring_block(queries, cu_seqlens, num_sequences, block,
+                      [&](int b, const Item&) { atomicAdd(&list.num_of_length[b], 1); });
+  __syncthreads();
+  if (threadIdx.x < kWarp) sum_from_last(list.num_of_length, num_lengths);
+  __syncthreads();
+  for_each_ring_block(queries, cu_seqlens, num_sequences, block, [&](int b, const Item& item) {
+    const int place = atomicAdd(&list.num_of_length[b], 1);
+    if (place >= list.capacity) return;
+    list.items[place] = item;
+    atomicAdd(list.num_items, 1);
+  });
 }
 
 __global__ void list_cached_kernel(WorkList list, const int* length, int num_queries, int capacity,
@@ -113,7 +156,7 @@ __global__ void list_cached_kernel(WorkList list, const int* length, int num_que
   const int before = *length - num_queries;
   for (int b = threadIdx.x; b < num_blocks; b += blockDim.x)
     list.items[num_blocks - 1 - b] = {-before, 0, *length, before + b * block, num_blocks - 1 - b,
-                                      0};
+                                      0,       0};
 }
 
 __global__ void sequence_offsets_kernel(SequenceOffsets params) {
@@ -169,6 +212,26 @@ void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_
                            int num_tokens, int block, cudaStream_t stream) {
   list_sequences_kernel<<<1, kListThreads, 0, stream>>>(list, cu_seqlens, num_sequences, num_tokens,
                                                         block);
+  check(cudaGetLastError());
+}
+
+int64_t max_ring_lengths(int64_t num_tokens, int block) {
+  return num_tokens / block + 1;
+}
+
+int64_t max_ring_items(const RingQueries& queries, int64_t num_sequences, int block) {
+  // A part of a sequence in a run has at most two blocks that it does not fill.
+  const int64_t num_tokens = int64_t{queries.num_runs} * queries.chunk;
+  const int64_t num_parts = std::min(num_sequences, num_tokens) + queries.num_runs;
+  return num_tokens / block + 2 * num_parts;
+}
+
+void launch_list_ring(const WorkList& list, const RingQueries& queries, const int* cu_seqlens,
+                      int num_sequences, int block, cudaStream_t stream) {
+  const int64_t num_tokens = int64_t{queries.num_rows} * queries.row_length;
+  list_ring_kernel<<<1, kListThreads, 0, stream>>>(
+      list, queries, cu_seqlens, num_sequences, block,
+      static_cast<int>(max_ring_lengths(num_tokens, block)));
   check(cudaGetLastError());
 }
 

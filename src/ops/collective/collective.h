@@ -77,5 +77,8 @@ OperatorPtr make_all_to_all(CommunicatorPtr comm);
 
 /// The kernels of these, of ragged_collective.h and of head_exchange.h.
 void add_collective_cpu(KernelTable& table);
+/// The same for Hopper GPUs. The counts of ragged_collective.h are read by the host, which waits
+/// until the GPU has found them (ops/cuda/host_counts.h).
+void add_collective_cuda(KernelTable& table);
 
 }  // namespace tessera

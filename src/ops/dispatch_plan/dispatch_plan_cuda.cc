@@ -1,5 +1,6 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/host_counts.h"
 #include "ops/cuda/limits.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/dispatch_plan/dispatch_plan_kernels.h"
@@ -31,6 +32,10 @@ void dispatch_plan(const Operator& op, const KernelArgs& args) {
     plan.first_experts[rank] = static_cast<int32_t>(spec.first_experts[rank]);
   launch_dispatch_plan(plan, stream_of(args));
   check(cudaGetLastError());
+  auto& counts = context_of(args).get<HostCounts>();
+  for (const auto output : {DispatchPlanOutput::kSendRows, DispatchPlanOutput::kReceiveRows,
+                            DispatchPlanOutput::kGatherRows})
+    counts.keep(args.out(output));
 }
 
 int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*/) {

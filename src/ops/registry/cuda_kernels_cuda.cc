@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
+#include "ops/collective/collective.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
@@ -18,12 +19,14 @@
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/permute/permute.h"
 #include "ops/repeat_heads/repeat_heads.h"
+#include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/spread_norm/spread_norm.h"
+#include "ops/vocab_loss/vocab_loss.h"
 
 namespace tessera {
 
@@ -36,6 +39,7 @@ KernelTable make_cuda_kernels() {
   add_attention_cuda(table);
   add_balance_cuda(table);
   add_block_sparse_cuda(table);
+  add_collective_cuda(table);
   add_dispatch_plan_cuda(table);
   add_embedding_cuda(table);
   add_expert_activation_cuda(table);
@@ -47,12 +51,14 @@ KernelTable make_cuda_kernels() {
   add_norm_rope_cuda(table);
   add_permute_cuda(table);
   add_repeat_heads_cuda(table);
+  add_ring_attention_cuda(table);
   add_rmsnorm_cuda(table);
   add_rope_cuda(table);
   add_route_map_cuda(table);
   add_router_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_spread_norm_cuda(table);
+  add_vocab_loss_cuda(table);
   return table;
 }
 

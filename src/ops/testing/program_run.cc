@@ -18,11 +18,12 @@ ProgramRun::ProgramRun(Program forward, const DifferentiateRequest& request, con
       backward_(differentiate(forward_, request)),
       forward_run_(forward_, backend, forward_values(backward_.saved)),
       backward_run_(backward_.program, backend),
+      device_(forward_run_.backend().device()),
       // Never empty, so that no saved value of zero elements looks unbound.
-      saved_(std::max<int64_t>(forward_run_.plan().saved_bytes, 1), "saved values"),
+      saved_(std::max<int64_t>(forward_run_.plan().saved_bytes, 1), "saved values", device_),
       transient_(
           std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes),
-          "transient values") {
+          "transient values", device_) {
   bind_forward();
   bind_backward();
 }
@@ -35,7 +36,7 @@ void ProgramRun::bind_forward() {
     if (forward_.value(id).kind == ValueKind::kIntermediate && !forward_.is_output(id)) continue;
     const ValueType& type = forward_.type(id);
     values_.emplace(id, OwnedTensor(type.dtype, type.shape));
-    forward_bindings_.tensors[static_cast<size_t>(id)] = value(id);
+    forward_bindings_.tensors[static_cast<size_t>(id)] = bound(value(id));
   }
 }
 
@@ -47,8 +48,7 @@ void ProgramRun::bind_backward() {
   };
   for (const auto* links : {&backward_.saved, &backward_.bound}) {
     for (const Link& link : *links) {
-      tensor(link.backward) = forward_run_.view(forward_bindings_, link.forward);
-      tensor(link.backward).shape = forward_.type(link.forward).shape;
+      tensor(link.backward) = forward_run_.at_bound(forward_bindings_, link.forward);
     }
   }
   for (const auto* links :
@@ -56,10 +56,26 @@ void ProgramRun::bind_backward() {
     for (const Link& link : *links) {
       const ValueType& type = backward_.program.type(link.backward);
       const auto [memory, is_new] = grads_.try_emplace(link.backward, type.dtype, type.shape);
-      if (is_new) tensor(link.backward) = memory->second;
+      if (is_new) tensor(link.backward) = bound(memory->second);
       grad_values_[link.forward] = link.backward;
     }
   }
+}
+
+/// The memory that programs are bound to for a value of the host.
+Tensor ProgramRun::bound(const Tensor& host) {
+  if (device_.is_host()) return host;
+  copies_.push_back({host, OwnedTensor(host.dtype, host.shape, "a test's value", device_)});
+  return copies_.back().there;
+}
+
+void ProgramRun::run(const Executable& program, const Bindings& bindings) const {
+  for (const Copy& copy : copies_)
+    device_.copy(copy.there.get().data, copy.host.data, copy.host.num_bytes());
+  program.run(bindings);
+  device_.synchronize();
+  for (const Copy& copy : copies_)
+    device_.copy(copy.host.data, copy.there.get().data, copy.host.num_bytes());
 }
 
 Tensor ProgramRun::value(ValueId id) const {

@@ -45,5 +45,6 @@ class VocabLossBackward final : public Operator {
 
 OperatorPtr make_vocab_loss(int64_t num_parts);
 void add_vocab_loss_cpu(KernelTable& table);
+void add_vocab_loss_cuda(KernelTable& table);
 
 }  // namespace tessera

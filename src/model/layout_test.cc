@@ -1,0 +1,26 @@
+// Whole models spread over ranks of the host, by what the GPUs' test runs: see layout_cuda_test.cc.
+#include "comm/staged_world.h"
+#include "comm/thread_world.h"
+#include "model/layout_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+void run_host_ranks(int64_t num_ranks, const std::function<void(World&, const Backend&)>& body) {
+  run_thread_world(num_ranks,
+                   [&](World& host) { body(*make_staged_world(host), make_cpu_kernels()); });
+}
+
+class HostLayouts : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(HostLayouts, GiveTheGradientsOfOneRank) {
+  const StepResult one = run_layout(on_one_rank(GetParam()), DType::kF32, run_host_ranks);
+  const StepResult spread = run_layout(GetParam(), DType::kF32, run_host_ranks);
+  expect_same_step(spread, one, 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(model_layouts()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+
+#include "ops/collective/collective.h"
+
+/// What the kernels of all back ends share: communicators take the tensors of any device.
+namespace tessera::collective {
+
+inline Communicator& comm_of(const Operator& op) {
+  return static_cast<const CollectiveOperator&>(op).comm();
+}
+
+/// An exchange with a step to take when it is complete.
+class WorkThen final : public Work {
+ public:
+  WorkThen(Pending pending, std::function<void()> then)
+      : pending_(std::move(pending)), then_(std::move(then)) {}
+
+  void wait() override {
+    pending_.wait();
+    then_();
+  }
+  bool done() override { return pending_.done(); }
+  /// The destructor of pending_, which follows, abandons the exchange.
+  void abandon() noexcept override {}
+
+ private:
+  Pending pending_;
+  std::function<void()> then_;
+};
+
+/// The kernels that need nothing but a communicator.
+void add_kernels(KernelTable& table);
+
+}  // namespace tessera::collective
