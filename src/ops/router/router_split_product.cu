@@ -71,6 +71,7 @@ void launch(const Product<C>& p, cudaStream_t stream) {
                   static_cast<unsigned>(divide_up(p.b.rows, kColumns)),
                   static_cast<unsigned>(divide_up(p.reduction, p.split)));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (!is_whole(p.a) || !is_whole(p.b)) check(cudaErrorMisalignedAddress);
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = multiply<Tile, kColumns, C>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
