@@ -10,6 +10,7 @@
 #include "hf/write_config.h"
 #include "model/expert_states.h"
 #include "model/forward_model.h"
+#include "ops/registry/cpu_kernels.h"
 
 namespace tessera {
 namespace {
