@@ -128,6 +128,7 @@ int run_bench(const BenchArguments& arguments) {
   settings.model.vocab_size = find_vocabulary(settings);
   settings = without_data(std::move(settings));
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
+  if (!arguments.trace.empty()) check_trace_file(arguments.trace);
   TraceRecorder recorder(TraceRecorder::Clock::now());
   const StepBenchResult result =
       bench_step({.settings = settings,

@@ -40,6 +40,7 @@ struct VerifyArguments {
 
 struct GenerateArguments {
   std::string checkpoint;
+  DeviceChoice device = DeviceChoice::kAuto;
   std::string prompt;
   GenerateOptions options;
   bool log_probabilities = false;
@@ -48,6 +49,7 @@ struct GenerateArguments {
 
 struct EvalArguments {
   std::string checkpoint;
+  DeviceChoice device = DeviceChoice::kAuto;
   EvaluationRequest request;
   std::string choices;    ///< JSON lines of multiple-choice questions; "" for none
   std::string input_ids;  ///< safetensors file of sequences whose logits are wanted; "" for none

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "cli/cli_testing.h"
+#include "runtime/cuda/cuda_backend.h"
 
 namespace tessera {
 namespace {
@@ -63,6 +64,20 @@ TEST_F(CliGenerate, TemperatureZeroIsGreedy) {
             greedy["text"]);
   EXPECT_EQ(generate({"--prompt", "the ", "--max-tokens", "20", "--top-p", "1e-9"})["text"],
             greedy["text"]);
+}
+
+TEST_F(CliGenerate, TheDeviceIsChosen) {
+  const auto generate_on = [this](const char* device) {
+    return generate(
+        {"--prompt", "the ", "--max-tokens", "20", "--temperature", "0", "--device", device});
+  };
+  EXPECT_EQ(generate_on("auto")["text"], generate_on("cpu")["text"]);
+  const Json evaluation = succeed_json({"eval", path("run"), "--device=cpu", "--json"});
+  EXPECT_NEAR(succeed_json({"eval", path("run"), "--json"})["loss"], evaluation["loss"], 1e-5);
+  expect_refused({"generate", path("run"), "--device", "tpu"}, {"--device", "tpu"});
+  if (!list_gpus().gpus.empty()) return;
+  for (const char* command : {"generate", "eval"})
+    expect_refused({command, path("run"), "--device=cuda"}, {"GPU", "--device=cpu"});
 }
 
 TEST_F(CliGenerate, EveryIdCanBePrinted) {

@@ -138,6 +138,9 @@ TEST_F(CliHelp, BenchTimesSteps) {
   Arguments wrong = tiny;
   wrong.emplace_back("--train.global_batch=3");
   expect_refused(wrong, {"train.global_batch 3 is not a multiple of train.micro_batch 2"});
+  Arguments nowhere = tiny;
+  nowhere.push_back("--trace=" + path("none/trace.json"));
+  expect_refused(nowhere, {"the trace cannot be written to", "none/trace.json", "No such file"});
 }
 
 TEST_F(CliHelp, BenchTimesABlock) {

@@ -53,7 +53,7 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   CLI::App* command = app.add_subcommand(
       "verify",
       "Compare a configuration's layout with one rank, on the host and in F32: losses, gradients, "
-      "weights");
+      "weights. With run.device=cuda and one rank: the GPU with the host");
   add_config(*command, verify.config);
   command->add_option("--ranks", verify.ranks, "Ranks of the layout; 0: the fewest that it needs")
       ->check(CLI::NonNegativeNumber)
@@ -93,11 +93,23 @@ CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
   return command;
 }
 
+void add_device(CLI::App& command, DeviceChoice& device) {
+  command
+      .add_option("--device", device,
+                  "Where it computes; auto: on the first GPU where the kernels run on it")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, DeviceChoice>{{"auto", DeviceChoice::kAuto},
+                                              {"cpu", DeviceChoice::kCpu},
+                                              {"cuda", DeviceChoice::kCuda}}))
+      ->option_text("TEXT:{auto,cpu,cuda}=auto");
+}
+
 CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   CLI::App* command =
       app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
   EvaluationRequest& request = eval.request;
   command->add_option("checkpoint", eval.checkpoint, "Run folder or checkpoint")->required();
+  add_device(*command, eval.device);
   command->add_option("--text", request.text,
                       "Text file or folder; default: the run's held-out data");
   command->add_option("--tokens", request.tokens, "Prefix of a token file instead");
@@ -132,6 +144,7 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   GenerateOptions& options = generate.options;
   command->add_option("checkpoint", generate.checkpoint, "Run folder or checkpoint")->required();
+  add_device(*command, generate.device);
   command->add_option("--prompt", generate.prompt, "Text to continue; empty: a new document");
   command->add_option("--max-tokens", options.max_tokens, "Most tokens to generate")
       ->capture_default_str();

@@ -74,9 +74,9 @@ int run_choices(LoadedModel& model, const EvalArguments& arguments) {
 
 int run_generate(const GenerateArguments& arguments) {
   validate(arguments.options);
-  LoadedModel model(arguments.checkpoint);
-  Generator generator(model.settings().model, model.settings().train.dtype(), model.parameters(),
-                      model.experts());
+  LoadedModel model(arguments.checkpoint, arguments.device);
+  Generator generator(model.settings().model, model.settings().train.dtype(), model.backend(),
+                      model.parameters(), model.experts());
   std::vector<int32_t> ids;  // what cannot be encoded is refused before anything is printed
   model.tokenizer().encode(arguments.prompt, ids);
   const bool stream = !arguments.json && !arguments.log_probabilities;
@@ -103,7 +103,7 @@ int run_generate(const GenerateArguments& arguments) {
 }
 
 int run_eval(const EvalArguments& arguments) {
-  LoadedModel model(arguments.checkpoint);
+  LoadedModel model(arguments.checkpoint, arguments.device);
   if (!arguments.input_ids.empty()) {
     write_logits(model, arguments.input_ids, arguments.logits);
     return 0;

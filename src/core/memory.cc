@@ -9,7 +9,23 @@
 #include <sstream>
 #include <utility>
 
+#include "core/out_of_memory.h"
+
 namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(int64_t num_bytes, std::string_view purpose, const Device& device,
+                         MemoryKind kind) {
+  const bool pinned = kind == MemoryKind::kShared && !device.is_host();
+  const std::string state = pinned ? "" : device.describe_memory();
+  throw OutOfMemory(fmt::format(
+      "out of memory: {} for {} cannot be had {} {}{}{}; use a smaller micro-batch, model or more "
+      "recomputation",
+      format_bytes(num_bytes), purpose, pinned ? "as pinned memory of the host for" : "on",
+      device.name(), state.empty() ? "" : ": ", state));
+}
+
+}  // namespace
 
 Buffer::Buffer(int64_t num_bytes, std::string_view purpose, Device& device, MemoryKind kind)
     : num_bytes_(num_bytes), device_(&device), kind_(kind) {
@@ -17,11 +33,7 @@ Buffer::Buffer(int64_t num_bytes, std::string_view purpose, Device& device, Memo
   if (num_bytes == 0) return;
   data_ = kind == MemoryKind::kOwn ? device.allocate(num_bytes) : device.allocate_shared(num_bytes);
   if (data_ != nullptr) return;
-  const std::string state = device.describe_memory();
-  user_error(
-      "out of memory: {} for {} cannot be had on {}{}{}; use a smaller micro-batch, model or more "
-      "recomputation",
-      format_bytes(num_bytes), purpose, device.name(), state.empty() ? "" : ": ", state);
+  refuse(num_bytes, purpose, device, kind);
 }
 
 Buffer::Buffer(Buffer&& other) noexcept

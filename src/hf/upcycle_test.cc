@@ -10,6 +10,7 @@
 #include "hf/write_config.h"
 #include "model/expert_states.h"
 #include "model/forward_model.h"
+#include "ops/registry/cpu_kernels.h"
 
 namespace tessera {
 namespace {
@@ -56,7 +57,7 @@ std::vector<float> logits_of(const std::filesystem::path& checkpoint, const Mode
   for (int32_t i = 0; i < kLength; ++i) ids.push_back((i * 37 + 5) % 61);
   KeyValueCache cache(model, dtype, kLength);
   ForwardModel forward(model, {.num_tokens = kLength, .dtype = dtype}, ForwardGoal::kLogits,
-                       parameters, experts, &cache);
+                       make_cpu_kernels(), parameters, experts, &cache);
   const Tensor logits = forward.run_logits(ids);
   std::vector<float> result;
   if (dtype == DType::kF32) return {logits.span<float>().begin(), logits.span<float>().end()};

@@ -209,7 +209,8 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
 }
 
 void validate_heads(const ModelConfig& config) {
-  require(config.head_size > 0 || config.hidden_size % config.num_heads == 0,
+  const bool has_size = config.head_size > 0 || config.is_latent();
+  require(has_size || config.hidden_size % config.num_heads == 0,
           "model.hidden_size {} is not divisible by model.num_heads {}; choose a divisor or set "
           "model.head_size",
           config.hidden_size, config.num_heads);

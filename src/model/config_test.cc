@@ -114,6 +114,16 @@ TEST(Parameters, ProjectionsIntoTheResidualStreamStartSmaller) {
                                         "layers.1.moe.shared.down.weight"));
 }
 
+/// Latent attention's heads have sizes of their own.
+TEST(ModelConfig, LatentHeadsNeedNotDivideTheHiddenSize) {
+  ModelConfig config = testing::tiny_config();
+  config.attention = AttentionKind::kLatent;
+  config.num_kv_heads = 0;
+  config.head_size = 0;
+  config.num_heads = config.hidden_size + 1;
+  validate(config);
+}
+
 /// What validate says after a change of the tiny model.
 void expect_refused(void (*change)(ModelConfig&), const char* message) {
   ModelConfig config = testing::tiny_config();

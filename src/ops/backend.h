@@ -21,7 +21,6 @@ class Backend {
   KernelContext* context() const { return context_.get(); }
   /// Throws InternalError where there is none.
   const Kernel& kernel(const Operator& op) const;
-  bool has_kernel(std::string_view name) const { return kernels_->contains(name); }
   /// Scratch memory of the operator's kernel.
   int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const;
 

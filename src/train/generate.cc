@@ -93,15 +93,19 @@ int32_t sample_token(const std::vector<double>& log_probabilities, const Generat
   return ids.back();
 }
 
-Generator::Generator(const ModelConfig& config, DType dtype, ParameterSet& parameters,
-                     std::vector<ExpertState>& experts)
-    : config_(config), dtype_(dtype), parameters_(parameters), experts_(experts) {}
+Generator::Generator(const ModelConfig& config, DType dtype, const Backend& backend,
+                     ParameterSet& parameters, std::vector<ExpertState>& experts)
+    : config_(config),
+      dtype_(dtype),
+      backend_(backend),
+      parameters_(parameters),
+      experts_(experts) {}
 
 std::unique_ptr<ForwardModel> Generator::make_model(int64_t num_tokens, KeyValueCache& cache) {
   const BatchShape shape{
       .num_tokens = num_tokens, .sequence_length = cache.capacity(), .dtype = dtype_};
-  return std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, parameters_, experts_,
-                                        &cache);
+  return std::make_unique<ForwardModel>(config_, shape, ForwardGoal::kLogits, backend_, parameters_,
+                                        experts_, &cache);
 }
 
 Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of_document,
@@ -109,7 +113,8 @@ Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of
                               const std::function<void(const GeneratedToken&)>& on_token) {
   validate(options);
   require(!prompt.empty(), "the prompt has no token");
-  KeyValueCache cache(config_, dtype_, static_cast<int64_t>(prompt.size()) + options.max_tokens);
+  KeyValueCache cache(config_, dtype_, static_cast<int64_t>(prompt.size()) + options.max_tokens,
+                      backend_.device());
   Random random(options.seed, hash_text("generate", 8));
   Generated result;
   const auto prefill = make_model(static_cast<int64_t>(prompt.size()), cache);

@@ -48,12 +48,12 @@ std::vector<double> log_softmax(const Tensor& logits, int64_t row);
 int32_t sample_token(const std::vector<double>& log_probabilities, const GenerateOptions& options,
                      Random& random);
 
-/// Writes text with a model, one token at a time over a key-value cache. The parameters and experts
-/// must outlive it.
+/// Writes text with a model, one token at a time over a key-value cache. The parameters, which are
+/// in the memory of the back end's device, and experts must outlive it.
 class Generator {
  public:
-  Generator(const ModelConfig& config, DType dtype, ParameterSet& parameters,
-            std::vector<ExpertState>& experts);
+  Generator(const ModelConfig& config, DType dtype, const Backend& backend,
+            ParameterSet& parameters, std::vector<ExpertState>& experts);
 
   /// Continues the tokens of a prompt, which must not be empty, until `end_of_document`. `on_token`
   /// is called with each new token.
@@ -70,6 +70,7 @@ class Generator {
 
   ModelConfig config_;
   DType dtype_;
+  Backend backend_;
   ParameterSet& parameters_;
   std::vector<ExpertState>& experts_;
 };

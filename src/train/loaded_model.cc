@@ -7,6 +7,7 @@
 #include "data/sampler.h"
 #include "model/forward_model.h"
 #include "train/checkpointing.h"
+#include "train/device_choice.h"
 #include "train/training_data.h"
 
 namespace tessera {
@@ -62,6 +63,16 @@ int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>
   return static_cast<int64_t>(tokenizer.decode_continuation(ids).size());
 }
 
+/// Weights alone must leave room for what else a model needs.
+void require_weights_fit(int64_t num_bytes, const Device& device) {
+  if (device.is_host()) return;
+  const int64_t free = gpu_memory() - device.used_bytes();
+  require(num_bytes <= free,
+          "out of memory: the weights take {}, and {} has {} free of {}; --device=cpu works",
+          format_bytes(num_bytes), device.name(), format_bytes(std::max<int64_t>(free, 0)),
+          format_bytes(gpu_memory()));
+}
+
 }  // namespace
 
 double Evaluation::perplexity() const {
@@ -72,17 +83,22 @@ double Evaluation::bits_per_byte() const {
   return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(num_bytes);
 }
 
-LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path)) {
+LoadedModel::LoadedModel(const std::string& path, DeviceChoice device)
+    : path_(find_checkpoint(path)) {
   const CheckpointReader reader(path_);
   settings_ = checkpoint_settings(reader);
+  settings_.run.device = device;
   step_ = reader.step();
   tokenizer_ = make_tokenizer(settings_.data.tokenizer_spec());
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
   validate(settings_.model);
   settings_.model = without_prediction(std::move(settings_.model));
-  parameters_ = std::make_unique<ParameterSet>(
-      list_parameters(settings_.model, settings_.train.dtype()), /*with_gradients=*/false);
-  experts_ = make_expert_states(settings_.model);
+  auto specs = list_parameters(settings_.model, settings_.train.dtype());
+  backend_ = choose_backend(settings_, 1);
+  require_weights_fit(ParameterSet::count_bytes(specs, false).weights, backend_->device());
+  parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
+                                               backend_->device());
+  experts_ = make_expert_states(settings_.model, backend_->device());
   std::vector<NamedTensor> tensors = name_expert_biases(settings_.model, experts_);
   for (const ModelParameter& parameter : parameters_->all()) {
     tensors.push_back({parameter.spec.name, parameter.weight});
@@ -108,7 +124,7 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
                         .max_sequences = source.max_sequences(),
                         .sequence_length = length,
                         .dtype = settings.train.dtype()},
-                       ForwardGoal::kLoss, model.parameters(), model.experts());
+                       ForwardGoal::kLoss, model.backend(), model.parameters(), model.experts());
   int64_t num_batches = (source.num_windows() + request.batch_size - 1) / request.batch_size;
   if (request.max_batches > 0) num_batches = std::min(num_batches, request.max_batches);
   Evaluation result;

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "ops/backend.h"
 #include "tokenizer/tokenizer.h"
 #include "train/model_state.h"
 #include "train/settings.h"
@@ -14,8 +16,9 @@ namespace tessera {
 class LoadedModel {
  public:
   /// Opens the newest complete checkpoint at `path` (a run's folder, a folder of checkpoints, or
-  /// one of them), with the configuration that it was trained with. Throws UserError.
-  explicit LoadedModel(const std::string& path);
+  /// one of them), with the configuration that it was trained with, but for the device. Throws
+  /// UserError.
+  LoadedModel(const std::string& path, DeviceChoice device);
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
 
@@ -23,6 +26,8 @@ class LoadedModel {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   int64_t step() const { return step_; }
   const std::filesystem::path& path() const { return path_; }
+  /// Where the weights are and programs run.
+  const Backend& backend() const { return *backend_; }
   ParameterSet& parameters() { return *parameters_; }
   std::vector<ExpertState>& experts() { return experts_; }
 
@@ -31,6 +36,7 @@ class LoadedModel {
   Settings settings_;
   int64_t step_ = 0;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::optional<Backend> backend_;
   std::unique_ptr<ParameterSet> parameters_;
   std::vector<ExpertState> experts_;
 };

@@ -41,9 +41,9 @@ void write_logits(LoadedModel& model, const std::filesystem::path& input_ids,
   const DType dtype = model.settings().train.dtype();
   std::vector<int32_t> ids = read_ids(file, entry, config.vocab_size);
   const int64_t length = entry.shape[1];
-  KeyValueCache cache(config, dtype, length);
+  KeyValueCache cache(config, dtype, length, model.backend().device());
   ForwardModel forward(config, {.num_tokens = length, .dtype = dtype}, ForwardGoal::kLogits,
-                       model.parameters(), model.experts(), &cache);
+                       model.backend(), model.parameters(), model.experts(), &cache);
   std::vector<float> logits;
   for (size_t first = 0; first < ids.size(); first += static_cast<size_t>(length)) {
     cache.set_length(0);

@@ -34,6 +34,16 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
   return prediction;
 }
 
+std::string describe(const MemoryPrediction& prediction) {
+  const ModelState::Bytes& state = prediction.state;
+  return fmt::format(
+      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations and "
+      "{} in use before",
+      format_bytes(prediction.total()), format_bytes(state.weights), format_bytes(state.gradients),
+      format_bytes(state.optimizer), format_bytes(prediction.activations.total()),
+      format_bytes(prediction.program));
+}
+
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
                     int64_t device_bytes) {
   const ModelState::Bytes& state = prediction.state;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "core/out_of_memory.h"
 #include "train/model_state.h"
 
 namespace tessera {
@@ -27,5 +29,18 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 /// Refuses what does not fit a device of `device_bytes`, with what is asked for and what is free.
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
                     int64_t device_bytes);
+
+/// "120 GiB were predicted at the peak: ... weights, ...".
+std::string describe(const MemoryPrediction& prediction);
+
+/// work(), with the prediction added to the error where memory cannot be had after all.
+template <typename Work>
+auto with_prediction(const MemoryPrediction& prediction, const Work& work) {
+  try {
+    return work();
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format("{}; {}", error.what(), describe(prediction)));
+  }
+}
 
 }  // namespace tessera

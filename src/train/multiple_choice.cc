@@ -160,7 +160,7 @@ std::vector<double> score_sequences(LoadedModel& model, const std::vector<Sequen
                         .max_sequences = kMaxSequences + 1,
                         .sequence_length = longest,
                         .dtype = model.settings().train.dtype()},
-                       ForwardGoal::kLoss, model.parameters(), model.experts());
+                       ForwardGoal::kLoss, model.backend(), model.parameters(), model.experts());
   std::vector<double> losses;
   PackedBatch batch(batch_tokens, kMaxSequences);
   const auto flush = [&] {

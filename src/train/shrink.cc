@@ -77,7 +77,7 @@ void check_as_training(Settings settings, int64_t num_ranks) {
   // Data of any name: what is checked here does not look into it.
   settings.data = without_data(settings).data;
   settings.data.tokens = "random";
-  settings.run.device = DeviceChoice::kCpu;  // where layouts are verified
+  settings.run.device = DeviceChoice::kCpu;  // a shrunk model needs not fit a GPU as it is
   validate(settings);
   check_model(std::move(settings), num_ranks);
 }

@@ -1,6 +1,9 @@
 #include "train/trace.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -123,6 +126,12 @@ std::string TraceRecorder::to_json(int64_t rank) const {
                         .dump());
   }
   return fmt::format("{}", fmt::join(parts, ",\n"));
+}
+
+void check_trace_file(const std::filesystem::path& file) {
+  const std::ofstream opened(file, std::ios::app);
+  require(opened.good(), "the trace cannot be written to {}: {}", file.string(),
+          std::strerror(errno));
 }
 
 void write_trace(const TraceRecorder& recorder, const std::filesystem::path& file,

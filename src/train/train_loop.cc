@@ -216,12 +216,13 @@ class TrainLoop {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
     try {
       if (trainer_.layout().num_ranks() == 1) {
-        sample_from_own_weights();
+        sample_from(trainer_.backend(), trainer_.state().parameters(), trainer_.state().experts(),
+                    alive);
         return;
       }
       check_sample_memory();
-      LoadedModel model(settings_.run.folder);
-      sample_from(model.parameters(), model.experts(), alive);
+      LoadedModel model(settings_.run.folder, DeviceChoice::kCpu);
+      sample_from(model.backend(), model.parameters(), model.experts(), alive);
     } catch (const CommError&) {
       throw;
     } catch (const UserError& error) {
@@ -233,28 +234,9 @@ class TrainLoop {
     return list_parameters(without_prediction(settings_.model), settings_.train.dtype());
   }
 
-  /// The host writes, so a GPU's weights are copied, where they are few enough to write in seconds.
-  void sample_from_own_weights() {
-    ParameterSet& trained = trainer_.state().parameters();
-    if (trainer_.backend().is_host()) {
-      sample_from(trained, trainer_.state().experts(), [] {});
-      return;
-    }
-    constexpr int64_t kMostBytes = int64_t{1} << 30;
-    auto specs = sampled_parameters();
-    const int64_t needed = ParameterSet::count_bytes(specs, false).weights;
-    require(needed <= kMostBytes,
-            "the CPU writes it, and the weights take {}, more than the {} with which that takes "
-            "seconds; `tessera generate` writes one",
-            format_bytes(needed), format_bytes(kMostBytes));
-    ParameterSet weights(std::move(specs), /*with_gradients=*/false);
-    copy_weights(trained, weights);
-    sample_from(weights, trainer_.state().experts(), [] {});
-  }
-
-  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts,
-                   const std::function<void()>& alive) {
-    Generator generator(settings_.model, settings_.train.dtype(), parameters, experts);
+  void sample_from(const Backend& backend, ParameterSet& parameters,
+                   std::vector<ExpertState>& experts, const std::function<void()>& alive) {
+    Generator generator(settings_.model, settings_.train.dtype(), backend, parameters, experts);
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
     const Generated generated =
@@ -392,6 +374,9 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   Settings settings = request.settings;
   validate(settings);
   check_model(settings, world.size());
+  together(*all, [&] {
+    if (world.rank() == 0 && !request.trace.empty()) check_trace_file(request.trace);
+  });
   TrainingData data = open_data_together(settings, request, *all, out);
   // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
   const double peak = measure_matrix_peak(settings.train.dtype());

@@ -86,8 +86,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   if (!backend_.is_host()) device_peak_ = measure_matrix_peak(backend_, shape.dtype);
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend_, touched_bytes(settings_, data_));
-  state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
-  model_->bind(state_->parameters(), state_->experts(), state_->weights());
+  with_prediction(prediction_, [&] {
+    state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
+    model_->bind(state_->parameters(), state_->experts(), state_->weights());
+  });
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
   batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
@@ -187,6 +189,10 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
 }
 
 StepOutcome Trainer::step(const NodeObserver& observer) {
+  return with_prediction(prediction_, [&] { return run_step(observer); });
+}
+
+StepOutcome Trainer::run_step(const NodeObserver& observer) {
   state_->begin_step();
   model_->begin_step();
   StepOutcome outcome = accumulate(observer);

@@ -75,6 +75,7 @@ class Trainer {
  private:
   Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
 
+  StepOutcome run_step(const NodeObserver& observer);
   LossScales fetch(StepOutcome& outcome);
   StepOutcome accumulate(const NodeObserver& observer);
   void sum_over_ranks(StepOutcome& outcome) const;

@@ -6,9 +6,16 @@
 #include <iostream>
 #include <numeric>
 
+#include "checkpoint/checkpoint.h"
 #include "ops/testing/gpu_test.h"
 #include "train/bench_layer.h"
+#include "train/generate.h"
+#include "train/loaded_model.h"
+#include "train/logits.h"
+#include "train/multiple_choice.h"
+#include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
+#include "train/verify.h"
 
 namespace tessera::testing {
 namespace {
@@ -37,6 +44,32 @@ double mean_of_last(const std::vector<double>& values, size_t count) {
   double sum = 0;
   for (size_t i = values.size() - count; i < values.size(); ++i) sum += values[i];
   return sum / static_cast<double>(count);
+}
+
+Generated write(LoadedModel& model) {
+  Generator generator(model.settings().model, model.settings().train.dtype(), model.backend(),
+                      model.parameters(), model.experts());
+  return generator.generate_text(model.tokenizer(), "the cat sat",
+                                 {.max_tokens = 20, .temperature = 0});
+}
+
+/// The prompt's and the generated tokens with their log-probabilities. In BF16 a token may be
+/// another where two are almost equal, and so all that follow.
+void expect_same_text(LoadedModel& cpu, LoadedModel& gpu, Precision precision) {
+  const bool exact = precision == Precision::kF32;
+  const Generated expected = write(cpu);
+  const Generated found = write(gpu);
+  ASSERT_EQ(found.prompt.size(), expected.prompt.size());
+  const auto expect_token = [&](const GeneratedToken& a, const GeneratedToken& b) {
+    EXPECT_EQ(a.id, b.id);
+    EXPECT_NEAR(a.log_probability, b.log_probability, exact ? 1e-4 : 0.3);
+  };
+  for (size_t i = 0; i < expected.prompt.size(); ++i)
+    expect_token(found.prompt[i], expected.prompt[i]);
+  if (!exact) return;
+  ASSERT_EQ(found.tokens.size(), expected.tokens.size());
+  for (size_t i = 0; i < expected.tokens.size(); ++i)
+    expect_token(found.tokens[i], expected.tokens[i]);
 }
 
 struct RunCase {
@@ -126,6 +159,82 @@ class GpuRuns : public GpuTest {
   const TemporaryFolder folder_;
 };
 
+/// What a run did of three steps, from the first weights on.
+struct ThreeSteps {
+  std::vector<double> losses;
+  double grad_norm = 0;
+};
+
+/// Each family of options on both devices.
+class GpuOptions : public GpuTest, public ::testing::WithParamInterface<OptionFamily> {
+ protected:
+  /// On text, with a tokenizer, so that there is something to evaluate and to write.
+  Settings on_text(DeviceChoice device, Precision precision) const {
+    Settings settings = on(device, settings_of(GetParam()));
+    const Settings text = tiny_settings(folder_);
+    settings.data.text = text.data.text;
+    settings.data.tokenizer = "byte";
+    settings.data.validation_fraction = 0.05;
+    settings.model.vocab_size = std::max<int64_t>(settings.model.vocab_size, 320);
+    settings.train.precision = precision;
+    settings.train.steps = settings.schedule.num_steps = 3;
+    settings.run.folder = folder_.file(device == DeviceChoice::kCuda ? "gpu" : "cpu");
+    return settings;
+  }
+  static ThreeSteps run(const Settings& settings) {
+    const auto trainer = make_trainer(settings);
+    ThreeSteps result;
+    result.grad_norm = trainer->step().update.grad_norm;
+    result.losses = run_steps(*trainer, 2);
+    return result;
+  }
+  const TemporaryFolder folder_;
+};
+
+/// Losses, balance losses, counts and norms of three steps, the first step's gradients and the last
+/// weights, in F32.
+TEST_P(GpuOptions, GiveTheHostsGradientsAndWeights) {
+  const Settings settings = on(DeviceChoice::kCuda, settings_of(GetParam()));
+  const Verification result = verify_layout({.settings = settings});
+  EXPECT_TRUE(result.agrees()) << describe(result, false);
+  std::cout << fmt::format("  {}: gradients {:.1e}, weights {:.1e}, scalars {:.1e}\n",
+                           GetParam().name, result.worst_gradient(), result.worst_weight(),
+                           result.worst_scalar());
+}
+
+TEST_P(GpuOptions, LearnInBf16AsTheHost) {
+  constexpr double kTolerance = 2e-2;
+  const ThreeSteps cpu = run(on_text(DeviceChoice::kCpu, Precision::kBF16));
+  const ThreeSteps gpu = run(on_text(DeviceChoice::kCuda, Precision::kBF16));
+  expect_near(gpu.losses, cpu.losses, kTolerance);
+  EXPECT_NEAR(gpu.grad_norm, cpu.grad_norm, 0.1 * cpu.grad_norm);
+}
+
+/// One checkpoint, on both devices.
+TEST_P(GpuOptions, EvaluateAndWriteAsTheHost) {
+  for (const auto& [precision, tolerance] :
+       {std::pair(Precision::kF32, 1e-5), std::pair(Precision::kBF16, 1e-2)}) {
+    SCOPED_TRACE(precision == Precision::kF32 ? "f32" : "bf16");
+    Settings settings = on_text(DeviceChoice::kCpu, precision);
+    settings.run.folder += precision == Precision::kF32 ? "-f32" : "-bf16";
+    const auto trainer = make_trainer(settings);
+    trainer->step();
+    trainer->save(make_schema(settings).to_toml());
+    LoadedModel cpu_model(settings.run.folder, DeviceChoice::kCpu);
+    LoadedModel gpu_model(settings.run.folder, DeviceChoice::kCuda);
+    ASSERT_FALSE(gpu_model.backend().is_host());
+    const EvaluationRequest request{.max_batches = 2};
+    const Evaluation expected = evaluate(cpu_model, request);
+    const Evaluation found = evaluate(gpu_model, request);
+    EXPECT_EQ(found.num_tokens, expected.num_tokens);
+    EXPECT_NEAR(found.loss, expected.loss, tolerance * expected.loss);
+    expect_same_text(cpu_model, gpu_model, precision);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuOptions, ::testing::ValuesIn(option_families()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 /// Roundings grow with the steps until the runs are different ones that learn the same.
 TEST_F(GpuRuns, TwoHundredStepsLearnWhatTheCpuLearns) {
   constexpr int kSteps = 200;
@@ -183,6 +292,58 @@ TEST_F(GpuRuns, AModelBeyondTheMemoryIsRefused) {
   expect_refused([&] { check_model(huge, 1); });
   expect_refused([&] { make_trainer(huge); });
   EXPECT_GT(make_trainer(on(DeviceChoice::kCuda, tiny_settings(folder_)))->step().loss, 0);
+}
+
+/// Memory that cannot be had after all is named, with what was predicted.
+TEST_F(GpuRuns, MemoryThatIsTakenByOthersIsTold) {
+  const Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  const auto trainer = make_trainer(settings);
+  Device& device = trainer->backend().device();
+  try {
+    with_prediction(trainer->prediction(),
+                    [&] { const Buffer huge(int64_t{1} << 42, "a test", device); });
+    FAIL() << "4 TiB were had";
+  } catch (const OutOfMemory& error) {
+    for (const char* part : {"out of memory: 4 TiB for a test", "on cuda:0", "are free",
+                             "were predicted at the peak", "weights", "activations"})
+      EXPECT_THAT(error.what(), HasSubstr(part));
+    std::cout << "  " << error.what() << "\n";
+  }
+  EXPECT_GT(trainer->step().loss, 0);
+}
+
+/// Sequences of logits, and multiple choice.
+TEST_F(GpuRuns, ScoreAsTheHost) {
+  Settings settings = tiny_settings(folder_);
+  const auto trainer = make_trainer(settings);
+  run_steps(*trainer, 2);
+  trainer->save(make_schema(settings).to_toml());
+  LoadedModel cpu(settings.run.folder, DeviceChoice::kCpu);
+  LoadedModel gpu(settings.run.folder, DeviceChoice::kCuda);
+  const auto questions = parse_choice_questions(
+      R"({"context": "the cat sat on", "choices": [" a mat", " the", " it and"], "answer": 0})",
+      "a test");
+  const ChoiceScores expected = evaluate_choices(cpu, questions).questions[0];
+  const ChoiceScores found = evaluate_choices(gpu, questions).questions[0];
+  for (size_t i = 0; i < expected.log_likelihoods.size(); ++i)
+    EXPECT_NEAR(found.log_likelihoods[i], expected.log_likelihoods[i], 1e-4) << i;
+
+  std::vector<int64_t> ids(2 * 9);
+  std::iota(ids.begin(), ids.end(), 60);
+  const NamedTensor input{"input_ids", view(std::span(ids), {2, 9})};
+  write_safetensors(folder_.file("ids"), std::span(&input, 1));
+  std::vector<OwnedTensor> logits;
+  for (LoadedModel* model : {&cpu, &gpu}) {
+    const std::string file = folder_.file("logits");
+    write_logits(*model, folder_.file("ids"), file);
+    const SafetensorsReader reader(file);
+    logits.emplace_back(DType::kF32, reader.entry("logits").shape);
+    reader.read("logits", logits.back());
+  }
+  const auto found_logits = logits[1].get().span<float>();
+  const auto expected_logits = logits[0].get().span<float>();
+  for (size_t i = 0; i < expected_logits.size(); ++i)
+    ASSERT_NEAR(found_logits[i], expected_logits[i], 1e-4) << i;
 }
 
 TEST_F(GpuRuns, BenchTimesSteps) {

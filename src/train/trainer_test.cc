@@ -85,7 +85,7 @@ TEST(LoadedModel, LeavesPredictionOut) {
   const auto trainer = make_trainer(settings);
   trainer->step();
   trainer->save(make_schema(settings).to_toml());
-  LoadedModel loaded(settings.run.folder);
+  LoadedModel loaded(settings.run.folder, DeviceChoice::kCpu);
   const auto& trained = trainer->state().parameters();
   for (const ModelParameter& p : loaded.parameters().all()) {
     EXPECT_FALSE(is_mtp_parameter(p.spec.name)) << p.spec.name;
@@ -189,12 +189,13 @@ TEST(Generator, LogProbabilitiesEqualTheTrainingForward) {
   trainer->data().train->fetch(0, 0, batch);
   const ModelConfig& config = trainer->settings().model;
   ForwardModel forward(config, {.num_tokens = 16, .sequence_length = 16}, ForwardGoal::kLoss,
-                       trainer->state().parameters(), trainer->state().experts());
+                       trainer->backend(), trainer->state().parameters(),
+                       trainer->state().experts());
   const auto losses = forward.run_loss(view_batch(batch)).span<float>();
 
   KeyValueCache cache(config, DType::kF32, 16);
   const auto chunk = [&](int64_t size) {
-    return ForwardModel(config, {.num_tokens = size}, ForwardGoal::kLogits,
+    return ForwardModel(config, {.num_tokens = size}, ForwardGoal::kLogits, trainer->backend(),
                         trainer->state().parameters(), trainer->state().experts(), &cache);
   };
   ForwardModel prefill = chunk(5);

@@ -62,6 +62,7 @@ Reference make_reference(Settings settings) {
   const ParallelSpec parallel = settings.parallel;
   settings.shard = {};
   settings.parallel = {};
+  settings.run.device = DeviceChoice::kCpu;
   Reference reference{.settings = std::move(settings)};
   const LayoutSpec& layout = parallel.layout;
   if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;
@@ -81,8 +82,12 @@ bool compresses(const Settings& settings) {
 
 std::vector<std::string> list_notes(const VerifyRequest& request, const Reference& reference) {
   std::vector<std::string> notes;
-  if (request.settings.run.device == DeviceChoice::kCuda)
-    notes.push_back("run.device = \"cuda\" is left aside: both runs are on the host");
+  if (request.settings.run.device == DeviceChoice::kCuda) {
+    notes.push_back(
+        request.num_ranks == 1
+            ? "the run is on the GPU, its reference on the host"
+            : "run.device = \"cuda\" is left aside for several ranks: both runs are on the host");
+  }
   if (request.settings.train.precision == Precision::kBF16)
     notes.push_back(
         "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
@@ -127,6 +132,7 @@ Verification verify_layout(const VerifyRequest& request) {
   Settings settings = request.settings;
   settings.data.tokens = scratch.file("tokens");
   settings.run.folder = scratch.file("run");
+  if (request.num_ranks > 1) settings.run.device = DeviceChoice::kCpu;
   settings.train.steps = steps;
   settings.schedule.num_steps = steps;
   const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);

@@ -41,7 +41,8 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks);
 void check_as_training(Settings settings, int64_t num_ranks);
 
 /// Runs the layout and one rank on the same few batches of random tokens, on the host and in F32
-/// whatever run.device and train.precision say, and compares. Reads nothing but the settings;
+/// whatever train.precision says, and compares. A layout of one rank with run.device = "cuda" runs
+/// on the GPU, and is compared with the host. Reads nothing but the settings;
 /// writes only to a temporary folder. AdamW's epsilon is raised, see VerifyRule. Throws
 /// UserError for a layout that cannot run.
 ///

@@ -129,6 +129,7 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
       config_(changed(read_hf_config(folder), change)),
       io_(folder / "io.safetensors"),
       dtype_(dtype),
+      backend_(backend),
       parameters_(list_parameters(config_.model, dtype), /*with_gradients=*/true, backend.device()),
       experts_(make_expert_states(config_.model, backend.device())) {
   const ModelConfig& model = config_.model;
@@ -162,11 +163,9 @@ std::vector<double> GroundTruth::expected(const std::string& name) const {
 
 std::vector<double> GroundTruth::logits() {
   const std::vector<int32_t> ids = to_ids(expected("input_ids"));
-  ParameterSet parameters(list_parameters(config_.model, dtype_), /*with_gradients=*/false);
-  copy_weights(parameters_, parameters);
-  KeyValueCache cache(model(), dtype_, length());
+  KeyValueCache cache(model(), dtype_, length(), backend_.device());
   ForwardModel forward(model(), {.num_tokens = length(), .dtype = dtype_}, ForwardGoal::kLogits,
-                       parameters, experts_, &cache);
+                       backend_, parameters_, experts_, &cache);
   std::vector<double> result;
   for (int64_t sequence = 0; sequence < num_sequences(); ++sequence) {
     cache.set_length(0);

@@ -71,7 +71,7 @@ class GroundTruth {
   bool has(const std::string& name) const { return io_.find(name) != nullptr; }
   const Shape& shape(const std::string& name) const { return io_.find(name)->entry->shape; }
 
-  /// Logits of `input_ids` [B, S, V] under the weights as they are now, computed on the host.
+  /// Logits of `input_ids` [B, S, V] under the weights as they are now.
   std::vector<double> logits();
   /// Runs one micro-batch of B sequences of S tokens forward and backward; the labels are the next
   /// tokens.
@@ -93,6 +93,7 @@ class GroundTruth {
   ImportedConfig config_;
   HfTensors io_;
   DType dtype_;
+  Backend backend_;
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;
   std::unique_ptr<AdamWOptimizer> optimizer_;

@@ -33,7 +33,7 @@ void add_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
 }
 
 int64_t add_bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  return cuda::column_partials_bytes(inputs[0].shape[1]);
+  return cuda::column_sums_bytes(inputs[0].shape[1]);
 }
 
 }  // namespace

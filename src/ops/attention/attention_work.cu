@@ -1,10 +1,9 @@
 // What attention's kernels need besides the products: lists of blocks, and the sums delta.
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -174,27 +173,32 @@ __global__ void transpose_kernel(const float* from, float* to, int64_t rows, int
   if (at < rows * columns) to[at] = from[at % rows * columns + at / rows];
 }
 
-__device__ float to_float(float value) {
-  return value;
-}
-__device__ float to_float(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-
-template <typename T>
+/// kLanes neighbouring lanes take a row, a vector each at a time.
+template <typename T, int kWidth, int kLanes>
 __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params) {
-  const int64_t row = int64_t{blockIdx.x} * (kDeltaThreads / kWarp) + threadIdx.x / kWarp;
-  if (row >= params.num_rows * params.num_heads) return;
-  const int lane = threadIdx.x % kWarp;
-  const T* const o = static_cast<const T*>(params.o) + row * params.head_size_v;
-  const T* const grad_o = static_cast<const T*>(params.grad_o) + row * params.head_size_v;
+  const int64_t row = int64_t{blockIdx.x} * (kDeltaThreads / kLanes) + threadIdx.x / kLanes;
+  const bool is_row = row < params.num_rows * params.num_heads;
+  const int lane = threadIdx.x % kLanes;
   float sum = 0;
-  for (int c = lane; c < params.head_size_v; c += kWarp)
-    sum += to_float(o[c]) * to_float(grad_o[c]);
-  for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0U, sum, step);
-  if (lane != 0) return;
+  for (int c = lane * kWidth; is_row && c < params.head_size_v; c += kLanes * kWidth) {
+    const int64_t at = row * params.head_size_v + c;
+    const Floats<kWidth> o = load<kWidth>(static_cast<const T*>(params.o) + at);
+    const Floats<kWidth> grad_o = load<kWidth>(static_cast<const T*>(params.grad_o) + at);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum += o[i] * grad_o[i];
+  }
+  sum = sum_lanes<kLanes>(sum);
+  if (!is_row || lane != 0) return;
   const int64_t at = row % params.num_heads * params.num_rows + row / params.num_heads;
   params.delta[at] = params.grad_lse == nullptr ? sum : sum - params.grad_lse[at];
+}
+
+template <typename T, int kWidth, int kLanes>
+void launch_delta_with(const DeltaParams& params, cudaStream_t stream) {
+  const int64_t blocks = divide_up(params.num_rows * params.num_heads, kDeltaThreads / kLanes);
+  delta_kernel<T, kWidth, kLanes>
+      <<<static_cast<unsigned>(blocks), kDeltaThreads, 0, stream>>>(params);
+  check(cudaGetLastError());
 }
 
 }  // namespace
@@ -255,12 +259,13 @@ void launch_transpose(const float* from, float* to, int64_t rows, int64_t column
 }
 
 void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream) {
-  constexpr int kRows = kDeltaThreads / kWarp;
-  const int64_t rows = params.num_rows * params.num_heads;
-  const auto grid = static_cast<unsigned>((rows + kRows - 1) / kRows);
-  const auto kernel = bf16 ? delta_kernel<__nv_bfloat16> : delta_kernel<float>;
-  kernel<<<grid, kDeltaThreads, 0, stream>>>(params);
-  check(cudaGetLastError());
+  const DType dtype = bf16 ? DType::kBF16 : DType::kF32;
+  const bool vectors =
+      are_whole_vectors(dtype, params.head_size_v) && are_aligned(params.o, params.grad_o);
+  with_vectors(dtype, vectors, [&]<typename T, int kWidth>() {
+    params.head_size_v <= 16 * kWidth ? launch_delta_with<T, kWidth, 16>(params, stream)
+                                      : launch_delta_with<T, kWidth, 32>(params, stream);
+  });
 }
 
 }  // namespace tessera::cuda::attention

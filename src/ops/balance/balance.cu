@@ -13,11 +13,11 @@ constexpr int kOneBlock = 1024;
 constexpr int64_t kWantedBlocks = 288;
 constexpr int64_t kLeastRun = 32;  // tokens
 
-/// A block adds up the tokens of one segment (y) in one run (x): warp by warp, then the warps'.
+/// A block adds up the tokens of one segment (x) in one run (y): warp by warp, then the warps'.
 template <int kPer>
 __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
   extern __shared__ double sums[];
-  const int64_t segment = blockIdx.y;
+  const int64_t segment = blockIdx.x;
   const int warp = threadIdx.x / kLanes;
   const TokenScores<kPer> scores{p.num_experts, static_cast<int>(threadIdx.x) % kLanes};
   int32_t* counts = reinterpret_cast<int32_t*>(sums + p.num_experts);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
   }
   __syncthreads();
   const int64_t per_run = (p.num_tokens + p.num_runs - 1) / p.num_runs;
-  const int64_t first = blockIdx.x * per_run;
+  const int64_t first = blockIdx.y * per_run;
   const int64_t last = min(first + per_run, p.num_tokens);
   double mine[kPer] = {};
   for (int64_t token = first + warp; token < last; token += kWarps) {
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
     }
     __syncthreads();
   }
-  const int64_t row = (blockIdx.x * p.num_segments + segment) * p.num_experts;
+  const int64_t row = (blockIdx.y * p.num_segments + segment) * p.num_experts;
   for (int e = threadIdx.x; e < p.num_experts; e += kThreads) {
     p.partial_sums[row + e] = sums[e];
     p.partial_counts[row + e] = counts[e];
@@ -154,7 +154,7 @@ int balance_runs(int64_t num_tokens, int64_t num_segments) {
 }
 
 void launch_balance_sums(const BalanceSums& sums, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(sums.num_runs), static_cast<unsigned>(sums.num_segments));
+  const dim3 grid(static_cast<unsigned>(sums.num_segments), static_cast<unsigned>(sums.num_runs));
   const size_t num_bytes =
       static_cast<size_t>(sums.num_experts) * (sizeof(double) + sizeof(int32_t));
   with_experts_per_lane(sums.num_experts, [&]<int kPer>() {

@@ -49,6 +49,24 @@ TEST_F(BalanceCuda, Statistics) {
   }
 }
 
+/// More segments than a grid has rows in its second dim.
+TEST_F(BalanceCuda, StatisticsOfManySegments) {
+  constexpr int32_t kSegments = 70'001;
+  const BalanceStatisticsSpec spec{.num_experts = 4, .top_k = 1, .num_segments = kSegments};
+  OwningCheck check;
+  check.dtypes = {DType::kF32};
+  check.give("idx", testing::tensor_of_i32({3, 1}, {2, 0, 3}));
+  check.give("segments", testing::tensor_of_i32({3}, {0, 65'536, kSegments - 1}));
+  testing::check_operator_on_gpu(
+      make_balance_statistics(spec),
+      [&](DType /*dtype*/) {
+        return OperatorInputs{
+            .names = {"x", "idx", "segments"},
+            .types = {{DType::kF32, {3, 4}}, {DType::kI32, {3, 1}}, {DType::kI32, {3}}}};
+      },
+      {BalanceOutput::kScoreSums}, cpu(), gpu(), check);
+}
+
 TEST_F(BalanceCuda, Loss) {
   Random random(4, 1);
   for (const int64_t num_experts : {1, 8, 96, 1024}) {

@@ -27,5 +27,8 @@ class CacheAppend final : public Operator {
 OperatorPtr make_cache_append(int64_t capacity);
 
 void add_cache_append_cpu(KernelTable& table);
+/// The kernel for Hopper GPUs finds out on the GPU that rows do not fit, and ends the program's
+/// work there: the next synchronisation throws.
+void add_cache_append_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -24,6 +24,16 @@ constexpr int64_t column_partials_bytes(int64_t cols) {
 void launch_add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols,
                          cudaStream_t stream);
 
+/// Scratch memory of launch_column_sums: the wider the rows, the more blocks share them by columns.
+constexpr int64_t max_column_blocks(int64_t cols) {
+  constexpr int64_t kMostColumns = 2048;  // of one block
+  const int64_t slabs = (cols + kMostColumns - 1) / kMostColumns;
+  return slabs <= 1 ? kMaxColumnPartials : (kMaxColumnPartials + slabs - 1) / slabs;
+}
+constexpr int64_t column_sums_bytes(int64_t cols) {
+  return max_column_blocks(cols) * cols * static_cast<int64_t>(sizeof(float));
+}
+
 /// accumulator [cols] += the sum over rows of x [rows, cols].
 struct ColumnSums {
   DType dtype;
@@ -31,7 +41,7 @@ struct ColumnSums {
   int64_t cols;
   const void* x;
   float* accumulator;
-  float* partials;  ///< column_partials_bytes
+  float* partials;  ///< column_sums_bytes
   int num_sms;
 };
 void launch_column_sums(const ColumnSums& call, cudaStream_t stream);

@@ -3,10 +3,12 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/out_of_memory.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
@@ -14,14 +16,18 @@ namespace tessera::cuda {
 /// Memory of the current GPU, given back at the end of its life.
 class DeviceBuffer {
  public:
-  explicit DeviceBuffer(size_t num_bytes) : num_bytes_(num_bytes) {
+  /// `purpose` names the memory in the error where it cannot be had, e.g. "cuDNN".
+  explicit DeviceBuffer(size_t num_bytes, std::string_view purpose = "kernels")
+      : num_bytes_(num_bytes) {
     if (num_bytes == 0) return;
     const cudaError_t status = cudaMalloc(&data_, num_bytes);
-    require(
-        status != cudaErrorMemoryAllocation,
-        "out of memory: {} of scratch memory cannot be had on the GPU; use a smaller micro-batch "
-        "or model, or more recomputation",
-        format_bytes(static_cast<int64_t>(num_bytes)));
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // so that the next call does not report it
+      throw OutOfMemory(fmt::format(
+          "out of memory: {} of scratch memory for {} cannot be had on the GPU; use a smaller "
+          "micro-batch or model, or more recomputation",
+          format_bytes(static_cast<int64_t>(num_bytes)), purpose));
+    }
     check(status);
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept

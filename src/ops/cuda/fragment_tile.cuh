@@ -21,6 +21,12 @@ struct FragmentOperand {
   int64_t plane = 0;  ///< between terms
 };
 
+/// Whether an operand that the host describes is as FragmentOperand says.
+inline bool is_whole(const FragmentOperand& operand) {
+  return reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 && operand.stride % 8 == 0 &&
+         operand.plane % 8 == 0;
+}
+
 /// How the warps of a block share a tile of kFragmentTileRows by kColumns, and how deep its stages
 /// are: the fewer the columns, the more of the rows must be under way.
 template <int kColumns>

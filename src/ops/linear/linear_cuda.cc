@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/matrix_product.h"
+#include "ops/cuda/row_args.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
@@ -152,12 +154,14 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
 void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
   const Tensor& grad = args.in(0);
   if (!args.out(0)) return;
-  cuda::launch_column_sums({.data = grad.data,
-                            .bf16 = grad.dtype == DType::kBF16,
-                            .num_rows = grad.shape[0],
-                            .num_columns = grad.shape[1],
-                            .extent = args.in_extent(0)},
-                           reinterpret_cast<float*>(args.workspace.data()), args.out(0).as<float>(),
+  const int64_t width = grad.shape[1];
+  cuda::launch_column_sums({.dtype = grad.dtype,
+                            .rows = cuda::rows_of(args, 0, width),
+                            .cols = width,
+                            .x = grad.data,
+                            .accumulator = args.out(0).as<float>(),
+                            .partials = reinterpret_cast<float*>(args.workspace.data()),
+                            .num_sms = context_of(args).num_sms()},
                            stream_of(args));
 }
 
@@ -180,7 +184,7 @@ int64_t grads_workspace(const Operator& /*op*/, std::span<const ValueType> input
 }
 
 int64_t bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  return cuda::kLinearSumChunks * inputs[0].shape[1] * static_cast<int64_t>(sizeof(float));
+  return cuda::column_sums_bytes(inputs[0].shape[1]);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "ops/balance/balance.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/collective/collective.h"
+#include "ops/cache_append/cache_append.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
@@ -40,6 +41,7 @@ KernelTable make_cuda_kernels() {
   add_balance_cuda(table);
   add_block_sparse_cuda(table);
   add_collective_cuda(table);
+  add_cache_append_cuda(table);
   add_dispatch_plan_cuda(table);
   add_embedding_cuda(table);
   add_expert_activation_cuda(table);

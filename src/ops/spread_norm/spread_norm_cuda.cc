@@ -1,4 +1,5 @@
 #include "ops/cuda/check.h"
+#include "ops/cuda/column_sums.h"
 #include "ops/cuda/context.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/spread_norm/spread_norm_kernels.h"
@@ -9,7 +10,7 @@ namespace {
 using namespace cuda;
 
 SpreadRows rows_of(const Tensor& x) {
-  return {.bf16 = x.dtype == DType::kBF16, .num_rows = x.shape[0], .width = x.shape[1]};
+  return {.dtype = x.dtype, .num_rows = x.shape[0], .width = x.shape[1]};
 }
 
 SpreadNormRows norm_of(const SpreadNormSpec& spec, const KernelArgs& args) {
@@ -45,14 +46,14 @@ void spread_norm_backward(const Operator& op, const KernelArgs& args) {
                                .grad_x = args.out(0).data,
                                .grad_sums = args.out(1).as<float>(),
                                .partials = reinterpret_cast<float*>(args.workspace.data()),
-                               .grad_weight = args.out(2) ? args.out(2).as<float>() : nullptr},
+                               .grad_weight = args.out(2) ? args.out(2).as<float>() : nullptr,
+                               .num_sms = context_of(args).num_sms()},
                               stream_of(args));
   check(cudaGetLastError());
 }
 
 int64_t backward_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  const Shape& x = inputs[0].shape;
-  return spread_norm_runs(x[0]) * x[1] * int64_t{sizeof(float)};
+  return column_sums_bytes(inputs[0].shape[1]);
 }
 
 }  // namespace

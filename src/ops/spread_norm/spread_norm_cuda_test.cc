@@ -7,7 +7,7 @@ namespace {
 class SpreadNormCuda : public testing::GpuTest {
  protected:
   static std::vector<Shape> shapes() {
-    return {{0, 8}, {1, 1}, {3, 7}, {130, 64}, {300, 100}, {65, 2048}};
+    return {{0, 8}, {1, 1}, {3, 7}, {130, 64}, {300, 100}, {5000, 40}, {33, 9000}, {65, 2048}};
   }
 };
 

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 /// Norms of rows that are spread over ranks, on the GPU; see spread_norm.h.
 namespace tessera::cuda {
 
-/// Rows [T, n] in F32, or in BF16.
+/// Rows [T, n].
 struct SpreadRows {
-  bool bf16;
+  DType dtype;
   int64_t num_rows;
   int64_t width;
 };
@@ -28,17 +30,13 @@ struct SpreadNormRows {
 };
 void launch_spread_norm(const SpreadNormRows& norm, void* y, cudaStream_t stream);
 
-/// Rows whose terms of the weight's gradient are added up together.
-constexpr int kSpreadNormRun = 128;
-constexpr int64_t spread_norm_runs(int64_t num_rows) {
-  return (num_rows + kSpreadNormRun - 1) / kSpreadNormRun;
-}
 struct SpreadNormGrads {
   const void* grad;
   void* grad_x;
   float* grad_sums;
-  float* partials;     ///< scratch memory [runs, n]
+  float* partials;     ///< column_sums_bytes
   float* grad_weight;  ///< added to; null: not wanted
+  int num_sms;
 };
 void launch_spread_norm_backward(const SpreadNormRows& norm, const SpreadNormGrads& grads,
                                  cudaStream_t stream);

@@ -59,8 +59,11 @@ GpuList list_gpus() {
 
 void check_gpu(int index) {
   const GpuList list = list_gpus();
-  require(!list.gpus.empty(), "there is no GPU that can be used: {}; run.device = \"cpu\" works",
-          list.why);
+  require(
+      !list.gpus.empty(),
+      "there is no GPU that can be used: {}; the CPU can: run.device = \"cpu\", or --device=cpu "
+      "of eval and generate",
+      list.why);
   require(index >= 0 && index < std::ssize(list.gpus), "there is no GPU {}: {} can be seen", index,
           list.gpus.size());
   const GpuInfo& gpu = list.gpus[static_cast<size_t>(index)];

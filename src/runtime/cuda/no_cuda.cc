@@ -13,7 +13,7 @@ GpuList list_gpus() {
 void check_gpu(int /*index*/) {
   user_error(
       "this program was built without CUDA, so it cannot run on a GPU; build it where nvcc 13 is, "
-      "or set run.device = \"cpu\"");
+      "or compute on the CPU: run.device = \"cpu\", or --device=cpu of eval and generate");
 }
 
 Backend make_cuda_backend(int index) {

@@ -1,0 +1,28 @@
+#include "ops/cache_append/cache_append.h"
+#include "ops/cache_append/cache_append_kernels.h"
+#include "ops/cuda/context.h"
+
+namespace tessera {
+namespace {
+
+void cache_append(const Operator& /*op*/, const KernelArgs& args) {
+  const Tensor& rows = args.in(0);
+  const Tensor& cache = args.out(0);
+  if (!cache) return;
+  cuda::launch_cache_append({.dtype = rows.dtype,
+                             .num_rows = rows.shape[0],
+                             .width = rows.shape[1],
+                             .capacity = cache.shape[0],
+                             .rows = rows.data,
+                             .start = args.in(1).as<int32_t>(),
+                             .cache = cache.data},
+                            cuda::stream_of(args));
+}
+
+}  // namespace
+
+void add_cache_append_cuda(KernelTable& table) {
+  table["cache_append"] = cache_append;
+}
+
+}  // namespace tessera

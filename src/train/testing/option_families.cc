@@ -1,0 +1,150 @@
+#include "train/testing/option_families.h"
+
+#include "train/verify.h"
+
+namespace tessera::testing {
+namespace {
+
+void use_latent_attention(Settings& s) {
+  s.model.attention = AttentionKind::kLatent;
+  s.model.num_kv_heads = 0;
+  s.model.latent = {
+      .query_rank = 24, .kv_rank = 16, .nope_size = 32, .rope_size = 16, .value_size = 32};
+}
+
+void scale_rope(Settings& s, RopeScaling scaling) {
+  s.model.rope.scaling = scaling;
+  s.model.rope.factor = 4;
+  s.model.rope.original_length = 8;
+  s.model.rope.max_length = 8;
+}
+
+// clang-format off
+constexpr OptionFamily kFamilies[] = {
+    {"plain", [](Settings&) {}},
+    // The layers.
+    {"dense", [](Settings& s) { s.model.moe.num_experts = 0; }},
+    {"some_dense", [](Settings& s) { s.model.num_layers = 3; s.model.moe.first_dense_layers = 1;
+                                     s.model.moe.dense_layers = {2}; }},
+    {"gelu_with_biases", [](Settings& s) { s.model.activation = Activation::kGelu;
+                                           s.model.qkv_bias = s.model.output_bias = true;
+                                           s.model.mlp_bias = true;
+                                           s.model.moe.first_dense_layers = 1; }},
+    {"own_head", [](Settings& s) { s.model.tie_embeddings = false; }},
+    {"padding_token", [](Settings& s) { s.model.padding_token = 3; }},
+    {"predicted_tokens", [](Settings& s) { s.model.mtp_layers = 2; }},
+    // Attention.
+    {"window", [](Settings& s) { s.model.window = 5; }},
+    {"window_layers", [](Settings& s) { s.model.window = 5; s.model.window_layers = {1}; }},
+    {"head_norm", [](Settings& s) { s.model.qk_norm = QkNorm::kHead; }},
+    {"all_heads_norm", [](Settings& s) { s.model.qk_norm = QkNorm::kAll; }},
+    {"odd_heads", [](Settings& s) { s.model.head_size = 10; }},
+    {"part_of_a_head_rotated", [](Settings& s) { s.model.rope.fraction = 0.5;
+                                                 s.model.rope.interleaved = true; }},
+    {"linear_rope", [](Settings& s) { scale_rope(s, RopeScaling::kLinear); }},
+    {"dynamic_rope", [](Settings& s) { scale_rope(s, RopeScaling::kDynamic); }},
+    {"yarn", [](Settings& s) { scale_rope(s, RopeScaling::kYarn); }},
+    {"llama3_rope", [](Settings& s) { scale_rope(s, RopeScaling::kLlama3); }},
+    {"latent_attention", use_latent_attention},
+    {"latent_attention_whole_queries", [](Settings& s) { use_latent_attention(s);
+                                                         s.model.latent.query_rank = 0; }},
+    // Experts.
+    {"probabilities_late", [](Settings& s) { s.model.moe.memory_efficient = false; }},
+    {"block_sparse", [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse;
+                                       s.model.moe.block_size = 16; }},
+    {"experts_of_many_sizes", [](Settings& s) { s.model.moe.inner_sizes = {64, 8, 24, 128}; }},
+    {"block_sparse_of_many_sizes", [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse;
+                                                     s.model.moe.block_size = 8;
+                                                     s.model.moe.inner_sizes = {64, 8, 24, 128}; }},
+    {"odd_experts", [](Settings& s) { s.model.moe.inner_size = 13; }},
+    {"shared_expert", [](Settings& s) { s.model.moe.shared_inner_size = 32; }},
+    {"gated_shared_expert", [](Settings& s) { s.model.moe.shared_inner_size = 32;
+                                              s.model.moe.shared_gate = true; }},
+    {"latent_experts", [](Settings& s) { s.model.moe.latent_size = 32; }},
+    // The router.
+    {"sigmoid_groups_bias", [](Settings& s) { s.model.moe.num_experts = 8;
+                                              s.model.moe.score = ScoreFunction::kSigmoid;
+                                              s.model.moe.num_groups = 4;
+                                              s.model.moe.top_groups = 2;
+                                              s.model.moe.score_scale = 1.5;
+                                              s.model.moe.bias_update_speed = 0.01; }},
+    {"scores_after_top_k", [](Settings& s) { s.model.moe.score_order = ScoreOrder::kAfterTopK; }},
+    {"not_normalized", [](Settings& s) { s.model.moe.normalize_top_k = false;
+                                         s.model.moe.z_loss_coefficient = 0.01; }},
+    {"forced_balance", [](Settings& s) { s.model.moe.force_balanced = true; }},
+    {"balance_of_sequences",
+     [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kSequence; }},
+    {"balance_of_the_global_batch",
+     [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kGlobalBatch; }},
+    {"balance_of_the_model", [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kModel;
+                                               s.model.moe.balance_group_size = 2; }},
+    // Capacities.
+    {"capacity_by_probability", [](Settings& s) { s.model.moe.capacity_factor = 0.8;
+                                                  s.model.vocab_size = 4000; }},
+    {"capacity_by_position", [](Settings& s) { s.model.moe.capacity_factor = 0.8;
+                                               s.model.moe.drop_policy = DropPolicy::kPosition; }},
+    {"capacity_of_the_micro_batch",
+     [](Settings& s) { s.model.moe.capacity_factor = 1.0;
+                       s.model.moe.drop_policy = DropPolicy::kPosition;
+                       s.model.moe.capacity_scope = CapacityScope::kSequence; }},
+    {"capacity_of_groups", [](Settings& s) { s.model.moe.capacity_factor = 0.8;
+                                             s.model.moe.drop_policy = DropPolicy::kPosition;
+                                             s.model.moe.capacity_group_size = 2; }},
+    {"padded_to_capacity", [](Settings& s) { s.model.moe.capacity_factor = 1.3;
+                                             s.model.moe.drop_policy = DropPolicy::kPosition;
+                                             s.model.moe.pad_to_capacity = true; }},
+    {"block_sparse_with_capacity",
+     [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse;
+                       s.model.moe.block_size = 16;
+                       s.model.moe.capacity_factor = 0.8;
+                       s.model.moe.drop_policy = DropPolicy::kPosition; }},
+    {"gathering_dispatcher_with_capacity",
+     [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kAllGather;
+                       s.model.moe.capacity_factor = 0.8;
+                       s.model.moe.drop_policy = DropPolicy::kPosition; }},
+    // Data and training.
+    {"documents_apart", [](Settings& s) { s.data.split_documents = true; }},
+    {"best_fit_packing", [](Settings& s) { s.data.split_documents = true;
+                                           s.data.packing = Packing::kBestFit; }},
+    {"recompute_all", [](Settings& s) { s.train.recompute = {"all"};
+                                        s.model.moe.shared_inner_size = 32; }},
+    {"recompute_some", [](Settings& s) { s.train.recompute = {"attn_norm", "expert_in"}; }},
+    {"split_weight_gradients", [](Settings& s) { s.parallel.split_weights = true; }},
+    {"clipped", [](Settings& s) { s.train.max_grad_norm = 0.1; s.adamw.weight_decay = 0.2; }},
+    {"not_clipped", [](Settings& s) { s.train.max_grad_norm = 0; s.adamw.decay_all = true; }},
+    {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
+};
+// clang-format on
+
+}  // namespace
+
+void PrintTo(const OptionFamily& family, std::ostream* out) {
+  *out << family.name;
+}
+
+std::span<const OptionFamily> option_families() {
+  return kFamilies;
+}
+
+Settings settings_of(const OptionFamily& family) {
+  Settings settings;
+  settings.model.vocab_size = 101;
+  settings.model.hidden_size = 64;
+  settings.model.num_layers = 2;
+  settings.model.num_heads = 4;
+  settings.model.num_kv_heads = 2;
+  settings.model.head_size = 64;
+  settings.model.inner_size = 48;
+  settings.model.init_deviation = 0.2;
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 64};
+  settings.data.sequence_length = 40;
+  settings.train.micro_batch = 2;
+  settings.train.global_batch = 4;
+  settings.adamw.eps = 1e-3;
+  settings.schedule = {.kind = ScheduleKind::kConstant, .peak_lr = 1e-2};
+  settings = without_data(std::move(settings));
+  family.change(settings);
+  return settings;
+}
+
+}  // namespace tessera::testing
