@@ -109,6 +109,8 @@ class BoundBlock {
   }
 
   const DerivedProgram& program() const { return program_; }
+  int64_t saved_bytes() const { return saved_.num_bytes(); }
+  int64_t transient_bytes() const { return transient_.num_bytes(); }
   void zero_gradients() { weights_.zero_gradients(); }
   void run_forward(const NodeObserver& observer) { program_.forward.run(forward_, observer); }
   void run_backward(const NodeObserver& observer) { program_.backward.run(backward_, observer); }
@@ -205,7 +207,22 @@ class BoundBlock {
   Bindings forward_, backward_;
 };
 
-double time_pass(Device& device, const std::function<void()>& run) {
+/// Puts zeros in the place of whatever a GPU's cache holds.
+class CacheFlush {
+ public:
+  explicit CacheFlush(Device& device)
+      : device_(device),
+        zeros_(device.is_host() ? 0 : kBytes, "zeros that clear the cache", device) {}
+  void run() { device_.zero(zeros_.data(), zeros_.num_bytes()); }
+
+ private:
+  static constexpr int64_t kBytes = int64_t{256} << 20;  // several times any GPU's L2
+  Device& device_;
+  Buffer zeros_;
+};
+
+double time_pass(Device& device, CacheFlush& flush, const std::function<void()>& run) {
+  flush.run();
   device.synchronize();
   const auto start = Clock::now();
   run();
@@ -235,12 +252,15 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
                           .tokens = shape.num_tokens,
                           .matrix_peak = measure_matrix_peak(backend, shape.dtype)};
   BoundBlock block(request.settings, request.block, backend);
+  CacheFlush flush(device);
+  result.saved_bytes = block.saved_bytes();
+  result.transient_bytes = block.transient_bytes();
   result.forward.flops = block.program().forward.program().cost().flops;
   result.backward.flops = block.program().model_flops - result.forward.flops;
   for (int64_t i = 0; i < request.warmup + request.runs; ++i) {
     block.zero_gradients();
-    const double forward = time_pass(device, [&] { block.run_forward({}); });
-    const double backward = time_pass(device, [&] { block.run_backward({}); });
+    const double forward = time_pass(device, flush, [&] { block.run_forward({}); });
+    const double backward = time_pass(device, flush, [&] { block.run_backward({}); });
     if (i < request.warmup) continue;
     result.forward.seconds.push_back(forward);
     result.backward.seconds.push_back(backward);
