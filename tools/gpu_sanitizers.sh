@@ -53,6 +53,7 @@ mkdir -p "$logs"
 export logs
 [ -n "$out" ] || trap 'rm -rf "$logs"' EXIT
 
+# shellcheck disable=SC2317
 # Leaves the result of a test under a tool in a file: clean, errors, failed or unfinished.
 run_test() {
   local tool=$1 test=$2 log code=0 result
