@@ -39,7 +39,8 @@ struct LayerBenchResult {
 };
 
 /// Times a block of the first layer that has it, forward and backward, with initial weights; the
-/// backward pass gives the gradients of the hidden state and of all weights. On a GPU each pass
+/// backward pass gives the gradients of the hidden state and, written rather than added to others,
+/// of all weights. On a GPU each pass
 /// begins with none of its data in the cache. Throws UserError as training would, and where no
 /// layer has the block.
 LayerBenchResult bench_layer(const LayerBenchRequest& request);
