@@ -2,7 +2,6 @@
 """Times the MoE layers of other libraries on one GPU, forward and backward, as hf_layer.py does that of transformers.
 
 usage: moe_rivals.py liger|torchtitan|megablocks|megatron qwen3|fine|mixtral [--runs 5] [--warmup 2] [--json]
-       moe_rivals.py --list
 
 liger:      Liger-Kernel's fused experts (Triton) behind transformers' router; tunes its kernels first, for minutes;
 torchtitan: its MoE module, run without torch.compile;
@@ -14,7 +13,6 @@ each is installed is in README.md beside this file. A library that is missing or
 import argparse
 import importlib.metadata
 import os
-import sys
 
 import torch
 
@@ -94,9 +92,6 @@ RIVALS = {rival.__name__: rival for rival in (liger, torchtitan, megablocks, meg
 
 
 def main():
-    if sys.argv[1:] == ["--list"]:
-        print(" ".join(RIVALS))
-        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rival", choices=RIVALS)
     parser.add_argument("shape", choices=layer_timing.SHAPES)

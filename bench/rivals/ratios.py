@@ -108,8 +108,7 @@ def layer_rows(build):
                    f"of {ours['matrix_peak_tflops']:.0f} of a large product")
 
 
-def rivals_rows(build):
-    names = (run([sys.executable, HERE / "moe_rivals.py", "--list"]) or "").split()
+def rivals_rows(build, names):
     for layer, (shape, *_) in LAYERS.items():
         for name in names:
             theirs = from_json(run([sys.executable, HERE / "moe_rivals.py", name, shape, "--json"]))
@@ -204,7 +203,8 @@ def kernels_rows(build):
             shape = f" ({heading[0]})" if heading else shape
             found = re.match(r" *(\S.*?)  +(.*?) +([\d.]+) %( of a copy)?$", line)
             if found:
-                yield f"kernel {found[1]}{shape}, share of {ceiling}", float(found[3]) / 100, least, found[2]
+                note = re.sub(r"^([\d.]+) +(\d+)$", r"\1 us, \2 GB/s", found[2])
+                yield f"kernel {found[1]}{shape}, share of {ceiling}", float(found[3]) / 100, least, " ".join(note.split())
 
 
 PARTS = {"step": step_rows, "layer": layer_rows, "rivals": rivals_rows, "memory": memory_rows, "grouped": grouped_rows,
@@ -215,6 +215,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parent.parent / "build")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
+    parser.add_argument("--rivals", default="torchtitan,megablocks,megatron,liger", help="of moe_rivals.py, by commas")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the rows")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(PARTS)
@@ -223,7 +224,8 @@ def main():
     rows = []
     print("| what | measured | target | |\n|---|---|---|---|")
     for part in options.only.split(","):
-        for row in PARTS[part](options.build):
+        more = [options.rivals.split(",")] if part == "rivals" else []
+        for row in PARTS[part](options.build, *more):
             what, measured, target, note = row
             print(f"| {what} | {measured:.4g} | {'' if target is None else f'{target:.4g}'} | {note} |", flush=True)
             rows.append(row)
