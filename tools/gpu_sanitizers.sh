@@ -96,7 +96,11 @@ for suite in $(cut -d . -f 1 <<< "$tests" | uniq); do
   done
   echo
 done
-echo "$(wc -l <<< "$tests") tests, $SECONDS s"
+echo "$(wc -l <<< "$tests") tests, $SECONDS s, at most $limit s each"
+for tool in $tools; do
+  unfinished=$(cd "$logs" && grep -l unfinished "$tool".*.result 2> /dev/null | sed "s/^$tool\.//; s/\.result$//") || true
+  [ -z "$unfinished" ] || echo "unfinished under $tool: ${unfinished//$'\n'/ }"
+done
 [ "$bad" = 1 ] || exit 0
 
 for result in "$logs"/*.result; do
