@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the kernels for GPUs cost a build: CPU seconds by source, the number of kernels, and the program's size.
 
-usage: tools/build_report.py [--build build] [--seconds] [--slowest 10]
+usage: tools/build_report.py [--build build] [--seconds]
 
 Needs a build tree with CUDA in which the target tessera is up to date. --seconds compiles every source of the library
 tessera_cuda anew, one at a time and without a cache, into a temporary folder: CPU time of the compiler and all that it
@@ -45,10 +45,11 @@ def cpu_seconds():
 def library_sources(build):
     """By source of the library its entry of compile_commands.json."""
     entries = json.loads((build / "compile_commands.json").read_text())
-    return {entry["file"]: entry for entry in entries if "/tessera_cuda.dir/" in entry["command"]}
+    own = {entry["file"]: entry for entry in entries if "/tessera_cuda.dir/" in entry["command"]}
+    return dict(sorted(own.items(), key=lambda item: (not item[0].endswith(".cu"), item[0])))
 
 
-def report_seconds(sources, slowest):
+def report_seconds(sources):
     times = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, entry in sources.items():
@@ -56,11 +57,10 @@ def report_seconds(sources, slowest):
             subprocess.run(compile_into(entry["command"], folder)[0], cwd=entry["directory"], check=True,
                            stderr=subprocess.DEVNULL)
             times[name] = cpu_seconds() - before
+            print(f"{times[name]:7.1f} s  {name[name.index('/src/') + 1:]}", flush=True)
     for kind, suffix in (("kernels (.cu)", ".cu"), ("host parts (.cc)", ".cc")):
         part = [seconds for name, seconds in times.items() if name.endswith(suffix)]
         print(f"{kind}: {len(part)} files, {sum(part):.0f} s of CPU time")
-    for name in sorted(times, key=times.get, reverse=True)[:slowest]:
-        print(f"  {times[name]:6.1f} s  {name[name.index('/src/') + 1:]}")
 
 
 def count_kernels(build):
@@ -100,14 +100,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
     parser.add_argument("--seconds", action="store_true", help="compile the sources and time that")
-    parser.add_argument("--slowest", type=int, default=10, help="sources to list")
     options = parser.parse_args()
     build = options.build.resolve()
     sources = library_sources(build)
     if not any(name.endswith(".cu") for name in sources):
         parser.error(f"{build} was configured without CUDA; nvcc 13 has to be found, see scripts/build.sh")
     if options.seconds:
-        report_seconds(sources, options.slowest)
+        report_seconds(sources)
     print(f"kernels: {count_kernels(build)}")
     with tempfile.TemporaryDirectory() as folder:
         for name, program in (("with CUDA", build / "tessera"), ("without CUDA", link_without_cuda(build, folder))):
