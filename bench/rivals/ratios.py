@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """Runs Tessera and its rivals by turns on one GPU and prints the table of ratios.
 
-usage: ratios.py [--build build] [--only step,grouped,attention] [--json FILE]
+usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,attention,kernels] [--json FILE]
 
 step:       a training step of four micro-batches of 4 x 4096 tokens, `tessera bench` (FP32 master weights, moments and
             gradient sums) beside Hugging Face's (BF16 throughout, hf_step.py), and real routing beside forced balance;
+layer:      a whole MoE layer, forward and backward, of 32,768 tokens beside Hugging Face's (hf_layer.py);
+rivals:     the same beside what else is installed, and which of it is not (moe_rivals.py);
+memory:     what a layer keeps for its backward pass, beside the formula of MegaScale-MoE (section 4.1), for the values
+            that it names as cheap to compute again, and what that costs a step;
 grouped:    the grouped products of the experts beside torch._grouped_mm (grouped_mm.py);
-attention:  beside cuDNN's through PyTorch (attention_torch.py).
-Each program is a process of its own; a failure is told and its rows are left out.
+attention:  beside cuDNN's through PyTorch (attention_torch.py);
+kernels:    each kernel's share of its ceiling in the same run: a copy's bandwidth, or a large product's rate.
+A target is the least that is wanted. Each program is a process of its own; a failure is told and its rows are left out.
 """
 import argparse
+import functools
 import json
 import math
 import pathlib
@@ -22,6 +28,18 @@ STEPS = {
     "Qwen3-30B-A3B, 8 layers": ("qwen3", ["--model.preset=qwen3-30b-a3b", "--model.num_layers=8"], 2.0),
     "Mixtral 8x7B, 2 layers": ("mixtral", ["--model.preset=mixtral-8x7b", "--model.num_layers=2"], 1.35),
 }
+# name: hf_layer.py's name, ours, least over Hugging Face's, least TFLOPS forward and backward
+LAYERS = {
+    "Qwen3-30B-A3B": ("qwen3", ["--model.preset=qwen3-30b-a3b"], 1.5, 500, 500),
+    "fine-grained": ("fine", ["--model.preset=qwen3-30b-a3b", "--model.hidden_size=1536", "--moe.inner_size=256"],
+                     None, 420, 450),
+    "Mixtral 8x7B": ("mixtral", ["--model.preset=mixtral-8x7b"], None, None, None),
+}
+LAYER_BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
+               "--train.precision=bf16"]
+# Values that kernels bound by memory make, and from which others that must be kept for that.
+CHEAP = {"attn_norm": "hidden_mid", "mlp_norm": "hidden_mid", "q_rotated": "q", "k_rotated": "k",
+         "expert_in": "hidden_mid", "expert_act": "expert_pre"}
 BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=4", "--train.global_batch=16",
          "--train.precision=bf16"]
 
@@ -29,7 +47,11 @@ BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.mic
 def run(command):
     """The standard output, or None after saying what failed."""
     print("+ " + " ".join(map(str, command)), file=sys.stderr, flush=True)
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+    try:
+        done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        print(f"  {error}", file=sys.stderr)
+        return None
     if done.returncode != 0:
         print(f"  ended with code {done.returncode}", file=sys.stderr)
         return None
@@ -58,10 +80,125 @@ def step_rows(build):
                    0.95, f"{1e3 * ours['median_seconds']:.1f} ms and {1e3 * balanced['median_seconds']:.1f} ms")
 
 
+@functools.cache
+def bench_layer(build, layer):
+    shape = LAYERS[layer][1]
+    return from_json(run([build / "tessera", "bench", "--layer=moe", "--json", *shape, *LAYER_BATCH]))
+
+
+def seconds(layer):
+    return layer["forward"]["median_seconds"] + layer["backward"]["median_seconds"]
+
+
+def compare_layers(layer, ours, theirs, target):
+    """The row of a layer beside a rival's."""
+    times = [1e3 * run[part]["median_seconds"] for run in (ours, theirs) for part in ("forward", "backward")]
+    return (f"MoE layer, {layer}: forward + backward over {theirs['who']}'s", seconds(theirs) / seconds(ours), target,
+            "ms forward and backward: {:.2f} and {:.2f}, theirs {:.2f} and {:.2f}".format(*times))
+
+
+def layer_rows(build):
+    for layer, (rival, _, over_rival, *tflops) in LAYERS.items():
+        ours = bench_layer(build, layer)
+        theirs = from_json(run([sys.executable, HERE / "hf_layer.py", rival, "--json"]))
+        if ours and theirs:
+            yield compare_layers(layer, ours, theirs, over_rival)
+        for part, least in zip(("forward", "backward"), tflops if ours else ()):
+            yield (f"MoE layer, {layer}: TFLOPS {part}", ours[part]["tflops"], least,
+                   f"of {ours['matrix_peak_tflops']:.0f} of a large product")
+
+
+def rivals_rows(build, names):
+    for layer, (shape, *_) in LAYERS.items():
+        for name in names:
+            theirs = from_json(run([sys.executable, HERE / "moe_rivals.py", name, shape, "--json"]))
+            ours = bench_layer(build, layer)
+            if ours and theirs:
+                yield compare_layers(layer, ours, theirs, None)
+
+
+def kept_bytes(build, shape, *more):
+    """What one MoE layer keeps for its backward pass: what the third of them adds."""
+    totals = []
+    for layers in (2, 3):
+        memory = from_json(run([build / "tessera", "inspect", "--memory", "--json", *shape, *BATCH,
+                                f"--model.num_layers={layers}", "--run.device=cuda", *more]))
+        if memory is None:
+            return None
+        totals.append(memory["saved activations"] + memory["hidden states"])
+    return totals[1] - totals[0]
+
+
+def formula_bytes(build, shape):
+    """MegaScale-MoE's sums for all activations of a layer and for those that it keeps, in BF16, on one GPU; its queries
+    are as wide as the hidden state, here they are `wide` times that."""
+    text = run([build / "tessera", "inspect", "--program", *shape, *BATCH, "--model.num_layers=1", "--run.device=cuda"])
+    if text is None:
+        return None
+    dim = lambda pattern: [int(size) for size in re.search(pattern, text).groups()]
+    tokens, hidden = dim(r":hidden \w+ \[(\d+), (\d+)\]")
+    wide, narrow = dim(r":q \w+ \[\d+, (\d+)\]")[0] / hidden, dim(r":k \w+ \[\d+, (\d+)\]")[0] / hidden
+    top_k, inner = dim(r":probs \w+ \[\d+, (\d+)\]")[0], dim(r":expert_act \w+ \[[^,]*, (\d+)\]")[0] / hidden
+    everything = 2 + 2 * top_k + 3 * top_k * inner + 7 + 5 * wide + 5 * narrow
+    kept = 2 * top_k * inner + 2 + 2 * wide + 2 * narrow
+    return 2 * tokens * hidden * everything, 2 * tokens * hidden * kept
+
+
+def cheap_values(build, shape):
+    """Those of CHEAP that a layer keeps unless told otherwise."""
+    text = run([build / "tessera", "inspect", "--program", *shape, *BATCH, "--model.num_layers=1", "--run.device=cuda"])
+    kept = set(re.findall(r"%\d+:(\S+) \w+ \[[^\]]*\] \*", text or ""))
+    return [name for name, source in CHEAP.items() if {name, source} <= kept]
+
+
+def memory_rows(build):
+    for name, (_, shape, _) in STEPS.items():
+        again = "--train.recompute=" + json.dumps(cheap_values(build, shape))
+        plain, late, chosen = (kept_bytes(build, shape, *more)
+                               for more in ((), ("--moe.memory_efficient=false",), (again,)))
+        formulas = formula_bytes(build, shape)
+        if None in (plain, late, chosen, formulas):
+            continue
+        everything, kept = formulas
+        gib = lambda size: f"{size / 2**30:.3f} GiB"
+        yield (f"memory, {name}: part of a layer's activations by the papers' formula that is not kept",
+               1 - chosen / everything, 0.45, f"{gib(chosen)} kept of {gib(everything)}; by the formula {gib(kept)}")
+        yield (f"memory, {name}: the same of what the backward pass without any choice needs", 1 - chosen / late, None,
+               f"of {gib(late)}; with the probability early and nothing computed again {gib(plain)}")
+        yield f"memory, {name}: the papers' formula over what is kept", kept / chosen, 0.98, ""
+        steps = [bench_step(build, shape, *more) for more in (("--moe.memory_efficient=false",), (), (again,))]
+        for what, step in zip(("the probability early", "cheap values computed again"), steps[1:]):
+            if step and steps[0]:
+                yield (f"memory, {name}: step time of keeping everything over that with {what}",
+                       steps[0]["median_seconds"] / step["median_seconds"], 0.995,
+                       f"{1e3 * steps[0]['median_seconds']:.1f} and {1e3 * step['median_seconds']:.1f} ms, "
+                       f"{steps[0]['memory_used'] / 1e9:.1f} and {step['memory_used'] / 1e9:.1f} GB in use")
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def grouped_rows(build):
     text = run([sys.executable, HERE / "grouped_mm.py", build / "bench" / "libgrouped_cuda.so"]) or ""
-    for product, mean, least in re.findall(r"^(\S+): geometric mean ([\d.]+) .*least ([\d.]+)", text, re.MULTILINE):
-        yield f"grouped product {product} over torch._grouped_mm", float(mean), 1.10, f"least {least} (target 0.97)"
+    rates, ratios = {}, {}
+    for line in text.splitlines():
+        entry = json.loads(line) if line.startswith("{") else {}
+        for product, rate in entry.get("tflops", {}).items():
+            if product != "torch":
+                rates.setdefault(product, {}).setdefault(entry["shape"], {})[entry["skewed"]] = rate
+                ratios.setdefault(product, []).append(rate / entry["tflops"]["torch"])
+    cells = [ratio for product, values in ratios.items() if product != "wgrad+=" for ratio in values]
+    if cells:
+        yield (f"grouped products over torch._grouped_mm, geometric mean of {len(cells)} cells", geometric_mean(cells),
+               1.10, "")
+        yield "  the least of them", min(cells), 0.97, f"{sum(ratio < 0.97 for ratio in cells)} are below 0.97"
+    for product, values in ratios.items():
+        skewed = [rate[True] / rate[False] for rate in rates[product].values() if len(rate) == 2]
+        yield f"grouped product {product} over torch._grouped_mm", geometric_mean(values), None, f"least {min(values):.3f}"
+        if skewed:
+            yield (f"grouped product {product}, skewed routing over balanced", geometric_mean(skewed), 0.95,
+                   f"least {min(skewed):.3f}")
 
 
 def attention_rows(build):
@@ -72,28 +209,47 @@ def attention_rows(build):
         for part, ratio in entry.get("over torch", {}).items():
             ratios.setdefault((entry["who"], part), []).append(ratio)
     for (who, part), values in ratios.items():
-        mean = math.exp(sum(map(math.log, values)) / len(values))
-        yield f"attention {part}, {who}, over PyTorch's", mean, None, f"least {min(values):.2f} of {len(values)} shapes"
+        yield f"attention {part}, {who}, over PyTorch's", geometric_mean(values), None, f"least {min(values):.2f} of {len(values)} shapes"
 
 
-PARTS = {"step": step_rows, "grouped": grouped_rows, "attention": attention_rows}
+def kernels_rows(build):
+    for program, ceiling, least in (("elementwise_cuda_bench", "a copy's bandwidth", 0.85),
+                                    ("routing_cuda_bench", "a copy's bandwidth", 0.85),
+                                    ("products_cuda_bench", "a large product's rate", None)):
+        shape = ""
+        for line in (run([build / "bench" / program]) or "").splitlines():
+            heading = re.match(r"T \d.*", line)
+            shape = f" ({heading[0]})" if heading else shape
+            found = re.match(r" *(\S.*?)  +(.*?) +([\d.]+) %( of a copy)?$", line)
+            if found:
+                note = re.sub(r"^([\d.]+) +(\d+)$", r"\1 us, \2 GB/s", found[2])
+                yield f"kernel {found[1]}{shape}, share of {ceiling}", float(found[3]) / 100, least, " ".join(note.split())
+
+
+PARTS = {"step": step_rows, "layer": layer_rows, "rivals": rivals_rows, "memory": memory_rows, "grouped": grouped_rows,
+         "attention": attention_rows, "kernels": kernels_rows}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parent.parent / "build")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
+    parser.add_argument("--rivals", default="torchtitan,megablocks,megatron,liger", help="of moe_rivals.py, by commas")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the rows")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(PARTS)
     if unknown:
         parser.error(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}")
-    rows = [row for part in options.only.split(",") for row in PARTS[part](options.build)]
-    print("| what | ratio | target | |\n|---|---|---|---|")
-    for what, ratio, target, note in rows:
-        print(f"| {what} | {ratio:.3f} | {'' if target is None else f'{target:.2f}'} | {note} |")
+    rows = []
+    print("| what | measured | target | |\n|---|---|---|---|")
+    for part in options.only.split(","):
+        more = [options.rivals.split(",")] if part == "rivals" else []
+        for row in PARTS[part](options.build, *more):
+            what, measured, target, note = row
+            print(f"| {what} | {measured:.4g} | {'' if target is None else f'{target:.4g}'} | {note} |", flush=True)
+            rows.append(row)
     if options.json:
-        keys = ("what", "ratio", "target", "note")
+        keys = ("what", "measured", "target", "note")
         options.json.write_text(json.dumps([dict(zip(keys, row)) for row in rows], indent=1) + "\n")
 
 

@@ -56,6 +56,8 @@ nlohmann::json to_json(const LayerBenchResult& result) {
           {"matrix_peak_tflops", result.matrix_peak / 1e12},
           {"forward", to_json(result.forward)},
           {"backward", to_json(result.backward)},
+          {"saved_bytes", result.saved_bytes},
+          {"transient_bytes", result.transient_bytes},
           {"expert_load", result.expert_load}};
 }
 
@@ -80,6 +82,8 @@ void print(const LayerBenchResult& result, const std::string& block, DType dtype
   if (!result.expert_load.empty()) std::cout << describe_load(result.expert_load);
   print_pass("forward", result.forward, result.matrix_peak);
   print_pass("backward", result.backward, result.matrix_peak);
+  std::cout << fmt::format("kept for the backward pass: {}, working memory: {}\n",
+                           format_bytes(result.saved_bytes), format_bytes(result.transient_bytes));
   std::cout << "by operator, forward:\n";
   print_operators(result.forward.operators);
   std::cout << "backward:\n";

@@ -1,8 +1,10 @@
 #include "train/bench_layer.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "core/host_tensor.h"
@@ -54,14 +56,18 @@ std::vector<ParameterSpec> list_weights(const ModelConfig& config, DType dtype,
 }
 
 void fill_with_noise(const Tensor& tensor, uint64_t seed) {
+  constexpr int64_t kBlock = 4096;
   const HostTensor host(tensor, HostTensor::Access::kWrite);
-  Random random(seed, 1);
-  for (int64_t i = 0; i < tensor.num_elements(); ++i) {
-    const auto value = static_cast<float>(random.next_normal());
+  const int64_t size = tensor.num_elements();
+#pragma omp parallel for schedule(static)
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    std::array<float, kBlock> values{};
+    const auto block = std::span(values).first(static_cast<size_t>(std::min(kBlock, size - begin)));
+    fill_normal(block, seed, static_cast<uint64_t>(begin), 1.0F);
     if (tensor.dtype == DType::kBF16) {
-      host.get().as<Bf16>()[i] = Bf16(value);
+      std::ranges::transform(block, host.get().as<Bf16>() + begin, [](float x) { return Bf16(x); });
     } else {
-      host.get().as<float>()[i] = value;
+      std::ranges::copy(block, host.get().as<float>() + begin);
     }
   }
   host.store();
@@ -109,8 +115,10 @@ class BoundBlock {
   }
 
   const DerivedProgram& program() const { return program_; }
-  void zero_gradients() { weights_.zero_gradients(); }
+  int64_t saved_bytes() const { return saved_.num_bytes(); }
+  int64_t transient_bytes() const { return transient_.num_bytes(); }
   void run_forward(const NodeObserver& observer) { program_.forward.run(forward_, observer); }
+  /// As a step's first micro-batch: gradients of weights are written, not added to others.
   void run_backward(const NodeObserver& observer) { program_.backward.run(backward_, observer); }
   std::vector<double> expert_load() const {
     if (layout_.counts < 0) return {};
@@ -169,6 +177,11 @@ class BoundBlock {
       return weights_.find(prefix_ + name).grad;
     });
     bind_rest(program_.backward, backward_);
+    const std::vector<Value>& values = program_.backward.program().values();
+    for (size_t id = 0; id < values.size(); ++id) {
+      if (values[id].kind == ValueKind::kAccumulator)
+        backward_.unset.push_back(static_cast<ValueId>(id));
+    }
     const std::vector<Link>& grads = program_.derived.grad_outputs;
     fill_with_noise(at(backward_, backward_of(grads, layout_.hidden_out)), 2);
     if (!has_experts()) return;
@@ -205,7 +218,22 @@ class BoundBlock {
   Bindings forward_, backward_;
 };
 
-double time_pass(Device& device, const std::function<void()>& run) {
+/// Puts zeros in the place of whatever a GPU's cache holds.
+class CacheFlush {
+ public:
+  explicit CacheFlush(Device& device)
+      : device_(device),
+        zeros_(device.is_host() ? 0 : kBytes, "zeros that clear the cache", device) {}
+  void run() { device_.zero(zeros_.data(), zeros_.num_bytes()); }
+
+ private:
+  static constexpr int64_t kBytes = int64_t{256} << 20;  // several times any GPU's L2
+  Device& device_;
+  Buffer zeros_;
+};
+
+double time_pass(Device& device, CacheFlush& flush, const std::function<void()>& run) {
+  flush.run();
   device.synchronize();
   const auto start = Clock::now();
   run();
@@ -235,12 +263,14 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
                           .tokens = shape.num_tokens,
                           .matrix_peak = measure_matrix_peak(backend, shape.dtype)};
   BoundBlock block(request.settings, request.block, backend);
+  CacheFlush flush(device);
+  result.saved_bytes = block.saved_bytes();
+  result.transient_bytes = block.transient_bytes();
   result.forward.flops = block.program().forward.program().cost().flops;
   result.backward.flops = block.program().model_flops - result.forward.flops;
   for (int64_t i = 0; i < request.warmup + request.runs; ++i) {
-    block.zero_gradients();
-    const double forward = time_pass(device, [&] { block.run_forward({}); });
-    const double backward = time_pass(device, [&] { block.run_backward({}); });
+    const double forward = time_pass(device, flush, [&] { block.run_forward({}); });
+    const double backward = time_pass(device, flush, [&] { block.run_backward({}); });
     if (i < request.warmup) continue;
     result.forward.seconds.push_back(forward);
     result.backward.seconds.push_back(backward);

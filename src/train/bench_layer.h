@@ -32,13 +32,17 @@ struct LayerBenchResult {
   int64_t tokens = 0;
   double matrix_peak = 0;  ///< FLOP/s of a large product, measured in the same run
   Pass forward, backward;
+  int64_t saved_bytes = 0;      ///< what the forward pass keeps for the backward pass
+  int64_t transient_bytes = 0;  ///< working memory of the two, one after the other
   /// Assignments to each expert, of an MoE block.
   std::vector<double> expert_load;
 };
 
 /// Times a block of the first layer that has it, forward and backward, with initial weights; the
-/// backward pass gives the gradients of the hidden state and of all weights. Throws UserError as
-/// training would, and where no layer has the block.
+/// backward pass gives the gradients of the hidden state and, written rather than added to others,
+/// of all weights. On a GPU each pass
+/// begins with none of its data in the cache. Throws UserError as training would, and where no
+/// layer has the block.
 LayerBenchResult bench_layer(const LayerBenchRequest& request);
 
 }  // namespace tessera

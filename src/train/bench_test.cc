@@ -69,6 +69,10 @@ TEST(BenchLayer, TimesABlockForwardAndBackward) {
     EXPECT_GT(result.forward.flops, rows * 3 * 2 * 32 * 32);
     EXPECT_LT(result.forward.flops, 1.5 * rows * 3 * 2 * 32 * 32);
     EXPECT_NEAR(result.backward.flops / result.forward.flops, 2, 0.3);
+    // At least gate and up of each row.
+    EXPECT_GT(result.saved_bytes,
+              static_cast<double>(dtype_size(settings.train.dtype())) * rows * 2 * 32);
+    EXPECT_GT(result.transient_bytes, 0);
     ASSERT_EQ(result.expert_load.size(), 4);
     EXPECT_EQ(std::accumulate(result.expert_load.begin(), result.expert_load.end(), 0.0), rows);
   }

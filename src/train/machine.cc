@@ -28,11 +28,11 @@ std::string processor_name() {
   return "unknown processor";
 }
 
-/// Zeros would draw less power than numbers do.
+/// Zeros, or rows that are alike, would draw less power than numbers do.
 void fill_with_noise(const Tensor& tensor) {
   const HostTensor host(tensor, HostTensor::Access::kWrite);
   Random random(1, 1);
-  std::vector<float> block(4096);
+  std::vector<float> block(65537);  // prime: no row begins where another does
   for (float& value : block) value = static_cast<float>(random.next_normal());
   for (int64_t i = 0; i < tensor.num_elements(); ++i) {
     const float value = block[static_cast<size_t>(i) % block.size()];
