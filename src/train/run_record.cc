@@ -117,6 +117,7 @@ RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps)
   run_thread_world(num_ranks, [&](World& world) {
     Settings own = settings;
     own.run.device = DeviceChoice::kCpu;  // what is recorded is read by the host
+    own.run.cuda_graphs = GraphMode::kAuto;
     own.train.precision = Precision::kF32;
     TrainingData data = open_training_data(own);
     Trainer trainer(std::move(own), std::move(data), world);

@@ -8,7 +8,8 @@
 
 namespace tessera::cuda {
 
-/// How attention runs on a GPU, for all its operators; kept in the context.
+/// How attention runs on a GPU, for all its operators; kept in the context. Whoever changes it
+/// after programs ran calls CudaContext::change_version().
 struct AttentionOptions {
   explicit AttentionOptions(CudaContext& /*context*/) {}
 
