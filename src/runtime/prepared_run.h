@@ -41,7 +41,7 @@ struct PreparedRun {
 /// The prepared runs of one program, by their bindings: the kCapacity that were used last.
 class PreparedRuns {
  public:
-  static constexpr size_t kCapacity = 1024;
+  static constexpr size_t kCapacity = 512;
 
   /// Null where the bindings are new.
   PreparedRun* find(const Bindings& bindings);
