@@ -27,7 +27,40 @@ void print_operators(const std::map<std::string, double>& operators) {
   std::cout << fmt::format("  {:<34} {:>9.2f} ms\n", "(all)", 1e3 * total);
 }
 
+nlohmann::json to_json(const LaunchCost& cost) {
+  return {{"operators", cost.num_operators},
+          {"gpu_operations", cost.num_operations},
+          {"host_seconds", cost.seconds},
+          {"host_seconds_per_operator", cost.per_operator()}};
+}
+
+nlohmann::json to_json(const GpuFeed& feed) {
+  nlohmann::json json = {{"one_by_one", to_json(feed.one_by_one)},
+                         {"graphs", nullptr},
+                         {"why_no_graph", feed.why_no_graph},
+                         {"host_waits", feed.num_waits},
+                         {"idle_share", feed.idle_share}};
+  if (feed.graphs) json["graphs"] = to_json(*feed.graphs);
+  return json;
+}
+
+std::string describe_feed(const GpuFeed& feed) {
+  std::string text =
+      fmt::format("host: {} operators of a step's programs, {:.2f} us each given one by one",
+                  feed.one_by_one.num_operators, 1e6 * feed.one_by_one.per_operator());
+  if (feed.graphs) {
+    text += fmt::format(", {:.2f} us with CUDA graphs ({} kernels and copies)",
+                        1e6 * feed.graphs->per_operator(), feed.graphs->num_operations);
+  }
+  if (!feed.why_no_graph.empty())
+    text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);
+  return text + fmt::format("\nGPU idle for {:.2f}% of a step; the host waits for it {} times\n",
+                            100 * feed.idle_share, feed.num_waits);
+}
+
 nlohmann::json to_json(const StepBenchResult& result) {
+  nlohmann::json gpu = nullptr;
+  if (result.gpu) gpu = to_json(*result.gpu);
   return {{"device", result.device},
           {"seconds", result.seconds},
           {"median_seconds", result.median()},
@@ -39,7 +72,8 @@ nlohmann::json to_json(const StepBenchResult& result) {
           {"memory_used", result.memory_used},
           {"memory_predicted", result.memory_predicted},
           {"parameters", result.parameters},
-          {"operators", result.operators}};
+          {"operators", result.operators},
+          {"gpu", gpu}};
 }
 
 nlohmann::json to_json(const LayerBenchResult::Pass& pass) {
@@ -161,6 +195,7 @@ int run_bench(const BenchArguments& arguments) {
       100.0 *
           (static_cast<double>(result.memory_used) / static_cast<double>(result.memory_predicted) -
            1));
+  if (result.gpu) std::cout << describe_feed(*result.gpu);
   std::cout << "by operator, in a step in which each is timed:\n";
   print_operators(result.operators);
   return 0;

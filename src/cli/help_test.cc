@@ -132,7 +132,9 @@ TEST_F(CliHelp, BenchTimesSteps) {
   EXPECT_EQ(result["tokens"], 4 * 16);
   EXPECT_GT(result["tokens_per_second"], 0);
   EXPECT_GT(result["operators"]["attention"], 0);
+  EXPECT_GT(result["operators"]["adamw"], 0);
   EXPECT_GT(result["memory_predicted"], 0);
+  EXPECT_TRUE(result["gpu"].is_null());
   EXPECT_FALSE(Json::parse(read_all(path("trace.json")))["traceEvents"].empty());
   EXPECT_THAT(succeed(tiny).out, HasSubstr("tokens/s"));
   Arguments wrong = tiny;
@@ -190,6 +192,9 @@ TEST_F(CliHelp, BenchTakesTheVocabularyOfTraining) {
 /// Before anything is written, and before ranks are started.
 TEST_F(CliHelp, AGpuThatIsNotThereIsRefused) {
   expect_refused(train("run", {"--run.device=cuda", "--ranks=2"}), {"one rank, got 2"});
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+  expect_refused(train("run", {"--run.device=cpu", "--run.cuda_graphs=on"}),
+                 {"run.cuda_graphs", "needs a GPU", "auto"});
   EXPECT_FALSE(std::filesystem::exists(path("run")));
   const Json machine = succeed_json({"doctor", "--json"});
   if (!machine["cuda"]["gpus"].empty()) GTEST_SKIP() << "there is a GPU";

@@ -4,10 +4,32 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
 namespace tessera {
+
+/// Work that a device recorded instead of doing it, to be done as often as wanted. The memory that
+/// it reads and writes must still be there then.
+class RecordedWork {
+ public:
+  RecordedWork() = default;
+  RecordedWork(const RecordedWork&) = delete;
+  RecordedWork& operator=(const RecordedWork&) = delete;
+  virtual ~RecordedWork() = default;
+
+  /// Gives the device the work, after all work given before.
+  virtual void run() const = 0;
+  /// How many operations of the device it is: kernels, copies and the like.
+  virtual int64_t num_operations() const = 0;
+};
+
+/// What came of recording: work, or why there is none.
+struct Recording {
+  std::unique_ptr<RecordedWork> work;
+  std::string why_not;
+};
 
 /// A processor's memory, and the work that it does in the order in which it is given. Work on a GPU
 /// goes on after the call that gave it; what the host reads or writes must be synchronised with it.
@@ -35,10 +57,21 @@ class Device {
   /// Copies after all work given before; either side may be the host's memory. The bytes are there,
   /// or taken, when it returns, unless both are the device's, own or shared.
   virtual void copy(void* to, const void* from, int64_t num_bytes) = 0;
+  /// The same from the host's memory, for bytes that the host may change as soon as this returns,
+  /// and without a wait for the device where they are few.
+  virtual void upload(void* to, const void* from, int64_t num_bytes) { copy(to, from, num_bytes); }
   /// Zeroes memory of the device, after all work given before.
   virtual void zero(void* data, int64_t num_bytes) = 0;
   /// Returns when all work is done. Throws InternalError where some of it failed.
   virtual void synchronize() = 0;
+  /// How often the host has waited for its work.
+  virtual int64_t num_waits() const { return 0; }
+
+  /// Makes the device record the work that this thread gives it, up to end_recording(), and do none
+  /// of it; nothing may wait for the device meanwhile. False where it cannot record.
+  virtual bool begin_recording() { return false; }
+  /// REQUIRES that begin_recording() returned true.
+  virtual Recording end_recording() { return {}; }
 
   using Time = std::chrono::steady_clock::time_point;
   /// A place in the order of the device's work.

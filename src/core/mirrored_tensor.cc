@@ -4,15 +4,14 @@ namespace tessera {
 
 MirroredTensor::MirroredTensor(DType dtype, const Shape& shape, Device& device,
                                std::string_view purpose)
-    : device_(device.is_host() ? nullptr : &device),
-      host_(dtype, shape, purpose, device, MemoryKind::kShared) {
+    : device_(device.is_host() ? nullptr : &device), host_(dtype, shape, purpose) {
   if (device_ != nullptr) on_device_ = OwnedTensor(dtype, shape, purpose, device);
 }
 
 void MirroredTensor::upload() const {
   if (device_ == nullptr) return;
   const Tensor& host = host_.get();
-  device_->copy(on_device_.get().data, host.data, host.num_bytes());
+  device_->upload(on_device_.get().data, host.data, host.num_bytes());
 }
 
 }  // namespace tessera

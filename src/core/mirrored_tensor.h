@@ -12,11 +12,11 @@ class MirroredTensor {
   MirroredTensor(DType dtype, const Shape& shape, Device& device = host_device(),
                  std::string_view purpose = "a tensor");
 
-  /// The host's part. After an upload it may be written once the device has been synchronised.
+  /// The host's part, which may be written at any time.
   const Tensor& get() const { return host_.get(); }
   /// The device's part, which programs are bound to.
   operator Tensor() const { return device_ == nullptr ? host_.get() : on_device_.get(); }
-  /// In the order of the device's work.
+  /// Gives the device the host's part as it is now, in the order of the device's work.
   void upload() const;
 
  private:

@@ -25,8 +25,11 @@ void take(const Tensor& from, const std::vector<int64_t>& idx, const MirroredTen
   std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) { return source[i]; });
 }
 
+/// Both sides begin as zero.
 void set_scalar(const MirroredTensor& tensor, float value) {
-  *tensor.get().as<float>() = value;
+  float& known = *tensor.get().as<float>();
+  if (known == value) return;
+  known = value;
   tensor.upload();
 }
 
@@ -103,7 +106,6 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
       grad_balance(DType::kF32, {1}, device),
       grad_score_means(DType::kF32, {config.moe.num_experts}, device),
       grad_z_loss(DType::kF32, {1}, device),
-      loss(DType::kF32, {1}, "the loss", device, MemoryKind::kShared),
       token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
       mtp_scale(DType::kF32, {1}, device),
       segments_are_sequences_(config.moe.balance_scope == BalanceTokens::kSequence) {
@@ -112,8 +114,7 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
     predictions.push_back(
         {.tokens = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
          .labels = MirroredTensor(DType::kI32, {own_tokens(shape, groups)}, device),
-         .gathered_labels = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
-         .loss = OwnedTensor(DType::kF32, {1}, "the loss", device, MemoryKind::kShared)});
+         .gathered_labels = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device)});
   }
   int32_t* order = token_order.get().as<int32_t>();
   const TokenSharding sharding = token_sharding(shape, groups);

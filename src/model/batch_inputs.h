@@ -46,7 +46,7 @@ struct TokenShare {
 TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups);
 TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups);
 
-/// A rank's part of the micro-batch in hand, and the scalars that its programs read and write.
+/// A rank's part of the micro-batch in hand, and the scalars that its programs read.
 struct BatchInputs {
   MirroredTensor tokens;           ///< I32 [T_g]
   MirroredTensor labels;           ///< I32 [T_l]
@@ -57,7 +57,6 @@ struct BatchInputs {
       segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
   MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
   MirroredTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
-  OwnedTensor loss;        ///< where the host reaches it
   OwnedTensor token_loss;  ///< the device's
 
   /// What a layer of multi-token prediction and its head see.
@@ -65,7 +64,6 @@ struct BatchInputs {
     MirroredTensor tokens;           ///< I32 [T_g]
     MirroredTensor labels;           ///< I32 [T_l]
     MirroredTensor gathered_labels;  ///< I32 [T_g]
-    OwnedTensor loss;                ///< where the host reaches it
   };
   std::vector<Prediction> predictions;  ///< by layer
   MirroredTensor mtp_scale;

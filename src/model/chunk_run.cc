@@ -22,8 +22,11 @@ ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
   return found->backward;
 }
 
-float get_scalar(const OwnedTensor& tensor) {
-  return *tensor.get().as<float>();
+int64_t count_moe_layers(const ModelConfig& config, const PipelineChunk& chunk) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < chunk.all_layers(); ++i)
+    count += config.is_moe_layer(chunk.first_layer + i) ? 1 : 0;
+  return count;
 }
 
 TensorByName weights_of(const ParameterSet& parameters, const std::string& prefix) {
@@ -65,6 +68,8 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       parameters_(parameters),
       store_(store),
       inputs_(programs.shape, programs.part.groups, programs.config, device()),
+      statistics_(count_moe_layers(programs.config, chunk), programs.config.moe.num_experts,
+                  chunk.loss ? 1 + programs.config.mtp_layers : 0, device()),
       hidden_(streams_.count() * programs.hidden_bytes(), "hidden states", device()),
       balance_sums_(DType::kF64, {2, programs.config.moe.num_experts}) {
   if (chunk.embedding)
@@ -79,10 +84,13 @@ void ChunkRun::bind_layers(const ParameterSet& parameters, std::vector<ExpertSta
   size_t next_experts = 0;
   for (int64_t layer = 0; layer < chunk_.first_layer; ++layer)
     next_experts += programs_.config.is_moe_layer(layer) ? 1 : 0;
+  int64_t next_moe = 0;
   for (int64_t i = 0; i < chunk_.all_layers(); ++i) {
     BoundLayer& layer = layers_[static_cast<size_t>(i)];
-    const bool moe = programs_.config.is_moe_layer(chunk_.first_layer + i);
-    layer.experts = moe ? &experts.at(next_experts++) : nullptr;
+    if (programs_.config.is_moe_layer(chunk_.first_layer + i)) {
+      layer.experts = &experts.at(next_experts++);
+      layer.moe_idx = next_moe++;
+    }
     bind_layer(i, parameters);
   }
 }
@@ -180,14 +188,14 @@ Bindings ChunkRun::bind_head_inputs(const Executable& program, const HeadProgram
     slot(bindings, layout.labels) = inputs_.labels;
     bind_if(bindings, layout.gathered_labels, inputs_.gathered_labels);
     slot(bindings, layout.scale) = inputs_.loss_scale;
-    slot(bindings, layout.loss) = inputs_.loss;
+    slot(bindings, layout.loss) = statistics_.loss(0);
     return bindings;
   }
   const BatchInputs::Prediction& prediction = inputs_.predictions[static_cast<size_t>(depth - 1)];
   slot(bindings, layout.labels) = prediction.labels;
   bind_if(bindings, layout.gathered_labels, prediction.gathered_labels);
   slot(bindings, layout.scale) = inputs_.mtp_scale;
-  slot(bindings, layout.loss) = prediction.loss;
+  slot(bindings, layout.loss) = statistics_.loss(depth);
   return bindings;
 }
 
@@ -267,29 +275,22 @@ void ChunkRun::bind_layer_inputs(int64_t idx, BoundLayer& layer, const Parameter
     bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
     return;
   }
+  if (layout.expert_bias < 0) return;
   const Shape shape{programs_.config.moe.num_experts};
   layer.expert_bias = OwnedTensor(DType::kF32, shape, "expert biases", device());
-  bind_if(layer.forward.bindings, layout.expert_bias, layer.expert_bias);
+  slot(layer.forward.bindings, layout.expert_bias) = layer.expert_bias;
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
   const LayerProgram& layout = layer.kind->layout;
   slot(layer.forward.bindings, layout.hidden_out) = stream(layer_input(idx) + 1);
   if (layer.experts == nullptr) return;
-  const int64_t num_experts = programs_.config.moe.num_experts;
-  const auto make_shared = [&](DType dtype, int64_t size) {
-    return OwnedTensor(dtype, {size}, "statistics of the experts", device(), MemoryKind::kShared);
-  };
-  layer.balance_loss = make_shared(DType::kF32, 1);
-  layer.z_loss = make_shared(DType::kF32, 1);
-  layer.score_means = make_shared(DType::kF32, num_experts);
-  layer.counts = make_shared(DType::kF32, num_experts);
-  layer.dropped = make_shared(DType::kI64, 1);
-  slot(layer.forward.bindings, layout.balance_loss) = layer.balance_loss;
-  slot(layer.forward.bindings, layout.z_loss) = layer.z_loss;
-  slot(layer.forward.bindings, layout.score_means) = layer.score_means;
-  slot(layer.forward.bindings, layout.counts) = layer.counts;
-  slot(layer.forward.bindings, layout.dropped) = layer.dropped;
+  const LayerStatistics statistics = statistics_.layer(layer.moe_idx);
+  slot(layer.forward.bindings, layout.balance_loss) = statistics.balance_loss;
+  slot(layer.forward.bindings, layout.z_loss) = statistics.z_loss;
+  slot(layer.forward.bindings, layout.score_means) = statistics.score_means;
+  slot(layer.forward.bindings, layout.counts) = statistics.counts;
+  slot(layer.forward.bindings, layout.dropped) = statistics.dropped;
   // In place: the next micro-batch goes on from there.
   bind_if(layer.forward.bindings, layout.counts_so_far, layer.experts->earlier_counts);
 }
@@ -327,9 +328,9 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
 void ChunkRun::bring_expert_biases() {
   if (device().is_host()) return;
   for (const BoundLayer& layer : layers_) {
-    if (layer.experts == nullptr) continue;
+    if (layer.experts == nullptr || layer.kind->layout.expert_bias < 0) continue;
     const Tensor bias = layer.experts->bias;
-    device().copy(layer.expert_bias.get().data, bias.data, bias.num_bytes());
+    device().upload(layer.expert_bias.get().data, bias.data, bias.num_bytes());
   }
 }
 
@@ -366,15 +367,16 @@ void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& o
 void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
   run(forward_pass_, observer, hooks.before_forward, {});
   if (!balances_whole_model(programs_.config)) return;
-  device().synchronize();
   add_balance_sums();
   if (chunk_.loss) balance_model();
 }
 
 double ChunkRun::evaluate(const NodeObserver& observer) {
   run(evaluation_pass_, observer, {}, {});
+  statistics_.publish();
   device().synchronize();
-  return chunk_.loss ? get_scalar(inputs_.loss) : 0;
+  statistics_.take();
+  return chunk_.loss ? statistics_.taken_loss(0) : 0;
 }
 
 void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
@@ -385,16 +387,20 @@ void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& h
   run(weight_pass_, observer, {}, hooks.after_backward);
 }
 
-/// Adds this chunk's layers to the sums of those before.
+/// Adds this chunk's layers to the sums of those before. The device is waited for.
 void ChunkRun::add_balance_sums() {
+  statistics_.read();
   const auto sums = balance_sums_.get().span<double>();
   if (chunk_.embedding) std::ranges::fill(sums, 0.0);
   const auto num_experts = static_cast<size_t>(programs_.config.moe.num_experts);
   for (const BoundLayer& layer : layers_) {
     if (layer.experts == nullptr) continue;
+    const LayerStatistics statistics = statistics_.current_layer(layer.moe_idx);
+    const auto counts = statistics.counts.span<float>();
+    const auto score_means = statistics.score_means.span<float>();
     for (size_t e = 0; e < num_experts; ++e) {
-      sums[e] += layer.counts.get().span<float>()[e];
-      sums[num_experts + e] += layer.score_means.get().span<float>()[e];
+      sums[e] += counts[e];
+      sums[num_experts + e] += score_means[e];
     }
   }
 }
@@ -426,25 +432,38 @@ void ChunkRun::balance_model() {
   inputs_.grad_score_means.upload();
 }
 
+void ChunkRun::finish() {
+  statistics_.publish();
+  model_balances_.push_back(model_balance_);
+}
+
+void ChunkRun::forget_results() {
+  statistics_.clear();
+  model_balances_.clear();
+}
+
 MicroBatchResult ChunkRun::collect() {
-  device().synchronize();
-  MicroBatchResult result{.loss = chunk_.loss ? get_scalar(inputs_.loss) : 0.0};
+  statistics_.take();
+  MicroBatchResult result;
   if (chunk_.loss) {
-    for (const BatchInputs::Prediction& prediction : inputs_.predictions)
-      result.mtp_loss += get_scalar(prediction.loss);
+    result.loss = statistics_.taken_loss(0);
+    for (int64_t depth = 1; depth <= programs_.config.mtp_layers; ++depth)
+      result.mtp_loss += statistics_.taken_loss(depth);
   }
   const auto num_moe = static_cast<double>(std::max<int64_t>(programs_.config.num_moe_layers(), 1));
   const auto ranks = static_cast<double>(programs_.part.groups.token_ranks());
   for (BoundLayer& layer : layers_) {
     if (layer.experts == nullptr) continue;
-    result.balance_loss += get_scalar(layer.balance_loss) / num_moe;
-    result.z_loss += get_scalar(layer.z_loss) / num_moe / ranks;
-    result.dropped += *layer.dropped.get().as<int64_t>();
-    const auto counts = layer.counts.get().span<float>();
+    const LayerStatistics statistics = statistics_.taken_layer(layer.moe_idx);
+    result.balance_loss += *statistics.balance_loss.as<float>() / num_moe;
+    result.z_loss += *statistics.z_loss.as<float>() / num_moe / ranks;
+    result.dropped += *statistics.dropped.as<int64_t>();
+    const auto counts = statistics.counts.span<float>();
     const auto step_counts = layer.experts->step_counts.get().span<float>();
     for (size_t e = 0; e < counts.size(); ++e) step_counts[e] += counts[e];
   }
-  if (balances_whole_model(programs_.config)) result.balance_loss = model_balance_;
+  if (balances_whole_model(programs_.config)) result.balance_loss = model_balances_.front();
+  model_balances_.pop_front();
   return result;
 }
 
@@ -452,7 +471,7 @@ std::vector<std::vector<double>> ChunkRun::counts() const {
   std::vector<std::vector<double>> result;
   for (const BoundLayer& layer : layers_) {
     if (layer.experts == nullptr) continue;
-    const auto counts = layer.counts.get().span<float>();
+    const auto counts = statistics_.taken_layer(layer.moe_idx).counts.span<float>();
     result.emplace_back(counts.begin(), counts.end());
   }
   return result;

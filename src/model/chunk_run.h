@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -9,6 +10,7 @@
 #include "model/batch_inputs.h"
 #include "model/chunk_streams.h"
 #include "model/expert_states.h"
+#include "model/pass_statistics.h"
 #include "model/stage_programs.h"
 #include "model/weight_store.h"
 
@@ -85,11 +87,17 @@ class ChunkRun {
   void backward(const NodeObserver& observer, const PassHooks& hooks = {});
   /// The weights' gradients of the last backward pass, where they are split off.
   void backward_weights(const NodeObserver& observer, const PassHooks& hooks = {});
-  /// Of the last pass; adds the counts of assignments to the experts' step counts.
+  /// To be called after the last pass of a micro-batch: leaves its result for collect(). The device
+  /// is not waited for.
+  void finish();
+  /// Of the first micro-batch that finished and was not collected; adds its counts of assignments
+  /// to the experts' step counts. REQUIRES that the device was synchronised since finish().
   MicroBatchResult collect();
+  /// Forgets the results that nobody collected.
+  void forget_results();
 
   const PipelineChunk& chunk() const { return chunk_; }
-  /// Assignments to each expert by MoE layer of the chunk.
+  /// Assignments to each expert by MoE layer of the chunk, in the last micro-batch collected.
   std::vector<std::vector<double>> counts() const;
 
  private:
@@ -111,9 +119,9 @@ class ChunkRun {
     const KindProgram* kind = nullptr;
     ExpertState* experts = nullptr;  // null for a dense layer
     BoundProgram forward, backward, weights;
-    BoundPasses embedding;  // of multi-token prediction
-    Buffer saved, kept;     // kept: from the backward pass to the weights'
-    OwnedTensor balance_loss, z_loss, score_means, counts, dropped;  // where the host reaches them
+    BoundPasses embedding;    // of multi-token prediction
+    Buffer saved, kept;       // kept: from the backward pass to the weights'
+    int64_t moe_idx = -1;     // among the chunk's MoE layers; -1 for a dense layer
     OwnedTensor expert_bias;  // the device's, where that is not the host
   };
 
@@ -153,6 +161,7 @@ class ChunkRun {
   ParameterSet& parameters_;
   WeightStore* store_;
   BatchInputs inputs_;
+  PassStatistics statistics_;
   LossScales scales_;
   Buffer hidden_;
   BoundPasses embedding_;
@@ -163,6 +172,7 @@ class ChunkRun {
   // The programs of each pass in their order.
   std::vector<BoundProgram*> forward_pass_, evaluation_pass_, backward_pass_, weight_pass_;
   double model_balance_ = 0;
+  std::deque<double> model_balances_;  // of the micro-batches that finished
 };
 
 }  // namespace tessera

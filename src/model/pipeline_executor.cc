@@ -107,7 +107,7 @@ void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& ob
 MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
                                        const LossScales& scales, const NodeObserver& observer,
                                        const PassHooks& hooks) {
-  MicroBatchResult result;
+  std::vector<RunSlot> finished;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const PipelineStep& step = steps_[i];
     if (step.pass == PipelinePass::kForward) {
@@ -119,11 +119,15 @@ MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
     const RunSlot slot = find_place(step.chunk, step.micro_batch);
     if (is_last_pass(steps_, i)) {
       model_.run_at(slot).backward_weights(observer, last);
-      result += model_.run_at(slot).collect();
+      model_.run_at(slot).finish();
+      finished.push_back(slot);
       at(slot).micro_batch = -1;
     }
   }
   finish_sends();
+  model_.device().synchronize();
+  MicroBatchResult result;
+  for (const RunSlot& slot : finished) result += model_.run_at(slot).collect();
   return result;
 }
 

@@ -40,6 +40,9 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
 
 void TrainingModel::begin_step() {
   ensure(experts_ != nullptr, "TrainingModel::begin_step before bind");
+  for (const auto& places : runs_) {
+    for (const auto& run : places) run->forget_results();
+  }
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
     std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
@@ -64,6 +67,8 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
   run.forward(observer);
   run.backward(observer);
   run.backward_weights(observer);
+  run.finish();
+  device().synchronize();
   return run.collect();
 }
 

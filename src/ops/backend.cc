@@ -10,7 +10,8 @@ Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> 
                  KernelTable kernels)
     : device_(std::move(device)),
       context_(std::move(context)),
-      kernels_(std::make_shared<const KernelTable>(std::move(kernels))) {}
+      kernels_(std::make_shared<const KernelTable>(std::move(kernels))),
+      control_(std::make_shared<RunControl>()) {}
 
 const Kernel& Backend::kernel(const Operator& op) const {
   const auto found = kernels_->find(op.name());

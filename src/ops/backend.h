@@ -1,11 +1,32 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "core/device.h"
 #include "ops/operator.h"
 
 namespace tessera {
+
+/// Whether the work of programs that run again and again is recorded and replayed as a whole, where
+/// the device can (Device::begin_recording).
+enum class GraphMode : uint8_t {
+  kAuto,  ///< where it can be recorded; what cannot is given as always, with a note
+  kOn,    ///< what cannot be recorded is an error
+  kOff,
+};
+
+/// How programs are given to a device, and what that took.
+struct RunControl {
+  GraphMode graphs = GraphMode::kAuto;
+  /// Whether a run of a program first waits until the device has done all work before, so that
+  /// giving it the program's never waits for room: for measurements.
+  bool waits_before_programs = false;
+  int64_t num_operators = 0;     ///< given to the device, one by one or in recorded work
+  int64_t num_operations = 0;    ///< of the device, in the recorded work that was given
+  double seconds = 0;            ///< that the host spent giving programs
+  std::string why_not_recorded;  ///< of the first program that could not be
+};
 
 /// Where programs run: a device, the kernels of the operators on it, and what these share. Copies
 /// are cheap and share all of it.
@@ -19,6 +40,9 @@ class Backend {
   Device& device() const { return *device_; }
   bool is_host() const { return device_->is_host(); }
   KernelContext* context() const { return context_.get(); }
+  /// Shared by all copies. What it counts is of a device alone, since the host does its work at
+  /// once.
+  RunControl& control() const { return *control_; }
   /// Throws InternalError where there is none.
   const Kernel& kernel(const Operator& op) const;
   /// Scratch memory of the operator's kernel.
@@ -28,6 +52,7 @@ class Backend {
   std::shared_ptr<Device> device_;
   std::shared_ptr<KernelContext> context_;
   std::shared_ptr<const KernelTable> kernels_;
+  std::shared_ptr<RunControl> control_;
 };
 
 }  // namespace tessera

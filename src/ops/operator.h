@@ -130,6 +130,9 @@ class KernelContext {
   KernelContext(const KernelContext&) = delete;
   KernelContext& operator=(const KernelContext&) = delete;
   virtual ~KernelContext() = default;
+
+  /// Another number whenever work that was recorded before must be recorded anew.
+  virtual int64_t version() const { return 0; }
 };
 
 /// The tensors of one call. On the host ragged dims have their actual extents, but for outputs

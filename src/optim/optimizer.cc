@@ -99,14 +99,19 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
 }
 
 void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
-                                std::span<const Tensor> outputs,
-                                std::span<std::byte> workspace) const {
+                                std::span<const Tensor> outputs, std::span<std::byte> workspace,
+                                const UpdateObserver& observer) const {
   const std::array<const int64_t*, 8> no_extents = {};
+  Device& device = backend_.device();
+  const Device::Mark begin = observer ? device.mark() : 0;
   backend_.kernel(op)(op, {.inputs = inputs,
                            .outputs = outputs,
                            .workspace = workspace,
                            .extents = no_extents,
                            .context = backend_.context()});
+  if (!observer) return;
+  device.when_known(begin, device.mark(),
+                    [observer, &op](auto from, auto to) { observer(op.name(), from, to); });
 }
 
 AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
@@ -130,7 +135,8 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
           .op = make_adamw(spec)};
 }
 
-std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads) {
+std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads,
+                                                    const UpdateObserver& observer) {
   ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
          slots_.size());
   for (size_t i = 0; i < grads.size(); ++i) {
@@ -138,18 +144,18 @@ std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grad
     const Tensor outputs[] = {
         sums_.tensor(static_cast<int64_t>(i * sizeof(double)), DType::kF64, {1})};
     run_kernel(*sum_of_squares_, inputs, outputs,
-               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())});
+               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}, observer);
   }
   backend_.device().synchronize();
   const auto* sums = reinterpret_cast<const double*>(sums_.data());
   return {sums, sums + grads.size()};
 }
 
-double AdamWOptimizer::global_sum_of_squares() {
+double AdamWOptimizer::global_sum_of_squares(const UpdateObserver& observer) {
   std::vector<Tensor> grads;
   for (const Slot& slot : slots_) grads.push_back(slot.parameter.grad);
   double total = 0;
-  for (const double sum : sums_of_squares(grads)) total += sum;
+  for (const double sum : sums_of_squares(grads, observer)) total += sum;
   return total;
 }
 
@@ -165,7 +171,7 @@ StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) 
 }
 
 StepResult AdamWOptimizer::step(const StepInput& input) {
-  const StepResult result = judge(global_sum_of_squares(), input);
+  const StepResult result = judge(global_sum_of_squares(input.observer), input);
   if (!result.updated) return result;
   for (size_t i = 0; i < slots_.size(); ++i) update(i, input, result.clip_factor);
   return result;
@@ -180,7 +186,7 @@ void AdamWOptimizer::update(size_t idx, const StepInput& input, double clip_fact
   const Tensor inputs[] = {flat(slot.parameter.grad), view(std::span<float>(params), {4})};
   const Tensor outputs[] = {flat(slot.master), flat(slot.m), flat(slot.v),
                             flat(slot.parameter.weight)};
-  run_kernel(*slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3));
+  run_kernel(*slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3), {}, input.observer);
 }
 
 std::vector<NamedTensor> AdamWOptimizer::state() const {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/memory.h"
@@ -33,11 +35,17 @@ struct Parameter {
   double lr_multiplier = 1.0;
 };
 
+/// Told of an update's operators by name, when the device is next synchronised, with the times at
+/// which it did the work.
+using UpdateObserver =
+    std::function<void(std::string_view what, Device::Time begin, Device::Time end)>;
+
 struct StepInput {
   int64_t step_idx = 0;        ///< updates made before this one
   double lr = 0.0;             ///< before each parameter's multiplier
   double max_grad_norm = 0.0;  ///< the global norm is clipped to this; 0: not clipped
   double grad_scale = 1.0;     ///< what the gradients are multiplied by before anything else
+  UpdateObserver observer = {};
 };
 
 struct StepResult {
@@ -67,7 +75,8 @@ class AdamWOptimizer {
 
   /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double of each F32
   /// tensor, none larger than the largest parameter;
-  std::vector<double> sums_of_squares(std::span<const Tensor> grads);
+  std::vector<double> sums_of_squares(std::span<const Tensor> grads,
+                                      const UpdateObserver& observer = {});
   /// what a step makes of the sum over all gradients (`updated` says whether it is to go on);
   static StepResult judge(double sum_of_squares, const StepInput& input);
   /// and the update of parameter `idx` of the list.
@@ -101,12 +110,13 @@ class AdamWOptimizer {
     bool has_master() const { return parameter.weight.dtype == DType::kBF16; }
   };
 
-  double global_sum_of_squares();
+  double global_sum_of_squares(const UpdateObserver& observer = {});
   Slot make_slot(const Parameter& parameter, const AdamWOptions& options,
                  int64_t state_offset) const;
 
   void run_kernel(const Operator& op, std::span<const Tensor> inputs,
-                  std::span<const Tensor> outputs, std::span<std::byte> workspace = {}) const;
+                  std::span<const Tensor> outputs, std::span<std::byte> workspace,
+                  const UpdateObserver& observer) const;
 
   Backend backend_;
   OperatorPtr sum_of_squares_;

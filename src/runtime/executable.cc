@@ -1,11 +1,17 @@
 #include "runtime/executable.h"
 
 #include <algorithm>
+#include <iostream>
 
+#include "core/stopwatch.h"
 #include "program/dependencies.h"
 
 namespace tessera {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 /// The exchanges of one run that were started and not yet waited for, in the order of their starts.
 class Exchanges {
@@ -53,8 +59,6 @@ class Exchanges {
   std::vector<Exchange> under_way_;
 };
 
-}  // namespace
-
 Executable::Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved)
     : program_(std::move(program)),
       backend_(backend),
@@ -62,7 +66,9 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
                         [&](const Operator& op, std::span<const ValueType> inputs) {
                           return backend.workspace_bytes(op, inputs);
                         })),
-      waits_(find_waits(program_)) {
+      waits_(find_waits(program_)),
+      segments_(cut_segments(program_, waits_)),
+      prepared_(std::make_shared<PreparedRuns>()) {
   for (const Node& node : program_.nodes()) {
     const Kernel& kernel = backend.kernel(*node.op);
     ensure(node.op->communicates() || !kernel.is_asynchronous(),
@@ -143,13 +149,15 @@ bool Executable::may_have_elements(const Bindings& bindings, const Node& node, V
 }
 
 /// Before node `idx` adds to accumulators of which some are `unset`, which they are not afterwards:
-/// true where its kernel is to write all of them; otherwise those become zero.
-bool Executable::begin_sums(size_t idx, const Bindings& bindings,
-                            std::vector<ValueId>& unset) const {
+/// `sets` where its kernel is to write all of them; otherwise those that must become zero.
+std::vector<Tensor> Executable::begin_sums(size_t idx, const Bindings& bindings,
+                                           std::vector<ValueId>& unset, bool& sets) const {
+  sets = false;
+  if (unset.empty()) return {};
   const Node& node = program_.nodes()[idx];
   std::vector<Tensor> begun;
   bool all = kernels_[idx].sets_accumulators();
-  for (size_t i = 0; i < node.outputs.size() && !unset.empty(); ++i) {
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
     const Tensor& sum = bindings.tensors[static_cast<size_t>(node.outputs[i])];
     if (!node.op->accumulates(static_cast<int>(i)) || !sum) continue;
     if (std::erase(unset, node.outputs[i]) > 0) {
@@ -158,64 +166,181 @@ bool Executable::begin_sums(size_t idx, const Bindings& bindings,
       all = false;
     }
   }
-  if (begun.empty()) return false;
+  if (begun.empty()) return {};
   for (const ValueId id : node.inputs) all = all && may_have_elements(bindings, node, id);
-  if (all) return true;
-  for (const Tensor& sum : begun) backend_.device().zero(sum.data, sum.num_bytes());
-  return false;
+  sets = all;
+  return all ? std::vector<Tensor>() : begun;
 }
 
-Pending Executable::start_node(size_t idx, const Bindings& bindings, bool set_accumulators) const {
+/// What node `idx`'s kernel gets. Appends its tensors and extents, of which the result is a view:
+/// they must not move any more.
+KernelArgs Executable::make_args(size_t idx, const Bindings& bindings, std::vector<Tensor>& tensors,
+                                 std::vector<const int64_t*>& extents) const {
   const Node& node = program_.nodes()[idx];
-  std::vector<Tensor> tensors;
-  tensors.reserve(node.inputs.size() + node.outputs.size());
-  for (const ValueId id : node.inputs) tensors.push_back(argument(bindings, node, id));
-  for (const ValueId id : node.outputs) tensors.push_back(argument(bindings, node, id));
-  std::vector<const int64_t*> extents;
-  if (!backend_.is_host()) {
-    for (const ValueId id : node.inputs) extents.push_back(extent_address(bindings, id));
-    for (const ValueId id : node.outputs) extents.push_back(extent_address(bindings, id));
+  const size_t first = tensors.size();
+  for (const auto* ids : {&node.inputs, &node.outputs}) {
+    for (const ValueId id : *ids) {
+      tensors.push_back(argument(bindings, node, id));
+      if (!backend_.is_host()) extents.push_back(extent_address(bindings, id));
+    }
   }
+  const std::span<const Tensor> all = std::span(tensors).subspan(first);
   std::span<std::byte> workspace;
   if (plan_.workspace_bytes[idx] > 0) {
     workspace = {bindings.transient + plan_.workspace_offsets[idx],
                  static_cast<size_t>(plan_.workspace_bytes[idx])};
   }
-  const std::span<const Tensor> all = tensors;
+  return {.inputs = all.first(node.inputs.size()),
+          .outputs = all.subspan(node.inputs.size()),
+          .workspace = workspace,
+          .extents = backend_.is_host() ? std::span<const int64_t* const>()
+                                        : std::span<const int64_t* const>(extents).subspan(first),
+          .context = backend_.context()};
+}
+
+Pending Executable::start_node(size_t idx, const KernelArgs& args) const {
+  const Operator& op = *program_.nodes()[idx].op;
   try {
-    return kernels_[idx].start(*node.op, {.inputs = all.first(node.inputs.size()),
-                                          .outputs = all.subspan(node.inputs.size()),
-                                          .workspace = workspace,
-                                          .extents = extents,
-                                          .context = backend_.context(),
-                                          .set_accumulators = set_accumulators});
+    return kernels_[idx].start(op, args);
   } catch (const InternalError& error) {
-    throw InternalError(fmt::format("program '{}', operator '{}': {}", program_.name(),
-                                    node.op->name(), error.what()));
+    throw InternalError(
+        fmt::format("program '{}', operator '{}': {}", program_.name(), op.name(), error.what()));
   }
 }
 
-void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
-  check_bindings(bindings);
+void Executable::run_node(size_t idx, const KernelArgs& args, const std::vector<Tensor>& zeroed,
+                          Exchanges& exchanges, const NodeObserver& observer) const {
   Device& device = backend_.device();
-  Exchanges exchanges(program_, device, observer);
+  exchanges.wait_before(static_cast<int>(idx));
+  const Device::Mark begin = observer ? device.mark() : 0;
+  for (const Tensor& sum : zeroed) device.zero(sum.data, sum.num_bytes());
+  Pending pending = start_node(idx, args);
+  const bool started = kernels_[idx].is_asynchronous();
+  if (started) exchanges.add(idx, std::move(pending), waits_[idx]);
+  if (observer) {
+    const auto phase = started ? NodeEvent::Phase::kStart : NodeEvent::Phase::kRun;
+    device.when_known(begin, device.mark(), [this, idx, phase, observer](auto from, auto to) {
+      observer({program_, program_.nodes()[idx], phase, from, to});
+    });
+  }
+  exchanges.progress();
+}
+
+void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
+  Exchanges exchanges(program_, backend_.device(), observer);
+  backend_.is_host() ? run_on_host(bindings, exchanges, observer)
+                     : run_on_device(bindings, exchanges, observer);
+  exchanges.wait_before(static_cast<int>(program_.nodes().size()));
+}
+
+void Executable::run_on_host(const Bindings& bindings, Exchanges& exchanges,
+                             const NodeObserver& observer) const {
+  check_bindings(bindings);
+  std::vector<ValueId> unset = bindings.unset;
+  std::vector<Tensor> tensors;
+  std::vector<const int64_t*> extents;
+  for (size_t i = 0; i < program_.nodes().size(); ++i) {
+    const Node& node = program_.nodes()[i];
+    // Before what makes the actual extents of the node's arguments.
+    exchanges.wait_before(static_cast<int>(i));
+    bool sets = false;
+    const std::vector<Tensor> zeroed = begin_sums(i, bindings, unset, sets);
+    tensors.clear();
+    tensors.reserve(node.inputs.size() + node.outputs.size());
+    KernelArgs args = make_args(i, bindings, tensors, extents);
+    args.set_accumulators = sets;
+    run_node(i, args, zeroed, exchanges, observer);
+  }
+}
+
+PreparedRun& Executable::prepare(const Bindings& bindings) const {
+  if (PreparedRun* known = prepared_->find(bindings)) return *known;
+  check_bindings(bindings);
+  auto run = std::make_unique<PreparedRun>();
+  run->bindings = bindings;
+  size_t num_arguments = 0;
+  for (const Node& node : program_.nodes())
+    num_arguments += node.inputs.size() + node.outputs.size();
+  run->tensors.reserve(num_arguments);
+  run->extents.reserve(num_arguments);
   std::vector<ValueId> unset = bindings.unset;
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
-    exchanges.wait_before(static_cast<int>(i));
-    const Device::Mark begin = observer ? device.mark() : 0;
-    const bool set_accumulators = !unset.empty() && begin_sums(i, bindings, unset);
-    Pending pending = start_node(i, bindings, set_accumulators);
-    const bool started = kernels_[i].is_asynchronous();
-    if (started) exchanges.add(i, std::move(pending), waits_[i]);
-    if (observer) {
-      const auto phase = started ? NodeEvent::Phase::kStart : NodeEvent::Phase::kRun;
-      device.when_known(begin, device.mark(), [this, i, phase, observer](auto from, auto to) {
-        observer({program_, program_.nodes()[i], phase, from, to});
-      });
-    }
-    exchanges.progress();
+    run->args.push_back(make_args(i, bindings, run->tensors, run->extents));
+    run->zeroed.push_back(begin_sums(i, bindings, unset, run->args.back().set_accumulators));
   }
-  exchanges.wait_before(static_cast<int>(program_.nodes().size()));
+  run->recorded.resize(segments_.size());
+  return prepared_->add(std::move(run));
+}
+
+/// Kernels are called as always, but the device only records what they give it.
+Recording Executable::record_segment(const PreparedRun& run, const Segment& segment) const {
+  Device& device = backend_.device();
+  if (!device.begin_recording()) return {.why_not = device.name() + " cannot record its work"};
+  try {
+    const NodeObserver nobody;
+    Exchanges none(program_, device, nobody);
+    for (size_t i = segment.begin; i < segment.end; ++i)
+      run_node(i, run.args[i], run.zeroed[i], none, nobody);
+  } catch (const std::exception& error) {
+    device.end_recording();
+    return {.why_not = error.what()};
+  }
+  return device.end_recording();
+}
+
+void Executable::record(PreparedRun& run) const {
+  run.state = PreparedRun::State::kRecorded;
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    if (!segments_[i].recordable) continue;
+    Recording recording = record_segment(run, segments_[i]);
+    run.recorded[i] = std::move(recording.work);
+    if (run.recorded[i]) continue;
+    run.state = PreparedRun::State::kPlain;
+    RunControl& control = backend_.control();
+    require(control.graphs != GraphMode::kOn,
+            "run.cuda_graphs = \"on\", but program '{}' cannot be recorded: {}; with \"auto\" such "
+            "programs run without",
+            program_.name(), recording.why_not);
+    if (control.why_not_recorded.empty()) {
+      control.why_not_recorded = recording.why_not;
+      std::cerr << fmt::format("tessera: program '{}' runs without a CUDA graph: {}\n",
+                               program_.name(), recording.why_not);
+    }
+  }
+}
+
+void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
+                               const NodeObserver& observer) const {
+  RunControl& control = backend_.control();
+  if (control.waits_before_programs) backend_.device().synchronize();
+  const auto start = Clock::now();
+  PreparedRun& run = prepare(bindings);
+  const int64_t version = backend_.context() != nullptr ? backend_.context()->version() : 0;
+  if (run.version != version) {
+    for (auto& work : run.recorded) work.reset();
+    run.state = PreparedRun::State::kNew;
+  }
+  const bool graphs = control.graphs != GraphMode::kOff && !observer;
+  if (graphs && run.state == PreparedRun::State::kRun) record(run);
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const Segment& segment = segments_[s];
+    const RecordedWork* recorded = graphs ? run.recorded[s].get() : nullptr;
+    if (recorded != nullptr) {
+      exchanges.wait_before(static_cast<int>(segment.begin));
+      recorded->run();
+      exchanges.progress();
+      control.num_operations += recorded->num_operations();
+      continue;
+    }
+    for (size_t i = segment.begin; i < segment.end; ++i)
+      run_node(i, run.args[i], run.zeroed[i], exchanges, observer);
+  }
+  if (run.state == PreparedRun::State::kNew) {
+    run.state = PreparedRun::State::kRun;
+    run.version = backend_.context() != nullptr ? backend_.context()->version() : 0;
+  }
+  control.num_operators += std::ssize(program_.nodes());
+  control.seconds += seconds_since(start);
 }
 
 }  // namespace tessera

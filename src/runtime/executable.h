@@ -3,25 +3,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "core/memory.h"
-#include "ops/backend.h"
-#include "program/memory_plan.h"
+#include "runtime/prepared_run.h"
 
 namespace tessera {
-
-/// The memory of one run of a program. `tensors` is indexed by ValueId and holds every bound value
-/// (inputs, weights, accumulators, outputs) at its bound; the slabs are at least as large as the
-/// plan says and 64-byte aligned.
-struct Bindings {
-  std::vector<Tensor> tensors;
-  std::byte* saved = nullptr;
-  std::byte* transient = nullptr;
-  /// Accumulators that hold nothing yet, rather than a sum to add to.
-  std::vector<ValueId> unset;
-};
 
 /// What the interpreter did from `begin` to `end`. An exchange that a node started is under way
 /// from its kStart to its kWait, which always comes, in the same run.
@@ -44,9 +32,13 @@ struct NodeEvent {
 /// synchronised, with the times at which it did the work.
 using NodeObserver = std::function<void(const NodeEvent&)>;
 
-/// A program made ready to run on a back end: kernels looked up, memory planned. Immutable, so one
-/// object may run for many layers with different bindings; runs allocate nothing of the program's
-/// own. On a GPU a run gives the device its work and returns.
+class Exchanges;
+
+/// A program made ready to run on a back end: kernels looked up, memory planned. It never changes,
+/// so one object may run for many layers with different bindings; runs allocate nothing of the
+/// program's own. On a GPU a run gives the device its work and returns; what kernels are given is
+/// kept for each of the bindings, and from the second run with them on the device replays what it
+/// recorded (RunControl::graphs). Copies share that, and run on one thread at a time.
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws
@@ -65,6 +57,7 @@ class Executable {
   /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
   /// node that needs it (find_waits), at the latest at the end of the run. Throws InternalError
   /// where a bound value is missing or has the wrong type or shape, and what the kernels throw.
+  /// Observed nodes are given to the device one by one.
   void run(const Bindings& bindings, const NodeObserver& observer = {}) const;
 
  private:
@@ -72,14 +65,28 @@ class Executable {
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;
   bool may_have_elements(const Bindings& bindings, const Node& node, ValueId id) const;
-  bool begin_sums(size_t idx, const Bindings& bindings, std::vector<ValueId>& unset) const;
-  Pending start_node(size_t idx, const Bindings& bindings, bool set_accumulators) const;
+  std::vector<Tensor> begin_sums(size_t idx, const Bindings& bindings, std::vector<ValueId>& unset,
+                                 bool& sets) const;
+  KernelArgs make_args(size_t idx, const Bindings& bindings, std::vector<Tensor>& tensors,
+                       std::vector<const int64_t*>& extents) const;
+  Pending start_node(size_t idx, const KernelArgs& args) const;
+  void run_node(size_t idx, const KernelArgs& args, const std::vector<Tensor>& zeroed,
+                Exchanges& exchanges, const NodeObserver& observer) const;
+  void run_on_host(const Bindings& bindings, Exchanges& exchanges,
+                   const NodeObserver& observer) const;
+  void run_on_device(const Bindings& bindings, Exchanges& exchanges,
+                     const NodeObserver& observer) const;
+  PreparedRun& prepare(const Bindings& bindings) const;
+  void record(PreparedRun& run) const;
+  Recording record_segment(const PreparedRun& run, const Segment& segment) const;
 
   Program program_;
   Backend backend_;
   MemoryPlan plan_;
   std::vector<Kernel> kernels_;
   std::vector<int> waits_;
+  std::vector<Segment> segments_;
+  std::shared_ptr<PreparedRuns> prepared_;
 };
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "core/random.h"
 #include "core/stopwatch.h"
@@ -43,6 +44,27 @@ class RandomTokens {
   std::vector<int32_t> tokens_, labels_, positions_, cu_seqlens_;
 };
 
+/// What timing an operator on a GPU takes itself: the time between two marks with nothing between
+/// them, behind enough work that the host is ahead.
+double measure_mark_seconds(Device& device) {
+  constexpr int kMarks = 65;
+  constexpr int64_t kBytes = int64_t{64} << 20;
+  const Buffer work(kBytes, "measuring the cost of timing", device);
+  for (int i = 0; i < 32; ++i) device.zero(work.data(), kBytes);
+  std::vector<double> seconds;
+  Device::Mark last = device.mark();
+  for (int i = 1; i < kMarks; ++i) {
+    const Device::Mark next = device.mark();
+    device.when_known(last, next, [&](Device::Time begin, Device::Time end) {
+      seconds.push_back(std::chrono::duration<double>(end - begin).count());
+    });
+    last = next;
+  }
+  device.synchronize();
+  std::ranges::sort(seconds);
+  return median_of_sorted(seconds);
+}
+
 /// A model that trains on random tokens.
 class StepBench {
  public:
@@ -51,6 +73,7 @@ class StepBench {
         world_(make_single_world()),
         backend_(choose_backend(settings, 1)),
         peak_(measure_matrix_peak(backend_, settings.train.dtype())),
+        mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),
         model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,
                layout_.part),
@@ -63,7 +86,8 @@ class StepBench {
   }
 
   /// Returns the seconds of a step.
-  double step(const NodeObserver& observer, double* update_seconds = nullptr) {
+  double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
+    const int64_t waits = backend_.device().num_waits();
     const auto start = Clock::now();
     state_.begin_step();
     model_.begin_step();
@@ -71,15 +95,41 @@ class StepBench {
     for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
     executor_->run(micro_batches, loss_scales(settings_, tokens_of_step()), observer,
                    state_.hooks());
-    const auto update = Clock::now();
     state_.update({.step_idx = step_idx_++,
                    .lr = kLearningRate,
-                   .max_grad_norm = settings_.train.max_grad_norm});
+                   .max_grad_norm = settings_.train.max_grad_norm,
+                   .observer = update_observer});
     if (settings_.model.moe.has_expert_bias())
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
+    num_waits_ = backend_.device().num_waits() - waits;
     backend_.device().synchronize();
-    if (update_seconds != nullptr) *update_seconds = seconds_since(update);
     return seconds_since(start);
+  }
+
+  bool is_on_gpu() const { return !backend_.is_host(); }
+  /// What timing an operator takes itself.
+  double mark_seconds() const { return mark_seconds_; }
+
+  /// Of a step with or without graphs; what is to be recorded has been after two steps.
+  LaunchCost measure_launches(GraphMode mode) {
+    RunControl& control = backend_.control();
+    const GraphMode before = std::exchange(control.graphs, mode);
+    while (step_idx_ < 2) step();
+    control.waits_before_programs = true;
+    control.num_operators = control.num_operations = 0;
+    control.seconds = 0;
+    step();
+    control.waits_before_programs = false;
+    control.graphs = before;
+    return {control.num_operators, control.num_operations, control.seconds};
+  }
+  GpuFeed describe_feed() {
+    GpuFeed feed{.num_waits = num_waits_};
+    const GraphMode mode = backend_.control().graphs;
+    if (mode != GraphMode::kOff) feed.graphs = measure_launches(mode);
+    feed.one_by_one = measure_launches(GraphMode::kOff);
+    feed.why_no_graph = backend_.control().why_not_recorded;
+    return feed;
   }
 
   StepBenchResult describe() const {
@@ -115,6 +165,7 @@ class StepBench {
   std::unique_ptr<World> world_;
   Backend backend_;
   double peak_;
+  double mark_seconds_;
   RunLayout layout_;
   TrainingModel model_;
   std::vector<RandomTokens> batches_;
@@ -122,7 +173,46 @@ class StepBench {
   ModelState state_;
   std::optional<PipelineExecutor> executor_;
   int64_t step_idx_ = 0;
+  int64_t num_waits_ = 0;
 };
+
+/// Times the operators of a step one by one.
+class OperatorTimes {
+ public:
+  void add(std::string_view name, Device::Time begin, Device::Time end) {
+    const double seconds = std::chrono::duration<double>(end - begin).count();
+    by_name_[std::string(name)] += seconds;
+    total_ += seconds;
+    ++count_;
+  }
+  const std::map<std::string, double>& by_name() const { return by_name_; }
+  /// Seconds in which some operator ran, where timing each took `mark_seconds`.
+  double busy(double mark_seconds) const {
+    return std::max(total_ - static_cast<double>(count_) * mark_seconds, 0.0);
+  }
+
+ private:
+  std::map<std::string, double> by_name_;
+  double total_ = 0;
+  int64_t count_ = 0;
+};
+
+OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace) {
+  OperatorTimes times;
+  const NodeObserver node_trace = trace != nullptr ? trace->observer() : NodeObserver();
+  const UpdateObserver update_trace =
+      trace != nullptr ? trace->update_observer() : UpdateObserver();
+  bench.step(
+      [&](const NodeEvent& event) {
+        times.add(event.node.op->name(), event.begin, event.end);
+        if (node_trace) node_trace(event);
+      },
+      [&](std::string_view name, Device::Time begin, Device::Time end) {
+        times.add(name, begin, end);
+        if (update_trace) update_trace(name, begin, end);
+      });
+  return times;
+}
 
 }  // namespace
 
@@ -135,23 +225,19 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   validate(checked);
   check_sized_model(checked, 1);
   StepBench bench(request.settings);
-  for (int64_t i = 0; i < request.warmup; ++i) bench.step({});
+  for (int64_t i = 0; i < request.warmup; ++i) bench.step();
   std::vector<double> seconds;
-  for (int64_t i = 0; i < request.steps; ++i) seconds.push_back(bench.step({}));
-  std::map<std::string, double> operators;
-  const NodeObserver trace = request.trace != nullptr ? request.trace->observer() : NodeObserver();
-  double update = 0;
-  bench.step(
-      [&](const NodeEvent& event) {
-        operators[std::string(event.node.op->name())] += event.seconds();
-        if (trace) trace(event);
-      },
-      &update);
-  StepBenchResult result = bench.describe();
+  for (int64_t i = 0; i < request.steps; ++i) seconds.push_back(bench.step());
   std::ranges::sort(seconds);
+  StepBenchResult result = bench.describe();
+  if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
+  const OperatorTimes operators = time_operators(bench, request.trace);
   result.seconds = std::move(seconds);
-  result.operators = std::move(operators);
-  result.operators["(gradient norm, AdamW)"] = update;
+  result.operators = operators.by_name();
+  if (result.gpu) {
+    const double busy = operators.busy(bench.mark_seconds());
+    result.gpu->idle_share = std::clamp(1 - busy / result.median(), 0.0, 1.0);
+  }
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,26 @@ struct StepBenchRequest {
   TraceRecorder* trace = nullptr;
 };
 
+/// What giving a GPU the programs of a step took the host, while the GPU had nothing else to do.
+struct LaunchCost {
+  int64_t num_operators = 0;
+  int64_t num_operations = 0;  ///< kernels, copies and the like that CUDA graphs had; 0 without
+  double seconds = 0;
+
+  double per_operator() const {
+    return num_operators > 0 ? seconds / static_cast<double>(num_operators) : 0;
+  }
+};
+
+/// How a GPU was fed in the steps of a bench.
+struct GpuFeed {
+  LaunchCost one_by_one;
+  std::optional<LaunchCost> graphs;  ///< unset where they are switched off
+  std::string why_no_graph;          ///< why some program could not be recorded; "" where all were
+  int64_t num_waits = 0;             ///< of the host for the GPU in a step
+  double idle_share = 0;             ///< of a step in which no operator runs
+};
+
 /// What whole training steps took, on one rank and random tokens.
 struct StepBenchResult {
   std::string device;
@@ -35,8 +56,9 @@ struct StepBenchResult {
   int64_t memory_used = 0;
   int64_t memory_predicted = 0;
   int64_t parameters = 0;
-  /// Seconds in one step by operator, ascending by name, and of the update.
+  /// Seconds in one step by operator, ascending by name.
   std::map<std::string, double> operators;
+  std::optional<GpuFeed> gpu;  ///< unset on the host
 
   double median() const { return median_of_sorted(seconds); }
 };

@@ -27,11 +27,19 @@ bool takes_gpu(const Settings& settings, int64_t num_ranks) {
 }  // namespace
 
 void check_device(const Settings& settings, int64_t num_ranks) {
-  if (takes_gpu(settings, num_ranks)) check_gpu(kGpu);
+  const bool gpu = takes_gpu(settings, num_ranks);
+  require(gpu || settings.run.cuda_graphs != GraphMode::kOn,
+          "run.cuda_graphs = \"on\" needs a GPU, but this run computes on the CPU; leave it at "
+          "\"auto\", which uses them where there is one");
+  if (gpu) check_gpu(kGpu);
 }
 
 Backend choose_backend(const Settings& settings, int64_t num_ranks) {
-  return takes_gpu(settings, num_ranks) ? make_cuda_backend(kGpu) : make_cpu_kernels();
+  check_device(settings, num_ranks);
+  if (!takes_gpu(settings, num_ranks)) return make_cpu_kernels();
+  Backend backend = make_cuda_backend(kGpu);
+  backend.control().graphs = settings.run.cuda_graphs;
+  return backend;
 }
 
 Backend plan_backend(const Settings& settings, int64_t num_ranks) {

@@ -120,6 +120,7 @@ RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps)
   run_thread_world(num_ranks, [&](World& world) {
     Settings own = settings;
     if (own.run.device == DeviceChoice::kAuto) own.run.device = DeviceChoice::kCpu;
+    own.run.cuda_graphs = GraphMode::kAuto;
     own.train.precision = Precision::kF32;
     TrainingData data = open_training_data(own);
     Trainer trainer(std::move(own), std::move(data), world);

@@ -18,6 +18,11 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
       {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
       "Where to compute; auto: a run on one rank takes the first GPU where it is a Hopper GPU, "
       "more ranks the CPU. CUDA_VISIBLE_DEVICES=1 makes another GPU the first");
+  schema.add_enum(
+      "run.cuda_graphs", &run.cuda_graphs,
+      {{"auto", GraphMode::kAuto}, {"on", GraphMode::kOn}, {"off", GraphMode::kOff}},
+      "Whether a GPU replays the work of layers that run again and again: auto: where it can be "
+      "recorded; on: or else the run ends; off: kernels are launched one by one");
   schema.add_enum("run.resume", &run.resume,
                   {{"auto", ResumeMode::kAuto},
                    {"never", ResumeMode::kNever},

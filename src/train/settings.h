@@ -8,6 +8,7 @@
 #include "data/row_source.h"
 #include "data/text_source.h"
 #include "model/config.h"
+#include "ops/backend.h"
 #include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -30,6 +31,7 @@ struct RunSettings {
   std::string init_from;
   int64_t seed = 1;
   DeviceChoice device = DeviceChoice::kAuto;
+  GraphMode cuda_graphs = GraphMode::kAuto;
   ResumeMode resume = ResumeMode::kAuto;
   int64_t checkpoint_interval = 500;
   int64_t keep_last = 2;

@@ -78,6 +78,7 @@ void check_as_training(Settings settings, int64_t num_ranks) {
   settings.data = without_data(settings).data;
   settings.data.tokens = "random";
   settings.run.device = DeviceChoice::kCpu;  // a shrunk model needs not fit a GPU as it is
+  settings.run.cuda_graphs = GraphMode::kAuto;
   validate(settings);
   check_model(std::move(settings), num_ranks);
 }

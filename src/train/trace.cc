@@ -36,6 +36,15 @@ NodeObserver TraceRecorder::observer() {
   return [this](const NodeEvent& event) { add(event); };
 }
 
+UpdateObserver TraceRecorder::update_observer() {
+  return [this](std::string_view name, Clock::time_point begin, Clock::time_point end) {
+    events_.push_back({.name = std::string(name),
+                       .program = "update",
+                       .begin = microseconds(begin),
+                       .duration = microseconds(end) - microseconds(begin)});
+  };
+}
+
 double TraceRecorder::microseconds(Clock::time_point time) const {
   return std::chrono::duration<double, std::micro>(time - origin_).count();
 }

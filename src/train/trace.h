@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "optim/optimizer.h"
 #include "runtime/executable.h"
 
 namespace tessera {
@@ -32,7 +33,9 @@ class TraceRecorder {
 
   /// To be given to whatever runs programs; the recorder must outlive its use.
   NodeObserver observer();
-  /// Something else that took time: a step, an update.
+  /// The same for the optimizer's operators.
+  UpdateObserver update_observer();
+  /// Something else that took time: a step.
   void add(const std::string& name, Clock::time_point begin, Clock::time_point end);
   size_t num_events() const { return events_.size(); }
 

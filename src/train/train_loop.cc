@@ -156,6 +156,7 @@ class TrainLoop {
     }
     if (trace_ &&
         (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
+      trainer_.backend().device().synchronize();  // which tells of the last update
       write_trace(*trace_, request_.trace, *trainer_.layout().world);
       trace_.reset();
       note(fmt::format("trace: {}", request_.trace));
@@ -165,7 +166,8 @@ class TrainLoop {
   void run_step() {
     const StepTraffic::Counts sent_before = statistics_.counts();
     const auto start = Clock::now();
-    const StepOutcome outcome = trainer_.step(trace_ ? trace_->observer() : NodeObserver());
+    const StepOutcome outcome =
+        trace_ ? trainer_.step(trace_->observer(), trace_->update_observer()) : trainer_.step();
     if (trace_) trace_->add("step", start, Clock::now());
     const double seconds = seconds_since(start);
     traffic_.add_step(sent_before, statistics_.counts());

@@ -188,11 +188,11 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
       position_.step + 1, outcome.loss, outcome.update.grad_norm);
 }
 
-StepOutcome Trainer::step(const NodeObserver& observer) {
-  return with_prediction(prediction_, [&] { return run_step(observer); });
+StepOutcome Trainer::step(const NodeObserver& observer, const UpdateObserver& update_observer) {
+  return with_prediction(prediction_, [&] { return run_step(observer, update_observer); });
 }
 
-StepOutcome Trainer::run_step(const NodeObserver& observer) {
+StepOutcome Trainer::run_step(const NodeObserver& observer, const UpdateObserver& update_observer) {
   state_->begin_step();
   model_->begin_step();
   StepOutcome outcome = accumulate(observer);
@@ -200,7 +200,8 @@ StepOutcome Trainer::run_step(const NodeObserver& observer) {
   if (std::isfinite(outcome.loss)) {
     outcome.update = state_->update({.step_idx = position_.step - position_.skipped_steps,
                                      .lr = lr,
-                                     .max_grad_norm = settings_.train.max_grad_norm});
+                                     .max_grad_norm = settings_.train.max_grad_norm,
+                                     .observer = update_observer});
   } else {
     state_->discard_gradients();
     outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};

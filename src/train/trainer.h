@@ -62,8 +62,9 @@ class Trainer {
   /// What the user should know of weights that a new run started from.
   const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
-  /// gradient where the settings say stop; then nothing was updated.
-  StepOutcome step(const NodeObserver& observer = {});
+  /// gradient where the settings say stop; then nothing was updated. Observers on a GPU are told of
+  /// the update when it is next synchronised.
+  StepOutcome step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {});
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
   SaveResult save(const std::string& config_toml);
@@ -75,7 +76,7 @@ class Trainer {
  private:
   Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
 
-  StepOutcome run_step(const NodeObserver& observer);
+  StepOutcome run_step(const NodeObserver& observer, const UpdateObserver& update_observer);
   LossScales fetch(StepOutcome& outcome);
   StepOutcome accumulate(const NodeObserver& observer);
   void sum_over_ranks(StepOutcome& outcome) const;

@@ -154,6 +154,52 @@ INSTANTIATE_TEST_SUITE_P(
         RunCase{"predicted_tokens", 5e-4, [](Settings& s) { s.model.mtp_layers = 1; }}),
     [](const auto& info) { return info.param.name; });
 
+using GpuGraphs = GpuRun;
+
+/// Every program can be recorded, and replays give the bits of plain launches, while tokens,
+/// routing and with it ragged sizes change from step to step, and with validation in between.
+TEST_P(GpuGraphs, GiveTheBitsOfPlainLaunches) {
+  Settings recorded = settings(DeviceChoice::kCuda);
+  Settings plain = recorded;
+  recorded.run.cuda_graphs = GraphMode::kOn;
+  plain.run.cuda_graphs = GraphMode::kOff;
+  const auto a = make_trainer(recorded);
+  const auto b = make_trainer(plain);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(run_steps(*a, 2), run_steps(*b, 2)) << "steps from " << 2 * i + 1;
+    EXPECT_EQ(a->expert_loads(), b->expert_loads());
+    EXPECT_EQ(a->validate(), b->validate());
+  }
+  expect_same_state(*a, *b);
+  EXPECT_GT(a->backend().control().num_operations, 0);
+  EXPECT_EQ(b->backend().control().num_operations, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuGraphs,
+    ::testing::Values(
+        RunCase{"f32", 5e-4, [](Settings&) {}},
+        RunCase{"bf16", 2e-2, [](Settings& s) { s.train.precision = Precision::kBF16; }},
+        RunCase{"recompute", 5e-4, [](Settings& s) { s.train.recompute = {"all"}; }},
+        RunCase{"global_balance", 5e-4,
+                [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kGlobalBatch; }},
+        RunCase{"predicted_tokens", 5e-4, [](Settings& s) { s.model.mtp_layers = 1; }},
+        RunCase{"one_micro_batch", 5e-4, [](Settings& s) { s.train.micro_batch = 4; }},
+        RunCase{"three_micro_batches", 5e-4,
+                [](Settings& s) {
+                  s.train.micro_batch = 1;
+                  s.train.global_batch = 3;
+                }},
+        RunCase{"whole_model_balance", 5e-4,
+                [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kModel; }},
+        RunCase{"block_sparse", 5e-4,
+                [](Settings& s) {
+                  s.model.moe.experts = ExpertPath::kBlockSparse;
+                  s.model.moe.block_size = 16;
+                }},
+        RunCase{"capacity", 5e-4, [](Settings& s) { s.model.moe.capacity_factor = 1.0; }}),
+    [](const auto& info) { return info.param.name; });
+
 class GpuRuns : public GpuTest {
  protected:
   const TemporaryFolder folder_;
@@ -273,6 +319,59 @@ TEST_F(GpuRuns, TrainWithADeadExpert) {
   }
 }
 
+/// With no memory left, what needs some to be recorded runs as it always did.
+TEST_F(GpuRuns, GraphsWithoutMemoryLeaveTheBitsAsTheyAre) {
+  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  const auto starved = make_trainer(settings);
+  settings.run.cuda_graphs = GraphMode::kOff;
+  const auto plain = make_trainer(settings);
+  EXPECT_EQ(run_steps(*starved, 1), run_steps(*plain, 1));
+  Device& device = starved->backend().device();
+  std::vector<std::pair<std::byte*, int64_t>> taken;
+  for (int64_t size = int64_t{32} << 30; size >= int64_t{2} << 20;) {
+    std::byte* const data = device.allocate(size);
+    if (data != nullptr) {
+      taken.emplace_back(data, size);
+    } else {
+      size /= 2;
+    }
+  }
+  EXPECT_EQ(run_steps(*starved, 3), run_steps(*plain, 3));
+  for (const auto& [data, size] : taken) device.release(data, size);
+  EXPECT_EQ(run_steps(*starved, 3), run_steps(*plain, 3));
+  expect_same_state(*starved, *plain);
+}
+
+/// Runs of two shapes take turns on one GPU.
+TEST_F(GpuRuns, GraphsOfTwoShapesStayApart) {
+  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  std::vector<std::unique_ptr<Trainer>> recorded, plain;
+  for (const int64_t length : {16, 23}) {
+    settings.data.sequence_length = length;
+    settings.run.folder = folder_.file(fmt::format("run-{}", length));
+    settings.run.cuda_graphs = GraphMode::kOn;
+    recorded.push_back(make_trainer(settings));
+    settings.run.cuda_graphs = GraphMode::kOff;
+    plain.push_back(make_trainer(settings));
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (size_t run = 0; run < 2; ++run)
+      EXPECT_EQ(recorded[run]->step().loss, plain[run]->step().loss);
+  }
+  for (size_t run = 0; run < 2; ++run) expect_same_state(*recorded[run], *plain[run]);
+}
+
+/// In steps that run as those before, the host waits for the losses and for the gradients' norm.
+TEST_F(GpuRuns, WaitTwiceAStep) {
+  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  settings.train.micro_batch = 1;
+  const auto trainer = make_trainer(settings);
+  run_steps(*trainer, 2);
+  const int64_t before = trainer->backend().device().num_waits();
+  run_steps(*trainer, 3);
+  EXPECT_EQ(trainer->backend().device().num_waits() - before, 3 * 2);
+}
+
 /// What cannot fit is refused before anything of it is taken, and the GPU stays usable.
 TEST_F(GpuRuns, AModelBeyondTheMemoryIsRefused) {
   Settings huge = on(DeviceChoice::kCuda, tiny_settings(folder_));
@@ -353,7 +452,17 @@ TEST_F(GpuRuns, BenchTimesSteps) {
   EXPECT_EQ(result.device, "cuda:0");
   EXPECT_GT(result.median(), 0);
   EXPECT_GT(result.operators.at("router"), 0);
+  EXPECT_GT(result.operators.at("adamw"), 0);
   EXPECT_GT(result.matrix_peak, 1e12);
+  ASSERT_TRUE(result.gpu);
+  EXPECT_EQ(result.gpu->num_waits, 2);
+  EXPECT_GT(result.gpu->one_by_one.num_operators, 100);
+  EXPECT_EQ(result.gpu->one_by_one.num_operations, 0);
+  ASSERT_TRUE(result.gpu->graphs);
+  EXPECT_EQ(result.gpu->graphs->num_operators, result.gpu->one_by_one.num_operators);
+  EXPECT_GE(result.gpu->graphs->num_operations, result.gpu->graphs->num_operators);
+  EXPECT_LT(result.gpu->graphs->seconds, result.gpu->one_by_one.seconds);
+  EXPECT_EQ(result.gpu->why_no_graph, "");
 }
 
 TEST_F(GpuRuns, BenchTimesBlocks) {

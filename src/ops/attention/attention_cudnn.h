@@ -19,7 +19,8 @@ struct PairLimits {
   int64_t least_size = 65;
 };
 
-/// How attention runs on a GPU, for all its operators; kept in the context.
+/// How attention runs on a GPU, for all its operators; kept in the context. Whoever changes it
+/// after programs ran calls CudaContext::change_version().
 struct AttentionOptions {
   explicit AttentionOptions(CudaContext& /*context*/) {}
 

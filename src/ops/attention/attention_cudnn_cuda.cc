@@ -234,7 +234,7 @@ void load_library() {
 
 class CudnnAttention::Impl {
  public:
-  explicit Impl(CudaContext& context) : stream_(context.stream()) {
+  explicit Impl(CudaContext& context) : context_(context), stream_(context.stream()) {
     try {
       load_library();
       if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS)
@@ -312,6 +312,7 @@ class CudnnAttention::Impl {
       cuda::check(cudaStreamSynchronize(stream_));
       scratch_.reset();
       scratch_.emplace(static_cast<size_t>(needed), "cuDNN");
+      context_.change_version();  // recorded work has the former's address
     }
     return plan;
   }
@@ -337,6 +338,7 @@ class CudnnAttention::Impl {
       pointers[kQueryOffsets + i] = offsets + i * (problem.num_sequences + 1);
   }
 
+  CudaContext& context_;
   cudaStream_t stream_;
   cudnnHandle_t handle_ = nullptr;
   std::string why_not_;

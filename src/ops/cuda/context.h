@@ -25,11 +25,16 @@ class CudaContext final : public KernelContext {
     if (!kept) kept = std::make_shared<T>(*this);
     return *static_cast<T*>(kept.get());
   }
+  int64_t version() const override { return version_; }
+  /// To be called by kernels that replace memory that their recorded work uses, and by whoever
+  /// changes how kernels run.
+  void change_version() { ++version_; }
 
  private:
   cudaStream_t stream_;
   int num_sms_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
+  int64_t version_ = 0;
 };
 
 /// The context of a call to a CUDA kernel.

@@ -77,11 +77,15 @@ class Run {
     executable_.run(bindings_);
     device_.synchronize();
   }
-  /// Runs again with accumulators that hold nothing yet, and NaN where they were.
+  /// Runs again with accumulators that hold nothing yet, and NaN where they were; often enough that
+  /// the last is a replay, where the device records.
   void run_anew(const std::vector<ValueId>& accumulators) {
-    for (const ValueId id : accumulators) poison(at_bound(id).data, at_bound(id).num_bytes());
     bindings_.unset = accumulators;
-    run();
+    for (int i = 0; i < 3; ++i) {
+      for (const ValueId id : accumulators) poison(at_bound(id).data, at_bound(id).num_bytes());
+      poison(transient_.data(), transient_.num_bytes());
+      run();
+    }
   }
 
  private:
@@ -164,6 +168,9 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
   forward.run();
   for (const ValueId id : program.outputs())
     results.emplace("output " + program.value(id).name, forward.read(id));
+  if (accumulators_of(program).empty()) forward.run_anew({});
+  for (const ValueId id : program.outputs())
+    results.emplace("output, again, " + program.value(id).name, forward.read(id));
   const std::vector<ValueId> sums = accumulators_of(program);
   for (const ValueId id : sums)
     results.emplace("accumulator " + program.value(id).name, forward.read(id));
@@ -194,7 +201,11 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
   }
   std::vector<ValueId> grads;
   for (const Link& link : backward.accumulators) grads.push_back(link.backward);
-  if (!grads.empty()) back.run_anew(grads);
+  back.run_anew(grads);
+  for (const Link& link : backward.grad_inputs) {
+    results.emplace("gradient, again, of " + program.value(link.forward).name,
+                    back.read(link.backward));
+  }
   for (const Link& link : backward.accumulators) {
     results.emplace("gradient, set, of " + program.value(link.forward).name,
                     back.read(link.backward));

@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "ops/cuda/check.h"
+#include "runtime/cuda/cuda_graph.h"
 
 namespace tessera::cuda {
 namespace {
@@ -26,6 +27,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 }
 
 CudaDevice::~CudaDevice() {
+  uploads_.reset();
   cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
@@ -74,11 +76,24 @@ void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {
   if (!is_known(to) || !is_known(from)) synchronize();
 }
 
+// Pinned memory, too, since the host may change it.
+void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  if (num_bytes > UploadRing::kMostBytes) {
+    copy(to, from, num_bytes);
+    synchronize();
+    return;
+  }
+  if (!uploads_) uploads_ = std::make_unique<UploadRing>(stream_);
+  num_waits_ += uploads_->upload(to, from, num_bytes);
+}
+
 void CudaDevice::zero(void* data, int64_t num_bytes) {
   if (num_bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
 }
 
 void CudaDevice::synchronize() {
+  ++num_waits_;
   const cudaError_t status = cudaStreamSynchronize(stream_);
   ensure(
       status == cudaSuccess,
@@ -87,6 +102,16 @@ void CudaDevice::synchronize() {
       name(), cudaGetErrorString(status));
   if (!intervals_.empty()) tell_intervals();
   num_marks_ = 0;
+}
+
+// Other threads may do with the GPU what they like meanwhile.
+bool CudaDevice::begin_recording() {
+  check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  return true;
+}
+
+Recording CudaDevice::end_recording() {
+  return end_stream_recording(stream_);
 }
 
 Device::Mark CudaDevice::mark() {

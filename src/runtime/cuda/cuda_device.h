@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "runtime/cuda/cuda_upload.h"
 
 namespace tessera::cuda {
 
@@ -28,8 +29,13 @@ class CudaDevice final : public Device {
   std::byte* allocate_shared(int64_t num_bytes) override;
   void release_shared(std::byte* data, int64_t num_bytes) noexcept override;
   void copy(void* to, const void* from, int64_t num_bytes) override;
+  void upload(void* to, const void* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
+  int64_t num_waits() const override { return num_waits_; }
+  /// CUDA graphs.
+  bool begin_recording() override;
+  Recording end_recording() override;
   Mark mark() override;
   void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override;
   int64_t used_bytes() const override;
@@ -45,6 +51,8 @@ class CudaDevice final : public Device {
 
   int index_;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<UploadRing> uploads_;
+  int64_t num_waits_ = 0;
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;
   std::vector<Interval> intervals_;

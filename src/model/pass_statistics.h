@@ -1,0 +1,62 @@
+#pragma once
+
+#include <vector>
+
+#include "core/memory.h"
+
+namespace tessera {
+
+/// What the programs of an MoE layer leave for the host.
+struct LayerStatistics {
+  Tensor balance_loss;  ///< F32 [1]
+  Tensor z_loss;        ///< F32 [1]
+  Tensor score_means;   ///< F32 [E]
+  Tensor counts;        ///< F32 [E], assignments
+  Tensor dropped;       ///< I64 [1], assignments
+};
+
+/// What the programs of a micro-batch leave for the host, together in the device's memory. Copies
+/// of it wait for the host where it reaches them, so that the host may read those of many
+/// micro-batches at once. Not thread-safe.
+class PassStatistics {
+ public:
+  /// Of `num_layers` MoE layers of E experts, and `num_losses` losses.
+  PassStatistics(int64_t num_layers, int64_t num_experts, int64_t num_losses, Device& device);
+
+  /// The device's memory, which programs are bound to.
+  LayerStatistics layer(int64_t idx) const { return layer_in(block_, idx); }
+  Tensor loss(int64_t idx) const { return loss_in(block_, idx); }
+
+  /// Copies what is there, after all work given before. Copies take memory once: as many as wait at
+  /// a time.
+  void publish();
+  /// Goes on to the oldest copy that waits. REQUIRES that one waits.
+  void take();
+  /// Forgets the copies that wait.
+  void clear() { num_published_ = num_taken_ = 0; }
+
+  /// Waits until the host has what is there, for current_layer().
+  void read();
+  LayerStatistics current_layer(int64_t idx) const { return layer_in(current_, idx); }
+
+  /// The copy taken last, which is there once the device was synchronised.
+  LayerStatistics taken_layer(int64_t idx) const;
+  float taken_loss(int64_t idx) const;
+
+ private:
+  Buffer make_copy() const;
+  LayerStatistics layer_in(const Buffer& block, int64_t idx) const;
+  Tensor loss_in(const Buffer& block, int64_t idx) const;
+
+  int64_t num_layers_;
+  int64_t num_experts_;
+  Device& device_;
+  Buffer block_;
+  Buffer current_;
+  std::vector<Buffer> copies_;
+  size_t num_published_ = 0;
+  size_t num_taken_ = 0;
+  size_t taken_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "runtime/cuda/cuda_device.h"
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "core/random.h"
+#include "ops/testing/gpu_test.h"
+#include "runtime/cuda/cuda_upload.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CudaDeviceTest : public GpuTest {
+ protected:
+  static Device& device() { return gpu().device(); }
+  static std::vector<int> read(const Buffer& buffer) {
+    std::vector<int> values(static_cast<size_t>(buffer.num_bytes()) / sizeof(int));
+    device().copy(values.data(), buffer.data(), buffer.num_bytes());
+    return values;
+  }
+};
+
+/// Several times what the ring holds, from memory that changes as soon as it was given.
+TEST_F(CudaDeviceTest, UploadsTakeTheBytesAtOnce) {
+  constexpr int kUploads = 60;
+  constexpr int64_t kMost = cuda::UploadRing::kMostBytes;
+  Random random(3, 0);
+  std::vector<int64_t> sizes = {0, 4, 64, kMost, kMost + 4, 3 * kMost};
+  while (sizes.size() < kUploads)
+    sizes.push_back(4 * static_cast<int64_t>(random.next_below(kMost / 4)));
+  std::vector<Buffer> there;
+  for (const int64_t size : sizes) there.emplace_back(size, "a test", device());
+  std::vector<int> source(3 * kMost / sizeof(int));
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::iota(source.begin(), source.end(), static_cast<int>(i));
+    device().upload(there[i].data(), source.data(), sizes[i]);
+    std::ranges::fill(source, -1);
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::vector<int> expected(static_cast<size_t>(sizes[i]) / sizeof(int));
+    std::iota(expected.begin(), expected.end(), static_cast<int>(i));
+    EXPECT_EQ(read(there[i]), expected) << "upload " << i;
+  }
+}
+
+TEST_F(CudaDeviceTest, SmallUploadsDoNotWait) {
+  const Buffer there(1024, "a test", device());
+  const std::vector<int> source(256, 7);
+  device().upload(there.data(), source.data(), 1024);
+  const int64_t before = device().num_waits();
+  for (int i = 0; i < 100; ++i) device().upload(there.data(), source.data(), 1024);
+  EXPECT_EQ(device().num_waits(), before);
+  EXPECT_EQ(read(there), source);
+  EXPECT_EQ(device().num_waits(), before + 1);
+}
+
+TEST_F(CudaDeviceTest, ReplaysWhatItRecorded) {
+  const Buffer from(4096, "a test", device());
+  const Buffer to(4096, "a test", device());
+  const Buffer more(4096, "a test", device());
+  const auto fill = [&](int value) {
+    const std::vector<int> values(1024, value);
+    device().copy(from.data(), values.data(), 4096);
+  };
+  fill(1);
+  ASSERT_TRUE(device().begin_recording());
+  device().copy(to.data(), from.data(), 4096);
+  device().zero(from.data(), 2048);
+  device().copy(more.data(), from.data(), 4096);
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  EXPECT_EQ(recording.work->num_operations(), 3);
+  EXPECT_EQ(read(to), std::vector<int>(1024, 0)) << "it was done, not recorded";
+  for (const int value : {2, 3}) {
+    fill(value);
+    recording.work->run();
+    EXPECT_EQ(read(to), std::vector<int>(1024, value));
+    std::vector<int> half(1024, value);
+    std::fill_n(half.begin(), 512, 0);
+    EXPECT_EQ(read(more), half);
+  }
+}
+
+/// Waiting cannot be recorded; what comes after works as always.
+TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
+  const Buffer buffer(64, "a test", device());
+  ASSERT_TRUE(device().begin_recording());
+  EXPECT_THROW(device().synchronize(), InternalError);
+  const Recording recording = device().end_recording();
+  EXPECT_FALSE(recording.work);
+  EXPECT_THAT(recording.why_not, HasSubstr("could not be recorded"));
+  device().zero(buffer.data(), 64);
+  EXPECT_NO_THROW(device().synchronize());
+}
+
+}  // namespace
+}  // namespace tessera::testing

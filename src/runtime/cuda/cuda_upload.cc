@@ -1,0 +1,45 @@
+#include "runtime/cuda/cuda_upload.h"
+
+#include <cstring>
+
+#include "core/memory.h"
+#include "ops/cuda/check.h"
+
+namespace tessera::cuda {
+
+UploadRing::UploadRing(cudaStream_t stream) : stream_(stream) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, kParts * static_cast<size_t>(kMostBytes), cudaHostAllocDefault));
+  memory_ = static_cast<std::byte*>(memory);
+  for (cudaEvent_t& event : left_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+}
+
+UploadRing::~UploadRing() {
+  cudaStreamSynchronize(stream_);
+  for (cudaEvent_t event : left_) cudaEventDestroy(event);
+  cudaFreeHost(memory_);
+}
+
+int UploadRing::begin_next_part() {
+  check(cudaEventRecord(left_[part_], stream_));
+  part_ = (part_ + 1) % kParts;
+  used_ = 0;
+  // Complete at once where the part was never used.
+  const cudaError_t status = cudaEventQuery(left_[part_]);
+  if (status == cudaSuccess) return 0;
+  if (status != cudaErrorNotReady) check(status);
+  cudaGetLastError();
+  check(cudaEventSynchronize(left_[part_]));
+  return 1;
+}
+
+int UploadRing::upload(void* to, const void* from, int64_t num_bytes) {
+  const int waits = used_ + num_bytes > kMostBytes ? begin_next_part() : 0;
+  std::byte* const at = part() + used_;
+  std::memcpy(at, from, static_cast<size_t>(num_bytes));
+  used_ += align_up(num_bytes);
+  check(cudaMemcpyAsync(to, at, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice, stream_));
+  return waits;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/bindings.h"
+
+namespace tessera {
+
+/// Neighbouring nodes of a program, given to a device together.
+struct Segment {
+  size_t begin = 0;
+  size_t end = 0;
+  bool recordable = true;  ///< none communicates
+};
+
+/// Cuts a program at the nodes that communicate, and before those that wait for one.
+std::vector<Segment> cut_segments(const Program& program, const std::vector<int>& waits);
+
+/// A program's run on a device with certain bindings, made ready: what each kernel is given, and
+/// the work that the device recorded.
+struct PreparedRun {
+  Bindings bindings;
+  std::vector<Tensor> tensors;              ///< of all nodes, one after the other
+  std::vector<const int64_t*> extents;      ///< likewise
+  std::vector<KernelArgs> args;             ///< by node; views of the two
+  std::vector<std::vector<Tensor>> zeroed;  ///< by node: accumulators that become zero before it
+  std::vector<std::unique_ptr<RecordedWork>> recorded;  ///< by segment; null where there is none
+  enum class State : uint8_t {
+    kNew,       ///< never run: kernels may still make what they keep
+    kRun,       ///< run once
+    kRecorded,  ///< segments were recorded
+    kPlain,     ///< cannot be recorded
+  };
+  State state = State::kNew;
+  int64_t version = 0;  ///< of the kernels' context
+  int64_t last_use = 0;
+};
+
+/// The prepared runs of one program, by their bindings: the kCapacity that were used last.
+class PreparedRuns {
+ public:
+  static constexpr size_t kCapacity = 512;
+
+  /// Null where the bindings are new.
+  PreparedRun* find(const Bindings& bindings);
+  PreparedRun& add(std::unique_ptr<PreparedRun> run);
+  size_t size() const { return runs_.size(); }
+
+ private:
+  void drop_oldest();
+
+  std::unordered_multimap<size_t, std::unique_ptr<PreparedRun>> runs_;  // by hash of bindings
+  int64_t num_uses_ = 0;
+};
+
+}  // namespace tessera
