@@ -54,8 +54,11 @@ std::string describe_feed(const GpuFeed& feed) {
   }
   if (!feed.why_no_graph.empty())
     text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);
-  return text + fmt::format("\nGPU idle for {:.2f}% of a step; the host waits for it {} times\n",
-                            100 * feed.idle_share, feed.num_waits);
+  return text +
+         fmt::format(
+             "\nGPU idle for {:.2f}% of a step of operators given one by one; the host waits "
+             "for it {} times\n",
+             100 * feed.idle_share, feed.num_waits);
 }
 
 nlohmann::json to_json(const StepBenchResult& result) {

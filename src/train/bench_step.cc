@@ -180,21 +180,31 @@ class StepBench {
 class OperatorTimes {
  public:
   void add(std::string_view name, Device::Time begin, Device::Time end) {
-    const double seconds = std::chrono::duration<double>(end - begin).count();
-    by_name_[std::string(name)] += seconds;
-    total_ += seconds;
-    ++count_;
+    by_name_[std::string(name)] += seconds(end - begin);
+    intervals_.emplace_back(begin, end);
   }
   const std::map<std::string, double>& by_name() const { return by_name_; }
-  /// Seconds in which some operator ran, where timing each took `mark_seconds`.
-  double busy(double mark_seconds) const {
-    return std::max(total_ - static_cast<double>(count_) * mark_seconds, 0.0);
+  /// The share of the time from the first to the last in which none ran, where a mark before and
+  /// one after each took `mark_seconds` themselves.
+  double idle_share(double mark_seconds) {
+    std::ranges::sort(intervals_);
+    double idle = 0;
+    double busy = 0;
+    for (size_t i = 0; i < intervals_.size(); ++i) {
+      const auto& [begin, end] = intervals_[i];
+      busy += std::max(seconds(end - begin) - mark_seconds, 0.0);
+      if (i > 0) idle += std::max(seconds(begin - intervals_[i - 1].second) - mark_seconds, 0.0);
+    }
+    return idle + busy > 0 ? idle / (idle + busy) : 0;
   }
 
  private:
+  static double seconds(Device::Time::duration duration) {
+    return std::chrono::duration<double>(duration).count();
+  }
+
   std::map<std::string, double> by_name_;
-  double total_ = 0;
-  int64_t count_ = 0;
+  std::vector<std::pair<Device::Time, Device::Time>> intervals_;
 };
 
 OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace) {
@@ -231,13 +241,10 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   std::ranges::sort(seconds);
   StepBenchResult result = bench.describe();
   if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
-  const OperatorTimes operators = time_operators(bench, request.trace);
+  OperatorTimes operators = time_operators(bench, request.trace);
   result.seconds = std::move(seconds);
   result.operators = operators.by_name();
-  if (result.gpu) {
-    const double busy = operators.busy(bench.mark_seconds());
-    result.gpu->idle_share = std::clamp(1 - busy / result.median(), 0.0, 1.0);
-  }
+  if (result.gpu) result.gpu->idle_share = operators.idle_share(bench.mark_seconds());
   return result;
 }
 
