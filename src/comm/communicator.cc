@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "comm/rows.h"
+#include "core/device.h"
 
 namespace tessera {
 namespace {
@@ -34,10 +35,19 @@ void check_room(const Tensor& tensor, int64_t rows, const char* what) {
          tensor.shape.to_string());
 }
 
-Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
-  if (rows > 0 && in.data != out.data)
-    std::memmove(out.data, in.data, static_cast<size_t>(rows * row_bytes(in)));
+Pending copy_bytes(const Tensor& in, const Tensor& out, int64_t num_bytes) {
+  if (num_bytes == 0 || in.data == out.data) return {};
+  ensure(in.device == out.device, "a group of one rank: in and out are on different devices");
+  if (in.device != nullptr) {
+    in.device->copy(out.data, in.data, num_bytes);
+  } else {
+    std::memmove(out.data, in.data, static_cast<size_t>(num_bytes));
+  }
   return {};
+}
+
+Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
+  return copy_bytes(in, out, rows * row_bytes(in));
 }
 
 }  // namespace
@@ -132,9 +142,7 @@ Pending Communicator::all_reduce(const Tensor& in, const Tensor& out, ReduceOp o
          dtype_name(out.dtype), out.shape.to_string());
   count(CommKind::kAllReduce, 2 * (size() - 1) * in.num_bytes() / size());
   if (size() > 1) return do_all_reduce(in, out, op);
-  if (in.data != out.data && in.num_bytes() > 0)
-    std::memmove(out.data, in.data, static_cast<size_t>(in.num_bytes()));
-  return {};
+  return copy_bytes(in, out, in.num_bytes());
 }
 
 Pending Communicator::all_to_all(const Tensor& in, const Tensor& out) {
