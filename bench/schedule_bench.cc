@@ -99,7 +99,7 @@ void report(const std::string& layout, const std::string& pass, const Program& p
 }
 
 void run(const NamedLayout& named) {
-  const int64_t num_ranks = least_ranks(named.parallel);
+  const int64_t num_ranks = least_ranks(named.parallel.layout);
   const auto world = make_planned_world(0, num_ranks);
   const StageGroups groups =
       join_stage_groups(*world, Layout(named.parallel.layout, num_ranks), named.parallel);

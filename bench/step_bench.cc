@@ -12,6 +12,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "core/stopwatch.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/machine.h"
 #include "train/model_state.h"
@@ -20,9 +21,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 struct BenchOptions {
   DType dtype = DType::kF32;

@@ -53,7 +53,7 @@ function(tessera_library name dir)
 endfunction()
 
 # tessera_tests(NAME DIR lib...): one test program of DIR/*_test.cc. Files that end in _slow_test.cc go to a second
-# program whose tests carry the label "slow".
+# program whose tests carry the label "slow" (left out without TESSERA_SLOW_TESTS).
 function(tessera_tests name dir)
   if(NOT TESSERA_TESTS)
     return()
@@ -66,7 +66,7 @@ function(tessera_tests name dir)
   if(tests)
     tessera_test_program(${name} "" "${tests}" ${ARGN})
   endif()
-  if(slow)
+  if(slow AND TESSERA_SLOW_TESTS)
     tessera_test_program(${name}_slow "slow" "${slow}" ${ARGN})
   endif()
 endfunction()
@@ -79,6 +79,36 @@ function(tessera_test_program name labels sources)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${name} PRIVATE ${TESSERA_TEST_FLAGS})
   tessera_use_precompiled(${name} tessera_test_headers)
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600)
+  tessera_add_test(${name} "${labels}")
+endfunction()
+
+# Programs that run for long are several entries of ctest, each with a share of the tests, so that they run beside each
+# other and one program does not run on alone at the end.
+set(TESSERA_SHARDS_cli_test 4)
+set(TESSERA_SHARDS_model_test 4)
+set(TESSERA_SHARDS_train_test 4)
+
+# Tiny models wait for threads more than they compute, so what stands above the operators is tested on one; threads in
+# kernels are tested where the kernels are, and in the programs that cli_test starts.
+set(TESSERA_ONE_THREAD hf_test model_test train_test)
+
+function(tessera_add_test name labels)
+  set(environment "")
+  if(name IN_LIST TESSERA_ONE_THREAD)
+    list(APPEND environment OMP_NUM_THREADS=1)
+  endif()
+  if(NOT DEFINED TESSERA_SHARDS_${name})
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600 ENVIRONMENT "${environment}")
+    return()
+  endif()
+  set(shards ${TESSERA_SHARDS_${name}})
+  math(EXPR last "${shards} - 1")
+  foreach(shard RANGE ${last})
+    set(entry ${name}.${shard})
+    set(part ${environment} GTEST_TOTAL_SHARDS=${shards} GTEST_SHARD_INDEX=${shard})
+    add_test(NAME ${entry} COMMAND ${name})
+    # The higher COST starts first.
+    set_tests_properties(${entry} PROPERTIES LABELS "${labels}" TIMEOUT 600 COST 100 ENVIRONMENT "${part}")
+  endforeach()
 endfunction()

@@ -11,4 +11,5 @@ scripts/build.sh release
 if [[ "${1:-}" == "--slow" ]]; then
   ctest --test-dir build --output-on-failure -L slow
 fi
-ctest --test-dir build --output-on-failure -LE slow
+# Two at a time: much of the tests is starting processes and waiting.
+ctest --test-dir build -j2 --output-on-failure -LE slow

@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,6 +93,9 @@ enum class Conversion : uint8_t { kNone, kFloats };
 /// Whether opening a checkpoint reads all of it and compares checksums.
 enum class Verify : uint8_t { kSizes, kChecksums };
 
+/// Which tensors of a checkpoint are left where they are, though the model has none of their names.
+using LeftOut = std::function<bool(const std::string& name)>;
+
 /// The name and shape of a tensor of which a rank may hold any part.
 struct GlobalTensor {
   std::string name;
@@ -126,15 +131,15 @@ class CheckpointReader {
   /// Reads a slice of a global tensor of shape slice.global; `out` has slice.shape().
   void load_slice(std::string_view name, const Slice& slice, const Tensor& out,
                   Conversion conversion = Conversion::kNone) const;
-  /// Reads all tensors of a group. Names that only one side has are an error: nothing is dropped
-  /// silently.
+  /// Reads all tensors of a group but those `left_out`. Names that only one side has are an error:
+  /// nothing is dropped silently.
   void load_group(TensorGroup group, std::span<const NamedTensor> tensors,
-                  Conversion conversion = Conversion::kNone) const;
+                  Conversion conversion = Conversion::kNone, const LeftOut& left_out = {}) const;
   /// Reads what one rank holds of a group. `all` are the tensors of the whole model: their names
   /// and shapes must be those of the checkpoint, and `slices` be of them.
   void load_group(TensorGroup group, std::span<const NamedSlice> slices,
-                  std::span<const GlobalTensor> all,
-                  Conversion conversion = Conversion::kNone) const;
+                  std::span<const GlobalTensor> all, Conversion conversion = Conversion::kNone,
+                  const LeftOut& left_out = {}) const;
   /// Lets the system take back the memory of what was read.
   void drop_pages() const;
 
@@ -142,6 +147,8 @@ class CheckpointReader {
   const TensorRecord& record(std::string_view name) const;
   /// The record of a tensor that must have this shape.
   const TensorRecord& record(std::string_view name, const Shape& shape) const;
+  void require_names(TensorGroup group, const std::set<std::string>& wanted,
+                     const LeftOut& left_out) const;
   const SafetensorsReader& file(const std::string& name) const;
 
   std::filesystem::path folder_;

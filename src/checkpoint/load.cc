@@ -139,21 +139,28 @@ void CheckpointReader::drop_pages() const {
   for (const auto& [name, file] : files_) drop_mapped_pages(file.file_bytes());
 }
 
+/// Throws unless the group's names, but those left out, are the wanted ones.
+void CheckpointReader::require_names(TensorGroup group, const std::set<std::string>& wanted,
+                                     const LeftOut& left_out) const {
+  std::vector<std::string> saved = names(group);
+  if (left_out) std::erase_if(saved, left_out);
+  require_same_names({saved.begin(), saved.end()}, wanted, group, folder_);
+}
+
 void CheckpointReader::load_group(TensorGroup group, std::span<const NamedTensor> tensors,
-                                  Conversion conversion) const {
-  const std::vector<std::string> group_names = names(group);
+                                  Conversion conversion, const LeftOut& left_out) const {
   std::set<std::string> wanted;
   for (const NamedTensor& named : tensors) wanted.insert(named.name);
-  require_same_names({group_names.begin(), group_names.end()}, wanted, group, folder_);
+  require_names(group, wanted, left_out);
   for (const NamedTensor& named : tensors) load_into(named.name, named.tensor, conversion);
 }
 
 void CheckpointReader::load_group(TensorGroup group, std::span<const NamedSlice> slices,
-                                  std::span<const GlobalTensor> all, Conversion conversion) const {
-  const std::vector<std::string> group_names = names(group);
+                                  std::span<const GlobalTensor> all, Conversion conversion,
+                                  const LeftOut& left_out) const {
   std::set<std::string> wanted;
   for (const GlobalTensor& tensor : all) wanted.insert(tensor.name);
-  require_same_names({group_names.begin(), group_names.end()}, wanted, group, folder_);
+  require_names(group, wanted, left_out);
   for (const GlobalTensor& tensor : all) record(tensor.name, tensor.shape);
   for (const NamedSlice& slice : slices) {
     ensure(wanted.contains(slice.name), "a slice of '{}', which the model does not have",

@@ -1,6 +1,7 @@
 #include "checkpoint/together.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <numeric>
 
@@ -34,6 +35,22 @@ Outcome attempt(const std::function<void()>& action) {
   }
 }
 
+/// Passes a call on where the last that it passed on is long enough ago.
+class SometimesCall {
+ public:
+  explicit SometimesCall(std::function<void()> call) : call_(std::move(call)) {}
+  void operator()() {
+    if (std::chrono::steady_clock::now() - last_ < kInterval) return;
+    call_();
+    last_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kInterval{100};
+  std::function<void()> call_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 std::vector<int64_t> gather_numbers(Communicator& world, int64_t number) {
   std::vector<int64_t> numbers(static_cast<size_t>(world.size()));
   world.all_gather(view(std::span(&number, 1), {1}), view(std::span(numbers), {world.size()}))
@@ -65,6 +82,31 @@ void together(Communicator& world, const std::function<void()>& action) {
   const std::string message = fmt::format("rank {}: {}", rank, outcome.message);
   if (static_cast<Fault>(*failed) == Fault::kUser) throw UserError(message);
   throw InternalError(message);
+}
+
+void on_first_rank(Communicator& world,
+                   const std::function<void(const std::function<void()>& alive)>& action) {
+  if (world.size() == 1) return action([] {});
+  int64_t over = 0;
+  const auto tell = [&] { world.broadcast(view(std::span(&over, 1), {1}), 0).wait(); };
+  if (world.rank() != 0) {
+    while (over == 0) tell();
+    together(world, [] {});
+    return;
+  }
+  std::exception_ptr failure;
+  try {
+    action(SometimesCall(tell));
+  } catch (const CommError&) {
+    throw;
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  over = 1;
+  tell();
+  together(world, [&] {
+    if (failure) std::rethrow_exception(failure);
+  });
 }
 
 std::vector<std::string> gather_texts(Communicator& world, std::string text) {

@@ -16,6 +16,13 @@ namespace tessera {
 /// in front: UserError if it was one, InternalError otherwise.
 void together(Communicator& world, const std::function<void()>& action);
 
+/// Runs `action`, which must not communicate, on rank 0 alone, for as long as it takes, while the
+/// others wait. What it is given is to be called now and then, by one thread at a time: while that
+/// happens at shorter intervals than the communicator's time limit, nobody takes rank 0 for lost.
+/// Ends as `together`.
+void on_first_rank(Communicator& world,
+                   const std::function<void(const std::function<void()>& alive)>& action);
+
 /// Each rank's text, of any length, at rank 0, in the order of the ranks; nothing elsewhere.
 std::vector<std::string> gather_texts(Communicator& world, std::string text);
 

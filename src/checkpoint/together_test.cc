@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
+#include "comm/error.h"
 #include "comm/thread_world.h"
 #include "core/error.h"
 #include "core/random.h"
@@ -54,6 +58,52 @@ TEST(Together, AllRanksThrowTheErrorOfTheLowest) {
                              }),
                 Each(Pair(Thrown::kInternalError, "rank 0: an exception of unknown type")));
   }
+}
+
+using Alive = std::function<void()>;
+
+/// What the ranks of a world with this time limit throw where rank 0 does something alone.
+void run_on_first(double limit_seconds, const std::function<void(const Alive&)>& action) {
+  run_thread_world(3,
+                   [&](World& world) {
+                     const CommunicatorPtr all = world.make_world_group();
+                     on_first_rank(*all, [&](const Alive& alive) {
+                       EXPECT_EQ(world.rank(), 0);
+                       action(alive);
+                     });
+                     all->barrier();
+                   },
+                   {.timeout_seconds = limit_seconds});
+}
+
+TEST(OnFirstRank, OthersWaitForAsLongAsItIsAlive) {
+  run_on_first(0.5, [](const Alive& alive) {
+    for (int i = 0; i < 150; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      alive();
+    }
+  });
+}
+
+TEST(OnFirstRank, OthersGiveUpOneThatHangs) {
+  const auto hang = [](const Alive& alive) {
+    alive();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  };
+  EXPECT_THROW(run_on_first(0.3, hang), CommError);
+}
+
+TEST(OnFirstRank, AllThrowWhatItThrew) {
+  run_thread_world(3, [](World& world) {
+    const CommunicatorPtr all = world.make_world_group();
+    try {
+      on_first_rank(*all, [](const Alive&) { user_error("no such file"); });
+      ADD_FAILURE() << "rank " << world.rank() << " went on";
+    } catch (const UserError& error) {
+      EXPECT_STREQ(error.what(), "rank 0: no such file");
+    }
+    all->barrier();
+  });
 }
 
 TEST(Together, OneRankThrowsWhatItThrew) {

@@ -1,19 +1,22 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/commands.h"
 #include "core/memory.h"
+#include "train/bench_layer.h"
 #include "train/bench_step.h"
+#include "train/training_data.h"
 #include "train/verify.h"
 
 namespace tessera {
 namespace {
 
-void print_operators(const StepBenchResult& result) {
+void print_operators(const std::map<std::string, double>& operators) {
   std::vector<std::pair<double, std::string>> rows;
   double total = 0;
-  for (const auto& [name, seconds] : result.operators) {
+  for (const auto& [name, seconds] : operators) {
     rows.emplace_back(seconds, name);
     total += seconds;
   }
@@ -39,15 +42,92 @@ nlohmann::json to_json(const StepBenchResult& result) {
           {"operators", result.operators}};
 }
 
+nlohmann::json to_json(const LayerBenchResult::Pass& pass) {
+  return {{"seconds", pass.seconds},
+          {"median_seconds", pass.median()},
+          {"flops", pass.flops},
+          {"tflops", pass.rate() / 1e12},
+          {"operators", pass.operators}};
+}
+
+nlohmann::json to_json(const LayerBenchResult& result) {
+  return {{"device", result.device},
+          {"tokens", result.tokens},
+          {"matrix_peak_tflops", result.matrix_peak / 1e12},
+          {"forward", to_json(result.forward)},
+          {"backward", to_json(result.backward)},
+          {"expert_load", result.expert_load}};
+}
+
+void print_pass(const char* name, const LayerBenchResult::Pass& pass, double peak) {
+  std::cout << fmt::format(
+      "{:<8} {:>9.3f} ms (median of {}, {:.3f} to {:.3f}), {:.4g} TFLOPS of {:.4g} = {:.1f}%\n",
+      name, 1e3 * pass.median(), pass.seconds.size(), 1e3 * pass.seconds.front(),
+      1e3 * pass.seconds.back(), pass.rate() / 1e12, peak / 1e12, 100 * pass.rate() / peak);
+}
+
+std::string describe_load(const std::vector<double>& load) {
+  const double total = std::accumulate(load.begin(), load.end(), 0.0);
+  return fmt::format("experts' load: the largest is {:.2f} of the mean, {} of {} have no token\n",
+                     *std::ranges::max_element(load) * static_cast<double>(load.size()) / total,
+                     std::ranges::count(load, 0.0), load.size());
+}
+
+void print(const LayerBenchResult& result, const std::string& block, DType dtype) {
+  std::cout << fmt::format(
+      "{}\n{} block, {} tokens in {}; shares are of a large matrix product's rate\n", result.device,
+      block, result.tokens, dtype_name(dtype));
+  if (!result.expert_load.empty()) std::cout << describe_load(result.expert_load);
+  print_pass("forward", result.forward, result.matrix_peak);
+  print_pass("backward", result.backward, result.matrix_peak);
+  std::cout << "by operator, forward:\n";
+  print_operators(result.forward.operators);
+  std::cout << "backward:\n";
+  print_operators(result.backward.operators);
+}
+
+LayerBlock parse_block(const std::string& name) {
+  if (name == "attention") return LayerBlock::kAttention;
+  return name == "mlp" ? LayerBlock::kMlp : LayerBlock::kMoe;
+}
+
+int run_layer_bench(const Settings& settings, const BenchArguments& arguments) {
+  require(arguments.trace.empty(), "--trace is of whole steps; leave out --layer or --trace");
+  const LayerBenchResult result = bench_layer({.settings = settings,
+                                               .block = parse_block(arguments.layer),
+                                               .runs = arguments.steps,
+                                               .warmup = arguments.warmup});
+  if (arguments.json) {
+    std::cout << to_json(result).dump(2) << "\n";
+  } else {
+    print(result, arguments.layer, settings.train.dtype());
+  }
+  return 0;
+}
+
+/// What training would have. A tokenizer that is not there matters only where nothing else says it.
+int64_t find_vocabulary(const Settings& settings) {
+  if (settings.model.vocab_size > 0) return settings.model.vocab_size;
+  try {
+    return resolve_vocab_size(0, *make_tokenizer(settings.data.tokenizer_spec()));
+  } catch (const UserError& error) {
+    user_error(
+        "{}. A bench needs of the tokenizer only how large the vocabulary is; with "
+        "model.vocab_size "
+        "set it needs none",
+        error.what());
+  }
+}
+
 }  // namespace
 
 int run_bench(const BenchArguments& arguments) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
-  constexpr int64_t kVocabulary = 32768;
-  if (settings.model.vocab_size == 0) settings.model.vocab_size = kVocabulary;
+  settings.model.vocab_size = find_vocabulary(settings);
   settings = without_data(std::move(settings));
+  if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
   TraceRecorder recorder(TraceRecorder::Clock::now());
   const StepBenchResult result =
       bench_step({.settings = settings,
@@ -77,7 +157,7 @@ int run_bench(const BenchArguments& arguments) {
           (static_cast<double>(result.memory_used) / static_cast<double>(result.memory_predicted) -
            1));
   std::cout << "by operator, in a step in which each is timed:\n";
-  print_operators(result);
+  print_operators(result.operators);
   return 0;
 }
 

@@ -74,6 +74,7 @@ struct InspectArguments {
   bool program = false;
   bool memory = false;
   bool layout = false;
+  bool schedule = false;
   int64_t ranks = 0;  ///< of the layout; 0: as few as its degrees need
   std::string checkpoint;
   std::string report;
@@ -106,6 +107,7 @@ struct UpcycleArguments {
 
 struct BenchArguments {
   ConfigArguments config;
+  std::string layer;  ///< "moe", "mlp" or "attention": time this block; empty: whole steps
   int64_t steps = 5;
   int64_t warmup = 2;
   std::string trace;  ///< file for a trace of one step; empty: none

@@ -61,7 +61,8 @@ TEST_F(CliConvert, AConvertedModelComputesTheSameAndGoesBack) {
 /// without it.
 TEST_F(CliConvert, PredictionIsForTrainingAlone) {
   const std::vector<std::string> options = {"--model.mtp_layers=2"};
-  succeed(train("run", options));
+  EXPECT_THAT(succeed(train("run", options)).out,
+              HasSubstr("; 2 MoE layers of 4 experts, top-2, dropless; 2 layers of multi-token"));
   std::ifstream lines(path("run/metrics.jsonl"));
   double first = 0;
   double last = 0;
@@ -108,10 +109,10 @@ TEST_F(CliConvert, AFullDiskLeavesNothing) {
 /// A new run takes shape and weights from a checkpoint.
 TEST_F(CliConvert, TrainingStartsFromConvertedWeights) {
   succeed({"convert", fixture("mixtral"), path("own"), "--vocab-size", "320"});
-  const auto arguments = [&](const std::string& run) {
+  const auto arguments = [&](const std::string& run, const std::string& from = "own") {
     return Arguments{"train",
                      "--run.folder=" + path(run),
-                     "--run.init_from=" + path("own"),
+                     "--run.init_from=" + path(from),
                      "--data.text=" + path("text.txt"),
                      "--data.tokenizer=byte",
                      "--data.sequence_length=16",
@@ -123,6 +124,15 @@ TEST_F(CliConvert, TrainingStartsFromConvertedWeights) {
   succeed(arguments("run"));
   const Json back = succeed_json({"convert", path("run"), path("back"), "--json"});
   EXPECT_EQ(back.at("model_type"), "mixtral");
+  Arguments predicting = arguments("predicting");
+  predicting.emplace_back("--model.mtp_layers=1");
+  EXPECT_THAT(succeed(predicting).out,
+              HasSubstr("note: run.init_from: 1 layer of multi-token prediction not in the"));
+  Arguments plain = arguments("plain", "predicting");
+  plain.emplace_back("--model.mtp_layers=0");
+  EXPECT_THAT(
+      succeed(plain).out,
+      HasSubstr("note: run.init_from: 1 layer of multi-token prediction of the checkpoint"));
   Arguments other = arguments("other");
   other.emplace_back("--model.num_layers=3");
   const Finished refused = run_tessera(other);

@@ -46,7 +46,8 @@ nlohmann::json describe_gpus(const GpuList& list) {
     gpus.push_back(
         {{"name", gpu.name},
          {"memory", gpu.memory},
-         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)}});
+         {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+         {"supported", gpu.is_supported()}});
   }
   return {{"built", built_with_cuda()}, {"gpus", gpus}, {"why_none", list.why}};
 }
@@ -59,7 +60,7 @@ void print_gpus(const GpuList& list) {
     const GpuInfo& gpu = list.gpus[i];
     std::cout << fmt::format("cuda:{}      {}, {}, compute capability {}.{}{}\n", i, gpu.name,
                              format_bytes(gpu.memory), gpu.compute_major, gpu.compute_minor,
-                             gpu.compute_major == 9 ? "" : "; the kernels need 9.0 (Hopper)");
+                             gpu.is_supported() ? "" : "; the kernels need 9.0 (Hopper)");
   }
 }
 

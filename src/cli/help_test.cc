@@ -76,8 +76,36 @@ TEST_F(CliHelp, InspectShowsPresetsProgramsAndMemory) {
   const Json memory = succeed_json({"inspect", "--memory", "--model.preset=tiny", "--json"});
   int64_t sum = 0;
   for (const auto& [name, bytes] : memory.items())
-    sum += name == "total" ? 0 : bytes.get<int64_t>();
+    sum += name == "total" || name == "device" ? 0 : bytes.get<int64_t>();
   EXPECT_EQ(memory["total"], sum);
+}
+
+/// A GPU's kernels need other scratch memory and have limits of their own; it need not be there.
+TEST_F(CliHelp, InspectPlansForTheDevice) {
+  const Arguments tiny = {"inspect",
+                          "--memory",
+                          "--model.preset=tiny",
+                          "--data.sequence_length=64",
+                          "--train.micro_batch=1",
+                          "--json"};
+  const auto with = [](Arguments arguments, const Arguments& more) {
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const Json cpu = succeed_json(with(tiny, {"--run.device=cpu"}));
+  EXPECT_EQ(cpu["device"], "cpu");
+  if (!succeed_json({"doctor", "--json"})["cuda"]["built"].get<bool>()) {
+    expect_refused(with(tiny, {"--run.device=cuda"}), {"built without CUDA"});
+    return;
+  }
+  const Json gpu = succeed_json(with(tiny, {"--run.device=cuda"}));
+  EXPECT_EQ(gpu["device"], "cuda");
+  EXPECT_EQ(gpu["weights"], cpu["weights"]);
+  EXPECT_NE(gpu["working memory"], cpu["working memory"]);
+  expect_refused(with(tiny, {"--run.device=cuda", "--moe.num_experts=2048"}),
+                 {"2048 experts", "1024", "run.device = \"cpu\""});
+  expect_refused(with(tiny, {"--run.device=cuda", "--ranks=2", "--parallel.tp=2"}),
+                 {"one rank, got 2"});
 }
 
 TEST_F(CliHelp, DoctorMeasuresTheMachine) {
@@ -112,10 +140,59 @@ TEST_F(CliHelp, BenchTimesSteps) {
   expect_refused(wrong, {"train.global_batch 3 is not a multiple of train.micro_batch 2"});
 }
 
+TEST_F(CliHelp, BenchTimesABlock) {
+  const Arguments moe = {"bench",
+                         "--layer=moe",
+                         "--model.preset=tiny",
+                         "--data.sequence_length=16",
+                         "--train.micro_batch=2",
+                         "--run.device=cpu",
+                         "--steps=2"};
+  Arguments json = moe;
+  json.emplace_back("--json");
+  const Json result = succeed_json(json);
+  EXPECT_EQ(result["tokens"], 32);
+  EXPECT_GT(result["forward"]["tflops"], 0);
+  EXPECT_GT(result["backward"]["operators"]["grouped_matmul_wgrad"], 0);
+  EXPECT_THAT(succeed(moe).out, HasSubstr("TFLOPS"));
+  Arguments wrong = moe;
+  wrong[1] = "--layer=mlp";
+  expect_refused(wrong, {"none of the model's 2 layers has a block 'mlp'"});
+  wrong[1] = "--layer=head";
+  expect_refused(wrong, {"--layer", "head"});
+}
+
+/// The vocabulary is the tokenizer's, which need not be there where model.vocab_size says it.
+TEST_F(CliHelp, BenchTakesTheVocabularyOfTraining) {
+  const auto bench = [&](const Arguments& options) {
+    Arguments all = {"bench",
+                     "--model.preset=tiny",
+                     "--data.sequence_length=16",
+                     "--train.micro_batch=1",
+                     "--train.global_batch=1",
+                     "--run.device=cpu",
+                     "--steps=1",
+                     "--warmup=0",
+                     "--json"};
+    all.insert(all.end(), options.begin(), options.end());
+    return all;
+  };
+  const Arguments none = {"--data.tokenizer=" + path("none.json")};
+  const Json of_bytes = succeed_json(bench({}));
+  const Json of_number = succeed_json(bench({none[0], "--model.vocab_size=320"}));
+  EXPECT_EQ(of_bytes["parameters"], of_number["parameters"]);
+  expect_refused(bench(none), {"none.json", "model.vocab_size"});
+}
+
+/// Before anything is written, and before ranks are started.
 TEST_F(CliHelp, AGpuThatIsNotThereIsRefused) {
+  expect_refused(train("run", {"--run.device=cuda", "--ranks=2"}), {"one rank, got 2"});
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
   const Json machine = succeed_json({"doctor", "--json"});
   if (!machine["cuda"]["gpus"].empty()) GTEST_SKIP() << "there is a GPU";
   expect_refused({"bench", "--model.preset=tiny", "--run.device=cuda"}, {"run.device = \"cpu\""});
+  expect_refused(train("run", {"--run.device=cuda"}), {"run.device = \"cpu\""});
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 
 TEST_F(CliHelp, MistakesOfTheCommandLine) {

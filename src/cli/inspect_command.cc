@@ -4,12 +4,12 @@
 #include <set>
 
 #include "cli/commands.h"
-#include "comm/planned_world.h"
 #include "core/memory.h"
 #include "core/progress.h"
-#include "ops/registry/cpu_kernels.h"
+#include "model/mlp_blocks.h"
 #include "program/print.h"
 #include "train/metrics/report.h"
+#include "train/planned_rank.h"
 #include "train/trainer.h"
 #include "train/training_data.h"
 
@@ -30,25 +30,7 @@ Settings resolve(const ConfigArguments& arguments) {
 }
 
 int64_t resolve_ranks(const Settings& settings, int64_t ranks) {
-  return ranks > 0 ? ranks : least_ranks(settings.parallel);
-}
-
-/// One rank's part of a training run, of ranks that are not there.
-struct PlannedRank {
-  RunLayout layout;
-  TrainingModel model;
-};
-
-PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
-  const auto world = make_planned_world(rank, num_ranks);
-  RunLayout layout = make_run_layout(settings, *world);
-  const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-                         .max_sequences = settings.train.micro_batch,
-                         .sequence_length = settings.data.sequence_length,
-                         .dtype = settings.train.dtype()};
-  TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
-                      layout.part);
-  return {std::move(layout), std::move(model)};
+  return ranks > 0 ? ranks : least_ranks(settings.parallel.layout);
 }
 
 /// The first rank of each pipeline stage.
@@ -107,47 +89,73 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
           {"total", state.total() + activations.total()}};
 }
 
+/// What the first rank of a stage takes, and on which device.
+struct StageMemory {
+  std::string device;
+  std::vector<std::pair<std::string, int64_t>> rows;
+};
+
+Json to_json(const StageMemory& stage) {
+  Json json(std::map(stage.rows.begin(), stage.rows.end()));
+  json["device"] = stage.device;
+  return json;
+}
+
 /// A column for the first rank of each stage; as JSON one object, or with several stages a list.
 void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
-  std::vector<std::vector<std::pair<std::string, int64_t>>> stages;
+  std::vector<StageMemory> stages;
   std::string head = fmt::format("{:<18}", "");
+  std::string devices = fmt::format("{:<18}", "device");
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
-    stages.push_back(predict_memory(settings, plan_rank(settings, rank, num_ranks)));
+    const PlannedRank planned = plan_rank(settings, rank, num_ranks);
+    stages.push_back({planned.model.device().name(), predict_memory(settings, planned)});
     head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
+    devices += fmt::format(" {:>12}", stages.back().device);
   }
   if (json) {
     Json list = Json::array();
-    for (const auto& rows : stages) list.push_back(Json(std::map(rows.begin(), rows.end())));
+    for (const StageMemory& stage : stages) list.push_back(to_json(stage));
     std::cout << (list.size() == 1 ? list[0] : list).dump(2) << "\n";
     return;
   }
   if (num_ranks > 1) std::cout << head << "\n";
-  for (size_t row = 0; row < stages[0].size(); ++row) {
-    std::cout << fmt::format("{:<18}", stages[0][row].first);
-    for (const auto& rows : stages)
-      std::cout << fmt::format(" {:>12}", format_bytes(rows[row].second));
+  std::cout << devices << "\n";
+  for (size_t row = 0; row < stages[0].rows.size(); ++row) {
+    std::cout << fmt::format("{:<18}", stages[0].rows[row].first);
+    for (const StageMemory& stage : stages)
+      std::cout << fmt::format(" {:>12}", format_bytes(stage.rows[row].second));
     std::cout << "\n";
   }
 }
 
-/// Micro-batches of a step that one pipeline runs.
-int64_t pipeline_micro_batches(const Settings& settings, const Layout& layout) {
-  const int64_t share = settings.train.global_batch / layout.degree(Axis::kDp);
-  return std::max<int64_t>(share / settings.train.micro_batch, 1);
+/// The run as rank 0 sees it. Throws what training would refuse in any stage.
+RunLayout plan_run(const Settings& settings, int64_t ranks) {
+  std::vector<RunLayout> stages;
+  for (const int64_t rank : first_ranks(settings, ranks))
+    stages.push_back(plan_rank(settings, rank, ranks).layout);
+  return std::move(stages[0]);
 }
 
+/// The groups come first: they explain what may be refused behind them.
 void show_layout(const Settings& settings, int64_t ranks) {
-  const ParallelSpec& parallel = settings.parallel;
-  const Layout layout(parallel.layout, ranks);
+  const Layout layout(settings.parallel.layout, ranks);
   std::cout << describe_layout(layout);
+  const RunLayout run = plan_run(settings, ranks);
+  if (settings.model.num_moe_layers() > 0) {
+    std::cout << fmt::format("\ndispatcher {}\n",
+                             choose_dispatcher(settings.model, run.part.groups).to_string());
+  }
   if (layout.degree(Axis::kPp) == 1) return;
-  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
-  const PipelineSpec spec =
-      pipeline_spec(parallel, pipeline, pipeline_micro_batches(settings, layout));
+  const PipelineLayout pipeline =
+      make_pipeline_layout(settings.parallel, settings.model.layer_counts());
   std::cout << fmt::format(
                    "\nchunks {}\n{} micro-batches, forward and both backward parts 1 each:\n",
-                   to_string(pipeline), spec.num_micro_batches)
-            << draw_pipeline(simulate_pipeline(spec, make_pipeline_schedule(spec)));
+                   to_string(pipeline), run.schedule.num_micro_batches)
+            << draw_pipeline(simulate_pipeline(run.schedule, make_pipeline_schedule(run.schedule)));
+}
+
+void show_schedule(const Settings& settings, int64_t ranks) {
+  std::cout << list_pipeline(make_pipeline_schedule(plan_run(settings, ranks).schedule));
 }
 
 void show_checkpoint(const std::string& path, bool json) {
@@ -184,21 +192,23 @@ void show_checkpoint(const std::string& path, bool json) {
 
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
-                        arguments.layout || !arguments.checkpoint.empty() ||
+                        arguments.layout || arguments.schedule || !arguments.checkpoint.empty() ||
                         !arguments.report.empty();
   require(anything,
-          "nothing to inspect: give --presets, --program, --memory, --layout, --checkpoint PATH or "
-          "--report RUN");
+          "nothing to inspect: give --presets, --program, --memory, --layout, --schedule, "
+          "--checkpoint PATH or --report RUN");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
-  if (arguments.program || arguments.memory || arguments.layout) {
+  const bool text_only = arguments.program || arguments.layout || arguments.schedule;
+  if (text_only || arguments.memory) {
     const Settings settings = resolve(arguments.config);
-    require(!(arguments.program || arguments.layout) || !arguments.json,
-            "--program and --layout print text only; leave out --json");
+    require(!text_only || !arguments.json,
+            "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
     if (arguments.layout) show_layout(settings, ranks);
+    if (arguments.schedule) show_schedule(settings, ranks);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.memory) show_memory(settings, ranks, arguments.json);
   }

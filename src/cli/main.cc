@@ -51,7 +51,9 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
 
 CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   CLI::App* command = app.add_subcommand(
-      "verify", "Compare a configuration's layout with one rank: losses, gradients, weights");
+      "verify",
+      "Compare a configuration's layout with one rank, on the host and in F32: losses, gradients, "
+      "weights");
   add_config(*command, verify.config);
   command->add_option("--ranks", verify.ranks, "Ranks of the layout; 0: the fewest that it needs")
       ->check(CLI::NonNegativeNumber)
@@ -59,11 +61,12 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   command->add_option("--steps", verify.steps, "Optimizer steps to compare")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--tolerance", verify.tolerance, "Largest relative error that agrees")
+  command
+      ->add_option("--tolerance", verify.tolerance,
+                   "Largest relative error that agrees, of what is computed and sent in F32")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_flag("--full", verify.full,
-                    "With the model's own sizes, precision and optimizer, not shrunk");
+  command->add_flag("--full", verify.full, "With the model's own sizes, not shrunk");
   command->add_flag("--all", verify.all, "List every parameter");
   command->add_flag("--json", verify.json, "Print JSON");
   return command;
@@ -71,9 +74,15 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
 
 CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
   CLI::App* command = app.add_subcommand(
-      "bench", "Time a configuration's training steps on random tokens, operator by operator");
+      "bench",
+      "Time a configuration's training steps, or one block of a layer, operator by operator");
   add_config(*command, bench.config);
-  command->add_option("--steps", bench.steps, "Steps that are timed")
+  command
+      ->add_option("--layer", bench.layer,
+                   "Time only this block of one layer, forward and backward, on random hidden "
+                   "states: moe, mlp or attention")
+      ->check(CLI::IsMember({"moe", "mlp", "attention"}));
+  command->add_option("--steps", bench.steps, "Steps, or passes over the block, that are timed")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--warmup", bench.warmup, "Steps before those")
@@ -226,9 +235,11 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--memory", inspect.memory, "Predicted memory of a training run");
   command->add_flag("--layout", inspect.layout,
                     "Which rank does what under [parallel], and the pipeline's timeline");
+  command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
   command
       ->add_option("--ranks", inspect.ranks,
                    "Ranks of the layout, also for --program and --memory; 0: as few as it needs")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");

@@ -1,3 +1,5 @@
+#include <set>
+
 #include "cli/cli_testing.h"
 
 namespace tessera {
@@ -34,12 +36,18 @@ class CliRanks : public CliTest {
 
 TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   run_ranks(layout("one", {}));
-  run_ranks(layout("four", {"--ranks", "4", "--parallel.tp=2", "--parallel.ep=4"}));
+  const std::string told =
+      run_ranks(layout("four", {"--ranks", "4", "--parallel.tp=2", "--parallel.ep=4"})).out;
   const auto one = losses("one");
   const auto four = losses("four");
   ASSERT_EQ(one.size(), 4);
   ASSERT_EQ(four.size(), 4);
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(four[i], one[i], 1e-4);
+  // Which way tokens take to their experts, and what a step of all ranks sends.
+  EXPECT_THAT(told, HasSubstr("dispatcher all_to_all: "));
+  EXPECT_THAT(told, HasSubstr("between the ranks, all together (mean of 4):\n"));
+  EXPECT_THAT(told, HasSubstr("\n  tp                         all_gather"));
+  EXPECT_THAT(told, HasSubstr("\n  ep                         all_to_all"));
 }
 
 TEST_F(CliRanks, ShardingInTwoLevelsGivesTheLossesOfOneRank) {
@@ -75,48 +83,123 @@ TEST_F(CliRanks, AnotherNumberOfRanksContinues) {
   EXPECT_EQ(losses("run").size(), 4);
 }
 
-/// mpirun's terminals are not the user's: what goes to a file is plain lines. Rank 0 writes a
-/// sample of text as one rank does.
+/// mpirun's terminals are not the user's: what goes to a file is plain lines, also of a single
+/// rank. Rank 0 writes a sample of text as one rank does.
 TEST_F(CliRanks, WritePlainLinesAndASample) {
-  const Finished finished =
-      run_ranks(layout("run", {"--ranks", "2", "--parallel.tp=2", "--run.report=true"}));
-  EXPECT_THAT(finished.out, HasSubstr("4/4"));
-  EXPECT_EQ(finished.out.find_first_of("\r\x1b"), std::string::npos) << finished.out;
-  EXPECT_THAT(finished.out, ::testing::Not(HasSubstr("no sample")));
-  EXPECT_THAT(read_all(path("run/report.html")), HasSubstr("<h2>Generated text</h2>"));
+  for (const std::string ranks : {"1", "2"}) {
+    const std::string run = "run-" + ranks;
+    const Finished finished =
+        run_ranks(layout(run, {"--ranks", ranks, "--parallel.tp=" + ranks, "--run.report=true"}));
+    EXPECT_THAT(finished.out, HasSubstr("4/4"));
+    EXPECT_EQ(finished.out.find_first_of("\r\x1b"), std::string::npos) << finished.out;
+    EXPECT_THAT(finished.out, ::testing::Not(HasSubstr("no sample")));
+    EXPECT_THAT(read_all(path(run + "/report.html")), HasSubstr("<h2>Generated text</h2>"));
+  }
 }
 
 TEST_F(CliRanks, AMistakeIsToldOnceBeforeRanksStart) {
   expect_refused(layout("run", {"--ranks", "4", "--parallel.tp=3"}), {"tp 3", "4 ranks"});
 }
 
-/// Dispatch and combine are under way while the shared expert and, backwards, weight gradients are
-/// computed: between the start of an exchange and the end of its wait stands computation.
-TEST_F(CliRanks, TheTraceShowsComputationUnderExchanges) {
-  run_ranks(layout("run", {"--ranks", "2", "--parallel.ep=2", "--parallel.dispatcher=all_to_all",
-                           "--moe.shared_inner_size=16", "--trace=" + path("trace.json")}));
-  const auto trace = nlohmann::json::parse(read_all(path("trace.json")));
-  for (int rank = 0; rank < 2; ++rank) {
-    std::vector<nlohmann::json> exchanges;
-    std::vector<nlohmann::json> computed;
+/// What one rank's part of a trace says.
+class RankTrace {
+ public:
+  RankTrace(const nlohmann::json& trace, int rank) {
     for (const auto& event : trace["traceEvents"]) {
       if (event["ph"] != "X" || event["pid"] != rank) continue;
-      const std::string name = event["name"];
-      if (event["tid"] == 2 && name == "all_to_all_v") exchanges.push_back(event);
-      if (event["tid"] == 1 && (name == "linear" || name == "linear_wgrad"))
-        computed.push_back(event);
+      const Span span{event["ts"], event["ts"].get<double>() + event["dur"].get<double>()};
+      const auto& args = event["args"];
+      if (args.contains("group")) {
+        const std::string group = args["group"];
+        communications_[group + " " + event["name"].get<std::string>()].push_back(span);
+        bytes_ += args["bytes"].get<int64_t>();
+      } else if (!event["name"].get<std::string>().starts_with("wait for ")) {
+        const std::string program = args["program"];
+        computed_[program.ends_with(".backward") ? "backward" : "forward"].push_back(span);
+      }
     }
-    const auto hides = [&](const nlohmann::json& exchange) {
-      const double begin = exchange["ts"];
-      const double end = begin + exchange["dur"].get<double>();
-      return std::ranges::any_of(computed, [&](const nlohmann::json& event) {
-        return event["ts"] >= begin &&
-               event["ts"].get<double>() + event["dur"].get<double>() <= end;
-      });
-    };
-    EXPECT_GT(exchanges.size(), 0);
-    EXPECT_GT(std::ranges::count_if(exchanges, hides), 0);
   }
+
+  int64_t bytes() const { return bytes_; }
+  /// "GROUP KIND" of all communications.
+  std::set<std::string> kinds() const {
+    std::set<std::string> all;
+    for (const auto& [kind, spans] : communications_) all.insert(kind);
+    return all;
+  }
+  /// How many of these communications have computation of the pass under them, from its start to
+  /// its end.
+  int64_t count_hidden(const std::string& kind, const std::string& pass) const {
+    const auto found = communications_.find(kind);
+    if (found == communications_.end()) return 0;
+    return std::ranges::count_if(found->second, [&](const Span& communication) {
+      return std::ranges::any_of(computed_.at(pass), [&](const Span& node) {
+        return node.begin >= communication.begin && node.end <= communication.end;
+      });
+    });
+  }
+
+ private:
+  struct Span {
+    double begin = 0;
+    double end = 0;
+  };
+  std::map<std::string, std::vector<Span>> communications_;
+  std::map<std::string, std::vector<Span>> computed_;
+  int64_t bytes_ = 0;
+};
+
+/// Traces of two ranks.
+class CliTrace : public CliRanks {
+ protected:
+  /// Runs with the options, by rank.
+  std::vector<RankTrace> trace(const Arguments& options) const {
+    Arguments all = {"--ranks", "2", "--trace=" + path("trace.json")};
+    all.insert(all.end(), options.begin(), options.end());
+    run_ranks(layout("run", all));
+    const auto parsed = nlohmann::json::parse(read_all(path("trace.json")));
+    return {RankTrace(parsed, 0), RankTrace(parsed, 1)};
+  }
+
+  /// What the ranks come to at the same time is under way only for the one that comes first.
+  static int64_t count_hidden(const std::vector<RankTrace>& ranks, const std::string& kind,
+                              const std::string& pass) {
+    return ranks[0].count_hidden(kind, pass) + ranks[1].count_hidden(kind, pass);
+  }
+};
+
+/// Dispatch and combine are under way while the shared expert and, backwards, weight gradients are
+/// computed; the sums of gradients while layers further back are.
+TEST_F(CliTrace, ShowsComputationUnderExchangesAndReductions) {
+  const auto ranks = trace({"--parallel.ep=2", "--parallel.dispatcher=all_to_all",
+                            "--moe.shared_inner_size=16", "--optim.bucket_bytes=2000"});
+  for (const RankTrace& rank : ranks) {
+    EXPECT_GT(rank.bytes(), 0);
+    EXPECT_GT(rank.count_hidden("ep all_to_all", "forward"), 0);
+    EXPECT_GT(rank.count_hidden("ep all_to_all", "backward"), 0);
+    for (const std::string kind :
+         {"dense_replicas_1 reduce_scatter", "dense_replicas_1 all_gather", "world all_reduce"})
+      EXPECT_THAT(rank.kinds(), ::testing::Contains(kind));
+  }
+  EXPECT_GT(count_hidden(ranks, "dense_replicas_1 reduce_scatter", "backward"), 0);
+}
+
+/// With full sharding the next layer's weights are on their way while one computes, in both
+/// directions, and the sums of the last one's gradients.
+TEST_F(CliTrace, ShowsComputationUnderFullShardingsTransfers) {
+  for (const RankTrace& rank : trace({"--optim.shard=full"})) {
+    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner all_gather", "forward"), 0);
+    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner all_gather", "backward"), 0);
+    EXPECT_GT(rank.count_hidden("dense_replicas_1.inner reduce_scatter", "backward"), 0);
+  }
+}
+
+/// Hidden states are sent while the next micro-batch is computed; receives are waited for at once.
+TEST_F(CliTrace, ShowsComputationUnderAPipelinesSends) {
+  const auto ranks = trace({"--parallel.pp=2", "--train.micro_batch=1"});
+  EXPECT_GT(ranks[0].count_hidden("pp send", "forward"), 0);
+  EXPECT_EQ(ranks[1].count_hidden("pp receive", "forward"), 0);
+  EXPECT_THAT(ranks[1].kinds(), ::testing::Contains("pp_gradients send"));
 }
 
 }  // namespace

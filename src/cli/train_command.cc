@@ -17,10 +17,11 @@ int start_ranks(const Settings& settings, const TrainArguments& arguments) {
   return launch_local_ranks(arguments.ranks, arguments.command);
 }
 
-/// mpirun gives each rank a terminal of its own, wherever the output goes; only one that this
-/// process is under the control of is the user's.
-Terminal find_terminal(const World& world) {
-  const bool users = world.size() == 1 || tcgetpgrp(STDOUT_FILENO) != -1;
+/// mpirun gives each rank a terminal of its own, wherever the output goes. Under a launcher only
+/// one that this process is under the control of is the user's.
+Terminal find_terminal() {
+  const bool launched = detect_launch(process_environment()).launcher != Launcher::kNone;
+  const bool users = !launched || tcgetpgrp(STDOUT_FILENO) != -1;
   return users ? detect_terminal(STDOUT_FILENO) : Terminal{};
 }
 
@@ -39,7 +40,7 @@ int run_train(const TrainArguments& arguments) {
   return run_rank(*world, [&] {
     return train({.settings = settings,
                   .config_toml = schema.to_toml(),
-                  .terminal = find_terminal(*world),
+                  .terminal = find_terminal(),
                   .trace = arguments.trace},
                  *world, std::cout);
   });

@@ -72,6 +72,7 @@ void print_report(const UpcycleArguments& arguments, const ModelConfig& model,
                                  {"weight_scale", arguments.spec.weight_scale()},
                                  {"parameters", count.total},
                                  {"active_parameters", count.active},
+                                 {"notes", report.notes},
                                  {"seconds", seconds},
                                  {"peak_bytes", process_memory().peak}};
     std::cout << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
@@ -86,6 +87,7 @@ void print_report(const UpcycleArguments& arguments, const ModelConfig& model,
       format_count(static_cast<double>(count.active)), format_bytes(report.target_bytes),
       format_bytes(report.source_bytes), format_duration(seconds),
       format_bytes(process_memory().peak));
+  for (const std::string& note : report.notes) std::cout << "note: " << note << "\n";
 }
 
 }  // namespace

@@ -33,8 +33,13 @@ Json to_json(const Verification& verification) {
   const ParameterDifference* first = verification.first_disagreement();
   return {{"agrees", verification.agrees()},
           {"worst", verification.worst()},
-          {"tolerance", verification.tolerance},
+          {"tolerance", verification.tolerances.scalars},
+          {"gradient_tolerance", verification.tolerances.gradients},
+          {"weight_tolerance", verification.tolerances.weights},
+          {"reference_ranks", verification.reference_ranks},
           {"moved_assignments", verification.moved_assignments},
+          {"diverged", verification.diverged},
+          {"notes", verification.notes},
           {"first_disagreement", first != nullptr ? Json(first->name) : Json()},
           {"parameters", std::move(parameters)},
           {"scalars", std::move(scalars)}};
@@ -46,14 +51,13 @@ int run_verify(const VerifyArguments& arguments) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
-  const int64_t ranks = arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel);
-  if (arguments.full) {
-    settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
-                                                   *make_tokenizer(settings.data.tokenizer_spec()));
-    settings = without_data(std::move(settings));
-  } else {
-    settings = shrink_for_verification(std::move(settings), ranks);
-  }
+  const int64_t ranks =
+      arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
+  check_as_training(settings, ranks);
+  settings = arguments.full ? without_data(std::move(settings))
+                            : shrink_for_verification(std::move(settings), ranks);
   const Verification verification = verify_layout({.settings = std::move(settings),
                                                    .num_ranks = ranks,
                                                    .steps = arguments.steps,

@@ -50,6 +50,40 @@ Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
   return copy_bytes(in, out, rows * row_bytes(in));
 }
 
+/// Tells who observes when this rank sees that an operation is complete.
+class ObservedWork : public Work {
+ public:
+  ObservedWork(std::unique_ptr<Work> work, CommEvent event,
+               std::shared_ptr<CommStatistics> statistics)
+      : work_(std::move(work)), event_(std::move(event)), statistics_(std::move(statistics)) {}
+
+  void wait() override {
+    const CommEvent::Clock::time_point begin = CommEvent::Clock::now();
+    work_->wait();
+    event_.waited = CommEvent::Clock::now() - begin;
+    tell();
+  }
+  bool done() override {
+    if (!work_->done()) return false;
+    tell();
+    return true;
+  }
+  void abandon() noexcept override { work_->abandon(); }
+
+ private:
+  void tell() {
+    if (told_) return;
+    told_ = true;
+    event_.end = CommEvent::Clock::now();
+    statistics_->tell(event_);
+  }
+
+  std::unique_ptr<Work> work_;
+  CommEvent event_;
+  std::shared_ptr<CommStatistics> statistics_;
+  bool told_ = false;
+};
+
 }  // namespace
 
 Pending& Pending::operator=(Pending&& other) noexcept {
@@ -97,6 +131,20 @@ void Communicator::count(CommKind kind, int64_t bytes) {
   statistics_->add(name_, kind, bytes);
 }
 
+template <typename Start>
+Pending Communicator::start(CommKind kind, int64_t bytes, const Start& start) {
+  if (!statistics_->observed()) return start();
+  CommEvent event{.group = name_, .kind = kind, .bytes = bytes, .begin = CommEvent::Clock::now()};
+  Pending pending = start();
+  if (pending.work_ == nullptr) {
+    event.end = CommEvent::Clock::now();
+    statistics_->tell(event);
+    return pending;
+  }
+  return Pending(
+      std::make_unique<ObservedWork>(std::move(pending.work_), std::move(event), statistics_));
+}
+
 Pending Communicator::all_gather(const Tensor& in, const Tensor& out) {
   ensure(in.shape.rank() > 0 && out.shape.rank() > 0 && out.shape[0] == size() * in.shape[0],
          "all_gather over {} ranks: in {}, out {}", size(), in.shape.to_string(),
@@ -112,8 +160,10 @@ Pending Communicator::all_gather_v(const Tensor& in, const Tensor& out,
   const int64_t own = rows[static_cast<size_t>(rank_)];
   check_room(in, own, "all_gather");
   check_room(out, sum_rows(rows), "all_gather");
-  count(CommKind::kAllGather, (size() - 1) * own * row_bytes(in));
-  return size() == 1 ? copy_rows(in, out, own) : do_all_gather_v(in, out, rows);
+  const int64_t bytes = (size() - 1) * own * row_bytes(in);
+  count(CommKind::kAllGather, bytes);
+  if (size() == 1) return copy_rows(in, out, own);
+  return start(CommKind::kAllGather, bytes, [&] { return do_all_gather_v(in, out, rows); });
 }
 
 Pending Communicator::reduce_scatter(const Tensor& in, const Tensor& out) {
@@ -132,8 +182,10 @@ Pending Communicator::reduce_scatter_v(const Tensor& in, const Tensor& out,
   const int64_t own = rows[static_cast<size_t>(rank_)];
   check_room(in, sum_rows(rows), "reduce_scatter");
   check_room(out, own, "reduce_scatter");
-  count(CommKind::kReduceScatter, (sum_rows(rows) - own) * row_bytes(in));
-  return size() == 1 ? copy_rows(in, out, own) : do_reduce_scatter_v(in, out, rows);
+  const int64_t bytes = (sum_rows(rows) - own) * row_bytes(in);
+  count(CommKind::kReduceScatter, bytes);
+  if (size() == 1) return copy_rows(in, out, own);
+  return start(CommKind::kReduceScatter, bytes, [&] { return do_reduce_scatter_v(in, out, rows); });
 }
 
 Pending Communicator::all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
@@ -143,6 +195,14 @@ Pending Communicator::all_reduce(const Tensor& in, const Tensor& out, ReduceOp o
   count(CommKind::kAllReduce, 2 * (size() - 1) * in.num_bytes() / size());
   if (size() > 1) return do_all_reduce(in, out, op);
   return copy_bytes(in, out, in.num_bytes());
+
+  const int64_t bytes = 2 * (size() - 1) * in.num_bytes() / size();
+  count(CommKind::kAllReduce, bytes);
+  if (size() > 1)
+    return start(CommKind::kAllReduce, bytes, [&] { return do_all_reduce(in, out, op); });
+  if (in.data != out.data && in.num_bytes() > 0)
+    std::memmove(out.data, in.data, static_cast<size_t>(in.num_bytes()));
+  return {};
 }
 
 Pending Communicator::all_to_all(const Tensor& in, const Tensor& out) {
@@ -165,33 +225,46 @@ Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out,
   ensure(own == receive_rows[static_cast<size_t>(rank_)],
          "all_to_all: {} rows to itself, {} from itself", own,
          receive_rows[static_cast<size_t>(rank_)]);
-  count(CommKind::kAllToAll, (sum_rows(send_rows) - own) * row_bytes(in));
-  return size() == 1 ? copy_rows(in, out, own) : do_all_to_all_v(in, out, send_rows, receive_rows);
+  const int64_t bytes = (sum_rows(send_rows) - own) * row_bytes(in);
+  count(CommKind::kAllToAll, bytes);
+  if (size() == 1) return copy_rows(in, out, own);
+  return start(CommKind::kAllToAll, bytes,
+               [&] { return do_all_to_all_v(in, out, send_rows, receive_rows); });
 }
 
 Pending Communicator::send(const Tensor& tensor, int64_t to) {
   ensure(to >= 0 && to < size() && to != rank_, "send from {} to {} in a group of {}", rank_, to,
          size());
   count(CommKind::kSend, tensor.num_bytes());
-  return do_send(tensor, to);
+  return start(CommKind::kSend, tensor.num_bytes(), [&] { return do_send(tensor, to); });
 }
 
 Pending Communicator::receive(const Tensor& tensor, int64_t from) {
   ensure(from >= 0 && from < size() && from != rank_, "receive by {} from {} in a group of {}",
          rank_, from, size());
   count(CommKind::kReceive, 0);
-  return do_receive(tensor, from);
+  return start(CommKind::kReceive, tensor.num_bytes(), [&] { return do_receive(tensor, from); });
 }
 
 Pending Communicator::broadcast(const Tensor& tensor, int64_t root) {
   ensure(root >= 0 && root < size(), "broadcast from {} in a group of {}", root, size());
-  count(CommKind::kBroadcast, rank_ == root && size() > 1 ? tensor.num_bytes() : 0);
-  return size() == 1 ? Pending() : do_broadcast(tensor, root);
+  const int64_t bytes = rank_ == root && size() > 1 ? tensor.num_bytes() : 0;
+  count(CommKind::kBroadcast, bytes);
+  if (size() == 1) return {};
+  return start(CommKind::kBroadcast, bytes, [&] { return do_broadcast(tensor, root); });
 }
 
 void Communicator::barrier() {
   count(CommKind::kBarrier, 0);
-  if (size() > 1) do_barrier();
+  if (size() == 1) return;
+  const CommEvent::Clock::time_point begin = CommEvent::Clock::now();
+  do_barrier();
+  const CommEvent::Clock::time_point end = CommEvent::Clock::now();
+  statistics_->tell({.group = name_,
+                     .kind = CommKind::kBarrier,
+                     .begin = begin,
+                     .end = end,
+                     .waited = end - begin});
 }
 
 int64_t World::place_in_group(const std::string& name, const std::vector<int64_t>& ranks) const {

@@ -41,6 +41,7 @@ class Pending {
   bool done();
 
  private:
+  friend class Communicator;  // which puts observed work around a back end's
   std::unique_ptr<Work> work_;
 };
 
@@ -52,7 +53,8 @@ class Pending {
 /// thread-safe.
 ///
 /// The base class checks shapes (InternalError), answers groups of one rank by copying, and counts
-/// calls and bytes; back ends implement the do_ functions.
+/// calls and bytes, and tells whoever observes (CommStatistics); back ends implement the do_
+/// functions.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -117,6 +119,9 @@ class Communicator {
 
  private:
   void count(CommKind kind, int64_t bytes);
+  /// Calls start(), which begins an operation in the back end; who observes is told of its end.
+  template <typename Start>
+  Pending start(CommKind kind, int64_t bytes, const Start& start);
 
   std::string name_;
   std::vector<int64_t> ranks_;

@@ -14,10 +14,11 @@ constexpr std::chrono::milliseconds kCheckInterval{5};
 // What a process sent before it ended may still be on its way.
 constexpr std::chrono::milliseconds kLastWords{200};
 
-// Message tags keep operations apart that are under way at the same time.
+// Message tags keep operations apart that are under way at the same time. Those of one number
+// modulo kNumbers start in the same order on all ranks, so that their messages meet in order.
 int64_t tag_of(CommKind kind, int64_t number) {
   constexpr int64_t kKinds = 8;
-  constexpr int64_t kNumbers = int64_t{1} << 27;
+  constexpr int64_t kNumbers = kNumTags / kKinds;
   const CommKind sort = kind == CommKind::kReceive ? CommKind::kSend : kind;
   return (number % kNumbers) * kKinds + static_cast<int64_t>(sort);
 }

@@ -63,8 +63,6 @@ class CommEngine {
 
   Transport& transport() { return *transport_; }
   ScratchPool& scratch() { return scratch_; }
-  /// Null where none was given.
-  const Termination* termination() const { return termination_.get(); }
   /// Waits will end early where one of these processes has ended.
   void watch(const std::vector<ProcessName>& names) { watch_.emplace(names); }
 

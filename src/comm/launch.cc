@@ -104,7 +104,8 @@ std::unique_ptr<World> connect_world(CommOptions options) {
   const LaunchInfo info = detect_launch(process_environment());
   if (options.grace_seconds <= 0) options.grace_seconds = info.kill_seconds / 2;
   if (info.num_ranks == 1) return make_single_world();
-  if (info.launcher != Launcher::kTorchrun) return connect_mpi_world(options, info.num_ranks);
+  if (info.launcher != Launcher::kTorchrun)
+    return connect_mpi_world(options, info.rank, info.num_ranks);
   return make_process_world(connect_tcp({.rank = info.rank,
                                          .num_ranks = info.num_ranks,
                                          .one_machine = info.one_machine,

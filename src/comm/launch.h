@@ -64,10 +64,11 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
 /// a rank already. Call it before threads are started.
 int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command);
 
-/// Runs a rank's part of the program and returns its exit code. In a world of several ranks an
-/// exception is told on standard error with the rank's number, and ends all ranks with code 2 for
-/// UserError, 1 otherwise; ranks but the first wait a moment, so that a mistake that all ranks find
-/// is told once. In a world of one rank exceptions pass through.
+/// Runs a rank's part of the program and returns its exit code, after all ranks have come to the
+/// end of theirs. In a world of several ranks an exception is told on standard error with the
+/// rank's number, and ends all ranks with code 2 for UserError, 1 otherwise; ranks but the first
+/// wait a moment, so that a mistake that all ranks find is told once. In a world of one rank
+/// exceptions pass through.
 int run_rank(World& world, const std::function<int()>& body);
 
 }  // namespace tessera

@@ -40,9 +40,11 @@ const MpiPlugin& load_plugin() {
 
 }  // namespace
 
-std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t expected_ranks) {
-  std::shared_ptr<Transport> transport = load_plugin().connect();
-  require(expected_ranks == 0 || transport->size() == expected_ranks,
+std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t rank,
+                                         int64_t expected_ranks) {
+  std::shared_ptr<Transport> transport =
+      load_plugin().connect({.rank = rank, .timeout_seconds = options.timeout_seconds});
+  require(transport->size() == expected_ranks,
           "the launcher started {} ranks, but MPI joined {}: with srun, choose how MPI finds its "
           "ranks (srun --mpi=pmix); otherwise use the mpirun of the same MPI library",
           expected_ranks, transport->size());

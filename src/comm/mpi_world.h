@@ -8,11 +8,13 @@
 
 namespace tessera {
 
-/// Joins the ranks that an MPI launcher started; all must call, once in a process. The plugin
+/// Joins the ranks that an MPI launcher started, of which this is `rank`; all must call, once in a
+/// process. Where one does not, the others say so and end after the time limit. The plugin
 /// libtessera_mpi.so, the only file that needs MPI, is loaded from the program's folder's `lib`,
 /// `../lib` or `../lib/tessera`. Throws UserError where the plugin or MPI is missing, or MPI
-/// sees another number of ranks than `expected_ranks` (0: any).
-std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t expected_ranks = 0);
+/// sees another number of ranks than `expected_ranks`.
+std::unique_ptr<World> connect_mpi_world(const CommOptions& options, int64_t rank,
+                                         int64_t expected_ranks);
 
 /// What MPI library the plugin is linked with, or why there is none.
 std::string mpi_library_version();

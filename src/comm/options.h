@@ -5,8 +5,8 @@ namespace tessera {
 /// How ranks communicate.
 struct CommOptions {
   /// The longest that a rank waits for one operation. Must exceed the longest time between two
-  /// ranks' arrival at it, such as one rank's writing of a checkpoint. By TCP also the longest that
-  /// ranks wait for one another when they start.
+  /// ranks' arrival at it, such as one rank's writing of a checkpoint. Also the longest that ranks
+  /// wait for one another when they start and when they end.
   double timeout_seconds = 600;
   /// The longest wait that a rank of a job which gets SIGTERM allows itself: then a peer is taken
   /// for lost. Less than what the launcher leaves until SIGKILL, so that the rank can say why it

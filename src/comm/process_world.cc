@@ -103,8 +103,6 @@ class ProcessWorld : public World {
  private:
   std::shared_ptr<ProcessGroup> join(const std::string& name, const std::vector<int64_t>& ranks,
                                      int64_t place) {
-    std::optional<Termination::Pause> pause;
-    if (engine_->termination() != nullptr) pause.emplace(*engine_->termination());
     auto group = std::make_shared<ProcessGroup>();
     group->name = name;
     group->ranks = ranks;

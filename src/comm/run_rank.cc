@@ -1,4 +1,5 @@
 #include <iostream>
+#include <numeric>
 #include <thread>
 
 #include "comm/error.h"
@@ -12,6 +13,12 @@ constexpr int kInternalErrorCode = 1;
 // Long enough for the first rank to tell a mistake that all ranks find, and to end them.
 constexpr std::chrono::milliseconds kFirstRankTells{500};
 constexpr std::chrono::milliseconds kLook{20};
+
+std::vector<int64_t> all_ranks(const World& world) {
+  std::vector<int64_t> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 // Whether another rank ends all within a moment.
 bool others_tell(World& world) {
@@ -37,7 +44,10 @@ void tell(const std::string& text) {
 int run_rank(World& world, const std::function<int()>& body) {
   if (world.size() == 1) return body();
   try {
-    return body();
+    const int code = body();
+    // Back ends end together, but not all can say which rank they wait for.
+    world.make_group("end", all_ranks(world))->barrier();
+    return code;
   } catch (const CommError& error) {
     tell(error.what());  // it names the rank
     world.abort(kUserErrorCode);

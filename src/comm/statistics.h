@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -31,6 +33,18 @@ struct CommCount {
   int64_t bytes = 0;
 };
 
+/// One communication as its rank saw it, after it was complete.
+struct CommEvent {
+  using Clock = std::chrono::steady_clock;
+  std::string group;
+  CommKind kind = CommKind::kBarrier;
+  int64_t bytes = 0;          ///< as CommCount's; of a receive those that came
+  Clock::time_point begin;    ///< when it was started
+  Clock::time_point end;      ///< when the rank saw that it was complete
+  Clock::duration waited{0};  ///< how much of that the rank did nothing but wait for it
+};
+using CommObserver = std::function<void(const CommEvent&)>;
+
 /// Calls and bytes of one rank by group name and kind. Bytes do not depend on timing, so tests
 /// compare them with formulas. Not thread-safe.
 class CommStatistics {
@@ -44,8 +58,17 @@ class CommStatistics {
   CommCount count(const std::string& group, CommKind kind) const;
   int64_t total_bytes() const;
 
+  /// `observer` is told of each communication of several ranks that is started from now on, when it
+  /// is complete; a null one ends that, also for those under way. It must not communicate.
+  void observe(CommObserver observer) { observer_ = std::move(observer); }
+  bool observed() const { return observer_ != nullptr; }
+  void tell(const CommEvent& event) const {
+    if (observer_) observer_(event);
+  }
+
  private:
   std::map<Key, CommCount> counts_;
+  CommObserver observer_;
 };
 
 }  // namespace tessera

@@ -46,12 +46,4 @@ bool Termination::unanswered() const {
   return g_unanswered != 0;
 }
 
-Termination::Pause::Pause(const Termination& termination) {
-  sigaction(SIGTERM, &termination.before_, &ours_);
-}
-
-Termination::Pause::~Pause() {
-  sigaction(SIGTERM, &ours_, nullptr);
-}
-
 }  // namespace tessera

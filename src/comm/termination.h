@@ -18,18 +18,6 @@ class Termination {
   /// SIGTERM came, and nobody else's handler was there to react to it.
   bool unanswered() const;
 
-  /// While it lives, SIGTERM does what it did before: for calls that may block for ever.
-  class Pause {
-   public:
-    explicit Pause(const Termination& termination);
-    ~Pause();
-    Pause(const Pause&) = delete;
-    Pause& operator=(const Pause&) = delete;
-
-   private:
-    struct sigaction ours_ {};
-  };
-
  private:
   struct sigaction before_ {};
 };

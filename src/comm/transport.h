@@ -30,24 +30,28 @@ class Exchange {
   virtual std::vector<int64_t> unfinished() const = 0;
 };
 
+/// Tags are below it: the rest of a message's name, 2^13 groups at least, is the back end's.
+inline constexpr int64_t kNumTags = int64_t{1} << 17;
+
 /// Messages among the ranks of one group, which those of other groups never meet.
 class Channel {
  public:
   virtual ~Channel() = default;
   /// Starts all messages and does not block. Between two ranks, messages of one tag arrive in the
-  /// order in which they were sent. 0 <= tag < 2^30.
+  /// order in which they were sent. 0 <= tag < kNumTags.
   virtual std::unique_ptr<Exchange> start(std::span<const Message> messages, int64_t tag) = 0;
 };
 
 /// What a back end whose ranks are processes has to give; collectives are composed from it (see
 /// comm/schedule.h), so they are the same, to the bit, in all. Used by one thread at a time.
-/// The destructor ends the communication of all ranks in an orderly way and may block.
+/// The destructor ends the communication of all ranks in an orderly way; where another rank does
+/// not come to that within the time limit, it may end this process.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// As World::make_group. May block.
+  /// As World::make_group. Sends nothing and never blocks.
   virtual std::unique_ptr<Channel> make_channel(const std::string& name,
                                                 const std::vector<int64_t>& ranks) = 0;
   /// Which rank is gone, and how that shows; nothing while all are there, or where the back end

@@ -261,7 +261,7 @@ TEST_F(ConfigTest, KeepsEveryCharacter) {
 }
 
 TEST_F(ConfigTest, RefusesMissingFiles) {
-  const std::string folder = std::string(testing::TempDir()) + "/config_test";
+  const std::string folder = std::string(testing::TempDir()) + unique_name("/config_test-");
   std::filesystem::create_directories(folder);
   write_file_synced(folder + "/small.toml", "seed = 4");
   schema.load_toml(folder + "/small.toml");
@@ -278,6 +278,7 @@ TEST_F(ConfigTest, RefusesMissingFiles) {
               HasSubstr("smal.toml does not exist; did you mean 'small.toml'?"));
   EXPECT_THAT(message(folder + "/no/small.toml"), HasSubstr("nor does the folder"));
   EXPECT_THAT(message(folder), HasSubstr("it is a folder"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(ConfigTest, PrintedConfigurationLoadsAgain) {

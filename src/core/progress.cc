@@ -87,6 +87,10 @@ Terminal detect_terminal(int file_descriptor) {
   return terminal;
 }
 
+std::string format_things(int64_t count, std::string_view thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
 std::string format_count(double count) {
   constexpr std::array kPrefixes = {"", "k", "M", "G", "T", "P", "E"};
   if (!std::isfinite(count)) return fmt::format("{}", count);

@@ -24,6 +24,8 @@ Terminal detect_terminal(int file_descriptor);
 
 /// "42", "12.3k", "1.24M": three significant digits and a decimal prefix.
 std::string format_count(double count);
+/// "1 layer", "2 layers": for nouns that take an s.
+std::string format_things(int64_t count, std::string_view thing);
 /// "0.85s", "42s", "1m 42s", "2h 05m", "3d 04h"; "-" for a value that is not finite or below zero.
 std::string format_duration(double seconds);
 

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/stopwatch.h"
 #include "data/chunk_encoder.h"
 #include "data/ordered_pipeline.h"
 #include "data/tokenize_state.h"
@@ -15,10 +16,6 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 int count_threads(int wanted) {
   require(wanted >= 0, "the number of threads is {}; expected 0 (all cores) or more", wanted);

@@ -226,14 +226,18 @@ VerifyReport verify_export(const fs::path& folder, const Export& work, ElementSo
   return verify_round_trip(request);
 }
 
+ExportRequest without_prediction(ExportRequest request) {
+  request.model = tessera::without_prediction(std::move(request.model));
+  return request;
+}
+
 }  // namespace
 
-ConvertReport export_hf(const ExportRequest& asked) {
-  ExportRequest request = asked;
-  request.model.mtp_layers = 0;
+ConvertReport export_hf(const ExportRequest& request) {
+  const ExportRequest decoder = without_prediction(request);
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
-  Export work = prepare(request, reader);
+  Export work = prepare(decoder, reader);
   ConvertReport report{.model_type = std::string(work.family->model_type),
                        .num_source_tensors = static_cast<int64_t>(work.map.own.size()),
                        .num_target_tensors = static_cast<int64_t>(work.map.hf.size()),
@@ -245,8 +249,8 @@ ConvertReport export_hf(const ExportRequest& asked) {
   ConversionProgress progress(request.options.progress, report.target_bytes + checked);
   const auto source = make_checkpoint_source(work.map, reader);
   progress.begin("writing");
-  write_weights(folder.path(), work, *source, request, progress);
-  write_companions(folder.path(), work, request);
+  write_weights(folder.path(), work, *source, decoder, progress);
+  write_companions(folder.path(), work, decoder);
   if (request.options.verify) {
     progress.begin("verifying");
     const VerifyReport verified = verify_export(folder.path(), work, *source, progress);
@@ -255,7 +259,7 @@ ConvertReport export_hf(const ExportRequest& asked) {
   }
   folder.publish();
   report.notes = std::move(work.notes);
-  if (asked.model.mtp_layers > 0)
+  if (request.model.mtp_layers > 0)
     report.notes.push_back("multi-token prediction is left out: transformers' models have none");
   return report;
 }

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/progress.h"
 #include "core/random.h"
 #include "hf/checkpoint_writer.h"
 #include "hf/elements.h"
@@ -225,14 +226,10 @@ double UpcycleSpec::weight_scale() const {
 }
 
 ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
-  require(dense.num_moe_layers() == 0,
-          "the model has {} layers with experts already; upcycling "
-          "takes a dense model",
-          dense.num_moe_layers());
-  require(dense.mtp_layers == 0,
-          "the model has model.mtp_layers {}, and upcycling takes a model's own layers alone; add "
-          "multi-token prediction afterwards",
-          dense.mtp_layers);
+  ModelConfig model = without_prediction(dense);
+  require(model.num_moe_layers() == 0,
+          "the model has {} with experts already; upcycling takes a dense model",
+          format_things(model.num_moe_layers(), "layer"));
   require(!dense.mlp_bias, "the model's MLPs have biases, which experts do not have");
   require(spec.copies >= 1 && spec.granularity >= 1 && spec.top_k >= 1,
           "experts {}, granularity {} and top-k {} must be at least 1", spec.copies,
@@ -251,7 +248,6 @@ ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
       (spec.top_k / spec.granularity + 1) * spec.granularity);
   require(spec.top_k <= spec.num_experts(), "top-k {} exceeds the {} * {} = {} experts", spec.top_k,
           spec.copies, spec.granularity, spec.num_experts());
-  ModelConfig model = dense;
   model.inner_size = inner;
   model.moe = MoeConfig{};
   model.moe.num_experts = spec.num_experts();
@@ -269,7 +265,9 @@ ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
   return model;
 }
 
-ConvertReport upcycle(const UpcycleRequest& request) {
+ConvertReport upcycle(const UpcycleRequest& given) {
+  UpcycleRequest request = given;
+  request.dense = without_prediction(std::move(request.dense));
   FolderBuilder folder(request.target);
   const CheckpointReader reader(request.source);
   check_source(reader, request.dense);
@@ -279,12 +277,18 @@ ConvertReport upcycle(const UpcycleRequest& request) {
   work.write(folder.path());
   copy_companions(request.source, folder.path());
   folder.publish();
-  return {.model_type = "experts",
-          .num_source_tensors = work.num_source(),
-          .num_target_tensors = work.num_target(),
-          .source_bytes = work.source_bytes(),
-          .target_bytes = work.target_bytes(),
-          .notes = {}};
+  ConvertReport report{.model_type = "experts",
+                       .num_source_tensors = work.num_source(),
+                       .num_target_tensors = work.num_target(),
+                       .source_bytes = work.source_bytes(),
+                       .target_bytes = work.target_bytes(),
+                       .notes = {}};
+  if (given.dense.mtp_layers > 0) {
+    report.notes.push_back(
+        "multi-token prediction is left out; training adds it anew with run.init_from and "
+        "model.mtp_layers");
+  }
+  return report;
 }
 
 }  // namespace tessera

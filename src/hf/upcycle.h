@@ -37,8 +37,8 @@ struct UpcycleSpec {
   double weight_scale() const;
 };
 
-/// The model that upcycling makes. Throws UserError for a model that has experts already, and for
-/// sizes that do not divide, with the arithmetic.
+/// The model that upcycling makes, without multi-token prediction. Throws UserError for a model
+/// that has experts already, and for sizes that do not divide, with the arithmetic.
 ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec);
 
 struct UpcycleRequest {

@@ -121,7 +121,6 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
     for (const int64_t token : ring_tokens(sharding, place)) *order++ = static_cast<int32_t>(token);
   }
   token_order.upload();
-  segments.upload();
 }
 
 int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups,

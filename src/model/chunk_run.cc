@@ -1,6 +1,7 @@
 #include "model/chunk_run.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace tessera {
@@ -61,6 +62,7 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       streams_(programs, chunk),
       tokens_(tokens),
       memory_(memory),
+      parameters_(parameters),
       store_(store),
       inputs_(programs.shape, programs.part.groups, programs.config, device()),
       hidden_(streams_.count() * programs.hidden_bytes(), "hidden states", device()),
@@ -104,6 +106,21 @@ void ChunkRun::order_passes() {
     if (layer->kind->derived.weights) weight_pass_.push_back(&layer->weights);
   }
   if (chunk_.embedding) backward_pass_.push_back(&embedding_.backward);
+  find_completed();
+}
+
+/// Who asks is told in the last pass alone: what only passes before it add to is complete when it
+/// begins.
+void ChunkRun::find_completed() {
+  const std::vector<BoundProgram*>& last = weight_pass_.empty() ? backward_pass_ : weight_pass_;
+  std::map<size_t, BoundProgram*> completed_by;
+  for (const auto* pass : {&forward_pass_, &backward_pass_, &weight_pass_}) {
+    for (BoundProgram* program : *pass) {
+      for (const ProgramParameters::Place& place : program->parameters.gradients)
+        completed_by[place.parameter] = pass == &last ? program : last.front();
+    }
+  }
+  for (const auto& [parameter, program] : completed_by) program->completes.push_back(parameter);
 }
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
@@ -131,8 +148,12 @@ Tensor ChunkRun::stream(int64_t idx) const {
 ChunkRun::BoundProgram ChunkRun::join(const Executable& program, const std::string& prefix,
                                       Bindings bindings, const ParameterSet& parameters) const {
   bindings.transient = memory_.transient.data();
-  return {&program, prefix, std::move(bindings),
-          find_parameters(program.program(), parameters, prefix)};
+  BoundProgram bound = {.program = &program,
+                        .bindings = std::move(bindings),
+                        .parameters = find_parameters(program.program(), parameters, prefix)};
+  for (const ProgramParameters::Place& place : bound.parameters.weights)
+    bound.reads.push_back(place.parameter);
+  return bound;
 }
 
 void ChunkRun::bind_embedding(const Tensor& tokens, const Tensor& hidden, const Tensor& grad,
@@ -241,18 +262,14 @@ void ChunkRun::bind_layer_inputs(int64_t idx, BoundLayer& layer, const Parameter
   bind_if(layer.forward.bindings, layout.segments, inputs_.segments);
   bind_if(layer.forward.bindings, layout.token_order, inputs_.token_order);
   if (layer.experts == nullptr) return;
+  bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
   if (device().is_host()) {
     bind_if(layer.forward.bindings, layout.expert_bias, layer.experts->bias);
-    bind_if(layer.forward.bindings, layout.prior_counts, layer.experts->step_counts);
-    bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
     return;
   }
   const Shape shape{programs_.config.moe.num_experts};
   layer.expert_bias = OwnedTensor(DType::kF32, shape, "expert biases", device());
-  layer.prior_counts = OwnedTensor(DType::kF32, shape, "expert counts", device());
   bind_if(layer.forward.bindings, layout.expert_bias, layer.expert_bias);
-  bind_if(layer.forward.bindings, layout.prior_counts, layer.prior_counts);
-  bind_if(layer.forward.bindings, layout.earlier_counts, layer.experts->earlier_counts);
 }
 
 void ChunkRun::bind_layer_outputs(int64_t idx, BoundLayer& layer) {
@@ -303,19 +320,16 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
   inputs_.load(batch, tokens_);
   inputs_.set_scales(scales, programs_.part.groups.token_ranks());
-  bring_expert_states();
+  bring_expert_biases();
 }
 
-/// Gives the device what the host keeps of the experts.
-void ChunkRun::bring_expert_states() {
+/// Gives the device the biases, which the host moves.
+void ChunkRun::bring_expert_biases() {
   if (device().is_host()) return;
   for (const BoundLayer& layer : layers_) {
     if (layer.experts == nullptr) continue;
-    const auto bring = [&](const Tensor& to, const Tensor& from) {
-      device().copy(to.data, from.data, from.num_bytes());
-    };
-    bring(layer.expert_bias, layer.experts->bias);
-    bring(layer.prior_counts, layer.experts->step_counts);
+    const Tensor bias = layer.experts->bias;
+    device().copy(layer.expert_bias.get().data, bias.data, bias.num_bytes());
   }
 }
 
@@ -325,15 +339,27 @@ void ChunkRun::bring_weights(const std::vector<BoundProgram*>& pass, size_t idx)
   store_->bind(pass[idx]->parameters, pass[idx]->bindings);
 }
 
+/// Which sums of gradients the program is the first of its step to add to; a store's are zeroed.
+void ChunkRun::find_unset(BoundProgram& bound) {
+  bound.bindings.unset.clear();
+  for (const ProgramParameters::Place& place : bound.parameters.gradients) {
+    if (parameters_.begin_gradient(place.parameter)) bound.bindings.unset.push_back(place.value);
+  }
+}
+
 void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-                   const LayerHook& before, const LayerHook& after) {
+                   const ParameterHook& before, const ParameterHook& after) {
   for (size_t idx = 0; idx < pass.size(); ++idx) {
-    const BoundProgram& bound = *pass[idx];
-    if (before) before(bound.prefix);
-    if (store_ != nullptr) bring_weights(pass, idx);
+    BoundProgram& bound = *pass[idx];
+    if (before) before(bound.reads);
+    if (store_ != nullptr) {
+      bring_weights(pass, idx);
+    } else {
+      find_unset(bound);
+    }
     bound.program->run(bound.bindings, observer);
     if (store_ != nullptr) store_->done(bound.parameters);
-    if (after && !bound.prefix.empty()) after(bound.prefix);
+    if (after) after(bound.completes);
   }
 }
 
@@ -352,7 +378,7 @@ double ChunkRun::evaluate(const NodeObserver& observer) {
 }
 
 void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
-  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : LayerHook());
+  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : ParameterHook());
 }
 
 void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& hooks) {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,14 +26,13 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
-/// Called with what a layer's parameters begin with ("layers.3.", "mtp.0."), or "" for those of the
-/// embedding and the head.
-using LayerHook = std::function<void(const std::string& prefix)>;
+/// Told of parameters, by their places in the rank's ParameterSet.
+using ParameterHook = std::function<void(std::span<const size_t> parameters)>;
 
-/// What happens around the layers of a pass; either may be empty.
+/// What happens around the programs of a pass; either may be empty.
 struct PassHooks {
-  LayerHook before_forward;  ///< the weights are needed now
-  LayerHook after_backward;  ///< gradients were added to: of layers alone
+  ParameterHook before_forward;  ///< their weights are needed now
+  ParameterHook after_backward;  ///< this chunk adds no more to their gradients
 };
 
 /// The memory that all runs of a rank share, since it runs one pass at a time.
@@ -96,9 +96,10 @@ class ChunkRun {
   /// A program and its memory. Only the addresses of parameters may change.
   struct BoundProgram {
     const Executable* program = nullptr;
-    std::string prefix;  // of its parameters' names
     Bindings bindings;
     ProgramParameters parameters;
+    std::vector<size_t> reads;      // parameters
+    std::vector<size_t> completes;  // those to which no later program of the micro-batch adds
   };
   /// A program forward and backward.
   struct BoundPasses {
@@ -113,7 +114,7 @@ class ChunkRun {
     BoundPasses embedding;  // of multi-token prediction
     Buffer saved, kept;     // kept: from the backward pass to the weights'
     OwnedTensor balance_loss, z_loss, score_means, counts, dropped;  // where the host reaches them
-    OwnedTensor expert_bias, prior_counts;  // the device's, where that is not the host
+    OwnedTensor expert_bias;  // the device's, where that is not the host
   };
 
   Tensor stream(int64_t idx) const;
@@ -131,13 +132,15 @@ class ChunkRun {
   void bind_head(int64_t depth, const ParameterSet& parameters);
   void bind_layer(int64_t idx, const ParameterSet& parameters);
   void bind_layer_inputs(int64_t idx, BoundLayer& layer, const ParameterSet& parameters);
-  void bring_expert_states();
+  void bring_expert_biases();
   Device& device() const { return programs_.backend.device(); }
   void bind_layer_outputs(int64_t idx, BoundLayer& layer);
   void bind_layer_gradients(int64_t idx, BoundLayer& layer);
   void order_passes();
+  void find_completed();
   void run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-           const LayerHook& before, const LayerHook& after);
+           const ParameterHook& before, const ParameterHook& after);
+  void find_unset(BoundProgram& bound);
   void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
   void add_balance_sums();
   void balance_model();
@@ -147,6 +150,7 @@ class ChunkRun {
   ChunkStreams streams_;
   const TokenShare& tokens_;
   SharedMemory& memory_;
+  ParameterSet& parameters_;
   WeightStore* store_;
   BatchInputs inputs_;
   LossScales scales_;

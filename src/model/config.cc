@@ -390,6 +390,11 @@ int64_t ModelConfig::num_moe_layers() const {
   return count;
 }
 
+ModelConfig without_prediction(ModelConfig config) {
+  config.mtp_layers = 0;
+  return config;
+}
+
 void add_model_options(ConfigSchema& schema, ModelConfig& config) {
   add_shape_options(schema, config);
   add_attention_options(schema, config);

@@ -81,6 +81,7 @@ struct LayerKind {
   bool moe = false;
   bool window = false;
   bool mtp = false;  ///< of multi-token prediction: it joins its input with an embedding first
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 of `<` for a pointer
   auto operator<=>(const LayerKind&) const = default;
 };
 
@@ -208,6 +209,9 @@ struct ModelConfig {
   /// Width of what routed experts read and write: rows that are dispatched are so wide.
   int64_t expert_width() const { return moe.latent_size > 0 ? moe.latent_size : hidden_size; }
 };
+
+/// The model without its layers of multi-token prediction, as all but training uses it.
+ModelConfig without_prediction(ModelConfig config);
 
 /// Binds every key of [model], [rope], [latent] and [moe].
 void add_model_options(ConfigSchema& schema, ModelConfig& config);

@@ -55,11 +55,10 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request,
           model_flops};
 }
 
-void check_recompute_names(const RecomputePolicy& policy,
-                           const std::vector<const DerivedProgram*>& programs) {
+void check_recompute_names(const RecomputePolicy& policy, const std::vector<Program>& programs) {
   std::set<std::string> known = {"all"};
-  for (const DerivedProgram* program : programs) {
-    for (const Value& value : program->forward.program().values()) {
+  for (const Program& program : programs) {
+    for (const Value& value : program.values()) {
       if (value.kind == ValueKind::kIntermediate) known.insert(value.name);
     }
   }

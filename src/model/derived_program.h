@@ -34,15 +34,14 @@ struct DerivedProgram {
 };
 
 /// Differentiates, applies the policy, splits weight gradients off where asked, and plans the
-/// programs. Names of the policy that are no
-/// saved value of this program are ignored here; see check_recompute_names.
+/// programs. Names of the policy that are no saved value of this program are ignored here; see
+/// check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const RecomputePolicy& policy, const Backend& backend, bool split);
 
-/// Throws UserError with the nearest name for a policy name that no saved value of any of the
-/// programs has.
-void check_recompute_names(const RecomputePolicy& policy,
-                           const std::vector<const DerivedProgram*>& programs);
+/// Throws UserError with the nearest name for a policy name that no intermediate of any of the
+/// forward programs has.
+void check_recompute_names(const RecomputePolicy& policy, const std::vector<Program>& programs);
 
 /// Gives the tensor of a weight or of its gradient by name.
 using TensorByName = std::function<Tensor(const std::string&)>;

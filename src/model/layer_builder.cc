@@ -98,10 +98,17 @@ void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
 }
 
 void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
-  if (config.num_moe_layers() == 0) return;
   const MoeConfig& moe = config.moe;
+  const int64_t ep = groups.ep->size();
   const int64_t etp = groups.etp->size();
-  check_divides(groups.ep->size(), moe.num_experts, "parallel.ep", "moe.num_experts");
+  if (config.num_moe_layers() == 0) {
+    require(ep * etp == 1,
+            "parallel.ep {} and parallel.etp {} spread experts, and no layer of the model has any; "
+            "set both to 1, or give it experts (moe.num_experts)",
+            ep, etp);
+    return;
+  }
+  check_divides(ep, moe.num_experts, "parallel.ep", "moe.num_experts");
   for (const int64_t size : moe.expert_sizes()) {
     check_divides(etp, size, "parallel.etp", "the experts' inner size");
     require(moe.experts != ExpertPath::kBlockSparse || (size / etp) % moe.block_size == 0,

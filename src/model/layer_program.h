@@ -30,10 +30,9 @@ struct CacheShape {
 /// Inputs: hidden A [T_l,H], embedded A [T_l,H] (multi-token prediction), positions I32 [T_g or
 /// T_l] of the tokens that are rotated, cu_seqlens I32 [max_sequences+1] of the whole micro-batch
 /// (training) or start I32 [1] and cache_length I32 [1] (generation), expert_bias F32 [E],
-/// prior_counts F32 [E] (balance over the global batch, on one rank) or earlier_counts F32 [E] (on
-/// several: see RunningCounts), segments I32 [T_l] (where ranks share a balance loss: which of the
-/// stretches balanced together each token is in), token_order I32 [T] (capacities over a whole
-/// micro-batch: see SharedCapacity).
+/// earlier_counts F32 [E] (balance over the global batch: see RunningCounts), segments I32 [T_l]
+/// (there too, and where ranks share a balance loss: which of the stretches balanced together each
+/// token is in), token_order I32 [T] (capacities over a whole micro-batch: see SharedCapacity).
 /// Outputs: hidden A [T_l,H]; of an MoE layer also balance_loss F32 [1], z_loss F32 [1], counts F32
 /// [E], dropped I64 [1], score_means F32 [E] (see Router): this rank's parts, which add up to the
 /// micro-batch's over the ranks that share it, but for z_loss and score_means, whose mean does;
@@ -52,7 +51,6 @@ struct LayerProgram {
   ValueId key_cache = -1;
   ValueId value_cache = -1;
   ValueId expert_bias = -1;
-  ValueId prior_counts = -1;
   ValueId earlier_counts = -1;
   ValueId segments = -1;
   ValueId token_order = -1;

@@ -12,6 +12,9 @@ std::string first_matrix_name(const ModelConfig& config);
 ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed,
                   int64_t inner_size);
 
+/// How tokens reach the experts of the model's MoE layers, of which it has some.
+DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups);
+
 /// Router, routed experts and shared expert; sets the layer's MoE values.
 ValueId build_moe(LayerBuilder& builder, ValueId normed);
 

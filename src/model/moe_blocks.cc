@@ -14,21 +14,10 @@
 namespace tessera {
 namespace {
 
-/// Balance over all layers is asked for outside the routers, by the means of their scores.
-BalanceScope router_scope(BalanceTokens tokens) {
-  switch (tokens) {
-    case BalanceTokens::kSequence:
-      return BalanceScope::kSequence;
-    case BalanceTokens::kGlobalBatch:
-      return BalanceScope::kGlobalBatch;
-    case BalanceTokens::kMicroBatch:
-    case BalanceTokens::kModel:
-      break;
-  }
-  return BalanceScope::kMicroBatch;
-}
-
-RouterSpec router_spec(const MoeConfig& moe) {
+/// `spread`: balance is asked for outside the routers, as it always is over all layers, by the
+/// means of their scores.
+RouterSpec router_spec(const MoeConfig& moe, bool spread) {
+  const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence && !spread;
   return {.num_experts = moe.num_experts,
           .top_k = moe.top_k,
           .score = moe.score,
@@ -39,7 +28,7 @@ RouterSpec router_spec(const MoeConfig& moe) {
           .num_groups = moe.num_groups,
           .top_groups = moe.top_groups,
           .group_score = moe.group_score,
-          .balance_scope = router_scope(moe.balance_scope),
+          .balance_scope = by_sequence ? BalanceScope::kSequence : BalanceScope::kMicroBatch,
           .balance_group_size = moe.balance_group_size,
           .force_balanced = moe.force_balanced};
 }
@@ -50,20 +39,19 @@ struct Routing {
   ValueId expert_idx_TK = -1;
 };
 
-/// Whether the balance loss needs other ranks' counts, or outlives the next micro-batch's forward
-/// pass, which goes on with counting.
+/// Whether the balance loss needs more than the router sees: other ranks' counts, or those of
+/// earlier forward passes, which a backward pass finds changed by later ones.
 bool spreads_balance(const LayerBuilder& builder) {
-  const StageGroups& groups = builder.groups;
   switch (builder.config.moe.balance_scope) {
     case BalanceTokens::kModel:
       return false;
     case BalanceTokens::kGlobalBatch:
-      return groups.token_ranks() * groups.dp->size() * groups.pp->size() > 1;
+      return true;
     case BalanceTokens::kMicroBatch:
     case BalanceTokens::kSequence:
       break;
   }
-  return groups.token_ranks() > 1;
+  return builder.groups.token_ranks() > 1;
 }
 
 /// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
@@ -81,8 +69,9 @@ ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
   return running[RunningCountsOutput::kBefore];
 }
 
-/// The balance loss where ranks share the micro-batch: the choice is counted over all of them, and
-/// each has its tokens' part of the loss.
+/// The balance loss beside the router: the choice is counted over all ranks that share the
+/// micro-batch, each of which has its tokens' part of the loss, and over the global batch also in
+/// the micro-batches before.
 void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& routed) {
   const MoeConfig& moe = builder.config.moe;
   LayerProgram& layer = builder.layer;
@@ -116,18 +105,13 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   LayerProgram& layer = builder.layer;
   Program& program = builder.program();
   const bool spread = spreads_balance(builder);
-  RouterSpec spec = router_spec(moe);
-  if (spread) spec.balance_scope = BalanceScope::kMicroBatch;
+  const RouterSpec spec = router_spec(moe, spread);
   const ValueId weight = builder.f32_weight(
       "moe.router.weight", builder.whole({moe.num_experts, builder.config.hidden_size}));
   std::vector<ValueId> inputs = {normed, weight};
   if (moe.has_expert_bias()) {
     layer.expert_bias = program.add_input("expert_bias", {DType::kF32, {moe.num_experts}});
     inputs.push_back(layer.expert_bias);
-  }
-  if (spec.balance_scope == BalanceScope::kGlobalBatch) {
-    layer.prior_counts = program.add_input("prior_counts", {DType::kF32, {moe.num_experts}});
-    inputs.push_back(layer.prior_counts);
   }
   if (spec.balance_scope == BalanceScope::kSequence) inputs.push_back(layer.cu_seqlens);
   const auto routed = program.add(
@@ -153,22 +137,18 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   const MoeConfig& moe = builder.config.moe;
   const StageGroups& groups = builder.groups;
   const bool sparse = moe.experts == ExpertPath::kBlockSparse;
-  DispatchSpec spec{
-      .kind = choose_dispatcher(
-                  {.top_k = moe.top_k, .ep = groups.ep->size(), .etp = groups.etp->size()},
-                  groups.dispatcher)
-                  .kind,
-      .num_experts = moe.num_experts,
-      .top_k = moe.top_k,
-      .ep = groups.ep,
-      .etp = groups.etp,
-      .experts = groups.experts,
-      .capacity_factor = moe.capacity_factor,
-      .pad_to_capacity = moe.pad_to_capacity,
-      .drop_policy = moe.drop_policy,
-      .capacity_group_size = moe.capacity_group_size,
-      .alignment = sparse ? moe.block_size : 1,
-      .early_probs = sparse || moe.memory_efficient};
+  DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
+                    .num_experts = moe.num_experts,
+                    .top_k = moe.top_k,
+                    .ep = groups.ep,
+                    .etp = groups.etp,
+                    .experts = groups.experts,
+                    .capacity_factor = moe.capacity_factor,
+                    .pad_to_capacity = moe.pad_to_capacity,
+                    .drop_policy = moe.drop_policy,
+                    .capacity_group_size = moe.capacity_group_size,
+                    .alignment = sparse ? moe.block_size : 1,
+                    .early_probs = sparse || moe.memory_efficient};
   const bool shared = moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence;
   if (shared && groups.token_ranks() > 1) spec.shared_capacity = shared_capacity(builder);
   return spec;
@@ -320,6 +300,14 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
 }
 
 }  // namespace
+
+DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
+  return choose_dispatcher({.top_k = config.moe.top_k,
+                            .ep = groups.ep->size(),
+                            .etp = groups.etp->size(),
+                            .all_to_all_efficiency = groups.all_to_all_efficiency},
+                           groups.dispatcher);
+}
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {
   const ValueId routed = build_routed_experts(builder, normed);

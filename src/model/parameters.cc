@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/host_tensor.h"
 #include "core/random.h"
@@ -126,8 +127,16 @@ std::string layer_prefix(const std::string& name) {
   return "";
 }
 
+std::string mtp_layer_of(const std::string& name) {
+  for (const std::string_view begin : {"mtp.", "mtp_heads."}) {
+    if (!name.starts_with(begin)) continue;
+    return name.substr(begin.size(), name.find('.', begin.size()) - begin.size());
+  }
+  return "";
+}
+
 bool is_mtp_parameter(const std::string& name) {
-  return name.starts_with("mtp.") || name.starts_with("mtp_heads.");
+  return !mtp_layer_of(name).empty();
 }
 
 PipelineChunk whole_model(const ModelConfig& config) {
@@ -191,7 +200,17 @@ ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients
   weights_ = Buffer(bytes.weights, "weights", device);
   gradients_ = Buffer(bytes.gradients, "gradients", device);
   list(std::move(specs));
-  place(with_gradients);
+  place(weights_.data(), with_gradients ? gradients_.data() : nullptr);
+}
+
+ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
+  ParameterSet set;
+  const auto gradients = align_up(count_bytes(specs, false).weights + kAlignment);
+  set.list(std::move(specs));
+  // Any addresses but null.
+  set.place(reinterpret_cast<std::byte*>(kAlignment),
+            reinterpret_cast<std::byte*>(kAlignment + gradients));
+  return set;
 }
 
 ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs) {
@@ -209,7 +228,7 @@ void ParameterSet::list(std::vector<ParameterSpec> specs) {
   }
 }
 
-void ParameterSet::place(bool with_gradients) {
+void ParameterSet::place(std::byte* weights, std::byte* gradients) {
   // What the same ranks hold lies together, so that it travels without being packed.
   std::vector<ModelParameter*> in_memory;
   for (ModelParameter& parameter : parameters_) in_memory.push_back(&parameter);
@@ -219,11 +238,10 @@ void ParameterSet::place(bool with_gradients) {
   });
   Bytes at;
   for (ModelParameter* parameter : in_memory) {
-    const Shape& shape = parameter->spec.shape;
-    parameter->weight = weights_.tensor(at.weights, parameter->spec.dtype, shape);
+    parameter->weight.data = weights + at.weights;
     at.weights += align_up(parameter->weight.num_bytes());
-    if (!with_gradients) continue;
-    parameter->grad = gradients_.tensor(at.gradients, DType::kF32, shape);
+    if (gradients == nullptr) continue;
+    parameter->grad.data = gradients + at.gradients;
     at.gradients += align_up(parameter->grad.num_bytes());
   }
 }
@@ -239,7 +257,25 @@ void ParameterSet::initialize(uint64_t seed) {
     initialize_weight(parameter.spec, parameter.spec.placement.slice, parameter.weight, seed);
 }
 
+void ParameterSet::reset_gradients() {
+  if (gradients_.num_bytes() > 0) is_unset_.assign(parameters_.size(), 1);
+}
+
+bool ParameterSet::begin_gradient(size_t idx) {
+  return !is_unset_.empty() && std::exchange(is_unset_[idx], 0) != 0;
+}
+
+void ParameterSet::settle_gradient(size_t idx) {
+  const Tensor& grad = parameters_[idx].grad;
+  if (begin_gradient(idx)) device_->zero(grad.data, grad.num_bytes());
+}
+
+void ParameterSet::settle_gradients() {
+  for (size_t idx = 0; idx < parameters_.size(); ++idx) settle_gradient(idx);
+}
+
 void ParameterSet::zero_gradients() {
+  is_unset_.clear();
   if (gradients_.num_bytes() == 0) return;
   if (!device_->is_host()) {
     device_->zero(gradients_.data(), gradients_.num_bytes());

@@ -42,6 +42,9 @@ std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::
 /// for a weight of no layer.
 std::string layer_prefix(const std::string& name);
 
+/// Which layer of multi-token prediction a weight or expert bias is of alone, as its name has it:
+/// "0" for "mtp.0.attn.q.weight" and for the norm of that layer's head; "" for any other.
+std::string mtp_layer_of(const std::string& name);
 /// Whether a weight or expert bias is of multi-token prediction alone.
 bool is_mtp_parameter(const std::string& name);
 
@@ -68,6 +71,9 @@ class ParameterSet {
                Device& device = host_device());
   /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
   static ParameterSet without_memory(std::vector<ParameterSpec> specs);
+  /// The same for a prediction: the tensors have addresses that lie to one another as those of a
+  /// set with gradients would, and that nobody may read.
+  static ParameterSet planned(std::vector<ParameterSpec> specs);
 
   /// Bytes of the two buffers, before they are taken.
   struct Bytes {
@@ -87,12 +93,23 @@ class ParameterSet {
   void initialize(uint64_t seed);
   void zero_gradients();
 
+  /// For a new step without the cost of zeros: gradients hold nothing yet. Whoever adds to one
+  /// first is told by begin_gradient(), and those that nobody added to are zeroed when they are
+  /// settled.
+  void reset_gradients();
+  /// Whether the gradient of all()[idx] held nothing yet, which the caller changes.
+  bool begin_gradient(size_t idx);
+  void settle_gradient(size_t idx);
+  void settle_gradients();
+
  private:
   ParameterSet() = default;
   void list(std::vector<ParameterSpec> specs);
-  void place(bool with_gradients);
+  /// Puts the tensors into the memory that begins there; gradients nowhere where that is null.
+  void place(std::byte* weights, std::byte* gradients);
 
   std::vector<ModelParameter> parameters_;
+  std::vector<uint8_t> is_unset_;  // by parameter
   std::map<std::string, size_t, std::less<>> by_name_;
   Device* device_ = nullptr;
   Buffer weights_;

@@ -27,8 +27,8 @@ class PipelineExecutor {
   PipelineExecutor(TrainingModel& model, PipelinePlace place, std::vector<PipelineStep> steps);
 
   /// All micro-batches forward and backward: `batches` and `scales` are of this rank's
-  /// micro-batches of the step. Returns this rank's parts. `hooks.after_backward` is called for a
-  /// layer when its gradients are complete, after the last micro-batch.
+  /// micro-batches of the step. Returns this rank's parts. `hooks.after_backward` is called
+  /// as gradients are completed, in the last pass of the last micro-batch.
   MicroBatchResult run(const std::vector<MicroBatch>& batches, const LossScales& scales,
                        const NodeObserver& observer = {}, const PassHooks& hooks = {});
   /// The summed loss of this rank's valid tokens; 0 in all stages but the last.

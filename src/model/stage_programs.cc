@@ -1,6 +1,7 @@
 #include "model/stage_programs.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "model/layer_builder.h"
@@ -58,6 +59,17 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
       std::exchange(stage.evaluation_layout.forward, Program()), backend);
 }
 
+/// Names are those of the whole model's layers: a stage need not have every kind.
+void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) {
+  if (policy.empty()) return;
+  std::set<LayerKind> kinds;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) kinds.insert(stage.config.layer_kind(i));
+  std::vector<Program> programs;
+  for (const LayerKind kind : kinds)
+    programs.push_back(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward);
+  check_recompute_names(policy, programs);
+}
+
 }  // namespace
 
 bool balances_whole_model(const ModelConfig& config) {
@@ -69,19 +81,16 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
                              const Backend& where)
     : config(model), shape(batch), part(complete(std::move(model_part), model)), backend(where) {
   check_shares(config, shape, part.groups);
-  std::vector<const DerivedProgram*> programs;
+  check_recompute(*this, policy);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const LayerKind kind = config.layer_kind(chunk.first_layer + i);
       if (kinds.contains(kind)) continue;
-      const auto [at, added] = kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
-      programs.push_back(&at->second.derived);
+      kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
     }
   }
-  // A rank without layers has no names to check against.
-  if (!programs.empty()) check_recompute_names(policy, programs);
 }
 
 int64_t StagePrograms::transient_bytes() const {

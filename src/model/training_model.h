@@ -34,6 +34,8 @@ class TrainingModel {
   const ModelConfig& config() const { return programs_->config; }
   const BatchShape& batch_shape() const { return programs_->shape; }
   const ModelPart& part() const { return programs_->part; }
+  /// Where its programs run.
+  Device& device() const { return programs_->backend.device(); }
   /// What `bind` will take.
   ActivationBytes activation_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not

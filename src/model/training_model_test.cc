@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include <cmath>
 #include <cstring>
 
@@ -240,6 +243,32 @@ TEST_P(ModelGradients, EveryParameterMatchesFiniteDifferences) {
     std::copy(start.begin(), start.end(), weight.begin());
     EXPECT_LT(best_error, 0.02) << p.spec.name << ": directional derivative " << expected;
   }
+}
+
+/// Sums of two micro-batches that begin with the first one's gradients, in memory full of NaN,
+/// are those that begin with zeros.
+TEST_P(ModelGradients, AreSetByTheFirstToAdd) {
+  const auto sums = [&](bool set) {
+    ModelRig rig(GetParam().config, tiny_shape(kSequences, kLength));
+    for (const ModelParameter& p : rig.parameters.all()) {
+      const auto grad = p.grad.span<float>();
+      std::fill(grad.begin(), grad.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    set ? rig.parameters.reset_gradients() : rig.parameters.zero_gradients();
+    rig.model.begin_step();
+    for (const uint64_t seed : {5, 6}) {
+      TestBatch batch(rig.config, kSequences, kLength, seed);
+      rig.run(batch, test_scales(batch));
+    }
+    rig.parameters.settle_gradients();
+    std::vector<std::vector<float>> grads;
+    for (const ModelParameter& p : rig.parameters.all()) {
+      const auto grad = p.grad.span<float>();
+      grads.emplace_back(grad.begin(), grad.end());
+    }
+    return grads;
+  };
+  EXPECT_EQ(sums(true), sums(false));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ModelGradients, ::testing::ValuesIn(gradient_cases()),

@@ -137,13 +137,16 @@ class KernelContext {
 /// extent. On a GPU all come at their bound, and `extents` has, inputs first, where in the GPU's
 /// memory the I64 extent of each ragged one is (null for the others). Outputs that nobody reads may
 /// be null views only where they accumulate. `workspace` has at least the bytes that the kernel
-/// asks for, 64-byte aligned, undefined content.
+/// asks for, 64-byte aligned, undefined content. Where `set_accumulators`, which only kernels that
+/// can are given (Kernel::setting_accumulators), accumulators hold nothing yet and are written
+/// rather than added to; no input has a bound of 0 elements then.
 struct KernelArgs {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
   std::span<std::byte> workspace;
   std::span<const int64_t* const> extents = {};
   KernelContext* context = nullptr;
+  bool set_accumulators = false;
 
   const Tensor& in(size_t idx) const { return inputs[idx]; }
   const Tensor& out(size_t idx) const { return outputs[idx]; }
@@ -168,7 +171,15 @@ class Kernel {
   Kernel(Run run, WorkspaceBytes workspace) : run_(run), workspace_(workspace) {}
   Kernel(Start start) : start_(start) {}
 
+  /// This kernel, which can write accumulators rather than add to them.
+  Kernel setting_accumulators() const {
+    Kernel kernel = *this;
+    kernel.sets_accumulators_ = true;
+    return kernel;
+  }
+
   bool is_asynchronous() const { return start_ != nullptr; }
+  bool sets_accumulators() const { return sets_accumulators_; }
   WorkspaceBytes workspace() const { return workspace_; }
   /// Runs to the end.
   void operator()(const Operator& op, const KernelArgs& args) const;
@@ -179,6 +190,7 @@ class Kernel {
   Run run_ = nullptr;
   Start start_ = nullptr;
   WorkspaceBytes workspace_ = nullptr;
+  bool sets_accumulators_ = false;
 };
 
 /// The kernels of a back end by operator name.

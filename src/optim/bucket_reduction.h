@@ -23,18 +23,33 @@ enum class GradientCompression : uint8_t {
 /// sum; what the others hold is of no use. Reduce-scatters work in place. With compression, BF16
 /// summands take half of the memory and those of the other ranks arrive in the rest
 /// (MegaScale-MoE, figure 11), so that only the sum needs staging, as much as one share.
+///
+/// A large bucket can instead be exchanged in pieces, each a part of every share, through staging
+/// that does not grow with the bucket. The sums are the same to the bit.
 class BucketReduction {
  public:
-  BucketReduction(const ReplicaGroup& group, const Bucket& bucket, GradientCompression compression);
+  /// `piece_bytes`: where compression would send more than this at once, it goes in pieces of about
+  /// this size; 0: never. The same on all ranks.
+  BucketReduction(const ReplicaGroup& group, const Bucket& bucket, GradientCompression compression,
+                  int64_t piece_bytes = 0);
 
   int64_t staging_bytes() const;
-  /// The three steps, each after the one before is complete. In a level of one rank the step is
-  /// nothing.
+  /// The same on all ranks.
+  int64_t num_pieces() const { return num_pieces_; }
+  /// The three steps, each after the one before is complete, the last two for each piece; pieces
+  /// may overlap where each has staging of its own. In a level of one rank the step is nothing.
   Pending start_inner(std::byte* memory) const;
-  Pending start_outer(std::byte* memory, std::byte* staging) const;
-  void finish(std::byte* memory, std::byte* staging) const;
+  Pending start_outer(std::byte* memory, std::byte* staging, int64_t piece = 0) const;
+  void finish(std::byte* memory, std::byte* staging, int64_t piece = 0) const;
 
  private:
+  void cut(int64_t piece_bytes);
+  /// The part of a share that belongs to a piece.
+  IndexRange piece_of(IndexRange share, int64_t piece) const;
+  /// Bytes of staging that what is sent of a piece has, and what is received.
+  int64_t piece_bytes() const;
+  Pending start_piece(std::byte* memory, std::byte* staging, int64_t piece) const;
+  void finish_piece(std::byte* memory, std::byte* staging, int64_t piece) const;
   bool compressed() const;
   int64_t num_sent() const { return part_.count - own_.count; }
   int64_t num_received() const { return (outer_->size() - 1) * own_.count; }
@@ -48,8 +63,11 @@ class BucketReduction {
   GradientCompression compression_;
   std::vector<int64_t> inner_rows_;  ///< elements of each inner rank's part
   std::vector<int64_t> outer_rows_;  ///< elements of each outer rank's share of this rank's part
+  std::vector<IndexRange> shares_;   ///< the same as flat elements
   IndexRange part_;                  ///< flat elements
   IndexRange own_;
+  int64_t num_pieces_ = 1;
+  int64_t piece_rows_ = 0;  ///< elements of a share in a piece
 };
 
 }  // namespace tessera

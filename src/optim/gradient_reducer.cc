@@ -7,14 +7,15 @@ namespace tessera {
 std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGroup& group,
                                                                const std::vector<Bucket>& buckets,
                                                                const std::vector<Tensor>& grads,
-                                                               GradientCompression compression) {
+                                                               const ReductionOptions& options) {
   std::vector<Item> items;
   if (group.size() == 1) return items;
   for (const Bucket& bucket : buckets) {
     const auto count = static_cast<size_t>(bucket.parameters.count);
     const IndexRange own = bucket.elements(group.rank());
     constexpr int64_t kBytes = sizeof(float);
-    items.push_back({.reduction = {group, bucket, compression},
+    const int64_t piece_bytes = count == 1 ? options.piece_bytes : 0;
+    items.push_back({.reduction = {group, bucket, options.compression, piece_bytes},
                      .grads = ScatteredBytes({grads.data() + bucket.parameters.begin, count}),
                      .own_bytes = {own.begin * kBytes, own.count * kBytes},
                      .ready = std::vector<bool>(count)});
@@ -30,7 +31,7 @@ int64_t GradientReducer::slot_bytes(const std::vector<Item>& items) {
 
 GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
                                  const std::vector<Tensor>& grads, const ReductionOptions& options)
-    : items_(make_items(group, buckets, grads, options.compression)),
+    : items_(make_items(group, buckets, grads, options)),
       queue_(options.buckets_in_flight, slot_bytes(items_)) {
   if (items_.empty()) return;
   places_.resize(grads.size());
@@ -40,21 +41,36 @@ GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bu
   }
 }
 
-std::vector<TransferQueue::Stage> GradientReducer::stages(const Item& item) {
-  const auto inner = [&item](std::byte* staging) {
+int64_t GradientReducer::count_staging(const ReplicaGroup& group,
+                                       const std::vector<Bucket>& buckets,
+                                       const std::vector<Tensor>& grads,
+                                       const ReductionOptions& options) {
+  return TransferQueue::count_staging(options.buckets_in_flight,
+                                      slot_bytes(make_items(group, buckets, grads, options)));
+}
+
+std::vector<TransferQueue::Stage> GradientReducer::stages(const Item& item, int64_t piece) {
+  const auto inner = [&item, piece](std::byte* staging) {
+    if (piece > 0) return Pending();  // the first piece's is all pieces'
     if (item.packed()) item.grads.read({0, item.grads.num_bytes()}, staging);
     return item.reduction.start_inner(item.memory(staging));
   };
-  const auto outer = [&item](std::byte* staging) {
-    return item.reduction.start_outer(item.memory(staging), staging + item.packed_bytes());
+  const auto outer = [&item, piece](std::byte* staging) {
+    return item.reduction.start_outer(item.memory(staging), staging + item.packed_bytes(), piece);
   };
-  const auto finish = [&item](std::byte* staging) {
+  const auto finish = [&item, piece](std::byte* staging) {
     std::byte* const memory = item.memory(staging);
-    item.reduction.finish(memory, staging + item.packed_bytes());
+    item.reduction.finish(memory, staging + item.packed_bytes(), piece);
     if (item.packed()) item.grads.write(item.own_bytes, memory + item.own_bytes.begin);
     return Pending();
   };
   return {inner, outer, finish};
+}
+
+void GradientReducer::start_next() {
+  const Item& item = items_[num_started_++];
+  for (int64_t piece = 0; piece < item.reduction.num_pieces(); ++piece)
+    queue_.add(stages(item, piece));
 }
 
 void GradientReducer::ready(size_t idx) {
@@ -64,12 +80,12 @@ void GradientReducer::ready(size_t idx) {
   items_[place.item].ready[place.idx] = true;
   while (num_started_ < items_.size() &&
          std::ranges::all_of(items_[num_started_].ready, std::identity()))
-    queue_.add(stages(items_[num_started_++]));
+    start_next();
   queue_.poll();
 }
 
 void GradientReducer::finish() {
-  while (num_started_ < items_.size()) queue_.add(stages(items_[num_started_++]));
+  while (num_started_ < items_.size()) start_next();
   queue_.wait_all();
   num_started_ = 0;
   for (Item& item : items_) item.ready.assign(item.ready.size(), false);

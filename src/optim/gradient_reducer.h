@@ -13,6 +13,9 @@ struct ReductionOptions {
   GradientCompression compression = GradientCompression::kNone;
   /// How many buckets may be under way at once, where they need staging.
   int64_t buckets_in_flight = 2;
+  /// A compressed bucket of one parameter, which may be of any size, is exchanged in pieces of
+  /// about so many bytes.
+  int64_t piece_bytes = int64_t{4} << 20;
 };
 
 /// Sums the gradients of a replica group's parameters, bucket by bucket, in the background of the
@@ -21,7 +24,8 @@ struct ReductionOptions {
 ///
 /// A bucket whose gradients lie one after the other in memory, in the order of the list, is reduced
 /// in place. Others are packed into staging first: then staging is as large as the largest bucket
-/// of several parameters, for each bucket under way. Not thread-safe.
+/// of several parameters, for each bucket under way. A bucket of one parameter needs none, or, with
+/// compression, that of a piece: so staging does not grow with the parameters. Not thread-safe.
 class GradientReducer {
  public:
   /// `grads`: the F32 gradients of the group's parameters, for which make_buckets made `buckets`
@@ -41,6 +45,10 @@ class GradientReducer {
   void finish();
 
   int64_t staging_bytes() const { return queue_.staging_bytes(); }
+  /// What such a reducer would take. Of the group only sizes and places are read, of `grads`
+  /// addresses and shapes.
+  static int64_t count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
+                               const std::vector<Tensor>& grads, const ReductionOptions& options);
 
  private:
   struct Item {
@@ -58,9 +66,10 @@ class GradientReducer {
 
   static std::vector<Item> make_items(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
                                       const std::vector<Tensor>& grads,
-                                      GradientCompression compression);
+                                      const ReductionOptions& options);
   static int64_t slot_bytes(const std::vector<Item>& items);
-  static std::vector<TransferQueue::Stage> stages(const Item& item);
+  static std::vector<TransferQueue::Stage> stages(const Item& item, int64_t piece);
+  void start_next();
 
   /// Where parameters are among the items; empty where there is nothing to reduce.
   struct Place {

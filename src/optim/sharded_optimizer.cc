@@ -85,20 +85,23 @@ void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& opt
   state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
 }
 
-void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas) {
-  std::vector<Tensor> weights;
-  std::vector<Tensor> grads;
-  for (size_t k = 0; k < group.parameters.size(); ++k) {
-    const Parameter& parameter = parameters_[group.parameters[k]].parameter;
-    weights.push_back(parameter.weight);
-    grads.push_back(parameter.grad);
-    in_group_[group.parameters[k]] = k;
+ShardedOptimizer::Tensors ShardedOptimizer::list_tensors(
+    const Group& group, std::span<const ReplicatedParameter> parameters) {
+  Tensors tensors;
+  for (const size_t idx : group.parameters) {
+    tensors.weights.push_back(parameters[idx].parameter.weight);
+    tensors.grads.push_back(parameters[idx].parameter.grad);
   }
-  group.reducer =
-      std::make_unique<GradientReducer>(replicas, group.buckets, grads, sharding_.reduction);
-  group.gatherer = std::make_unique<ShareGatherer>(replicas, group.buckets,
-                                                   sharding_.shard_state ? weights : grads,
-                                                   sharding_.reduction.buckets_in_flight);
+  return tensors;
+}
+
+void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas) {
+  for (size_t k = 0; k < group.parameters.size(); ++k) in_group_[group.parameters[k]] = k;
+  const Tensors tensors = list_tensors(group, parameters_);
+  group.reducer = std::make_unique<GradientReducer>(replicas, group.buckets, tensors.grads,
+                                                    sharding_.reduction);
+  group.gatherer = std::make_unique<ShareGatherer>(
+      replicas, group.buckets, tensors.gathered(sharding_), sharding_.reduction.buckets_in_flight);
 }
 
 void ShardedOptimizer::order_buckets() {
@@ -202,6 +205,22 @@ int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
     held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[i].held));
   }
   return AdamWOptimizer::state_bytes(held);
+}
+
+int64_t ShardedOptimizer::count_staging(const std::vector<ReplicaGroup>& groups,
+                                        std::span<const ReplicatedParameter> parameters,
+                                        const ShardingOptions& sharding) {
+  const std::vector<Group> cut_groups = cut(places_of(groups), parameters, sharding);
+  int64_t total = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const Group& group = cut_groups[g];
+    const Tensors tensors = list_tensors(group, parameters);
+    total +=
+        GradientReducer::count_staging(groups[g], group.buckets, tensors.grads, sharding.reduction);
+    total += ShareGatherer::count_staging(groups[g], group.buckets, tensors.gathered(sharding),
+                                          sharding.reduction.buckets_in_flight);
+  }
+  return total;
 }
 
 int64_t ShardedOptimizer::staging_bytes() const {

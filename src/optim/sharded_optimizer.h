@@ -81,6 +81,12 @@ class ShardedOptimizer final : public DistributedOptimizer {
   int64_t state_bytes() const { return state_->state_bytes(); }
   /// Memory beyond weights, gradients and state, at its most.
   int64_t staging_bytes() const;
+  /// The same before there is such an optimizer: exact. Of the groups only sizes and places are
+  /// read, of weights and gradients addresses, which say whether they lie side by side, types and
+  /// shapes.
+  static int64_t count_staging(const std::vector<ReplicaGroup>& groups,
+                               std::span<const ReplicatedParameter> parameters,
+                               const ShardingOptions& sharding);
 
  private:
   /// One replica group's parameters and what moves them.
@@ -110,6 +116,16 @@ class ShardedOptimizer final : public DistributedOptimizer {
   static std::vector<Rows> find_rows(const std::vector<Group>& groups,
                                      std::span<const ReplicatedParameter> parameters,
                                      const ShardingOptions& sharding);
+  /// The group's weights and gradients.
+  struct Tensors {
+    std::vector<Tensor> weights;
+    std::vector<Tensor> grads;
+    /// What is gathered after the update, or, where all state is held, before it.
+    const std::vector<Tensor>& gathered(const ShardingOptions& sharding) const {
+      return sharding.shard_state ? weights : grads;
+    }
+  };
+  static Tensors list_tensors(const Group& group, std::span<const ReplicatedParameter> parameters);
   void connect(Group& group, const ReplicaGroup& replicas);
   void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
   void order_buckets();

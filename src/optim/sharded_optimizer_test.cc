@@ -60,7 +60,8 @@ ShardingOptions random_sharding(Random& random) {
           .bucket_bytes = static_cast<int64_t>(random.next_below(3000)),
           .reduction = {.compression = random.next_below(2) == 0 ? GradientCompression::kNone
                                                                  : GradientCompression::kBf16,
-                        .buckets_in_flight = static_cast<int64_t>(1 + random.next_below(3))}};
+                        .buckets_in_flight = static_cast<int64_t>(1 + random.next_below(3)),
+                        .piece_bytes = static_cast<int64_t>(random.next_below(400))}};
 }
 
 // Without clipping nothing depends on the order in which the norm is summed, so every bit agrees.
@@ -383,6 +384,45 @@ TEST(ShardedOptimizer, GradientsInOneBufferNeedNoSecondOne) {
     // Scattered gradients are packed bucket by bucket; so are the weights, which are F32 here.
     EXPECT_LE(staging(world, GradientCompression::kNone, 64), 2 * 2 * 2 * 4096);
   });
+}
+
+TEST(ShardedOptimizer, StagingIsPredicted) {
+  Random random(23, 0);
+  for (int trial = 0; trial < 40; ++trial) {
+    const SpreadModel model = random_model(random);
+    const ShardingOptions sharding = random_sharding(random);
+    const int64_t gap_bytes = random.next_below(2) == 0 ? 0 : 64;
+    run_thread_world(model.num_ranks, [&](World& world) {
+      const Rank rank(model, world, {}, sharding, gap_bytes);
+      EXPECT_EQ(rank.optimizer->staging_bytes(),
+                ShardedOptimizer::count_staging(rank.groups, rank.part.parameters, sharding))
+          << "trial " << trial;
+    });
+  }
+}
+
+/// A parameter of any size is reduced through staging of one size, with as many bytes on their way.
+TEST(ShardedOptimizer, StagingDoesNotGrowWithAParameter) {
+  constexpr int64_t kPieceBytes = 1200;
+  for (const int64_t rows : {100, 1000, 10000}) {
+    const SpreadModel model = {.num_ranks = 4,
+                               .cuts = {{.name = "dense", .groups = {{0, 1, 2, 3}}}},
+                               .parameters = {{.name = "embedding", .global = {rows, 8}}},
+                               .seed = 5};
+    run_thread_world(4, [&](World& world) {
+      Rank rank(
+          model, world, {},
+          {.bucket_bytes = 4000,
+           .reduction = {.compression = GradientCompression::kBf16, .piece_bytes = kPieceBytes}});
+      // Two under way, each with room for what it sends and what it receives.
+      EXPECT_LE(rank.optimizer->staging_bytes(), 2 * 2 * align_up(kPieceBytes));
+      Random order(1, 1);
+      rank.step({.lr = 0.01}, order);
+      const CommCount sent = world.statistics().count("dense", CommKind::kAllToAll);
+      EXPECT_EQ(sent.bytes, 2 * 3 * rows / 4 * 8);
+      EXPECT_EQ(sent.calls, (rows / 4 * 8 + 199) / 200);
+    });
+  }
 }
 
 TEST(ShardedOptimizer, BucketsStartBeforeTheBackwardPassEnds) {

@@ -80,6 +80,13 @@ ShareGatherer::ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket
   }
 }
 
+int64_t ShareGatherer::count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
+                                     const std::vector<Tensor>& tensors,
+                                     int64_t buckets_in_flight) {
+  return TransferQueue::count_staging(buckets_in_flight,
+                                      slot_bytes(make_items(group, buckets, tensors)));
+}
+
 Pending ShareGatherer::start_outer(const Item& item, std::byte* staging) const {
   std::byte* const memory = item.memory(staging);
   if (item.packed()) item.bytes.read(item.own, memory + item.own.begin);

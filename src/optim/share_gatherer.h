@@ -32,6 +32,10 @@ class ShareGatherer {
   void wait_all();
 
   int64_t staging_bytes() const { return queue_.staging_bytes(); }
+  /// What such a gatherer would take. Of the group only sizes and places are read, of `tensors`
+  /// addresses, types and shapes.
+  static int64_t count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
+                               const std::vector<Tensor>& tensors, int64_t buckets_in_flight);
 
  private:
   struct Item {

@@ -8,7 +8,7 @@ namespace tessera {
 TransferQueue::TransferQueue(int64_t num_slots, int64_t slot_bytes)
     : num_slots_(slot_bytes > 0 ? num_slots : std::numeric_limits<int64_t>::max()),
       slot_bytes_(align_up(slot_bytes)),
-      staging_(num_slots * slot_bytes_, "the staging of gradients and weights") {
+      staging_(count_staging(num_slots, slot_bytes), "the staging of gradients and weights") {
   ensure(num_slots > 0, "a queue of transfers with {} slots", num_slots);
 }
 

@@ -39,6 +39,10 @@ class TransferQueue {
 
   bool empty() const { return transfers_.empty(); }
   int64_t staging_bytes() const { return staging_.num_bytes(); }
+  /// What such a queue takes.
+  static int64_t count_staging(int64_t num_slots, int64_t slot_bytes) {
+    return num_slots * align_up(slot_bytes);
+  }
 
  private:
   struct Transfer {

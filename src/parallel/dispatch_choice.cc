@@ -47,15 +47,20 @@ std::string DispatchChoice::to_string() const {
   if (kind == DispatcherKind::kLocal) return "local: all experts are here";
   const bool all_to_all = kind == DispatcherKind::kAllToAll;
   const auto other = all_to_all ? DispatcherKind::kAllGather : DispatcherKind::kAllToAll;
-  return fmt::format("{}{}: {:.4g} rows a token leave a rank, {} would move {:.4g}",
-                     dispatcher_name(kind), by_request ? " (as asked)" : "",
-                     all_to_all ? volumes.all_to_all : volumes.all_gather, dispatcher_name(other),
-                     all_to_all ? volumes.all_gather : volumes.all_to_all);
+  std::string text = fmt::format(
+      "{}{}: {:.4g} rows a token leave a rank, {} would move {:.4g}", dispatcher_name(kind),
+      by_request ? " (as asked)" : "", all_to_all ? volumes.all_to_all : volumes.all_gather,
+      dispatcher_name(other), all_to_all ? volumes.all_gather : volumes.all_to_all);
+  if (by_request || all_to_all_efficiency == 1.0) return text;
+  return text + fmt::format("; an all-to-all's count {:.4g} at an efficiency of {:.4g}",
+                            volumes.all_to_all / all_to_all_efficiency, all_to_all_efficiency);
 }
 
 DispatchChoice choose_dispatcher(const DispatchSizes& sizes, DispatcherRequest request) {
   check_sizes(sizes);
-  DispatchChoice choice{.kind = DispatcherKind::kLocal, .volumes = dispatch_volumes(sizes)};
+  DispatchChoice choice{.kind = DispatcherKind::kLocal,
+                        .volumes = dispatch_volumes(sizes),
+                        .all_to_all_efficiency = sizes.all_to_all_efficiency};
   if (sizes.ep * sizes.etp == 1) return choice;
   choice.by_request = request != DispatcherRequest::kAuto;
   if (!choice.by_request) {

@@ -45,9 +45,11 @@ DispatchVolumes dispatch_volumes(const DispatchSizes& sizes);
 struct DispatchChoice {
   DispatcherKind kind = DispatcherKind::kLocal;
   DispatchVolumes volumes;
+  double all_to_all_efficiency = 1.0;  ///< that the volumes were weighed with
   bool by_request = false;
 
-  /// "all_gather: 6 rows a token leave a rank, all_to_all would move 7.5".
+  /// "all_gather: 6 rows a token leave a rank, all_to_all would move 7.5"; where the efficiency is
+  /// not 1 also what the all-to-all's rows count.
   std::string to_string() const;
 };
 

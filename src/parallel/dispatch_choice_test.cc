@@ -57,6 +57,14 @@ TEST(DispatchChoice, ARequestDecidesButNotWithoutPeers) {
   EXPECT_EQ(choose_dispatcher({.top_k = 9}, DispatcherRequest::kAllGather).kind,
             DispatcherKind::kLocal);
   EXPECT_EQ(choose_dispatcher({.top_k = 9}).to_string(), "local: all experts are here");
+  EXPECT_EQ(choose_dispatcher({.top_k = 7, .ep = 8, .all_to_all_efficiency = 0.75}).to_string(),
+            "all_gather: 14 rows a token leave a rank, all_to_all would move 12.25; an "
+            "all-to-all's count 16.33 at an efficiency of 0.75");
+  // The efficiency has no part in what is asked for.
+  EXPECT_EQ(choose_dispatcher({.top_k = 9, .ep = 2, .all_to_all_efficiency = 0.75},
+                              DispatcherRequest::kAllToAll)
+                .to_string(),
+            asked.to_string());
 }
 
 TEST(DispatchChoice, RefusesImpossibleSizes) {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/names.h"
@@ -41,17 +42,41 @@ std::vector<Axis> parse_order(std::string_view text, std::span<const Axis> axes,
   return order;
 }
 
-void check_positive(const LayoutSpec& spec) {
-  const std::pair<const char*, int64_t> degrees[] = {
+/// A degree with its name, for messages.
+struct NamedDegree {
+  std::string_view name;
+  int64_t degree;
+};
+
+void check_degrees(const LayoutSpec& spec) {
+  const NamedDegree degrees[] = {
       {"tp", spec.tp}, {"cp", spec.cp}, {"etp", spec.etp}, {"ep", spec.ep}, {"pp", spec.pp}};
-  for (const auto& [name, degree] : degrees)
+  for (const auto& [name, degree] : degrees) {
     require(degree >= 1, "parallel.{} is {}; it must be at least 1", name, degree);
+    require(degree <= kMaxRanks, "parallel.{} is {}; it must be at most {}", name, degree,
+            kMaxRanks);
+  }
   require(spec.dp >= 0, "parallel.dp is {}; it must be at least 1, or 0 for what is left", spec.dp);
+  require(spec.dp <= kMaxRanks, "parallel.dp is {}; it must be at most {}", spec.dp, kMaxRanks);
+}
+
+/// The product of degrees that are at most kMaxRanks each, refused beyond kMaxRanks.
+int64_t multiply(std::initializer_list<NamedDegree> degrees) {
+  int64_t product = 1;
+  for (const NamedDegree& next : degrees) {
+    product *= next.degree;
+    if (product <= kMaxRanks) continue;
+    std::vector<std::string> parts;
+    for (const auto& [name, degree] : degrees) parts.push_back(fmt::format("{} {}", name, degree));
+    user_error("{} takes more than {} ranks, the most that a layout may have; lower one of them",
+               fmt::join(parts, " x "), kMaxRanks);
+  }
+  return product;
 }
 
 /// DP from the number of ranks.
 int64_t resolve_dp(const LayoutSpec& spec, int64_t num_ranks) {
-  const int64_t others = spec.tp * spec.cp * spec.pp;
+  const int64_t others = multiply({{"tp", spec.tp}, {"cp", spec.cp}, {"pp", spec.pp}});
   if (spec.dp == 0) {
     require(num_ranks % others == 0,
             "tp {} x cp {} x pp {} = {} does not divide the {} ranks; take {} or {} ranks", spec.tp,
@@ -59,18 +84,18 @@ int64_t resolve_dp(const LayoutSpec& spec, int64_t num_ranks) {
             (num_ranks / others + 1) * others);
     return num_ranks / others;
   }
-  require(others * spec.dp == num_ranks,
-          "tp {} x cp {} x dp {} x pp {} = {}, but there are {} ranks; {}", spec.tp, spec.cp,
-          spec.dp, spec.pp, others * spec.dp, num_ranks,
-          num_ranks % others == 0
-              ? fmt::format("dp {} would fit", num_ranks / others)
-              : fmt::format("take {} ranks, or other degrees", others * spec.dp));
+  const int64_t all =
+      multiply({{"tp", spec.tp}, {"cp", spec.cp}, {"dp", spec.dp}, {"pp", spec.pp}});
+  require(all == num_ranks, "tp {} x cp {} x dp {} x pp {} = {}, but there are {} ranks; {}",
+          spec.tp, spec.cp, spec.dp, spec.pp, all, num_ranks,
+          num_ranks % others == 0 ? fmt::format("dp {} would fit", num_ranks / others)
+                                  : fmt::format("take {} ranks, or other degrees", all));
   return spec.dp;
 }
 
 /// EDP from the ranks of a stage.
 int64_t resolve_edp(const LayoutSpec& spec, int64_t stage_ranks) {
-  const int64_t taken = spec.etp * spec.ep;
+  const int64_t taken = multiply({{"etp", spec.etp}, {"ep", spec.ep}});
   if (stage_ranks % taken == 0) return stage_ranks / taken;
   const std::string stage =
       fmt::format("the {} ranks of a pipeline stage (tp {} x cp {} x dp {})", stage_ranks, spec.tp,
@@ -91,9 +116,24 @@ std::string_view axis_name(Axis axis) {
   return kAxisNames[static_cast<size_t>(axis)];
 }
 
+int64_t least_ranks(const LayoutSpec& spec) {
+  check_degrees(spec);
+  if (spec.dp > 0)
+    return multiply({{"tp", spec.tp}, {"cp", spec.cp}, {"dp", spec.dp}, {"pp", spec.pp}});
+  const int64_t stage = std::lcm(multiply({{"tp", spec.tp}, {"cp", spec.cp}}),
+                                 multiply({{"etp", spec.etp}, {"ep", spec.ep}}));
+  require(stage <= kMaxRanks / spec.pp,
+          "tp {} x cp {} and etp {} x ep {} fit stages of {} ranks, and pp {} of these are more "
+          "than the {} ranks that a layout may have",
+          spec.tp, spec.cp, spec.etp, spec.ep, stage, spec.pp, kMaxRanks);
+  return stage * spec.pp;
+}
+
 Layout::Layout(const LayoutSpec& spec, int64_t num_ranks) : num_ranks_(num_ranks) {
   require(num_ranks >= 1, "a layout of {} ranks: there must be at least 1", num_ranks);
-  check_positive(spec);
+  require(num_ranks <= kMaxRanks, "a layout of {} ranks: there may be at most {}", num_ranks,
+          kMaxRanks);
+  check_degrees(spec);
   const auto dense = parse_order(spec.dense_order, kDense, "parallel.dense_order");
   const auto expert = parse_order(spec.expert_order, kExpert, "parallel.expert_order");
   const int64_t dp = resolve_dp(spec, num_ranks);

@@ -23,6 +23,9 @@ enum class Axis : uint8_t {
 };
 inline constexpr int kNumAxes = 7;
 
+/// The most ranks that a layout may have.
+inline constexpr int64_t kMaxRanks = 1'000'000;
+
 /// "tp", "cp", ...
 std::string_view axis_name(Axis axis);
 
@@ -40,13 +43,17 @@ struct LayoutSpec {
   std::string expert_order = "etp-ep-edp-pp";
 };
 
+/// The fewest ranks that the degrees fit: with `dp` open, stages of the least common multiple of
+/// TP · CP and ETP · EP. Throws UserError for degrees below 1 and beyond kMaxRanks ranks.
+int64_t least_ranks(const LayoutSpec& spec);
+
 /// Which rank does what: an immutable value. Groups are lists of ranks and passed explicitly to
 /// whoever communicates in them.
 class Layout {
  public:
   /// Throws UserError with the product that fails and the nearest valid choices: for degrees that
-  /// do not multiply to the number of ranks, and for orders that would give a rank another stage
-  /// among the experts than among the dense parts.
+  /// do not multiply to the number of ranks, products beyond kMaxRanks, and for orders that would
+  /// give a rank another stage among the experts than among the dense parts.
   Layout(const LayoutSpec& spec, int64_t num_ranks);
 
   int64_t num_ranks() const { return num_ranks_; }

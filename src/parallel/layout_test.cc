@@ -137,6 +137,39 @@ TEST(Layout, RefusalsNameTheProductAndTheNearestChoice) {
                  16, "stages are 4 ranks apart by parallel.dense_order");
 }
 
+/// 2^32 · 2^32 is 0 in 64 bits.
+TEST(Layout, RefusesDegreesWhoseProductsOverflow) {
+  constexpr int64_t kHuge = int64_t{1} << 32;
+  expect_refused({.tp = kHuge, .cp = kHuge}, 1, "parallel.tp is 4294967296; it must be at most");
+  expect_refused({.dp = kHuge}, 1, "parallel.dp is 4294967296; it must be at most 1000000");
+  expect_refused({.etp = kMaxRanks, .ep = kMaxRanks}, 1,
+                 "etp 1000000 x ep 1000000 takes more than 1000000 ranks");
+  expect_refused({.tp = kMaxRanks, .cp = kMaxRanks, .dp = kMaxRanks, .pp = kMaxRanks}, 1,
+                 "tp 1000000 x cp 1000000 x pp 1000000 takes more than 1000000 ranks");
+  expect_refused({}, kMaxRanks + 1, "a layout of 1000001 ranks");
+}
+
+TEST(Layout, TheFewestRanksFitBothFactorings) {
+  EXPECT_EQ(least_ranks({}), 1);
+  EXPECT_EQ(least_ranks({.ep = 8}), 8);
+  EXPECT_EQ(least_ranks({.tp = 2, .cp = 2, .etp = 2, .ep = 3, .pp = 5}), 60);
+  EXPECT_EQ(least_ranks({.tp = 2, .ep = 8, .pp = 2}), 16);
+  EXPECT_EQ(least_ranks({.tp = 2, .dp = 3, .ep = 4}), 6) << "what is given counts";
+  EXPECT_THAT([] { least_ranks({.tp = 999'983, .ep = 999'979}); },
+              ThrowsMessage<UserError>(HasSubstr("fit stages of 999962000357 ranks")));
+  EXPECT_THAT([] { least_ranks({.cp = 0}); }, ThrowsMessage<UserError>(HasSubstr("at least 1")));
+}
+
+/// Whatever the degrees, the fewest ranks make a layout.
+TEST(Layout, TheFewestRanksMakeALayout) {
+  Random random(2, 0);
+  const auto draw = [&] { return 1 + static_cast<int64_t>(random.next_below(6)); };
+  for (int trial = 0; trial < 200; ++trial) {
+    const LayoutSpec spec{.tp = draw(), .cp = draw(), .etp = draw(), .ep = draw(), .pp = draw()};
+    EXPECT_EQ(Layout(spec, least_ranks(spec)).num_ranks(), least_ranks(spec));
+  }
+}
+
 TEST(Layout, DescribesItself) {
   const std::string text = describe_layout(Layout({.tp = 2, .ep = 4}, 4));
   EXPECT_THAT(text, HasSubstr("4 ranks; dense parts: tp 2 x cp 1 x dp 2 x pp 1; experts: etp 1"));

@@ -1,21 +1,65 @@
 #include "parallel/options.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "core/nearest.h"
 
 namespace tessera {
+namespace {
+
+void check_context(const ParallelSpec& parallel, int64_t cp) {
+  const int64_t inner = parallel.context_inner;
+  if (parallel.context != ContextExchange::kHierarchical) {
+    require(inner == 1,
+            "parallel.context_inner {} is for parallel.context \"hierarchical\", and that is "
+            "\"{}\"; set it so, or leave parallel.context_inner 1",
+            inner, parallel.context == ContextExchange::kRing ? "ring" : "all_to_all");
+    return;
+  }
+  require(cp % inner == 0,
+          "parallel.context_inner {} does not divide parallel.cp {}; the nearest that does is {}",
+          inner, cp, nearest_divisors(cp, inner));
+  require(inner > 1 || cp == 1,
+          "parallel.context \"hierarchical\" with parallel.context_inner 1 is the ring alone; set "
+          "parallel.context_inner to a divisor of parallel.cp {} above 1, or parallel.context = "
+          "\"ring\"",
+          cp);
+}
+
+void check_chunks(const ParallelSpec& parallel, const PipelineLayout& layout) {
+  const int64_t chunks = layout.chunks_per_stage();
+  require(chunks == 1 || layout.num_stages > 1,
+          "{} chunks in a pipeline of one stage, which would hand over to itself; set parallel.pp "
+          "to 2 or more, or {}",
+          chunks,
+          parallel.pipeline_layout.empty() ? "parallel.pipeline_chunks = 1"
+                                           : "leave out \"|\" in parallel.pipeline_layout");
+  require(chunks > 1 || layout.num_stages == 1 || parallel.schedule != PipelineKind::kInterleaved,
+          "parallel.pipeline_schedule \"interleaved\" with one chunk a stage is 1f1b; set "
+          "parallel.pipeline_chunks to 2 or more, or parallel.pipeline_schedule = \"1f1b\"");
+}
+
+PipelineLayout read_layout(const ParallelSpec& parallel, const LayerCounts& layers) {
+  const int64_t stages = parallel.layout.pp;
+  PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, layers);
+  require(parallel.chunks_per_stage == 1 || parallel.chunks_per_stage == layout.chunks_per_stage(),
+          "parallel.pipeline_chunks is {}, and parallel.pipeline_layout has {} chunks a stage; "
+          "leave the former 1",
+          parallel.chunks_per_stage, layout.chunks_per_stage());
+  return layout;
+}
+
+}  // namespace
 
 void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
   LayoutSpec& layout = parallel.layout;
-  schema.add("parallel.tp", &layout.tp, "Tensor parallelism of the dense parts", at_least(1));
-  schema.add("parallel.cp", &layout.cp, "Context parallelism: ranks that share a sequence",
-             at_least(1));
-  schema.add("parallel.dp", &layout.dp, "Data parallelism; 0: what the ranks leave", at_least(0));
-  schema.add("parallel.pp", &layout.pp, "Pipeline stages", at_least(1));
-  schema.add("parallel.ep", &layout.ep, "Expert parallelism, folded over tp, cp and dp",
-             at_least(1));
-  schema.add("parallel.etp", &layout.etp, "Tensor parallelism of the experts", at_least(1));
+  const Range degree = between(1, kMaxRanks);
+  schema.add("parallel.tp", &layout.tp, "Tensor parallelism of the dense parts", degree);
+  schema.add("parallel.cp", &layout.cp, "Context parallelism: ranks that share a sequence", degree);
+  schema.add("parallel.dp", &layout.dp, "Data parallelism; 0: what the ranks leave",
+             between(0, kMaxRanks));
+  schema.add("parallel.pp", &layout.pp, "Pipeline stages", degree);
+  schema.add("parallel.ep", &layout.ep, "Expert parallelism, folded over tp, cp and dp", degree);
+  schema.add("parallel.etp", &layout.etp, "Tensor parallelism of the experts", degree);
   schema.add("parallel.dense_order", &layout.dense_order,
              "Axes of the dense parts from neighbouring ranks outwards");
   schema.add("parallel.expert_order", &layout.expert_order,
@@ -31,19 +75,23 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
                    {"hierarchical", ContextExchange::kHierarchical}},
                   "How ranks of cp see one another's keys and values");
   schema.add("parallel.context_inner", &parallel.context_inner,
-             "Ranks of cp that exchange heads by all-to-all (hierarchical)", at_least(1));
+             "Ranks of cp that exchange heads by all-to-all (hierarchical)", degree);
   schema.add_enum("parallel.dispatcher", &parallel.dispatcher,
                   {{"auto", DispatcherRequest::kAuto},
                    {"all_to_all", DispatcherRequest::kAllToAll},
                    {"all_gather", DispatcherRequest::kAllGather}},
                   "How tokens reach experts on other ranks; auto: what moves fewer bytes");
+  schema.add("parallel.all_to_all_efficiency", &parallel.all_to_all_efficiency,
+             "For dispatcher = auto: an all-to-all's bandwidth as a share of an all-gather's, as "
+             "measured on the machine; 1: bytes alone decide",
+             above(0));
   schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
                   {{"gpipe", PipelineKind::kGpipe},
                    {"1f1b", PipelineKind::kOneFOneB},
                    {"interleaved", PipelineKind::kInterleaved}},
                   "Order of the stages' passes");
   schema.add("parallel.pipeline_chunks", &parallel.chunks_per_stage,
-             "Model chunks of a stage (interleaved)", at_least(1));
+             "Model chunks of a stage (interleaved)", degree);
   schema.add(
       "parallel.pipeline_layout", &parallel.pipeline_layout,
       "What each chunk holds, e.g. \"Et*3|(tt|)*2mL\" (m: multi-token prediction); empty: layers "
@@ -53,33 +101,16 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
 }
 
 int64_t heads_degree(const ParallelSpec& parallel, int64_t cp) {
-  switch (parallel.context) {
-    case ContextExchange::kRing:
-      return 1;
-    case ContextExchange::kAllToAll:
-      return cp;
-    case ContextExchange::kHierarchical:
-      break;
-  }
-  require(cp % parallel.context_inner == 0,
-          "parallel.context_inner {} does not divide parallel.cp {}", parallel.context_inner, cp);
-  return parallel.context_inner;
-}
-
-int64_t least_ranks(const ParallelSpec& parallel) {
-  const LayoutSpec& layout = parallel.layout;
-  return layout.tp * layout.cp * layout.pp * std::max<int64_t>(layout.dp, 1);
+  check_context(parallel, cp);
+  return parallel.context == ContextExchange::kAllToAll ? cp : parallel.context_inner;
 }
 
 PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers) {
-  const int64_t stages = parallel.layout.pp;
-  if (parallel.pipeline_layout.empty())
-    return even_pipeline_layout(stages, parallel.chunks_per_stage, layers);
-  PipelineLayout layout = parse_pipeline_layout(parallel.pipeline_layout, stages, layers);
-  require(parallel.chunks_per_stage == 1 || parallel.chunks_per_stage == layout.chunks_per_stage(),
-          "parallel.pipeline_chunks is {}, and parallel.pipeline_layout has {} chunks a stage; "
-          "leave the former 1",
-          parallel.chunks_per_stage, layout.chunks_per_stage());
+  PipelineLayout layout =
+      parallel.pipeline_layout.empty()
+          ? even_pipeline_layout(parallel.layout.pp, parallel.chunks_per_stage, layers)
+          : read_layout(parallel, layers);
+  check_chunks(parallel, layout);
   return layout;
 }
 

@@ -24,13 +24,16 @@ enum class ContextExchange : uint8_t {
   kHierarchical  ///< all-to-all within `context_inner` neighbouring ranks, a ring over the rest
 };
 
-/// How a model is spread over ranks, as configured.
+/// How a model is spread over ranks, as configured. What says how an axis is used may stand where
+/// the axis has degree 1, so that one configuration serves several sizes; what contradicts another
+/// setting is refused.
 struct ParallelSpec {
   LayoutSpec layout;
   AttentionParallel attention = AttentionParallel::kTensor;
   ContextExchange context = ContextExchange::kRing;
   int64_t context_inner = 1;
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
+  double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   PipelineKind schedule = PipelineKind::kOneFOneB;
   int64_t chunks_per_stage = 1;
   std::string pipeline_layout;  ///< see parse_pipeline_layout; empty: even
@@ -41,13 +44,12 @@ struct ParallelSpec {
 void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel);
 
 /// Ranks of context parallelism `cp` that exchange heads by all-to-all; a ring goes over the rest.
-/// Throws UserError where parallel.context_inner does not divide them.
+/// Throws UserError where parallel.context_inner does not divide them, and where it and
+/// parallel.context contradict each other.
 int64_t heads_degree(const ParallelSpec& parallel, int64_t cp);
 
-/// The ranks that the degrees ask for; DP counts 1 where it is left open.
-int64_t least_ranks(const ParallelSpec& parallel);
-
-/// What each chunk of the pipeline holds of a model of so many layers.
+/// What each chunk of the pipeline holds of a model of so many layers. Throws UserError for chunks
+/// that the schedule or the number of stages does not allow.
 PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers);
 
 /// The schedule of `num_micro_batches` through that pipeline.

@@ -182,6 +182,8 @@ void summarize(const PipelineSpec& spec, const std::vector<Steps>& schedule,
     timeline.most_in_flight.push_back(count_in_flight(spec, steps));
 }
 
+constexpr std::string_view kPassLegend = "F forward, B backward, W weight gradients";
+
 char pass_letter(PipelinePass pass) {
   return pass == PipelinePass::kForward ? 'F' : pass == PipelinePass::kBackward ? 'B' : 'W';
 }
@@ -241,6 +243,17 @@ PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<S
   return timeline;
 }
 
+std::string list_pipeline(const std::vector<Steps>& schedule) {
+  std::string text;
+  for (size_t stage = 0; stage < schedule.size(); ++stage) {
+    text += fmt::format("stage {:>2}", stage);
+    for (const auto& [pass, chunk, micro_batch] : schedule[stage])
+      text += fmt::format(" {}{}.{}", pass_letter(pass), chunk, micro_batch);
+    text += '\n';
+  }
+  return text + fmt::format("{}, with chunk.micro-batch\n", kPassLegend);
+}
+
 std::string draw_pipeline(const PipelineTimeline& timeline, int64_t columns) {
   constexpr double kColumnsPerUnit = 3;
   const double scale =
@@ -252,7 +265,10 @@ std::string draw_pipeline(const PipelineTimeline& timeline, int64_t columns) {
                         draw_stage(timeline.stages[stage], scale, width),
                         timeline.most_in_flight[stage]);
   }
-  return text + fmt::format("{:.1f} % of the time is waited\n", 100 * timeline.bubble);
+  return text + fmt::format(
+                    "{}, with the micro-batch's last digit; . waits\n"
+                    "{:.1f} % of the time is waited\n",
+                    kPassLegend, 100 * timeline.bubble);
 }
 
 }  // namespace tessera

@@ -71,8 +71,12 @@ PipelineTimeline simulate_pipeline(const PipelineSpec& spec,
                                    const std::vector<std::vector<PipelineStep>>& schedule,
                                    const PassTimes& times = {});
 
+/// The schedule as text, one row a stage: each step's pass (F, B or W), chunk and micro-batch, such
+/// as "F0.12", in the order in which the stage takes them, with a legend.
+std::string list_pipeline(const std::vector<std::vector<PipelineStep>>& schedule);
+
 /// The timeline as text, one row a stage, at most `columns` wide: F, B and W with the micro-batch's
-/// last digit, and dots where a stage waits.
+/// last digit, and dots where a stage waits, with a legend.
 std::string draw_pipeline(const PipelineTimeline& timeline, int64_t columns = 160);
 
 }  // namespace tessera

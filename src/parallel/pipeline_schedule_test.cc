@@ -135,6 +135,22 @@ TEST(PipelineSchedule, DrawsItself) {
   const std::string text = draw_pipeline(simulate_pipeline(spec, make_pipeline_schedule(spec)));
   EXPECT_THAT(text, HasSubstr("stage  0 |F0-F1-......B0----...B1----| 2 in flight"));
   EXPECT_THAT(text, HasSubstr("stage  1 |...F0-B0----F1-B1----......| 1 in flight"));
+  EXPECT_THAT(text, HasSubstr("F forward, B backward, W weight gradients, with the micro-batch's "
+                              "last digit; . waits"));
+}
+
+TEST(PipelineSchedule, ListsEveryStep) {
+  const std::string text = list_pipeline(make_pipeline_schedule({.kind = PipelineKind::kInterleaved,
+                                                                 .num_stages = 2,
+                                                                 .num_chunks = 2,
+                                                                 .num_micro_batches = 2}));
+  EXPECT_EQ(text,
+            "stage  0 F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1\n"
+            "stage  1 F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 B0.0 B0.1\n"
+            "F forward, B backward, W weight gradients, with chunk.micro-batch\n");
+  const std::string split =
+      list_pipeline(make_pipeline_schedule({.num_micro_batches = 12, .split_weights = true}));
+  EXPECT_THAT(split, HasSubstr(" F0.11 B0.11 W0.11\n")) << "not the last digit alone";
 }
 
 TEST(PipelineSchedule, RefusesWhatCannotBeScheduled) {

@@ -48,6 +48,7 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   groups.replicated_attention = parallel.attention == AttentionParallel::kUlysses && tp > 1;
   groups.head_inner = inner;
   groups.dispatcher = parallel.dispatcher;
+  groups.all_to_all_efficiency = parallel.all_to_all_efficiency;
   if (groups.replicated_attention) {
     const std::array axes = {Axis::kTp, Axis::kCp};
     groups.heads = world.make_group(

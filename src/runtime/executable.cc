@@ -80,7 +80,8 @@ Tensor Executable::at_bound(const Bindings& bindings, ValueId id) const {
   const ValueType& type = program_.type(id);
   if (placement.storage == Storage::kBound) return bindings.tensors[static_cast<size_t>(id)];
   std::byte* slab = placement.storage == Storage::kSaved ? bindings.saved : bindings.transient;
-  return {slab + placement.offset, type.dtype, type.shape};
+  return {slab + placement.offset, type.dtype, type.shape,
+          backend_.is_host() ? nullptr : &backend_.device()};
 }
 
 Tensor Executable::view(const Bindings& bindings, ValueId id) const {
@@ -126,7 +127,30 @@ const int64_t* Executable::extent_address(const Bindings& bindings, ValueId id) 
   return type.ragged() ? at_bound(bindings, type.extent).as<int64_t>() : nullptr;
 }
 
-Pending Executable::start_node(size_t idx, const Bindings& bindings) const {
+/// Before node `idx` adds to accumulators of which some are `unset`, which they are not afterwards:
+/// true where its kernel is to write all of them; otherwise those become zero.
+bool Executable::begin_sums(size_t idx, const Bindings& bindings,
+                            std::vector<ValueId>& unset) const {
+  const Node& node = program_.nodes()[idx];
+  std::vector<Tensor> begun;
+  bool all = kernels_[idx].sets_accumulators();
+  for (size_t i = 0; i < node.outputs.size() && !unset.empty(); ++i) {
+    const Tensor& sum = bindings.tensors[static_cast<size_t>(node.outputs[i])];
+    if (!node.op->accumulates(static_cast<int>(i)) || !sum) continue;
+    if (std::erase(unset, node.outputs[i]) > 0) {
+      begun.push_back(sum);
+    } else {
+      all = false;
+    }
+  }
+  if (begun.empty()) return false;
+  for (const ValueId id : node.inputs) all = all && program_.type(id).num_bytes() > 0;
+  if (all) return true;
+  for (const Tensor& sum : begun) backend_.device().zero(sum.data, sum.num_bytes());
+  return false;
+}
+
+Pending Executable::start_node(size_t idx, const Bindings& bindings, bool set_accumulators) const {
   const Node& node = program_.nodes()[idx];
   std::vector<Tensor> tensors;
   tensors.reserve(node.inputs.size() + node.outputs.size());
@@ -143,21 +167,29 @@ Pending Executable::start_node(size_t idx, const Bindings& bindings) const {
                  static_cast<size_t>(plan_.workspace_bytes[idx])};
   }
   const std::span<const Tensor> all = tensors;
-  return kernels_[idx].start(*node.op, {.inputs = all.first(node.inputs.size()),
-                                        .outputs = all.subspan(node.inputs.size()),
-                                        .workspace = workspace,
-                                        .extents = extents,
-                                        .context = backend_.context()});
+  try {
+    return kernels_[idx].start(*node.op, {.inputs = all.first(node.inputs.size()),
+                                          .outputs = all.subspan(node.inputs.size()),
+                                          .workspace = workspace,
+                                          .extents = extents,
+                                          .context = backend_.context(),
+                                          .set_accumulators = set_accumulators});
+  } catch (const InternalError& error) {
+    throw InternalError(fmt::format("program '{}', operator '{}': {}", program_.name(),
+                                    node.op->name(), error.what()));
+  }
 }
 
 void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
   check_bindings(bindings);
   Device& device = backend_.device();
   Exchanges exchanges(program_, observer);
+  std::vector<ValueId> unset = bindings.unset;
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
     exchanges.wait_before(static_cast<int>(i));
     const Device::Mark begin = observer ? device.mark() : 0;
-    Pending pending = start_node(i, bindings);
+    const bool set_accumulators = !unset.empty() && begin_sums(i, bindings, unset);
+    Pending pending = start_node(i, bindings, set_accumulators);
     const bool started = kernels_[i].is_asynchronous();
     if (started) exchanges.add(i, std::move(pending), waits_[i]);
     if (observer) {

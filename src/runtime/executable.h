@@ -19,6 +19,8 @@ struct Bindings {
   std::vector<Tensor> tensors;
   std::byte* saved = nullptr;
   std::byte* transient = nullptr;
+  /// Accumulators that hold nothing yet, rather than a sum to add to.
+  std::vector<ValueId> unset;
 };
 
 /// What the interpreter did from `begin` to `end`. An exchange that a node started is under way
@@ -69,7 +71,8 @@ class Executable {
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;
-  Pending start_node(size_t idx, const Bindings& bindings) const;
+  bool begin_sums(size_t idx, const Bindings& bindings, std::vector<ValueId>& unset) const;
+  Pending start_node(size_t idx, const Bindings& bindings, bool set_accumulators) const;
 
   Program program_;
   Backend backend_;

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
+#include "ops/linear/linear.h"
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
 #include "program/program_testing.h"
@@ -17,6 +20,40 @@ KernelTable kernels_with(Kernel slow_copy) {
   KernelTable kernels = make_cpu_kernels();
   kernels["slow_copy"] = slow_copy;
   return kernels;
+}
+
+TEST(Accumulators, ThatHoldNothingAreWrittenOrZeroedBeforeTheFirstAddition) {
+  Program program("two additions");
+  const ValueType type{DType::kF32, {2, 3}};
+  const ValueId x = program.add_input("x", type);
+  const ValueId grad = program.add_input("grad", {DType::kF32, {2, 2}});
+  const ValueId sum = program.add_accumulator("sum", {DType::kF32, {2, 3}});
+  const OperatorPtr wgrad = std::make_shared<LinearWgrad>();
+  program.add(wgrad, {x, grad}, {"first"}, {sum});
+  program.add(wgrad, {x, grad}, {"second"}, {sum});
+  KernelTable zeroing = make_cpu_kernels();
+  KernelTable setting = zeroing;
+  zeroing["linear_wgrad"] = Kernel([](const Operator& op, const KernelArgs& args) {
+    ensure(!args.set_accumulators, "a kernel that only adds was asked to write");
+    static const KernelTable kernels = make_cpu_kernels();
+    kernels.at("linear_wgrad")(op, args);
+  });
+  const auto run = [&](const KernelTable& kernels, bool unset, float before) {
+    const Executable executable(program, kernels);
+    Bindings bindings = executable.make_bindings();
+    std::vector<float> a{1, 2, 3, 4, 5, 6}, b{1, 0, 0, 1}, c(6, before);
+    bindings.tensors[static_cast<size_t>(x)] = view(std::span(a), {2, 3});
+    bindings.tensors[static_cast<size_t>(grad)] = view(std::span(b), {2, 2});
+    bindings.tensors[static_cast<size_t>(sum)] = view(std::span(c), {2, 3});
+    if (unset) bindings.unset = {sum};
+    executable.run(bindings);
+    return c;
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> twice{2, 4, 6, 8, 10, 12};
+  EXPECT_EQ(run(setting, true, kNan), twice);
+  EXPECT_EQ(run(zeroing, true, kNan), twice);
+  EXPECT_EQ(run(setting, false, 1), (std::vector<float>{3, 5, 7, 9, 11, 13}));
 }
 
 TEST(Exchanges, AProgramComputesTheSameWhetherTheyAreStartedOrRun) {

@@ -2,21 +2,20 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
-#include "core/memory.h"
 #include "core/random.h"
+#include "core/stopwatch.h"
 #include "train/device_choice.h"
+#include "train/loss_scales.h"
 #include "train/machine.h"
-#include "train/model_state.h"
+#include "train/trainer.h"
+#include "train/verify.h"
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Sequences of random tokens, each with a random label.
 class RandomTokens {
@@ -44,13 +43,6 @@ class RandomTokens {
   std::vector<int32_t> tokens_, labels_, positions_, cu_seqlens_;
 };
 
-BatchShape batch_shape(const Settings& settings) {
-  return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-          .max_sequences = settings.train.micro_batch,
-          .sequence_length = settings.data.sequence_length,
-          .dtype = settings.train.dtype()};
-}
-
 /// A model that trains on random tokens.
 class StepBench {
  public:
@@ -62,15 +54,12 @@ class StepBench {
         layout_(make_run_layout(settings, *world_)),
         model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,
                layout_.part),
-        predicted_(backend_.device().used_bytes() +
-                   ModelState::count_bytes(settings, layout_).total() +
-                   model_.activation_bytes().total()),
+        batches_(make_batches(settings)),
+        prediction_(predict_memory(settings, layout_, model_, backend_, /*data_bytes=*/0)),
         state_(settings, layout_, *world_, backend_) {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
-    model_.bind(state_.parameters(), state_.experts());
-    for (int64_t i = 0; i < settings.train.num_micro_batches(); ++i)
-      batches_.emplace_back(model_.batch_shape(), settings.model.vocab_size,
-                            static_cast<uint64_t>(i));
+    model_.bind(state_.parameters(), state_.experts(), state_.weights());
+    executor_.emplace(model_, layout_.pipeline, layout_.steps);
   }
 
   /// Returns the seconds of a step.
@@ -78,11 +67,16 @@ class StepBench {
     const auto start = Clock::now();
     state_.begin_step();
     model_.begin_step();
-    const double share = 1.0 / static_cast<double>(tokens_of_step());
-    const LossScales scales{.loss = static_cast<float>(share), .balance = 0.001F};
-    for (RandomTokens& tokens : batches_) model_.run(tokens.view(), scales, observer);
+    std::vector<MicroBatch> micro_batches;
+    for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
+    executor_->run(micro_batches, loss_scales(settings_, tokens_of_step()), observer,
+                   state_.hooks());
     const auto update = Clock::now();
-    state_.update({.step_idx = step_idx_++, .lr = 1e-5, .max_grad_norm = 1.0});
+    state_.update({.step_idx = step_idx_++,
+                   .lr = kLearningRate,
+                   .max_grad_norm = settings_.train.max_grad_norm});
+    if (settings_.model.moe.has_expert_bias())
+      update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
     backend_.device().synchronize();
     if (update_seconds != nullptr) *update_seconds = seconds_since(update);
     return seconds_since(start);
@@ -96,13 +90,23 @@ class StepBench {
         .flops = model_.model_flops() * num_batches,
         .matrix_peak = peak_,
         .memory_used = backend_.device().used_bytes(),
-        .memory_predicted = predicted_};
+        .memory_predicted = prediction_.total()};
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
     return result;
   }
 
  private:
+  /// So low that the weights stay what they are.
+  static constexpr double kLearningRate = 1e-5;
+
+  static std::vector<RandomTokens> make_batches(const Settings& settings) {
+    std::vector<RandomTokens> batches;
+    for (int64_t i = 0; i < settings.train.num_micro_batches(); ++i)
+      batches.emplace_back(batch_shape(settings), settings.model.vocab_size,
+                           static_cast<uint64_t>(i));
+    return batches;
+  }
   int64_t tokens_of_step() const {
     return model_.batch_shape().num_tokens * settings_.train.num_micro_batches();
   }
@@ -113,9 +117,10 @@ class StepBench {
   double peak_;
   RunLayout layout_;
   TrainingModel model_;
-  int64_t predicted_;
-  ModelState state_;
   std::vector<RandomTokens> batches_;
+  MemoryPrediction prediction_;
+  ModelState state_;
+  std::optional<PipelineExecutor> executor_;
   int64_t step_idx_ = 0;
 };
 
@@ -125,10 +130,10 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   require(request.steps > 0 && request.warmup >= 0,
           "bench: {} steps after {} to warm up; at least one and none", request.steps,
           request.warmup);
-  Settings checked = request.settings;
+  Settings checked = without_data(request.settings);
   checked.data.tokens = "random tokens, in place of data";
   validate(checked);
-  validate(checked.model);
+  check_sized_model(checked, 1);
   StepBench bench(request.settings);
   for (int64_t i = 0; i < request.warmup; ++i) bench.step({});
   std::vector<double> seconds;

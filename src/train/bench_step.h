@@ -11,6 +11,12 @@
 
 namespace tessera {
 
+/// With an even number of values the mean of the middle two.
+inline double median_of_sorted(const std::vector<double>& ascending) {
+  const size_t half = ascending.size() / 2;
+  return ascending.size() % 2 == 1 ? ascending[half] : (ascending[half - 1] + ascending[half]) / 2;
+}
+
 struct StepBenchRequest {
   Settings settings;
   int64_t steps = 5;
@@ -32,7 +38,7 @@ struct StepBenchResult {
   /// Seconds in one step by operator, ascending by name, and of the update.
   std::map<std::string, double> operators;
 
-  double median() const { return seconds[seconds.size() / 2]; }
+  double median() const { return median_of_sorted(seconds); }
 };
 
 /// Times whole steps (all micro-batches, gradient norm, AdamW) of a configuration on random tokens

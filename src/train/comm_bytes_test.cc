@@ -91,70 +91,179 @@ int64_t count_weights(const Settings& settings) {
   return count_parameters(settings.model).total;
 }
 
-/// Equation 1 of MegaScale-MoE: 2bsh(n-1)/n for attention, the same for the MLP, both again
-/// backwards; and the two ends.
+// Formulas are those of the papers for n ranks, four where nothing else is said: with two, n - 1
+// and n / 2 are the same. Letters are theirs: b·s tokens of the n ranks together, h their width, k
+// = K.
+
+/// Equation 1 of MegaScale-MoE: 2bsh(n-1)/n leave a rank for attention, the same for the MLP, half
+/// of it by all-gather and half by reduce-scatter; both again backwards; and the two ends.
 TEST(StepBytes, TensorParallelism) {
-  constexpr int64_t kRanks = 2;
+  constexpr int64_t kRanks = 4;
   Settings settings = small_settings();
   settings.parallel.layout.tp = kRanks;
   const StepBytes bytes(settings, kRanks);
-  const int64_t share = kTokens * kHidden * (kRanks - 1) / kRanks * kRanks * kF32;
-  EXPECT_EQ(bytes("tp", CommKind::kAllGather), (4 * kLayers + 2) * share);
-  EXPECT_EQ(bytes("tp", CommKind::kReduceScatter), (4 * kLayers + 2) * share);
+  const int64_t half = kTokens * kHidden * (kRanks - 1) / kRanks;  // bsh(n-1)/n
+  const int64_t of_each = kRanks * (2 * 2 * kLayers + 2) * half * kF32;
+  EXPECT_EQ(bytes("tp", CommKind::kAllGather), of_each);
+  EXPECT_EQ(bytes("tp", CommKind::kReduceScatter), of_each);
   EXPECT_EQ(bytes("tp", CommKind::kAllToAll), 4 * kTokens * (kRanks - 1) * kF32);
 }
 
-/// Equation 2 counts each element twice; what leaves a rank is (2 + 2/m) · bsh/n · (n-1)/n.
-TEST(StepBytes, UlyssesAttention) {
-  constexpr int64_t kRanks = 2;
+/// h = N·D, and m = 2 query heads for each key-value head.
+Settings head_exchange_settings() {
   Settings settings = small_settings();
+  settings.model.num_heads = 8;
+  settings.model.num_kv_heads = 4;
+  settings.model.head_size = 2;
+  return settings;
+}
+
+/// Equation 2 counts each element twice; what leaves a rank is (2 + 2/m) · bsh/n · (n-1)/n: queries
+/// and results, keys and values. Over n ranks, forward and backward, and `parts` such groups.
+int64_t head_exchange_bytes(int64_t num_ranks, int64_t parts = 1) {
+  constexpr int64_t kQueriesPerKey = 2;  // m
+  const int64_t bsh = kTokens * kHidden / parts;
+  const int64_t leaving =
+      (2 * kQueriesPerKey + 2) * bsh * (num_ranks - 1) / (kQueriesPerKey * num_ranks * num_ranks);
+  return 2 * kLayers * parts * num_ranks * leaving * kF32;
+}
+
+TEST(StepBytes, UlyssesAttention) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = head_exchange_settings();
   settings.parallel.layout.tp = kRanks;
   settings.parallel.attention = AttentionParallel::kUlysses;
   const StepBytes bytes(settings, kRanks);
-  const int64_t heads = 2 * settings.model.num_heads + 2 * settings.model.num_kv_heads;
-  const int64_t one_way = kTokens * heads * settings.model.head_size * (kRanks - 1) / kRanks * kF32;
-  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), 2 * kLayers * one_way);
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kRanks));
 }
 
-/// Equation 3: 2k/n · bsh(n-1)/n, backwards again, and a probability with each row.
+TEST(StepBytes, ContextByAllToAll) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = head_exchange_settings();
+  settings.parallel.layout.cp = kRanks;
+  settings.parallel.context = ContextExchange::kAllToAll;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kRanks));
+  EXPECT_EQ(bytes("ring", CommKind::kSend), 0);
+}
+
+/// Ring attention (Liu et al., 2023, section 3): each rank's keys and values pass R - 1 times, and
+/// backwards again with the sums of their gradients behind them. Sums are F32, as all is here.
+int64_t ring_bytes(const ModelConfig& model, int64_t ring, int64_t num_ranks) {
+  const int64_t block = kTokens / num_ranks * 2 * model.num_kv_heads * model.head_size;
+  return 3 * kLayers * num_ranks * (ring - 1) * block * kF32;
+}
+
+TEST(StepBytes, ContextByRing) {
+  constexpr int64_t kRanks = 4;
+  Settings settings = small_settings();
+  settings.parallel.layout.cp = kRanks;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("ring", CommKind::kSend), ring_bytes(settings.model, kRanks, kRanks));
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), 0);
+}
+
+/// Two rings of four, each over pairs that exchange heads. A ring's rank has the tokens of a pair,
+/// and half of the heads.
+TEST(StepBytes, ContextHierarchically) {
+  constexpr int64_t kRanks = 8;
+  constexpr int64_t kInner = 2;
+  Settings settings = head_exchange_settings();
+  settings.parallel.layout.cp = kRanks;
+  settings.parallel.context = ContextExchange::kHierarchical;
+  settings.parallel.context_inner = kInner;
+  const StepBytes bytes(settings, kRanks);
+  EXPECT_EQ(bytes("ring", CommKind::kSend), ring_bytes(settings.model, kRanks / kInner, kRanks));
+  EXPECT_EQ(bytes("heads", CommKind::kAllToAll), head_exchange_bytes(kInner, kRanks / kInner));
+}
+
+/// Experts over ranks that have a micro-batch each.
+Settings expert_layout(DispatcherRequest dispatcher, int64_t ep, int64_t etp) {
+  Settings settings = expert_settings();
+  settings.parallel.layout.ep = ep;
+  settings.parallel.layout.etp = etp;
+  settings.parallel.dispatcher = dispatcher;
+  settings.train.global_batch = ep * etp * kMicroBatch;
+  return settings;
+}
+
+/// Equation 3: 2k/n · bsh(n-1)/n, dispatch and combine together; backwards again, and a probability
+/// with each row that is dispatched.
 TEST(StepBytes, ExpertAllToAll) {
-  constexpr int64_t kRanks = 2;
-  Settings settings = expert_settings();
-  settings.parallel.layout.ep = kRanks;
-  settings.parallel.dispatcher = DispatcherRequest::kAllToAll;
-  settings.train.global_batch = kRanks * kMicroBatch;
+  constexpr int64_t kRanks = 4;
+  const Settings settings = expert_layout(DispatcherRequest::kAllToAll, kRanks, 1);
   const StepBytes bytes(settings, kRanks);
-  const int64_t rows = kRanks * kTokens * settings.model.moe.top_k * (kRanks - 1) / kRanks;
-  EXPECT_EQ(bytes("ep", CommKind::kAllToAll), kLayers * rows * (4 * kHidden + 2) * kF32);
+  const int64_t top_k = settings.model.moe.top_k;
+  const int64_t bs = kRanks * kTokens;
+  const int64_t leaving = 2 * top_k * bs * kHidden * (kRanks - 1) / (kRanks * kRanks);
+  const int64_t probs = leaving / (2 * kHidden);
+  EXPECT_EQ(bytes("ep", CommKind::kAllToAll), 2 * kLayers * kRanks * (leaving + probs) * kF32);
 }
 
-/// Equation 4: 2bsh(n-1)/n, backwards again, and the choices of all tokens.
-TEST(StepBytes, ExpertAllGather) {
-  constexpr int64_t kRanks = 2;
-  Settings settings = expert_settings();
-  settings.parallel.layout.ep = kRanks;
-  settings.parallel.dispatcher = DispatcherRequest::kAllGather;
-  settings.train.global_batch = kRanks * kMicroBatch;
-  const StepBytes bytes(settings, kRanks);
-  const int64_t others = kRanks * kTokens * (kRanks - 1);
+/// Equation 4: 2bsh(n-1)/n, half by all-gather and half by reduce-scatter; backwards again, and the
+/// choices of all tokens with their probabilities, whose gradients come back.
+void expect_expert_all_gather(int64_t ep, int64_t etp) {
+  const int64_t num_ranks = ep * etp;
+  const Settings settings = expert_layout(DispatcherRequest::kAllGather, ep, etp);
+  const StepBytes bytes(settings, num_ranks);
   const int64_t top_k = settings.model.moe.top_k;
+  const int64_t bs = num_ranks * kTokens;
+  const int64_t half = bs * kHidden * (num_ranks - 1) / num_ranks;
+  const int64_t choices = bs * top_k * (num_ranks - 1) / num_ranks;
   EXPECT_EQ(bytes("experts", CommKind::kAllGather),
-            kLayers * others * (2 * kHidden + 2 * top_k) * kF32);
+            kLayers * num_ranks * (2 * half + 2 * choices) * kF32);
   EXPECT_EQ(bytes("experts", CommKind::kReduceScatter),
-            kLayers * others * (2 * kHidden + top_k) * kF32);
+            kLayers * num_ranks * (2 * half + choices) * kF32);
+  for (const char* group : {"ep", "etp"}) {
+    EXPECT_EQ(bytes(group, CommKind::kAllToAll), 0);
+    EXPECT_EQ(bytes(group, CommKind::kAllGather), 0);
+  }
+}
+
+TEST(StepBytes, ExpertAllGather) {
+  expect_expert_all_gather(4, 1);
+}
+
+/// With ETP all ranks that hold a layer's experts are equation 4's n.
+TEST(StepBytes, ExpertAllGatherWithTensorParallelExperts) {
+  expect_expert_all_gather(2, 4);
+}
+
+/// Parallel Folding, figure 2: all-to-all over EP as equation 3 says, for the tokens of as many
+/// ranks; then each of the rows that arrived goes to the ETP - 1 ranks that share its expert, and
+/// outputs come back the same ways. The choice between dispatchers counts the same rows.
+void expect_all_to_all_with_etp(int64_t ep, int64_t etp) {
+  const int64_t num_ranks = ep * etp;
+  const Settings settings = expert_layout(DispatcherRequest::kAllToAll, ep, etp);
+  const StepBytes bytes(settings, num_ranks);
+  const int64_t top_k = settings.model.moe.top_k;
+  const int64_t bs = ep * kTokens;
+  const int64_t leaving = 2 * top_k * bs * kHidden * (ep - 1) / (ep * ep);
+  const int64_t probs = leaving / (2 * kHidden);
+  EXPECT_EQ(bytes("ep", CommKind::kAllToAll), 2 * kLayers * num_ranks * (leaving + probs) * kF32);
+  const int64_t gathered = top_k * kTokens * (etp - 1);  // rows of a rank to others
+  for (const CommKind kind : {CommKind::kAllGather, CommKind::kReduceScatter}) {
+    EXPECT_EQ(bytes("etp", kind), kLayers * num_ranks * gathered * (2 * kHidden + 1) * kF32);
+  }
+  const DispatchVolumes volumes = dispatch_volumes({.top_k = top_k, .ep = ep, .etp = etp});
+  EXPECT_DOUBLE_EQ(volumes.all_to_all * kTokens * kHidden,
+                   static_cast<double>(leaving + 2 * gathered * kHidden));
+}
+
+TEST(StepBytes, ExpertAllToAllWithTensorParallelExperts) {
+  expect_all_to_all_with_etp(2, 4);
+  expect_all_to_all_with_etp(4, 2);
+  expect_all_to_all_with_etp(1, 4);
 }
 
 /// What LatentMoE dispatches is narrower by exactly H over the latent size; probabilities and
 /// choices are not (Megatron-Core MoE, section 7.3).
 TEST(StepBytes, LatentExpertsDivideWhatIsDispatchedByTheCompression) {
-  constexpr int64_t kRanks = 2;
-  constexpr int64_t kAlpha = 4;
+  constexpr int64_t kRanks = 4;
+  constexpr int64_t kAlpha = 8;
   const auto moved = [](DispatcherRequest dispatcher, int64_t latent_size) {
-    Settings settings = expert_settings();
+    Settings settings = expert_layout(dispatcher, kRanks, 1);
     settings.model.moe.latent_size = latent_size;
-    settings.parallel.layout.ep = kRanks;
-    settings.parallel.dispatcher = dispatcher;
-    settings.train.global_batch = kRanks * kMicroBatch;
     const StepBytes bytes(settings, kRanks);
     const int64_t top_k = settings.model.moe.top_k;
     if (dispatcher == DispatcherRequest::kAllToAll) {
@@ -174,7 +283,7 @@ TEST(StepBytes, LatentExpertsDivideWhatIsDispatchedByTheCompression) {
 
 /// ZeRO-1: every gradient is reduced once to its owner, every weight gathered once.
 TEST(StepBytes, DataParallelism) {
-  constexpr int64_t kRanks = 3;
+  constexpr int64_t kRanks = 4;
   Settings settings = small_settings();
   settings.train.global_batch = kRanks * kMicroBatch;
   const StepBytes bytes(settings, kRanks);
@@ -183,20 +292,20 @@ TEST(StepBytes, DataParallelism) {
   EXPECT_EQ(bytes.of_groups("dense_replicas", CommKind::kAllGather), weights);
 }
 
-/// With nodes of two ranks of four, every gradient and weight crosses a pair of them once, and
-/// halves of it are exchanged by the two ranks at the same place; in one level all would cross
-/// thrice.
+/// Every gradient and weight is summed and gathered within each node, and leaves a node as often as
+/// there are other nodes; in one level all would leave ranks as often as there are other ranks.
 TEST(StepBytes, DataParallelismInTwoLevels) {
-  constexpr int64_t kRanks = 4;
-  constexpr int64_t kNode = 2;
-  Settings settings = small_settings();
-  settings.train.global_batch = kRanks * kMicroBatch;
-  settings.shard.reduce_group = kNode;
-  const StepBytes bytes(settings, kRanks);
-  const int64_t weights = count_weights(settings) * kF32;
-  for (const CommKind kind : {CommKind::kReduceScatter, CommKind::kAllGather}) {
-    EXPECT_EQ(bytes("dense_replicas_1.inner", kind), kRanks / kNode * (kNode - 1) * weights);
-    EXPECT_EQ(bytes("dense_replicas_1", kind), (kRanks / kNode - 1) * weights);
+  constexpr int64_t kRanks = 8;
+  for (const int64_t node : {2, 4}) {
+    Settings settings = small_settings();
+    settings.train.global_batch = kRanks * kMicroBatch;
+    settings.shard.reduce_group = node;
+    const StepBytes bytes(settings, kRanks);
+    const int64_t weights = count_weights(settings) * kF32;
+    for (const CommKind kind : {CommKind::kReduceScatter, CommKind::kAllGather}) {
+      EXPECT_EQ(bytes("dense_replicas_1.inner", kind), kRanks / node * (node - 1) * weights);
+      EXPECT_EQ(bytes("dense_replicas_1", kind), (kRanks / node - 1) * weights);
+    }
   }
 }
 
@@ -306,26 +415,29 @@ TEST(StepBytes, FullShardingOfExperts) {
 }
 
 TEST(StepBytes, ExpertsAreReducedOverTheirOwnReplicasAlone) {
-  constexpr int64_t kRanks = 4;
+  constexpr int64_t kRanks = 8;
+  constexpr int64_t kReplicas = 4;
   Settings settings = expert_settings();
-  settings.parallel.layout.ep = 2;
+  settings.parallel.layout.ep = kRanks / kReplicas;
   settings.train.global_batch = kRanks * kMicroBatch;
   const StepBytes bytes(settings, kRanks);
   const int64_t experts =
       kLayers * settings.model.moe.num_experts * settings.model.moe.inner_size * kHidden * 3;
-  // Each of the two halves of the experts is held twice.
-  EXPECT_EQ(bytes("expert_replicas", CommKind::kReduceScatter), experts * kF32);
+  EXPECT_EQ(bytes("expert_replicas", CommKind::kReduceScatter), (kReplicas - 1) * experts * kF32);
 }
 
 /// Hidden states one way and their gradients the other, for each micro-batch and border of stages.
 TEST(StepBytes, Pipeline) {
+  constexpr int64_t kStages = 4;
   constexpr int64_t kMicroBatches = 3;
   Settings settings = small_settings();
-  settings.parallel.layout.pp = 2;
+  settings.model.num_layers = kStages;
+  settings.parallel.layout.pp = kStages;
   settings.train.global_batch = kMicroBatches * kMicroBatch;
-  const StepBytes bytes(settings, 2);
-  EXPECT_EQ(bytes("pp", CommKind::kSend), kMicroBatches * kTokens * kHidden * kF32);
-  EXPECT_EQ(bytes("pp_gradients", CommKind::kSend), kMicroBatches * kTokens * kHidden * kF32);
+  const StepBytes bytes(settings, kStages);
+  const int64_t one_way = kMicroBatches * (kStages - 1) * kTokens * kHidden * kF32;
+  EXPECT_EQ(bytes("pp", CommKind::kSend), one_way);
+  EXPECT_EQ(bytes("pp_gradients", CommKind::kSend), one_way);
 }
 
 }  // namespace

@@ -83,7 +83,13 @@ TEST_F(FullSharding, MemoryIsPredictedOnEveryRank) {
   hybrid.shard.group = 2;
   auto compressed = full_layout(3, 1, 2);
   compressed.shard.compression = GradientCompression::kBf16;
-  for (const auto& layout : {full_layout(2), full_layout(6, 2), hybrid, compressed}) {
+  auto replicated = full_layout(4, 2);
+  replicated.shard.scope = ShardScope::kNone;
+  auto state = compressed;
+  state.shard.scope = ShardScope::kState;
+  state.shard.bucket_bytes = 20000;
+  for (const auto& layout :
+       {full_layout(2), full_layout(6, 2), hybrid, compressed, replicated, state}) {
     for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
       settings_.train.precision = precision;
       run_thread_world(layout.num_ranks, [&](World& world) {
@@ -108,7 +114,9 @@ TEST_F(FullSharding, MemoryFallsWithTheGroup) {
   settings_.model.hidden_size = 128;
   settings_.model.inner_size = 512;
   settings_.model.num_layers = 24;
+  settings_.model.mtp_layers = 0;
   settings_.model.moe.num_experts = 0;
+  settings_.model.mtp_layers = 0;
   settings_.train.global_batch = 64;
   const ModelState::Bytes whole = predict(settings_, full_layout(1), 0);
   int64_t largest = 0;  // of all layers, which are larger than the embedding
@@ -191,8 +199,10 @@ TEST_F(FullSharding, ANonFiniteStepIsSkippedEverywhere) {
 using GatherTimes = std::vector<std::pair<std::string, int64_t>>;
 
 TEST_F(FullSharding, TheNextModuleIsGatheredWhileOneIsUsed) {
+  settings_.model.mtp_layers = 0;
   settings_.model.moe.num_experts = 0;
   settings_.model.tie_embeddings = false;
+  settings_.model.mtp_layers = 0;
   settings_.train.global_batch = 2;
   run_thread_world(2, [&](World& world) {
     Settings own = on_layout(settings_, full_layout(2));

@@ -1,5 +1,6 @@
 #include "train/initial_weights.h"
 
+#include "core/progress.h"
 #include "train/checkpointing.h"
 
 namespace tessera {
@@ -10,6 +11,18 @@ bool is_of_model(const std::string& key) {
     if (key.starts_with(section) && key != "model.preset") return true;
   }
   return key == "data.tokenizer" || key == "data.end_of_document";
+}
+
+std::vector<std::string> describe(const LoadedPrediction& prediction) {
+  std::vector<std::string> notes;
+  const auto add = [&](int64_t count, std::string_view what) {
+    if (count == 0) return;
+    notes.push_back(fmt::format("run.init_from: {} of multi-token prediction {}",
+                                format_things(count, "layer"), what));
+  };
+  add(prediction.added, "not in the checkpoint, with fresh weights");
+  add(prediction.left_out, "of the checkpoint left out, as model.mtp_layers says");
+  return notes;
 }
 
 }  // namespace
@@ -26,9 +39,11 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
   schema.load_preset("run.init_from", toml);
 }
 
-void load_initial_weights(const Settings& settings, ModelState& state, Communicator& world) {
+std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
+                                              Communicator& world) {
   try {
-    state.load_weights(CheckpointReader(find_checkpoint(settings.run.init_from), world));
+    const CheckpointReader reader(find_checkpoint(settings.run.init_from), world);
+    return describe(state.load_weights(reader, static_cast<uint64_t>(settings.run.seed)));
   } catch (const UserError& error) {
     user_error("run.init_from: {}", error.what());
   }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "train/model_state.h"
 #include "train/settings.h"
 
@@ -11,8 +14,10 @@ namespace tessera {
 void load_initial_model(ConfigSchema& schema, const Settings& settings);
 
 /// Fills a model with the weights of the checkpoint that run.init_from names; the optimizer starts
-/// anew. All ranks call. Throws UserError where the checkpoint's tensors are not those of the
-/// model.
-void load_initial_weights(const Settings& settings, ModelState& state, Communicator& world);
+/// anew. Returns what the user should know: layers of multi-token prediction that only one of the
+/// two has. All ranks call. Throws UserError where other tensors of the checkpoint are not those of
+/// the model.
+std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
+                                              Communicator& world);
 
 }  // namespace tessera

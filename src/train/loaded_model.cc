@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "core/stopwatch.h"
 #include "data/sampler.h"
 #include "model/forward_model.h"
 #include "train/checkpointing.h"
@@ -78,6 +79,7 @@ LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path))
   tokenizer_ = make_tokenizer(settings_.data.tokenizer_spec());
   settings_.model.vocab_size = resolve_vocab_size(settings_.model.vocab_size, *tokenizer_);
   validate(settings_.model);
+  settings_.model = without_prediction(std::move(settings_.model));
   parameters_ = std::make_unique<ParameterSet>(
       list_parameters(settings_.model, settings_.train.dtype()), /*with_gradients=*/false);
   experts_ = make_expert_states(settings_.model);
@@ -85,7 +87,7 @@ LoadedModel::LoadedModel(const std::string& path) : path_(find_checkpoint(path))
   for (const ModelParameter& parameter : parameters_->all()) {
     tensors.push_back({parameter.spec.name, parameter.weight});
   }
-  reader.load_group(TensorGroup::kModel, tensors);
+  reader.load_group(TensorGroup::kModel, tensors, Conversion::kNone, is_mtp_parameter);
 }
 
 Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
@@ -119,8 +121,7 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
     result.num_bytes += count_label_bytes(model.tokenizer(), batch.labels);
   }
   result.loss = total / static_cast<double>(std::max<int64_t>(result.num_tokens, 1));
-  result.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  result.seconds = seconds_since(started);
   return result;
 }
 

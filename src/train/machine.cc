@@ -10,6 +10,7 @@
 
 #include "core/host_tensor.h"
 #include "core/random.h"
+#include "core/stopwatch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "runtime/executable.h"
@@ -47,7 +48,7 @@ void fill_with_noise(const Tensor& tensor) {
 double time_gemm(const Gemm& product) {
   const auto start = std::chrono::steady_clock::now();
   gemm(product);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_since(start);
 }
 
 }  // namespace

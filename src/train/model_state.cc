@@ -1,5 +1,9 @@
 #include "train/model_state.h"
 
+#include <algorithm>
+#include <ranges>
+#include <set>
+
 #include "comm/planned_world.h"
 #include "train/replica_groups.h"
 
@@ -47,6 +51,13 @@ ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
           .optimizer = bytes.state};
 }
 
+/// How many of a stage's chunks read and add to the embedding, alone of all weights.
+int64_t count_embeddings(const ModelConfig& config, const std::vector<PipelineChunk>& chunks) {
+  return std::ranges::count_if(chunks, [&](const PipelineChunk& chunk) {
+    return chunk.embedding || chunk.num_mtp > 0 || (chunk.loss && config.tie_embeddings);
+  });
+}
+
 NamedSlice whole_slice(const NamedTensor& tensor) {
   return {tensor.name, tensor.tensor, Slice::whole(tensor.tensor.shape)};
 }
@@ -59,6 +70,20 @@ std::vector<GlobalTensor> global_model(const ModelConfig& config, DType dtype) {
   for (const NamedTensor& bias : name_expert_biases(config, make_expert_states(config)))
     all.push_back({bias.name, bias.tensor.shape});
   return all;
+}
+
+/// The layers of multi-token prediction that tensors are of.
+template <typename Names>
+std::set<std::string> mtp_layers_of(const Names& names) {
+  std::set<std::string> layers;
+  for (const std::string& name : names) {
+    if (is_mtp_parameter(name)) layers.insert(mtp_layer_of(name));
+  }
+  return layers;
+}
+
+int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::string>& found) {
+  return std::ranges::count_if(wanted, [&](const auto& name) { return !found.contains(name); });
 }
 
 std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtype) {
@@ -75,7 +100,7 @@ std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtyp
 
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run) {
   const auto specs = held_parameters(settings, run);
-  const auto parameters = ParameterSet::without_memory(specs);
+  const auto parameters = ParameterSet::planned(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups);
@@ -83,18 +108,21 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full()));
   }
+  const auto replicas = groups.for_reduction();
   std::vector<ReplicaPlace> places;
-  for (const ReplicaGroup& group : groups.for_reduction())
-    places.push_back({group.size(), group.rank()});
+  for (const ReplicaGroup& group : replicas) places.push_back({group.size(), group.rank()});
   const auto sizes = ParameterSet::count_bytes(specs, true);
-  return {sizes.weights, sizes.gradients,
-          ShardedOptimizer::state_bytes(places, replicated, settings.shard.replicated())};
+  const ShardingOptions sharding = settings.shard.replicated();
+  return {sizes.weights,
+          sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding),
+          ShardedOptimizer::state_bytes(places, replicated, sharding)};
 }
 
 ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
-  return {sizes.weights, sizes.gradients, replicated_->state_bytes()};
+  return {sizes.weights, sizes.gradients + replicated_->staging_bytes(),
+          replicated_->state_bytes()};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
@@ -116,7 +144,8 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
         std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
                                            settings.adamw, settings.shard.replicated(), backend);
   }
-  index_parameters();
+  if (count_embeddings(config_, run.part.chunks) > 1)
+    in_many_chunks_ = parameters_.index("embedding.weight");
 }
 
 ModelState::ModelState(const Settings& settings)
@@ -133,36 +162,40 @@ const DistributedOptimizer& ModelState::optimizer() const {
 }
 
 void ModelState::initialize(uint64_t seed) {
-  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld))
-    initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
-  optimizer().reset_masters();
+  initialize(seed, [](const std::string&) { return true; });
 }
 
-void ModelState::index_parameters() {
-  const auto& all = parameters_.all();
-  for (size_t i = 0; i < all.size(); ++i) by_prefix_[layer_prefix(all[i].spec.name)].push_back(i);
+/// Fresh weights for the parameters whose names are `of` a kind.
+void ModelState::initialize(uint64_t seed, const std::function<bool(const std::string&)>& of) {
+  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld)) {
+    if (of(held.name))
+      initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
+  }
+  optimizer().reset_masters();
 }
 
 void ModelState::begin_step() {
   if (sharded_) {
     sharded_->begin_step();
   } else {
-    parameters_.zero_gradients();
+    parameters_.reset_gradients();
   }
 }
 
 PassHooks ModelState::hooks() {
   if (sharded_) return {};
-  return {.before_forward = [this](const std::string& prefix) { wait_weights(prefix); },
-          .after_backward = [this](const std::string& prefix) { gradients_ready(prefix); }};
-}
-
-void ModelState::gradients_ready(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) replicated_->ready(idx);
-}
-
-void ModelState::wait_weights(const std::string& prefix) {
-  for (const size_t idx : by_prefix_.at(prefix)) replicated_->wait_weights(idx);
+  const auto needed = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) replicated_->wait_weights(idx);
+  };
+  // What several chunks add to is complete at the end of the step.
+  const auto complete = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) {
+      if (idx == in_many_chunks_) continue;
+      parameters_.settle_gradient(idx);
+      replicated_->ready(idx);
+    }
+  };
+  return {.before_forward = needed, .after_backward = complete};
 }
 
 void ModelState::wait_weights() {
@@ -170,10 +203,12 @@ void ModelState::wait_weights() {
 }
 
 StepResult ModelState::update(const StepInput& input) {
+  parameters_.settle_gradients();
   return optimizer().step(input);
 }
 
 void ModelState::discard_gradients() {
+  parameters_.settle_gradients();
   optimizer().discard_gradients();
 }
 
@@ -196,12 +231,28 @@ std::vector<NamedSlice> ModelState::held_model() const {
   return slices;
 }
 
-void ModelState::load_weights(const CheckpointReader& reader) {
-  reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_),
-                    Conversion::kFloats);
+LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
+  std::vector<GlobalTensor> all = global_model(config_, dtype_);
+  std::vector<NamedSlice> held = held_model();
+  const auto own_layers = mtp_layers_of(all | std::views::transform(&GlobalTensor::name));
+  const auto saved_layers = mtp_layers_of(reader.names(TensorGroup::kModel));
+  const auto is_added = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !saved_layers.contains(mtp_layer_of(name));
+  };
+  const auto is_left_out = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !own_layers.contains(mtp_layer_of(name));
+  };
+  initialize(seed, is_added);
+  std::erase_if(all, [&](const GlobalTensor& tensor) { return is_added(tensor.name); });
+  std::erase_if(held, [&](const NamedSlice& slice) { return is_added(slice.name); });
+  reader.load_group(TensorGroup::kModel, held, all, Conversion::kFloats, is_left_out);
   // Masters take the values themselves, which BF16 weights have rounded.
-  for (const NamedSlice& master : optimizer().master_slices())
-    reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
+  for (const NamedSlice& master : optimizer().master_slices()) {
+    if (!is_added(master.name))
+      reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
+  }
+  return {.added = count_missing(own_layers, saved_layers),
+          .left_out = count_missing(saved_layers, own_layers)};
 }
 
 void ModelState::load(const CheckpointReader& reader) {

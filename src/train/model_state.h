@@ -1,8 +1,9 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,20 @@
 
 namespace tessera {
 
+/// Layers of multi-token prediction in which weights to start from differ from the model's.
+struct LoadedPrediction {
+  int64_t added = 0;     ///< only the model has them
+  int64_t left_out = 0;  ///< only the checkpoint has them
+};
+
 /// Everything that training changes, as one rank holds it: its parts of the weights, expert biases,
 /// its share of the optimizer's moments and masters. With full sharding on several ranks, weights
 /// are whole only while a pass over their module needs them.
 class ModelState {
  public:
-  /// Bytes that construction will take. With full sharding, weights and gradients are this rank's
-  /// shares and the buffers for whole modules.
+  /// Bytes that construction will take. Gradients with the staging through which they are reduced,
+  /// and weights gathered. With full sharding, weights and gradients are this rank's shares and the
+  /// buffers for whole modules.
   struct Bytes {
     int64_t weights = 0;
     int64_t gradients = 0;
@@ -76,18 +84,15 @@ class ModelState {
   /// Fills everything from a checkpoint of the same model and precision, whatever its layout.
   /// Throws UserError otherwise.
   void load(const CheckpointReader& reader);
-  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Throws
-  /// UserError where the names or shapes are not this model's.
-  void load_weights(const CheckpointReader& reader);
+  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
+  /// multi-token prediction that only the model has start from the seed, those that only the
+  /// checkpoint has are left out. Throws UserError where other names or any shapes are not this
+  /// model's.
+  LoadedPrediction load_weights(const CheckpointReader& reader, uint64_t seed);
 
  private:
   std::vector<NamedSlice> held_model() const;
-  void index_parameters();
-  /// The gradients of the parameters whose names begin so are complete on this rank: their sum over
-  /// the replicas may begin.
-  void gradients_ready(const std::string& prefix);
-  /// Returns when the updated weights of those parameters are here; "": of those of no layer.
-  void wait_weights(const std::string& prefix);
+  void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
 
   ModelConfig config_;
   DType dtype_;
@@ -97,8 +102,8 @@ class ModelState {
   // One of the two:
   std::unique_ptr<ShardedOptimizer> replicated_;
   std::unique_ptr<FullySharded> sharded_;
-  std::unique_ptr<ModuleWeights> module_weights_;         ///< of `sharded_`
-  std::map<std::string, std::vector<size_t>> by_prefix_;  ///< "layers.3." or ""
+  std::unique_ptr<ModuleWeights> module_weights_;  ///< of `sharded_`
+  std::optional<size_t> in_many_chunks_;  ///< a parameter that several of the rank's chunks have
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/stopwatch.h"
 #include "core/strict_json.h"
 #include "data/sampler.h"
 #include "model/forward_model.h"
@@ -241,8 +242,7 @@ ChoiceEvaluation evaluate_choices(LoadedModel& model, const std::vector<ChoiceQu
     for (size_t i = 0; i < scores.num_bytes.size(); ++i)
       scores.log_likelihoods.push_back(-losses[next++]);
   }
-  result.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  result.seconds = seconds_since(started);
   return result;
 }
 

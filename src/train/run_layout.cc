@@ -57,4 +57,11 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
   return run;
 }
 
+BatchShape batch_shape(const Settings& settings) {
+  return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+          .max_sequences = settings.train.micro_batch,
+          .sequence_length = settings.data.sequence_length,
+          .dtype = settings.train.dtype()};
+}
+
 }  // namespace tessera

@@ -33,4 +33,7 @@ struct RunLayout {
 /// all ranks, for what does not fit.
 RunLayout make_run_layout(const Settings& settings, World& world);
 
+/// A micro-batch of the settings, whose sequences are not packed of several documents.
+BatchShape batch_shape(const Settings& settings);
+
 }  // namespace tessera

@@ -19,7 +19,7 @@ namespace tessera {
 
 enum class ResumeMode { kAuto, kNever, kRequired };
 enum class Precision { kF32, kBF16 };
-/// Where a run computes; kAuto: on a GPU where there is one that can be used.
+/// Where a run computes; kAuto: a run on one rank takes the first GPU where the kernels run on it.
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 /// What happens when a step's loss or gradient is NaN or infinite.
 enum class NonFinite { kStop, kSkip };

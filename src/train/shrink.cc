@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "parallel/layout.h"
+#include "train/trainer.h"
 #include "train/verify.h"
 
 namespace tessera {
@@ -72,6 +73,15 @@ Settings without_data(Settings settings) {
   return settings;
 }
 
+void check_as_training(Settings settings, int64_t num_ranks) {
+  // Data of any name: what is checked here does not look into it.
+  settings.data = without_data(settings).data;
+  settings.data.tokens = "random";
+  settings.run.device = DeviceChoice::kCpu;  // where layouts are verified
+  validate(settings);
+  check_model(std::move(settings), num_ranks);
+}
+
 Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   const Layout layout(settings.parallel.layout, num_ranks);
   const int64_t tp = layout.degree(Axis::kTp);
@@ -97,7 +107,7 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   const int64_t wave = train.micro_batch * layout.degree(Axis::kDp);
   const int64_t waves = std::max<int64_t>(settings.train.global_batch / wave, 1);
   train.global_batch = wave * std::min(waves, 2 * layout.degree(Axis::kPp));
-  settings.adamw.eps = std::max(settings.adamw.eps, 1e-3);
+  settings.schedule.peak_lr = std::max(settings.schedule.peak_lr, 1e-2);
   return settings;
 }
 

@@ -11,14 +11,24 @@
 namespace tessera {
 
 /// Records what a rank did when, for the trace viewers that read Chrome's JSON (Perfetto,
-/// chrome://tracing). Each rank is a process there, with a row of computation and one of exchanges
-/// under way. Not thread-safe.
+/// chrome://tracing). Each rank is a process there, with a row of steps, one of computation, and
+/// for each group and kind of communication as many as were under way at a time: there, a
+/// communication reaches from its start to where the rank saw that it was complete. Not
+/// thread-safe.
 class TraceRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
   /// Times are counted from `origin`.
   explicit TraceRecorder(Clock::time_point origin) : origin_(origin) {}
+  ~TraceRecorder() { stop_watching(); }
+  TraceRecorder(const TraceRecorder&) = delete;
+  TraceRecorder& operator=(const TraceRecorder&) = delete;
+
+  /// Records the communications that the rank with these statistics starts from now on and
+  /// completes while the recorder lives. The statistics must outlive it, and are watched by one
+  /// recorder at a time.
+  void watch(CommStatistics& statistics);
 
   /// To be given to whatever runs programs; the recorder must outlive its use.
   NodeObserver observer();
@@ -30,7 +40,7 @@ class TraceRecorder {
   std::string to_json(int64_t rank) const;
 
  private:
-  enum class Row : uint8_t { kSteps, kComputation, kExchanges };
+  enum class Row : uint8_t { kSteps, kComputation };
   struct Event {
     std::string name;
     std::string program;
@@ -39,13 +49,23 @@ class TraceRecorder {
     double begin = 0;  ///< microseconds
     double duration = 0;
   };
+  struct Communication {
+    CommEvent event;
+    int64_t row = 0;
+  };
 
   void add(const NodeEvent& event);
+  void stop_watching();
   double microseconds(Clock::time_point time) const;
+  /// Gives communications rows, counted from `first_row`, in which they do not overlap; the names
+  /// of the rows.
+  std::vector<std::string> place_communications(int64_t first_row,
+                                                std::vector<Communication>& placed) const;
 
   Clock::time_point origin_;
   std::vector<Event> events_;
-  std::vector<std::pair<const Node*, Clock::time_point>> started_;
+  std::vector<CommEvent> communications_;
+  CommStatistics* watched_ = nullptr;
 };
 
 /// Writes the events of all ranks into one file. All ranks call; rank 0 writes. Throws UserError

@@ -5,11 +5,15 @@
 #include <ctime>
 
 #include "checkpoint/together.h"
+#include "comm/error.h"
 #include "core/memory.h"
+#include "core/stopwatch.h"
+#include "model/mlp_blocks.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
 #include "train/machine.h"
 #include "train/metrics/writer.h"
+#include "train/step_traffic.h"
 #include "train/stop_signal.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -19,27 +23,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
-  std::string text =
-      fmt::format("{} parameters, {} active per token; {} layers, hidden {}, {} heads ({} KV)",
-                  format_count(static_cast<double>(count.total)),
-                  format_count(static_cast<double>(count.active)), model.num_layers,
-                  model.hidden_size, model.num_heads, model.kv_heads());
-  if (model.num_moe_layers() > 0) {
-    text += fmt::format("; {} MoE layers of {} experts, top-{}, {}", model.num_moe_layers(),
-                        model.moe.num_experts, model.moe.top_k,
+  std::string text = fmt::format("{} parameters, {} active per token; {}, hidden {}, {} ({} KV)",
+                                 format_count(static_cast<double>(count.total)),
+                                 format_count(static_cast<double>(count.active)),
+                                 format_things(model.num_layers, "layer"), model.hidden_size,
+                                 format_things(model.num_heads, "head"), model.kv_heads());
+  const int64_t num_moe = without_prediction(model).num_moe_layers();
+  if (num_moe > 0) {
+    text += fmt::format("; {} of {}, top-{}, {}", format_things(num_moe, "MoE layer"),
+                        format_things(model.moe.num_experts, "expert"), model.moe.top_k,
                         model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
     if (model.moe.latent_size > 0)
       text += fmt::format(", in a latent space of {}", model.moe.latent_size);
   }
   if (model.mtp_layers > 0)
-    text += fmt::format("; {} layers of multi-token prediction", model.mtp_layers);
+    text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
       format_bytes(memory.total()), format_bytes(memory.state.weights),
@@ -58,9 +59,9 @@ std::string format_local_time() {
 }
 
 std::string describe_data(const TrainingData& data) {
-  std::string text = fmt::format("{} tokens in {} document(s), tokenizer {}",
-                                 format_count(static_cast<double>(data.num_tokens())),
-                                 data.num_documents(), data.tokenizer->name());
+  std::string text = fmt::format(
+      "{} tokens in {}, tokenizer {}", format_count(static_cast<double>(data.num_tokens())),
+      format_things(data.num_documents(), "document"), data.tokenizer->name());
   if (data.files.size() > 1) text += fmt::format("; a blend of {} datasets", data.files.size());
   if (data.validation) {
     text += fmt::format("; {} held out for validation",
@@ -69,9 +70,11 @@ std::string describe_data(const TrainingData& data) {
   return text;
 }
 
-TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal) {
+TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& terminal,
+                       const std::function<void()>& alive) {
   ProgressBar bar(out, terminal, "tokenizing");
   return open_training_data(settings, [&](const PrepareProgress& progress) {
+    alive();
     const auto total = static_cast<double>(std::max<int64_t>(progress.bytes_total, 1));
     bar.update(static_cast<double>(progress.bytes_done) / total, format_bytes(progress.bytes_done));
   });
@@ -81,10 +84,13 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 /// 0's has the writer.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, const TrainRequest& request, RunWriter* writer, double peak)
+  TrainLoop(Trainer& trainer, World& world, const TrainRequest& request, RunWriter* writer,
+            double peak)
       : trainer_(trainer),
+        world_(world),
         settings_(trainer.settings()),
         request_(request),
+        statistics_(world.statistics()),
         writer_(writer),
         peak_(peak) {}
 
@@ -110,11 +116,20 @@ class TrainLoop {
     }
     if (stop == 0) {
       finish();
-      return;
+    } else {
+      save();
     }
-    save();
+    show_traffic();
+    if (stop == 0) return;
     note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
                      trainer_.position().step));
+  }
+
+  /// What the ranks sent one another.
+  void show_traffic() {
+    if (trainer_.layout().num_ranks() == 1 || traffic_.num_steps() == 0) return;
+    const auto totals = sum_over_ranks(traffic_, *trainer_.layout().world);
+    note(describe_traffic(totals, traffic_.num_steps()));
   }
 
   void note(const std::string& text) {
@@ -137,6 +152,7 @@ class TrainLoop {
     if (done == 1) {
       trainer_.agree(0);  // so that all ranks count from the same moment
       trace_.emplace(Clock::now());
+      trace_->watch(world_.statistics());
     }
     if (trace_ &&
         (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
@@ -147,10 +163,12 @@ class TrainLoop {
   }
 
   void run_step() {
+    const StepTraffic::Counts sent_before = statistics_.counts();
     const auto start = Clock::now();
     const StepOutcome outcome = trainer_.step(trace_ ? trace_->observer() : NodeObserver());
     if (trace_) trace_->add("step", start, Clock::now());
     const double seconds = seconds_since(start);
+    traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
     if (writer_ != nullptr) writer_->record(make_record(outcome, seconds));
     const int64_t step = trainer_.position().step;
@@ -168,7 +186,8 @@ class TrainLoop {
     if (trainer_.data().files.size() > 1) {
       note(trainer_.data().describe_samples(trainer_.position().step));
     }
-    write_sample();
+    on_first_rank(*trainer_.layout().world,
+                  [&](const std::function<void()>& alive) { write_sample(alive); });
   }
 
   void validate() {
@@ -193,8 +212,7 @@ class TrainLoop {
 
   /// A text of the trained model, for the report, by rank 0. Of several ranks none has the whole
   /// model, so it is read from the run's last checkpoint.
-  void write_sample() {
-    if (writer_ == nullptr) return;
+  void write_sample(const std::function<void()>& alive) {
     if (trainer_.data().tokenizer == nullptr || settings_.data.text.empty()) return;
     try {
       if (trainer_.layout().num_ranks() == 1) {
@@ -203,48 +221,60 @@ class TrainLoop {
       }
       check_sample_memory();
       LoadedModel model(settings_.run.folder);
-      sample_from(model.parameters(), model.experts());
+      sample_from(model.parameters(), model.experts(), alive);
+    } catch (const CommError&) {
+      throw;
     } catch (const UserError& error) {
       note(fmt::format("warning: no sample of text: {}", error.what()));
     }
+  }
+
+  std::vector<ParameterSpec> sampled_parameters() const {
+    return list_parameters(without_prediction(settings_.model), settings_.train.dtype());
   }
 
   /// The host writes, so a GPU's weights are copied, where they are few enough to write in seconds.
   void sample_from_own_weights() {
     ParameterSet& trained = trainer_.state().parameters();
     if (trainer_.backend().is_host()) {
-      sample_from(trained, trainer_.state().experts());
+      sample_from(trained, trainer_.state().experts(), [] {});
       return;
     }
     constexpr int64_t kMostBytes = int64_t{1} << 30;
-    if (trained.bytes().weights > kMostBytes) return;
-    ParameterSet weights(list_parameters(settings_.model, settings_.train.dtype()),
-                         /*with_gradients=*/false);
+    auto specs = sampled_parameters();
+    const int64_t needed = ParameterSet::count_bytes(specs, false).weights;
+    require(needed <= kMostBytes,
+            "the CPU writes it, and the weights take {}, more than the {} with which that takes "
+            "seconds; `tessera generate` writes one",
+            format_bytes(needed), format_bytes(kMostBytes));
+    ParameterSet weights(std::move(specs), /*with_gradients=*/false);
     copy_weights(trained, weights);
-    sample_from(weights, trainer_.state().experts());
+    sample_from(weights, trainer_.state().experts(), [] {});
   }
 
-  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts) {
+  void sample_from(ParameterSet& parameters, std::vector<ExpertState>& experts,
+                   const std::function<void()>& alive) {
     Generator generator(settings_.model, settings_.train.dtype(), parameters, experts);
     const GenerateOptions options{.max_tokens = 300, .temperature = 0.8, .top_p = 0.95, .seed = 1};
     const std::string prompt = "The ";
-    writer_->set_sample(prompt,
-                        generator.generate_text(*trainer_.data().tokenizer, prompt, options).text);
+    const Generated generated =
+        generator.generate_text(*trainer_.data().tokenizer, prompt, options,
+                                [&](const GeneratedToken& /*token*/) { alive(); });
+    writer_->set_sample(prompt, generated.text);
   }
 
   /// Ranks share the machine's memory: a sample is not worth more than half of what is left.
   void check_sample_memory() const {
-    const DType dtype = settings_.train.dtype();
-    const int64_t needed =
-        ParameterSet::count_bytes(list_parameters(settings_.model, dtype), false).weights;
+    const int64_t needed = ParameterSet::count_bytes(sampled_parameters(), false).weights;
     require(
         needed <= available_memory() / 2,
         "the whole model takes {}, more than half of the {} left; `tessera generate` writes one",
         format_bytes(needed), format_bytes(available_memory()));
   }
 
-  StepRecord make_record(const StepOutcome& outcome, double seconds) const {
+  StepRecord make_record(const StepOutcome& outcome, double seconds) {
     const RunPosition& position = trainer_.position();
+    most_memory_ = std::max(most_memory_, trainer_.backend().device().used_bytes());
     StepRecord record{.step = position.step,
                       .total_steps = settings_.train.steps,
                       .tokens_seen = position.tokens_seen,
@@ -257,7 +287,7 @@ class TrainLoop {
                       .model_flops = trainer_.step_flops(),
                       .utilisation = trainer_.step_flops() / seconds / peak_ /
                                      static_cast<double>(trainer_.layout().num_ranks()),
-                      .memory_used = trainer_.backend().device().used_bytes(),
+                      .memory_used = most_memory_,
                       .memory_predicted = trainer_.prediction().total(),
                       .dropped_tokens = outcome.dropped,
                       .skipped_steps = position.skipped_steps};
@@ -282,14 +312,18 @@ class TrainLoop {
   }
 
   Trainer& trainer_;
+  World& world_;
   const Settings& settings_;
   const TrainRequest& request_;
+  const CommStatistics& statistics_;  ///< this rank's
+  StepTraffic traffic_;
   RunWriter* writer_;
   double peak_;
   Clock::time_point started_;
   int64_t first_step_ = 0;
   int64_t validated_step_ = -1;
   int64_t saved_step_ = -1;
+  int64_t most_memory_ = 0;
   std::optional<TraceRecorder> trace_;
 };
 
@@ -304,17 +338,29 @@ RunWriterOptions writer_options(const Settings& settings, const TrainRequest& re
   return options;
 }
 
-/// Rank 0 tokenizes and the others find its files.
+/// Rank 0 tokenizes, which may take longer than ranks wait for one another otherwise, and the
+/// others find its files.
 TrainingData open_data_together(Settings& settings, const TrainRequest& request,
                                 Communicator& world, std::ostream& out) {
   std::optional<TrainingData> data;
-  together(world, [&] {
-    if (world.rank() == 0) data = open_data(settings, out, request.terminal);
+  on_first_rank(world, [&](const std::function<void()>& alive) {
+    data = open_data(settings, out, request.terminal, alive);
   });
   together(world, [&] {
     if (world.rank() != 0) data = open_training_data(settings);
   });
   return std::move(*data);
+}
+
+/// The degrees of the layout, and how tokens reach experts.
+std::string describe_ranks(const Trainer& trainer) {
+  std::string text = describe_degrees(trainer.layout().layout);
+  const ModelConfig& model = trainer.settings().model;
+  if (model.num_moe_layers() > 0) {
+    text += fmt::format("\ndispatcher {}",
+                        choose_dispatcher(model, trainer.layout().part.groups).to_string());
+  }
+  return text;
 }
 
 std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
@@ -328,9 +374,10 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
                .model_summary = describe_model(settings, trainer.prediction()),
                .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
-  if (trainer.layout().num_ranks() > 1) out << describe_degrees(trainer.layout().layout) << "\n";
+  if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
+  for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
   for (const std::string& note : resumed->notes) writer->note("note: " + note);
   writer->note(
@@ -355,7 +402,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, request, writer.get(), device_peak).run();
+  TrainLoop(trainer, world, request, writer.get(), device_peak).run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;

@@ -1,27 +1,22 @@
 #include "train/trainer.h"
 
-#include <omp.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
 
-#include "comm/planned_world.h"
-#include "core/memory.h"
-#include "ops/registry/cpu_kernels.h"
 #include "train/device_choice.h"
 #include "train/initial_weights.h"
+#include "train/loss_scales.h"
 #include "train/machine.h"
+#include "train/planned_rank.h"
 
 namespace tessera {
 namespace {
 
 BatchShape batch_shape(const Settings& settings, const BatchSource& train,
                        const BatchSource* validation) {
-  BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-                   .max_sequences = train.max_sequences(),
-                   .sequence_length = settings.data.sequence_length,
-                   .dtype = settings.train.dtype()};
+  BatchShape shape = batch_shape(settings);
+  shape.max_sequences = train.max_sequences();
   if (validation != nullptr)
     shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
   return shape;
@@ -45,22 +40,10 @@ int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
   return bytes;
 }
 
-/// What oneDNN's packing buffers and compiled kernels and the products' own tiles grow by with use,
-/// as measured; BF16 results go through F32 tiles of each thread (ops/gemm).
-int64_t library_scratch(DType dtype) {
-  constexpr int64_t kMebibyte = 1 << 20;
-  return omp_get_max_threads() * (dtype == DType::kBF16 ? 10 : 1) * kMebibyte;
-}
-
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
   batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
                           static_cast<int32_t>(batch.tokens.size()));
-}
-
-/// λ / D: what a summed loss of multi-token prediction counts, beside the model's own.
-double mtp_scale(const ModelConfig& model) {
-  return model.mtp_loss_coefficient / static_cast<double>(std::max<int64_t>(model.mtp_layers, 1));
 }
 
 }  // namespace
@@ -68,14 +51,18 @@ double mtp_scale(const ModelConfig& model) {
 void check_model(Settings settings, int64_t num_ranks) {
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
+  check_sized_model(settings, num_ranks);
+}
+
+void check_sized_model(const Settings& settings, int64_t num_ranks) {
+  check_device(settings, num_ranks);
   validate(settings.model);
-  const BatchShape shape{.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
-                         .max_sequences = settings.train.micro_batch,
-                         .sequence_length = settings.data.sequence_length,
-                         .dtype = settings.train.dtype()};
-  const auto world = make_planned_world(0, num_ranks);
-  const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
-                            make_run_layout(settings, *world).part);
+  const PlannedRank rank = plan_rank(settings, 0, num_ranks);
+  const Device& device = rank.model.device();
+  if (device.is_host()) return;
+  require_memory({.state = ModelState::count_bytes(settings, rank.layout),
+                  .activations = rank.model.activation_bytes()},
+                 device.name(), gpu_memory());
 }
 
 Trainer::Trainer(Settings settings, TrainingData data, World& world)
@@ -97,7 +84,8 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
                                            backend_, layout_.part);
   if (!backend_.is_host()) device_peak_ = measure_matrix_peak(backend_, shape.dtype);
-  prediction_ = predict_memory();
+  prediction_ =
+      predict_memory(settings_, layout_, *model_, backend_, touched_bytes(settings_, data_));
   state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
   model_->bind(state_->parameters(), state_->experts(), state_->weights());
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
@@ -108,24 +96,12 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   step_flops_ = flops;
 }
 
-MemoryPrediction Trainer::predict_memory() const {
-  MemoryPrediction prediction{.state = ModelState::count_bytes(settings_, layout_),
-                              .activations = model_->activation_bytes()};
-  if (backend_.is_host()) {
-    prediction.program = process_memory().resident + library_scratch(settings_.train.dtype());
-    prediction.data = touched_bytes(settings_, data_);
-  } else {
-    prediction.program = backend_.device().used_bytes();
-  }
-  return prediction;
-}
-
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   auto resumed = resume_run(settings_, config_toml, data_.num_tokens(), *state_, *layout_.world);
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
-    load_initial_weights(settings_, *state_, *layout_.world);
+    initial_notes_ = load_initial_weights(settings_, *state_, *layout_.world);
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }
@@ -147,14 +123,7 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   layout_.part.groups.dp->all_reduce(sum, sum).wait();
   outcome.num_tokens *= layout_.data_ranks();
   outcome.mtp_labels = counts[1];
-  const ModelConfig& model = settings_.model;
-  const MoeConfig& moe = model.moe;
-  const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
-  const auto num_valid = static_cast<double>(std::max<int64_t>(counts[0], 1));
-  return {.loss = 1.0F / static_cast<float>(num_valid),
-          .balance = static_cast<float>(moe.balance_coefficient * share),
-          .z_loss = static_cast<float>(moe.z_loss_coefficient * share),
-          .mtp = static_cast<float>(mtp_scale(model) / num_valid)};
+  return loss_scales(settings_, counts[0]);
 }
 
 StepOutcome Trainer::accumulate(const NodeObserver& observer) {

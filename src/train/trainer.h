@@ -6,23 +6,12 @@
 
 #include "core/progress.h"
 #include "train/checkpointing.h"
-#include "train/model_state.h"
+#include "train/memory_prediction.h"
 #include "train/run_layout.h"
 #include "train/settings.h"
 #include "train/training_data.h"
 
 namespace tessera {
-
-/// Bytes of one rank of a training run, known before any is taken: of the device's memory.
-struct MemoryPrediction {
-  /// In use before training: on the host code, libraries and their scratch, the data's index; on a
-  /// GPU what its driver and other programs take.
-  int64_t program = 0;
-  int64_t data = 0;  ///< pages of the token file that the run's windows touch, at most
-  ModelState::Bytes state;
-  ActivationBytes activations;
-  int64_t total() const { return program + data + state.total() + activations.total(); }
-};
 
 /// What one optimizer step did, of all ranks together and the same on each.
 struct StepOutcome {
@@ -37,9 +26,11 @@ struct StepOutcome {
   bool skipped() const { return !update.updated; }
 };
 
-/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks, before
-/// any data is read or written.
+/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks and
+/// this machine, before any data is read or written.
 void check_model(Settings settings, int64_t num_ranks);
+/// The same where model.vocab_size is set, without a tokenizer.
+void check_sized_model(const Settings& settings, int64_t num_ranks);
 
 /// A training run as one rank sees it: data, its part of the model, optimizer and position. All
 /// ranks of the world construct one and call the same functions in the same order. The loop around
@@ -68,6 +59,8 @@ class Trainer {
 
   /// Continues from a checkpoint where the settings ask for it.
   std::optional<ResumedRun> resume(const std::string& config_toml);
+  /// What the user should know of weights that a new run started from.
+  const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
   /// gradient where the settings say stop; then nothing was updated.
   StepOutcome step(const NodeObserver& observer = {});
@@ -83,7 +76,6 @@ class Trainer {
   Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
 
   LossScales fetch(StepOutcome& outcome);
-  MemoryPrediction predict_memory() const;
   StepOutcome accumulate(const NodeObserver& observer);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
@@ -99,6 +91,7 @@ class Trainer {
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<PipelineExecutor> executor_;
   RunPosition position_;
+  std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
   double step_flops_ = 0;
   double device_peak_ = 0;

@@ -3,77 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <limits>
 
-#include "core/file.h"
-#include "core/random.h"
 #include "train/generate.h"
+#include "train/loaded_model.h"
+#include "train/testing/tiny_run.h"
 
 namespace tessera {
 namespace {
 
-/// A folder that goes away with the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder()
-      : path_(std::filesystem::temp_directory_path() / unique_name("tessera-trainer-test-")) {
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-void write_words(const std::string& path) {
-  const std::vector<std::string> words = {"the ", "cat ", "sat ",   "on ", "a ",
-                                          "mat ", "and ", "slept ", ".\n"};
-  Random random(1, 1);
-  std::ofstream file(path);
-  for (int i = 0; i < 6000; ++i) file << words[random.next_below(words.size())];
-}
-
-/// Settings of a model that steps in milliseconds.
-Settings tiny_settings(const TemporaryFolder& folder) {
-  Settings settings;
-  settings.model.hidden_size = 32;
-  settings.model.num_layers = 2;
-  settings.model.num_heads = 2;
-  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 32};
-  settings.data.text = folder.file("text.txt");
-  settings.data.sequence_length = 16;
-  settings.train.steps = 8;
-  settings.train.micro_batch = 2;
-  settings.train.global_batch = 4;
-  settings.schedule = {
-      .kind = ScheduleKind::kCosine, .peak_lr = 1e-2, .num_steps = 8, .warmup_steps = 2};
-  settings.run.folder = folder.file("run");
-  if (!std::filesystem::exists(settings.data.text)) write_words(settings.data.text);
-  return settings;
-}
-
-std::unique_ptr<Trainer> make_trainer(Settings settings) {
-  TrainingData data = open_training_data(settings);
-  auto trainer = std::make_unique<Trainer>(std::move(settings), std::move(data));
-  trainer->resume("");
-  return trainer;
-}
-
-void expect_same_state(Trainer& a, Trainer& b) {
-  const auto compare = [](const std::vector<NamedSlice>& left,
-                          const std::vector<NamedSlice>& right) {
-    ASSERT_EQ(left.size(), right.size());
-    for (size_t i = 0; i < left.size(); ++i) {
-      const auto bytes = static_cast<size_t>(left[i].tensor.num_bytes());
-      EXPECT_EQ(std::memcmp(left[i].tensor.data, right[i].tensor.data, bytes), 0) << left[i].name;
-    }
-  };
-  compare(a.state().owned_model(), b.state().owned_model());
-  compare(a.state().owned_optimizer(), b.state().owned_optimizer());
-}
+using testing::expect_same_state;
+using testing::make_trainer;
+using testing::TemporaryFolder;
+using testing::tiny_settings;
 
 struct ResumeCase {
   std::string name;
@@ -134,6 +76,23 @@ TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
     ++num_masters;
   }
   EXPECT_GT(num_masters, 4);
+}
+
+TEST(LoadedModel, LeavesPredictionOut) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.model.mtp_layers = 1;
+  const auto trainer = make_trainer(settings);
+  trainer->step();
+  trainer->save(make_schema(settings).to_toml());
+  LoadedModel loaded(settings.run.folder);
+  const auto& trained = trainer->state().parameters();
+  for (const ModelParameter& p : loaded.parameters().all()) {
+    EXPECT_FALSE(is_mtp_parameter(p.spec.name)) << p.spec.name;
+    const auto bytes = static_cast<size_t>(p.weight.num_bytes());
+    EXPECT_EQ(std::memcmp(p.weight.data, trained.find(p.spec.name).weight.data, bytes), 0);
+  }
+  EXPECT_EQ(std::ssize(loaded.experts()), settings.model.num_layers);
 }
 
 TEST(Trainer, TwoRunsGiveTheSameBits) {

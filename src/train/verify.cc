@@ -1,29 +1,16 @@
 #include "train/verify.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <filesystem>
-#include <map>
-#include <mutex>
 
 #include "comm/thread_world.h"
 #include "core/file.h"
-#include "core/progress.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"
-#include "train/trainer.h"
+#include "parallel/layout.h"
 
 namespace tessera {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// A tensor's magnitude counts as at least this share of the largest in the model: a gradient that
-/// is small because large parts cancel has the rounding of those parts. Times the usual tolerance
-/// of 1e-4 it is about ten of F32's roundings of the largest, as sums over tokens and layers have
-/// them.
-constexpr double kFloor = 1e-2;
 
 /// A folder that goes away with it.
 class ScratchFolder {
@@ -58,265 +45,107 @@ void write_random_tokens(const Settings& settings, int64_t num_tokens, const std
   writer.finish();
 }
 
-/// What a run leaves to be compared.
-struct RunRecord {
-  std::map<std::string, std::vector<float>> gradients;  ///< of the first step
-  std::map<std::string, std::vector<float>> weights;    ///< after the last
-  std::map<std::string, Shape> shapes;
-  std::vector<StepOutcome> outcomes;
-  std::vector<std::vector<std::vector<int64_t>>> loads;  ///< by step
-  double seconds = 0;
+/// What a layout is compared with.
+struct Reference {
+  Settings settings;
+  int64_t num_ranks = 1;
 };
 
-/// Gathers slices of all ranks into whole tensors. The ranks may be threads.
-class Gatherer {
- public:
-  Gatherer(std::map<std::string, std::vector<float>>& whole, std::map<std::string, Shape>& shapes,
-           std::mutex& mutex)
-      : whole_(whole), shapes_(shapes), mutex_(mutex) {}
-
-  void add(const std::vector<NamedSlice>& slices) {
-    const std::scoped_lock lock(mutex_);
-    for (const NamedSlice& slice : slices) {
-      const Shape& global = slice.slice.global;
-      auto& values = whole_[slice.name];
-      values.resize(static_cast<size_t>(global.num_elements()), kMissing);
-      shapes_[slice.name] = global;
-      std::vector<float> wide(static_cast<size_t>(slice.tensor.num_elements()));
-      if (slice.tensor.dtype == DType::kBF16) {
-        std::ranges::copy(slice.tensor.span<Bf16>(), wide.begin());
-      } else {
-        std::ranges::copy(slice.tensor.span<float>(), wide.begin());
-      }
-      copy_slice_into(slice.slice, view(std::span(wide), slice.tensor.shape),
-                      view(std::span(values), global));
-    }
-  }
-
- private:
-  static constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
-  std::map<std::string, std::vector<float>>& whole_;
-  std::map<std::string, Shape>& shapes_;
-  std::mutex& mutex_;
-};
-
-void run_rank(const Settings& settings, int64_t steps, World& world, RunRecord& record,
-              std::mutex& mutex) {
-  Settings own = settings;
-  TrainingData data = open_training_data(own);
-  Trainer trainer(std::move(own), std::move(data), world);
-  trainer.resume("");
-  for (int64_t step = 0; step < steps; ++step) {
-    const StepOutcome outcome = trainer.step();
-    if (step == 0) {
-      Gatherer(record.gradients, record.shapes, mutex)
-          .add(trainer.state().optimizer().gradient_slices());
-    }
-    if (world.rank() != 0) continue;
-    record.outcomes.push_back(outcome);
-    record.loads.push_back(trainer.expert_loads());
-  }
-  trainer.state().wait_weights();
-  Gatherer(record.weights, record.shapes, mutex)
-      .add(trainer.state().optimizer().weight_slices(Extent::kOwned));
-  trainer.layout().world->barrier();
+bool drops_by_rank(const ModelConfig& model) {
+  return model.moe.num_experts > 0 && model.moe.capacity_factor > 0 &&
+         model.moe.capacity_scope == CapacityScope::kSubSequence;
 }
 
-RunRecord run_layout(const Settings& settings, int64_t num_ranks, int64_t steps,
-                     const RankLauncher& launch) {
-  RunRecord record;
-  std::mutex mutex;
-  const auto start = Clock::now();
-  launch(num_ranks, [&](World& world) { run_rank(settings, steps, world, record, mutex); });
-  record.seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  return record;
+/// One rank; or, where tokens are dropped among those of each rank, the ranks that share a
+/// micro-batch's as the layout does.
+Reference make_reference(Settings settings) {
+  const ParallelSpec parallel = settings.parallel;
+  settings.shard = {};
+  settings.parallel = {};
+  Reference reference{.settings = std::move(settings)};
+  const LayoutSpec& layout = parallel.layout;
+  if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;
+  reference.num_ranks = layout.tp * layout.cp;
+  ParallelSpec& shared = reference.settings.parallel;
+  shared.layout.tp = layout.tp;
+  shared.layout.cp = layout.cp;
+  shared.attention = parallel.attention;
+  shared.context = parallel.context;
+  shared.context_inner = parallel.context_inner;
+  return reference;
 }
 
-std::vector<int64_t> unravel(int64_t element, const Shape& shape) {
-  std::vector<int64_t> index(static_cast<size_t>(shape.rank()));
-  for (int dim = shape.rank() - 1; dim >= 0; --dim) {
-    index[static_cast<size_t>(dim)] = element % shape[dim];
-    element /= shape[dim];
-  }
-  return index;
+bool compresses(const Settings& settings) {
+  return settings.shard.compression != GradientCompression::kNone;
 }
 
-/// A difference that is no number counts as infinite.
-double distance(double a, double b) {
-  const double difference = std::abs(a - b);
-  return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+std::vector<std::string> list_notes(const VerifyRequest& request, const Reference& reference) {
+  std::vector<std::string> notes;
+  if (request.settings.run.device == DeviceChoice::kCuda)
+    notes.push_back("run.device = \"cuda\" is left aside: both runs are on the host");
+  if (request.settings.train.precision == Precision::kBF16)
+    notes.push_back(
+        "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
+        "sends "
+        "some tokens to other experts");
+  if (compresses(request.settings))
+    notes.push_back(
+        fmt::format("gradients travel as BF16, so one step is compared, within BF16's rounding; "
+                    "--optim.gradient_compression=none compares {} within {:.0e}",
+                    request.steps, request.tolerance));
+  if (reference.num_ranks > 1)
+    notes.push_back(fmt::format(
+        "each rank drops by capacity among its own tokens, which one rank cannot repeat: the "
+        "reference is tp {} x cp {} alone; --moe.capacity_scope=sequence compares with one rank",
+        reference.settings.parallel.layout.tp, reference.settings.parallel.layout.cp));
+  return notes;
 }
 
-double largest(const std::vector<float>& values) {
-  double most = 0;
-  for (const float x : values) most = std::max(most, std::abs(static_cast<double>(x)));
-  return most;
-}
-
-double largest(const std::map<std::string, std::vector<float>>& tensors) {
-  double most = 0;
-  for (const auto& [name, values] : tensors) most = std::max(most, largest(values));
-  return most;
-}
-
-/// `floor`: what a small tensor's error is measured against at least.
-Difference compare(const std::vector<float>& layout, const std::vector<float>& reference,
-                   const Shape& shape, double floor) {
-  if (layout.size() != reference.size())
-    return {.error = std::numeric_limits<double>::infinity(), .index = {}};
-  const double magnitude = std::max({largest(reference), floor, 1e-30});
-  Difference worst;
-  for (size_t i = 0; i < reference.size(); ++i) {
-    const double error = distance(layout[i], reference[i]) / magnitude;
-    if (error <= worst.error) continue;
-    worst = {.error = error,
-             .layout = layout[i],
-             .reference = reference[i],
-             .index = unravel(static_cast<int64_t>(i), shape)};
-  }
-  return worst;
-}
-
-Difference compare(double layout, double reference) {
-  const double scale = std::max(std::abs(reference), 1e-12);
-  return {.error = layout == reference ? 0 : distance(layout, reference) / scale,
-          .layout = layout,
-          .reference = reference,
-          .index = {}};
-}
-
-void compare_steps(const RunRecord& layout, const RunRecord& reference, Verification& result) {
-  for (size_t step = 0; step < reference.outcomes.size(); ++step) {
-    const StepOutcome& a = layout.outcomes[step];
-    const StepOutcome& b = reference.outcomes[step];
-    const std::tuple<const char*, double, double> pairs[] = {
-        {"loss", a.loss, b.loss},
-        {"balance loss", a.balance_loss, b.balance_loss},
-        {"z loss", a.z_loss, b.z_loss},
-        {"gradient norm", a.update.grad_norm, b.update.grad_norm},
-        {"dropped", static_cast<double>(a.dropped), static_cast<double>(b.dropped)}};
-    const int64_t number = static_cast<int64_t>(step) + 1;
-    for (const auto& [name, value, expected] : pairs)
-      result.scalars.push_back({name, number, compare(value, expected)});
-    if (b.mtp_labels > 0)
-      result.scalars.push_back({"prediction loss", number, compare(a.mtp_loss, b.mtp_loss)});
-    for (size_t layer = 0; layer < reference.loads[step].size(); ++layer) {
-      for (size_t e = 0; e < reference.loads[step][layer].size(); ++e) {
-        result.moved_assignments +=
-            std::max<int64_t>(layout.loads[step][layer][e] - reference.loads[step][layer][e], 0);
-      }
-    }
-  }
-}
-
-std::string format_index(const std::vector<int64_t>& index) {
-  return fmt::format("[{}]", fmt::join(index, ", "));
-}
-
-std::string describe_disagreement(const ParameterDifference& parameter, double tolerance) {
-  const bool gradient = parameter.gradient.error > tolerance;
-  const Difference& difference = gradient ? parameter.gradient : parameter.weight;
-  return fmt::format(
-      "first to differ: the {} of {} at {}: {:.9g} in the layout, {:.9g} on one rank",
-      gradient ? "gradient" : "weight", parameter.name, format_index(difference.index),
-      difference.layout, difference.reference);
+std::vector<std::string> list_names(const Settings& settings) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : list_parameters(settings.model, DType::kF32))
+    names.push_back(spec.name);
+  return names;
 }
 
 }  // namespace
 
-bool Verification::agrees() const {
-  return worst() <= tolerance;
-}
-
-double Verification::worst() const {
-  double error = 0;
-  for (const ScalarDifference& scalar : scalars) error = std::max(error, scalar.difference.error);
-  for (const ParameterDifference& parameter : parameters)
-    error = std::max(error, parameter.error());
-  return error;
-}
-
-const ParameterDifference* Verification::first_disagreement() const {
-  const auto found = std::ranges::find_if(
-      parameters, [&](const ParameterDifference& p) { return p.error() > tolerance; });
-  return found == parameters.end() ? nullptr : &*found;
+VerifyRule verify_rule(GradientCompression compression, double tolerance) {
+  VerifyRule rule{
+      .tolerances = {.scalars = tolerance, .gradients = tolerance, .weights = tolerance}};
+  if (compression == GradientCompression::kNone) return rule;
+  rule.tolerances.gradients = std::max(tolerance, 0x1.0p-6);
+  rule.tolerances.weights = std::max(tolerance, 0x1.0p-4);
+  rule.tolerances.floor = 1e-2;
+  rule.least_eps = 1;
+  return rule;
 }
 
 Verification verify_layout(const VerifyRequest& request) {
   const ScratchFolder scratch;
+  const int64_t steps = compresses(request.settings) ? 1 : request.steps;
   Settings settings = request.settings;
   settings.data.tokens = scratch.file("tokens");
   settings.run.folder = scratch.file("run");
-  settings.train.steps = request.steps;
-  settings.schedule.num_steps = request.steps;
-  const int64_t rows = settings.train.global_batch * request.steps;
+  settings.train.steps = steps;
+  settings.schedule.num_steps = steps;
+  const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);
+  settings.adamw.eps = std::max(settings.adamw.eps, rule.least_eps);
+  const int64_t rows = settings.train.global_batch * steps;
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);
-  Settings single = settings;
-  single.parallel = {};
-  single.shard = {};
-
+  const Reference reference = make_reference(settings);
   const RankLauncher threads = [](int64_t ranks, const std::function<void(World&)>& body) {
     run_thread_world(ranks, body);
   };
-  const RunRecord reference = run_layout(single, 1, request.steps, threads);
-  const RunRecord layout = run_layout(settings, request.num_ranks, request.steps,
-                                      request.launch ? request.launch : threads);
-  Verification result;
-  result.tolerance = request.tolerance;
-  result.seconds_layout = layout.seconds;
-  result.seconds_reference = reference.seconds;
-  compare_steps(layout, reference, result);
-  const double gradient_floor = kFloor * largest(reference.gradients);
-  const double weight_floor = kFloor * largest(reference.weights);
-  for (const ParameterSpec& spec : list_parameters(settings.model, settings.train.dtype())) {
-    const auto find = [&](const auto& whole) {
-      const auto found = whole.find(spec.name);
-      return found == whole.end() ? std::vector<float>() : found->second;
-    };
-    result.parameters.push_back(
-        {.name = spec.name,
-         .gradient =
-             compare(find(layout.gradients), find(reference.gradients), spec.shape, gradient_floor),
-         .weight =
-             compare(find(layout.weights), find(reference.weights), spec.shape, weight_floor)});
-  }
+  const RankLauncher& launch = request.launch ? request.launch : threads;
+  Verification result =
+      compare_runs(record_run(settings, request.num_ranks, steps, launch),
+                   record_run(reference.settings, reference.num_ranks, steps, threads),
+                   list_names(settings), rule.tolerances);
+  result.reference_ranks = reference.num_ranks;
+  result.notes = list_notes(request, reference);
   return result;
-}
-
-std::string describe(const Verification& verification, bool all) {
-  std::string text =
-      fmt::format("{:<48} {:>12} {:>12}\n", "largest relative error of", "gradient", "weight");
-  std::vector<ParameterDifference> parameters = verification.parameters;
-  constexpr size_t kShown = 12;
-  if (!all) {
-    std::ranges::stable_sort(parameters, std::greater<>(), &ParameterDifference::error);
-    parameters.resize(std::min(parameters.size(), kShown));
-  }
-  for (const ParameterDifference& p : parameters)
-    text += fmt::format("{:<48} {:>12.1e} {:>12.1e}\n", p.name, p.gradient.error, p.weight.error);
-  if (parameters.size() < verification.parameters.size())
-    text += fmt::format("... and {} parameters with smaller errors\n",
-                        verification.parameters.size() - parameters.size());
-  std::map<std::string, Difference> worst;
-  for (const ScalarDifference& scalar : verification.scalars) {
-    Difference& entry = worst[scalar.name];
-    if (scalar.difference.error >= entry.error) entry = scalar.difference;
-  }
-  for (const auto& [name, difference] : worst)
-    text += fmt::format("{:<48} {:>12.1e}   ({:.9g}, one rank {:.9g})\n", name, difference.error,
-                        difference.layout, difference.reference);
-  if (verification.moved_assignments > 0)
-    text += fmt::format(
-        "{} assignments went to other experts: two scores nearly tied, or the routing differs\n",
-        verification.moved_assignments);
-  if (const ParameterDifference* first = verification.first_disagreement())
-    text += describe_disagreement(*first, verification.tolerance) + "\n";
-  text += fmt::format("{}: worst error {:.1e}, allowed {:.0e} ({:.1f} s, one rank {:.1f} s)\n",
-                      verification.agrees() ? "agrees" : "DIFFERS", verification.worst(),
-                      verification.tolerance, verification.seconds_layout,
-                      verification.seconds_reference);
-  return text;
 }
 
 }  // namespace tessera

@@ -1,64 +1,33 @@
 #pragma once
 
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "comm/communicator.h"
+#include "train/run_comparison.h"
+#include "train/run_record.h"
 #include "train/settings.h"
 
 namespace tessera {
 
-/// Starts `num_ranks` ranks, runs the body on each, and returns when all have ended.
-using RankLauncher =
-    std::function<void(int64_t num_ranks, const std::function<void(World&)>& body)>;
+/// What a layout is held to, and the epsilon of AdamW that makes that possible. With the usual
+/// epsilon an update is nearly the gradient's sign: where a gradient is little but rounding, a
+/// weight would move by the whole learning rate. A weight's error is the gradient's, times up to 1
+/// + the tensor's largest gradient / epsilon.
+struct VerifyRule {
+  Tolerances tolerances;
+  double least_eps = 1e-2;
+};
+
+/// For gradients that travel as F32, or as BF16: then every rank's is rounded by 2^-9 of itself
+/// before they are summed, and what is left where they cancel has the rounding of the parts.
+/// Gradients are held to 2^-6, weights to 2^-4.
+VerifyRule verify_rule(GradientCompression compression, double tolerance);
 
 struct VerifyRequest {
   Settings settings;
   int64_t num_ranks = 1;
   int64_t steps = 3;
+  /// Of what is computed and sent in F32, see VerifyRule.
   double tolerance = 1e-4;
-  /// How the layout's ranks run; empty: as threads of this process.
+  /// How ranks run; empty: as threads of this process.
   RankLauncher launch;
-};
-
-/// How far a layout's run is from that of one rank. Errors are relative: of a tensor, the largest
-/// difference over the largest magnitude in the reference (or a ten-thousandth of the largest of
-/// all tensors, where that is more).
-struct Difference {
-  double error = 0;
-  double layout = 0;     ///< what the layout has where the error is
-  double reference = 0;  ///< and what one rank has
-  std::vector<int64_t> index;
-};
-
-struct ParameterDifference {
-  std::string name;
-  Difference gradient;  ///< of the first step, before clipping
-  Difference weight;    ///< after the last step
-  double error() const { return std::max(gradient.error, weight.error); }
-};
-
-struct ScalarDifference {
-  std::string name;
-  int64_t step = 0;
-  Difference difference;
-};
-
-struct Verification {
-  std::vector<ScalarDifference> scalars;        ///< loss, balance loss, ... of each step
-  std::vector<ParameterDifference> parameters;  ///< in the order of the model
-  /// Assignments that some expert got in one run and not in the other, over all steps: a near-tie
-  /// of two scores, decided by rounding, moves a token and all that follows.
-  int64_t moved_assignments = 0;
-  double tolerance = 0;
-  double seconds_layout = 0;
-  double seconds_reference = 0;
-
-  bool agrees() const;
-  double worst() const;
-  /// In the order in which a forward pass meets them; null where all agree.
-  const ParameterDifference* first_disagreement() const;
 };
 
 /// The same settings for random tokens in place of the data, without warm-up.
@@ -66,16 +35,21 @@ Settings without_data(Settings settings);
 
 /// The settings of a small model with the same structure: the same kinds of layers, heads, experts
 /// and layout, but short heads, narrow layers, a small vocabulary and short sequences; in F32, on
-/// random tokens. Epsilon of AdamW is raised so that gradients that are rounding noise alone do not
-/// become updates of full size.
+/// random tokens, with a learning rate whose updates stand out from the rounding of weights.
 Settings shrink_for_verification(Settings settings, int64_t num_ranks);
 
-/// Runs the layout and one rank on the same few batches of random tokens, and compares. Reads
-/// nothing but the settings; writes only to a temporary folder. Throws UserError for a layout that
-/// cannot run.
-Verification verify_layout(const VerifyRequest& request);
+/// Refuses what training would refuse of these settings on `num_ranks` ranks, apart from their
+/// data: a shrunk model would run all the same.
+void check_as_training(Settings settings, int64_t num_ranks);
 
-/// The comparison as text for a person, the worst parameters first; `all` lists all of them.
-std::string describe(const Verification& verification, bool all);
+/// Runs the layout and one rank on the same few batches of random tokens, on the host and in F32
+/// whatever run.device and train.precision say, and compares. Reads nothing but the settings;
+/// writes only to a temporary folder. AdamW's epsilon is raised, see VerifyRule. Throws
+/// UserError for a layout that cannot run.
+///
+/// Two things are not compared with one rank over all steps. Where each rank drops by a capacity
+/// among its own tokens, the reference has the ranks of TP and CP, and nothing else of the layout.
+/// Where gradients travel as BF16, one step is compared: then the weights differ.
+Verification verify_layout(const VerifyRequest& request);
 
 }  // namespace tessera

@@ -42,6 +42,30 @@ TEST_F(MpiFaults, ALateRankIsNamed) {
   EXPECT_THAT(result.output, ContainsRegex("in vain for rank [0-9 ]*3: the time limit is 3 s"));
 }
 
+// A rank that is stopped holds nobody for longer than the time limit, wherever the others wait for
+// it: while MPI starts, while groups are made, and after the work.
+void expect_ends(const std::string& what, const std::string& message) {
+  const ProgramResult result = run_ranks(3, what);
+  EXPECT_EQ(result.code, 2) << result.output;
+  EXPECT_LT(result.seconds, kEndSeconds);
+  EXPECT_THAT(result.output, ContainsRegex("tessera: rank [01] waited [0-9.]+ s " + message +
+                                           ": the time limit is 3 s"));
+}
+
+TEST_F(MpiFaults, ARankThatStopsBeforeMpiStarts) {
+  expect_ends("stop-at-start", "in MPI_Init_thread, in vain for another rank to come to it");
+}
+
+TEST_F(MpiFaults, ARankThatStopsWhileGroupsAreMade) {
+  expect_ends("stop-in-setup",
+              "for barrier 0 of group \"world\" \\(ranks 0 1 2\\), in vain for rank 2");
+}
+
+TEST_F(MpiFaults, ARankThatStopsAtTheEnd) {
+  expect_ends("stop-at-end",
+              "for barrier 0 of group \"end\" \\(ranks 0 1 2\\), in vain for rank 2");
+}
+
 TEST_F(MpiFaults, AnExceptionOfOneRankEndsAll) {
   const ProgramResult result = run_ranks(3, "one-fails");
   EXPECT_EQ(result.code, 2) << result.output;

@@ -5,7 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <cstdio>
+#include <mutex>
+#include <thread>
 
 #include "comm/error.h"
 
@@ -14,8 +19,10 @@ namespace {
 
 // MPI counts with int; longer messages go in pieces of this size.
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
-constexpr int kTags = 1 << 30;
+constexpr int64_t kMinChannels = int64_t{1} << 13;
 constexpr unsigned kAbortSeconds = 10;
+constexpr int kUserErrorCode = 2;
+constexpr double kLongestSeconds = 1e8;  // what the clock's nanoseconds can hold
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -25,13 +32,49 @@ void check(int code, const char* what) {
   throw CommError(fmt::format("MPI failed in {}: {}", what, text.data()));
 }
 
+/// While it lives, a call that waits for other ranks and cannot be interrupted is under way: when
+/// it takes longer than the time limit, this process says so and ends, and the launcher ends the
+/// rest.
+class CallLimit {
+ public:
+  CallLimit(const char* call, const MpiJoin& join)
+      : watch_([this, call, join] { watch(call, join); }) {}
+  ~CallLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_one();
+    watch_.join();
+  }
+  CallLimit(const CallLimit&) = delete;
+  CallLimit& operator=(const CallLimit&) = delete;
+
+ private:
+  void watch(const char* call, const MpiJoin& join) {
+    std::unique_lock lock(mutex_);
+    const std::chrono::duration<double> limit(std::min(join.timeout_seconds, kLongestSeconds));
+    if (changed_.wait_for(lock, limit, [this] { return over_; })) return;
+    const std::string text = fmt::format(
+        "tessera: rank {} waited {:.1f} s in {}, in vain for another rank to come to it: the time "
+        "limit is {} s\n",
+        join.rank, join.timeout_seconds, call, join.timeout_seconds);
+    std::fputs(text.c_str(), stderr);
+    _exit(kUserErrorCode);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread watch_;  ///< last, since it uses the others
+};
+
 class MpiExchange : public Exchange {
  public:
-  MpiExchange(MPI_Comm comm, std::span<const Message> messages, int tag) {
-    for (const Message& message : messages) {
-      for (int64_t begin = 0; begin < message.bytes; begin += kMaxBytes)
-        start(comm, message, begin, tag);
-    }
+  /// Starts a message, before the first test; `peer` is its rank in MPI.
+  void start(const Message& message, int peer, int tag) {
+    for (int64_t begin = 0; begin < message.bytes; begin += kMaxBytes)
+      start_piece(message, begin, peer, tag);
     num_left_ = requests_.size();
     indices_.resize(num_left_);
     statuses_.resize(num_left_);
@@ -65,15 +108,14 @@ class MpiExchange : public Exchange {
     int bytes = 0;
   };
 
-  void start(MPI_Comm comm, const Message& message, int64_t begin, int tag) {
+  void start_piece(const Message& message, int64_t begin, int peer, int tag) {
     const int bytes = static_cast<int>(std::min(kMaxBytes, message.bytes - begin));
     void* data = static_cast<std::byte*>(message.data) + begin;
-    const int peer = static_cast<int>(message.peer);
     MPI_Request request = MPI_REQUEST_NULL;
     if (message.is_send) {
-      check(MPI_Isend(data, bytes, MPI_BYTE, peer, tag, comm, &request), "MPI_Isend");
+      check(MPI_Isend(data, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Isend");
     } else {
-      check(MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, comm, &request), "MPI_Irecv");
+      check(MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Irecv");
     }
     requests_.push_back(request);
     pieces_.push_back({message.is_send, message.peer, bytes});
@@ -95,24 +137,38 @@ class MpiExchange : public Exchange {
   std::vector<MPI_Status> statuses_;
 };
 
+/// All groups use one MPI communicator, since making others waits for ranks without a limit. Two
+/// ranks make the groups that hold both in the same order, so the number of a group among these,
+/// which both count without asking, keeps its messages apart by their tags.
 class MpiChannel : public Channel {
  public:
-  explicit MpiChannel(MPI_Comm comm) : comm_(comm) {}
-  // Communicators are freed by MPI_Finalize: freeing one is collective, and nothing orders the
-  // destructors of different ranks.
+  struct Member {
+    int rank = 0;
+    int64_t number = 0;
+  };
+
+  explicit MpiChannel(std::vector<Member> members) : members_(std::move(members)) {}
   std::unique_ptr<Exchange> start(std::span<const Message> messages, int64_t tag) override {
-    return std::make_unique<MpiExchange>(comm_, messages, static_cast<int>(tag));
+    auto exchange = std::make_unique<MpiExchange>();
+    for (const Message& message : messages) {
+      const Member& member = members_[static_cast<size_t>(message.peer)];
+      exchange->start(message, member.rank, static_cast<int>(member.number * kNumTags + tag));
+    }
+    return exchange;
   }
 
  private:
-  MPI_Comm comm_;
+  std::vector<Member> members_;  ///< by rank in the channel
 };
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport() {
+  explicit MpiTransport(const MpiJoin& join) : join_(join) {
     int provided = MPI_THREAD_SINGLE;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    {
+      const CallLimit limit("MPI_Init_thread", join_);
+      check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    }
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     require(provided >= MPI_THREAD_SERIALIZED,
             "this MPI library does not let threads other than the first communicate");
@@ -120,13 +176,17 @@ class MpiTransport : public Transport {
     int found = 0;
     check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&max_tag), &found),
           "MPI_Comm_get_attr");
-    require(found != 0 && *max_tag >= kTags - 1,
-            "this MPI library has message tags below 2^30, which Tessera needs");
+    max_channels_ = found != 0 ? (int64_t{*max_tag} + 1) / kNumTags : 0;
+    require(max_channels_ >= kMinChannels,
+            "this MPI library has no message tags of 2^30 - 1, which Tessera needs; use Open MPI");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    num_channels_.resize(static_cast<size_t>(size_));
   }
   ~MpiTransport() override {
-    if (!gave_up_) MPI_Finalize();
+    if (gave_up_) return;
+    const CallLimit limit("MPI_Finalize", join_);
+    MPI_Finalize();
   }
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
@@ -146,29 +206,28 @@ class MpiTransport : public Transport {
   }
 
  private:
+  const MpiJoin join_;
   int rank_ = 0;
   int size_ = 1;
+  int64_t max_channels_ = 0;
+  std::vector<int64_t> num_channels_;  ///< made with each rank
   bool gave_up_ = false;
 };
 
-std::unique_ptr<Channel> MpiTransport::make_channel(const std::string& /*name*/,
+std::unique_ptr<Channel> MpiTransport::make_channel(const std::string& name,
                                                     const std::vector<int64_t>& ranks) {
-  const std::vector<int> members(ranks.begin(), ranks.end());
-  MPI_Group world = MPI_GROUP_NULL;
-  MPI_Group group = MPI_GROUP_NULL;
-  MPI_Comm comm = MPI_COMM_NULL;
-  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-  check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group),
-        "MPI_Group_incl");
-  check(MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comm), "MPI_Comm_create_group");
-  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  MPI_Group_free(&group);
-  MPI_Group_free(&world);
-  return std::make_unique<MpiChannel>(comm);
+  std::vector<MpiChannel::Member> members;
+  for (const int64_t rank : ranks) {
+    const int64_t number = num_channels_[static_cast<size_t>(rank)]++;
+    ensure(number < max_channels_, "group \"{}\": more than {} groups with rank {}", name,
+           max_channels_, rank);
+    members.push_back({static_cast<int>(rank), number});
+  }
+  return std::make_unique<MpiChannel>(std::move(members));
 }
 
-std::unique_ptr<Transport> connect() {
-  return std::make_unique<MpiTransport>();
+std::unique_ptr<Transport> connect(const MpiJoin& join) {
+  return std::make_unique<MpiTransport>(join);
 }
 
 std::string library_version() {
@@ -182,4 +241,4 @@ std::string library_version() {
 }  // namespace tessera
 
 extern "C" __attribute__((visibility("default")))
-const tessera::MpiPlugin tessera_mpi_plugin_2 = {tessera::connect, tessera::library_version};
+const tessera::MpiPlugin tessera_mpi_plugin_3 = {tessera::connect, tessera::library_version};

@@ -1,5 +1,7 @@
 #include "ops/balance/balance.h"
 
+#include <algorithm>
+
 #include "ops/balance/balance_workspace.h"
 
 namespace tessera {
@@ -57,6 +59,11 @@ int64_t BalanceStatistics::cpu_workspace_bytes(std::span<const ValueType> inputs
 std::vector<ValueType> BalanceStatisticsBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes 3 inputs, got {}", inputs.size());
   return {inputs[1]};
+}
+
+double balance_loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
+  return static_cast<double>(num_experts / spec.group_size) /
+         static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
 }
 
 BalanceLoss::BalanceLoss(const BalanceLossSpec& spec) : spec_(spec) {

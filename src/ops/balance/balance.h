@@ -60,6 +60,9 @@ struct BalanceLossSpec {
   bool has_prior_counts = false;
 };
 
+/// The factor before Σ_g Σ_e f_ge · score_sum_ge in a balance loss over so many experts.
+double balance_loss_scale(const BalanceLossSpec& spec, int64_t num_experts);
+
 /// A rank's part of the balance loss of a micro-batch whose tokens are spread over ranks:
 ///   (counts F32 [G, E], score_sums F32 [G, E], [prior_counts F32 [E]]) -> F32 [1]
 /// counts are of all ranks that share the micro-batch (AllReduceConstant over them), score_sums of

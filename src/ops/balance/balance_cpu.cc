@@ -112,12 +112,6 @@ std::span<const float> prior_counts(const BalanceLossSpec& spec, const KernelArg
   return args.in(2).span<float>();
 }
 
-/// The factor before Σ_g Σ_e f_ge · score_sum_ge.
-double loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
-  return static_cast<double>(num_experts / spec.group_size) /
-         static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
-}
-
 void balance_loss(const Operator& base, const KernelArgs& args) {
   const auto& spec = static_cast<const BalanceLoss&>(base).spec();
   const Tensor& counts = args.in(0);
@@ -133,7 +127,7 @@ void balance_loss(const Operator& base, const KernelArgs& args) {
       sum += static_cast<double>(fractions[e]) * static_cast<double>(sums[e]);
     }
   }
-  *args.out(0).as<float>() = static_cast<float>(loss_scale(spec, num_experts) * sum);
+  *args.out(0).as<float>() = static_cast<float>(balance_loss_scale(spec, num_experts) * sum);
 }
 
 void balance_loss_backward(const Operator& base, const KernelArgs& args) {
@@ -141,7 +135,7 @@ void balance_loss_backward(const Operator& base, const KernelArgs& args) {
   const Tensor& counts = args.in(1);
   const int64_t num_experts = counts.shape[1];
   const auto scale = static_cast<float>(static_cast<double>(*args.in(0).as<float>()) *
-                                        loss_scale(spec, num_experts));
+                                        balance_loss_scale(spec, num_experts));
   const auto grad = args.out(0).span<float>();
   for (int64_t segment = 0; segment < counts.shape[0]; ++segment) {
     const auto row =

@@ -1,22 +1,14 @@
-#include <algorithm>
-
 #include "ops/balance/balance.h"
 #include "ops/balance/balance_kernels.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 #include "ops/workspace.h"
 
 namespace tessera {
 namespace {
 
 using namespace cuda;
-
-int checked_experts(int64_t num_experts) {
-  require(num_experts <= kBalanceMaxExperts,
-          "the balance loss over {} experts; on a GPU there may be at most {}", num_experts,
-          kBalanceMaxExperts);
-  return static_cast<int>(num_experts);
-}
 
 /// Where the parts of BalanceStatistics' scratch memory start, in bytes.
 struct SumsWorkspace {
@@ -35,7 +27,7 @@ void balance_statistics(const Operator& base, const KernelArgs& args) {
   const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
   const int64_t num_tokens = args.in(0).shape[0];
   const SumsWorkspace parts(num_tokens, spec);
-  launch_balance_sums({.num_experts = checked_experts(spec.num_experts),
+  launch_balance_sums({.num_experts = static_cast<int>(spec.num_experts),
                        .top_k = static_cast<int>(spec.top_k),
                        .sigmoid = spec.score == ScoreFunction::kSigmoid,
                        .num_tokens = num_tokens,
@@ -54,12 +46,13 @@ void balance_statistics(const Operator& base, const KernelArgs& args) {
 
 int64_t statistics_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
+  check_limit(base, spec.num_experts, kBalanceMaxExperts, "experts");
   return SumsWorkspace(inputs[0].shape[0], spec).layout.num_bytes();
 }
 
 void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
   const auto& spec = static_cast<const BalanceStatisticsBackward&>(base).spec();
-  launch_balance_sums_backward({.num_experts = checked_experts(spec.num_experts),
+  launch_balance_sums_backward({.num_experts = static_cast<int>(spec.num_experts),
                                 .sigmoid = spec.score == ScoreFunction::kSigmoid,
                                 .num_tokens = args.in(1).shape[0],
                                 .grad_sums_GE = args.in(0).as<float>(),
@@ -70,21 +63,15 @@ void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-/// The factor before Σ_g Σ_e f_ge · score_sum_ge.
-double loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
-  return static_cast<double>(num_experts / spec.group_size) /
-         static_cast<double>(std::max<int64_t>(spec.total_tokens, 1));
-}
-
 BalanceFractions fractions_of(const BalanceLossSpec& spec, const Tensor& counts,
                               const KernelArgs& args) {
-  return {.num_experts = checked_experts(counts.shape[1]),
+  return {.num_experts = static_cast<int>(counts.shape[1]),
           .group_size = static_cast<int>(spec.group_size),
           .num_segments = counts.shape[0],
           .counts_GE = counts.as<float>(),
           .prior_counts_E = spec.has_prior_counts ? args.in(2).as<float>() : nullptr,
           .grad = nullptr,
-          .scale = loss_scale(spec, counts.shape[1]),
+          .scale = balance_loss_scale(spec, counts.shape[1]),
           .fractions_GE = nullptr};
 }
 
@@ -103,7 +90,8 @@ void balance_loss(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-int64_t loss_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
+int64_t loss_workspace(const Operator& op, std::span<const ValueType> inputs) {
+  check_limit(op, inputs[0].shape[1], kBalanceMaxExperts, "experts");
   return inputs[0].num_bytes();
 }
 

@@ -2,6 +2,7 @@
 #include "ops/block_sparse/block_sparse_kernels.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 
 namespace tessera {
 namespace {
@@ -11,9 +12,6 @@ using namespace cuda;
 void block_topology(const Operator& op, const KernelArgs& args) {
   const auto& spec = static_cast<const BlockTopologyOp&>(op).spec();
   const auto num_experts = static_cast<int>(spec.expert_sizes.size());
-  require(num_experts <= kTopologyMaxExperts,
-          "block_topology: {} experts; on a GPU there may be at most {}", num_experts,
-          kTopologyMaxExperts);
   BuildTopology build{.num_experts = num_experts,
                       .block_size = static_cast<int>(spec.block_size),
                       .max_block_rows = args.out(0).shape[0] - 1,
@@ -32,6 +30,12 @@ void block_topology(const Operator& op, const KernelArgs& args) {
   }
   launch_build_topology(build, stream_of(args));
   check(cudaGetLastError());
+}
+
+int64_t topology_workspace(const Operator& op, std::span<const ValueType> /*inputs*/) {
+  const auto& spec = static_cast<const BlockTopologyOp&>(op).spec();
+  check_limit(op, std::ssize(spec.expert_sizes), kTopologyMaxExperts, "experts");
+  return 0;
 }
 
 SparseType type_of(const Tensor& tensor) {
@@ -168,7 +172,7 @@ void sparse_activation_backward(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 void add_block_sparse_cuda(KernelTable& table) {
-  table["block_topology"] = block_topology;
+  table["block_topology"] = Kernel(block_topology, topology_workspace);
   table["sdd"] = Kernel(sdd, check_ragged);
   table["dsd"] = Kernel(dense_product, check_ragged);
   table["dds"] = Kernel(dense_product, check_ragged);

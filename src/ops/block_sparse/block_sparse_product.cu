@@ -1,6 +1,7 @@
 // Block-sparse products by tiles that never cross a block: BF16 on the tensor cores where sizes and
 // addresses are multiples of 8 values, all else on the ordinary cores.
 #include "ops/block_sparse/block_sparse_kernels.h"
+#include "ops/cuda/check.h"
 #include "ops/cuda/exact_product.cuh"
 #include "ops/cuda/fragment_tile.cuh"
 
@@ -212,7 +213,7 @@ void launch_sparse_fragments(const SparseOutput& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(p.topology.max_blocks * parts);
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = make_sparse_fragments<kLeftInner, kRightInner, kColumns>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<blocks, Tile::kThreads, kBytes, stream>>>(p, parts);
 }
 
@@ -227,7 +228,7 @@ void launch_dense_fragments(const DenseOutput& p, cudaStream_t stream) {
   if (grid.x == 0 || grid.y == 0) return;
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = make_dense_fragments<kByRows, kCrossContiguous>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<grid, Tile::kThreads, kBytes, stream>>>(p, parts);
 }
 

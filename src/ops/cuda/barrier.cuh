@@ -53,8 +53,8 @@ struct Barrier {
         ".reg .pred done;\n"
         "again:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni end;\n"
-        "bra.uni again;\n"
+        "@done bra end;\n"
+        "bra again;\n"
         "end:\n"
         "}\n" ::"r"(shared_address(this)),
         "r"(parity)
@@ -86,11 +86,6 @@ __device__ __forceinline__ void fence_barrier_init() {
 /// A barrier among `num_threads` threads of a block; identity 0 is __syncthreads.
 __device__ __forceinline__ void sync_threads(uint32_t identity, uint32_t num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
-}
-
-/// Arrives at a barrier of sync_threads without waiting.
-__device__ __forceinline__ void arrive_threads(uint32_t identity, uint32_t num_threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
 }
 
 __device__ __forceinline__ uint32_t cluster_rank() {

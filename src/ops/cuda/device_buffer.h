@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "core/error.h"
+#include "core/memory.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
@@ -13,7 +15,14 @@ namespace tessera::cuda {
 class DeviceBuffer {
  public:
   explicit DeviceBuffer(size_t num_bytes) : num_bytes_(num_bytes) {
-    if (num_bytes > 0) check(cudaMalloc(&data_, num_bytes));
+    if (num_bytes == 0) return;
+    const cudaError_t status = cudaMalloc(&data_, num_bytes);
+    require(
+        status != cudaErrorMemoryAllocation,
+        "out of memory: {} of scratch memory cannot be had on the GPU; use a smaller micro-batch "
+        "or model, or more recomputation",
+        format_bytes(static_cast<int64_t>(num_bytes)));
+    check(status);
   }
   DeviceBuffer(DeviceBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), num_bytes_(other.num_bytes_) {}

@@ -18,13 +18,6 @@ struct RegisterProduct;
 template <int kColumns>
 struct FirstProduct;
 
-/// Keeps reads of accumulators behind the wait for the products that write them.
-template <int kCount>
-__device__ __forceinline__ void fence_values(float (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 // clang-format off
 #define TESSERA_ACC_8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])

@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kMapThreads, Map::kBlocks)
 template <typename Map>
 void launch_map(const Map& map, const RowCount& rows, int64_t row_vectors, cudaStream_t stream) {
   if (rows.bound == 0 || row_vectors == 0) return;
+  if (row_vectors > int64_t{1} << 30) check(cudaErrorInvalidValue);
   const int64_t slice = (int64_t{1} << 30) / row_vectors;  // rows whose vectors 32 bits count
   for (int64_t first = 0; first < rows.bound; first += slice) {
     const int64_t count = std::min(slice, rows.bound - first);

@@ -39,6 +39,13 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// Keeps reads of accumulators behind the wait for the products that write them.
+template <int kCount>
+__device__ __forceinline__ void fence_values(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 /// d [64, kColumns] = a [64, 16] b [16, kColumns] + d (or 0), BF16 in, F32 out, asynchronous.
 /// Thread t of the warpgroup holds, in d[4 j + 2 h + i], row 16 (t / 32) + 8 h + t % 32 / 4 and
 /// column 8 j + 2 (t % 4) + i.

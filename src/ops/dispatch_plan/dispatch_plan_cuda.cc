@@ -1,5 +1,6 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/dispatch_plan/dispatch_plan_kernels.h"
 
@@ -10,9 +11,6 @@ using namespace cuda;
 
 void dispatch_plan(const Operator& op, const KernelArgs& args) {
   const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
-  require(spec.ep_size() <= kDispatchMaxRanks,
-          "dispatch_plan: {} ranks of EP; on a GPU there may be at most {}", spec.ep_size(),
-          kDispatchMaxRanks);
   const auto out = [&](size_t idx) { return args.out(idx).as<int64_t>(); };
   DispatchPlanning plan{.ep_size = static_cast<int>(spec.ep_size()),
                         .etp_size = static_cast<int>(spec.etp_size),
@@ -37,6 +35,7 @@ void dispatch_plan(const Operator& op, const KernelArgs& args) {
 
 int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*/) {
   const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
+  check_limit(op, spec.ep_size(), kDispatchMaxRanks, "ranks of EP");
   return (spec.etp_size * spec.ep_size() * spec.num_local() + 1) * int64_t{sizeof(int64_t)};
 }
 

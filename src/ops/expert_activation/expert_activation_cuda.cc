@@ -1,4 +1,5 @@
 #include "ops/cuda/activation_rows.h"
+#include "ops/cuda/limits.h"
 #include "ops/cuda/row_args.h"
 #include "ops/expert_activation/expert_activation.h"
 
@@ -20,13 +21,22 @@ cuda::ActivationRows describe(const ExpertActivation& op, const KernelArgs& args
           .probs = op.apply_prob() ? args.in(first_input + 1).as<float>() : nullptr};
 }
 
+bool has_different_sizes(const ExpertActivation& op) {
+  const std::vector<int64_t>& sizes = op.sizes().values();
+  return std::ranges::count(sizes, sizes[0]) != std::ssize(sizes);
+}
+
+int64_t check_experts(const ExpertActivation& op) {
+  if (has_different_sizes(op))
+    cuda::check_limit(op, op.sizes().num_experts(), cuda::kMaxSizedExperts,
+                      "experts of different sizes");
+  return 0;
+}
+
 cuda::SizedExperts sized_experts(const ExpertActivation& op, const KernelArgs& args) {
   cuda::SizedExperts experts = {};
   const std::vector<int64_t>& sizes = op.sizes().values();
-  if (std::ranges::count(sizes, sizes[0]) == std::ssize(sizes)) return experts;
-  require(sizes.size() <= cuda::kMaxSizedExperts,
-          "expert_activation: {} experts of different sizes; a GPU takes at most {}", sizes.size(),
-          cuda::kMaxSizedExperts);
+  if (!has_different_sizes(op)) return experts;
   experts.count = static_cast<int>(sizes.size());
   experts.offsets = args.inputs.back().as<int64_t>();
   std::ranges::transform(sizes, experts.sizes, [](int64_t size) { return static_cast<int>(size); });
@@ -49,11 +59,19 @@ void expert_activation_backward(const Operator& base, const KernelArgs& args) {
       cuda::stream_of(args));
 }
 
+int64_t forward_workspace(const Operator& op, std::span<const ValueType> /*inputs*/) {
+  return check_experts(static_cast<const ExpertActivation&>(op));
+}
+
+int64_t backward_workspace(const Operator& op, std::span<const ValueType> /*inputs*/) {
+  return check_experts(static_cast<const ExpertActivationBackward&>(op).forward());
+}
+
 }  // namespace
 
 void add_expert_activation_cuda(KernelTable& table) {
-  table["expert_activation"] = expert_activation;
-  table["expert_activation_backward"] = expert_activation_backward;
+  table["expert_activation"] = Kernel(expert_activation, forward_workspace);
+  table["expert_activation_backward"] = Kernel(expert_activation_backward, backward_workspace);
 }
 
 }  // namespace tessera

@@ -167,13 +167,14 @@ void grouped_matmul(const Operator& base, const KernelArgs& args) {
   (few_rows ? multiply_by_columns : multiply_by_rows)(product);
 }
 
-/// grad[first..last) of an expert's block += narrowᵀ · wide over its rows.
+/// grad[first..last) of an expert's block = or += narrowᵀ · wide over its rows.
 struct WeightGradient {
   const ExpertSizes& sizes;
   const Tensor& narrow;
   const Tensor& wide;
   const Tensor& grad;
   std::span<const int64_t> offsets;
+  bool accumulate;
 
   int64_t first_row(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
   int64_t num_rows(int64_t expert) const { return first_row(expert + 1) - first_row(expert); }
@@ -191,17 +192,24 @@ struct WeightGradient {
           .ldc = grad.shape[1],
           .input_type = wide.dtype,
           .output_type = DType::kF32,
-          .accumulate = true});
+          .accumulate = accumulate});
   }
 };
 
 void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
   if (!args.out(0)) return;
   const ExpertSizes& sizes = static_cast<const GroupedMatmulWgrad&>(base).sizes();
-  const WeightGradient g{sizes, args.in(0), args.in(1), args.out(0), args.in(2).span<int64_t>()};
+  const WeightGradient g{sizes,
+                         args.in(0),
+                         args.in(1),
+                         args.out(0),
+                         args.in(2).span<int64_t>(),
+                         !args.set_accumulators};
   check_rows(g.wide, g.offsets);
   const auto units_of = [&](int64_t e) {
-    return g.num_rows(e) == 0 ? Units{} : Units{sizes[e], g.num_rows(e) + kAccumulatorCost};
+    // Without rows nothing is added, but zeros are written.
+    return g.num_rows(e) == 0 && g.accumulate ? Units{}
+                                              : Units{sizes[e], g.num_rows(e) + kAccumulatorCost};
   };
 #pragma omp parallel
   {
@@ -217,7 +225,7 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
 
 void add_grouped_matmul_cpu(KernelTable& table) {
   table["grouped_matmul"] = grouped_matmul;
-  table["grouped_matmul_wgrad"] = grouped_matmul_wgrad;
+  table["grouped_matmul_wgrad"] = Kernel(grouped_matmul_wgrad).setting_accumulators();
 }
 
 }  // namespace tessera

@@ -199,6 +199,7 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
                        .narrow = narrow.data,
                        .wide = wide.data,
                        .grad = args.out(0).as<float>(),
+                       .accumulate = !args.set_accumulators,
                        .counter = context_of(args).get<cuda::ExpertTables>().counter()},
                       stream_of(args));
 }
@@ -207,7 +208,7 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
 
 void add_grouped_matmul_cuda(KernelTable& table) {
   table["grouped_matmul"] = grouped_matmul;
-  table["grouped_matmul_wgrad"] = grouped_matmul_wgrad;
+  table["grouped_matmul_wgrad"] = Kernel(grouped_matmul_wgrad).setting_accumulators();
 }
 
 }  // namespace tessera

@@ -189,6 +189,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     cursor.advance();
   }
   wait_products<0>();
+  fence_values(d);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
   Epilogue::template store<kColumns>(shared.store, params, work, d, group);
 }
@@ -261,6 +262,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     take_registers<232>();
     consume<Epilogue>(shared, params, rank);
   }
+  __syncwarp();  // of single threads' warps
   sync_cluster();
 }
 

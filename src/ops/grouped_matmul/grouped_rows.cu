@@ -115,7 +115,8 @@ struct WriteRows {
     for_each_step<kColumns, kPassTokens>([&]<int kFirst>() __attribute__((always_inline)) {
       constexpr int kEnd = kFirst + kPassTokens < kColumns ? kFirst + kPassTokens : kColumns;
       Value* const tile = memory.tiles[group][kFirst / kPassTokens % kPassBuffers];
-      if (leader) wait_stores_read<kPassBuffers - 1>();
+      // The first buffer may be the one that the tile before stored last.
+      if (leader) wait_stores_read<kFirst == 0 ? 0 : kPassBuffers - 1>();
       sync_threads(1 + group, kWarpgroup);
       for_each_step<kEnd - kFirst, kStoreTokens>([&]<int kChunk>() __attribute__((always_inline)) {
         fill_store<kFirst + kChunk, kColumns>(tile + kChunk * 64, d);

@@ -144,12 +144,7 @@ __device__ void clear_tail(Stage& stage, int num_tokens, int group) {
   clear_rows(stage.narrow[group], 1, num_tokens);
   if (group == 0) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
   fence_shared_for_async();
-  if (group == 0) {
-    sync_threads(1, kWarpgroup);
-    arrive_threads(4, 2 * kWarpgroup);
-  } else {
-    sync_threads(4, 2 * kWarpgroup);
-  }
+  sync_threads(4, 2 * kWarpgroup);
 }
 
 __device__ __forceinline__ void write(float* to, float4 value, bool accumulate) {
@@ -220,6 +215,7 @@ __device__ void multiply(Shared& shared, const Params& params, const Work& work,
     cursor.advance();
   }
   wait_products<0>();
+  fence_values(d);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
   store(params, work, d, group);
 }
@@ -278,6 +274,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     take_registers<232>();
     consume(shared, params, rank);
   }
+  __syncwarp();  // of single threads' warps
   sync_cluster();
 }
 

@@ -105,7 +105,7 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
         .ldc = x.shape[1],
         .input_type = x.dtype,
         .output_type = DType::kF32,
-        .accumulate = true});
+        .accumulate = !args.set_accumulators});
 }
 
 void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
@@ -117,7 +117,7 @@ void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
 void add_linear_cpu(KernelTable& table) {
   table["linear"] = linear;
   table["linear_dgrad"] = linear_dgrad;
-  table["linear_wgrad"] = linear_wgrad;
+  table["linear_wgrad"] = Kernel(linear_wgrad).setting_accumulators();
   table["linear_bias_grad"] = linear_bias_grad;
 }
 

@@ -126,7 +126,8 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
          .num_rows = x.shape[0],
          .narrow = grad.data,
          .wide = x.data,
-         .grad = sum.as<float>()},
+         .grad = sum.as<float>(),
+         .accumulate = !args.set_accumulators},
         stream_of(args));
   }
   multiply(args, {.transpose_a = true,
@@ -141,7 +142,7 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
                   .ldc = x.shape[1],
                   .input_type = x.dtype,
                   .output_type = DType::kF32,
-                  .accumulate = true});
+                  .accumulate = !args.set_accumulators});
 }
 
 void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
@@ -175,7 +176,7 @@ int64_t bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> i
 void add_linear_cuda(KernelTable& table) {
   table["linear"] = {linear, linear_workspace};
   table["linear_dgrad"] = {linear_dgrad, linear_workspace};
-  table["linear_wgrad"] = {linear_wgrad, linear_workspace};
+  table["linear_wgrad"] = Kernel(linear_wgrad, linear_workspace).setting_accumulators();
   table["linear_bias_grad"] = {linear_bias_grad, bias_grad_workspace};
 }
 

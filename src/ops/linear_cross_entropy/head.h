@@ -11,6 +11,12 @@ struct HeadRange {
   int64_t count = 0;
 };
 
+/// Where the gradient of the weight is added up, F32 [V, H]; null where it is not wanted.
+struct HeadWeightGradient {
+  Tensor sum;
+  bool is_unset = false;  ///< the first tokens' part is written rather than added
+};
+
 /// The rows of the vocabulary that a weight holds.
 struct VocabularyPart {
   int64_t first_row = 0;
@@ -65,9 +71,9 @@ class Head {
   template <typename OfRow>
   void grad_from_logits(HeadRange rows, HeadRange cols, const OfRow& of_row) const;
   /// dx[rows] += grad · weight[cols], where the first block sets and the last one stores;
-  /// dweight[cols] += gradᵀ · x[rows].
+  /// weight.sum[cols] += gradᵀ · x[rows].
   void multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
-                          const Tensor& dweight) const;
+                          const HeadWeightGradient& weight) const;
 
  private:
   void check_labels(int64_t vocab_size) const;

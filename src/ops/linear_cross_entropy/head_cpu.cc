@@ -132,7 +132,7 @@ template void Head::store_row<float>(HeadRange, HeadRange, int64_t, const RowGra
 template void Head::store_row<Bf16>(HeadRange, HeadRange, int64_t, const RowGradient&, bool) const;
 
 void Head::multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
-                              const Tensor& dweight) const {
+                              const HeadWeightGradient& weight) const {
   const int64_t H = sizes_.H;
   float* sum = narrow() ? floats(layout_.dx) : dx.as<float>() + rows.first * H;
   gemm({.m = rows.count,
@@ -149,7 +149,7 @@ void Head::multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
   if (narrow() && cols.first + cols.count == sizes_.V) {
     simd::convert(dx.as<Bf16>() + rows.first * H, sum, rows.count * H);
   }
-  if (!dweight) return;
+  if (!weight.sum) return;
   gemm({.transpose_a = true,
         .m = cols.count,
         .n = H,
@@ -158,10 +158,10 @@ void Head::multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
         .lda = cols.count,
         .b = row_of(x_, rows.first),
         .ldb = H,
-        .c = dweight.as<float>() + cols.first * H,
+        .c = weight.sum.as<float>() + cols.first * H,
         .ldc = H,
         .input_type = x_.dtype,
-        .accumulate = true});
+        .accumulate = !weight.is_unset || rows.first > 0});
 }
 
 float scaled_sum(std::span<const float> terms, float scale) {

@@ -121,7 +121,7 @@ void Head::multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tens
                    .ldc = cut_.H,
                    .input_type = x_.dtype,
                    .output_type = DType::kF32,
-                   .accumulate = true});
+                   .accumulate = !args_.set_accumulators || rows.first_token > 0});
 }
 
 }  // namespace tessera::cuda

@@ -43,7 +43,8 @@ class Head {
   const HeadCut& cut() const { return cut_; }
   /// The chunk that begins at a token, with its logits.
   HeadRows multiply_logits(int64_t first_token) const;
-  /// dx[rows] = gradients · weight and dweight += gradientsᵀ · x[rows], unless it is null.
+  /// dx[rows] = gradients · weight and dweight += gradientsᵀ · x[rows], unless it is null; the
+  /// first chunk writes dweight where the accumulators are unset.
   void multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tensor& dweight) const;
 
  private:

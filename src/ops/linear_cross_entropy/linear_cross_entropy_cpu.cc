@@ -54,7 +54,8 @@ void backward(const Operator& op, const KernelArgs& args) {
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), args.out(0), args.out(1));
+      head.multiply_gradients(rows, head.block_at(v), args.out(0),
+                              {args.out(1), args.set_accumulators});
     }
   }
 }
@@ -73,7 +74,8 @@ void fused(const Operator& op, const KernelArgs& args) {
     const auto of_row = gradient_of(head, rows, scale, head.chunk_lse());
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.grad_from_exponentials(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), args.out(2), args.out(3));
+      head.multiply_gradients(rows, head.block_at(v), args.out(2),
+                              {args.out(3), args.set_accumulators});
     }
   }
   *args.out(0).as<float>() = scaled_sum(args.out(1).span<float>(), scale);
@@ -83,8 +85,8 @@ void fused(const Operator& op, const KernelArgs& args) {
 
 void add_linear_cross_entropy_cpu(KernelTable& table) {
   table["linear_cross_entropy"] = forward;
-  table["linear_cross_entropy_backward"] = backward;
-  table["linear_cross_entropy_fused"] = fused;
+  table["linear_cross_entropy_backward"] = Kernel(backward).setting_accumulators();
+  table["linear_cross_entropy_fused"] = Kernel(fused).setting_accumulators();
   add_vocab_lse_cpu(table);
 }
 

@@ -106,10 +106,12 @@ int64_t lse_backward_workspace(const Operator& op, std::span<const ValueType> in
 
 void add_linear_cross_entropy_cuda(KernelTable& table) {
   table["linear_cross_entropy"] = {forward, losses_workspace};
-  table["linear_cross_entropy_backward"] = {backward, gradients_workspace};
-  table["linear_cross_entropy_fused"] = {fused, gradients_workspace};
+  table["linear_cross_entropy_backward"] =
+      Kernel(backward, gradients_workspace).setting_accumulators();
+  table["linear_cross_entropy_fused"] = Kernel(fused, gradients_workspace).setting_accumulators();
   table["vocab_lse"] = {vocab_lse, lse_workspace};
-  table["vocab_lse_backward"] = {vocab_lse_backward, lse_backward_workspace};
+  table["vocab_lse_backward"] =
+      Kernel(vocab_lse_backward, lse_backward_workspace).setting_accumulators();
 }
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), dx, args.out(1));
+      head.multiply_gradients(rows, head.block_at(v), dx, {args.out(1), args.set_accumulators});
     }
   }
 }
@@ -58,7 +58,7 @@ void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
 
 void add_vocab_lse_cpu(KernelTable& table) {
   table["vocab_lse"] = vocab_lse;
-  table["vocab_lse_backward"] = vocab_lse_backward;
+  table["vocab_lse_backward"] = Kernel(vocab_lse_backward).setting_accumulators();
 }
 
 }  // namespace tessera

@@ -208,8 +208,11 @@ __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
   const int last = first + p.group_size;
   int32_t* assignments = p.sorted + p.starts[first];
   const int64_t n = p.starts[last] - p.starts[first];
-  if (p.rows_limit > 0 && n > p.rows_limit && threadIdx.x == 0)
-    fail("route_map: experts that share a capacity get more rows than their limit", n);
+  if (p.rows_limit > 0 && n > p.rows_limit) {
+    if (threadIdx.x == 0)
+      fail("route_map: experts that share a capacity get more rows than their limit", n);
+    return;
+  }
   if (n <= p.capacity) {
     for (int e = first + threadIdx.x; e < last; e += kScanThreads)
       p.counts_kept[e] = p.starts[e + 1] - p.starts[e];

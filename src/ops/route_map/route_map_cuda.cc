@@ -2,6 +2,7 @@
 
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 #include "ops/route_map/capacity_limit.h"
 #include "ops/route_map/route_map.h"
 #include "ops/route_map/route_map_kernels.h"
@@ -26,9 +27,6 @@ struct SortWorkspace {
 
 RouteAssignments assignments_of(const RouteMapSpec& spec, const int32_t* expert_of,
                                 int64_t num_assignments) {
-  require(spec.num_local() <= kRouteMaxExperts,
-          "route_map: {} experts; on a GPU there may be at most {}", spec.num_local(),
-          kRouteMaxExperts);
   return {.expert_of = expert_of,
           .bound = num_assignments,
           .num_tokens = nullptr,
@@ -118,6 +116,7 @@ void route_map(const Operator& base, const KernelArgs& args) {
 
 int64_t route_map_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const RouteMapSpec& spec = static_cast<const RouteMap&>(base).spec();
+  check_limit(base, spec.num_local(), kRouteMaxExperts, "experts");
   WorkspaceLayout layout;
   const SortWorkspace parts(inputs[0].shape.num_elements(), spec.num_local(), layout);
   return layout.num_bytes();
@@ -194,6 +193,7 @@ void capacity_limit_cuda(const Operator& base, const KernelArgs& args) {
 
 int64_t capacity_limit_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const auto& spec = static_cast<const CapacityLimit&>(base).spec();
+  check_limit(base, spec.route.num_local(), kRouteMaxExperts, "experts");
   return LimitWorkspace(spec, inputs[0].shape[0]).layout.num_bytes();
 }
 

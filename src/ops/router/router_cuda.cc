@@ -1,5 +1,6 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/limits.h"
 #include "ops/router/router.h"
 #include "ops/router/router_kernels.h"
 #include "ops/workspace.h"
@@ -10,9 +11,6 @@ namespace {
 using namespace cuda;
 
 RouterRule rule_of(const RouterSpec& spec) {
-  require(spec.num_experts <= kRouterMaxExperts,
-          "router: {} experts; on a GPU there may be at most {}", spec.num_experts,
-          kRouterMaxExperts);
   return {.num_experts = static_cast<int>(spec.num_experts),
           .top_k = static_cast<int>(spec.top_k),
           .sigmoid = spec.score == ScoreFunction::kSigmoid,
@@ -202,6 +200,7 @@ void router(const Operator& base, const KernelArgs& args) {
 
 int64_t router_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const auto& op = static_cast<const Router&>(base);
+  check_limit(op, op.spec().num_experts, kRouterMaxExperts, "experts");
   const RouterShape shape = shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape);
   return Workspace::of_forward(shape, num_segments(segment_bounds(op, inputs))).num_bytes;
 }
@@ -329,6 +328,7 @@ void router_backward(const Operator& base, const KernelArgs& args) {
 
 int64_t router_backward_workspace(const Operator& base, std::span<const ValueType> inputs) {
   const auto& op = static_cast<const RouterBackward&>(base);
+  check_limit(op, op.spec().num_experts, kRouterMaxExperts, "experts");
   const bool by_sequence =
       op.gradients().balance_loss && op.spec().balance_scope == BalanceScope::kSequence;
   return Workspace::of_backward(shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape),

@@ -2,6 +2,7 @@
 // split into BF16 terms, each the rounded rest of those before: three hold all 24 bits. Products of
 // BF16 values are exact in F32, where they are added up. Terms whose product is below what the
 // result keeps are left out.
+#include "ops/cuda/check.h"
 #include "ops/cuda/fragment_tile.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_products.h"
@@ -72,7 +73,7 @@ void launch(const Product<C>& p, cudaStream_t stream) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = multiply<Tile, kColumns, C>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<grid, Tile::kThreads, kBytes, stream>>>(p);
 }
 

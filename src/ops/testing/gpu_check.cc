@@ -77,6 +77,12 @@ class Run {
     executable_.run(bindings_);
     device_.synchronize();
   }
+  /// Runs again with accumulators that hold nothing yet, and NaN where they were.
+  void run_anew(const std::vector<ValueId>& accumulators) {
+    for (const ValueId id : accumulators) poison(at_bound(id).data, at_bound(id).num_bytes());
+    bindings_.unset = accumulators;
+    run();
+  }
 
  private:
   void poison(void* data, int64_t num_bytes) const {
@@ -95,6 +101,14 @@ class Run {
 std::vector<ValueId> forward_ids(const std::vector<Link>& links) {
   std::vector<ValueId> ids;
   for (const Link& link : links) ids.push_back(link.forward);
+  return ids;
+}
+
+std::vector<ValueId> accumulators_of(const Program& program) {
+  std::vector<ValueId> ids;
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    if (program.value(id).kind == ValueKind::kAccumulator) ids.push_back(id);
+  }
   return ids;
 }
 
@@ -150,10 +164,12 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
   forward.run();
   for (const ValueId id : program.outputs())
     results.emplace("output " + program.value(id).name, forward.read(id));
-  for (ValueId id = 0; id < program.num_values(); ++id) {
-    if (program.value(id).kind == ValueKind::kAccumulator)
-      results.emplace("accumulator " + program.value(id).name, forward.read(id));
-  }
+  const std::vector<ValueId> sums = accumulators_of(program);
+  for (const ValueId id : sums)
+    results.emplace("accumulator " + program.value(id).name, forward.read(id));
+  if (!sums.empty()) forward.run_anew(sums);
+  for (const ValueId id : sums)
+    results.emplace("accumulator, set, " + program.value(id).name, forward.read(id));
   if (!differentiated) return results;
 
   Run back(backward.program, backend, {});
@@ -175,6 +191,13 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
   for (const auto* links : {&backward.grad_inputs, &backward.accumulators}) {
     for (const Link& link : *links)
       results.emplace("gradient of " + program.value(link.forward).name, back.read(link.backward));
+  }
+  std::vector<ValueId> grads;
+  for (const Link& link : backward.accumulators) grads.push_back(link.backward);
+  if (!grads.empty()) back.run_anew(grads);
+  for (const Link& link : backward.accumulators) {
+    results.emplace("gradient, set, of " + program.value(link.forward).name,
+                    back.read(link.backward));
   }
   return results;
 }

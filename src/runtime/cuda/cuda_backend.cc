@@ -7,8 +7,6 @@
 namespace tessera {
 namespace {
 
-constexpr int kHopper = 9;
-
 GpuInfo describe(int index) {
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, index));
@@ -17,6 +15,28 @@ GpuInfo describe(int index) {
           .compute_major = properties.major,
           .compute_minor = properties.minor};
 }
+
+/// Stands for a GPU where programs are only planned.
+class PlannedGpu final : public Device {
+ public:
+  std::string name() const override { return "cuda"; }
+  bool is_host() const override { return false; }
+  std::byte* allocate(int64_t /*num_bytes*/) override { refuse(); }
+  void release(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept override {}
+  void copy(void* /*to*/, const void* /*from*/, int64_t /*num_bytes*/) override { refuse(); }
+  void zero(void* /*data*/, int64_t /*num_bytes*/) override { refuse(); }
+  void synchronize() override { refuse(); }
+  Mark mark() override { refuse(); }
+  void when_known(Mark /*begin*/, Mark /*end*/, std::function<void(Time, Time)> /*use*/) override {
+    refuse();
+  }
+  int64_t used_bytes() const override { return 0; }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw InternalError("a GPU that is only planned for was asked to work");
+  }
+};
 
 }  // namespace
 
@@ -37,23 +57,30 @@ GpuList list_gpus() {
   return list;
 }
 
-Backend make_cuda_backend(int index) {
+void check_gpu(int index) {
   const GpuList list = list_gpus();
   require(!list.gpus.empty(), "there is no GPU that can be used: {}; run.device = \"cpu\" works",
           list.why);
   require(index >= 0 && index < std::ssize(list.gpus), "there is no GPU {}: {} can be seen", index,
           list.gpus.size());
   const GpuInfo& gpu = list.gpus[static_cast<size_t>(index)];
-  require(
-      gpu.compute_major == kHopper,
-      "GPU {} is a {} of compute capability {}.{}; the kernels need a Hopper GPU (9.0): an H100, "
-      "H200 or GH200",
-      index, gpu.name, gpu.compute_major, gpu.compute_minor);
+  require(gpu.is_supported(),
+          "GPU {} is a {} of compute capability {}.{}; the kernels need a Hopper GPU (9.0): an "
+          "H100, H200 or GH200. Choose one by CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"",
+          index, gpu.name, gpu.compute_major, gpu.compute_minor);
+}
+
+Backend make_cuda_backend(int index) {
+  check_gpu(index);
   auto device = std::make_shared<cuda::CudaDevice>(index);
   int num_sms = 0;
   cuda::check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, index));
   auto context = std::make_shared<cuda::CudaContext>(index, device->stream(), num_sms);
   return {std::move(device), std::move(context), make_cuda_kernels()};
+}
+
+Backend make_planned_cuda_backend() {
+  return {std::make_shared<PlannedGpu>(), nullptr, make_cuda_kernels()};
 }
 
 }  // namespace tessera

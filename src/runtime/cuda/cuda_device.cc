@@ -53,11 +53,13 @@ void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
 
 std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
   void* data = nullptr;
-  if (cudaHostAlloc(&data, static_cast<size_t>(num_bytes),
-                    cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess) {
+  const cudaError_t status = cudaHostAlloc(&data, static_cast<size_t>(num_bytes),
+                                           cudaHostAllocMapped | cudaHostAllocPortable);
+  if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return nullptr;
   }
+  check(status);
   std::memset(data, 0, static_cast<size_t>(num_bytes));
   return static_cast<std::byte*>(data);
 }
@@ -91,7 +93,12 @@ cudaError_t CudaDevice::wait_watched() const {
 }
 
 void CudaDevice::synchronize() {
-  check(watch_ ? wait_watched() : cudaStreamSynchronize(stream_));
+  const cudaError_t status = watch_ ? wait_watched() : cudaStreamSynchronize(stream_);
+  ensure(
+      status == cudaSuccess,
+      "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "
+      "the message names the operator",
+      name(), cudaGetErrorString(status));
   if (!intervals_.empty()) tell_intervals();
   num_marks_ = 0;
 }

@@ -10,10 +10,21 @@ GpuList list_gpus() {
   return {.gpus = {}, .why = "this program was built without CUDA"};
 }
 
-Backend make_cuda_backend(int /*index*/) {
+void check_gpu(int /*index*/) {
   user_error(
       "this program was built without CUDA, so it cannot run on a GPU; build it where nvcc 13 is, "
       "or set run.device = \"cpu\"");
+}
+
+Backend make_cuda_backend(int index) {
+  check_gpu(index);
+  throw InternalError("a GPU in a program without CUDA");
+}
+
+Backend make_planned_cuda_backend() {
+  user_error(
+      "this program was built without CUDA, so it does not know what a GPU would need; build it "
+      "where nvcc 13 is, or set run.device = \"cpu\"");
 }
 
 }  // namespace tessera

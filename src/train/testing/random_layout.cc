@@ -43,6 +43,24 @@ class Draw {
   Random random_;
 };
 
+bool is_layout(const LayoutSpec& layout, int64_t num_ranks) {
+  try {
+    const Layout valid(layout, num_ranks);
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+/// Any orders of the axes in which both factorings have the same stages, PP between others too.
+void draw_orders(Draw& draw, RandomLayout& result) {
+  LayoutSpec& layout = result.settings.parallel.layout;
+  do {
+    layout.dense_order = draw.order({"tp", "cp", "dp", "pp"});
+    layout.expert_order = draw.order({"etp", "ep", "edp", "pp"});
+  } while (!is_layout(layout, result.num_ranks));
+}
+
 void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
   ParallelSpec& parallel = result.settings.parallel;
   LayoutSpec& layout = parallel.layout;
@@ -57,18 +75,15 @@ void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
   layout.etp = draw.chance(3) ? draw.divisor(stage) : 1;
   if (layout.etp > 4) layout.etp = 1;
   layout.ep = draw.divisor(stage / layout.etp);
-  if (draw.chance(3)) {
-    layout.dense_order = draw.order({"tp", "cp", "dp"}) + "-pp";
-    layout.expert_order = draw.order({"etp", "ep", "edp"}) + "-pp";
-  }
-  if (draw.chance(6)) {
-    layout.dense_order = "pp-" + draw.order({"tp", "cp", "dp"});
-    layout.expert_order = "pp-" + draw.order({"etp", "ep", "edp"});
-  }
+  if (draw.chance(2)) draw_orders(draw, result);
   parallel.attention = draw.chance(3) ? AttentionParallel::kUlysses : AttentionParallel::kTensor;
   parallel.context =
       draw.of({ContextExchange::kRing, ContextExchange::kAllToAll, ContextExchange::kHierarchical});
-  parallel.context_inner = draw.divisor(layout.cp);
+  const int64_t inner = draw.divisor(layout.cp);
+  if (parallel.context == ContextExchange::kHierarchical) {
+    parallel.context_inner = inner;
+    if (inner == 1) parallel.context = ContextExchange::kRing;
+  }
   parallel.dispatcher = draw.of(
       {DispatcherRequest::kAuto, DispatcherRequest::kAllToAll, DispatcherRequest::kAllGather});
 }
@@ -76,14 +91,13 @@ void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
 void draw_pipeline(Draw& draw, RandomLayout& result) {
   ParallelSpec& parallel = result.settings.parallel;
   ModelConfig& model = result.settings.model;
-  model.num_layers = 2 + draw.upto(3);
-  if (parallel.layout.pp == 1) return;
   parallel.schedule =
       draw.of({PipelineKind::kGpipe, PipelineKind::kOneFOneB, PipelineKind::kInterleaved});
-  parallel.split_weights = parallel.schedule != PipelineKind::kInterleaved && draw.chance(3);
-  parallel.chunks_per_stage = parallel.schedule == PipelineKind::kInterleaved ? 2 : 1;
-  model.num_layers =
-      parallel.layout.pp * parallel.chunks_per_stage + draw.upto(parallel.layout.pp + 1);
+  parallel.split_weights = draw.chance(3);
+  const bool interleaved = parallel.schedule == PipelineKind::kInterleaved;
+  parallel.chunks_per_stage = interleaved && parallel.layout.pp > 1 ? 2 : 1;
+  const int64_t chunks = parallel.layout.pp * parallel.chunks_per_stage;
+  model.num_layers = std::max<int64_t>(chunks, 2) + draw.upto(parallel.layout.pp + 1);
   if (parallel.layout.pp == 2 && parallel.chunks_per_stage == 1 && draw.chance(3))
     parallel.pipeline_layout = fmt::format("Et|t*{}L", model.num_layers - 1);
 }
@@ -169,7 +183,7 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   }
   if (draw.chance(4)) {
     moe.capacity_factor = draw.of({0.8, 1.3});
-    moe.capacity_scope = CapacityScope::kSequence;
+    moe.capacity_scope = draw.of({CapacityScope::kSequence, CapacityScope::kSubSequence});
     moe.drop_policy = draw.of({DropPolicy::kProbs, DropPolicy::kPosition});
     if (draw.chance(2)) moe.capacity_group_size = draw.divisor(moe.num_experts);
     moe.pad_to_capacity = moe.capacity_group_size == 1 && draw.chance(3);
@@ -286,6 +300,25 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);
   }
+}
+
+RandomLayout draw_compressed_layout(uint64_t seed, int64_t max_ranks) {
+  RandomLayout layout = draw_layout(seed, max_ranks);
+  layout.settings.shard.compression = GradientCompression::kBf16;
+  return layout;
+}
+
+bool sends_compressed(const RandomLayout& layout) {
+  const Settings& settings = layout.settings;
+  const Layout degrees(settings.parallel.layout, layout.num_ranks);
+  const bool full = settings.shard.scope == ShardScope::kFull;
+  for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
+    for (const ReplicaRanks& group : list_replica_ranks(settings, degrees, rank)) {
+      const int64_t outer = std::ssize(group.ranks) / group.inner;
+      if ((full ? group.inner : outer) > 1) return true;
+    }
+  }
+  return false;
 }
 
 std::string describe(const RandomLayout& layout) {

@@ -15,6 +15,17 @@ struct RandomLayout {
 
 RandomLayout draw_layout(uint64_t seed, int64_t max_ranks);
 
+/// The same, with gradients that travel as BF16.
+RandomLayout draw_compressed_layout(uint64_t seed, int64_t max_ranks);
+
+/// Whether any gradients travel as BF16 there, should they: those between ranks of one
+/// optim.reduce_group, and between the copies of hybrid sharding, stay F32.
+bool sends_compressed(const RandomLayout& layout);
+
+/// The worst error of gradients is above this where gradients were rounded to BF16, whose unit is
+/// 2^-9, and well below it where they were not.
+constexpr double kLeastRounding = 0x1.0p-12;
+
 /// "tp 2 cp 1 ...; experts 8 top 2 ...", for messages.
 std::string describe(const RandomLayout& layout);
 

@@ -53,6 +53,24 @@ void come_late(World& world, const Argument& seconds) {
   group->barrier();
 }
 
+bool is_last(const World& world) {
+  return world.rank() == world.size() - 1;
+}
+
+// The last rank is stopped while groups are made.
+void stop_in_setup(World& world, const Argument& /*unused*/) {
+  world.make_world_group()->barrier();
+  if (is_last(world)) raise(SIGSTOP);
+  world.make_world_group();
+  world.make_world_group()->barrier();
+}
+
+// The last rank is stopped when all have done their work.
+void stop_at_end(World& world, const Argument& /*unused*/) {
+  world.make_world_group()->barrier();
+  if (is_last(world)) raise(SIGSTOP);
+}
+
 void one_fails(World& world, const Argument& /*unused*/) {
   const CommunicatorPtr group = world.make_world_group();
   const OwnedTensor tensor(DType::kF32, {1000});
@@ -102,15 +120,26 @@ using Body = std::function<void(World&, const Argument&)>;
 
 const std::map<std::string, Body>& bodies() {
   static const std::map<std::string, Body> all = {
-      {"all", check_all},   {"large", check_bytes},           {"lose", lose_rank},
-      {"late", come_late},  {"one-fails", one_fails},         {"all-fail", all_fail},
-      {"size", other_size}, {"environment", say_environment}, {"until-asked", run_until_asked}};
+      {"all", check_all},
+      {"large", check_bytes},
+      {"lose", lose_rank},
+      {"late", come_late},
+      {"stop-in-setup", stop_in_setup},
+      {"stop-at-end", stop_at_end},
+      {"one-fails", one_fails},
+      {"all-fail", all_fail},
+      {"size", other_size},
+      {"environment", say_environment},
+      {"until-asked", run_until_asked},
+      {"stop-at-start", [](World&, const Argument&) {}}};
   return all;
 }
 
 int run(const std::string& what, const Argument& argument) {
-  // `late` is about the time limit.
-  const double limit = what == "late" ? 3 : 100;
+  // These are about the time limit.
+  const double limit = what == "late" || what.starts_with("stop-") ? 3 : 100;
+  const LaunchInfo info = detect_launch(process_environment());
+  if (what == "stop-at-start" && info.rank == info.num_ranks - 1) raise(SIGSTOP);
   const auto world = connect_world({.timeout_seconds = limit, .grace_seconds = 0});
   return run_rank(*world, [&] {
     bodies().at(what)(*world, argument);

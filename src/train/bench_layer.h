@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/block_program.h"
+#include "train/bench_step.h"
+
+namespace tessera {
+
+struct LayerBenchRequest {
+  Settings settings;
+  LayerBlock block = LayerBlock::kMoe;
+  int64_t runs = 5;
+  int64_t warmup = 2;
+};
+
+/// What one block of one layer took on one rank, for one micro-batch of random hidden states.
+struct LayerBenchResult {
+  /// One program, run to its end.
+  struct Pass {
+    std::vector<double> seconds;  ///< of each run, ascending
+    double flops = 0;             ///< without those of what train.recompute computes again
+    double median() const { return median_of_sorted(seconds); }
+    double rate() const { return flops / median(); }  ///< FLOP/s
+    /// Seconds by operator in one more run.
+    std::map<std::string, double> operators;
+  };
+  std::string device;
+  int64_t tokens = 0;
+  double matrix_peak = 0;  ///< FLOP/s of a large product, measured in the same run
+  Pass forward, backward;
+  /// Assignments to each expert, of an MoE block.
+  std::vector<double> expert_load;
+};
+
+/// Times a block of the first layer that has it, forward and backward, with initial weights; the
+/// backward pass gives the gradients of the hidden state and of all weights. Throws UserError as
+/// training would, and where no layer has the block.
+LayerBenchResult bench_layer(const LayerBenchRequest& request);
+
+}  // namespace tessera
