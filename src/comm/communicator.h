@@ -90,6 +90,9 @@ class Communicator {
   [[nodiscard]] Pending all_to_all_v(const Tensor& in, const Tensor& out,
                                      std::span<const int64_t> send_rows,
                                      std::span<const int64_t> receive_rows);
+  /// Called by all members before messages between neighbours of the group, of which its first and
+  /// last are two: back ends may need it to connect them.
+  virtual void connect_neighbours() {}
   /// Messages between two ranks arrive in the order in which they were sent.
   [[nodiscard]] Pending send(const Tensor& tensor, int64_t to);
   [[nodiscard]] Pending receive(const Tensor& tensor, int64_t from);

@@ -78,8 +78,22 @@ void CudaDevice::zero(void* data, int64_t num_bytes) {
   if (num_bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
 }
 
+cudaError_t CudaDevice::wait_watched() const {
+  constexpr std::chrono::milliseconds kInterval{5};
+  const Time begin = std::chrono::steady_clock::now();
+  Time checked = begin;
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream_);
+    if (status != cudaErrorNotReady) return status;
+    const Time now = std::chrono::steady_clock::now();
+    if (now - checked < kInterval) continue;
+    watch_(begin);
+    checked = now;
+  }
+}
+
 void CudaDevice::synchronize() {
-  const cudaError_t status = cudaStreamSynchronize(stream_);
+  const cudaError_t status = watch_ ? wait_watched() : cudaStreamSynchronize(stream_);
   ensure(
       status == cudaSuccess,
       "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "

@@ -35,6 +35,10 @@ class CudaDevice final : public Device {
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
+  /// Called now and then, with when the waiting began, while synchronize() waits: it throws where
+  /// that is in vain, as for work that needs a rank which has gone. Empty for none.
+  void set_watch(std::function<void(Time begin)> watch) { watch_ = std::move(watch); }
+
  private:
   struct Interval {
     Mark begin = 0;
@@ -42,12 +46,14 @@ class CudaDevice final : public Device {
     std::function<void(Time, Time)> use;
   };
   void tell_intervals();
+  cudaError_t wait_watched() const;
 
   int index_;
   cudaStream_t stream_ = nullptr;
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;
   std::vector<Interval> intervals_;
+  std::function<void(Time)> watch_;
 };
 
 }  // namespace tessera::cuda
