@@ -50,7 +50,7 @@ using NodeObserver = std::function<void(const NodeEvent&)>;
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws
-  /// InternalError where the back end lacks a kernel.
+  /// UserError where the back end lacks a kernel.
   Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {});
 
   const Program& program() const { return program_; }

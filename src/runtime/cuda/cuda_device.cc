@@ -1,6 +1,7 @@
 #include "runtime/cuda/cuda_device.h"
 
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "core/memory.h"
@@ -26,6 +27,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 }
 
 CudaDevice::~CudaDevice() {
+  give_up_if_unwinding();
   cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
@@ -47,7 +49,13 @@ std::byte* CudaDevice::allocate(int64_t num_bytes) {
   return static_cast<std::byte*>(data);
 }
 
+void CudaDevice::give_up_if_unwinding() const noexcept {
+  if (watch_.give_up && std::uncaught_exceptions() > 0) watch_.give_up();
+}
+
+// The runtime waits for all work of the GPU before it gives memory back.
 void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  give_up_if_unwinding();
   cudaFree(data);
 }
 
@@ -65,6 +73,7 @@ std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
 }
 
 void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  give_up_if_unwinding();
   cudaFreeHost(data);
 }
 
@@ -85,15 +94,16 @@ cudaError_t CudaDevice::wait_watched() const {
   for (;;) {
     const cudaError_t status = cudaStreamQuery(stream_);
     if (status != cudaErrorNotReady) return status;
+    cudaGetLastError();  // the runtime keeps it, though it is no error
     const Time now = std::chrono::steady_clock::now();
     if (now - checked < kInterval) continue;
-    watch_(begin);
+    watch_.look(begin);
     checked = now;
   }
 }
 
 void CudaDevice::synchronize() {
-  const cudaError_t status = watch_ ? wait_watched() : cudaStreamSynchronize(stream_);
+  const cudaError_t status = watch_.look ? wait_watched() : cudaStreamSynchronize(stream_);
   ensure(
       status == cudaSuccess,
       "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "

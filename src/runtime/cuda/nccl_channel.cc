@@ -2,11 +2,28 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <thread>
 
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
+
+namespace {
+
+/// Whether the GPU has come to the event. "Not yet" is no error, though the runtime keeps it as
+/// one.
+bool has_passed(cudaEvent_t event) {
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check(status);
+  return true;
+}
+
+}  // namespace
 
 class NcclWork final : public Work {
  public:
@@ -14,12 +31,13 @@ class NcclWork final : public Work {
       : channel_(channel), end_(std::move(end)) {}
   ~NcclWork() override { end_->in_use = false; }
 
-  void wait() override { check(cudaStreamWaitEvent(channel_.device_->stream(), end_->event)); }
+  void wait() override {
+    if (!end_->recorded) channel_.settle();
+    check(cudaStreamWaitEvent(channel_.device_->stream(), end_->event));
+  }
   bool done() override {
-    const cudaError_t status = cudaEventQuery(end_->event);
-    if (status == cudaErrorNotReady) return false;
-    check(status);
-    return true;
+    if (!end_->recorded && !channel_.is_settled()) return false;
+    return has_passed(end_->event);
   }
   void abandon() noexcept override { channel_.abort(); }
 
@@ -29,28 +47,23 @@ class NcclWork final : public Work {
 };
 
 NcclChannel::NcclChannel(std::shared_ptr<CudaDevice> device, NcclPlace place,
-                         const ncclUniqueId& id, const std::function<void()>& watch)
-    : nccl_(NcclLibrary::get()), device_(std::move(device)), place_(std::move(place)) {
+                         const ncclUniqueId& id, Watch watch)
+    : nccl_(NcclLibrary::get()),
+      device_(std::move(device)),
+      place_(std::move(place)),
+      watch_(std::move(watch)) {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   check(cudaEventCreateWithFlags(&before_, cudaEventDisableTiming));
-  connect(id, watch);
-}
-
-void NcclChannel::connect(const ncclUniqueId& id, const std::function<void()>& watch) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   nccl_.check(nccl_.comm_init(&comm_, static_cast<int>(place_.ranks.size()), id,
                               static_cast<int>(place_.rank), &config));
-  for (ncclResult_t state = ncclInProgress; state == ncclInProgress;) {
-    nccl_.check(nccl_.comm_error(comm_, &state));
-    nccl_.check(state);
-    if (state != ncclInProgress) break;
-    watch();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  settle();
 }
 
 NcclChannel::~NcclChannel() {
+  // Peers that are lost never complete what is under way.
+  if (std::uncaught_exceptions() > 0) abort();
   if (comm_ != nullptr) {
     cudaStreamSynchronize(stream_);
     nccl_.comm_destroy(comm_);
@@ -66,6 +79,42 @@ void NcclChannel::abort() noexcept {
   comm_ = nullptr;
 }
 
+FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
+  return {.rank = place_.ranks[static_cast<size_t>(place_.rank)],
+          .kind = kind,
+          .number = number,
+          .group = place_.group,
+          .ranks = place_.ranks};
+}
+
+void NcclChannel::mark_end() {
+  if (started_.empty() || started_.back().end->recorded) return;
+  check(cudaEventRecord(started_.back().end->event, stream_));
+  started_.back().end->recorded = true;
+}
+
+bool NcclChannel::is_settled() {
+  ensure(comm_ != nullptr, "group {}: an operation after the communication had failed",
+         place_.group);
+  ncclResult_t state = ncclSuccess;
+  nccl_.check(nccl_.comm_error(comm_, &state));
+  nccl_.check(state);
+  if (state == ncclInProgress) return false;
+  mark_end();
+  return true;
+}
+
+void NcclChannel::settle() {
+  const Device::Time begin = std::chrono::steady_clock::now();
+  while (!is_settled()) {
+    const bool connects = started_.empty();
+    watch_(describe_wait(connects ? CommKind::kBarrier : started_.back().kind,
+                         connects ? 0 : started_.back().number),
+           begin);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
   const auto is_free = [](const auto& event) { return event.use_count() == 1 && !event->in_use; };
   auto found = std::ranges::find_if(events_, is_free);
@@ -76,24 +125,26 @@ std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
     found = events_.end() - 1;
   }
   (*found)->in_use = true;
+  (*found)->recorded = false;
   return *found;
 }
 
 void NcclChannel::forget_finished() {
-  while (!started_.empty() && cudaEventQuery(started_.front().end->event) == cudaSuccess)
+  while (!started_.empty() && started_.front().end->recorded &&
+         has_passed(started_.front().end->event))
     started_.pop_front();
 }
 
 Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue) {
-  ensure(comm_ != nullptr, "group {}: an operation after the communication had failed",
-         place_.group);
+  settle();
   forget_finished();
   check(cudaEventRecord(before_, device_->stream()));
   check(cudaStreamWaitEvent(stream_, before_));
-  issue();
   std::shared_ptr<Event> end = take_event();
-  check(cudaEventRecord(end->event, stream_));
   started_.push_back({end, kind, number});
+  issue();
+  end->recorded = false;  // `issue` may have settled what it gave before
+  is_settled();
   return Pending(std::make_unique<NcclWork>(*this, std::move(end)));
 }
 
@@ -108,13 +159,8 @@ std::string NcclChannel::failure() const {
 std::unique_ptr<FailedWait> NcclChannel::first_unfinished() {
   forget_finished();
   if (started_.empty()) return nullptr;
-  auto wait = std::make_unique<FailedWait>();
-  wait->rank = place_.ranks[static_cast<size_t>(place_.rank)];
-  wait->kind = started_.front().kind;
-  wait->number = started_.front().number;
-  wait->group = place_.group;
-  wait->ranks = place_.ranks;
-  return wait;
+  return std::make_unique<FailedWait>(
+      describe_wait(started_.front().kind, started_.front().number));
 }
 
 }  // namespace tessera::cuda

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "core/error.h"
 
 namespace tessera::cuda {
@@ -10,6 +12,8 @@ namespace {
 constexpr int kOldestVersion = 21800;
 
 void* open_library() {
+  // Sums that a switch makes of multicast memory have no fixed order.
+  ::setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0);
   void* handle = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   require(handle != nullptr,
           "NCCL, by which several GPUs communicate, cannot be loaded: {}; install libnccl2, or add "
@@ -43,10 +47,9 @@ NcclLibrary load() {
   find(handle, "ncclBroadcast", library.broadcast);
   find(handle, "ncclSend", library.send);
   find(handle, "ncclRecv", library.receive);
-  int version = 0;
-  library.check(library.get_version(&version));
-  require(version >= kOldestVersion, "NCCL {} was loaded; {} or later is needed", version,
-          kOldestVersion);
+  library.check(library.get_version(&library.version));
+  require(library.version >= kOldestVersion, "NCCL {} was loaded; {} or later is needed",
+          library.version, kOldestVersion);
   return library;
 }
 

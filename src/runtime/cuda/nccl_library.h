@@ -9,9 +9,10 @@ namespace tessera::cuda {
 struct NcclLibrary {
   /// Loads it once. Throws UserError where it cannot be found or is older than 2.18.
   static const NcclLibrary& get();
-  /// Throws InternalError with NCCL's own words.
+  /// Throws InternalError with NCCL's own words; an operation that is under way is no error.
   void check(ncclResult_t status) const;
 
+  int version = 0;  ///< as NCCL_VERSION_CODE
   decltype(&::ncclGetVersion) get_version;
   decltype(&::ncclGetErrorString) get_error_string;
   decltype(&::ncclGetUniqueId) get_unique_id;

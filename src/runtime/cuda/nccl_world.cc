@@ -8,6 +8,7 @@
 #include "comm/rows.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/device_buffer.h"
+#include "runtime/cuda/cuda_backend.h"
 #include "runtime/cuda/nccl_channel.h"
 #include "runtime/cuda/nccl_sum.h"
 
@@ -34,6 +35,7 @@ ncclDataType_t type_of(DType dtype) {
       return ncclInt64;
     case DType::kU8:
     case DType::kU16:
+    case DType::kF16:
       break;
   }
   throw InternalError(fmt::format("NCCL: a reduction of {}", dtype_name(dtype)));
@@ -49,35 +51,44 @@ struct Shared {
   std::shared_ptr<CudaDevice> device;
   CommOptions options;
   std::shared_ptr<CommStatistics> statistics = std::make_shared<CommStatistics>();
-  std::vector<NcclChannel*> channels;  ///< all that live
+  std::vector<NcclChannel*> channels = {};  ///< all that live
 
-  void watch(Clock::time_point begin);
+  /// Why waiting since `begin` is in vain; "" while it may not be.
+  std::string find_reason(Clock::time_point begin) const;
+  /// Throws CommError where waiting for the GPU since `begin` is in vain.
+  void watch_device(Clock::time_point begin);
+  void abort_all() noexcept;
   [[noreturn]] void fail(FailedWait wait, Clock::time_point begin, const std::string& reason);
 };
+
+void Shared::abort_all() noexcept {
+  for (NcclChannel* channel : channels) channel->abort();
+}
 
 void Shared::fail(FailedWait wait, Clock::time_point begin, const std::string& reason) {
   wait.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   wait.reason = reason;
-  for (NcclChannel* channel : channels) channel->abort();
+  abort_all();
   throw CommError(describe(wait));
 }
 
-/// Throws CommError where waiting for the GPU since `begin` is in vain.
-void Shared::watch(Clock::time_point begin) {
-  std::string reason;
+std::string Shared::find_reason(Clock::time_point begin) const {
   for (const NcclChannel* channel : channels) {
-    if (reason.empty()) reason = channel->failure();
+    if (std::string reason = channel->failure(); !reason.empty()) return reason;
   }
-  if (reason.empty() && host.ending()) reason = "another rank has ended, or the job is being ended";
-  const double waited = std::chrono::duration<double>(Clock::now() - begin).count();
-  if (reason.empty() && waited > options.timeout_seconds)
-    reason = fmt::format("the time limit is {} s", options.timeout_seconds);
+  if (host.ending()) return "another rank has ended, or the job is being ended";
+  if (std::chrono::duration<double>(Clock::now() - begin).count() > options.timeout_seconds)
+    return fmt::format("the time limit is {} s", options.timeout_seconds);
+  return "";
+}
+
+void Shared::watch_device(Clock::time_point begin) {
+  const std::string reason = find_reason(begin);
   if (reason.empty()) return;
+  // With nothing under way the GPU itself is at work, however long that takes.
   for (NcclChannel* channel : channels) {
     if (const auto wait = channel->first_unfinished()) fail(*wait, begin, reason);
   }
-  if (waited > options.timeout_seconds && !host.ending()) return;  // the GPU itself is at work
-  fail({.rank = host.rank(), .group = "world"}, begin, reason);
 }
 
 /// A channel that is watched while it lives.
@@ -86,7 +97,10 @@ class Watched {
   Watched(Shared& shared, const NcclPlace& place, Communicator& host)
       : shared_(shared),
         channel_(shared.device, place, share_id(place, host),
-                 [&shared, begin = Clock::now()] { shared.watch(begin); }) {
+                 [&shared](const FailedWait& wait, Clock::time_point begin) {
+                   if (const std::string reason = shared.find_reason(begin); !reason.empty())
+                     shared.fail(wait, begin, reason);
+                 }) {
     shared_.channels.push_back(&channel_);
   }
   ~Watched() { std::erase(shared_.channels, &channel_); }
@@ -149,16 +163,19 @@ class NcclCommunicator final : public Communicator {
   void sum_bf16(const Tensor& in, const Tensor& out, Rows rows);
   void all_reduce_bf16(const Tensor& in, const Tensor& out);
   DeviceBuffer& sum_scratch();
+  void send_first(NcclChannel& channel, bool is_sender);
   NcclChannel& messages(int64_t from, int64_t to);
 
   std::shared_ptr<Shared> shared_;
   CommunicatorPtr host_;
   const NcclLibrary& nccl_;
+  // These live longer than what may use them.
+  std::unique_ptr<DeviceBuffer> sum_scratch_;
+  std::unique_ptr<DeviceBuffer> first_message_;
   Watched all_;
   /// By the sender's and the receiver's place: each direction between two ranks is a communicator
   /// of its own, since operations of one are in order, and two ranks may send at the same time.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Watched>> messages_;
-  std::unique_ptr<DeviceBuffer> sum_scratch_;
   int64_t num_collectives_ = 0;
   std::vector<int64_t> num_messages_;
 };
@@ -173,10 +190,27 @@ void NcclCommunicator::connect_neighbours() {
                                       ranks()[static_cast<size_t>(to)]};
       const CommunicatorPtr host =
           shared_->host.make_group(fmt::format("{} {} to {}", name(), from, to), pair);
-      messages_[{from, to}] = std::make_unique<Watched>(
+      auto& pair_channel = messages_[{from, to}] = std::make_unique<Watched>(
           *shared_, NcclPlace{name(), pair, from == rank() ? 0 : 1}, *host);
+      send_first(pair_channel->channel(), from == rank());
     }
   }
+}
+
+/// The first message connects the two, for which both must be there: later ones never hold the host
+/// back.
+void NcclCommunicator::send_first(NcclChannel& channel, bool is_sender) {
+  if (!first_message_) first_message_ = std::make_unique<DeviceBuffer>(1);
+  void* const byte = first_message_->as<void>();
+  channel
+      .start(is_sender ? CommKind::kSend : CommKind::kReceive, -1,
+             [&] {
+               nccl_.check(
+                   is_sender
+                       ? nccl_.send(byte, 1, ncclUint8, 1, channel.comm(), channel.stream())
+                       : nccl_.receive(byte, 1, ncclUint8, 0, channel.comm(), channel.stream()));
+             })
+      .wait();
 }
 
 NcclChannel& NcclCommunicator::messages(int64_t from, int64_t to) {
@@ -268,6 +302,7 @@ void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) 
         to += count;
       }
     });
+    all_.channel().settle();
     launch_bf16_sum({.own_part = values + rows_before(rows, rank()) * width + first,
                      .others = scratch,
                      .out = out.as<Bf16>() + first,
@@ -365,8 +400,10 @@ class NcclWorld final : public World {
  public:
   NcclWorld(World& host, std::shared_ptr<CudaDevice> device, const CommOptions& options)
       : shared_(new Shared{host, std::move(device), options}) {
+    Shared* const shared = shared_.get();
     shared_->device->set_watch(
-        [shared = shared_](Clock::time_point begin) { shared->watch(begin); });
+        {.look = [shared](Clock::time_point begin) { shared->watch_device(begin); },
+         .give_up = [shared] { shared->abort_all(); }});
   }
   ~NcclWorld() override { shared_->device->set_watch({}); }
 
@@ -395,3 +432,22 @@ std::unique_ptr<World> make_nccl_world(World& host, std::shared_ptr<CudaDevice> 
 }
 
 }  // namespace tessera::cuda
+
+namespace tessera {
+
+NcclInfo find_nccl() {
+  try {
+    return {.built = true, .version = cuda::NcclLibrary::get().version, .why = ""};
+  } catch (const UserError& error) {
+    return {.built = true, .version = 0, .why = error.what()};
+  }
+}
+
+std::unique_ptr<World> make_gpu_world(World& host, const Backend& backend,
+                                      const CommOptions& options) {
+  auto* const device = dynamic_cast<cuda::CudaDevice*>(&backend.device());
+  ensure(device != nullptr, "NCCL between devices such as {}", backend.device().name());
+  return cuda::make_nccl_world(host, device->shared_from_this(), options);
+}
+
+}  // namespace tessera
