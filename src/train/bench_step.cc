@@ -49,7 +49,7 @@ class StepBench {
   explicit StepBench(const Settings& settings)
       : settings_(settings),
         world_(make_single_world()),
-        backend_(choose_backend(settings, 1)),
+        backend_(choose_backend(settings)),
         peak_(measure_matrix_peak(backend_, settings.train.dtype())),
         layout_(make_run_layout(settings, *world_)),
         model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "comm/thread_world.h"
+#include "core/host_tensor.h"
 #include "core/stopwatch.h"
 
 namespace tessera {
@@ -14,7 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::vector<float> as_floats(const Tensor& tensor) {
+std::vector<float> as_floats(const Tensor& anywhere) {
+  const HostTensor host(anywhere, HostTensor::Access::kRead);
+  const Tensor& tensor = host.get();
   std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
   if (tensor.dtype == DType::kBF16) {
     std::ranges::copy(tensor.span<Bf16>(), values.begin());
@@ -109,17 +112,17 @@ std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, Whol
   return names;
 }
 
-RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps) {
+RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
+                     const DeviceChooser& choose) {
   RunRecord record;
   std::mutex mutex;
   std::set<std::string> diverged;
   const auto start = std::chrono::steady_clock::now();
   run_thread_world(num_ranks, [&](World& world) {
     Settings own = settings;
-    own.run.device = DeviceChoice::kCpu;  // what is recorded is read by the host
     own.train.precision = Precision::kF32;
     TrainingData data = open_training_data(own);
-    Trainer trainer(std::move(own), std::move(data), world);
+    Trainer trainer(std::move(own), std::move(data), world, choose);
     trainer.resume("");
     RankRecorder(trainer, record, mutex, diverged).run(steps);
   });

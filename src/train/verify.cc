@@ -135,9 +135,10 @@ Verification verify_layout(const VerifyRequest& request) {
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);
   const Reference reference = make_reference(settings);
-  Verification result = compare_runs(record_run(settings, request.num_ranks, steps),
-                                     record_run(reference.settings, reference.num_ranks, steps),
-                                     list_names(settings), rule.tolerances);
+  Verification result =
+      compare_runs(record_run(settings, request.num_ranks, steps, request.device),
+                   record_run(reference.settings, reference.num_ranks, steps, request.device),
+                   list_names(settings), rule.tolerances);
   result.reference_ranks = reference.num_ranks;
   result.notes = list_notes(request, reference);
   return result;
