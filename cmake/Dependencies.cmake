@@ -84,4 +84,16 @@ if(TESSERA_CUDA)
     message(NOTICE "cuDNN's headers were not found (scripts/bootstrap.sh fetches its frontend): attention runs on the "
                    "project's own kernels alone")
   endif()
+
+  # NCCL's header alone, as above: several GPUs load the library.
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  if(NCCL_INCLUDE_DIR)
+    set(TESSERA_NCCL ON)
+    add_library(tessera_nccl INTERFACE)
+    target_include_directories(tessera_nccl SYSTEM INTERFACE ${NCCL_INCLUDE_DIR})
+    target_link_libraries(tessera_nccl INTERFACE ${CMAKE_DL_LIBS})
+  else()
+    set(TESSERA_NCCL OFF)
+    message(NOTICE "nccl.h was not found: the program will train on single GPUs only")
+  endif()
 endif()

@@ -64,6 +64,16 @@ void print_gpus(const GpuList& list) {
   }
 }
 
+nlohmann::json describe_nccl(const NcclInfo& nccl) {
+  return {{"built", nccl.built}, {"version", nccl.version}, {"why_none", nccl.why}};
+}
+
+std::string describe_text(const NcclInfo& nccl) {
+  if (nccl.version == 0) return "none: " + nccl.why;
+  return fmt::format("{}.{}.{}, for ranks with a GPU each", nccl.version / 10000,
+                     nccl.version / 100 % 100, nccl.version % 100);
+}
+
 }  // namespace
 
 int run_doctor(const DoctorArguments& arguments) {
@@ -80,6 +90,7 @@ int run_doctor(const DoctorArguments& arguments) {
                                 {"features", features},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
                                 {"cuda", describe_gpus(gpus)},
+                                {"nccl", describe_nccl(find_nccl())},
                                 {"mpi", mpi_library_version()},
                                 {"tcp", true}}
                      .dump(2)
@@ -97,6 +108,7 @@ int run_doctor(const DoctorArguments& arguments) {
                                  : "not present");
   }
   print_gpus(gpus);
+  std::cout << fmt::format("nccl        {}\n", describe_text(find_nccl()));
   std::cout << fmt::format("mpi         {}\n", mpi_library_version())
             << "tcp         in this program, for ranks that torchrun starts\n";
   return 0;

@@ -77,7 +77,7 @@ void show_programs(const Settings& settings, int64_t num_ranks) {
 
 std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& settings,
                                                             const PlannedRank& planned) {
-  const auto state = ModelState::count_bytes(settings, planned.layout);
+  const auto state = ModelState::count_bytes(settings, planned.layout, planned.backend);
   const ActivationBytes activations = planned.model.activation_bytes();
   return {{"weights", state.weights},
           {"gradients", state.gradients},

@@ -99,6 +99,7 @@ class ThreadWorld : public World {
   }
   const CommStatistics& statistics() const override { return *statistics_; }
   CommStatistics& statistics() override { return *statistics_; }
+  bool ending() override { return hub_->failure() != nullptr; }
 
  private:
   std::shared_ptr<ThreadHub> hub_;

@@ -15,7 +15,9 @@ Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> 
 
 const Kernel& Backend::kernel(const Operator& op) const {
   const auto found = kernels_->find(op.name());
-  ensure(found != kernels_->end(), "no kernel of operator '{}' on {}", op.name(), device_->name());
+  require(found != kernels_->end(),
+          "operator '{}' does not run on {}; leave out what needs it, or set run.device = \"cpu\"",
+          op.name(), device_->name());
   return found->second;
 }
 

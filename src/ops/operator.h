@@ -142,7 +142,7 @@ class KernelContext {
 /// be null views only where they accumulate. `workspace` has at least the bytes that the kernel
 /// asks for, 64-byte aligned, undefined content. Where `set_accumulators`, which only kernels that
 /// can are given (Kernel::setting_accumulators), accumulators hold nothing yet and are written
-/// rather than added to; no input has a bound of 0 elements then.
+/// rather than added to; then no input has a bound of 0 elements, nor, on the host, 0 elements.
 struct KernelArgs {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
@@ -182,7 +182,16 @@ class Kernel {
     return kernel;
   }
 
+  /// This kernel, which gives the host values that it waits for: a device that repeats recorded
+  /// work runs it anew each time.
+  Kernel telling_the_host() const {
+    Kernel kernel = *this;
+    kernel.tells_the_host_ = true;
+    return kernel;
+  }
+
   bool is_asynchronous() const { return start_ != nullptr; }
+  bool tells_the_host() const { return tells_the_host_; }
   bool sets_accumulators() const { return sets_accumulators_; }
   WorkspaceBytes workspace() const { return workspace_; }
   /// Runs to the end.
@@ -195,6 +204,7 @@ class Kernel {
   Start start_ = nullptr;
   WorkspaceBytes workspace_ = nullptr;
   bool sets_accumulators_ = false;
+  bool tells_the_host_ = false;
 };
 
 /// The kernels of a back end by operator name.

@@ -1,10 +1,8 @@
 #include "optim/bucket_reduction.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/memory.h"
-#include "optim/bf16_sum.h"
 
 namespace tessera {
 namespace {
@@ -12,15 +10,12 @@ namespace {
 constexpr int64_t kF32Bytes = sizeof(float);
 constexpr int64_t kBf16Bytes = sizeof(Bf16);
 
-Tensor elements(std::byte* memory, DType dtype, IndexRange range) {
-  return {memory + range.begin * dtype_size(dtype), dtype, {range.count}};
-}
-
 }  // namespace
 
 BucketReduction::BucketReduction(const ReplicaGroup& group, const Bucket& bucket,
-                                 GradientCompression compression, int64_t piece_bytes)
-    : inner_(group.inner), outer_(group.outer), compression_(compression) {
+                                 GradientCompression compression, const GradientMath& math,
+                                 int64_t piece_bytes)
+    : inner_(group.inner), outer_(group.outer), compression_(compression), math_(math) {
   const int64_t width = outer_->size();
   const int64_t first = group.rank() / width * width;
   for (int64_t i = 0; i < group.inner_size(); ++i)
@@ -31,12 +26,16 @@ BucketReduction::BucketReduction(const ReplicaGroup& group, const Bucket& bucket
   }
   part_ = bucket.elements(first, width);
   own_ = bucket.elements(group.rank());
-  if (piece_bytes > 0 && compressed()) cut(piece_bytes);
+  if (!compressed()) return;
+  if (piece_bytes > 0 || !math_.is_host()) cut(piece_bytes);
+  goes_in_pieces_ = num_pieces_ > 1 || !math_.is_host();
 }
 
 void BucketReduction::cut(int64_t piece_bytes) {
   const int64_t largest = std::ranges::max(outer_rows_);
-  piece_rows_ = std::max<int64_t>(piece_bytes / kBf16Bytes / (outer_->size() - 1), 1);
+  const int64_t wanted =
+      piece_bytes > 0 ? piece_bytes / kBf16Bytes / (outer_->size() - 1) : largest;
+  piece_rows_ = std::max<int64_t>(wanted, 1);
   num_pieces_ = std::max<int64_t>((largest + piece_rows_ - 1) / piece_rows_, 1);
 }
 
@@ -55,7 +54,7 @@ bool BucketReduction::compressed() const {
 
 int64_t BucketReduction::staging_bytes() const {
   if (!compressed()) return 0;
-  if (num_pieces_ > 1) return 2 * piece_bytes();
+  if (goes_in_pieces_) return 2 * piece_bytes();
   return align_up(own_.count * kF32Bytes) + (fits() ? 0 : align_up(num_received() * kBf16Bytes));
 }
 
@@ -69,7 +68,7 @@ Pending BucketReduction::start_inner(std::byte* memory) const {
 
 Pending BucketReduction::start_outer(std::byte* memory, std::byte* staging, int64_t piece) const {
   if (outer_->size() == 1) return {};
-  if (num_pieces_ > 1) return start_piece(memory, staging, piece);
+  if (goes_in_pieces_) return start_piece(memory, staging, piece);
   if (compressed()) return start_exchange(memory, staging);
   return outer_->reduce_scatter_v(elements(memory, DType::kF32, part_),
                                   elements(memory, DType::kF32, own_), outer_rows_);
@@ -84,10 +83,11 @@ Pending BucketReduction::start_exchange(std::byte* memory, std::byte* staging) c
   std::byte* const part = memory + part_.begin * kF32Bytes;
   const int64_t before = own_.begin - part_.begin;
   const int64_t after = num_sent() - before;
-  round_as_bf16(part + before * kF32Bytes,
-                {reinterpret_cast<float*>(staging), static_cast<size_t>(own_.count)});
-  round_to_bf16(part, before, part);
-  round_to_bf16(part + (before + own_.count) * kF32Bytes, after, part + before * kBf16Bytes);
+  math_.copy(elements(part, DType::kF32, {before, own_.count}),
+             elements(staging, DType::kF32, {0, own_.count}));
+  math_.round(elements(part, DType::kF32, {0, before}), elements(part, DType::kBF16, {0, before}));
+  math_.round(elements(part, DType::kF32, {before + own_.count, after}),
+              elements(part, DType::kBF16, {before, after}));
   const auto own = static_cast<size_t>(outer_->rank());
   std::vector<int64_t> send = outer_rows_;
   std::vector<int64_t> receive(outer_rows_.size(), own_.count);
@@ -106,7 +106,8 @@ Pending BucketReduction::start_piece(std::byte* memory, std::byte* staging, int6
   for (size_t i = 0; i < shares_.size(); ++i) {
     if (i == own) continue;
     const IndexRange range = piece_of(shares_[i], piece);
-    round_to_bf16(memory + range.begin * kF32Bytes, range.count, staging + num_sent * kBf16Bytes);
+    math_.round(elements(memory, DType::kF32, range),
+                elements(staging, DType::kBF16, {num_sent, range.count}));
     send[i] = range.count;
     num_sent += range.count;
   }
@@ -116,22 +117,18 @@ Pending BucketReduction::start_piece(std::byte* memory, std::byte* staging, int6
                               send, receive);
 }
 
-void BucketReduction::finish_piece(std::byte* memory, std::byte* staging, int64_t piece) const {
-  const IndexRange range = piece_of(own_, piece);
-  std::byte* const own = memory + range.begin * kF32Bytes;
-  const std::span<float> sum(reinterpret_cast<float*>(own), static_cast<size_t>(range.count));
-  round_as_bf16(own, sum);
-  sum_bf16_parts(staging + piece_bytes(), outer_->size(), outer_->rank(), sum);
+void BucketReduction::sum_up(std::byte* received, const Tensor& own) const {
+  math_.sum_parts(elements(received, DType::kBF16, {0, (outer_->size() - 1) * own.num_elements()}),
+                  outer_->size(), outer_->rank(), own);
 }
 
 void BucketReduction::finish(std::byte* memory, std::byte* staging, int64_t piece) const {
   if (!compressed()) return;
-  if (num_pieces_ > 1) return finish_piece(memory, staging, piece);
-  sum_bf16_parts(received(memory, staging), outer_->size(), outer_->rank(),
-                 {reinterpret_cast<float*>(staging), static_cast<size_t>(own_.count)});
-  if (own_.count > 0)
-    std::memcpy(memory + own_.begin * kF32Bytes, staging,
-                static_cast<size_t>(own_.count * kF32Bytes));
+  if (goes_in_pieces_)
+    return sum_up(staging + piece_bytes(), elements(memory, DType::kF32, piece_of(own_, piece)));
+  const Tensor sum = elements(staging, DType::kF32, {0, own_.count});
+  sum_up(received(memory, staging), sum);
+  math_.copy(sum, elements(memory, DType::kF32, own_));
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "optim/gradient_math.h"
 #include "optim/replicas.h"
 
 namespace tessera {
@@ -20,18 +21,20 @@ enum class GradientCompression : uint8_t {
 /// share of that.
 ///
 /// `memory` has the bucket's F32 gradients in flat order. In the end the share's elements hold the
-/// sum; what the others hold is of no use. Reduce-scatters work in place. With compression, BF16
-/// summands take half of the memory and those of the other ranks arrive in the rest
+/// sum; what the others hold is of no use. Reduce-scatters work in place. With compression on the
+/// host, BF16 summands take half of the memory and those of the other ranks arrive in the rest
 /// (MegaScale-MoE, figure 11), so that only the sum needs staging, as much as one share.
 ///
 /// A large bucket can instead be exchanged in pieces, each a part of every share, through staging
-/// that does not grow with the bucket. The sums are the same to the bit.
+/// that does not grow with the bucket. On a GPU, whose threads cannot round a range into itself,
+/// that is the only way, and a bucket that is not cut is one piece. The sums are the same to the
+/// bit.
 class BucketReduction {
  public:
   /// `piece_bytes`: where compression would send more than this at once, it goes in pieces of about
   /// this size; 0: never. The same on all ranks.
   BucketReduction(const ReplicaGroup& group, const Bucket& bucket, GradientCompression compression,
-                  int64_t piece_bytes = 0);
+                  const GradientMath& math, int64_t piece_bytes = 0);
 
   int64_t staging_bytes() const;
   /// The same on all ranks.
@@ -49,8 +52,12 @@ class BucketReduction {
   /// Bytes of staging that what is sent of a piece has, and what is received.
   int64_t piece_bytes() const;
   Pending start_piece(std::byte* memory, std::byte* staging, int64_t piece) const;
-  void finish_piece(std::byte* memory, std::byte* staging, int64_t piece) const;
+  /// own += the other ranks' parts in their order, all rounded.
+  void sum_up(std::byte* received, const Tensor& own) const;
   bool compressed() const;
+  Tensor elements(std::byte* memory, DType dtype, IndexRange range) const {
+    return math_.elements(memory, dtype, range);
+  }
   int64_t num_sent() const { return part_.count - own_.count; }
   int64_t num_received() const { return (outer_->size() - 1) * own_.count; }
   /// Whether what is received has room in `memory` behind what is sent.
@@ -61,11 +68,13 @@ class BucketReduction {
   CommunicatorPtr inner_;
   CommunicatorPtr outer_;
   GradientCompression compression_;
+  GradientMath math_;
   std::vector<int64_t> inner_rows_;  ///< elements of each inner rank's part
   std::vector<int64_t> outer_rows_;  ///< elements of each outer rank's share of this rank's part
   std::vector<IndexRange> shares_;   ///< the same as flat elements
   IndexRange part_;                  ///< flat elements
   IndexRange own_;
+  bool goes_in_pieces_ = false;
   int64_t num_pieces_ = 1;
   int64_t piece_rows_ = 0;  ///< elements of a share in a piece
 };

@@ -1,7 +1,6 @@
 #include "optim/fully_sharded.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace tessera {
 namespace {
@@ -34,31 +33,27 @@ Tensor rows_of_share(std::byte* share, const ShardUnit& unit, const Tensor& para
 }
 
 BucketReduction make_reduction(const std::vector<ShardGroup>& groups, const ShardUnit& unit,
-                               GradientCompression compression) {
-  return {{.outer = groups[unit.group].shard}, unit.bucket, compression};
+                               GradientCompression compression, const GradientMath& math) {
+  return {{.outer = groups[unit.group].shard}, unit.bucket, compression, math};
 }
 
 /// The staging of the first `num_units` units of a module.
 int64_t count_staging(const std::vector<ShardGroup>& groups, const ShardModule& module,
-                      size_t num_units, GradientCompression compression) {
+                      size_t num_units, GradientCompression compression, const GradientMath& math) {
   int64_t bytes = 0;
   for (const ShardUnit& unit : std::span(module.units).first(num_units)) {
-    if (unit.is_sharded) bytes += make_reduction(groups, unit, compression).staging_bytes();
+    if (unit.is_sharded) bytes += make_reduction(groups, unit, compression, math).staging_bytes();
   }
   return bytes;
 }
 
 /// That of the module that needs most.
 int64_t max_staging(const std::vector<ShardGroup>& groups, const ShardPlan& plan,
-                    GradientCompression compression) {
+                    GradientCompression compression, const GradientMath& math) {
   int64_t bytes = 0;
   for (const ShardModule& module : plan.modules)
-    bytes = std::max(bytes, count_staging(groups, module, module.units.size(), compression));
+    bytes = std::max(bytes, count_staging(groups, module, module.units.size(), compression, math));
   return bytes;
-}
-
-void add_into(std::span<float> sum, const float* values) {
-  std::ranges::transform(sum, std::span(values, sum.size()), sum.begin(), std::plus());
 }
 
 }  // namespace
@@ -66,26 +61,30 @@ void add_into(std::span<float> sum, const float* values) {
 FullySharded::FullySharded(std::vector<ShardGroup> groups,
                            std::vector<ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
-                           const AdamWOptions& options, const FullShardingOptions& sharding)
+                           const AdamWOptions& options, const FullShardingOptions& sharding,
+                           const Backend& backend)
     : groups_(std::move(groups)),
       shapes_(shapes_of(parameters)),
       plan_(plan_shards(places_of(groups_), parameters, modules)),
       compression_(sharding.compression),
-      weights_(plan_.weight_shard_bytes, "shares of weights"),
-      gradients_(plan_.grad_shard_bytes, "shares of gradients"),
-      weight_buffers_(sharding.weight_buffers * plan_.max_weight_bytes(), "gathered weights"),
-      gradient_buffers_(sharding.gradient_buffers * plan_.max_grad_bytes(),
-                        "gradients of modules") {
+      math_(backend),
+      weights_(plan_.weight_shard_bytes, "shares of weights", device()),
+      gradients_(plan_.grad_shard_bytes, "shares of gradients", device()),
+      weight_buffers_(sharding.weight_buffers * plan_.max_weight_bytes(), "gathered weights",
+                      device()),
+      gradient_buffers_(sharding.gradient_buffers * plan_.max_grad_bytes(), "gradients of modules",
+                        device()) {
   ensure(sharding.weight_buffers > 0 && sharding.gradient_buffers > 0,
          "full sharding with {} and {} buffers", sharding.weight_buffers,
          sharding.gradient_buffers);
   make_slots(sharding);
-  make_state(parameters, std::move(world), options);
+  make_state(parameters, std::move(world), options, backend);
 }
 
 void FullySharded::make_slots(const FullShardingOptions& sharding) {
-  const int64_t staging_bytes = max_staging(groups_, plan_, compression_);
-  staging_ = Buffer(sharding.gradient_buffers * staging_bytes, "the staging of gradients");
+  const int64_t staging_bytes = max_staging(groups_, plan_, compression_, math_);
+  staging_ =
+      Buffer(sharding.gradient_buffers * staging_bytes, "the staging of gradients", device());
   for (int64_t i = 0; i < sharding.weight_buffers; ++i)
     weight_slots_.push_back({.memory = weight_buffers_.data() + i * plan_.max_weight_bytes()});
   for (int64_t i = 0; i < sharding.gradient_buffers; ++i) {
@@ -95,7 +94,8 @@ void FullySharded::make_slots(const FullShardingOptions& sharding) {
 }
 
 void FullySharded::make_state(const std::vector<ReplicatedParameter>& parameters,
-                              CommunicatorPtr world, const AdamWOptions& options) {
+                              CommunicatorPtr world, const AdamWOptions& options,
+                              const Backend& backend) {
   std::vector<HeldParameter> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const ReplicatedParameter& p = parameters[i];
@@ -111,11 +111,16 @@ void FullySharded::make_state(const std::vector<ReplicatedParameter>& parameters
                     .owned = {0, owns ? rows.count : 0},
                     .names_empty = owns && group.shard->rank() == 0});
     held.back().parameter.weight =
-        rows_of_share(weights_.data() + unit.weight_shard, unit, weight, idx, rows);
+        on_device(rows_of_share(weights_.data() + unit.weight_shard, unit, weight, idx, rows));
     held.back().parameter.grad =
-        rows_of_share(gradients_.data() + unit.grad_shard, unit, grad, idx, rows);
+        on_device(rows_of_share(gradients_.data() + unit.grad_shard, unit, grad, idx, rows));
   }
-  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options);
+  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
+}
+
+Tensor FullySharded::on_device(Tensor tensor) const {
+  if (!math_.is_host()) tensor.device = &device();
+  return tensor;
 }
 
 FullySharded::Slot* FullySharded::find_free(std::vector<Slot>& slots) {
@@ -129,8 +134,7 @@ FullySharded::Slot* FullySharded::find_weights(size_t module) {
 }
 
 void FullySharded::begin_step() {
-  if (gradients_.num_bytes() > 0)
-    std::memset(gradients_.data(), 0, static_cast<size_t>(gradients_.num_bytes()));
+  device().zero(gradients_.data(), gradients_.num_bytes());
   finished_ = false;
 }
 
@@ -151,8 +155,8 @@ void FullySharded::gather(size_t module) {
     const CommunicatorPtr& shard = groups_[unit.group].shard;
     for (int64_t i = 0; i < shard->size(); ++i) rows.push_back(unit.bucket.elements(i).count);
     const Tensor own = weights_.tensor(unit.weight_shard, unit.dtype, {unit.own.count});
-    const Tensor all = {
-        slot->memory + unit.weight_offset, unit.dtype, {unit.bucket.num_elements()}};
+    const Tensor all = math_.elements(slot->memory + unit.weight_offset, unit.dtype,
+                                      {0, unit.bucket.num_elements()});
     slot->pending.push_back(shard->all_gather_v(own, all, rows));
   }
 }
@@ -167,7 +171,7 @@ Tensor FullySharded::weight(size_t parameter) {
     for (Pending& pending : slot.pending) pending.wait();
     memory = slot.memory + unit.weight_offset;
   }
-  return whole(memory, unit, place.idx, unit.dtype, shapes_[parameter]);
+  return on_device(whole(memory, unit, place.idx, unit.dtype, shapes_[parameter]));
 }
 
 void FullySharded::release(size_t module) {
@@ -204,7 +208,7 @@ FullySharded::Slot& FullySharded::take_gradients(size_t module) {
   }
   free->module = module;
   free->added.assign(plan_.modules[module].units.size(), false);
-  std::memset(free->memory, 0, static_cast<size_t>(plan_.modules[module].grad_bytes));
+  device().zero(free->memory, plan_.modules[module].grad_bytes);
   return *free;
 }
 
@@ -217,15 +221,15 @@ Tensor FullySharded::gradient(size_t parameter) {
     slot.added[place.unit] = true;
     memory = slot.memory + unit.grad_offset;
   }
-  return whole(memory, unit, place.idx, DType::kF32, shapes_[parameter]);
+  return on_device(whole(memory, unit, place.idx, DType::kF32, shapes_[parameter]));
 }
 
 BucketReduction FullySharded::reduction_of(const ShardUnit& unit) const {
-  return make_reduction(groups_, unit, compression_);
+  return make_reduction(groups_, unit, compression_, math_);
 }
 
 int64_t FullySharded::staging_before(const ShardModule& module, size_t unit) const {
-  return count_staging(groups_, module, unit, compression_);
+  return count_staging(groups_, module, unit, compression_, math_);
 }
 
 template <typename Visit>
@@ -253,7 +257,7 @@ void FullySharded::complete(Slot& slot) {
   for_each_added(slot, [&](const ShardUnit& unit, std::byte* memory, std::byte* staging) {
     reduction_of(unit).finish(memory, staging);
     const Tensor sum = gradients_.tensor(unit.grad_shard, DType::kF32, {unit.own.count});
-    add_into(sum.span<float>(), reinterpret_cast<const float*>(memory) + unit.own.begin);
+    math_.add(math_.elements(memory, DType::kF32, unit.own), sum);
   });
   slot.pending.clear();
   slot.module.reset();
@@ -290,7 +294,8 @@ StepResult FullySharded::step(const StepInput& input) {
 FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& groups,
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
-                                              const FullShardingOptions& sharding) {
+                                              const FullShardingOptions& sharding,
+                                              const Backend& backend) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
   std::vector<Tensor> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -305,7 +310,8 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
           .state = AdamWOptimizer::state_bytes(held),
           .weight_buffers = sharding.weight_buffers * plan.max_weight_bytes(),
           .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes(),
-          .staging = sharding.gradient_buffers * max_staging(groups, plan, sharding.compression)};
+          .staging = sharding.gradient_buffers *
+                     max_staging(groups, plan, sharding.compression, GradientMath(backend))};
 }
 
 FullySharded::Bytes FullySharded::bytes() const {

@@ -51,7 +51,8 @@ class FullySharded final : public DistributedOptimizer {
   /// module. Weights are zero until weight_slices are filled; masters follow by reset_masters.
   FullySharded(std::vector<ShardGroup> groups, std::vector<ReplicatedParameter> parameters,
                const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
-               const AdamWOptions& options, const FullShardingOptions& sharding);
+               const AdamWOptions& options, const FullShardingOptions& sharding,
+               const Backend& backend = optimizer_on_host());
 
   size_t num_modules() const { return plan_.modules.size(); }
   size_t module_of(size_t parameter) const { return plan_.places[parameter].module; }
@@ -114,7 +115,8 @@ class FullySharded final : public DistributedOptimizer {
   static Bytes count_bytes(const std::vector<ShardGroup>& groups,
                            std::span<const ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules,
-                           const FullShardingOptions& sharding);
+                           const FullShardingOptions& sharding,
+                           const Backend& backend = optimizer_on_host());
   Bytes bytes() const;
 
  private:
@@ -128,9 +130,12 @@ class FullySharded final : public DistributedOptimizer {
     int64_t turn = 0;              ///< when its reduction began; 0: not yet
   };
 
+  Device& device() const { return math_.device(); }
+  /// The same tensor as the device's, which the host may not reach.
+  Tensor on_device(Tensor tensor) const;
   void make_slots(const FullShardingOptions& sharding);
   void make_state(const std::vector<ReplicatedParameter>& parameters, CommunicatorPtr world,
-                  const AdamWOptions& options);
+                  const AdamWOptions& options, const Backend& backend);
   BucketReduction reduction_of(const ShardUnit& unit) const;
   /// The staging of a module's units before this one, which is where its own begins.
   int64_t staging_before(const ShardModule& module, size_t unit) const;
@@ -148,6 +153,7 @@ class FullySharded final : public DistributedOptimizer {
   std::vector<Shape> shapes_;  ///< by parameter
   ShardPlan plan_;
   GradientCompression compression_;
+  GradientMath math_;
   Buffer weights_;
   Buffer gradients_;
   Buffer weight_buffers_;

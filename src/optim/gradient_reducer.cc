@@ -7,7 +7,8 @@ namespace tessera {
 std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGroup& group,
                                                                const std::vector<Bucket>& buckets,
                                                                const std::vector<Tensor>& grads,
-                                                               const ReductionOptions& options) {
+                                                               const ReductionOptions& options,
+                                                               const GradientMath& math) {
   std::vector<Item> items;
   if (group.size() == 1) return items;
   for (const Bucket& bucket : buckets) {
@@ -15,7 +16,7 @@ std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGrou
     const IndexRange own = bucket.elements(group.rank());
     constexpr int64_t kBytes = sizeof(float);
     const int64_t piece_bytes = count == 1 ? options.piece_bytes : 0;
-    items.push_back({.reduction = {group, bucket, options.compression, piece_bytes},
+    items.push_back({.reduction = {group, bucket, options.compression, math, piece_bytes},
                      .grads = ScatteredBytes({grads.data() + bucket.parameters.begin, count}),
                      .own_bytes = {own.begin * kBytes, own.count * kBytes},
                      .ready = std::vector<bool>(count)});
@@ -30,9 +31,10 @@ int64_t GradientReducer::slot_bytes(const std::vector<Item>& items) {
 }
 
 GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                                 const std::vector<Tensor>& grads, const ReductionOptions& options)
-    : items_(make_items(group, buckets, grads, options)),
-      queue_(options.buckets_in_flight, slot_bytes(items_)) {
+                                 const std::vector<Tensor>& grads, const ReductionOptions& options,
+                                 const Backend& backend)
+    : items_(make_items(group, buckets, grads, options, GradientMath(backend))),
+      queue_(options.buckets_in_flight, slot_bytes(items_), backend.device()) {
   if (items_.empty()) return;
   places_.resize(grads.size());
   for (size_t item = 0; item < buckets.size(); ++item) {
@@ -44,9 +46,9 @@ GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bu
 int64_t GradientReducer::count_staging(const ReplicaGroup& group,
                                        const std::vector<Bucket>& buckets,
                                        const std::vector<Tensor>& grads,
-                                       const ReductionOptions& options) {
-  return TransferQueue::count_staging(options.buckets_in_flight,
-                                      slot_bytes(make_items(group, buckets, grads, options)));
+                                       const ReductionOptions& options, const Backend& backend) {
+  const auto items = make_items(group, buckets, grads, options, GradientMath(backend));
+  return TransferQueue::count_staging(options.buckets_in_flight, slot_bytes(items));
 }
 
 std::vector<TransferQueue::Stage> GradientReducer::stages(const Item& item, int64_t piece) {

@@ -28,10 +28,11 @@ struct ReductionOptions {
 /// compression, that of a piece: so staging does not grow with the parameters. Not thread-safe.
 class GradientReducer {
  public:
-  /// `grads`: the F32 gradients of the group's parameters, for which make_buckets made `buckets`
-  /// with group.size() shares. Their memory must outlive the reducer.
+  /// `grads`: the F32 gradients, in the back end's memory, of the group's parameters, for which
+  /// make_buckets made `buckets` with group.size() shares. Their memory must outlive the reducer.
   GradientReducer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                  const std::vector<Tensor>& grads, const ReductionOptions& options);
+                  const std::vector<Tensor>& grads, const ReductionOptions& options,
+                  const Backend& backend = optimizer_on_host());
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
@@ -48,7 +49,8 @@ class GradientReducer {
   /// What such a reducer would take. Of the group only sizes and places are read, of `grads`
   /// addresses and shapes.
   static int64_t count_staging(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                               const std::vector<Tensor>& grads, const ReductionOptions& options);
+                               const std::vector<Tensor>& grads, const ReductionOptions& options,
+                               const Backend& backend);
 
  private:
   struct Item {
@@ -66,7 +68,7 @@ class GradientReducer {
 
   static std::vector<Item> make_items(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
                                       const std::vector<Tensor>& grads,
-                                      const ReductionOptions& options);
+                                      const ReductionOptions& options, const GradientMath& math);
   static int64_t slot_bytes(const std::vector<Item>& items);
   static std::vector<TransferQueue::Stage> stages(const Item& item, int64_t piece);
   void start_next();

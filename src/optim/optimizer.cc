@@ -6,6 +6,8 @@
 
 #include "core/host_tensor.h"
 #include "ops/adamw/adamw.h"
+#include "ops/add/add.h"
+#include "ops/bf16_sum/bf16_sum.h"
 #include "ops/grad_norm/grad_norm.h"
 
 namespace tessera {
@@ -69,6 +71,8 @@ double clip_factor(double norm, double max_norm) {
 Backend optimizer_on_host() {
   KernelTable kernels;
   add_adamw_cpu(kernels);
+  add_add_cpu(kernels);
+  add_bf16_sum_cpu(kernels);
   add_grad_norm_cpu(kernels);
   return kernels;
 }

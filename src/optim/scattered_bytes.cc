@@ -1,11 +1,12 @@
 #include "optim/scattered_bytes.h"
 
-#include <cstring>
+#include "core/device.h"
 
 namespace tessera {
 
 ScatteredBytes::ScatteredBytes(std::span<const Tensor> tensors) {
   bool joined = true;
+  if (!tensors.empty()) device_ = tensors.front().device;
   for (const Tensor& tensor : tensors) {
     if (tensor.num_bytes() == 0) continue;
     auto* data = static_cast<std::byte*>(tensor.data);
@@ -30,14 +31,16 @@ void ScatteredBytes::for_each_run(IndexRange range, const Visit& visit) const {
 }
 
 void ScatteredBytes::read(IndexRange range, std::byte* memory) const {
+  Device& device = device_ != nullptr ? *device_ : host_device();
   for_each_run(range, [&](const std::byte* data, int64_t offset, int64_t bytes) {
-    std::memcpy(memory + offset, data, static_cast<size_t>(bytes));
+    device.copy(memory + offset, data, bytes);
   });
 }
 
 void ScatteredBytes::write(IndexRange range, const std::byte* memory) const {
+  Device& device = device_ != nullptr ? *device_ : host_device();
   for_each_run(range, [&](std::byte* data, int64_t offset, int64_t bytes) {
-    std::memcpy(data, memory + offset, static_cast<size_t>(bytes));
+    device.copy(data, memory + offset, bytes);
   });
 }
 

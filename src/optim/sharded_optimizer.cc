@@ -65,7 +65,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
       rows_(find_rows(groups_, parameters_, sharding)),
       in_group_(parameters_.size()) {
   make_state(std::move(world), options, backend);
-  for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g]);
+  for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   order_buckets();
 }
 
@@ -95,13 +95,14 @@ ShardedOptimizer::Tensors ShardedOptimizer::list_tensors(
   return tensors;
 }
 
-void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas) {
+void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas, const Backend& backend) {
   for (size_t k = 0; k < group.parameters.size(); ++k) in_group_[group.parameters[k]] = k;
   const Tensors tensors = list_tensors(group, parameters_);
   group.reducer = std::make_unique<GradientReducer>(replicas, group.buckets, tensors.grads,
-                                                    sharding_.reduction);
-  group.gatherer = std::make_unique<ShareGatherer>(
-      replicas, group.buckets, tensors.gathered(sharding_), sharding_.reduction.buckets_in_flight);
+                                                    sharding_.reduction, backend);
+  group.gatherer =
+      std::make_unique<ShareGatherer>(replicas, group.buckets, tensors.gathered(sharding_),
+                                      sharding_.reduction.buckets_in_flight, backend.device());
 }
 
 void ShardedOptimizer::order_buckets() {
@@ -209,14 +210,14 @@ int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
 
 int64_t ShardedOptimizer::count_staging(const std::vector<ReplicaGroup>& groups,
                                         std::span<const ReplicatedParameter> parameters,
-                                        const ShardingOptions& sharding) {
+                                        const ShardingOptions& sharding, const Backend& backend) {
   const std::vector<Group> cut_groups = cut(places_of(groups), parameters, sharding);
   int64_t total = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     const Group& group = cut_groups[g];
     const Tensors tensors = list_tensors(group, parameters);
-    total +=
-        GradientReducer::count_staging(groups[g], group.buckets, tensors.grads, sharding.reduction);
+    total += GradientReducer::count_staging(groups[g], group.buckets, tensors.grads,
+                                            sharding.reduction, backend);
     total += ShareGatherer::count_staging(groups[g], group.buckets, tensors.gathered(sharding),
                                           sharding.reduction.buckets_in_flight);
   }

@@ -86,7 +86,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// shapes.
   static int64_t count_staging(const std::vector<ReplicaGroup>& groups,
                                std::span<const ReplicatedParameter> parameters,
-                               const ShardingOptions& sharding);
+                               const ShardingOptions& sharding,
+                               const Backend& backend = optimizer_on_host());
 
  private:
   /// One replica group's parameters and what moves them.
@@ -126,7 +127,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
     }
   };
   static Tensors list_tensors(const Group& group, std::span<const ReplicatedParameter> parameters);
-  void connect(Group& group, const ReplicaGroup& replicas);
+  void connect(Group& group, const ReplicaGroup& replicas, const Backend& backend);
   void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
   void order_buckets();
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }

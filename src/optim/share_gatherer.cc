@@ -20,8 +20,8 @@ std::vector<int64_t> byte_bounds(const Bucket& bucket, std::span<const Tensor> t
   return result;
 }
 
-Tensor raw(std::byte* memory, IndexRange range) {
-  return {memory + range.begin, DType::kU8, {range.count}};
+Tensor raw(std::byte* memory, IndexRange range, Device* device) {
+  return {memory + range.begin, DType::kU8, {range.count}, device};
 }
 
 }  // namespace
@@ -68,10 +68,11 @@ int64_t ShareGatherer::slot_bytes(const std::vector<Item>& items) {
 }
 
 ShareGatherer::ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                             const std::vector<Tensor>& tensors, int64_t buckets_in_flight)
+                             const std::vector<Tensor>& tensors, int64_t buckets_in_flight,
+                             Device& device)
     : group_(group),
       items_(make_items(group, buckets, tensors)),
-      queue_(buckets_in_flight, slot_bytes(items_)) {
+      queue_(buckets_in_flight, slot_bytes(items_), device) {
   if (items_.empty()) return;
   item_of_.resize(tensors.size());
   for (size_t item = 0; item < buckets.size(); ++item) {
@@ -91,15 +92,18 @@ Pending ShareGatherer::start_outer(const Item& item, std::byte* staging) const {
   std::byte* const memory = item.memory(staging);
   if (item.packed()) item.bytes.read(item.own, memory + item.own.begin);
   if (group_.outer->size() == 1) return {};
-  return group_.outer->all_gather_v(raw(memory, item.own), raw(memory, item.part),
+  Device* const device = item.bytes.device();
+  return group_.outer->all_gather_v(raw(memory, item.own, device), raw(memory, item.part, device),
                                     item.outer_bytes);
 }
 
 Pending ShareGatherer::start_inner(const Item& item, std::byte* staging) const {
   if (group_.inner_size() == 1) return {};
   std::byte* const memory = item.memory(staging);
-  return group_.inner->all_gather_v(raw(memory, item.part),
-                                    raw(memory, {0, item.bytes.num_bytes()}), item.inner_bytes);
+  Device* const device = item.bytes.device();
+  return group_.inner->all_gather_v(raw(memory, item.part, device),
+                                    raw(memory, {0, item.bytes.num_bytes()}, device),
+                                    item.inner_bytes);
 }
 
 void ShareGatherer::start(size_t bucket) {

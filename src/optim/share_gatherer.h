@@ -15,10 +15,11 @@ namespace tessera {
 /// place, else through staging. Not thread-safe.
 class ShareGatherer {
  public:
-  /// `tensors`: those of the group's parameters, of any types, for which make_buckets made
-  /// `buckets` with group.size() shares. Their memory must outlive the gatherer.
+  /// `tensors`: those of the group's parameters, of any types, in the device's memory, for which
+  /// make_buckets made `buckets` with group.size() shares. Their memory must outlive the gatherer.
   ShareGatherer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
-                const std::vector<Tensor>& tensors, int64_t buckets_in_flight);
+                const std::vector<Tensor>& tensors, int64_t buckets_in_flight,
+                Device& device = host_device());
   ShareGatherer(const ShareGatherer&) = delete;
   ShareGatherer& operator=(const ShareGatherer&) = delete;
 

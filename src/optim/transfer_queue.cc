@@ -5,10 +5,11 @@
 
 namespace tessera {
 
-TransferQueue::TransferQueue(int64_t num_slots, int64_t slot_bytes)
+TransferQueue::TransferQueue(int64_t num_slots, int64_t slot_bytes, Device& device)
     : num_slots_(slot_bytes > 0 ? num_slots : std::numeric_limits<int64_t>::max()),
       slot_bytes_(align_up(slot_bytes)),
-      staging_(count_staging(num_slots, slot_bytes), "the staging of gradients and weights") {
+      staging_(count_staging(num_slots, slot_bytes), "the staging of gradients and weights",
+               device) {
   ensure(num_slots > 0, "a queue of transfers with {} slots", num_slots);
 }
 

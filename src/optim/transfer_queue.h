@@ -27,7 +27,8 @@ class TransferQueue {
   /// `staging` is the transfer's slot, the same in all stages.
   using Stage = std::function<Pending(std::byte* staging)>;
 
-  TransferQueue(int64_t num_slots, int64_t slot_bytes);
+  /// Staging is the device's memory.
+  TransferQueue(int64_t num_slots, int64_t slot_bytes, Device& device = host_device());
 
   /// Returns the transfer's number, for `wait`. Starts what can start.
   int64_t add(std::vector<Stage> stages);

@@ -45,6 +45,7 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   StageGroups groups;
   groups.tp = along("tp", Axis::kTp);
   groups.ring = world.make_group("ring", pick(cp, inner_rank, inner, rings));
+  groups.ring->connect_neighbours();
   groups.replicated_attention = parallel.attention == AttentionParallel::kUlysses && tp > 1;
   groups.head_inner = inner;
   groups.dispatcher = parallel.dispatcher;

@@ -67,14 +67,16 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
                           return backend.workspace_bytes(op, inputs);
                         })),
       waits_(find_waits(program_)),
-      segments_(cut_segments(program_, waits_)),
       prepared_(std::make_shared<PreparedRuns>()) {
+  std::vector<bool> apart;
   for (const Node& node : program_.nodes()) {
     const Kernel& kernel = backend.kernel(*node.op);
     ensure(node.op->communicates() || !kernel.is_asynchronous(),
            "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
     kernels_.push_back(kernel);
+    apart.push_back(node.op->communicates() || kernel.tells_the_host());
   }
+  segments_ = cut_segments(apart, waits_);
 }
 
 Bindings Executable::make_bindings() const {

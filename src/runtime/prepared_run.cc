@@ -30,19 +30,18 @@ bool same_bindings(const Bindings& a, const Bindings& b) {
 
 }  // namespace
 
-std::vector<Segment> cut_segments(const Program& program, const std::vector<int>& waits) {
-  const auto& nodes = program.nodes();
+std::vector<Segment> cut_segments(const std::vector<bool>& apart, const std::vector<int>& waits) {
   std::set<size_t> cuts;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (!nodes[i].op->communicates()) continue;
+  for (size_t i = 0; i < apart.size(); ++i) {
+    if (!apart[i]) continue;
     cuts.insert({i, i + 1, static_cast<size_t>(waits[i])});
   }
-  cuts.insert(nodes.size());
+  cuts.insert(apart.size());
   std::vector<Segment> segments;
   size_t begin = 0;
   for (const size_t end : cuts) {
     if (end == begin) continue;
-    segments.push_back({begin, end, !nodes[begin].op->communicates()});
+    segments.push_back({begin, end, !apart[begin]});
     begin = end;
   }
   return segments;

@@ -12,11 +12,12 @@ namespace tessera {
 struct Segment {
   size_t begin = 0;
   size_t end = 0;
-  bool recordable = true;  ///< none communicates
+  bool recordable = true;  ///< none stands apart
 };
 
-/// Cuts a program at the nodes that communicate, and before those that wait for one.
-std::vector<Segment> cut_segments(const Program& program, const std::vector<int>& waits);
+/// Cuts a program around the nodes that stand apart, since they communicate or tell the host, and
+/// before those that wait for one (`waits`, see find_waits). Both by node.
+std::vector<Segment> cut_segments(const std::vector<bool>& apart, const std::vector<int>& waits);
 
 /// A program's run on a device with certain bindings, made ready: what each kernel is given, and
 /// the work that the device recorded.

@@ -257,7 +257,7 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
   validate(request.settings.model);
   const BatchShape shape = batch_shape(request.settings);
   check_shares(request.settings.model, shape, single_rank_groups());
-  const Backend backend = choose_backend(request.settings, 1);
+  const Backend backend = choose_backend(request.settings);
   Device& device = backend.device();
   LayerBenchResult result{.device = backend.is_host() ? describe_machine() : device.name(),
                           .tokens = shape.num_tokens,

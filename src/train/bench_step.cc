@@ -71,7 +71,7 @@ class StepBench {
   explicit StepBench(const Settings& settings)
       : settings_(settings),
         world_(make_single_world()),
-        backend_(choose_backend(settings, 1)),
+        backend_(choose_backend(settings)),
         peak_(measure_matrix_peak(backend_, settings.train.dtype())),
         mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),

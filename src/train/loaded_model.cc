@@ -94,7 +94,7 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device)
   validate(settings_.model);
   settings_.model = without_prediction(std::move(settings_.model));
   auto specs = list_parameters(settings_.model, settings_.train.dtype());
-  backend_ = choose_backend(settings_, 1);
+  backend_ = choose_backend(settings_);
   require_weights_fit(ParameterSet::count_bytes(specs, false).weights, backend_->device());
   parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
                                                backend_->device());

@@ -22,14 +22,14 @@ int64_t library_scratch(DType dtype) {
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
                                 int64_t data_bytes) {
-  MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout),
+  MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
                               .activations = model.activation_bytes()};
   if (backend.is_host()) {
     prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
     prediction.data = data_bytes;
   } else {
     prediction.program = backend.device().used_bytes();
-    require_memory(prediction, backend.device().name(), gpu_memory());
+    if (gpu_memory() > 0) require_memory(prediction, backend.device().name(), gpu_memory());
   }
   return prediction;
 }

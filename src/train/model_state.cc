@@ -98,7 +98,8 @@ std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtyp
 
 }  // namespace
 
-ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run) {
+ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run,
+                                          const Backend& backend) {
   const auto specs = held_parameters(settings, run);
   const auto parameters = ParameterSet::planned(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
@@ -106,16 +107,18 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   const auto replicated = list_replicated(parameters, groups);
   if (shards_fully(settings, run)) {
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
-                                            modules_of(parameters), settings.shard.full()));
+                                            modules_of(parameters), settings.shard.full(),
+                                            backend));
   }
   const auto replicas = groups.for_reduction();
   std::vector<ReplicaPlace> places;
   for (const ReplicaGroup& group : replicas) places.push_back({group.size(), group.rank()});
   const auto sizes = ParameterSet::count_bytes(specs, true);
   const ShardingOptions sharding = settings.shard.replicated();
-  return {sizes.weights,
-          sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding),
-          ShardedOptimizer::state_bytes(places, replicated, sharding)};
+  return {
+      sizes.weights,
+      sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
+      ShardedOptimizer::state_bytes(places, replicated, sharding)};
 }
 
 ModelState::Bytes ModelState::bytes() const {
@@ -137,7 +140,7 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
                                               modules_of(parameters_), run.world, settings.adamw,
-                                              settings.shard.full());
+                                              settings.shard.full(), backend);
     module_weights_ = std::make_unique<ModuleWeights>(*sharded_);
   } else {
     replicated_ =

@@ -40,7 +40,8 @@ class ModelState {
     bool operator==(const Bytes&) const = default;
   };
   /// Exact for rank run.rank(); the world may be planned only.
-  static Bytes count_bytes(const Settings& settings, const RunLayout& run);
+  static Bytes count_bytes(const Settings& settings, const RunLayout& run,
+                           const Backend& backend = optimizer_on_host());
 
   /// What construction took.
   Bytes bytes() const;

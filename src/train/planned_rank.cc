@@ -8,9 +8,10 @@ namespace tessera {
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
   const auto world = make_planned_world(rank, num_ranks);
   RunLayout layout = make_run_layout(settings, *world);
-  TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute,
-                      plan_backend(settings, num_ranks), layout.part);
-  return {std::move(layout), std::move(model)};
+  Backend backend = plan_backend(settings, num_ranks);
+  TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute, backend,
+                      layout.part);
+  return {std::move(backend), std::move(layout), std::move(model)};
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@ namespace tessera {
 /// One rank's part of a training run, of ranks that are not there: nothing is allocated and the
 /// model cannot be bound. All of its programs are built, and so refused where they cannot be.
 struct PlannedRank {
+  Backend backend;
   RunLayout layout;
   TrainingModel model;
 };

@@ -112,18 +112,18 @@ std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, Whol
   return names;
 }
 
-RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps) {
+RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
+                     const DeviceChooser& choose) {
   RunRecord record;
   std::mutex mutex;
   std::set<std::string> diverged;
   const auto start = std::chrono::steady_clock::now();
   run_thread_world(num_ranks, [&](World& world) {
     Settings own = settings;
-    if (own.run.device == DeviceChoice::kAuto) own.run.device = DeviceChoice::kCpu;
     own.run.cuda_graphs = GraphMode::kAuto;
     own.train.precision = Precision::kF32;
     TrainingData data = open_training_data(own);
-    Trainer trainer(std::move(own), std::move(data), world);
+    Trainer trainer(std::move(own), std::move(data), world, choose);
     trainer.resume("");
     RankRecorder(trainer, record, mutex, diverged).run(steps);
   });

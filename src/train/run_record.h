@@ -38,8 +38,9 @@ struct RunRecord {
 /// the part's type.
 std::vector<std::string> list_diverged(const std::vector<NamedSlice>& held, WholeTensors& whole);
 
-/// Trains `steps` steps of these settings, which name a token file, in F32 on ranks that are threads
-/// of this process: on the host, unless run.device says cuda.
-RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps);
+/// Trains `steps` steps of these settings, which name a token file, in F32 on ranks that are
+/// threads of this process.
+RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
+                     const DeviceChooser& choose = choose_host);
 
 }  // namespace tessera

@@ -16,8 +16,8 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add_enum(
       "run.device", &run.device,
       {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-      "Where to compute; auto: a run on one rank takes the first GPU where it is a Hopper GPU, "
-      "more ranks the CPU. CUDA_VISIBLE_DEVICES=1 makes another GPU the first");
+      "Where to compute; auto: each rank takes a Hopper GPU of its own where there are enough, "
+      "otherwise all take the CPU. CUDA_VISIBLE_DEVICES=1 makes another GPU the first");
   schema.add_enum(
       "run.cuda_graphs", &run.cuda_graphs,
       {{"auto", GraphMode::kAuto}, {"on", GraphMode::kOn}, {"off", GraphMode::kOff}},

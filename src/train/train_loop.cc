@@ -379,6 +379,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   together(*all, [&] {
     if (world.rank() == 0 && !request.trace.empty()) check_trace_file(request.trace);
   });
+  check_devices(settings, world);
   TrainingData data = open_data_together(settings, request, *all, out);
   // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
   const double peak = measure_matrix_peak(settings.train.dtype());
@@ -389,7 +390,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, world, request, writer.get(), device_peak).run();
+  TrainLoop(trainer, trainer.world(), request, writer.get(), device_peak).run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;

@@ -60,34 +60,34 @@ void check_sized_model(const Settings& settings, int64_t num_ranks) {
   const PlannedRank rank = plan_rank(settings, 0, num_ranks);
   const Device& device = rank.model.device();
   if (device.is_host()) return;
-  require_memory({.state = ModelState::count_bytes(settings, rank.layout),
+  require_memory({.state = ModelState::count_bytes(settings, rank.layout, rank.backend),
                   .activations = rank.model.activation_bytes()},
                  device.name(), gpu_memory());
 }
 
-Trainer::Trainer(Settings settings, TrainingData data, World& world)
-    : Trainer(std::move(settings), std::move(data), nullptr, &world) {}
+Trainer::Trainer(Settings settings, TrainingData data, World& world, const DeviceChooser& choose)
+    : Trainer(std::move(settings), std::move(data), nullptr, &world, choose) {}
 
 Trainer::Trainer(Settings settings, TrainingData data)
-    : Trainer(std::move(settings), std::move(data), make_single_world(), nullptr) {}
+    : Trainer(std::move(settings), std::move(data), make_single_world(), nullptr, choose_device) {}
 
-Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world)
+Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+                 const DeviceChooser& choose)
     : own_world_(std::move(own)),
+      host_(world != nullptr ? *world : *own_world_),
       settings_(std::move(settings)),
       data_(std::move(data)),
-      layout_(make_run_layout(settings_, world != nullptr ? *world : *own_world_)),
-      backend_(choose_backend(settings_, layout_.num_ranks())) {
-  World& ranks = world != nullptr ? *world : *own_world_;
+      device_(choose(settings_, host_)),
+      layout_(make_run_layout(settings_, this->world())) {
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
-                                           backend_, layout_.part);
-  if (!backend_.is_host()) device_peak_ = measure_matrix_peak(backend_, shape.dtype);
+                                           backend(), layout_.part);
   prediction_ =
-      predict_memory(settings_, layout_, *model_, backend_, touched_bytes(settings_, data_));
+      predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
   with_prediction(prediction_, [&] {
-    state_ = std::make_unique<ModelState>(settings_, layout_, ranks, backend_);
+    state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
   });
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);

@@ -6,6 +6,7 @@
 
 #include "core/progress.h"
 #include "train/checkpointing.h"
+#include "train/device_choice.h"
 #include "train/memory_prediction.h"
 #include "train/run_layout.h"
 #include "train/settings.h"
@@ -39,7 +40,8 @@ class Trainer {
  public:
   /// Validates, predicts memory, then takes it. Settings must have been checked; the world must
   /// outlive the trainer.
-  Trainer(Settings settings, TrainingData data, World& world);
+  Trainer(Settings settings, TrainingData data, World& world,
+          const DeviceChooser& choose = choose_device);
   /// A run on one rank.
   Trainer(Settings settings, TrainingData data);
 
@@ -47,10 +49,13 @@ class Trainer {
   const TrainingData& data() const { return data_; }
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
-  const Backend& backend() const { return backend_; }
+  const Backend& backend() const { return device_.backend; }
+  /// The world that this rank's communicators are of: the one that was given, or that of the
+  /// devices around it.
+  World& world() const { return device_.world ? *device_.world : host_; }
   /// The rate of a large matrix product on a GPU, measured while its memory was free; 0 on the
   /// host.
-  double device_peak() const { return device_peak_; }
+  double device_peak() const { return device_.peak; }
   const RunPosition& position() const { return position_; }
   ModelState& state() { return *state_; }
   const TrainingModel& model() const { return *model_; }
@@ -74,7 +79,8 @@ class Trainer {
   int64_t agree(int64_t value) const;
 
  private:
-  Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world);
+  Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+          const DeviceChooser& choose);
 
   StepOutcome run_step(const NodeObserver& observer, const UpdateObserver& update_observer);
   LossScales fetch(StepOutcome& outcome);
@@ -84,10 +90,11 @@ class Trainer {
   void refuse_nonfinite(const StepOutcome& outcome) const;
 
   std::unique_ptr<World> own_world_;
+  World& host_;
   Settings settings_;
   TrainingData data_;
+  RankDevice device_;
   RunLayout layout_;
-  Backend backend_;
   MemoryPrediction prediction_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<TrainingModel> model_;
@@ -96,7 +103,6 @@ class Trainer {
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
   double step_flops_ = 0;
-  double device_peak_ = 0;
 };
 
 /// Runs a whole training, from the settings to the report; rank 0 prints to `out` and writes the

@@ -62,7 +62,6 @@ Reference make_reference(Settings settings) {
   const ParallelSpec parallel = settings.parallel;
   settings.shard = {};
   settings.parallel = {};
-  settings.run.device = DeviceChoice::kCpu;
   Reference reference{.settings = std::move(settings)};
   const LayoutSpec& layout = parallel.layout;
   if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;
@@ -82,12 +81,9 @@ bool compresses(const Settings& settings) {
 
 std::vector<std::string> list_notes(const VerifyRequest& request, const Reference& reference) {
   std::vector<std::string> notes;
-  if (request.settings.run.device == DeviceChoice::kCuda) {
-    notes.push_back(
-        request.num_ranks == 1
-            ? "the run is on the GPU, its reference on the host"
-            : "run.device = \"cuda\" is left aside for several ranks: both runs are on the host");
-  }
+  if (request.settings.run.device == DeviceChoice::kCuda)
+    notes.push_back(fmt::format("the run is on {}, its reference on the host",
+                                request.num_ranks == 1 ? "the GPU" : "GPUs"));
   if (request.settings.train.precision == Precision::kBF16)
     notes.push_back(
         "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
@@ -104,6 +100,11 @@ std::vector<std::string> list_notes(const VerifyRequest& request, const Referenc
         "reference is tp {} x cp {} alone; --moe.capacity_scope=sequence compares with one rank",
         reference.settings.parallel.layout.tp, reference.settings.parallel.layout.cp));
   return notes;
+}
+
+/// Where the layout runs.
+DeviceChooser layout_device(const VerifyRequest& request) {
+  return request.settings.run.device == DeviceChoice::kCuda ? choose_device : request.device;
 }
 
 std::vector<std::string> list_names(const Settings& settings) {
@@ -132,7 +133,6 @@ Verification verify_layout(const VerifyRequest& request) {
   Settings settings = request.settings;
   settings.data.tokens = scratch.file("tokens");
   settings.run.folder = scratch.file("run");
-  if (request.num_ranks > 1) settings.run.device = DeviceChoice::kCpu;
   settings.train.steps = steps;
   settings.schedule.num_steps = steps;
   const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);
@@ -141,9 +141,10 @@ Verification verify_layout(const VerifyRequest& request) {
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);
   const Reference reference = make_reference(settings);
-  Verification result = compare_runs(record_run(settings, request.num_ranks, steps),
-                                     record_run(reference.settings, reference.num_ranks, steps),
-                                     list_names(settings), rule.tolerances);
+  Verification result =
+      compare_runs(record_run(settings, request.num_ranks, steps, layout_device(request)),
+                   record_run(reference.settings, reference.num_ranks, steps, request.device),
+                   list_names(settings), rule.tolerances);
   result.reference_ranks = reference.num_ranks;
   result.notes = list_notes(request, reference);
   return result;

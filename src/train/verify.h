@@ -26,6 +26,8 @@ struct VerifyRequest {
   int64_t steps = 3;
   /// Of what is computed and sent in F32, see VerifyRule.
   double tolerance = 1e-4;
+  /// Where the ranks of both runs compute, but for those of the layout where run.device = "cuda".
+  DeviceChooser device = choose_host;
 };
 
 /// The same settings for random tokens in place of the data, without warm-up.
@@ -40,10 +42,9 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks);
 /// data: a shrunk model would run all the same.
 void check_as_training(Settings settings, int64_t num_ranks);
 
-/// Runs the layout and one rank on the same few batches of random tokens, on the host and in F32
-/// whatever train.precision says, and compares. A layout of one rank with run.device = "cuda" runs
-/// on the GPU, and is compared with the host. Reads nothing but the settings;
-/// writes only to a temporary folder. AdamW's epsilon is raised, see VerifyRule. Throws
+/// Runs the layout and one rank on the same few batches of random tokens, on the request's devices
+/// and in F32 whatever train.precision says, and compares. Reads nothing but the
+/// settings; writes only to a temporary folder. AdamW's epsilon is raised, see VerifyRule. Throws
 /// UserError for a layout that cannot run.
 ///
 /// Two things are not compared with one rank over all steps. Where each rank drops by a capacity

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -23,6 +24,7 @@ struct Fixture {
   int64_t columns;
   uint64_t seed;
   Random random;  ///< the same numbers on all members
+  SumOrder order = SumOrder::kRanks;
 
   int64_t size() const { return group->size(); }
   int64_t rank() const { return group->rank(); }
@@ -54,8 +56,12 @@ void set_element(const Tensor& tensor, int64_t i, double value) {
 OwnedTensor input(const Fixture& f, int64_t member, uint64_t which, int64_t rows) {
   OwnedTensor owned(f.dtype, {rows, f.columns});
   Random random(mix(f.seed, which), static_cast<uint64_t>(member));
-  for (int64_t i = 0; i < owned.get().num_elements(); ++i)
-    set_element(owned, i, random.next_normal());
+  const bool whole =
+      f.order == SumOrder::kAny && (f.dtype == DType::kF32 || f.dtype == DType::kF64);
+  for (int64_t i = 0; i < owned.get().num_elements(); ++i) {
+    const double value = random.next_normal();
+    set_element(owned, i, whole ? std::round(100 * value) : value);
+  }
   return owned;
 }
 
@@ -285,7 +291,7 @@ void check_kind(Fixture& f, uint64_t which) {
 
 }  // namespace
 
-void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds) {
+void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds, SumOrder order) {
   constexpr std::array kTypes = {DType::kF32, DType::kBF16, DType::kF64, DType::kI32, DType::kI64};
   for (int64_t round = 0; round < num_rounds; ++round) {
     Random random(seed, static_cast<uint64_t>(round));
@@ -296,7 +302,9 @@ void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds) {
               .dtype = kTypes[random.next_below(kTypes.size())],
               .columns = static_cast<int64_t>(random.next_below(5)),
               .seed = mix(group_seed, static_cast<uint64_t>(round)),
-              .random = Random(group_seed, static_cast<uint64_t>(round))};
+              .random = Random(group_seed, static_cast<uint64_t>(round)),
+              .order = order};
+    f.group->connect_neighbours();
     ASSERT_EQ(f.group->ranks(), ranks);
     ASSERT_EQ(ranks[static_cast<size_t>(f.rank())], world.rank());
     for (uint64_t which = 0; which < 10; ++which) check_kind(f, which);
@@ -305,6 +313,7 @@ void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds) {
 
 void check_messages(World& world, uint64_t seed) {
   const CommunicatorPtr group = world.make_world_group();
+  group->connect_neighbours();
   if (world.size() == 1) return;
   Fixture f{group, &world.statistics(), DType::kF32, 3, seed, Random(seed, 0)};
   constexpr int64_t kMessages = 5;
@@ -358,6 +367,7 @@ void check_large(World& world, int64_t bytes) {
 
 void check_wait_order(World& world, uint64_t seed) {
   const CommunicatorPtr group = world.make_world_group();
+  group->connect_neighbours();
   const int64_t size = world.size();
   Random random(seed, static_cast<uint64_t>(world.rank()));
   std::vector<OwnedTensor> sums;

@@ -10,12 +10,20 @@ namespace tessera {
 // GoogleTest's. The reference of every operation is computed from all ranks' inputs, which each
 // rank can make.
 
+/// How a back end sums F32 and F64; BF16 is always summed in F32 in the order of the ranks.
+enum class SumOrder : uint8_t {
+  kRanks,
+  kAny,  ///< those types get whole numbers, of which every order makes the same sum
+};
+
 /// Random operations of every kind in random groups (a random cut of the world, so several groups
 /// work at a time), with random types and sizes, zero rows among them, several pending at once;
 /// results are compared bitwise with sums in the order of ranks, statistics with their formulas.
-void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds);
+void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds,
+                              SumOrder order = SumOrder::kRanks);
 
-/// Messages: sent before received, received before sent, both ways between two ranks, in order.
+/// Messages between all ranks: sent before received, received before sent, both ways between two
+/// ranks, in order.
 void check_messages(World& world, uint64_t seed);
 
 /// Collectives over buffers of `bytes`, which may exceed what one message of the back end holds.

@@ -47,7 +47,7 @@ int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*
 }  // namespace
 
 void add_dispatch_plan_cuda(KernelTable& table) {
-  table["dispatch_plan"] = Kernel(dispatch_plan, workspace_bytes);
+  table["dispatch_plan"] = Kernel(dispatch_plan, workspace_bytes).telling_the_host();
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/attention/attention.h"
 #include "ops/balance/balance.h"
+#include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
@@ -39,6 +40,7 @@ KernelTable make_cpu_kernels() {
   add_add_bias_cpu(table);
   add_attention_cpu(table);
   add_balance_cpu(table);
+  add_bf16_sum_cpu(table);
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
   add_collective_cpu(table);

@@ -6,9 +6,10 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/attention/attention.h"
 #include "ops/balance/balance.h"
+#include "ops/bf16_sum/bf16_sum.h"
 #include "ops/block_sparse/block_sparse.h"
-#include "ops/collective/collective.h"
 #include "ops/cache_append/cache_append.h"
+#include "ops/collective/collective.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/expert_activation.h"
@@ -39,6 +40,7 @@ KernelTable make_cuda_kernels() {
   add_add_cuda(table);
   add_attention_cuda(table);
   add_balance_cuda(table);
+  add_bf16_sum_cuda(table);
   add_block_sparse_cuda(table);
   add_collective_cuda(table);
   add_cache_append_cuda(table);

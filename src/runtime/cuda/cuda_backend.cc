@@ -1,4 +1,7 @@
 #include "runtime/cuda/cuda_backend.h"
+
+#include <cstdlib>
+
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/registry/cuda_kernels.h"
@@ -7,13 +10,26 @@
 namespace tessera {
 namespace {
 
+/// Streams that share a queue of the GPU wait for one another; each communicator has a stream.
+bool ask_for_queues() {
+  return ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0) == 0;
+}
+
+uint64_t hash_id(const cudaUUID_t& uuid) {
+  constexpr uint64_t kPrime = 1099511628211U;
+  uint64_t hash = 14695981039346656037U;
+  for (const char byte : uuid.bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * kPrime;
+  return hash;
+}
+
 GpuInfo describe(int index) {
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, index));
   return {.name = properties.name,
           .memory = static_cast<int64_t>(properties.totalGlobalMem),
           .compute_major = properties.major,
-          .compute_minor = properties.minor};
+          .compute_minor = properties.minor,
+          .id = hash_id(properties.uuid)};
 }
 
 /// Stands for a GPU where programs are only planned.
@@ -45,6 +61,8 @@ bool built_with_cuda() {
 }
 
 GpuList list_gpus() {
+  static const bool asked = ask_for_queues();  // before the runtime first looks
+  static_cast<void>(asked);
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {

@@ -1,9 +1,12 @@
 #pragma once
 
-#include <optional>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
+#include "comm/options.h"
 #include "ops/backend.h"
 
 namespace tessera {
@@ -14,6 +17,7 @@ struct GpuInfo {
   int64_t memory = 0;  ///< bytes
   int compute_major = 0;
   int compute_minor = 0;
+  uint64_t id = 0;  ///< the same wherever this GPU is seen from, and no other's
 
   /// Whether the kernels run on it: they are for Hopper alone.
   bool is_supported() const {
@@ -36,6 +40,19 @@ GpuList list_gpus();
 void check_gpu(int index);
 /// GPU `index` with the kernels of all operators that run on it. Throws as check_gpu.
 Backend make_cuda_backend(int index);
+/// Whether several GPUs can communicate: NCCL, which is loaded when the program runs.
+struct NcclInfo {
+  bool built = false;  ///< the program can use it
+  int version = 0;     ///< 10000 · major + 100 · minor + patch; 0: it cannot be had
+  std::string why;     ///< why not
+};
+NcclInfo find_nccl();
+/// The ranks of `host` with a GPU each, this one's being that of `backend`. Tensors in the GPUs'
+/// memory travel by NCCL, the host's through `host`, which must outlive it. REQUIRES find_nccl() to
+/// have found it on every rank.
+std::unique_ptr<World> make_gpu_world(World& host, const Backend& backend,
+                                      const CommOptions& options);
+
 /// The kernels of a GPU that need not be there: programs are planned, and what these kernels do not
 /// take is refused, but nothing can be allocated or run. Throws UserError where the program was
 /// built without CUDA.

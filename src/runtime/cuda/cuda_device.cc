@@ -1,6 +1,7 @@
 #include "runtime/cuda/cuda_device.h"
 
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "core/memory.h"
@@ -27,6 +28,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 }
 
 CudaDevice::~CudaDevice() {
+  give_up_if_unwinding();
   uploads_.reset();
   cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
@@ -49,7 +51,13 @@ std::byte* CudaDevice::allocate(int64_t num_bytes) {
   return static_cast<std::byte*>(data);
 }
 
+void CudaDevice::give_up_if_unwinding() const noexcept {
+  if (watch_.give_up && std::uncaught_exceptions() > 0) watch_.give_up();
+}
+
+// The runtime waits for all work of the GPU before it gives memory back.
 void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  give_up_if_unwinding();
   cudaFree(data);
 }
 
@@ -67,6 +75,7 @@ std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
 }
 
 void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept {
+  give_up_if_unwinding();
   cudaFreeHost(data);
 }
 
@@ -84,7 +93,8 @@ void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
     synchronize();
     return;
   }
-  if (!uploads_) uploads_ = std::make_unique<UploadRing>(stream_);
+  if (!uploads_)
+    uploads_ = std::make_unique<UploadRing>(stream_, [this](cudaEvent_t event) { wait(event); });
   num_waits_ += uploads_->upload(to, from, num_bytes);
 }
 
@@ -92,9 +102,30 @@ void CudaDevice::zero(void* data, int64_t num_bytes) {
   if (num_bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
 }
 
+cudaError_t CudaDevice::wait_watched(const std::function<cudaError_t()>& query) const {
+  constexpr std::chrono::milliseconds kInterval{5};
+  const Time begin = std::chrono::steady_clock::now();
+  Time checked = begin;
+  for (;;) {
+    const cudaError_t status = query();
+    if (status != cudaErrorNotReady) return status;
+    cudaGetLastError();  // the runtime keeps it, though it is no error
+    const Time now = std::chrono::steady_clock::now();
+    if (now - checked < kInterval) continue;
+    watch_.look(begin);
+    checked = now;
+  }
+}
+
+void CudaDevice::wait(cudaEvent_t event) const {
+  check(watch_.look ? wait_watched([=] { return cudaEventQuery(event); })
+                    : cudaEventSynchronize(event));
+}
+
 void CudaDevice::synchronize() {
   ++num_waits_;
-  const cudaError_t status = cudaStreamSynchronize(stream_);
+  const cudaError_t status = watch_.look ? wait_watched([this] { return cudaStreamQuery(stream_); })
+                                         : cudaStreamSynchronize(stream_);
   ensure(
       status == cudaSuccess,
       "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 namespace tessera::cuda {
 
 /// One GPU with a stream, in the order of which it does all its work.
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
   /// Makes GPU `index` the calling thread's. Throws UserError where it cannot be had.
   explicit CudaDevice(int index);
@@ -41,6 +42,16 @@ class CudaDevice final : public Device {
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
+  /// Who looks after work that needs other ranks, which may have gone.
+  struct Watch {
+    /// Called now and then, with when the waiting began, while synchronize() waits: throws where
+    /// that is in vain. Empty for none.
+    std::function<void(Time begin)> look;
+    /// Ends such work, so that memory can be released while an exception unwinds. Must not throw.
+    std::function<void()> give_up;
+  };
+  void set_watch(Watch watch) { watch_ = std::move(watch); }
+
  private:
   struct Interval {
     Mark begin = 0;
@@ -48,6 +59,10 @@ class CudaDevice final : public Device {
     std::function<void(Time, Time)> use;
   };
   void tell_intervals();
+  /// Until `query` answers other than cudaErrorNotReady; looks after the watch meanwhile.
+  cudaError_t wait_watched(const std::function<cudaError_t()>& query) const;
+  void wait(cudaEvent_t event) const;
+  void give_up_if_unwinding() const noexcept;
 
   int index_;
   cudaStream_t stream_ = nullptr;
@@ -56,6 +71,7 @@ class CudaDevice final : public Device {
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;
   std::vector<Interval> intervals_;
+  Watch watch_;
 };
 
 }  // namespace tessera::cuda

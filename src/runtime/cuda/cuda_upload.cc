@@ -1,13 +1,15 @@
 #include "runtime/cuda/cuda_upload.h"
 
 #include <cstring>
+#include <utility>
 
 #include "core/memory.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
 
-UploadRing::UploadRing(cudaStream_t stream) : stream_(stream) {
+UploadRing::UploadRing(cudaStream_t stream, std::function<void(cudaEvent_t)> wait)
+    : stream_(stream), wait_(std::move(wait)) {
   void* memory = nullptr;
   check(cudaHostAlloc(&memory, kParts * static_cast<size_t>(kMostBytes), cudaHostAllocDefault));
   memory_ = static_cast<std::byte*>(memory);
@@ -29,7 +31,7 @@ int UploadRing::begin_next_part() {
   if (status == cudaSuccess) return 0;
   if (status != cudaErrorNotReady) check(status);
   cudaGetLastError();
-  check(cudaEventSynchronize(left_[part_]));
+  wait_(left_[part_]);
   return 1;
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace tessera::cuda {
 
@@ -16,7 +17,8 @@ class UploadRing {
   /// The most bytes of one upload.
   static constexpr int64_t kMostBytes = int64_t{4} << 20;
 
-  explicit UploadRing(cudaStream_t stream);
+  /// `wait` returns when an event is complete.
+  UploadRing(cudaStream_t stream, std::function<void(cudaEvent_t)> wait);
   ~UploadRing();
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
@@ -31,6 +33,7 @@ class UploadRing {
   int begin_next_part();
 
   cudaStream_t stream_;
+  std::function<void(cudaEvent_t)> wait_;
   std::byte* memory_ = nullptr;
   std::array<cudaEvent_t, kParts> left_{};  ///< by part: after all copies from it
   size_t part_ = 0;

@@ -21,6 +21,15 @@ Backend make_cuda_backend(int index) {
   throw InternalError("a GPU in a program without CUDA");
 }
 
+NcclInfo find_nccl() {
+  return {.built = false, .version = 0, .why = "this program was built without CUDA"};
+}
+
+std::unique_ptr<World> make_gpu_world(World& /*host*/, const Backend& /*backend*/,
+                                      const CommOptions& /*options*/) {
+  throw InternalError("GPUs in a program without CUDA");
+}
+
 Backend make_planned_cuda_backend() {
   user_error(
       "this program was built without CUDA, so it does not know what a GPU would need; build it "

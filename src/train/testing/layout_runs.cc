@@ -92,7 +92,8 @@ Settings settings_for_layouts(const std::filesystem::path& folder) {
   return settings;
 }
 
-RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save) {
+RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
+                 const DeviceChooser& choose) {
   settings.parallel = layout.parallel;
   settings.shard = layout.shard;
   RunEnd end;
@@ -101,7 +102,7 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
   run_thread_world(layout.num_ranks, [&](World& world) {
     Settings own = settings;
     TrainingData data = open_training_data(own);
-    Trainer trainer(own, std::move(data), world);
+    Trainer trainer(own, std::move(data), world, choose);
     trainer.resume("");
     while (trainer.position().step < steps) {
       const double loss = trainer.step().loss;

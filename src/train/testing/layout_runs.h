@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "train/device_choice.h"
 #include "train/settings.h"
 
 namespace tessera::testing {
@@ -32,6 +33,7 @@ struct RunEnd {
 
 /// Continues the run in settings.run.folder (or starts it) up to `steps` steps on that layout,
 /// ranks being threads; saves at the end where `save`.
-RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save);
+RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
+                 const DeviceChooser& choose = choose_host);
 
 }  // namespace tessera::testing

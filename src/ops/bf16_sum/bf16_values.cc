@@ -1,4 +1,4 @@
-#include "optim/bf16_sum.h"
+#include "ops/bf16_sum/bf16_values.h"
 
 #include <algorithm>
 #include <array>
@@ -32,17 +32,6 @@ void round_to_bf16(const std::byte* from, int64_t count, std::byte* to) {
   }
 }
 
-void round_as_bf16(const std::byte* from, std::span<float> to) {
-  std::array<float, kBlock> wide;
-  const auto count = static_cast<int64_t>(to.size());
-  for (int64_t first = 0; first < count; first += kBlock) {
-    const int64_t size = std::min(kBlock, count - first);
-    load(from, first, size, wide);
-    for (size_t i = 0; i < static_cast<size_t>(size); ++i)
-      to[static_cast<size_t>(first) + i] = Bf16(wide[i]);
-  }
-}
-
 void sum_bf16_parts(const std::byte* parts, int64_t num_parts, int64_t own, std::span<float> sum) {
   std::array<Bf16, kBlock> narrow;
   std::array<float, kBlock> total;
@@ -53,7 +42,7 @@ void sum_bf16_parts(const std::byte* parts, int64_t num_parts, int64_t own, std:
     total.fill(0.0F);
     for (int64_t p = 0; p < num_parts; ++p) {
       if (p == own) {
-        for (size_t i = 0; i < static_cast<size_t>(size); ++i) total[i] += values[i];
+        for (size_t i = 0; i < static_cast<size_t>(size); ++i) total[i] += Bf16(values[i]);
         continue;
       }
       load(parts, (p < own ? p : p - 1) * count + first, size, narrow);

@@ -1,0 +1,121 @@
+// Collectives between GPUs by NCCL, ranks being threads of this process with a GPU each
+// (`comm_cuda_bench [GPUs]`): of each size the mean time of an operation and the bandwidth of the
+// bus, that is the bytes that a rank must send, per second, beside a plain copy from one GPU to
+// another. Sizes are those of the larger of in and out.
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+
+#include "comm/thread_world.h"
+#include "core/memory.h"
+#include "ops/cuda/check.h"
+#include "runtime/cuda/cuda_backend.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kRounds = 20;
+constexpr int64_t kMebibyte = int64_t{1} << 20;
+
+struct Buffers {
+  Buffers(int64_t bytes, int64_t num_ranks, DType dtype, Device& device)
+      : part(bytes / dtype_size(dtype) / num_ranks),
+        whole(dtype, {part * num_ranks}, "the benchmark", device),
+        other(dtype, {part * num_ranks}, "the benchmark", device),
+        own(dtype, {part}, "the benchmark", device) {}
+
+  int64_t part;
+  OwnedTensor whole;
+  OwnedTensor other;
+  OwnedTensor own;
+};
+
+/// The mean of some rounds, after some others.
+double mean_seconds(Communicator& group, Device& device, const std::function<void()>& operation) {
+  for (int i = 0; i < 3; ++i) operation();
+  device.synchronize();
+  group.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kRounds; ++i) operation();
+  device.synchronize();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  return taken.count() / kRounds;
+}
+
+void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
+  const Buffers b(bytes, group.size(), dtype, device);
+  const auto mean = [&](const std::function<void()>& work) {
+    return mean_seconds(group, device, work);
+  };
+  const auto sent = static_cast<double>(b.part * (group.size() - 1) * dtype_size(dtype));
+  const auto report = [&](const char* name, double seconds, double factor) {
+    if (group.rank() == 0)
+      std::printf("  %-14s %-4s %5lld MiB %9.1f us %7.1f GB/s\n", name,
+                  std::string(dtype_name(dtype)).c_str(), static_cast<long long>(bytes / kMebibyte),
+                  seconds * 1e6, factor * sent / seconds / 1e9);
+  };
+  report("all_to_all", mean([&] { group.all_to_all(b.whole, b.other).wait(); }), 1);
+  report("all_gather", mean([&] { group.all_gather(b.own, b.whole).wait(); }), 1);
+  report("reduce_scatter", mean([&] { group.reduce_scatter(b.whole, b.own).wait(); }), 1);
+  report("all_reduce", mean([&] { group.all_reduce(b.whole, b.other).wait(); }), 2);
+  group.barrier();  // nobody frees memory while another rank still needs it
+}
+
+/// A copy from GPU 0 to GPU 1 by the copy engine: what one direction between them can carry.
+double copy_bandwidth() {
+  constexpr size_t kBytes = size_t{512} << 20;
+  void* from = nullptr;
+  void* to = nullptr;
+  cuda::check(cudaSetDevice(1));
+  cuda::check(cudaMalloc(&to, kBytes));
+  cuda::check(cudaSetDevice(0));
+  cuda::check(cudaMalloc(&from, kBytes));
+  cudaDeviceEnablePeerAccess(1, 0);  // without it the copy goes through the host
+  const auto copy = [&] { cuda::check(cudaMemcpyPeerAsync(to, 1, from, 0, kBytes)); };
+  copy();
+  cuda::check(cudaDeviceSynchronize());
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kRounds; ++i) copy();
+  cuda::check(cudaDeviceSynchronize());
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  cudaFree(from);
+  cudaFree(to);
+  return kRounds * static_cast<double>(kBytes) / taken.count() / 1e9;
+}
+
+int run(int64_t num_ranks) {
+  std::printf("copy from GPU 0 to GPU 1: %.1f GB/s\n", copy_bandwidth());
+  run_thread_world(num_ranks, [](World& host) {
+    const Backend gpu = make_cuda_backend(static_cast<int>(host.rank()));
+    const auto world = make_gpu_world(host, gpu, {});
+    const CommunicatorPtr group = world->make_world_group();
+    if (host.rank() == 0) std::printf("%lld GPUs:\n", static_cast<long long>(host.size()));
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int64_t size : {8, 64, 512})
+        measure(*group, gpu.device(), size * kMebibyte, dtype);
+    }
+  });
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    const auto gpus = std::ssize(tessera::list_gpus().gpus);
+    if (gpus < 2) {
+      std::printf("%lld GPUs can be seen; two are needed\n", static_cast<long long>(gpus));
+      return 0;
+    }
+    return tessera::run(argc > 1 ? std::atoll(argv[1]) : gpus);
+  } catch (const std::exception& error) {
+    std::cerr << "comm_cuda_bench: " << error.what() << "\n";
+    return 2;
+  }
+}

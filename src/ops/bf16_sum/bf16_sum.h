@@ -1,0 +1,39 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// Sums of F32 values that travel as BF16 (MegaScale-MoE, section 5, figure 11): every summand is
+/// rounded once, and the sum is made in F32 where it is wanted.
+
+/// (x F32 [n]) -> BF16 [n], rounded to nearest even. On the host the output may begin where x does,
+/// or before; elsewhere they must not overlap.
+class RoundToBf16 final : public Operator {
+ public:
+  std::string_view name() const override { return "round_to_bf16"; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+};
+
+/// (parts BF16 [P - 1, n], own F32 [n]) -> F32 [n]: the sum of P parts in their order, of which
+/// part `own` is the second input, rounded to BF16 like the others. The output may be that input.
+class SumBf16Parts final : public Operator {
+ public:
+  explicit SumBf16Parts(int64_t own) : own_(own) {}
+
+  std::string_view name() const override { return "sum_bf16_parts"; }
+  std::string attributes() const override { return fmt::format("own={}", own_); }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  int64_t own() const { return own_; }
+
+ private:
+  int64_t own_;
+};
+
+OperatorPtr make_round_to_bf16();
+OperatorPtr make_sum_bf16_parts(int64_t own);
+
+void add_bf16_sum_cpu(KernelTable& table);
+void add_bf16_sum_cuda(KernelTable& table);
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include "ops/bf16_sum/bf16_sum.h"
+#include "ops/testing/gpu_kernel.h"
+#include "ops/testing/gpu_test.h"
+#include "ops/testing/op_test.h"
+
+namespace tessera {
+namespace {
+
+class Bf16SumCuda : public testing::GpuTest {
+ protected:
+  /// The same bits as on the host.
+  void check(const Operator& op, const std::vector<Tensor>& inputs, DType dtype,
+             const Shape& shape) {
+    const OwnedTensor expected(dtype, shape);
+    const Tensor host_out = expected;
+    testing::run_kernel(op, cpu(), inputs, std::span(&host_out, 1));
+    std::vector<OwnedTensor> copies;
+    std::vector<Tensor> on_gpu;
+    for (const Tensor& input : inputs) copies.push_back(testing::copy_to(gpu(), input));
+    for (const OwnedTensor& copy : copies) on_gpu.push_back(copy);
+    const OwnedTensor found(dtype, shape, "a result", gpu().device());
+    const Tensor out = found;
+    testing::run_kernel(op, gpu(), on_gpu, std::span(&out, 1));
+    const OwnedTensor back = testing::copy_to_host(gpu(), found);
+    EXPECT_EQ(std::memcmp(back.get().data, expected.get().data,
+                          static_cast<size_t>(expected.get().num_bytes())),
+              0);
+  }
+};
+
+TEST_F(Bf16SumCuda, RoundsAsTheHostDoes) {
+  Random random(3, 1);
+  for (const int64_t count : {0, 1, 255, 256, 300'001}) {
+    SCOPED_TRACE(count);
+    const OwnedTensor x = testing::random_tensor(DType::kF32, {count}, random);
+    check(*make_round_to_bf16(), {x}, DType::kBF16, {count});
+  }
+}
+
+TEST_F(Bf16SumCuda, SumsInTheOrderOfTheParts) {
+  Random random(3, 2);
+  for (const int64_t count : {0, 1, 257, 300'001}) {
+    for (int64_t own = 0; own < 4; ++own) {
+      SCOPED_TRACE(fmt::format("{} values, part {}", count, own));
+      const OwnedTensor parts = testing::random_tensor(DType::kBF16, {3, count}, random);
+      const OwnedTensor own_part = testing::random_tensor(DType::kF32, {count}, random);
+      check(*make_sum_bf16_parts(own), {parts, own_part}, DType::kF32, {count});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,216 @@
+#include "ops/testing/shadow_backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "core/memory.h"
+
+namespace tessera::testing {
+namespace {
+
+/// Address ranges without memory, each of which stands for memory elsewhere.
+class ShadowDevice final : public Device, public std::enable_shared_from_this<ShadowDevice> {
+ public:
+  ~ShadowDevice() override {
+    for (const auto& [begin, range] : ranges_) ::munmap(begin, range.size);
+  }
+
+  std::string name() const override { return "shadow"; }
+  bool is_host() const override { return false; }
+
+  std::byte* allocate(int64_t num_bytes) override {
+    const auto size = static_cast<size_t>(num_bytes);
+    void* const begin = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (begin == MAP_FAILED) return nullptr;
+    auto* const address = static_cast<std::byte*>(begin);
+    ranges_[address] = {size, Buffer(num_bytes, "a shadow")};
+    return address;
+  }
+  void release(std::byte* data, int64_t num_bytes) noexcept override {
+    ranges_.erase(data);
+    ::munmap(data, static_cast<size_t>(num_bytes));
+  }
+  std::byte* allocate_shared(int64_t num_bytes) override {
+    return host_device().allocate(num_bytes);
+  }
+  void release_shared(std::byte* data, int64_t num_bytes) noexcept override {
+    host_device().release(data, num_bytes);
+  }
+  void copy(void* to, const void* from, int64_t num_bytes) override {
+    if (num_bytes > 0)
+      std::memcpy(reach(to), reach(const_cast<void*>(from)), static_cast<size_t>(num_bytes));
+  }
+  void zero(void* data, int64_t num_bytes) override {
+    if (num_bytes == 0) return;
+    ensure(reach(data) != data, "zero: memory that is not the device's");
+    std::memset(reach(data), 0, static_cast<size_t>(num_bytes));
+  }
+  void synchronize() override {}
+  Mark mark() override { return host_device().mark(); }
+  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
+    host_device().when_known(begin, end, std::move(use));
+  }
+  int64_t used_bytes() const override { return 0; }
+
+  /// Where the memory is that an address stands for; any other address is itself.
+  std::byte* reach(void* address) const {
+    auto* const wanted = static_cast<std::byte*>(address);
+    auto after = ranges_.upper_bound(wanted);
+    if (after == ranges_.begin()) return wanted;
+    const auto& [begin, range] = *std::prev(after);
+    return wanted < begin + range.size ? range.memory.data() + (wanted - begin) : wanted;
+  }
+  /// The tensor as the host reaches it.
+  Tensor reach(Tensor tensor) const {
+    ensure(tensor.device == nullptr || tensor.device == this, "a tensor of another device");
+    const bool is_own = tensor.device == this;
+    std::byte* const data = reach(tensor.data);
+    ensure(tensor.num_bytes() == 0 || tensor.data == nullptr || is_own == (data != tensor.data),
+           "a tensor does not say whose memory it is");
+    return {data, tensor.dtype, tensor.shape};
+  }
+
+ private:
+  struct Range {
+    size_t size = 0;
+    Buffer memory;
+  };
+  std::map<std::byte*, Range> ranges_;
+};
+
+struct ShadowContext final : public KernelContext {
+  ShadowContext(const ShadowDevice& own, KernelTable table)
+      : device(own), kernels(std::move(table)) {}
+  const ShadowDevice& device;
+  KernelTable kernels;
+};
+
+/// A kernel's arguments as the host's have them: actual extents, but of outputs whose extent the
+/// call itself makes.
+class HostArguments {
+ public:
+  HostArguments(const ShadowDevice& device, const KernelArgs& args) : args_(args) {
+    for (size_t i = 0; i < args.inputs.size(); ++i) inputs_.push_back(argument(device, i));
+    for (size_t i = 0; i < args.outputs.size(); ++i)
+      outputs_.push_back(argument(device, args.inputs.size() + i));
+    workspace_ = {device.reach(args.workspace.data()), args.workspace.size()};
+  }
+  KernelArgs get() const {
+    return {.inputs = inputs_,
+            .outputs = outputs_,
+            .workspace = workspace_,
+            .set_accumulators = args_.set_accumulators};
+  }
+
+ private:
+  Tensor argument(const ShadowDevice& device, size_t i) const {
+    const size_t num_inputs = args_.inputs.size();
+    Tensor tensor = device.reach(i < num_inputs ? args_.inputs[i] : args_.outputs[i - num_inputs]);
+    const int64_t* const extent = i < args_.extents.size() ? args_.extents[i] : nullptr;
+    const bool is_own =
+        std::ranges::any_of(args_.outputs, [&](const Tensor& out) { return out.data == extent; });
+    if (extent == nullptr || is_own) return tensor;
+    std::memcpy(&tensor.shape[0], device.reach(const_cast<int64_t*>(extent)), sizeof(int64_t));
+    return tensor;
+  }
+
+  const KernelArgs& args_;
+  std::vector<Tensor> inputs_;
+  std::vector<Tensor> outputs_;
+  std::span<std::byte> workspace_;
+};
+
+void run_on_host(const Operator& op, const KernelArgs& args) {
+  const auto& context = static_cast<const ShadowContext&>(*args.context);
+  context.kernels.find(op.name())->second(op, HostArguments(context.device, args).get());
+}
+
+int64_t workspace_on_host(const Operator& op, std::span<const ValueType> inputs) {
+  return op.cpu_workspace_bytes(inputs);
+}
+
+Kernel disguise(const Kernel& kernel) {
+  const Kernel disguised(run_on_host, workspace_on_host);
+  return kernel.sets_accumulators() ? disguised.setting_accumulators() : disguised;
+}
+
+class ShadowCommunicator final : public Communicator {
+ public:
+  ShadowCommunicator(CommunicatorPtr host, std::shared_ptr<ShadowDevice> device,
+                     std::shared_ptr<CommStatistics> statistics)
+      : Communicator(host->name(), host->ranks(), host->rank(), std::move(statistics)),
+        host_(std::move(host)),
+        device_(std::move(device)) {}
+
+ private:
+  using Rows = std::span<const int64_t>;
+  Pending do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) override {
+    return host_->all_gather_v(device_->reach(in), device_->reach(out), rows);
+  }
+  Pending do_reduce_scatter_v(const Tensor& in, const Tensor& out, Rows rows) override {
+    return host_->reduce_scatter_v(device_->reach(in), device_->reach(out), rows);
+  }
+  Pending do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) override {
+    return host_->all_reduce(device_->reach(in), device_->reach(out), op);
+  }
+  Pending do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
+                          Rows receive_rows) override {
+    return host_->all_to_all_v(device_->reach(in), device_->reach(out), send_rows, receive_rows);
+  }
+  Pending do_send(const Tensor& tensor, int64_t to) override {
+    return host_->send(device_->reach(tensor), to);
+  }
+  Pending do_receive(const Tensor& tensor, int64_t from) override {
+    return host_->receive(device_->reach(tensor), from);
+  }
+  Pending do_broadcast(const Tensor& tensor, int64_t root) override {
+    return host_->broadcast(device_->reach(tensor), root);
+  }
+  void do_barrier() override { host_->barrier(); }
+
+  CommunicatorPtr host_;
+  std::shared_ptr<ShadowDevice> device_;
+};
+
+class ShadowWorld final : public World {
+ public:
+  ShadowWorld(World& host, std::shared_ptr<ShadowDevice> device)
+      : host_(host), device_(std::move(device)) {}
+
+  int64_t rank() const override { return host_.rank(); }
+  int64_t size() const override { return host_.size(); }
+  CommunicatorPtr make_group(const std::string& name, const std::vector<int64_t>& ranks) override {
+    CommunicatorPtr host = host_.make_group(name, ranks);
+    if (ranks.size() == 1) return make_single_communicator(name, rank(), statistics_);
+    return std::make_shared<ShadowCommunicator>(std::move(host), device_, statistics_);
+  }
+  const CommStatistics& statistics() const override { return *statistics_; }
+  CommStatistics& statistics() override { return *statistics_; }
+  bool ending() override { return host_.ending(); }
+
+ private:
+  World& host_;
+  std::shared_ptr<ShadowDevice> device_;
+  std::shared_ptr<CommStatistics> statistics_ = std::make_shared<CommStatistics>();
+};
+
+}  // namespace
+
+Backend make_shadow_backend(KernelTable host_kernels) {
+  const auto device = std::make_shared<ShadowDevice>();
+  KernelTable kernels;
+  for (const auto& [name, kernel] : host_kernels) kernels[name] = disguise(kernel);
+  return {device, std::make_shared<ShadowContext>(*device, std::move(host_kernels)),
+          std::move(kernels)};
+}
+
+std::unique_ptr<World> make_shadow_world(World& host, const Backend& backend) {
+  return std::make_unique<ShadowWorld>(
+      host, dynamic_cast<ShadowDevice&>(backend.device()).shared_from_this());
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,166 @@
+#include "runtime/cuda/nccl_channel.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "ops/cuda/check.h"
+
+namespace tessera::cuda {
+
+namespace {
+
+/// Whether the GPU has come to the event. "Not yet" is no error, though the runtime keeps it as
+/// one.
+bool has_passed(cudaEvent_t event) {
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check(status);
+  return true;
+}
+
+}  // namespace
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(NcclChannel& channel, std::shared_ptr<NcclChannel::Event> end)
+      : channel_(channel), end_(std::move(end)) {}
+  ~NcclWork() override { end_->in_use = false; }
+
+  void wait() override {
+    if (!end_->recorded) channel_.settle();
+    check(cudaStreamWaitEvent(channel_.device_->stream(), end_->event));
+  }
+  bool done() override {
+    if (!end_->recorded && !channel_.is_settled()) return false;
+    return has_passed(end_->event);
+  }
+  void abandon() noexcept override { channel_.abort(); }
+
+ private:
+  NcclChannel& channel_;
+  std::shared_ptr<NcclChannel::Event> end_;
+};
+
+NcclChannel::NcclChannel(std::shared_ptr<CudaDevice> device, NcclPlace place,
+                         const ncclUniqueId& id, Watch watch)
+    : nccl_(NcclLibrary::get()),
+      device_(std::move(device)),
+      place_(std::move(place)),
+      watch_(std::move(watch)) {
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  check(cudaEventCreateWithFlags(&before_, cudaEventDisableTiming));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  nccl_.check(nccl_.comm_init(&comm_, static_cast<int>(place_.ranks.size()), id,
+                              static_cast<int>(place_.rank), &config));
+  settle();
+}
+
+NcclChannel::~NcclChannel() {
+  // Peers that are lost never complete what is under way.
+  if (std::uncaught_exceptions() > 0) abort();
+  if (comm_ != nullptr) {
+    cudaStreamSynchronize(stream_);
+    nccl_.comm_destroy(comm_);
+  }
+  for (const auto& event : events_) cudaEventDestroy(event->event);
+  cudaEventDestroy(before_);
+  cudaStreamDestroy(stream_);
+}
+
+void NcclChannel::abort() noexcept {
+  if (comm_ == nullptr) return;
+  nccl_.comm_abort(comm_);
+  comm_ = nullptr;
+}
+
+FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
+  return {.rank = place_.ranks[static_cast<size_t>(place_.rank)],
+          .kind = kind,
+          .number = number,
+          .group = place_.group,
+          .ranks = place_.ranks};
+}
+
+void NcclChannel::mark_end() {
+  if (started_.empty() || started_.back().end->recorded) return;
+  check(cudaEventRecord(started_.back().end->event, stream_));
+  started_.back().end->recorded = true;
+}
+
+bool NcclChannel::is_settled() {
+  ensure(comm_ != nullptr, "group {}: an operation after the communication had failed",
+         place_.group);
+  ncclResult_t state = ncclSuccess;
+  nccl_.check(nccl_.comm_error(comm_, &state));
+  nccl_.check(state);
+  if (state == ncclInProgress) return false;
+  mark_end();
+  return true;
+}
+
+void NcclChannel::settle() {
+  const Device::Time begin = std::chrono::steady_clock::now();
+  while (!is_settled()) {
+    const bool connects = started_.empty();
+    watch_(describe_wait(connects ? CommKind::kBarrier : started_.back().kind,
+                         connects ? 0 : started_.back().number),
+           begin);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
+  const auto is_free = [](const auto& event) { return event.use_count() == 1 && !event->in_use; };
+  auto found = std::ranges::find_if(events_, is_free);
+  if (found == events_.end()) {
+    auto event = std::make_shared<Event>();
+    check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming));
+    events_.push_back(std::move(event));
+    found = events_.end() - 1;
+  }
+  (*found)->in_use = true;
+  (*found)->recorded = false;
+  return *found;
+}
+
+void NcclChannel::forget_finished() {
+  while (!started_.empty() && started_.front().end->recorded &&
+         has_passed(started_.front().end->event))
+    started_.pop_front();
+}
+
+Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue) {
+  settle();
+  forget_finished();
+  check(cudaEventRecord(before_, device_->stream()));
+  check(cudaStreamWaitEvent(stream_, before_));
+  std::shared_ptr<Event> end = take_event();
+  started_.push_back({end, kind, number});
+  issue();
+  end->recorded = false;  // `issue` may have settled what it gave before
+  is_settled();
+  return Pending(std::make_unique<NcclWork>(*this, std::move(end)));
+}
+
+std::string NcclChannel::failure() const {
+  if (comm_ == nullptr) return "the communication was given up";
+  ncclResult_t state = ncclSuccess;
+  nccl_.check(nccl_.comm_error(comm_, &state));
+  if (state == ncclSuccess || state == ncclInProgress) return "";
+  return nccl_.get_error_string(state);
+}
+
+std::unique_ptr<FailedWait> NcclChannel::first_unfinished() {
+  forget_finished();
+  if (started_.empty()) return nullptr;
+  return std::make_unique<FailedWait>(
+      describe_wait(started_.front().kind, started_.front().number));
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,453 @@
+#include "runtime/cuda/nccl_world.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <numeric>
+
+#include "comm/rows.h"
+#include "ops/cuda/check.h"
+#include "ops/cuda/device_buffer.h"
+#include "runtime/cuda/cuda_backend.h"
+#include "runtime/cuda/nccl_channel.h"
+#include "runtime/cuda/nccl_sum.h"
+
+namespace tessera::cuda {
+namespace {
+
+using Rows = std::span<const int64_t>;
+using Clock = std::chrono::steady_clock;
+
+/// BF16 values that a reduction receives from each other rank at a time.
+constexpr int64_t kSumPiece = int64_t{4} << 20;
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kBF16:
+      return ncclBfloat16;
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kI64:
+      return ncclInt64;
+    case DType::kU8:
+    case DType::kU16:
+    case DType::kF16:
+      break;
+  }
+  throw InternalError(fmt::format("NCCL: a reduction of {}", dtype_name(dtype)));
+}
+
+bool all_equal(Rows rows) {
+  return std::ranges::all_of(rows, [&](int64_t n) { return n == rows[0]; });
+}
+
+/// What all groups of a rank share.
+struct Shared {
+  World& host;
+  std::shared_ptr<CudaDevice> device;
+  CommOptions options;
+  std::shared_ptr<CommStatistics> statistics = std::make_shared<CommStatistics>();
+  std::vector<NcclChannel*> channels = {};  ///< all that live
+
+  /// Why waiting since `begin` is in vain; "" while it may not be.
+  std::string find_reason(Clock::time_point begin) const;
+  /// Throws CommError where waiting for the GPU since `begin` is in vain.
+  void watch_device(Clock::time_point begin);
+  void abort_all() noexcept;
+  [[noreturn]] void fail(FailedWait wait, Clock::time_point begin, const std::string& reason);
+};
+
+void Shared::abort_all() noexcept {
+  for (NcclChannel* channel : channels) channel->abort();
+}
+
+void Shared::fail(FailedWait wait, Clock::time_point begin, const std::string& reason) {
+  wait.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  wait.reason = reason;
+  abort_all();
+  throw CommError(describe(wait));
+}
+
+std::string Shared::find_reason(Clock::time_point begin) const {
+  for (const NcclChannel* channel : channels) {
+    if (std::string reason = channel->failure(); !reason.empty()) return reason;
+  }
+  if (host.ending()) return "another rank has ended, or the job is being ended";
+  if (std::chrono::duration<double>(Clock::now() - begin).count() > options.timeout_seconds)
+    return fmt::format("the time limit is {} s", options.timeout_seconds);
+  return "";
+}
+
+void Shared::watch_device(Clock::time_point begin) {
+  const std::string reason = find_reason(begin);
+  if (reason.empty()) return;
+  // With nothing under way the GPU itself is at work, however long that takes.
+  for (NcclChannel* channel : channels) {
+    if (const auto wait = channel->first_unfinished()) fail(*wait, begin, reason);
+  }
+}
+
+/// A channel that is watched while it lives.
+class Watched {
+ public:
+  Watched(Shared& shared, const NcclPlace& place, Communicator& host)
+      : shared_(shared),
+        channel_(shared.device, place, share_id(place, host),
+                 [&shared](const FailedWait& wait, Clock::time_point begin) {
+                   if (const std::string reason = shared.find_reason(begin); !reason.empty())
+                     shared.fail(wait, begin, reason);
+                 }) {
+    shared_.channels.push_back(&channel_);
+  }
+  ~Watched() { std::erase(shared_.channels, &channel_); }
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+  NcclChannel& channel() { return channel_; }
+
+ private:
+  /// The id that the place's first rank makes, over a host group whose members all call.
+  static ncclUniqueId share_id(const NcclPlace& place, Communicator& host) {
+    ncclUniqueId id{};
+    const auto root = std::ranges::find(host.ranks(), place.ranks[0]) - host.ranks().begin();
+    if (host.rank() == root) NcclLibrary::get().check(NcclLibrary::get().get_unique_id(&id));
+    host.broadcast({&id, DType::kU8, {static_cast<int64_t>(sizeof(id))}}, root).wait();
+    return id;
+  }
+
+  Shared& shared_;
+  NcclChannel channel_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<Shared> shared, CommunicatorPtr host)
+      : Communicator(host->name(), host->ranks(), host->rank(), shared->statistics),
+        shared_(std::move(shared)),
+        host_(std::move(host)),
+        nccl_(NcclLibrary::get()),
+        all_(*shared_, {name(), ranks(), rank()}, *host_),
+        num_messages_(static_cast<size_t>(size())) {}
+
+  void connect_neighbours() override;
+
+ private:
+  Pending do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) override;
+  Pending do_reduce_scatter_v(const Tensor& in, const Tensor& out, Rows rows) override;
+  Pending do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) override;
+  Pending do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
+                          Rows receive_rows) override;
+  Pending do_send(const Tensor& tensor, int64_t to) override;
+  Pending do_receive(const Tensor& tensor, int64_t from) override;
+  Pending do_broadcast(const Tensor& tensor, int64_t root) override;
+  void do_barrier() override { host_->barrier(); }
+
+  ncclComm_t comm() { return all_.channel().comm(); }
+  cudaStream_t stream() { return all_.channel().stream(); }
+  size_t own() const { return static_cast<size_t>(rank()); }
+  template <typename Issue>
+  Pending start(CommKind kind, const Issue& issue) {
+    return all_.channel().start(kind, num_collectives_++, issue);
+  }
+  /// Several of NCCL's operations as one.
+  template <typename Issue>
+  void together(const Issue& issue) {
+    nccl_.check(nccl_.group_start());
+    issue();
+    nccl_.check(nccl_.group_end());
+  }
+  void copy(void* to, const void* from, int64_t num_bytes);
+  void sum_bf16(const Tensor& in, const Tensor& out, Rows rows);
+  void all_reduce_bf16(const Tensor& in, const Tensor& out);
+  DeviceBuffer& sum_scratch();
+  void send_first(NcclChannel& channel, bool is_sender);
+  NcclChannel& messages(int64_t from, int64_t to);
+
+  std::shared_ptr<Shared> shared_;
+  CommunicatorPtr host_;
+  const NcclLibrary& nccl_;
+  // These live longer than what may use them.
+  std::unique_ptr<DeviceBuffer> sum_scratch_;
+  std::unique_ptr<DeviceBuffer> first_message_;
+  Watched all_;
+  /// By the sender's and the receiver's place: each direction between two ranks is a communicator
+  /// of its own, since operations of one are in order, and two ranks may send at the same time.
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Watched>> messages_;
+  int64_t num_collectives_ = 0;
+  std::vector<int64_t> num_messages_;
+};
+
+void NcclCommunicator::connect_neighbours() {
+  if (!messages_.empty()) return;
+  for (int64_t first = 0; first < size(); ++first) {
+    const int64_t second = (first + 1) % size();
+    for (const auto& [from, to] : {std::pair(first, second), std::pair(second, first)}) {
+      if (messages_.contains({from, to}) || (from != rank() && to != rank())) continue;
+      const std::vector<int64_t> pair{ranks()[static_cast<size_t>(from)],
+                                      ranks()[static_cast<size_t>(to)]};
+      const CommunicatorPtr host =
+          shared_->host.make_group(fmt::format("{} {} to {}", name(), from, to), pair);
+      auto& pair_channel = messages_[{from, to}] = std::make_unique<Watched>(
+          *shared_, NcclPlace{name(), pair, from == rank() ? 0 : 1}, *host);
+      send_first(pair_channel->channel(), from == rank());
+    }
+  }
+}
+
+/// The first message connects the two, for which both must be there: later ones never hold the host
+/// back.
+void NcclCommunicator::send_first(NcclChannel& channel, bool is_sender) {
+  if (!first_message_) first_message_ = std::make_unique<DeviceBuffer>(1);
+  void* const byte = first_message_->as<void>();
+  channel
+      .start(is_sender ? CommKind::kSend : CommKind::kReceive, -1,
+             [&] {
+               nccl_.check(
+                   is_sender
+                       ? nccl_.send(byte, 1, ncclUint8, 1, channel.comm(), channel.stream())
+                       : nccl_.receive(byte, 1, ncclUint8, 0, channel.comm(), channel.stream()));
+             })
+      .wait();
+}
+
+NcclChannel& NcclCommunicator::messages(int64_t from, int64_t to) {
+  const auto found = messages_.find({from, to});
+  ensure(found != messages_.end(), "group {}: a message from {} to {}, which are not connected",
+         name(), from, to);
+  return found->second->channel();
+}
+
+void NcclCommunicator::copy(void* to, const void* from, int64_t num_bytes) {
+  if (num_bytes == 0 || to == from) return;
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDeviceToDevice,
+                        stream()));
+}
+
+Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) {
+  if (in.device == nullptr) return host_->all_gather_v(in, out, rows);
+  return start(CommKind::kAllGather, [&] {
+    const int64_t width = row_bytes(in);
+    if (all_equal(rows)) {
+      nccl_.check(nccl_.all_gather(in.data, out.data, static_cast<size_t>(rows[0] * width),
+                                   ncclUint8, comm(), stream()));
+      return;
+    }
+    together([&] {
+      for (int64_t p = 0; p < size(); ++p) {
+        const auto num_bytes = static_cast<size_t>(rows[static_cast<size_t>(p)] * width);
+        void* const part = row_data(out, rows_before(rows, p));
+        if (num_bytes > 0)
+          nccl_.check(nccl_.broadcast(p == rank() ? in.data : part, part, num_bytes, ncclUint8,
+                                      static_cast<int>(p), comm(), stream()));
+      }
+    });
+  });
+}
+
+Pending NcclCommunicator::do_reduce_scatter_v(const Tensor& in, const Tensor& out, Rows rows) {
+  if (in.device == nullptr) return host_->reduce_scatter_v(in, out, rows);
+  return start(CommKind::kReduceScatter, [&] {
+    if (in.dtype == DType::kBF16) return sum_bf16(in, out, rows);
+    const int64_t width = row_elements(in);
+    const ncclDataType_t type = type_of(in.dtype);
+    if (all_equal(rows)) {
+      nccl_.check(nccl_.reduce_scatter(in.data, out.data, static_cast<size_t>(rows[0] * width),
+                                       type, ncclSum, comm(), stream()));
+      return;
+    }
+    together([&] {
+      for (int64_t p = 0; p < size(); ++p) {
+        const auto count = static_cast<size_t>(rows[static_cast<size_t>(p)] * width);
+        if (count > 0)
+          nccl_.check(nccl_.reduce(row_data(in, rows_before(rows, p)), out.data, count, type,
+                                   ncclSum, static_cast<int>(p), comm(), stream()));
+      }
+    });
+  });
+}
+
+DeviceBuffer& NcclCommunicator::sum_scratch() {
+  if (!sum_scratch_) {
+    sum_scratch_ = std::make_unique<DeviceBuffer>(
+        static_cast<size_t>((size() - 1) * kSumPiece * dtype_size(DType::kBF16)));
+  }
+  return *sum_scratch_;
+}
+
+/// Every rank sends part i to rank i, piece by piece, which sums them.
+void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) {
+  const int64_t width = row_elements(in);
+  const int64_t most = *std::ranges::max_element(rows) * width;
+  const auto* const values = in.as<Bf16>();
+  Bf16* const scratch = static_cast<Bf16*>(sum_scratch().as<void>());
+  for (int64_t first = 0; first < most; first += kSumPiece) {
+    const auto piece = [&](int64_t p) {
+      return std::clamp<int64_t>(rows[static_cast<size_t>(p)] * width - first, 0, kSumPiece);
+    };
+    const int64_t count = piece(rank());
+    together([&] {
+      Bf16* to = scratch;
+      for (int64_t p = 0; p < size(); ++p) {
+        if (p == rank()) continue;
+        if (piece(p) > 0)
+          nccl_.check(nccl_.send(values + rows_before(rows, p) * width + first,
+                                 static_cast<size_t>(piece(p)), ncclBfloat16, static_cast<int>(p),
+                                 comm(), stream()));
+        if (count > 0)
+          nccl_.check(nccl_.receive(to, static_cast<size_t>(count), ncclBfloat16,
+                                    static_cast<int>(p), comm(), stream()));
+        to += count;
+      }
+    });
+    all_.channel().settle();
+    launch_bf16_sum({.own_part = values + rows_before(rows, rank()) * width + first,
+                     .others = scratch,
+                     .out = out.as<Bf16>() + first,
+                     .count = count,
+                     .own = static_cast<int>(rank()),
+                     .num_parts = static_cast<int>(size())},
+                    stream());
+  }
+}
+
+/// The elements are cut over the ranks, each sums its part, and the parts are gathered.
+void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
+  const int64_t count = in.num_elements();
+  const int64_t share = (count + size() - 1) / size();
+  std::vector<int64_t> parts;
+  for (int64_t p = 0; p < size(); ++p)
+    parts.push_back(std::clamp<int64_t>(count - p * share, 0, share));
+  const Tensor flat_in{in.data, in.dtype, {count}, in.device};
+  const Tensor part_of_own{
+      out.as<Bf16>() + std::min(rank() * share, count), out.dtype, {parts[own()]}, out.device};
+  sum_bf16(flat_in, part_of_own, parts);
+  together([&] {
+    for (int64_t p = 0; p < size(); ++p) {
+      const auto num = static_cast<size_t>(parts[static_cast<size_t>(p)]);
+      void* const part = out.as<Bf16>() + std::min(p * share, count);
+      if (num > 0)
+        nccl_.check(
+            nccl_.broadcast(part, part, num, ncclBfloat16, static_cast<int>(p), comm(), stream()));
+    }
+  });
+}
+
+Pending NcclCommunicator::do_all_reduce(const Tensor& in, const Tensor& out, ReduceOp op) {
+  if (in.device == nullptr) return host_->all_reduce(in, out, op);
+  return start(CommKind::kAllReduce, [&] {
+    if (in.dtype == DType::kBF16 && op == ReduceOp::kSum) return all_reduce_bf16(in, out);
+    nccl_.check(nccl_.all_reduce(in.data, out.data, static_cast<size_t>(in.num_elements()),
+                                 type_of(in.dtype), op == ReduceOp::kSum ? ncclSum : ncclMax,
+                                 comm(), stream()));
+  });
+}
+
+Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, Rows send_rows,
+                                          Rows receive_rows) {
+  if (in.device == nullptr) return host_->all_to_all_v(in, out, send_rows, receive_rows);
+  return start(CommKind::kAllToAll, [&] {
+    const int64_t width = row_bytes(in);
+    copy(row_data(out, rows_before(receive_rows, rank())),
+         row_data(in, rows_before(send_rows, rank())), send_rows[own()] * width);
+    together([&] {
+      for (int64_t p = 0; p < size(); ++p) {
+        if (p == rank()) continue;
+        const auto sent = static_cast<size_t>(send_rows[static_cast<size_t>(p)] * width);
+        const auto received = static_cast<size_t>(receive_rows[static_cast<size_t>(p)] * width);
+        if (sent > 0)
+          nccl_.check(nccl_.send(row_data(in, rows_before(send_rows, p)), sent, ncclUint8,
+                                 static_cast<int>(p), comm(), stream()));
+        if (received > 0)
+          nccl_.check(nccl_.receive(row_data(out, rows_before(receive_rows, p)), received,
+                                    ncclUint8, static_cast<int>(p), comm(), stream()));
+      }
+    });
+  });
+}
+
+Pending NcclCommunicator::do_send(const Tensor& tensor, int64_t to) {
+  if (tensor.device == nullptr) return host_->send(tensor, to);
+  NcclChannel& channel = messages(rank(), to);
+  return channel.start(CommKind::kSend, num_messages_[static_cast<size_t>(to)]++, [&] {
+    if (tensor.num_bytes() > 0)
+      nccl_.check(nccl_.send(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 1,
+                             channel.comm(), channel.stream()));
+  });
+}
+
+Pending NcclCommunicator::do_receive(const Tensor& tensor, int64_t from) {
+  if (tensor.device == nullptr) return host_->receive(tensor, from);
+  NcclChannel& channel = messages(from, rank());
+  return channel.start(CommKind::kReceive, num_messages_[static_cast<size_t>(from)]++, [&] {
+    if (tensor.num_bytes() > 0)
+      nccl_.check(nccl_.receive(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 0,
+                                channel.comm(), channel.stream()));
+  });
+}
+
+Pending NcclCommunicator::do_broadcast(const Tensor& tensor, int64_t root) {
+  if (tensor.device == nullptr) return host_->broadcast(tensor, root);
+  return start(CommKind::kBroadcast, [&] {
+    nccl_.check(nccl_.broadcast(tensor.data, tensor.data, static_cast<size_t>(tensor.num_bytes()),
+                                ncclUint8, static_cast<int>(root), comm(), stream()));
+  });
+}
+
+class NcclWorld final : public World {
+ public:
+  NcclWorld(World& host, std::shared_ptr<CudaDevice> device, const CommOptions& options)
+      : shared_(new Shared{host, std::move(device), options}) {
+    Shared* const shared = shared_.get();
+    shared_->device->set_watch(
+        {.look = [shared](Clock::time_point begin) { shared->watch_device(begin); },
+         .give_up = [shared] { shared->abort_all(); }});
+  }
+  ~NcclWorld() override { shared_->device->set_watch({}); }
+
+  int64_t rank() const override { return shared_->host.rank(); }
+  int64_t size() const override { return shared_->host.size(); }
+  CommunicatorPtr make_group(const std::string& name, const std::vector<int64_t>& ranks) override {
+    CommunicatorPtr host = shared_->host.make_group(name, ranks);
+    if (ranks.size() == 1) return make_single_communicator(name, rank(), shared_->statistics);
+    return std::make_shared<NcclCommunicator>(shared_, std::move(host));
+  }
+  const CommStatistics& statistics() const override { return *shared_->statistics; }
+  CommStatistics& statistics() override { return *shared_->statistics; }
+  bool ending() override { return shared_->host.ending(); }
+
+ private:
+  void end_others(int exit_code) override { shared_->host.abort(exit_code); }
+
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace
+
+std::unique_ptr<World> make_nccl_world(World& host, std::shared_ptr<CudaDevice> device,
+                                       const CommOptions& options) {
+  return std::make_unique<NcclWorld>(host, std::move(device), options);
+}
+
+}  // namespace tessera::cuda
+
+namespace tessera {
+
+NcclInfo find_nccl() {
+  try {
+    return {.built = true, .version = cuda::NcclLibrary::get().version, .why = ""};
+  } catch (const UserError& error) {
+    return {.built = true, .version = 0, .why = error.what()};
+  }
+}
+
+std::unique_ptr<World> make_gpu_world(World& host, const Backend& backend,
+                                      const CommOptions& options) {
+  auto* const device = dynamic_cast<cuda::CudaDevice*>(&backend.device());
+  ensure(device != nullptr, "NCCL between devices such as {}", backend.device().name());
+  return cuda::make_nccl_world(host, device->shared_from_this(), options);
+}
+
+}  // namespace tessera

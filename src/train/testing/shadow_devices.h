@@ -1,0 +1,10 @@
+#pragma once
+
+#include "train/device_choice.h"
+
+namespace tessera::testing {
+
+/// A shadow device (ops/testing/shadow_backend.h) for each rank.
+RankDevice choose_shadow(const Settings& settings, World& host);
+
+}  // namespace tessera::testing
