@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the operators under compute-sanitizer, one process a test, and prints what each operator got.
 #
-# usage: tools/gpu_sanitizers.sh [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-f FILTER] [-s 60] [-j 8] [-o DIR]
+# usage: tools/gpu_sanitizers.sh [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-f FILTER] [-s 180] [-j 8] [-o DIR]
 #
 #   -p  the test program           -t  tools: memcheck, racecheck, synccheck, initcheck
 #   -f  tests, as --gtest_filter   -s  seconds that a test may take under a tool; it is ended then
@@ -14,7 +14,7 @@ set -euo pipefail
 program=build/tests/cuda_test
 tools="memcheck racecheck"
 filter='*'
-export limit=60
+export limit=180
 jobs=8
 out=
 while getopts p:t:f:s:j:o: option; do

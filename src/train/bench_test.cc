@@ -78,6 +78,23 @@ TEST(BenchLayer, TimesABlockForwardAndBackward) {
   }
 }
 
+/// MegaScale-MoE (section 4.1) keeps of the experts gate and up alone, 2kf of 2k + 3kf.
+TEST(BenchLayer, KeepsWhatThePapersFormulaKeeps) {
+  Settings settings = small_settings();
+  const auto saved = [&] {
+    return bench_layer({.settings = settings, .runs = 1, .warmup = 0}).saved_bytes;
+  };
+  const int64_t row = 4 * 32;  // as wide as the hidden state, and as the inner one
+  const int64_t rows = 2 * 16 * 2;
+  const int64_t maps = rows * row / 2;  // the router's logits and the routing, more than they take
+  settings.train.recompute = {"expert_in", "expert_act"};
+  EXPECT_GE(saved(), rows * 2 * row);
+  EXPECT_LE(saved(), rows * 2 * row + maps);
+  settings.train.recompute = {};
+  settings.model.moe.memory_efficient = false;
+  EXPECT_GE(saved(), rows * 5 * row);
+}
+
 TEST(BenchLayer, TakesEveryKindOfBlock) {
   Settings settings = small_settings();
   settings.model.moe.first_dense_layers = 1;
