@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_block_sums(float* to, int cols, const Floa
 }
 
 constexpr int kColumnThreads = 512;
-constexpr int kColumnRows = 8;        // that a thread loads at once
+constexpr int kColumnRows = 4;        // that a thread loads at once
 constexpr int kMaxColumnLanes = 256;  // vectors of a row that a block sums up
 
 /// A block's sums over its rows of what Terms adds: load(row, column) gives what is read for kWidth
@@ -70,7 +70,8 @@ void launch_sum_columns(const Terms& terms, const RowCount& rows, int64_t cols, 
   while (lanes < row_vectors && lanes < kMaxColumnLanes) lanes *= 2;
   const int64_t slabs = divide_up(row_vectors, lanes);
   const int64_t wanted = divide_up(rows.bound, kColumnRows * (kColumnThreads / lanes));
-  const int64_t resident = std::max<int64_t>(2 * num_sms / slabs, 1);
+  constexpr int kBlocks = kWidth == 1 ? 4 : 2;  // of a multiprocessor; measured
+  const int64_t resident = std::max<int64_t>(kBlocks * num_sms / slabs, 1);
   const int64_t blocks = std::min({wanted, resident, max_column_blocks(cols)});
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slabs));
   sum_columns<kWidth, Terms>
