@@ -116,7 +116,8 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   const bool after = c.spec.order == ScoreOrder::kAfterTopK;
   if (c.grad_probs_TK != nullptr && !after) add_chosen_score_gradient(c, token, scores, ds);
   if (c.grad_balance != nullptr) {
-    const float scale = *c.grad_balance * static_cast<float>(n / c.spec.balance_group_size);
+    const int64_t num_compared = n / c.spec.balance_group_size;
+    const float scale = *c.grad_balance * static_cast<float>(num_compared);
     add_share_gradient(c, logits, c.fractions + segments.of(token) * n, scale, scratch, ds);
   }
   if (c.grad_means_E != nullptr) {
