@@ -83,7 +83,7 @@ TEST_P(NcclWorlds, LargeBuffers) {
 TEST_P(NcclWorlds, LargeSumsOfBf16) {
   run([](World& world, Device& device) {
     const CommunicatorPtr group = world.make_world_group();
-    const int64_t count = (int64_t{9} << 20) + 5;
+    const int64_t count = (int64_t{40} << 20) + 5;
     const OwnedTensor tensor(DType::kBF16, {count}, "numbers", device);
     {
       const HostTensor host(tensor, HostTensor::Access::kWrite);

@@ -19,7 +19,7 @@ using Rows = std::span<const int64_t>;
 using Clock = std::chrono::steady_clock;
 
 /// BF16 values that a reduction receives from each other rank at a time.
-constexpr int64_t kSumPiece = int64_t{4} << 20;
+constexpr int64_t kSumPiece = int64_t{16} << 20;
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
