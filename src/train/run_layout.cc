@@ -31,12 +31,9 @@ std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t 
 
 PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chunks) {
   const auto ranks = layout.group(world.rank(), Axis::kPp);
-  PipelinePlace place{.activations = world.make_group("pp", ranks),
-                      .gradients = world.make_group("pp_gradients", ranks),
-                      .num_chunks = num_chunks};
-  place.activations->connect_neighbours();
-  place.gradients->connect_neighbours();
-  return place;
+  return {.activations = world.make_group("pp", ranks),
+          .gradients = world.make_group("pp_gradients", ranks),
+          .num_chunks = num_chunks};
 }
 
 }  // namespace
