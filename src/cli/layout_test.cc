@@ -225,14 +225,21 @@ TEST_F(CliLayout, VerifyHoldsCompressedGradientsToTheirRounding) {
   EXPECT_THAT(json["notes"].dump(), HasSubstr("within BF16's rounding"));
 }
 
-TEST_F(CliLayout, VerifyRunsOnTheHostInF32) {
-  const std::string out =
-      succeed({"verify", "--full", "--parallel.tp=2", "--run.device=cuda", "--train.precision=bf16",
-               "--data.sequence_length=32", "--model.num_layers=1", "--steps=1"})
-          .out;
-  EXPECT_THAT(out, HasSubstr("note: run.device = \"cuda\" is left aside"));
+TEST_F(CliLayout, VerifyRunsInF32OnTheHostUnlessAskedForGpus) {
+  Arguments command = {"verify",
+                       "--full",
+                       "--parallel.tp=2",
+                       "--train.precision=bf16",
+                       "--data.sequence_length=32",
+                       "--model.num_layers=1",
+                       "--steps=1"};
+  const std::string out = succeed(command).out;
   EXPECT_THAT(out, HasSubstr("note: train.precision = \"bf16\" is left aside"));
   EXPECT_THAT(out, HasSubstr("agrees: worst error"));
+  const auto machine = succeed_json({"doctor", "--json"});
+  if (!machine["cuda"]["gpus"].empty()) return;
+  command.push_back("--run.device=cuda");
+  expect_refused(command, {"run.device = \"cuda\"", "run.device = \"cpu\""});
 }
 
 /// Sizes that a shrunk model would not have.

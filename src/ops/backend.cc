@@ -15,6 +15,7 @@ Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> 
 
 const Kernel& Backend::kernel(const Operator& op) const {
   const auto found = kernels_->find(op.name());
+  ensure(found != kernels_->end() || !is_host(), "operator '{}' has no kernel", op.name());
   require(found != kernels_->end(),
           "operator '{}' does not run on {}; leave out what needs it, or set run.device = \"cpu\"",
           op.name(), device_->name());

@@ -69,8 +69,8 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     ensure(tensor.device == nullptr || tensor.device == this, "a tensor of another device");
     const bool is_own = tensor.device == this;
     std::byte* const data = reach(tensor.data);
-    ensure(tensor.num_bytes() == 0 || tensor.data == nullptr || is_own == (data != tensor.data),
-           "a tensor does not say whose memory it is");
+    // The device's tensors may also be in memory that it shares with the host.
+    ensure(is_own || data == tensor.data, "a tensor does not say whose memory it is");
     return {data, tensor.dtype, tensor.shape};
   }
 
@@ -204,8 +204,10 @@ Backend make_shadow_backend(KernelTable host_kernels) {
   const auto device = std::make_shared<ShadowDevice>();
   KernelTable kernels;
   for (const auto& [name, kernel] : host_kernels) kernels[name] = disguise(kernel);
-  return {device, std::make_shared<ShadowContext>(*device, std::move(host_kernels)),
-          std::move(kernels)};
+  Backend backend(device, std::make_shared<ShadowContext>(*device, std::move(host_kernels)),
+                  std::move(kernels));
+  backend.control().graphs = GraphMode::kOff;  // it cannot record
+  return backend;
 }
 
 std::unique_ptr<World> make_shadow_world(World& host, const Backend& backend) {
