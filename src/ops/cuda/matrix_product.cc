@@ -84,7 +84,9 @@ Preference make_preference(const Gemm& product, const void* addend) {
 }  // namespace
 
 MatrixProducts::MatrixProducts(const CudaContext& context)
-    : handle_(make_handle()), stream_(context.stream()), workspace_(kWorkspaceBytes, "matrix products") {}
+    : handle_(make_handle()),
+      stream_(context.stream()),
+      workspace_(kWorkspaceBytes, "matrix products") {}
 
 MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* addend) {
   const int flags = (product.transpose_a ? 1 : 0) | (product.transpose_b ? 2 : 0) |

@@ -81,11 +81,12 @@ class RingAttentionBackward final : public RingAttentionOperator {
 
 /// Adds the CPU kernels of the two operators.
 void add_ring_attention_cpu(KernelTable& table);
-/// Adds those for Hopper GPUs. Keys and values are gathered from all ranks before the queries attend
-/// to them (Llama 3, section 3.3.2), and F32 sums of their gradients reduce-scattered: as many bytes
-/// as around the ring, but scratch memory for those of the whole micro-batch, and nothing beside the
-/// attention. Sums are in the order of keys, and over ranks as the communicator's. cu_seqlens that
-/// do not rise from 0 to B·S are not refused; results of rows that no sequence has are undefined.
+/// Adds those for Hopper GPUs. Keys and values are gathered from all ranks before the queries
+/// attend to them (Llama 3, section 3.3.2), and F32 sums of their gradients reduce-scattered: as
+/// many bytes as around the ring, but scratch memory for those of the whole micro-batch, and
+/// nothing beside the attention. Sums are in the order of keys, and over ranks as the
+/// communicator's. cu_seqlens that do not rise from 0 to B·S are not refused; results of rows that
+/// no sequence has are undefined.
 void add_ring_attention_cuda(KernelTable& table);
 
 }  // namespace tessera
