@@ -90,7 +90,7 @@ std::vector<int32_t> text_tokens() {
 
 double distinct(std::vector<int32_t> tokens) {
   std::ranges::sort(tokens);
-  return static_cast<double>(std::ranges::unique(tokens).begin() - tokens.begin());
+  return static_cast<double>(std::unique(tokens.begin(), tokens.end()) - tokens.begin());
 }
 
 ValueType rows(int64_t count, int64_t width) {
