@@ -2,14 +2,15 @@
 
 #include <numeric>
 
-#include "ops/attention/attention.h"
 #include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_testing.h"
 #include "ops/testing/gpu_test.h"
-#include "ops/testing/op_test.h"
 
 namespace tessera {
 namespace {
 
+using testing::cumulative;
+using testing::heads;
 using testing::OperatorInputs;
 
 struct Case {
@@ -22,21 +23,6 @@ struct Case {
                        spec.head_size, spec.head_size_v, spec.window, lengths);
   }
 };
-
-AttentionSpec heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_size,
-                    int64_t head_size_v = 0, int64_t window = 0) {
-  return {.num_heads = num_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_size = head_size,
-          .head_size_v = head_size_v,
-          .window = window};
-}
-
-OwnedTensor cumulative(const std::vector<int64_t>& lengths) {
-  std::vector<int32_t> ends = {0};
-  for (const int64_t length : lengths) ends.push_back(ends.back() + static_cast<int32_t>(length));
-  return testing::tensor_of_i32({static_cast<int64_t>(ends.size())}, ends);
-}
 
 /// Our own kernels.
 class AttentionCudaTest : public testing::GpuTest {

@@ -4,10 +4,10 @@
 
 #include <cstring>
 
+#include "ops/attention/attention_testing.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_ranks.h"
-#include "ops/testing/op_test.h"
 
 namespace tessera::testing {
 namespace {
@@ -25,21 +25,6 @@ struct Case {
                        num_rows, row_length, lengths);
   }
 };
-
-AttentionSpec heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_size,
-                    int64_t head_size_v = 0, int64_t window = 0) {
-  return {.num_heads = num_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_size = head_size,
-          .head_size_v = head_size_v == 0 ? head_size : head_size_v,
-          .window = window};
-}
-
-OwnedTensor cumulative(const std::vector<int64_t>& lengths) {
-  std::vector<int32_t> ends = {0};
-  for (const int64_t length : lengths) ends.push_back(ends.back() + static_cast<int32_t>(length));
-  return tensor_of_i32({std::ssize(ends)}, ends);
-}
 
 /// What a rank holds of [matrices, tokens, width].
 OwnedTensor take(const Tensor& whole, int64_t matrices, const Zigzag& tokens, int64_t rank) {

@@ -12,12 +12,14 @@
 #include <numeric>
 
 #include "comm/thread_world.h"
-#include "ops/testing/op_test.h"
+#include "ops/attention/attention_testing.h"
 
 namespace tessera {
 namespace {
 
+using testing::cumulative;
 using testing::expect_bitwise_equal;
+using testing::heads;
 using testing::random_tensor;
 using testing::Role;
 using testing::TestInput;
@@ -42,21 +44,6 @@ struct Case {
   }
 };
 
-AttentionSpec heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_size,
-                    int64_t head_size_v = 0, int64_t window = 0) {
-  return {.num_heads = num_heads,
-          .num_kv_heads = num_kv_heads,
-          .head_size = head_size,
-          .head_size_v = head_size_v == 0 ? head_size : head_size_v,
-          .window = window};
-}
-
-OwnedTensor cu_seqlens_of(const std::vector<int64_t>& lengths) {
-  std::vector<int32_t> ends = {0};
-  for (const int64_t length : lengths) ends.push_back(ends.back() + static_cast<int32_t>(length));
-  return testing::tensor_of_i32({static_cast<int64_t>(ends.size())}, ends);
-}
-
 /// A case's tensors over all tokens.
 struct Problem {
   Case test;
@@ -74,7 +61,7 @@ struct Problem {
     v = make(spec.num_kv_heads * spec.head_size_v, 1.0);
     grad_o = make(spec.num_heads * spec.head_size_v, 1.0);
     grad_lse = random_tensor(DType::kF32, {spec.num_heads, test.tokens().num_tokens()}, random);
-    cu_seqlens = cu_seqlens_of(test.lengths);
+    cu_seqlens = cumulative(test.lengths);
   }
 };
 

@@ -9,55 +9,21 @@
 #include <numeric>
 #include <set>
 
-#include "ops/testing/addend_check.h"
-#include "ops/testing/op_test.h"
+#include "ops/router/router_testing.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+namespace router = testing::router;
+using router::Case;
+using router::kernels;
+using router::make_case;
+using router::make_inputs;
+using router::published_specs;
 using testing::Role;
 using testing::TestInput;
-
-constexpr int64_t kHidden = 24;
-
-/// One call: a spec and the values of its inputs.
-struct Case {
-  RouterSpec spec;
-  int64_t num_tokens = 0;
-  DType dtype = DType::kF32;
-  std::vector<float> bias = {};
-  std::vector<float> prior_counts = {};
-  std::vector<int32_t> cu_seqlens = {};
-};
-
-std::vector<TestInput> make_inputs(const Case& c, Random& random) {
-  auto inputs = testing::list_inputs(
-      TestInput{testing::random_tensor(c.dtype, {c.num_tokens, kHidden}, random), Role::kValue,
-                "x"},
-      TestInput{testing::random_tensor(DType::kF32, {c.spec.num_experts, kHidden}, random, 0.3),
-                Role::kWeight, "weight"});
-  if (c.spec.expert_bias) {
-    inputs.push_back(
-        {testing::tensor_of({c.spec.num_experts}, c.bias), Role::kConstant, "expert_bias"});
-  }
-  if (c.spec.balance_scope == BalanceScope::kGlobalBatch) {
-    inputs.push_back({testing::tensor_of({c.spec.num_experts}, c.prior_counts), Role::kConstant,
-                      "prior_counts"});
-  }
-  if (c.spec.balance_scope == BalanceScope::kSequence) {
-    inputs.push_back({testing::tensor_of_i32({std::ssize(c.cu_seqlens)}, c.cu_seqlens),
-                      Role::kConstant, "cu_seqlens"});
-  }
-  return inputs;
-}
-
-KernelTable kernels() {
-  KernelTable table;
-  add_router_cpu(table);
-  return table;
-}
 
 std::vector<OwnedTensor> run(const Case& c, const std::vector<TestInput>& inputs) {
   return testing::run_operator(*make_router(c.spec), kernels(), inputs);
@@ -136,11 +102,11 @@ Row probs_of(const RouterSpec& spec, const Row& logits, const std::vector<int32_
 std::vector<Row> logits_of(const std::vector<TestInput>& inputs) {
   const auto x = testing::to_doubles(inputs[0].tensor);
   const auto w = testing::to_doubles(inputs[1].tensor);
-  std::vector<Row> result(x.size() / kHidden, Row(w.size() / kHidden));
+  std::vector<Row> result(x.size() / router::kHidden, Row(w.size() / router::kHidden));
   for (size_t t = 0; t < result.size(); ++t) {
     for (size_t e = 0; e < result[t].size(); ++e) {
-      for (size_t h = 0; h < kHidden; ++h) {
-        result[t][e] += x[t * kHidden + h] * w[e * kHidden + h];
+      for (size_t h = 0; h < router::kHidden; ++h) {
+        result[t][e] += x[t * router::kHidden + h] * w[e * router::kHidden + h];
       }
     }
   }
@@ -241,54 +207,11 @@ void expect_matches_reference(const Case& c, uint64_t seed) {
               2e-6 * std::max(1.0, expected.z_loss));
 }
 
-/// Every way to score and choose that the published models use, over 16 experts.
-std::vector<RouterSpec> published_specs() {
-  RouterSpec switch_transformer{.num_experts = 16, .top_k = 1};
-  RouterSpec mixtral{.num_experts = 16, .top_k = 2, .order = ScoreOrder::kAfterTopK};
-  RouterSpec qwen{.num_experts = 16, .top_k = 4, .normalize_top_k = true};
-  RouterSpec deepseek_v2{
-      .num_experts = 16, .top_k = 3, .scaling_factor = 16, .num_groups = 4, .top_groups = 2};
-  RouterSpec deepseek_v3{.num_experts = 16,
-                         .top_k = 4,
-                         .score = ScoreFunction::kSigmoid,
-                         .normalize_top_k = true,
-                         .scaling_factor = 2.5,
-                         .expert_bias = true,
-                         .num_groups = 4,
-                         .top_groups = 2,
-                         .group_score = GroupScore::kTopTwoSum};
-  RouterSpec plain_sigmoid{.num_experts = 16, .top_k = 2, .score = ScoreFunction::kSigmoid};
-  RouterSpec all{.num_experts = 16, .top_k = 16};
-  RouterSpec by_device = deepseek_v3;
-  by_device.balance_group_size = 4;
-  return {switch_transformer, mixtral,       qwen, deepseek_v2,
-          deepseek_v3,        plain_sigmoid, all,  by_device};
-}
-
-Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, Random& random) {
-  spec.balance_scope = scope;
-  Case c{.spec = spec, .num_tokens = num_tokens};
-  for (int64_t e = 0; e < spec.num_experts; ++e) {
-    if (spec.expert_bias) c.bias.push_back(static_cast<float>(0.2 * random.next_normal()));
-    if (scope == BalanceScope::kGlobalBatch) {
-      c.prior_counts.push_back(static_cast<float>(random.next_below(50)));
-    }
-  }
-  if (scope == BalanceScope::kSequence) {  // uneven, one of them empty
-    const auto t = static_cast<int32_t>(num_tokens);
-    c.cu_seqlens = {0, t / 5, t / 5, t - t / 3, t};
-  }
-  return c;
-}
-
-constexpr BalanceScope kScopes[] = {BalanceScope::kMicroBatch, BalanceScope::kSequence,
-                                    BalanceScope::kGlobalBatch};
-
 TEST(Router, AgreesWithThePlainRule) {
   Random random(11, 0);
   uint64_t seed = 0;
   for (const RouterSpec& spec : published_specs()) {
-    for (const BalanceScope scope : kScopes) {
+    for (const BalanceScope scope : router::kScopes) {
       for (const int64_t num_tokens : {0, 1, 7, 65, 130}) {
         const Case c = make_case(spec, scope, num_tokens, random);
         SCOPED_TRACE(fmt::format("T={} {}", num_tokens, make_router(c.spec)->attributes()));
@@ -385,80 +308,6 @@ TEST(Router, ForcedBalanceGoesRoundAndHasABalanceLossOfOne) {
   EXPECT_NEAR(testing::to_doubles(outputs[RouterOutput::kBalanceLoss])[0], 1.0, 1e-6);
 }
 
-TEST(Router, GradientsOfProbsAndLosses) {
-  Random random(21, 0);
-  uint64_t seed = 100;
-  for (const RouterSpec& spec : published_specs()) {
-    for (const BalanceScope scope : kScopes) {
-      Case c = make_case(spec, scope, 11, random);
-      c.spec.force_balanced = true;  // a step across a tie would change the choice
-      SCOPED_TRACE(make_router(c.spec)->attributes());
-      Random values(++seed, 0);
-      const auto inputs = make_inputs(c, values);
-      for (const std::vector<int>& outputs :
-           {std::vector<int>{RouterOutput::kProbs}, std::vector<int>{RouterOutput::kBalanceLoss},
-            std::vector<int>{RouterOutput::kZLoss}, std::vector<int>{RouterOutput::kScoreMeans},
-            std::vector<int>{RouterOutput::kLogits},
-            std::vector<int>{RouterOutput::kProbs, RouterOutput::kBalanceLoss, RouterOutput::kZLoss,
-                             RouterOutput::kScoreMeans, RouterOutput::kLogits}}) {
-        testing::check_gradients(make_router(c.spec), kernels(), inputs,
-                                 {.outputs = outputs, .max_probes = 24});
-      }
-    }
-  }
-}
-
-TEST(Router, Bf16GradientsAreThoseOfTheWidenedInputs) {
-  Random random(31, 0);
-  Case c = make_case(published_specs()[4], BalanceScope::kMicroBatch, 700, random);
-  Case wide = c;
-  c.dtype = DType::kBF16;
-  Random values(9, 0);
-  const auto inputs = make_inputs(c, values);
-  auto wide_inputs = make_inputs(wide, values);
-  const auto copy = [&](size_t i) {
-    const auto from = testing::to_doubles(inputs[i].tensor);
-    std::ranges::copy(from, wide_inputs[i].tensor.get().span<float>().begin());
-  };
-  copy(0);
-  copy(1);
-  const auto gradients = [&](const Case& which, const std::vector<TestInput>& in) {
-    std::vector<OwnedTensor> grads(7);
-    Random noise(3, 3);
-    grads[0] = testing::random_tensor(DType::kF32, {700, c.spec.top_k}, noise);
-    grads[4] = testing::tensor_of({1}, {1.0F});
-    return testing::run_gradients(make_router(which.spec), kernels(), in, grads);
-  };
-  const auto narrow = gradients(c, inputs);
-  const auto expected = gradients(wide, wide_inputs);
-  testing::expect_rows_near(narrow[0], expected[0], 4e-3, "dx");
-  testing::expect_rows_near(narrow[1], expected[1], 1e-5, "dweight");
-}
-
-TEST(Router, BackwardAddsAnAddendBeforeRounding) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const int64_t num_tokens : {0, 1, 70, 700}) {
-      SCOPED_TRACE(fmt::format("T={} {}", num_tokens, dtype_name(dtype)));
-      const Case c{
-          .spec = {.num_experts = 6, .top_k = 2}, .num_tokens = num_tokens, .dtype = dtype};
-      Random random(41, static_cast<uint64_t>(num_tokens));
-      auto inputs = make_inputs(c, random);
-      const auto add_random = [&](const Shape& shape, const char* name) {
-        inputs.push_back(
-            {testing::random_tensor(DType::kF32, shape, random), Role::kConstant, name});
-      };
-      add_random({num_tokens, 6}, "logits");
-      std::vector<int32_t> chosen;
-      for (int64_t t = 0; t < num_tokens; ++t)
-        chosen.insert(chosen.end(), {static_cast<int32_t>(t % 6), static_cast<int32_t>(5 - t % 6)});
-      inputs.push_back(
-          {testing::tensor_of_i32({num_tokens, 2}, chosen), Role::kConstant, "expert_idx"});
-      add_random({num_tokens, 2}, "grad_probs");
-      testing::check_addend(RouterBackward(c.spec, {.probs = true}), kernels(), std::move(inputs));
-    }
-  }
-}
-
 void expect_refused(const RouterSpec& spec, const std::string& message) {
   try {
     make_router(spec);
@@ -496,8 +345,8 @@ TEST(Router, RefusesWrongInputs) {
   EXPECT_THROW(run(c, inputs), UserError) << "an input is missing";
   c.spec.num_experts = 3;
   EXPECT_THROW(make_router(c.spec)->infer(
-                   std::vector<ValueType>{{.dtype = DType::kF32, .shape = {6, kHidden}},
-                                          {.dtype = DType::kF32, .shape = {4, kHidden}},
+                   std::vector<ValueType>{{.dtype = DType::kF32, .shape = {6, router::kHidden}},
+                                          {.dtype = DType::kF32, .shape = {4, router::kHidden}},
                                           {.dtype = DType::kI32, .shape = {3}}}),
                UserError)
       << "weights for 4 of 3 experts";

@@ -35,9 +35,12 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     ::munmap(data, static_cast<size_t>(num_bytes));
   }
   std::byte* allocate_shared(int64_t num_bytes) override {
-    return host_device().allocate(num_bytes);
+    std::byte* const data = host_device().allocate(num_bytes);
+    shared_[data] = num_bytes;
+    return data;
   }
   void release_shared(std::byte* data, int64_t num_bytes) noexcept override {
+    shared_.erase(data);
     host_device().release(data, num_bytes);
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
@@ -69,17 +72,27 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     ensure(tensor.device == nullptr || tensor.device == this, "a tensor of another device");
     const bool is_own = tensor.device == this;
     std::byte* const data = reach(tensor.data);
-    // The device's tensors may also be in memory that it shares with the host.
-    ensure(is_own || data == tensor.data, "a tensor does not say whose memory it is");
+    ensure(tensor.num_bytes() == 0 || tensor.data == nullptr || is_shared(data) ||
+               is_own == (data != tensor.data),
+           "a tensor does not say whose memory it is");
     return {data, tensor.dtype, tensor.shape};
   }
 
  private:
+  /// Memory that the host reaches too, whoever the tensor says it is of.
+  bool is_shared(const std::byte* data) const {
+    const auto after = shared_.upper_bound(data);
+    if (after == shared_.begin()) return false;
+    const auto& [begin, num_bytes] = *std::prev(after);
+    return data < begin + num_bytes;
+  }
+
   struct Range {
     size_t size = 0;
     Buffer memory;
   };
   std::map<std::byte*, Range> ranges_;
+  std::map<const std::byte*, int64_t> shared_;
 };
 
 struct ShadowContext final : public KernelContext {
