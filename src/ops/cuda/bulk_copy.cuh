@@ -36,13 +36,6 @@ __device__ __forceinline__ void load_box_to_all(void* to, const CUtensorMap* map
       : "memory");
 }
 
-/// Global memory to the L2 cache.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, Box box) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map),
-               "r"(box.column), "r"(box.row)
-               : "memory");
-}
-
 /// Shared to global; what lies outside the tensor is left out.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, Box box) {
   asm volatile(

@@ -23,17 +23,16 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
-CUtensorMap encode_map(MapType type, void* data, std::span<const cuuint64_t> dims,
+CUtensorMap encode_map(void* data, std::span<const cuuint64_t> dims,
                        std::span<const cuuint64_t> strides, std::span<const cuuint32_t> box) {
   static const Encode encode = find_encode();
   constexpr cuuint32_t kSteps[] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encode(
-      &map,
-      type == MapType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-      static_cast<cuuint32_t>(dims.size()), data, dims.data(), strides.data(), box.data(), kSteps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dims.size()), data,
+             dims.data(), strides.data(), box.data(), kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
          dims.back(), dims.front(), static_cast<int>(result));
   return map;
@@ -41,9 +40,9 @@ CUtensorMap encode_map(MapType type, void* data, std::span<const cuuint64_t> dim
 
 }  // namespace
 
-CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_rows) {
-  const uint64_t value_bytes = type == MapType::kBf16 ? 2 : 4;
-  const uint64_t row_bytes = static_cast<uint64_t>(matrix.num_columns) * value_bytes;
+CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows) {
+  constexpr uint64_t kValueBytes = 2;
+  const uint64_t row_bytes = static_cast<uint64_t>(matrix.num_columns) * kValueBytes;
   require(row_bytes % 16 == 0,
           "a matrix with rows of {} bytes cannot be copied by tiles: rows must be multiples of 16 "
           "bytes",
@@ -51,9 +50,9 @@ CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_ro
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(matrix.num_columns),
                              static_cast<cuuint64_t>(matrix.num_rows)};
   const cuuint64_t strides[] = {row_bytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / value_bytes),
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / kValueBytes),
                             static_cast<cuuint32_t>(box_rows)};
-  return encode_map(type, const_cast<void*>(matrix.data), dims, strides, box);
+  return encode_map(const_cast<void*>(matrix.data), dims, strides, box);
 }
 
 CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {
@@ -66,7 +65,7 @@ CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {
                              static_cast<cuuint64_t>(heads.num_rows)};
   const cuuint64_t strides[] = {head_bytes, head_bytes * dims[1]};
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
-  return encode_map(MapType::kBf16, const_cast<void*>(heads.data), dims, strides, box);
+  return encode_map(const_cast<void*>(heads.data), dims, strides, box);
 }
 
 }  // namespace tessera::cuda

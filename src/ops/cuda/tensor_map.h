@@ -13,13 +13,11 @@ struct DeviceMatrix {
   int64_t num_columns = 0;
 };
 
-enum class MapType { kBf16, kF32 };
-
-/// Describes a matrix to the copy engine, which moves boxes of `box_rows` by `box_columns` of it to
-/// and from shared memory, swizzled over 128 bytes: box_columns fill 128 bytes. What a box covers
-/// beyond the matrix reads as zero and is not written. Throws UserError where a row is no multiple
-/// of 16 bytes, and InternalError where the driver refuses.
-CUtensorMap make_tensor_map(const DeviceMatrix& matrix, MapType type, int box_rows);
+/// Describes a BF16 matrix to the copy engine, which moves boxes of `box_rows` by `box_columns` of
+/// it to and from shared memory, swizzled over 128 bytes: box_columns fill 128 bytes. What a box
+/// covers beyond the matrix reads as zero and is not written. Throws UserError where a row is no
+/// multiple of 16 bytes, and InternalError where the driver refuses.
+CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows);
 
 /// BF16 rows that hold `num_heads` heads of `head_size` values each.
 struct DeviceHeads {

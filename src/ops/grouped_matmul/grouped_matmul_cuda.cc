@@ -78,12 +78,10 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
   const int64_t a_columns = product.by_out ? experts.wide : experts.largest;
   const int64_t y_columns = product.by_out ? experts.largest : experts.wide;
   const GroupedRowsParams params = {
-      .weight = make_tensor_map({product.weight, experts.total, experts.wide}, MapType::kBf16,
+      .weight = make_tensor_map({product.weight, experts.total, experts.wide},
                                 product.by_out ? kGroupedFeatures : kGroupedReduction),
-      .a = make_tensor_map({product.a, product.num_rows, a_columns}, MapType::kBf16,
-                           kGroupedBoxRows),
-      .y_map = make_tensor_map({product.y, product.num_rows, y_columns}, MapType::kBf16,
-                               kGroupedStoreRows),
+      .a = make_tensor_map({product.a, product.num_rows, a_columns}, kGroupedBoxRows),
+      .y_map = make_tensor_map({product.y, product.num_rows, y_columns}, kGroupedStoreRows),
       .y = product.y,
       .block_begin = experts.begin,
       .offsets = experts.offsets,
@@ -97,10 +95,9 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
 void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
   const ExpertBlocks& experts = product.experts;
   const GroupedWgradParams params = {
-      .narrow = make_tensor_map({product.narrow, product.num_rows, experts.largest}, MapType::kBf16,
-                                kGroupedReduction),
-      .wide = make_tensor_map({product.wide, product.num_rows, experts.wide}, MapType::kBf16,
-                              kGroupedReduction),
+      .narrow =
+          make_tensor_map({product.narrow, product.num_rows, experts.largest}, kGroupedReduction),
+      .wide = make_tensor_map({product.wide, product.num_rows, experts.wide}, kGroupedReduction),
       .grad = product.grad,
       .block_begin = experts.begin,
       .offsets = experts.offsets,
