@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs Tessera and its rivals by turns on one GPU and prints the table of ratios.
 
-usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,attention,kernels] [--json FILE]
+usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,attention,kernels]
+                 [--shapes qwen3,fine,mixtral] [--json FILE]
 
 step:       a training step of four micro-batches of 4 x 4096 tokens, `tessera bench` (FP32 master weights, moments and
             gradient sums) beside Hugging Face's (BF16 throughout, hf_step.py), and real routing beside forced balance;
@@ -66,15 +67,20 @@ def bench_step(build, shape, *more):
     return from_json(run([build / "tessera", "bench", "--json", *shape, *BATCH, *more]))
 
 
-def step_rows(build):
-    for name, (rival, shape, target) in STEPS.items():
+def of_shapes(table, shapes):
+    """The entries of STEPS or LAYERS whose short names are asked for."""
+    return ((name, entry) for name, entry in table.items() if entry[0] in shapes)
+
+
+def step_rows(build, options):
+    for name, (rival, shape, target) in of_shapes(STEPS, options.shapes):
         ours = bench_step(build, shape)
         theirs = from_json(run([sys.executable, HERE / "hf_step.py", rival, "--micro-batches", 4, "--json"]))
-        balanced = bench_step(build, shape, "--moe.force_balanced=true")
         if ours and theirs:
             yield (f"step, {name}: tokens/s over Hugging Face's", ours["tokens_per_second"] / theirs["tokens_per_second"],
                    target, f"{ours['tokens_per_second']:.0f} of {theirs['tokens_per_second']:.0f}, "
                    f"{ours['tflops']:.0f} TFLOPS, {ours['memory_used'] / 1e9:.1f} GB")
+        balanced = bench_step(build, shape, "--moe.force_balanced=true")
         if ours and balanced:
             yield (f"step, {name}: dropless over forced balance", balanced["median_seconds"] / ours["median_seconds"],
                    0.95, f"{1e3 * ours['median_seconds']:.1f} ms and {1e3 * balanced['median_seconds']:.1f} ms")
@@ -97,8 +103,8 @@ def compare_layers(layer, ours, theirs, target):
             "ms forward and backward: {:.2f} and {:.2f}, theirs {:.2f} and {:.2f}".format(*times))
 
 
-def layer_rows(build):
-    for layer, (rival, _, over_rival, *tflops) in LAYERS.items():
+def layer_rows(build, options):
+    for layer, (rival, _, over_rival, *tflops) in of_shapes(LAYERS, options.shapes):
         ours = bench_layer(build, layer)
         theirs = from_json(run([sys.executable, HERE / "hf_layer.py", rival, "--json"]))
         if ours and theirs:
@@ -108,9 +114,9 @@ def layer_rows(build):
                    f"of {ours['matrix_peak_tflops']:.0f} of a large product")
 
 
-def rivals_rows(build, names):
-    for layer, (shape, *_) in LAYERS.items():
-        for name in names:
+def rivals_rows(build, options):
+    for layer, (shape, *_) in of_shapes(LAYERS, options.shapes):
+        for name in options.rivals:
             theirs = from_json(run([sys.executable, HERE / "moe_rivals.py", name, shape, "--json"]))
             ours = bench_layer(build, layer)
             if ours and theirs:
@@ -151,8 +157,8 @@ def cheap_values(build, shape):
     return [name for name, source in CHEAP.items() if {name, source} <= kept]
 
 
-def memory_rows(build):
-    for name, (_, shape, _) in STEPS.items():
+def memory_rows(build, options):
+    for name, (_, shape, _) in of_shapes(STEPS, options.shapes):
         again = "--train.recompute=" + json.dumps(cheap_values(build, shape))
         plain, late, chosen = (kept_bytes(build, shape, *more)
                                for more in ((), ("--moe.memory_efficient=false",), (again,)))
@@ -179,7 +185,7 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def grouped_rows(build):
+def grouped_rows(build, _):
     text = run([sys.executable, HERE / "grouped_mm.py", build / "bench" / "libgrouped_cuda.so"]) or ""
     rates, ratios = {}, {}
     for line in text.splitlines():
@@ -201,7 +207,7 @@ def grouped_rows(build):
                    f"least {min(skewed):.3f}")
 
 
-def attention_rows(build):
+def attention_rows(build, _):
     text = run([sys.executable, HERE / "attention_torch.py", build / "bench" / "attention_cuda_bench"]) or ""
     ratios = {}
     for line in text.splitlines():
@@ -212,7 +218,7 @@ def attention_rows(build):
         yield f"attention {part}, {who}, over PyTorch's", geometric_mean(values), None, f"least {min(values):.2f} of {len(values)} shapes"
 
 
-def kernels_rows(build):
+def kernels_rows(build, _):
     for program, ceiling, least in (("elementwise_cuda_bench", "a copy's bandwidth", 0.85),
                                     ("routing_cuda_bench", "a copy's bandwidth", 0.85),
                                     ("products_cuda_bench", "a large product's rate", None)):
@@ -233,18 +239,21 @@ PARTS = {"step": step_rows, "layer": layer_rows, "rivals": rivals_rows, "memory"
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parent.parent / "build")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
-    parser.add_argument("--rivals", default="torchtitan,megablocks,megatron,liger", help="of moe_rivals.py, by commas")
+    names = lambda text: text.split(",")
+    shapes = [entry[0] for entry in LAYERS.values()]
+    parser.add_argument("--only", type=names, default=list(PARTS), help="parts, by commas")
+    parser.add_argument("--shapes", type=names, default=shapes, help="of steps and layers, by commas")
+    parser.add_argument("--rivals", type=names, default=["torchtitan", "megablocks", "megatron", "liger"],
+                        help="of moe_rivals.py, by commas")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the rows")
     options = parser.parse_args()
-    unknown = set(options.only.split(",")) - set(PARTS)
-    if unknown:
-        parser.error(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}")
+    for what, found, known in (("parts", options.only, PARTS), ("shapes", options.shapes, shapes)):
+        if set(found) - set(known):
+            parser.error(f"unknown {what} {sorted(set(found) - set(known))}; there are {', '.join(known)}")
     rows = []
     print("| what | measured | target | |\n|---|---|---|---|")
-    for part in options.only.split(","):
-        more = [options.rivals.split(",")] if part == "rivals" else []
-        for row in PARTS[part](options.build, *more):
+    for part in options.only:
+        for row in PARTS[part](options.build, options):
             what, measured, target, note = row
             print(f"| {what} | {measured:.4g} | {'' if target is None else f'{target:.4g}'} | {note} |", flush=True)
             rows.append(row)

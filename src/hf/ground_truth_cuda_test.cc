@@ -1,7 +1,10 @@
 // Hugging Face's numbers on a GPU, in F32 and BF16.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <iostream>
+#include <numeric>
 
 #include "hf/testing/ground_truth.h"
 #include "ops/testing/gpu_test.h"
@@ -52,19 +55,34 @@ TEST_P(GroundTruthGpu, F32LossGradientsAndTwelveSteps) {
   std::cout << fmt::format("  final logits {:.1e}\n", logits.value);
 }
 
-/// As on the CPU: at most what a plain PyTorch run errs, by the median tensor.
+/// Assignments that went to another expert, of all.
+double moved_share(const std::vector<double>& counts, const std::vector<double>& expected) {
+  double moved = 0;
+  for (size_t i = 0; i < counts.size(); ++i) moved += std::abs(counts[i] - expected[i]) / 2;
+  return moved / std::max(1.0, std::accumulate(expected.begin(), expected.end(), 0.0));
+}
+
+/// As on the CPU: at most what a plain PyTorch run errs, by the median tensor. A token whose
+/// experts are nearly equal may go to another one in BF16, which moves all gradients: then they are
+/// only bounded, and few tokens may.
 TEST_P(GroundTruthGpu, Bf16ErrsNoMoreThanANaiveRun) {
   if (!fs::exists(folder() / "bf16.safetensors")) return;
   const HfTensors naive(folder() / "bf16.safetensors");
   GroundTruth truth(folder(), change_nothing, DType::kBF16, gpu());
-  truth.run(to_ids(truth.expected("input_ids")));
+  GroundTruth exact(folder(), change_nothing);
+  const std::vector<int32_t> ids = to_ids(truth.expected("input_ids"));
+  truth.run(ids);
+  exact.run(ids);
+  const double moved = moved_share(truth.expert_counts(), exact.expert_counts());
   const HfTensor& expected = *naive.find("gradients");
   const double ratio = median_of(truth.compare_gradients().tensors) /
                        median_of(to_doubles(expected.bytes().data(), DType::kF32,
                                             static_cast<size_t>(expected.entry->shape[0])));
-  EXPECT_LT(ratio, 1.5);
-  std::cout << fmt::format("{}: BF16 gradients' error over a naive run's: {:.2f}\n",
-                           folder().filename().string(), ratio);
+  EXPECT_LT(moved, 0.01);
+  EXPECT_LT(ratio, moved == 0 ? 1.5 : 15.0);
+  std::cout << fmt::format(
+      "{}: BF16 gradients' error over a naive run's: {:.2f}; {:.2f}% of the assignments moved\n",
+      folder().filename().string(), ratio, 100 * moved);
 }
 
 std::string folder_name(const ::testing::TestParamInfo<fs::path>& info) {

@@ -190,6 +190,15 @@ MicroBatchResult GroundTruth::run(std::span<const int32_t> ids) {
       {.loss = 1.0F / targets, .balance = static_cast<float>(model().moe.balance_coefficient)});
 }
 
+std::vector<double> GroundTruth::expert_counts() const {
+  std::vector<double> counts;
+  for (const ExpertState& expert : experts_) {
+    const auto layer = expert.step_counts.get().span<float>();
+    counts.insert(counts.end(), layer.begin(), layer.end());
+  }
+  return counts;
+}
+
 double GroundTruth::total_loss(const MicroBatchResult& result) const {
   if (model().num_moe_layers() == 0) return result.loss;
   return result.loss + model().moe.balance_coefficient * result.balance_loss;

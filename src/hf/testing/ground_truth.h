@@ -76,6 +76,8 @@ class GroundTruth {
   /// Runs one micro-batch of B sequences of S tokens forward and backward; the labels are the next
   /// tokens.
   MicroBatchResult run(std::span<const int32_t> ids);
+  /// Assignments to each expert of each layer in the last run.
+  std::vector<double> expert_counts() const;
   /// Loss as Hugging Face reports it: the mean over targets plus the weighted balance loss.
   double total_loss(const MicroBatchResult& result) const;
   /// A tensor whose gradient is within FP32's rounding of the whole gradient in both (the router's
