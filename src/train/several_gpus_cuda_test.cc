@@ -114,6 +114,25 @@ TEST_F(SeveralGpus, RepeatAndContinueBitwise) {
   }
 }
 
+/// Tokens that travel with padding, dropless and with a capacity: no bit differs.
+TEST_F(SeveralGpus, BoundedExchangesGiveTheBitsOfExactOnes) {
+  for (const double capacity : {0.0, 1.25}) {
+    SCOPED_TRACE(fmt::format("capacity {}", capacity));
+    Settings own = settings("exchanged");
+    own.model.moe.capacity_factor = capacity;
+    const auto run = [&](ExchangeSizes exchange) {
+      auto layout = data_parallel(2, {}, 2);
+      layout.parallel.dispatcher = DispatcherRequest::kAllToAll;
+      layout.parallel.exchange = exchange;
+      return testing::run_steps(own, layout, 3, false, choose_gpu);
+    };
+    const testing::RunEnd exact = run(ExchangeSizes::kExact);
+    const testing::RunEnd bounded = run(ExchangeSizes::kBounded);
+    EXPECT_EQ(bounded.losses, exact.losses);
+    EXPECT_EQ(bounded.weights, exact.weights);
+  }
+}
+
 /// A checkpoint of several GPUs continues on one, and on the host.
 TEST_F(SeveralGpus, CheckpointsMoveToOtherDevices) {
   const auto full = data_parallel(2, {.scope = ShardScope::kFull});
