@@ -5,6 +5,7 @@
 #include <exception>
 #include <thread>
 
+#include "comm/timed_work.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
@@ -25,7 +26,7 @@ bool has_passed(cudaEvent_t event) {
 
 }  // namespace
 
-class NcclWork final : public Work {
+class NcclWork final : public Work, public TimedWork {
  public:
   NcclWork(NcclChannel& channel, std::shared_ptr<NcclChannel::Event> end)
       : channel_(channel), end_(std::move(end)) {}
@@ -40,6 +41,11 @@ class NcclWork final : public Work {
     return has_passed(end_->event);
   }
   void abandon() noexcept override { channel_.abort(); }
+  bool when_known(Use use) override {
+    if (!end_->span) return false;
+    channel_.device_->when_known(end_->span, std::move(use));
+    return true;
+  }
 
  private:
   NcclChannel& channel_;
@@ -89,8 +95,10 @@ FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
 
 void NcclChannel::mark_end() {
   if (started_.empty() || started_.back().end->recorded) return;
-  check(cudaEventRecord(started_.back().end->event, stream_));
-  started_.back().end->recorded = true;
+  Event& end = *started_.back().end;
+  check(cudaEventRecord(end.event, stream_));
+  if (end.span) check(cudaEventRecord(end.span->end, stream_));
+  end.recorded = true;
 }
 
 bool NcclChannel::is_settled() {
@@ -126,6 +134,7 @@ std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
   }
   (*found)->in_use = true;
   (*found)->recorded = false;
+  (*found)->span = nullptr;
   return *found;
 }
 
@@ -135,12 +144,17 @@ void NcclChannel::forget_finished() {
     started_.pop_front();
 }
 
-Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue) {
+Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue,
+                           bool timed) {
   settle();
   forget_finished();
   check(cudaEventRecord(before_, device_->stream()));
   check(cudaStreamWaitEvent(stream_, before_));
   std::shared_ptr<Event> end = take_event();
+  if (timed) {
+    end->span = device_->make_span();
+    check(cudaEventRecord(end->span->begin, stream_));
+  }
   started_.push_back({end, kind, number});
   issue();
   end->recorded = false;  // `issue` may have settled what it gave before
