@@ -324,6 +324,29 @@ TEST(Dispatchers, BoundedExchangesMoveTheirBounds) {
   }
 }
 
+/// Nothing in a bounded dispatch needs numbers on the host, forward or backward: all its exchanges
+/// are of fixed sizes.
+TEST(Dispatchers, BoundedExchangesNeedNoCountsOnTheHost) {
+  MoeCase c{.ep = 2, .etp = 2};
+  for (const bool bounded : {false, true}) {
+    c.exchange = bounded ? ExchangeSizes::kBounded : ExchangeSizes::kExact;
+    run_thread_world(c.num_ranks(), [&](World& world) {
+      const DispatchSpec spec = testing::spec_of_rank(c, world);
+      const testing::ExpertPart part{
+          .experts = spec.local_experts(), .part = spec.etp->rank(), .parts = c.etp};
+      const testing::MoeProgram moe(c, spec, part, c.tokens_each);
+      const Backward backward = differentiate(moe.program, {{moe.y}, {moe.x}});
+      int64_t num_counted = 0;
+      for (const Program* program : {&moe.program, &backward.program}) {
+        num_counted += std::ranges::count_if(program->nodes(), [](const Node& node) {
+          return node.op->name().ends_with("_v") || node.op->name() == "dispatch_plan";
+        });
+      }
+      EXPECT_EQ(num_counted > 0, !bounded);
+    });
+  }
+}
+
 TEST(Dispatchers, TheLocalOneIsRouteMapAndPermutation) {
   const MoeCase c{.tokens_each = 6};
   const testing::MoeProgram moe(c, c.dispatch(), {.experts = {0, 4}}, 6);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/memory.h"
 #include "train/replica_groups.h"
 
 namespace tessera {
@@ -13,7 +14,8 @@ constexpr int64_t kMebibyte = 1 << 20;
 // `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
 constexpr int64_t kGroupBytes = 400 * kMebibyte;   ///< a group that has used all kinds of exchanges
 constexpr int64_t kMessageBytes = 32 * kMebibyte;  ///< a direction between two neighbours
-constexpr int64_t kOperatorBytes = 16 * 1024;      ///< an operator in a graph
+constexpr int64_t kOperatorBytes = 10 * 1024;      ///< an operator in a graph
+constexpr int64_t kGraphPage = 2 * kMebibyte;      ///< in which CUDA takes memory for graphs
 /// What a rank receives from each other one while it sums BF16 (runtime/cuda/nccl_world.cc).
 constexpr int64_t kSumBytes = 32 * kMebibyte;
 
@@ -71,7 +73,7 @@ int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
     }
     operators += of_chunk * (layout.part.in_flight.empty() ? 1 : layout.part.in_flight[c]);
   }
-  return operators * kOperatorBytes;
+  return align_up(operators * kOperatorBytes, kGraphPage);
 }
 
 }  // namespace

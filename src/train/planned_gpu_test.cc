@@ -61,8 +61,8 @@ TEST(PlannedOverhead, CountsGroupsAndGraphs) {
   settings.parallel.layout.ep = 2;
   EXPECT_GT(overhead(2).communication, data_parallel);
   settings.parallel.layout.ep = 1;
-  settings.model.num_layers *= 2;
-  EXPECT_EQ(overhead(1).graphs, 2 * graphs);
+  settings.model.num_layers = 128;
+  EXPECT_GT(overhead(1).graphs, 10 * graphs);
   settings.run.cuda_graphs = GraphMode::kOff;
   EXPECT_EQ(overhead(1).graphs, 0);
 }
