@@ -12,6 +12,7 @@ constexpr int64_t kMebibyte = 1 << 20;
 
 // Measured on H200s with NCCL 2.28.9 and CUDA 13.0 (bench/comm_cuda_bench prints what groups take,
 // `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
+constexpr int64_t kIdleBytes = 20 * kMebibyte;     ///< a group that exchanges nothing on GPUs
 constexpr int64_t kGroupBytes = 400 * kMebibyte;   ///< a group that has used all kinds of exchanges
 constexpr int64_t kMessageBytes = 32 * kMebibyte;  ///< a direction between two neighbours
 constexpr int64_t kOperatorBytes = 10 * 1024;      ///< an operator in a graph
@@ -19,14 +20,15 @@ constexpr int64_t kGraphPage = 2 * kMebibyte;      ///< in which CUDA takes memo
 /// What a rank receives from each other one while it sums BF16 (runtime/cuda/nccl_world.cc).
 constexpr int64_t kSumBytes = 32 * kMebibyte;
 
-int64_t bytes_of_group(const CommunicatorPtr& group, bool sums_bf16) {
-  if (group == nullptr || group->size() == 1) return 0;
-  return kGroupBytes + (sums_bf16 ? (group->size() - 1) * kSumBytes : 0);
+/// A group of `size` ranks, of which the idle ones are for tensors of the host or for messages.
+int64_t bytes_of_group(int64_t size, bool used, bool sums_bf16 = false) {
+  if (size == 1) return 0;
+  return (used ? kGroupBytes : kIdleBytes) + (sums_bf16 ? (size - 1) * kSumBytes : 0);
 }
 
 /// Both directions to the neighbours in a group, of which two ranks have one.
-int64_t bytes_of_messages(const CommunicatorPtr& group) {
-  return group == nullptr ? 0 : 2 * std::min<int64_t>(group->size() - 1, 2) * kMessageBytes;
+int64_t bytes_of_messages(int64_t size) {
+  return 2 * std::min<int64_t>(size - 1, 2) * kMessageBytes;
 }
 
 /// The ranks that hold weights alike, in one or two levels.
@@ -34,9 +36,8 @@ int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
   const bool bf16 = settings.shard.compression == GradientCompression::kBf16;
   int64_t bytes = 0;
   for (const ReplicaRanks& replicas : list_replica_ranks(settings, layout.layout, layout.rank())) {
-    for (const int64_t size : {replicas.inner, std::ssize(replicas.ranks) / replicas.inner}) {
-      if (size > 1) bytes += kGroupBytes + (bf16 ? (size - 1) * kSumBytes : 0);
-    }
+    bytes += bytes_of_group(replicas.inner, true, bf16) +
+             bytes_of_group(std::ssize(replicas.ranks) / replicas.inner, true, bf16);
   }
   return bytes;
 }
@@ -44,17 +45,18 @@ int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
 int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
   const StageGroups& groups = layout.part.groups;
   const bool bf16 = settings.train.dtype() == DType::kBF16;
+  const bool counts_batch = settings.model.moe.balance_scope == BalanceTokens::kGlobalBatch;
+  const int64_t stages = groups.pp->size();
+  const int64_t ring = groups.ring->size();
   int64_t bytes = bytes_of_replicas(settings, layout);
   for (const CommunicatorPtr& group : {groups.tp, groups.etp, groups.experts})
-    bytes += bytes_of_group(group, bf16);
-  for (const CommunicatorPtr& group :
-       {layout.world, groups.ring, groups.heads, groups.micro_batch, groups.dp, groups.pp,
-        groups.ep, layout.pipeline.activations, layout.pipeline.gradients})
-    bytes += bytes_of_group(group, false);
-  for (const CommunicatorPtr& group :
-       {groups.ring, layout.pipeline.activations, layout.pipeline.gradients})
-    bytes += bytes_of_messages(group);
-  return bytes;
+    bytes += bytes_of_group(group->size(), true, bf16);
+  for (const CommunicatorPtr& group : {groups.heads, groups.micro_batch, groups.ep, groups.ring})
+    bytes += bytes_of_group(group->size(), true);
+  bytes += bytes_of_group(groups.dp->size(), counts_batch);
+  // The world, and three groups along the pipeline.
+  bytes += bytes_of_group(layout.num_ranks(), false) + 3 * bytes_of_group(stages, false);
+  return bytes + bytes_of_messages(ring) + 2 * bytes_of_messages(stages);
 }
 
 /// Each program is recorded once for every layer and place of a micro-batch's activations; backward
