@@ -81,9 +81,11 @@ void measure_memory(World& world, Device& device) {
     if (world.rank() == 0)
       std::printf("  %-34s %7.1f MiB\n", what, static_cast<double>(taken) / kMebibyte);
   };
-  for (int round = 0; round < 2; ++round) {
-    const CommunicatorPtr other = world.make_group("measured", group->ranks());
-    report(round == 0 ? "a group" : "another group");
+  std::vector<CommunicatorPtr> kept;
+  for (int round = 0; round < 3; ++round) {
+    const CommunicatorPtr other =
+        kept.emplace_back(world.make_group(fmt::format("measured {}", round), group->ranks()));
+    report(round == 0 ? "a group" : "one more group");
     other->all_gather(b.own, b.whole).wait();
     report("its first all_gather");
     other->reduce_scatter(b.whole, b.own).wait();

@@ -101,7 +101,8 @@ def strike(command, folder, name, limit):
         wrong.append("the run's exit code is 0")
     told = [line for line in run.lines if (found := MESSAGE.search(line)) and found.group(1) == "0"]
     if len(told) != 1:
-        wrong.append(f"rank 0 was to say once what it waited for: {told or run.lines[-12:]}")
+        said = told or [line for line in run.lines if not re.match(r" *\d+/", line)][-15:]
+        wrong.append("rank 0 was to say once what it waited for, but:\n    " + "\n    ".join(said))
     for line in told:
         print(f"  {line}")
     left = find_ranks(folder)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/memory.h"
+#include "model/mlp_blocks.h"
 #include "train/replica_groups.h"
 
 namespace tessera {
@@ -10,20 +11,31 @@ namespace {
 
 constexpr int64_t kMebibyte = 1 << 20;
 
-// Measured on H200s with NCCL 2.28.9 and CUDA 13.0 (bench/comm_cuda_bench prints what groups take,
-// `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
-constexpr int64_t kIdleBytes = 20 * kMebibyte;     ///< a group that exchanges nothing on GPUs
-constexpr int64_t kGroupBytes = 400 * kMebibyte;   ///< a group that has used all kinds of exchanges
-constexpr int64_t kMessageBytes = 32 * kMebibyte;  ///< a direction between two neighbours
-constexpr int64_t kOperatorBytes = 10 * 1024;      ///< an operator in a graph
-constexpr int64_t kGraphPage = 2 * kMebibyte;      ///< in which CUDA takes memory for graphs
-/// What a rank receives from each other one while it sums BF16 (runtime/cuda/nccl_world.cc).
-constexpr int64_t kSumBytes = 32 * kMebibyte;
+// Measured on two H200s with NCCL 2.28.9 and CUDA 13.0 (bench/comm_cuda_bench prints what groups
+// take, `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
+constexpr int64_t kGroupBytes = 200 * kMebibyte;    ///< a group, as soon as it is made
+constexpr int64_t kRingBytes = 290 * kMebibyte;     ///< its all-gathers and reductions
+constexpr int64_t kPairsBytes = 385 * kMebibyte;    ///< its all-to-alls
+constexpr int64_t kMessageBytes = 390 * kMebibyte;  ///< a direction between two neighbours
+constexpr int64_t kLibraryBytes = 250 * kMebibyte;  ///< NCCL's kernels
+constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums of BF16
+constexpr int64_t kOperatorBytes = 10 * 1024;       ///< an operator in a graph
+constexpr int64_t kGraphPage = 2 * kMebibyte;       ///< in which CUDA takes memory for graphs
 
-/// A group of `size` ranks, of which the idle ones are for tensors of the host or for messages.
-int64_t bytes_of_group(int64_t size, bool used, bool sums_bf16 = false) {
+/// What a group does on GPUs; one that does nothing is for tensors of the host, or for messages.
+struct GroupUse {
+  bool rings = false;      ///< all-gathers, and reductions of all types but BF16
+  bool pairs = false;      ///< all-to-alls
+  bool sums_bf16 = false;  ///< which are exchanged in pairs and summed by the ranks
+};
+
+int64_t bytes_of_group(int64_t size, const GroupUse& use) {
   if (size == 1) return 0;
-  return (used ? kGroupBytes : kIdleBytes) + (sums_bf16 ? (size - 1) * kSumBytes : 0);
+  int64_t bytes = kGroupBytes;
+  if (use.rings) bytes += kRingBytes;
+  if (use.pairs || use.sums_bf16) bytes += kPairsBytes;
+  if (use.sums_bf16) bytes += (size - 1) * kSumBytes;
+  return bytes;
 }
 
 /// Both directions to the neighbours in a group, of which two ranks have one.
@@ -33,30 +45,46 @@ int64_t bytes_of_messages(int64_t size) {
 
 /// The ranks that hold weights alike, in one or two levels.
 int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
-  const bool bf16 = settings.shard.compression == GradientCompression::kBf16;
+  const GroupUse use{.rings = true,
+                     .sums_bf16 = settings.shard.compression == GradientCompression::kBf16};
   int64_t bytes = 0;
   for (const ReplicaRanks& replicas : list_replica_ranks(settings, layout.layout, layout.rank())) {
-    bytes += bytes_of_group(replicas.inner, true, bf16) +
-             bytes_of_group(std::ssize(replicas.ranks) / replicas.inner, true, bf16);
+    bytes += bytes_of_group(replicas.inner, use) +
+             bytes_of_group(std::ssize(replicas.ranks) / replicas.inner, use);
   }
   return bytes;
 }
 
+/// The groups that carry tokens to experts.
+int64_t bytes_of_dispatch(const Settings& settings, const StageGroups& groups) {
+  if (settings.model.num_moe_layers() == 0) return 0;
+  const bool bf16 = settings.train.dtype() == DType::kBF16;
+  if (choose_dispatcher(settings.model, groups).kind == DispatcherKind::kAllGather) {
+    return bytes_of_group(groups.experts->size(), {.rings = true, .sums_bf16 = bf16}) +
+           bytes_of_group(groups.ep->size(), {}) + bytes_of_group(groups.etp->size(), {});
+  }
+  const bool counts = groups.exchange == ExchangeSizes::kExact;
+  return bytes_of_group(groups.experts->size(), {.rings = counts}) +
+         bytes_of_group(groups.ep->size(), {.pairs = true}) +
+         bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
+}
+
 int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
+  if (layout.num_ranks() == 1) return 0;
   const StageGroups& groups = layout.part.groups;
   const bool bf16 = settings.train.dtype() == DType::kBF16;
   const bool counts_batch = settings.model.moe.balance_scope == BalanceTokens::kGlobalBatch;
   const int64_t stages = groups.pp->size();
   const int64_t ring = groups.ring->size();
-  int64_t bytes = bytes_of_replicas(settings, layout);
-  for (const CommunicatorPtr& group : {groups.tp, groups.etp, groups.experts})
-    bytes += bytes_of_group(group->size(), true, bf16);
-  for (const CommunicatorPtr& group : {groups.heads, groups.micro_batch, groups.ep, groups.ring})
-    bytes += bytes_of_group(group->size(), true);
-  bytes += bytes_of_group(groups.dp->size(), counts_batch);
-  // The world, and three groups along the pipeline.
-  bytes += bytes_of_group(layout.num_ranks(), false) + 3 * bytes_of_group(stages, false);
-  return bytes + bytes_of_messages(ring) + 2 * bytes_of_messages(stages);
+  return kLibraryBytes + bytes_of_group(layout.num_ranks(), {}) +
+         bytes_of_replicas(settings, layout) + bytes_of_dispatch(settings, groups) +
+         bytes_of_group(groups.tp->size(), {.rings = true, .pairs = true, .sums_bf16 = bf16}) +
+         bytes_of_group(groups.heads->size(), {.pairs = true}) +
+         bytes_of_group(groups.micro_batch->size(), {.rings = true}) +
+         bytes_of_group(groups.dp->size(), {.rings = counts_batch}) +
+         bytes_of_group(ring, {.rings = true}) + bytes_of_messages(ring) +
+         // Along the pipeline there are three, of which two have messages.
+         3 * bytes_of_group(stages, {}) + 2 * bytes_of_messages(stages);
 }
 
 /// Each program is recorded once for every layer and place of a micro-batch's activations; backward

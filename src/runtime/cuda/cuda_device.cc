@@ -113,7 +113,11 @@ cudaError_t CudaDevice::wait_watched(const std::function<cudaError_t()>& query) 
   Time checked = begin;
   for (;;) {
     const cudaError_t status = query();
-    if (status != cudaErrorNotReady) return status;
+    if (status == cudaSuccess) return status;
+    if (status != cudaErrorNotReady) {
+      watch_.look(begin);  // a lost rank may be the reason
+      return status;
+    }
     cudaGetLastError();  // the runtime keeps it, though it is no error
     const Time now = std::chrono::steady_clock::now();
     if (now - checked < kInterval) continue;

@@ -93,6 +93,11 @@ FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
           .ranks = place_.ranks};
 }
 
+FailedWait NcclChannel::describe_last() const {
+  if (started_.empty()) return describe_wait(CommKind::kBarrier, 0);
+  return describe_wait(started_.back().kind, started_.back().number);
+}
+
 void NcclChannel::mark_end() {
   if (started_.empty() || started_.back().end->recorded) return;
   Event& end = *started_.back().end;
@@ -106,8 +111,11 @@ bool NcclChannel::is_settled() {
          place_.group);
   ncclResult_t state = ncclSuccess;
   nccl_.check(nccl_.comm_error(comm_, &state));
-  nccl_.check(state);
   if (state == ncclInProgress) return false;
+  if (state != ncclSuccess) {
+    watch_(describe_last(), std::chrono::steady_clock::now());
+    nccl_.check(state);
+  }
   mark_end();
   return true;
 }
@@ -115,10 +123,7 @@ bool NcclChannel::is_settled() {
 void NcclChannel::settle() {
   const Device::Time begin = std::chrono::steady_clock::now();
   while (!is_settled()) {
-    const bool connects = started_.empty();
-    watch_(describe_wait(connects ? CommKind::kBarrier : started_.back().kind,
-                         connects ? 0 : started_.back().number),
-           begin);
+    watch_(describe_last(), begin);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -139,9 +144,11 @@ std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
 }
 
 void NcclChannel::forget_finished() {
+  // An error is told by whoever waits for the device, who may know of a lost rank.
   while (!started_.empty() && started_.front().end->recorded &&
-         has_passed(started_.front().end->event))
+         cudaEventQuery(started_.front().end->event) == cudaSuccess)
     started_.pop_front();
+  cudaGetLastError();  // the runtime keeps "not yet" as an error
 }
 
 Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue,
@@ -156,7 +163,12 @@ Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<vo
     check(cudaEventRecord(end->span->begin, stream_));
   }
   started_.push_back({end, kind, number});
-  issue();
+  try {
+    issue();
+  } catch (const InternalError&) {
+    watch_(describe_last(), std::chrono::steady_clock::now());
+    throw;
+  }
   end->recorded = false;  // `issue` may have settled what it gave before
   is_settled();
   return Pending(std::make_unique<NcclWork>(*this, std::move(end)));

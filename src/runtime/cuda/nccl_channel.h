@@ -71,7 +71,11 @@ class NcclChannel {
   };
 
   /// Whether the stream has all that was given to NCCL; then the last operation's end is marked.
+  /// Where NCCL says that something is wrong, as where a peer's process has ended, the watch
+  /// throws.
   bool is_settled();
+  /// What the host waits for while NCCL is at work: the last operation, or that the ranks connect.
+  FailedWait describe_last() const;
   void mark_end();
   FailedWait describe_wait(CommKind kind, int64_t number) const;
   std::shared_ptr<Event> take_event();
