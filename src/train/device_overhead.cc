@@ -87,6 +87,18 @@ int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
          3 * bytes_of_group(stages, {}) + 2 * bytes_of_messages(stages);
 }
 
+/// What the layout's own groups take as soon as they are made, with their first messages.
+int64_t bytes_of_made_groups(const RunLayout& layout) {
+  const StageGroups& groups = layout.part.groups;
+  int64_t bytes = bytes_of_messages(groups.ring->size()) + 2 * bytes_of_messages(groups.pp->size());
+  for (const CommunicatorPtr& group :
+       {layout.world, groups.tp, groups.ring, groups.heads, groups.micro_batch, groups.dp,
+        groups.pp, groups.etp, groups.ep, groups.experts, layout.pipeline.activations,
+        layout.pipeline.gradients})
+    bytes += bytes_of_group(group->size(), {});
+  return bytes;
+}
+
 /// Each program is recorded once for every layer and place of a micro-batch's activations; backward
 /// programs twice where the first micro-batch of a step sets the gradients and others add to them.
 int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
@@ -109,9 +121,11 @@ int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
 }  // namespace
 
 DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layout,
-                                const TrainingModel& model, const Backend& backend) {
+                                const TrainingModel& model, const Backend& backend,
+                                bool groups_are_made) {
   if (backend.is_host()) return {};
   DeviceOverhead overhead{.communication = communication_bytes(settings, layout)};
+  if (groups_are_made) overhead.communication -= bytes_of_made_groups(layout);
   if (settings.run.cuda_graphs != GraphMode::kOff) overhead.graphs = graph_bytes(layout, model);
   return overhead;
 }

@@ -15,7 +15,9 @@ struct DeviceOverhead {
   int64_t total() const { return communication + graphs; }
 };
 
+/// All that a run will take; of a layout whose groups NCCL has made already, what comes on top.
 DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layout,
-                                const TrainingModel& model, const Backend& backend);
+                                const TrainingModel& model, const Backend& backend,
+                                bool groups_are_made = false);
 
 }  // namespace tessera

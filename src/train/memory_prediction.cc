@@ -32,7 +32,7 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
                                 int64_t data_bytes) {
   MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
                               .activations = model.activation_bytes(),
-                              .overhead = predict_overhead(settings, layout, model, backend)};
+                              .overhead = predict_overhead(settings, layout, model, backend, true)};
   if (backend.is_host()) {
     prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
     prediction.data = data_bytes;

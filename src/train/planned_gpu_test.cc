@@ -58,6 +58,11 @@ TEST(PlannedOverhead, CountsGroupsAndGraphs) {
   EXPECT_GT(graphs, 0);
   const int64_t data_parallel = overhead(2).communication;
   EXPECT_GT(data_parallel, 0);
+  const PlannedRank made = plan_rank(settings, 0, 2);
+  const int64_t more =
+      predict_overhead(settings, made.layout, made.model, made.backend, true).communication;
+  EXPECT_GT(more, 0);
+  EXPECT_LT(more, data_parallel);
   settings.parallel.layout.ep = 2;
   EXPECT_GT(overhead(2).communication, data_parallel);
   settings.parallel.layout.ep = 1;
