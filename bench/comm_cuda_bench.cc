@@ -1,7 +1,8 @@
 // Collectives between GPUs by NCCL, ranks being threads of this process with a GPU each
 // (`comm_cuda_bench [GPUs]`): of each size the mean time of an operation and the bandwidth of the
 // bus, that is the bytes that a rank must send, per second, beside a plain copy from one GPU to
-// another. Sizes are those of the larger of in and out.
+// another; sizes are those of the larger of in and out. And what a group takes of a GPU's memory,
+// as its exchanges are used for the first time.
 
 #include <cuda_runtime.h>
 
@@ -66,6 +67,41 @@ void measure(Communicator& group, Device& device, int64_t bytes, DType dtype) {
   group.barrier();  // nobody frees memory while another rank still needs it
 }
 
+/// What is in use of this GPU beyond what was before, step by step. Nobody else may use it.
+void measure_memory(World& world, Device& device) {
+  const Buffers b(8 * kMebibyte, world.size(), DType::kF32, device);
+  const Buffers narrow(8 * kMebibyte, world.size(), DType::kBF16, device);
+  const CommunicatorPtr group = world.make_world_group();  // as any has that trains
+  int64_t before = device.used_bytes();
+  const auto report = [&](const char* what) {
+    device.synchronize();
+    group->barrier();
+    const int64_t taken = device.used_bytes() - before;
+    before += taken;
+    if (world.rank() == 0)
+      std::printf("  %-34s %7.1f MiB\n", what, static_cast<double>(taken) / kMebibyte);
+  };
+  std::vector<CommunicatorPtr> kept;
+  for (int round = 0; round < 3; ++round) {
+    const CommunicatorPtr other =
+        kept.emplace_back(world.make_group(fmt::format("measured {}", round), group->ranks()));
+    report(round == 0 ? "a group" : "one more group");
+    other->all_gather(b.own, b.whole).wait();
+    report("its first all_gather");
+    other->reduce_scatter(b.whole, b.own).wait();
+    report("its first reduce_scatter");
+    other->all_reduce(b.whole, b.other).wait();
+    report("its first all_reduce");
+    other->all_to_all(b.whole, b.other).wait();
+    report("its first all_to_all");
+    other->reduce_scatter(narrow.whole, narrow.own).wait();
+    report("its first sum of BF16");
+    other->connect_neighbours();
+    report("messages between its neighbours");
+  }
+  group->barrier();
+}
+
 /// A copy from GPU 0 to GPU 1 by the copy engine: what one direction between them can carry.
 double copy_bandwidth() {
   constexpr size_t kBytes = size_t{512} << 20;
@@ -95,6 +131,7 @@ int run(int64_t num_ranks) {
     const auto world = make_gpu_world(host, gpu, {});
     const CommunicatorPtr group = world->make_world_group();
     if (host.rank() == 0) std::printf("%lld GPUs:\n", static_cast<long long>(host.size()));
+    measure_memory(*world, gpu.device());
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int64_t size : {8, 64, 512})
         measure(*group, gpu.device(), size * kMebibyte, dtype);

@@ -79,14 +79,21 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                             const PlannedRank& planned) {
   const auto state = ModelState::count_bytes(settings, planned.layout, planned.backend);
   const ActivationBytes activations = planned.model.activation_bytes();
-  return {{"weights", state.weights},
-          {"gradients", state.gradients},
-          {"optimizer", state.optimizer},
-          {"saved activations", activations.saved},
-          {"hidden states", activations.hidden},
-          {"working memory", activations.transient},
-          {"inputs", activations.inputs},
-          {"total", state.total() + activations.total()}};
+  const DeviceOverhead overhead =
+      predict_overhead(settings, planned.layout, planned.model, planned.backend);
+  std::vector<std::pair<std::string, int64_t>> rows = {{"weights", state.weights},
+                                                       {"gradients", state.gradients},
+                                                       {"optimizer", state.optimizer},
+                                                       {"saved activations", activations.saved},
+                                                       {"hidden states", activations.hidden},
+                                                       {"working memory", activations.transient},
+                                                       {"inputs", activations.inputs}};
+  if (!planned.backend.is_host()) {
+    rows.emplace_back("communication", overhead.communication);
+    rows.emplace_back("CUDA graphs", overhead.graphs);
+  }
+  rows.emplace_back("total", state.total() + activations.total() + overhead.total());
+  return rows;
 }
 
 /// What the first rank of a stage takes, and on which device.

@@ -42,6 +42,28 @@ TEST_F(CliLayout, TheWeightOfAnAllToAllDecides) {
                  {"all_to_all_efficiency", "above 0"});
 }
 
+/// Bounded exchanges count what they move, padding with it.
+TEST_F(CliLayout, BoundedExchangesCountTheirBounds) {
+  const auto dispatcher = [&](const Arguments& options) {
+    Arguments all = {"inspect",
+                     "--layout",
+                     "--parallel.ep=4",
+                     "--train.global_batch=32",
+                     "--moe.num_experts=16",
+                     "--moe.top_k=2",
+                     "--parallel.exchange=bounded"};
+    all.insert(all.end(), options.begin(), options.end());
+    return succeed(all).out;
+  };
+  EXPECT_THAT(dispatcher({}), HasSubstr("all_gather: 6 rows a token leave a rank, all_to_all would "
+                                        "move 12"));
+  EXPECT_THAT(dispatcher({"--moe.capacity_factor=1.25"}), HasSubstr("all_to_all: 3.75 rows"));
+  EXPECT_THAT(dispatcher({"--moe.capacity_factor=1.25", "--moe.capacity_group_size=8"}),
+              HasSubstr("all_to_all would move 12"));
+  expect_refused({"inspect", "--layout", "--parallel.exchange=fixed"},
+                 {"parallel.exchange", "exact", "bounded"});
+}
+
 TEST_F(CliLayout, ListsEveryStagesPasses) {
   const std::string out =
       succeed({"inspect", "--schedule", "--parallel.pp=2", "--model.num_layers=4",

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "comm/rows.h"
+#include "comm/timed_work.h"
 #include "core/device.h"
 
 namespace tessera {
@@ -50,7 +51,8 @@ Pending copy_rows(const Tensor& in, const Tensor& out, int64_t rows) {
   return copy_bytes(in, out, rows * row_bytes(in));
 }
 
-/// Tells who observes when this rank sees that an operation is complete.
+/// Tells who observes when an operation was complete: on a device as measured there, else when this
+/// rank saw it.
 class ObservedWork : public Work {
  public:
   ObservedWork(std::unique_ptr<Work> work, CommEvent event,
@@ -75,7 +77,19 @@ class ObservedWork : public Work {
     if (told_) return;
     told_ = true;
     event_.end = CommEvent::Clock::now();
+    if (tell_when_known()) return;
     statistics_->tell(event_);
+  }
+  bool tell_when_known() {
+    auto* const timed = dynamic_cast<TimedWork*>(work_.get());
+    if (timed == nullptr) return false;
+    return timed->when_known(
+        [event = event_, statistics = statistics_](TimedWork::Time begin, TimedWork::Time end) {
+          CommEvent measured = event;
+          measured.begin = begin;
+          measured.end = end;
+          statistics->tell(measured);
+        });
   }
 
   std::unique_ptr<Work> work_;

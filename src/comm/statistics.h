@@ -33,15 +33,15 @@ struct CommCount {
   int64_t bytes = 0;
 };
 
-/// One communication as its rank saw it, after it was complete.
+/// One communication as its rank saw it, or as its device measured it, after it was complete.
 struct CommEvent {
   using Clock = std::chrono::steady_clock;
   std::string group;
   CommKind kind = CommKind::kBarrier;
   int64_t bytes = 0;          ///< as CommCount's; of a receive those that came
-  Clock::time_point begin;    ///< when it was started
-  Clock::time_point end;      ///< when the rank saw that it was complete
-  Clock::duration waited{0};  ///< how much of that the rank did nothing but wait for it
+  Clock::time_point begin;    ///< when it was started; on a device when that came to it
+  Clock::time_point end;      ///< when the rank saw that it was complete; on a device its end there
+  Clock::duration waited{0};  ///< how long the host did nothing but wait for it
 };
 using CommObserver = std::function<void(const CommEvent&)>;
 
@@ -59,7 +59,8 @@ class CommStatistics {
   int64_t total_bytes() const;
 
   /// `observer` is told of each communication of several ranks that is started from now on, when it
-  /// is complete; a null one ends that, also for those under way. It must not communicate.
+  /// is complete, or a device's synchronisation has found out when it was; a null one ends that,
+  /// also for those under way. It must not communicate.
   void observe(CommObserver observer) { observer_ = std::move(observer); }
   bool observed() const { return observer_ != nullptr; }
   void tell(const CommEvent& event) const {

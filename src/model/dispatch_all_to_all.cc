@@ -16,13 +16,7 @@ class AllToAllPhases final : public DispatchPhases {
 
   RowSet pack(const RowSet& tokens, DispatchedRows& result) override {
     num_tokens_ = num_tokens(tokens);
-    RouteMapSpec layout{.num_experts = spec_.num_experts, .top_k = spec_.top_k};
-    if (spec_.shared_capacity) {
-      layout.rows_limit = shared_expert_capacity(spec_, num_tokens_);
-    } else {
-      layout = drop_rule(spec_);
-    }
-    const LaidOut laid_out = lay_out(layout, tokens, "sent");
+    const LaidOut laid_out = lay_out(source_layout(num_tokens_), tokens, "sent");
     result.at_source = laid_out.map;
     if (result.dropped < 0) result.dropped = laid_out.dropped;
     return laid_out.rows;

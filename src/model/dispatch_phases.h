@@ -50,6 +50,8 @@ class DispatchPhases {
   LaidOut lay_out(const RouteMapSpec& layout, const RowSet& tokens, const std::string& stage);
   /// Sets what the experts see. Assignments dropped earlier stay in `result`.
   static void deliver(const LaidOut& laid_out, DispatchedRows& result);
+  /// The layout of this rank's own tokens by expert, which drops what exceeds a capacity of theirs.
+  RouteMapSpec source_layout(int64_t num_tokens) const;
   /// The layout of what arrives here, dropped before where it must be: aligned, and padded.
   RouteMapSpec arrival_layout(RouteMapSpec layout, int64_t num_tokens) const;
   /// The rows of each assignment, added up where `map` has it; weighted where there are
@@ -62,6 +64,7 @@ class DispatchPhases {
 };
 
 std::unique_ptr<DispatchPhases> make_all_to_all_phases(Program& program, const DispatchSpec& spec);
+std::unique_ptr<DispatchPhases> make_bounded_phases(Program& program, const DispatchSpec& spec);
 std::unique_ptr<DispatchPhases> make_all_gather_phases(Program& program, const DispatchSpec& spec);
 
 }  // namespace tessera

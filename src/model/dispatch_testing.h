@@ -27,6 +27,7 @@ struct MoeCase {
   int64_t ep = 1;
   int64_t etp = 1;
   DispatcherKind kind = DispatcherKind::kAllToAll;
+  ExchangeSizes exchange = ExchangeSizes::kExact;
   int64_t tokens_each = 7;  ///< of every rank
   int64_t hidden = 12;
   int64_t top_k = 2;
@@ -59,6 +60,7 @@ struct MoeCase {
   }
   DispatchSpec dispatch() const {
     return {.kind = DispatcherKind::kLocal,
+            .exchange = exchange,
             .num_experts = num_experts(),
             .top_k = top_k,
             .capacity_factor = capacity_factor,
@@ -70,10 +72,11 @@ struct MoeCase {
   }
   std::string to_string() const {
     return fmt::format(
-        "EP {} x ETP {} {}, {} tokens each, K {} of {}, {}capacity {}{}{} group {} shared by {}, "
+        "EP {} x ETP {} {}{}, {} tokens each, K {} of {}, {}capacity {}{}{} group {} shared by {}, "
         "block {}, probabilities {}",
-        ep, etp, dispatcher_name(kind), tokens_each, top_k, num_experts(),
-        dtype == DType::kBF16 ? "bf16, " : "", capacity_factor, pad_to_capacity ? " padded" : "",
+        ep, etp, dispatcher_name(kind), exchange == ExchangeSizes::kBounded ? " bounded" : "",
+        tokens_each, top_k, num_experts(), dtype == DType::kBF16 ? "bf16, " : "", capacity_factor,
+        pad_to_capacity ? " padded" : "",
         drop_policy == DropPolicy::kPosition ? " by position" : "", capacity_group_size,
         sharing_ranks, block_size, early_probs ? "early" : "late");
   }

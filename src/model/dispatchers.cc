@@ -43,6 +43,13 @@ void DispatchPhases::deliver(const LaidOut& laid_out, DispatchedRows& result) {
   if (result.dropped < 0) result.dropped = laid_out.dropped;
 }
 
+RouteMapSpec DispatchPhases::source_layout(int64_t num_tokens) const {
+  if (!spec_.shared_capacity) return drop_rule(spec_);
+  return {.num_experts = spec_.num_experts,
+          .top_k = spec_.top_k,
+          .rows_limit = shared_expert_capacity(spec_, num_tokens)};
+}
+
 RouteMapSpec DispatchPhases::arrival_layout(RouteMapSpec layout, int64_t num_tokens) const {
   layout.alignment = spec_.alignment;
   layout.rows_limit = expert_limit(spec_, num_tokens);
@@ -124,7 +131,8 @@ std::unique_ptr<DispatchPhases> make_phases(Program& program, const DispatchSpec
     case DispatcherKind::kLocal:
       return std::make_unique<LocalPhases>(program, spec);
     case DispatcherKind::kAllToAll:
-      return make_all_to_all_phases(program, spec);
+      return spec.exchange == ExchangeSizes::kBounded ? make_bounded_phases(program, spec)
+                                                      : make_all_to_all_phases(program, spec);
     case DispatcherKind::kAllGather:
       return make_all_gather_phases(program, spec);
   }

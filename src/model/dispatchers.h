@@ -26,6 +26,7 @@ struct SharedCapacity {
 /// the same number on all ranks of `experts`.
 struct DispatchSpec {
   DispatcherKind kind = DispatcherKind::kLocal;
+  ExchangeSizes exchange = ExchangeSizes::kExact;  ///< of the all-to-all kind
   int64_t num_experts = 1;
   int64_t top_k = 1;
   /// Groups of all kinds but the local one: the ranks with other experts, those with other inner
@@ -56,7 +57,7 @@ struct RowMap {
   ValueId source = -1;
 };
 
-/// What an all-to-all dispatch must know to come back: outputs of DispatchPlan.
+/// What an all-to-all dispatch of exact sizes must know to come back: outputs of DispatchPlan.
 struct ExchangeCounts {
   ValueId send_rows = -1;
   ValueId receive_rows = -1;
@@ -76,7 +77,7 @@ struct DispatchedRows {
 
   RowMap at_experts;      ///< from what arrived, or the tokens, to rows_RH
   RowMap at_source;       ///< all-to-all: from the tokens to the rows that are sent
-  ExchangeCounts counts;  ///< all-to-all
+  ExchangeCounts counts;  ///< all-to-all of exact sizes
   ValueId probs_TK = -1;  ///< where outputs are weighted as they are added: of the same tokens
 };
 

@@ -13,11 +13,15 @@ class DispatchersCuda : public GpuTest {
     uint64_t seed = 0;
     for (const auto& [ep, etp] :
          {std::pair(2, 1), std::pair(4, 1), std::pair(1, 2), std::pair(2, 2)}) {
-      for (const DispatcherKind kind : {DispatcherKind::kAllToAll, DispatcherKind::kAllGather}) {
+      for (const auto& [kind, exchange] :
+           {std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kExact),
+            std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kBounded),
+            std::pair(DispatcherKind::kAllGather, ExchangeSizes::kExact)}) {
         MoeCase c = variant;
         c.ep = ep;
         c.etp = etp;
         c.kind = kind;
+        c.exchange = exchange;
         check(c, ++seed, tolerance_f32);
       }
     }
@@ -68,8 +72,11 @@ TEST_F(DispatchersCuda, CapacityOfEachRanksTokens) {
   c.capacity_factor = 0.7;
   c.kind = DispatcherKind::kAllToAll;
   c.sharing_ranks = 0;
-  for (const bool padded : {false, true}) {
+  for (const auto& [padded, exchange] :
+       {std::pair(false, ExchangeSizes::kExact), std::pair(true, ExchangeSizes::kExact),
+        std::pair(false, ExchangeSizes::kBounded)}) {
     c.pad_to_capacity = padded;
+    c.exchange = exchange;
     c.ep = 4;
     const MoeValues values(c, 9);
     const MoeResult expected = run_on_ranks(c, values);

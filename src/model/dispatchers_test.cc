@@ -17,7 +17,13 @@ using testing::MoeCase;
 using testing::MoeResult;
 using testing::MoeValues;
 
-constexpr DispatcherKind kKinds[] = {DispatcherKind::kAllToAll, DispatcherKind::kAllGather};
+struct Way {
+  DispatcherKind kind;
+  ExchangeSizes exchange = ExchangeSizes::kExact;
+};
+constexpr Way kWays[] = {{DispatcherKind::kAllToAll},
+                         {DispatcherKind::kAllToAll, ExchangeSizes::kBounded},
+                         {DispatcherKind::kAllGather}};
 
 struct Degrees {
   int64_t ep;
@@ -49,11 +55,12 @@ template <typename Change>
 void for_all_layouts(const MoeCase& variant, Change change) {
   uint64_t seed = 0;
   for (const Degrees& degrees : kDegrees) {
-    for (const DispatcherKind kind : kKinds) {
+    for (const Way& way : kWays) {
       MoeCase c = variant;
       c.ep = degrees.ep;
       c.etp = degrees.etp;
-      c.kind = kind;
+      c.kind = way.kind;
+      c.exchange = way.exchange;
       change(c);
       expect_as_on_one(c, ++seed);
     }
@@ -73,10 +80,11 @@ TEST(Dispatchers, DroplessAgreesWithTheLocalOne) {
 
 TEST(Dispatchers, RowsOfAnExpertStandInTokenOrderBitwise) {
   for (const int64_t ep : {1, 2, 3, 4}) {
-    for (const DispatcherKind kind : kKinds) {
+    for (const Way& way : kWays) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         const MoeCase c{.ep = ep,
-                        .kind = kind,
+                        .kind = way.kind,
+                        .exchange = way.exchange,
                         .tokens_each = 17,
                         .top_k = 3,
                         .sizes = kSizes,
@@ -166,9 +174,10 @@ TEST(Dispatchers, Bf16StaysWithinItsRounding) {
 /// Experts whose score is out of reach get no token; those of a whole rank leave it without rows.
 TEST(Dispatchers, ExpertsAndRanksWithoutTokens) {
   for (const int64_t block_size : {0, 8}) {
-    for (const DispatcherKind kind : kKinds) {
+    for (const Way& way : kWays) {
       MoeCase c{.ep = 3,
-                .kind = kind,
+                .kind = way.kind,
+                .exchange = way.exchange,
                 .tokens_each = 10,
                 .top_k = 2,
                 .sizes = {8, 8, 8, 8, 8, 8},
@@ -184,10 +193,11 @@ TEST(Dispatchers, ExpertsAndRanksWithoutTokens) {
 }
 
 TEST(Dispatchers, AllTokensAtOneRankFillTheBoundExactly) {
-  for (const DispatcherKind kind : kKinds) {
+  for (const Way& way : kWays) {
     MoeCase c{.ep = 2,
               .etp = 2,
-              .kind = kind,
+              .kind = way.kind,
+              .exchange = way.exchange,
               .tokens_each = 5,
               .top_k = 3,
               .sizes = {8, 8, 8, 8, 8, 8, 8, 8},
@@ -209,10 +219,11 @@ TEST(Dispatchers, AllTokensAtOneRankFillTheBoundExactly) {
 }
 
 TEST(Dispatchers, PaddingGivesEveryExpertTheCapacitiesOfAllRanks) {
-  for (const DispatcherKind kind : kKinds) {
+  for (const Way& way : kWays) {
     MoeCase c{.ep = 2,
               .etp = 2,
-              .kind = kind,
+              .kind = way.kind,
+              .exchange = way.exchange,
               .tokens_each = 5,
               .capacity_factor = 2,
               .pad_to_capacity = true};
@@ -226,7 +237,7 @@ TEST(Dispatchers, PaddingGivesEveryExpertTheCapacitiesOfAllRanks) {
 /// What leaves a rank is what the choice of a dispatcher counts with, when routing is even.
 TEST(Dispatchers, MoveTheVolumesThatTheChoiceCountsWith) {
   for (const Degrees& degrees : kDegrees) {
-    for (const DispatcherKind kind : kKinds) {
+    for (const DispatcherKind kind : {DispatcherKind::kAllToAll, DispatcherKind::kAllGather}) {
       const MoeCase c{.ep = degrees.ep,
                       .etp = degrees.etp,
                       .kind = kind,
@@ -249,6 +260,90 @@ TEST(Dispatchers, MoveTheVolumesThatTheChoiceCountsWith) {
       EXPECT_DOUBLE_EQ(static_cast<double>(bytes - (c.num_ranks() - 1) * extra),
                        rows * static_cast<double>(c.tokens_each * c.hidden * 4));
     }
+  }
+}
+
+std::vector<MoeCase> cases_of_both_exchanges() {
+  const MoeCase plain{.ep = 2, .etp = 2, .tokens_each = 13, .top_k = 3, .sizes = kSizes};
+  std::vector<MoeCase> cases(8, plain);
+  cases[1].early_probs = false;
+  cases[2].dtype = DType::kBF16;
+  cases[2].ep = 4;
+  cases[2].etp = 1;
+  cases[3].capacity_factor = 0.7;
+  cases[4].capacity_factor = 0.7;
+  cases[4].sharing_ranks = 2;
+  cases[4].shuffled = true;
+  cases[5].capacity_factor = 0.5;
+  cases[5].capacity_group_size = 6;  // the experts of a rank
+  cases[6].ep = 1;
+  cases[7].capacity_factor = 1.2;
+  cases[7].pad_to_capacity = true;
+  return cases;
+}
+
+/// Padding on the way changes no bit of what is computed.
+TEST(Dispatchers, BoundedExchangesGiveTheBitsOfExactOnes) {
+  const auto expect_equal = [](const Tensor& a, const Tensor& b, const char* what) {
+    EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.num_bytes())), 0) << what;
+  };
+  for (MoeCase c : cases_of_both_exchanges()) {
+    SCOPED_TRACE(c.to_string());
+    const MoeValues values(c, 21);
+    const MoeResult exact = run_on_ranks(c, values);
+    c.exchange = ExchangeSizes::kBounded;
+    const MoeResult bounded = run_on_ranks(c, values);
+    expect_equal(bounded.y, exact.y, "y");
+    expect_equal(bounded.grad_x, exact.grad_x, "dx");
+    EXPECT_TRUE(bounded.expert_in == exact.expert_in);
+    EXPECT_EQ(bounded.dropped, exact.dropped);
+    // Gradients of weights are added up by the test in whatever order ranks end.
+    testing::expect_rows_near(bounded.grad_fc1, exact.grad_fc1, 1e-6, "dfc1");
+    testing::expect_rows_near(bounded.grad_fc2, exact.grad_fc2, 1e-6, "dfc2");
+  }
+}
+
+/// The bound of each pair of ranks, whatever is routed: counts and probabilities go along.
+TEST(Dispatchers, BoundedExchangesMoveTheirBounds) {
+  for (const auto& [capacity, rows_to_peer] :
+       {std::pair(0.0, 24 * 3), std::pair(0.5, 3 * 4), std::pair(1.0, 6 * 4)}) {
+    const MoeCase c{.ep = 3,
+                    .exchange = ExchangeSizes::kBounded,
+                    .tokens_each = 24,
+                    .top_k = 3,
+                    .sizes = kSizes,
+                    .capacity_factor = capacity,
+                    .early_probs = true,
+                    .bias = {9, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0}};
+    SCOPED_TRACE(c.to_string());
+    const MoeResult result = run_on_ranks(c, MoeValues(c, 3));
+    // Two matrices there and back, and once a probability; a count for each of four experts.
+    const int64_t expected = 2 * (rows_to_peer * (2 * c.hidden + 1) * 4 + 4 * 8);
+    EXPECT_EQ(result.forward_bytes.at("ep"), expected);
+    EXPECT_FALSE(result.forward_bytes.contains("experts"));
+  }
+}
+
+/// Nothing in a bounded dispatch needs numbers on the host, forward or backward: all its exchanges
+/// are of fixed sizes.
+TEST(Dispatchers, BoundedExchangesNeedNoCountsOnTheHost) {
+  MoeCase c{.ep = 2, .etp = 2};
+  for (const bool bounded : {false, true}) {
+    c.exchange = bounded ? ExchangeSizes::kBounded : ExchangeSizes::kExact;
+    run_thread_world(c.num_ranks(), [&](World& world) {
+      const DispatchSpec spec = testing::spec_of_rank(c, world);
+      const testing::ExpertPart part{
+          .experts = spec.local_experts(), .part = spec.etp->rank(), .parts = c.etp};
+      const testing::MoeProgram moe(c, spec, part, c.tokens_each);
+      const Backward backward = differentiate(moe.program, {{moe.y}, {moe.x}});
+      int64_t num_counted = 0;
+      for (const Program* program : {&moe.program, &backward.program}) {
+        num_counted += std::ranges::count_if(program->nodes(), [](const Node& node) {
+          return node.op->name().ends_with("_v") || node.op->name() == "dispatch_plan";
+        });
+      }
+      EXPECT_EQ(num_counted > 0, !bounded);
+    });
   }
 }
 

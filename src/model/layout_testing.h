@@ -53,6 +53,12 @@ inline std::vector<LayoutCase> model_layouts() {
          p.layout.ep = 2;
          p.dispatcher = DispatcherRequest::kAllGather;
        }},
+      {"ep_bounded", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+         p.exchange = ExchangeSizes::kBounded;
+       }},
       {"ep_recompute", 2, [](P& p) { p.layout.ep = 2; }, whole, true},
       {"etp", 2,
        [](P& p) {
@@ -64,6 +70,13 @@ inline std::vector<LayoutCase> model_layouts() {
          p.layout.ep = 2;
          p.layout.etp = 2;
          p.dispatcher = DispatcherRequest::kAllToAll;
+       }},
+      {"ep_etp_bounded", 4,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.layout.etp = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+         p.exchange = ExchangeSizes::kBounded;
        }},
       {"ring", 2, [](P& p) { p.layout.cp = 2; }},
       {"ring_window", 2, [](P& p) { p.layout.cp = 2; },
@@ -150,6 +163,16 @@ inline std::vector<LayoutCase> model_layouts() {
          m.moe.capacity_factor = 0.8;
          m.moe.drop_policy = DropPolicy::kPosition;
          m.moe.pad_to_capacity = true;
+       }},
+      {"capacity_bounded", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kAllToAll;
+         p.exchange = ExchangeSizes::kBounded;
+       },
+       [](M& m) {
+         m.moe.capacity_factor = 0.8;
+         m.moe.drop_policy = DropPolicy::kPosition;
        }},
       {"folded", 8,
        [](P& p) {

@@ -125,6 +125,12 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
 }
 
+/// Whether capacities are over the tokens of several ranks.
+bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {
+  return moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence &&
+         groups.token_ranks() > 1;
+}
+
 /// The order of the gathered tokens, for capacities over all of a micro-batch.
 SharedCapacity shared_capacity(LayerBuilder& builder) {
   const StageGroups& groups = builder.groups;
@@ -138,6 +144,7 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   const StageGroups& groups = builder.groups;
   const bool sparse = moe.experts == ExpertPath::kBlockSparse;
   DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
+                    .exchange = groups.exchange,
                     .num_experts = moe.num_experts,
                     .top_k = moe.top_k,
                     .ep = groups.ep,
@@ -149,8 +156,7 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
                     .capacity_group_size = moe.capacity_group_size,
                     .alignment = sparse ? moe.block_size : 1,
                     .early_probs = sparse || moe.memory_efficient};
-  const bool shared = moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence;
-  if (shared && groups.token_ranks() > 1) spec.shared_capacity = shared_capacity(builder);
+  if (shares_capacity(moe, groups)) spec.shared_capacity = shared_capacity(builder);
   return spec;
 }
 
@@ -299,13 +305,27 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
   return builder.program().add1(make_sigmoid_gate(), {out, logit}, "shared_out");
 }
 
+/// Rows that a bounded all-to-all moves to each rank of EP for each token, capacities not rounded
+/// up (max_rows_to_peer has them for a number of tokens); 0 where sizes are exact.
+double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
+  if (groups.exchange == ExchangeSizes::kExact) return 0;
+  const int64_t local_experts = moe.num_experts / groups.ep->size();
+  const auto most = static_cast<double>(std::min(moe.top_k, local_experts));
+  const bool whole_groups = local_experts % moe.capacity_group_size == 0;
+  if (moe.capacity_factor == 0 || !whole_groups) return most;
+  const int64_t token_ranks = shares_capacity(moe, groups) ? groups.token_ranks() : 1;
+  return std::min(most, moe.capacity_factor * static_cast<double>(moe.top_k * token_ranks) /
+                            static_cast<double>(groups.ep->size()));
+}
+
 }  // namespace
 
 DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
   return choose_dispatcher({.top_k = config.moe.top_k,
                             .ep = groups.ep->size(),
                             .etp = groups.etp->size(),
-                            .all_to_all_efficiency = groups.all_to_all_efficiency},
+                            .all_to_all_efficiency = groups.all_to_all_efficiency,
+                            .rows_per_peer = rows_per_peer(config.moe, groups)},
                            groups.dispatcher);
 }
 

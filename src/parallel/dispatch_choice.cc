@@ -11,6 +11,8 @@ void check_sizes(const DispatchSizes& sizes) {
   require(sizes.top_k >= 1 && sizes.ep >= 1 && sizes.etp >= 1,
           "dispatcher: top-k {} over EP {} x ETP {}; expected at least 1 of each", sizes.top_k,
           sizes.ep, sizes.etp);
+  ensure(std::isfinite(sizes.rows_per_peer) && sizes.rows_per_peer >= 0,
+         "dispatcher: {} rows to each rank", sizes.rows_per_peer);
   require(std::isfinite(sizes.all_to_all_efficiency) && sizes.all_to_all_efficiency > 0,
           "dispatcher: the efficiency of an all-to-all is {}, expected above 0",
           sizes.all_to_all_efficiency);
@@ -40,7 +42,8 @@ DispatchVolumes dispatch_volumes(const DispatchSizes& sizes) {
   const auto top_k = static_cast<double>(sizes.top_k);
   const auto ep = static_cast<double>(sizes.ep);
   const auto etp = static_cast<double>(sizes.etp);
-  return {.all_to_all = 2 * top_k * ((ep - 1) / ep + (etp - 1)), .all_gather = 2 * (ep * etp - 1)};
+  const double rows = sizes.rows_per_peer > 0 ? sizes.rows_per_peer * ep : top_k;
+  return {.all_to_all = 2 * rows * ((ep - 1) / ep + (etp - 1)), .all_gather = 2 * (ep * etp - 1)};
 }
 
 std::string DispatchChoice::to_string() const {

@@ -16,6 +16,12 @@ enum class DispatcherKind : uint8_t {
 /// "local", "all_to_all" or "all_gather".
 std::string_view dispatcher_name(DispatcherKind kind);
 
+/// How many rows an all-to-all moves between two ranks.
+enum class ExchangeSizes : uint8_t {
+  kExact,    ///< those that routing sends; the host must know them
+  kBounded,  ///< as many as it can send at most, always; nobody waits for numbers
+};
+
 /// What is asked for: a kind, or the choice by volume.
 enum class DispatcherRequest : uint8_t { kAuto, kAllToAll, kAllGather };
 
@@ -27,6 +33,9 @@ struct DispatchSizes {
   /// On 8 H800s 6/8 puts the limit where MegaScale-MoE measured it (figure 7: all-gather wins where
   /// top-k > 6).
   double all_to_all_efficiency = 1.0;
+  /// Rows that an all-to-all moves from a rank to each of EP, for each of its tokens; 0: what even
+  /// routing sends, K / EP.
+  double rows_per_peer = 0;
 };
 
 /// Rows of width H that leave a rank, dispatch and combine together, for each of its own tokens,

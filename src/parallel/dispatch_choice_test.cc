@@ -46,6 +46,17 @@ TEST(DispatchChoice, EtpCountsBothWays) {
   EXPECT_EQ(chosen(2, 1, 4), DispatcherKind::kAllGather);
 }
 
+/// An all-to-all of bounded sizes moves what its peers may get, not what is routed.
+TEST(DispatchChoice, BoundsCountInPlaceOfEvenRouting) {
+  const DispatchSizes sizes{.top_k = 2, .ep = 4, .rows_per_peer = 2};
+  EXPECT_DOUBLE_EQ(dispatch_volumes(sizes).all_to_all, 2 * 2 * 3);
+  EXPECT_EQ(choose_dispatcher(sizes).kind, DispatcherKind::kAllGather);
+  EXPECT_DOUBLE_EQ(dispatch_volumes({.top_k = 2, .ep = 4, .etp = 2, .rows_per_peer = 1}).all_to_all,
+                   2 * (3 + 4));
+  EXPECT_EQ(dispatch_volumes({.top_k = 3, .ep = 4, .rows_per_peer = 0.75}).all_to_all,
+            dispatch_volumes({.top_k = 3, .ep = 4}).all_to_all);
+}
+
 TEST(DispatchChoice, ARequestDecidesButNotWithoutPeers) {
   const DispatchSizes sizes{.top_k = 9, .ep = 2};
   const DispatchChoice asked = choose_dispatcher(sizes, DispatcherRequest::kAllToAll);

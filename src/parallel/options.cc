@@ -85,6 +85,10 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
              "For dispatcher = auto: an all-to-all's bandwidth as a share of an all-gather's, as "
              "measured on the machine; 1: bytes alone decide",
              above(0));
+  schema.add_enum("parallel.exchange", &parallel.exchange,
+                  {{"exact", ExchangeSizes::kExact}, {"bounded", ExchangeSizes::kBounded}},
+                  "Rows that an all-to-all of tokens moves: those that are routed, which the host "
+                  "waits to know, or always as many as may be (with a capacity few more)");
   schema.add_enum("parallel.pipeline_schedule", &parallel.schedule,
                   {{"gpipe", PipelineKind::kGpipe},
                    {"1f1b", PipelineKind::kOneFOneB},

@@ -34,6 +34,7 @@ struct ParallelSpec {
   int64_t context_inner = 1;
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
+  ExchangeSizes exchange = ExchangeSizes::kExact;
   PipelineKind schedule = PipelineKind::kOneFOneB;
   int64_t chunks_per_stage = 1;
   std::string pipeline_layout;  ///< see parse_pipeline_layout; empty: even

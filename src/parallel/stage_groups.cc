@@ -50,6 +50,7 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   groups.head_inner = inner;
   groups.dispatcher = parallel.dispatcher;
   groups.all_to_all_efficiency = parallel.all_to_all_efficiency;
+  groups.exchange = parallel.exchange;
   if (groups.replicated_attention) {
     const std::array axes = {Axis::kTp, Axis::kCp};
     groups.heads = world.make_group(

@@ -24,6 +24,7 @@ struct StageGroups {
   int64_t head_inner = 1;  ///< ranks of CP that `heads` joins: U
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
+  ExchangeSizes exchange = ExchangeSizes::kExact;
 
   /// Ranks that share a micro-batch, TP · CP.
   int64_t token_ranks() const { return micro_batch->size(); }

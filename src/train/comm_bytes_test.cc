@@ -200,6 +200,24 @@ TEST(StepBytes, ExpertAllToAll) {
   EXPECT_EQ(bytes("ep", CommKind::kAllToAll), 2 * kLayers * kRanks * (leaving + probs) * kF32);
 }
 
+/// Bounded, a token has min(K, experts there) rows for each rank, without a capacity; a capacity f
+/// leaves f · bs·k/E of each rank for an expert. Counts of experts go along.
+TEST(StepBytes, ExpertAllToAllOfBoundedSizes) {
+  constexpr int64_t kRanks = 2;
+  for (const auto& [capacity, rows_to_peer] :
+       {std::pair(0.0, 2 * kTokens), std::pair(1.25, kTokens * 2 * 5 / 4 / 2)}) {
+    Settings settings = expert_layout(DispatcherRequest::kAllToAll, kRanks, 1);
+    settings.parallel.exchange = ExchangeSizes::kBounded;
+    settings.model.moe.capacity_factor = capacity;
+    const StepBytes bytes(settings, kRanks);
+    const int64_t peers = kRanks * (kRanks - 1);
+    const int64_t counts = settings.model.moe.num_experts / kRanks * 8;
+    EXPECT_EQ(bytes("ep", CommKind::kAllToAll),
+              kLayers * peers * (2 * rows_to_peer * (2 * kHidden + 1) * kF32 + counts));
+    EXPECT_EQ(bytes("experts", CommKind::kAllGather), 0);
+  }
+}
+
 /// Equation 4: 2bsh(n-1)/n, half by all-gather and half by reduce-scatter; backwards again, and the
 /// choices of all tokens with their probabilities, whose gradients come back.
 void expect_expert_all_gather(int64_t ep, int64_t etp) {

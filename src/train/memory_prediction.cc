@@ -19,11 +19,20 @@ int64_t library_scratch(DType dtype) {
 
 }  // namespace
 
+std::string describe_overhead(const DeviceOverhead& overhead) {
+  std::string text;
+  if (overhead.communication > 0)
+    text += fmt::format(", {} communication", format_bytes(overhead.communication));
+  if (overhead.graphs > 0) text += fmt::format(", {} CUDA graphs", format_bytes(overhead.graphs));
+  return text;
+}
+
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
                                 int64_t data_bytes) {
   MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
-                              .activations = model.activation_bytes()};
+                              .activations = model.activation_bytes(),
+                              .overhead = predict_overhead(settings, layout, model, backend, true)};
   if (backend.is_host()) {
     prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
     prediction.data = data_bytes;
@@ -37,11 +46,11 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 std::string describe(const MemoryPrediction& prediction) {
   const ModelState::Bytes& state = prediction.state;
   return fmt::format(
-      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations and "
+      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{} and "
       "{} in use before",
       format_bytes(prediction.total()), format_bytes(state.weights), format_bytes(state.gradients),
       format_bytes(state.optimizer), format_bytes(prediction.activations.total()),
-      format_bytes(prediction.program));
+      describe_overhead(prediction.overhead), format_bytes(prediction.program));
 }
 
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
@@ -49,13 +58,13 @@ void require_memory(const MemoryPrediction& prediction, const std::string& devic
   const ModelState::Bytes& state = prediction.state;
   require(prediction.total() <= device_bytes,
           "out of memory: training needs {} of {} at the peak: {} weights, {} gradients, {} "
-          "optimizer, {} activations and {} that are in use already; it has {}, of which {} are "
+          "optimizer, {} activations{} and {} that are in use already; it has {}, of which {} are "
           "free. Use a smaller model, train.micro_batch or data.sequence_length, or more "
           "train.recompute",
           format_bytes(prediction.total()), device, format_bytes(state.weights),
           format_bytes(state.gradients), format_bytes(state.optimizer),
-          format_bytes(prediction.activations.total()), format_bytes(prediction.program),
-          format_bytes(device_bytes),
+          format_bytes(prediction.activations.total()), describe_overhead(prediction.overhead),
+          format_bytes(prediction.program), format_bytes(device_bytes),
           format_bytes(std::max<int64_t>(device_bytes - prediction.program, 0)));
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/out_of_memory.h"
+#include "train/device_overhead.h"
 #include "train/model_state.h"
 
 namespace tessera {
@@ -16,7 +17,10 @@ struct MemoryPrediction {
   int64_t data = 0;  ///< in the host's memory: what batches are read from, at most
   ModelState::Bytes state;
   ActivationBytes activations;
-  int64_t total() const { return program + data + state.total() + activations.total(); }
+  DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
+  int64_t total() const {
+    return program + data + state.total() + activations.total() + overhead.total();
+  }
 };
 
 /// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
@@ -29,6 +33,9 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 /// Refuses what does not fit a device of `device_bytes`, with what is asked for and what is free.
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
                     int64_t device_bytes);
+
+/// ", 1 GiB communication, 20 MiB CUDA graphs", as far as there are any.
+std::string describe_overhead(const DeviceOverhead& overhead);
 
 /// "120 GiB were predicted at the peak: ... weights, ...".
 std::string describe(const MemoryPrediction& prediction);

@@ -31,6 +31,17 @@ TEST(MemoryPrediction, WhatDoesNotFitIsRefusedWithItsParts) {
   }
 }
 
+TEST(MemoryPrediction, WhatAGpusLibrariesTakeCounts) {
+  MemoryPrediction memory = of_gibibytes(10, 4, 1);
+  memory.overhead = {.communication = 3 * kGibibyte, .graphs = kGibibyte};
+  EXPECT_THAT(describe(memory), HasSubstr("79 GiB were predicted"));
+  EXPECT_THAT(describe(memory),
+              HasSubstr("4 GiB activations, 3 GiB communication, 1 GiB CUDA graphs and 1 GiB"));
+  EXPECT_THAT([&] { require_memory(memory, "cuda:0", 78 * kGibibyte); },
+              ::testing::ThrowsMessage<UserError>(HasSubstr("3 GiB communication")));
+  EXPECT_THAT(describe(of_gibibytes(10, 4, 1)), ::testing::Not(HasSubstr("communication")));
+}
+
 TEST(MemoryPrediction, MoreInUseThanThereIsLeavesNothingFree) {
   try {
     require_memory(of_gibibytes(1, 1, 90), "cuda:0", 80 * kGibibyte);

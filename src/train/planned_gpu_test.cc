@@ -3,6 +3,7 @@
 
 #include "model/forward_model.h"
 #include "runtime/cuda/cuda_backend.h"
+#include "train/device_overhead.h"
 #include "train/planned_rank.h"
 #include "train/testing/option_families.h"
 
@@ -40,6 +41,35 @@ TEST_P(PlannedOptions, Generate) {
     plan_forward(own.model, {.num_tokens = 16, .sequence_length = 16, .dtype = own.train.dtype()},
                  ForwardGoal::kLoss, gpu, std::nullopt);
   }
+}
+
+/// What NCCL and graphs take is counted where there are any.
+TEST(PlannedOverhead, CountsGroupsAndGraphs) {
+  if (!built_with_cuda()) GTEST_SKIP() << "built without CUDA";
+  Settings settings = testing::settings_of(testing::option_families()[0]);
+  settings.run.device = DeviceChoice::kCuda;
+  settings.train.global_batch = 4 * settings.train.micro_batch;
+  const auto overhead = [&](int64_t num_ranks) {
+    const PlannedRank planned = plan_rank(settings, 0, num_ranks);
+    return predict_overhead(settings, planned.layout, planned.model, planned.backend);
+  };
+  EXPECT_EQ(overhead(1).communication, 0);
+  const int64_t graphs = overhead(1).graphs;
+  EXPECT_GT(graphs, 0);
+  const int64_t data_parallel = overhead(2).communication;
+  EXPECT_GT(data_parallel, 0);
+  const PlannedRank made = plan_rank(settings, 0, 2);
+  const int64_t more =
+      predict_overhead(settings, made.layout, made.model, made.backend, true).communication;
+  EXPECT_GT(more, 0);
+  EXPECT_LT(more, data_parallel);
+  settings.parallel.layout.ep = 2;
+  EXPECT_GT(overhead(2).communication, data_parallel);
+  settings.parallel.layout.ep = 1;
+  settings.model.num_layers = 128;
+  EXPECT_GT(overhead(1).graphs, 10 * graphs);
+  settings.run.cuda_graphs = GraphMode::kOff;
+  EXPECT_EQ(overhead(1).graphs, 0);
 }
 
 std::string name_of(const ::testing::TestParamInfo<testing::OptionFamily>& info) {

@@ -14,8 +14,8 @@ namespace tessera {
 /// Records what a rank did when, for the trace viewers that read Chrome's JSON (Perfetto,
 /// chrome://tracing). Each rank is a process there, with a row of steps, one of computation, and
 /// for each group and kind of communication as many as were under way at a time: there, a
-/// communication reaches from its start to where the rank saw that it was complete. Not
-/// thread-safe.
+/// communication reaches from its start to where the rank saw that it was complete, and between
+/// GPUs from where its stream came to it to its end on the GPU. Not thread-safe.
 class TraceRecorder {
  public:
   using Clock = std::chrono::steady_clock;

@@ -42,10 +42,10 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   if (model.mtp_layers > 0)
     text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
   text += fmt::format(
-      "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations",
+      "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",
       format_bytes(memory.total()), format_bytes(memory.state.weights),
       format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
-      format_bytes(memory.activations.total()));
+      format_bytes(memory.activations.total()), describe_overhead(memory.overhead));
   return text;
 }
 

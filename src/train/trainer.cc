@@ -61,7 +61,8 @@ void check_sized_model(const Settings& settings, int64_t num_ranks) {
   const Device& device = rank.model.device();
   if (device.is_host()) return;
   require_memory({.state = ModelState::count_bytes(settings, rank.layout, rank.backend),
-                  .activations = rank.model.activation_bytes()},
+                  .activations = rank.model.activation_bytes(),
+                  .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
                  device.name(), gpu_memory());
 }
 

@@ -27,6 +27,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
@@ -61,6 +62,7 @@ KernelTable make_cpu_kernels() {
   add_route_map_cpu(table);
   add_router_cpu(table);
   add_sigmoid_gate_cpu(table);
+  add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);
   add_vocab_loss_cpu(table);
   return table;

@@ -27,6 +27,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
+#include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/vocab_loss/vocab_loss.h"
 
@@ -61,6 +62,7 @@ KernelTable make_cuda_kernels() {
   add_route_map_cuda(table);
   add_router_cuda(table);
   add_sigmoid_gate_cuda(table);
+  add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);
   add_vocab_loss_cuda(table);
   return table;

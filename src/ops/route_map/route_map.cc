@@ -41,6 +41,15 @@ void check_local_experts(const RouteMapSpec& spec) {
           first, first + count - 1, spec.capacity_group_size);
 }
 
+void check_slots(const RouteMapSpec& spec) {
+  require(spec.slot_experts >= 0 && spec.slot_rows >= 0 &&
+              (spec.has_slots() ? spec.num_local() % spec.slot_experts == 0 : spec.slot_rows == 0),
+          "route_map: {} experts do not fall into slots of {} experts and {} rows",
+          spec.num_local(), spec.slot_experts, spec.slot_rows);
+  require(!spec.has_slots() || (spec.alignment == 1 && !spec.pad_to_capacity),
+          "route_map: experts that stand in slots are neither aligned nor padded to a capacity");
+}
+
 }  // namespace
 
 RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
@@ -55,6 +64,7 @@ RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
           "route_map: the alignment of an expert's rows is {}, expected at "
           "least 1",
           spec.alignment);
+  check_slots(spec);
 }
 
 std::string RouteMap::attributes() const {
@@ -73,6 +83,7 @@ std::string RouteMap::attributes() const {
   }
   if (spec_.pad_to_capacity) text += " pad_to_capacity";
   if (spec_.alignment > 1) text += fmt::format(" alignment={}", spec_.alignment);
+  if (spec_.has_slots()) text += fmt::format(" slots={}x{}", spec_.num_slots(), spec_.slot_rows);
   return text;
 }
 
@@ -92,6 +103,7 @@ int64_t RouteMap::capacity(int64_t num_tokens) const {
 }
 
 int64_t RouteMap::max_rows(int64_t num_tokens) const {
+  if (spec_.has_slots()) return spec_.num_slots() * spec_.slot_rows;
   const int64_t num_local = spec_.num_local();
   const int64_t per_group = capacity(num_tokens);
   if (spec_.pad_to_capacity) return num_local * align_up(per_group, spec_.alignment);
@@ -129,8 +141,10 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
               "{} tokens make up to {} rows, more than 2^31 - 1; use smaller micro-batches",
               expert_idx.shape[0], rows);
   ValueType source_R{.dtype = DType::kI32, .shape = {rows}};
-  source_R.ragged_dim = 0;
-  source_R.extent = own_output(RouteMapOutput::kExtent);
+  if (!spec_.has_slots()) {
+    source_R.ragged_dim = 0;
+    source_R.extent = own_output(RouteMapOutput::kExtent);
+  }
   const auto i64 = [](int64_t n) { return ValueType{.dtype = DType::kI64, .shape = {n}}; };
   return {expert_idx, source_R, i64(spec_.num_local() + 1), i64(1), i64(1), i64(spec_.num_local())};
 }

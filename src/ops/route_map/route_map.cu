@@ -228,6 +228,20 @@ __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
   }
 }
 
+/// The first row of this thread's expert of `rows` rows, where `offset` is that without slots.
+__device__ int64_t place_in_slot(const RouteOffsets& p, int64_t offset, int64_t rows) {
+  __shared__ int64_t offsets[kScanThreads];
+  const int e = threadIdx.x;
+  offsets[e] = offset;
+  __syncthreads();
+  if (e >= p.num_local) return offset;
+  const int slot = e / p.slot_experts;
+  const int64_t in_slot = offset - offsets[slot * p.slot_experts];
+  if (in_slot + rows > p.slot_rows)
+    fail("route_map: a slot of experts gets more rows than it has", in_slot + rows);
+  return slot * p.slot_rows + in_slot;
+}
+
 __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets p) {
   const int e = threadIdx.x;
   const bool is_expert = e < p.num_local;
@@ -235,7 +249,11 @@ __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets
   const int64_t unaligned = p.rows_each > 0 ? p.rows_each : kept;
   const int64_t rows = is_expert ? (unaligned + p.alignment - 1) / p.alignment * p.alignment : 0;
   int64_t num_rows = 0;
-  const int64_t offset = block_exclusive_sum(rows, num_rows);
+  int64_t offset = block_exclusive_sum(rows, num_rows);
+  if (p.slot_experts > 0) {
+    offset = place_in_slot(p, offset, rows);
+    num_rows = p.num_local / p.slot_experts * p.slot_rows;
+  }
   int64_t num_kept = 0;
   block_exclusive_sum(kept, num_kept);
   if (is_expert) p.offsets[e] = offset;

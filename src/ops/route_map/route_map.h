@@ -35,10 +35,17 @@ struct RouteMapSpec {
   /// In place of a capacity factor: no group of experts is assigned more than this, as the caller
   /// knows (InternalError otherwise), so nothing is dropped. 0: not known.
   int64_t rows_limit = 0;
+  /// Every this many consecutive local experts have a *slot* of exactly `slot_rows` rows: theirs,
+  /// one expert after the other, and padding behind them. 0: rows follow one another. The caller
+  /// knows that they fit (InternalError otherwise).
+  int64_t slot_experts = 0;
+  int64_t slot_rows = 0;
 
   int64_t first_local() const { return local_experts.begin; }
   int64_t num_local() const { return local_experts.count == 0 ? num_experts : local_experts.count; }
   bool limits_rows() const { return capacity_factor > 0 || rows_limit > 0; }
+  bool has_slots() const { return slot_experts > 0; }
+  int64_t num_slots() const { return num_local() / slot_experts; }
 };
 
 // clang-format off
@@ -57,6 +64,7 @@ struct RouteMapSpec {
 /// distinct. The probabilities are needed where DropPolicy::kProbs drops.
 ///
 /// Within an expert the rows stand in token order, then in order of k, and its padding comes last.
+/// With slots there are always as many rows, and R is not ragged.
 /// A pure function of the inputs, whatever the number of threads. No gradient; never recomputed,
 /// since routing is decided once.
 class RouteMap final : public Operator {

@@ -24,15 +24,25 @@ ExpertSort bind(const RouteMap& op, const KernelArgs& args) {
   return sort;
 }
 
+/// Where an expert begins (or all end) whose predecessors end at `row`.
+int64_t enter_slot(const RouteMapSpec& spec, int64_t expert, int64_t row) {
+  if (!spec.has_slots() || expert % spec.slot_experts != 0) return row;
+  const int64_t begin = expert / spec.slot_experts * spec.slot_rows;
+  ensure(row <= begin, "route_map: a slot of {} rows gets {} more", spec.slot_rows, row - begin);
+  return begin;
+}
+
 /// Lays out the experts' rows; returns how many there are.
 int64_t place_experts(const Rows& rows) {
   const ExpertSort& sort = rows.sort;
   int64_t row = 0;
   for (int64_t expert = 0; expert < sort.num_local(); ++expert) {
+    row = enter_slot(*sort.spec, expert, row);
     rows.offsets[expert] = row;
     const int64_t kept = sort.counts_kept[expert];
     row += align_up(sort.spec->pad_to_capacity ? sort.capacity : kept, sort.spec->alignment);
   }
+  row = enter_slot(*sort.spec, sort.num_local(), row);
   rows.offsets[sort.num_local()] = row;
   return row;
 }

@@ -96,6 +96,8 @@ void route_map(const Operator& base, const KernelArgs& args) {
   launch_route_offsets({.num_local = sort.assignments.num_local,
                         .alignment = spec.alignment,
                         .rows_each = spec.pad_to_capacity ? sort.capacity : 0,
+                        .slot_experts = static_cast<int>(spec.slot_experts),
+                        .slot_rows = spec.slot_rows,
                         .max_rows = source.shape[0],
                         .starts = sort.starts,
                         .counts_kept = counts_kept,

@@ -115,6 +115,23 @@ TEST_F(RouteMapCuda, RandomSpecs) {
   }
 }
 
+TEST_F(RouteMapCuda, Slots) {
+  Random random(8, 1);
+  for (int trial = 0; trial < 24; ++trial) {
+    const int64_t slots = 1 + below(random, 8);
+    const int64_t slot_experts = 1 + below(random, trial % 4 == 0 ? 120 : 8);
+    const int64_t experts = slots * slot_experts;
+    Case c{.spec = {.num_experts = experts,
+                    .top_k = 1 + below(random, std::min<int64_t>(experts, 9)),
+                    .slot_experts = slot_experts}};
+    c.num_tokens = c.bound = below(random, trial % 3 == 0 ? 3000 : 70);
+    c.skew = random.next_uniform();
+    c.absent = trial % 2 == 0 ? 0.2 : 0.0;
+    c.spec.slot_rows = c.num_tokens * std::min(c.spec.top_k, slot_experts) + below(random, 40);
+    check(c, static_cast<uint64_t>(trial + 100));
+  }
+}
+
 TEST_F(RouteMapCuda, RefusesMoreExpertsThanItHolds) {
   EXPECT_THROW(check({{.num_experts = 1025}, 4, 4}, 1), UserError);
 }

@@ -75,6 +75,8 @@ struct RouteOffsets {
   int num_local;
   int64_t alignment;
   int64_t rows_each;  ///< of every expert, before alignment; 0: as many as it keeps
+  int slot_experts;   ///< experts that share a slot of `slot_rows` rows; 0: no slots
+  int64_t slot_rows;
   int64_t max_rows;
   const int64_t* starts;
   int64_t* counts_kept;

@@ -110,6 +110,9 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
   };
   for (int32_t e = 0; e < spec.num_experts; ++e) {
     if (!is_local(e)) continue;
+    const auto local = static_cast<int64_t>(map.offsets.size());
+    if (spec.has_slots() && local % spec.slot_experts == 0)
+      map.source_R.resize(static_cast<size_t>(local / spec.slot_experts * spec.slot_rows), -1);
     map.offsets.push_back(static_cast<int64_t>(map.source_R.size()));
     const auto kept = kept_of(spec, a, e, capacity);
     for (const int32_t i : kept) {
@@ -123,6 +126,8 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
     map.dropped -= map.counts_kept.back();
   }
   map.dropped += std::ranges::count_if(a.expert_idx, is_local);
+  if (spec.has_slots())
+    map.source_R.resize(static_cast<size_t>(spec.num_slots() * spec.slot_rows), -1);
   map.extent = static_cast<int64_t>(map.source_R.size());
   map.offsets.push_back(map.extent);
   return map;
@@ -285,6 +290,37 @@ TEST(RouteMap, AGroupDropsByItsTotalNotByExpert) {
   EXPECT_THAT(run(spec, a).row_of_TK, ElementsAre(0, 1, -1, 2));
 }
 
+TEST(RouteMap, SlotsBeginWhereTheyWould) {
+  const RouteMapSpec spec{.num_experts = 4, .top_k = 1, .slot_experts = 2, .slot_rows = 3};
+  const Map map = run(spec, {4, {3, 1, 0, 1}, {1, 1, 1, 1}});
+  EXPECT_THAT(map.source_R, ElementsAre(2, 1, 3, 0, -1, -1));
+  EXPECT_THAT(map.row_of_TK, ElementsAre(3, 1, 0, 2));
+  EXPECT_THAT(map.offsets, ElementsAre(0, 1, 3, 3, 6));
+  EXPECT_THAT(map.counts_kept, ElementsAre(1, 2, 0, 1));
+}
+
+TEST(RouteMap, SlotsAgreeWithThePlainRule) {
+  Random random(9, 1);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto experts = static_cast<int64_t>(1 + random.next_below(12));
+    RouteMapSpec spec{
+        .num_experts = experts,
+        .top_k = 1 + static_cast<int64_t>(random.next_below(static_cast<uint64_t>(experts))),
+        .slot_experts = random_divisor(experts, random)};
+    const auto num_tokens = static_cast<int64_t>(random.next_below(70));
+    spec.slot_rows = num_tokens * std::min(spec.top_k, spec.slot_experts) +
+                     static_cast<int64_t>(random.next_below(3));
+    if (random.next_below(2) == 0) {
+      spec.capacity_factor =
+          1 + static_cast<double>(experts) / static_cast<double>(std::max<int64_t>(num_tokens, 1));
+    }
+    SCOPED_TRACE(
+        fmt::format("trial {}: T={} {}", trial, num_tokens, make_route_map(spec)->attributes()));
+    const Assignments a = random_assignments(spec, num_tokens, random.next_uniform(), random);
+    expect_equal(run(spec, a), plain_map(spec, a));
+  }
+}
+
 TEST(RouteMap, RaggedTokensOfOneExpertEach) {
   Program program("ragged");
   const ValueId extent = program.add_input("extent", {DType::kI64, {1}});
@@ -328,6 +364,10 @@ TEST(RouteMap, RefusesWhatCannotWork) {
   expect_refused(
       {.num_experts = 8, .capacity_factor = 1, .pad_to_capacity = true, .capacity_group_size = 4},
       8, "switch padding to the capacity off");
+  expect_refused({.num_experts = 8, .slot_experts = 3, .slot_rows = 8}, 8,
+                 "8 experts do not fall into slots of 3 experts");
+  expect_refused({.num_experts = 8, .alignment = 2, .slot_experts = 4, .slot_rows = 8}, 8,
+                 "neither aligned nor padded");
 }
 
 TEST(RouteMap, RefusesWrongShapesAndCatchesWrongIndices) {
@@ -340,6 +380,10 @@ TEST(RouteMap, RefusesWrongShapesAndCatchesWrongIndices) {
   EXPECT_THROW(run({.num_experts = 2, .top_k = 1}, {1, {2}, {1}}), InternalError);
   EXPECT_THROW(run({.num_experts = 2, .top_k = 1}, {1, {-2}, {1}}), InternalError);
   EXPECT_THROW(run({.num_experts = 2, .top_k = 1, .rows_limit = 1}, {2, {1, 1}, {1, 1}}),
+               InternalError);
+  EXPECT_THROW(run({.num_experts = 2, .slot_experts = 1, .slot_rows = 1}, {2, {1, 1}, {1, 1}}),
+               InternalError);
+  EXPECT_THROW(run({.num_experts = 2, .slot_experts = 1, .slot_rows = 1}, {2, {0, 0}, {1, 1}}),
                InternalError);
   const OperatorPtr limited = make_route_map({.num_experts = 4, .top_k = 2, .capacity_factor = 1});
   EXPECT_THROW(limited->infer(std::vector<ValueType>{idx}), UserError) << "drops by probability";

@@ -1,5 +1,6 @@
 #include "runtime/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -32,6 +33,10 @@ CudaDevice::~CudaDevice() {
   uploads_.reset();
   cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  for (const SpanPtr& span : spans_) {
+    cudaEventDestroy(span->begin);
+    cudaEventDestroy(span->end);
+  }
   cudaStreamDestroy(stream_);
 }
 
@@ -108,7 +113,11 @@ cudaError_t CudaDevice::wait_watched(const std::function<cudaError_t()>& query) 
   Time checked = begin;
   for (;;) {
     const cudaError_t status = query();
-    if (status != cudaErrorNotReady) return status;
+    if (status == cudaSuccess) return status;
+    if (status != cudaErrorNotReady) {
+      watch_.look(begin);  // a lost rank may be the reason
+      return status;
+    }
     cudaGetLastError();  // the runtime keeps it, though it is no error
     const Time now = std::chrono::steady_clock::now();
     if (now - checked < kInterval) continue;
@@ -131,7 +140,7 @@ void CudaDevice::synchronize() {
       "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "
       "the message names the operator",
       name(), cudaGetErrorString(status));
-  if (!intervals_.empty()) tell_intervals();
+  if (!intervals_.empty() || !span_uses_.empty()) tell_intervals();
   num_marks_ = 0;
 }
 
@@ -159,20 +168,47 @@ void CudaDevice::when_known(Mark begin, Mark end, std::function<void(Time, Time)
   intervals_.push_back({begin, end, std::move(use)});
 }
 
+CudaDevice::SpanPtr CudaDevice::make_span() {
+  const auto free =
+      std::ranges::find_if(spans_, [](const SpanPtr& s) { return s.use_count() == 1; });
+  if (free != spans_.end()) return *free;
+  Span span;
+  check(cudaEventCreate(&span.begin));
+  check(cudaEventCreate(&span.end));
+  return spans_.emplace_back(std::make_shared<const Span>(span));
+}
+
+void CudaDevice::when_known(SpanPtr span, std::function<void(Time, Time)> use) {
+  span_uses_.push_back({std::move(span), std::move(use)});
+}
+
 /// The GPU's clock is set against the host's now: the elapsed times are single floats, exact only
 /// where they are short.
 void CudaDevice::tell_intervals() {
   const Mark last = mark();
   check(cudaEventSynchronize(events_[last]));
   const Time now = std::chrono::steady_clock::now();
-  const auto time_of = [&](Mark mark) {
+  const auto time_of = [&](cudaEvent_t event) {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, events_[mark], events_[last]));
+    check(cudaEventElapsedTime(&milliseconds, event, events_[last]));
     return now - std::chrono::duration_cast<Time::duration>(
                      std::chrono::duration<float, std::milli>(milliseconds));
   };
   for (const Interval& interval : std::exchange(intervals_, {}))
-    interval.use(time_of(interval.begin), time_of(interval.end));
+    interval.use(time_of(events_[interval.begin]), time_of(events_[interval.end]));
+  std::vector<SpanUse> later;  // other streams may still be at work
+  for (SpanUse& next : std::exchange(span_uses_, {})) {
+    const cudaError_t status = cudaEventQuery(next.span->end);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // the runtime keeps it, though it is no error
+      later.push_back(std::move(next));
+      continue;
+    }
+    check(status);
+    next.use(time_of(next.span->begin), time_of(next.span->end));
+  }
+  span_uses_.insert(span_uses_.begin(), std::make_move_iterator(later.begin()),
+                    std::make_move_iterator(later.end()));
 }
 
 int64_t CudaDevice::used_bytes() const {

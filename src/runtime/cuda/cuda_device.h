@@ -42,6 +42,19 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
+  /// A stretch of work on another stream of this GPU, whose times are wanted.
+  struct Span {
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+  };
+  using SpanPtr = std::shared_ptr<const Span>;
+  /// A span, whose events are to be recorded by whoever gives the work. They are the device's, and
+  /// are used again when nobody holds the span.
+  SpanPtr make_span();
+  /// Once the GPU has come to the span's end, whose recording must stand in its stream, the next
+  /// synchronize() calls `use` with the times.
+  void when_known(SpanPtr span, std::function<void(Time, Time)> use);
+
   /// Who looks after work that needs other ranks, which may have gone.
   struct Watch {
     /// Called now and then, with when the waiting began, while synchronize() waits: throws where
@@ -58,6 +71,10 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     Mark end = 0;
     std::function<void(Time, Time)> use;
   };
+  struct SpanUse {
+    SpanPtr span;
+    std::function<void(Time, Time)> use;
+  };
   void tell_intervals();
   /// Until `query` answers other than cudaErrorNotReady; looks after the watch meanwhile.
   cudaError_t wait_watched(const std::function<cudaError_t()>& query) const;
@@ -71,6 +88,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;
   std::vector<Interval> intervals_;
+  std::vector<SpanPtr> spans_;  ///< all that were made
+  std::vector<SpanUse> span_uses_;
   Watch watch_;
 };
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <thread>
 
+#include "comm/timed_work.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
@@ -25,7 +26,7 @@ bool has_passed(cudaEvent_t event) {
 
 }  // namespace
 
-class NcclWork final : public Work {
+class NcclWork final : public Work, public TimedWork {
  public:
   NcclWork(NcclChannel& channel, std::shared_ptr<NcclChannel::Event> end)
       : channel_(channel), end_(std::move(end)) {}
@@ -40,6 +41,11 @@ class NcclWork final : public Work {
     return has_passed(end_->event);
   }
   void abandon() noexcept override { channel_.abort(); }
+  bool when_known(Use use) override {
+    if (!end_->span) return false;
+    channel_.device_->when_known(end_->span, std::move(use));
+    return true;
+  }
 
  private:
   NcclChannel& channel_;
@@ -87,10 +93,17 @@ FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
           .ranks = place_.ranks};
 }
 
+FailedWait NcclChannel::describe_last() const {
+  if (started_.empty()) return describe_wait(CommKind::kBarrier, 0);
+  return describe_wait(started_.back().kind, started_.back().number);
+}
+
 void NcclChannel::mark_end() {
   if (started_.empty() || started_.back().end->recorded) return;
-  check(cudaEventRecord(started_.back().end->event, stream_));
-  started_.back().end->recorded = true;
+  Event& end = *started_.back().end;
+  check(cudaEventRecord(end.event, stream_));
+  if (end.span) check(cudaEventRecord(end.span->end, stream_));
+  end.recorded = true;
 }
 
 bool NcclChannel::is_settled() {
@@ -98,8 +111,11 @@ bool NcclChannel::is_settled() {
          place_.group);
   ncclResult_t state = ncclSuccess;
   nccl_.check(nccl_.comm_error(comm_, &state));
-  nccl_.check(state);
   if (state == ncclInProgress) return false;
+  if (state != ncclSuccess) {
+    watch_(describe_last(), std::chrono::steady_clock::now());
+    nccl_.check(state);
+  }
   mark_end();
   return true;
 }
@@ -107,10 +123,7 @@ bool NcclChannel::is_settled() {
 void NcclChannel::settle() {
   const Device::Time begin = std::chrono::steady_clock::now();
   while (!is_settled()) {
-    const bool connects = started_.empty();
-    watch_(describe_wait(connects ? CommKind::kBarrier : started_.back().kind,
-                         connects ? 0 : started_.back().number),
-           begin);
+    watch_(describe_last(), begin);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -126,23 +139,36 @@ std::shared_ptr<NcclChannel::Event> NcclChannel::take_event() {
   }
   (*found)->in_use = true;
   (*found)->recorded = false;
+  (*found)->span = nullptr;
   return *found;
 }
 
 void NcclChannel::forget_finished() {
+  // An error is told by whoever waits for the device, who may know of a lost rank.
   while (!started_.empty() && started_.front().end->recorded &&
-         has_passed(started_.front().end->event))
+         cudaEventQuery(started_.front().end->event) == cudaSuccess)
     started_.pop_front();
+  cudaGetLastError();  // the runtime keeps "not yet" as an error
 }
 
-Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue) {
+Pending NcclChannel::start(CommKind kind, int64_t number, const std::function<void()>& issue,
+                           bool timed) {
   settle();
   forget_finished();
   check(cudaEventRecord(before_, device_->stream()));
   check(cudaStreamWaitEvent(stream_, before_));
   std::shared_ptr<Event> end = take_event();
+  if (timed) {
+    end->span = device_->make_span();
+    check(cudaEventRecord(end->span->begin, stream_));
+  }
   started_.push_back({end, kind, number});
-  issue();
+  try {
+    issue();
+  } catch (const InternalError&) {
+    watch_(describe_last(), std::chrono::steady_clock::now());
+    throw;
+  }
   end->recorded = false;  // `issue` may have settled what it gave before
   is_settled();
   return Pending(std::make_unique<NcclWork>(*this, std::move(end)));

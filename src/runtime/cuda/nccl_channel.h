@@ -44,8 +44,9 @@ class NcclChannel {
   ncclComm_t comm() const { return comm_; }
   cudaStream_t stream() const { return stream_; }
   /// Starts what `issue` gives the stream. Waiting for it makes the device's later work follow it;
-  /// the host does not wait.
-  Pending start(CommKind kind, int64_t number, const std::function<void()>& issue);
+  /// the host does not wait. Where it is `timed`, the Pending's work tells when the GPU did it.
+  Pending start(CommKind kind, int64_t number, const std::function<void()>& issue,
+                bool timed = false);
   /// Returns when the stream has all that was given to NCCL, so that other work may follow it.
   void settle();
   /// What NCCL says is wrong; "" while nothing is.
@@ -60,7 +61,8 @@ class NcclChannel {
   struct Event {
     cudaEvent_t event = nullptr;
     bool recorded = false;
-    bool in_use = false;  ///< by a Pending
+    bool in_use = false;                 ///< by a Pending
+    CudaDevice::SpanPtr span = nullptr;  ///< where the operation is timed
   };
   struct Started {
     std::shared_ptr<Event> end;
@@ -69,7 +71,11 @@ class NcclChannel {
   };
 
   /// Whether the stream has all that was given to NCCL; then the last operation's end is marked.
+  /// Where NCCL says that something is wrong, as where a peer's process has ended, the watch
+  /// throws.
   bool is_settled();
+  /// What the host waits for while NCCL is at work: the last operation, or that the ranks connect.
+  FailedWait describe_last() const;
   void mark_end();
   FailedWait describe_wait(CommKind kind, int64_t number) const;
   std::shared_ptr<Event> take_event();

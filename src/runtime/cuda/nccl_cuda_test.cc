@@ -128,6 +128,39 @@ TEST_P(NcclWorlds, OrdersTheDevicesWork) {
   });
 }
 
+/// Who observes learns when the GPU did the exchanges, not when the host looked: a long time after
+/// they had ended.
+TEST_P(NcclWorlds, ObserversLearnTheGpusTimes) {
+  run([](World& world, Device& device) {
+    const CommunicatorPtr group = world.make_world_group();
+    const int64_t count = int64_t{1} << 26;
+    const OwnedTensor tensor = numbers(device, count, 0);
+    group->all_reduce(tensor, tensor).wait();
+    device.synchronize();
+    group->barrier();
+    std::vector<CommEvent> events;
+    world.statistics().observe([&](const CommEvent& event) { events.push_back(event); });
+    const auto begin = std::chrono::steady_clock::now();
+    Pending first = group->all_reduce(tensor, tensor);
+    Pending second = group->all_reduce(tensor, tensor);
+    while (!second.done()) std::this_thread::yield();
+    const auto done = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    first.wait();
+    second.wait();
+    EXPECT_TRUE(events.empty()) << "not known before a synchronisation";
+    device.synchronize();
+    ASSERT_EQ(events.size(), 2);
+    const std::chrono::microseconds slack{200};  // two clocks
+    EXPECT_GE(events[0].begin, begin - slack);
+    EXPECT_LT(events[0].begin, events[0].end);
+    EXPECT_LE(events[0].end, events[1].begin + slack);
+    EXPECT_LE(events[1].end, done + slack) << "when the host looked";
+    EXPECT_EQ(events[1].kind, CommKind::kAllReduce);
+    world.statistics().observe(nullptr);
+  });
+}
+
 /// Two directions between neighbours at a time, as in a pipeline.
 TEST_P(NcclWorlds, MessagesBothWaysAtATime) {
   run([](World& world, Device& device) {

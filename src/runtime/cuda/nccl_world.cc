@@ -148,9 +148,10 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm() { return all_.channel().comm(); }
   cudaStream_t stream() { return all_.channel().stream(); }
   size_t own() const { return static_cast<size_t>(rank()); }
+  bool is_observed() const { return shared_->statistics->observed(); }
   template <typename Issue>
   Pending start(CommKind kind, const Issue& issue) {
-    return all_.channel().start(kind, num_collectives_++, issue);
+    return all_.channel().start(kind, num_collectives_++, issue, is_observed());
   }
   /// Several of NCCL's operations as one.
   template <typename Issue>
@@ -371,21 +372,25 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
 Pending NcclCommunicator::do_send(const Tensor& tensor, int64_t to) {
   if (tensor.device == nullptr) return host_->send(tensor, to);
   NcclChannel& channel = messages(rank(), to);
-  return channel.start(CommKind::kSend, num_messages_[static_cast<size_t>(to)]++, [&] {
+  const auto issue = [&] {
     if (tensor.num_bytes() > 0)
       nccl_.check(nccl_.send(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 1,
                              channel.comm(), channel.stream()));
-  });
+  };
+  return channel.start(CommKind::kSend, num_messages_[static_cast<size_t>(to)]++, issue,
+                       is_observed());
 }
 
 Pending NcclCommunicator::do_receive(const Tensor& tensor, int64_t from) {
   if (tensor.device == nullptr) return host_->receive(tensor, from);
   NcclChannel& channel = messages(from, rank());
-  return channel.start(CommKind::kReceive, num_messages_[static_cast<size_t>(from)]++, [&] {
+  const auto issue = [&] {
     if (tensor.num_bytes() > 0)
       nccl_.check(nccl_.receive(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 0,
                                 channel.comm(), channel.stream()));
-  });
+  };
+  return channel.start(CommKind::kReceive, num_messages_[static_cast<size_t>(from)]++, issue,
+                       is_observed());
 }
 
 Pending NcclCommunicator::do_broadcast(const Tensor& tensor, int64_t root) {

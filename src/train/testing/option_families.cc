@@ -102,6 +102,11 @@ constexpr OptionFamily kFamilies[] = {
      [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kAllGather;
                        s.model.moe.capacity_factor = 0.8;
                        s.model.moe.drop_policy = DropPolicy::kPosition; }},
+    {"bounded_exchange_with_capacity",
+     [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kAllToAll;
+                       s.parallel.exchange = ExchangeSizes::kBounded;
+                       s.model.moe.capacity_factor = 0.8;
+                       s.model.moe.drop_policy = DropPolicy::kPosition; }},
     // Data and training.
     {"documents_apart", [](Settings& s) { s.data.split_documents = true; }},
     {"best_fit_packing", [](Settings& s) { s.data.split_documents = true;

@@ -296,6 +296,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_training(draw, result);
     draw_prediction(draw, result);
     draw_shard_groups(draw, result);
+    result.settings.parallel.exchange = draw.of({ExchangeSizes::kExact, ExchangeSizes::kBounded});
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+
+#include "train/run_layout.h"
+
+namespace tessera {
+
+/// Bytes of a GPU's memory that a run takes beside what it plans: those of NCCL's communicators
+/// with the buffers that sums of BF16 go through, and those of CUDA graphs. Both are estimates from
+/// measured figures, on the high side; 0 on the host.
+struct DeviceOverhead {
+  int64_t communication = 0;
+  int64_t graphs = 0;
+  int64_t total() const { return communication + graphs; }
+};
+
+/// All that a run will take; of a layout whose groups NCCL has made already, what comes on top.
+DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layout,
+                                const TrainingModel& model, const Backend& backend,
+                                bool groups_are_made = false);
+
+}  // namespace tessera

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Kills or stops one rank of a training on GPUs and checks how the others end.
+
+Two ranks train a small model with a GPU each. After some steps one gets SIGKILL, or SIGSTOP, which
+leaves it silent. The run must end with an exit code other than 0 within the limit, the other rank must
+say once what it waited for, no rank's process may outlive the run, and the same command must go on
+from the last checkpoint.
+
+  tools/kill_gpu_rank.py build/tessera [--device cuda] [--seconds 30] [--signals KILL STOP]
+
+With --device cpu the same is checked without GPUs. Needs mpirun. The exit code is 0 only where all is
+well.
+"""
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+MESSAGE = re.compile(r"tessera: rank (\d+) waited [0-9.]+ s for \w+ -?\d+ of group \"[\w.]+\" .*")
+
+
+def write_text(path):
+    with open(path, "w", encoding="ascii") as file:
+        file.write("\n".join(f"line {i} says that {i} and {i + 1} make {2 * i + 1}." for i in range(3000)))
+
+
+def find_ranks(folder):
+    """Process ids of the ranks whose command line names the folder, by rank."""
+    ranks = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                if folder not in file.read():
+                    continue
+            with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
+                rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", file.read())
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        if rank:
+            ranks[int(rank.group(1))] = int(pid)
+    return ranks
+
+
+class Run:
+    """A training whose lines of output are counted as they come."""
+
+    def __init__(self, command):
+        self.lines = []
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_for(self, pattern, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            if any(re.search(pattern, line) for line in self.lines):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def end(self, seconds):
+        """The exit code; None where the run goes on."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return None
+        self.reader.join(5)
+        return code
+
+
+def strike(command, folder, name, limit):
+    """Lets a rank be struck; what went wrong, and the seconds until the run had ended."""
+    run = Run(command)
+    if not run.wait_for(r"^saved ", 90):
+        run.end(0)
+        return [f"no checkpoint was saved: {run.lines[-5:]}"], 0
+    time.sleep(0.3)
+    ranks = find_ranks(folder)
+    if sorted(ranks) != [0, 1]:
+        run.end(0)
+        return [f"expected ranks 0 and 1, found {sorted(ranks)}"], 0
+    struck = time.monotonic()
+    os.kill(ranks[1], getattr(signal, f"SIG{name}"))
+    code = run.end(limit)
+    took = time.monotonic() - struck
+    wrong = []
+    if code is None:
+        wrong.append(f"the run went on for {limit} s")
+    elif code == 0:
+        wrong.append("the run's exit code is 0")
+    told = [line for line in run.lines if (found := MESSAGE.search(line)) and found.group(1) == "0"]
+    if len(told) != 1:
+        said = told or [line for line in run.lines if not re.match(r" *\d+/", line)][-15:]
+        wrong.append("rank 0 was to say once what it waited for, but:\n    " + "\n    ".join(said))
+    for line in told:
+        print(f"  {line}")
+    left = find_ranks(folder)
+    if left:
+        wrong.append(f"ranks outlive the run: {left}")
+    for pid in left.values():
+        os.kill(pid, signal.SIGKILL)
+    return wrong, took
+
+
+def go_on(command, folder):
+    """What goes wrong where the same command is given again, for a few steps more."""
+    newest = sorted(os.listdir(f"{folder}/checkpoints"))[-1]
+    step = int(re.search(r"(\d+)$", newest).group(1))
+    run = Run([*command, f"--train.steps={step + 3}"])
+    code = run.end(90)
+    wrong = [] if code == 0 else [f"it does not go on, exit code {code}: {run.lines[-5:]}"]
+    if not any(re.search(rf"continuing after step {step} ", line) for line in run.lines):
+        wrong.append(f"it does not go on after step {step}")
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=30, help="in which the others must end")
+    parser.add_argument("--signals", nargs="+", default=["KILL", "STOP"])
+    options = parser.parse_args()
+    if shutil.which("mpirun") is None:
+        raise SystemExit("kill_gpu_rank: mpirun is needed to start the ranks")
+    failed = False
+    for name in options.signals:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_text(f"{scratch}/text.txt")
+            folder = f"{scratch}/run"
+            command = [options.program, "train", "--ranks", "2", f"--run.device={options.device}",
+                       f"--data.text={scratch}/text.txt", f"--data.cache={scratch}/tokens",
+                       f"--run.folder={folder}", "--model.num_layers=2", "--model.hidden_size=128",
+                       "--data.sequence_length=128", "--train.micro_batch=2", "--train.global_batch=4",
+                       "--parallel.ep=2", "--optim.schedule=constant", "--train.steps=100000",
+                       "--train.validation_interval=0", "--run.checkpoint_interval=20",
+                       "--run.log_interval=1", "--run.comm_timeout=10"]
+            wrong, took = strike(command, folder, name, options.seconds)
+            print(f"SIG{name}: ended after {took:.1f} s")
+            if not wrong:
+                wrong = go_on(command, folder)
+            for text in wrong:
+                print(f"SIG{name}: {text}")
+            print(f"SIG{name}: {'FAILED' if wrong else 'all is well'}", flush=True)
+            failed = failed or bool(wrong)
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
