@@ -1,4 +1,5 @@
-// A warp for each row, which loads up to kBatch vectors of every operand before it uses the first.
+// Forward, every thread takes a vector where all rows have one size. Otherwise a warp takes a row
+// and loads up to kBatch vectors of every operand before it uses the first.
 #include "ops/cuda/activation_rows.h"
 
 #include <algorithm>
@@ -60,6 +61,45 @@ __device__ __forceinline__ void for_each_batch(int size, Load load, Use use) {
   }
 }
 
+template <typename Function, bool kGated, int kWidth>
+__device__ __forceinline__ Floats<kWidth> activate(const Floats<kWidth>& gate,
+                                                   const Floats<kWidth>& up, float prob) {
+  Floats<kWidth> x;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    x[i] = kGated ? Function::value(gate[i]) * up[i] * prob : Function::value(gate[i]) * prob;
+  return x;
+}
+
+/// Enough threads fit for one vector of each to keep the memory busy.
+template <typename Function, bool kGated, typename T, int kWidth>
+struct ActivationMap {
+  static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 8;
+  struct Loaded {
+    Pack<T, kWidth> gate;
+    Pack<T, kWidth> up;
+    float prob;
+  };
+
+  Params p;
+
+  __device__ __forceinline__ Loaded load(int64_t row, uint32_t vector) const {
+    const T* gate = static_cast<const T*>(p.in) + row * p.in_width + vector * kWidth;
+    Loaded loaded;
+    loaded.gate = load_pack<kWidth>(gate);
+    if constexpr (kGated) loaded.up = load_pack<kWidth>(gate + p.size);
+    loaded.prob = p.probs == nullptr ? 1.0F : p.probs[row];
+    return loaded;
+  }
+  __device__ __forceinline__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    Floats<kWidth> up = {};
+    if constexpr (kGated) up = to_floats(loaded.up);
+    cuda::store(static_cast<T*>(p.out) + row * p.out_width + vector * kWidth,
+                activate<Function, kGated>(to_floats(loaded.gate), up, loaded.prob));
+  }
+};
+
 template <typename Function, bool kGated, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts) {
@@ -78,16 +118,9 @@ __global__ void __launch_bounds__(kThreads)
         if constexpr (kGated) ups[slot] = load_pack<kWidth>(gate + size + column);
       },
       [&](int slot, int column) {
-        Floats<kWidth> x = to_floats(gates[slot]);
-        if constexpr (kGated) {
-          const Floats<kWidth> up = to_floats(ups[slot]);
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) x[i] = Function::value(x[i]) * up[i] * prob;
-        } else {
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) x[i] = Function::value(x[i]) * prob;
-        }
-        store(out + column, x);
+        Floats<kWidth> up = {};
+        if constexpr (kGated) up = to_floats(ups[slot]);
+        store(out + column, activate<Function, kGated>(to_floats(gates[slot]), up, prob));
       });
 }
 
@@ -166,8 +199,13 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
   const bool vectors = has_whole_vectors(call, experts) && are_aligned(call.in, out);
   with_activation(call.kind, [&]<typename Function, bool kGated>() {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-      activate_rows<Function, kGated, T, kWidth>
-          <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+      if (experts.count == 0) {
+        launch_map(ActivationMap<Function, kGated, T, kWidth>{params}, call.rows,
+                   call.size / kWidth, stream);
+      } else {
+        activate_rows<Function, kGated, T, kWidth>
+            <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+      }
     });
   });
   check(cudaGetLastError());

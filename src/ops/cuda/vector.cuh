@@ -92,12 +92,31 @@ __device__ __forceinline__ Pack<T, kWidth> load_pack(const T* from) {
   return pack;
 }
 
+// load_pack_once and store_once: of what is not used again soon and may leave the cache first.
+template <int kWidth, typename T>
+__device__ __forceinline__ Pack<T, kWidth> load_pack_once(const T* from) {
+  using Word = typename WordOf<sizeof(Pack<T, kWidth>)>::Type;
+  Pack<T, kWidth> pack;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i)
+    reinterpret_cast<Word*>(&pack)[i] = __ldcs(reinterpret_cast<const Word*>(from) + i);
+  return pack;
+}
+
 template <typename T, int kWidth>
 __device__ __forceinline__ void store(T* to, const Pack<T, kWidth>& pack) {
   using Word = typename WordOf<sizeof(pack)>::Type;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i)
     reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&pack)[i];
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_once(T* to, const Pack<T, kWidth>& pack) {
+  using Word = typename WordOf<sizeof(pack)>::Type;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(pack) / sizeof(Word)); ++i)
+    __stcs(reinterpret_cast<Word*>(to) + i, reinterpret_cast<const Word*>(&pack)[i]);
 }
 
 template <typename T, int kWidth>
@@ -120,10 +139,17 @@ __device__ __forceinline__ void store(float* to, const Floats<kWidth>& x) {
   for (int i = 0; i < kWidth; ++i) pack.at[i] = x[i];
   store(to, pack);
 }
-
-/// Rounds to nearest even.
 template <int kWidth>
-__device__ __forceinline__ void store(BFloat16* to, const Floats<kWidth>& x) {
+__device__ __forceinline__ void store_once(float* to, const Floats<kWidth>& x) {
+  Pack<float, kWidth> pack;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) pack.at[i] = x[i];
+  store_once(to, pack);
+}
+
+/// Rounded to nearest even.
+template <int kWidth>
+__device__ __forceinline__ Pack<BFloat16, kWidth> to_bf16(const Floats<kWidth>& x) {
   Pack<BFloat16, kWidth> pack;
   if constexpr (kWidth == 1) {
     pack.at[0] = __float2bfloat16_rn(x[0]);
@@ -132,7 +158,15 @@ __device__ __forceinline__ void store(BFloat16* to, const Floats<kWidth>& x) {
     for (int i = 0; i < kWidth; i += 2)
       reinterpret_cast<__nv_bfloat162*>(&pack)[i / 2] = __floats2bfloat162_rn(x[i], x[i + 1]);
   }
-  store(to, pack);
+  return pack;
+}
+template <int kWidth>
+__device__ __forceinline__ void store(BFloat16* to, const Floats<kWidth>& x) {
+  store(to, to_bf16(x));
+}
+template <int kWidth>
+__device__ __forceinline__ void store_once(BFloat16* to, const Floats<kWidth>& x) {
+  store_once(to, to_bf16(x));
 }
 
 /// The sum over groups of kLanes neighbouring lanes, the same bits in each; all lanes must call.

@@ -17,8 +17,9 @@ constexpr int kIdsOfThread = 4;
 constexpr int kTile = kListThreads * kIdsOfThread;  // tokens looked at together
 constexpr int kMaxSlots = 4096;                     // rows of a block
 constexpr int kMinLists = 128;                      // blocks
-constexpr int kWidth = 4;                           // columns of a thread
-constexpr int kSegmentThreads = 512;
+constexpr int kSegmentThreads = 256;
+constexpr int kSegmentBlocks = 4;  // of a multiprocessor
+constexpr int kBatch = 4;          // rows that a thread loads at once
 
 struct Segment {
   int row;
@@ -247,12 +248,12 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constan
 }
 
 template <typename T, int kColumns>
-__global__ void __launch_bounds__(kSegmentThreads, 3)
+__global__ void __launch_bounds__(kSegmentThreads, kSegmentBlocks)
     add_segments(const __grid_constant__ Scratch scratch, const T* grad, int hidden,
                  float* accumulator) {
-  constexpr int kBatch = 4;
-  if (static_cast<int>(blockIdx.x) >= scratch.taken->segments) return;
+  // There is memory for as many segments as blocks; read before it is known whether one is there.
   const Segment segment = scratch.segments[blockIdx.x];
+  if (static_cast<int>(blockIdx.x) >= scratch.taken->segments) return;
   const int* positions = scratch.positions + segment.begin;
   const bool whole = segment.partial < 0;
   float* to = whole ? accumulator + static_cast<int64_t>(segment.row) * hidden
@@ -334,7 +335,9 @@ void add_lists(const EmbeddingBackwardCall& call, const Scratch& scratch, cudaSt
   add_segments<T, kColumns><<<static_cast<unsigned>(call.tokens.rows.bound), threads, 0, stream>>>(
       scratch, static_cast<const T*>(call.grad), hidden, call.accumulator);
   check(cudaGetLastError());
-  add_split_rows<kColumns>
+  // Columns of a lane that an accumulator's vector holds.
+  constexpr int kSplitColumns = kColumns == 1 ? 1 : kVectorWidth<float>;
+  add_split_rows<kSplitColumns>
       <<<static_cast<unsigned>(call.num_sms), 256, 0, stream>>>(scratch, hidden, call.accumulator);
   check(cudaGetLastError());
 }
@@ -349,10 +352,10 @@ void launch_embedding_backward(const EmbeddingBackwardCall& call, cudaStream_t s
   if (call.tokens.rows.bound == 0 || call.hidden == 0 || call.tokens.num_rows == 0) return;
   const Scratch scratch(call.workspace, call.tokens.rows.bound, call.hidden);
   list_positions(call, scratch, stream);
-  const bool vectors = call.hidden % kWidth == 0 && are_aligned(call.grad, call.accumulator);
-  with_vectors(call.dtype, false, [&]<typename T, int /*kOne*/>() {
-    vectors ? add_lists<T, kWidth>(call, scratch, stream) : add_lists<T, 1>(call, scratch, stream);
-  });
+  const bool vectors =
+      are_whole_vectors(call.dtype, call.hidden) && are_aligned(call.grad, call.accumulator);
+  with_vectors(call.dtype, vectors,
+               [&]<typename T, int kWidth>() { add_lists<T, kWidth>(call, scratch, stream); });
 }
 
 }  // namespace tessera::cuda

@@ -1,9 +1,10 @@
 // A group of lanes holds heads of one token in registers, in each lane the two vectors that turn
-// together, and works out the token's angles once.
+// together. Where a token has many heads, a block works its angles out once, in shared memory.
 #include "ops/norm_rope/norm_rope_kernels.h"
 
 #include <algorithm>
 
+#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.h"
 #include "ops/rope/rope_device.cuh"
 
@@ -12,10 +13,69 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = kNormRopeWidth;
-constexpr int kHeads = 4;          // of a group for one token
-constexpr int kBackwardHeads = 2;  // that are under way at a time
-constexpr int kForwardBlocks = 3;  // of a multiprocessor
-constexpr int kBackwardBlocks = 2;
+constexpr int kBlocks = 4;         // of a multiprocessor
+constexpr int kForwardHeads = 4;   // of an item, all under way at once
+constexpr int kBackwardHeads = 2;  // of an item
+constexpr int kStages = 3;         // heads that a group's ring has room for
+constexpr int kTableItems = 4;     // of a token, from which on a table of its angles pays
+
+/// An item is some of a token's heads. The groups of a block take consecutive items.
+struct Items {
+  Divider of_token;
+  Divider pairs;   // of a head
+  int max_tokens;  // whose items a block takes together
+
+  Items(const RopeRows& rope, int item_heads, int groups)
+      : of_token(static_cast<uint32_t>(divide_up(rope.num_heads, item_heads))),
+        pairs(static_cast<uint32_t>(std::max(rope.num_pairs, 1))),
+        max_tokens((groups - 1) / static_cast<int>(divide_up(rope.num_heads, item_heads)) + 2) {}
+  /// Of a table of the tokens' angles.
+  int64_t table_bytes(const RopeRows& rope) const {
+    return int64_t{max_tokens} * rope.num_pairs * static_cast<int64_t>(sizeof(SinCos));
+  }
+};
+
+/// The angles of the tokens that a block's items belong to, in shared memory: a lane's are read in
+/// words of 16 bytes, which neighbouring lanes' follow.
+struct Table {
+  SinCos* turns;
+  uint32_t first_token;
+  int lanes;  // that turn vectors
+
+  __device__ Table(SinCos* memory, const RopeRows& p, const Items& items, uint32_t first_item)
+      : turns(memory),
+        first_token(items.of_token.quotient(first_item)),
+        lanes(p.num_pairs / kWidth) {}
+
+  /// Fills in the angles of the tokens up to that of `last_item`.
+  __device__ __forceinline__ void fill(const RopeRows& p, const Items& items, int64_t num_rows,
+                                       uint32_t last_item) const {
+    const uint32_t tokens = items.of_token.quotient(last_item) - first_token + 1;
+    const uint32_t count = tokens * static_cast<uint32_t>(p.num_pairs);
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+      const uint32_t token = items.pairs.quotient(i);
+      const int pair = static_cast<int>(i - token * items.pairs.divisor());
+      if (first_token + token < num_rows)
+        turns[token * p.num_pairs + place(pair)] = find_turn(p, first_token + token, pair);
+    }
+  }
+  __device__ __forceinline__ void read(SinCos (&to)[kWidth], const RopeRows& p, uint32_t token,
+                                       int pair) const {
+    const SinCos* of_token = turns + (token - first_token) * p.num_pairs;
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const float4 two = *reinterpret_cast<const float4*>(of_token + place(pair + i));
+      to[i] = {two.x, two.y};
+      to[i + 1] = {two.z, two.w};
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int place(int pair) const {
+    const int within = pair % kWidth;
+    return (within / 2 * lanes + pair / kWidth) * 2 + within % 2;
+  }
+};
 
 /// What a lane holds of a head.
 template <typename T>
@@ -24,9 +84,8 @@ struct Held {
   Pack<T, kWidth> second;
 };
 template <typename T>
-__device__ __forceinline__ Held<T> load_held(const void* x, int64_t head, const RopePlaces& at) {
-  const T* from = static_cast<const T*>(x) + head;
-  return {load_pack<kWidth>(from + at.first), load_pack<kWidth>(from + at.second)};
+__device__ __forceinline__ Held<T> load_held(const T* head, const RopePlaces& at) {
+  return {load_pack_once<kWidth>(head + at.first), load_pack_once<kWidth>(head + at.second)};
 }
 
 /// The same in F32.
@@ -57,68 +116,105 @@ struct Values {
   }
 };
 
-/// Some heads of a token: blockIdx.y says which.
+/// The heads of an item.
 struct Work {
+  uint32_t token;
   int64_t first_head;  // counted over all tokens
   int num_heads;       // 0 where there is no such token: its lanes still take part in sums
 };
-__device__ __forceinline__ Work find_work(int64_t row, int64_t num_rows, int num_heads) {
-  const int first = static_cast<int>(blockIdx.y) * kHeads;
-  return {row * num_heads + first, row < num_rows ? min(kHeads, num_heads - first) : 0};
+template <int kHeads>
+__device__ __forceinline__ Work find_work(uint32_t item, const Items& items, int64_t num_rows,
+                                          int num_heads) {
+  const uint32_t token = items.of_token.quotient(item);
+  const int first = static_cast<int>(item - token * items.of_token.divisor()) * kHeads;
+  return {token, static_cast<int64_t>(token) * num_heads + first,
+          token < num_rows ? min(kHeads, num_heads - first) : 0};
 }
 
-template <typename T, int kLanes>
-__global__ void __launch_bounds__(kThreads, kForwardBlocks)
-    norm_rope_rows(const __grid_constant__ NormRopeRows p) {
+/// A lane's angles: of elements that do not turn 0. With a table all threads must call.
+template <bool kTable>
+__device__ __forceinline__ void find_own_turns(SinCos (&turns)[kWidth], const RopeRows& p,
+                                               const Items& items, SinCos* memory,
+                                               uint32_t first_item, uint32_t last_item,
+                                               const Work& work, int pair) {
+  const int64_t num_rows = p.rows.in_use();
+#pragma unroll
+  for (SinCos& turn : turns) turn = {0.0F, 1.0F};
+  const bool turned = work.num_heads > 0 && pair >= 0;
+  if constexpr (kTable) {
+    const Table table(memory, p, items, first_item);
+    table.fill(p, items, num_rows, last_item);
+    __syncthreads();
+    if (turned) table.read(turns, p, work.token, pair);
+  } else {
+    if (turned) find_turns(turns, p, work.token, pair);
+  }
+}
+
+template <typename T, int kLanes, bool kTable>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    norm_rope_rows(const __grid_constant__ NormRopeRows p, const __grid_constant__ Items items) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  constexpr int kHeads = kForwardHeads;
+  constexpr int kGroups = kThreads / kLanes;
+  constexpr int kHeadSize = 2 * kLanes * kWidth;
+  constexpr float kScale = 1.0F / kHeadSize;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes) + threadIdx.x / kLanes;
-  const Work work = find_work(row, p.rope.rows.in_use(), p.rope.num_heads);
+  const uint32_t first_item = blockIdx.x * kGroups;
+  const Work work = find_work<kHeads>(first_item + threadIdx.x / kLanes, items,
+                                      p.rope.rows.in_use(), p.rope.num_heads);
   const RopePlaces at = rope_places<kWidth, false>(p.rope, lane);
-  constexpr float kScale = 1.0F / (2 * kLanes * kWidth);
+  const T* x = static_cast<const T*>(p.rope.x) + work.first_head * kHeadSize;
   Held<T> held[kHeads];
-  float sums[kHeads] = {};
 #pragma unroll
   for (int j = 0; j < kHeads; ++j) {
-    if (j < work.num_heads)
-      held[j] = load_held<T>(p.rope.x, (work.first_head + j) * p.rope.head_size, at);
+    if (j < work.num_heads) held[j] = load_held(x + j * kHeadSize, at);
   }
   const Values weight(p.weight, at);
   SinCos turns[kWidth];
-  if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, row, at.pair);
+  find_own_turns<kTable>(turns, p.rope, items, reinterpret_cast<SinCos*>(memory), first_item,
+                         first_item + kGroups - 1, work, at.pair);
+  // The weight and the turn at once.
+  Values cosine = weight;
+  Values sine = weight;
 #pragma unroll
-  for (int j = 0; j < kHeads; ++j) {
-    if (j >= work.num_heads) continue;
-    const Values x(held[j]);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) sums[j] += x.first[i] * x.first[i] + x.second[i] * x.second[i];
+  for (int i = 0; i < kWidth; ++i) {
+    cosine.first[i] *= turns[i].cosine;
+    cosine.second[i] *= turns[i].cosine;
+    sine.first[i] *= turns[i].sine;
+    sine.second[i] *= turns[i].sine;
   }
-#pragma unroll
-  for (int j = 0; j < kHeads; ++j) sums[j] = sum_lanes<kLanes>(sums[j]);
+  T* y = static_cast<T*>(p.rope.y) + work.first_head * kHeadSize;
 #pragma unroll
   for (int j = 0; j < kHeads; ++j) {
+    const Values v(held[j]);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum += v.first[i] * v.first[i] + v.second[i] * v.second[i];
+    sum = sum_lanes<kLanes>(sum);
     if (j >= work.num_heads) continue;
-    const int64_t head = work.first_head + j;
-    const float rstd = rsqrtf(sums[j] * kScale + p.eps);
-    if (lane == 0) p.rstd[head] = rstd;
-    Values x(held[j]);
+    const float rstd = rsqrtf(sum * kScale + p.eps);
+    if (lane == 0) p.rstd[work.first_head + j] = rstd;
+    Values turned;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      x.first[i] = x.first[i] * rstd * weight.first[i];
-      x.second[i] = x.second[i] * rstd * weight.second[i];
+      turned.first[i] = (v.first[i] * cosine.first[i] - v.second[i] * sine.second[i]) * rstd;
+      turned.second[i] = (v.second[i] * cosine.second[i] + v.first[i] * sine.first[i]) * rstd;
     }
-    if (at.pair >= 0) x.turn(turns);
-    x.store_at(static_cast<T*>(p.rope.y) + head * p.rope.head_size, at);
+    turned.store_at(y + j * kHeadSize, at);
   }
 }
 
-/// Adds the groups' weight gradients in order and writes them to the block's partial sums.
+/// Adds the groups' weight gradients in order and writes them to the block's partial sums; `memory`
+/// is shared and has room for kWidth · 2 floats of every thread.
 template <int kLanes>
-__device__ __forceinline__ void write_weight_grads(const NormRopeBackwardRows& p,
-                                                   const Values& own) {
+__device__ __forceinline__ void write_weight_grads(const NormRopeBackwardRows& p, const Values& own,
+                                                   void* memory) {
   constexpr int kHeadSize = 2 * kLanes * kWidth;
-  __shared__ float shared[kThreads / kLanes][kHeadSize];
+  auto* shared = reinterpret_cast<float(*)[kHeadSize]>(memory);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   float* to = shared[threadIdx.x / kLanes];
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     to[lane * kWidth + i] = own.first[i];
@@ -131,91 +227,161 @@ __device__ __forceinline__ void write_weight_grads(const NormRopeBackwardRows& p
     const int vector = c / kWidth;
     const RopePlaces at = rope_places<kWidth, false>(p.rope, vector % kLanes);
     const int column = (vector < kLanes ? at.first : at.second) + c % kWidth;
-    p.partials[(blockIdx.y * gridDim.x + blockIdx.x) * kHeadSize + column] = total;
+    p.partials[blockIdx.x * kHeadSize + column] = total;
   }
 }
 
-/// With g = the gradient turned back: as the norm's backward.
-template <typename T, int kLanes>
-__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
-    norm_rope_backward_rows(const __grid_constant__ NormRopeBackwardRows p) {
-  constexpr int kBatch = kBackwardHeads;
+/// Heads on their way to a thread: a ring of kStages in shared memory, of each x and the gradient.
+template <typename T>
+class Ring {
+ public:
+  using Vector = Pack<T, kWidth>;
+  static constexpr int kBytes = kStages * 4 * kThreads * static_cast<int>(sizeof(Vector));
+
+  __device__ explicit Ring(void* memory) : own_(static_cast<Vector*>(memory) + threadIdx.x) {}
+  __device__ __forceinline__ void fetch(bool there, const T* x, const T* grad,
+                                        const RopePlaces& at) {
+    Vector* to = own_ + next_ * 4 * kThreads;
+    if (there) {
+      copy(to, x + at.first);
+      copy(to + kThreads, x + at.second);
+      copy(to + 2 * kThreads, grad + at.first);
+      copy(to + 3 * kThreads, grad + at.second);
+    }
+    commit_copies();
+    next_ = next_ + 1 == kStages ? 0 : next_ + 1;
+  }
+  /// The head fetched kStages - 1 before the last one.
+  __device__ __forceinline__ void take(Held<T>& x, Held<T>& grad) {
+    wait_copies<kStages - 1>();
+    const Vector* from = own_ + oldest_ * 4 * kThreads;
+    x = {from[0], from[kThreads]};
+    grad = {from[2 * kThreads], from[3 * kThreads]};
+    oldest_ = oldest_ + 1 == kStages ? 0 : oldest_ + 1;
+  }
+
+ private:
+  static __device__ __forceinline__ void copy(Vector* to, const T* from) {
+    copy_async(to, reinterpret_cast<const Vector*>(from));
+  }
+
+  Vector* own_;
+  int next_ = 0;
+  int oldest_ = 0;
+};
+
+/// With g = the gradient turned back: as the norm's backward. Blocks take items in turn, whose
+/// heads are fetched an item ahead.
+template <typename T, int kLanes, bool kTable>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    norm_rope_backward_rows(const __grid_constant__ NormRopeBackwardRows p,
+                            const __grid_constant__ Items items) {
+  static_assert(kBackwardHeads == kStages - 1);
+  extern __shared__ __align__(16) unsigned char memory[];
+  constexpr int kHeads = kBackwardHeads;
   constexpr int kGroups = kThreads / kLanes;
-  constexpr float kScale = 1.0F / (2 * kLanes * kWidth);
+  constexpr int kHeadSize = 2 * kLanes * kWidth;
+  constexpr float kScale = 1.0F / kHeadSize;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t num_rows = p.rope.rows.in_use();
   const RopePlaces at = rope_places<kWidth, false>(p.rope, lane);
   const Values weight(p.weight, at);
   Values weight_grads;
-  for (int64_t start = static_cast<int64_t>(blockIdx.x) * kGroups; start < num_rows;
-       start += static_cast<int64_t>(gridDim.x) * kGroups) {
-    const int64_t row = start + threadIdx.x / kLanes;
-    const Work work = find_work(row, num_rows, p.rope.num_heads);
+  Ring<T> ring(memory);
+  const auto fetch = [&](const Work& work, int j) {
+    const int64_t first = (work.first_head + j) * kHeadSize;
+    ring.fetch(j < work.num_heads, static_cast<const T*>(p.x) + first,
+               static_cast<const T*>(p.rope.x) + first, at);
+  };
+  float rstd[kHeads];
+  const auto load_rstd = [&](const Work& work) {
+#pragma unroll
+    for (int j = 0; j < kHeads; ++j)
+      rstd[j] = j < work.num_heads ? p.rstd[work.first_head + j] : 0.0F;
+  };
+  const auto num_items = static_cast<uint32_t>(num_rows) * items.of_token.divisor();
+  const uint32_t step = gridDim.x * kGroups;
+  uint32_t first_item = blockIdx.x * kGroups;
+  Work work =
+      find_work<kHeads>(first_item + threadIdx.x / kLanes, items, num_rows, p.rope.num_heads);
+#pragma unroll
+  for (int j = 0; j < kHeads; ++j) fetch(work, j);
+  load_rstd(work);
+  // Two tables, so that one barrier is enough.
+  auto* table = reinterpret_cast<SinCos*>(memory + Ring<T>::kBytes);
+  auto* other_table = table + items.max_tokens * p.rope.num_pairs;
+  for (; first_item < num_items; first_item += step) {
+    const Work next = find_work<kHeads>(first_item + step + threadIdx.x / kLanes, items, num_rows,
+                                        p.rope.num_heads);
     SinCos turns[kWidth];
-    if (work.num_heads > 0 && at.pair >= 0) find_turns(turns, p.rope, row, at.pair);
+    find_own_turns<kTable>(turns, p.rope, items, table, first_item, first_item + kGroups - 1, work,
+                           at.pair);
+    SinCos* const used = table;
+    table = other_table;
+    other_table = used;
+    T* y = static_cast<T*>(p.rope.y) + work.first_head * kHeadSize;
 #pragma unroll
-    for (int first = 0; first < kHeads; first += kBatch) {
-      Held<T> held[kBatch];
-      Held<T> held_grads[kBatch];
-      float rstd[kBatch];
-      float dots[kBatch] = {};
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j >= work.num_heads) continue;
-        const int64_t head = work.first_head + first + j;
-        held[j] = load_held<T>(p.x, head * p.rope.head_size, at);
-        held_grads[j] = load_held<T>(p.rope.x, head * p.rope.head_size, at);
-        rstd[j] = p.rstd[head];
-      }
-      Values grads[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j >= work.num_heads) continue;
-        const Values x(held[j]);
-        grads[j] = Values(held_grads[j]);
-        if (at.pair >= 0) grads[j].turn(turns);
+    for (int j = 0; j < kHeads; ++j) {
+      fetch(next, j);
+      Held<T> held, held_grad;
+      ring.take(held, held_grad);
+      const bool there = j < work.num_heads;
+      Values x(held);
+      Values g(held_grad);
+      float dot = 0;
+      if (there) {
+        g.turn(turns);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          const float of_first = grads[j].first[i] * (x.first[i] * rstd[j]);
-          const float of_second = grads[j].second[i] * (x.second[i] * rstd[j]);
-          weight_grads.first[i] += of_first;
-          weight_grads.second[i] += of_second;
-          dots[j] += of_first * weight.first[i] + of_second * weight.second[i];
+          x.first[i] *= rstd[j];
+          x.second[i] *= rstd[j];
+          weight_grads.first[i] += g.first[i] * x.first[i];
+          weight_grads.second[i] += g.second[i] * x.second[i];
+          g.first[i] *= weight.first[i];
+          g.second[i] *= weight.second[i];
+          dot += g.first[i] * x.first[i] + g.second[i] * x.second[i];
         }
       }
+      const float mean = sum_lanes<kLanes>(dot) * kScale;
+      if (!there) continue;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) dots[j] = sum_lanes<kLanes>(dots[j]);
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j >= work.num_heads) continue;
-        const float mean = dots[j] * kScale;
-        const Values x(held[j]);
-        Values g = grads[j];
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          g.first[i] = rstd[j] * (g.first[i] * weight.first[i] - x.first[i] * rstd[j] * mean);
-          g.second[i] = rstd[j] * (g.second[i] * weight.second[i] - x.second[i] * rstd[j] * mean);
-        }
-        const int64_t head = work.first_head + first + j;
-        g.store_at(static_cast<T*>(p.rope.y) + head * p.rope.head_size, at);
+      for (int i = 0; i < kWidth; ++i) {
+        g.first[i] = rstd[j] * (g.first[i] - x.first[i] * mean);
+        g.second[i] = rstd[j] * (g.second[i] - x.second[i] * mean);
       }
+      g.store_at(y + j * kHeadSize, at);
     }
+    work = next;
+    load_rstd(work);
   }
-  if (p.grad_weight != nullptr) write_weight_grads<kLanes>(p, weight_grads);
+  wait_copies<0>();
+  if (p.grad_weight != nullptr) write_weight_grads<kLanes>(p, weight_grads, memory);
 }
 
-/// Calls run.operator()<T, kLanes>() for the heads of a call.
+/// Calls run.operator()<T, kLanes, kTable>() for the heads of a call.
 template <typename Run>
-void with_heads(const RopeRows& rope, Run run) {
+void with_heads(const RopeRows& rope, int item_heads, Run run) {
   const int lanes = norm_rope_lanes(rope.head_size, rope.offset, rope.num_pairs, rope.interleaved);
   if (lanes == 0) check(cudaErrorInvalidValue);
+  const bool table = divide_up(rope.num_heads, item_heads) >= kTableItems;
+  const auto with_lanes = [&]<typename T, int kLanes>() {
+    table ? run.template operator()<T, kLanes, true>()
+          : run.template operator()<T, kLanes, false>();
+  };
   with_vectors(rope.dtype, true, [&]<typename T, int /*kWidth*/>() {
-    if (lanes == 4) run.template operator()<T, 4>();
-    if (lanes == 8) run.template operator()<T, 8>();
-    if (lanes == 16) run.template operator()<T, 16>();
-    if (lanes == 32) run.template operator()<T, 32>();
+    if (lanes == 4) with_lanes.template operator()<T, 4>();
+    if (lanes == 8) with_lanes.template operator()<T, 8>();
+    if (lanes == 16) with_lanes.template operator()<T, 16>();
+    if (lanes == 32) with_lanes.template operator()<T, 32>();
   });
   check(cudaGetLastError());
+}
+
+/// Blocks for all items of a call.
+int64_t count_blocks(const RopeRows& rope, int item_heads, int groups) {
+  const int64_t num_items = rope.rows.bound * divide_up(rope.num_heads, item_heads);
+  if (num_items >= int64_t{1} << 30) check(cudaErrorInvalidValue);  // which 32 bits count
+  return divide_up(num_items, groups);
 }
 
 }  // namespace
@@ -223,10 +389,12 @@ void with_heads(const RopeRows& rope, Run run) {
 void launch_norm_rope(const NormRopeRows& call, cudaStream_t stream) {
   if (call.rope.rows.bound == 0) return;
   if (!are_aligned(call.rope.x, call.rope.y, call.weight)) check(cudaErrorMisalignedAddress);
-  const auto parts = static_cast<unsigned>(divide_up(call.rope.num_heads, kHeads));
-  with_heads(call.rope, [&]<typename T, int kLanes>() {
-    const auto blocks = static_cast<unsigned>(divide_up(call.rope.rows.bound, kThreads / kLanes));
-    norm_rope_rows<T, kLanes><<<dim3(blocks, parts), kThreads, 0, stream>>>(call);
+  with_heads(call.rope, kForwardHeads, [&]<typename T, int kLanes, bool kTable>() {
+    constexpr int kGroups = kThreads / kLanes;
+    const Items items(call.rope, kForwardHeads, kGroups);
+    const auto blocks = static_cast<unsigned>(count_blocks(call.rope, kForwardHeads, kGroups));
+    const auto shared_bytes = static_cast<size_t>(kTable ? items.table_bytes(call.rope) : 0);
+    norm_rope_rows<T, kLanes, kTable><<<blocks, kThreads, shared_bytes, stream>>>(call, items);
   });
 }
 
@@ -234,18 +402,22 @@ void launch_norm_rope_backward(const NormRopeBackwardRows& call, cudaStream_t st
   if (call.rope.rows.bound == 0) return;
   if (!are_aligned(call.rope.x, call.rope.y, call.x, call.weight))
     check(cudaErrorMisalignedAddress);
-  const int64_t parts = divide_up(call.rope.num_heads, kHeads);
-  const int64_t resident = std::min(kBackwardBlocks * call.num_sms, kMaxColumnPartials);
-  if (parts > kMaxColumnPartials) check(cudaErrorInvalidValue);
   int64_t blocks = 0;
-  with_heads(call.rope, [&]<typename T, int kLanes>() {
-    const int64_t wanted = divide_up(call.rope.rows.bound, kThreads / kLanes);
-    blocks = std::min(wanted, std::max<int64_t>(resident / parts, 1));
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(parts));
-    norm_rope_backward_rows<T, kLanes><<<grid, kThreads, 0, stream>>>(call);
+  with_heads(call.rope, kBackwardHeads, [&]<typename T, int kLanes, bool kTable>() {
+    constexpr int kGroups = kThreads / kLanes;
+    const Items items(call.rope, kBackwardHeads, kGroups);
+    const int64_t resident = std::min(kBlocks * call.num_sms, kMaxColumnPartials);
+    blocks = std::min(count_blocks(call.rope, kBackwardHeads, kGroups), resident);
+    const int64_t tables = kTable ? 2 * items.table_bytes(call.rope) : 0;
+    const int64_t shared_bytes = Ring<T>::kBytes + tables;
+    const auto kernel = norm_rope_backward_rows<T, kLanes, kTable>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)));
+    kernel<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(shared_bytes), stream>>>(
+        call, items);
   });
   if (call.grad_weight != nullptr)
-    launch_add_partials(call.grad_weight, call.partials, static_cast<int>(blocks * parts),
+    launch_add_partials(call.grad_weight, call.partials, static_cast<int>(blocks),
                         call.rope.head_size, stream);
 }
 

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     Raw* to = static_cast<Raw*>(p.rows_RH) + row * vectors;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kLanes < vectors) to[first + i * kLanes] = held[i];
+      if (first + i * kLanes < vectors) __stcs(to + first + i * kLanes, held[i]);
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/column_sums.h"
 
@@ -12,11 +13,12 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr int kHeadThreads = 256;  // of a block whose warps hold several rows each
-constexpr int kRowThreads = 256;   // that hold a row of most models
 constexpr int kWideThreads = 512;  // of a block that reads its rows twice
-constexpr int kForwardRows = 4;    // that a group holds at a time
-constexpr int kBackwardRows = 2;
-constexpr int kBlock = 0;  // lanes of a group that is a whole block
+constexpr int kBlock = 0;          // lanes of a group that is a whole block
+
+/// Rows that a group of the forward pass holds.
+template <int kLanes>
+constexpr int kForwardRows = kLanes == kBlock ? 2 : 4;
 
 /// Sums over groups of lanes, of kRows values at a time; the same bits in all lanes of a group.
 template <int kLanes, int kRows>
@@ -61,17 +63,21 @@ struct GroupSum<kBlock, kRows> {
 /// Which rows and which vector of them a thread holds.
 template <int kLanes>
 struct Lane {
-  int lanes;
-  int group;
-  int num_groups;
+  int lanes = kLanes;
+  int group = static_cast<int>(threadIdx.x) / kLanes;
+  int num_groups = static_cast<int>(blockDim.x) / kLanes;
   int column;
 
-  __device__ explicit Lane(int kWidth) {
-    lanes = kLanes == kBlock ? static_cast<int>(blockDim.x) : kLanes;
-    group = static_cast<int>(threadIdx.x) / lanes;
-    num_groups = static_cast<int>(blockDim.x) / lanes;
-    column = (static_cast<int>(threadIdx.x) % lanes) * kWidth;
-  }
+  __device__ explicit Lane(int width) : column(static_cast<int>(threadIdx.x) % kLanes * width) {}
+};
+template <>
+struct Lane<kBlock> {
+  int lanes = static_cast<int>(blockDim.x);
+  int group = 0;
+  int num_groups = 1;
+  int column;
+
+  __device__ explicit Lane(int width) : column(static_cast<int>(threadIdx.x) * width) {}
 };
 
 struct ForwardParams {
@@ -84,46 +90,46 @@ struct ForwardParams {
   float eps;
 };
 
-template <typename T, int kWidth, int kLanes>
-__global__ void __launch_bounds__(kLanes == kBlock ? kMaxThreads : kHeadThreads)
+/// Blocks of a multiprocessor for whose registers there must be room.
+constexpr int forward_blocks(int lanes, int threads) {
+  return threads > kHeadThreads ? 1 : lanes == kBlock ? 6 : 4;
+}
+
+template <typename T, int kWidth, int kLanes, int kThreads>
+__global__ void __launch_bounds__(kThreads, forward_blocks(kLanes, kThreads))
     rmsnorm_rows(const __grid_constant__ ForwardParams p) {
-  constexpr int kRows = kForwardRows;
+  constexpr int kRows = kForwardRows<kLanes>;
   const Lane<kLanes> lane(kWidth);
   const bool holds = lane.column < p.hidden;
-  const T* x = static_cast<const T*>(p.x) + lane.column;
-  T* y = static_cast<T*>(p.y) + lane.column;
   const int64_t num_rows = p.rows.in_use();
-  const int64_t step = static_cast<int64_t>(gridDim.x) * lane.num_groups * kRows;
-  const float scale = 1.0F / static_cast<float>(p.hidden);
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * lane.num_groups + lane.group) * kRows;
+  const T* x = static_cast<const T*>(p.x) + row * p.hidden + lane.column;
+  T* y = static_cast<T*>(p.y) + row * p.hidden + lane.column;
+  Pack<T, kWidth> values[kRows];
+  float sums[kRows] = {};
+#pragma unroll
+  for (int r = 0; r < kRows; ++r)
+    if (holds && row + r < num_rows) values[r] = load_pack_once<kWidth>(x + r * p.hidden);
   Floats<kWidth> weight = {};
   if (holds) weight = load<kWidth>(p.weight + lane.column);
-  GroupSum<kLanes, kRows> sum_group;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * lane.num_groups * kRows; first < num_rows;
-       first += step) {
-    const int64_t row = first + lane.group * kRows;
-    Pack<T, kWidth> values[kRows];
-    float sums[kRows] = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (holds && row + r < num_rows) values[r] = load_pack<kWidth>(x + (row + r) * p.hidden);
+  for (int r = 0; r < kRows; ++r) {
+    if (!holds || row + r >= num_rows) continue;
+    const Floats<kWidth> v = to_floats(values[r]);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (!holds || row + r >= num_rows) continue;
-      const Floats<kWidth> v = to_floats(values[r]);
+    for (int i = 0; i < kWidth; ++i) sums[r] += v[i] * v[i];
+  }
+  GroupSum<kLanes, kRows>()(sums);
+  const float scale = 1.0F / static_cast<float>(p.hidden);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) sums[r] += v[i] * v[i];
-    }
-    sum_group(sums);
+  for (int r = 0; r < kRows; ++r) {
+    if (!holds || row + r >= num_rows) continue;
+    const float rstd = rsqrtf(sums[r] * scale + p.eps);
+    if (lane.column == 0) p.rstd[row + r] = rstd;
+    Floats<kWidth> v = to_floats(values[r]);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (!holds || row + r >= num_rows) continue;
-      const float rstd = 1.0F / sqrtf(sums[r] * scale + p.eps);
-      if (lane.column == 0) p.rstd[row + r] = rstd;
-      Floats<kWidth> v = to_floats(values[r]);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) v[i] = v[i] * rstd * weight[i];
-      store(y + (row + r) * p.hidden, v);
-    }
+    for (int i = 0; i < kWidth; ++i) v[i] = v[i] * rstd * weight[i];
+    store_once(y + r * p.hidden, v);
   }
 }
 
@@ -172,50 +178,77 @@ struct BackwardParams {
   int hidden;
 };
 
-/// Blocks of a multiprocessor: registers for the rows that a thread holds decide.
-constexpr int backward_blocks(int threads) {
-  return threads == kMaxThreads ? 1 : 768 / threads;
-}
+/// How the backward kernel for blocks of up to kThreads threads is cut: the rows that a group takes
+/// at a time, the stages of its ring of such rows, of which all but one are under way, and the
+/// blocks of a multiprocessor, for which there must be registers.
+template <int kThreads>
+struct BackwardCut {
+  static constexpr int kRows = kThreads <= kHeadThreads ? 2 : 1;
+  static constexpr int kStages = kThreads <= kHeadThreads ? 2 : 3;
+  static constexpr int kBlocks = kThreads <= kHeadThreads ? 3 : 1024 / kThreads;
+};
 
 template <typename T, int kWidth, int kLanes, int kThreads, bool kAddend>
-__global__ void __launch_bounds__(kThreads, backward_blocks(kThreads))
+__global__ void __launch_bounds__(kThreads, BackwardCut<kThreads>::kBlocks)
     rmsnorm_backward_rows(const __grid_constant__ BackwardParams p) {
-  constexpr int kRows = kBackwardRows;
-  extern __shared__ float shared[];
+  using Vector = Pack<T, kWidth>;
+  using Cut = BackwardCut<kThreads>;
+  constexpr int kRows = Cut::kRows;
+  constexpr int kOperands = kAddend ? 3 : 2;
+  extern __shared__ __align__(16) unsigned char memory[];
   const Lane<kLanes> lane(kWidth);
   const bool holds = lane.column < p.hidden;
-  const T* x = static_cast<const T*>(p.x) + lane.column;
-  const T* grad = static_cast<const T*>(p.grad) + lane.column;
-  const T* addend = static_cast<const T*>(p.addend) + lane.column;
+  const T* operands[] = {static_cast<const T*>(p.x) + lane.column,
+                         static_cast<const T*>(p.grad) + lane.column,
+                         static_cast<const T*>(p.addend) + lane.column};
   T* grad_x = static_cast<T*>(p.grad_x) + lane.column;
   const int64_t num_rows = p.rows.in_use();
   const int64_t step = static_cast<int64_t>(gridDim.x) * lane.num_groups * kRows;
   const float scale = 1.0F / static_cast<float>(p.hidden);
+  // A thread's own vectors: [stages, rows, operands], blockDim.x apart.
+  Vector* own = reinterpret_cast<Vector*>(memory) + threadIdx.x;
+  const auto slot = [&](int stage, int r, int operand) {
+    return own + ((stage * kRows + r) * kOperands + operand) * static_cast<int>(blockDim.x);
+  };
+  const auto fetch = [&](int64_t row, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (!holds || row + r >= num_rows) continue;
+#pragma unroll
+      for (int i = 0; i < kOperands; ++i)
+        copy_async(slot(stage, r, i),
+                   reinterpret_cast<const Vector*>(operands[i] + (row + r) * p.hidden));
+    }
+    commit_copies();
+  };
+  int64_t first = static_cast<int64_t>(blockIdx.x) * lane.num_groups * kRows;
+#pragma unroll
+  for (int stage = 0; stage < Cut::kStages - 1; ++stage)
+    fetch(first + lane.group * kRows + stage * step, stage);
   Floats<kWidth> weight = {};
   Floats<kWidth> weight_grads = {};
   if (holds) weight = load<kWidth>(p.weight + lane.column);
   GroupSum<kLanes, kRows> sum_group;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * lane.num_groups * kRows; first < num_rows;
-       first += step) {
+  int stage = 0;
+  for (; first < num_rows; first += step) {
     const int64_t row = first + lane.group * kRows;
-    Pack<T, kWidth> values[kRows];
-    Pack<T, kWidth> grads[kRows];
-    Pack<T, kWidth> addends[kAddend ? kRows : 1];
     float rstd[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rstd[r] = row + r < num_rows ? p.rstd[row + r] : 0.0F;
+    wait_copies<Cut::kStages - 2>();
+    Vector held[kRows][kOperands];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kOperands; ++i) held[r][i] = *slot(stage, r, i);
+    fetch(row + (Cut::kStages - 1) * step, stage == 0 ? Cut::kStages - 1 : stage - 1);
+    stage = stage + 1 == Cut::kStages ? 0 : stage + 1;
     float dots[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (!holds || row + r >= num_rows) continue;
-      values[r] = load_pack<kWidth>(x + (row + r) * p.hidden);
-      grads[r] = load_pack<kWidth>(grad + (row + r) * p.hidden);
-      if constexpr (kAddend) addends[r] = load_pack<kWidth>(addend + (row + r) * p.hidden);
-      rstd[r] = p.rstd[row + r];
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (!holds || row + r >= num_rows) continue;
-      const Floats<kWidth> v = to_floats(values[r]);
-      const Floats<kWidth> g = to_floats(grads[r]);
+      const Floats<kWidth> v = to_floats(held[r][0]);
+      const Floats<kWidth> g = to_floats(held[r][1]);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         const float term = g[i] * (v[i] * rstd[r]);
@@ -228,21 +261,22 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kThreads))
     for (int r = 0; r < kRows; ++r) {
       if (!holds || row + r >= num_rows) continue;
       const float mean = dots[r] * scale;
-      const Floats<kWidth> v = to_floats(values[r]);
-      Floats<kWidth> g = to_floats(grads[r]);
+      const Floats<kWidth> v = to_floats(held[r][0]);
+      Floats<kWidth> g = to_floats(held[r][1]);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) g[i] = rstd[r] * (g[i] * weight[i] - v[i] * rstd[r] * mean);
       if constexpr (kAddend) {
-        const Floats<kWidth> other = to_floats(addends[r]);
+        const Floats<kWidth> other = to_floats(held[r][2]);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) g[i] += other[i];
       }
       store(grad_x + (row + r) * p.hidden, g);
     }
   }
-  if (p.partials != nullptr)
-    write_block_sums(p.partials + static_cast<int64_t>(blockIdx.x) * p.hidden, p.hidden,
-                     weight_grads, lane.lanes, shared);
+  if (p.partials == nullptr) return;
+  wait_copies<0>();
+  write_block_sums(p.partials + static_cast<int64_t>(blockIdx.x) * p.hidden, p.hidden, weight_grads,
+                   lane.lanes, reinterpret_cast<float*>(memory));
 }
 
 // The weight's gradients are summed in the block's own partials, which it visits once for each row.
@@ -300,19 +334,18 @@ __global__ void __launch_bounds__(kWideThreads)
   }
 }
 
-/// The shape of a launch for rows of `vectors` vectors.
-struct Grid {
+/// The blocks of a launch for rows of `vectors` vectors.
+struct Blocks {
   int threads;
-  int groups;  ///< rows that a block's threads hold side by side
-  int blocks;
+  int groups;  ///< that hold rows side by side
 
-  Grid(int64_t rows, int64_t vectors, int lanes, int group_rows, int resident_threads,
-       int max_blocks) {
+  Blocks(int64_t vectors, int lanes) {
     threads = lanes == kBlock ? static_cast<int>(divide_up(vectors, 32)) * 32 : kHeadThreads;
     groups = lanes == kBlock ? 1 : threads / lanes;
-    const int64_t resident = std::max(resident_threads / threads, 1);
-    blocks = static_cast<int>(
-        std::min({divide_up(rows, int64_t{groups} * group_rows), resident, int64_t{max_blocks}}));
+  }
+  /// How many take all rows, `group_rows` of them in each group.
+  int64_t count(int64_t rows, int group_rows) const {
+    return divide_up(rows, int64_t{groups} * group_rows);
   }
 };
 
@@ -337,12 +370,41 @@ void launch_forward(const ForwardParams& params, int num_sms, cudaStream_t strea
     rmsnorm_wide_rows<T, kWidth><<<blocks, kWideThreads, 0, stream>>>(params);
     return;
   }
+  const auto launch = [&]<int kLanes, int kThreads>() {
+    const Blocks blocks(vectors, kLanes);
+    rmsnorm_rows<T, kWidth, kLanes, kThreads>
+        <<<static_cast<unsigned>(blocks.count(rows, kForwardRows<kLanes>)),
+           static_cast<unsigned>(blocks.threads), 0, stream>>>(params);
+  };
   with_lanes(vectors, [&]<int kLanes>() {
-    const Grid grid(rows, vectors, kLanes, kForwardRows, 2048 * num_sms, 32 * num_sms);
-    rmsnorm_rows<T, kWidth, kLanes>
-        <<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), 0, stream>>>(
-            params);
+    if constexpr (kLanes != kBlock) {
+      launch.template operator()<kLanes, kHeadThreads>();
+    } else if (vectors <= kHeadThreads) {
+      launch.template operator()<kBlock, kHeadThreads>();
+    } else {
+      launch.template operator()<kBlock, kMaxThreads>();
+    }
   });
+}
+
+template <typename T, int kWidth, int kLanes, int kThreads>
+int launch_backward_rows(const BackwardParams& params, int num_sms, cudaStream_t stream) {
+  using Cut = BackwardCut<kThreads>;
+  const Blocks blocks(params.hidden / kWidth, kLanes);
+  const int64_t resident = std::max(Cut::kBlocks * kThreads / blocks.threads, 1) * num_sms;
+  const int64_t count = std::min(
+      {blocks.count(params.rows.bound, Cut::kRows), resident, int64_t{kMaxColumnPartials}});
+  const int operands = params.addend == nullptr ? 2 : 3;
+  const int ring = Cut::kStages * Cut::kRows * operands * static_cast<int>(sizeof(Pack<T, kWidth>));
+  const int shared_bytes =
+      blocks.threads * std::max(ring, kWidth * static_cast<int>(sizeof(float)));
+  const auto kernel = params.addend == nullptr
+                          ? rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, false>
+                          : rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, true>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  kernel<<<static_cast<unsigned>(count), static_cast<unsigned>(blocks.threads),
+           static_cast<size_t>(shared_bytes), stream>>>(params);
+  return static_cast<int>(count);
 }
 
 /// Returns the number of blocks, each of which has written its partial sums.
@@ -357,28 +419,20 @@ int launch_backward(const BackwardParams& params, int num_sms, cudaStream_t stre
         <<<static_cast<unsigned>(blocks), kWideThreads, 0, stream>>>(params);
     return blocks;
   }
-  int blocks = 0;
-  const auto launch = [&]<int kLanes, int kThreads>() {
-    const Grid grid(rows, vectors, kLanes, kBackwardRows,
-                    backward_blocks(kThreads) * kThreads * num_sms, kMaxColumnPartials);
-    const size_t shared_bytes = sizeof(float) * static_cast<size_t>(grid.threads * kWidth);
-    const auto kernel = params.addend == nullptr
-                            ? rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, false>
-                            : rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, true>;
-    kernel<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads), shared_bytes,
-             stream>>>(params);
-    blocks = grid.blocks;
-  };
+  int num_blocks = 0;
   with_lanes(vectors, [&]<int kLanes>() {
     if constexpr (kLanes != kBlock) {
-      launch.template operator()<kLanes, kHeadThreads>();
-    } else if (vectors <= kRowThreads) {
-      launch.template operator()<kBlock, kRowThreads>();
+      num_blocks = launch_backward_rows<T, kWidth, kLanes, kHeadThreads>(params, num_sms, stream);
+    } else if (vectors <= kHeadThreads) {
+      num_blocks = launch_backward_rows<T, kWidth, kBlock, kHeadThreads>(params, num_sms, stream);
+    } else if (vectors <= kMaxThreads / 2) {
+      num_blocks =
+          launch_backward_rows<T, kWidth, kBlock, kMaxThreads / 2>(params, num_sms, stream);
     } else {
-      launch.template operator()<kBlock, kMaxThreads>();
+      num_blocks = launch_backward_rows<T, kWidth, kBlock, kMaxThreads>(params, num_sms, stream);
     }
   });
-  return blocks;
+  return num_blocks;
 }
 
 }  // namespace

@@ -26,7 +26,10 @@ TEST_F(RmsNormCuda, WholeRows) {
   uint64_t seed = 1;
   for (const int64_t hidden : {1, 7, 8, 40, 128, 250, 264, 520, 1100, 2048, 7168})
     for (const int64_t rows : {1, 3, 45}) check({rows, hidden}, hidden, seed++);
-  check({3000, 512}, 512, seed);
+  // Of which each block takes several, one after the other.
+  for (const auto& [rows, hidden] :
+       {std::array<int64_t, 2>{9001, 512}, {1701, 2048}, {700, 4096}, {301, 7168}})
+    check({rows, hidden}, hidden, seed++);
   check({2, 0, 64}, 64, seed);
 }
 
@@ -47,6 +50,8 @@ TEST_F(RmsNormCuda, BackwardAddsAnAddend) {
                                           {1, 7, 7},
                                           {45, 264, 264},
                                           {3, 2048, 2048},
+                                          {1701, 2048, 2048},
+                                          {601, 4096, 4096},
                                           {700, 4 * 128, 128},
                                           {5, 1031, 1031},
                                           {5, 16392, 16392}}) {

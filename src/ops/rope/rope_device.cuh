@@ -68,6 +68,13 @@ __device__ __forceinline__ RopePlaces rope_places(const RopeRows& p, int item) {
   return {passed_place<kWidth>(p, vector), passed_place<kWidth>(p, vector + 1), -1};
 }
 
+/// The turn of a pair of a row.
+__device__ __forceinline__ SinCos find_turn(const RopeRows& p, int64_t row, int pair) {
+  const auto position = static_cast<float>(p.positions[row]);
+  const SinCos turn = sine_and_cosine(p.frequencies[pair] * position);
+  return {turn.sine * p.sine_amplitude, turn.cosine * p.cosine_amplitude};
+}
+
 /// The turns of kWidth pairs of a row.
 template <int kWidth>
 __device__ __forceinline__ void find_turns(SinCos (&turns)[kWidth], const RopeRows& p, int64_t row,

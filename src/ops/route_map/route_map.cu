@@ -68,6 +68,45 @@ __device__ T block_exclusive_sum(T value, T& total) {
   return inclusive - value + (warp == 0 ? 0 : sums[warp - 1]);
 }
 
+/// The first row of this thread's expert of `rows` rows, where `offset` is that without slots.
+__device__ int64_t place_in_slot(const RouteOffsets& p, int64_t offset, int64_t rows) {
+  __shared__ int64_t offsets[kScanThreads];
+  const int e = threadIdx.x;
+  offsets[e] = offset;
+  __syncthreads();
+  if (e >= p.num_local) return offset;
+  const int slot = e / p.slot_experts;
+  const int64_t in_slot = offset - offsets[slot * p.slot_experts];
+  if (in_slot + rows > p.slot_rows)
+    fail("route_map: a slot of experts gets more rows than it has", in_slot + rows);
+  return slot * p.slot_rows + in_slot;
+}
+
+/// Places the experts' rows, thread e those of expert e, which keeps `kept` of all `assigned`.
+/// Returns the rows that it keeps none for; all threads must call.
+__device__ int64_t place_rows(const RouteOffsets& p, int64_t kept, int64_t assigned) {
+  const int e = threadIdx.x;
+  const bool is_expert = e < p.num_local;
+  const int64_t unaligned = p.rows_each > 0 ? p.rows_each : kept;
+  const int64_t rows = is_expert ? (unaligned + p.alignment - 1) / p.alignment * p.alignment : 0;
+  int64_t num_rows = 0;
+  int64_t offset = block_exclusive_sum(rows, num_rows);
+  if (p.slot_experts > 0) {
+    offset = place_in_slot(p, offset, rows);
+    num_rows = p.num_local / p.slot_experts * p.slot_rows;
+  }
+  int64_t num_kept = 0;
+  block_exclusive_sum(kept, num_kept);
+  if (is_expert) p.offsets[e] = offset;
+  if (e == 0) {
+    if (num_rows > p.max_rows) fail("route_map: more rows than were expected", num_rows);
+    p.offsets[p.num_local] = num_rows;
+    *p.extent = num_rows;
+    *p.dropped = assigned - num_kept;
+  }
+  return rows - kept;
+}
+
 __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) {
   __shared__ int32_t totals[kScanThreads];
   const int lane = threadIdx.x % kLanes;
@@ -88,8 +127,15 @@ __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) 
   __syncthreads();
   int32_t total = 0;
   const int32_t start = block_exclusive_sum(totals[threadIdx.x], total);
-  if (static_cast<int>(threadIdx.x) < p.num_local) p.starts[threadIdx.x] = start;
-  if (threadIdx.x == 0) p.starts[p.num_local] = total;
+  const int e = threadIdx.x;
+  if (e < p.num_local) p.starts[e] = start;
+  if (e == 0) p.starts[p.num_local] = total;
+  if (p.source_R == nullptr) return;
+  const int64_t padding = place_rows(p.rows, totals[e], total);
+  if (e >= p.num_local) return;
+  p.rows.counts_kept[e] = totals[e];
+  int32_t* after = p.source_R + p.rows.offsets[e] + totals[e];
+  for (int64_t i = 0; i < padding; ++i) after[i] = -1;
 }
 
 __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
@@ -129,7 +175,9 @@ __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
     const int32_t place = expert >= 0 ? own[expert] + before : 0;
     __syncwarp();
     if (expert >= 0) {
-      p.sorted[place] = static_cast<int32_t>(first + step * kLanes + lane);
+      const int64_t i = first + step * kLanes + lane;
+      p.sorted[place] = static_cast<int32_t>(i);
+      if (p.place_of != nullptr) p.place_of[i] = place;
       if (before == 0) own[expert] = place + __popc(alike);
     }
     __syncwarp();
@@ -228,40 +276,9 @@ __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
   }
 }
 
-/// The first row of this thread's expert of `rows` rows, where `offset` is that without slots.
-__device__ int64_t place_in_slot(const RouteOffsets& p, int64_t offset, int64_t rows) {
-  __shared__ int64_t offsets[kScanThreads];
-  const int e = threadIdx.x;
-  offsets[e] = offset;
-  __syncthreads();
-  if (e >= p.num_local) return offset;
-  const int slot = e / p.slot_experts;
-  const int64_t in_slot = offset - offsets[slot * p.slot_experts];
-  if (in_slot + rows > p.slot_rows)
-    fail("route_map: a slot of experts gets more rows than it has", in_slot + rows);
-  return slot * p.slot_rows + in_slot;
-}
-
 __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets p) {
   const int e = threadIdx.x;
-  const bool is_expert = e < p.num_local;
-  const int64_t kept = is_expert ? p.counts_kept[e] : 0;
-  const int64_t unaligned = p.rows_each > 0 ? p.rows_each : kept;
-  const int64_t rows = is_expert ? (unaligned + p.alignment - 1) / p.alignment * p.alignment : 0;
-  int64_t num_rows = 0;
-  int64_t offset = block_exclusive_sum(rows, num_rows);
-  if (p.slot_experts > 0) {
-    offset = place_in_slot(p, offset, rows);
-    num_rows = p.num_local / p.slot_experts * p.slot_rows;
-  }
-  int64_t num_kept = 0;
-  block_exclusive_sum(kept, num_kept);
-  if (is_expert) p.offsets[e] = offset;
-  if (e != 0) return;
-  if (num_rows > p.max_rows) fail("route_map: more rows than were expected", num_rows);
-  p.offsets[p.num_local] = num_rows;
-  *p.extent = num_rows;
-  *p.dropped = p.starts[p.num_local] - num_kept;
+  place_rows(p, e < p.num_local ? p.counts_kept[e] : 0, p.starts[p.num_local]);
 }
 
 /// Blocks (x) share the rows of an expert (y).

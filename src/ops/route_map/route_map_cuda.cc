@@ -49,14 +49,29 @@ struct Sort {
   int32_t* row_of_TK;  ///< set to -1; null: not wanted
   cudaStream_t stream;
 
+  /// Where nothing can be dropped: straight to the experts' rows.
+  void run_dropless(const RouteOffsets& rows, int32_t* source_R) const {
+    launch_route_count({assignments, counts_NR, row_of_TK}, stream);
+    launch_route_places({.num_local = assignments.num_local,
+                         .num_runs = route_runs(assignments.bound),
+                         .counts_NR = counts_NR,
+                         .starts = starts,
+                         .source_R = source_R,
+                         .rows = rows},
+                        stream);
+    launch_route_sort({assignments, counts_NR, rows.offsets, source_R, row_of_TK}, stream);
+  }
+
   void run() const {
     launch_route_count({assignments, counts_NR, row_of_TK}, stream);
     launch_route_places({.num_local = assignments.num_local,
                          .num_runs = route_runs(assignments.bound),
                          .counts_NR = counts_NR,
-                         .starts = starts},
+                         .starts = starts,
+                         .source_R = nullptr,
+                         .rows = {}},
                         stream);
-    launch_route_sort({assignments, counts_NR, starts, sorted}, stream);
+    launch_route_sort({assignments, counts_NR, starts, sorted, nullptr}, stream);
     launch_route_keep(
         {.num_groups = static_cast<int>(assignments.num_local / spec.capacity_group_size),
          .group_size = static_cast<int>(spec.capacity_group_size),
@@ -92,19 +107,24 @@ void route_map(const Operator& base, const KernelArgs& args) {
             .row_of_TK = row_of,
             .stream = stream_of(args)};
   sort.assignments.num_tokens = args.in_extent(0);
+  const RouteOffsets rows{.num_local = sort.assignments.num_local,
+                          .alignment = spec.alignment,
+                          .rows_each = spec.pad_to_capacity ? sort.capacity : 0,
+                          .slot_experts = static_cast<int>(spec.slot_experts),
+                          .slot_rows = spec.slot_rows,
+                          .max_rows = source.shape[0],
+                          .starts = sort.starts,
+                          .counts_kept = counts_kept,
+                          .offsets = offsets,
+                          .extent = args.out(RouteMapOutput::kExtent).as<int64_t>(),
+                          .dropped = args.out(RouteMapOutput::kDropped).as<int64_t>()};
+  if (!spec.limits_rows() && !spec.has_slots()) {
+    sort.run_dropless(rows, source.as<int32_t>());
+    check(cudaGetLastError());
+    return;
+  }
   sort.run();
-  launch_route_offsets({.num_local = sort.assignments.num_local,
-                        .alignment = spec.alignment,
-                        .rows_each = spec.pad_to_capacity ? sort.capacity : 0,
-                        .slot_experts = static_cast<int>(spec.slot_experts),
-                        .slot_rows = spec.slot_rows,
-                        .max_rows = source.shape[0],
-                        .starts = sort.starts,
-                        .counts_kept = counts_kept,
-                        .offsets = offsets,
-                        .extent = args.out(RouteMapOutput::kExtent).as<int64_t>(),
-                        .dropped = args.out(RouteMapOutput::kDropped).as<int64_t>()},
-                       sort.stream);
+  launch_route_offsets(rows, sort.stream);
   launch_route_rows({.num_local = sort.assignments.num_local,
                      .starts = sort.starts,
                      .counts_kept = counts_kept,

@@ -6,8 +6,8 @@
 
 /// The layout of routed rows on the GPU, in kernels that follow one another:
 ///   count the experts of each run of assignments -> place the runs, and the experts' rows ->
-///   sort the assignments by expert; where a capacity drops some, sort them into scratch memory,
-///   choose what each group keeps, place the experts' rows, and write the rows.
+///   sort the assignments into these; where a capacity may drop some, sort them into scratch
+///   memory, choose what each group keeps, place the experts' rows, and write the rows.
 namespace tessera::cuda {
 
 constexpr int kRouteMaxExperts = 1024;
@@ -36,13 +36,33 @@ struct RouteCount {
 };
 void launch_route_count(const RouteCount& count, cudaStream_t stream);
 
+/// The first row of every expert, from what each keeps.
+struct RouteOffsets {
+  int num_local;
+  int64_t alignment;
+  int64_t rows_each;  ///< of every expert, before alignment; 0: as many as it keeps
+  int slot_experts;   ///< experts that share a slot of `slot_rows` rows; 0: no slots
+  int64_t slot_rows;
+  int64_t max_rows;
+  const int64_t* starts;
+  int64_t* counts_kept;
+  int64_t* offsets;
+  int64_t* extent;
+  int64_t* dropped;
+};
+void launch_route_offsets(const RouteOffsets& offsets, cudaStream_t stream);
+
 /// Turns counts into places: an expert's assignments follow the one's before, and within it runs
 /// follow each other.
 struct RoutePlaces {
   int num_local;
   int64_t num_runs;
-  int32_t* counts_NR;  ///< result: where in `sorted` each run's begin
+  int32_t* counts_NR;  ///< result: where among the expert's own each run's begin
   int64_t* starts;     ///< [N + 1] result: where each expert's begin
+  /// Not null: everything is kept. Then the experts' rows are placed too, as `rows` says, whose
+  /// counts_kept is a result, and their padding is written here.
+  int32_t* source_R;
+  RouteOffsets rows;
 };
 void launch_route_places(const RoutePlaces& places, cudaStream_t stream);
 
@@ -52,6 +72,7 @@ struct RouteSort {
   const int32_t* places_NR;
   const int64_t* starts;
   int32_t* sorted;
+  int32_t* place_of;  ///< result: where in `sorted` each assignment is; null: not wanted
 };
 void launch_route_sort(const RouteSort& sort, cudaStream_t stream);
 
@@ -69,22 +90,6 @@ struct RouteKeep {
   int64_t* counts_kept;  ///< [N]
 };
 void launch_route_keep(const RouteKeep& keep, cudaStream_t stream);
-
-/// The first row of every expert, from what each keeps.
-struct RouteOffsets {
-  int num_local;
-  int64_t alignment;
-  int64_t rows_each;  ///< of every expert, before alignment; 0: as many as it keeps
-  int slot_experts;   ///< experts that share a slot of `slot_rows` rows; 0: no slots
-  int64_t slot_rows;
-  int64_t max_rows;
-  const int64_t* starts;
-  int64_t* counts_kept;
-  int64_t* offsets;
-  int64_t* extent;
-  int64_t* dropped;
-};
-void launch_route_offsets(const RouteOffsets& offsets, cudaStream_t stream);
 
 /// Both maps, from the sorted assignments.
 struct RouteRows {

@@ -1,6 +1,7 @@
 // The gradient of the router's logits: a warp to a token.
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
+#include "ops/router/router_terms.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -109,6 +110,25 @@ struct TokenBackward {
       dl[i] += of[i] * (p.rule.sigmoid ? (1.0F - of[i]) * ds[i] : ds[i] - dot);
   }
 
+  __device__ __forceinline__ void write(const float (&dl)[kPer], float* to_E) const {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (scores.has(i)) to_E[scores.expert(i)] = dl[i];
+    }
+  }
+  __device__ __forceinline__ void write_terms(const float (&dl)[kPer], __nv_bfloat16* to_4E) const {
+    const int num_experts = p.rule.num_experts;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      if (!scores.has(i)) continue;
+      const RouterTermValues terms = split_into_terms(dl[i]);
+      __nv_bfloat16* to = to_4E + scores.expert(i);
+      to[0] = terms.of[0];
+#pragma unroll
+      for (int term = 0; term < 3; ++term) to[(term + 1) * num_experts] = terms.of[term];
+    }
+  }
+
   __device__ __forceinline__ void run() const {
     const int num_experts = p.rule.num_experts;
     float logits[kPer], soft[kPer], of[kPer], ds[kPer] = {}, dl[kPer] = {};
@@ -137,10 +157,9 @@ struct TokenBackward {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) dl[i] += scale * soft[i];
     }
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      if (scores.has(i)) p.grad_logits_TE[token * num_experts + scores.expert(i)] = dl[i];
-    }
+    if (p.grad_logits_TE != nullptr) write(dl, p.grad_logits_TE + token * num_experts);
+    if (p.grad_terms_T4E != nullptr)
+      write_terms(dl, static_cast<__nv_bfloat16*>(p.grad_terms_T4E) + token * 4 * num_experts);
   }
 };
 

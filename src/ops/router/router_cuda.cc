@@ -48,8 +48,7 @@ struct Workspace {
   int64_t balance_sums = 0;  ///< f64 [blocks]
   int64_t share_totals = 0;  ///< f64 [E]
   int64_t products = 0;      ///< f32 [T, 3E]
-  int64_t grad_logits = 0;   ///< f32 [T, E]
-  int64_t grad_terms = 0;    ///< bf16 [T, 4E]
+  int64_t grad_logits = 0;   ///< f32 [T, E], or of what is split, bf16 [T, 4E]
   int64_t partials = 0;      ///< f32 [splits or terms, E, H]
   int64_t num_bytes = 0;
 
@@ -74,9 +73,9 @@ struct Workspace {
     Workspace result;
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
     result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape));
-    result.grad_logits = layout.add<float>(shape.num_tokens * shape.num_experts);
     const bool split = can_split_router(shape);
-    if (split) result.grad_terms = layout.add<Bf16>(4 * shape.num_tokens * shape.num_experts);
+    const int64_t num_logits = shape.num_tokens * shape.num_experts;
+    result.grad_logits = split ? layout.add<Bf16>(4 * num_logits) : layout.add<float>(num_logits);
     const int64_t num_partials = split ? 3 : router_weight_splits(shape);
     result.partials = layout.add<float>(num_partials * shape.num_experts * shape.hidden_size);
     result.num_bytes = layout.num_bytes();
@@ -115,13 +114,16 @@ struct Forward {
     return args.out(static_cast<size_t>(idx)).as<T>();
   }
 
-  void make_logits() const {
+  /// The logits, or returns products whose three parts add up to them.
+  const float* multiply() const {
     const auto* weight = args.in(1).as<float>();
-    auto* logits = out<float>(RouterOutput::kLogits);
     if (!can_split_router(shape)) {
-      launch_router_logits(
-          {.shape = shape, .x = args.in(0).data, .weight = weight, .logits_TE = logits}, stream);
-      return;
+      launch_router_logits({.shape = shape,
+                            .x = args.in(0).data,
+                            .weight = weight,
+                            .logits_TE = out<float>(RouterOutput::kLogits)},
+                           stream);
+      return nullptr;
     }
     auto* terms = part<std::byte>(layout.weight_terms);
     auto* products = part<float>(layout.products);
@@ -137,15 +139,16 @@ struct Forward {
                           .c = products,
                           .ldc = 3 * shape.num_experts,
                           .input_type = DType::kBF16});
-    launch_add_terms(shape, products, logits, stream);
+    return products;
   }
 
   void choose() const {
     const int bias = op.bias_input();
-    make_logits();
+    const float* products = multiply();
     launch_route_tokens(
         {.rule = rule,
          .num_tokens = shape.num_tokens,
+         .products_T3E = products,
          .logits_TE = out<float>(RouterOutput::kLogits),
          .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
          .probs_TK = out<float>(RouterOutput::kProbs),
@@ -303,6 +306,8 @@ struct BackwardCall {
   void make_grad_logits() const {
     if (optional.grad_balance != nullptr) make_fractions();
     const Tensor* bounds = optional.cu_seqlens;
+    const bool split = can_split_router(shape);
+    auto* grad_logits = part<float>(layout.grad_logits);
     launch_router_backward_tokens(
         {.rule = rule,
          .group_size = static_cast<int>(op.spec().balance_group_size),
@@ -317,7 +322,8 @@ struct BackwardCall {
          .grad_z = optional.grad_z,
          .grad_means_E = optional.grad_means,
          .given_grad_logits_TE = optional.grad_logits,
-         .grad_logits_TE = part<float>(layout.grad_logits)},
+         .grad_logits_TE = split ? nullptr : grad_logits,
+         .grad_terms_T4E = split ? grad_logits : nullptr},
         stream);
   }
 
@@ -342,8 +348,7 @@ struct BackwardCall {
   void multiply_terms(const RouterProductGrads& grads) const {
     const int64_t num_experts = shape.num_experts;
     const int64_t hidden_size = shape.hidden_size;
-    auto* grad_terms = part<Bf16>(layout.grad_terms);
-    launch_split_grad(shape, grads.grad_logits_TE, grad_terms, stream);
+    const auto* grad_terms = part<Bf16>(layout.grad_logits);
     if (grads.grad_weight_EH != nullptr) {
       cuda::multiply(args, {.transpose_a = true,
                             .m = 3 * num_experts,

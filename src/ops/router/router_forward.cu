@@ -5,8 +5,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kTokensPerWarp = kRouterBlockTokens / kWarps;
+/// Warps of a block, for whose scores its shared memory has room.
+template <int kPer>
+constexpr int kWarpsOf = kPer <= 16 ? 8 : 4;
 constexpr int kGroupWords = kRouterMaxExperts / 32;
 
 /// Keys as integers of the same order. NaN ranks with minus infinity, and 0 is below every key.
@@ -146,8 +147,29 @@ struct TokenRouter {
   }
 };
 
+/// A token's logits; where they come in three parts, the smallest is added first.
 template <int kPer>
-__global__ void __launch_bounds__(kWarps* kLanes) route_tokens(const RouterTokens p) {
+__device__ __forceinline__ void find_logits(const RouterTokens& p, const TokenScores<kPer>& scores,
+                                            int64_t token, float (&logits)[kPer]) {
+  const int num_experts = p.rule.num_experts;
+  float* own = p.logits_TE + token * num_experts;
+  if (p.products_T3E == nullptr) return scores.load(own, logits);
+  const float* parts = p.products_T3E + token * 3 * num_experts;
+  float second[kPer], third[kPer];
+  scores.load(parts, logits);
+  scores.load(parts + num_experts, second);
+  scores.load(parts + 2 * num_experts, third);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    logits[i] = third[i] + second[i] + logits[i];
+    if (scores.has(i)) own[scores.expert(i)] = logits[i];
+  }
+}
+
+template <int kPer>
+__global__ void __launch_bounds__(kWarpsOf<kPer>* kLanes) route_tokens(const RouterTokens p) {
+  constexpr int kWarps = kWarpsOf<kPer>;
+  constexpr int kTokensPerWarp = kRouterBlockTokens / kWarps;
   extern __shared__ float shared[];
   __shared__ double z_sums[kWarps];
   const int num_experts = p.rule.num_experts;
@@ -168,7 +190,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) route_tokens(const RouterToken
   const int64_t last = min(first + kTokensPerWarp, p.num_tokens);
   for (int64_t token = first; token < last; ++token) {
     float logits[kPer], shares[kPer], compared[kPer];
-    scores.load(p.logits_TE + token * num_experts, logits);
+    find_logits(p, scores, token, logits);
     const float lse = scores.softmax(logits, shares);
     z_sum += static_cast<double>(lse) * static_cast<double>(lse);
     if (p.rule.sigmoid) {
@@ -225,10 +247,11 @@ __global__ void __launch_bounds__(kWarps* kLanes) route_tokens(const RouterToken
 void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream) {
   if (tokens.num_tokens == 0) return;
   const int num_experts = tokens.rule.num_experts;
-  const size_t num_bytes =
-      (kWarps * WarpScratch::num_words(num_experts) + static_cast<size_t>(num_experts)) * 4;
   const auto blocks = static_cast<unsigned>(router_blocks(tokens.num_tokens));
   with_experts_per_lane(num_experts, [&]<int kPer>() {
+    constexpr int kWarps = kWarpsOf<kPer>;
+    const size_t num_bytes =
+        (kWarps * WarpScratch::num_words(num_experts) + static_cast<size_t>(num_experts)) * 4;
     route_tokens<kPer><<<blocks, kWarps * kLanes, num_bytes, stream>>>(tokens);
   });
 }

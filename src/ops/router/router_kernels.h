@@ -33,8 +33,9 @@ struct RouterRule {
 struct RouterTokens {
   RouterRule rule;
   int64_t num_tokens;
-  const float* logits_TE;
-  const float* bias_E;  ///< null: none
+  const float* products_T3E;  ///< not null: the logits are the sums of its three parts
+  float* logits_TE;           ///< then written, and read otherwise
+  const float* bias_E;        ///< null: none
   float* probs_TK;
   int32_t* expert_idx_TK;
   float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
@@ -122,7 +123,10 @@ struct RouterBackwardTokens {
   const float* grad_z;
   const float* grad_means_E;
   const float* given_grad_logits_TE;
-  float* grad_logits_TE;
+  float* grad_logits_TE;  ///< null: not wanted
+  /// BF16 terms of the gradient, of each token the first ones twice, then the second and the third
+  /// ones; null: not wanted.
+  void* grad_terms_T4E;
 };
 void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream);
 
@@ -144,12 +148,6 @@ enum class RouterTerms { kThree, kTwoAndFirst };
 /// terms_3EH: the first terms of all values, the second ones, and the third or first ones.
 void launch_split_weight(const RouterShape& shape, const float* weight_EH, RouterTerms which,
                          void* terms_3EH, cudaStream_t stream);
-/// terms_T4E: of each token the first terms twice, then the second and the third ones.
-void launch_split_grad(const RouterShape& shape, const float* grad_logits_TE, void* terms_T4E,
-                       cudaStream_t stream);
-/// logits = the sum of the three parts of a token's products.
-void launch_add_terms(const RouterShape& shape, const float* products_T3E, float* logits_TE,
-                      cudaStream_t stream);
 
 /// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
 int router_weight_splits(const RouterShape& shape);
