@@ -32,19 +32,22 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 }  // namespace
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const Backend& backend, bool split) {
-  forward = fuse_sums(forward);
+                      const DeriveOptions& options, const Backend& backend) {
+  const auto fuse = [&](const Program& program) {
+    return fuse_gathers(fuse_sums(program), options.gathers, backend);
+  };
+  forward = fuse(forward);
   Backward backward = differentiate(forward, request);
-  backward.program = fuse_sums(backward.program);
+  backward.program = fuse(backward.program);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
-  const auto dropped = choose_dropped(forward, backward, policy);
+  const auto dropped = choose_dropped(forward, backward, options.recompute);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   // Exchanges begin early, and computation stands between their start and their first use.
   constexpr ScheduleOptions kOptions{.memory_growth = 0.1};
   Executable forward_run(schedule(forward, saved, kOptions), backend, saved);
-  if (!split) {
+  if (!options.split_weights) {
     Executable backward_run(schedule(backward.program, {}, kOptions), backend);
     return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
             model_flops};

@@ -62,6 +62,8 @@ struct PlainRowsParams {
   int64_t num_rows;
   int64_t wide;
   int64_t largest;
+  const int* source;  ///< as in GroupedRowsParams
+  int top_k;
 };
 void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream);
 
@@ -76,6 +78,8 @@ struct PlainWgradParams {
   int64_t largest;
   int64_t total;
   bool accumulate;
+  const int* source;  ///< as in GroupedWgradParams
+  int top_k;
 };
 void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream);
 
