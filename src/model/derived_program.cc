@@ -45,17 +45,21 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request,
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   // Exchanges begin early, and computation stands between their start and their first use.
-  constexpr ScheduleOptions kOptions{.memory_growth = 0.1};
-  Executable forward_run(schedule(forward, saved, kOptions), backend, saved);
+  const ScheduleOptions as_scheduled{
+      .memory_growth = 0.1,
+      .workspace = [&](const Operator& op, std::span<const ValueType> inputs) {
+        return backend.workspace_bytes(op, inputs);
+      }};
+  Executable forward_run(schedule(forward, saved, as_scheduled), backend, saved);
   if (!options.split_weights) {
-    Executable backward_run(schedule(backward.program, {}, kOptions), backend);
+    Executable backward_run(schedule(backward.program, {}, as_scheduled), backend);
     return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
             model_flops};
   }
   SplitBackward parts = split_weights(backward);
   const auto kept = parts.kept_intermediates();
-  Executable backward_run(schedule(parts.input.program, kept, kOptions), backend, kept);
-  Executable weight_run(schedule(parts.weight.program, {}, kOptions), backend);
+  Executable backward_run(schedule(parts.input.program, kept, as_scheduled), backend, kept);
+  Executable weight_run(schedule(parts.weight.program, {}, as_scheduled), backend);
   return {std::move(forward_run), std::move(parts.input), std::move(backward_run),
           WeightPass{std::move(weight_run), std::move(parts.weight), std::move(parts.kept)},
           model_flops};
