@@ -41,9 +41,9 @@ struct DeriveOptions {
   bool split_weights = false;
 };
 
-/// Fuses sums and gathers, differentiates, fuses those of the gradient, applies the policy, splits
-/// weight gradients off where asked, and plans the programs. Names of the policy that are no saved
-/// value of this program are ignored here; see check_recompute_names.
+/// Fuses sums and gathers, differentiates, fuses the gradient's sums, applies the policy, fuses the
+/// gradient's gathers, splits weight gradients off where asked, and plans the programs. Names of
+/// the policy that are no saved value of this program are ignored here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const DeriveOptions& options, const Backend& backend);
 

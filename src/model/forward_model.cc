@@ -35,8 +35,8 @@ ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchSh
                         const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
   const Program forward = fuse_sums(std::exchange(layer.layout.forward, Program()));
-  layer.program =
-      std::make_unique<Executable>(fuse_gathers(forward, config.moe.fuse_gather, backend), backend);
+  layer.program = std::make_unique<Executable>(
+      fuse_gathers(forward, config.moe.fuse_gather, backend, /*differentiated=*/false), backend);
   return layer;
 }
 

@@ -28,9 +28,10 @@ class TakesGather {
   /// two inputs more, after all others: source_R and row_of_TK. It gives the same bits. Null where
   /// it cannot be, or where this operator gathers already.
   virtual OperatorPtr with_gather(int input) const = 0;
-  /// Whether that takes less time on a GPU than making the rows and reading them, for inputs of
-  /// these types, the rows among them.
-  virtual bool gather_pays(std::span<const ValueType> inputs) const = 0;
+  /// The time that this adds on a GPU to reading rows that are made, for inputs of these types, the
+  /// rows among them: as the bytes that a copying operator moves in it (Cost::bytes). Where the
+  /// operator will be differentiated, also what it adds to its gradient.
+  virtual double gather_cost(std::span<const ValueType> inputs, bool differentiated) const = 0;
 };
 
 }  // namespace tessera

@@ -8,6 +8,12 @@ namespace {
 
 enum GatherInput : uint8_t { kFrom, kSource, kRowOf };
 
+/// How a gather is chosen.
+struct Choice {
+  bool only_where_it_pays = false;
+  bool differentiated = false;
+};
+
 /// The node that takes a gather in, where `reader` can do so for all of `rows` that it reads.
 std::optional<Node> take_gather(const Node& gather, const Node& reader) {
   const auto* op = dynamic_cast<const TakesGather*>(reader.op.get());
@@ -27,9 +33,9 @@ std::optional<Node> take_gather(const Node& gather, const Node& reader) {
 /// Takes the gathers of a program one after the other into the nodes behind them.
 class GatherFuser {
  public:
-  GatherFuser(const Program& program, bool only_where_it_pays)
+  GatherFuser(const Program& program, const Choice& choice)
       : program_(program),
-        only_where_it_pays_(only_where_it_pays),
+        choice_(choice),
         nodes_(program.nodes()),
         readers_(static_cast<size_t>(program.num_values())) {
     for (size_t idx = 0; idx < nodes_.size(); ++idx) {
@@ -55,9 +61,10 @@ class GatherFuser {
     std::vector<Node> gathering;
     for (const size_t reader : readers) {
       auto node = take_gather(gather, nodes_[reader]);
-      if (!node || (only_where_it_pays_ && !pays(nodes_[reader]))) return false;
+      if (!node) return false;
       gathering.push_back(std::move(*node));
     }
+    if (choice_.only_where_it_pays && !pays(gather, readers)) return false;
     for (size_t i = 0; i < readers.size(); ++i) nodes_[readers[i]] = std::move(gathering[i]);
     return !readers.empty();
   }
@@ -69,22 +76,30 @@ class GatherFuser {
            from.type.num_bytes() <= program_.type(gather.outputs[0]).num_bytes();
   }
 
-  bool pays(const Node& reader) const {
-    return dynamic_cast<const TakesGather&>(*reader.op).gather_pays(program_.types(reader.inputs));
+  bool pays(const Node& gather, const std::vector<size_t>& readers) const {
+    double cost = 0;
+    for (const size_t idx : readers) {
+      const Node& reader = nodes_[idx];
+      cost += dynamic_cast<const TakesGather&>(*reader.op)
+                  .gather_cost(program_.types(reader.inputs), choice_.differentiated);
+    }
+    return cost <
+           gather.op->cost(program_.types(gather.inputs), program_.types(gather.outputs)).bytes;
   }
 
   const Program& program_;
-  bool only_where_it_pays_;
+  Choice choice_;
   std::vector<Node> nodes_;
   std::vector<std::vector<size_t>> readers_;
 };
 
 }  // namespace
 
-Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend) {
+Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
+                     bool differentiated) {
   const bool is_auto = which == GatherFusion::kAuto;
   if (which == GatherFusion::kNever || (is_auto && backend.is_host())) return program;
-  return GatherFuser(program, is_auto).run();
+  return GatherFuser(program, {is_auto, differentiated}).run();
 }
 
 }  // namespace tessera

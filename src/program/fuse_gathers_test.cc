@@ -22,9 +22,12 @@ constexpr int64_t kSize = 4;
 /// Tokens routed to experts, and their products.
 struct Parts {
   Program program{"gathers"};
+  int64_t size;
   ValueId x, idx, weight, offsets, source, row_of;
 
-  explicit Parts(int64_t top_k = 2, bool ragged = false, double capacity_factor = 0) {
+  explicit Parts(int64_t top_k = 2, bool ragged = false, double capacity_factor = 0,
+                 int64_t size = kSize)
+      : size(size) {
     ValueType type{DType::kF32, {kTokens, kWidth}};
     if (ragged) {
       type.ragged_dim = 0;
@@ -34,7 +37,7 @@ struct Parts {
     ValueType per_token = with_last_dim(with_dtype(type, DType::kI32), top_k);
     if (top_k == 1) per_token.shape = {kTokens};
     idx = program.add_input("idx", per_token);
-    weight = program.add_weight("weight", {DType::kF32, {kExperts * kSize, kWidth}});
+    weight = program.add_weight("weight", {DType::kF32, {kExperts * size, kWidth}});
     std::vector<ValueId> inputs = {idx};
     if (capacity_factor > 0)
       inputs.push_back(program.add_input("probs", with_dtype(per_token, DType::kF32)));
@@ -51,7 +54,7 @@ struct Parts {
     return program.add1(make_permute(), {from, source, row_of}, "rows");
   }
   ValueId product(ValueId rows, GroupedSide side = GroupedSide::kOut) {
-    return program.add1(make_grouped_matmul({std::vector<int64_t>(kExperts, kSize), side}),
+    return program.add1(make_grouped_matmul({std::vector<int64_t>(kExperts, size), side}),
                         {rows, weight, offsets}, "product");
   }
   ValueId unpermute(ValueId rows) {
@@ -75,7 +78,7 @@ std::vector<std::string> names_of(const Program& program) {
 }
 
 std::vector<std::string> fused(const Program& program, GatherFusion which = GatherFusion::kAlways) {
-  return names_of(fuse_gathers(program, which, Backend(make_cpu_kernels())));
+  return names_of(fuse_gathers(program, which, Backend(make_cpu_kernels()), true));
 }
 
 using Names = std::vector<std::string>;
@@ -130,18 +133,37 @@ TEST(FuseGathers, NothingLargerIsKept) {
             (Names{"permute", "grouped_matmul"}));
 }
 
-TEST(FuseGathers, AutoAsksTheReadersAndNeverTheHosts) {
-  Parts parts;
-  const Program program = parts.with_outputs({parts.product(parts.permute(parts.x))});
+TEST(FuseGathers, AutoTakesWhatCostsLessThanTheRowsAndNeverOnTheHost) {
   const Names plain = {"permute", "grouped_matmul"};
-  EXPECT_EQ(fused(program, GatherFusion::kNever), plain);
-  EXPECT_EQ(fused(program, GatherFusion::kAuto), plain);
   const Backend device = testing::make_shadow_backend(make_cpu_kernels());
-  const auto& product = dynamic_cast<const TakesGather&>(*program.nodes().back().op);
-  const bool pays = product.gather_pays(program.types(program.nodes().back().inputs));
-  EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kAuto, device)),
-            pays ? Names{"grouped_matmul+"} : plain);
-  EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kNever, device)), plain);
+  for (const int64_t size : {int64_t{4}, int64_t{8192}}) {
+    Parts parts(2, false, 0, size);
+    const ValueId rows = parts.permute(parts.x);
+    const Program program = parts.with_outputs({parts.product(rows)});
+    EXPECT_EQ(fused(program, GatherFusion::kNever), plain);
+    EXPECT_EQ(fused(program, GatherFusion::kAuto), plain);
+    const bool few_features = size == 4;
+    EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kAuto, device, true)),
+              few_features ? Names{"grouped_matmul+"} : plain);
+    EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kNever, device, true)), plain);
+  }
+}
+
+/// A size between those for which the gradient's part of the cost does not and does count.
+TEST(FuseGathers, AutoCountsAllThatWillGather) {
+  const Backend device = testing::make_shadow_backend(make_cpu_kernels());
+  bool one_more = false;
+  for (int64_t size = 4; size < 4096; size += size / 4) {
+    Parts parts(2, false, 0, size);
+    const ValueId rows = parts.permute(parts.x);
+    const Program program = parts.with_outputs({parts.product(rows)});
+    const auto names = [&](bool differentiated) {
+      return names_of(fuse_gathers(program, GatherFusion::kAuto, device, differentiated));
+    };
+    EXPECT_TRUE(names(true) == names(false) || names(false) == Names{"grouped_matmul+"});
+    one_more |= names(true) != names(false);
+  }
+  EXPECT_TRUE(one_more);
 }
 
 /// The backward program of what a layer does: fc1, fc2 and the sum of each token's rows.
@@ -157,14 +179,32 @@ TEST(FuseGathers, OfTheGradientToo) {
   const Backend backend(make_cpu_kernels());
   const Program plain = parts.with_outputs({y});
   const Backward kept = differentiate(plain, request);
-  const Program forward = fuse_gathers(plain, GatherFusion::kAlways, backend);
+  const Program forward = fuse_gathers(plain, GatherFusion::kAlways, backend, true);
   const Backward backward = differentiate(forward, request);
-  EXPECT_EQ(names_of(fuse_gathers(backward.program, GatherFusion::kAlways, backend)),
+  EXPECT_EQ(names_of(fuse_gathers(backward.program, GatherFusion::kAlways, backend, false)),
             (Names{"grouped_matmul+", "grouped_matmul_wgrad+", "grouped_matmul", "unpermute",
                    "grouped_matmul_wgrad+"}));
   // x is an input, which is there anyway.
   EXPECT_EQ(kept.saved_bytes() - backward.saved_bytes(),
             parts.program.type(parts.program.find("rows")).num_bytes());
+}
+
+/// Rows that are made again for the gradient of a weight alone, which gathers at less cost than a
+/// product does.
+TEST(FuseGathers, OfRowsThatAreRecomputed) {
+  Parts parts(2, false, 0, 1000);
+  const ValueId rows = parts.permute(parts.x);
+  const ValueId y = parts.product(rows);
+  const Program forward = parts.with_outputs({y});
+  const Backend device = testing::make_shadow_backend(make_cpu_kernels());
+  ASSERT_EQ(names_of(fuse_gathers(forward, GatherFusion::kAuto, device, true)),
+            (Names{"permute", "grouped_matmul"}));
+  const Backward kept = differentiate(forward, {.outputs = {y}, .inputs = {parts.x}});
+  const Backward again = recompute(forward, kept, {rows});
+  EXPECT_EQ(names_of(again.program),
+            (Names{"grouped_matmul", "permute", "grouped_matmul_wgrad", "unpermute"}));
+  EXPECT_EQ(names_of(fuse_gathers(again.program, GatherFusion::kAuto, device, false)),
+            (Names{"grouped_matmul", "grouped_matmul_wgrad+", "unpermute"}));
 }
 
 }  // namespace

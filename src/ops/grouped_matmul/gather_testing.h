@@ -35,7 +35,7 @@ struct GatherCase {
   }
   std::string to_string() const {
     return fmt::format("T={} of {} K={} H={} experts of {} rows aligned to {}, only {}", num_tokens,
-                       bound(), top_k, width, fmt::join(sizes, ","), alignment, only_expert);
+                       bound(), top_k, width, sizes, alignment, only_expert);
   }
 };
 
@@ -119,10 +119,12 @@ inline void expect_bits_of_permute(const GatherCase& c, DType dtype, uint64_t se
                                    const Backend& backend) {
   const auto expected = run_gather(c, false, dtype, seed, backend);
   const auto found = run_gather(c, true, dtype, seed, backend);
-  const char* const names[] = {"y", "grad of x", "grad of the weight"};
-  for (size_t i = 0; i < expected.size(); ++i)
-    expect_bitwise_equal(found[i], expected[i],
-                         fmt::format("{} {}: {}", dtype_name(dtype), c.to_string(), names[i]));
+  size_t result = 0;
+  for (const char* const name : {"y", "grad of x", "grad of the weight"}) {
+    expect_bitwise_equal(found[result], expected[result],
+                         fmt::format("{} {}: {}", dtype_name(dtype), c.to_string(), name));
+    ++result;
+  }
 }
 
 }  // namespace tessera::testing

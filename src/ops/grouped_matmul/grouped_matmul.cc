@@ -123,8 +123,9 @@ OperatorPtr GroupedMatmul::with_gather(int input) const {
   return make_grouped_matmul({.group_sizes = sizes_.values(), .side = side_, .gather = true});
 }
 
-bool GroupedMatmul::gather_pays(std::span<const ValueType> inputs) const {
-  return gathered_product_pays(inputs[0].shape[1], sizes_.largest());
+double GroupedMatmul::gather_cost(std::span<const ValueType> inputs, bool differentiated) const {
+  const double flops = cost(inputs, infer(inputs)).flops;
+  return gathered_rows_cost(flops) + (differentiated ? gathered_wgrad_cost(flops) : 0);
 }
 
 std::string GroupedMatmulWgrad::attributes() const {
@@ -161,8 +162,9 @@ OperatorPtr GroupedMatmulWgrad::with_gather(int input) const {
   return std::make_shared<GroupedMatmulWgrad>(sizes_, true);
 }
 
-bool GroupedMatmulWgrad::gather_pays(std::span<const ValueType> inputs) const {
-  return gathered_product_pays(inputs[1].shape[1], sizes_.largest());
+double GroupedMatmulWgrad::gather_cost(std::span<const ValueType> inputs,
+                                       bool /*differentiated*/) const {
+  return gathered_wgrad_cost(cost(inputs, infer(inputs)).flops);
 }
 
 OperatorPtr make_grouped_matmul(const GroupedMatmulSpec& spec) {
