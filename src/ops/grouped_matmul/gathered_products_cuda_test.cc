@@ -36,21 +36,20 @@ class GatheredProductsCuda : public testing::GpuTest {
 
 TEST_F(GatheredProductsCuda, ShapesOfTheTensorCores) {
   uint64_t seed = 0;
-  for (const int64_t num_tokens : {0, 1, 5, 130, 700}) {
-    for (const int64_t slack : {0, 9}) {
-      check({num_tokens, slack, {128, 128, 128, 128}, 2, 128}, ++seed);
-      check({num_tokens, slack, {64, 192, 128}, 3, 72, 16}, ++seed);
-      check({num_tokens, slack, {200, 200, 200}, 1, 136}, ++seed);
-      check({num_tokens, slack, {64, 64, 64, 64}, 4, 64, 128}, ++seed);
-    }
+  for (const auto& [num_tokens, slack] :
+       {std::pair<int64_t, int64_t>{0, 9}, {1, 0}, {130, 9}, {601, 0}}) {
+    check({num_tokens, slack, {128, 128, 128, 128}, 2, 128}, ++seed);
+    check({num_tokens, slack, {64, 192, 128}, 3, 72, 16}, ++seed);
+    check({num_tokens, slack, {200, 200, 200}, 1, 136}, ++seed);
+    check({num_tokens, slack, {64, 64, 64, 64}, 4, 64, 128}, ++seed);
   }
 }
 
 TEST_F(GatheredProductsCuda, AllTokensToOneExpertAndFewToMany) {
-  check({900, 0, {256, 256, 256}, 3, 256, 1, 1}, 50);
-  check({300, 20, std::vector<int64_t>(64, 64), 8, 192}, 51);
+  check({600, 0, {256, 256, 256}, 3, 128, 1, 1}, 50);
+  check({150, 20, std::vector<int64_t>(48, 64), 8, 136}, 51);
   check({2, 0, std::vector<int64_t>(128, 32), 1, 64, 8}, 52);
-  check({40, 0, std::vector<int64_t>(96, 16), 9, 2048}, 53);
+  check({40, 0, std::vector<int64_t>(32, 16), 9, 1024}, 53);
 }
 
 TEST_F(GatheredProductsCuda, ShapesOfThePlainKernels) {
@@ -67,10 +66,10 @@ TEST_F(GatheredProductsCuda, RandomCases) {
   const auto below = [&](int64_t bound) {
     return static_cast<int64_t>(random.next_below(static_cast<uint64_t>(bound)));
   };
-  for (uint64_t seed = 200; seed < 216; ++seed) {
+  for (uint64_t seed = 200; seed < 208; ++seed) {
     const int64_t num_experts = 1 + below(12);
     const int64_t size = 8 * (1 + below(40));
-    check({.num_tokens = below(500),
+    check({.num_tokens = below(300),
            .slack = below(2) * below(90),
            .sizes = std::vector<int64_t>(static_cast<size_t>(num_experts), size),
            .top_k = 1 + below(std::min<int64_t>(num_experts, 8)),
