@@ -88,7 +88,11 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
       .num_experts = experts.num_experts,
       .wide = static_cast<int>(experts.wide),
       .y_columns = static_cast<int>(y_columns),
-      .counter = product.counter};
+      .counter = product.counter,
+      .source = nullptr,
+      .top_k = 1,
+      .tokens = nullptr,
+      .num_source = 0};
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -104,7 +108,11 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
       .accumulate = product.accumulate,
-      .counter = product.counter};
+      .counter = product.counter,
+      .source = nullptr,
+      .top_k = 1,
+      .tokens = nullptr,
+      .num_source = 0};
   launch_grouped_wgrad(params, stream);
 }
 
