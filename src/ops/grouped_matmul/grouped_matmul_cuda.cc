@@ -161,7 +161,7 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
          "a grouped product gathers rows of the narrow matrix");
   if (product.num_rows == 0 || (!product.by_out && product.experts.wide == 0)) return;
   const bool fits =
-      num_given(product) > 0 && product.gather.source == nullptr &&
+      num_given(product) > 0 &&
       fits_tensor_cores(product.experts, product.dtype, {product.a, product.weight, product.y}) &&
       (product.by_out || product.experts.in_tiles);
   fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
@@ -171,7 +171,6 @@ void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
   check_type(product.dtype);
   if (product.experts.wide == 0 || (product.num_rows == 0 && product.accumulate)) return;
   const bool fits = product.num_rows > 0 && num_given(product) > 0 &&
-                    product.gather.source == nullptr &&
                     fits_tensor_cores(product.experts, product.dtype,
                                       {product.narrow, product.wide, product.grad});
   fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
