@@ -38,6 +38,8 @@ LAYERS = {
 }
 LAYER_BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
                "--train.precision=bf16"]
+# Everything is kept.
+KEEPING = ("--moe.memory_efficient=false", "--moe.fuse_gather=never")
 # Values that kernels bound by memory make, and from which others that must be kept for that.
 CHEAP = {"attn_norm": "hidden_mid", "mlp_norm": "hidden_mid", "q_rotated": "q", "k_rotated": "k",
          "expert_in": "hidden_mid", "expert_act": "expert_pre"}
@@ -161,7 +163,7 @@ def memory_rows(build, options):
     for name, (_, shape, _) in of_shapes(STEPS, options.shapes):
         again = "--train.recompute=" + json.dumps(cheap_values(build, shape))
         plain, late, chosen = (kept_bytes(build, shape, *more)
-                               for more in ((), ("--moe.memory_efficient=false",), (again,)))
+                               for more in ((), KEEPING, (again,)))
         formulas = formula_bytes(build, shape)
         if None in (plain, late, chosen, formulas):
             continue
@@ -172,7 +174,7 @@ def memory_rows(build, options):
         yield (f"memory, {name}: the same of what the backward pass without any choice needs", 1 - chosen / late, None,
                f"of {gib(late)}; with the probability early and nothing computed again {gib(plain)}")
         yield f"memory, {name}: the papers' formula over what is kept", kept / chosen, 0.98, ""
-        steps = [bench_step(build, shape, *more) for more in (("--moe.memory_efficient=false",), (), (again,))]
+        steps = [bench_step(build, shape, *more) for more in (KEEPING, (), (again,))]
         for what, step in zip(("the probability early", "cheap values computed again"), steps[1:]):
             if step and steps[0]:
                 yield (f"memory, {name}: step time of keeping everything over that with {what}",

@@ -67,10 +67,8 @@ void show_programs(const Settings& settings, int64_t num_ranks) {
     for (const LayerKind kind : planned.model.layer_kinds()) {
       if (!shown.insert(kind).second) continue;
       const DerivedProgram& program = planned.model.layer_program(kind);
-      std::vector<ValueId> saved;
-      for (const Link& link : program.derived.saved) saved.push_back(link.forward);
-      std::cout << print_program(program.forward.program(), saved) << "\n"
-                << print_program(program.backward.program()) << "\n";
+      for (const Executable* run : {&program.forward, &program.backward})
+        std::cout << print_program(run->program(), run->plan()) << "\n";
     }
   }
 }

@@ -145,6 +145,12 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.memory_efficient", &moe.memory_efficient,
              "Apply the probability before FC2, so that expert outputs need not be kept (grouped "
              "experts)");
+  schema.add_enum("moe.fuse_gather", &moe.fuse_gather,
+                  {{"auto", GatherFusion::kAuto},
+                   {"always", GatherFusion::kAlways},
+                   {"never", GatherFusion::kNever}},
+                  "Grouped experts gather tokens as their products read them, instead of from a "
+                  "copy in the experts' order; auto: where that is faster on a GPU");
   schema.add("moe.capacity_factor", &moe.capacity_factor,
              "0: dropless; otherwise an expert takes at most ceil(T*K/E * factor) assignments",
              at_least(0));

@@ -7,6 +7,7 @@
 
 #include "core/config.h"
 #include "ops/activation/activation.h"
+#include "ops/gather.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "parallel/pipeline_layout.h"
@@ -101,6 +102,8 @@ struct MoeConfig {
   int64_t block_size = 128;
   /// Probability before FC2 (its gradient from the saved pre-activation) instead of after it.
   bool memory_efficient = true;
+  /// Whether products gather tokens as they read them, so that no expert-ordered copy is made.
+  GatherFusion fuse_gather = GatherFusion::kAuto;
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   ScoreOrder score_order = ScoreOrder::kBeforeTopK;

@@ -32,27 +32,34 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 }  // namespace
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const Backend& backend, bool split) {
-  forward = fuse_sums(forward);
+                      const DeriveOptions& options, const Backend& backend) {
+  forward = fuse_gathers(fuse_sums(forward), options.gathers, backend, /*differentiated=*/true);
   Backward backward = differentiate(forward, request);
   backward.program = fuse_sums(backward.program);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
-  const auto dropped = choose_dropped(forward, backward, policy);
+  const auto dropped = choose_dropped(forward, backward, options.recompute);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
+  // Rows that are made again, too.
+  backward.program =
+      fuse_gathers(backward.program, options.gathers, backend, /*differentiated=*/false);
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   // Exchanges begin early, and computation stands between their start and their first use.
-  constexpr ScheduleOptions kOptions{.memory_growth = 0.1};
-  Executable forward_run(schedule(forward, saved, kOptions), backend, saved);
-  if (!split) {
-    Executable backward_run(schedule(backward.program, {}, kOptions), backend);
+  const ScheduleOptions as_scheduled{
+      .memory_growth = 0.1,
+      .workspace = [&](const Operator& op, std::span<const ValueType> inputs) {
+        return backend.workspace_bytes(op, inputs);
+      }};
+  Executable forward_run(schedule(forward, saved, as_scheduled), backend, saved);
+  if (!options.split_weights) {
+    Executable backward_run(schedule(backward.program, {}, as_scheduled), backend);
     return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
             model_flops};
   }
   SplitBackward parts = split_weights(backward);
   const auto kept = parts.kept_intermediates();
-  Executable backward_run(schedule(parts.input.program, kept, kOptions), backend, kept);
-  Executable weight_run(schedule(parts.weight.program, {}, kOptions), backend);
+  Executable backward_run(schedule(parts.input.program, kept, as_scheduled), backend, kept);
+  Executable weight_run(schedule(parts.weight.program, {}, as_scheduled), backend);
   return {std::move(forward_run), std::move(parts.input), std::move(backward_run),
           WeightPass{std::move(weight_run), std::move(parts.weight), std::move(parts.kept)},
           model_flops};

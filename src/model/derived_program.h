@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "program/differentiate.h"
+#include "program/fuse_gathers.h"
 #include "program/split_weights.h"
 #include "runtime/executable.h"
 
@@ -33,11 +34,18 @@ struct DerivedProgram {
   double model_flops = 0;  ///< of both passes, without what recomputation runs again
 };
 
-/// Differentiates, fuses sums, applies the policy, splits weight gradients off where asked, and
-/// plans the programs. Names of the policy that are no saved value of this program are ignored
-/// here; see check_recompute_names.
+/// What is made of a forward program beside its gradient.
+struct DeriveOptions {
+  RecomputePolicy recompute = {};
+  GatherFusion gathers = GatherFusion::kAuto;
+  bool split_weights = false;
+};
+
+/// Fuses sums and gathers, differentiates, fuses the gradient's sums, applies the policy, fuses the
+/// gradient's gathers, splits weight gradients off where asked, and plans the programs. Names of
+/// the policy that are no saved value of this program are ignored here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
-                      const RecomputePolicy& policy, const Backend& backend, bool split);
+                      const DeriveOptions& options, const Backend& backend);
 
 /// Throws UserError with the nearest name for a policy name that no intermediate of any of the
 /// forward programs has.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/mirrored_tensor.h"
+#include "program/fuse_gathers.h"
 #include "program/fuse_sums.h"
 
 namespace tessera {
@@ -33,8 +34,9 @@ struct ForwardLayer {
 ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
+  const Program forward = fuse_sums(std::exchange(layer.layout.forward, Program()));
   layer.program = std::make_unique<Executable>(
-      fuse_sums(std::exchange(layer.layout.forward, Program())), backend);
+      fuse_gathers(forward, config.moe.fuse_gather, backend, /*differentiated=*/false), backend);
   return layer;
 }
 

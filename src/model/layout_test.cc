@@ -19,6 +19,15 @@ TEST_P(HostLayouts, GiveTheGradientsOfOneRank) {
   expect_same_step(spread, one, 1e-4);
 }
 
+/// Also where what a product gathers has come from other ranks.
+TEST_P(HostLayouts, FusedGathersGiveTheBitsOfCopies) {
+  LayoutCase c = GetParam();
+  c.gathers = GatherFusion::kNever;
+  const StepResult copies = run_layout(c, DType::kF32, run_host_ranks);
+  c.gathers = GatherFusion::kAlways;
+  expect_same_step(run_layout(c, DType::kF32, run_host_ranks), copies, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(model_layouts()),
                          [](const auto& info) { return info.param.name; });
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -26,6 +25,7 @@ struct LayoutCase {
   void (*spread)(ParallelSpec&) = [](ParallelSpec&) {};
   void (*change)(ModelConfig&) = [](ModelConfig&) {};
   bool recompute = false;
+  GatherFusion gathers = GatherFusion::kAuto;
 };
 inline void PrintTo(const LayoutCase& c, std::ostream* out) {
   *out << c.name;
@@ -191,6 +191,11 @@ struct StepResult {
   std::map<std::string, OwnedTensor> gradients;
 };
 
+inline void add_to(const Tensor& sum, const Tensor& part) {
+  const auto to = sum.span<float>();
+  std::ranges::transform(to, part.span<float>(), to.begin(), std::plus<>());
+}
+
 /// One rank's step.
 class LayoutStep {
  public:
@@ -201,6 +206,7 @@ class LayoutStep {
   LayoutStep(const LayoutCase& c, DType dtype, World& world, const Backend& backend)
       : backend_(backend), config_(tiny_config()) {
     c.change(config_);
+    config_.moe.fuse_gather = c.gathers;
     ParallelSpec parallel;
     c.spread(parallel);
     const Layout layout(parallel.layout, world.size());
@@ -254,9 +260,8 @@ class LayoutStep {
       const HostTensor part(parameter.grad, HostTensor::Access::kRead);
       OwnedTensor expanded(DType::kF32, slice.global);
       copy_slice_into(slice, part.get(), expanded);
-      const auto sum = whole.try_emplace(parameter.spec.name, DType::kF32, slice.global);
-      const auto to = sum.first->second.get().span<float>();
-      std::ranges::transform(to, expanded.get().span<float>(), to.begin(), std::plus<>());
+      add_to(whole.try_emplace(parameter.spec.name, DType::kF32, slice.global).first->second,
+             expanded);
     }
   }
 
@@ -276,25 +281,28 @@ using RunLayoutRanks =
 
 /// A step over c.num_ranks ranks; twice, to the same bits.
 inline StepResult run_layout(const LayoutCase& c, DType dtype, const RunLayoutRanks& run_ranks) {
-  StepResult result;
-  std::mutex mutex;
+  std::vector<StepResult> of_ranks(static_cast<size_t>(c.num_ranks));
   run_ranks(c.num_ranks, [&](World& world, const Backend& backend) {
     LayoutStep step(c, dtype, world, backend);
     std::map<std::string, OwnedTensor> first;
     step.run();
     step.add_gradients(first);
-    const MicroBatchResult losses = step.run();
-    std::map<std::string, OwnedTensor> second;
-    step.add_gradients(second);
+    StepResult& own = of_ranks[static_cast<size_t>(world.rank())];
+    own.losses = step.run();
+    step.add_gradients(own.gradients);
     for (const auto& [name, gradient] : first) {
-      EXPECT_TRUE(
-          std::ranges::equal(gradient.get().span<float>(), second.at(name).get().span<float>()))
+      EXPECT_TRUE(std::ranges::equal(gradient.get().span<float>(),
+                                     own.gradients.at(name).get().span<float>()))
           << name << " differs from run to run on rank " << world.rank();
     }
-    const std::scoped_lock lock(mutex);
-    result.losses += losses;
-    step.add_gradients(result.gradients);
   });
+  StepResult result;
+  for (const StepResult& own : of_ranks) {
+    result.losses += own.losses;
+    for (const auto& [name, gradient] : own.gradients)
+      add_to(result.gradients.try_emplace(name, DType::kF32, gradient.get().shape).first->second,
+             gradient);
+  }
   return result;
 }
 

@@ -24,8 +24,10 @@ KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
     request.outputs.push_back(layout.hidden);
   }
   Program forward = std::exchange(layout.forward, Program());
-  const bool split = stage.part.split_weights;
-  return {std::move(layout), derive(std::move(forward), request, policy, backend, split)};
+  const DeriveOptions options{.recompute = policy,
+                              .gathers = stage.config.moe.fuse_gather,
+                              .split_weights = stage.part.split_weights};
+  return {std::move(layout), derive(std::move(forward), request, options, backend)};
 }
 
 /// Completes what the caller left open.
@@ -42,7 +44,7 @@ void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
   stage.embedding = std::make_unique<DerivedProgram>(
       derive(std::exchange(stage.embedding_layout.forward, Program()),
-             {{stage.embedding_layout.hidden_out}, {}}, {}, backend, false));
+             {{stage.embedding_layout.hidden_out}, {}}, {}, backend));
 }
 
 void build_head_programs(StagePrograms& stage, const Backend& backend) {
@@ -51,7 +53,7 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
     HeadProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
     Program forward = std::exchange(layout.forward, Program());
     DerivedProgram derived =
-        derive(std::move(forward), {{layout.loss}, {layout.hidden}}, {}, backend, false);
+        derive(std::move(forward), {{layout.loss}, {layout.hidden}}, {}, backend);
     stage.heads.push_back({std::move(layout), std::move(derived)});
   }
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);

@@ -322,6 +322,38 @@ TEST(Recompute, AnUnknownNameIsRefusedWithTheNearest) {
   }
 }
 
+/// The model whose products gather, beside the one with copies in the experts' order.
+ModelConfig gathering(ModelConfig config, GatherFusion fusion) {
+  config.moe.fuse_gather = fusion;
+  return config;
+}
+
+TEST(FusedGathers, GiveBitwiseTheSameGradientsAndKeepNoMore) {
+  for (const Case& c : gradient_cases()) {
+    for (const RecomputePolicy& policy : {RecomputePolicy{}, RecomputePolicy{"all"}}) {
+      SCOPED_TRACE(fmt::format("{}, {} names", c.name, policy.size()));
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const auto copies = run_once(gathering(c.config, GatherFusion::kNever), policy, dtype);
+        const auto fused = run_once(gathering(c.config, GatherFusion::kAlways), policy, dtype);
+        expect_same_gradients(*copies, *fused, 0);
+        const ActivationBytes before = copies->model.activation_bytes();
+        const ActivationBytes after = fused->model.activation_bytes();
+        EXPECT_LE(after.saved, before.saved);
+        EXPECT_LE(after.total(), before.total());
+      }
+    }
+  }
+}
+
+TEST(FusedGathers, LeaveOutTheCopyOfEveryMoeLayer) {
+  const auto copies = run_once(gathering(tiny_config(), GatherFusion::kNever));
+  const auto fused = run_once(gathering(tiny_config(), GatherFusion::kAlways));
+  const ModelConfig config = tiny_config();
+  const int64_t copy_bytes = kSequences * kLength * config.moe.top_k * config.hidden_size * 4;
+  EXPECT_EQ(copies->model.activation_bytes().saved - fused->model.activation_bytes().saved,
+            config.num_layers * copy_bytes);
+}
+
 TEST(Experts, BlockSparseAgreesWithGrouped) {
   for (const bool unequal : {false, true}) {
     for (const int64_t latent_size : {0, 5}) {

@@ -77,7 +77,10 @@ std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan) 
 }
 
 std::string print_program(const Program& program, const std::vector<ValueId>& saved) {
-  const MemoryPlan plan = plan_memory(program, saved);
+  return print_program(program, plan_memory(program, saved));
+}
+
+std::string print_program(const Program& program, const MemoryPlan& plan) {
   const std::vector<int64_t> live = live_bytes(program, plan);
   std::string text = fmt::format("program {} {{\n", program.name());
   text += print_bound(program, ValueKind::kInput, "input ");

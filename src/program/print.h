@@ -8,7 +8,9 @@
 namespace tessera {
 
 /// A readable listing: bound values, one line a node with types, FLOPs and the memory live at it,
-/// outputs and the plan's totals. `saved` values are marked with '*'.
+/// outputs and the plan's totals. Values that the plan saves are marked with '*'.
+std::string print_program(const Program& program, const MemoryPlan& plan);
+/// The same with the memory of the CPU's kernels.
 std::string print_program(const Program& program, const std::vector<ValueId>& saved = {});
 
 /// Bytes of transient values and workspace live at each node.

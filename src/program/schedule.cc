@@ -258,7 +258,7 @@ double hidden_time(const Graph& graph, const std::vector<int>& order,
 
 std::vector<int> find_schedule(const Program& program, const std::vector<ValueId>& saved,
                                const ScheduleOptions& options) {
-  const MemoryPlan plan = plan_memory(program, saved);
+  const MemoryPlan plan = plan_memory(program, saved, options.workspace);
   const Graph graph(program, plan, options.flops_per_byte);
   std::vector<int> best(program.nodes().size());
   std::iota(best.begin(), best.end(), 0);
@@ -269,7 +269,8 @@ std::vector<int> find_schedule(const Program& program, const std::vector<ValueId
       std::vector<int> order = Search(graph, static_cast<int64_t>(limit * share), patience).run();
       const Program reordered = program.reordered(order);
       const double hidden = hidden_time(graph, order, find_waits(reordered));
-      const auto num_bytes = static_cast<double>(plan_memory(reordered, saved).transient_bytes);
+      const auto num_bytes =
+          static_cast<double>(plan_memory(reordered, saved, options.workspace).transient_bytes);
       if (hidden <= most_hidden || num_bytes > limit) continue;
       most_hidden = hidden;
       best = std::move(order);

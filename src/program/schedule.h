@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "program/program.h"
+#include "program/memory_plan.h"
 
 namespace tessera {
 
@@ -12,6 +12,8 @@ struct ScheduleOptions {
   /// FLOPs in the time in which an exchange moves a byte, as an estimate: 2000 for an H100 over
   /// NVLink, 8000 over a 400 Gb/s network.
   double flops_per_byte = 4000;
+  /// Scratch memory of the kernels that will run; empty: the CPU's.
+  WorkspaceRule workspace = {};
 };
 
 /// An order of the nodes in which exchanges between ranks are started as early as their inputs are
@@ -31,9 +33,10 @@ struct ScheduleOptions {
 /// programs hide two thirds of the exchanged bytes or more, without one often a third or less
 /// (bench/schedule_bench.cc).
 ///
-/// A pure function of the program. Dependencies, and so the bits, are kept (find_dependencies), and
-/// so is the order of the exchanges: ranks whose programs differ in sizes start them in the same
-/// order. `saved` are the intermediates that outlive the run and take no transient memory.
+/// A pure function of the program and its kernels' scratch memory. Dependencies, and so the bits,
+/// are kept (find_dependencies), and so is the order of the exchanges: ranks whose programs differ
+/// in sizes start them in the same order. `saved` are the intermediates that outlive the run and
+/// take no transient memory.
 std::vector<int> find_schedule(const Program& program, const std::vector<ValueId>& saved,
                                const ScheduleOptions& options = {});
 

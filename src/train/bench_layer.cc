@@ -100,8 +100,10 @@ class BoundBlock {
         layer_(find_layer(settings.model, block)),
         layout_(build_block(settings.model, block, settings.model.layer_kind(layer_), shape_,
                             single_rank_groups())),
-        program_(derive(std::exchange(layout_.forward, Program()), request(),
-                        settings.train.recompute, backend, false)),
+        program_(derive(
+            std::exchange(layout_.forward, Program()), request(),
+            {.recompute = settings.train.recompute, .gathers = settings.model.moe.fuse_gather},
+            backend)),
         prefix_(layer_parameter_name(layer_, "")),
         weights_(list_weights(settings.model, shape_.dtype, prefix_, program_.forward.program()),
                  /*with_gradients=*/true, backend.device()),

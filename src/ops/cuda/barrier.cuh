@@ -17,6 +17,9 @@ struct Barrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)),
                  "r"(num_arrivals));
   }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
   /// Arrives, and makes the phase wait for `num_bytes` that the copy engine will bring.
   __device__ __forceinline__ void arrive_and_expect(uint32_t num_bytes) {
     asm volatile(

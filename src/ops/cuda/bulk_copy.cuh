@@ -59,6 +59,22 @@ __device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t
                : "memory");
 }
 
+/// Shared memory of this block to the same place in another block of the cluster, aligned to 16 and
+/// a multiple of it; completes on that block's `full`.
+__device__ __forceinline__ void forward_bytes(void* place, uint32_t num_bytes, Barrier* full,
+                                              uint32_t cluster_rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, barrier;\n"
+      "mapa.shared::cluster.u32 to, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, "
+      "[barrier];\n"
+      "}\n" ::"r"(shared_address(place)),
+      "r"(num_bytes), "r"(shared_address(full)), "r"(cluster_rank)
+      : "memory");
+}
+
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -67,6 +83,18 @@ __device__ __forceinline__ void commit_stores() {
 template <int kPending>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// A thread's own copy of 16 aligned bytes, global to shared memory, or of 16 zeros.
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(is_there ? 16 : 0)
+               : "memory");
+}
+/// Arrives at `landed` when this thread's copies until now are there.
+__device__ __forceinline__ void arrive_when_copied(Barrier* landed) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(landed))
+               : "memory");
 }
 
 /// Orders ordinary writes of shared memory before the copy engine's and tensor cores' reads.

@@ -25,6 +25,11 @@ struct GroupedRowsParams {
   int wide;
   int y_columns;
   int* counter;
+  const int* source;  ///< null: rows of `a` as they lie; else row r is a's row source[r] / top_k,
+                      ///< zeros where negative
+  int top_k;
+  const void* tokens;  ///< `a` itself when source is set (the map `a` is then unused)
+  int64_t num_source;  ///< rows that `source` has room for
 };
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
 
@@ -38,6 +43,11 @@ struct GroupedWgradParams {
   int num_columns;
   bool accumulate;
   int* counter;
+  const int* source;  ///< null: rows of `wide` as they lie; else row r is wide's row source[r] /
+                      ///< top_k, zeros where negative
+  int top_k;
+  const void* tokens;  ///< `wide` itself when source is set (the map `wide` is then unused)
+  int64_t num_source;  ///< rows that `source` has room for
 };
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
 
@@ -52,6 +62,8 @@ struct PlainRowsParams {
   int64_t num_rows;
   int64_t wide;
   int64_t largest;
+  const int* source;  ///< as in GroupedRowsParams
+  int top_k;
 };
 void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream);
 
@@ -66,6 +78,8 @@ struct PlainWgradParams {
   int64_t largest;
   int64_t total;
   bool accumulate;
+  const int* source;  ///< as in GroupedWgradParams
+  int top_k;
 };
 void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream);
 

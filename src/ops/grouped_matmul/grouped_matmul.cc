@@ -1,5 +1,9 @@
 #include "ops/grouped_matmul/grouped_matmul.h"
 
+#include "ops/grouped_matmul/gather_rule.h"
+#include "ops/permute/permute.h"
+#include "ops/permute/row_maps.h"
+
 namespace tessera {
 namespace {
 
@@ -18,20 +22,55 @@ double product_flops(int64_t num_rows, int64_t hidden_size, const ExpertSizes& s
          static_cast<double>(sizes.total()) / static_cast<double>(sizes.num_experts());
 }
 
+constexpr size_t kSource = 3;
+constexpr size_t kRowOf = 4;
+
+void check_count(const Operator& op, std::span<const ValueType> inputs, std::string_view first,
+                 bool gather) {
+  check_shape(op, inputs.size() == (gather ? 5U : 3U), "takes {} and offsets{}, got {} inputs",
+              first, gather ? ", source_R and row_of_TK" : "", inputs.size());
+}
+
+/// The type of the rows that the operator multiplies: input `idx`, or what it gathers of that.
+ValueType wide_rows(const Operator& op, std::span<const ValueType> inputs, size_t idx,
+                    bool gather) {
+  const ValueType& wide = inputs[idx];
+  if (!gather) return wide;
+  check_source(op, inputs[kSource]);
+  check_row_of(op, inputs[kRowOf]);
+  check_shape(op, is_matrix(wide), "what is gathered must be f32 or bf16 [T, H], got {}",
+              wide.to_string());
+  check_same_first_dim(op, wide, inputs[kRowOf], "what is gathered and row_of_TK");
+  return rows_like(inputs[kSource], wide.dtype, wide.shape[1]);
+}
+
+/// row_of_TK serves the gradient alone.
+std::span<const ValueType> moved(std::span<const ValueType> inputs) {
+  return inputs.first(std::min(inputs.size(), kRowOf));
+}
+
+/// On the host the rows are made in scratch memory.
+int64_t gathered_bytes(std::span<const ValueType> inputs, size_t idx, bool gather) {
+  if (!gather) return 0;
+  return inputs[kSource].shape[0] * inputs[idx].shape[1] * dtype_size(inputs[idx].dtype);
+}
+
 }  // namespace
 
 GroupedMatmul::GroupedMatmul(const GroupedMatmulSpec& spec)
-    : sizes_(spec.group_sizes, "grouped_matmul"), side_(spec.side) {}
+    : sizes_(spec.group_sizes, "grouped_matmul"), side_(spec.side), gather_(spec.gather) {
+  require(!gather_ || side_ == GroupedSide::kOut,
+          "grouped_matmul: rows are gathered on side out alone, where they have H columns");
+}
 
 std::string GroupedMatmul::attributes() const {
-  return fmt::format("{} experts={}", side_ == GroupedSide::kOut ? "out" : "in",
-                     sizes_.to_string());
+  return fmt::format("{} experts={}{}", side_ == GroupedSide::kOut ? "out" : "in",
+                     sizes_.to_string(), gather_ ? " gather" : "");
 }
 
 std::vector<ValueType> GroupedMatmul::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 3, "takes a, weight and offsets, got {} inputs",
-              inputs.size());
-  const ValueType& a = inputs[0];
+  check_count(*this, inputs, "a, weight", gather_);
+  const ValueType a = wide_rows(*this, inputs, 0, gather_);
   const ValueType& weight = inputs[1];
   check_shape(*this, is_matrix(weight) && weight.shape[0] == sizes_.total(),
               "weight must be f32 or bf16 [{}, H], got {}", sizes_.total(), weight.to_string());
@@ -46,31 +85,57 @@ std::vector<ValueType> GroupedMatmul::infer(std::span<const ValueType> inputs) c
 
 Cost GroupedMatmul::cost(std::span<const ValueType> inputs,
                          std::span<const ValueType> outputs) const {
-  Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = product_flops(inputs[0].shape[0], inputs[1].shape[1], sizes_);
+  Cost cost = Operator::cost(moved(inputs), outputs);
+  cost.flops = product_flops(outputs[0].shape[0], inputs[1].shape[1], sizes_);
   return cost;
 }
 
 void GroupedMatmul::differentiate(GradientBuilder& builder) const {
   const bool out = side_ == GroupedSide::kOut;
   const ValueId grad = *builder.grad_output(0);
+  const ValueId offsets = builder.input(2);
   if (builder.needs_grad(0)) {
     const GroupedMatmulSpec other{sizes_.values(), out ? GroupedSide::kIn : GroupedSide::kOut};
-    builder.set_grad_input(
-        0, builder.emit(make_grouped_matmul(other), {grad, builder.input(1), builder.input(2)})[0]);
+    ValueId grad_a = builder.emit(make_grouped_matmul(other), {grad, builder.input(1), offsets})[0];
+    if (gather_) {
+      grad_a = builder.emit(make_unpermute(),
+                            {grad_a, builder.input(kRowOf), builder.input(kSource)})[0];
+    }
+    builder.set_grad_input(0, grad_a);
   }
   if (builder.needs_grad(1)) {
     const ValueId a = builder.input(0);
-    builder.emit(std::make_shared<GroupedMatmulWgrad>(sizes_),
-                 {out ? grad : a, out ? a : grad, builder.input(2)}, {1});
+    std::vector<ValueId> inputs = {out ? grad : a, out ? a : grad, offsets};
+    if (gather_) {
+      inputs.push_back(builder.input(kSource));
+      inputs.push_back(builder.input(kRowOf));
+    }
+    builder.emit(std::make_shared<GroupedMatmulWgrad>(sizes_, gather_), inputs, {1});
   }
 }
 
+int64_t GroupedMatmul::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return gathered_bytes(inputs, 0, gather_);
+}
+
+OperatorPtr GroupedMatmul::with_gather(int input) const {
+  if (gather_ || input != 0 || side_ != GroupedSide::kOut) return nullptr;
+  return make_grouped_matmul({.group_sizes = sizes_.values(), .side = side_, .gather = true});
+}
+
+double GroupedMatmul::gather_cost(std::span<const ValueType> inputs, bool differentiated) const {
+  const double flops = cost(inputs, infer(inputs)).flops;
+  return gathered_rows_cost(flops) + (differentiated ? gathered_wgrad_cost(flops) : 0);
+}
+
+std::string GroupedMatmulWgrad::attributes() const {
+  return fmt::format("experts={}{}", sizes_.to_string(), gather_ ? " gather" : "");
+}
+
 std::vector<ValueType> GroupedMatmulWgrad::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 3, "takes narrow, wide and offsets, got {} inputs",
-              inputs.size());
+  check_count(*this, inputs, "narrow, wide", gather_);
   const ValueType& narrow = inputs[0];
-  const ValueType& wide = inputs[1];
+  const ValueType wide = wide_rows(*this, inputs, 1, gather_);
   check_shape(*this, is_matrix(narrow) && narrow.shape[1] == sizes_.largest(),
               "narrow must be f32 or bf16 [R, {}], got {}", sizes_.largest(), narrow.to_string());
   check_shape(*this,
@@ -83,9 +148,23 @@ std::vector<ValueType> GroupedMatmulWgrad::infer(std::span<const ValueType> inpu
 
 Cost GroupedMatmulWgrad::cost(std::span<const ValueType> inputs,
                               std::span<const ValueType> outputs) const {
-  Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = product_flops(inputs[1].shape[0], inputs[1].shape[1], sizes_);
+  Cost cost = Operator::cost(moved(inputs), outputs);
+  cost.flops = product_flops(inputs[0].shape[0], inputs[1].shape[1], sizes_);
   return cost;
+}
+
+int64_t GroupedMatmulWgrad::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return gathered_bytes(inputs, 1, gather_);
+}
+
+OperatorPtr GroupedMatmulWgrad::with_gather(int input) const {
+  if (gather_ || input != 1) return nullptr;
+  return std::make_shared<GroupedMatmulWgrad>(sizes_, true);
+}
+
+double GroupedMatmulWgrad::gather_cost(std::span<const ValueType> inputs,
+                                       bool /*differentiated*/) const {
+  return gathered_wgrad_cost(cost(inputs, infer(inputs)).flops);
 }
 
 OperatorPtr make_grouped_matmul(const GroupedMatmulSpec& spec) {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/expert_sizes.h"
-#include "ops/operator.h"
+#include "ops/gather.h"
 
 namespace tessera {
 
@@ -15,6 +15,8 @@ struct GroupedMatmulSpec {
   /// g_e: rows of the weight that belong to each expert.
   std::vector<int64_t> group_sizes;
   GroupedSide side = GroupedSide::kOut;
+  /// kOut: rows of `a` are gathered as they are read.
+  bool gather = false;
 };
 
 /// The product of each expert's rows with its own matrix:
@@ -24,43 +26,61 @@ struct GroupedMatmulSpec {
 /// the experts before it. Columns of the narrow matrix beyond an expert's own g_e are neither read
 /// nor written. A is F32 or BF16; products accumulate in F32.
 ///
-/// The gradient of `a` is the same operator on the other side; that of the weight is
-/// GroupedMatmulWgrad. An expert without rows costs nothing and its gradient stays as it was.
-class GroupedMatmul final : public Operator {
+/// With `gather` the rows of `a` are not made: it is
+///   (x A [T, H], weight, offsets, source_R I32 [R], row_of_TK I32 [T, K]) -> y A [R, max g_e]
+/// with the maps and the bits of Permute (ops/permute/permute.h) and the product of what it gives.
+///
+/// The gradient of `a` is the same operator on the other side, that of x an Unpermute of it; that
+/// of the weight is GroupedMatmulWgrad. An expert without rows costs nothing and its gradient stays
+/// as it was.
+class GroupedMatmul final : public Operator, public TakesGather {
  public:
-  /// Throws UserError for experts without size.
+  /// Throws UserError for experts without size and for a gather on the narrow side.
   explicit GroupedMatmul(const GroupedMatmulSpec& spec);
 
   const ExpertSizes& sizes() const { return sizes_; }
   GroupedSide side() const { return side_; }
+  bool gather() const { return gather_; }
 
   std::string_view name() const override { return "grouped_matmul"; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_gather(int input) const override;
+  double gather_cost(std::span<const ValueType> inputs, bool differentiated) const override;
 
  private:
   ExpertSizes sizes_;
   GroupedSide side_;
+  bool gather_;
 };
 
 /// The gradient of a grouped weight of either side:
 ///   (narrow A [R, max g_e], wide A [R, H], offsets I64 [E + 1]) -> F32 [Σ g_e, H], accumulated:
-/// block e gains narrow_eᵀ · wide_e over the expert's rows.
-class GroupedMatmulWgrad final : public Operator {
+/// block e gains narrow_eᵀ · wide_e over the expert's rows. With `gather` the rows of `wide` are
+/// those that Permute would make: (narrow, x A [T, H], offsets, source_R I32 [R], row_of_TK I32 [T,
+/// K]).
+class GroupedMatmulWgrad final : public Operator, public TakesGather {
  public:
-  explicit GroupedMatmulWgrad(const ExpertSizes& sizes) : sizes_(sizes) {}
+  explicit GroupedMatmulWgrad(const ExpertSizes& sizes, bool gather = false)
+      : sizes_(sizes), gather_(gather) {}
   const ExpertSizes& sizes() const { return sizes_; }
+  bool gather() const { return gather_; }
 
   std::string_view name() const override { return "grouped_matmul_wgrad"; }
-  std::string attributes() const override { return "experts=" + sizes_.to_string(); }
+  std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int output) const override { return output == 0; }
+  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  OperatorPtr with_gather(int input) const override;
+  double gather_cost(std::span<const ValueType> inputs, bool differentiated) const override;
 
  private:
   ExpertSizes sizes_;
+  bool gather_;
 };
 
 OperatorPtr make_grouped_matmul(const GroupedMatmulSpec& spec);

@@ -4,6 +4,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/permute/row_maps.h"
 
 namespace tessera {
 namespace {
@@ -67,6 +68,19 @@ class Cut {
 std::byte* at(const Tensor& tensor, int64_t row, int64_t col) {
   const int64_t idx = row * tensor.shape[1] + col;
   return static_cast<std::byte*>(tensor.data) + idx * dtype_size(tensor.dtype);
+}
+
+/// Input `idx` of a call, whose rows are gathered into scratch memory first where the operator
+/// does.
+Tensor find_rows(const KernelArgs& args, size_t idx, bool gather) {
+  const Tensor& x = args.in(idx);
+  if (!gather) return x;
+  const Tensor& source = args.in(3);
+  const Tensor rows{args.workspace.data(), x.dtype, {source.shape[0], x.shape[1]}};
+  ensure(rows.num_bytes() <= std::ssize(args.workspace),
+         "{} bytes of scratch memory for {} of rows", args.workspace.size(), rows.num_bytes());
+  gather_rows(x, source, top_k_of(args.in(4).shape), rows);
+  return rows;
 }
 
 /// The tensors of one forward call.
@@ -160,7 +174,8 @@ void check_rows(const Tensor& rows, std::span<const int64_t> offsets) {
 
 void grouped_matmul(const Operator& base, const KernelArgs& args) {
   const auto& op = static_cast<const GroupedMatmul&>(base);
-  const Product product{op.sizes(), op.side(),   args.in(0),
+  const Tensor a = find_rows(args, 0, op.gather());
+  const Product product{op.sizes(), op.side(),   a,
                         args.in(1), args.out(0), args.in(2).span<int64_t>()};
   check_rows(product.a, product.offsets);
   const bool few_rows = product.a.shape[0] < kFewRowsPerThread * omp_get_max_threads();
@@ -198,13 +213,11 @@ struct WeightGradient {
 
 void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
   if (!args.out(0)) return;
-  const ExpertSizes& sizes = static_cast<const GroupedMatmulWgrad&>(base).sizes();
-  const WeightGradient g{sizes,
-                         args.in(0),
-                         args.in(1),
-                         args.out(0),
-                         args.in(2).span<int64_t>(),
-                         !args.set_accumulators};
+  const auto& op = static_cast<const GroupedMatmulWgrad&>(base);
+  const ExpertSizes& sizes = op.sizes();
+  const Tensor wide = find_rows(args, 1, op.gather());
+  const WeightGradient g{
+      sizes, args.in(0), wide, args.out(0), args.in(2).span<int64_t>(), !args.set_accumulators};
   check_rows(g.wide, g.offsets);
   const auto units_of = [&](int64_t e) {
     // Without rows nothing is added, but zeros are written.

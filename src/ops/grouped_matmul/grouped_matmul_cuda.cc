@@ -6,6 +6,7 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/permute/row_maps.h"
 
 namespace tessera::cuda {
 namespace {
@@ -54,7 +55,9 @@ void run_plain(const GroupedRows& product, cudaStream_t stream) {
                      .num_experts = experts.num_experts,
                      .num_rows = product.num_rows,
                      .wide = experts.wide,
-                     .largest = experts.largest},
+                     .largest = experts.largest,
+                     .source = product.gather.source,
+                     .top_k = product.gather.top_k},
                     product.by_out, product.dtype == DType::kBF16, stream);
 }
 
@@ -69,8 +72,16 @@ void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
                       .wide = experts.wide,
                       .largest = experts.largest,
                       .total = experts.total,
-                      .accumulate = product.accumulate},
+                      .accumulate = product.accumulate,
+                      .source = product.gather.source,
+                      .top_k = product.gather.top_k},
                      product.dtype == DType::kBF16, stream);
+}
+
+/// Rows of the wide operand that lie in memory.
+template <typename Product>
+int64_t num_given(const Product& product) {
+  return product.gather.source == nullptr ? product.num_rows : product.gather.num_tokens;
 }
 
 void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
@@ -80,7 +91,7 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
   const GroupedRowsParams params = {
       .weight = make_tensor_map({product.weight, experts.total, experts.wide},
                                 product.by_out ? kGroupedFeatures : kGroupedReduction),
-      .a = make_tensor_map({product.a, product.num_rows, a_columns}, kGroupedBoxRows),
+      .a = make_tensor_map({product.a, num_given(product), a_columns}, kGroupedBoxRows),
       .y_map = make_tensor_map({product.y, product.num_rows, y_columns}, kGroupedStoreRows),
       .y = product.y,
       .block_begin = experts.begin,
@@ -88,7 +99,11 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
       .num_experts = experts.num_experts,
       .wide = static_cast<int>(experts.wide),
       .y_columns = static_cast<int>(y_columns),
-      .counter = product.counter};
+      .counter = product.counter,
+      .source = product.gather.source,
+      .top_k = product.gather.top_k,
+      .tokens = product.a,
+      .num_source = product.num_rows};
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -97,14 +112,18 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
   const GroupedWgradParams params = {
       .narrow =
           make_tensor_map({product.narrow, product.num_rows, experts.largest}, kGroupedReduction),
-      .wide = make_tensor_map({product.wide, product.num_rows, experts.wide}, kGroupedReduction),
+      .wide = make_tensor_map({product.wide, num_given(product), experts.wide}, kGroupedReduction),
       .grad = product.grad,
       .block_begin = experts.begin,
       .offsets = experts.offsets,
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
       .accumulate = product.accumulate,
-      .counter = product.counter};
+      .counter = product.counter,
+      .source = product.gather.source,
+      .top_k = product.gather.top_k,
+      .tokens = product.wide,
+      .num_source = product.num_rows};
   launch_grouped_wgrad(params, stream);
 }
 
@@ -138,8 +157,11 @@ ExpertBlocks ExpertTables::blocks(const ExpertSizes& sizes, int64_t wide) {
 
 void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
   check_type(product.dtype);
+  ensure(product.by_out || product.gather.source == nullptr,
+         "a grouped product gathers rows of the narrow matrix");
   if (product.num_rows == 0 || (!product.by_out && product.experts.wide == 0)) return;
   const bool fits =
+      num_given(product) > 0 &&
       fits_tensor_cores(product.experts, product.dtype, {product.a, product.weight, product.y}) &&
       (product.by_out || product.experts.in_tiles);
   fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
@@ -148,9 +170,9 @@ void grouped_rows(const GroupedRows& product, cudaStream_t stream) {
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream) {
   check_type(product.dtype);
   if (product.experts.wide == 0 || (product.num_rows == 0 && product.accumulate)) return;
-  const bool fits =
-      product.num_rows > 0 && fits_tensor_cores(product.experts, product.dtype,
-                                                {product.narrow, product.wide, product.grad});
+  const bool fits = product.num_rows > 0 && num_given(product) > 0 &&
+                    fits_tensor_cores(product.experts, product.dtype,
+                                      {product.narrow, product.wide, product.grad});
   fits ? run_on_tensor_cores(product, stream) : run_plain(product, stream);
 }
 
@@ -168,18 +190,34 @@ cuda::ExpertBlocks blocks_of(const KernelArgs& args, const ExpertSizes& sizes, i
   return blocks;
 }
 
+/// The sources of gathered rows, and how many rows they make; those of `wide` where none are.
+struct Rows {
+  cuda::RowSource source;
+  int64_t count = 0;
+};
+Rows find_rows(const KernelArgs& args, const Tensor& wide, bool gather) {
+  if (!gather) return {{}, wide.shape[0]};
+  const Tensor& source = args.in(3);
+  return {{.source = source.as<int32_t>(),
+           .top_k = static_cast<int>(top_k_of(args.in(4).shape)),
+           .num_tokens = wide.shape[0]},
+          source.shape[0]};
+}
+
 void grouped_matmul(const Operator& base, const KernelArgs& args) {
   const auto& op = static_cast<const GroupedMatmul&>(base);
   const Tensor& a = args.in(0);
   const Tensor& weight = args.in(1);
+  const Rows rows = find_rows(args, a, op.gather());
   cuda::grouped_rows({.experts = blocks_of(args, op.sizes(), weight.shape[1]),
                       .dtype = a.dtype,
                       .by_out = op.side() == GroupedSide::kOut,
-                      .num_rows = a.shape[0],
+                      .num_rows = rows.count,
                       .a = a.data,
                       .weight = weight.data,
                       .y = args.out(0).data,
-                      .counter = context_of(args).get<cuda::ExpertTables>().counter()},
+                      .counter = context_of(args).get<cuda::ExpertTables>().counter(),
+                      .gather = rows.source},
                      stream_of(args));
 }
 
@@ -188,14 +226,16 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
   if (!args.out(0)) return;
   const Tensor& narrow = args.in(0);
   const Tensor& wide = args.in(1);
+  const Rows rows = find_rows(args, wide, op.gather());
   cuda::grouped_wgrad({.experts = blocks_of(args, op.sizes(), wide.shape[1]),
                        .dtype = narrow.dtype,
-                       .num_rows = narrow.shape[0],
+                       .num_rows = rows.count,
                        .narrow = narrow.data,
                        .wide = wide.data,
                        .grad = args.out(0).as<float>(),
                        .accumulate = !args.set_accumulators,
-                       .counter = context_of(args).get<cuda::ExpertTables>().counter()},
+                       .counter = context_of(args).get<cuda::ExpertTables>().counter(),
+                       .gather = rows.source},
                       stream_of(args));
 }
 

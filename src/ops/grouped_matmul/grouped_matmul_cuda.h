@@ -50,9 +50,17 @@ class ExpertTables {
 /// after each: with it a cluster of blocks that gets small tiles takes more of them; null, each
 /// takes its turn. Results are the same bits.
 
+/// Where the rows of a product's wide operand come from: row r is row source[r] / top_k of what is
+/// given, zeros where that is negative. Null: the rows as they lie.
+struct RowSource {
+  const int* source = nullptr;  ///< [R], in the GPU's memory
+  int top_k = 1;
+  int64_t num_tokens = 0;  ///< rows that are given
+};
+
 /// y = a · W_eᵀ (kOut: a [R, H], y [R, max g_e]) or a · W_e (kIn: a [R, max g_e], y [R, H]), F32 or
 /// BF16 with F32 sums; R bounds offsets[E]. See GroupedMatmul. BF16 whose rows are multiples of 16
-/// bytes goes to the tensor cores.
+/// bytes goes to the tensor cores. With a source (kOut alone) `a` is what rows are gathered from.
 struct GroupedRows {
   ExpertBlocks experts;
   DType dtype = DType::kBF16;
@@ -62,11 +70,12 @@ struct GroupedRows {
   const void* weight = nullptr;
   void* y = nullptr;
   int* counter = nullptr;  ///< see above
+  RowSource gather = {};
 };
 void grouped_rows(const GroupedRows& product, cudaStream_t stream);
 
 /// grad [Σ g_e, H] F32 += (or =) narrow_eᵀ · wide_e, F32 or BF16 with F32 sums. See
-/// GroupedMatmulWgrad.
+/// GroupedMatmulWgrad. With a source `wide` is what rows are gathered from.
 struct GroupedWgrad {
   ExpertBlocks experts;
   DType dtype = DType::kBF16;
@@ -76,6 +85,7 @@ struct GroupedWgrad {
   float* grad = nullptr;
   bool accumulate = true;
   int* counter = nullptr;  ///< see above
+  RowSource gather = {};
 };
 void grouped_wgrad(const GroupedWgrad& product, cudaStream_t stream);
 

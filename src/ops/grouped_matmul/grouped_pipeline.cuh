@@ -5,7 +5,9 @@
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
 #include "ops/cuda/warpgroup_product.cuh"
+#include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
+#include "ops/grouped_matmul/grouped_tile_model.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 
 /// The products of each expert's tokens with its matrix on Hopper's tensor cores: persistent
@@ -17,6 +19,7 @@
 /// share the tokens. What is done with the products is a template's argument, an Epilogue:
 ///   Params          its kernel's parameters: those of GroupedRowsParams that are used here
 ///   kWeightMajor    how the weight's tile lies in shared memory
+///   kGathers        whether tokens are gathered; then Params is GroupedRowsParams
 ///   Store           its own shared memory
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
 ///   load_weight(stage, params, work, k, full)
@@ -25,7 +28,7 @@ namespace tessera::cuda {
 namespace grouped {
 
 constexpr int kFeatures = kGroupedFeatures;  // of a block: 64 of each warpgroup
-constexpr int kMaxTokens = 256;              // of a tile
+constexpr int kMaxTokens = kGroupedMaxRows;  // of a tile
 constexpr int kReduction = kGroupedReduction;
 constexpr int kBoxTokens = kGroupedBoxRows;
 constexpr int kStages = 4;
@@ -62,13 +65,8 @@ struct Shared {
   Barrier empty[kStages];
   WorkSlot<Work> slot;
   int tile_begin[kMaxExperts + 1];
+  Barrier landed[kStages];  // of gathered tokens
 };
-
-/// How many columns the products have that multiply a tile of tokens.
-__host__ __device__ constexpr int product_columns(int num_rows) {
-  const int step = num_rows <= 128 ? 32 : 8;
-  return (num_rows + step - 1) / step * step;
-}
 
 template <typename Epilogue>
 struct Plan {
@@ -81,16 +79,13 @@ struct Plan {
   __device__ int num_rows(int expert) const {
     return static_cast<int>(params.offsets[expert + 1] - params.offsets[expert]);
   }
-  static __device__ int token_tiles(int num_rows) {
-    return (num_rows + kMaxTokens - 1) / kMaxTokens;
-  }
 
   __device__ Work work(int tile) const {
     const int expert = tiles.expert_of(tile);
     const int rows = num_rows(expert);
-    const int num_tiles = token_tiles(rows);
+    const int num_tiles = num_row_tiles(rows);
     const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
-    const int height = product_columns((rows + num_tiles - 1) / num_tiles);
+    const int height = tile_rows(rows, num_tiles);
     const int row = at.major * height;
     return {.expert = expert,
             .row = static_cast<int>(params.offsets[expert]) + row,
@@ -111,6 +106,21 @@ __device__ inline Work own_part(Work work, uint32_t rank) {
 
 using Cursor = RingCursor<kStages>;
 
+/// The rows of a tile that one block of the cluster gathers: whole swizzled groups of 8.
+struct OwnRows {
+  int first;
+  int count;
+};
+
+__device__ __forceinline__ OwnRows own_rows(int num_rows, uint32_t rank) {
+  const int eights = (num_rows + 7) / 8;
+  const int first_half = (eights + 1) / 2;
+  return rank == 0 ? OwnRows{0, 8 * first_half}
+                   : OwnRows{8 * first_half, 8 * (eights - first_half)};
+}
+
+constexpr int kRowBytes = kReduction * sizeof(Value);  // of a stage
+
 template <typename Epilogue>
 __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
                         uint32_t rank) {
@@ -120,17 +130,63 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
     const Work work = own_part(shared.slot.take(turn), rank);
     if (work.expert < 0) return;
     const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
-    const uint32_t bytes =
-        sizeof(Stage::weight) + num_boxes * kBoxTokens * kReduction * sizeof(Value);
+    const int engine_rows =
+        Epilogue::kGathers ? own_rows(work.num_rows, rank ^ 1).count : num_boxes * kBoxTokens;
+    const uint32_t bytes = sizeof(Stage::weight) + engine_rows * kRowBytes;
     for (int s = 0; s < work.num_stages; ++s) {
       Stage& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
       full->arrive_and_expect(bytes);
       Epilogue::load_weight(stage, params, work, s * kReduction, full);
-      for (int box = rank; box < num_boxes; box += 2)
-        load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
-                        {s * kReduction, work.row + box * kBoxTokens}, full, 3);
+      if constexpr (!Epilogue::kGathers) {
+        for (int box = rank; box < num_boxes; box += 2)
+          load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
+                          {s * kReduction, work.row + box * kBoxTokens}, full, 3);
+      }
+      cursor.advance();
+    }
+  }
+}
+
+/// By one warp: copies this block's rows of tokens of all stages.
+template <typename Epilogue>
+__device__ void gather(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
+                       uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  for (;;) {
+    const Work work = shared.slot.take_in_warp(turn);
+    if (work.expert < 0) return;
+    const OwnRows rows = own_rows(work.num_rows, rank);
+    const auto tokens = load_tokens_of_rows<kMaxTokens / 2>(params, work.row + rows.first,
+                                                            work.num_rows - rows.first);
+    for (int s = 0; s < work.num_stages; ++s) {
+      const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + s * kReduction,
+                                       params.wide - s * kReduction,
+                                       params.wide * static_cast<uint32_t>(sizeof(Value))};
+      shared.empty[cursor.stage].wait(cursor.parity ^ 1);
+      copy_rows<1, kMaxTokens>(shared.stages[cursor.stage].tokens + rows.first * kReduction,
+                               columns, tokens, rows.count);
+      arrive_when_copied(&shared.landed[cursor.stage]);
+      cursor.advance();
+    }
+  }
+}
+
+/// By one thread: gives gathered rows to both blocks.
+template <typename Epilogue>
+__device__ void forward_gathered(Shared<Epilogue>& shared, uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  for (;;) {
+    const Work work = shared.slot.take(turn);
+    if (work.expert < 0) return;
+    const OwnRows rows = own_rows(work.num_rows, rank);
+    for (int s = 0; s < work.num_stages; ++s) {
+      shared.landed[cursor.stage].wait(cursor.parity);
+      forward(shared.stages[cursor.stage].tokens + rows.first * kReduction, rows.count * kRowBytes,
+              &shared.full[cursor.stage], rank);
       cursor.advance();
     }
   }
@@ -214,9 +270,8 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
 template <typename Epilogue>
 __device__ void plan_work(Shared<Epilogue>& shared, const typename Epilogue::Params& params) {
   const Plan<Epilogue> plan{params, {shared.tile_begin, params.num_experts}};
-  sum_tiles(plan.tiles, [&](int expert) {
-    return plan.token_tiles(plan.num_rows(expert)) * plan.pairs(expert);
-  });
+  sum_tiles(plan.tiles,
+            [&](int expert) { return num_row_tiles(plan.num_rows(expert)) * plan.pairs(expert); });
   if (threadIdx.x % 32 == 0)
     hand_out_all(shared.slot, plan.tiles.num_tiles(), params.counter,
                  [&](int tile) { return plan.work(tile); });
@@ -227,28 +282,36 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     grouped_kernel(const __grid_constant__ typename Epilogue::Params params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Epilogue>*>(memory);
+  constexpr bool kGathers = Epilogue::kGathers;
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     prefetch(&params.weight);
-    prefetch(&params.a);
+    if constexpr (!kGathers) prefetch(&params.a);
     for (int s = 0; s < kStages; ++s) {
-      shared.full[s].init(1);
+      shared.full[s].init(kGathers ? 2 : 1);
       shared.empty[s].init(4);
+      if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
-    shared.slot.init();
+    shared.slot.init(kGathers ? 3 : 1);
     fence_barrier_init();
   }
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<40>();
+    give_registers_back<kGathers ? 72 : 40>();
     if (threadIdx.x == 0) {
       produce<Epilogue>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
       plan_work<Epilogue>(shared, params);
+    } else if constexpr (kGathers) {
+      if (threadIdx.x / 32 == kGatherWarp) {
+        gather<Epilogue>(shared, params, rank);
+      } else if (threadIdx.x == kForwardWarp * 32) {
+        forward_gathered<Epilogue>(shared, rank);
+      }
     }
   } else {
-    take_registers<232>();
+    take_registers<kGathers ? 216 : 232>();
     consume<Epilogue>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps

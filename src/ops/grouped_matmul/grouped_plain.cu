@@ -22,10 +22,12 @@ struct Side {
   int64_t stride;
   int64_t size;
   int64_t reduction;
+  const int* source = nullptr;  ///< of gathered rows: row r is row source[r] / top_k, or zeros
+  int top_k = 1;
 };
 
 /// Fetches a side's values, zero beyond its ends; consecutive threads fetch consecutive values.
-template <typename T, bool kReductionAlongRows>
+template <typename T, bool kReductionAlongRows, bool kGather = false>
 struct Operand {
   Side side;
 
@@ -38,17 +40,36 @@ struct Operand {
     return kReductionAlongRows ? linear % kReduction : linear / kTile;
   }
 
+  __device__ float value(int64_t row, int64_t column) const {
+    if constexpr (kGather) {
+      const int source = side.source[row];
+      if (source < 0) return 0.0F;
+      row = source / side.top_k;
+    }
+    return static_cast<float>(static_cast<const T*>(side.data)[row * side.stride + column]);
+  }
+
   __device__ void fetch(float (&values)[kLoads], int64_t first_place, int64_t first_step) const {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int64_t p = first_place + place(i);
       const int64_t k = first_step + step(i);
-      const int64_t at = kReductionAlongRows ? p * side.stride + k : k * side.stride + p;
       const bool inside = p < side.size && k < side.reduction;
-      values[i] = inside ? static_cast<float>(static_cast<const T*>(side.data)[at]) : 0.0F;
+      values[i] = !inside ? 0.0F : kReductionAlongRows ? value(p, k) : value(k, p);
     }
   }
 };
+
+/// The rows of an expert, which begin at `row`: of the matrix, or of what is gathered from it.
+template <typename T, bool kGather, typename Params>
+__device__ Side rows_of_expert(const Params& params, const void* matrix, int64_t row,
+                               int64_t stride, int64_t size, int64_t reduction) {
+  if constexpr (kGather) {
+    return {matrix, stride, size, reduction, params.source + row, params.top_k};
+  } else {
+    return {static_cast<const T*>(matrix) + row * stride, stride, size, reduction};
+  }
+}
 
 using Slab = float[kReduction][kTile + 4];
 
@@ -126,7 +147,7 @@ __device__ Place find_place(int num_experts, const TilesOf& tiles_of) {
   return {expert, int64_t{tile - tile_begin[expert]} * kTile};
 }
 
-template <typename T, bool kByOut>
+template <typename T, bool kByOut, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsParams params) {
   const int64_t* const offsets = params.offsets;
   const Place place = find_place(params.num_experts, [&](int e) {
@@ -143,8 +164,8 @@ __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsPar
   const int64_t num_rows = offsets[place.expert + 1] - row;
   const int64_t a_stride = kByOut ? params.wide : params.largest;
   const int64_t y_stride = kByOut ? params.largest : params.wide;
-  const Operand<T, true> a{
-      {static_cast<const T*>(params.a) + row * a_stride, a_stride, num_rows, reduction}};
+  const Operand<T, true, kGather> a{
+      rows_of_expert<T, kGather>(params, params.a, row, a_stride, num_rows, reduction)};
   const Operand<T, kByOut> weight{{static_cast<const T*>(params.weight) + begin * params.wide,
                                    params.wide, num_columns, reduction}};
   Sums sums{};
@@ -159,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsPar
   }
 }
 
-template <typename T>
+template <typename T, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_wgrad_kernel(const PlainWgradParams params) {
   const int* const block_begin = params.block_begin;
   const Place place = find_place(params.num_experts, [&](int e) {
@@ -174,8 +195,8 @@ __global__ void __launch_bounds__(kThreads) plain_wgrad_kernel(const PlainWgradP
   const int64_t first_column = int64_t{blockIdx.y} * kTile;
   const Operand<T, false> narrow{{static_cast<const T*>(params.narrow) + row * params.largest,
                                   params.largest, group, num_rows}};
-  const Operand<T, false> wide{{static_cast<const T*>(params.wide_rows) + row * params.wide,
-                                params.wide, params.wide, num_rows}};
+  const Operand<T, false, kGather> wide{rows_of_expert<T, kGather>(
+      params, params.wide_rows, row, params.wide, params.wide, num_rows)};
   Sums sums{};
   multiply_tile(sums, narrow, place.first, wide, first_column);
   for (int i = 0; i < kPerThread; ++i) {
@@ -205,15 +226,19 @@ void launch(void (*kernel)(Params), const Params& params, int64_t extent, int64_
 
 void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream) {
   const int64_t columns = by_out ? params.largest : params.wide;
-  const auto f32_kernel = by_out ? plain_rows_kernel<float, true> : plain_rows_kernel<float, false>;
-  const auto bf16_kernel =
-      by_out ? plain_rows_kernel<__nv_bfloat16, true> : plain_rows_kernel<__nv_bfloat16, false>;
-  launch(bf16 ? bf16_kernel : f32_kernel, params, params.num_rows, columns, stream);
+  const auto choose = [&]<typename T>(T) {
+    if (!by_out) return plain_rows_kernel<T, false, false>;
+    return params.source == nullptr ? plain_rows_kernel<T, true, false>
+                                    : plain_rows_kernel<T, true, true>;
+  };
+  launch(bf16 ? choose(__nv_bfloat16{}) : choose(0.0F), params, params.num_rows, columns, stream);
 }
 
 void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream) {
-  launch(bf16 ? plain_wgrad_kernel<__nv_bfloat16> : plain_wgrad_kernel<float>, params, params.total,
-         params.wide, stream);
+  const auto choose = [&]<typename T>(T) {
+    return params.source == nullptr ? plain_wgrad_kernel<T, false> : plain_wgrad_kernel<T, true>;
+  };
+  launch(bf16 ? choose(__nv_bfloat16{}) : choose(0.0F), params, params.total, params.wide, stream);
 }
 
 }  // namespace tessera::cuda

@@ -73,9 +73,10 @@ __device__ __forceinline__ void store_chunk(const Params& params, const Work& wo
   }
 }
 
-template <bool kByOut>
+template <bool kByOut, bool kFromTokens>
 struct WriteRows {
   using Params = GroupedRowsParams;
+  static constexpr bool kGathers = kFromTokens;
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
   struct Store {
@@ -133,10 +134,13 @@ struct WriteRows {
 }  // namespace
 
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream) {
-  if (by_out) {
-    launch<WriteRows<true>>(params, stream);
+  if (params.source != nullptr) {
+    if (!by_out) check(cudaErrorInvalidValue);
+    launch<WriteRows<true, true>>(params, stream);
+  } else if (by_out) {
+    launch<WriteRows<true, false>>(params, stream);
   } else {
-    launch<WriteRows<false>>(params, stream);
+    launch<WriteRows<false, false>>(params, stream);
   }
 }
 

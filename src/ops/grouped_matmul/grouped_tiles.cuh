@@ -80,9 +80,10 @@ struct WorkSlot {
   Barrier full;
   Barrier empty;  // that of the first block counts
 
-  __device__ void init() {
+  /// `num_others` take it besides those that multiply, in each block.
+  __device__ void init(int num_others) {
     full.init(1);
-    empty.init(2 * (1 + kWarpsThatMultiply));
+    empty.init(2 * (num_others + kWarpsThatMultiply));
   }
 
   __device__ void hand_out(const Work& next, uint32_t& parity) {

@@ -11,6 +11,7 @@
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
 #include "ops/cuda/warpgroup_product.cuh"
+#include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 
@@ -56,6 +57,7 @@ struct Shared {
   Barrier empty[kStages];
   WorkSlot<Work> slot;
   int tile_begin[kMaxExperts + 1];
+  Barrier landed[kStages];  // of gathered tokens
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
@@ -93,6 +95,10 @@ __device__ Work own_part(Work work, uint32_t rank) {
 
 using Cursor = RingCursor<kStages>;
 
+constexpr int kOwnTiles = kColumns / 64 / 2;  // of the wide operand, that one block gathers
+constexpr uint32_t kOwnBytes = kOwnTiles * sizeof(Stage::wide[0]);
+
+template <bool kGathers>
 __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
@@ -104,11 +110,58 @@ __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
       Barrier* const full = &shared.full[cursor.stage];
       const int token = work.first_token + s * kTokens;
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      full->arrive_and_expect(sizeof(Stage));
+      full->arrive_and_expect(sizeof(Stage) - (kGathers ? kOwnBytes : 0));
       for (int i = 0; i < kRows / 64; ++i)
         load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
-      for (int i = rank; i < kColumns / 64; i += 2)
-        load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
+      if constexpr (!kGathers) {
+        for (int i = rank; i < kColumns / 64; i += 2)
+          load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
+      }
+      cursor.advance();
+    }
+  }
+}
+
+/// By one warp: copies this block's tiles of the wide operand of all stages. Which tokens the next
+/// stage has is read before this one's are copied.
+__device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  for (;;) {
+    const Work work = shared.slot.take_in_warp(turn);
+    if (work.expert < 0) return;
+    const int column = work.column + static_cast<int>(rank) * kOwnTiles * 64;
+    const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + column,
+                                     params.num_columns - column,
+                                     params.num_columns * static_cast<uint32_t>(sizeof(Value))};
+    const auto tokens_of = [&](int s) {
+      return load_tokens_of_rows<kTokens>(params, work.first_token + s * kTokens,
+                                          work.num_tokens - s * kTokens);
+    };
+    auto tokens = tokens_of(0);
+    for (int s = 0; s < work.num_stages; ++s) {
+      const auto next = tokens_of(s + 1);
+      shared.empty[cursor.stage].wait(cursor.parity ^ 1);
+      copy_rows<kOwnTiles, kTokens>(shared.stages[cursor.stage].wide[rank * kOwnTiles], columns,
+                                    tokens, kTokens);
+      arrive_when_copied(&shared.landed[cursor.stage]);
+      tokens = next;
+      cursor.advance();
+    }
+  }
+}
+
+/// By one thread: gives gathered tiles to both blocks.
+__device__ void forward_gathered(Shared& shared, uint32_t rank) {
+  Cursor cursor;
+  uint32_t turn = 0;
+  for (;;) {
+    const Work work = shared.slot.take(turn);
+    if (work.expert < 0) return;
+    for (int s = 0; s < work.num_stages; ++s) {
+      shared.landed[cursor.stage].wait(cursor.parity);
+      forward(shared.stages[cursor.stage].wide[rank * kOwnTiles], kOwnBytes,
+              &shared.full[cursor.stage], rank);
       cursor.advance();
     }
   }
@@ -124,10 +177,11 @@ __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
 }
 
 /// Clears the rows of tokens that are not the expert's, in both operands: a value times zero is not
-/// zero if it is not finite. The first warpgroup clears what both read.
+/// zero if it is not finite. The first warpgroup clears what both read, which is zero if gathered.
+template <bool kGathers>
 __device__ void clear_tail(Stage& stage, int num_tokens, int group) {
   clear_rows(stage.narrow[group], 1, num_tokens);
-  if (group == 0) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
+  if (!kGathers && group == 0) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
   fence_shared_for_async();
   sync_threads(4, 2 * kWarpgroup);
 }
@@ -231,7 +285,7 @@ __device__ __forceinline__ void store(const Params& params, const Place& place,
   }
 }
 
-template <bool kAccumulate>
+template <bool kAccumulate, bool kGathers>
 __device__ __forceinline__ void multiply(Shared& shared, const Params& params, const Work& work,
                                          int group, Cursor& cursor) {
   using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
@@ -246,7 +300,7 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
     uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = work.num_tokens - s * kTokens;
-    if (left < kTokens) clear_tail(stage, left, group);
+    if (left < kTokens) clear_tail<kGathers>(stage, left, group);
     begin_products();
 #pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
@@ -272,7 +326,7 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
   store<kAccumulate>(params, place, d, before);
 }
 
-template <bool kAccumulate>
+template <bool kAccumulate, bool kGathers>
 __device__ __forceinline__ void consume(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
@@ -280,7 +334,7 @@ __device__ __forceinline__ void consume(Shared& shared, const Params& params, ui
   for (;;) {
     const Work work = own_part(shared.slot.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    multiply<kAccumulate>(shared, params, work, group, cursor);
+    multiply<kAccumulate, kGathers>(shared, params, work, group, cursor);
   }
 }
 
@@ -298,51 +352,64 @@ __device__ void plan_work(Shared& shared, const Params& params) {
                  [&](int tile) { return plan.work(tile); });
 }
 
-template <bool kAccumulate>
+template <bool kAccumulate, bool kGathers>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     grouped_wgrad_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     prefetch(&params.narrow);
-    prefetch(&params.wide);
+    if constexpr (!kGathers) prefetch(&params.wide);
     for (int s = 0; s < kStages; ++s) {
-      shared.full[s].init(1);
+      shared.full[s].init(kGathers ? 2 : 1);
       shared.empty[s].init(4);
+      if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
-    shared.slot.init();
+    shared.slot.init(kGathers ? 3 : 1);
     fence_barrier_init();
   }
   __syncthreads();
   sync_cluster();
   const uint32_t rank = cluster_rank();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<40>();
+    give_registers_back<kGathers ? 72 : 40>();
     if (threadIdx.x == 0) {
-      produce(shared, params, rank);
+      produce<kGathers>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
       plan_work(shared, params);
+    } else if constexpr (kGathers) {
+      if (threadIdx.x / 32 == kGatherWarp) {
+        gather(shared, params, rank);
+      } else if (threadIdx.x == kForwardWarp * 32) {
+        forward_gathered(shared, rank);
+      }
     }
   } else {
-    take_registers<232>();
-    consume<kAccumulate>(shared, params, rank);
+    take_registers<kGathers ? 216 : 232>();
+    consume<kAccumulate, kGathers>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps
   sync_cluster();
 }
 
-template <bool kAccumulate>
+template <bool kAccumulate, bool kGathers>
 void launch(const Params& params, cudaStream_t stream) {
-  const auto kernel = grouped_wgrad_kernel<kAccumulate>;
+  const auto kernel = grouped_wgrad_kernel<kAccumulate, kGathers>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   kernel<<<2 * num_clusters(), kThreads, sizeof(Shared), stream>>>(params);
   check(cudaGetLastError());
 }
 
+template <bool kGathers>
+void launch(const Params& params, cudaStream_t stream) {
+  params.accumulate ? launch<true, kGathers>(params, stream)
+                    : launch<false, kGathers>(params, stream);
+}
+
 }  // namespace
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
-  params.accumulate ? launch<true>(params, stream) : launch<false>(params, stream);
+  params.source == nullptr ? launch<false>(params, stream) : launch<true>(params, stream);
 }
 
 }  // namespace tessera::cuda

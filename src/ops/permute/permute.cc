@@ -1,5 +1,7 @@
 #include "ops/permute/permute.h"
 
+#include "ops/permute/row_maps.h"
+
 namespace tessera {
 namespace {
 
@@ -13,34 +15,9 @@ void check_rows(const Operator& op, const ValueType& rows, std::string_view what
               "{} must be f32 or bf16 with 2 dims, got {}", what, rows.to_string());
 }
 
-void check_source(const Operator& op, const ValueType& source_R) {
-  check_shape(op, source_R.dtype == DType::kI32 && source_R.shape.rank() == 1,
-              "source_R must be i32 [R], got {}", source_R.to_string());
-}
-
-void check_row_of(const Operator& op, const ValueType& row_of_TK) {
-  const int rank = row_of_TK.shape.rank();
-  check_shape(op, row_of_TK.dtype == DType::kI32 && (rank == 1 || rank == 2),
-              "row_of_TK must be i32 [T, K] or [T], got {}", row_of_TK.to_string());
-}
-
-void check_same_first_dim(const Operator& op, const ValueType& a, const ValueType& b,
-                          std::string_view what) {
-  check_shape(op, a.shape[0] == b.shape[0], "{} differ in their first dim: {} and {}", what,
-              a.to_string(), b.to_string());
-}
-
 void check_probs(const Operator& op, const ValueType& probs, const Shape& shape) {
   check_shape(op, probs.dtype == DType::kF32 && probs.shape == shape,
               "probs must be f32 {}, got {}", shape.to_string(), probs.to_string());
-}
-
-/// [R, width] for the rows of source_R, [T, width] for the tokens of row_of_TK: ragged as they are.
-ValueType rows_like(const ValueType& map, DType dtype, int64_t width) {
-  ValueType type = map;
-  type.dtype = dtype;
-  type.shape = {map.shape[0], width};
-  return type;
 }
 
 Cost moved_bytes(std::span<const ValueType> inputs, std::span<const ValueType> outputs) {

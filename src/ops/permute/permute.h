@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/addend.h"
+#include "ops/gather.h"
 
 namespace tessera {
 
@@ -13,7 +14,7 @@ namespace tessera {
 /// k in F32, so results do not depend on the threads.
 
 /// Tokens to rows: (x A [T, H], source_R, row_of_TK) -> A [R, H]. Its gradient is Unpermute.
-class Permute final : public Operator {
+class Permute final : public Operator, public GathersRows {
  public:
   std::string_view name() const override { return "permute"; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;

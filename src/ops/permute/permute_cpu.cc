@@ -1,33 +1,14 @@
 #include <algorithm>
-#include <cstring>
 
 #include "ops/permute/permute.h"
+#include "ops/permute/row_maps.h"
 #include "ops/simd.h"
 
 namespace tessera {
 namespace {
 
-/// K of a map or of probabilities, which are [T, K] or [T].
-int64_t top_k_of(const Tensor& tensor) {
-  return tensor.shape.rank() == 1 ? 1 : tensor.shape[1];
-}
-
 void permute(const Operator& /*op*/, const KernelArgs& args) {
-  const int64_t top_k = top_k_of(args.in(2));
-  const int32_t* source_R = args.in(1).as<int32_t>();
-  const int64_t num_rows = args.in(1).shape[0];
-  const int64_t row_bytes = args.in(0).shape[1] * dtype_size(args.in(0).dtype);
-  const auto* x = static_cast<const std::byte*>(args.in(0).data);
-  auto* rows = static_cast<std::byte*>(args.out(0).data);
-#pragma omp parallel for schedule(static)
-  for (int64_t r = 0; r < num_rows; ++r) {
-    std::byte* row = rows + r * row_bytes;
-    if (source_R[r] < 0) {
-      std::memset(row, 0, static_cast<size_t>(row_bytes));
-    } else {
-      std::memcpy(row, x + source_R[r] / top_k * row_bytes, static_cast<size_t>(row_bytes));
-    }
-  }
+  gather_rows(args.in(0), args.in(1), top_k_of(args.in(2).shape), args.out(0));
 }
 
 /// One token's rows, the same for every element of them.
@@ -55,7 +36,7 @@ void combine_rows(const TokenRows& token, const T* y, int64_t width, const T* ad
 template <typename T>
 void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, const Tensor* addend,
              const Tensor& out) {
-  const int64_t top_k = top_k_of(row_of_TK);
+  const int64_t top_k = top_k_of(row_of_TK.shape);
   const int32_t* row_of = row_of_TK.as<int32_t>();
   const int64_t width = y.shape[1];
 #pragma omp parallel for schedule(static)
@@ -100,7 +81,7 @@ void weighted_backward(const KernelArgs& args) {
   const int32_t* source_R = args.in(3).as<int32_t>();
   T* grad_y_RH = args.out(0).as<T>();
   const auto grad_probs_TK = args.out(1).span<float>();
-  const int64_t top_k = top_k_of(args.in(2));
+  const int64_t top_k = top_k_of(args.in(2).shape);
   const int64_t width = args.in(0).shape[1];
   std::ranges::fill(grad_probs_TK, 0.0F);
 #pragma omp parallel for schedule(static)

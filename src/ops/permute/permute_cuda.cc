@@ -2,16 +2,12 @@
 #include "ops/cuda/context.h"
 #include "ops/permute/permute.h"
 #include "ops/permute/permute_kernels.h"
+#include "ops/permute/row_maps.h"
 
 namespace tessera {
 namespace {
 
 using namespace cuda;
-
-/// K of a map or of probabilities, which are [T, K] or [T].
-int top_k_of(const Shape& shape) {
-  return shape.rank() == 1 ? 1 : static_cast<int>(shape[1]);
-}
 
 RowType type_of(const Tensor& rows) {
   return rows.dtype == DType::kF32 ? RowType::kF32 : RowType::kBf16;
@@ -24,7 +20,7 @@ RowMaps maps_of(const KernelArgs& args, size_t row_of, size_t source) {
           .num_rows = args.in(source).shape[0],
           .token_extent = args.in_extent(row_of),
           .row_extent = args.in_extent(source),
-          .top_k = top_k_of(args.in(row_of).shape)};
+          .top_k = static_cast<int>(top_k_of(args.in(row_of).shape))};
 }
 
 void permute(const Operator& /*op*/, const KernelArgs& args) {
@@ -66,7 +62,7 @@ void unpermute_weighted_backward(const Operator& /*op*/, const KernelArgs& args)
                                     .num_rows = args.in(3).shape[0],
                                     .token_extent = args.in_extent(2),
                                     .row_extent = args.in_extent(3),
-                                    .top_k = top_k_of(probs.shape)},
+                                    .top_k = static_cast<int>(top_k_of(probs.shape))},
                            .type = type_of(args.in(1)),
                            .width = args.in(1).shape[1],
                            .grad_TH = args.in(0).data,
@@ -87,7 +83,7 @@ int64_t backward_workspace(const Operator& /*op*/, std::span<const ValueType> in
 void permute_probs(const Operator& /*op*/, const KernelArgs& args) {
   launch_gather_values({.count = args.in(1).shape[0],
                         .extent = args.in_extent(1),
-                        .per_row = top_k_of(args.in(1).shape),
+                        .per_row = static_cast<int>(top_k_of(args.in(1).shape)),
                         .from = args.in(0).as<float>(),
                         .idx = args.in(1).as<int32_t>(),
                         .to = args.out(0).as<float>()},

@@ -50,6 +50,12 @@ constexpr OptionFamily kFamilies[] = {
                                                          s.model.latent.query_rank = 0; }},
     // Experts.
     {"probabilities_late", [](Settings& s) { s.model.moe.memory_efficient = false; }},
+    {"gathers_fused", [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways;
+                                        s.model.moe.shared_inner_size = 32; }},
+    {"gathers_fused_into_plain_products",
+     [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways;
+                       s.model.moe.inner_sizes = {13, 64, 7, 24}; }},
+    {"gathers_not_fused", [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kNever; }},
     {"block_sparse", [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse;
                                        s.model.moe.block_size = 16; }},
     {"experts_of_many_sizes", [](Settings& s) { s.model.moe.inner_sizes = {64, 8, 24, 128}; }},

@@ -166,6 +166,7 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   draw_router(draw, moe);
   moe.inner_size = layout.etp * (4 + 4 * draw.upto(2));
   moe.memory_efficient = !draw.chance(3);
+  moe.fuse_gather = draw.of({GatherFusion::kAuto, GatherFusion::kAlways, GatherFusion::kNever});
   if (draw.chance(4)) {
     moe.experts = ExpertPath::kBlockSparse;
     moe.block_size = 8;

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "ops/operator.h"
+
+namespace tessera {
+
+/// Which gathers the operators that read their rows make themselves (program/fuse_gathers.h).
+enum class GatherFusion : uint8_t {
+  kAuto,    ///< where that pays on the device; never on the host
+  kAlways,  ///< wherever the readers can
+  kNever,
+};
+
+/// An operator (x [T, H], source_R, row_of_TK) -> [R, H] whose rows are those of x that source_R
+/// names, or zeros, as Permute makes them: readers that know source_R need no copy of them.
+class GathersRows {
+ public:
+  virtual ~GathersRows() = default;
+};
+
+/// An operator that can gather rows as it reads them: a pass that finds a gather in front of it
+/// needs to know no more of it (program/fuse_gathers.h).
+class TakesGather {
+ public:
+  virtual ~TakesGather() = default;
+
+  /// The operator that takes x in place of input `input`, whose rows a GathersRows makes of it, and
+  /// two inputs more, after all others: source_R and row_of_TK. It gives the same bits. Null where
+  /// it cannot be, or where this operator gathers already.
+  virtual OperatorPtr with_gather(int input) const = 0;
+  /// The time that this adds on a GPU to reading rows that are made, for inputs of these types, the
+  /// rows among them: as the bytes that a copying operator moves in it (Cost::bytes). Where the
+  /// operator will be differentiated, also what it adds to its gradient.
+  virtual double gather_cost(std::span<const ValueType> inputs, bool differentiated) const = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,81 @@
+#include "ops/grouped_matmul/grouped_tile_model.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <vector>
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int64_t kFeatures = 256;  // of a cluster
+constexpr int64_t kReduction = 64;  // of a stage
+
+// Of one multiprocessor, fitted to measured products (docs/log.md).
+constexpr double kCyclesPerColumn = 4;  // 128 features by 64 values: 2048 products a cycle
+constexpr double kBytesPerCycle = 34;   // from the L2 cache
+constexpr double kTileCycles = 7500;    // until the first stage is there, and to write the results
+
+constexpr int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+double stage_cycles(int columns) {
+  constexpr double kWeightBytes = kFeatures / 2 * kReduction * 2;
+  const double token_bytes = columns * kReduction;  // each block loads one half
+  return std::max(kCyclesPerColumn * columns, (kWeightBytes + token_bytes) / kBytesPerCycle);
+}
+
+/// When clusters that take one tile after the other are ready for the next.
+class Clusters {
+ public:
+  explicit Clusters(int count) : count_(count) {
+    for (int i = 0; i < count; ++i) ready_.push(0);
+  }
+  void take(double cycles) {
+    const double end = ready_.top() + cycles;
+    ready_.pop();
+    ready_.push(end);
+    last_ = std::max(last_, end);
+    busy_ += cycles;
+  }
+  double last() const { return last_; }
+  double idle() const { return last_ > 0 ? 1 - busy_ / (last_ * count_) : 0; }
+
+ private:
+  int count_;
+  std::priority_queue<double, std::vector<double>, std::greater<>> ready_;
+  double last_ = 0;
+  double busy_ = 0;
+};
+
+}  // namespace
+
+TilePrediction predict_tiles(const TiledProduct& product, int max_rows, int num_clusters) {
+  const int64_t pairs = divide_up(product.features, kFeatures);
+  const auto stages = static_cast<double>(divide_up(product.reduction, kReduction));
+  Clusters clusters(num_clusters);
+  TilePrediction result;
+  int64_t used = 0;
+  int64_t multiplied = 0;
+  for (const int64_t rows : product.rows_of) {
+    const int num_rows = static_cast<int>(rows);
+    const int num_tiles = num_row_tiles(num_rows, max_rows);
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const int height = tile_rows(num_rows, num_tiles);
+      const int columns = product_columns(std::min(height, num_rows - tile * height));
+      for (int64_t pair = 0; pair < pairs; ++pair)
+        clusters.take(stages * stage_cycles(columns) + kTileCycles);
+      multiplied += columns * pairs * kFeatures;
+    }
+    result.num_tiles += num_tiles * pairs;
+    used += rows * product.features;
+  }
+  result.cycles = clusters.last();
+  result.idle = clusters.idle();
+  if (multiplied > 0)
+    result.padding = 1 - static_cast<double>(used) / static_cast<double>(multiplied);
+  return result;
+}
+
+}  // namespace tessera::cuda

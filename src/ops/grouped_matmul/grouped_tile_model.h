@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#ifdef __CUDACC__
+#define TESSERA_HOST_DEVICE __host__ __device__
+#else
+#define TESSERA_HOST_DEVICE
+#endif
+
+/// How the grouped products on tensor cores cut experts' rows into tiles: shared by the kernels and
+/// by the prediction of what tiles cost.
+namespace tessera::cuda {
+
+constexpr int kGroupedMaxRows = 256;  ///< of a tile, the most columns that one product has
+
+/// How many tiles an expert's rows are cut into.
+TESSERA_HOST_DEVICE constexpr int num_row_tiles(int num_rows, int max_rows = kGroupedMaxRows) {
+  return (num_rows + max_rows - 1) / max_rows;
+}
+
+/// How many columns the products have that multiply a tile of rows.
+TESSERA_HOST_DEVICE constexpr int product_columns(int num_rows) {
+  const int step = num_rows <= 128 ? 32 : 8;
+  return (num_rows + step - 1) / step * step;
+}
+
+/// The rows of each of an expert's tiles but the last, which may have fewer: nearly equal parts.
+TESSERA_HOST_DEVICE constexpr int tile_rows(int num_rows, int num_tiles) {
+  return product_columns((num_rows + num_tiles - 1) / num_tiles);
+}
+
+/// A product y = a · W_eᵀ or a · W_e as its tiles see it.
+struct TiledProduct {
+  std::span<const int64_t> rows_of;  ///< of each expert
+  int64_t features = 0;              ///< columns of y
+  int64_t reduction = 0;             ///< columns of a
+};
+
+struct TilePrediction {
+  int64_t num_tiles = 0;  ///< steps of clusters of two blocks, 256 features each
+  double cycles = 0;      ///< until the last cluster ends
+  double padding = 0;     ///< share of what is multiplied that is nobody's row or feature
+  double idle = 0;        ///< share of the clusters' time after their last tile
+};
+
+/// What tiles of at most max_rows rows would take on `num_clusters` clusters that take one tile
+/// after the other. A stage of 64 values of the reduction takes the longer of its products and its
+/// loads, a tile some more cycles to begin and to end.
+TilePrediction predict_tiles(const TiledProduct& product, int max_rows, int num_clusters);
+
+}  // namespace tessera::cuda

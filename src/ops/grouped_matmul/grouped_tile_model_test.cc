@@ -1,0 +1,71 @@
+#include "ops/grouped_matmul/grouped_tile_model.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera::cuda {
+namespace {
+
+TilePrediction predict(const std::vector<int64_t>& rows_of, int64_t features, int num_clusters,
+                       int max_rows = kGroupedMaxRows) {
+  return predict_tiles({.rows_of = rows_of, .features = features, .reduction = 1000}, max_rows,
+                       num_clusters);
+}
+
+TEST(GroupedTiles, CoverAllRowsAndNoneIsEmpty) {
+  for (const int max_rows : {32, 96, 128, 136, 256}) {
+    for (int rows = 1; rows < 5000; ++rows) {
+      const int num_tiles = num_row_tiles(rows, max_rows);
+      const int height = tile_rows(rows, num_tiles);
+      ASSERT_LE(height, max_rows) << rows;
+      ASSERT_GE(num_tiles * height, rows) << "of at most " << max_rows;
+      ASSERT_LT((num_tiles - 1) * height, rows) << "of at most " << max_rows;
+    }
+  }
+  EXPECT_EQ(num_row_tiles(0), 0);
+}
+
+TEST(GroupedTiles, ColumnsAreThoseThatProductsHave) {
+  for (int rows = 1; rows <= kGroupedMaxRows; ++rows) {
+    const int columns = product_columns(rows);
+    ASSERT_GE(columns, rows);
+    ASSERT_LE(columns, kGroupedMaxRows);
+    ASSERT_EQ(columns % (columns <= 128 ? 32 : 8), 0);
+  }
+}
+
+TEST(GroupedTiles, NothingTakesNoTime) {
+  for (const std::vector<int64_t>& rows_of : {std::vector<int64_t>{}, {0, 0}}) {
+    const TilePrediction none = predict(rows_of, 512, 4);
+    EXPECT_EQ(none.num_tiles, 0);
+    EXPECT_EQ(none.cycles, 0);
+    EXPECT_EQ(none.padding, 0);
+    EXPECT_EQ(none.idle, 0);
+  }
+}
+
+TEST(GroupedTiles, ClustersShareTiles) {
+  const TilePrediction one = predict({256}, 256, 1);
+  EXPECT_EQ(one.num_tiles, 1);
+  EXPECT_EQ(one.padding, 0);
+  EXPECT_EQ(one.idle, 0);
+  const TilePrediction three = predict({256, 0, 512}, 256, 2);
+  EXPECT_EQ(three.num_tiles, 3);
+  EXPECT_DOUBLE_EQ(three.cycles, 2 * one.cycles);
+  EXPECT_DOUBLE_EQ(three.idle, 0.25);
+  EXPECT_DOUBLE_EQ(predict({256, 0, 512}, 512, 6).cycles, one.cycles);
+}
+
+TEST(GroupedTiles, PaddingCountsRowsAndFeatures) {
+  EXPECT_DOUBLE_EQ(predict({1}, 256, 1).padding, 1 - 1.0 / 32);
+  EXPECT_DOUBLE_EQ(predict({256}, 128, 1).padding, 0.5);
+}
+
+TEST(GroupedTiles, SmallerTilesCostMoreWhereThereAreMany) {
+  const std::vector<int64_t> rows_of(128, 2048);
+  EXPECT_LT(predict(rows_of, 1536, 66).cycles, predict(rows_of, 1536, 66, 192).cycles);
+}
+
+}  // namespace
+}  // namespace tessera::cuda

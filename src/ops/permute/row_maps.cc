@@ -1,0 +1,47 @@
+#include "ops/permute/row_maps.h"
+
+#include <cstring>
+
+namespace tessera {
+
+void check_source(const Operator& op, const ValueType& source_R) {
+  check_shape(op, source_R.dtype == DType::kI32 && source_R.shape.rank() == 1,
+              "source_R must be i32 [R], got {}", source_R.to_string());
+}
+
+void check_row_of(const Operator& op, const ValueType& row_of_TK) {
+  const int rank = row_of_TK.shape.rank();
+  check_shape(op, row_of_TK.dtype == DType::kI32 && (rank == 1 || rank == 2),
+              "row_of_TK must be i32 [T, K] or [T], got {}", row_of_TK.to_string());
+}
+
+void check_same_first_dim(const Operator& op, const ValueType& a, const ValueType& b,
+                          std::string_view what) {
+  check_shape(op, a.shape[0] == b.shape[0], "{} differ in their first dim: {} and {}", what,
+              a.to_string(), b.to_string());
+}
+
+ValueType rows_like(const ValueType& map, DType dtype, int64_t width) {
+  ValueType type = map;
+  type.dtype = dtype;
+  type.shape = {map.shape[0], width};
+  return type;
+}
+
+void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const Tensor& rows) {
+  const int32_t* source = source_R.as<int32_t>();
+  const int64_t row_bytes = x.shape[1] * dtype_size(x.dtype);
+  const auto* from = static_cast<const std::byte*>(x.data);
+  auto* to = static_cast<std::byte*>(rows.data);
+#pragma omp parallel for schedule(static)
+  for (int64_t r = 0; r < source_R.shape[0]; ++r) {
+    std::byte* row = to + r * row_bytes;
+    if (source[r] < 0) {
+      std::memset(row, 0, static_cast<size_t>(row_bytes));
+    } else {
+      std::memcpy(row, from + source[r] / top_k * row_bytes, static_cast<size_t>(row_bytes));
+    }
+  }
+}
+
+}  // namespace tessera

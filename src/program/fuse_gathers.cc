@@ -1,0 +1,105 @@
+#include "program/fuse_gathers.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace tessera {
+namespace {
+
+enum GatherInput : uint8_t { kFrom, kSource, kRowOf };
+
+/// How a gather is chosen.
+struct Choice {
+  bool only_where_it_pays = false;
+  bool differentiated = false;
+};
+
+/// The node that takes a gather in, where `reader` can do so for all of `rows` that it reads.
+std::optional<Node> take_gather(const Node& gather, const Node& reader) {
+  const auto* op = dynamic_cast<const TakesGather*>(reader.op.get());
+  if (op == nullptr) return std::nullopt;
+  const ValueId rows = gather.outputs[0];
+  const auto found = std::ranges::find(reader.inputs, rows);
+  if (std::ranges::count(reader.inputs, rows) != 1) return std::nullopt;
+  OperatorPtr gathering = op->with_gather(static_cast<int>(found - reader.inputs.begin()));
+  if (gathering == nullptr) return std::nullopt;
+  Node result{std::move(gathering), reader.inputs, reader.outputs};
+  std::ranges::replace(result.inputs, rows, gather.inputs[kFrom]);
+  result.inputs.push_back(gather.inputs[kSource]);
+  result.inputs.push_back(gather.inputs[kRowOf]);
+  return result;
+}
+
+/// Takes the gathers of a program one after the other into the nodes behind them.
+class GatherFuser {
+ public:
+  GatherFuser(const Program& program, const Choice& choice)
+      : program_(program),
+        choice_(choice),
+        nodes_(program.nodes()),
+        readers_(static_cast<size_t>(program.num_values())) {
+    for (size_t idx = 0; idx < nodes_.size(); ++idx) {
+      for (const ValueId id : nodes_[idx].inputs) readers_[static_cast<size_t>(id)].push_back(idx);
+    }
+  }
+
+  Program run() {
+    std::vector<Node> left;
+    std::vector<bool> fused(nodes_.size());
+    for (size_t idx = 0; idx < nodes_.size(); ++idx) fused[idx] = fuse(nodes_[idx]);
+    for (size_t idx = 0; idx < nodes_.size(); ++idx)
+      if (!fused[idx]) left.push_back(std::move(nodes_[idx]));
+    return program_.with_nodes(std::move(left));
+  }
+
+ private:
+  /// Whether the readers of `gather` make its rows from now on.
+  bool fuse(const Node& gather) {
+    if (dynamic_cast<const GathersRows*>(gather.op.get()) == nullptr || !may_be_fused(gather))
+      return false;
+    const std::vector<size_t>& readers = readers_[static_cast<size_t>(gather.outputs[0])];
+    std::vector<Node> gathering;
+    for (const size_t reader : readers) {
+      auto node = take_gather(gather, nodes_[reader]);
+      if (!node) return false;
+      gathering.push_back(std::move(*node));
+    }
+    if (choice_.only_where_it_pays && !pays(gather, readers)) return false;
+    for (size_t i = 0; i < readers.size(); ++i) nodes_[readers[i]] = std::move(gathering[i]);
+    return !readers.empty();
+  }
+
+  bool may_be_fused(const Node& gather) const {
+    const Value& from = program_.value(gather.inputs[kFrom]);
+    // What an accumulator holds depends on when it is read.
+    return from.kind != ValueKind::kAccumulator && !program_.is_output(gather.outputs[0]) &&
+           from.type.num_bytes() <= program_.type(gather.outputs[0]).num_bytes();
+  }
+
+  bool pays(const Node& gather, const std::vector<size_t>& readers) const {
+    double cost = 0;
+    for (const size_t idx : readers) {
+      const Node& reader = nodes_[idx];
+      cost += dynamic_cast<const TakesGather&>(*reader.op)
+                  .gather_cost(program_.types(reader.inputs), choice_.differentiated);
+    }
+    return cost <
+           gather.op->cost(program_.types(gather.inputs), program_.types(gather.outputs)).bytes;
+  }
+
+  const Program& program_;
+  Choice choice_;
+  std::vector<Node> nodes_;
+  std::vector<std::vector<size_t>> readers_;
+};
+
+}  // namespace
+
+Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
+                     bool differentiated) {
+  const bool is_auto = which == GatherFusion::kAuto;
+  if (which == GatherFusion::kNever || (is_auto && backend.is_host())) return program;
+  return GatherFuser(program, {is_auto, differentiated}).run();
+}
+
+}  // namespace tessera
