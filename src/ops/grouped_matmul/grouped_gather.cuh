@@ -30,19 +30,36 @@ struct TokensOfRows {
   uint32_t exist[kRows / kLanes];
 };
 
-/// Those of rows [first, first + num_rows), the rest zero; by a warp. Params has what is gathered:
-/// see GroupedRowsParams.
+/// What the map has for rows lane, lane + 32 and so on, negative where a row is zero.
+template <int kRows>
+struct SourcesOfRows {
+  int at[kRows / kLanes];
+};
+
+/// Those of rows [first, first + num_rows), the rest negative; not waited for. Params has what is
+/// gathered: see GroupedRowsParams.
 template <int kRows, typename Params>
-__device__ __forceinline__ TokensOfRows<kRows> load_tokens_of_rows(const Params& params, int first,
-                                                                   int num_rows) {
-  TokensOfRows<kRows> tokens;
+__device__ __forceinline__ SourcesOfRows<kRows> load_sources(const Params& params, int first,
+                                                             int num_rows) {
+  SourcesOfRows<kRows> sources;
 #pragma unroll
   for (int i = 0; i < kRows / kLanes; ++i) {
     const int row = static_cast<int>(threadIdx.x) % kLanes + i * kLanes;
     const bool is_row = row < num_rows && first + row < params.num_source;
-    const int source = is_row ? __ldg(params.source + first + row) : -1;
-    tokens.at[i] = static_cast<uint32_t>(max(source, 0)) / static_cast<uint32_t>(params.top_k);
-    tokens.exist[i] = __ballot_sync(~0u, source >= 0);
+    sources.at[i] = is_row ? __ldg(params.source + first + row) : -1;
+  }
+  return sources;
+}
+
+/// By a warp; waits for the sources.
+template <int kRows>
+__device__ __forceinline__ TokensOfRows<kRows> tokens_of(const SourcesOfRows<kRows>& sources,
+                                                         int top_k) {
+  TokensOfRows<kRows> tokens;
+#pragma unroll
+  for (int i = 0; i < kRows / kLanes; ++i) {
+    tokens.at[i] = static_cast<uint32_t>(max(sources.at[i], 0)) / static_cast<uint32_t>(top_k);
+    tokens.exist[i] = __ballot_sync(~0u, sources.at[i] >= 0);
   }
   return tokens;
 }

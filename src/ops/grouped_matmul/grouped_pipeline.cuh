@@ -159,8 +159,9 @@ __device__ void gather(Shared<Epilogue>& shared, const typename Epilogue::Params
     const Work work = shared.slot.take_in_warp(turn);
     if (work.expert < 0) return;
     const OwnRows rows = own_rows(work.num_rows, rank);
-    const auto tokens = load_tokens_of_rows<kMaxTokens / 2>(params, work.row + rows.first,
-                                                            work.num_rows - rows.first);
+    const auto tokens = tokens_of(
+        load_sources<kMaxTokens / 2>(params, work.row + rows.first, work.num_rows - rows.first),
+        params.top_k);
     for (int s = 0; s < work.num_stages; ++s) {
       const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + s * kReduction,
                                        params.wide - s * kReduction,

@@ -122,8 +122,8 @@ __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
   }
 }
 
-/// By one warp: copies this block's tiles of the wide operand of all stages. Which tokens the next
-/// stage has is read before this one's are copied.
+/// By one warp: copies this block's tiles of the wide operand of all stages. Where the next
+/// stage's tokens are is read before this one's are copied, and waited for after.
 __device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
@@ -134,18 +134,18 @@ __device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
     const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + column,
                                      params.num_columns - column,
                                      params.num_columns * static_cast<uint32_t>(sizeof(Value))};
-    const auto tokens_of = [&](int s) {
-      return load_tokens_of_rows<kTokens>(params, work.first_token + s * kTokens,
-                                          work.num_tokens - s * kTokens);
+    const auto sources_of = [&](int s) {
+      return load_sources<kTokens>(params, work.first_token + s * kTokens,
+                                   work.num_tokens - s * kTokens);
     };
-    auto tokens = tokens_of(0);
+    auto sources = sources_of(0);
     for (int s = 0; s < work.num_stages; ++s) {
-      const auto next = tokens_of(s + 1);
+      const auto tokens = tokens_of(sources, params.top_k);
+      sources = sources_of(s + 1);
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
       copy_rows<kOwnTiles, kTokens>(shared.stages[cursor.stage].wide[rank * kOwnTiles], columns,
                                     tokens, kTokens);
       arrive_when_copied(&shared.landed[cursor.stage]);
-      tokens = next;
       cursor.advance();
     }
   }
