@@ -8,8 +8,8 @@ constexpr int64_t kMaxElements = int64_t{1} << 30;  // of a launch
 
 template <int kWidth, bool kWeight>
 struct AdamWMap {
-  static constexpr int kUnroll = 2;
-  static constexpr int kBlocks = 3;
+  static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 6;
   struct Loaded {
     Pack<float, kWidth> grad;
     Pack<float, kWidth> master;
