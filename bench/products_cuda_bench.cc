@@ -120,9 +120,13 @@ class Call {
     }
     flops_ = op_->cost(types, output_types).flops;
     extents_.resize(inputs_.size() + outputs_.size());
-    workspace_ = Buffer(std::max<int64_t>(gpu.backend().workspace_bytes(*op_, types), 1),
+    // Ragged rows need room for where they begin and end.
+    workspace_ = Buffer(std::max<int64_t>(gpu.backend().workspace_bytes(*op_, types), 64),
                         "scratch memory", gpu.device());
   }
+
+  /// Rows of the first input end at `extent`, in the GPU's memory.
+  void make_ragged(const int64_t* extent) { extents_[0] = extent; }
 
   double flops() const { return flops_; }
   const Tensor& output(size_t idx) const { return outputs_[idx]; }
@@ -200,9 +204,18 @@ void time_linear(const Gpu& gpu, const Report& report, const Sizes& sizes, int64
   const OwnedTensor grad = gpu.random({dtype, {sizes.T, out}});
   const std::string shape =
       fmt::format("{} {} x {} -> {}", dtype_name(dtype), sizes.T, sizes.H, out);
-  report.print("linear " + shape, Call(gpu, make_linear(), {x, weight}));
-  report.print("linear_dgrad " + shape, Call(gpu, std::make_shared<LinearDgrad>(), {grad, weight}));
-  report.print("linear_wgrad " + shape, Call(gpu, std::make_shared<LinearWgrad>(), {x, grad}));
+  const OwnedTensor rows = gpu.tensor({DType::kI64, {1}});
+  gpu.device().copy(rows.get().data, &sizes.T, sizeof(sizes.T));
+  const auto time = [&](const std::string& name, const OperatorPtr& op,
+                        const std::vector<Tensor>& inputs) {
+    Call call(gpu, op, inputs);
+    report.print(name + " " + shape, call);
+    call.make_ragged(rows.get().as<int64_t>());
+    report.print("  by the experts' kernels", call);
+  };
+  time("linear", make_linear(), {x, weight});
+  time("linear_dgrad", std::make_shared<LinearDgrad>(), {grad, weight});
+  time("linear_wgrad", std::make_shared<LinearWgrad>(), {x, grad});
 }
 
 void time_bias(const Gpu& gpu, const Report& report, const Sizes& sizes) {
@@ -262,7 +275,8 @@ void run_all(const Sizes& sizes) {
   const Gpu gpu;
   const Report report(gpu);
   time_copy(gpu, report);
-  for (const int64_t out : {4096, 2048, 512}) time_linear(gpu, report, sizes, out, DType::kBF16);
+  for (const int64_t out : {sizes.V, int64_t{4096}, int64_t{2048}, int64_t{512}})
+    time_linear(gpu, report, sizes, out, DType::kBF16);
   time_linear(gpu, report, sizes, 128, DType::kF32);
   time_bias(gpu, report, sizes);
   time_head(gpu, report, sizes, DType::kBF16);

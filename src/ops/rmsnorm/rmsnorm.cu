@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, forward_blocks(kLanes, kThreads))
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (!holds || row + r >= num_rows) continue;
-    const float rstd = rsqrtf(sums[r] * scale + p.eps);
+    const float rstd = 1.0F / sqrtf(sums[r] * scale + p.eps);  // as on the CPU
     if (lane.column == 0) p.rstd[row + r] = rstd;
     Floats<kWidth> v = to_floats(values[r]);
 #pragma unroll
