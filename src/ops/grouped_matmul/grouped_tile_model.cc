@@ -21,8 +21,10 @@ constexpr int64_t divide_up(int64_t a, int64_t b) {
 }
 
 double stage_cycles(int columns) {
-  constexpr double kWeightBytes = kFeatures / 2 * kReduction * 2;
-  const double token_bytes = columns * kReduction;  // each block loads one half
+  constexpr double kValueBytes = 2;
+  // Of both, each block loads one half.
+  constexpr double kWeightBytes = kValueBytes * kFeatures * kReduction / 2;
+  const double token_bytes = kValueBytes * columns * kReduction / 2;
   return std::max(kCyclesPerColumn * columns, (kWeightBytes + token_bytes) / kBytesPerCycle);
 }
 
