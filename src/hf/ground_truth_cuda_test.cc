@@ -63,8 +63,8 @@ double moved_share(const std::vector<double>& counts, const std::vector<double>&
 }
 
 /// As on the CPU: at most what a plain PyTorch run errs, by the median tensor. A token whose
-/// experts are nearly equal may go to another one in BF16, which moves all gradients: then they are
-/// only bounded, and few tokens may.
+/// experts are nearly equal may go to another one in BF16. Where that is more than one assignment
+/// of a hundred, as it can be in a tiny batch, all gradients move with it and are only bounded.
 TEST_P(GroundTruthGpu, Bf16ErrsNoMoreThanANaiveRun) {
   if (!fs::exists(folder() / "bf16.safetensors")) return;
   const HfTensors naive(folder() / "bf16.safetensors");
@@ -79,7 +79,7 @@ TEST_P(GroundTruthGpu, Bf16ErrsNoMoreThanANaiveRun) {
                        median_of(to_doubles(expected.bytes().data(), DType::kF32,
                                             static_cast<size_t>(expected.entry->shape[0])));
   EXPECT_LT(moved, 0.02);
-  EXPECT_LT(ratio, moved == 0 ? 1.5 : 15.0);
+  EXPECT_LT(ratio, moved < 0.01 ? 1.5 : 15.0);
   std::cout << fmt::format(
       "{}: BF16 gradients' error over a naive run's: {:.2f}; {:.2f}% of the assignments moved\n",
       folder().filename().string(), ratio, 100 * moved);
