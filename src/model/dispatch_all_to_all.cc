@@ -1,5 +1,5 @@
 #include "model/dispatch_bounds.h"
-#include "model/dispatch_phases.h"
+#include "model/dispatch_sorted_phases.h"
 #include "ops/collective/ragged_collective.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 
@@ -10,17 +10,9 @@ namespace {
 /// experts' inner columns by all-gather over ETP; the experts' partial sums come back by
 /// reduce-scatter and all-to-all (Parallel Folding, figure 2). Where EP or ETP is 1 its step is
 /// left out.
-class AllToAllPhases final : public DispatchPhases {
+class AllToAllPhases final : public SortedPhases {
  public:
-  using DispatchPhases::DispatchPhases;
-
-  RowSet pack(const RowSet& tokens, DispatchedRows& result) override {
-    num_tokens_ = num_tokens(tokens);
-    const LaidOut laid_out = lay_out(source_layout(num_tokens_), tokens, "sent");
-    result.at_source = laid_out.map;
-    if (result.dropped < 0) result.dropped = laid_out.dropped;
-    return laid_out.rows;
-  }
+  using SortedPhases::SortedPhases;
 
   RowSet exchange(const RowSet& packed, DispatchedRows& result) override {
     const auto plan = make_plan(packed, result);
@@ -29,16 +21,6 @@ class AllToAllPhases final : public DispatchPhases {
                    .expert_idx = plan[DispatchPlanOutput::kExpertIdx]};
     if (packed.probs >= 0) arrived.probs = send(packed.probs, counts, "arrived_probs");
     return arrived;
-  }
-
-  void unpack(const RowSet& arrived, DispatchedRows& result) override {
-    const RouteMapSpec layout =
-        arrival_layout({.num_experts = spec_.local_experts().count, .top_k = 1}, num_tokens_);
-    deliver(lay_out(layout, arrived, "expert"), result);
-  }
-
-  ValueId pack_back(const DispatchedRows& dispatched, ValueId expert_out) override {
-    return add_up(dispatched.at_experts, expert_out, -1, "expert_rows");
   }
 
   ValueId exchange_back(const DispatchedRows& dispatched, ValueId packed) override {
@@ -55,10 +37,6 @@ class AllToAllPhases final : public DispatchPhases {
                            "returned_rows");
     }
     return rows;
-  }
-
-  ValueId unpack_back(const DispatchedRows& dispatched, ValueId arrived) override {
-    return add_up(dispatched.at_source, arrived, dispatched.probs_TK, "moe_out");
   }
 
  private:
@@ -111,8 +89,6 @@ class AllToAllPhases final : public DispatchPhases {
     return program_.add1(make_all_gather_v(spec_.etp, counts.max_gathered),
                          {x, counts.gather_rows, counts.gathered}, name);
   }
-
-  int64_t num_tokens_ = 0;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #include "model/dispatch_bounds.h"
-#include "model/dispatch_phases.h"
+#include "model/dispatch_sorted_phases.h"
 #include "ops/collective/collective.h"
 #include "ops/slot_experts/slot_experts.h"
 
@@ -10,20 +10,9 @@ namespace {
 /// of as many rows as that can be at most, with padding behind them, and all slots travel whole. So
 /// no rank needs to know sizes but from the tensors themselves. Rows arrive in the order of the
 /// exact kind, and the experts see the same bits.
-class BoundedPhases final : public DispatchPhases {
+class BoundedPhases final : public SortedPhases {
  public:
-  using DispatchPhases::DispatchPhases;
-
-  RowSet pack(const RowSet& tokens, DispatchedRows& result) override {
-    num_tokens_ = num_tokens(tokens);
-    RouteMapSpec layout = source_layout(num_tokens_);
-    layout.slot_experts = spec_.local_experts().count;
-    layout.slot_rows = max_rows_to_peer(spec_, num_tokens_);
-    const LaidOut laid_out = lay_out(layout, tokens, "sent");
-    result.at_source = laid_out.map;
-    if (result.dropped < 0) result.dropped = laid_out.dropped;
-    return laid_out.rows;
-  }
+  using SortedPhases::SortedPhases;
 
   RowSet exchange(const RowSet& packed, DispatchedRows& /*result*/) override {
     const ValueId counts = send(packed.counts, "arrived_counts");
@@ -36,16 +25,6 @@ class BoundedPhases final : public DispatchPhases {
     return arrived;
   }
 
-  void unpack(const RowSet& arrived, DispatchedRows& result) override {
-    const RouteMapSpec layout =
-        arrival_layout({.num_experts = spec_.local_experts().count, .top_k = 1}, num_tokens_);
-    deliver(lay_out(layout, arrived, "expert"), result);
-  }
-
-  ValueId pack_back(const DispatchedRows& dispatched, ValueId expert_out) override {
-    return add_up(dispatched.at_experts, expert_out, -1, "expert_rows");
-  }
-
   ValueId exchange_back(const DispatchedRows& /*dispatched*/, ValueId packed) override {
     ValueId rows = packed;
     if (spec_.etp->size() > 1)
@@ -55,8 +34,12 @@ class BoundedPhases final : public DispatchPhases {
     return rows;
   }
 
-  ValueId unpack_back(const DispatchedRows& dispatched, ValueId arrived) override {
-    return add_up(dispatched.at_source, arrived, dispatched.probs_TK, "moe_out");
+ protected:
+  RouteMapSpec sent_layout() const override {
+    RouteMapSpec layout = source_layout(num_tokens_);
+    layout.slot_experts = spec_.local_experts().count;
+    layout.slot_rows = max_rows_to_peer(spec_, num_tokens_);
+    return layout;
   }
 
  private:
@@ -67,8 +50,6 @@ class BoundedPhases final : public DispatchPhases {
       x = program_.add1(make_all_to_all(spec_.ep), {x}, gathers ? "received" : name);
     return gathers ? program_.add1(make_all_gather(spec_.etp), {x}, name) : x;
   }
-
-  int64_t num_tokens_ = 0;
 };
 
 }  // namespace
