@@ -7,6 +7,7 @@
 #include "ops/add/add.h"
 #include "ops/addend.h"
 #include "program/dependencies.h"
+#include "program/fuse_nodes.h"
 
 namespace tessera {
 namespace {
@@ -27,12 +28,7 @@ class SumFuser {
   }
 
   Program run() {
-    std::vector<Node> left;
-    std::vector<bool> fused(nodes_.size());
-    for (size_t idx = 0; idx < nodes_.size(); ++idx) fused[idx] = fuse(nodes_[idx]);
-    for (size_t idx = 0; idx < nodes_.size(); ++idx)
-      if (!fused[idx]) left.push_back(std::move(nodes_[idx]));
-    return program_.with_nodes(std::move(left));
+    return fuse_nodes(program_, nodes_, [this](const Node& node) { return fuse(node); });
   }
 
  private:
