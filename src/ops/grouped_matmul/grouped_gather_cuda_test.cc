@@ -11,9 +11,10 @@
 
 #include "core/dtype.h"
 #include "core/random.h"
-#include "ops/cuda/device_buffer.h"
 #include "ops/cuda/tensor_map.h"
+#include "ops/grouped_matmul/grouped_cuda_testing.h"
 #include "ops/grouped_matmul/grouped_kernels.h"
+#include "ops/testing/gpu_test.h"
 
 namespace tessera::cuda {
 namespace {
@@ -38,20 +39,6 @@ struct Case {
                        num_tokens, top_k, slack);
   }
 };
-
-template <typename To>
-std::vector<To> ends(const std::vector<int64_t>& counts) {
-  std::vector<To> result{0};
-  for (const int64_t count : counts) result.push_back(result.back() + static_cast<To>(count));
-  return result;
-}
-
-template <typename T>
-DeviceBuffer to_device(const std::vector<T>& values) {
-  DeviceBuffer buffer(values.size() * sizeof(T));
-  buffer.copy_from(values.data());
-  return buffer;
-}
 
 template <typename T>
 std::vector<T> to_host(const DeviceBuffer& buffer) {
@@ -203,14 +190,7 @@ void check_all(const Case& test, uint64_t seed) {
   }
 }
 
-class GroupedGatherCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-      GTEST_SKIP() << "no GPU: the kernels are not tested";
-  }
-};
+class GroupedGatherCuda : public testing::GpuTest {};
 
 TEST_F(GroupedGatherCuda, WholeTiles) {
   check_all({{128}, {256}, 128}, 1);

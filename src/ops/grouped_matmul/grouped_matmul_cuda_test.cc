@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "ops/cuda/device_buffer.h"
+#include "ops/grouped_matmul/grouped_cuda_testing.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/testing/gpu_test.h"
@@ -37,19 +37,6 @@ struct Case {
   }
 };
 
-std::vector<int64_t> ends(const std::vector<int64_t>& counts) {
-  std::vector<int64_t> result{0};
-  for (const int64_t count : counts) result.push_back(result.back() + count);
-  return result;
-}
-
-template <typename T>
-DeviceBuffer to_device(const std::vector<T>& values) {
-  DeviceBuffer buffer(values.size() * sizeof(T));
-  buffer.copy_from(values.data());
-  return buffer;
-}
-
 /// Values of a type on the GPU; rows after those given are NaN.
 template <typename T>
 DeviceBuffer to_device_as(const Tensor& values, int64_t num_rows) {
@@ -78,14 +65,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-class GroupedCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-      GTEST_SKIP() << "no GPU: the kernels are not tested";
-  }
-};
+class GroupedCuda : public testing::GpuTest {};
 
 /// A case's data on both sides.
 class Rig {
