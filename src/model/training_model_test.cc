@@ -8,194 +8,22 @@
 #include <cmath>
 #include <cstring>
 
-#include "model/model_testing.h"
-#include "ops/testing/op_test.h"
+#include "model/gradient_cases.h"
 
 namespace tessera {
 namespace {
 
+using testing::Case;
+using testing::expect_same_gradients;
+using testing::gradient_cases;
+using testing::kLength;
+using testing::kSequences;
 using testing::ModelRig;
+using testing::run_once;
+using testing::test_scales;
 using testing::TestBatch;
 using testing::tiny_config;
 using testing::tiny_shape;
-
-constexpr int64_t kSequences = 2;
-constexpr int64_t kLength = 6;
-
-struct Case {
-  std::string name;
-  ModelConfig config;
-};
-
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
-}
-
-template <typename Change>
-Case make_case(std::string name, Change change) {
-  Case result{std::move(name), tiny_config()};
-  change(result.config);
-  return result;
-}
-
-std::vector<Case> gradient_cases() {
-  return {
-      make_case("plain", [](ModelConfig&) {}),
-      make_case("tied", [](ModelConfig& c) { c.tie_embeddings = true; }),
-      make_case("dense", [](ModelConfig& c) { c.moe.num_experts = 0; }),
-      make_case("first_dense", [](ModelConfig& c) { c.moe.first_dense_layers = 1; }),
-      make_case("gelu", [](ModelConfig& c) { c.activation = Activation::kGelu; }),
-      make_case("classic_weighting", [](ModelConfig& c) { c.moe.memory_efficient = false; }),
-      make_case("after_top_k", [](ModelConfig& c) { c.moe.score_order = ScoreOrder::kAfterTopK; }),
-      make_case("sigmoid_groups",
-                [](ModelConfig& c) {
-                  c.moe.score = ScoreFunction::kSigmoid;
-                  c.moe.num_groups = 2;
-                  c.moe.top_groups = 1;
-                  c.moe.score_scale = 2.5;
-                  c.moe.bias_update_speed = 0.1;
-                }),
-      make_case("shared_gated",
-                [](ModelConfig& c) {
-                  c.moe.shared_inner_size = 12;
-                  c.moe.shared_gate = true;
-                }),
-      make_case("latent_experts",
-                [](ModelConfig& c) {
-                  c.moe.latent_size = 6;
-                  c.moe.shared_inner_size = 12;
-                }),
-      make_case("latent_experts_weighted_late",
-                [](ModelConfig& c) {
-                  c.moe.latent_size = 6;
-                  c.moe.memory_efficient = false;
-                  c.moe.capacity_factor = 0.75;
-                }),
-      make_case("latent_block_sparse_experts",
-                [](ModelConfig& c) {
-                  c.moe.latent_size = 5;
-                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
-                  c.moe.experts = ExpertPath::kBlockSparse;
-                  c.moe.block_size = 8;
-                }),
-      make_case("capacity", [](ModelConfig& c) { c.moe.capacity_factor = 0.75; }),
-      make_case("padded_capacity",
-                [](ModelConfig& c) {
-                  c.moe.capacity_factor = 1.0;
-                  c.moe.pad_to_capacity = true;
-                }),
-      make_case("unequal_experts",
-                [](ModelConfig& c) {
-                  c.moe.inner_sizes = {8, 16, 8, 24};
-                }),
-      make_case("block_sparse",
-                [](ModelConfig& c) {
-                  c.moe.experts = ExpertPath::kBlockSparse;
-                  c.moe.block_size = 8;
-                }),
-      make_case("block_sparse_unequal",
-                [](ModelConfig& c) {
-                  c.moe.experts = ExpertPath::kBlockSparse;
-                  c.moe.block_size = 8;
-                  c.moe.inner_sizes = {8, 16, 8, 24};
-                }),
-      make_case("sequence_balance",
-                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kSequence; }),
-      make_case("global_balance",
-                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kGlobalBatch; }),
-      make_case("window",
-                [](ModelConfig& c) {
-                  c.window = 3;
-                  c.moe.num_experts = 0;
-                }),
-      make_case("window_in_some_layers",
-                [](ModelConfig& c) {
-                  c.num_layers = 3;
-                  c.window = 2;
-                  c.window_layers = {0, 2};
-                  c.moe.dense_layers = {2};
-                }),
-      make_case("model_balance",
-                [](ModelConfig& c) {
-                  c.num_layers = 3;
-                  c.moe.dense_layers = {1};
-                  c.moe.balance_scope = BalanceTokens::kModel;
-                }),
-      make_case("group_balance",
-                [](ModelConfig& c) {
-                  c.moe.balance_group_size = 2;
-                  c.moe.balance_scope = BalanceTokens::kSequence;
-                }),
-      make_case("model_balance_of_groups",
-                [](ModelConfig& c) {
-                  c.moe.balance_group_size = 2;
-                  c.moe.balance_scope = BalanceTokens::kModel;
-                }),
-      make_case("capacity_of_groups",
-                [](ModelConfig& c) {
-                  c.moe.capacity_factor = 0.75;
-                  c.moe.capacity_group_size = 2;
-                }),
-      make_case("model_balance_of_sigmoids",
-                [](ModelConfig& c) {
-                  c.moe.score = ScoreFunction::kSigmoid;
-                  c.moe.balance_scope = BalanceTokens::kModel;
-                }),
-      make_case("biases",
-                [](ModelConfig& c) {
-                  c.qkv_bias = c.output_bias = c.mlp_bias = true;
-                  c.moe.first_dense_layers = 1;
-                  c.moe.shared_inner_size = 12;
-                }),
-      make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
-      make_case("all_heads_norm",
-                [](ModelConfig& c) {
-                  c.qk_norm = QkNorm::kAll;
-                  c.rope.fraction = 0.5;
-                }),
-      make_case("latent",
-                [](ModelConfig& c) {
-                  c.attention = AttentionKind::kLatent;
-                  c.num_kv_heads = 0;
-                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
-                  c.rope.interleaved = true;
-                }),
-      make_case(
-          "latent_queries",
-          [](ModelConfig& c) {
-            c.attention = AttentionKind::kLatent;
-            c.num_kv_heads = 0;
-            c.latent = {
-                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 4, .value_size = 2};
-            c.qkv_bias = c.output_bias = true;
-            c.rope.scaling = RopeScaling::kYarn;
-            c.rope.factor = 4;
-            c.rope.original_length = 3;
-            c.rope.mscale = 0.8;
-            c.rope.mscale_all_dims = 0.6;
-          }),
-      make_case("mtp", [](ModelConfig& c) { c.mtp_layers = 1; }),
-      make_case("mtp_of_two_tied_tokens",
-                [](ModelConfig& c) {
-                  c.mtp_layers = 2;
-                  c.tie_embeddings = true;
-                  c.moe.balance_scope = BalanceTokens::kModel;
-                }),
-      make_case("mtp_of_latent_dense_layers",
-                [](ModelConfig& c) {
-                  c.mtp_layers = 1;
-                  c.attention = AttentionKind::kLatent;
-                  c.num_kv_heads = 0;
-                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
-                  c.moe.dense_layers = {1};
-                }),
-  };
-}
-
-LossScales test_scales(const TestBatch& batch) {
-  const float mean = 1.0F / static_cast<float>(batch.num_valid);
-  return {.loss = mean, .balance = 0.1F, .z_loss = 0.05F, .mtp = 0.3F * mean};
-}
 
 class ModelGradients : public ::testing::TestWithParam<Case> {};
 
@@ -273,86 +101,6 @@ TEST_P(ModelGradients, AreSetByTheFirstToAdd) {
 
 INSTANTIATE_TEST_SUITE_P(All, ModelGradients, ::testing::ValuesIn(gradient_cases()),
                          [](const auto& info) { return info.param.name; });
-
-/// Runs one micro-batch and returns the rig with its gradients.
-std::unique_ptr<ModelRig> run_once(const ModelConfig& config, const RecomputePolicy& policy = {},
-                                   DType dtype = DType::kF32) {
-  auto rig = std::make_unique<ModelRig>(config, tiny_shape(kSequences, kLength, dtype), policy);
-  TestBatch batch(config, kSequences, kLength, 5);
-  rig->model.begin_step();
-  rig->run(batch, test_scales(batch));
-  return rig;
-}
-
-void expect_same_gradients(const ModelRig& a, const ModelRig& b, double tolerance) {
-  for (size_t i = 0; i < a.parameters.all().size(); ++i) {
-    const ModelParameter& pa = a.parameters.all()[i];
-    const ModelParameter& pb = b.parameters.all()[i];
-    if (tolerance == 0) {
-      testing::expect_bitwise_equal(pa.grad, pb.grad, pa.spec.name);
-    } else {
-      testing::expect_rows_near(pa.grad, pb.grad, tolerance, pa.spec.name);
-    }
-  }
-}
-
-TEST(Recompute, GivesBitwiseTheSameGradientsInLessMemory) {
-  for (const Case& c : gradient_cases()) {
-    SCOPED_TRACE(c.name);
-    const auto plain = run_once(c.config);
-    const auto all = run_once(c.config, {"all"});
-    expect_same_gradients(*plain, *all, 0);
-    EXPECT_LT(all->model.activation_bytes().saved, plain->model.activation_bytes().saved);
-  }
-}
-
-TEST(Recompute, SomeValuesOnly) {
-  const auto plain = run_once(tiny_config());
-  const auto some = run_once(tiny_config(), {"expert_act", "expert_in", "attn_norm"});
-  expect_same_gradients(*plain, *some, 0);
-  EXPECT_LT(some->model.activation_bytes().saved, plain->model.activation_bytes().saved);
-}
-
-TEST(Recompute, AnUnknownNameIsRefusedWithTheNearest) {
-  try {
-    run_once(tiny_config(), {"expert_akt"});
-    FAIL() << "expected UserError";
-  } catch (const UserError& error) {
-    EXPECT_NE(std::string(error.what()).find("expert_act"), std::string::npos) << error.what();
-  }
-}
-
-/// The model whose products gather, beside the one with copies in the experts' order.
-ModelConfig gathering(ModelConfig config, GatherFusion fusion) {
-  config.moe.fuse_gather = fusion;
-  return config;
-}
-
-TEST(FusedGathers, GiveBitwiseTheSameGradientsAndKeepNoMore) {
-  for (const Case& c : gradient_cases()) {
-    for (const RecomputePolicy& policy : {RecomputePolicy{}, RecomputePolicy{"all"}}) {
-      SCOPED_TRACE(fmt::format("{}, {} names", c.name, policy.size()));
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const auto copies = run_once(gathering(c.config, GatherFusion::kNever), policy, dtype);
-        const auto fused = run_once(gathering(c.config, GatherFusion::kAlways), policy, dtype);
-        expect_same_gradients(*copies, *fused, 0);
-        const ActivationBytes before = copies->model.activation_bytes();
-        const ActivationBytes after = fused->model.activation_bytes();
-        EXPECT_LE(after.saved, before.saved);
-        EXPECT_LE(after.total(), before.total());
-      }
-    }
-  }
-}
-
-TEST(FusedGathers, LeaveOutTheCopyOfEveryMoeLayer) {
-  const auto copies = run_once(gathering(tiny_config(), GatherFusion::kNever));
-  const auto fused = run_once(gathering(tiny_config(), GatherFusion::kAlways));
-  const ModelConfig config = tiny_config();
-  const int64_t copy_bytes = kSequences * kLength * config.moe.top_k * config.hidden_size * 4;
-  EXPECT_EQ(copies->model.activation_bytes().saved - fused->model.activation_bytes().saved,
-            config.num_layers * copy_bytes);
-}
 
 TEST(Experts, BlockSparseAgreesWithGrouped) {
   for (const bool unequal : {false, true}) {
