@@ -105,6 +105,12 @@ __device__ __forceinline__ void sync_threads(uint32_t identity, uint32_t num_thr
   asm volatile("bar.sync %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
 }
 
+__device__ __forceinline__ void spend_cycles(int count) {
+  const long long begin = clock64();
+  while (clock64() - begin < count) {
+  }
+}
+
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

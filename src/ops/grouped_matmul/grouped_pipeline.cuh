@@ -23,7 +23,9 @@
 ///   Store           its own shared memory
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
 ///   load_weight(stage, params, work, k, full)
-///   begin(store, params, work, group), store<kColumns>(store, params, work, d, group)
+///   kDefers         whether a tile's results are stored beside the next one's products
+///   kPasses, Kept    the results of one tile in kPasses parts, as a thread keeps them
+///   keep<kColumns>(kept, work, d, group), store<kPass>(store, params, kept, group)
 namespace tessera::cuda {
 namespace grouped {
 
@@ -37,6 +39,10 @@ constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
 constexpr int kStoreTokens = kGroupedStoreRows;
 constexpr int kMaxShared = 227 * 1024;
+
+/// By which the second warpgroup begins later: where both end a tile at once nothing is multiplied
+/// while they pack their results. A stage and a half of the longest tile.
+constexpr int kApartCycles = 1500;
 
 using Value = __nv_bfloat16;
 
@@ -202,12 +208,35 @@ __device__ __forceinline__ void for_each_step(const Step& step) {
   }
 }
 
+/// Stores part `pass` of what is kept, if there are so many.
+template <typename Epilogue, int kPass = 0>
+__device__ __forceinline__ void store_pass(Shared<Epilogue>& shared,
+                                           const typename Epilogue::Params& params,
+                                           typename Epilogue::Kept& kept, int pass, int group) {
+  if constexpr (kPass < Epilogue::kPasses) {
+    if (pass == kPass) return Epilogue::template store<kPass>(shared.store, params, kept, group);
+    store_pass<Epilogue, kPass + 1>(shared, params, kept, pass, group);
+  }
+}
+
+/// Stores all that is kept.
+template <typename Epilogue>
+__device__ __forceinline__ void store_all(Shared<Epilogue>& shared,
+                                          const typename Epilogue::Params& params,
+                                          typename Epilogue::Kept& kept, int group) {
+  for_each_step<Epilogue::kPasses, 1>([&]<int kPass>() __attribute__((always_inline)) {
+    Epilogue::template store<kPass>(shared.store, params, kept, group);
+  });
+}
+
+/// The products of one tile. What is kept of the one before is stored while they run: a pass beside
+/// each of the first stages, whose products are under way.
 /// What surrounds the products must be one function: the compiler lets them wait for each other
 /// where they cross a call (its warning C7510).
 template <int kColumns, typename Epilogue>
 __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
                                          const typename Epilogue::Params& params, const Work& work,
-                                         int group, Cursor& cursor) {
+                                         int group, Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr TileMajor kWeight = Epilogue::kWeightMajor;
   using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
   float d[kColumns / 2];
@@ -215,7 +244,6 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   for (float& value : d) value = 0;
   const int lane = threadIdx.x % kWarpgroup;
   int last = 0;
-  Epilogue::begin(shared.store, params, work, group);
   for (int s = 0; s < work.num_stages; ++s) {
     const Stage& stage = shared.stages[cursor.stage];
     uint64_t weight = describe_tile<kWeight>(stage.weight + group * 64 * kReduction, 0);
@@ -233,24 +261,31 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     if (s > 0 && lane < 2) shared.empty[last].arrive_at(lane);
     last = cursor.stage;
     cursor.advance();
+    if constexpr (Epilogue::kDefers) store_pass<Epilogue>(shared, params, kept, s, group);
+  }
+  if constexpr (Epilogue::kDefers) {
+    for (int pass = work.num_stages; pass < Epilogue::kPasses; ++pass)
+      store_pass<Epilogue>(shared, params, kept, pass, group);
   }
   wait_products<0>();
   fence_values(d);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  Epilogue::template store<kColumns>(shared.store, params, work, d, group);
+  Epilogue::template keep<kColumns>(kept, work, d, group);
+  if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, group);
 }
 
 /// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
 template <typename Epilogue, int kColumns = kMaxTokens>
 __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  const typename Epilogue::Params& params,
-                                                 const Work& work, int group, Cursor& cursor) {
+                                                 const Work& work, int group, Cursor& cursor,
+                                                 typename Epilogue::Kept& kept) {
   constexpr int kFewer = kColumns - (kColumns <= 128 ? 32 : 8);
   if constexpr (kFewer > 0) {
     if (work.num_rows <= kFewer)
-      return multiply_columns<Epilogue, kFewer>(shared, params, work, group, cursor);
+      return multiply_columns<Epilogue, kFewer>(shared, params, work, group, cursor, kept);
   }
-  multiply<kColumns, Epilogue>(shared, params, work, group, cursor);
+  multiply<kColumns, Epilogue>(shared, params, work, group, cursor, kept);
 }
 
 template <typename Epilogue>
@@ -259,11 +294,14 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   Cursor cursor;
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
+  typename Epilogue::Kept kept{};
+  if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
     const Work work = own_part(shared.slot.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    multiply_columns<Epilogue>(shared, params, work, group, cursor);
+    multiply_columns<Epilogue>(shared, params, work, group, cursor, kept);
   }
+  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, group);
   wait_stores_read<0>();  // shared memory ends with the block
 }
 

@@ -6,41 +6,32 @@ namespace {
 
 using namespace grouped;
 
-constexpr int kPassTokens = 64;  // tokens that are stored at once
-constexpr int kPassBuffers = 2;
+constexpr int kPassTokens = 128;  // tokens that are stored at once
 
 using Params = GroupedRowsParams;
 
-/// Writes this thread's part of accumulators d, which belong to tokens from kFirst on, to a BF16
-/// tile of up to 32 tokens by 64 features that the warpgroup is about to store.
-template <int kFirst, int kColumns>
-__device__ __forceinline__ void fill_store(Value* tile, const float (&d)[kColumns / 2]) {
-  constexpr int kEights = (kColumns - kFirst < kStoreTokens ? kColumns - kFirst : kStoreTokens) / 8;
+/// A tile's results as a thread keeps them: BF16, in the accumulators' order (WarpgroupProduct).
+struct KeptRows {
+  uint32_t packed[kMaxTokens / 4];
+  int row;
+  int num_rows;  // zero where there is nothing to store
+  int feature;
+  int num_features;
+};
+
+/// Writes what this thread keeps of a pass to a tile of 128 tokens by 64 features.
+__device__ __forceinline__ void fill_store(Value* tile, const uint32_t* packed) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 % 4;
-  uint32_t packed[2 * kEights];
 #pragma unroll
-  for (int i = 0; i < 2 * kEights; ++i) {
-    const __nv_bfloat162 two =
-        __floats2bfloat162_rn(d[kFirst / 2 + 2 * i], d[kFirst / 2 + 2 * i + 1]);
-    packed[i] = reinterpret_cast<const uint32_t&>(two);
-  }
-#pragma unroll
-  for (int eight = 0; eight < kEights; eight += 2) {
-    const int token = (eight + (eight + 1 < kEights ? lane / 16 : 0)) * 8 + lane % 8;
+  for (int eight = 0; eight < kPassTokens / 8; eight += 2) {
+    const int token = (eight + lane / 16) * 8 + lane % 8;
     const int chunk = (warp * 2 + lane / 8 % 2) ^ (token % 8);
     const uint32_t to = shared_address(tile + token * 64 + chunk * 8);
     const uint32_t* const p = packed + 2 * eight;
-    if (eight + 1 < kEights) {
-      asm volatile(
-          "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-          "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])
-          : "memory");
-    } else {
-      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
-                   "r"(p[0]), "r"(p[1])
-                   : "memory");
-    }
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3])
+                 : "memory");
   }
 }
 
@@ -59,16 +50,17 @@ __device__ __forceinline__ void store_part(const Value* tile, Value* y, int64_t 
   }
 }
 
-__device__ __forceinline__ void store_chunk(const Params& params, const Work& work,
-                                            const Value* tile, int feature, int first) {
-  const int num_rows = min(kStoreTokens, work.num_rows - first);
-  const int num_columns = min(64, work.num_features - feature);
+/// Stores up to 32 tokens of what is kept, from `first` on.
+__device__ __forceinline__ void store_chunk(const Params& params, const KeptRows& kept,
+                                            const Value* tile, int first) {
+  const int num_rows = min(kStoreTokens, kept.num_rows - first);
+  const int num_columns = min(64, kept.num_features - kept.feature);
   const bool leader = threadIdx.x % kWarpgroup == 0;
   if (num_rows == kStoreTokens && num_columns == 64) {
-    if (leader) store_box(&params.y_map, tile, {feature, work.row + first});
+    if (leader) store_box(&params.y_map, tile, {kept.feature, kept.row + first});
   } else {
     Value* const y = static_cast<Value*>(params.y) +
-                     static_cast<int64_t>(work.row + first) * params.y_columns + feature;
+                     static_cast<int64_t>(kept.row + first) * params.y_columns + kept.feature;
     store_part(tile, y, params.y_columns, num_rows, num_columns);
   }
 }
@@ -77,10 +69,11 @@ template <bool kByOut, bool kFromTokens>
 struct WriteRows {
   using Params = GroupedRowsParams;
   static constexpr bool kGathers = kFromTokens;
+  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
   struct Store {
-    Value tiles[2][kPassBuffers][kPassTokens * 64];  // of each warpgroup that multiplies
+    Value tiles[2][kPassTokens * 64];  // of each warpgroup that multiplies
   };
 
   static __device__ int size(const Params& params, int expert) {
@@ -104,30 +97,39 @@ struct WriteRows {
     }
   }
 
-  static __device__ void begin(Store&, const Params&, const Work&, int) {}
+  static constexpr int kPasses = kMaxTokens / kPassTokens;
+  using Kept = KeptRows;
 
   template <int kColumns>
-  static __device__ __forceinline__ void store(Store& memory, const Params& params,
-                                               const Work& work, const float (&d)[kColumns / 2],
+  static __device__ __forceinline__ void keep(Kept& kept, const Work& work,
+                                              const float (&d)[kColumns / 2], int group) {
+    kept.feature = work.feature + group * 64;
+    kept.num_features = work.num_features;
+    kept.row = work.row;
+    kept.num_rows = kept.feature < work.num_features ? work.num_rows : 0;
+#pragma unroll
+    for (int i = 0; i < kColumns / 4; ++i) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
+      kept.packed[i] = reinterpret_cast<const uint32_t&>(two);
+    }
+  }
+
+  template <int kPass>
+  static __device__ __forceinline__ void store(Store& memory, const Params& params, Kept& kept,
                                                int group) {
-    const int feature = work.feature + group * 64;
-    if (feature >= work.num_features) return;
+    constexpr int kFirst = kPass * kPassTokens;
+    if (kFirst >= kept.num_rows) return;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    for_each_step<kColumns, kPassTokens>([&]<int kFirst>() __attribute__((always_inline)) {
-      constexpr int kEnd = kFirst + kPassTokens < kColumns ? kFirst + kPassTokens : kColumns;
-      Value* const tile = memory.tiles[group][kFirst / kPassTokens % kPassBuffers];
-      // The first buffer may be the one that the tile before stored last.
-      if (leader) wait_stores_read<kFirst == 0 ? 0 : kPassBuffers - 1>();
-      sync_threads(1 + group, kWarpgroup);
-      for_each_step<kEnd - kFirst, kStoreTokens>([&]<int kChunk>() __attribute__((always_inline)) {
-        fill_store<kFirst + kChunk, kColumns>(tile + kChunk * 64, d);
-      });
-      fence_shared_for_async();
-      sync_threads(1 + group, kWarpgroup);
-      for (int first = kFirst; first < min(kEnd, work.num_rows); first += kStoreTokens)
-        store_chunk(params, work, tile + (first - kFirst) * 64, feature, first);
-      if (leader) commit_stores();
-    });
+    Value* const tile = memory.tiles[group];
+    if (leader) wait_stores_read<0>();
+    sync_threads(1 + group, kWarpgroup);
+    fill_store(tile, kept.packed + kFirst / 4);
+    fence_shared_for_async();
+    sync_threads(1 + group, kWarpgroup);
+    for (int first = kFirst; first < min(kFirst + kPassTokens, kept.num_rows);
+         first += kStoreTokens)
+      store_chunk(params, kept, tile + (first - kFirst) * 64, first);
+    if (leader) commit_stores();
   }
 };
 

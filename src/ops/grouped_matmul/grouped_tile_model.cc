@@ -14,7 +14,7 @@ constexpr int64_t kReduction = 64;  // of a stage
 // Of one multiprocessor, fitted to measured products (docs/log.md).
 constexpr double kCyclesPerColumn = 4;  // 128 features by 64 values: 2048 products a cycle
 constexpr double kBytesPerCycle = 34;   // from the L2 cache
-constexpr double kTileCycles = 7500;    // until the first stage is there, and to write the results
+constexpr double kTileCycles = 6000;    // until the first stage is there, and to write the results
 
 constexpr int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;

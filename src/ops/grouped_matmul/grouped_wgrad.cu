@@ -24,8 +24,9 @@ constexpr int kTokens = kGroupedReduction;
 constexpr int kStages = 4;
 constexpr int kLineColumns = 32;  // of a line of the cache, which 8 lanes hold
 constexpr int kLineGroups = kColumns / kLineColumns;
-constexpr int kOwnLines = 4;     // of a group, in which a thread holds four columns
-constexpr int kGroupsAhead = 4;  // that are read before they are added to
+constexpr int kOwnLines = 4;           // of a group, in which a thread holds four columns
+constexpr int kGroupsAhead = 4;        // that are read before they are added to
+constexpr int kStagesToAddThere = 12;  // the L2 cache takes longer to add than shorter products
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
@@ -257,32 +258,65 @@ __device__ __forceinline__ void load_lines(const Params& params, const Place& pl
   }
 }
 
-__device__ __forceinline__ void add(float4& to, float4 value) {
-  to.x += value.x;
-  to.y += value.y;
-  to.z += value.z;
-  to.w += value.w;
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-/// From registers, so that the next tile begins at once. Each value is written, and read before, by
-/// one thread of the grid, so that sums do not depend on an order.
-template <bool kAccumulate>
+/// Adds in the L2 cache. Unlike float4's sum it takes subnormal values for zero.
+__device__ __forceinline__ void add_there(float4* to, float4 value) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+/// From registers, so that the next tile begins at once. Each value is written, or added to, once
+/// in the grid, so that sums do not depend on an order. Calls finish(i, lines) before group i of
+/// lines is written by write(place, four values).
+template <typename Finish, typename Write>
 __device__ __forceinline__ void store(const Params& params, const Place& place,
-                                      const float (&d)[kColumns / 2],
-                                      float4 (&before)[kGroupsAhead][kOwnLines]) {
+                                      const float (&d)[kColumns / 2], const Finish& finish,
+                                      const Write& write) {
 #pragma unroll
   for (int i = 0; i < kLineGroups; ++i) {
-    const int column = i * kLineColumns;
     float4 lines[kOwnLines];
     make_lines(d + i * 16, lines);
+    finish(i, lines);
 #pragma unroll
     for (int line = 0; line < kOwnLines; ++line) {
-      if constexpr (kAccumulate) add(lines[line], before[i % kGroupsAhead][line]);
-      if (column < place.num_columns[line]) *address(params, place, line, column) = lines[line];
+      const int column = i * kLineColumns;
+      if (column < place.num_columns[line])
+        write(address(params, place, line, column), lines[line]);
     }
-    if (kAccumulate && i + kGroupsAhead < kLineGroups)
-      load_lines(params, place, i + kGroupsAhead, before[i % kGroupsAhead]);
   }
+}
+
+/// What a tile's first groups are added to, read while its last products run.
+using Before = float4[kGroupsAhead][kOwnLines];
+
+__device__ __forceinline__ void add_and_store(const Params& params, const Place& place,
+                                              const float (&d)[kColumns / 2], Before& before) {
+  const auto add_before = [&](int i, float4(&lines)[kOwnLines]) __attribute__((always_inline)) {
+#pragma unroll
+    for (int line = 0; line < kOwnLines; ++line)
+      lines[line] = add(lines[line], before[i % kGroupsAhead][line]);
+    if (i + kGroupsAhead < kLineGroups)
+      load_lines(params, place, i + kGroupsAhead, before[i % kGroupsAhead]);
+  };
+  store(params, place, d, add_before, [](float4* to, float4 value) { *to = value; });
+}
+
+template <bool kAccumulate>
+__device__ __forceinline__ void store_there(const Params& params, const Place& place,
+                                            const float (&d)[kColumns / 2]) {
+  store(
+      params, place, d, [](int, float4(&)[kOwnLines]) {},
+      [](float4* to, float4 value) {
+        if constexpr (kAccumulate) {
+          add_there(to, value);
+        } else {
+          *to = value;
+        }
+      });
 }
 
 template <bool kAccumulate, bool kGathers>
@@ -315,15 +349,20 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
     cursor.advance();
   }
   const Place place = place_of(params, work, group);
-  float4 before[kGroupsAhead][kOwnLines] = {};
-  if constexpr (kAccumulate) {
+  Before before = {};
+  const bool adds_here = kAccumulate && work.num_stages < kStagesToAddThere;
+  if (adds_here) {
 #pragma unroll
     for (int i = 0; i < kGroupsAhead; ++i) load_lines(params, place, i, before[i]);
   }
   wait_products<0>();
   fence_values(d);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  store<kAccumulate>(params, place, d, before);
+  if (adds_here) {
+    add_and_store(params, place, d, before);
+  } else {
+    store_there<kAccumulate>(params, place, d);
+  }
 }
 
 template <bool kAccumulate, bool kGathers>
