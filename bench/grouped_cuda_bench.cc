@@ -290,27 +290,23 @@ void bench(const Shape& shape, const Timer& timer, int repeat) {
   std::fflush(stdout);
 }
 
-/// A multiprocessor's clock and how many clusters of two there are, where a time is predicted.
-constexpr double kClockGhz = 1.755;
-constexpr int kClusters = 66;
-
 void print_tiles(const Shape& shape, bool by_out) {
   const Routing routing = route(shape);
-  std::vector<int64_t> rows_of;
+  std::vector<TiledExpert> experts;
   for (size_t e = 0; e + 1 < routing.offsets.size(); ++e)
-    rows_of.push_back(routing.offsets[e + 1] - routing.offsets[e]);
-  const TiledProduct product = {.rows_of = rows_of,
-                                .features = by_out ? shape.inner : shape.hidden,
-                                .reduction = by_out ? shape.hidden : shape.inner};
-  fmt::print("{}, {} features, reduction {}:\n", shape.name, product.features, product.reduction);
-  for (const int max_rows : {kGroupedMaxRows, 224, 192, 160, 128, 96, 64}) {
-    const TilePrediction tiles = predict_tiles(product, max_rows, kClusters);
-    const double microseconds = tiles.cycles / kClockGhz / 1e3;
+    experts.push_back({.rows = routing.offsets[e + 1] - routing.offsets[e],
+                       .features = by_out ? shape.inner : shape.hidden,
+                       .reduction = by_out ? shape.hidden : shape.inner});
+  fmt::print("{}, {} features, reduction {}:\n", shape.name, experts[0].features,
+             experts[0].reduction);
+  for (const int max_rows : kTileHeights) {
+    const TilePrediction tiles = predict_tiles(experts, max_rows, kModelClusters);
+    const double microseconds = tiles.cycles / kModelClockHz * 1e6;
     fmt::print(
         "  at most {:3} rows: {:6} tiles, {:4.1f} % padding, {:4.1f} % idle, {:7.0f} us, "
         "{:4.0f} TFLOPS{}\n",
         max_rows, tiles.num_tiles, 100 * tiles.padding, 100 * tiles.idle, microseconds,
-        shape.flops() / microseconds / 1e6, max_rows == kGroupedMaxRows ? " (taken)" : "");
+        shape.flops() / microseconds / 1e6, max_rows == kTileHeights[0] ? " (taken)" : "");
   }
 }
 

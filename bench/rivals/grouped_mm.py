@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The grouped BF16 products of MoE layers beside PyTorch's (torch._grouped_mm), cold L2, by turns.
+"""The grouped BF16 products of MoE layers beside PyTorch's (torch._grouped_mm) and CUTLASS's, cold L2, by turns.
 
 By turns in one process, since the GPU's clock follows its power: measured one after the other, whoever
 ran on the cooler GPU was a tenth faster. PyTorch's gradients of weights are BF16, ours F32, written
-(wgrad) or added to (wgrad+=). One JSON line for each shape and product; ratios above 1 are ours.
+(wgrad) or added to (wgrad+=), and so are CUTLASS's. One JSON line for each shape and product; ratios above 1 are ours.
+CUTLASS's products are timed without their set-up, with each schedule and order of tiles that cutlass/ builds; the best
+for each cell counts.
 
-  bench/rivals/grouped_mm.py build/bench/libgrouped_cuda.so [--repeat 9]
+  bench/rivals/grouped_mm.py build/bench/libgrouped_cuda.so [--cutlass build/bench/libgrouped_cutlass.so] [--repeat 9]
 """
 import argparse
 import ctypes
@@ -24,11 +26,47 @@ SHAPES = [
     ("dsv3 fc2", 32, 65536, 2048, 7168),
 ]
 WARMUPS = 2
+# Name, schedule and swizzle of CUTLASS's variants.
+CUTLASS = [("cutlass cooperative", 0, 1), ("cutlass cooperative/8", 0, 8), ("cutlass pingpong", 1, 1),
+           ("cutlass pingpong/8", 1, 8)]
 
 
 class Problem(ctypes.Structure):
     _fields_ = [("begin", ctypes.c_void_p), ("offsets", ctypes.c_void_p)] + [
         (name, ctypes.c_int64) for name in ("num_experts", "num_rows", "inner", "hidden")] + [("counter", ctypes.c_void_p)]
+
+
+class CutlassProblem(ctypes.Structure):
+    _fields_ = ([("offsets", ctypes.POINTER(ctypes.c_int64))] +
+                [(name, ctypes.c_int64) for name in ("num_experts", "inner", "hidden")] +
+                [(name, ctypes.c_void_p) for name in ("a", "b", "y")] +
+                [(name, ctypes.c_int) for name in ("schedule", "swizzle", "accumulate")])
+
+
+class CutlassProduct:
+    """One of CUTLASS's products of given matrices, set up once."""
+
+    def __init__(self, library, product, problem):
+        self.library = library
+        self.handle = library.cutlass_grouped_make(product, ctypes.byref(problem))
+        if not self.handle:
+            raise SystemExit("CUTLASS's product cannot be set up")
+
+    def __call__(self):
+        if self.library.cutlass_grouped_run(self.handle, torch.cuda.current_stream().cuda_stream):
+            raise SystemExit("CUTLASS's product failed")
+
+    def __del__(self):
+        self.library.cutlass_grouped_free(self.handle)
+
+
+def load_cutlass(path):
+    library = ctypes.CDLL(path)
+    library.cutlass_grouped_make.restype = ctypes.c_void_p
+    library.cutlass_grouped_make.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.cutlass_grouped_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.cutlass_grouped_free.argtypes = [ctypes.c_void_p]
+    return library
 
 
 def split_rows(rows, experts, skewed):
@@ -54,8 +92,8 @@ def measure_by_turns(runs, flush, repeat):
     return {name: sorted(all[WARMUPS:])[repeat // 2] for name, all in times.items()}
 
 
-def make_runs(library, experts, rows, inner, hidden, counts):
-    """By product: PyTorch's run and ours, and whether their results agree."""
+def make_runs(library, cutlass, experts, rows, inner, hidden, counts):
+    """By product: PyTorch's run, ours and CUTLASS's; all but PyTorch's give their result's tensor."""
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).cuda()
     begin = (torch.arange(experts + 1) * inner).to(torch.int32).cuda()
     counter = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -69,55 +107,89 @@ def make_runs(library, experts, rows, inner, hidden, counts):
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     pointer = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
 
+    ends_on_host = (ctypes.c_int64 * (experts + 1))(*offsets.tolist())
+
+    def cutlass_runs(product, a, b, y, accumulate=0):
+        runs = {}
+        for name, schedule, swizzle in CUTLASS if cutlass else ():
+            problem = CutlassProblem(ends_on_host, experts, inner, hidden, a.data_ptr(), b.data_ptr(), y.data_ptr(),
+                                     schedule, swizzle, accumulate)
+            run = CutlassProduct(cutlass, product, problem)
+            runs[name + "+=" * accumulate] = lambda run=run: (run(), y)[1]
+        return runs
+
     def rows_product(by_out, a, y):
         library.tessera_grouped_rows(ctypes.byref(problem), by_out, pointer(a), pointer(weight), pointer(y), stream)
-        return y, keep
+        return y
 
     def wgrad(accumulate):
         library.tessera_grouped_wgrad(ctypes.byref(problem), accumulate, pointer(narrow), pointer(wide),
                                       pointer(grad), stream)
-        return grad, keep
+        return grad
 
     return {
         "by_out": (lambda: torch._grouped_mm(wide, weight.transpose(-2, -1), offs=ends),
-                   {"by_out": lambda: rows_product(1, wide, narrow_out)}),
+                   {"by_out": lambda: rows_product(1, wide, narrow_out)}, cutlass_runs(0, wide, weight, narrow_out)),
         "by_in": (lambda: torch._grouped_mm(narrow, weight, offs=ends),
-                  {"by_in": lambda: rows_product(0, narrow, wide_out)}),
+                  {"by_in": lambda: rows_product(0, narrow, wide_out)}, cutlass_runs(1, narrow, weight, wide_out)),
         "wgrad": (lambda: torch._grouped_mm(narrow.t(), wide, offs=ends),
-                  {"wgrad": lambda: wgrad(0), "wgrad+=": lambda: wgrad(1)}),
-    }
+                  {"wgrad": lambda: wgrad(0), "wgrad+=": lambda: wgrad(1)},
+                  {**cutlass_runs(2, narrow, wide, grad), **cutlass_runs(2, narrow, wide, grad, 1)}),
+    }, keep
 
 
 def check_agreement(name, theirs, ours):
-    """Experts' blocks one at a time, to spare memory."""
+    """Runs both. Experts' blocks one at a time, to spare memory."""
+    ours().zero_()
+    theirs, ours = theirs().split(1024), ours().split(1024)
     size = max(part.abs().max().item() for part in theirs)
     error = max((a.float() - b.float()).abs().max().item() for a, b in zip(theirs, ours))
     if not error <= 0.01 * size:
         raise SystemExit(f"{name}: results differ by {error} of {size}")
 
 
+def best_of_cutlass(medians, name):
+    """The least time of the variants that do what our product `name` does; None where there are none."""
+    added = name.endswith("+=")
+    return min((ms for other, ms in medians.items() if other.startswith("cutlass") and other.endswith("+=") == added),
+               default=None)
+
+
+def measure_shape(shape, skewed, products, flush, repeat):
+    """Prints a line for each product; yields rival, our product and the ratio."""
+    (name, experts, rows, inner, hidden), (runs, _) = shape, products
+    for product, (torch_run, own_runs, cutlass_runs) in runs.items():
+        for other, run in {product: own_runs[product], **cutlass_runs}.items():
+            check_agreement(f"{name} {product}, {other}", torch_run, run)
+        medians = measure_by_turns({"torch": torch_run, **own_runs, **cutlass_runs}, flush, repeat)
+        tflops = {who: round(2 * rows * inner * hidden / ms / 1e9, 1) for who, ms in medians.items()}
+        print(json.dumps({"shape": name, "skewed": skewed, "product": product, "tflops": tflops}), flush=True)
+        for own in own_runs:
+            yield "PyTorch", own, medians["torch"] / medians[own]
+            best = best_of_cutlass(medians, own)
+            if best:
+                yield "CUTLASS", own, best / medians[own]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
+    parser.add_argument("--cutlass", metavar="LIBRARY", help="as bench/rivals/cutlass makes it")
     parser.add_argument("--repeat", type=int, default=9)
     options = parser.parse_args()
     library = ctypes.CDLL(options.library)
+    cutlass = load_cutlass(options.cutlass) if options.cutlass else None
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     ratios = {}
-    for shape, experts, rows, inner, hidden in SHAPES:
+    for shape in SHAPES:
         for skewed in (False, True):
-            runs = make_runs(library, experts, rows, inner, hidden, split_rows(rows, experts, skewed))
-            for product, (torch_run, own_runs) in runs.items():
-                check_agreement(f"{shape} {product}", torch_run().split(1024), own_runs[product]()[0].split(1024))
-                medians = measure_by_turns({"torch": torch_run, **own_runs}, flush, options.repeat)
-                tflops = {name: round(2 * rows * inner * hidden / ms / 1e9, 1) for name, ms in medians.items()}
-                print(json.dumps({"shape": shape, "skewed": skewed, "product": product, "tflops": tflops}), flush=True)
-                for name in own_runs:
-                    ratios.setdefault(name, []).append(medians["torch"] / medians[name])
-            del runs, torch_run, own_runs
-    for name, values in ratios.items():
+            products = make_runs(library, cutlass, *shape[1:], split_rows(shape[2], shape[1], skewed))
+            for rival, product, ratio in measure_shape(shape, skewed, products, flush, options.repeat):
+                ratios.setdefault((rival, product), []).append(ratio)
+            del products
+    for (rival, product), values in sorted(ratios.items(), key=lambda entry: entry[0][0], reverse=True):
         mean = math.exp(sum(map(math.log, values)) / len(values))
-        print(f"{name}: geometric mean {mean:.3f} of PyTorch's speed, least {min(values):.3f}, "
+        print(f"{product}: geometric mean {mean:.3f} of {rival}'s speed, least {min(values):.3f}, "
               f"greatest {max(values):.3f}")
 
 

@@ -10,7 +10,8 @@ layer:      a whole MoE layer, forward and backward, of 32,768 tokens beside Hug
 rivals:     the same beside what else is installed, and which of it is not (moe_rivals.py);
 memory:     what a layer keeps for its backward pass, beside the formula of MegaScale-MoE (section 4.1), for the values
             that it names as cheap to compute again, and what that costs a step;
-grouped:    the grouped products of the experts beside torch._grouped_mm (grouped_mm.py);
+grouped:    the grouped products of the experts beside torch._grouped_mm, and beside CUTLASS's where the build has them
+            (grouped_mm.py);
 attention:  beside cuDNN's through PyTorch (attention_torch.py);
 kernels:    each kernel's share of its ceiling in the same run: a copy's bandwidth, or a large product's rate.
 A target is the least that is wanted. Each program is a process of its own; a failure is told and its rows are left out.
@@ -187,15 +188,29 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def best_of_cutlass(tflops, product):
+    """The highest rate of the variants that do the same; None where there are none."""
+    added = product.endswith("+=")
+    return max((rate for name, rate in tflops.items() if name.startswith("cutlass") and name.endswith("+=") == added),
+               default=None)
+
+
 def grouped_rows(build, _):
-    text = run([sys.executable, HERE / "grouped_mm.py", build / "bench" / "libgrouped_cuda.so"]) or ""
-    rates, ratios = {}, {}
+    cutlass = build / "bench" / "libgrouped_cutlass.so"
+    text = run([sys.executable, HERE / "grouped_mm.py", build / "bench" / "libgrouped_cuda.so",
+                *(["--cutlass", cutlass] if cutlass.exists() else [])]) or ""
+    rates, ratios, over_cutlass = {}, {}, {}
     for line in text.splitlines():
         entry = json.loads(line) if line.startswith("{") else {}
-        for product, rate in entry.get("tflops", {}).items():
-            if product != "torch":
-                rates.setdefault(product, {}).setdefault(entry["shape"], {})[entry["skewed"]] = rate
-                ratios.setdefault(product, []).append(rate / entry["tflops"]["torch"])
+        tflops = entry.get("tflops", {})
+        for product, rate in tflops.items():
+            if product == "torch" or product.startswith("cutlass"):
+                continue
+            rates.setdefault(product, {}).setdefault(entry["shape"], {})[entry["skewed"]] = rate
+            ratios.setdefault(product, []).append(rate / tflops["torch"])
+            best = best_of_cutlass(tflops, product)
+            if best:
+                over_cutlass.setdefault(product, []).append(rate / best)
     cells = [ratio for product, values in ratios.items() if product != "wgrad+=" for ratio in values]
     if cells:
         yield (f"grouped products over torch._grouped_mm, geometric mean of {len(cells)} cells", geometric_mean(cells),
@@ -207,6 +222,9 @@ def grouped_rows(build, _):
         if skewed:
             yield (f"grouped product {product}, skewed routing over balanced", geometric_mean(skewed), 0.95,
                    f"least {min(skewed):.3f}")
+    for product, values in over_cutlass.items():
+        yield (f"grouped product {product} over CUTLASS's best of each cell", geometric_mean(values), None,
+               f"least {min(values):.3f}")
 
 
 def attention_rows(build, _):

@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "train/bench_layer.h"
 #include "train/bench_step.h"
+#include "train/layer_tiles.h"
 #include "train/training_data.h"
 #include "train/verify.h"
 
@@ -146,6 +147,75 @@ int run_layer_bench(const Settings& settings, const BenchArguments& arguments) {
   return 0;
 }
 
+nlohmann::json to_json(const ProductTiles& product) {
+  nlohmann::json choices = nlohmann::json::array();
+  for (const ProductTiles::Choice& choice : product.choices) {
+    choices.push_back({{"max_rows", choice.max_rows},
+                       {"taken", choices.empty()},
+                       {"tile_rows", choice.tiles.tallest},
+                       {"tiles", choice.tiles.num_tiles},
+                       {"padding", choice.tiles.padding},
+                       {"idle", choice.tiles.idle},
+                       {"seconds", choice.seconds},
+                       {"tflops", product.flops / choice.seconds / 1e12}});
+  }
+  return {{"product", product.name}, {"expert_sizes", product.expert_sizes},
+          {"width", product.width},  {"by_rows", product.by_rows},
+          {"flops", product.flops},  {"choices", choices}};
+}
+
+nlohmann::json to_json(const LayerTiles& tiles) {
+  nlohmann::json products = nlohmann::json::array();
+  for (const ProductTiles& product : tiles.products) products.push_back(to_json(product));
+  const auto [least, most] = std::ranges::minmax(tiles.rows_of);
+  return {{"gpu", "H200"},
+          {"clusters", cuda::kModelClusters},
+          {"clock_ghz", cuda::kModelClockHz / 1e9},
+          {"tokens", tiles.tokens},
+          {"experts", tiles.rows_of.size()},
+          {"rows_of_expert", {least, most}},
+          {"products", products}};
+}
+
+void print(const ProductTiles& product) {
+  std::cout << fmt::format("{}: rows times {} of [{}, {}]\n", product.name,
+                           product.by_rows ? "the transposed weight" : "the weight",
+                           product.expert_sizes, product.width);
+  if (product.choices.empty()) {
+    std::cout << fmt::format(
+        "  not in tiles, by plain kernels: the tensor cores' take at most {} experts, sizes that "
+        "are multiples of 8, and along a reduction experts of one size or of multiples of {}\n",
+        cuda::kGroupedMaxExperts, cuda::kGroupedReduction);
+    return;
+  }
+  for (const ProductTiles::Choice& choice : product.choices) {
+    std::cout << fmt::format(
+        "  at most {:3} rows: {:6} tiles of up to {:3} rows, {:4.1f} % padding, clusters {:4.1f} % "
+        "idle, {:8.1f} us, {:4.0f} TFLOPS{}\n",
+        choice.max_rows, choice.tiles.num_tiles, choice.tiles.tallest, 100 * choice.tiles.padding,
+        100 * choice.tiles.idle, 1e6 * choice.seconds, product.flops / choice.seconds / 1e12,
+        &choice == product.choices.data() ? " (taken)" : "");
+  }
+}
+
+int print_tiles(const Settings& settings, const BenchArguments& arguments) {
+  require(arguments.layer == "moe", "--tiles is of experts' products; --layer is '{}', give moe",
+          arguments.layer);
+  const LayerTiles tiles = predict_layer_tiles(settings);
+  if (arguments.json) {
+    std::cout << to_json(tiles).dump(2) << "\n";
+    return 0;
+  }
+  const auto [least, most] = std::ranges::minmax(tiles.rows_of);
+  std::cout << fmt::format(
+      "predicted for an H200 with {} clusters of two multiprocessors at {:.3f} GHz: {} tokens, {} "
+      "experts with {} rows each\n",
+      cuda::kModelClusters, cuda::kModelClockHz / 1e9, tiles.tokens, tiles.rows_of.size(),
+      least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most));
+  for (const ProductTiles& product : tiles.products) print(product);
+  return 0;
+}
+
 /// What training would have. A tokenizer that is not there matters only where nothing else says it.
 int64_t find_vocabulary(const Settings& settings) {
   if (settings.model.vocab_size > 0) return settings.model.vocab_size;
@@ -168,6 +238,7 @@ int run_bench(const BenchArguments& arguments) {
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
   settings.model.vocab_size = find_vocabulary(settings);
   settings = without_data(std::move(settings));
+  if (arguments.tiles) return print_tiles(settings, arguments);
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
   if (!arguments.trace.empty()) check_trace_file(arguments.trace);
   TraceRecorder recorder(TraceRecorder::Clock::now());

@@ -112,7 +112,8 @@ struct BenchArguments {
   std::string layer;  ///< "moe", "mlp" or "attention": time this block; empty: whole steps
   int64_t steps = 5;
   int64_t warmup = 2;
-  std::string trace;  ///< file for a trace of one step; empty: none
+  std::string trace;   ///< file for a trace of one step; empty: none
+  bool tiles = false;  ///< only predict the tiles of the layer's grouped products
   bool json = false;
 };
 

@@ -168,6 +168,43 @@ TEST_F(CliHelp, BenchTimesABlock) {
   expect_refused(wrong, {"--layer", "head"});
 }
 
+/// A prediction, so no GPU is needed.
+TEST_F(CliHelp, BenchPredictsTiles) {
+  const Arguments tiles = {"bench",
+                           "--layer=moe",
+                           "--tiles",
+                           "--model.preset=tiny",
+                           "--data.sequence_length=16",
+                           "--train.micro_batch=2",
+                           "--train.precision=bf16"};
+  const auto with = [&](const std::string& more) {
+    Arguments arguments = tiles;
+    arguments.push_back(more);
+    return arguments;
+  };
+  const Json result = succeed_json(with("--json"));
+  EXPECT_EQ(result["tokens"], 32);
+  ASSERT_EQ(result["products"].size(), 4);
+  for (const Json& product : result["products"]) {
+    int64_t taken = 0;
+    for (const Json& choice : product["choices"]) {
+      EXPECT_GT(choice["tflops"], 0);
+      EXPECT_GT(choice["tiles"], 0);
+      taken += choice["taken"].get<bool>() ? 1 : 0;
+    }
+    EXPECT_EQ(taken, 1);
+  }
+  const std::string text = succeed(tiles).out;
+  for (const char* part : {"FC2 data gradient", "(taken)", "TFLOPS", "% padding", "idle"})
+    EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_THAT(succeed(with("--moe.inner_size=36")).out, HasSubstr("not in tiles"));
+  expect_refused(with("--train.precision=f32"), {"train.precision = \"bf16\""});
+  expect_refused(with("--run.device=cpu"), {"run.device = \"cpu\""});
+  expect_refused(with("--steps=2"), {"--steps", "--tiles"});
+  expect_refused({"bench", "--tiles"}, {"--tiles requires --layer"});
+  expect_refused({"bench", "--tiles", "--layer=mlp"}, {"--layer is 'mlp', give moe"});
+}
+
 /// The vocabulary is the tokenizer's, which need not be there where model.vocab_size says it.
 TEST_F(CliHelp, BenchTakesTheVocabularyOfTraining) {
   const auto bench = [&](const Arguments& options) {

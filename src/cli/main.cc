@@ -77,18 +77,26 @@ CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
       "bench",
       "Time a configuration's training steps, or one block of a layer, operator by operator");
   add_config(*command, bench.config);
+  CLI::Option* layer = command->add_option(
+      "--layer", bench.layer,
+      "Time only this block of one layer, forward and backward, on random hidden "
+      "states: moe, mlp or attention");
+  layer->check(CLI::IsMember({"moe", "mlp", "attention"}));
+  CLI::Option* steps =
+      command->add_option("--steps", bench.steps, "Steps, or passes over the block, that are timed")
+          ->check(CLI::PositiveNumber)
+          ->capture_default_str();
+  CLI::Option* warmup = command->add_option("--warmup", bench.warmup, "Steps before those")
+                            ->check(CLI::NonNegativeNumber)
+                            ->capture_default_str();
+  CLI::Option* trace =
+      command->add_option("--trace", bench.trace, "File for a trace of one more step");
   command
-      ->add_option("--layer", bench.layer,
-                   "Time only this block of one layer, forward and backward, on random hidden "
-                   "states: moe, mlp or attention")
-      ->check(CLI::IsMember({"moe", "mlp", "attention"}));
-  command->add_option("--steps", bench.steps, "Steps, or passes over the block, that are timed")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--warmup", bench.warmup, "Steps before those")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("--trace", bench.trace, "File for a trace of one more step");
+      ->add_flag("--tiles", bench.tiles,
+                 "With --layer moe: time nothing, but print how a GPU's kernels cut the experts' "
+                 "products into tiles, and what a cost model predicts of these and of others")
+      ->needs(layer)
+      ->excludes(steps, warmup, trace);
   command->add_flag("--json", bench.json, "Print JSON");
   return command;
 }

@@ -1,6 +1,7 @@
 #include "optim/fully_sharded.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera {
 namespace {
@@ -286,8 +287,10 @@ StepResult FullySharded::step(const StepInput& input) {
   for (const Slot& slot : weight_slots_)
     ensure(!slot.module, "a step while module {} is gathered", slot.module.value_or(0));
   const StepResult result = state_->judge(input);
-  for (size_t i = 0; result.updated && i < shapes_.size(); ++i)
-    state_->update(i, input, result.clip_factor);
+  if (!result.updated) return result;
+  std::vector<size_t> all(shapes_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  state_->update(all, input, result.clip_factor);
   return result;
 }
 

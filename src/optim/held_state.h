@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -34,9 +35,10 @@ class HeldState {
   /// What a step makes of the gradients of all ranks of the world, each owned element counting
   /// once: the same bits on all ranks, who all call it.
   StepResult judge(const StepInput& input);
-  /// Updates the held rows of parameter `idx`.
-  void update(size_t idx, const StepInput& input, double clip_factor) const {
-    adamw_.update(idx, input, clip_factor);
+  /// Updates the held rows of parameters, by their places in the list.
+  void update(std::span<const size_t> parameters, const StepInput& input,
+              double clip_factor) const {
+    adamw_.update(parameters, input, clip_factor);
   }
 
   /// "<parameter>.m", ".v" and, for BF16 weights, ".master": F32.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "core/host_tensor.h"
 #include "ops/adamw/adamw.h"
@@ -81,22 +82,21 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
                                const AdamWOptions& options, const Backend& backend)
     : backend_(backend), sum_of_squares_(make_sum_of_squares()) {
   int64_t state_bytes = 0;
-  int64_t workspace_bytes = 0;
+  std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
     check_parameter(parameter);
     state_bytes += layout_state(parameter.weight).num_bytes;
-    const ValueType grad = type_of(flat(parameter.grad));
-    workspace_bytes =
-        std::max(workspace_bytes, backend_.workspace_bytes(*sum_of_squares_, std::span(&grad, 1)));
+    grads.push_back(type_of(flat(parameter.grad)));
   }
   Device& device = backend_.device();
   state_ = Buffer(state_bytes, "optimizer state", device);
-  workspace_ = Buffer(workspace_bytes, "the gradient norm", device);
+  workspace_ =
+      Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
   sums_ = Buffer(std::ssize(parameters) * static_cast<int64_t>(sizeof(double)), "the gradient norm",
                  device, MemoryKind::kShared);
   int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
-    slots_.push_back(make_slot(parameter, options, offset));
+    slots_.push_back(make_slot(parameter, find_kind(parameter, options), offset));
     offset += layout_state(parameter.weight).num_bytes;
   }
   reset_masters();
@@ -105,7 +105,7 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
 void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
                                 std::span<const Tensor> outputs, std::span<std::byte> workspace,
                                 const UpdateObserver& observer) const {
-  const std::array<const int64_t*, 8> no_extents = {};
+  const std::vector<const int64_t*> no_extents(inputs.size());
   Device& device = backend_.device();
   const Device::Mark begin = observer ? device.mark() : 0;
   backend_.kernel(op)(op, {.inputs = inputs,
@@ -118,38 +118,46 @@ void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inpu
                     [observer, &op](auto from, auto to) { observer(op.name(), from, to); });
 }
 
-AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter,
-                                               const AdamWOptions& options,
-                                               int64_t state_offset) const {
-  const StateLayout layout = layout_state(parameter.weight);
-  const bool bf16 = layout.master >= 0;
-  const auto state = [&](int64_t offset) {
-    return state_.tensor(state_offset + offset, DType::kF32, parameter.weight.shape);
-  };
+size_t AdamWOptimizer::find_kind(const Parameter& parameter, const AdamWOptions& options) {
   const AdamWSpec spec = {
       .beta1 = options.beta1,
       .beta2 = options.beta2,
       .eps = options.eps,
       .weight_decay = is_decayed(parameter, options) ? options.weight_decay : 0.0,
-      .bf16_weight = bf16};
+      .bf16_weight = parameter.weight.dtype == DType::kBF16};
+  const auto found = std::ranges::find_if(kinds_, [&](const Kind& kind) {
+    const AdamWSpec& own = static_cast<const AdamW&>(*kind.op).spec();
+    return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
+           kind.lr_multiplier == parameter.lr_multiplier;
+  });
+  if (found != kinds_.end()) return static_cast<size_t>(found - kinds_.begin());
+  kinds_.push_back({make_adamw(spec), parameter.lr_multiplier});
+  return kinds_.size() - 1;
+}
+
+AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_t kind,
+                                               int64_t state_offset) const {
+  const StateLayout layout = layout_state(parameter.weight);
+  const auto state = [&](int64_t offset) {
+    return state_.tensor(state_offset + offset, DType::kF32, parameter.weight.shape);
+  };
   return {.parameter = parameter,
-          .master = bf16 ? state(layout.master) : parameter.weight,
+          .master = layout.master >= 0 ? state(layout.master) : parameter.weight,
           .m = state(layout.m),
           .v = state(layout.v),
-          .op = make_adamw(spec)};
+          .kind = kind};
 }
 
 std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads,
                                                     const UpdateObserver& observer) {
   ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
          slots_.size());
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const Tensor inputs[] = {flat(grads[i])};
-    const Tensor outputs[] = {
-        sums_.tensor(static_cast<int64_t>(i * sizeof(double)), DType::kF64, {1})};
-    run_kernel(*sum_of_squares_, inputs, outputs,
-               {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}, observer);
-  }
+  if (grads.empty()) return {};
+  std::vector<Tensor> inputs;
+  for (const Tensor& grad : grads) inputs.push_back(flat(grad));
+  const Tensor outputs[] = {sums_.tensor(0, DType::kF64, {std::ssize(grads)})};
+  run_kernel(*sum_of_squares_, inputs, outputs,
+             {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}, observer);
   backend_.device().synchronize();
   const auto* sums = reinterpret_cast<const double*>(sums_.data());
   return {sums, sums + grads.size()};
@@ -177,20 +185,36 @@ StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) 
 StepResult AdamWOptimizer::step(const StepInput& input) {
   const StepResult result = judge(global_sum_of_squares(input.observer), input);
   if (!result.updated) return result;
-  for (size_t i = 0; i < slots_.size(); ++i) update(i, input, result.clip_factor);
+  std::vector<size_t> all(slots_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  update(all, input, result.clip_factor);
   return result;
 }
 
-void AdamWOptimizer::update(size_t idx, const StepInput& input, double clip_factor) const {
-  const Slot& slot = slots_[idx];
-  const AdamWSpec& spec = static_cast<const AdamW&>(*slot.op).spec();
-  const double lr = input.lr * slot.parameter.lr_multiplier;
-  std::array<float, 4> params =
-      adamw_step_params(spec, lr, input.step_idx + 1, input.grad_scale * clip_factor);
-  const Tensor inputs[] = {flat(slot.parameter.grad), view(std::span<float>(params), {4})};
-  const Tensor outputs[] = {flat(slot.master), flat(slot.m), flat(slot.v),
-                            flat(slot.parameter.weight)};
-  run_kernel(*slot.op, inputs, std::span(outputs, spec.bf16_weight ? 4 : 3), {}, input.observer);
+void AdamWOptimizer::update(std::span<const size_t> parameters, const StepInput& input,
+                            double clip_factor) const {
+  for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+    std::vector<const Slot*> slots;
+    for (const size_t idx : parameters) {
+      if (slots_[idx].kind == kind) slots.push_back(&slots_[idx]);
+    }
+    if (!slots.empty()) update_kind(kinds_[kind], slots, input, clip_factor);
+  }
+}
+
+void AdamWOptimizer::update_kind(const Kind& kind, std::span<const Slot* const> slots,
+                                 const StepInput& input, double clip_factor) const {
+  const AdamWSpec& spec = static_cast<const AdamW&>(*kind.op).spec();
+  std::array<float, 4> params = adamw_step_params(
+      spec, input.lr * kind.lr_multiplier, input.step_idx + 1, input.grad_scale * clip_factor);
+  std::vector<Tensor> inputs, outputs;
+  for (const Slot* slot : slots) {
+    inputs.push_back(flat(slot->parameter.grad));
+    for (const Tensor& tensor : {slot->master, slot->m, slot->v}) outputs.push_back(flat(tensor));
+    if (spec.bf16_weight) outputs.push_back(flat(slot->parameter.weight));
+  }
+  inputs.push_back(view(std::span<float>(params), {4}));
+  run_kernel(*kind.op, inputs, outputs, {}, input.observer);
 }
 
 std::vector<NamedTensor> AdamWOptimizer::state() const {

@@ -73,14 +73,14 @@ class AdamWOptimizer {
   /// Clips and updates.
   StepResult step(const StepInput& input);
 
-  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double of each F32
-  /// tensor, none larger than the largest parameter;
+  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double of F32
+  /// tensors, of which number i is no larger than parameter i;
   std::vector<double> sums_of_squares(std::span<const Tensor> grads,
                                       const UpdateObserver& observer = {});
   /// what a step makes of the sum over all gradients (`updated` says whether it is to go on);
   static StepResult judge(double sum_of_squares, const StepInput& input);
-  /// and the update of parameter `idx` of the list.
-  void update(size_t idx, const StepInput& input, double clip_factor) const;
+  /// and the update of parameters, by their places in the list. Those of one kind are one operator.
+  void update(std::span<const size_t> parameters, const StepInput& input, double clip_factor) const;
 
   /// Views of all state, parameter by parameter, F32 of the weight's shape: "<parameter>.m",
   /// "<parameter>.v" and "<parameter>.master". After filling masters call round_masters.
@@ -105,14 +105,22 @@ class AdamWOptimizer {
     Tensor master;  // the weight itself where that is F32
     Tensor m;
     Tensor v;
-    OperatorPtr op;
+    size_t kind;
 
     bool has_master() const { return parameter.weight.dtype == DType::kBF16; }
   };
 
+  /// What parameters that are updated with the same factors share.
+  struct Kind {
+    OperatorPtr op;
+    double lr_multiplier;
+  };
+
+  size_t find_kind(const Parameter& parameter, const AdamWOptions& options);
+  void update_kind(const Kind& kind, std::span<const Slot* const> slots, const StepInput& input,
+                   double clip_factor) const;
   double global_sum_of_squares(const UpdateObserver& observer = {});
-  Slot make_slot(const Parameter& parameter, const AdamWOptions& options,
-                 int64_t state_offset) const;
+  Slot make_slot(const Parameter& parameter, size_t kind, int64_t state_offset) const;
 
   void run_kernel(const Operator& op, std::span<const Tensor> inputs,
                   std::span<const Tensor> outputs, std::span<std::byte> workspace,
@@ -123,6 +131,7 @@ class AdamWOptimizer {
   Buffer state_;
   Buffer workspace_;
   Buffer sums_;  // one of each parameter, where the host reaches them
+  std::vector<Kind> kinds_;
   std::vector<Slot> slots_;
 };
 

@@ -165,8 +165,10 @@ StepResult ShardedOptimizer::step(const StepInput& input) {
   for (const BucketPlace& place : buckets_) {
     Group& group = groups_[place.group];
     const IndexRange& parameters = group.buckets[place.bucket].parameters;
-    for (int64_t k = parameters.begin; k < parameters.end(); ++k)
-      state_->update(group.parameters[static_cast<size_t>(k)], input, result.clip_factor);
+    state_->update(
+        std::span(group.parameters)
+            .subspan(static_cast<size_t>(parameters.begin), static_cast<size_t>(parameters.count)),
+        input, result.clip_factor);
     if (sharding_.shard_state) group.gatherer->start(place.bucket);
     poll();
   }

@@ -33,16 +33,6 @@ const char* block_name(LayerBlock block) {
   return "moe";
 }
 
-/// The first layer with the block.
-int64_t find_layer(const ModelConfig& config, LayerBlock block) {
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const bool moe = config.is_moe_layer(layer);
-    if (block == LayerBlock::kAttention || moe == (block == LayerBlock::kMoe)) return layer;
-  }
-  user_error("none of the model's {} layers has a block '{}'; {} of them have experts",
-             config.num_layers, block_name(block), config.num_moe_layers());
-}
-
 /// The weights of one layer that a program uses.
 std::vector<ParameterSpec> list_weights(const ModelConfig& config, DType dtype,
                                         const std::string& prefix, const Program& program) {
@@ -250,6 +240,15 @@ NodeObserver add_to(std::map<std::string, double>& operators) {
 }
 
 }  // namespace
+
+int64_t find_layer(const ModelConfig& config, LayerBlock block) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool moe = config.is_moe_layer(layer);
+    if (block == LayerBlock::kAttention || moe == (block == LayerBlock::kMoe)) return layer;
+  }
+  user_error("none of the model's {} layers has a block '{}'; {} of them have experts",
+             config.num_layers, block_name(block), config.num_moe_layers());
+}
 
 LayerBenchResult bench_layer(const LayerBenchRequest& request) {
   require(request.runs > 0 && request.warmup >= 0,

@@ -38,6 +38,9 @@ struct LayerBenchResult {
   std::vector<double> expert_load;
 };
 
+/// The first layer of the model that has the block. Throws UserError where none has.
+int64_t find_layer(const ModelConfig& config, LayerBlock block);
+
 /// Times a block of the first layer that has it, forward and backward, with initial weights; the
 /// backward pass gives the gradients of the hidden state and, written rather than added to others,
 /// of all weights. On a GPU each pass

@@ -27,23 +27,28 @@ std::string AdamW::attributes() const {
 }
 
 std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 2, "takes 2 inputs (grad, step_params), got {}",
-              inputs.size());
-  const ValueType& grad = inputs[0];
-  check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
-              "grad must be f32 [n], got {}", grad.to_string());
-  check_shape(*this, inputs[1] == ValueType{.dtype = DType::kF32, .shape = {4}},
-              "step_params must be f32 [4], got {}", inputs[1].to_string());
-  std::vector<ValueType> outputs(3, grad);
-  if (spec_.bf16_weight) outputs.push_back(with_dtype(grad, DType::kBF16));
+  check_shape(*this, inputs.size() >= 2,
+              "takes at least 2 inputs (grad of each slice, step_params), got {}", inputs.size());
+  const ValueType& params = inputs.back();
+  check_shape(*this, params == ValueType{.dtype = DType::kF32, .shape = {4}},
+              "step_params must be f32 [4], got {}", params.to_string());
+  std::vector<ValueType> outputs;
+  for (const ValueType& grad : inputs.first(inputs.size() - 1)) {
+    check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
+                "grad must be f32 [n], got {}", grad.to_string());
+    outputs.insert(outputs.end(), 3, grad);
+    if (spec_.bf16_weight) outputs.push_back(with_dtype(grad, DType::kBF16));
+  }
   return outputs;
 }
 
 Cost AdamW::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
-  const auto n = static_cast<double>(inputs[0].shape.num_elements());
   Cost cost = Operator::cost(inputs, outputs);
-  cost.bytes += 3 * n * static_cast<double>(sizeof(float));  // master, m and v are read as well
-  cost.flops = 15 * n;
+  for (const ValueType& grad : inputs.first(inputs.size() - 1)) {
+    const auto n = static_cast<double>(grad.shape.num_elements());
+    cost.bytes += 3 * n * static_cast<double>(sizeof(float));  // master, m and v are read as well
+    cost.flops += 15 * n;
+  }
   return cost;
 }
 

@@ -1,4 +1,5 @@
 #include "ops/adamw/adamw_kernels.h"
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda {
@@ -49,6 +50,66 @@ struct AdamWMap {
   }
 };
 
+/// Slices whose blocks of kListBlock elements one launch takes.
+struct SliceList {
+  static constexpr int kMax = 64;
+  AdamWSlice slices[kMax];
+  int first_block[kMax + 1];
+  int count;
+  uint64_t aligned;  // bit i: slice i begins where vectors can
+};
+
+constexpr int kListThreads = 256;
+constexpr int kListWidth = kVectorWidth<float>;
+constexpr int kListBlock = kListThreads * kListWidth;
+constexpr int64_t kListedElements = int64_t{1} << 20;  // above: longer than a launch takes, alone
+
+template <int kWidth, bool kWeight>
+__device__ __forceinline__ void update_vector(const AdamWFactors& factors, const AdamWSlice& slice,
+                                              int64_t first) {
+  const AdamWMap<kWidth, kWeight> map{factors, slice, first};
+  map.store(0, 0, map.load(0, 0));
+}
+
+template <bool kWeight>
+__global__ void __launch_bounds__(kListThreads)
+    update_list(const __grid_constant__ SliceList list, const AdamWFactors factors) {
+  const int block = static_cast<int>(blockIdx.x);
+  const int i = find_part(list.first_block, list.count, block);
+  const AdamWSlice slice = list.slices[i];
+  const int64_t first = static_cast<int64_t>(block - list.first_block[i]) * kListBlock +
+                        static_cast<int64_t>(threadIdx.x) * kListWidth;
+  if (first + kListWidth <= slice.count && (list.aligned >> i & 1) != 0) {
+    update_vector<kListWidth, kWeight>(factors, slice, first);
+  } else {
+    for (int64_t at = first; at < min(first + kListWidth, slice.count); ++at)
+      update_vector<1, kWeight>(factors, slice, at);
+  }
+}
+
+void launch_list(const AdamWFactors& factors, SliceList& list, cudaStream_t stream) {
+  const int blocks = list.first_block[list.count];
+  if (blocks > 0) {
+    const auto kernel = list.slices[0].weight != nullptr ? update_list<true> : update_list<false>;
+    kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, stream>>>(list, factors);
+    check(cudaGetLastError());
+  }
+  list.count = 0;
+  list.aligned = 0;
+}
+
+bool is_aligned(const AdamWSlice& slice) {
+  return are_aligned(slice.grad, slice.master, slice.m, slice.v, slice.weight);
+}
+
+void append(SliceList& list, const AdamWSlice& slice) {
+  const int blocks = static_cast<int>(divide_up(slice.count, kListBlock));
+  list.slices[list.count] = slice;
+  list.first_block[list.count + 1] = list.first_block[list.count] + blocks;
+  list.aligned |= uint64_t{is_aligned(slice)} << list.count;
+  ++list.count;
+}
+
 template <int kWidth>
 void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first, int64_t end,
             cudaStream_t stream) {
@@ -61,14 +122,28 @@ void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first,
   if (first + kMaxElements < end) launch<kWidth>(factors, slice, first + kMaxElements, end, stream);
 }
 
-}  // namespace
-
-void launch_adamw(const AdamWFactors& factors, const AdamWSlice& slice, cudaStream_t stream) {
+void launch_alone(const AdamWFactors& factors, const AdamWSlice& slice, cudaStream_t stream) {
   constexpr int kWidth = kVectorWidth<float>;
-  const bool aligned = are_aligned(slice.grad, slice.master, slice.m, slice.v, slice.weight);
-  const int64_t whole = aligned ? slice.count / kWidth * kWidth : 0;
+  const int64_t whole = is_aligned(slice) ? slice.count / kWidth * kWidth : 0;
   launch<kWidth>(factors, slice, 0, whole, stream);
   launch<1>(factors, slice, whole, slice.count, stream);
+}
+
+}  // namespace
+
+void launch_adamw(const AdamWFactors& factors, std::span<const AdamWSlice> slices,
+                  cudaStream_t stream) {
+  SliceList list = {};
+  for (const AdamWSlice& slice : slices) {
+    if (slice.count > kListedElements) {
+      launch_alone(factors, slice, stream);
+      continue;
+    }
+    if (slice.count == 0) continue;
+    if (list.count == SliceList::kMax) launch_list(factors, list, stream);
+    append(list, slice);
+  }
+  launch_list(factors, list, stream);
 }
 
 }  // namespace tessera::cuda

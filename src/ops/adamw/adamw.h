@@ -18,15 +18,15 @@ struct AdamWSpec {
 
 // clang-format off
 /// One step of Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019),
-/// element by element over a flat slice, in the order of operations of torch.optim.AdamW:
+/// element by element over N flat slices, in the order of operations of torch.optim.AdamW:
 ///   g = grad · scale
 ///   p = p · (1 - lr · weight_decay)
 ///   m = m + (1 - beta1) · (g - m)
 ///   v = beta2 · v + (1 - beta2) · g²
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
-/// Inputs: grad F32 [n]; step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes them,
-/// which is the host's memory in every back end, read when the kernel is given to the device. Outputs, updated in
-/// place: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
+/// Inputs: of each slice grad F32 [n]; then step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes
+/// them, which is the host's memory in every back end, read when the kernel is given to the device. Outputs, updated in
+/// place, slice by slice: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
 // clang-format on
 class AdamW final : public Operator {
  public:
@@ -40,6 +40,8 @@ class AdamW final : public Operator {
   bool accumulates(int /*output*/) const override { return true; }
   bool recomputable() const override { return false; }
   const AdamWSpec& spec() const { return spec_; }
+  /// Outputs of one slice.
+  size_t num_outputs() const { return spec_.bf16_weight ? 4 : 3; }
 
  private:
   AdamWSpec spec_;
@@ -47,7 +49,7 @@ class AdamW final : public Operator {
 
 OperatorPtr make_adamw(const AdamWSpec& spec);
 
-/// The operator's second input for update number `update`, counted from 1: bias1 = 1 - beta1^update
+/// The operator's last input for update number `update`, counted from 1: bias1 = 1 - beta1^update
 /// and so on.
 std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
                                        double grad_scale);

@@ -39,12 +39,7 @@ Slice advance(const Slice& slice, int64_t first) {
           slice.weight == nullptr ? nullptr : slice.weight + first};
 }
 
-void adamw(const Operator& op, const KernelArgs& args) {
-  const AdamWSpec& spec = static_cast<const AdamW&>(op).spec();
-  const AdamWFactors factors = make_adamw_factors(spec, args.in(1).as<float>());
-  const Slice all = {args.in(0).as<float>(), args.out(0).as<float>(), args.out(1).as<float>(),
-                     args.out(2).as<float>(), spec.bf16_weight ? args.out(3).as<Bf16>() : nullptr};
-  const int64_t n = args.in(0).num_elements();
+void update_slice(const AdamWFactors& factors, const Slice& all, int64_t n) {
   const int64_t num_chunks = (n + kChunk - 1) / kChunk;
 #pragma omp parallel for schedule(static) if (num_chunks > 1)
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
@@ -53,6 +48,19 @@ void adamw(const Operator& op, const KernelArgs& args) {
     const Slice slice = advance(all, first);
     update(factors, slice, length);
     if (slice.weight != nullptr) round_to_weight(slice.master, slice.weight, length);
+  }
+}
+
+void adamw(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const AdamW&>(base);
+  const size_t num_slices = args.inputs.size() - 1;
+  const AdamWFactors factors = make_adamw_factors(op.spec(), args.in(num_slices).as<float>());
+  for (size_t i = 0; i < num_slices; ++i) {
+    const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
+    update_slice(factors,
+                 {args.in(i).as<float>(), out[0].as<float>(), out[1].as<float>(),
+                  out[2].as<float>(), op.spec().bf16_weight ? out[3].as<Bf16>() : nullptr},
+                 args.in(i).num_elements());
   }
 }
 

@@ -5,16 +5,20 @@
 namespace tessera {
 namespace {
 
-void adamw(const Operator& op, const KernelArgs& args) {
-  const AdamWSpec& spec = static_cast<const AdamW&>(op).spec();
-  const int64_t count = args.in(0).num_elements();
-  cuda::launch_adamw(make_adamw_factors(spec, args.in(1).as<float>()),
-                     {.count = count,
-                      .grad = args.in(0).as<float>(),
-                      .master = args.out(0).as<float>(),
-                      .m = args.out(1).as<float>(),
-                      .v = args.out(2).as<float>(),
-                      .weight = spec.bf16_weight ? args.out(3).data : nullptr},
+void adamw(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const AdamW&>(base);
+  const size_t num_slices = args.inputs.size() - 1;
+  std::vector<cuda::AdamWSlice> slices;
+  for (size_t i = 0; i < num_slices; ++i) {
+    const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
+    slices.push_back({.count = args.in(i).num_elements(),
+                      .grad = args.in(i).as<float>(),
+                      .master = out[0].as<float>(),
+                      .m = out[1].as<float>(),
+                      .v = out[2].as<float>(),
+                      .weight = op.spec().bf16_weight ? out[3].data : nullptr});
+  }
+  cuda::launch_adamw(make_adamw_factors(op.spec(), args.in(num_slices).as<float>()), slices,
                      cuda::stream_of(args));
 }
 

@@ -1,3 +1,4 @@
+#include "core/slice.h"
 #include "ops/adamw/adamw.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
@@ -8,45 +9,50 @@ namespace {
 
 class AdamWCuda : public testing::GpuTest {
  protected:
-  /// Three steps on both back ends from the same state; `skip` elements lie before the slice.
-  void check(int64_t count, int64_t skip, bool bf16_weight) const {
-    SCOPED_TRACE(fmt::format("{} elements from {} on, weight {}", count, skip, bf16_weight));
+  /// Three steps on both back ends from the same state, of slices of one tensor of each kind.
+  void check(const std::vector<IndexRange>& slices, bool bf16_weight) const {
+    SCOPED_TRACE(fmt::format("{} slices, the first of {} elements from {} on, weight {}",
+                             slices.size(), slices[0].count, slices[0].begin, bf16_weight));
     const AdamWSpec spec = {.weight_decay = 0.1, .bf16_weight = bf16_weight};
     const OperatorPtr op = make_adamw(spec);
-    Random random(static_cast<uint64_t>(count), 9);
+    const int64_t size = slices.back().end() + 1;
+    Random random(static_cast<uint64_t>(size), 9);
     std::vector<OwnedTensor> host, device;
     for (int i = 0; i < 5; ++i) {
-      host.push_back(testing::random_tensor(i < 4 ? DType::kF32 : DType::kBF16, {skip + count},
-                                            random, i == 0 ? 1.0 : 0.1));
+      host.push_back(testing::random_tensor(i < 4 ? DType::kF32 : DType::kBF16, {size}, random,
+                                            i == 0 ? 1.0 : 0.1));
       if (i == 3) make_positive(host.back());
       device.push_back(testing::copy_to(gpu(), host.back()));
     }
     for (int64_t update = 1; update <= 3; ++update) {
       std::array<float, 4> params = adamw_step_params(spec, 1e-2, update, 0.5);
-      run(*op, cpu(), host, params, skip);
-      run(*op, gpu(), device, params, skip);
+      run(*op, cpu(), host, params, slices);
+      run(*op, gpu(), device, params, slices);
     }
-    for (size_t i = 1; i < (bf16_weight ? 5U : 4U); ++i) expect_near(host[i], device[i], i);
+    // Also what lies between the slices, which no kernel touches.
+    for (size_t i = 1; i < 5; ++i) expect_near(host[i], device[i], i);
   }
 
  private:
   static void make_positive(const Tensor& tensor) {
     for (float& x : tensor.span<float>()) x = std::abs(x);
   }
-  static Tensor after(const Tensor& tensor, int64_t skip) {
-    return {static_cast<std::byte*>(tensor.data) + skip * dtype_size(tensor.dtype),
+  static Tensor part(const Tensor& tensor, IndexRange range) {
+    return {static_cast<std::byte*>(tensor.data) + range.begin * dtype_size(tensor.dtype),
             tensor.dtype,
-            {tensor.num_elements() - skip}};
+            {range.count}};
   }
   static void run(const Operator& op, const Backend& backend,
                   const std::vector<OwnedTensor>& tensors, std::array<float, 4>& params,
-                  int64_t skip) {
-    const Tensor inputs[] = {after(tensors[0], skip), view(std::span<float>(params), {4})};
-    const Tensor outputs[] = {after(tensors[1], skip), after(tensors[2], skip),
-                              after(tensors[3], skip), after(tensors[4], skip)};
-    testing::run_kernel(
-        op, backend, inputs,
-        std::span(outputs, static_cast<const AdamW&>(op).spec().bf16_weight ? 4 : 3));
+                  const std::vector<IndexRange>& slices) {
+    std::vector<Tensor> inputs, outputs;
+    for (const IndexRange& slice : slices) {
+      inputs.push_back(part(tensors[0], slice));
+      for (size_t i = 0; i < static_cast<const AdamW&>(op).num_outputs(); ++i)
+        outputs.push_back(part(tensors[i + 1], slice));
+    }
+    inputs.push_back(view(std::span<float>(params), {4}));
+    testing::run_kernel(op, backend, inputs, outputs);
   }
   void expect_near(const Tensor& host, const Tensor& device, size_t which) const {
     const OwnedTensor copy = testing::copy_to_host(gpu(), device);
@@ -61,9 +67,26 @@ class AdamWCuda : public testing::GpuTest {
 
 TEST_F(AdamWCuda, Sizes) {
   for (const bool bf16_weight : {false, true}) {
-    for (const int64_t count : {0, 1, 3, 4, 2048, 100'003}) check(count, 0, bf16_weight);
-    check(1001, 1, bf16_weight);
+    for (const int64_t count : {0, 1, 3, 4, 2048, 100'003, 1'100'003})
+      check({{0, count}}, bf16_weight);
+    check({{1, 1001}}, bf16_weight);
+    check({{1, 1'100'003}}, bf16_weight);
   }
+}
+
+/// More slices than a launch takes, among them some that are launched alone, with gaps between.
+TEST_F(AdamWCuda, ManySlices) {
+  Random random(5, 5);
+  std::vector<IndexRange> slices;
+  int64_t begin = 0;
+  for (int i = 0; i < 150; ++i) {
+    const auto small = static_cast<int64_t>(random.next_below(i % 5 == 0 ? 9000 : 30));
+    const int64_t count = i % 61 == 9 ? 1'050'000 + i : small;
+    slices.push_back({begin, count});
+    const int64_t next = begin + count + 1;
+    begin = i % 3 == 0 ? next : align_up(next);
+  }
+  for (const bool bf16_weight : {false, true}) check(slices, bf16_weight);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <span>
 
 #include "ops/adamw/adamw_factors.h"
 
@@ -14,8 +15,10 @@ struct AdamWSlice {
   float* master;
   float* m;
   float* v;
-  void* weight;  ///< BF16, or null
+  void* weight;  ///< BF16, or null, as in all slices of a launch
 };
-void launch_adamw(const AdamWFactors& factors, const AdamWSlice& slice, cudaStream_t stream);
+/// Slices that are small share launches.
+void launch_adamw(const AdamWFactors& factors, std::span<const AdamWSlice> slices,
+                  cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -148,6 +148,42 @@ TEST(AdamW, Bf16WeightIsTheRoundedMaster) {
   }
 }
 
+TEST(AdamW, SlicesAreUpdatedAsEachAlone) {
+  const AdamWSpec spec = {.bf16_weight = true};
+  const OperatorPtr op = make_adamw(spec);
+  KernelTable kernels;
+  add_adamw_cpu(kernels);
+  std::array<float, 4> params = adamw_step_params(spec, 1e-2, 1, 0.5);
+  Random random(4, 4);
+  std::vector<State> together, alone;
+  std::vector<std::vector<float>> grads;
+  for (const size_t n : {5, 0, 40003, 1}) {
+    grads.emplace_back(n);
+    fill_normal(random, grads.back());
+    together.emplace_back(n);
+    fill_normal(random, together.back().inner(together.back().master).span<float>());
+    alone.push_back(together.back());
+  }
+  std::vector<Tensor> inputs, outputs;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    run_step(spec, grads[i], 1e-2, 1, 0.5, alone[i]);
+    inputs.push_back(view(std::span(grads[i]), {static_cast<int64_t>(grads[i].size())}));
+    State& state = together[i];
+    for (std::vector<float>* data : {&state.master, &state.m, &state.v})
+      outputs.push_back(state.inner(*data));
+    outputs.push_back(state.inner(state.weight));
+  }
+  inputs.push_back(view(std::span<float>(params), {4}));
+  kernels.at("adamw")(*op, {.inputs = inputs, .outputs = outputs, .workspace = {}});
+  for (size_t i = 0; i < grads.size(); ++i) {
+    EXPECT_EQ(together[i].master, alone[i].master) << i;
+    EXPECT_EQ(together[i].m, alone[i].m) << i;
+    EXPECT_EQ(together[i].v, alone[i].v) << i;
+    for (size_t at = 0; at < together[i].weight.size(); ++at)
+      EXPECT_EQ(together[i].weight[at].bits, alone[i].weight[at].bits) << i;
+  }
+}
+
 TEST(AdamW, DoesNotDependOnThreads) {
   Random random(9, 9);
   std::vector<float> grad(70001);
@@ -180,6 +216,12 @@ TEST(AdamW, ShapeRule) {
   ASSERT_EQ(outputs.size(), 4U);
   EXPECT_EQ(outputs[0], grad);
   EXPECT_EQ(outputs[3], with_dtype(grad, DType::kBF16));
+  const ValueType other = {.dtype = DType::kF32, .shape = {3}};
+  const std::vector<ValueType> of_two = op->infer(std::vector{grad, other, params});
+  ASSERT_EQ(of_two.size(), 8U);
+  EXPECT_EQ(of_two[4], other);
+  EXPECT_EQ(of_two[7], with_dtype(other, DType::kBF16));
+  EXPECT_THROW(op->infer(std::vector{params}), UserError);
   EXPECT_THROW(op->infer(std::vector{grad}), UserError);
   EXPECT_THROW(op->infer(std::vector{grad, grad}), UserError);
   EXPECT_THROW(op->infer(std::vector{with_dtype(grad, DType::kBF16), params}), UserError);

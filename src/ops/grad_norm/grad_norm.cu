@@ -1,3 +1,4 @@
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/grad_norm/grad_norm_kernels.h"
 
@@ -30,16 +31,12 @@ __device__ __forceinline__ double square(const Pack<float, kWidth>& values) {
   return sum;
 }
 
-// A block for each chunk.
+/// The sum of squares of a chunk of up to `length` elements, by a block.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    sum_chunks(const float* x, int64_t count, double* partials) {
+__device__ __forceinline__ double sum_chunk(const float* x, int length) {
   constexpr int kStep = kThreads * kWidth;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSquaresChunk;
-  const int length =
-      static_cast<int>(count - begin < kSquaresChunk ? count - begin : kSquaresChunk);
   double sum = 0;
-  for (int first = static_cast<int>(threadIdx.x) * kWidth; first < kSquaresChunk;
+  for (int first = static_cast<int>(threadIdx.x) * kWidth; first < length;
        first += kBatch * kStep) {
     Pack<float, kWidth> values[kBatch];
 #pragma unroll
@@ -47,44 +44,141 @@ __global__ void __launch_bounds__(kThreads)
       const int at = first + b * kStep;
       values[b] = {};
       if (at + kWidth <= length) {
-        values[b] = load_pack<kWidth>(x + begin + at);
+        values[b] = load_pack<kWidth>(x + at);
       } else {
         for (int i = 0; i < kWidth; ++i)
-          if (at + i < length) values[b].at[i] = x[begin + at + i];
+          if (at + i < length) values[b].at[i] = x[at + i];
       }
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) sum += square(values[b]);
   }
-  sum = sum_block(sum);
+  return sum_block(sum);
+}
+
+__device__ __forceinline__ int length_of(int64_t count, int64_t begin) {
+  return static_cast<int>(count - begin < kSquaresChunk ? count - begin : kSquaresChunk);
+}
+
+// A block for each chunk.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks(const float* x, int64_t count, double* partials) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSquaresChunk;
+  const double sum = sum_chunk<kWidth>(x + begin, length_of(count, begin));
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
+/// Slices whose chunks one launch takes.
+struct SliceList {
+  static constexpr int kMax = 128;
+  SquaresSlice slices[kMax];
+  int first_chunk[kMax + 1];
+  int count;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks_of_list(const __grid_constant__ SliceList list, double* partials) {
+  const int chunk = static_cast<int>(blockIdx.x);
+  const int i = find_part(list.first_chunk, list.count, chunk);
+  const SquaresSlice slice = list.slices[i];
+  const int64_t begin = static_cast<int64_t>(chunk - list.first_chunk[i]) * kSquaresChunk;
+  const float* const x = slice.x + begin;
+  const int length = length_of(slice.count, begin);
+  constexpr int kWidth = kVectorWidth<float>;
+  const bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(Pack<float, kWidth>) == 0;
+  const double sum = aligned ? sum_chunk<kWidth>(x, length) : sum_chunk<1>(x, length);
+  if (threadIdx.x == 0) partials[chunk] = sum;
+}
+
+/// The sums whose chunks one launch adds, a block each.
+struct SumList {
+  static constexpr int kMax = 480;
+  int64_t first;             // partial result of the first sum
+  int num_chunks[kMax + 1];  // of the sums before each
+};
+
 __global__ void __launch_bounds__(kSumThreads)
-    add_chunks(const double* partials, int64_t count, double* sum) {
+    add_chunks(const __grid_constant__ SumList list, const double* partials, double* sums) {
+  const int end = list.num_chunks[blockIdx.x + 1];
   double total = 0;
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < count; i += kSumThreads) total += partials[i];
+  for (int i = list.num_chunks[blockIdx.x] + static_cast<int>(threadIdx.x); i < end;
+       i += kSumThreads)
+    total += partials[list.first + i];
   total = sum_block(total);
-  if (threadIdx.x == 0) *sum = total;
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
+
+int64_t num_chunks(const SquaresSlice& slice) {
+  return divide_up(slice.count, kSquaresChunk);
+}
+
+void sum_alone(const SquaresSlice& slice, double* partials, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(num_chunks(slice));
+  if (are_aligned(slice.x)) {
+    sum_chunks<kVectorWidth<float>>
+        <<<blocks, kThreads, 0, stream>>>(slice.x, slice.count, partials);
+  } else {
+    sum_chunks<1><<<blocks, kThreads, 0, stream>>>(slice.x, slice.count, partials);
+  }
+  check(cudaGetLastError());
+}
+
+/// Slices one after the other whose partial results are too: small ones gather in a list.
+class ChunkSums {
+ public:
+  ChunkSums(double* partials, cudaStream_t stream) : partials_(partials), stream_(stream) {}
+
+  void add(const SquaresSlice& slice) {
+    const int64_t chunks = num_chunks(slice);
+    if (chunks > kListedChunks) {
+      flush();
+      sum_alone(slice, partials_, stream_);
+      partials_ += chunks;
+      return;
+    }
+    if (list_.count == SliceList::kMax) flush();
+    list_.slices[list_.count] = slice;
+    list_.first_chunk[list_.count + 1] = list_.first_chunk[list_.count] + static_cast<int>(chunks);
+    ++list_.count;
+  }
+  void flush() {
+    const int chunks = list_.first_chunk[list_.count];
+    if (chunks > 0) {
+      sum_chunks_of_list<<<static_cast<unsigned>(chunks), kThreads, 0, stream_>>>(list_, partials_);
+      check(cudaGetLastError());
+    }
+    partials_ += chunks;
+    list_.count = 0;
+  }
+
+ private:
+  static constexpr int64_t kListedChunks =
+      256;  // what takes longer than a launch is launched alone
+
+  double* partials_;
+  cudaStream_t stream_;
+  SliceList list_ = {};
+};
 
 }  // namespace
 
-void launch_sum_of_squares(const float* x, int64_t count, double* partials, double* sum,
-                           cudaStream_t stream) {
-  const int64_t chunks = divide_up(count, kSquaresChunk);
-  if (chunks > 0) {
-    const auto blocks = static_cast<unsigned>(chunks);
-    if (are_aligned(x)) {
-      sum_chunks<kVectorWidth<float>><<<blocks, kThreads, 0, stream>>>(x, count, partials);
-    } else {
-      sum_chunks<1><<<blocks, kThreads, 0, stream>>>(x, count, partials);
-    }
+void launch_sums_of_squares(std::span<const SquaresSlice> slices, double* partials, double* sums,
+                            cudaStream_t stream) {
+  ChunkSums chunk_sums(partials, stream);
+  for (const SquaresSlice& slice : slices) chunk_sums.add(slice);
+  chunk_sums.flush();
+  SumList list = {};
+  for (size_t begin = 0; begin < slices.size(); begin += SumList::kMax) {
+    const auto part = slices.subspan(begin, std::min<size_t>(SumList::kMax, slices.size() - begin));
+    list.first += list.num_chunks[begin == 0 ? 0 : SumList::kMax];
+    for (size_t i = 0; i < part.size(); ++i)
+      list.num_chunks[i + 1] = list.num_chunks[i] + static_cast<int>(num_chunks(part[i]));
+    add_chunks<<<static_cast<unsigned>(part.size()), kSumThreads, 0, stream>>>(list, partials,
+                                                                               sums + begin);
     check(cudaGetLastError());
   }
-  add_chunks<<<1, kSumThreads, 0, stream>>>(partials, chunks, sum);
-  check(cudaGetLastError());
 }
 
 }  // namespace tessera::cuda

@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-/// Sum of squares of a flat F32 tensor: (x F32 [n]) -> F64 [1]. Squares and sums are taken in
-/// double, in an order that depends on n alone. A NaN or infinity in x makes the sum NaN or
-/// infinite; finite values never overflow it.
+/// Sums of squares of flat F32 tensors: (x_0 F32 [n_0], ..., x_N-1 F32 [n_N-1]) -> F64 [N]. Squares
+/// and sums are taken in double, each in an order that depends on its tensor's size alone. A NaN or
+/// infinity in x makes its sum NaN or infinite; finite values never overflow it.
 class SumOfSquares final : public Operator {
  public:
   /// Elements whose sum is one partial result; the partial results are added from first to last.

@@ -33,11 +33,10 @@ double sum_chunk(const float* x, int64_t n) {
   return sum;
 }
 
-void sum_of_squares(const Operator& /*op*/, const KernelArgs& args) {
-  const float* x = args.in(0).as<float>();
-  const int64_t n = args.in(0).num_elements();
+double sum_of_squares(const Tensor& tensor, double* partial) {
+  const float* x = tensor.as<float>();
+  const int64_t n = tensor.num_elements();
   const int64_t num_chunks = (n + SumOfSquares::kChunk - 1) / SumOfSquares::kChunk;
-  auto* partial = reinterpret_cast<double*>(args.workspace.data());
 #pragma omp parallel for schedule(static) if (num_chunks > 1)
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const int64_t first = chunk * SumOfSquares::kChunk;
@@ -45,13 +44,20 @@ void sum_of_squares(const Operator& /*op*/, const KernelArgs& args) {
   }
   double sum = 0;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) sum += partial[chunk];
-  *args.out(0).as<double>() = sum;
+  return sum;
+}
+
+/// One input after the other, so all use the same workspace.
+void sums_of_squares(const Operator& /*op*/, const KernelArgs& args) {
+  auto* partial = reinterpret_cast<double*>(args.workspace.data());
+  for (size_t i = 0; i < args.inputs.size(); ++i)
+    args.out(0).as<double>()[i] = sum_of_squares(args.inputs[i], partial);
 }
 
 }  // namespace
 
 void add_grad_norm_cpu(KernelTable& table) {
-  table["sum_of_squares"] = sum_of_squares;
+  table["sum_of_squares"] = sums_of_squares;
 }
 
 }  // namespace tessera

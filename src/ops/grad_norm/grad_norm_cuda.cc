@@ -8,9 +8,10 @@ namespace {
 static_assert(SumOfSquares::kChunk == cuda::kSquaresChunk);
 
 void sum_of_squares(const Operator& /*op*/, const KernelArgs& args) {
-  cuda::launch_sum_of_squares(args.in(0).as<float>(), args.in(0).num_elements(),
-                              reinterpret_cast<double*>(args.workspace.data()),
-                              args.out(0).as<double>(), cuda::stream_of(args));
+  std::vector<cuda::SquaresSlice> slices;
+  for (const Tensor& x : args.inputs) slices.push_back({x.as<float>(), x.num_elements()});
+  cuda::launch_sums_of_squares(slices, reinterpret_cast<double*>(args.workspace.data()),
+                               args.out(0).as<double>(), cuda::stream_of(args));
 }
 
 int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) {

@@ -20,6 +20,21 @@ TEST_F(GradNormCuda, Sizes) {
   }
 }
 
+/// More tensors than a launch takes, among them some that are launched alone, and empty ones.
+TEST_F(GradNormCuda, ManyTensors) {
+  Random random(7, 1);
+  testing::OperatorInputs inputs;
+  for (int i = 0; i < 600; ++i) {
+    const int64_t size = i % 199 == 5
+                             ? 4'200'000 + i
+                             : static_cast<int64_t>(random.next_below(i % 7 == 0 ? 40'000 : 40));
+    inputs.names.push_back(fmt::format("x{}", i));
+    inputs.types.push_back({DType::kF32, {size}});
+  }
+  testing::check_operator_on_gpu(make_sum_of_squares(), [&](DType) { return inputs; }, {}, cpu(),
+                                 gpu(), {.tolerance_f32 = 1e-13, .dtypes = {DType::kF32}});
+}
+
 TEST_F(GradNormCuda, IntoMemoryOfTheHost) {
   Random random(3, 3);
   const OwnedTensor x = testing::random_tensor(DType::kF32, {40'001}, random);

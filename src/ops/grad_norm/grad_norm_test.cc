@@ -12,21 +12,29 @@
 namespace tessera {
 namespace {
 
-double run(const std::vector<float>& x) {
+std::vector<double> run_all(std::vector<std::vector<float>> xs) {
   const OperatorPtr op = make_sum_of_squares();
   KernelTable kernels;
   add_grad_norm_cpu(kernels);
-  std::vector<float> copy = x;
-  const Tensor input = view(std::span(copy), {static_cast<int64_t>(copy.size())});
-  const std::vector<ValueType> types = {{.dtype = input.dtype, .shape = input.shape}};
+  std::vector<Tensor> inputs;
+  std::vector<ValueType> types;
+  for (std::vector<float>& x : xs) {
+    inputs.push_back(view(std::span(x), {static_cast<int64_t>(x.size())}));
+    types.push_back({.dtype = DType::kF32, .shape = inputs.back().shape});
+  }
   const Buffer workspace(op->cpu_workspace_bytes(types), "a test");
-  const OwnedTensor output(DType::kF64, {1});
+  const OwnedTensor output(DType::kF64, {std::ssize(xs)});
   const Tensor outputs[] = {output};
   kernels.at("sum_of_squares")(
-      *op, {.inputs = std::span(&input, 1),
+      *op, {.inputs = inputs,
             .outputs = outputs,
             .workspace = {workspace.data(), static_cast<size_t>(workspace.num_bytes())}});
-  return *output.get().as<double>();
+  const auto sums = output.get().span<double>();
+  return {sums.begin(), sums.end()};
+}
+
+double run(const std::vector<float>& x) {
+  return run_all({x})[0];
 }
 
 std::vector<float> random_values(int64_t n, uint64_t seed) {
@@ -53,6 +61,16 @@ TEST(SumOfSquares, EveryElementCounts) {
       EXPECT_EQ(run(x), 9.0) << "element " << i << " of " << n;
     }
   }
+}
+
+TEST(SumOfSquares, OfSeveralTensorsAreThoseOfEach) {
+  std::vector<std::vector<float>> xs;
+  std::vector<double> expected;
+  for (const int64_t n : {40000, 0, 1, 16385}) {
+    xs.push_back(random_values(n, static_cast<uint64_t>(n)));
+    expected.push_back(run(xs.back()));
+  }
+  EXPECT_EQ(run_all(xs), expected);
 }
 
 TEST(SumOfSquares, DoesNotDependOnThreads) {

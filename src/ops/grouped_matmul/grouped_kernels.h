@@ -5,14 +5,14 @@
 
 #include <cstdint>
 
+#include "ops/grouped_matmul/grouped_tile_model.h"
+
 namespace tessera::cuda {
 
 /// What the grouped kernels can do, for their callers to check.
 constexpr int kGroupedFeatures = 128;  ///< of one block's tile
-constexpr int kGroupedReduction = 64;  ///< values that one copy brings along the reduction
 constexpr int kGroupedBoxRows = 64;    ///< rows that one copy of tokens brings
 constexpr int kGroupedStoreRows = 32;  ///< rows of y that one store writes
-constexpr int kGroupedMaxExperts = 512;
 
 struct GroupedRowsParams {
   CUtensorMap weight;

@@ -6,6 +6,7 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/grouped_matmul/grouped_tile_rule.h"
 #include "ops/permute/row_maps.h"
 
 namespace tessera::cuda {
@@ -20,23 +21,18 @@ std::vector<int> block_begins(const ExpertSizes& sizes) {
   return begins;
 }
 
-bool in_tiles(const ExpertSizes& sizes) {
-  return std::ranges::all_of(sizes.values(), [largest = sizes.largest()](int64_t size) {
-    return size == largest || size % kGroupedReduction == 0;
-  });
-}
-
 bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-/// Whether the kernels on tensor cores take these matrices: the copy engine wants rows that are
-/// multiples of 16 bytes and begin at one.
+/// Whether the kernels on tensor cores take these matrices: the copy engine wants rows that begin
+/// at multiples of 16 bytes.
 bool fits_tensor_cores(const ExpertBlocks& experts, DType dtype,
                        std::initializer_list<const void*> matrices) {
-  constexpr int64_t kChunk = 8;
-  return dtype == DType::kBF16 && experts.num_experts <= kGroupedMaxExperts && experts.wide > 0 &&
-         experts.wide % kChunk == 0 && experts.largest % kChunk == 0 &&
+  return runs_in_tiles({.dtype = dtype,
+                        .num_experts = experts.num_experts,
+                        .wide = experts.wide,
+                        .largest = experts.largest}) &&
          std::ranges::all_of(matrices, is_aligned);
 }
 
@@ -152,7 +148,7 @@ ExpertBlocks ExpertTables::blocks(const ExpertSizes& sizes, int64_t wide) {
           .wide = wide,
           .largest = sizes.largest(),
           .total = sizes.total(),
-          .in_tiles = in_tiles(sizes)};
+          .in_tiles = parts_in_tiles(sizes)};
 }
 
 void grouped_rows(const GroupedRows& product, cudaStream_t stream) {

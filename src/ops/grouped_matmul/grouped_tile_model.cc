@@ -53,30 +53,30 @@ class Clusters {
 
 }  // namespace
 
-TilePrediction predict_tiles(const TiledProduct& product, int max_rows, int num_clusters) {
-  const int64_t pairs = divide_up(product.features, kFeatures);
-  const auto stages = static_cast<double>(divide_up(product.reduction, kReduction));
+TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters) {
   Clusters clusters(num_clusters);
   TilePrediction result;
-  int64_t used = 0;
-  int64_t multiplied = 0;
-  for (const int64_t rows : product.rows_of) {
-    const int num_rows = static_cast<int>(rows);
+  double used = 0;
+  double multiplied = 0;
+  for (const TiledExpert& expert : experts) {
+    const int64_t pairs = divide_up(expert.features, kFeatures);
+    const int64_t stages = divide_up(expert.reduction, kReduction);
+    const int num_rows = static_cast<int>(expert.rows);
     const int num_tiles = num_row_tiles(num_rows, max_rows);
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int height = tile_rows(num_rows, num_tiles);
       const int columns = product_columns(std::min(height, num_rows - tile * height));
       for (int64_t pair = 0; pair < pairs; ++pair)
-        clusters.take(stages * stage_cycles(columns) + kTileCycles);
-      multiplied += columns * pairs * kFeatures;
+        clusters.take(static_cast<double>(stages) * stage_cycles(columns) + kTileCycles);
+      result.tallest = std::max(result.tallest, columns);
+      multiplied += static_cast<double>(columns * pairs * kFeatures * expert.reduction);
     }
     result.num_tiles += num_tiles * pairs;
-    used += rows * product.features;
+    used += static_cast<double>(expert.rows * expert.features * expert.reduction);
   }
   result.cycles = clusters.last();
   result.idle = clusters.idle();
-  if (multiplied > 0)
-    result.padding = 1 - static_cast<double>(used) / static_cast<double>(multiplied);
+  if (multiplied > 0) result.padding = 1 - used / multiplied;
   return result;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -13,7 +14,9 @@
 /// by the prediction of what tiles cost.
 namespace tessera::cuda {
 
-constexpr int kGroupedMaxRows = 256;  ///< of a tile, the most columns that one product has
+constexpr int kGroupedMaxRows = 256;   ///< of a tile, the most columns that one product has
+constexpr int kGroupedReduction = 64;  ///< values that one copy brings along the reduction
+constexpr int kGroupedMaxExperts = 512;
 
 /// How many tiles an expert's rows are cut into.
 TESSERA_HOST_DEVICE constexpr int num_row_tiles(int num_rows, int max_rows = kGroupedMaxRows) {
@@ -31,23 +34,30 @@ TESSERA_HOST_DEVICE constexpr int tile_rows(int num_rows, int num_tiles) {
   return product_columns((num_rows + num_tiles - 1) / num_tiles);
 }
 
-/// A product y = a · W_eᵀ or a · W_e as its tiles see it.
-struct TiledProduct {
-  std::span<const int64_t> rows_of;  ///< of each expert
-  int64_t features = 0;              ///< columns of y
-  int64_t reduction = 0;             ///< columns of a
+/// An expert's part of a product y = a · W_eᵀ or a · W_e as its tiles see it.
+struct TiledExpert {
+  int64_t rows = 0;       ///< of a
+  int64_t features = 0;   ///< columns of y
+  int64_t reduction = 0;  ///< columns of a
 };
 
 struct TilePrediction {
   int64_t num_tiles = 0;  ///< steps of clusters of two blocks, 256 features each
+  int tallest = 0;        ///< rows of the largest tile, as many as are multiplied
   double cycles = 0;      ///< until the last cluster ends
   double padding = 0;     ///< share of what is multiplied that is nobody's row or feature
   double idle = 0;        ///< share of the clusters' time after their last tile
 };
 
+/// The GPU that the model was fitted on, one H200.
+constexpr int kModelClusters = 66;  ///< of two multiprocessors
+constexpr double kModelClockHz = 1.755e9;
+/// Heights of tiles to compare; the kernels take the first.
+inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128, 96, 64};
+
 /// What tiles of at most max_rows rows would take on `num_clusters` clusters that take one tile
 /// after the other. A stage of 64 values of the reduction takes the longer of its products and its
 /// loads, a tile some more cycles to begin and to end.
-TilePrediction predict_tiles(const TiledProduct& product, int max_rows, int num_clusters);
+TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters);
 
 }  // namespace tessera::cuda

@@ -9,8 +9,10 @@ namespace {
 
 TilePrediction predict(const std::vector<int64_t>& rows_of, int64_t features, int num_clusters,
                        int max_rows = kGroupedMaxRows) {
-  return predict_tiles({.rows_of = rows_of, .features = features, .reduction = 1000}, max_rows,
-                       num_clusters);
+  std::vector<TiledExpert> experts;
+  for (const int64_t rows : rows_of)
+    experts.push_back({.rows = rows, .features = features, .reduction = 1000});
+  return predict_tiles(experts, max_rows, num_clusters);
 }
 
 TEST(GroupedTiles, CoverAllRowsAndNoneIsEmpty) {
@@ -60,6 +62,20 @@ TEST(GroupedTiles, ClustersShareTiles) {
 TEST(GroupedTiles, PaddingCountsRowsAndFeatures) {
   EXPECT_DOUBLE_EQ(predict({1}, 256, 1).padding, 1 - 1.0 / 32);
   EXPECT_DOUBLE_EQ(predict({256}, 128, 1).padding, 0.5);
+}
+
+TEST(GroupedTiles, ExpertsMayDifferInSize) {
+  const std::vector<TiledExpert> experts = {{.rows = 64, .features = 512, .reduction = 640},
+                                            {.rows = 200, .features = 256, .reduction = 64}};
+  const TilePrediction both = predict_tiles(experts, kGroupedMaxRows, 1);
+  EXPECT_EQ(both.num_tiles, 3);
+  EXPECT_EQ(both.tallest, 200);
+  EXPECT_EQ(both.padding, 0);
+  const auto alone = [&](size_t expert) {
+    return predict_tiles(std::span(experts).subspan(expert, 1), kGroupedMaxRows, 1).cycles;
+  };
+  EXPECT_DOUBLE_EQ(both.cycles, alone(0) + alone(1));
+  EXPECT_GT(alone(0), 2 * alone(1)) << "two tiles of ten times the reduction";
 }
 
 TEST(GroupedTiles, SmallerTilesCostMoreWhereThereAreMany) {

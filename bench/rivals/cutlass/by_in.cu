@@ -1,0 +1,23 @@
+#include "grouped.cuh"
+
+namespace rival {
+
+std::unique_ptr<Product> make_by_in(const Problem& p) {
+  const auto* const a = static_cast<const Element*>(p.a);
+  const auto* const weight = static_cast<const Element*>(p.b);
+  auto* const y = static_cast<Element*>(p.y);
+  const auto groups = list_groups(p, [&](int64_t e, int64_t row, int num_rows) -> Group {
+    return {.m = num_rows,
+            .n = static_cast<int>(p.hidden),
+            .k = static_cast<int>(p.inner),
+            .a_step = p.inner,
+            .b_step = p.hidden,
+            .y_step = p.hidden,
+            .a = a + row * p.inner,
+            .b = weight + e * p.inner * p.hidden,
+            .y = y + row * p.hidden};
+  });
+  return make_product<RowMajor, RowMajor, void, Element>(groups, p);
+}
+
+}  // namespace rival
