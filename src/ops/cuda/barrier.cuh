@@ -77,6 +77,11 @@ struct RingCursor {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int count) {
+    const int to = stage + count;
+    parity ^= to / kStages % 2;
+    stage = to % kStages;
+  }
 };
 
 /// Writes 16 bytes to the same place in shared memory of a block of the cluster; completes on that

@@ -69,7 +69,7 @@ struct Shared {
   typename Epilogue::Store store;
   Barrier full[kStages];
   Barrier empty[kStages];
-  WorkSlot<Work> slot;
+  WorkQueue<Work, 1> queue;
   int tile_begin[kMaxExperts + 1];
   Barrier landed[kStages];  // of gathered tokens
 };
@@ -133,7 +133,7 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = own_part(shared.slot.take(turn), rank);
+    const Work work = own_part(shared.queue.take(turn), rank);
     if (work.expert < 0) return;
     const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
     const int engine_rows =
@@ -162,7 +162,7 @@ __device__ void gather(Shared<Epilogue>& shared, const typename Epilogue::Params
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.slot.take_in_warp(turn);
+    const Work work = shared.queue.take_in_warp(turn);
     if (work.expert < 0) return;
     const OwnRows rows = own_rows(work.num_rows, rank);
     const auto tokens = tokens_of(
@@ -187,7 +187,7 @@ __device__ void forward_gathered(Shared<Epilogue>& shared, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.slot.take(turn);
+    const Work work = shared.queue.take(turn);
     if (work.expert < 0) return;
     const OwnRows rows = own_rows(work.num_rows, rank);
     for (int s = 0; s < work.num_stages; ++s) {
@@ -297,7 +297,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   typename Epilogue::Kept kept{};
   if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
-    const Work work = own_part(shared.slot.take_in_warp(turn), rank);
+    const Work work = own_part(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
     multiply_columns<Epilogue>(shared, params, work, group, cursor, kept);
   }
@@ -312,8 +312,10 @@ __device__ void plan_work(Shared<Epilogue>& shared, const typename Epilogue::Par
   sum_tiles(plan.tiles,
             [&](int expert) { return num_row_tiles(plan.num_rows(expert)) * plan.pairs(expert); });
   if (threadIdx.x % 32 == 0)
-    hand_out_all(shared.slot, plan.tiles.num_tiles(), params.counter,
-                 [&](int tile) { return plan.work(tile); });
+    hand_out_all(
+        shared.queue, plan.tiles.num_tiles(), params.counter,
+        [&](int tile) { return plan.work(tile); },
+        [&](const Work&, uint32_t turn) { shared.queue.wait_taken(turn); });
 }
 
 template <typename Epilogue>
@@ -331,7 +333,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       shared.empty[s].init(4);
       if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
-    shared.slot.init(kGathers ? 3 : 1);
+    shared.queue.init(kGathers ? 3 : 1);
     fence_barrier_init();
   }
   __syncthreads();

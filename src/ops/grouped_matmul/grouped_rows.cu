@@ -6,7 +6,7 @@ namespace {
 
 using namespace grouped;
 
-constexpr int kPassTokens = 128;  // tokens that are stored at once
+constexpr int kStoreBuffer = 128;  // tokens whose results have room
 
 using Params = GroupedRowsParams;
 
@@ -19,12 +19,13 @@ struct KeptRows {
   int num_features;
 };
 
-/// Writes what this thread keeps of a pass to a tile of 128 tokens by 64 features.
+/// Writes what this thread keeps of kTokens tokens to a tile of them by 64 features.
+template <int kTokens>
 __device__ __forceinline__ void fill_store(Value* tile, const uint32_t* packed) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 % 4;
 #pragma unroll
-  for (int eight = 0; eight < kPassTokens / 8; eight += 2) {
+  for (int eight = 0; eight < kTokens / 8; eight += 2) {
     const int token = (eight + lane / 16) * 8 + lane % 8;
     const int chunk = (warp * 2 + lane / 8 % 2) ^ (token % 8);
     const uint32_t to = shared_address(tile + token * 64 + chunk * 8);
@@ -73,7 +74,7 @@ struct WriteRows {
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
   struct Store {
-    Value tiles[2][kPassTokens * 64];  // of each warpgroup that multiplies
+    Value tiles[2][kStoreBuffer * 64];  // of each warpgroup that multiplies
   };
 
   static __device__ int size(const Params& params, int expert) {
@@ -97,7 +98,10 @@ struct WriteRows {
     }
   }
 
+  // Tokens that are stored at once: few where nothing else is done meanwhile.
+  static constexpr int kPassTokens = kDefers ? kStoreBuffer : kStoreBuffer / 2;
   static constexpr int kPasses = kMaxTokens / kPassTokens;
+  static constexpr int kBuffers = kStoreBuffer / kPassTokens;
   using Kept = KeptRows;
 
   template <int kColumns>
@@ -120,10 +124,11 @@ struct WriteRows {
     constexpr int kFirst = kPass * kPassTokens;
     if (kFirst >= kept.num_rows) return;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    Value* const tile = memory.tiles[group];
-    if (leader) wait_stores_read<0>();
+    Value* const tile = memory.tiles[group] + kPass % kBuffers * (kPassTokens * 64);
+    // Its first buffer may be the one that the tile before stored last.
+    if (leader) wait_stores_read<kPass == 0 ? 0 : kBuffers - 1>();
     sync_threads(1 + group, kWarpgroup);
-    fill_store(tile, kept.packed + kFirst / 4);
+    fill_store<kPassTokens>(tile, kept.packed + kFirst / 4);
     fence_shared_for_async();
     sync_threads(1 + group, kWarpgroup);
     for (int first = kFirst; first < min(kFirst + kPassTokens, kept.num_rows);

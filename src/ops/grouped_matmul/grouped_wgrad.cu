@@ -1,11 +1,8 @@
 // The gradient of the experts' matrices on Hopper's tensor cores: the sum over an expert's tokens
 // of the products of a narrow and a wide row. Both operands are read as they lie, tokens along the
 // reduction. Persistent clusters of two blocks that take neighbouring rows of the gradient and
-// share the wide operand; one warpgroup feeds the copy engine and two multiply.
-//
-// Where experts have few tokens, the gradient's F32 values take longer than the products. They are
-// read and written as whole lines of the cache, half as many requests as the accumulators' order
-// would make, and what is added to is read before the last products end.
+// share the wide operand; one warpgroup feeds the copy engine. The other two take tiles by turns:
+// one multiplies while the other stores, which takes as long where experts have few tokens.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/bulk_copy.cuh"
@@ -14,18 +11,17 @@
 #include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
+#include "ops/grouped_matmul/grouped_wgrad_lines.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kRows = 128;     // of the gradient, of a block: 64 of each warpgroup
-constexpr int kColumns = 256;  // of the gradient
+constexpr int kRows = 128;     // of the gradient, of a block
+constexpr int kColumns = 128;  // of the gradient
+constexpr int kHalves = kRows / 64;
 constexpr int kTokens = kGroupedReduction;
-constexpr int kStages = 4;
-constexpr int kLineColumns = 32;  // of a line of the cache, which 8 lanes hold
-constexpr int kLineGroups = kColumns / kLineColumns;
-constexpr int kOwnLines = 4;           // of a group, in which a thread holds four columns
-constexpr int kGroupsAhead = 4;        // that are read before they are added to
+constexpr int kStages = 6;
+constexpr int kShortStages = 12;       // of a tile that leaves no time to find the next one
 constexpr int kStagesToAddThere = 12;  // the L2 cache takes longer to add than shorter products
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
@@ -56,7 +52,8 @@ struct Shared {
   Stage stages[kStages];
   Barrier full[kStages];
   Barrier empty[kStages];
-  WorkSlot<Work> slot;
+  Barrier begins[2];  // a warpgroup's next tile, when the other has all stages of its own
+  WorkQueue<Work, 2> queue;
   int tile_begin[kMaxExperts + 1];
   Barrier landed[kStages];  // of gathered tokens
 };
@@ -104,7 +101,7 @@ __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = own_part(shared.slot.take(turn), rank);
+    const Work work = own_part(shared.queue.take(turn), rank);
     if (work.expert < 0) return;
     for (int s = 0; s < work.num_stages; ++s) {
       Stage& stage = shared.stages[cursor.stage];
@@ -129,7 +126,7 @@ __device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.slot.take_in_warp(turn);
+    const Work work = shared.queue.take_in_warp(turn);
     if (work.expert < 0) return;
     const int column = work.column + static_cast<int>(rank) * kOwnTiles * 64;
     const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + column,
@@ -157,7 +154,7 @@ __device__ void forward_gathered(Shared& shared, uint32_t rank) {
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.slot.take(turn);
+    const Work work = shared.queue.take(turn);
     if (work.expert < 0) return;
     for (int s = 0; s < work.num_stages; ++s) {
       shared.landed[cursor.stage].wait(cursor.parity);
@@ -178,159 +175,43 @@ __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
 }
 
 /// Clears the rows of tokens that are not the expert's, in both operands: a value times zero is not
-/// zero if it is not finite. The first warpgroup clears what both read, which is zero if gathered.
+/// zero if it is not finite. What is gathered is zero there.
 template <bool kGathers>
-__device__ void clear_tail(Stage& stage, int num_tokens, int group) {
-  clear_rows(stage.narrow[group], 1, num_tokens);
-  if (!kGathers && group == 0) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
+__device__ __forceinline__ void clear_tail(Stage& stage, int num_tokens, int group) {
+  clear_rows(stage.narrow[0], kRows / 64, num_tokens);
+  if constexpr (!kGathers) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
   fence_shared_for_async();
-  sync_threads(4, 2 * kWarpgroup);
+  sync_threads(1 + group, kWarpgroup);
 }
 
-/// Where a thread's values of a tile go: the first one, and how many columns there are from it on
-/// in each of its lines, none outside the expert's block.
-struct Place {
-  float* to;
-  int num_columns[kOwnLines];
-};
-
-/// A thread's lines follow one another by pairs of rows, the second pair 8 rows after the first.
-__device__ __forceinline__ int row_of_line(int line) {
-  return line / 2 * 8 + line % 2;
-}
-
-__device__ __forceinline__ Place place_of(const Params& params, const Work& work, int group) {
-  const int lane = threadIdx.x % 32;
-  const int row = work.row + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 8 * 2;
-  const int column = work.column + lane % 8 / 4 * 16 + lane % 2 * 8 + lane % 4 / 2 * 4;
-  const int left = params.num_columns - column;
-  Place place{params.grad + int64_t{work.block_begin + row} * params.num_columns + column, {}};
-#pragma unroll
-  for (int line = 0; line < kOwnLines; ++line)
-    place.num_columns[line] = row + row_of_line(line) < work.num_rows ? left : 0;
-  return place;
-}
-
-__device__ __forceinline__ float4* address(const Params& params, const Place& place, int line,
-                                           int column) {
-  return reinterpret_cast<float4*>(place.to + column +
-                                   int64_t{row_of_line(line)} * params.num_columns);
-}
-
-__device__ __forceinline__ float4 exchange(float4 value, int lanes) {
-  return {__shfl_xor_sync(~0u, value.x, lanes), __shfl_xor_sync(~0u, value.y, lanes),
-          __shfl_xor_sync(~0u, value.z, lanes), __shfl_xor_sync(~0u, value.w, lanes)};
-}
-
-/// Four columns of one of two blocks of 8, of each of which this thread has two: neighbouring lanes
-/// exchange halves.
-__device__ __forceinline__ float4 join(const float* a, const float* b) {
-  const bool is_odd = threadIdx.x % 2 == 1;
-  const float2 keep = is_odd ? make_float2(b[0], b[1]) : make_float2(a[0], a[1]);
-  const float2 give = is_odd ? make_float2(a[0], a[1]) : make_float2(b[0], b[1]);
-  const float2 got = {__shfl_xor_sync(~0u, give.x, 1), __shfl_xor_sync(~0u, give.y, 1)};
-  return is_odd ? make_float4(got.x, got.y, keep.x, keep.y)
-                : make_float4(keep.x, keep.y, got.x, got.y);
-}
-
-/// A group of 32 columns from accumulators' order (see WarpgroupProduct) to lines: lanes of two
-/// neighbouring rows exchange halves, so that 8 lanes have all of one.
-__device__ __forceinline__ void make_lines(const float* d, float4 (&lines)[kOwnLines]) {
-  const bool is_second = threadIdx.x / 4 % 2 == 1;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float4 left = join(d + 2 * half, d + 4 + 2 * half);
-    const float4 right = join(d + 8 + 2 * half, d + 12 + 2 * half);
-    const float4 got = exchange(is_second ? left : right, 4);
-    lines[2 * half] = is_second ? got : left;
-    lines[2 * half + 1] = is_second ? right : got;
-  }
-}
-
-/// What a group is added to; from the L2 cache, as no line is read twice.
-__device__ __forceinline__ void load_lines(const Params& params, const Place& place, int group,
-                                           float4 (&lines)[kOwnLines]) {
-  const int column = group * kLineColumns;
-#pragma unroll
-  for (int line = 0; line < kOwnLines; ++line) {
-    if (column < place.num_columns[line])
-      lines[line] = __ldcg(address(params, place, line, column));
-  }
-}
-
-__device__ __forceinline__ float4 add(float4 a, float4 b) {
-  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
-
-/// Adds in the L2 cache. Unlike float4's sum it takes subnormal values for zero.
-__device__ __forceinline__ void add_there(float4* to, float4 value) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
-}
-
-/// From registers, so that the next tile begins at once. Each value is written, or added to, once
-/// in the grid, so that sums do not depend on an order. Calls finish(i, lines) before group i of
-/// lines is written by write(place, four values).
-template <typename Finish, typename Write>
-__device__ __forceinline__ void store(const Params& params, const Place& place,
-                                      const float (&d)[kColumns / 2], const Finish& finish,
-                                      const Write& write) {
-#pragma unroll
-  for (int i = 0; i < kLineGroups; ++i) {
-    float4 lines[kOwnLines];
-    make_lines(d + i * 16, lines);
-    finish(i, lines);
-#pragma unroll
-    for (int line = 0; line < kOwnLines; ++line) {
-      const int column = i * kLineColumns;
-      if (column < place.num_columns[line])
-        write(address(params, place, line, column), lines[line]);
-    }
-  }
-}
-
-/// What a tile's first groups are added to, read while its last products run.
-using Before = float4[kGroupsAhead][kOwnLines];
-
-__device__ __forceinline__ void add_and_store(const Params& params, const Place& place,
-                                              const float (&d)[kColumns / 2], Before& before) {
-  const auto add_before = [&](int i, float4(&lines)[kOwnLines]) __attribute__((always_inline)) {
-#pragma unroll
-    for (int line = 0; line < kOwnLines; ++line)
-      lines[line] = add(lines[line], before[i % kGroupsAhead][line]);
-    if (i + kGroupsAhead < kLineGroups)
-      load_lines(params, place, i + kGroupsAhead, before[i % kGroupsAhead]);
-  };
-  store(params, place, d, add_before, [](float4* to, float4 value) { *to = value; });
-}
-
-template <bool kAccumulate>
-__device__ __forceinline__ void store_there(const Params& params, const Place& place,
-                                            const float (&d)[kColumns / 2]) {
-  store(
-      params, place, d, [](int, float4(&)[kOwnLines]) {},
-      [](float4* to, float4 value) {
-        if constexpr (kAccumulate) {
-          add_there(to, value);
-        } else {
-          *to = value;
-        }
-      });
+/// Where this thread's values of one half of the rows go. Each is written, or added to, once in the
+/// grid, so that sums do not depend on an order.
+__device__ __forceinline__ lines::Place place_of(const Params& params, const Work& work, int half) {
+  const int row = work.row + half * 64;
+  float* const first =
+      params.grad + int64_t{work.block_begin + row} * params.num_columns + work.column;
+  return lines::find_place(first, params.num_columns, work.num_rows - row,
+                           params.num_columns - work.column);
 }
 
 template <bool kAccumulate, bool kGathers>
 __device__ __forceinline__ void multiply(Shared& shared, const Params& params, const Work& work,
                                          int group, Cursor& cursor) {
   using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
-  float d[kColumns / 2];
+  float d[kHalves][kColumns / 2];
 #pragma unroll
-  for (float& value : d) value = 0;
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (float& value : d[half]) value = 0;
+  }
   const int lane = threadIdx.x % kWarpgroup;
   int last = 0;
   for (int s = 0; s < work.num_stages; ++s) {
     Stage& stage = shared.stages[cursor.stage];
-    uint64_t narrow = describe_tile<TileMajor::kOther>(stage.narrow[group], 0);
+    uint64_t narrow[kHalves];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[half], 0);
     uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = work.num_tokens - s * kTokens;
@@ -338,8 +219,11 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
     begin_products();
 #pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
-      Product::run(d, narrow, wide, true);
-      narrow += kNextReduction<TileMajor::kOther>;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        Product::run(d[half], narrow[half], wide, true);
+        narrow[half] += kNextReduction<TileMajor::kOther>;
+      }
       wide += kNextReduction<TileMajor::kOther>;
     }
     commit_products();
@@ -348,21 +232,31 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
     last = cursor.stage;
     cursor.advance();
   }
-  const Place place = place_of(params, work, group);
-  Before before = {};
+  if (lane % 32 == 0) shared.begins[1 - group].arrive();
   const bool adds_here = kAccumulate && work.num_stages < kStagesToAddThere;
-  if (adds_here) {
-#pragma unroll
-    for (int i = 0; i < kGroupsAhead; ++i) load_lines(params, place, i, before[i]);
-  }
+  lines::Before before = {};
+  if (adds_here) lines::load_first(place_of(params, work, 0), before);
   wait_products<0>();
-  fence_values(d);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  if (adds_here) {
-    add_and_store(params, place, d, before);
-  } else {
-    store_there<kAccumulate>(params, place, d);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const lines::Place place = place_of(params, work, half);
+    if (adds_here) {
+      if (half > 0) lines::load_first(place, before);
+      lines::add_and_store<kColumns>(place, d[half], before);
+    } else {
+      lines::store_there<kColumns, kAccumulate>(place, d[half]);
+    }
   }
+}
+
+/// Waits for the products of the cluster's tile `turn`, of which each warpgroup takes every second:
+/// until all stages before it have come, or a stage's barrier could be taken for its next turn's.
+__device__ __forceinline__ void wait_begin(Shared& shared, uint32_t turn) {
+  const uint32_t group = turn % 2;
+  shared.begins[group].wait((turn / 2 + 1 - group) % 2);
 }
 
 template <bool kAccumulate, bool kGathers>
@@ -371,9 +265,15 @@ __device__ __forceinline__ void consume(Shared& shared, const Params& params, ui
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
   for (;;) {
-    const Work work = own_part(shared.slot.take_in_warp(turn), rank);
+    const uint32_t now = turn;
+    const Work work = own_part(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    multiply<kAccumulate, kGathers>(shared, params, work, group, cursor);
+    if (now % 2 == static_cast<uint32_t>(group)) {
+      wait_begin(shared, now);
+      multiply<kAccumulate, kGathers>(shared, params, work, group, cursor);
+    } else {
+      cursor.advance(work.num_stages);
+    }
   }
 }
 
@@ -387,8 +287,12 @@ __device__ void plan_work(Shared& shared, const Params& params) {
     return has_tokens || !params.accumulate ? plan.pairs(expert) * plan.column_tiles() : 0;
   });
   if (threadIdx.x % 32 == 0)
-    hand_out_all(shared.slot, plan.tiles.num_tiles(), params.counter,
-                 [&](int tile) { return plan.work(tile); });
+    hand_out_all(
+        shared.queue, plan.tiles.num_tiles(), params.counter,
+        [&](int tile) { return plan.work(tile); },
+        [&](const Work& work, uint32_t turn) {
+          if (work.num_stages > kShortStages) wait_begin(shared, turn - 1);
+        });
 }
 
 template <bool kAccumulate, bool kGathers>
@@ -401,10 +305,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     if constexpr (!kGathers) prefetch(&params.wide);
     for (int s = 0; s < kStages; ++s) {
       shared.full[s].init(kGathers ? 2 : 1);
-      shared.empty[s].init(4);
+      shared.empty[s].init(2);
       if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
-    shared.slot.init(kGathers ? 3 : 1);
+    for (Barrier& begins : shared.begins) begins.init(kWarpgroup / 32);
+    shared.queue.init(kGathers ? 3 : 1);
     fence_barrier_init();
   }
   __syncthreads();
