@@ -292,6 +292,13 @@ TEST_F(GroupedCuda, ExpertsOfDifferentSizes) {
   check_all({{64, 320, 128, 448}, {100, 0, 513, 31}, 256, 40}, 5);
 }
 
+/// Gradients of long experts are added by the L2 cache, those of short ones before they are
+/// written.
+TEST_F(GroupedCuda, LongAndShortExperts) {
+  check_all({{136, 136, 136, 136}, {900, 20, 0, 1537}, 200, 3}, 8);
+  check_all({{384, 64}, {768, 767}, 640}, 9);
+}
+
 TEST_F(GroupedCuda, RandomCases) {
   Random random(6, 1);
   const auto below = [&](int64_t bound) {
