@@ -1,24 +1,29 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the operators under compute-sanitizer, one process a test, and prints what each operator got.
 #
-# usage: tools/gpu_sanitizers.sh [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-f FILTER] [-s 180] [-j 8] [-o DIR]
+# usage: tools/gpu_sanitizers.sh [-a | -f FILTER] [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-s 60] [-j 8]
+#                                [-o DIR]
 #
+#   -a  all tests, not only those of one tiny shape    -f  tests, as --gtest_filter
 #   -p  the test program           -t  tools: memcheck, racecheck, synccheck, initcheck
-#   -f  tests, as --gtest_filter   -s  seconds that a test may take under a tool; it is ended then
+#   -s  seconds that a test may take under a tool; it is ended then
 #   -j  tests at a time            -o  a folder for the logs, kept (otherwise the logs of clean tests are lost)
 #
-# Tests of large shapes may not end in time under a tool. They are counted as unfinished, and the smaller tests of the
-# same operator stand for it: an operator of which no test ended fails the run, as do errors and failed tests.
+# The tests whose names begin with "Tiny" put every kernel through all its phases in one launch, few enough for tools that
+# slow a kernel down a thousand times; suites without such a test are named. Of the other tests those of large shapes may
+# not end in time. They are counted as unfinished: an operator of which no test ended fails the run, as do errors and
+# failed tests. Racecheck watches our own kernels alone, not those of libraries; the other tools watch all.
 set -euo pipefail
 
 program=build/tests/cuda_test
 tools="memcheck racecheck"
-filter='*'
-export limit=180
+filter='*.Tiny*'
+export limit=60
 jobs=8
 out=
-while getopts p:t:f:s:j:o: option; do
+while getopts ap:t:f:s:j:o: option; do
   case $option in
+    a) filter='*' ;;
     p) program=$OPTARG ;;
     t) tools=$OPTARG ;;
     f) filter=$OPTARG ;;
@@ -42,8 +47,10 @@ done
 [ -x "$program" ] || fail "there is no program $program; build the target cuda_test, or name it with -p"
 export sanitizer program
 
-tests=$("$program" --gtest_list_tests "--gtest_filter=$filter" |
-  awk '/^[^ ]/ { suite = $1; next } /^  / { print suite $1 }')
+list_tests() {
+  "$program" --gtest_list_tests "--gtest_filter=$1" | awk '/^[^ ]/ { suite = $1; next } /^  / { print suite $1 }'
+}
+tests=$(list_tests "$filter")
 [ -n "$tests" ] || fail "$program has no test that fits '$filter'"
 probe=$("$program" "--gtest_filter=$(head -n 1 <<< "$tests")" 2>&1) || true
 if grep -q "no GPU: " <<< "$probe"; then fail "$(grep -m 1 "no GPU: " <<< "$probe")"; fi
@@ -58,8 +65,9 @@ export logs
 run_test() {
   local tool=$1 test=$2 log code=0 result
   log=$logs/$tool.${test//\//_}
-  timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 20 \
-    "$program" "--gtest_filter=$test" > "$log.log" 2>&1 || code=$?
+  local options=(--tool "$tool" --error-exitcode 99 --print-limit 20)
+  [ "$tool" != racecheck ] || options+=(--kernel-name kernel_substring=tessera)
+  timeout "$limit" "$sanitizer" "${options[@]}" "$program" "--gtest_filter=$test" > "$log.log" 2>&1 || code=$?
   case $code in
     0) result=clean ;;
     99) result=errors ;;
@@ -101,6 +109,10 @@ for tool in $tools; do
   unfinished=$(cd "$logs" && grep -l unfinished "$tool".*.result 2> /dev/null | sed "s/^$tool\.//; s/\.result$//") || true
   [ -z "$unfinished" ] || echo "unfinished under $tool: ${unfinished//$'\n'/ }"
 done
+if [ "$filter" = '*.Tiny*' ]; then
+  without=$(comm -13 <(cut -d . -f 1 <<< "$tests" | sort -u) <(list_tests '*' | cut -d . -f 1 | sort -u))
+  [ -z "$without" ] || echo "without a tiny test: ${without//$'\n'/ }"
+fi
 [ "$bad" = 1 ] || exit 0
 
 for result in "$logs"/*.result; do

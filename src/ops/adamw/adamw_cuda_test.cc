@@ -66,5 +66,9 @@ TEST_F(AdamWCuda, Sizes) {
   }
 }
 
+TEST_F(AdamWCuda, TinySlice) {
+  check(1003, 0, true);
+}
+
 }  // namespace
 }  // namespace tessera

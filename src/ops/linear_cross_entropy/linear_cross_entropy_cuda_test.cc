@@ -101,10 +101,10 @@ CheckedProgram build_part(const Case& c, DType dtype) {
 
 class LinearCrossEntropyCuda : public GpuTest {
  protected:
-  void check(CheckedProgram (*build)(const Case&, DType), const Case& c) const {
+  void check(CheckedProgram (*build)(const Case&, DType), const Case& c, bool once = false) const {
     SCOPED_TRACE(c.to_string());
     const Values values = make_values(c);
-    const GpuCheck check{.values = {values.begin(), values.end()}};
+    const GpuCheck check{.values = {values.begin(), values.end()}, .once = once};
     check_on_gpu([&](DType dtype) { return build(c, dtype); }, cpu(), gpu(), check);
   }
 };
@@ -124,6 +124,19 @@ TEST_F(LinearCrossEntropyCuda, PlainMatchesTheCpu) {
 
 TEST_F(LinearCrossEntropyCuda, FusedMatchesTheCpu) {
   for (const Case& c : cases()) check(build_fused, c);
+}
+
+/// A row takes more than one step of a block.
+TEST_F(LinearCrossEntropyCuda, TinyPlain) {
+  check(build_plain, {5, 8, 2311}, true);
+}
+
+TEST_F(LinearCrossEntropyCuda, TinyFused) {
+  check(build_fused, {5, 8, 2311, 1, 4}, true);
+}
+
+TEST_F(LinearCrossEntropyCuda, TinyPart) {
+  check(build_part, {5, 8, 2311, 1, -1, 20, 3000}, true);
 }
 
 TEST_F(LinearCrossEntropyCuda, ManyChunksMatchTheCpu) {
