@@ -39,6 +39,7 @@ TEST_F(EmbeddingCuda, Tables) {
     for (const int64_t hidden : {8, 5, 1100}) check({}, tokens, {300, hidden});
   }
   check({}, 5000, {3, 16});
+  check({}, 40'000, {3, 8});
   check({}, 9001, {20'000, 24});
 }
 
