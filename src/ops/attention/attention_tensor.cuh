@@ -56,9 +56,8 @@ __device__ __forceinline__ void publish_cleared() {
   sync_threads(kClearBarrier, kConsumers * kWarpgroup);
 }
 
-/// One arrival of each warp that multiplies, by one lane, behind what all of its lanes have read.
+/// One arrival of each warp that multiplies.
 __device__ __forceinline__ void release(Barrier& empty) {
-  __syncwarp();
   if (threadIdx.x % 32 == 0)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&empty))
                  : "memory");

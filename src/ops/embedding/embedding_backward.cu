@@ -13,9 +13,8 @@ namespace {
 
 constexpr int kSegment = 32;
 constexpr int kListThreads = 1024;
-constexpr int kIdsOfThread = 16;
+constexpr int kIdsOfThread = 4;
 constexpr int kTile = kListThreads * kIdsOfThread;  // tokens looked at together
-constexpr int kAppended = 4096;                     // of these, a block's own listed together
 constexpr int kMaxSlots = 4096;                     // rows of a block
 constexpr int kMinLists = 128;                      // blocks
 constexpr int kSegmentThreads = 256;
@@ -75,13 +74,11 @@ struct ListParams {
   int num_slots;
   Scratch scratch;
 
-  /// The block's slot for a token's row, -1 where it is another block's or takes no gradient. Every
-  /// block asks for every token, so most are told by the low bits alone.
-  __device__ __forceinline__ int slot_of(int32_t token) const {
-    const uint32_t low = static_cast<uint32_t>(token) - static_cast<uint32_t>(tokens.first_row);
-    if ((low & ((1U << lists_shift) - 1)) != blockIdx.x) return -1;
+  /// The block's slot for a token's row, -1 where it is another block's or takes no gradient.
+  __device__ int slot_of(int32_t token) const {
     const int64_t row = row_of(tokens, token);
-    if (row < 0 || token == padding_token) return -1;
+    const int64_t mask = (int64_t{1} << lists_shift) - 1;
+    if (row < 0 || token == padding_token || (row & mask) != blockIdx.x) return -1;
     return static_cast<int>(row >> lists_shift);
   }
   __device__ int row_at(int slot) const {
@@ -97,11 +94,8 @@ __device__ __forceinline__ void for_own_tokens(const int32_t* tokens, int64_t ti
   int32_t ids[kIdsOfThread];
   const bool whole = first + kIdsOfThread <= count;
   if (whole && (reinterpret_cast<uintptr_t>(tokens) & 15) == 0) {
-#pragma unroll
-    for (int i = 0; i < kIdsOfThread; i += 4)
-      *reinterpret_cast<int4*>(ids + i) = *reinterpret_cast<const int4*>(tokens + first + i);
+    *reinterpret_cast<int4*>(ids) = *reinterpret_cast<const int4*>(tokens + first);
   } else {
-#pragma unroll
     for (int i = 0; i < kIdsOfThread; ++i)
       if (first + i < count) ids[i] = tokens[first + i];
   }
@@ -136,8 +130,8 @@ __device__ __forceinline__ int exclusive_sum(int x, int* shared, int* total) {
 
 struct ListShared {
   int counts[kMaxSlots];  // of tokens; then where the slot's next position goes
-  int positions[kAppended];
-  short slots[kAppended];
+  int tile_positions[kTile];
+  short tile_slots[kTile];
   int sums[33];
   Taken base;
 };
@@ -196,18 +190,18 @@ __device__ void lay_out_lists(const ListParams& p, ListShared& shared) {
   __syncthreads();
 }
 
-/// Adds tokens of a tile to their lists, in order: one warp takes 32 at a time.
-__device__ void append_tokens(const ListParams& p, ListShared& shared, int count) {
+/// Adds a tile's tokens to their lists, in order: one warp takes 32 at a time.
+__device__ void append_tile(const ListParams& p, ListShared& shared, int count) {
   const int lane = static_cast<int>(threadIdx.x);
   for (int first = 0; first < count; first += 32) {
     const bool holds = first + lane < count;
-    const int slot = holds ? shared.slots[first + lane] : -1;
+    const int slot = holds ? shared.tile_slots[first + lane] : -1;
     const unsigned same = __match_any_sync(0xFFFFFFFF, slot);
     const int rank = __popc(same & ((1U << lane) - 1));
     const int begin = holds ? shared.counts[slot] : 0;
     __syncwarp();
     if (holds) {
-      p.scratch.positions[begin + rank] = shared.positions[first + lane];
+      p.scratch.positions[begin + rank] = shared.tile_positions[first + lane];
       if (rank == 0) shared.counts[slot] = begin + __popc(same);
     }
     __syncwarp();
@@ -222,6 +216,7 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constan
   for (int slot = static_cast<int>(threadIdx.x); slot < p.num_slots; slot += kListThreads)
     shared.counts[slot] = 0;
   __syncthreads();
+#pragma unroll 4
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for_own_tokens(p.tokens.tokens, tile, count, [&](int /*i*/, int32_t token) {
       const int slot = p.slot_of(token);
@@ -231,31 +226,24 @@ __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constan
   __syncthreads();
   lay_out_lists(p, shared);
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    int slots[kIdsOfThread];
-#pragma unroll
-    for (int& slot : slots) slot = -1;
+    int slots[kIdsOfThread] = {-1, -1, -1, -1};
     int own = 0;
     for_own_tokens(p.tokens.tokens, tile, count, [&](int i, int32_t token) {
       slots[i] = p.slot_of(token);
       own += slots[i] >= 0;
     });
     int total = 0;
-    const int first = exclusive_sum(own, shared.sums, &total);
-    for (int begin = 0; begin < total; begin += kAppended) {
-      int at = first - begin;
+    int at = exclusive_sum(own, shared.sums, &total);
 #pragma unroll
-      for (int i = 0; i < kIdsOfThread; ++i) {
-        if (slots[i] < 0) continue;
-        if (at >= 0 && at < kAppended) {
-          shared.slots[at] = static_cast<short>(slots[i]);
-          shared.positions[at] = static_cast<int>(tile * kTile + threadIdx.x * kIdsOfThread) + i;
-        }
-        ++at;
-      }
-      __syncthreads();
-      if (threadIdx.x < 32) append_tokens(p, shared, min(kAppended, total - begin));
-      __syncthreads();
+    for (int i = 0; i < kIdsOfThread; ++i) {
+      if (slots[i] < 0) continue;
+      shared.tile_slots[at] = static_cast<short>(slots[i]);
+      shared.tile_positions[at] = static_cast<int>(tile * kTile + threadIdx.x * kIdsOfThread) + i;
+      ++at;
     }
+    __syncthreads();
+    if (threadIdx.x < 32) append_tile(p, shared, total);
+    __syncthreads();
   }
 }
 
