@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of the operators under compute-sanitizer and prints what each operator got.
 #
-# usage: tools/gpu_sanitizers.sh [-a | -f FILTER] [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-s 180] [-j 8]
+# usage: tools/gpu_sanitizers.sh [-a | -f FILTER] [-p build/tests/cuda_test] [-t "memcheck racecheck"] [-s SECONDS] [-j 8]
 #                                [-b TESTS] [-o DIR]
 #
 #   -a  all tests, not only those of one tiny shape    -f  tests, as --gtest_filter
 #   -p  the test program           -t  tools: memcheck, racecheck, synccheck, initcheck
-#   -s  seconds that a process may take under a tool; it is ended then
+#   -s  seconds that a process may take under a tool, 60 for tiny tests, 180 for others; it is ended then
 #   -j  processes at a time        -b  tests of a process (tiny ones: as many as keep all processes busy; others: 1)
 #   -o  a folder for the logs, kept (otherwise the logs of clean tests are lost)
 #
@@ -21,7 +21,7 @@ set -euo pipefail
 program=build/tests/cuda_test
 tools="memcheck racecheck"
 filter='*.Tiny*'
-export limit=180
+export limit=
 jobs=8
 batch=
 out=
@@ -101,10 +101,10 @@ run_tests() {
 export -f run_tests
 
 num_tests=$(wc -l <<< "$tests")
-if [ -z "$batch" ]; then
-  batch=1
-  [ "$filter" != '*.Tiny*' ] || batch=$(((num_tests + jobs - 1) / jobs))
+if [ "$filter" = '*.Tiny*' ]; then
+  : "${limit:=60}" "${batch:=$(((num_tests + jobs - 1) / jobs))}"
 fi
+: "${limit:=180}" "${batch:=1}"
 SECONDS=0
 # Neighbours, which take alike, go to different processes.
 for tool in $tools; do
