@@ -23,6 +23,14 @@ TEST_F(ActivationCuda, AllKinds) {
   }
 }
 
+TEST_F(ActivationCuda, TinyRows) {
+  testing::check_operator_on_gpu(make_activation(Activation::kSwiGLU),
+                                 [](DType dtype) -> testing::OperatorInputs {
+                                   return {{"x"}, {{dtype, {9, 2 * 264}}}};
+                                 },
+                                 {0}, cpu(), gpu(), {.once = true});
+}
+
 TEST_F(ActivationCuda, RaggedRows) {
   for (const int64_t extent : {0, 1, 37}) {
     testing::check_ragged_operator_on_gpu(

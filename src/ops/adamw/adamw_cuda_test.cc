@@ -89,5 +89,9 @@ TEST_F(AdamWCuda, ManySlices) {
   for (const bool bf16_weight : {false, true}) check(slices, bf16_weight);
 }
 
+TEST_F(AdamWCuda, TinySlice) {
+  check({{0, 1003}}, true);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -18,6 +18,14 @@ TEST_F(AddCuda, Shapes) {
   }
 }
 
+TEST_F(AddCuda, TinyShape) {
+  testing::check_operator_on_gpu(make_add(),
+                                 [](DType dtype) -> testing::OperatorInputs {
+                                   return {{"a", "b"}, {{dtype, {37, 72}}, {dtype, {37, 72}}}};
+                                 },
+                                 {}, cpu(), gpu(), {.once = true});
+}
+
 TEST_F(AddCuda, RaggedRows) {
   for (const int64_t extent : {0, 1, 77, 100}) {
     for (const int64_t width : {64, 5}) {

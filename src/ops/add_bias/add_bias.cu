@@ -6,8 +6,8 @@ namespace {
 
 template <typename T, int kWidth>
 struct AddBiasMap {
-  static constexpr int kUnroll = 2;
-  static constexpr int kBlocks = 5;
+  static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 8;
   struct Loaded {
     Pack<T, kWidth> x;
     Pack<float, kWidth> bias;

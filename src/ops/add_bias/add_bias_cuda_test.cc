@@ -1,6 +1,7 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
+#include "ops/testing/narrow_gpu.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +20,14 @@ TEST_F(AddBiasCuda, Shapes) {
           {0}, cpu(), gpu(), {.seed = static_cast<uint64_t>(rows)});
     }
   }
+}
+
+TEST_F(AddBiasCuda, TinyShape) {
+  testing::check_operator_on_gpu(make_add_bias(),
+                                 [](DType dtype) -> testing::OperatorInputs {
+                                   return {{"x", "w"}, {{dtype, {533, 72}}, {DType::kF32, {72}}}};
+                                 },
+                                 {0}, cpu(), testing::make_narrow_gpu(), {.once = true});
 }
 
 TEST_F(AddBiasCuda, RaggedRows) {

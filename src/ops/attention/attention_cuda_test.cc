@@ -5,6 +5,7 @@
 #include "ops/attention/attention_cudnn.h"
 #include "ops/attention/attention_testing.h"
 #include "ops/testing/gpu_test.h"
+#include "ops/testing/narrow_gpu.h"
 
 namespace tessera {
 namespace {
@@ -42,6 +43,12 @@ class AttentionCudaTest : public testing::GpuTest {
 
   /// With the gradient of lse too where `outputs` has it.
   void check(const Case& test, const std::vector<int>& outputs = {0, 1}) const {
+    testing::GpuCheck how;
+    how.repeatable = options().deterministic;
+    check_on(gpu(), test, outputs, how);
+  }
+  void check_on(const Backend& on, const Case& test, const std::vector<int>& outputs,
+                testing::GpuCheck how) const {
     SCOPED_TRACE(test.to_string());
     const OperatorPtr op = make_attention(test.spec);
     const AttentionSpec& spec = static_cast<const Attention&>(*op).spec();
@@ -54,19 +61,18 @@ class AttentionCudaTest : public testing::GpuTest {
                {dtype, {tokens, spec.num_kv_heads * spec.head_size_v}},
                {DType::kI32, ends.get().shape}}};
     };
-    testing::GpuCheck how;
     how.values = {{"cu_seqlens", ends}};
     // Without a gradient of lse, those of a sequence's first query cancel to nothing.
     how.tolerance_f32 = outputs.size() > 1 ? 5e-5 : 5e-3;
     // Probabilities and their gradients are rounded to BF16, as on a CPU with BF16 products; half a
     // unit of BF16 where the CPU's own rows happen to err less.
     how.tolerance_bf16 = 1e-2;
-    how.repeatable = options().deterministic;
-    check_operator_on_gpu(op, inputs, outputs, cpu(), gpu(), how);
+    check_operator_on_gpu(op, inputs, outputs, cpu(), on, how);
   }
 
   /// The last `queries` tokens of a sequence of `length` over a cache with room to spare.
-  void check_cached(const AttentionSpec& spec, int64_t queries, int64_t length) const {
+  void check_cached(const AttentionSpec& spec, int64_t queries, int64_t length,
+                    testing::GpuCheck how = {}) const {
     SCOPED_TRACE(fmt::format("{} of {}", queries, length));
     const OperatorPtr op = make_attention_cached(spec);
     const AttentionSpec& full = static_cast<const AttentionCached&>(*op).spec();
@@ -78,7 +84,6 @@ class AttentionCudaTest : public testing::GpuTest {
                {dtype, {length + 70, full.num_kv_heads * full.head_size_v}},
                {DType::kI32, {1}}}};
     };
-    testing::GpuCheck how;
     how.values = {{"cache_length", valid}};
     how.tolerance_f32 = 5e-5;
     how.tolerance_bf16 = 1e-2;
@@ -176,6 +181,29 @@ TEST_F(AttentionCudaTest, Cached) {
     check_cached(spec, 100, 100);
     check_cached(spec, 0, 5);
   }
+}
+
+// Blocks that take several pieces in turn, a sequence of more than one piece, one without tokens.
+
+/// On the tensor cores, with pairs that are kept.
+TEST_F(AttentionCudaTest, TinyWithPairs) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 80), {130, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+/// On the tensor cores; the scores are computed twice.
+TEST_F(AttentionCudaTest, TinyWithoutPairs) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 64), {130, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kBF16}, .once = true});
+}
+
+TEST_F(AttentionCudaTest, TinyExact) {
+  check_on(testing::make_narrow_gpu(), {heads(2, 1, 40), {65, 0, 1}}, {0, 1},
+           {.dtypes = {DType::kF32}, .once = true});
+}
+
+TEST_F(AttentionCudaTest, TinyCache) {
+  check_cached(heads(2, 1, 64), 3, 70, {.once = true});
 }
 
 /// cuDNN's, where it can be loaded.

@@ -34,12 +34,14 @@ struct Shared {
   float delta[kStages][kQueries];
   Barrier rows_full;
   Barrier full[kStages];
+  Barrier sums_full[kStages];  // of lse and delta
   Barrier empty[kStages];
 
   __device__ void init() {
     rows_full.init(1);
     for (int s = 0; s < kStages; ++s) {
       full[s].init(1);
+      sums_full[s].init(32);
       empty[s].init(kConsumerWarps);
     }
     fence_barrier_init();
@@ -101,17 +103,17 @@ __device__ __forceinline__ void produce_span(Shared& shared, const TensorParams&
       const int s = cursor.stage;
       const int query = (steps.first_tile + t) * kQueries;
       shared.empty[s].wait(cursor.parity ^ 1);
-      for (int i = lane; i < kQueries; i += 32) {
-        const bool valid = query + i >= span.begin && query + i < span.end;
-        shared.lse[s][i] = valid ? params.lse[head_sums + query + i] * kLog2E : INFINITY;
-        shared.delta[s][i] = valid ? params.delta[head_sums + query + i] : 0;
-      }
-      __syncwarp();
       if (lane == 0) {
         shared.full[s].arrive_and_expect(sizeof(shared.stages[s]));
         shared.stages[s].q.load(&params.q, head, span.row + query, &shared.full[s]);
         shared.stages[s].grad_o.load(&params.grad_o, head, span.row + query, &shared.full[s]);
       }
+      for (int i = lane; i < kQueries; i += 32) {
+        const bool valid = query + i >= span.begin && query + i < span.end;
+        shared.lse[s][i] = valid ? params.lse[head_sums + query + i] * kLog2E : INFINITY;
+        shared.delta[s][i] = valid ? params.delta[head_sums + query + i] : 0;
+      }
+      shared.sums_full[s].arrive();
       cursor.advance();
     }
   }
@@ -223,7 +225,9 @@ struct Consumer {
 
   /// The products of a stage. The other warpgroup's keep the tensor cores busy while this one
   /// computes factors: to start the next stage's before takes registers that there are not.
-  __device__ __forceinline__ void add_stage(int s, int head, int query) {
+  __device__ __forceinline__ void add_stage(const RingCursor<Memory::kStages>& cursor, int head,
+                                            int query) {
+    const int s = cursor.stage;
     auto& stage = shared.stages[s];
     float scores[kPairs];
     float grads[kPairs];
@@ -237,6 +241,7 @@ struct Consumer {
     fence_values(scores);
     if constexpr (kWantKeys) fence_values(grads);
     const bool masked = needs_mask(query);
+    shared.sums_full[s].wait(cursor.parity);
     finish_scores(scores, shared.lse[s]);
     if (masked) mask(scores, query);
     if constexpr (kWantValues) pack_values<kQueries>(scores, factors);
@@ -256,6 +261,7 @@ struct Consumer {
     wait_products<0>();
     if constexpr (kWantKeys) fence_values(grad_k);
     if constexpr (kWantValues) fence_values(grad_v);
+    __syncwarp();  // all lanes have read the sums
     release(shared.empty[s]);
   }
 
@@ -271,7 +277,7 @@ struct Consumer {
         for (int tile = 0; tile < steps.num_tiles; ++tile) {
           const int query = (steps.first_tile + tile) * kQueries;
           wait_stage(cursor, query);
-          add_stage(cursor.stage, steps.first_head + head, query);
+          add_stage(cursor, steps.first_head + head, query);
           cursor.advance();
         }
       }

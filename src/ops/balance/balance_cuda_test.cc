@@ -49,6 +49,55 @@ TEST_F(BalanceCuda, Statistics) {
   }
 }
 
+TEST_F(BalanceCuda, TinyStatistics) {
+  const BalanceStatisticsSpec spec{.num_experts = 40, .top_k = 2, .num_segments = 3};
+  OwningCheck check;
+  check.dtypes = {DType::kF32};
+  check.once = true;
+  std::vector<int32_t> idx, segment;
+  for (int32_t t = 0; t < 67; ++t) {  // the second segment has no tokens
+    segment.push_back(t < 30 ? 0 : 2);
+    idx.insert(idx.end(), {t % 40, t % 3 == 0 ? -1 : (t + 7) % 40});
+  }
+  check.give("idx", testing::tensor_of_i32({67, 2}, idx));
+  check.give("segments", testing::tensor_of_i32({67}, segment));
+  testing::check_operator_on_gpu(
+      make_balance_statistics(spec),
+      [](DType /*dtype*/) {
+        return OperatorInputs{
+            .names = {"x", "idx", "segments"},
+            .types = {{DType::kF32, {67, 40}}, {DType::kI32, {67, 2}}, {DType::kI32, {67}}}};
+      },
+      {BalanceOutput::kScoreSums}, cpu(), gpu(), check);
+}
+
+TEST_F(BalanceCuda, TinyLoss) {
+  OwningCheck check;
+  check.dtypes = {DType::kF32};
+  check.once = true;
+  std::vector<float> counts(3 * 40);
+  for (size_t i = 0; i < counts.size(); ++i)  // a segment without tokens
+    counts[i] = i / 40 == 1 ? 0.0F : static_cast<float>(i * 7 % 11);
+  check.give("counts", testing::tensor_of({3, 40}, counts));
+  testing::check_operator_on_gpu(
+      make_balance_loss({.total_tokens = 300, .group_size = 8}),
+      [](DType /*dtype*/) {
+        return OperatorInputs{.names = {"counts", "x"},
+                              .types = {{DType::kF32, {3, 40}}, {DType::kF32, {3, 40}}}};
+      },
+      {0}, cpu(), gpu(), check);
+}
+
+TEST_F(BalanceCuda, TinyRunningCounts) {
+  testing::check_operator_on_gpu(
+      make_running_counts(2),
+      [](DType /*dtype*/) {
+        return OperatorInputs{.names = {"counts", "earlier"},
+                              .types = {{DType::kF32, {3, 40}}, {DType::kF32, {40}}}};
+      },
+      {}, cpu(), gpu(), {.tolerance_f32 = 1e-6, .dtypes = {DType::kF32}, .once = true});
+}
+
 /// More segments than a grid has rows in its second dim.
 TEST_F(BalanceCuda, StatisticsOfManySegments) {
   constexpr int32_t kSegments = 70'001;

@@ -37,6 +37,14 @@ TEST_F(Bf16SumCuda, RoundsAsTheHostDoes) {
   }
 }
 
+TEST_F(Bf16SumCuda, TinyParts) {
+  Random random(3, 3);
+  const OwnedTensor parts = testing::random_tensor(DType::kBF16, {3, 257}, random);
+  const OwnedTensor own_part = testing::random_tensor(DType::kF32, {257}, random);
+  check(*make_round_to_bf16(), {own_part}, DType::kBF16, {257});
+  check(*make_sum_bf16_parts(1), {parts, own_part}, DType::kF32, {257});
+}
+
 TEST_F(Bf16SumCuda, SumsInTheOrderOfTheParts) {
   Random random(3, 2);
   for (const int64_t count : {0, 1, 257, 300'001}) {

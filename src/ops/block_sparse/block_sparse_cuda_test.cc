@@ -45,6 +45,38 @@ struct Product {
   }
 };
 
+/// A layer's experts as block_sparse.h composes them, forward and backward.
+CheckedProgram build_layer(const Case& c, Activation activation, DType dtype) {
+  CheckedProgram checked{Program("layer"), {}};
+  Program& program = checked.program;
+  const int64_t gates = is_gated(activation) ? 2 : 1;
+  std::vector<int64_t> first_sizes = c.sizes;
+  int64_t inner = 0;
+  for (int64_t& size : first_sizes) {
+    inner += size;
+    size *= gates;
+  }
+  const ValueId extent = program.add_input("extent", {DType::kI64, {1}});
+  const ValueId offsets = program.add_input("offsets", {DType::kI64, {std::ssize(c.sizes) + 1}});
+  const ValueId rows = program.add_input("rows", {dtype, {c.max_rows(), c.outer}, 0, extent});
+  const ValueId probs = program.add_input("probs", {DType::kF32, {c.max_rows()}, 0, extent});
+  const ValueId w1 = program.add_weight("w1", {dtype, {gates * inner, c.outer}});
+  const ValueId w2 = program.add_weight("w2", {dtype, {inner, c.outer}});
+  const auto t1 =
+      program.add(make_block_topology({c.block_size, first_sizes, c.max_rows()}), {offsets});
+  const auto t2 =
+      program.add(make_block_topology({c.block_size, c.sizes, c.max_rows()}), {offsets});
+  const ValueId pre = program.add1(make_block_sparse_fc1(c.block_size),
+                                   {rows, w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
+  const ValueId act = program.add1(make_block_sparse_activation({activation, c.block_size}),
+                                   {pre, probs, t2[0], t2[1]}, "act");
+  const ValueId y = program.add1(make_block_sparse_fc2(c.block_size),
+                                 {act, w2, t2[0], t2[1], t2[2], t2[3], t2[4], probs}, "y");
+  program.set_outputs({y});
+  checked.request = {.outputs = {y}, .inputs = {rows, probs}};
+  return checked;
+}
+
 class BlockSparseCuda : public GpuTest {
  protected:
   static OwningCheck check_of(const Case& c, uint64_t seed) {
@@ -125,6 +157,14 @@ class BlockSparseCuda : public GpuTest {
     testing::check_on_gpu([&](DType dtype) { return build(p, dtype); }, cpu(), gpu(),
                           check_of(p.shape, seed));
   }
+
+  void check_tiny_layer(const Case& c, DType dtype) const {
+    OwningCheck how = check_of(c, 90);
+    how.dtypes = {dtype};
+    how.once = true;
+    testing::check_on_gpu([&](DType type) { return build_layer(c, Activation::kSwiGLU, type); },
+                          cpu(), gpu(), how);
+  }
 };
 
 TEST_F(BlockSparseCuda, EveryProduct) {
@@ -145,38 +185,6 @@ TEST_F(BlockSparseCuda, EveryProduct) {
   }
 }
 
-/// A layer's experts as block_sparse.h composes them, forward and backward.
-CheckedProgram build_layer(const Case& c, Activation activation, DType dtype) {
-  CheckedProgram checked{Program("layer"), {}};
-  Program& program = checked.program;
-  const int64_t gates = is_gated(activation) ? 2 : 1;
-  std::vector<int64_t> first_sizes = c.sizes;
-  int64_t inner = 0;
-  for (int64_t& size : first_sizes) {
-    inner += size;
-    size *= gates;
-  }
-  const ValueId extent = program.add_input("extent", {DType::kI64, {1}});
-  const ValueId offsets = program.add_input("offsets", {DType::kI64, {std::ssize(c.sizes) + 1}});
-  const ValueId rows = program.add_input("rows", {dtype, {c.max_rows(), c.outer}, 0, extent});
-  const ValueId probs = program.add_input("probs", {DType::kF32, {c.max_rows()}, 0, extent});
-  const ValueId w1 = program.add_weight("w1", {dtype, {gates * inner, c.outer}});
-  const ValueId w2 = program.add_weight("w2", {dtype, {inner, c.outer}});
-  const auto t1 =
-      program.add(make_block_topology({c.block_size, first_sizes, c.max_rows()}), {offsets});
-  const auto t2 =
-      program.add(make_block_topology({c.block_size, c.sizes, c.max_rows()}), {offsets});
-  const ValueId pre = program.add1(make_block_sparse_fc1(c.block_size),
-                                   {rows, w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
-  const ValueId act = program.add1(make_block_sparse_activation({activation, c.block_size}),
-                                   {pre, probs, t2[0], t2[1]}, "act");
-  const ValueId y = program.add1(make_block_sparse_fc2(c.block_size),
-                                 {act, w2, t2[0], t2[1], t2[2], t2[3], t2[4], probs}, "y");
-  program.set_outputs({y});
-  checked.request = {.outputs = {y}, .inputs = {rows, probs}};
-  return checked;
-}
-
 TEST_F(BlockSparseCuda, ALayerOfExperts) {
   uint64_t seed = 50;
   for (const Activation activation :
@@ -188,6 +196,27 @@ TEST_F(BlockSparseCuda, ALayerOfExperts) {
                             gpu(), check_of(c, ++seed));
     }
   }
+}
+
+/// Experts of different sizes, one without rows, and all products, forward and backward.
+Case tiny_case(int64_t block_size) {
+  return {block_size,
+          24,
+          {2 * block_size, block_size, block_size},
+          {block_size, 0, 2 * block_size},
+          block_size};
+}
+
+TEST_F(BlockSparseCuda, TinyBlocksExact) {
+  check_tiny_layer(tiny_case(8), DType::kF32);
+}
+
+TEST_F(BlockSparseCuda, TinyBlocksOfFragments) {
+  check_tiny_layer(tiny_case(16), DType::kBF16);
+}
+
+TEST_F(BlockSparseCuda, TinyWideBlocksOfFragments) {
+  check_tiny_layer(tiny_case(128), DType::kBF16);
 }
 
 TEST_F(BlockSparseCuda, RefusesAnotherRaggedDim) {

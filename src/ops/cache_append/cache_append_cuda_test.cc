@@ -41,6 +41,14 @@ TEST_F(CacheAppendCuda, WritesItsRowsAndNoOthers) {
   }
 }
 
+TEST_F(CacheAppendCuda, TinyCache) {
+  Random random(1, 3);
+  const OwnedTensor cache = testing::random_tensor(DType::kBF16, {30, 72}, random);
+  const OwnedTensor rows = testing::random_tensor(DType::kBF16, {7, 72}, random);
+  testing::expect_bitwise_equal(append(gpu(), cache, rows, 9), append(cpu(), cache, rows, 9),
+                                "the cache");
+}
+
 using CacheAppendCudaDeathTest = CacheAppendCuda;
 
 TEST_F(CacheAppendCudaDeathTest, SaysThatRowsDoNotFit) {

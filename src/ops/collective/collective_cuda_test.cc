@@ -18,19 +18,19 @@ class CollectiveCuda : public GpuTest {
 
   /// An operator on one tensor of each rank, whose values differ.
   void check(int64_t ranks, const MakeOperator& make, const Shape& shape,
-             const std::vector<int>& outputs_with_grad = {0}) const {
+             const std::vector<int>& outputs_with_grad = {0}, GpuCheck how = {}) const {
     run_gpu_ranks(ranks, [&](World& world, const Backend& gpu) {
       const OperatorPtr op = make(world.make_world_group());
       SCOPED_TRACE(fmt::format("{} of {}, {} ranks", op->name(), shape.to_string(), ranks));
-      GpuCheck how;
-      how.seed = static_cast<uint64_t>(1 + world.rank());
-      if (outputs_with_grad.empty()) how.dtypes = {DType::kF32};
+      GpuCheck own = how;
+      own.seed = static_cast<uint64_t>(1 + world.rank());
+      if (outputs_with_grad.empty()) own.dtypes = {DType::kF32};
       check_operator_on_gpu(
           op,
           [&](DType dtype) {
             return OperatorInputs{.names = {"x"}, .types = {{dtype, shape}}};
           },
-          outputs_with_grad, cpu(), gpu, how);
+          outputs_with_grad, cpu(), gpu, own);
     });
   }
 };
@@ -61,6 +61,11 @@ TEST_F(CollectiveCuda, HeadsForTokens) {
       }
     }
   }
+}
+
+TEST_F(CollectiveCuda, TinyHeads) {
+  check(2, [](CommunicatorPtr group) { return make_gather_heads(group, 4); }, {7, 4 * 8}, {0},
+        {.once = true});
 }
 
 using Counts = std::vector<int64_t>;
@@ -107,21 +112,32 @@ class RaggedCollectiveCuda : public CollectiveCuda {
       for (const int64_t width : {0, 5, 64}) {
         const std::vector<Counts> traffic =
             make_traffic(ranks, static_cast<uint64_t>(ranks + 10 * width));
-        run_gpu_ranks(ranks, [&](World& world, const Backend& gpu) {
-          const RaggedCase c = make(world.make_world_group(), traffic);
-          check_case(c, width, static_cast<uint64_t>(1 + world.rank()), gpu);
-        });
+        check_traffic(make, traffic, width, {});
       }
     }
   }
+  void check_traffic(const MakeCase& make, const std::vector<Counts>& traffic, int64_t width,
+                     const GpuCheck& how) const {
+    run_gpu_ranks(std::ssize(traffic), [&](World& world, const Backend& gpu) {
+      GpuCheck own = how;
+      own.seed = static_cast<uint64_t>(1 + world.rank());
+      check_case(make(world.make_world_group(), traffic), width, own, gpu);
+    });
+  }
+  static RaggedCase all_to_all(const CommunicatorPtr& group, const std::vector<Counts>& traffic) {
+    const Counts& sent = traffic[static_cast<size_t>(group->rank())];
+    const Counts received = column(traffic, group->rank());
+    return {make_all_to_all_v(group, total(received) + kSpareRows),
+            {sent, received},
+            total(sent),
+            total(received)};
+  }
 
  private:
-  void check_case(const RaggedCase& c, int64_t width, uint64_t seed, const Backend& gpu) const {
+  void check_case(const RaggedCase& c, int64_t width, GpuCheck how, const Backend& gpu) const {
     SCOPED_TRACE(fmt::format("{} of width {}", c.op->name(), width));
     const Shape shape = shape_of_rows(c.rows_in + kSpareRows, width);
     std::vector<OwnedTensor> kept;
-    GpuCheck how;
-    how.seed = seed;
     const auto give = [&](const std::string& name, const Counts& values) {
       kept.push_back(tensor_of_i64({std::ssize(values)}, values));
       how.values[name] = kept.back();
@@ -147,14 +163,11 @@ class RaggedCollectiveCuda : public CollectiveCuda {
 };
 
 TEST_F(RaggedCollectiveCuda, AllToAllV) {
-  check_ragged([](const CommunicatorPtr& group, const std::vector<Counts>& traffic) {
-    const Counts& sent = traffic[static_cast<size_t>(group->rank())];
-    const Counts received = column(traffic, group->rank());
-    return RaggedCase{make_all_to_all_v(group, total(received) + kSpareRows),
-                      {sent, received},
-                      total(sent),
-                      total(received)};
-  });
+  check_ragged(all_to_all);
+}
+
+TEST_F(RaggedCollectiveCuda, TinyAllToAllV) {
+  check_traffic(all_to_all, {{3, 0}, {5, 2}}, 5, {.dtypes = {DType::kF32}, .once = true});
 }
 
 TEST_F(RaggedCollectiveCuda, AllGatherV) {

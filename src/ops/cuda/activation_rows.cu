@@ -1,5 +1,6 @@
-// Forward, every thread takes a vector where all rows have one size. Otherwise a warp takes a row
-// and loads up to kBatch vectors of every operand before it uses the first.
+// Where all rows have one size and nothing is summed up over a row, every thread takes a vector.
+// Otherwise a warp takes a row and loads up to kBatch vectors of every operand before it uses the
+// first.
 #include "ops/cuda/activation_rows.h"
 
 #include <algorithm>
@@ -100,6 +101,58 @@ struct ActivationMap {
   }
 };
 
+/// Turns gate and up into their gradients and returns the gradient of the prob.
+template <typename Function, bool kGated, int kWidth>
+__device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWidth>& up,
+                                               const Floats<kWidth>& grad, float prob) {
+  float dot = 0;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    const Slope slope = Function::slope(gate[i]);
+    const float other = kGated ? up[i] : 1.0F;
+    dot += slope.value * other * grad[i];
+    const float g = grad[i] * prob;
+    gate[i] = g * other * slope.derivative;
+    up[i] = g * slope.value;
+  }
+  return dot;
+}
+
+/// Without the gradient of the probs.
+template <typename Function, bool kGated, typename T, int kWidth>
+struct ActivationBackwardMap {
+  static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 6;
+  struct Loaded {
+    Pack<T, kWidth> gate;
+    Pack<T, kWidth> up;
+    Pack<T, kWidth> grad;
+    float prob;
+  };
+
+  Params p;
+
+  __device__ __forceinline__ Loaded load(int64_t row, uint32_t vector) const {
+    const T* gate = static_cast<const T*>(p.in) + row * p.in_width + vector * kWidth;
+    Loaded loaded;
+    loaded.gate = load_pack<kWidth>(gate);
+    if constexpr (kGated) loaded.up = load_pack<kWidth>(gate + p.size);
+    loaded.grad =
+        load_pack<kWidth>(static_cast<const T*>(p.grad) + row * p.out_width + vector * kWidth);
+    loaded.prob = p.probs == nullptr ? 1.0F : p.probs[row];
+    return loaded;
+  }
+  __device__ __forceinline__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
+    T* grad_gate = static_cast<T*>(p.out) + row * p.in_width + vector * kWidth;
+    Floats<kWidth> gate = to_floats(loaded.gate);
+    Floats<kWidth> up = {};
+    if constexpr (kGated) up = to_floats(loaded.up);
+    differentiate<Function, kGated>(gate, up, to_floats(loaded.grad), loaded.prob);
+    cuda::store(grad_gate, gate);
+    if constexpr (kGated) cuda::store(grad_gate + p.size, up);
+  }
+};
+
 template <typename Function, bool kGated, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts) {
@@ -148,18 +201,9 @@ __global__ void __launch_bounds__(kThreads)
       },
       [&](int slot, int column) {
         Floats<kWidth> x = to_floats(gates[slot]);
-        Floats<kWidth> g = to_floats(grads[slot]);
         Floats<kWidth> up = {};
         if constexpr (kGated) up = to_floats(ups[slot]);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          const Slope slope = Function::slope(x[i]);
-          const float other = kGated ? up[i] : 1.0F;
-          dot += slope.value * other * g[i];
-          g[i] *= prob;
-          x[i] = g[i] * other * slope.derivative;
-          up[i] = g[i] * slope.value;
-        }
+        dot += differentiate<Function, kGated>(x, up, to_floats(grads[slot]), prob);
         store(grad_gate + column, x);
         if constexpr (kGated) store(grad_gate + size + column, up);
       });
@@ -222,8 +266,13 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
       has_whole_vectors(call, experts) && are_aligned(call.in, grads.grad, grads.grad_in);
   with_activation(call.kind, [&]<typename Function, bool kGated>() {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
-      differentiate_rows<Function, kGated, T, kWidth>
-          <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+      if (experts.count == 0 && grads.grad_probs == nullptr) {
+        launch_map(ActivationBackwardMap<Function, kGated, T, kWidth>{params}, call.rows,
+                   call.size / kWidth, stream);
+      } else {
+        differentiate_rows<Function, kGated, T, kWidth>
+            <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+      }
     });
   });
   check(cudaGetLastError());

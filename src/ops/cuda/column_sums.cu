@@ -33,7 +33,7 @@ struct PlainTerms {
   int64_t cols;
 
   __device__ __forceinline__ Loaded load(int64_t row, int64_t column) const {
-    return load_pack<kWidth>(x + row * cols + column);
+    return load_pack_once<kWidth>(x + row * cols + column);
   }
   __device__ __forceinline__ void add(const Loaded& loaded, Floats<kWidth>& sums) const {
     const Floats<kWidth> terms = to_floats(loaded);

@@ -85,6 +85,10 @@ class MatrixProductCuda : public testing::GpuTest {
   Random random_{5, 1};
 };
 
+TEST_F(MatrixProductCuda, TinyProduct) {
+  check({.transpose_b = true, .m = 33, .n = 17, .k = 20, .accumulate = true});
+}
+
 TEST_F(MatrixProductCuda, RandomProductsMatchTheCpu) {
   for (int i = 0; i < 120; ++i) {
     const bool whole = i % 3 == 0;

@@ -6,7 +6,35 @@
 namespace tessera {
 namespace {
 
-class DispatchPlanCuda : public testing::GpuTest {};
+class DispatchPlanCuda : public testing::GpuTest {
+ protected:
+  void check(const DispatchPlanSpec& spec, const std::vector<int64_t>& counts,
+             bool once = false) const {
+    testing::OwningCheck check;
+    check.dtypes = {DType::kF32};
+    check.once = once;
+    check.give("counts", testing::tensor_of_i64({std::ssize(counts)}, counts));
+    SCOPED_TRACE(make_dispatch_plan(spec)->attributes());
+    testing::check_operator_on_gpu(
+        make_dispatch_plan(spec),
+        [&](DType /*dtype*/) {
+          return testing::OperatorInputs{.names = {"counts"},
+                                         .types = {{DType::kI64, {std::ssize(counts)}}}};
+        },
+        {}, cpu(), gpu(), check);
+  }
+};
+
+/// Two ranks of five experts, each in two parts; one gets no rows.
+TEST_F(DispatchPlanCuda, TinyPlan) {
+  const std::vector<int64_t> counts{3, 0, 1, 7, 2, 5, 0, 40, 1, 0, 2, 0, 9, 3, 3, 1, 0, 33, 4, 6};
+  check({.first_experts = {0, 3, 5},
+         .etp_size = 2,
+         .ep_rank = 1,
+         .max_received = 200,
+         .max_gathered = 400},
+        counts, true);
+}
 
 TEST_F(DispatchPlanCuda, AgreesWithTheCpu) {
   Random random(5, 1);
@@ -25,17 +53,7 @@ TEST_F(DispatchPlanCuda, AgreesWithTheCpu) {
       counts.push_back(below(most) * below(2));
     spec.max_received = most * spec.ep_size() * spec.num_local();
     spec.max_gathered = spec.max_received * spec.etp_size;
-    testing::OwningCheck check;
-    check.dtypes = {DType::kF32};
-    check.give("counts", testing::tensor_of_i64({std::ssize(counts)}, counts));
-    SCOPED_TRACE(make_dispatch_plan(spec)->attributes());
-    testing::check_operator_on_gpu(
-        make_dispatch_plan(spec),
-        [&](DType /*dtype*/) {
-          return testing::OperatorInputs{.names = {"counts"},
-                                         .types = {{DType::kI64, {std::ssize(counts)}}}};
-        },
-        {}, cpu(), gpu(), check);
+    check(spec, counts);
   }
 }
 

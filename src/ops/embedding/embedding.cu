@@ -8,8 +8,8 @@ namespace {
 
 template <typename T, int kWidth>
 struct EmbeddingMap {
-  static constexpr int kUnroll = 4;
-  static constexpr int kBlocks = 6;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 8;
   using Loaded = Pack<T, kWidth>;
 
   TokenRows tokens;
@@ -23,7 +23,7 @@ struct EmbeddingMap {
     return load_pack<kWidth>(table + row * hidden + vector * kWidth);
   }
   __device__ void store(int64_t token, uint32_t vector, const Loaded& loaded) const {
-    cuda::store(out + token * hidden + vector * kWidth, loaded);
+    cuda::store_once(out + token * hidden + vector * kWidth, loaded);
   }
 };
 

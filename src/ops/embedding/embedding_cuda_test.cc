@@ -19,16 +19,18 @@ OwnedTensor skewed_tokens(int64_t count, int64_t vocab_size, uint64_t seed) {
 
 class EmbeddingCuda : public testing::GpuTest {
  protected:
-  void check(const EmbeddingSpec& spec, int64_t num_tokens, const Shape& table) const {
+  void check(const EmbeddingSpec& spec, int64_t num_tokens, const Shape& table,
+             testing::GpuCheck how = {}) const {
     SCOPED_TRACE(fmt::format("{} tokens, table {}", num_tokens, table.to_string()));
     const int64_t vocab = spec.vocab_size == 0 ? table[0] : spec.vocab_size;
     const OwnedTensor tokens = skewed_tokens(num_tokens, vocab, static_cast<uint64_t>(num_tokens));
+    how.values = {{"tokens", tokens}};
     testing::check_operator_on_gpu(
         make_embedding(spec),
         [&](DType dtype) -> testing::OperatorInputs {
           return {{"tokens", "w"}, {{DType::kI32, {num_tokens}}, {dtype, table}}};
         },
-        {0}, cpu(), gpu(), {.values = {{"tokens", tokens}}});
+        {0}, cpu(), gpu(), how);
   }
 };
 
@@ -37,6 +39,7 @@ TEST_F(EmbeddingCuda, Tables) {
     for (const int64_t hidden : {8, 5, 1100}) check({}, tokens, {300, hidden});
   }
   check({}, 5000, {3, 16});
+  check({}, 40'000, {3, 8});
   check({}, 9001, {20'000, 24});
 }
 
@@ -48,6 +51,11 @@ TEST_F(EmbeddingCuda, PaddingAndOtherTables) {
   check({.padding_token = 20}, 500, {40, 32});
   check({.padding_token = 3, .first_row = 30, .vocab_size = 100}, 500, {40, 32});
   check({.first_row = 100, .vocab_size = 100}, 60, {0, 32});
+}
+
+/// One row's tokens make several segments.
+TEST_F(EmbeddingCuda, TinyTable) {
+  check({}, 101, {140, 40}, {.once = true});
 }
 
 TEST_F(EmbeddingCuda, RaggedTokens) {

@@ -19,13 +19,15 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& rows) {
 class ExpertActivationCuda : public testing::GpuTest {
  protected:
   void check_equal_sizes(const ExpertActivationSpec& spec, const std::vector<int64_t>& rows,
-                         int64_t slack) const {
+                         int64_t slack, testing::GpuCheck how = {}) const {
     SCOPED_TRACE(
         fmt::format("{} F {} rows {}", activation_name(spec.kind), spec.expert_sizes[0], rows));
     const std::vector<int64_t> ends = offsets_of(rows);
     const int64_t bound = ends.back() + slack;
     const int64_t width = (is_gated(spec.kind) ? 2 : 1) * spec.expert_sizes[0];
     const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(ends)}, ends);
+    how.values = {{"offsets", offsets}};
+    how.tolerance_f32 = 1e-4;
     testing::check_ragged_operator_on_gpu(
         make_expert_activation(spec),
         [&](DType dtype) -> testing::OperatorInputs {
@@ -38,9 +40,27 @@ class ExpertActivationCuda : public testing::GpuTest {
           inputs.types.push_back({DType::kI64, {std::ssize(ends)}});
           return inputs;
         },
-        {0}, ends.back(), cpu(), gpu(), {.values = {{"offsets", offsets}}, .tolerance_f32 = 1e-4});
+        {0}, ends.back(), cpu(), gpu(), how);
   }
 
+  void check_sizes(const std::vector<int64_t>& sizes, const std::vector<int64_t>& rows,
+                   Activation kind, DType dtype, Random& random) const {
+    const std::vector<int64_t> ends = offsets_of(rows);
+    const auto forward = std::make_shared<ExpertActivation>(
+        ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = true});
+    const int64_t act = forward->sizes().largest();
+    std::vector<OwnedTensor> inputs;
+    inputs.push_back(testing::random_tensor(dtype, {ends.back(), act}, random));
+    inputs.push_back(testing::random_tensor(dtype, {ends.back(), forward->pre_width()}, random));
+    inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
+    inputs.push_back(testing::tensor_of_i64({std::ssize(ends)}, ends));
+    const std::string what = fmt::format("{} {}", activation_name(kind), dtype_name(dtype));
+    compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
+    inputs.erase(inputs.begin());
+    compare_kernels(*forward, inputs, "forward " + what);
+  }
+
+ private:
   /// Runs a kernel on both; what an expert's rows do not use must stay as it was.
   void compare_kernels(const Operator& op, const std::vector<OwnedTensor>& inputs,
                        const std::string& what) const {
@@ -85,27 +105,23 @@ TEST_F(ExpertActivationCuda, AllKinds) {
 TEST_F(ExpertActivationCuda, SizesThatDiffer) {
   Random random(5, 5);
   const std::vector<int64_t> rows = {3, 0, 40, 1, 17};
-  const std::vector<int64_t> ends = offsets_of(rows);
   for (const std::vector<int64_t>& sizes :
        {std::vector<int64_t>{64, 8, 320, 16, 136}, std::vector<int64_t>{5, 9, 70, 2, 33}}) {
     for (const Activation kind : kKinds) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const auto forward = std::make_shared<ExpertActivation>(
-            ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = true});
-        const int64_t act = forward->sizes().largest();
-        std::vector<OwnedTensor> inputs;
-        inputs.push_back(testing::random_tensor(dtype, {ends.back(), act}, random));
-        inputs.push_back(
-            testing::random_tensor(dtype, {ends.back(), forward->pre_width()}, random));
-        inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
-        inputs.push_back(testing::tensor_of_i64({std::ssize(ends)}, ends));
-        const std::string what = fmt::format("{} {}", activation_name(kind), dtype_name(dtype));
-        compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
-        inputs.erase(inputs.begin());
-        compare_kernels(*forward, inputs, "forward " + what);
-      }
+      for (const DType dtype : {DType::kF32, DType::kBF16})
+        check_sizes(sizes, rows, kind, dtype, random);
     }
   }
+}
+
+TEST_F(ExpertActivationCuda, TinyExperts) {
+  check_equal_sizes({.expert_sizes = {40, 40, 40}, .apply_prob = true}, {11, 0, 1}, 3,
+                    {.once = true});
+}
+
+TEST_F(ExpertActivationCuda, TinyExpertsOfDifferentSizes) {
+  Random random(5, 6);
+  check_sizes({64, 8, 40}, {11, 0, 1}, Activation::kSwiGLU, DType::kBF16, random);
 }
 
 }  // namespace

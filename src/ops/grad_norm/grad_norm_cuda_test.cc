@@ -35,6 +35,15 @@ TEST_F(GradNormCuda, ManyTensors) {
                                  gpu(), {.tolerance_f32 = 1e-13, .dtypes = {DType::kF32}});
 }
 
+TEST_F(GradNormCuda, TinySize) {
+  testing::check_operator_on_gpu(make_sum_of_squares(),
+                                 [](DType) -> testing::OperatorInputs {
+                                   return {{"a"}, {{DType::kF32, {16393}}}};
+                                 },
+                                 {}, cpu(), gpu(),
+                                 {.tolerance_f32 = 1e-13, .dtypes = {DType::kF32}, .once = true});
+}
+
 TEST_F(GradNormCuda, IntoMemoryOfTheHost) {
   Random random(3, 3);
   const OwnedTensor x = testing::random_tensor(DType::kF32, {40'001}, random);

@@ -17,13 +17,10 @@ class GatheredProductsCuda : public testing::GpuTest {
     for (const DType dtype : {DType::kF32, DType::kBF16})
       testing::expect_bits_of_permute(c, dtype, seed, gpu());
     // Columns beyond an expert's own size are not written, so they cannot be compared.
-    if (std::ranges::count(c.sizes, c.sizes[0]) == c.num_experts()) beside_cpu(c, seed);
+    if (std::ranges::count(c.sizes, c.sizes[0]) == c.num_experts()) beside_cpu(c, {.seed = seed});
   }
-
- private:
-  void beside_cpu(const GatherCase& c, uint64_t seed) const {
-    const auto routing = testing::make_routing(c, seed);
-    testing::GpuCheck options{.seed = seed};
+  void beside_cpu(const GatherCase& c, testing::GpuCheck options) const {
+    const auto routing = testing::make_routing(c, options.seed);
     for (const auto& [name, tensor] : routing)
       if (name != "tokens" || c.slack > 0) options.values.emplace(name, tensor.get());
     const auto build = [&](DType dtype) {
@@ -59,6 +56,14 @@ TEST_F(GatheredProductsCuda, ShapesOfThePlainKernels) {
     check({num_tokens, 0, {9, 24, 33, 1}, 3, 20, 4}, ++seed);
     check({num_tokens, 5, {12, 12}, 1, 7}, ++seed);
   }
+}
+
+TEST_F(GatheredProductsCuda, TinyPlain) {
+  beside_cpu({9, 3, {20, 20, 20}, 2, 37, 4}, {.dtypes = {DType::kF32}, .once = true});
+}
+
+TEST_F(GatheredProductsCuda, TinyOnTensorCores) {
+  beside_cpu({9, 3, {72, 72, 72}, 2, 136, 4}, {.dtypes = {DType::kBF16}, .once = true});
 }
 
 TEST_F(GatheredProductsCuda, RandomCases) {

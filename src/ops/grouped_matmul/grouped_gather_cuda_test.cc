@@ -215,6 +215,21 @@ TEST_F(GroupedGatherCuda, ManyTilesForEachCluster) {
   check_all({std::vector<int64_t>(40, 384), std::vector<int64_t>(40, 700), 328, 3000, 8, 0}, 8);
 }
 
+/// More stages than a block's ring has, sizes that fill no tile, an expert without rows.
+const Case kTiny{{136, 136, 136}, {37, 0, 1}, 328, 11, 3, 2};
+
+TEST_F(GroupedGatherCuda, TinyRows) {
+  Random random(20, 1);
+  const Rig rig(kTiny, random);
+  expect_same(rig.run_rows(true), rig.run_rows(false));
+}
+
+TEST_F(GroupedGatherCuda, TinyGradient) {
+  Random random(21, 1);
+  const Rig rig(kTiny, random);
+  expect_same(rig.run_wgrad(true, true), rig.run_wgrad(false, true));
+}
+
 TEST_F(GroupedGatherCuda, RandomCases) {
   Random random(9, 1);
   const auto below = [&](int64_t bound) {

@@ -106,6 +106,12 @@ class Rig {
     return grad;
   }
 
+  /// Every kernel once.
+  void check_once() const {
+    for (const bool by_out : {true, false}) expect_rows(run_rows(by_out), by_out);
+    expect_grad(run_wgrad(true), make_gradient(), kBefore);
+  }
+
   void check_all() const {
     for (const bool by_out : {true, false}) {
       const std::vector<float> y = run_rows(by_out);
@@ -299,6 +305,22 @@ TEST_F(GroupedCuda, LongAndShortExperts) {
   check_all({{384, 64}, {768, 767}, 640}, 9);
 }
 
+/// More stages than a block's ring has, sizes that fill no tile, an expert without rows.
+TEST_F(GroupedCuda, TinyExperts) {
+  Rig({{136, 136, 136}, {800, 0, 1}, 328, 2}, 30).check_once();
+}
+
+/// More tiles than there are clusters, so that one takes two.
+TEST_F(GroupedCuda, TinyTilesInTurn) {
+  std::vector<int64_t> rows_of(100, 1);
+  rows_of[3] = 0;
+  Rig({std::vector<int64_t>(100, 8), rows_of, 72, 0}, 31).check_once();
+}
+
+TEST_F(GroupedCuda, TinyPlain) {
+  Rig({{33, 5, 70}, {67, 0, 1}, 21, 2, DType::kF32}, 32).check_once();
+}
+
 TEST_F(GroupedCuda, RandomCases) {
   Random random(6, 1);
   const auto below = [&](int64_t bound) {
@@ -367,6 +389,18 @@ TEST_F(GroupedMatmulCuda, OperatorsMatchTheCpu) {
                                      {.values = {{"offsets", offsets}}});
     }
   }
+}
+
+TEST_F(GroupedMatmulCuda, TinyOperator) {
+  const std::vector<int64_t> rows_of{7, 0, 1};
+  const OwnedTensor offsets = testing::tensor_of_i64({4}, ends(rows_of));
+  testing::check_operator_on_gpu(
+      make_grouped_matmul({.group_sizes = {24, 24, 24}}),
+      [](DType dtype) {
+        return testing::OperatorInputs{{"x", "weight", "offsets"},
+                                       {{dtype, {8, 40}}, {dtype, {72, 40}}, {DType::kI64, {4}}}};
+      },
+      {0}, cpu(), gpu(), {.values = {{"offsets", offsets}}, .once = true});
 }
 
 }  // namespace

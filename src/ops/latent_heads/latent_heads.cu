@@ -8,8 +8,8 @@ namespace {
 /// Of every head, first the vectors of its key and then those of its value.
 template <typename T, int kWidth>
 struct ForwardMap {
-  static constexpr int kUnroll = 4;
-  static constexpr int kBlocks = 5;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 6;
   using Loaded = Pack<T, kWidth>;
 
   int num_heads;
@@ -40,8 +40,8 @@ struct ForwardMap {
 
 template <typename T, int kWidth>
 struct BackwardMap {
-  static constexpr int kUnroll = 4;
-  static constexpr int kBlocks = 5;
+  static constexpr int kUnroll = 2;
+  static constexpr int kBlocks = 6;
   using Loaded = Pack<T, kWidth>;
 
   int num_heads;

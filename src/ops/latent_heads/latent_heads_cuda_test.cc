@@ -7,7 +7,8 @@ namespace {
 
 class LatentHeadsCuda : public testing::GpuTest {
  protected:
-  void check(const LatentHeadsSpec& spec, int64_t rows, int64_t extent) const {
+  void check(const LatentHeadsSpec& spec, int64_t rows, int64_t extent,
+             const testing::GpuCheck& how = {}) const {
     SCOPED_TRACE(fmt::format("{} of {} rows, {} heads {} + {}, {}", extent, rows, spec.num_heads,
                              spec.nope_size, spec.rope_size, spec.value_size));
     testing::check_ragged_operator_on_gpu(
@@ -18,7 +19,7 @@ class LatentHeadsCuda : public testing::GpuTest {
                        dtype, {rows, spec.num_heads * (spec.nope_size + spec.value_size)}),
                    testing::ragged_rows(dtype, {rows, spec.rope_size})}};
         },
-        {0, 1}, extent, cpu(), gpu());
+        {0, 1}, extent, cpu(), gpu(), how);
   }
 };
 
@@ -28,6 +29,10 @@ TEST_F(LatentHeadsCuda, Sizes) {
     check({.num_heads = 3, .nope_size = 24, .rope_size = 8, .value_size = 40}, 30, extent);
     check({.num_heads = 2, .nope_size = 5, .rope_size = 2, .value_size = 3}, 30, extent);
   }
+}
+
+TEST_F(LatentHeadsCuda, TinyHeads) {
+  check({.num_heads = 3, .nope_size = 24, .rope_size = 8, .value_size = 40}, 13, 9, {.once = true});
 }
 
 }  // namespace

@@ -80,6 +80,14 @@ TEST_F(LinearCuda, RaggedRowsBeyondTheExtentDoNotCount) {
   }
 }
 
+TEST_F(LinearCuda, TinyShape) {
+  check({37, 16, 40, true}, {}, {.once = true});
+}
+
+TEST_F(LinearCuda, TinyRaggedRows) {
+  check({20, 24, 40, true, 11}, {}, {.once = true});
+}
+
 TEST_F(LinearCuda, AddsAnAddend) {
   const int64_t shapes[][3] = {{0, 5, 3}, {1, 1, 1},       {7, 16, 33},
                                {6, 0, 4}, {600, 20, 9},    {3000, 64, 72},

@@ -101,10 +101,10 @@ CheckedProgram build_part(const Case& c, DType dtype) {
 
 class LinearCrossEntropyCuda : public GpuTest {
  protected:
-  void check(CheckedProgram (*build)(const Case&, DType), const Case& c) const {
+  void check(CheckedProgram (*build)(const Case&, DType), const Case& c, bool once = false) const {
     SCOPED_TRACE(c.to_string());
     const Values values = make_values(c);
-    const GpuCheck check{.values = {values.begin(), values.end()}};
+    const GpuCheck check{.values = {values.begin(), values.end()}, .once = once};
     check_on_gpu([&](DType dtype) { return build(c, dtype); }, cpu(), gpu(), check);
   }
 };
@@ -124,6 +124,18 @@ TEST_F(LinearCrossEntropyCuda, PlainMatchesTheCpu) {
 
 TEST_F(LinearCrossEntropyCuda, FusedMatchesTheCpu) {
   for (const Case& c : cases()) check(build_fused, c);
+}
+
+TEST_F(LinearCrossEntropyCuda, TinyPlain) {
+  check(build_plain, {37, 16, 301}, true);
+}
+
+TEST_F(LinearCrossEntropyCuda, TinyFused) {
+  check(build_fused, {37, 16, 301, 1, 30}, true);
+}
+
+TEST_F(LinearCrossEntropyCuda, TinyPart) {
+  check(build_part, {37, 16, 301, 1, -1, 20, 3000}, true);
 }
 
 TEST_F(LinearCrossEntropyCuda, ManyChunksMatchTheCpu) {

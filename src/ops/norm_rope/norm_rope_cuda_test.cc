@@ -1,6 +1,7 @@
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
+#include "ops/testing/narrow_gpu.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
@@ -24,18 +25,22 @@ class NormRopeCuda : public testing::GpuTest {
             .inverse_frequencies = default_inverse_frequencies(rotated, 1e6),
             .amplitude = 1.2F};
   }
-  void check(const RotarySpec& spec, int64_t tokens) const {
+  void check(const RotarySpec& spec, int64_t tokens) const { check_on(gpu(), spec, tokens); }
+  void check_on(const Backend& on, const RotarySpec& spec, int64_t tokens,
+                testing::GpuCheck how = {}) const {
     SCOPED_TRACE(fmt::format("{} tokens, {} heads of {}, {} from {}", tokens, spec.num_heads,
                              spec.head_size, spec.rotary_dim(), spec.offset));
     const OwnedTensor at = positions(tokens);
-    testing::check_operator_on_gpu(make_norm_rope(1e-5, spec),
-                                   [&](DType dtype) -> testing::OperatorInputs {
-                                     return {{"x", "w", "positions"},
-                                             {{dtype, {tokens, spec.num_heads * spec.head_size}},
-                                              {DType::kF32, {spec.head_size}},
-                                              {DType::kI32, {tokens}}}};
-                                   },
-                                   {0}, cpu(), gpu(), {.values = {{"positions", at}}});
+    how.values = {{"positions", at}};
+    testing::check_operator_on_gpu(
+        make_norm_rope(1e-5, spec),
+        [&](DType dtype) -> testing::OperatorInputs {
+          return {{"x", "w", "positions"},
+                  {{dtype, {tokens, spec.num_heads * spec.head_size}},
+                   {DType::kF32, {spec.head_size}},
+                   {DType::kI32, {tokens}}}};
+        },
+        {0}, cpu(), on, how);
   }
 };
 
@@ -73,6 +78,19 @@ TEST_F(NormRopeCuda, RaggedRows) {
           {0}, extent, cpu(), gpu(), {.values = {{"positions", at}}});
     }
   }
+}
+
+/// With and without a table of angles; blocks take several items in turn.
+TEST_F(NormRopeCuda, TinyHeads) {
+  check_on(testing::make_narrow_gpu(), rotary(3, 64, 0, 64), 130, {.once = true});
+}
+
+TEST_F(NormRopeCuda, TinyTable) {
+  check_on(testing::make_narrow_gpu(), rotary(17, 128, 0, 64), 15, {.once = true});
+}
+
+TEST_F(NormRopeCuda, TinyHeadsThatGoByScratchMemory) {
+  check_on(testing::make_narrow_gpu(), rotary(3, 40, 8, 16), 29, {.once = true});
 }
 
 }  // namespace

@@ -107,6 +107,13 @@ class PermuteCuda : public GpuTest {
                             check_of(c, seed));
     }
   }
+  void check_way(Way way, DType dtype) const {
+    const Case c{13, 17, 72, {.num_experts = 8, .top_k = 2, .alignment = 4}};
+    OwningCheck how = check_of(c, 9);
+    how.dtypes = {dtype};
+    how.once = true;
+    testing::check_on_gpu([&](DType type) { return build(c, way, type); }, cpu(), gpu(), how);
+  }
 };
 
 TEST_F(PermuteCuda, AnyShape) {
@@ -122,6 +129,18 @@ TEST_F(PermuteCuda, AnyShape) {
       }
     }
   }
+}
+
+TEST_F(PermuteCuda, TinyRows) {
+  check_way(Way::kSumWithAddend, DType::kF32);
+}
+
+TEST_F(PermuteCuda, TinyWeightedRows) {
+  check_way(Way::kWeighted, DType::kBF16);
+}
+
+TEST_F(PermuteCuda, TinyProbs) {
+  check_way(Way::kProbsBack, DType::kF32);
 }
 
 TEST_F(PermuteCuda, OneExpertAndMany) {

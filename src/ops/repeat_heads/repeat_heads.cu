@@ -27,7 +27,7 @@ struct Sides {
 
 template <typename T, int kWidth>
 struct RepeatMap : Sides<T, kWidth> {
-  static constexpr int kUnroll = 2;
+  static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 8;
   using Loaded = Pack<T, kWidth>;
 
@@ -37,7 +37,7 @@ struct RepeatMap : Sides<T, kWidth> {
   __device__ void store(int64_t row, uint32_t vector, const Loaded& loaded) const {
     T* to = this->out + this->copies(row, vector);
     for (int copy = 0; copy < this->times; ++copy)
-      cuda::store(to + static_cast<int64_t>(copy) * this->head_size, loaded);
+      cuda::store_once(to + static_cast<int64_t>(copy) * this->head_size, loaded);
   }
 };
 

@@ -91,7 +91,7 @@ void expect_same_bits(const Tensor& found, const Tensor& expected, const char* w
 
 class RingAttentionCuda : public GpuTest {
  protected:
-  void check(const Case& test) const {
+  void check(const Case& test, const GpuCheck& wanted = {}) const {
     const OwnedTensor ends = cumulative(test.lengths);
     run_gpu_ranks(test.ring, [&](World& world, const Backend& gpu) {
       SCOPED_TRACE(fmt::format("{}, rank {}", test.to_string(), world.rank()));
@@ -99,7 +99,7 @@ class RingAttentionCuda : public GpuTest {
           make_ring_attention(test.spec, test.num_rows, test.row_length, world.make_world_group());
       const int64_t tokens = test.num_rows * test.row_length / test.ring;
       const AttentionSpec& spec = test.spec;
-      GpuCheck how;
+      GpuCheck how = wanted;
       how.seed = static_cast<uint64_t>(1 + world.rank());
       how.values = {{"cu_seqlens", ends}};
       how.tolerance_f32 = 1e-4;
@@ -174,6 +174,14 @@ TEST_F(RingAttentionCuda, SequencesThatCrossChunksAndRows) {
 TEST_F(RingAttentionCuda, ChunksOfOneToken) {
   check({heads(2, 2, 64), 2, 3, 4, {4, 4, 4}});
   check({heads(2, 2, 24), 3, 2, 6, {12}});
+}
+
+TEST_F(RingAttentionCuda, TinyExact) {
+  check({heads(2, 1, 24), 2, 1, 132, {70, 0, 62}}, {.dtypes = {DType::kF32}, .once = true});
+}
+
+TEST_F(RingAttentionCuda, TinyOnTensorCores) {
+  check({heads(2, 1, 64), 2, 1, 260, {199, 0, 61}}, {.dtypes = {DType::kBF16}, .once = true});
 }
 
 TEST_F(RingAttentionCuda, Windows) {

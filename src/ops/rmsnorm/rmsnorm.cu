@@ -178,21 +178,22 @@ struct BackwardParams {
   int hidden;
 };
 
-/// How the backward kernel for blocks of up to kThreads threads is cut: the rows that a group takes
-/// at a time, the stages of its ring of such rows, of which all but one are under way, and the
-/// blocks of a multiprocessor, for which there must be registers.
-template <int kThreads>
+/// How the backward kernel for groups of kLanes lanes and blocks of up to kThreads threads is cut:
+/// the rows that a group takes at a time, the stages of its ring of such rows, of which all but one
+/// are under way, and the blocks of a multiprocessor, for which there must be registers.
+template <int kLanes, int kThreads>
 struct BackwardCut {
-  static constexpr int kRows = kThreads <= kHeadThreads ? 2 : 1;
-  static constexpr int kStages = kThreads <= kHeadThreads ? 2 : 3;
-  static constexpr int kBlocks = kThreads <= kHeadThreads ? 3 : 1024 / kThreads;
+  static constexpr bool kWide = kThreads > kHeadThreads;
+  static constexpr int kRows = kWide ? 1 : kLanes == kBlock ? 4 : 2;
+  static constexpr int kStages = kWide ? 3 : 2;
+  static constexpr int kBlocks = kWide ? 1024 / kThreads : kLanes == kBlock ? 2 : 3;
 };
 
 template <typename T, int kWidth, int kLanes, int kThreads, bool kAddend>
-__global__ void __launch_bounds__(kThreads, BackwardCut<kThreads>::kBlocks)
+__global__ void __launch_bounds__(kThreads, BackwardCut<kLanes, kThreads>::kBlocks)
     rmsnorm_backward_rows(const __grid_constant__ BackwardParams p) {
   using Vector = Pack<T, kWidth>;
-  using Cut = BackwardCut<kThreads>;
+  using Cut = BackwardCut<kLanes, kThreads>;
   constexpr int kRows = Cut::kRows;
   constexpr int kOperands = kAddend ? 3 : 2;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -389,7 +390,7 @@ void launch_forward(const ForwardParams& params, int num_sms, cudaStream_t strea
 
 template <typename T, int kWidth, int kLanes, int kThreads>
 int launch_backward_rows(const BackwardParams& params, int num_sms, cudaStream_t stream) {
-  using Cut = BackwardCut<kThreads>;
+  using Cut = BackwardCut<kLanes, kThreads>;
   const Blocks blocks(params.hidden / kWidth, kLanes);
   const int64_t resident = std::max(Cut::kBlocks * kThreads / blocks.threads, 1) * num_sms;
   const int64_t count = std::min(

@@ -5,6 +5,7 @@
 #include "ops/testing/addend_gpu_check.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
+#include "ops/testing/narrow_gpu.h"
 
 namespace tessera {
 namespace {
@@ -12,13 +13,17 @@ namespace {
 class RmsNormCuda : public testing::GpuTest {
  protected:
   void check(const Shape& shape, int64_t weight_size, uint64_t seed) const {
+    check_on(gpu(), shape, weight_size, {.seed = seed});
+  }
+  void check_on(const Backend& on, const Shape& shape, int64_t weight_size,
+                const testing::GpuCheck& how) const {
     SCOPED_TRACE(fmt::format("{} weight {}", shape.to_string(), weight_size));
     testing::check_operator_on_gpu(
         make_rmsnorm(1e-5),
         [&](DType dtype) -> testing::OperatorInputs {
           return {{"x", "w"}, {{dtype, shape}, {DType::kF32, {weight_size}}}};
         },
-        {0}, cpu(), gpu(), {.seed = seed});
+        {0}, cpu(), on, how);
   }
 };
 
@@ -81,6 +86,29 @@ TEST_F(RmsNormCuda, RaggedRows) {
           {0}, extent, cpu(), gpu());
     }
   }
+}
+
+TEST_F(RmsNormCuda, TinyHeads) {
+  check_on(testing::make_narrow_gpu(), {211, 2 * 72}, 72, {.once = true});
+}
+
+TEST_F(RmsNormCuda, TinyRows) {
+  check_on(testing::make_narrow_gpu(), {61, 520}, 520, {.once = true});
+}
+
+TEST_F(RmsNormCuda, TinyRowsWithAddend) {
+  testing::check_addend_on_gpu(
+      RmsNormBackward(),
+      [](DType dtype) -> testing::OperatorInputs {
+        return {
+            {"x", "weight", "rstd", "grad"},
+            {{dtype, {61, 520}}, {DType::kF32, {520}}, {DType::kF32, {61}}, {dtype, {61, 520}}}};
+      },
+      cpu(), testing::make_narrow_gpu(), {.once = true});
+}
+
+TEST_F(RmsNormCuda, TinyRowsThatNoBlockHolds) {
+  check_on(testing::make_narrow_gpu(), {6, 8200}, 8200, {.dtypes = {DType::kBF16}, .once = true});
 }
 
 }  // namespace

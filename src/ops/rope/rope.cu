@@ -1,15 +1,16 @@
-// A thread holds the same two vectors of several heads of a token, whose angles it works out once.
+// A thread holds the same two vectors of several heads of a token, whose angles it works out once;
+// of fewer where a token has few, so that there are threads enough to keep the memory busy.
 #include "ops/rope/rope_device.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kHeads = 4;  // of a thread
+constexpr int kManyHeads = 16;  // of a token, from which on a thread takes four
 
-template <typename T, int kWidth, bool kInterleaved>
+template <typename T, int kWidth, bool kInterleaved, int kHeads>
 struct RopeMap {
   static constexpr int kUnroll = 1;
-  static constexpr int kBlocks = 3;
+  static constexpr int kBlocks = kHeads > 2 ? 3 : 4;
   struct Loaded {
     Pack<T, kWidth> first[kHeads];
     Pack<T, kWidth> second[kHeads];
@@ -89,12 +90,18 @@ struct RopeMap {
   }
 };
 
-template <typename T, int kWidth, bool kInterleaved>
-void launch(const RopeRows& call, cudaStream_t stream) {
+template <typename T, int kWidth, bool kInterleaved, int kHeads>
+void launch_heads(const RopeRows& call, cudaStream_t stream) {
   const auto items = static_cast<uint32_t>(rope_items<kWidth>(call));
   const auto groups = static_cast<uint32_t>(divide_up(call.num_heads, kHeads));
-  launch_map(RopeMap<T, kWidth, kInterleaved>{call, Divider(items), groups}, call.rows,
+  launch_map(RopeMap<T, kWidth, kInterleaved, kHeads>{call, Divider(items), groups}, call.rows,
              int64_t{items} * groups, stream);
+}
+
+template <typename T, int kWidth, bool kInterleaved>
+void launch(const RopeRows& call, cudaStream_t stream) {
+  call.num_heads < kManyHeads ? launch_heads<T, kWidth, kInterleaved, 2>(call, stream)
+                              : launch_heads<T, kWidth, kInterleaved, 4>(call, stream);
 }
 
 }  // namespace

@@ -15,17 +15,18 @@ class RopeCuda : public testing::GpuTest {
       values.push_back(static_cast<int32_t>((i * 7919) % (i % 2 == 0 ? 200 : 200'000)));
     return testing::tensor_of_i32({count}, values);
   }
-  void check(const RotarySpec& spec, int64_t tokens) const {
+  void check(const RotarySpec& spec, int64_t tokens, testing::GpuCheck how = {}) const {
     SCOPED_TRACE(fmt::format("{} tokens, {} heads of {}, {} from {}", tokens, spec.num_heads,
                              spec.head_size, spec.rotary_dim(), spec.offset));
     const OwnedTensor at = positions(tokens);
+    how.values = {{"positions", at}};
     testing::check_operator_on_gpu(
         make_rope(spec),
         [&](DType dtype) -> testing::OperatorInputs {
           return {{"x", "positions"},
                   {{dtype, {tokens, spec.num_heads * spec.head_size}}, {DType::kI32, {tokens}}}};
         },
-        {0}, cpu(), gpu(), {.values = {{"positions", at}}});
+        {0}, cpu(), gpu(), how);
   }
 };
 
@@ -68,6 +69,14 @@ TEST_F(RopeCuda, PartsOfHeads) {
            .inverse_frequencies = default_inverse_frequencies(1024, 1e4)},
           3);
   }
+}
+
+TEST_F(RopeCuda, TinyHeads) {
+  check({.num_heads = 5,
+         .head_size = 40,
+         .offset = 8,
+         .inverse_frequencies = default_inverse_frequencies(16, 1e4)},
+        7, {.once = true});
 }
 
 TEST_F(RopeCuda, RaggedRows) {

@@ -54,7 +54,7 @@ OwningCheck check_of(const Case& c, uint64_t seed) {
 
 class RouteMapCuda : public GpuTest {
  protected:
-  void check(const Case& c, uint64_t seed) {
+  void check(const Case& c, uint64_t seed, bool once = false) {
     const OperatorPtr op = make_route_map(c.spec);
     SCOPED_TRACE(
         fmt::format("T={} of {} seed {} {}", c.num_tokens, c.bound, seed, op->attributes()));
@@ -71,7 +71,9 @@ class RouteMapCuda : public GpuTest {
       checked.program.set_outputs(checked.program.add(op, inputs));
       return checked;
     };
-    testing::check_on_gpu(build, cpu(), gpu(), check_of(c, seed));
+    OwningCheck how = check_of(c, seed);
+    how.once = once;
+    testing::check_on_gpu(build, cpu(), gpu(), how);
   }
 };
 
@@ -132,31 +134,31 @@ TEST_F(RouteMapCuda, Slots) {
   }
 }
 
+/// Assignments of two runs.
+TEST_F(RouteMapCuda, TinyMap) {
+  check({{.num_experts = 7, .top_k = 2, .alignment = 4}, 520, 530, 0.5, 0.2}, 300, true);
+}
+
+TEST_F(RouteMapCuda, TinyCapacity) {
+  check({{.num_experts = 7, .top_k = 2, .capacity_factor = 0.7}, 520, 520, 0.5, 0.2}, 301, true);
+}
+
+TEST_F(RouteMapCuda, TinySlots) {
+  check({{.num_experts = 6, .top_k = 2, .slot_experts = 3, .slot_rows = 1100}, 520, 520, 0.5, 0.2},
+        302, true);
+}
+
 TEST_F(RouteMapCuda, RefusesMoreExpertsThanItHolds) {
   EXPECT_THROW(check({{.num_experts = 1025}, 4, 4}, 1), UserError);
 }
 
-class CapacityLimitCuda : public GpuTest {};
-
-TEST_F(CapacityLimitCuda, AgreesWithTheCpu) {
-  Random random(9, 1);
-  for (int trial = 0; trial < 30; ++trial) {
-    const int64_t experts = 2 + 2 * below(random, trial % 4 == 0 ? 64 : 6);
-    Case c{.spec = {.num_experts = experts,
-                    .top_k = 1 + below(random, std::min<int64_t>(experts, 8)),
-                    .capacity_factor = 0.4 + random.next_uniform(),
-                    .drop_policy = trial % 2 == 0 ? DropPolicy::kProbs : DropPolicy::kPosition,
-                    .capacity_group_size = trial % 3 == 0 ? 2 : 1},
-           .num_tokens = 400 + below(random, 2000)};
-    c.bound = c.num_tokens;
-    c.skew = random.next_uniform();
-    c.absent = 0.1;
-    const int64_t begin = below(random, c.num_tokens);
-    const CapacityLimitSpec spec{.route = c.spec,
-                                 .tokens = {begin, below(random, c.num_tokens - begin)},
-                                 .has_positions = trial % 2 == 1 || trial % 4 == 0};
+class CapacityLimitCuda : public GpuTest {
+ protected:
+  void check(const Case& c, const CapacityLimitSpec& spec, uint64_t seed, bool once = false) const {
     SCOPED_TRACE(make_capacity_limit(spec)->attributes());
-    OwningCheck check = check_of(c, static_cast<uint64_t>(trial));
+    OwningCheck check = check_of(c, seed);
+    check.once = once;
+    Random random(seed, 2);
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < c.num_tokens; ++t) positions.push_back(static_cast<int32_t>(t));
     for (size_t t = 0; t + 1 < positions.size(); ++t)
@@ -175,6 +177,36 @@ TEST_F(CapacityLimitCuda, AgreesWithTheCpu) {
           return inputs;
         },
         {}, cpu(), gpu(), check);
+  }
+};
+
+TEST_F(CapacityLimitCuda, TinyLimit) {
+  const Case c{.spec = {.num_experts = 6, .top_k = 2, .capacity_factor = 0.7},
+               .num_tokens = 520,
+               .bound = 520,
+               .skew = 0.5,
+               .absent = 0.1};
+  check(c, {.route = c.spec, .tokens = {100, 211}, .has_positions = true}, 400, true);
+}
+
+TEST_F(CapacityLimitCuda, AgreesWithTheCpu) {
+  Random random(9, 1);
+  for (int trial = 0; trial < 30; ++trial) {
+    const int64_t experts = 2 + 2 * below(random, trial % 4 == 0 ? 64 : 6);
+    Case c{.spec = {.num_experts = experts,
+                    .top_k = 1 + below(random, std::min<int64_t>(experts, 8)),
+                    .capacity_factor = 0.4 + random.next_uniform(),
+                    .drop_policy = trial % 2 == 0 ? DropPolicy::kProbs : DropPolicy::kPosition,
+                    .capacity_group_size = trial % 3 == 0 ? 2 : 1},
+           .num_tokens = 400 + below(random, 2000)};
+    c.bound = c.num_tokens;
+    c.skew = random.next_uniform();
+    c.absent = 0.1;
+    const int64_t begin = below(random, c.num_tokens);
+    const CapacityLimitSpec spec{.route = c.spec,
+                                 .tokens = {begin, below(random, c.num_tokens - begin)},
+                                 .has_positions = trial % 2 == 1 || trial % 4 == 0};
+    check(c, spec, static_cast<uint64_t>(trial));
   }
 }
 

@@ -86,16 +86,42 @@ std::vector<RouterSpec> published_specs() {
 
 class RouterCuda : public GpuTest {
  protected:
-  void check(const Case& c, uint64_t seed) {
+  void check(const Case& c, uint64_t seed) { check(c, check_of(c, seed)); }
+  void check(const Case& c, const OwningCheck& how) {
     const OperatorPtr op = make_router(c.spec);
     SCOPED_TRACE(fmt::format("T={} H={} {}", c.num_tokens, c.hidden_size, op->attributes()));
     testing::check_operator_on_gpu(
         op, [&](DType dtype) { return inputs_of(c, dtype); },
         {RouterOutput::kProbs, RouterOutput::kLogits, RouterOutput::kBalanceLoss,
          RouterOutput::kZLoss, RouterOutput::kScoreMeans},
-        cpu(), gpu(), check_of(c, seed));
+        cpu(), gpu(), how);
+  }
+  void check_tiny(RouterSpec spec, BalanceScope scope, DType dtype) {
+    spec.balance_scope = scope;
+    const Case c{spec, 37};
+    OwningCheck how = check_of(c, 300);
+    how.dtypes = {dtype};
+    how.once = true;
+    check(c, how);
   }
 };
+
+/// Groups of experts and a bias, without and with the tensor cores' products.
+TEST_F(RouterCuda, TinyPlain) {
+  check_tiny({.num_experts = 12,
+              .top_k = 3,
+              .score = ScoreFunction::kSigmoid,
+              .normalize_top_k = true,
+              .expert_bias = true,
+              .num_groups = 4,
+              .top_groups = 2,
+              .group_score = GroupScore::kTopTwoSum},
+             BalanceScope::kMicroBatch, DType::kF32);
+}
+
+TEST_F(RouterCuda, TinySequences) {
+  check_tiny(of_size({.normalize_top_k = true}, 40, 3), BalanceScope::kSequence, DType::kBF16);
+}
 
 TEST_F(RouterCuda, PublishedRulesInEveryScope) {
   uint64_t seed = 1;

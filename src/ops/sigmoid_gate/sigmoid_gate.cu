@@ -8,8 +8,8 @@ namespace {
 
 template <typename T, int kWidth>
 struct SigmoidGateMap {
-  static constexpr int kUnroll = 4;
-  static constexpr int kBlocks = 4;
+  static constexpr int kUnroll = 1;
+  static constexpr int kBlocks = 8;
   struct Loaded {
     Pack<T, kWidth> y;
     T logit;

@@ -22,6 +22,15 @@ TEST_F(SigmoidGateCuda, Shapes) {
   }
 }
 
+TEST_F(SigmoidGateCuda, TinyShape) {
+  testing::check_operator_on_gpu(
+      make_sigmoid_gate(),
+      [](DType dtype) -> testing::OperatorInputs {
+        return {{"x_y", "x_logit"}, {{dtype, {11, 264}}, {dtype, {11, 1}}}};
+      },
+      {0}, cpu(), gpu(), {.tolerance_f32 = 1e-4, .once = true});
+}
+
 TEST_F(SigmoidGateCuda, RaggedRows) {
   for (const int64_t extent : {0, 1, 37}) {
     testing::check_ragged_operator_on_gpu(

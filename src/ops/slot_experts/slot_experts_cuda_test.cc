@@ -6,7 +6,28 @@
 namespace tessera {
 namespace {
 
-class SlotExpertsCuda : public testing::GpuTest {};
+class SlotExpertsCuda : public testing::GpuTest {
+ protected:
+  void check(const SlotExpertsSpec& spec, const std::vector<int64_t>& counts,
+             bool once = false) const {
+    testing::OwningCheck check;
+    check.dtypes = {DType::kF32};
+    check.once = once;
+    check.give("counts", testing::tensor_of_i64({std::ssize(counts)}, counts));
+    SCOPED_TRACE(make_slot_experts(spec)->attributes());
+    testing::check_operator_on_gpu(
+        make_slot_experts(spec),
+        [&](DType /*dtype*/) {
+          return testing::OperatorInputs{.names = {"counts"},
+                                         .types = {{DType::kI64, {std::ssize(counts)}}}};
+        },
+        {}, cpu(), gpu(), check);
+  }
+};
+
+TEST_F(SlotExpertsCuda, TinySlots) {
+  check({.num_experts = 3, .slot_rows = 300}, {7, 0, 280, 1, 0, 0}, true);
+}
 
 TEST_F(SlotExpertsCuda, AgreesWithTheCpu) {
   Random random(5, 2);
@@ -27,17 +48,7 @@ TEST_F(SlotExpertsCuda, AgreesWithTheCpu) {
       spec.slot_rows = std::max(spec.slot_rows, rows);
     }
     spec.slot_rows += below(2) * below(400);
-    testing::OwningCheck check;
-    check.dtypes = {DType::kF32};
-    check.give("counts", testing::tensor_of_i64({std::ssize(counts)}, counts));
-    SCOPED_TRACE(make_slot_experts(spec)->attributes());
-    testing::check_operator_on_gpu(
-        make_slot_experts(spec),
-        [&](DType /*dtype*/) {
-          return testing::OperatorInputs{.names = {"counts"},
-                                         .types = {{DType::kI64, {std::ssize(counts)}}}};
-        },
-        {}, cpu(), gpu(), check);
+    check(spec, counts);
   }
 }
 

@@ -31,6 +31,10 @@ struct GpuCheck {
   double bf16_factor = 2.0;
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16};
   bool repeatable = true;  ///< two runs must give the same bits
+  /// Whether a program runs on the GPU once, neither again nor replayed: for the tests of one tiny
+  /// shape, named "Tiny...", that tools/gpu_sanitizers.sh runs under tools that slow kernels down a
+  /// thousand times.
+  bool once = false;
 };
 
 /// Runs the program that `build` makes for each element type forward and backward, on the CPU and

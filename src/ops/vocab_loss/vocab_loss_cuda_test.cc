@@ -23,7 +23,7 @@ OwnedTensor random_labels(int64_t tokens, int64_t vocab, Random& random) {
 class VocabLossCuda : public GpuTest {
  protected:
   /// Some parts have no logits, but none of a token's first.
-  void check_loss(int64_t parts, int64_t tokens) const {
+  void check_loss(int64_t parts, int64_t tokens, bool once = false) const {
     SCOPED_TRACE(fmt::format("{} parts, {} tokens", parts, tokens));
     Random random(static_cast<uint64_t>(parts), static_cast<uint64_t>(tokens));
     const OwnedTensor lse = random_tensor(DType::kF32, {parts * tokens}, random, 3.0);
@@ -35,6 +35,7 @@ class VocabLossCuda : public GpuTest {
     GpuCheck how;
     how.values = {{"xlse", lse}, {"labels", labels}, {"scale", scale}};
     how.dtypes = {DType::kF32};
+    how.once = once;
     check_operator_on_gpu(
         make_vocab_loss(parts),
         [&](DType /*dtype*/) {
@@ -95,6 +96,10 @@ TEST_F(VocabLossCuda, Parts) {
   for (const int64_t parts : {1, 2, 5}) {
     for (const int64_t tokens : {0, 1, 7, 600}) check_loss(parts, tokens);
   }
+}
+
+TEST_F(VocabLossCuda, TinyParts) {
+  check_loss(3, 270, true);
 }
 
 TEST_F(VocabLossCuda, SpreadHead) {
