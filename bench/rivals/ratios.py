@@ -37,7 +37,8 @@ LAYERS = {
                      None, 420, 450),
     "Mixtral 8x7B": ("mixtral", ["--model.preset=mixtral-8x7b"], None, None, None),
 }
-LAYER_BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
+LAYER_LARGEST_CHEAP = ["expert_in"]  # T K rows of tokens
+BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
                "--train.precision=bf16"]
 # Everything is kept.
 KEEPING = ("--moe.memory_efficient=false", "--moe.fuse_gather=never")
@@ -163,10 +164,11 @@ def cheap_values(build, shape):
 def memory_rows(build, options):
     for name, (_, shape, _) in of_shapes(STEPS, options.shapes):
         again = "--train.recompute=" + json.dumps(cheap_values(build, shape))
-        plain, late, chosen = (kept_bytes(build, shape, *more)
-                               for more in ((), KEEPING, (again,)))
+        largest = "--train.recompute=" + json.dumps(LARGEST_CHEAP)
+        plain, late, chosen, few = (kept_bytes(build, shape, *more)
+                                    for more in ((), KEEPING, (again,), (largest,)))
         formulas = formula_bytes(build, shape)
-        if None in (plain, late, chosen, formulas):
+        if None in (plain, late, chosen, few, formulas):
             continue
         everything, kept = formulas
         gib = lambda size: f"{size / 2**30:.3f} GiB"
@@ -175,8 +177,11 @@ def memory_rows(build, options):
         yield (f"memory, {name}: the same of what the backward pass without any choice needs", 1 - chosen / late, None,
                f"of {gib(late)}; with the probability early and nothing computed again {gib(plain)}")
         yield f"memory, {name}: the papers' formula over what is kept", kept / chosen, 0.98, ""
-        steps = [bench_step(build, shape, *more) for more in (KEEPING, (), (again,))]
-        for what, step in zip(("the probability early", "cheap values computed again"), steps[1:]):
+        yield (f"memory, {name}: not kept with the largest cheap value alone computed again", 1 - few / everything, 0.45,
+               f"{gib(few)} kept")
+        steps = [bench_step(build, shape, *more) for more in (KEEPING, (), (largest,), (again,))]
+        for what, step in zip(("the probability early", "the largest cheap value computed again",
+                               "cheap values computed again"), steps[1:]):
             if step and steps[0]:
                 yield (f"memory, {name}: step time of keeping everything over that with {what}",
                        steps[0]["median_seconds"] / step["median_seconds"], 0.995,

@@ -117,6 +117,7 @@ class Rig {
         .offsets = offsets_.as<int64_t>(),
         .num_experts = static_cast<int>(test_.sizes.size()),
         .num_columns = static_cast<int>(test_.wide),
+        .num_rows = test_.num_rows(),
         .accumulate = accumulate,
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);

@@ -41,6 +41,7 @@ struct GroupedWgradParams {
   const int64_t* offsets;
   int num_experts;
   int num_columns;
+  int64_t num_rows;  ///< that there is room for, of all experts
   bool accumulate;
   int* counter;
   const int* source;  ///< null: rows of `wide` as they lie; else row r is wide's row source[r] /

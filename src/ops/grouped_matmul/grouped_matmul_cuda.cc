@@ -114,6 +114,7 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
       .offsets = experts.offsets,
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
+      .num_rows = product.num_rows,
       .accumulate = product.accumulate,
       .counter = product.counter,
       .source = product.gather.source,

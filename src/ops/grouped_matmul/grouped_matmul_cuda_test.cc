@@ -305,6 +305,12 @@ TEST_F(GroupedCuda, LongAndShortExperts) {
   check_all({{384, 64}, {768, 767}, 640}, 9);
 }
 
+/// So many rows that the gradient's warpgroups share tiles.
+TEST_F(GroupedCuda, RowsOfFewExperts) {
+  check_all({{200}, {3333}, 264, 1}, 10);
+  check_all({{136, 136}, {6100, 100}, 72}, 11);
+}
+
 /// More stages than a block's ring has, sizes that fill no tile, an expert without rows.
 TEST_F(GroupedCuda, TinyExperts) {
   Rig({{136, 136, 136}, {800, 0, 1}, 328, 2}, 30).check_once();
@@ -315,6 +321,10 @@ TEST_F(GroupedCuda, TinyTilesInTurn) {
   std::vector<int64_t> rows_of(100, 1);
   rows_of[3] = 0;
   Rig({std::vector<int64_t>(100, 8), rows_of, 72, 0}, 31).check_once();
+}
+
+TEST_F(GroupedCuda, TinyLongExpert) {
+  Rig({{136}, {3100}, 72, 2}, 33).check_once();
 }
 
 TEST_F(GroupedCuda, TinyPlain) {

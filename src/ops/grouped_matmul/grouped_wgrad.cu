@@ -1,8 +1,12 @@
 // The gradient of the experts' matrices on Hopper's tensor cores: the sum over an expert's tokens
 // of the products of a narrow and a wide row. Both operands are read as they lie, tokens along the
 // reduction. Persistent clusters of two blocks that take neighbouring rows of the gradient and
-// share the wide operand; one warpgroup feeds the copy engine. The other two take tiles by turns:
-// one multiplies while the other stores, which takes as long where experts have few tokens.
+// share the wide operand; one warpgroup feeds the copy engine and two multiply.
+//
+// Where experts have few tokens, the F32 values take as long to write as to compute: the two
+// warpgroups take tiles by turns, and one multiplies while the other stores. Where they have many,
+// the two share a larger tile: fewer bytes for each product, and thus less power, which bounds the
+// GPU's clock. The bits are the same.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/bulk_copy.cuh"
@@ -16,12 +20,10 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kRows = 128;     // of the gradient, of a block
-constexpr int kColumns = 128;  // of the gradient
-constexpr int kHalves = kRows / 64;
+constexpr int kRows = 128;  // of the gradient, of a block
 constexpr int kTokens = kGroupedReduction;
-constexpr int kStages = 6;
-constexpr int kShortStages = 12;       // of a tile that leaves no time to find the next one
+constexpr int64_t kMostRowsByTurns = 3072;  // of an expert, as the GPU's power has it (docs/log.md)
+constexpr int kShortStages = 12;            // of a tile that leaves no time to find the next one
 constexpr int kStagesToAddThere = 12;  // the L2 cache takes longer to add than shorter products
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
@@ -30,11 +32,6 @@ constexpr int kTile = 64 * kTokens;  // values of one copy
 
 using Value = __nv_bfloat16;
 using Params = GroupedWgradParams;
-
-struct Stage {
-  Value narrow[kRows / 64][kTile];
-  Value wide[kColumns / 64][kTile];
-};
 
 /// What a cluster multiplies in one step; the rows of its first block begin at `row`.
 struct Work {
@@ -48,26 +45,46 @@ struct Work {
   int num_stages;
 };
 
-struct Shared {
-  Stage stages[kStages];
-  Barrier full[kStages];
-  Barrier empty[kStages];
-  Barrier begins[2];  // a warpgroup's next tile, when the other has all stages of its own
-  WorkQueue<Work, 2> queue;
-  int tile_begin[kMaxExperts + 1];
-  Barrier landed[kStages];  // of gathered tokens
+/// How a kernel works; a template's argument.
+template <bool kByTurns, bool kAdds, bool kGathersRows>
+struct Way {
+  static constexpr bool kTurns = kByTurns;
+  static constexpr bool kAccumulate = kAdds;
+  static constexpr bool kGathers = kGathersRows;
+  static constexpr int kColumns = kTurns ? 128 : 256;  // of the gradient, of a block
+  static constexpr int kHalves = kTurns ? 2 : 1;       // of a block's rows, of a warpgroup's tile
+  static constexpr int kStages = kTurns ? 6 : 4;
+  static constexpr int kGroupsAhead = kTurns ? 2 : 4;  // see lines::Before
+  static constexpr int kOwnTiles = kColumns / 64 / 2;  // of the wide operand, that a block gathers
+  static constexpr uint32_t kOwnBytes = kOwnTiles * kTile * sizeof(Value);
+  using Cursor = RingCursor<kStages>;
+
+  struct Stage {
+    Value narrow[kRows / 64][kTile];
+    Value wide[kColumns / 64][kTile];
+  };
+  struct Shared {
+    Stage stages[kStages];
+    Barrier full[kStages];
+    Barrier empty[kStages];
+    Barrier begins[2];  // a warpgroup's next tile, when the other has all stages of its own
+    WorkQueue<Work, kTurns ? 2 : 1> queue;
+    int tile_begin[kMaxExperts + 1];
+    Barrier landed[kStages];  // of gathered tokens
+  };
+  static_assert(sizeof(Shared) <= 227 * 1024);
 };
-static_assert(sizeof(Shared) <= 227 * 1024);
 
 struct Plan {
   const Params& params;
   GroupedTiles tiles;
+  int columns;  // of a tile
 
   __device__ int rows(int expert) const {
     return params.block_begin[expert + 1] - params.block_begin[expert];
   }
   __device__ int pairs(int expert) const { return (rows(expert) + 2 * kRows - 1) / (2 * kRows); }
-  __device__ int column_tiles() const { return (params.num_columns + kColumns - 1) / kColumns; }
+  __device__ int column_tiles() const { return (params.num_columns + columns - 1) / columns; }
 
   __device__ Work work(int tile) const {
     const int expert = tiles.expert_of(tile);
@@ -77,7 +94,7 @@ struct Plan {
     return {.expert = expert,
             .row = 2 * at.minor * kRows,
             .num_rows = rows(expert),
-            .column = at.major * kColumns,
+            .column = at.major * columns,
             .block_begin = params.block_begin[expert],
             .first_token = first,
             .num_tokens = num_tokens,
@@ -91,28 +108,23 @@ __device__ Work own_part(Work work, uint32_t rank) {
   return work;
 }
 
-using Cursor = RingCursor<kStages>;
-
-constexpr int kOwnTiles = kColumns / 64 / 2;  // of the wide operand, that one block gathers
-constexpr uint32_t kOwnBytes = kOwnTiles * sizeof(Stage::wide[0]);
-
-template <bool kGathers>
-__device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
-  Cursor cursor;
+template <typename W>
+__device__ void produce(typename W::Shared& shared, const Params& params, uint32_t rank) {
+  typename W::Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
     const Work work = own_part(shared.queue.take(turn), rank);
     if (work.expert < 0) return;
     for (int s = 0; s < work.num_stages; ++s) {
-      Stage& stage = shared.stages[cursor.stage];
+      typename W::Stage& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
       const int token = work.first_token + s * kTokens;
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      full->arrive_and_expect(sizeof(Stage) - (kGathers ? kOwnBytes : 0));
+      full->arrive_and_expect(sizeof(typename W::Stage) - (W::kGathers ? W::kOwnBytes : 0));
       for (int i = 0; i < kRows / 64; ++i)
         load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
-      if constexpr (!kGathers) {
-        for (int i = rank; i < kColumns / 64; i += 2)
+      if constexpr (!W::kGathers) {
+        for (int i = rank; i < W::kColumns / 64; i += 2)
           load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
       }
       cursor.advance();
@@ -122,13 +134,14 @@ __device__ void produce(Shared& shared, const Params& params, uint32_t rank) {
 
 /// By one warp: copies this block's tiles of the wide operand of all stages. Where the next
 /// stage's tokens are is read before this one's are copied, and waited for after.
-__device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
-  Cursor cursor;
+template <typename W>
+__device__ void gather(typename W::Shared& shared, const Params& params, uint32_t rank) {
+  typename W::Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
     const Work work = shared.queue.take_in_warp(turn);
     if (work.expert < 0) return;
-    const int column = work.column + static_cast<int>(rank) * kOwnTiles * 64;
+    const int column = work.column + static_cast<int>(rank) * W::kOwnTiles * 64;
     const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + column,
                                      params.num_columns - column,
                                      params.num_columns * static_cast<uint32_t>(sizeof(Value))};
@@ -141,8 +154,8 @@ __device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
       const auto tokens = tokens_of(sources, params.top_k);
       sources = sources_of(s + 1);
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      copy_rows<kOwnTiles, kTokens>(shared.stages[cursor.stage].wide[rank * kOwnTiles], columns,
-                                    tokens, kTokens);
+      copy_rows<W::kOwnTiles, kTokens>(shared.stages[cursor.stage].wide[rank * W::kOwnTiles],
+                                       columns, tokens, kTokens);
       arrive_when_copied(&shared.landed[cursor.stage]);
       cursor.advance();
     }
@@ -150,15 +163,16 @@ __device__ void gather(Shared& shared, const Params& params, uint32_t rank) {
 }
 
 /// By one thread: gives gathered tiles to both blocks.
-__device__ void forward_gathered(Shared& shared, uint32_t rank) {
-  Cursor cursor;
+template <typename W>
+__device__ void forward_gathered(typename W::Shared& shared, uint32_t rank) {
+  typename W::Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
     const Work work = shared.queue.take(turn);
     if (work.expert < 0) return;
     for (int s = 0; s < work.num_stages; ++s) {
       shared.landed[cursor.stage].wait(cursor.parity);
-      forward(shared.stages[cursor.stage].wide[rank * kOwnTiles], kOwnBytes,
+      forward(shared.stages[cursor.stage].wide[rank * W::kOwnTiles], W::kOwnBytes,
               &shared.full[cursor.stage], rank);
       cursor.advance();
     }
@@ -174,18 +188,24 @@ __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
     tiles[i / per_tile * (kTokens * kChunks) + num_tokens * kChunks + i % per_tile] = uint4{};
 }
 
-/// Clears the rows of tokens that are not the expert's, in both operands: a value times zero is not
-/// zero if it is not finite. What is gathered is zero there.
-template <bool kGathers>
-__device__ __forceinline__ void clear_tail(Stage& stage, int num_tokens, int group) {
-  clear_rows(stage.narrow[0], kRows / 64, num_tokens);
-  if constexpr (!kGathers) clear_rows(stage.wide[0], kColumns / 64, num_tokens);
+/// Clears the rows of tokens that are not the expert's, in both operands: a value times zero is
+/// not zero if it is not finite. What is gathered is zero there. Of a tile that they share, each
+/// warpgroup clears its own half of the narrow operand, and the first one the wide operand.
+template <typename W>
+__device__ __forceinline__ void clear_tail(typename W::Stage& stage, int num_tokens, int group) {
+  const int first_half = W::kTurns ? 0 : group;
+  clear_rows(stage.narrow[first_half], W::kHalves, num_tokens);
+  if (!W::kGathers && first_half == 0) clear_rows(stage.wide[0], W::kColumns / 64, num_tokens);
   fence_shared_for_async();
-  sync_threads(1 + group, kWarpgroup);
+  if constexpr (W::kTurns) {
+    sync_threads(1 + group, kWarpgroup);
+  } else {
+    sync_threads(1, 2 * kWarpgroup);
+  }
 }
 
-/// Where this thread's values of one half of the rows go. Each is written, or added to, once in the
-/// grid, so that sums do not depend on an order.
+/// Where this thread's values of one half of the rows go. Each is written, or added to, once in
+/// the grid, so that sums do not depend on an order.
 __device__ __forceinline__ lines::Place place_of(const Params& params, const Work& work, int half) {
   const int row = work.row + half * 64;
   float* const first =
@@ -194,33 +214,51 @@ __device__ __forceinline__ lines::Place place_of(const Params& params, const Wor
                            params.num_columns - work.column);
 }
 
-template <bool kAccumulate, bool kGathers>
-__device__ __forceinline__ void multiply(Shared& shared, const Params& params, const Work& work,
-                                         int group, Cursor& cursor) {
-  using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
-  float d[kHalves][kColumns / 2];
+/// Adds to the gradient or writes it, from registers.
+template <typename W, typename Accumulators>
+__device__ __forceinline__ void store(const Params& params, const Work& work, int first_half,
+                                      const Accumulators& d, lines::Before<W::kGroupsAhead>& before,
+                                      bool adds_here) {
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
+  for (int half = 0; half < W::kHalves; ++half) {
+    const lines::Place place = place_of(params, work, first_half + half);
+    if (adds_here) {
+      if (half > 0) lines::load_first(place, before);
+      lines::add_and_store<W::kColumns>(place, d[half], before);
+    } else {
+      lines::store_there<W::kColumns, W::kAccumulate>(place, d[half]);
+    }
+  }
+}
+
+template <typename W>
+__device__ __forceinline__ void multiply(typename W::Shared& shared, const Params& params,
+                                         const Work& work, int group, typename W::Cursor& cursor) {
+  using Product = WarpgroupProduct<W::kColumns, TileMajor::kOther, TileMajor::kOther>;
+  const int first_half = W::kTurns ? 0 : group;
+  float d[W::kHalves][W::kColumns / 2];
+#pragma unroll
+  for (int half = 0; half < W::kHalves; ++half) {
 #pragma unroll
     for (float& value : d[half]) value = 0;
   }
   const int lane = threadIdx.x % kWarpgroup;
   int last = 0;
   for (int s = 0; s < work.num_stages; ++s) {
-    Stage& stage = shared.stages[cursor.stage];
-    uint64_t narrow[kHalves];
+    typename W::Stage& stage = shared.stages[cursor.stage];
+    uint64_t narrow[W::kHalves];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half)
-      narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[half], 0);
+    for (int half = 0; half < W::kHalves; ++half)
+      narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[first_half + half], 0);
     uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = work.num_tokens - s * kTokens;
-    if (left < kTokens) clear_tail<kGathers>(stage, left, group);
+    if (left < kTokens) clear_tail<W>(stage, left, group);
     begin_products();
 #pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
+      for (int half = 0; half < W::kHalves; ++half) {
         Product::run(d[half], narrow[half], wide, true);
         narrow[half] += kNextReduction<TileMajor::kOther>;
       }
@@ -232,80 +270,80 @@ __device__ __forceinline__ void multiply(Shared& shared, const Params& params, c
     last = cursor.stage;
     cursor.advance();
   }
-  if (lane % 32 == 0) shared.begins[1 - group].arrive();
-  const bool adds_here = kAccumulate && work.num_stages < kStagesToAddThere;
-  lines::Before before = {};
-  if (adds_here) lines::load_first(place_of(params, work, 0), before);
+  if (W::kTurns && lane % 32 == 0) shared.begins[1 - group].arrive();
+  const bool adds_here = W::kAccumulate && (!W::kTurns || work.num_stages < kStagesToAddThere);
+  lines::Before<W::kGroupsAhead> before = {};
+  if (adds_here) lines::load_first(place_of(params, work, first_half), before);
   wait_products<0>();
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
+  for (int half = 0; half < W::kHalves; ++half) fence_values(d[half]);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-#pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    const lines::Place place = place_of(params, work, half);
-    if (adds_here) {
-      if (half > 0) lines::load_first(place, before);
-      lines::add_and_store<kColumns>(place, d[half], before);
-    } else {
-      lines::store_there<kColumns, kAccumulate>(place, d[half]);
-    }
-  }
+  store<W>(params, work, first_half, d, before, adds_here);
 }
 
-/// Waits for the products of the cluster's tile `turn`, of which each warpgroup takes every second:
-/// until all stages before it have come, or a stage's barrier could be taken for its next turn's.
+/// Waits for the products of the cluster's tile `turn`, of which each warpgroup takes every
+/// second: until all stages before it have come, or a stage's barrier could be taken for its next
+/// turn's.
+template <typename Shared>
 __device__ __forceinline__ void wait_begin(Shared& shared, uint32_t turn) {
   const uint32_t group = turn % 2;
   shared.begins[group].wait((turn / 2 + 1 - group) % 2);
 }
 
-template <bool kAccumulate, bool kGathers>
-__device__ __forceinline__ void consume(Shared& shared, const Params& params, uint32_t rank) {
-  Cursor cursor;
+template <typename W>
+__device__ __forceinline__ void consume(typename W::Shared& shared, const Params& params,
+                                        uint32_t rank) {
+  typename W::Cursor cursor;
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
   for (;;) {
     const uint32_t now = turn;
     const Work work = own_part(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    if (now % 2 == static_cast<uint32_t>(group)) {
-      wait_begin(shared, now);
-      multiply<kAccumulate, kGathers>(shared, params, work, group, cursor);
-    } else {
+    if (W::kTurns && now % 2 != static_cast<uint32_t>(group)) {
       cursor.advance(work.num_stages);
+      continue;
     }
+    if constexpr (W::kTurns) wait_begin(shared, now);
+    multiply<W>(shared, params, work, group, cursor);
   }
 }
 
 /// By a warp of the cluster's first block.
-__device__ void plan_work(Shared& shared, const Params& params) {
-  const Plan plan{params, {shared.tile_begin, params.num_experts}};
+template <typename W>
+__device__ void plan_work(typename W::Shared& shared, const Params& params) {
+  const Plan plan{params, {shared.tile_begin, params.num_experts}, W::kColumns};
   sum_tiles(plan.tiles, [&](int expert) {
-    // An expert without tokens adds nothing, but its gradient must be written where it is not added
-    // to.
+    // An expert without tokens adds nothing, but its gradient must be written where it is not
+    // added to.
     const bool has_tokens = params.offsets[expert + 1] > params.offsets[expert];
     return has_tokens || !params.accumulate ? plan.pairs(expert) * plan.column_tiles() : 0;
   });
+  const auto wait = [&](const Work& work, uint32_t turn) {
+    if constexpr (!W::kTurns) {
+      shared.queue.wait_taken(turn);
+    } else if (work.num_stages > kShortStages) {
+      wait_begin(shared, turn - 1);
+    }
+  };
   if (threadIdx.x % 32 == 0)
     hand_out_all(
         shared.queue, plan.tiles.num_tiles(), params.counter,
-        [&](int tile) { return plan.work(tile); },
-        [&](const Work& work, uint32_t turn) {
-          if (work.num_stages > kShortStages) wait_begin(shared, turn - 1);
-        });
+        [&](int tile) { return plan.work(tile); }, wait);
 }
 
-template <bool kAccumulate, bool kGathers>
+template <typename W>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     grouped_wgrad_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = *reinterpret_cast<typename W::Shared*>(memory);
+  constexpr bool kGathers = W::kGathers;
   if (threadIdx.x == 0) {
     prefetch(&params.narrow);
     if constexpr (!kGathers) prefetch(&params.wide);
-    for (int s = 0; s < kStages; ++s) {
+    for (int s = 0; s < W::kStages; ++s) {
       shared.full[s].init(kGathers ? 2 : 1);
-      shared.empty[s].init(2);
+      shared.empty[s].init(W::kTurns ? 2 : 4);
       if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
     for (Barrier& begins : shared.begins) begins.init(kWarpgroup / 32);
@@ -318,42 +356,49 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     give_registers_back<kGathers ? 72 : 40>();
     if (threadIdx.x == 0) {
-      produce<kGathers>(shared, params, rank);
+      produce<W>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
-      plan_work(shared, params);
+      plan_work<W>(shared, params);
     } else if constexpr (kGathers) {
       if (threadIdx.x / 32 == kGatherWarp) {
-        gather(shared, params, rank);
+        gather<W>(shared, params, rank);
       } else if (threadIdx.x == kForwardWarp * 32) {
-        forward_gathered(shared, rank);
+        forward_gathered<W>(shared, rank);
       }
     }
   } else {
     take_registers<kGathers ? 216 : 232>();
-    consume<kAccumulate, kGathers>(shared, params, rank);
+    consume<W>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps
   sync_cluster();
 }
 
-template <bool kAccumulate, bool kGathers>
+template <typename W>
 void launch(const Params& params, cudaStream_t stream) {
-  const auto kernel = grouped_wgrad_kernel<kAccumulate, kGathers>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  kernel<<<2 * num_clusters(), kThreads, sizeof(Shared), stream>>>(params);
+  const auto kernel = grouped_wgrad_kernel<W>;
+  constexpr size_t kBytes = sizeof(typename W::Shared);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<2 * num_clusters(), kThreads, kBytes, stream>>>(params);
   check(cudaGetLastError());
 }
 
-template <bool kGathers>
+template <bool kTurns, bool kGathers>
 void launch(const Params& params, cudaStream_t stream) {
-  params.accumulate ? launch<true, kGathers>(params, stream)
-                    : launch<false, kGathers>(params, stream);
+  params.accumulate ? launch<Way<kTurns, true, kGathers>>(params, stream)
+                    : launch<Way<kTurns, false, kGathers>>(params, stream);
 }
 
 }  // namespace
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
-  params.source == nullptr ? launch<false>(params, stream) : launch<true>(params, stream);
+  if (params.source != nullptr) {
+    launch<false, true>(params, stream);
+  } else if (params.num_rows <= kMostRowsByTurns * params.num_experts) {
+    launch<true, false>(params, stream);
+  } else {
+    launch<false, false>(params, stream);
+  }
 }
 
 }  // namespace tessera::cuda

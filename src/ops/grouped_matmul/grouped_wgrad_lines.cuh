@@ -9,7 +9,6 @@ namespace tessera::cuda::lines {
 
 constexpr int kLineColumns = 32;  // of a line of the cache, which 8 lanes hold
 constexpr int kOwnLines = 4;      // of 32 columns of 64 rows, in which a thread holds four columns
-constexpr int kGroupsAhead = 2;   // that are read before they are added to
 
 /// Where a thread's values of 64 rows go: the first one, and how many columns there are from it on
 /// in each of its lines, none beyond the matrix.
@@ -81,11 +80,14 @@ __device__ __forceinline__ void load(const Place& place, int group, float4 (&lin
 }
 
 /// What a tile's first groups are added to, to be read while its last products run.
-using Before = float4[kGroupsAhead][kOwnLines];
+template <int kGroups>
+using Before = float4[kGroups][kOwnLines];
 
-__device__ __forceinline__ void load_first(const Place& place, Before& before) {
+template <int kGroups>
+__device__ __forceinline__ void load_first(const Place& place,
+                                           float4 (&before)[kGroups][kOwnLines]) {
 #pragma unroll
-  for (int i = 0; i < kGroupsAhead; ++i) load(place, i, before[i]);
+  for (int i = 0; i < kGroups; ++i) load(place, i, before[i]);
 }
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) {
@@ -118,15 +120,14 @@ __device__ __forceinline__ void store(const Place& place, const float (&d)[kColu
 }
 
 /// Adds to what load_first has read, and to the rest.
-template <int kColumns>
+template <int kColumns, int kGroups>
 __device__ __forceinline__ void add_and_store(const Place& place, const float (&d)[kColumns / 2],
-                                              Before& before) {
+                                              float4 (&before)[kGroups][kOwnLines]) {
   const auto add_before = [&](int i, float4(&lines)[kOwnLines]) __attribute__((always_inline)) {
 #pragma unroll
     for (int line = 0; line < kOwnLines; ++line)
-      lines[line] = add(lines[line], before[i % kGroupsAhead][line]);
-    if (i + kGroupsAhead < kColumns / kLineColumns)
-      load(place, i + kGroupsAhead, before[i % kGroupsAhead]);
+      lines[line] = add(lines[line], before[i % kGroups][line]);
+    if (i + kGroups < kColumns / kLineColumns) load(place, i + kGroups, before[i % kGroups]);
   };
   store<kColumns>(place, d, add_before, [](float4* to, float4 value) { *to = value; });
 }
