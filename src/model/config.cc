@@ -151,6 +151,9 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
                    {"never", GatherFusion::kNever}},
                   "Grouped experts gather tokens as their products read them, instead of from a "
                   "copy in the experts' order; auto: where that is faster on a GPU");
+  schema.add("moe.fuse_activation", &moe.fuse_activation,
+             "Grouped experts' activations and their gradients are computed by the products around "
+             "them: less working memory, a little slower on a GPU");
   schema.add("moe.capacity_factor", &moe.capacity_factor,
              "0: dropless; otherwise an expert takes at most ceil(T*K/E * factor) assignments",
              at_least(0));

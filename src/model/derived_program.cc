@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/names.h"
+#include "program/fuse_producers.h"
 #include "program/fuse_sums.h"
 #include "program/schedule.h"
 
@@ -50,16 +51,19 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request,
       .workspace = [&](const Operator& op, std::span<const ValueType> inputs) {
         return backend.workspace_bytes(op, inputs);
       }};
-  Executable forward_run(schedule(forward, saved, as_scheduled), backend, saved);
+  const auto plan = [&](const Program& program, const std::vector<ValueId>& kept) {
+    const Program fused = options.fuse_activations ? fuse_producers(program, kept) : program;
+    return Executable(schedule(fused, kept, as_scheduled), backend, kept);
+  };
+  Executable forward_run = plan(forward, saved);
   if (!options.split_weights) {
-    Executable backward_run(schedule(backward.program, {}, as_scheduled), backend);
+    Executable backward_run = plan(backward.program, {});
     return {std::move(forward_run), std::move(backward), std::move(backward_run), std::nullopt,
             model_flops};
   }
   SplitBackward parts = split_weights(backward);
-  const auto kept = parts.kept_intermediates();
-  Executable backward_run(schedule(parts.input.program, kept, as_scheduled), backend, kept);
-  Executable weight_run(schedule(parts.weight.program, {}, as_scheduled), backend);
+  Executable backward_run = plan(parts.input.program, parts.kept_intermediates());
+  Executable weight_run = plan(parts.weight.program, {});
   return {std::move(forward_run), std::move(parts.input), std::move(backward_run),
           WeightPass{std::move(weight_run), std::move(parts.weight), std::move(parts.kept)},
           model_flops};

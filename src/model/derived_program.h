@@ -38,12 +38,14 @@ struct DerivedProgram {
 struct DeriveOptions {
   RecomputePolicy recompute = {};
   GatherFusion gathers = GatherFusion::kAuto;
+  bool fuse_activations = false;
   bool split_weights = false;
 };
 
 /// Fuses sums and gathers, differentiates, fuses the gradient's sums, applies the policy, fuses the
-/// gradient's gathers, splits weight gradients off where asked, and plans the programs. Names of
-/// the policy that are no saved value of this program are ignored here; see check_recompute_names.
+/// gradient's gathers, splits weight gradients off and makes activations part of the products
+/// around them where asked, and plans the programs. Names of the policy that are no saved value of
+/// this program are ignored here; see check_recompute_names.
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const DeriveOptions& options, const Backend& backend);
 

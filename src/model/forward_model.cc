@@ -7,6 +7,7 @@
 
 #include "core/mirrored_tensor.h"
 #include "program/fuse_gathers.h"
+#include "program/fuse_producers.h"
 #include "program/fuse_sums.h"
 
 namespace tessera {
@@ -34,9 +35,10 @@ struct ForwardLayer {
 ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
                         const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
-  const Program forward = fuse_sums(std::exchange(layer.layout.forward, Program()));
-  layer.program = std::make_unique<Executable>(
-      fuse_gathers(forward, config.moe.fuse_gather, backend, /*differentiated=*/false), backend);
+  Program forward = fuse_gathers(fuse_sums(std::exchange(layer.layout.forward, Program())),
+                                 config.moe.fuse_gather, backend, /*differentiated=*/false);
+  if (config.moe.fuse_activation) forward = fuse_producers(forward);
+  layer.program = std::make_unique<Executable>(std::move(forward), backend);
   return layer;
 }
 

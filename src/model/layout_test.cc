@@ -19,6 +19,13 @@ TEST_P(HostLayouts, GiveTheGradientsOfOneRank) {
   expect_same_step(spread, one, 1e-4);
 }
 
+TEST_P(HostLayouts, FusedActivationsGiveTheBitsOfKernelsApart) {
+  LayoutCase c = GetParam();
+  const StepResult apart = run_layout(c, DType::kF32, run_host_ranks);
+  c.fuse_activations = true;
+  expect_same_step(run_layout(c, DType::kF32, run_host_ranks), apart, 0);
+}
+
 /// Also where what a product gathers has come from other ranks.
 TEST_P(HostLayouts, FusedGathersGiveTheBitsOfCopies) {
   LayoutCase c = GetParam();

@@ -26,6 +26,7 @@ struct LayoutCase {
   void (*change)(ModelConfig&) = [](ModelConfig&) {};
   bool recompute = false;
   GatherFusion gathers = GatherFusion::kAuto;
+  bool fuse_activations = false;
 };
 inline void PrintTo(const LayoutCase& c, std::ostream* out) {
   *out << c.name;
@@ -207,6 +208,7 @@ class LayoutStep {
       : backend_(backend), config_(tiny_config()) {
     c.change(config_);
     config_.moe.fuse_gather = c.gathers;
+    config_.moe.fuse_activation = c.fuse_activations;
     ParallelSpec parallel;
     c.spread(parallel);
     const Layout layout(parallel.layout, world.size());

@@ -1,4 +1,5 @@
-// What rewrites a layer's programs: values that are computed again, and products that gather.
+// What rewrites a layer's programs: values that are computed again, products that gather, and
+// activations that are part of products.
 #include <gtest/gtest.h>
 
 #include "model/gradient_cases.h"
@@ -72,6 +73,24 @@ TEST(FusedGathers, LeaveOutTheCopyOfEveryMoeLayer) {
   const int64_t copy_bytes = kSequences * kLength * config.moe.top_k * config.hidden_size * 4;
   EXPECT_EQ(copies->model.activation_bytes().saved - fused->model.activation_bytes().saved,
             config.num_layers * copy_bytes);
+}
+
+TEST(FusedActivations, GiveBitwiseTheSameGradientsInNoMoreMemory) {
+  for (const Case& c : gradient_cases()) {
+    for (const RecomputePolicy& policy :
+         {RecomputePolicy{}, RecomputePolicy{"expert_act"}, RecomputePolicy{"all"}}) {
+      if (policy == RecomputePolicy{"expert_act"} && c.config.moe.num_experts == 0) continue;
+      SCOPED_TRACE(fmt::format("{}, {} names", c.name, policy.size()));
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        ModelConfig config = c.config;
+        const auto apart = run_once(config, policy, dtype);
+        config.moe.fuse_activation = true;
+        const auto fused = run_once(config, policy, dtype);
+        expect_same_gradients(*apart, *fused, 0);
+        EXPECT_EQ(fused->model.activation_bytes().saved, apart->model.activation_bytes().saved);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
   Program forward = std::exchange(layout.forward, Program());
   const DeriveOptions options{.recompute = policy,
                               .gathers = stage.config.moe.fuse_gather,
+                              .fuse_activations = stage.config.moe.fuse_activation,
                               .split_weights = stage.part.split_weights};
   return {std::move(layout), derive(std::move(forward), request, options, backend)};
 }

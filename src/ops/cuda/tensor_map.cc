@@ -26,13 +26,14 @@ Encode find_encode() {
 CUtensorMap encode_map(void* data, std::span<const cuuint64_t> dims,
                        std::span<const cuuint64_t> strides, std::span<const cuuint32_t> box) {
   static const Encode encode = find_encode();
-  constexpr cuuint32_t kSteps[] = {1, 1, 1};
+  constexpr cuuint32_t kSteps[] = {1, 1, 1, 1, 1};
+  const CUtensorMapSwizzle swizzle =
+      box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dims.size()), data,
              dims.data(), strides.data(), box.data(), kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
          dims.back(), dims.front(), static_cast<int>(result));
   return map;
@@ -40,7 +41,8 @@ CUtensorMap encode_map(void* data, std::span<const cuuint64_t> dims,
 
 }  // namespace
 
-CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows) {
+CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows, int box_columns) {
+  ensure(box_columns == 64 || box_columns == 32, "boxes of {} columns", box_columns);
   constexpr uint64_t kValueBytes = 2;
   const uint64_t row_bytes = static_cast<uint64_t>(matrix.num_columns) * kValueBytes;
   require(row_bytes % 16 == 0,
@@ -50,7 +52,7 @@ CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows) {
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(matrix.num_columns),
                              static_cast<cuuint64_t>(matrix.num_rows)};
   const cuuint64_t strides[] = {row_bytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / kValueBytes),
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   return encode_map(const_cast<void*>(matrix.data), dims, strides, box);
 }
@@ -66,6 +68,20 @@ CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {
   const cuuint64_t strides[] = {head_bytes, head_bytes * dims[1]};
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
   return encode_map(const_cast<void*>(heads.data), dims, strides, box);
+}
+
+CUtensorMap make_pairs_map(const DevicePairs& pairs, int box_rows) {
+  require(pairs.num_columns % 8 == 0 && pairs.num_pairs % 8 == 0,
+          "pairs of {} rows of {} values cannot be copied by tiles: both must be multiples of 8",
+          pairs.num_pairs, pairs.num_columns);
+  const auto row_bytes = static_cast<cuuint64_t>(pairs.num_columns * 2);
+  const auto num_pairs = static_cast<cuuint64_t>(pairs.num_pairs);
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(pairs.num_columns), 8, 2, num_pairs / 8,
+                             static_cast<cuuint64_t>(pairs.num_matrices)};
+  const cuuint64_t strides[] = {row_bytes, num_pairs * row_bytes, 8 * row_bytes,
+                                2 * num_pairs * row_bytes};
+  const cuuint32_t box[] = {64, 8, 2, static_cast<cuuint32_t>(box_rows / 16), 1};
+  return encode_map(const_cast<void*>(pairs.data), dims, strides, box);
 }
 
 }  // namespace tessera::cuda

@@ -13,11 +13,26 @@ struct DeviceMatrix {
   int64_t num_columns = 0;
 };
 
-/// Describes a BF16 matrix to the copy engine, which moves boxes of `box_rows` by `box_columns` of
-/// it to and from shared memory, swizzled over 128 bytes: box_columns fill 128 bytes. What a box
-/// covers beyond the matrix reads as zero and is not written. Throws UserError where a row is no
-/// multiple of 16 bytes, and InternalError where the driver refuses.
-CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows);
+/// Describes a BF16 matrix to the copy engine, which moves boxes of `box_rows` by `box_columns` (64
+/// or 32) of it to and from shared memory, swizzled over their 128 or 64 bytes. What a box covers
+/// beyond the matrix reads as zero and is not written. Throws UserError where a row is no multiple
+/// of 16 bytes, and InternalError where the driver refuses.
+CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows, int box_columns = 64);
+
+/// BF16 matrices [2 num_pairs, num_columns] that follow one another, whose rows r and r + num_pairs
+/// belong together.
+struct DevicePairs {
+  const void* data = nullptr;
+  int64_t num_matrices = 0;
+  int64_t num_pairs = 0;
+  int64_t num_columns = 0;
+};
+
+/// Describes pairs to the copy engine, which moves boxes of `box_rows` by 64 values of one matrix,
+/// swizzled over 128 bytes: 8 first rows of pairs, their 8 second rows, the next 8 first ones and
+/// so on. What a box covers beyond the matrix reads as zero. Throws UserError where num_pairs or
+/// num_columns is no multiple of 8.
+CUtensorMap make_pairs_map(const DevicePairs& pairs, int box_rows);
 
 /// BF16 rows that hold `num_heads` heads of `head_size` values each.
 struct DeviceHeads {

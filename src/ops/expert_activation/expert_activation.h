@@ -2,7 +2,7 @@
 
 #include "ops/activation_math.h"
 #include "ops/expert_sizes.h"
-#include "ops/operator.h"
+#include "ops/joins_producer.h"
 
 namespace tessera {
 
@@ -22,7 +22,7 @@ struct ExpertActivationSpec {
 /// columns [0, F_e) and the other factor in [F_e, 2 F_e), W is 2 max F_e; else W is max F_e.
 /// Columns of an expert's rows beyond its own size are undefined, in inputs, results and gradients
 /// alike.
-class ExpertActivation final : public Operator {
+class ExpertActivation final : public Operator, public JoinsProducer {
  public:
   /// Throws UserError for experts without size.
   explicit ExpertActivation(const ExpertActivationSpec& spec);
@@ -37,6 +37,8 @@ class ExpertActivation final : public Operator {
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
+  /// ActivatedProduct (activated_product.h).
+  OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const override;
 
  private:
   Activation kind_;
@@ -45,7 +47,7 @@ class ExpertActivation final : public Operator {
 };
 
 /// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]]).
-class ExpertActivationBackward final : public Operator {
+class ExpertActivationBackward final : public Operator, public JoinsProducer {
  public:
   explicit ExpertActivationBackward(const ExpertActivation& forward) : forward_(forward) {}
   const ExpertActivation& forward() const { return forward_; }
@@ -53,6 +55,8 @@ class ExpertActivationBackward final : public Operator {
   std::string_view name() const override { return "expert_activation_backward"; }
   std::string attributes() const override { return forward_.attributes(); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
+  /// ActivationGradProduct (activated_product.h).
+  OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const override;
 
  private:
   ExpertActivation forward_;

@@ -19,20 +19,26 @@
 /// share the tokens. What is done with the products is a template's argument, an Epilogue:
 ///   Params          its kernel's parameters: those of GroupedRowsParams that are used here
 ///   kWeightMajor    how the weight's tile lies in shared memory
+///   kTileTokens     the most tokens of a tile, up to kMaxTokens
+///   kBoxTokens      those that one copy brings, a divisor of kTileTokens
 ///   kGathers        whether tokens are gathered; then Params is GroupedRowsParams
 ///   Store           its own shared memory
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
-///   load_weight(stage, params, work, k, full)
-///   kDefers         whether a tile's results are stored beside the next one's products
-///   kPasses, Kept    the results of one tile in kPasses parts, as a thread keeps them
-///   keep<kColumns>(kept, work, d, group), store<kPass>(store, params, kept, group)
+///   load_weight(tile, params, work, k, full)
+///   init(store)     by one thread, before all else
+///   Kept            the results of one tile, as a thread keeps them; stored in kSteps steps
+///   place(tile, group)    where those of a warpgroup belong
+///   kLongSteps      whether a step may take longer than a stage: it begins while the products of
+///                   two stages are under way, and a stage's memory is free for the next only later
+///   keep<kColumns>(kept, d)
+///   begin_store(store, params, kept, place, group)    before the first step
+///   store_step(store, params, kept, place, step, group)
 namespace tessera::cuda {
 namespace grouped {
 
 constexpr int kFeatures = kGroupedFeatures;  // of a block: 64 of each warpgroup
 constexpr int kMaxTokens = kGroupedMaxRows;  // of a tile
 constexpr int kReduction = kGroupedReduction;
-constexpr int kBoxTokens = kGroupedBoxRows;
 constexpr int kStages = 4;
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
@@ -44,11 +50,22 @@ constexpr int kMaxShared = 227 * 1024;
 /// while they pack their results. A stage and a half of the longest tile.
 constexpr int kApartCycles = 1500;
 
+/// Of a thread of the warpgroup that feeds and of those that multiply: no more in all than the
+/// block began with, or the taking waits for ever.
+template <bool kGathers>
+struct Registers {
+  static constexpr int kFeeds = kGathers ? 56 : 40;
+  static constexpr int kMultiplies = kGathers ? 224 : 232;
+  static constexpr int kAtFirst = 65536 / kThreads / 8 * 8;
+  static_assert(kFeeds + 2 * kMultiplies <= 3 * kAtFirst);
+};
+
 using Value = __nv_bfloat16;
 
+template <int kTokens>
 struct Stage {
   Value weight[kFeatures * kReduction];
-  Value tokens[kMaxTokens * kReduction];
+  Value tokens[kTokens * kReduction];
 };
 
 /// What a cluster multiplies in one step; the features of its first block begin at `feature`.
@@ -63,16 +80,60 @@ struct Work {
   int padding;
 };
 
+/// Tokens and features of a tile: of the block's, or of what one warpgroup keeps of it.
+struct Place {
+  int row;
+  int num_rows;  // zero where there is nothing to store
+  int feature;
+  int num_features;  // of the expert
+};
+
+/// Lies in shared memory, one for each warp that multiplies, since beside the products every
+/// register counts.
+struct WarpPlaces {
+  int4 tile;  // whose products are under way
+  int4 kept;
+};
+
 template <typename Epilogue>
 struct Shared {
-  Stage stages[kStages];
+  Stage<Epilogue::kTileTokens> stages[kStages];
   typename Epilogue::Store store;
   Barrier full[kStages];
   Barrier empty[kStages];
   WorkQueue<Work, 1> queue;
   int tile_begin[kMaxExperts + 1];
   Barrier landed[kStages];  // of gathered tokens
+  WarpPlaces places[WorkQueue<Work, 1>::kWarpsThatMultiply];
 };
+
+/// This thread's number, read anew: what is derived from it takes no register meanwhile.
+__device__ __forceinline__ int read_thread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<int>(thread);
+}
+
+template <typename Epilogue>
+__device__ __forceinline__ WarpPlaces& own_places(Shared<Epilogue>& shared) {
+  return shared.places[(read_thread() - kWarpgroup) / 32];
+}
+
+__device__ __forceinline__ Place read_place(const int4& from) {
+  Place place;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(place.row), "=r"(place.num_rows), "=r"(place.feature),
+                 "=r"(place.num_features)
+               : "r"(shared_address(&from))
+               : "memory");
+  return place;
+}
+/// By a warp.
+__device__ __forceinline__ void write_place(int4& to, const Place& place) {
+  __syncwarp();
+  if (read_thread() % 32 == 0) to = {place.row, place.num_rows, place.feature, place.num_features};
+  __syncwarp();
+}
 
 template <typename Epilogue>
 struct Plan {
@@ -89,7 +150,7 @@ struct Plan {
   __device__ Work work(int tile) const {
     const int expert = tiles.expert_of(tile);
     const int rows = num_rows(expert);
-    const int num_tiles = num_row_tiles(rows);
+    const int num_tiles = num_row_tiles(rows, Epilogue::kTileTokens);
     const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
     const int height = tile_rows(rows, num_tiles);
     const int row = at.major * height;
@@ -130,6 +191,7 @@ constexpr int kRowBytes = kReduction * sizeof(Value);  // of a stage
 template <typename Epilogue>
 __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
                         uint32_t rank) {
+  constexpr int kBoxTokens = Epilogue::kBoxTokens;
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
@@ -138,13 +200,13 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
     const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
     const int engine_rows =
         Epilogue::kGathers ? own_rows(work.num_rows, rank ^ 1).count : num_boxes * kBoxTokens;
-    const uint32_t bytes = sizeof(Stage::weight) + engine_rows * kRowBytes;
+    const uint32_t bytes = kFeatures * kRowBytes + engine_rows * kRowBytes;
     for (int s = 0; s < work.num_stages; ++s) {
-      Stage& stage = shared.stages[cursor.stage];
+      auto& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
       full->arrive_and_expect(bytes);
-      Epilogue::load_weight(stage, params, work, s * kReduction, full);
+      Epilogue::load_weight(stage.weight, params, work, s * kReduction, full);
       if constexpr (!Epilogue::kGathers) {
         for (int box = rank; box < num_boxes; box += 2)
           load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
@@ -173,8 +235,9 @@ __device__ void gather(Shared<Epilogue>& shared, const typename Epilogue::Params
                                        params.wide - s * kReduction,
                                        params.wide * static_cast<uint32_t>(sizeof(Value))};
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      copy_rows<1, kMaxTokens>(shared.stages[cursor.stage].tokens + rows.first * kReduction,
-                               columns, tokens, rows.count);
+      copy_rows<1, Epilogue::kTileTokens>(
+          shared.stages[cursor.stage].tokens + rows.first * kReduction, columns, tokens,
+          rows.count);
       arrive_when_copied(&shared.landed[cursor.stage]);
       cursor.advance();
     }
@@ -199,53 +262,46 @@ __device__ void forward_gathered(Shared<Epilogue>& shared, uint32_t rank) {
   }
 }
 
-/// Calls step<0>(), step<kStep>() and so on below kEnd.
-template <int kEnd, int kStep, int kNow = 0, typename Step>
-__device__ __forceinline__ void for_each_step(const Step& step) {
-  if constexpr (kNow < kEnd) {
-    step.template operator()<kNow>();
-    for_each_step<kEnd, kStep, kNow + kStep>(step);
-  }
-}
-
-/// Stores part `pass` of what is kept, if there are so many.
-template <typename Epilogue, int kPass = 0>
-__device__ __forceinline__ void store_pass(Shared<Epilogue>& shared,
+template <typename Epilogue>
+__device__ __forceinline__ void store_step(Shared<Epilogue>& shared,
                                            const typename Epilogue::Params& params,
-                                           typename Epilogue::Kept& kept, int pass, int group) {
-  if constexpr (kPass < Epilogue::kPasses) {
-    if (pass == kPass) return Epilogue::template store<kPass>(shared.store, params, kept, group);
-    store_pass<Epilogue, kPass + 1>(shared, params, kept, pass, group);
-  }
+                                           typename Epilogue::Kept& kept, int step, int group) {
+  Epilogue::store_step(shared.store, params, kept, read_place(own_places(shared).kept), step,
+                       group);
 }
 
-/// Stores all that is kept.
+/// Stores all that is kept, from step `first` on.
 template <typename Epilogue>
 __device__ __forceinline__ void store_all(Shared<Epilogue>& shared,
                                           const typename Epilogue::Params& params,
-                                          typename Epilogue::Kept& kept, int group) {
-  for_each_step<Epilogue::kPasses, 1>([&]<int kPass>() __attribute__((always_inline)) {
-    Epilogue::template store<kPass>(shared.store, params, kept, group);
-  });
+                                          typename Epilogue::Kept& kept, int first, int group) {
+  for (int step = first; step < Epilogue::kSteps; ++step)
+    store_step<Epilogue>(shared, params, kept, step, group);
 }
 
-/// The products of one tile. What is kept of the one before is stored while they run: a pass beside
+/// By a warpgroup: the products have read a stage.
+template <typename Epilogue>
+__device__ __forceinline__ void release(Shared<Epilogue>& shared, int stage) {
+  const int lane = read_thread() % kWarpgroup;
+  if (lane < 2) shared.empty[stage].arrive_at(lane);
+}
+
+/// The products of one tile. What is kept of the one before is stored while they run: a step beside
 /// each of the first stages, whose products are under way.
 /// What surrounds the products must be one function: the compiler lets them wait for each other
 /// where they cross a call (its warning C7510).
 template <int kColumns, typename Epilogue>
 __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
-                                         const typename Epilogue::Params& params, const Work& work,
+                                         const typename Epilogue::Params& params, int num_stages,
                                          int group, Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr TileMajor kWeight = Epilogue::kWeightMajor;
   using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
   float d[kColumns / 2];
 #pragma unroll
   for (float& value : d) value = 0;
-  const int lane = threadIdx.x % kWarpgroup;
   int last = 0;
-  for (int s = 0; s < work.num_stages; ++s) {
-    const Stage& stage = shared.stages[cursor.stage];
+  for (int s = 0; s < num_stages; ++s) {
+    const auto& stage = shared.stages[cursor.stage];
     uint64_t weight = describe_tile<kWeight>(stage.weight + group * 64 * kReduction, 0);
     uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens, 0);
     shared.full[cursor.stage].wait(cursor.parity);
@@ -257,35 +313,38 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
       tokens += kNextReduction<TileMajor::kReduction>;
     }
     commit_products();
+    const bool has_step = s < Epilogue::kSteps;
+    if (Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
     wait_products<1>();
-    if (s > 0 && lane < 2) shared.empty[last].arrive_at(lane);
+    if (s > 0) release(shared, last);
     last = cursor.stage;
     cursor.advance();
-    if constexpr (Epilogue::kDefers) store_pass<Epilogue>(shared, params, kept, s, group);
+    if (!Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
   }
-  if constexpr (Epilogue::kDefers) {
-    for (int pass = work.num_stages; pass < Epilogue::kPasses; ++pass)
-      store_pass<Epilogue>(shared, params, kept, pass, group);
-  }
+  store_all<Epilogue>(shared, params, kept, num_stages, group);
   wait_products<0>();
   fence_values(d);
-  if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  Epilogue::template keep<kColumns>(kept, work, d, group);
-  if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, group);
+  if (num_stages > 0) release(shared, last);
+  Epilogue::template keep<kColumns>(kept, d);
+  WarpPlaces& places = own_places(shared);
+  const Place place = Epilogue::place(read_place(places.tile), group);
+  write_place(places.kept, place);
+  Epilogue::begin_store(shared.store, params, kept, place, group);
 }
 
 /// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
-template <typename Epilogue, int kColumns = kMaxTokens>
+template <typename Epilogue, int kColumns = Epilogue::kTileTokens>
 __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  const typename Epilogue::Params& params,
-                                                 const Work& work, int group, Cursor& cursor,
-                                                 typename Epilogue::Kept& kept) {
+                                                 int num_rows, int num_stages, int group,
+                                                 Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr int kFewer = kColumns - (kColumns <= 128 ? 32 : 8);
   if constexpr (kFewer > 0) {
-    if (work.num_rows <= kFewer)
-      return multiply_columns<Epilogue, kFewer>(shared, params, work, group, cursor, kept);
+    if (num_rows <= kFewer)
+      return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
+                                                kept);
   }
-  multiply<kColumns, Epilogue>(shared, params, work, group, cursor, kept);
+  multiply<kColumns, Epilogue>(shared, params, num_stages, group, cursor, kept);
 }
 
 template <typename Epilogue>
@@ -295,13 +354,16 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
+  write_place(own_places(shared).kept, {});
   if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
     const Work work = own_part(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    multiply_columns<Epilogue>(shared, params, work, group, cursor, kept);
+    write_place(own_places(shared).tile,
+                {work.row, work.num_rows, work.feature, work.num_features});
+    multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
-  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, group);
+  store_all<Epilogue>(shared, params, kept, 0, group);
   wait_stores_read<0>();  // shared memory ends with the block
 }
 
@@ -309,8 +371,9 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
 template <typename Epilogue>
 __device__ void plan_work(Shared<Epilogue>& shared, const typename Epilogue::Params& params) {
   const Plan<Epilogue> plan{params, {shared.tile_begin, params.num_experts}};
-  sum_tiles(plan.tiles,
-            [&](int expert) { return num_row_tiles(plan.num_rows(expert)) * plan.pairs(expert); });
+  sum_tiles(plan.tiles, [&](int expert) {
+    return num_row_tiles(plan.num_rows(expert), Epilogue::kTileTokens) * plan.pairs(expert);
+  });
   if (threadIdx.x % 32 == 0)
     hand_out_all(
         shared.queue, plan.tiles.num_tiles(), params.counter,
@@ -334,12 +397,13 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
     shared.queue.init(kGathers ? 3 : 1);
+    Epilogue::init(shared.store);
     fence_barrier_init();
   }
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<kGathers ? 72 : 40>();
+    give_registers_back<Registers<kGathers>::kFeeds>();
     if (threadIdx.x == 0) {
       produce<Epilogue>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
@@ -352,7 +416,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       }
     }
   } else {
-    take_registers<kGathers ? 216 : 232>();
+    take_registers<Registers<kGathers>::kMultiplies>();
     consume<Epilogue>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps

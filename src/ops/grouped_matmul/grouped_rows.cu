@@ -1,5 +1,6 @@
 // y = a · W_eᵀ and y = a · W_e of each expert's tokens.
 #include "ops/grouped_matmul/grouped_pipeline.cuh"
+#include "ops/grouped_matmul/grouped_store.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -13,10 +14,6 @@ using Params = GroupedRowsParams;
 /// A tile's results as a thread keeps them: BF16, in the accumulators' order (WarpgroupProduct).
 struct KeptRows {
   uint32_t packed[kMaxTokens / 4];
-  int row;
-  int num_rows;  // zero where there is nothing to store
-  int feature;
-  int num_features;
 };
 
 /// Writes what this thread keeps of kTokens tokens to a tile of them by 64 features.
@@ -36,46 +33,30 @@ __device__ __forceinline__ void fill_store(Value* tile, const uint32_t* packed) 
   }
 }
 
-/// Stores the rows and columns that the copy engine would not stop at.
-__device__ __forceinline__ void store_part(const Value* tile, Value* y, int64_t stride,
-                                           int num_rows, int num_columns) {
-  const int lane = threadIdx.x % kWarpgroup;
-  const int column = lane % 8 * 8;
-  for (int row = lane / 8; row < num_rows; row += kWarpgroup / 8) {
-    const Value* from = tile + row * 64 + ((lane % 8) ^ (row % 8)) * 8;
-    if (column + 8 <= num_columns) {
-      *reinterpret_cast<uint4*>(y + row * stride + column) = *reinterpret_cast<const uint4*>(from);
-    } else {
-      for (int i = 0; column + i < num_columns; ++i) y[row * stride + column + i] = from[i];
-    }
-  }
-}
-
 /// Stores up to 32 tokens of what is kept, from `first` on.
-__device__ __forceinline__ void store_chunk(const Params& params, const KeptRows& kept,
+__device__ __forceinline__ void store_chunk(const Params& params, const Place& place,
                                             const Value* tile, int first) {
-  const int num_rows = min(kStoreTokens, kept.num_rows - first);
-  const int num_columns = min(64, kept.num_features - kept.feature);
-  const bool leader = threadIdx.x % kWarpgroup == 0;
-  if (num_rows == kStoreTokens && num_columns == 64) {
-    if (leader) store_box(&params.y_map, tile, {kept.feature, kept.row + first});
-  } else {
-    Value* const y = static_cast<Value*>(params.y) +
-                     static_cast<int64_t>(kept.row + first) * params.y_columns + kept.feature;
-    store_part(tile, y, params.y_columns, num_rows, num_columns);
-  }
+  store_tile<64>(&params.y_map, static_cast<Value*>(params.y), params.y_columns, tile,
+                 {.row = place.row + first,
+                  .num_rows = place.num_rows - first,
+                  .column = place.feature,
+                  .num_columns = place.num_features - place.feature});
 }
 
 template <bool kByOut, bool kFromTokens>
 struct WriteRows {
   using Params = GroupedRowsParams;
+  // The warps that gather need registers.
+  static constexpr int kTileTokens = kFromTokens ? 240 : kMaxTokens;
+  static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
-  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
+  static constexpr bool kLongSteps = false;
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
   struct Store {
     Value tiles[2][kStoreBuffer * 64];  // of each warpgroup that multiplies
   };
+  static __device__ void init(Store& /*memory*/) {}
 
   static __device__ int size(const Params& params, int expert) {
     return params.block_begin[expert + 1] - params.block_begin[expert];
@@ -87,30 +68,28 @@ struct WriteRows {
     return kByOut ? params.wide : size(params, expert);
   }
 
-  static __device__ void load_weight(Stage& stage, const Params& params, const Work& work, int k,
+  static __device__ void load_weight(Value* tile, const Params& params, const Work& work, int k,
                                      Barrier* full) {
     if constexpr (kByOut) {
-      load_box(stage.weight, &params.weight, {k, work.weight_row + work.feature}, full);
+      load_box(tile, &params.weight, {k, work.weight_row + work.feature}, full);
     } else {
       for (int half = 0; half < 2; ++half)
-        load_box(stage.weight + half * 64 * kReduction, &params.weight,
+        load_box(tile + half * 64 * kReduction, &params.weight,
                  {work.feature + half * 64, work.weight_row + k}, full);
     }
   }
 
-  // Tokens that are stored at once: few where nothing else is done meanwhile.
-  static constexpr int kPassTokens = kDefers ? kStoreBuffer : kStoreBuffer / 2;
-  static constexpr int kPasses = kMaxTokens / kPassTokens;
-  static constexpr int kBuffers = kStoreBuffer / kPassTokens;
+  static constexpr int kSteps = kMaxTokens / kStoreBuffer;
   using Kept = KeptRows;
 
+  static __device__ __forceinline__ Place place(Place tile, int group) {
+    tile.feature += group * 64;
+    if (tile.feature >= tile.num_features) tile.num_rows = 0;
+    return tile;
+  }
+
   template <int kColumns>
-  static __device__ __forceinline__ void keep(Kept& kept, const Work& work,
-                                              const float (&d)[kColumns / 2], int group) {
-    kept.feature = work.feature + group * 64;
-    kept.num_features = work.num_features;
-    kept.row = work.row;
-    kept.num_rows = kept.feature < work.num_features ? work.num_rows : 0;
+  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2]) {
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const __nv_bfloat162 two = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
@@ -118,22 +97,34 @@ struct WriteRows {
     }
   }
 
+  static __device__ void begin_store(Store& /*memory*/, const Params& /*params*/, Kept& /*kept*/,
+                                     const Place& /*place*/, int /*group*/) {}
+
+  template <int kStep = 0>
+  static __device__ __forceinline__ void store_step(Store& memory, const Params& params, Kept& kept,
+                                                    const Place& place, int step, int group) {
+    if constexpr (kStep < kSteps) {
+      if (step == kStep) return store<kStep>(memory, params, kept, place, group);
+      store_step<kStep + 1>(memory, params, kept, place, step, group);
+    }
+  }
+
+ private:
   template <int kPass>
   static __device__ __forceinline__ void store(Store& memory, const Params& params, Kept& kept,
-                                               int group) {
-    constexpr int kFirst = kPass * kPassTokens;
-    if (kFirst >= kept.num_rows) return;
+                                               const Place& place, int group) {
+    constexpr int kFirst = kPass * kStoreBuffer;
+    if (kFirst >= place.num_rows) return;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    Value* const tile = memory.tiles[group] + kPass % kBuffers * (kPassTokens * 64);
-    // Its first buffer may be the one that the tile before stored last.
-    if (leader) wait_stores_read<kPass == 0 ? 0 : kBuffers - 1>();
+    Value* const tile = memory.tiles[group];
+    if (leader) wait_stores_read<0>();
     sync_threads(1 + group, kWarpgroup);
-    fill_store<kPassTokens>(tile, kept.packed + kFirst / 4);
+    fill_store<kStoreBuffer>(tile, kept.packed + kFirst / 4);
     fence_shared_for_async();
     sync_threads(1 + group, kWarpgroup);
-    for (int first = kFirst; first < min(kFirst + kPassTokens, kept.num_rows);
+    for (int first = kFirst; first < min(kFirst + kStoreBuffer, place.num_rows);
          first += kStoreTokens)
-      store_chunk(params, kept, tile + (first - kFirst) * 64, first);
+      store_chunk(params, place, tile + (first - kFirst) * 64, first);
     if (leader) commit_stores();
   }
 };

@@ -12,6 +12,7 @@
 #include "ops/collective/collective.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
+#include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
@@ -35,6 +36,7 @@ namespace tessera {
 
 KernelTable make_cpu_kernels() {
   KernelTable table;
+  add_activated_product_cpu(table);
   add_activation_cpu(table);
   add_adamw_cpu(table);
   add_add_cpu(table);

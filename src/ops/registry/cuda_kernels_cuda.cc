@@ -12,6 +12,7 @@
 #include "ops/collective/collective.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
+#include "ops/expert_activation/activated_product.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
@@ -35,6 +36,7 @@ namespace tessera {
 
 KernelTable make_cuda_kernels() {
   KernelTable table;
+  add_activated_product_cuda(table);
   add_activation_cuda(table);
   add_adamw_cuda(table);
   add_add_bias_cuda(table);

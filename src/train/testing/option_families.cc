@@ -55,6 +55,7 @@ constexpr OptionFamily kFamilies[] = {
     {"gathers_fused_into_plain_products",
      [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways;
                        s.model.moe.inner_sizes = {13, 64, 7, 24}; }},
+    {"activations_fused", [](Settings& s) { s.model.moe.fuse_activation = true; }},
     {"gathers_not_fused", [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kNever; }},
     {"block_sparse", [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse;
                                        s.model.moe.block_size = 16; }},

@@ -167,6 +167,7 @@ void draw_experts(Draw& draw, RandomLayout& result) {
   moe.inner_size = layout.etp * (4 + 4 * draw.upto(2));
   moe.memory_efficient = !draw.chance(3);
   moe.fuse_gather = draw.of({GatherFusion::kAuto, GatherFusion::kAlways, GatherFusion::kNever});
+  moe.fuse_activation = draw.chance(2);
   if (draw.chance(4)) {
     moe.experts = ExpertPath::kBlockSparse;
     moe.block_size = 8;

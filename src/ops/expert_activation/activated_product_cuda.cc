@@ -1,0 +1,190 @@
+#include "ops/expert_activation/activated_product.h"
+
+#include "ops/cuda/tensor_map.h"
+#include "ops/expert_activation/activated_product_kernels.h"
+#include "ops/grouped_matmul/grouped_matmul_cuda.h"
+#include "ops/grouped_matmul/grouped_tile_rule.h"
+#include "ops/permute/row_maps.h"
+
+namespace tessera {
+namespace {
+
+using cuda::context_of;
+using cuda::stream_of;
+
+const KernelTable& parts() {
+  static const KernelTable kTable = [] {
+    KernelTable table;
+    add_grouped_matmul_cuda(table);
+    add_expert_activation_cuda(table);
+    return table;
+  }();
+  return kTable;
+}
+
+/// Scratch memory of the steps that are made one after the other, which are checked by the way.
+int64_t activation_bytes(const ExpertActivation& op) {
+  return parts().find(op.name())->second.workspace()(op, {});
+}
+
+/// Whether one kernel does all: the experts' size F is one, a multiple of 8, and the activation the
+/// one that the kernels have.
+bool has_kernel(const ExpertActivation& op, DType dtype, int64_t wide) {
+  const std::vector<int64_t>& sizes = op.sizes().values();
+  return op.kind() == Activation::kSwiGLU && sizes[0] % 8 == 0 &&
+         std::ranges::count(sizes, sizes[0]) == std::ssize(sizes) &&
+         cuda::runs_in_tiles({.dtype = dtype,
+                              .num_experts = op.sizes().num_experts(),
+                              .wide = wide,
+                              .largest = op.sizes().largest()});
+}
+
+void check_aligned(const Operator& op, std::initializer_list<const void*> matrices) {
+  for (const void* matrix : matrices)
+    ensure(reinterpret_cast<uintptr_t>(matrix) % 16 == 0,
+           "{}: a matrix does not begin at a multiple of 16 bytes", op.name());
+}
+
+/// What both kernels take of a product by rows, but for the maps of weight and y.
+template <typename Params>
+Params make_params(const KernelArgs& args, const GroupedMatmul& product, int64_t num_rows,
+                   const Tensor& y) {
+  const Tensor& a = args.in(0);
+  const Tensor& weight = args.in(1);
+  auto& tables = context_of(args).get<cuda::ExpertTables>();
+  const cuda::ExpertBlocks experts = tables.blocks(product.sizes(), weight.shape[1]);
+  Params params = {};
+  params.a = cuda::make_tensor_map({a.data, a.shape[0], experts.wide}, cuda::kActivatedBoxTokens);
+  params.y = y.data;
+  params.y_columns = static_cast<int>(y.shape[1]);
+  params.block_begin = experts.begin;
+  params.offsets = args.in(2).as<int64_t>();
+  params.num_experts = experts.num_experts;
+  params.wide = static_cast<int>(experts.wide);
+  params.counter = tables.counter();
+  params.top_k = 1;
+  params.tokens = a.data;
+  params.num_source = num_rows;
+  return params;
+}
+
+const float* probs_of(const KernelArgs& args, const ExpertActivation& op, size_t input) {
+  return op.apply_prob() ? args.in(input).as<float>() : nullptr;
+}
+
+bool has_kernel(const ActivatedProduct& op, const ValueType& a) {
+  return a.shape[0] > 0 && has_kernel(op.activation(), a.dtype, a.shape[1]);
+}
+
+int64_t activated_product_workspace(const Operator& base, std::span<const ValueType> inputs) {
+  const auto& op = static_cast<const ActivatedProduct&>(base);
+  if (has_kernel(op, inputs[0])) return 0;
+  return activated_product_bytes(op, inputs, activation_bytes(op.activation()));
+}
+
+void run_kernel(const ActivatedProduct& op, const KernelArgs& args) {
+  const Tensor& a = args.in(0);
+  const Tensor& weight = args.in(1);
+  const Tensor& act = args.out(0);
+  const Tensor pre = op.keeps_pre() ? args.out(1) : Tensor{};
+  check_aligned(op, {a.data, weight.data, act.data, pre.data});
+  const ExpertSizes& sizes = op.activation().sizes();
+  const Tensor y = {pre.data, act.dtype, {act.shape[0], 2 * sizes.largest()}};
+  auto params = make_params<cuda::ActivatedRowsParams>(args, op.product(), act.shape[0], y);
+  const auto store_map = [](const Tensor& to) {
+    return cuda::make_tensor_map({to.data, to.shape[0], to.shape[1]}, cuda::kGroupedStoreRows,
+                                 cuda::kActivatedStoreColumns);
+  };
+  if (op.keeps_pre()) params.y_map = store_map(pre);
+  params.weight = cuda::make_pairs_map({.data = weight.data,
+                                        .num_matrices = sizes.num_experts(),
+                                        .num_pairs = sizes.largest(),
+                                        .num_columns = weight.shape[1]},
+                                       cuda::kGroupedFeatures);
+  params.act_map = store_map(act);
+  params.act = act.data;
+  params.probs = probs_of(args, op.activation(), op.num_product_inputs());
+  if (op.product().gather()) {
+    params.source = args.in(3).as<int32_t>();
+    params.top_k = static_cast<int>(top_k_of(args.in(4).shape));
+  }
+  cuda::launch_activated_rows(params, stream_of(args));
+}
+
+void activated_product(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const ActivatedProduct&>(base);
+  const Tensor& a = args.in(0);
+  if (args.out(0).shape[0] == 0) return;
+  has_kernel(op, {.dtype = a.dtype, .shape = a.shape}) ? run_kernel(op, args)
+                                                       : run_activated_product(op, args, parts());
+}
+
+bool has_kernel(const ActivationGradProduct& op, const ValueType& grad) {
+  return has_kernel(op.activation(), grad.dtype, grad.shape[1]);
+}
+
+int64_t num_partials(const ActivationGradProduct& op) {
+  constexpr int64_t kFeatures = cuda::kProbPartialFeatures;
+  return (op.activation().sizes().largest() + kFeatures - 1) / kFeatures;
+}
+
+int64_t activation_grad_product_workspace(const Operator& base, std::span<const ValueType> inputs) {
+  const auto& op = static_cast<const ActivationGradProduct&>(base);
+  const ValueType& grad = inputs[0];
+  if (!has_kernel(op, grad))
+    return activation_grad_product_bytes(op, inputs, activation_bytes(op.activation()));
+  return op.activation().apply_prob()
+             ? num_partials(op) * grad.shape[0] * static_cast<int64_t>(sizeof(float))
+             : 0;
+}
+
+void run_kernel(const ActivationGradProduct& op, const KernelArgs& args) {
+  const Tensor& grad = args.in(0);
+  const Tensor& weight = args.in(1);
+  const Tensor& pre = args.in(3);
+  const Tensor& grad_pre = args.out(0);
+  const bool apply_prob = op.activation().apply_prob();
+  const Tensor act = op.gives_act() ? args.outputs.back() : Tensor{};
+  check_aligned(op, {grad.data, weight.data, pre.data, grad_pre.data, act.data});
+  const int64_t num_rows = grad.shape[0];
+  auto params = make_params<cuda::ActivationGradParams>(args, op.product(), num_rows, grad_pre);
+  params.weight = cuda::make_tensor_map({weight.data, weight.shape[0], weight.shape[1]},
+                                        cuda::kGroupedFeatures);
+  const auto piece_map = [](const Tensor& rows) {
+    return cuda::make_tensor_map({rows.data, rows.shape[0], rows.shape[1]},
+                                 cuda::kGroupedStoreRows);
+  };
+  params.pre_map = piece_map(pre);
+  params.y_map = piece_map(grad_pre);
+  if (op.gives_act()) params.act_map = piece_map(act);
+  params.act = act.data;
+  params.probs = probs_of(args, op.activation(), 4);
+  if (apply_prob) params.prob_partials = reinterpret_cast<float*>(args.workspace.data());
+  cuda::launch_activation_grad(params, stream_of(args));
+  if (!apply_prob) return;
+  cuda::launch_prob_sums({.partials = params.prob_partials,
+                          .num_partials = static_cast<int>(num_partials(op)),
+                          .num_rows = num_rows,
+                          .num_rows_in_use = params.offsets + params.num_experts,
+                          .grad_probs = args.out(1).as<float>()},
+                         stream_of(args));
+}
+
+void activation_grad_product(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const ActivationGradProduct&>(base);
+  const Tensor& grad = args.in(0);
+  if (grad.shape[0] == 0) return;
+  has_kernel(op, {.dtype = grad.dtype, .shape = grad.shape})
+      ? run_kernel(op, args)
+      : run_activation_grad_product(op, args, parts());
+}
+
+}  // namespace
+
+void add_activated_product_cuda(KernelTable& table) {
+  table["activated_product"] = Kernel(activated_product, activated_product_workspace);
+  table["activation_grad_product"] =
+      Kernel(activation_grad_product, activation_grad_product_workspace);
+}
+
+}  // namespace tessera
