@@ -17,10 +17,11 @@ constexpr int kOwnFeatures = kActivatedStoreColumns;  // of a warpgroup: as many
 template <bool kFromTokens>
 struct WriteActivated {
   using Params = ActivatedRowsParams;
-  static constexpr int kTileTokens = kFromTokens ? 224 : 240;
+  static constexpr int kTileTokens = 240;
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   using Kept = KeptTile<kTileTokens>;
   static constexpr bool kGathers = kFromTokens;
+  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
   static constexpr bool kLongSteps = true;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = (kTileTokens + kStoreTokens - 1) / kStoreTokens;

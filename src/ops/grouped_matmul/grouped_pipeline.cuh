@@ -28,6 +28,7 @@
 ///   init(store)     by one thread, before all else
 ///   Kept            the results of one tile, as a thread keeps them; stored in kSteps steps
 ///   place(tile, group)    where those of a warpgroup belong
+///   kDefers         whether a tile's results are stored beside the next one's products
 ///   kLongSteps      whether a step may take longer than a stage: it begins while the products of
 ///                   two stages are under way, and a stage's memory is free for the next only later
 ///   keep<kColumns>(kept, d)
@@ -54,8 +55,8 @@ constexpr int kApartCycles = 1500;
 /// block began with, or the taking waits for ever.
 template <bool kGathers>
 struct Registers {
-  static constexpr int kFeeds = kGathers ? 56 : 40;
-  static constexpr int kMultiplies = kGathers ? 224 : 232;
+  static constexpr int kFeeds = kGathers ? 72 : 40;
+  static constexpr int kMultiplies = kGathers ? 216 : 232;
   static constexpr int kAtFirst = 65536 / kThreads / 8 * 8;
   static_assert(kFeeds + 2 * kMultiplies <= 3 * kAtFirst);
 };
@@ -313,7 +314,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
       tokens += kNextReduction<TileMajor::kReduction>;
     }
     commit_products();
-    const bool has_step = s < Epilogue::kSteps;
+    const bool has_step = Epilogue::kDefers && s < Epilogue::kSteps;
     if (Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
     wait_products<1>();
     if (s > 0) release(shared, last);
@@ -321,7 +322,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     cursor.advance();
     if (!Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
   }
-  store_all<Epilogue>(shared, params, kept, num_stages, group);
+  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, num_stages, group);
   wait_products<0>();
   fence_values(d);
   if (num_stages > 0) release(shared, last);
@@ -330,6 +331,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   const Place place = Epilogue::place(read_place(places.tile), group);
   write_place(places.kept, place);
   Epilogue::begin_store(shared.store, params, kept, place, group);
+  if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
 }
 
 /// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
@@ -363,7 +365,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
                 {work.row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
-  store_all<Epilogue>(shared, params, kept, 0, group);
+  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
   wait_stores_read<0>();  // shared memory ends with the block
 }
 

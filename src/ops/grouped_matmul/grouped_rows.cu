@@ -46,10 +46,10 @@ __device__ __forceinline__ void store_chunk(const Params& params, const Place& p
 template <bool kByOut, bool kFromTokens>
 struct WriteRows {
   using Params = GroupedRowsParams;
-  // The warps that gather need registers.
-  static constexpr int kTileTokens = kFromTokens ? 240 : kMaxTokens;
+  static constexpr int kTileTokens = kMaxTokens;
   static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
+  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
   static constexpr bool kLongSteps = false;
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
@@ -79,7 +79,10 @@ struct WriteRows {
     }
   }
 
-  static constexpr int kSteps = kMaxTokens / kStoreBuffer;
+  // Tokens that are stored at once: few where nothing else is done meanwhile.
+  static constexpr int kPassTokens = kDefers ? kStoreBuffer : kStoreBuffer / 2;
+  static constexpr int kSteps = kMaxTokens / kPassTokens;
+  static constexpr int kBuffers = kStoreBuffer / kPassTokens;
   using Kept = KeptRows;
 
   static __device__ __forceinline__ Place place(Place tile, int group) {
@@ -113,16 +116,17 @@ struct WriteRows {
   template <int kPass>
   static __device__ __forceinline__ void store(Store& memory, const Params& params, Kept& kept,
                                                const Place& place, int group) {
-    constexpr int kFirst = kPass * kStoreBuffer;
+    constexpr int kFirst = kPass * kPassTokens;
     if (kFirst >= place.num_rows) return;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    Value* const tile = memory.tiles[group];
-    if (leader) wait_stores_read<0>();
+    Value* const tile = memory.tiles[group] + kPass % kBuffers * (kPassTokens * 64);
+    // Its first buffer may be the one that the tile before stored last.
+    if (leader) wait_stores_read<kPass == 0 ? 0 : kBuffers - 1>();
     sync_threads(1 + group, kWarpgroup);
-    fill_store<kStoreBuffer>(tile, kept.packed + kFirst / 4);
+    fill_store<kPassTokens>(tile, kept.packed + kFirst / 4);
     fence_shared_for_async();
     sync_threads(1 + group, kWarpgroup);
-    for (int first = kFirst; first < min(kFirst + kStoreBuffer, place.num_rows);
+    for (int first = kFirst; first < min(kFirst + kPassTokens, place.num_rows);
          first += kStoreTokens)
       store_chunk(params, place, tile + (first - kFirst) * 64, first);
     if (leader) commit_stores();
