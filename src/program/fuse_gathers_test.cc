@@ -192,7 +192,7 @@ TEST(FuseGathers, OfTheGradientToo) {
 /// Rows that are made again for the gradient of a weight alone, which gathers at less cost than it
 /// and the product together.
 TEST(FuseGathers, OfRowsThatAreRecomputed) {
-  Parts parts(2, false, 0, 700);
+  Parts parts(2, false, 0, 1200);
   const ValueId rows = parts.permute(parts.x);
   const ValueId y = parts.product(rows);
   const Program forward = parts.with_outputs({y});
