@@ -12,10 +12,8 @@ using testing::expect_same_gradients;
 using testing::gradient_cases;
 using testing::kLength;
 using testing::kSequences;
-using testing::ModelRig;
 using testing::run_once;
 using testing::tiny_config;
-using testing::tiny_shape;
 
 TEST(Recompute, GivesBitwiseTheSameGradientsInLessMemory) {
   for (const Case& c : gradient_cases()) {

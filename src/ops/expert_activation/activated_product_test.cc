@@ -4,7 +4,6 @@
 namespace tessera {
 namespace {
 
-using testing::ActivatedCase;
 using testing::check_activated;
 
 Backend host() {
