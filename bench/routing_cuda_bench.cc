@@ -214,6 +214,7 @@ int main() {
   const double rate = tessera::copy_rate(gpu, timer);
   fmt::print("copy: {:.0f} GB/s, read and written\n", rate);
   tessera::run(gpu, timer, rate, {16384, 2048, 128, 8});
+  tessera::run(gpu, timer, rate, {32768, 1536, 128, 8});  // fine-grained
   tessera::run(gpu, timer, rate, {16384, 4096, 8, 2});
   return 0;
 }

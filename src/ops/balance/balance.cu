@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
       fail("balance_statistics: no such segment", its_segment);
     if (its_segment != segment) continue;
     float shares[kPer];
-    scores.load(p.logits_TE + token * p.num_experts, shares);
+    scores.load_logits(p.logits_TE + token * p.num_experts, shares);
     scores.shares(p.sigmoid, shares, shares);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) mine[i] += static_cast<double>(shares[i]);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) backward_tokens(const BalanceSumsBac
   if (token >= p.num_tokens) return;
   const TokenScores<kPer> scores{p.num_experts, static_cast<int>(threadIdx.x) % kLanes};
   float logits[kPer], shares[kPer], weights[kPer];
-  scores.load(p.logits_TE + token * p.num_experts, logits);
+  scores.load_logits(p.logits_TE + token * p.num_experts, logits);
   scores.load(p.grad_sums_GE + static_cast<int64_t>(p.segments_T[token]) * p.num_experts, weights);
   const float sum = scores.shares(p.sigmoid, logits, shares);
   const float mean = scores.dot(shares, weights);

@@ -14,6 +14,9 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
 /// Vectors of a row that a lane moves at a time.
 constexpr int kAtOnce = 4;
+/// Tokens whose rows a warp reads before it writes them, where each is written more than twice:
+/// memory that turns from reading to writing less often is faster.
+constexpr int kTokensAtOnce = 4;
 
 __device__ __forceinline__ int64_t actual(const int64_t* extent, int64_t bound) {
   return extent == nullptr ? bound : *extent;
@@ -103,32 +106,40 @@ unsigned padding_blocks(const RowMaps& maps) {
   return static_cast<unsigned>(divide_up(maps.num_rows, kThreads));
 }
 
-/// The first blocks copy: a warp takes kAtOnce · 32 vectors of a token's row to all of the token's
-/// rows. The others clear padding.
-template <typename Raw>
+/// The first blocks copy: a warp reads kVectors · 32 vectors of kTokens tokens' rows, then writes
+/// them to all of the tokens' rows. The others clear padding.
+template <typename Raw, int kVectors, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     permute_rows(const PermuteRows p, int64_t vectors, int parts, unsigned copying_blocks) {
   if (blockIdx.x >= copying_blocks)
     return clear_padding<Raw>(p.maps, vectors, p.rows_RH, blockIdx.x - copying_blocks);
   const int lane = threadIdx.x % kLanes;
   const int64_t work = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
-  const int64_t token = work / parts;
-  if (token >= actual(p.maps.token_extent, p.maps.num_tokens)) return;
-  const int64_t first = work % parts * (kAtOnce * kLanes) + lane;
+  const int64_t token = work / parts * kTokens;
+  const int64_t left = actual(p.maps.token_extent, p.maps.num_tokens) - token;
+  const int64_t first = work % parts * (kVectors * kLanes) + lane;
   const Raw* x = static_cast<const Raw*>(p.x_TH) + token * vectors;
-  Raw held[kAtOnce];
+  Raw held[kTokens][kVectors];
 #pragma unroll
-  for (int i = 0; i < kAtOnce; ++i) {
-    if (first + i * kLanes < vectors) held[i] = x[first + i * kLanes];
+  for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (t < left && first + i * kLanes < vectors)
+        held[t][i] = x[t * vectors + first + i * kLanes];
+    }
   }
   const int32_t* row_of = p.maps.row_of_TK + token * p.maps.top_k;
-  for (int k = 0; k < p.maps.top_k; ++k) {
-    const int64_t row = row_of[k];
-    if (row < 0) continue;
-    Raw* to = static_cast<Raw*>(p.rows_RH) + row * vectors;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kLanes < vectors) __stcs(to + first + i * kLanes, held[i]);
+  for (int t = 0; t < kTokens; ++t) {
+    if (t >= left) return;
+    for (int k = 0; k < p.maps.top_k; ++k) {
+      const int64_t row = row_of[t * p.maps.top_k + k];
+      if (row < 0) continue;
+      Raw* to = static_cast<Raw*>(p.rows_RH) + row * vectors;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (first + i * kLanes < vectors) __stcs(to + first + i * kLanes, held[t][i]);
+      }
     }
   }
 }
@@ -270,14 +281,29 @@ bool is_aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % sizeof(uint4) == 0;
 }
 
-template <typename Raw>
-void permute_by(const PermuteRows& p, cudaStream_t stream) {
-  const int64_t vectors = p.row_bytes / static_cast<int64_t>(sizeof(Raw));
-  const auto parts = static_cast<int>(divide_up(vectors, kAtOnce * kLanes));
-  const auto copying = static_cast<unsigned>(divide_up(p.maps.num_tokens * parts, kWarps));
+template <typename Raw, int kVectors, int kTokens>
+void permute_with(const PermuteRows& p, int64_t vectors, cudaStream_t stream) {
+  const auto parts = static_cast<int>(divide_up(vectors, kVectors * kLanes));
+  const int64_t works = divide_up(p.maps.num_tokens, kTokens) * parts;
+  const auto copying = static_cast<unsigned>(divide_up(works, kWarps));
   const unsigned blocks = copying + padding_blocks(p.maps);
   if (vectors == 0 || blocks == 0) return;
-  permute_rows<Raw><<<blocks, kThreads, 0, stream>>>(p, vectors, parts, copying);
+  permute_rows<Raw, kVectors, kTokens><<<blocks, kThreads, 0, stream>>>(p, vectors, parts, copying);
+}
+
+/// Takes 3 or 4 vectors a lane, whichever leaves fewer lanes idle.
+template <typename Raw, int kTokens>
+void permute_tokens(const PermuteRows& p, cudaStream_t stream) {
+  const int64_t vectors = p.row_bytes / static_cast<int64_t>(sizeof(Raw));
+  3 * divide_up(vectors, 3 * kLanes) < 4 * divide_up(vectors, 4 * kLanes)
+      ? permute_with<Raw, 3, kTokens>(p, vectors, stream)
+      : permute_with<Raw, 4, kTokens>(p, vectors, stream);
+}
+
+template <typename Raw>
+void permute_by(const PermuteRows& p, cudaStream_t stream) {
+  p.maps.top_k <= 2 ? permute_tokens<Raw, 1>(p, stream)
+                    : permute_tokens<Raw, kTokensAtOnce>(p, stream);
 }
 
 template <typename T, int kValues, int kRows, int kVectors>
@@ -292,8 +318,8 @@ void combine_with(const CombineRows& p, cudaStream_t stream) {
 /// The fewer rows a token has, the more of each must be under way.
 template <typename T, int kValues>
 void combine_by(const CombineRows& p, cudaStream_t stream) {
-  p.maps.top_k <= 2 ? combine_with<T, kValues, 2, 4>(p, stream)
-                    : combine_with<T, kValues, 4, 1>(p, stream);
+  p.maps.top_k <= 2 ? combine_with<T, kValues, 2, 2>(p, stream)
+                    : combine_with<T, kValues, 4, 2>(p, stream);
 }
 
 template <typename T, int kValues>

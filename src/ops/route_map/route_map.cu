@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) count_runs(const RouteCount p)
   }
   __syncthreads();
   for (int e = threadIdx.x; e < a.num_local; e += blockDim.x)
-    p.counts_NR[static_cast<int64_t>(e) * gridDim.x + blockIdx.x] = counts[e];
+    p.counts_RN[static_cast<int64_t>(blockIdx.x) * a.num_local + e] = counts[e];
 }
 
 template <typename T>
@@ -107,23 +107,46 @@ __device__ int64_t place_rows(const RouteOffsets& p, int64_t kept, int64_t assig
   return rows - kept;
 }
 
+/// Turns counts by run into sums of those before, expert by expert, and leaves the totals. Threads
+/// that share an expert take stretches of runs.
+__device__ __forceinline__ void place_runs_of_experts(const RoutePlaces& p, int32_t* totals) {
+  constexpr int kAtOnce = 8;  // read before any is waited for
+  constexpr int kMostSharers = 32;
+  __shared__ int32_t stretches[kScanThreads];
+  const int sharers = min(kScanThreads / p.num_local, kMostSharers);
+  const int e = threadIdx.x % p.num_local;
+  const int own = threadIdx.x / p.num_local;
+  const int64_t stretch = (p.num_runs + sharers - 1) / sharers;
+  const int64_t first = min(own * stretch, p.num_runs);
+  const int64_t last = own < sharers ? min(first + stretch, p.num_runs) : first;
+  int32_t* const counts = p.counts_RN + e;
+  int32_t sum = 0;
+#pragma unroll 8
+  for (int64_t run = first; run < last; ++run) sum += counts[run * p.num_local];
+  stretches[threadIdx.x] = sum;
+  __syncthreads();
+  if (own >= sharers) return;
+  int32_t place = 0;
+  for (int other = 0; other < own; ++other) place += stretches[other * p.num_local + e];
+  if (own == sharers - 1) totals[e] = place + sum;
+  for (int64_t begin = first; begin < last; begin += kAtOnce) {
+    int32_t held[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      held[i] = begin + i < last ? counts[(begin + i) * p.num_local] : 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i < last) counts[(begin + i) * p.num_local] = place;
+      place += held[i];
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) {
   __shared__ int32_t totals[kScanThreads];
-  const int lane = threadIdx.x % kLanes;
   totals[threadIdx.x] = 0;
   __syncthreads();
-  for (int e = threadIdx.x / kLanes; e < p.num_local; e += kScanThreads / kLanes) {
-    int32_t* counts = p.counts_NR + e * p.num_runs;
-    int32_t before = 0;
-    for (int64_t first = 0; first < p.num_runs; first += kLanes) {
-      const int64_t run = first + lane;
-      const int32_t count = run < p.num_runs ? counts[run] : 0;
-      const int32_t inclusive = warp_inclusive_sum(count, lane);
-      if (run < p.num_runs) counts[run] = before + inclusive - count;
-      before += __shfl_sync(kAllLanes, inclusive, kLanes - 1);
-    }
-    if (lane == 0) totals[e] = before;
-  }
+  if (p.num_local > 0) place_runs_of_experts(p, totals);
   __syncthreads();
   int32_t total = 0;
   const int32_t start = block_exclusive_sum(totals[threadIdx.x], total);
@@ -159,7 +182,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
   // Counts of the warps become the places where each warp's begin.
   for (int e = threadIdx.x; e < a.num_local; e += blockDim.x) {
     int32_t place = static_cast<int32_t>(p.starts[e]) +
-                    p.places_NR[static_cast<int64_t>(e) * gridDim.x + blockIdx.x];
+                    p.places_RN[static_cast<int64_t>(blockIdx.x) * a.num_local + e];
     for (int w = 0; w < kWarps; ++w) {
       const int32_t here = places[w * a.num_local + e];
       places[w * a.num_local + e] = place;

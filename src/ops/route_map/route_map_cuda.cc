@@ -15,7 +15,7 @@ using namespace cuda;
 
 /// Where the parts of a sort's scratch memory start, in bytes.
 struct SortWorkspace {
-  int64_t counts = 0;  ///< i32 [N, runs]
+  int64_t counts = 0;  ///< i32 [runs, N]
   int64_t starts = 0;  ///< i64 [N + 1]
   int64_t sorted = 0;  ///< i32 [T, K]
 
@@ -42,7 +42,7 @@ struct Sort {
   RouteAssignments assignments;
   int64_t capacity;
   const float* probs;
-  int32_t* counts_NR;
+  int32_t* counts_RN;
   int64_t* starts;
   int32_t* sorted;
   int64_t* counts_kept;
@@ -51,27 +51,27 @@ struct Sort {
 
   /// Where nothing can be dropped: straight to the experts' rows.
   void run_dropless(const RouteOffsets& rows, int32_t* source_R) const {
-    launch_route_count({assignments, counts_NR, row_of_TK}, stream);
+    launch_route_count({assignments, counts_RN, row_of_TK}, stream);
     launch_route_places({.num_local = assignments.num_local,
                          .num_runs = route_runs(assignments.bound),
-                         .counts_NR = counts_NR,
+                         .counts_RN = counts_RN,
                          .starts = starts,
                          .source_R = source_R,
                          .rows = rows},
                         stream);
-    launch_route_sort({assignments, counts_NR, rows.offsets, source_R, row_of_TK}, stream);
+    launch_route_sort({assignments, counts_RN, rows.offsets, source_R, row_of_TK}, stream);
   }
 
   void run() const {
-    launch_route_count({assignments, counts_NR, row_of_TK}, stream);
+    launch_route_count({assignments, counts_RN, row_of_TK}, stream);
     launch_route_places({.num_local = assignments.num_local,
                          .num_runs = route_runs(assignments.bound),
-                         .counts_NR = counts_NR,
+                         .counts_RN = counts_RN,
                          .starts = starts,
                          .source_R = nullptr,
                          .rows = {}},
                         stream);
-    launch_route_sort({assignments, counts_NR, starts, sorted, nullptr}, stream);
+    launch_route_sort({assignments, counts_RN, starts, sorted, nullptr}, stream);
     launch_route_keep(
         {.num_groups = static_cast<int>(assignments.num_local / spec.capacity_group_size),
          .group_size = static_cast<int>(spec.capacity_group_size),
@@ -100,7 +100,7 @@ void route_map(const Operator& base, const KernelArgs& args) {
             .assignments = assignments_of(spec, args.in(0).as<int32_t>(), num_assignments),
             .capacity = op.capacity(args.in(0).shape[0]),
             .probs = args.inputs.size() > 1 ? args.in(1).as<float>() : nullptr,
-            .counts_NR = workspace_part<int32_t>(args.workspace, parts.counts),
+            .counts_RN = workspace_part<int32_t>(args.workspace, parts.counts),
             .starts = workspace_part<int64_t>(args.workspace, parts.starts),
             .sorted = workspace_part<int32_t>(args.workspace, parts.sorted),
             .counts_kept = counts_kept,
@@ -191,7 +191,7 @@ void capacity_limit_cuda(const Operator& base, const KernelArgs& args) {
       .assignments = assignments_of(spec.route, expert_idx, num_tokens * spec.route.top_k),
       .capacity = op.route().capacity(num_tokens),
       .probs = probs,
-      .counts_NR = workspace_part<int32_t>(args.workspace, parts.sort.counts),
+      .counts_RN = workspace_part<int32_t>(args.workspace, parts.sort.counts),
       .starts = workspace_part<int64_t>(args.workspace, parts.sort.starts),
       .sorted = workspace_part<int32_t>(args.workspace, parts.sort.sorted),
       .counts_kept = workspace_part<int64_t>(args.workspace, parts.counts_kept),

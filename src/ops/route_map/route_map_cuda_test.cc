@@ -82,6 +82,7 @@ TEST_F(RouteMapCuda, SizesOfTraining) {
   check({{.num_experts = 8, .top_k = 2, .alignment = 128}, 4096, 4096, 0.9}, 2);
   check({{.num_experts = 128, .top_k = 8, .capacity_factor = 1.0}, 4096, 4096, 0.9}, 3);
   check({{.num_experts = 1024, .top_k = 1, .alignment = 16}, 3001, 3500}, 4);
+  check({{.num_experts = 16, .top_k = 8}, 40001, 40001}, 5);
 }
 
 TEST_F(RouteMapCuda, RandomSpecs) {

@@ -31,7 +31,7 @@ struct RouteAssignments {
 
 struct RouteCount {
   RouteAssignments assignments;
-  int32_t* counts_NR;  ///< [N, runs]
+  int32_t* counts_RN;  ///< [runs, N]
   int32_t* row_of_TK;  ///< set to -1; null: not wanted
 };
 void launch_route_count(const RouteCount& count, cudaStream_t stream);
@@ -57,7 +57,7 @@ void launch_route_offsets(const RouteOffsets& offsets, cudaStream_t stream);
 struct RoutePlaces {
   int num_local;
   int64_t num_runs;
-  int32_t* counts_NR;  ///< result: where among the expert's own each run's begin
+  int32_t* counts_RN;  ///< result: where among the expert's own each run's begin
   int64_t* starts;     ///< [N + 1] result: where each expert's begin
   /// Not null: everything is kept. Then the experts' rows are placed too, as `rows` says, whose
   /// counts_kept is a result, and their padding is written here.
@@ -69,7 +69,7 @@ void launch_route_places(const RoutePlaces& places, cudaStream_t stream);
 /// Writes each local assignment to its place, in token order within its expert.
 struct RouteSort {
   RouteAssignments assignments;
-  const int32_t* places_NR;
+  const int32_t* places_RN;
   const int64_t* starts;
   int32_t* sorted;
   int32_t* place_of;  ///< result: where in `sorted` each assignment is; null: not wanted

@@ -24,15 +24,13 @@ struct TokenBackward {
   /// What the lanes put into scratch_E of the chosen experts, and 0 for the others.
   template <typename ValueOf>
   __device__ __forceinline__ void scatter(ValueOf value_of, float (&to)[kPer]) const {
+    constexpr float kZeros[kPer] = {};
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      if (scores.has(i)) scratch_E[scores.expert(i)] = 0;
-    }
+    scores.store_row(kZeros, scratch_E);
     __syncwarp();
     for (int k = scores.lane; k < p.rule.top_k; k += kLanes) scratch_E[chosen()[k]] = value_of(k);
     __syncwarp();
-    scores.load(scratch_E, to);
+    scores.load_row(scratch_E, to);
   }
 
   /// The gradient of the probabilities as one of the scores that they were picked from.
@@ -41,10 +39,7 @@ struct TokenBackward {
     float scale = p.rule.scale;
     float mean = 0;  // of the gradient, weighted by the normalised scores
     if (p.rule.normalize) {
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        if (scores.has(i)) scratch_E[scores.expert(i)] = of[i];
-      }
+      scores.store_row(of, scratch_E);
       __syncwarp();
       float sum = 0;
       for (int k = scores.lane; k < top_k; k += kLanes) sum += scratch_E[chosen()[k]];
@@ -110,30 +105,39 @@ struct TokenBackward {
       dl[i] += of[i] * (p.rule.sigmoid ? (1.0F - of[i]) * ds[i] : ds[i] - dot);
   }
 
-  __device__ __forceinline__ void write(const float (&dl)[kPer], float* to_E) const {
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      if (scores.has(i)) to_E[scores.expert(i)] = dl[i];
-    }
-  }
   __device__ __forceinline__ void write_terms(const float (&dl)[kPer], __nv_bfloat16* to_4E) const {
     const int num_experts = p.rule.num_experts;
+    constexpr int kStep = kPer % 4 == 0 ? 4 : 1;  // the number of experts is a multiple of 8
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) {
+    for (int i = 0; i < kPer; i += kStep) {
       if (!scores.has(i)) continue;
-      const RouterTermValues terms = split_into_terms(dl[i]);
-      __nv_bfloat16* to = to_4E + scores.expert(i);
-      to[0] = terms.of[0];
+      RouterTermValues terms[kStep];
 #pragma unroll
-      for (int term = 0; term < 3; ++term) to[(term + 1) * num_experts] = terms.of[term];
+      for (int j = 0; j < kStep; ++j) terms[j] = split_into_terms(dl[i + j]);
+      __nv_bfloat16* to = to_4E + scores.expert(i);
+      write_term(terms, 0, to);
+#pragma unroll
+      for (int term = 0; term < 3; ++term) write_term(terms, term, to + (term + 1) * num_experts);
+    }
+  }
+  template <int kStep>
+  static __device__ __forceinline__ void write_term(const RouterTermValues (&terms)[kStep],
+                                                    int term, __nv_bfloat16* to) {
+    if constexpr (kStep == 4) {
+      const __nv_bfloat162 low(terms[0].of[term], terms[1].of[term]);
+      const __nv_bfloat162 high(terms[2].of[term], terms[3].of[term]);
+      *reinterpret_cast<uint2*>(to) =
+          uint2{reinterpret_cast<const uint32_t&>(low), reinterpret_cast<const uint32_t&>(high)};
+    } else {
+      *to = terms[0].of[term];
     }
   }
 
   __device__ __forceinline__ void run() const {
     const int num_experts = p.rule.num_experts;
     float logits[kPer], soft[kPer], of[kPer], ds[kPer] = {}, dl[kPer] = {};
-    scores.load(p.logits_TE + token * num_experts, logits);
-    const float lse = scores.softmax(logits, soft);
+    scores.load_logits(p.logits_TE + token * num_experts, logits);
+    const SoftmaxScale softmax = scores.softmax(logits, soft);
     if (p.rule.sigmoid) {
       scores.sigmoid(logits, of);
     } else {
@@ -153,11 +157,12 @@ struct TokenBackward {
     add_scores(of, ds, dl);
     if (p.grad_probs_TK != nullptr && p.rule.after_top_k) add_chosen_logits(dl);
     if (p.grad_z != nullptr) {
-      const float scale = *p.grad_z * 2.0F * lse / static_cast<float>(p.num_tokens);
+      const float scale =
+          *p.grad_z * 2.0F * softmax.log_sum_exp() / static_cast<float>(p.num_tokens);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) dl[i] += scale * soft[i];
     }
-    if (p.grad_logits_TE != nullptr) write(dl, p.grad_logits_TE + token * num_experts);
+    if (p.grad_logits_TE != nullptr) scores.store(dl, p.grad_logits_TE + token * num_experts);
     if (p.grad_terms_T4E != nullptr)
       write_terms(dl, static_cast<__nv_bfloat16*>(p.grad_terms_T4E) + token * 4 * num_experts);
   }
@@ -165,12 +170,12 @@ struct TokenBackward {
 
 template <int kPer>
 __global__ void __launch_bounds__(kWarps* kLanes) backward_tokens(const RouterBackwardTokens p) {
-  extern __shared__ float shared[];
+  __shared__ __align__(16) float scratch_E[kWarps][TokenScores<kPer>::kRowValues];
   const int warp = threadIdx.x / kLanes;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   if (token >= p.num_tokens) return;
   const TokenScores<kPer> scores{p.rule.num_experts, static_cast<int>(threadIdx.x) % kLanes};
-  TokenBackward<kPer>{p, scores, token, shared + warp * p.rule.num_experts}.run();
+  TokenBackward<kPer>{p, scores, token, scratch_E[warp]}.run();
 }
 
 }  // namespace
@@ -178,10 +183,9 @@ __global__ void __launch_bounds__(kWarps* kLanes) backward_tokens(const RouterBa
 void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream) {
   if (tokens.num_tokens == 0) return;
   const int num_experts = tokens.rule.num_experts;
-  const size_t num_bytes = kWarps * static_cast<size_t>(num_experts) * sizeof(float);
   const auto blocks = static_cast<unsigned>((tokens.num_tokens + kWarps - 1) / kWarps);
   with_experts_per_lane(num_experts, [&]<int kPer>() {
-    backward_tokens<kPer><<<blocks, kWarps * kLanes, num_bytes, stream>>>(tokens);
+    backward_tokens<kPer><<<blocks, kWarps * kLanes, 0, stream>>>(tokens);
   });
 }
 

@@ -2,6 +2,7 @@
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/cuda/matrix_product.h"
+#include "ops/cuda/tensor_map.h"
 #include "ops/router/router.h"
 #include "ops/router/router_kernels.h"
 #include "ops/workspace.h"
@@ -32,9 +33,9 @@ RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
           .bf16 = dtype == DType::kBF16};
 }
 
-/// Scratch memory for the terms of the weight.
-int64_t weight_terms_bytes(const RouterShape& shape) {
-  return can_split_router(shape) ? 3 * shape.num_experts * shape.hidden_size * 2 : 0;
+/// Scratch memory for the terms of the weight, where they are used.
+int64_t weight_terms_bytes(const RouterShape& shape, bool used) {
+  return used ? 3 * shape.num_experts * shape.hidden_size * 2 : 0;
 }
 
 /// Where the parts of the scratch memory start, in bytes; those of the forward kernel, then those
@@ -46,8 +47,8 @@ struct Workspace {
   int64_t counts = 0;        ///< i32 [blocks, E]
   int64_t z_sums = 0;        ///< f64 [blocks]
   int64_t balance_sums = 0;  ///< f64 [blocks]
-  int64_t share_totals = 0;  ///< f64 [E]
-  int64_t products = 0;      ///< f32 [T, 3E]
+  int64_t share_parts = 0;   ///< f64 [kRouterTotalParts, E]
+  int64_t count_parts = 0;   ///< i32 [kRouterTotalParts, E]
   int64_t grad_logits = 0;   ///< f32 [T, E], or of what is split, bf16 [T, 4E]
   int64_t partials = 0;      ///< f32 [splits or terms, E, H]
   int64_t num_bytes = 0;
@@ -57,14 +58,14 @@ struct Workspace {
     Workspace result;
     const int64_t num_blocks = router_blocks(shape.num_tokens);
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
-    result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape));
+    result.weight_terms =
+        layout.add<std::byte>(weight_terms_bytes(shape, has_tensor_logits(shape)));
     result.share_sums = layout.add<float>(num_blocks * shape.num_experts);
     result.counts = layout.add<int32_t>(num_blocks * shape.num_experts);
     result.z_sums = layout.add<double>(num_blocks);
     result.balance_sums = layout.add<double>(num_blocks);
-    result.share_totals = layout.add<double>(shape.num_experts);
-    if (can_split_router(shape))
-      result.products = layout.add<float>(3 * shape.num_tokens * shape.num_experts);
+    result.share_parts = layout.add<double>(kRouterTotalParts * shape.num_experts);
+    result.count_parts = layout.add<int32_t>(kRouterTotalParts * shape.num_experts);
     result.num_bytes = layout.num_bytes();
     return result;
   }
@@ -72,8 +73,8 @@ struct Workspace {
     WorkspaceLayout layout;
     Workspace result;
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
-    result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape));
     const bool split = can_split_router(shape);
+    result.weight_terms = layout.add<std::byte>(weight_terms_bytes(shape, split));
     const int64_t num_logits = shape.num_tokens * shape.num_experts;
     result.grad_logits = split ? layout.add<Bf16>(4 * num_logits) : layout.add<float>(num_logits);
     const int64_t num_partials = split ? 3 : router_weight_splits(shape);
@@ -114,41 +115,37 @@ struct Forward {
     return args.out(static_cast<size_t>(idx)).as<T>();
   }
 
-  /// The logits, or returns products whose three parts add up to them.
-  const float* multiply() const {
+  void multiply() const {
+    if (shape.num_tokens == 0) return;
     const auto* weight = args.in(1).as<float>();
-    if (!can_split_router(shape)) {
-      launch_router_logits({.shape = shape,
-                            .x = args.in(0).data,
-                            .weight = weight,
-                            .logits_TE = out<float>(RouterOutput::kLogits)},
-                           stream);
-      return nullptr;
+    auto* logits = out<float>(RouterOutput::kLogits);
+    if (!has_tensor_logits(shape)) {
+      launch_router_logits(
+          {.shape = shape, .x = args.in(0).data, .weight = weight, .logits_TE = logits}, stream);
+      return;
     }
     auto* terms = part<std::byte>(layout.weight_terms);
-    auto* products = part<float>(layout.products);
     launch_split_weight(shape, weight, RouterTerms::kThree, terms, stream);
-    cuda::multiply(args, {.transpose_b = true,
-                          .m = shape.num_tokens,
-                          .n = 3 * shape.num_experts,
-                          .k = shape.hidden_size,
-                          .a = args.in(0).data,
-                          .lda = shape.hidden_size,
-                          .b = terms,
-                          .ldb = shape.hidden_size,
-                          .c = products,
-                          .ldc = 3 * shape.num_experts,
-                          .input_type = DType::kBF16});
-    return products;
+    const int num_sms = context_of(args).num_sms();
+    launch_router_tensor_logits(
+        {.x = make_tensor_map({args.in(0).data, shape.num_tokens, shape.hidden_size},
+                              kRouterTileTokens),
+         .terms =
+             make_tensor_map({terms, 3 * shape.num_experts, shape.hidden_size},
+                             router_tile_experts(shape.num_tokens, rule.num_experts, num_sms) / 2),
+         .logits_TE = logits,
+         .num_tokens = shape.num_tokens,
+         .num_experts = rule.num_experts,
+         .hidden_size = static_cast<int>(shape.hidden_size),
+         .num_sms = num_sms},
+        stream);
   }
 
   void choose() const {
     const int bias = op.bias_input();
-    const float* products = multiply();
     launch_route_tokens(
         {.rule = rule,
          .num_tokens = shape.num_tokens,
-         .products_T3E = products,
          .logits_TE = out<float>(RouterOutput::kLogits),
          .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
          .probs_TK = out<float>(RouterOutput::kProbs),
@@ -157,14 +154,26 @@ struct Forward {
          .counts = part<int32_t>(layout.counts),
          .z_sums = part<double>(layout.z_sums)},
         stream);
-    launch_router_sums({.num_experts = rule.num_experts,
-                        .num_tokens = shape.num_tokens,
-                        .share_sums = part<float>(layout.share_sums),
-                        .counts = part<int32_t>(layout.counts),
-                        .share_totals_E = part<double>(layout.share_totals),
-                        .score_means_E = out<float>(RouterOutput::kScoreMeans),
-                        .counts_E = out<float>(RouterOutput::kCounts)},
-                       stream);
+  }
+
+  void add_totals() const {
+    const bool global = op.spec().balance_scope == BalanceScope::kGlobalBatch;
+    const auto scope = static_cast<size_t>(op.scope_input());
+    launch_router_totals(
+        {.num_experts = rule.num_experts,
+         .group_size = static_cast<int>(op.spec().balance_group_size),
+         .num_tokens = shape.num_tokens,
+         .share_sums = part<float>(layout.share_sums),
+         .counts = part<int32_t>(layout.counts),
+         .z_sums = part<double>(layout.z_sums),
+         .prior_counts_E = global ? args.in(scope).as<float>() : nullptr,
+         .share_parts = part<double>(layout.share_parts),
+         .count_parts = part<int32_t>(layout.count_parts),
+         .score_means_E = out<float>(RouterOutput::kScoreMeans),
+         .counts_E = out<float>(RouterOutput::kCounts),
+         .z_loss = out<float>(RouterOutput::kZLoss),
+         .balance_loss = bounds == nullptr ? out<float>(RouterOutput::kBalanceLoss) : nullptr},
+        stream);
   }
 
   void balance_segments() const {
@@ -186,31 +195,11 @@ struct Forward {
                             .fractions_SE = part<float>(layout.fractions),
                             .balance_sums = part<double>(layout.balance_sums)},
                            stream);
-  }
-
-  void balance_batch() const {
-    const bool global = op.spec().balance_scope == BalanceScope::kGlobalBatch;
-    const auto scope = static_cast<size_t>(op.scope_input());
-    launch_router_fractions({.num_experts = rule.num_experts,
-                             .group_size = static_cast<int>(op.spec().balance_group_size),
-                             .counts_E = out<float>(RouterOutput::kCounts),
-                             .prior_counts_E = global ? args.in(scope).as<float>() : nullptr,
-                             .fractions_E = part<float>(layout.fractions)},
-                            stream);
-  }
-
-  void write_losses() const {
-    bounds == nullptr ? balance_batch() : balance_segments();
-    launch_router_losses(
-        {.num_experts = rule.num_experts,
-         .group_size = static_cast<int>(op.spec().balance_group_size),
+    launch_segment_loss(
+        {.num_groups = static_cast<int>(rule.num_experts / op.spec().balance_group_size),
          .num_tokens = shape.num_tokens,
-         .fractions_E = part<float>(layout.fractions),
-         .share_totals_E = part<double>(layout.share_totals),
-         .balance_sums = bounds == nullptr ? nullptr : part<double>(layout.balance_sums),
-         .z_sums = part<double>(layout.z_sums),
-         .balance_loss = out<float>(RouterOutput::kBalanceLoss),
-         .z_loss = out<float>(RouterOutput::kZLoss)},
+         .balance_sums = part<double>(layout.balance_sums),
+         .balance_loss = out<float>(RouterOutput::kBalanceLoss)},
         stream);
   }
 };
@@ -226,8 +215,10 @@ void router(const Operator& base, const KernelArgs& args) {
                         .bounds = bounds,
                         .layout = Workspace::of_forward(shape, num_segments(bounds)),
                         .stream = stream_of(args)};
+  forward.multiply();
   forward.choose();
-  forward.write_losses();
+  forward.add_totals();
+  if (bounds != nullptr) forward.balance_segments();
   check(cudaGetLastError());
 }
 

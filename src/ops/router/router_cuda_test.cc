@@ -123,6 +123,10 @@ TEST_F(RouterCuda, TinySequences) {
   check_tiny(of_size({.normalize_top_k = true}, 40, 3), BalanceScope::kSequence, DType::kBF16);
 }
 
+TEST_F(RouterCuda, TinyManyExperts) {
+  check_tiny(of_size({.normalize_top_k = true}, 72, 3), BalanceScope::kMicroBatch, DType::kBF16);
+}
+
 TEST_F(RouterCuda, PublishedRulesInEveryScope) {
   uint64_t seed = 1;
   for (const RouterSpec& spec : published_specs()) {
@@ -143,6 +147,62 @@ TEST_F(RouterCuda, AnyNumberOfTokensAndAnyWidth) {
         check({published_specs()[static_cast<size_t>(which)], num_tokens, hidden_size}, ++seed);
       }
     }
+  }
+}
+
+/// Weights with all bits of F32, of which two BF16 terms would keep too few, and reductions so long
+/// that the tensor cores alone would not add up exactly enough.
+TEST_F(RouterCuda, LogitsOfBf16KeepThePrecisionOfF32) {
+  uint64_t seed = 400;
+  const auto check_precision = [&](int64_t num_experts, int64_t num_tokens, int64_t hidden_size,
+                                   double tolerance) {
+    SCOPED_TRACE(fmt::format("T={} H={} E={}", num_tokens, hidden_size, num_experts));
+    const Case c{of_size({.order = ScoreOrder::kAfterTopK}, num_experts, 1), num_tokens,
+                 hidden_size};
+    OwningCheck how;
+    how.seed = ++seed;
+    how.dtypes = {DType::kBF16};
+    how.tolerance_bf16 = tolerance;
+    Random random(seed, 1);
+    how.give("w", testing::random_tensor(DType::kF32, {num_experts, hidden_size}, random,
+                                         1 / std::sqrt(static_cast<double>(hidden_size))));
+    testing::check_operator_on_gpu(
+        make_router(c.spec), [&](DType dtype) { return inputs_of(c, dtype); }, {}, cpu(), gpu(),
+        how);
+  };
+  for (const int64_t num_experts : {8, 33, 60, 96, 128, 160, 256, 1000}) {
+    for (const int64_t num_tokens : {1, 127, 300}) {
+      for (const int64_t hidden_size : {8, 72, 128}) {
+        check_precision(num_experts, num_tokens, hidden_size, 1e-6);
+      }
+    }
+  }
+  for (const int64_t hidden_size : {1544, 2048, 7168}) check_precision(128, 300, hidden_size, 2e-6);
+}
+
+/// Whole numbers times `step`, at most `most` of them either way.
+OwnedTensor steps(const Shape& shape, uint64_t most, float step, Random& random) {
+  OwnedTensor result(DType::kF32, shape);
+  for (float& value : result.get().span<float>())
+    value = step * (static_cast<float>(random.next_below(2 * most + 1)) - static_cast<float>(most));
+  return result;
+}
+
+/// Tiles of every size, more than a GPU has clusters, and a reduction of several rounds of stages.
+/// The logits are exact, so that of many tokens all are routed alike.
+TEST_F(RouterCuda, ManyTokens) {
+  for (const auto& [num_tokens, num_experts] : std::vector<std::pair<int64_t, int64_t>>{
+           {9001, 24}, {9001, 60}, {20001, 128}, {9001, 160}}) {
+    const Case c{of_size({.normalize_top_k = true}, num_experts, 8), num_tokens, 456};
+    SCOPED_TRACE(fmt::format("T={} E={}", num_tokens, num_experts));
+    Random random(7, 1);
+    OwningCheck check;
+    check.dtypes = {DType::kBF16};
+    check.give("x", steps({num_tokens, c.hidden_size}, 3, 1.0F, random));
+    check.give("w", steps({num_experts, c.hidden_size}, 7, 1.0F / 64, random));
+    testing::check_operator_on_gpu(
+        make_router(c.spec), [&](DType dtype) { return inputs_of(c, dtype); }, {}, cpu(), gpu(),
+        check);
   }
 }
 

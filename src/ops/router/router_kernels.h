@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -33,9 +34,8 @@ struct RouterRule {
 struct RouterTokens {
   RouterRule rule;
   int64_t num_tokens;
-  const float* products_T3E;  ///< not null: the logits are the sums of its three parts
-  float* logits_TE;           ///< then written, and read otherwise
-  const float* bias_E;        ///< null: none
+  const float* logits_TE;
+  const float* bias_E;  ///< null: none
   float* probs_TK;
   int32_t* expert_idx_TK;
   float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
@@ -44,17 +44,26 @@ struct RouterTokens {
 };
 void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
 
-/// Adds the blocks' statistics up.
-struct RouterSums {
+/// Thread blocks that add the statistics of all tokens' blocks up.
+constexpr int kRouterTotalParts = 8;
+
+/// Adds the blocks' statistics up: score means, counts and losses.
+struct RouterTotals {
   int num_experts;
+  int group_size;
   int64_t num_tokens;
   const float* share_sums;
   const int32_t* counts;
-  double* share_totals_E;
+  const double* z_sums;
+  const float* prior_counts_E;  ///< null: none
+  double* share_parts;          ///< scratch memory [kRouterTotalParts, E]
+  int32_t* count_parts;         ///< likewise
   float* score_means_E;
   float* counts_E;
+  float* z_loss;
+  float* balance_loss;  ///< of all tokens as one segment; null: not wanted
 };
-void launch_router_sums(const RouterSums& sums, cudaStream_t stream);
+void launch_router_totals(const RouterTotals& totals, cudaStream_t stream);
 
 /// The f of the balance loss: counts (and prior counts, where not null) divided by their sum, an
 /// expert having the sum of its group.
@@ -93,20 +102,14 @@ struct SegmentBalance {
 };
 void launch_segment_balance(const SegmentBalance& balance, cudaStream_t stream);
 
-/// Both losses. The balance loss is that of one segment, from fractions_E and share_totals_E, or
-/// where balance_sums is not null, of several.
-struct RouterLosses {
-  int num_experts;
-  int group_size;
+/// The balance loss of segments, from the blocks' sums.
+struct SegmentLoss {
+  int num_groups;
   int64_t num_tokens;
-  const float* fractions_E;
-  const double* share_totals_E;
   const double* balance_sums;
-  const double* z_sums;
   float* balance_loss;
-  float* z_loss;
 };
-void launch_router_losses(const RouterLosses& losses, cudaStream_t stream);
+void launch_segment_loss(const SegmentLoss& loss, cudaStream_t stream);
 
 /// The gradient of the logits. Gradients that have not arrived are null.
 struct RouterBackwardTokens {
@@ -139,8 +142,11 @@ struct RouterShape {
   bool bf16;  ///< x and its gradient
 };
 
-/// Whether they are made from BF16 terms of the F32 operands by products of BF16 matrices, rather
-/// than by the kernels of launch_router_logits and launch_router_product_grads.
+/// Whether logits are made from BF16 terms of the weight by launch_router_tensor_logits, rather
+/// than by launch_router_logits.
+bool has_tensor_logits(const RouterShape& shape);
+/// Whether gradients are made from BF16 terms of the F32 operands by products of BF16 matrices,
+/// rather than by launch_router_product_grads.
 bool can_split_router(const RouterShape& shape);
 
 /// Three terms that add up to the weight, or two of which the first comes again.
@@ -148,6 +154,30 @@ enum class RouterTerms { kThree, kTwoAndFirst };
 /// terms_3EH: the first terms of all values, the second ones, and the third or first ones.
 void launch_split_weight(const RouterShape& shape, const float* weight_EH, RouterTerms which,
                          void* terms_3EH, cudaStream_t stream);
+
+/// Tokens of a thread block of launch_router_tensor_logits.
+constexpr int kRouterTileTokens = 128;
+/// Experts that it takes at once: few where tokens alone would not keep the GPU busy. The bits do
+/// not depend on it.
+constexpr int router_tile_experts(int64_t num_tokens, int num_experts, int num_sms) {
+  const int64_t token_tiles = (num_tokens + 2 * kRouterTileTokens - 1) / (2 * kRouterTileTokens);
+  int most = 128;
+  while (most > 32 && 2 * token_tiles * ((num_experts + most - 1) / most) <= num_sms / 2) most /= 2;
+  const int tiles = (num_experts + most - 1) / most;
+  return ((num_experts + tiles - 1) / tiles + 31) / 32 * 32;
+}
+
+/// logits_TE = x · weightᵀ, of BF16 x and the weight's three terms.
+struct RouterTensorLogits {
+  CUtensorMap x;      ///< by boxes of kRouterTileTokens rows
+  CUtensorMap terms;  ///< of [3E, H], by boxes of router_tile_experts / 2 rows
+  float* logits_TE;
+  int64_t num_tokens;
+  int num_experts;
+  int hidden_size;
+  int num_sms;
+};
+void launch_router_tensor_logits(const RouterTensorLogits& logits, cudaStream_t stream);
 
 /// Into how many runs of tokens the weight's gradient is cut; their sums are added in order.
 int router_weight_splits(const RouterShape& shape);

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-/// A token's scores, one warp to a token: lane l holds those of experts l, l + 32, ... in an array
-/// of kPer, experts beyond num_experts being left out of everything.
+/// A token's scores, one warp to a token: lane l holds those of the kPer experts from l · kPer on,
+/// experts beyond num_experts being left out of everything.
 namespace tessera::cuda {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFFU;
@@ -13,18 +13,27 @@ constexpr int kLanes = 32;
 /// What keeps a sum of scores from dividing by zero, as in DeepSeek-V3.
 constexpr float kShareSumEpsilon = 1e-20F;
 
-/// The sum (largest) over the warp, the same bits in every lane.
-template <typename T>
-__device__ __forceinline__ T warp_sum(T value) {
+/// The sum (largest) over kWidth neighbouring lanes, the same bits in each.
+template <int kWidth, typename T>
+__device__ __forceinline__ T lanes_sum(T value) {
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  for (int step = kWidth / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
   return value;
 }
-__device__ __forceinline__ float warp_max(float value) {
+template <int kWidth>
+__device__ __forceinline__ float lanes_max(float value) {
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2)
+  for (int step = kWidth / 2; step > 0; step /= 2)
     value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
   return value;
+}
+/// Over the warp.
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+  return lanes_sum<kLanes>(value);
+}
+__device__ __forceinline__ float warp_max(float value) {
+  return lanes_max<kLanes>(value);
 }
 
 /// The sum over a block of kThreads, in one order, to every thread; `scratch` has room for kThreads
@@ -40,43 +49,106 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
   return sum;
 }
 
+/// What a softmax divides by: exp(largest) · sum.
+struct SoftmaxScale {
+  float largest;
+  float sum;
+
+  __device__ __forceinline__ float log_sum_exp() const { return largest + logf(sum); }
+};
+
 template <int kPer>
 struct TokenScores {
+  /// A row of as many values as lanes hold, in shared memory.
+  static constexpr int kRowValues = kPer * kLanes;
+
   int num_experts;
   int lane;
 
-  __device__ __forceinline__ int expert(int i) const { return i * kLanes + lane; }
+  __device__ __forceinline__ int expert(int i) const { return lane * kPer + i; }
   __device__ __forceinline__ bool has(int i) const { return expert(i) < num_experts; }
 
-  __device__ __forceinline__ void load(const float* from, float (&to)[kPer]) const {
+  /// Of num_experts values; those of experts beyond are `absent`.
+  __device__ __forceinline__ void load(const float* from, float (&to)[kPer],
+                                       float absent = 0) const {
+    if constexpr (kPer % 4 == 0) {
+      if (by_fours(from)) {
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) to[i] = has(i) ? from[expert(i)] : 0.0F;
+        for (int i = 0; i < kPer; i += 4) {
+          to[i] = to[i + 1] = to[i + 2] = to[i + 3] = absent;
+          if (has(i)) load_four(from + expert(i), to + i);
+        }
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) to[i] = has(i) ? from[expert(i)] : absent;
   }
-
-  /// Softmax of the logits; returns their log-sum-exp.
-  __device__ __forceinline__ float softmax(const float (&logits)[kPer], float (&to)[kPer]) const {
-    float largest = -INFINITY;
+  /// Logits, whose scores are 0 where an expert is absent.
+  __device__ __forceinline__ void load_logits(const float* from, float (&to)[kPer]) const {
+    load(from, to, -INFINITY);
+  }
+  __device__ __forceinline__ void store(const float (&values)[kPer], float* to) const {
+    if constexpr (kPer % 4 == 0) {
+      if (by_fours(to)) {
+#pragma unroll
+        for (int i = 0; i < kPer; i += 4) {
+          if (has(i)) store_four(values + i, to + expert(i));
+        }
+        return;
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      if (has(i)) largest = fmaxf(largest, logits[i]);
+      if (has(i)) to[expert(i)] = values[i];
     }
+  }
+
+  /// Of a row of kRowValues in shared memory, aligned to 16 bytes.
+  __device__ __forceinline__ void load_row(const float* row, float (&to)[kPer]) const {
+#pragma unroll
+    for (int i = 0; i < kPer; i += kStep) {
+      if constexpr (kStep == 4) {
+        load_four(row + expert(i), to + i);
+      } else {
+        to[i] = row[expert(i)];
+      }
+    }
+  }
+  __device__ __forceinline__ void store_row(const float (&values)[kPer], float* row) const {
+#pragma unroll
+    for (int i = 0; i < kPer; i += kStep) {
+      if constexpr (kStep == 4) {
+        store_four(values + i, row + expert(i));
+      } else {
+        row[expert(i)] = values[i];
+      }
+    }
+  }
+
+  /// Softmax of load_logits' logits.
+  __device__ __forceinline__ SoftmaxScale softmax(const float (&logits)[kPer],
+                                                  float (&to)[kPer]) const {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) largest = fmaxf(largest, logits[i]);
     largest = warp_max(largest);
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      to[i] = has(i) ? expf(logits[i] - largest) : 0.0F;
+      to[i] = expf(logits[i] - largest);
       sum += to[i];
     }
     sum = warp_sum(sum);
     const float scale = 1.0F / sum;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) to[i] *= scale;
-    return largest + logf(sum);
+    return {largest, sum};
   }
 
   __device__ __forceinline__ void sigmoid(const float (&logits)[kPer], float (&to)[kPer]) const {
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) to[i] = has(i) ? 1.0F / (1.0F + expf(-logits[i])) : 0.0F;
+    for (int i = 0; i < kPer; ++i) to[i] = 1.0F / (1.0F + expf(-logits[i]));
   }
 
   /// Makes sigmoid scores sum to 1; returns their sum before that.
@@ -110,6 +182,23 @@ struct TokenScores {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) sum += a[i] * b[i];
     return warp_sum(sum);
+  }
+
+ private:
+  static constexpr int kStep = kPer % 4 == 0 ? 4 : 1;
+
+  __device__ __forceinline__ bool by_fours(const float* values) const {
+    return num_experts % 4 == 0 && reinterpret_cast<uintptr_t>(values) % sizeof(float4) == 0;
+  }
+  static __device__ __forceinline__ void load_four(const float* from, float* to) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  }
+  static __device__ __forceinline__ void store_four(const float* from, float* to) {
+    *reinterpret_cast<float4*>(to) = float4{from[0], from[1], from[2], from[3]};
   }
 };
 

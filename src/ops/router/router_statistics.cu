@@ -1,4 +1,5 @@
 // What the router says of all tokens together: counts, score means and losses.
+#include "ops/cuda/barrier.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 
@@ -8,36 +9,8 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kRouterMaxExperts;  // one to an expert
 constexpr int kSegmentThreads = 512;
-
-/// A warp's lanes are 32 experts, its warps take every 32nd block.
-__global__ void __launch_bounds__(1024) add_blocks(const RouterSums p) {
-  __shared__ double share_sums[kLanes][kLanes];
-  __shared__ int64_t counts[kLanes][kLanes];
-  const int lane = threadIdx.x;
-  const int warp = threadIdx.y;
-  const int expert = blockIdx.x * kLanes + lane;
-  const int64_t num_blocks = router_blocks(p.num_tokens);
-  double sum = 0;
-  int64_t count = 0;
-  if (expert < p.num_experts) {
-#pragma unroll 4
-    for (int64_t block = warp; block < num_blocks; block += kLanes) {
-      sum += static_cast<double>(p.share_sums[block * p.num_experts + expert]);
-      count += p.counts[block * p.num_experts + expert];
-    }
-  }
-  share_sums[warp][lane] = sum;
-  counts[warp][lane] = count;
-  __syncthreads();
-  if (warp != 0 || expert >= p.num_experts) return;
-  for (int w = 1; w < kLanes; ++w) {
-    sum += share_sums[w][lane];
-    count += counts[w][lane];
-  }
-  p.share_totals_E[expert] = sum;
-  p.score_means_E[expert] = static_cast<float>(sum / static_cast<double>(max(p.num_tokens, 1L)));
-  p.counts_E[expert] = static_cast<float>(count);
-}
+constexpr int kTotalThreads = 1024;
+constexpr int kTotalWarps = kTotalThreads / kLanes;
 
 /// Writes the fractions that counts in shared memory stand for.
 template <int kBlock>
@@ -97,7 +70,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const Segm
   double sum = 0;
   for (int64_t token = first; token < last; ++token) {
     float logits[kPer], shares[kPer], fractions[kPer];
-    scores.load(p.logits_TE + token * p.num_experts, logits);
+    scores.load_logits(p.logits_TE + token * p.num_experts, logits);
     scores.shares(p.sigmoid, logits, shares);
     const int64_t segment = segment_of(p.cu_seqlens, p.num_segments, token);
     scores.load(p.fractions_SE + segment * p.num_experts, fractions);
@@ -113,32 +86,131 @@ __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const Segm
   p.balance_sums[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads) make_losses(const RouterLosses p) {
-  __shared__ double scratch[kThreads / kLanes];
-  const int64_t num_blocks = router_blocks(p.num_tokens);
-  double balance = 0;
-  double z = 0;
-  for (int64_t block = threadIdx.x; block < num_blocks; block += kThreads) {
-    z += p.z_sums[block];
-    if (p.balance_sums != nullptr) balance += p.balance_sums[block];
+/// This part's sums over blocks: a warp's lanes are 32 experts, and warps with the same experts, of
+/// all parts, take blocks by turns.
+__device__ __forceinline__ void add_blocks(const RouterTotals& p) {
+  __shared__ double shares[kTotalWarps][kLanes];
+  __shared__ int32_t counts[kTotalWarps][kLanes];
+  const int lane = threadIdx.x % kLanes;
+  const int warp = threadIdx.x / kLanes;
+  const int groups = (p.num_experts + kLanes - 1) / kLanes;
+  const int own_turns = kTotalWarps / groups;
+  const int turn = warp / groups;
+  const int expert = warp % groups * kLanes + lane;
+  double share = 0;
+  int32_t count = 0;
+  if (turn < own_turns && expert < p.num_experts) {
+    const auto num_blocks = static_cast<int>(router_blocks(p.num_tokens));
+    const int step = kRouterTotalParts * own_turns;
+    const int first = static_cast<int>(blockIdx.x) * own_turns + turn;
+    int64_t at = static_cast<int64_t>(first) * p.num_experts + expert;
+#pragma unroll 8
+    for (int block = first; block < num_blocks; block += step) {
+      share += static_cast<double>(p.share_sums[at]);
+      count += p.counts[at];
+      at += static_cast<int64_t>(step) * p.num_experts;
+    }
   }
+  shares[warp][lane] = share;
+  counts[warp][lane] = count;
+  __syncthreads();
+  if (turn != 0 || expert >= p.num_experts) return;
+  for (int other = 1; other < own_turns; ++other) {
+    share += shares[other * groups + warp][lane];
+    count += counts[other * groups + warp][lane];
+  }
+  p.share_parts[blockIdx.x * p.num_experts + expert] = share;
+  p.count_parts[blockIdx.x * p.num_experts + expert] = count;
+}
+
+/// One expert's sum over parts, each thread having its own.
+template <typename T>
+__device__ __forceinline__ T add_parts(const T* parts_E, int num_experts) {
+  T sum = 0;
+  if (threadIdx.x >= num_experts) return sum;
+#pragma unroll
+  for (int part = 0; part < kRouterTotalParts; ++part)
+    sum += __ldcg(parts_E + part * num_experts + threadIdx.x);
+  return sum;
+}
+
+/// The sums over a block of kTotalThreads, in one order, to its first warp.
+template <int kCount>
+__device__ __forceinline__ void add_threads(double (&values)[kCount]) {
+  __shared__ double scratch[kTotalWarps][kCount];
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values[i] = warp_sum(values[i]);
+    if (lane == 0) scratch[threadIdx.x / kLanes][i] = values[i];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kLanes) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) values[i] = warp_sum(scratch[lane][i]);
+}
+
+/// One cluster, whose first block adds the parts up.
+__global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTotalThreads)
+    add_totals(const RouterTotals p) {
+  __shared__ float counts_E[kRouterMaxExperts];
   const int e = threadIdx.x;
-  if (p.balance_sums == nullptr && e < p.num_experts)
-    balance = static_cast<double>(p.fractions_E[e]) * p.share_totals_E[e];
-  balance = block_sum<kThreads>(balance, scratch);
-  z = block_sum<kThreads>(z, scratch);
-  if (threadIdx.x != 0) return;
-  const auto num_tokens = static_cast<double>(max(p.num_tokens, 1L));
+  double z = 0;
+  float prior = 0;
+  if (blockIdx.x == 0) {
+    for (int64_t block = e; block < router_blocks(p.num_tokens); block += kTotalThreads)
+      z += p.z_sums[block];
+    if (p.prior_counts_E != nullptr && e < p.num_experts) prior = p.prior_counts_E[e];
+  }
+  add_blocks(p);
+  __threadfence();
+  __syncthreads();
+  sync_cluster();
+  if (blockIdx.x != 0) return;
+  __syncthreads();
+
+  const double share = add_parts(p.share_parts, p.num_experts);
+  const auto count = static_cast<float>(add_parts(p.count_parts, p.num_experts));
+  const auto num_tokens = static_cast<double>(max(p.num_tokens, int64_t{1}));
+  if (e < p.num_experts) {
+    p.score_means_E[e] = static_cast<float>(share / num_tokens);
+    p.counts_E[e] = count;
+    counts_E[e] = count + prior;
+  }
+  __syncthreads();
+  // Of assignments, of squared log-sum-exps, and of assignments · shares.
+  double sums[] = {0, z, 0};
+  if (e < p.num_experts) {
+    double group = 0;
+    const int first = e / p.group_size * p.group_size;
+    for (int i = first; i < first + p.group_size; ++i) group += static_cast<double>(counts_E[i]);
+    sums[0] = static_cast<double>(counts_E[e]);
+    sums[2] = group * share;
+  }
+  add_threads(sums);
+  if (e != 0) return;
+  *p.z_loss = static_cast<float>(sums[1] / num_tokens);
+  if (p.balance_loss == nullptr) return;
   const int num_groups = p.num_experts / p.group_size;
-  *p.balance_loss = static_cast<float>(num_groups * balance / num_tokens);
-  *p.z_loss = static_cast<float>(z / num_tokens);
+  *p.balance_loss =
+      sums[0] > 0 ? static_cast<float>(num_groups * sums[2] / (sums[0] * num_tokens)) : 0.0F;
+}
+
+__global__ void __launch_bounds__(kTotalThreads) add_segment_losses(const SegmentLoss p) {
+  __shared__ double scratch[kTotalWarps];
+  double balance = 0;
+  for (int64_t block = threadIdx.x; block < router_blocks(p.num_tokens); block += kTotalThreads)
+    balance += p.balance_sums[block];
+  balance = block_sum<kTotalThreads>(balance, scratch);
+  if (threadIdx.x != 0) return;
+  const auto num_tokens = static_cast<double>(max(p.num_tokens, int64_t{1}));
+  *p.balance_loss = static_cast<float>(p.num_groups * balance / num_tokens);
 }
 
 }  // namespace
 
-void launch_router_sums(const RouterSums& sums, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((sums.num_experts + kLanes - 1) / kLanes);
-  add_blocks<<<blocks, dim3(kLanes, kLanes), 0, stream>>>(sums);
+void launch_router_totals(const RouterTotals& totals, cudaStream_t stream) {
+  add_totals<<<kRouterTotalParts, kTotalThreads, 0, stream>>>(totals);
 }
 
 void launch_router_fractions(const RouterFractions& fractions, cudaStream_t stream) {
@@ -159,8 +231,8 @@ void launch_segment_balance(const SegmentBalance& balance, cudaStream_t stream) 
   });
 }
 
-void launch_router_losses(const RouterLosses& losses, cudaStream_t stream) {
-  make_losses<<<1, kThreads, 0, stream>>>(losses);
+void launch_segment_loss(const SegmentLoss& loss, cudaStream_t stream) {
+  add_segment_losses<<<1, kTotalThreads, 0, stream>>>(loss);
 }
 
 }  // namespace tessera::cuda
