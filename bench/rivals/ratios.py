@@ -37,14 +37,14 @@ LAYERS = {
                      None, 420, 450),
     "Mixtral 8x7B": ("mixtral", ["--model.preset=mixtral-8x7b"], None, None, None),
 }
-LAYER_LARGEST_CHEAP = ["expert_in"]  # T K rows of tokens
-BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
+LAYER_BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
                "--train.precision=bf16"]
 # Everything is kept.
 KEEPING = ("--moe.memory_efficient=false", "--moe.fuse_gather=never")
 # Values that kernels bound by memory make, and from which others that must be kept for that.
 CHEAP = {"attn_norm": "hidden_mid", "mlp_norm": "hidden_mid", "q_rotated": "q", "k_rotated": "k",
          "expert_in": "hidden_mid", "expert_act": "expert_pre"}
+LARGEST_CHEAP = ["expert_in"]  # T K rows of tokens
 BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=4", "--train.global_batch=16",
          "--train.precision=bf16"]
 
