@@ -17,6 +17,7 @@ constexpr int kOwnFeatures = kActivatedStoreColumns;  // of a warpgroup: as many
 template <bool kFromTokens>
 struct WriteActivated {
   using Params = ActivatedRowsParams;
+  // More leave too few registers for what is done with the results.
   static constexpr int kTileTokens = 240;
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   using Kept = KeptTile<kTileTokens>;

@@ -1,7 +1,7 @@
 // The gradient of FC2's input, grad · W_eᵀ, and what it gives behind the activation: the gradients
-// of gate, up and probability, and the activation itself again. Beside each stage of the next
-// tile's products, in turn, the copy engine fetches gate and up of 32 tokens, or their gradients
-// take their place and leave.
+// of gate, up and probability, and the activation itself again. Beside each of the first
+// stages of the next tile's products the gradients of 32 tokens take the place of their gates and
+// ups, which the copy engine has fetched, and leave, and it fetches the next.
 #include "ops/cuda/activation_math.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/expert_activation/activated_store.cuh"
@@ -17,6 +17,7 @@ constexpr int kOwnFeatures = 64;  // of a warpgroup
 constexpr int kPieceTokens = 16;  // that a warp works on at once, with 16 features
 constexpr int kPieceFeatures = kProbPartialFeatures;
 
+// More leave too few registers for what is done with the results.
 constexpr int kGradTileTokens = 192;
 
 struct KeptGrads : KeptTile<kGradTileTokens> {
