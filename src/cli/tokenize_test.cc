@@ -97,7 +97,6 @@ TEST_F(CliTokenize, AFullDiskLosesNothing) {
   EXPECT_TRUE(idx == read_all(path("whole.idx")));
 }
 
-/// Kills at random moments, again and again, until a run ends by itself.
 /// Until there is a file, for ten seconds at most: how fast a machine gets there differs.
 void wait_for_file(const std::string& path) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -105,7 +104,8 @@ void wait_for_file(const std::string& path) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
-/// Killed after a random while, and by turns as soon as there is something to go on from.
+/// Kills again and again, until a run ends by itself: after a random while, and by turns as soon as
+/// there is something to go on from.
 TEST_F(CliTokenize, KilledRunsGoOnToTheSameBytes) {
   std::filesystem::create_directories(path("f"));
   const std::string prose = make_prose(3'000'000);
