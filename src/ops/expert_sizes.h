@@ -28,11 +28,11 @@ class ExpertSizes {
   int64_t operator[](int64_t expert) const { return sizes_[static_cast<size_t>(expert)]; }
   int64_t largest() const { return *std::ranges::max_element(sizes_); }
   int64_t total() const { return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0}); }
+  bool are_equal() const { return std::ranges::count(sizes_, sizes_[0]) == num_experts(); }
   const std::vector<int64_t>& values() const { return sizes_; }
   /// "8x1024" where all are equal, else "[512, 1024]".
   std::string to_string() const {
-    const bool equal = std::ranges::count(sizes_, sizes_[0]) == num_experts();
-    return equal ? fmt::format("{}x{}", num_experts(), sizes_[0]) : fmt::format("{}", sizes_);
+    return are_equal() ? fmt::format("{}x{}", num_experts(), sizes_[0]) : fmt::format("{}", sizes_);
   }
 
  private:

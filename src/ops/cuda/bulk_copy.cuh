@@ -25,22 +25,6 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, Box b
       : "memory");
 }
 
-/// A box of paired rows (make_pairs_map): columns from `column` on, groups of 8 pairs from `group`
-/// on.
-struct PairsBox {
-  int column;
-  int group;
-  int expert;
-};
-__device__ __forceinline__ void load_pairs(void* to, const CUtensorMap* map, PairsBox box,
-                                           Barrier* full) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, 0, 0, %4, %5}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(full)), "r"(box.column), "r"(box.group), "r"(box.expert)
-      : "memory");
-}
-
 /// Global to the same place in shared memory of every block of the cluster in `mask`; completes on
 /// each one's barrier.
 __device__ __forceinline__ void load_box_to_all(void* to, const CUtensorMap* map, Box box,

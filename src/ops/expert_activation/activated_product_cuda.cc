@@ -30,13 +30,12 @@ int64_t activation_bytes(const ExpertActivation& op) {
 /// Whether one kernel does all: the experts' size F is one, a multiple of 8, and the activation the
 /// one that the kernels have.
 bool has_kernel(const ExpertActivation& op, DType dtype, int64_t wide) {
-  const std::vector<int64_t>& sizes = op.sizes().values();
-  return op.kind() == Activation::kSwiGLU && sizes[0] % 8 == 0 &&
-         std::ranges::count(sizes, sizes[0]) == std::ssize(sizes) &&
+  const ExpertSizes& sizes = op.sizes();
+  return op.kind() == Activation::kSwiGLU && sizes.are_equal() && sizes.largest() % 8 == 0 &&
          cuda::runs_in_tiles({.dtype = dtype,
-                              .num_experts = op.sizes().num_experts(),
+                              .num_experts = sizes.num_experts(),
                               .wide = wide,
-                              .largest = op.sizes().largest()});
+                              .largest = sizes.largest()});
 }
 
 void check_aligned(const Operator& op, std::initializer_list<const void*> matrices) {

@@ -2,6 +2,7 @@
 // 8 gate rows and the 8 up rows that belong to them by turns, so that a thread's accumulators hold
 // both factors of each feature.
 #include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/pairs_box.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/expert_activation/activated_store.cuh"
 #include "ops/grouped_matmul/grouped_pipeline.cuh"
@@ -27,11 +28,7 @@ struct WriteActivated {
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = (kTileTokens + kStoreTokens - 1) / kStoreTokens;
 
-  struct Tiles {
-    Value gate[kStoreTokens * kOwnFeatures];
-    Value up[kStoreTokens * kOwnFeatures];
-    Value act[kStoreTokens * kOwnFeatures];
-  };
+  using Tiles = ActivatedTiles<kOwnFeatures>;
   struct Store {
     Tiles tiles[2][2];  // of each warpgroup that multiplies
   };

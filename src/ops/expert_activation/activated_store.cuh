@@ -28,6 +28,15 @@ __device__ __forceinline__ float2 unpack(uint32_t two) {
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
 }
 
+/// Gates, ups (or their gradients) and activations of the tokens that one step stores, in shared
+/// memory.
+template <int kFeatures>
+struct ActivatedTiles {
+  Value gate[kStoreTokens * kFeatures];
+  Value up[kStoreTokens * kFeatures];
+  Value act[kStoreTokens * kFeatures];
+};
+
 template <int kColumns, int kTileTokens>
 __device__ __forceinline__ void keep_tile(KeptTile<kTileTokens>& kept,
                                           const float (&d)[kColumns / 2]) {

@@ -57,11 +57,7 @@ struct WriteGradients {
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = kTileTokens / kStoreTokens;
 
-  struct Tiles {
-    Value gate[kStoreTokens * kOwnFeatures];
-    Value up[kStoreTokens * kOwnFeatures];
-    Value act[kStoreTokens * kOwnFeatures];
-  };
+  using Tiles = ActivatedTiles<kOwnFeatures>;
   struct Store {
     Tiles tiles[2][2];  // of each warpgroup that multiplies
     Barrier fetched[2];

@@ -21,13 +21,8 @@ cuda::ActivationRows describe(const ExpertActivation& op, const KernelArgs& args
           .probs = op.apply_prob() ? args.in(first_input + 1).as<float>() : nullptr};
 }
 
-bool has_different_sizes(const ExpertActivation& op) {
-  const std::vector<int64_t>& sizes = op.sizes().values();
-  return std::ranges::count(sizes, sizes[0]) != std::ssize(sizes);
-}
-
 int64_t check_experts(const ExpertActivation& op) {
-  if (has_different_sizes(op))
+  if (!op.sizes().are_equal())
     cuda::check_limit(op, op.sizes().num_experts(), cuda::kMaxSizedExperts,
                       "experts of different sizes");
   return 0;
@@ -36,7 +31,7 @@ int64_t check_experts(const ExpertActivation& op) {
 cuda::SizedExperts sized_experts(const ExpertActivation& op, const KernelArgs& args) {
   cuda::SizedExperts experts = {};
   const std::vector<int64_t>& sizes = op.sizes().values();
-  if (!has_different_sizes(op)) return experts;
+  if (op.sizes().are_equal()) return experts;
   experts.count = static_cast<int>(sizes.size());
   experts.offsets = args.inputs.back().as<int64_t>();
   std::ranges::transform(sizes, experts.sizes, [](int64_t size) { return static_cast<int>(size); });
