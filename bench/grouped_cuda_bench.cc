@@ -178,7 +178,7 @@ class Products {
   template <typename Params>
   void set_source(Params& params) const {
     params.source = sources_.as<int>();
-    params.top_k = static_cast<int>(shape_.top_k);
+    params.top_k = Divider(static_cast<uint32_t>(shape_.top_k));
     params.tokens = tokens_.as<void>();
     params.num_source = shape_.num_rows();
   }

@@ -34,15 +34,15 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const DeriveOptions& options, const Backend& backend) {
-  forward = fuse_gathers(fuse_sums(forward), options.gathers, backend, /*differentiated=*/true);
+  forward = fuse_gathers(fuse_sums(forward), options.gathers, backend,
+                         {.differentiated = true, .made_again = options.recompute});
   Backward backward = differentiate(forward, request);
   backward.program = fuse_sums(backward.program);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;
   const auto dropped = choose_dropped(forward, backward, options.recompute);
   if (!dropped.empty()) backward = recompute(forward, backward, dropped);
   // Rows that are made again, too.
-  backward.program =
-      fuse_gathers(backward.program, options.gathers, backend, /*differentiated=*/false);
+  backward.program = fuse_gathers(backward.program, options.gathers, backend, {});
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   // Exchanges begin early, and computation stands between their start and their first use.

@@ -36,7 +36,7 @@ ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchSh
                         const std::optional<CacheShape>& cache, const Backend& backend) {
   ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
   Program forward = fuse_gathers(fuse_sums(std::exchange(layer.layout.forward, Program())),
-                                 config.moe.fuse_gather, backend, /*differentiated=*/false);
+                                 config.moe.fuse_gather, backend, {});
   if (config.moe.fuse_activation) forward = fuse_producers(forward);
   layer.program = std::make_unique<Executable>(std::move(forward), backend);
   return layer;

@@ -10,12 +10,6 @@ namespace {
 
 enum GatherInput : uint8_t { kFrom, kSource, kRowOf };
 
-/// How a gather is chosen.
-struct Choice {
-  bool only_where_it_pays = false;
-  bool differentiated = false;
-};
-
 /// The node that takes a gather in, where `reader` can do so for all of `rows` that it reads.
 std::optional<Node> take_gather(const Node& gather, const Node& reader) {
   const auto* op = dynamic_cast<const TakesGather*>(reader.op.get());
@@ -35,9 +29,10 @@ std::optional<Node> take_gather(const Node& gather, const Node& reader) {
 /// Takes the gathers of a program one after the other into the nodes behind them.
 class GatherFuser {
  public:
-  GatherFuser(const Program& program, const Choice& choice)
+  GatherFuser(const Program& program, const GatherUse& use, bool only_where_it_pays)
       : program_(program),
-        choice_(choice),
+        use_(use),
+        only_where_it_pays_(only_where_it_pays),
         nodes_(program.nodes()),
         readers_(static_cast<size_t>(program.num_values())) {
     for (size_t idx = 0; idx < nodes_.size(); ++idx) {
@@ -61,7 +56,7 @@ class GatherFuser {
       if (!node) return false;
       gathering.push_back(std::move(*node));
     }
-    if (choice_.only_where_it_pays && !pays(gather, readers)) return false;
+    if (only_where_it_pays_ && !pays(gather, readers)) return false;
     for (size_t i = 0; i < readers.size(); ++i) nodes_[readers[i]] = std::move(gathering[i]);
     return !readers.empty();
   }
@@ -73,19 +68,35 @@ class GatherFuser {
            from.type.num_bytes() <= program_.type(gather.outputs[0]).num_bytes();
   }
 
-  bool pays(const Node& gather, const std::vector<size_t>& readers) const {
+  double gather_cost(const std::vector<size_t>& readers, bool differentiated) const {
     double cost = 0;
     for (const size_t idx : readers) {
       const Node& reader = nodes_[idx];
       cost += dynamic_cast<const TakesGather&>(*reader.op)
-                  .gather_cost(program_.types(reader.inputs), choice_.differentiated);
+                  .gather_cost(program_.types(reader.inputs), differentiated);
     }
-    return cost <
-           gather.op->cost(program_.types(gather.inputs), program_.types(gather.outputs)).bytes;
+    return cost;
+  }
+
+  /// Rows that are made again would be made twice, or gathered by the gradient alone.
+  bool pays(const Node& gather, const std::vector<size_t>& readers) const {
+    const double cost = gather_cost(readers, use_.differentiated);
+    double rows =
+        gather.op->cost(program_.types(gather.inputs), program_.types(gather.outputs)).bytes;
+    if (use_.differentiated && is_made_again(gather.outputs[0]))
+      rows += std::min(rows, cost - gather_cost(readers, false));
+    return cost < rows;
+  }
+
+  bool is_made_again(ValueId id) const {
+    return std::ranges::any_of(use_.made_again, [&](const std::string& name) {
+      return name == "all" || name == program_.value(id).name;
+    });
   }
 
   const Program& program_;
-  Choice choice_;
+  GatherUse use_;
+  bool only_where_it_pays_;
   std::vector<Node> nodes_;
   std::vector<std::vector<size_t>> readers_;
 };
@@ -93,10 +104,10 @@ class GatherFuser {
 }  // namespace
 
 Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
-                     bool differentiated) {
+                     const GatherUse& use) {
   const bool is_auto = which == GatherFusion::kAuto;
   if (which == GatherFusion::kNever || (is_auto && backend.is_host())) return program;
-  return GatherFuser(program, {is_auto, differentiated}).run();
+  return GatherFuser(program, use, is_auto).run();
 }
 
 }  // namespace tessera

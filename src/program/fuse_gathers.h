@@ -1,20 +1,29 @@
 #pragma once
 
+#include <span>
+#include <string>
+
 #include "ops/backend.h"
 #include "ops/gather.h"
 #include "program/program.h"
 
 namespace tessera {
 
+/// What becomes of a program after its gathers were fused.
+struct GatherUse {
+  bool differentiated = false;
+  /// Names of values that the backward pass will make again; "all" for every one.
+  std::span<const std::string> made_again = {};
+};
+
 /// Lets the operators that read the rows of a gather (GathersRows, as permute) gather these
 /// themselves (TakesGather, ops/gather.h), so that no copy of the rows is made, or kept for the
 /// backward pass. A gather is fused where all that reads it can do so, it is no output of the
 /// program, and what it gathers from is no larger at the bound than its rows, since that lives, or
 /// is kept, in their place; with kAuto also only on a GPU and where making the rows takes longer
-/// than what gathering adds to their readers, and to the gradients of these where the program will
-/// be `differentiated`. The bits stay. Values keep their ids; rows that are no longer made have no
-/// node.
+/// than what gathering adds to their readers, and to the gradients of these. The bits stay. Values
+/// keep their ids; rows that are no longer made have no node.
 Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
-                     bool differentiated);
+                     const GatherUse& use);
 
 }  // namespace tessera

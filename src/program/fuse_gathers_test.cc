@@ -78,7 +78,8 @@ std::vector<std::string> names_of(const Program& program) {
 }
 
 std::vector<std::string> fused(const Program& program, GatherFusion which = GatherFusion::kAlways) {
-  return names_of(fuse_gathers(program, which, Backend(make_cpu_kernels()), true));
+  return names_of(
+      fuse_gathers(program, which, Backend(make_cpu_kernels()), {.differentiated = true}));
 }
 
 using Names = std::vector<std::string>;
@@ -143,9 +144,12 @@ TEST(FuseGathers, AutoTakesWhatCostsLessThanTheRowsAndNeverOnTheHost) {
     EXPECT_EQ(fused(program, GatherFusion::kNever), plain);
     EXPECT_EQ(fused(program, GatherFusion::kAuto), plain);
     const bool few_features = size == 4;
-    EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kAuto, device, true)),
-              few_features ? Names{"grouped_matmul+"} : plain);
-    EXPECT_EQ(names_of(fuse_gathers(program, GatherFusion::kNever, device, true)), plain);
+    EXPECT_EQ(
+        names_of(fuse_gathers(program, GatherFusion::kAuto, device, {.differentiated = true})),
+        few_features ? Names{"grouped_matmul+"} : plain);
+    EXPECT_EQ(
+        names_of(fuse_gathers(program, GatherFusion::kNever, device, {.differentiated = true})),
+        plain);
   }
 }
 
@@ -153,12 +157,13 @@ TEST(FuseGathers, AutoTakesWhatCostsLessThanTheRowsAndNeverOnTheHost) {
 TEST(FuseGathers, AutoCountsAllThatWillGather) {
   const Backend device = testing::make_shadow_backend(make_cpu_kernels());
   bool one_more = false;
-  for (int64_t size = 4; size < 4096; size += size / 4) {
+  for (int64_t size = 4; size < 16384; size += size / 4) {
     Parts parts(2, false, 0, size);
     const ValueId rows = parts.permute(parts.x);
     const Program program = parts.with_outputs({parts.product(rows)});
     const auto names = [&](bool differentiated) {
-      return names_of(fuse_gathers(program, GatherFusion::kAuto, device, differentiated));
+      return names_of(
+          fuse_gathers(program, GatherFusion::kAuto, device, {.differentiated = differentiated}));
     };
     EXPECT_TRUE(names(true) == names(false) || names(false) == Names{"grouped_matmul+"});
     one_more |= names(true) != names(false);
@@ -179,9 +184,10 @@ TEST(FuseGathers, OfTheGradientToo) {
   const Backend backend(make_cpu_kernels());
   const Program plain = parts.with_outputs({y});
   const Backward kept = differentiate(plain, request);
-  const Program forward = fuse_gathers(plain, GatherFusion::kAlways, backend, true);
+  const Program forward =
+      fuse_gathers(plain, GatherFusion::kAlways, backend, {.differentiated = true});
   const Backward backward = differentiate(forward, request);
-  EXPECT_EQ(names_of(fuse_gathers(backward.program, GatherFusion::kAlways, backend, false)),
+  EXPECT_EQ(names_of(fuse_gathers(backward.program, GatherFusion::kAlways, backend, {})),
             (Names{"grouped_matmul+", "grouped_matmul_wgrad+", "grouped_matmul", "unpermute",
                    "grouped_matmul_wgrad+"}));
   // x is an input, which is there anyway.
@@ -192,19 +198,25 @@ TEST(FuseGathers, OfTheGradientToo) {
 /// Rows that are made again for the gradient of a weight alone, which gathers at less cost than it
 /// and the product together.
 TEST(FuseGathers, OfRowsThatAreRecomputed) {
-  Parts parts(2, false, 0, 1200);
+  Parts parts(2, false, 0, 6500);
   const ValueId rows = parts.permute(parts.x);
   const ValueId y = parts.product(rows);
   const Program forward = parts.with_outputs({y});
   const Backend device = testing::make_shadow_backend(make_cpu_kernels());
-  ASSERT_EQ(names_of(fuse_gathers(forward, GatherFusion::kAuto, device, true)),
+  ASSERT_EQ(names_of(fuse_gathers(forward, GatherFusion::kAuto, device, {.differentiated = true})),
             (Names{"permute", "grouped_matmul"}));
   const Backward kept = differentiate(forward, {.outputs = {y}, .inputs = {parts.x}});
   const Backward again = recompute(forward, kept, {rows});
   EXPECT_EQ(names_of(again.program),
             (Names{"grouped_matmul", "permute", "grouped_matmul_wgrad", "unpermute"}));
-  EXPECT_EQ(names_of(fuse_gathers(again.program, GatherFusion::kAuto, device, false)),
+  EXPECT_EQ(names_of(fuse_gathers(again.program, GatherFusion::kAuto, device, {})),
             (Names{"grouped_matmul", "grouped_matmul_wgrad+", "unpermute"}));
+  // Where it is known that they would be, the product gathers them too.
+  for (const std::string name : {"rows", "all"}) {
+    EXPECT_EQ(names_of(fuse_gathers(forward, GatherFusion::kAuto, device,
+                                    {.differentiated = true, .made_again = std::span(&name, 1)})),
+              Names{"grouped_matmul+"});
+  }
 }
 
 }  // namespace

@@ -59,22 +59,6 @@ __device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t
                : "memory");
 }
 
-/// Shared memory of this block to the same place in another block of the cluster, aligned to 16 and
-/// a multiple of it; completes on that block's `full`.
-__device__ __forceinline__ void forward_bytes(void* place, uint32_t num_bytes, Barrier* full,
-                                              uint32_t cluster_rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 to, barrier;\n"
-      "mapa.shared::cluster.u32 to, %0, %3;\n"
-      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, "
-      "[barrier];\n"
-      "}\n" ::"r"(shared_address(place)),
-      "r"(num_bytes), "r"(shared_address(full)), "r"(cluster_rank)
-      : "memory");
-}
-
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

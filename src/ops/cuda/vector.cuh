@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/divider.h"
 #include "ops/cuda/rows.h"
 
 /// What memory-bound kernels share: accesses of 16 bytes with arithmetic in F32, sums over warps,
@@ -176,27 +177,6 @@ __device__ __forceinline__ float sum_lanes(float x) {
   for (int step = kLanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, step);
   return x;
 }
-
-/// Division of integers below 2^31 by one that only the host knows: a multiplication.
-/// Source: Granlund and Montgomery, "Division by invariant integers using multiplication", 1994.
-class Divider {
- public:
-  /// divisor from 1 to 2^31 - 1.
-  explicit Divider(uint32_t divisor) : divisor_(divisor) {
-    while ((uint64_t{1} << shift_) < divisor) ++shift_;
-    const uint64_t power = uint64_t{1} << (31 + shift_);
-    multiplier_ = static_cast<uint32_t>((power + divisor - 1) / divisor);
-  }
-  __device__ __forceinline__ uint32_t quotient(uint32_t x) const {
-    return divisor_ == 1 ? x : __umulhi(x, multiplier_) >> (shift_ - 1);
-  }
-  __device__ __forceinline__ uint32_t divisor() const { return divisor_; }
-
- private:
-  uint32_t divisor_;
-  uint32_t multiplier_ = 0;
-  uint32_t shift_ = 0;
-};
 
 constexpr int kMapThreads = 256;
 

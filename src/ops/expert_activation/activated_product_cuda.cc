@@ -4,7 +4,6 @@
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/grouped_matmul/grouped_matmul_cuda.h"
 #include "ops/grouped_matmul/grouped_tile_rule.h"
-#include "ops/permute/row_maps.h"
 
 namespace tessera {
 namespace {
@@ -46,24 +45,17 @@ void check_aligned(const Operator& op, std::initializer_list<const void*> matric
 
 /// What both kernels take of a product by rows, but for the maps of weight and y.
 template <typename Params>
-Params make_params(const KernelArgs& args, const GroupedMatmul& product, int64_t num_rows,
-                   const Tensor& y) {
+Params make_params(const KernelArgs& args, const GroupedMatmul& product, const Tensor& y) {
   const Tensor& a = args.in(0);
   const Tensor& weight = args.in(1);
   auto& tables = context_of(args).get<cuda::ExpertTables>();
-  const cuda::ExpertBlocks experts = tables.blocks(product.sizes(), weight.shape[1]);
+  cuda::ExpertBlocks experts = tables.blocks(product.sizes(), weight.shape[1]);
+  experts.offsets = args.in(2).as<int64_t>();
   Params params = {};
   params.a = cuda::make_tensor_map({a.data, a.shape[0], experts.wide}, cuda::kActivatedBoxTokens);
   params.y = y.data;
   params.y_columns = static_cast<int>(y.shape[1]);
-  params.block_begin = experts.begin;
-  params.offsets = args.in(2).as<int64_t>();
-  params.num_experts = experts.num_experts;
-  params.wide = static_cast<int>(experts.wide);
-  params.counter = tables.counter();
-  params.top_k = 1;
-  params.tokens = a.data;
-  params.num_source = num_rows;
+  cuda::set_experts(params, experts, tables.counter());
   return params;
 }
 
@@ -72,7 +64,8 @@ const float* probs_of(const KernelArgs& args, const ExpertActivation& op, size_t
 }
 
 bool has_kernel(const ActivatedProduct& op, const ValueType& a) {
-  return a.shape[0] > 0 && has_kernel(op.activation(), a.dtype, a.shape[1]);
+  return a.shape[0] > 0 && !op.product().gather() &&
+         has_kernel(op.activation(), a.dtype, a.shape[1]);
 }
 
 int64_t activated_product_workspace(const Operator& base, std::span<const ValueType> inputs) {
@@ -89,7 +82,7 @@ void run_kernel(const ActivatedProduct& op, const KernelArgs& args) {
   check_aligned(op, {a.data, weight.data, act.data, pre.data});
   const ExpertSizes& sizes = op.activation().sizes();
   const Tensor y = {pre.data, act.dtype, {act.shape[0], 2 * sizes.largest()}};
-  auto params = make_params<cuda::ActivatedRowsParams>(args, op.product(), act.shape[0], y);
+  auto params = make_params<cuda::ActivatedRowsParams>(args, op.product(), y);
   const auto store_map = [](const Tensor& to) {
     return cuda::make_tensor_map({to.data, to.shape[0], to.shape[1]}, cuda::kGroupedStoreRows,
                                  cuda::kActivatedStoreColumns);
@@ -103,10 +96,6 @@ void run_kernel(const ActivatedProduct& op, const KernelArgs& args) {
   params.act_map = store_map(act);
   params.act = act.data;
   params.probs = probs_of(args, op.activation(), op.num_product_inputs());
-  if (op.product().gather()) {
-    params.source = args.in(3).as<int32_t>();
-    params.top_k = static_cast<int>(top_k_of(args.in(4).shape));
-  }
   cuda::launch_activated_rows(params, stream_of(args));
 }
 
@@ -146,7 +135,7 @@ void run_kernel(const ActivationGradProduct& op, const KernelArgs& args) {
   const Tensor act = op.gives_act() ? args.outputs.back() : Tensor{};
   check_aligned(op, {grad.data, weight.data, pre.data, grad_pre.data, act.data});
   const int64_t num_rows = grad.shape[0];
-  auto params = make_params<cuda::ActivationGradParams>(args, op.product(), num_rows, grad_pre);
+  auto params = make_params<cuda::ActivationGradParams>(args, op.product(), grad_pre);
   params.weight = cuda::make_tensor_map({weight.data, weight.shape[0], weight.shape[1]},
                                         cuda::kGroupedFeatures);
   const auto piece_map = [](const Tensor& rows) {
@@ -158,6 +147,7 @@ void run_kernel(const ActivationGradProduct& op, const KernelArgs& args) {
   if (op.gives_act()) params.act_map = piece_map(act);
   params.act = act.data;
   params.probs = probs_of(args, op.activation(), 4);
+  params.num_rows = num_rows;
   if (apply_prob) params.prob_partials = reinterpret_cast<float*>(args.workspace.data());
   cuda::launch_activation_grad(params, stream_of(args));
   if (!apply_prob) return;

@@ -32,6 +32,7 @@ struct ActivationGradParams : GroupedRowsParams {
   void* act;             ///< [R, F]: the activation itself, null where nobody reads it
   const float* probs;    ///< [R], or null: 1
   float* prob_partials;  ///< [ceil(F / kProbPartialFeatures), R], null without probs
+  int64_t num_rows;      ///< R
 };
 void launch_activation_grad(const ActivationGradParams& params, cudaStream_t stream);
 

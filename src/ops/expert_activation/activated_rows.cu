@@ -15,15 +15,14 @@ using namespace grouped;
 
 constexpr int kOwnFeatures = kActivatedStoreColumns;  // of a warpgroup: as many gates, as many ups
 
-template <bool kFromTokens>
 struct WriteActivated {
   using Params = ActivatedRowsParams;
   // More leave too few registers for what is done with the results.
   static constexpr int kTileTokens = 240;
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   using Kept = KeptTile<kTileTokens>;
-  static constexpr bool kGathers = kFromTokens;
-  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
+  static constexpr bool kGathers = false;
+  static constexpr bool kDefers = true;
   static constexpr bool kLongSteps = true;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = (kTileTokens + kStoreTokens - 1) / kStoreTokens;
@@ -54,7 +53,8 @@ struct WriteActivated {
   }
 
   template <int kColumns>
-  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2]) {
+  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2],
+                                              int /*half*/) {
     keep_tile<kColumns>(kept, d);
   }
 
@@ -121,11 +121,7 @@ struct WriteActivated {
 }  // namespace
 
 void launch_activated_rows(const ActivatedRowsParams& params, cudaStream_t stream) {
-  if (params.source != nullptr) {
-    launch<WriteActivated<true>>(params, stream);
-  } else {
-    launch<WriteActivated<false>>(params, stream);
-  }
+  launch<WriteActivated>(params, stream);
 }
 
 }  // namespace tessera::cuda

@@ -83,7 +83,8 @@ struct WriteGradients {
   }
 
   template <int kColumns>
-  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2]) {
+  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2],
+                                              int /*half*/) {
     keep_tile<kColumns>(kept, d);
   }
 
@@ -184,7 +185,7 @@ struct WriteGradients {
     const int row = first + piece * kPieceTokens + piece_token(lane);
     if (features_left > 0 && (lane & 4) == 0 && row < place.num_rows) {
       const int64_t partial = place.feature / kPieceFeatures + warp;
-      params.prob_partials[partial * params.num_source + place.row + row] = sum;
+      params.prob_partials[partial * params.num_rows + place.row + row] = sum;
     }
   }
 

@@ -3,36 +3,33 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/divider.h"
 
 /// Rows of tokens that a product reads where they lie, gathered on the way to shared memory.
 ///
-/// The copy engine cannot gather, and what threads copy reaches their own block only. So each block
-/// of a cluster gathers one half of what both need and forwards it to the other: the L2 cache is
-/// read once for both, as with the copy engine's multicast. One warp copies its block's half of
-/// each stage to where the copy engine would have put it, without waiting: the stage's `landed`
-/// counts what is there. Then another warp sends the half to the same place of the other block,
-/// whose `full` counts the bytes. A place is free for the next turn when both blocks' products have
-/// read it, as `empty` counts; by then the forwarded half has been read too, since the other block
-/// multiplied it.
+/// The copy engine cannot gather, and what threads copy reaches their own block only: forwarding it
+/// to the cluster's other block takes longer than the products. So where a product gathers, the
+/// blocks of a cluster share the other operand, and each gathers tokens that it alone multiplies:
+/// two warps copy them to where the copy engine would have put them, without waiting, and the
+/// stage's `full` counts their copies besides the copy engine's bytes.
 namespace tessera::cuda {
 
-constexpr int kGatherWarp = 2;    // of the warpgroup that feeds the products
-constexpr int kForwardWarp = 3;   // its first thread
-constexpr int kLanes = 32;        // arrive at `landed`
+constexpr int kFirstGatherWarp = 2;  // of the warpgroup that feeds the products
+constexpr int kGatherWarps = 2;
+constexpr int kLanes = 32;
+constexpr int kGatherArrivals = kGatherWarps * kLanes;
 constexpr int kPieceValues = 64;  // of a row that fill 128 bytes of a tile
 
-/// Which of the tokens some rows of a tile are: this lane of a warp holds those of rows lane, lane
-/// + 32 and so on, and all lanes which of each 32 rows are any, the others being zero.
-template <int kRows>
-struct TokensOfRows {
-  static_assert(kRows % kLanes == 0);
-  uint32_t at[kRows / kLanes];
-  uint32_t exist[kRows / kLanes];
-};
+/// Which rows a warp copies: fours of rows, every second one. `idx` counts them.
+__device__ __forceinline__ int row_of_warp(int warp, int idx) {
+  return idx / 4 * (4 * kGatherWarps) + warp * 4 + idx % 4;
+}
 
-/// What the map has for rows lane, lane + 32 and so on, negative where a row is zero.
+/// What the map has for a warp's kRows rows, negative where a row is zero. Eight lanes hold those
+/// that they copy: lane l rows l % 8 * 4 + l / 8, and so on every 32.
 template <int kRows>
 struct SourcesOfRows {
+  static_assert(kRows % kLanes == 0);
   int at[kRows / kLanes];
 };
 
@@ -40,87 +37,81 @@ struct SourcesOfRows {
 /// gathered: see GroupedRowsParams.
 template <int kRows, typename Params>
 __device__ __forceinline__ SourcesOfRows<kRows> load_sources(const Params& params, int first,
-                                                             int num_rows) {
+                                                             int num_rows, int warp) {
   SourcesOfRows<kRows> sources;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
   for (int i = 0; i < kRows / kLanes; ++i) {
-    const int row = static_cast<int>(threadIdx.x) % kLanes + i * kLanes;
+    const int row = row_of_warp(warp, i * kLanes + lane % 8 * 4 + lane / 8);
     const bool is_row = row < num_rows && first + row < params.num_source;
     sources.at[i] = is_row ? __ldg(params.source + first + row) : -1;
   }
   return sources;
 }
 
-/// By a warp; waits for the sources.
+/// Where the rows lie of which a lane copies 16 bytes each, 8 lanes a row: counted in 16 bytes.
 template <int kRows>
-__device__ __forceinline__ TokensOfRows<kRows> tokens_of(const SourcesOfRows<kRows>& sources,
-                                                         int top_k) {
-  TokensOfRows<kRows> tokens;
-#pragma unroll
-  for (int i = 0; i < kRows / kLanes; ++i) {
-    tokens.at[i] = static_cast<uint32_t>(max(sources.at[i], 0)) / static_cast<uint32_t>(top_k);
-    tokens.exist[i] = __ballot_sync(~0u, sources.at[i] >= 0);
-  }
-  return tokens;
-}
-
-/// Where a row's values lie: kPieces pieces of 64 from `from` on, of which `num_columns` exist.
-struct GatheredColumns {
-  const __nv_bfloat16* from;  // in the first token's row
-  int num_columns;
-  uint32_t row_bytes;  // from one token's row to the next
+struct PlacesOfRows {
+  static constexpr uint32_t kNone = ~0U;  // zeros
+  uint32_t at[kRows / 4];
 };
 
-__device__ __forceinline__ const char* row_address(const char* from, uint32_t token,
-                                                   uint32_t row_bytes) {
+/// By a warp; waits for the sources. All at once and long before the copies, each of which would
+/// wait for its own.
+template <int kRows>
+__device__ __forceinline__ PlacesOfRows<kRows> places_of(const SourcesOfRows<kRows>& sources,
+                                                         const Divider& top_k, int num_columns) {
+  PlacesOfRows<kRows> places;
+  const uint32_t row_chunks = static_cast<uint32_t>(num_columns) / 8;
+#pragma unroll
+  for (int i = 0; i < kRows / kLanes; ++i) {
+    const int source = sources.at[i];
+    const uint32_t token = top_k.quotient(static_cast<uint32_t>(max(source, 0)));
+    const uint32_t place = source < 0 ? PlacesOfRows<kRows>::kNone : token * row_chunks;
+#pragma unroll
+    for (int lane = 0; lane < 8; ++lane) places.at[i * 8 + lane] = __shfl_sync(~0u, place, lane, 8);
+  }
+  return places;
+}
+
+__device__ __forceinline__ const char* place_address(const char* from, uint32_t place) {
   const char* address;
-  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(token), "r"(row_bytes), "l"(from));
+  asm volatile("mad.wide.u32 %0, %1, 16, %2;" : "=l"(address) : "r"(place), "l"(from));
   return address;
 }
 
-/// Starts to copy the first num_rows rows, a multiple of 8, to tiles of kTileRows rows swizzled
-/// over 128 bytes, one for each piece; by a warp. What does not exist is zero.
+/// Starts to copy a warp's rows of the first num_rows, a multiple of 8, to tiles of kTileRows rows
+/// swizzled over 128 bytes, one for each piece of 64 values from `from` on, the first token's; of
+/// these values num_columns exist. What does not exist is zero.
 template <int kPieces, int kTileRows, int kRows>
-__device__ __forceinline__ void copy_rows(__nv_bfloat16* tiles, const GatheredColumns& columns,
-                                          const TokensOfRows<kRows>& tokens, int num_rows) {
-  constexpr int kAtOnce = 8;  // copies of four rows, 8 lanes a row
+__device__ __forceinline__ void copy_rows(__nv_bfloat16* tiles, const __nv_bfloat16* from,
+                                          int num_columns, const PlacesOfRows<kRows>& places,
+                                          int num_rows, int warp) {
+  static_assert(kGatherWarps == 2, "a warp's rows have one place each in the swizzled eights");
+  constexpr int kAtOnce = 4;  // addresses that are made before their copies
   constexpr int kTileBytes = kTileRows * 128;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int chunk = lane % 8;
-  const uint32_t to = shared_address(tiles) + lane / 8 * 128;
-  const uint32_t swizzled[2] = {to + (chunk ^ (lane / 8)) * 16, to + (chunk ^ (lane / 8 + 4)) * 16};
-  const char* const from = reinterpret_cast<const char*>(columns.from + chunk * 8);
+  const int row = row_of_warp(warp, lane / 8);
+  const uint32_t to = shared_address(tiles) + row * 128 + (chunk ^ row) * 16;
+  const char* const source = reinterpret_cast<const char*>(from + chunk * 8);
 #pragma unroll
-  for (int part = 0; part < kRows / kLanes; ++part) {
-    const int rows_left = num_rows - part * kLanes - lane / 8;
-    if (num_rows <= part * kLanes) break;
-    const uint32_t exist = tokens.exist[part] >> (lane / 8);
-    const char* source[kAtOnce];
+  for (int first = 0; first < kRows / 4; first += kAtOnce) {
+    if (first * 8 >= num_rows) break;
+    const char* address[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      source[i] =
-          row_address(from, __shfl_sync(~0u, tokens.at[part], i * 4 + lane / 8), columns.row_bytes);
+    for (int i = 0; i < kAtOnce; ++i) address[i] = place_address(source, places.at[first + i]);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (i * 4 >= rows_left) continue;
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
-        const bool is_there =
-            (exist & 1u << i * 4) != 0 && piece * kPieceValues + chunk * 8 < columns.num_columns;
-        copy_16_bytes(swizzled[i % 2] + (part * kAtOnce + i) * 512 + piece * kTileBytes,
-                      source[i] + piece * 128, is_there);
+        const bool is_there = places.at[first + i] != PlacesOfRows<kRows>::kNone &&
+                              piece * kPieceValues + chunk * 8 < num_columns;
+        copy_16_bytes(to + (first + i) * 1024 + piece * kTileBytes, address[i] + piece * 128,
+                      is_there);
       }
     }
   }
-}
-
-/// Gives what has landed at `place` to the products of this block and to those of the other one; by
-/// one thread.
-__device__ __forceinline__ void forward(void* place, uint32_t num_bytes, Barrier* full,
-                                        uint32_t rank) {
-  fence_shared_for_async();
-  if (num_bytes > 0) forward_bytes(place, num_bytes, full, rank ^ 1);
-  full->arrive();
 }
 
 }  // namespace tessera::cuda

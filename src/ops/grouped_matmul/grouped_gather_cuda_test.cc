@@ -148,7 +148,7 @@ class Rig {
   template <typename Params>
   void set_source(Params& params) const {
     params.source = sources_.as<int>();
-    params.top_k = static_cast<int>(test_.top_k);
+    params.top_k = Divider(static_cast<uint32_t>(test_.top_k));
     params.tokens = tokens_.as<void>();
     params.num_source = test_.num_rows();
   }

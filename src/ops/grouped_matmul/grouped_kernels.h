@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/divider.h"
 #include "ops/grouped_matmul/grouped_tile_model.h"
 
 namespace tessera::cuda {
@@ -13,6 +14,8 @@ namespace tessera::cuda {
 constexpr int kGroupedFeatures = 128;  ///< of one block's tile
 constexpr int kGroupedBoxRows = 64;    ///< rows that one copy of tokens brings
 constexpr int kGroupedStoreRows = 32;  ///< rows of y that one store writes
+
+struct ExpertBlocks;
 
 struct GroupedRowsParams {
   CUtensorMap weight;
@@ -27,10 +30,12 @@ struct GroupedRowsParams {
   int* counter;
   const int* source;  ///< null: rows of `a` as they lie; else row r is a's row source[r] / top_k,
                       ///< zeros where negative
-  int top_k;
+  Divider top_k;
   const void* tokens;  ///< `a` itself when source is set (the map `a` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
 };
+/// Sets what a product takes of the experts, their weights' columns among it.
+void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter);
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
 
 struct GroupedWgradParams {
@@ -46,7 +51,7 @@ struct GroupedWgradParams {
   int* counter;
   const int* source;  ///< null: rows of `wide` as they lie; else row r is wide's row source[r] /
                       ///< top_k, zeros where negative
-  int top_k;
+  Divider top_k;
   const void* tokens;  ///< `wide` itself when source is set (the map `wide` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
 };

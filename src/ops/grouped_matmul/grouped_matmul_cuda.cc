@@ -84,22 +84,18 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
   const ExpertBlocks& experts = product.experts;
   const int64_t a_columns = product.by_out ? experts.wide : experts.largest;
   const int64_t y_columns = product.by_out ? experts.largest : experts.wide;
-  const GroupedRowsParams params = {
+  GroupedRowsParams params = {
       .weight = make_tensor_map({product.weight, experts.total, experts.wide},
                                 product.by_out ? kGroupedFeatures : kGroupedReduction),
       .a = make_tensor_map({product.a, num_given(product), a_columns}, kGroupedBoxRows),
       .y_map = make_tensor_map({product.y, product.num_rows, y_columns}, kGroupedStoreRows),
       .y = product.y,
-      .block_begin = experts.begin,
-      .offsets = experts.offsets,
-      .num_experts = experts.num_experts,
-      .wide = static_cast<int>(experts.wide),
       .y_columns = static_cast<int>(y_columns),
-      .counter = product.counter,
       .source = product.gather.source,
-      .top_k = product.gather.top_k,
+      .top_k = Divider(static_cast<uint32_t>(product.gather.top_k)),
       .tokens = product.a,
       .num_source = product.num_rows};
+  set_experts(params, experts, product.counter);
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -118,7 +114,7 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
       .accumulate = product.accumulate,
       .counter = product.counter,
       .source = product.gather.source,
-      .top_k = product.gather.top_k,
+      .top_k = Divider(static_cast<uint32_t>(product.gather.top_k)),
       .tokens = product.wide,
       .num_source = product.num_rows};
   launch_grouped_wgrad(params, stream);
@@ -132,6 +128,14 @@ int num_clusters() {
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
   return count / 2;
+}
+
+void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter) {
+  params.block_begin = experts.begin;
+  params.offsets = experts.offsets;
+  params.num_experts = experts.num_experts;
+  params.wide = static_cast<int>(experts.wide);
+  params.counter = counter;
 }
 
 ExpertBlocks ExpertTables::blocks(const ExpertSizes& sizes, int64_t wide) {

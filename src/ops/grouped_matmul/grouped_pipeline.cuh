@@ -15,13 +15,17 @@
 ///
 /// Features lie along the rows of the tensor cores' products and tokens along their columns, whose
 /// number can be any multiple of 8: an expert's tokens are cut into tiles of nearly one size, so
-/// that little is multiplied in vain. The two blocks of a cluster take neighbouring features and
-/// share the tokens. What is done with the products is a template's argument, an Epilogue:
+/// that little is multiplied in vain. A cluster's tile has 256 features. Its two blocks take one
+/// half of them each and share the tokens; where tokens are gathered, they take one half of the
+/// tokens each and share the weight, and a warpgroup multiplies two tiles of 64 features. What is
+/// done with the products is a template's argument, an Epilogue:
 ///   Params          its kernel's parameters: those of GroupedRowsParams that are used here
 ///   kWeightMajor    how the weight's tile lies in shared memory
 ///   kTileTokens     the most tokens of a tile, up to kMaxTokens
 ///   kBoxTokens      those that one copy brings, a divisor of kTileTokens
-///   kGathers        whether tokens are gathered; then Params is GroupedRowsParams
+///   kGathers        whether tokens are gathered; then Params is GroupedRowsParams, and
+///                   load_shared_weight(tile, params, work, k, full, rank) loads what this block
+///                   brings of the weight to both
 ///   Store           its own shared memory
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
 ///   load_weight(tile, params, work, k, full)
@@ -31,7 +35,7 @@
 ///   kDefers         whether a tile's results are stored beside the next one's products
 ///   kLongSteps      whether a step may take longer than a stage: it begins while the products of
 ///                   two stages are under way, and a stage's memory is free for the next only later
-///   keep<kColumns>(kept, d)
+///   keep<kColumns>(kept, d, half)    for each tile of 64 features
 ///   begin_store(store, params, kept, place, group)    before the first step
 ///   store_step(store, params, kept, place, step, group)
 namespace tessera::cuda {
@@ -53,23 +57,28 @@ constexpr int kApartCycles = 1500;
 
 /// Of a thread of the warpgroup that feeds and of those that multiply: no more in all than the
 /// block began with, or the taking waits for ever.
-template <bool kGathers>
-struct Registers {
-  static constexpr int kFeeds = kGathers ? 72 : 40;
-  static constexpr int kMultiplies = kGathers ? 216 : 232;
-  static constexpr int kAtFirst = 65536 / kThreads / 8 * 8;
-  static_assert(kFeeds + 2 * kMultiplies <= 3 * kAtFirst);
-};
+constexpr int kRegistersToFeed = 40;
+constexpr int kRegistersToMultiply = 232;
+static_assert(kRegistersToFeed + 2 * kRegistersToMultiply <= 3 * (65536 / kThreads / 8 * 8));
 
 using Value = __nv_bfloat16;
 
-template <int kTokens>
-struct Stage {
-  Value weight[kFeatures * kReduction];
-  Value tokens[kTokens * kReduction];
+/// How a block's part of a cluster's tile is cut.
+template <typename Epilogue>
+struct Cut {
+  static constexpr bool kGathers = Epilogue::kGathers;
+  static constexpr int kTokens = Epilogue::kTileTokens / (kGathers ? 2 : 1);
+  static constexpr int kHalves = kGathers ? 2 : 1;  // tiles of 64 features of a warpgroup
+  static constexpr int kFeatures = 2 * kHalves * 64;
 };
 
-/// What a cluster multiplies in one step; the features of its first block begin at `feature`.
+template <typename Epilogue>
+struct Stage {
+  Value weight[Cut<Epilogue>::kFeatures * kReduction];
+  Value tokens[Cut<Epilogue>::kTokens * kReduction];
+};
+
+/// What a cluster multiplies in one step.
 struct Work {
   int expert;
   int row;
@@ -98,13 +107,12 @@ struct WarpPlaces {
 
 template <typename Epilogue>
 struct Shared {
-  Stage<Epilogue::kTileTokens> stages[kStages];
+  Stage<Epilogue> stages[kStages];
   typename Epilogue::Store store;
   Barrier full[kStages];
   Barrier empty[kStages];
   WorkQueue<Work, 1> queue;
   int tile_begin[kMaxExperts + 1];
-  Barrier landed[kStages];  // of gathered tokens
   WarpPlaces places[WorkQueue<Work, 1>::kWarpsThatMultiply];
 };
 
@@ -166,25 +174,20 @@ struct Plan {
   }
 };
 
-/// What the block of this rank does of the cluster's work.
-__device__ inline Work own_part(Work work, uint32_t rank) {
-  work.feature += static_cast<int>(rank) * kFeatures;
-  return work;
-}
-
 using Cursor = RingCursor<kStages>;
 
-/// The rows of a tile that one block of the cluster gathers: whole swizzled groups of 8.
-struct OwnRows {
-  int first;
-  int count;
-};
-
-__device__ __forceinline__ OwnRows own_rows(int num_rows, uint32_t rank) {
-  const int eights = (num_rows + 7) / 8;
-  const int first_half = (eights + 1) / 2;
-  return rank == 0 ? OwnRows{0, 8 * first_half}
-                   : OwnRows{8 * first_half, 8 * (eights - first_half)};
+/// What the block of this rank does of the cluster's work: one half of the features, or of the
+/// tokens, which may be none.
+template <typename Epilogue>
+__device__ __forceinline__ Work own_part(Work work, uint32_t rank) {
+  if constexpr (Epilogue::kGathers) {
+    const int first_half = (work.num_rows + 15) / 16 * 8;
+    work.row += rank == 0 ? 0 : first_half;
+    work.num_rows = rank == 0 ? min(first_half, work.num_rows) : max(work.num_rows - first_half, 0);
+  } else {
+    work.feature += static_cast<int>(rank) * kFeatures;
+  }
+  return work;
 }
 
 constexpr int kRowBytes = kReduction * sizeof(Value);  // of a stage
@@ -196,19 +199,20 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = own_part(shared.queue.take(turn), rank);
+    const Work work = own_part<Epilogue>(shared.queue.take(turn), rank);
     if (work.expert < 0) return;
     const int num_boxes = (work.num_rows + kBoxTokens - 1) / kBoxTokens;
-    const int engine_rows =
-        Epilogue::kGathers ? own_rows(work.num_rows, rank ^ 1).count : num_boxes * kBoxTokens;
-    const uint32_t bytes = kFeatures * kRowBytes + engine_rows * kRowBytes;
+    const int engine_rows = Epilogue::kGathers ? 0 : num_boxes * kBoxTokens;
+    const uint32_t bytes = (Cut<Epilogue>::kFeatures + engine_rows) * kRowBytes;
     for (int s = 0; s < work.num_stages; ++s) {
       auto& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
       full->arrive_and_expect(bytes);
-      Epilogue::load_weight(stage.weight, params, work, s * kReduction, full);
-      if constexpr (!Epilogue::kGathers) {
+      if constexpr (Epilogue::kGathers) {
+        Epilogue::load_shared_weight(stage.weight, params, work, s * kReduction, full, rank);
+      } else {
+        Epilogue::load_weight(stage.weight, params, work, s * kReduction, full);
         for (int box = rank; box < num_boxes; box += 2)
           load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
                           {s * kReduction, work.row + box * kBoxTokens}, full, 3);
@@ -218,46 +222,25 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
   }
 }
 
-/// By one warp: copies this block's rows of tokens of all stages.
+/// By one of the warps that gather: copies its part of this block's rows of tokens of all stages.
 template <typename Epilogue>
 __device__ void gather(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
-                       uint32_t rank) {
+                       uint32_t rank, int warp) {
+  constexpr int kOwn = Cut<Epilogue>::kTokens / kGatherWarps;
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.queue.take_in_warp(turn);
+    const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) return;
-    const OwnRows rows = own_rows(work.num_rows, rank);
-    const auto tokens = tokens_of(
-        load_sources<kMaxTokens / 2>(params, work.row + rows.first, work.num_rows - rows.first),
-        params.top_k);
+    const auto places = places_of(load_sources<kOwn>(params, work.row, work.num_rows, warp),
+                                  params.top_k, params.wide);
     for (int s = 0; s < work.num_stages; ++s) {
-      const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + s * kReduction,
-                                       params.wide - s * kReduction,
-                                       params.wide * static_cast<uint32_t>(sizeof(Value))};
+      const int column = s * kReduction;
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      copy_rows<1, Epilogue::kTileTokens>(
-          shared.stages[cursor.stage].tokens + rows.first * kReduction, columns, tokens,
-          rows.count);
-      arrive_when_copied(&shared.landed[cursor.stage]);
-      cursor.advance();
-    }
-  }
-}
-
-/// By one thread: gives gathered rows to both blocks.
-template <typename Epilogue>
-__device__ void forward_gathered(Shared<Epilogue>& shared, uint32_t rank) {
-  Cursor cursor;
-  uint32_t turn = 0;
-  for (;;) {
-    const Work work = shared.queue.take(turn);
-    if (work.expert < 0) return;
-    const OwnRows rows = own_rows(work.num_rows, rank);
-    for (int s = 0; s < work.num_stages; ++s) {
-      shared.landed[cursor.stage].wait(cursor.parity);
-      forward(shared.stages[cursor.stage].tokens + rows.first * kReduction, rows.count * kRowBytes,
-              &shared.full[cursor.stage], rank);
+      copy_rows<1, Cut<Epilogue>::kTokens>(shared.stages[cursor.stage].tokens,
+                                           static_cast<const Value*>(params.tokens) + column,
+                                           params.wide - column, places, work.num_rows, warp);
+      arrive_when_copied(&shared.full[cursor.stage]);
       cursor.advance();
     }
   }
@@ -297,20 +280,32 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
                                          int group, Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr TileMajor kWeight = Epilogue::kWeightMajor;
   using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
-  float d[kColumns / 2];
+  constexpr int kHalves = Cut<Epilogue>::kHalves;
+  float d[kHalves][kColumns / 2];
 #pragma unroll
-  for (float& value : d) value = 0;
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (float& value : d[half]) value = 0;
+  }
   int last = 0;
   for (int s = 0; s < num_stages; ++s) {
     const auto& stage = shared.stages[cursor.stage];
-    uint64_t weight = describe_tile<kWeight>(stage.weight + group * 64 * kReduction, 0);
+    uint64_t weight[kHalves];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      weight[half] =
+          describe_tile<kWeight>(stage.weight + (group * kHalves + half) * 64 * kReduction, 0);
     uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens, 0);
     shared.full[cursor.stage].wait(cursor.parity);
+    if constexpr (Epilogue::kGathers) fence_shared_for_async();
     begin_products();
 #pragma unroll
     for (int k = 0; k < kReduction / 16; ++k) {
-      Product::run(d, weight, tokens, true);
-      weight += kNextReduction<kWeight>;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        Product::run(d[half], weight[half], tokens, true);
+        weight[half] += kNextReduction<kWeight>;
+      }
       tokens += kNextReduction<TileMajor::kReduction>;
     }
     commit_products();
@@ -324,9 +319,11 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   }
   if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, num_stages, group);
   wait_products<0>();
-  fence_values(d);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
   if (num_stages > 0) release(shared, last);
-  Epilogue::template keep<kColumns>(kept, d);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) Epilogue::template keep<kColumns>(kept, d[half], half);
   WarpPlaces& places = own_places(shared);
   const Place place = Epilogue::place(read_place(places.tile), group);
   write_place(places.kept, place);
@@ -334,13 +331,17 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
 }
 
+/// Up to which the numbers of columns are multiples of 32, else of 8.
+template <typename Epilogue>
+constexpr int kCoarseColumns = Epilogue::kGathers ? 96 : 128;
+
 /// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
-template <typename Epilogue, int kColumns = Epilogue::kTileTokens>
+template <typename Epilogue, int kColumns = Cut<Epilogue>::kTokens>
 __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  const typename Epilogue::Params& params,
                                                  int num_rows, int num_stages, int group,
                                                  Cursor& cursor, typename Epilogue::Kept& kept) {
-  constexpr int kFewer = kColumns - (kColumns <= 128 ? 32 : 8);
+  constexpr int kFewer = kColumns - (kColumns <= kCoarseColumns<Epilogue> ? 32 : 8);
   if constexpr (kFewer > 0) {
     if (num_rows <= kFewer)
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
@@ -359,7 +360,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   write_place(own_places(shared).kept, {});
   if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
-    const Work work = own_part(shared.queue.take_in_warp(turn), rank);
+    const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
     write_place(own_places(shared).tile,
                 {work.row, work.num_rows, work.feature, work.num_features});
@@ -394,9 +395,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     prefetch(&params.weight);
     if constexpr (!kGathers) prefetch(&params.a);
     for (int s = 0; s < kStages; ++s) {
-      shared.full[s].init(kGathers ? 2 : 1);
+      shared.full[s].init(kGathers ? 1 + kGatherArrivals : 1);
       shared.empty[s].init(4);
-      if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
     shared.queue.init(kGathers ? 3 : 1);
     Epilogue::init(shared.store);
@@ -405,20 +405,17 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<Registers<kGathers>::kFeeds>();
+    give_registers_back<kRegistersToFeed>();
     if (threadIdx.x == 0) {
       produce<Epilogue>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
       plan_work<Epilogue>(shared, params);
     } else if constexpr (kGathers) {
-      if (threadIdx.x / 32 == kGatherWarp) {
-        gather<Epilogue>(shared, params, rank);
-      } else if (threadIdx.x == kForwardWarp * 32) {
-        forward_gathered<Epilogue>(shared, rank);
-      }
+      const int warp = read_thread() / 32 - kFirstGatherWarp;
+      if (warp >= 0) gather<Epilogue>(shared, params, rank, warp);
     }
   } else {
-    take_registers<Registers<kGathers>::kMultiplies>();
+    take_registers<kRegistersToMultiply>();
     consume<Epilogue>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps

@@ -49,7 +49,7 @@ struct WriteRows {
   static constexpr int kTileTokens = kMaxTokens;
   static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
-  static constexpr bool kDefers = !kFromTokens;  // those that gather lack the registers
+  static constexpr bool kDefers = true;
   static constexpr bool kLongSteps = false;
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 
@@ -79,24 +79,31 @@ struct WriteRows {
     }
   }
 
-  // Tokens that are stored at once: few where nothing else is done meanwhile.
-  static constexpr int kPassTokens = kDefers ? kStoreBuffer : kStoreBuffer / 2;
-  static constexpr int kSteps = kMaxTokens / kPassTokens;
-  static constexpr int kBuffers = kStoreBuffer / kPassTokens;
+  /// What a block loads of the weight for both.
+  static __device__ void load_shared_weight(Value* tile, const Params& params, const Work& work,
+                                            int k, Barrier* full, uint32_t rank) {
+    static_assert(kByOut);
+    const int first = static_cast<int>(rank) * kFeatures;
+    load_box_to_all(tile + first * kReduction, &params.weight,
+                    {k, work.weight_row + work.feature + first}, full, 3);
+  }
+
+  static constexpr int kSteps = 2;
   using Kept = KeptRows;
 
   static __device__ __forceinline__ Place place(Place tile, int group) {
-    tile.feature += group * 64;
+    tile.feature += group * Cut<WriteRows>::kHalves * 64;
     if (tile.feature >= tile.num_features) tile.num_rows = 0;
     return tile;
   }
 
   template <int kColumns>
-  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2]) {
+  static __device__ __forceinline__ void keep(Kept& kept, const float (&d)[kColumns / 2],
+                                              int half) {
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const __nv_bfloat162 two = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
-      kept.packed[i] = reinterpret_cast<const uint32_t&>(two);
+      kept.packed[half * kStoreBuffer / 4 + i] = reinterpret_cast<const uint32_t&>(two);
     }
   }
 
@@ -113,20 +120,24 @@ struct WriteRows {
   }
 
  private:
+  /// Half of the tokens, or all of one half of the features.
   template <int kPass>
   static __device__ __forceinline__ void store(Store& memory, const Params& params, Kept& kept,
-                                               const Place& place, int group) {
-    constexpr int kFirst = kPass * kPassTokens;
+                                               Place place, int group) {
+    constexpr int kFirst = kGathers ? 0 : kPass * kStoreBuffer;
+    if constexpr (kGathers) {
+      place.feature += kPass * 64;
+      if (place.feature >= place.num_features) return;
+    }
     if (kFirst >= place.num_rows) return;
     const bool leader = threadIdx.x % kWarpgroup == 0;
-    Value* const tile = memory.tiles[group] + kPass % kBuffers * (kPassTokens * 64);
-    // Its first buffer may be the one that the tile before stored last.
-    if (leader) wait_stores_read<kPass == 0 ? 0 : kBuffers - 1>();
+    Value* const tile = memory.tiles[group];
+    if (leader) wait_stores_read<0>();
     sync_threads(1 + group, kWarpgroup);
-    fill_store<kPassTokens>(tile, kept.packed + kFirst / 4);
+    fill_store<kStoreBuffer>(tile, kept.packed + kPass * kStoreBuffer / 4);
     fence_shared_for_async();
     sync_threads(1 + group, kWarpgroup);
-    for (int first = kFirst; first < min(kFirst + kPassTokens, place.num_rows);
+    for (int first = kFirst; first < min(kFirst + kStoreBuffer, place.num_rows);
          first += kStoreTokens)
       store_chunk(params, place, tile + (first - kFirst) * 64, first);
     if (leader) commit_stores();

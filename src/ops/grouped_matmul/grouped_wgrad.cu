@@ -1,7 +1,8 @@
 // The gradient of the experts' matrices on Hopper's tensor cores: the sum over an expert's tokens
 // of the products of a narrow and a wide row. Both operands are read as they lie, tokens along the
 // reduction. Persistent clusters of two blocks that take neighbouring rows of the gradient and
-// share the wide operand; one warpgroup feeds the copy engine and two multiply.
+// share the wide operand, or, where its rows are gathered, neighbouring columns and share the
+// narrow one; one warpgroup feeds the copy engine and two multiply.
 //
 // Where experts have few tokens, the F32 values take as long to write as to compute: the two
 // warpgroups take tiles by turns, and one multiplies while the other stores. Where they have many,
@@ -20,7 +21,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kRows = 128;  // of the gradient, of a block
+constexpr int kRows = 256;  // of the gradient, of a cluster
 constexpr int kTokens = kGroupedReduction;
 constexpr int64_t kMostRowsByTurns = 3072;  // of an expert, as the GPU's power has it (docs/log.md)
 constexpr int kShortStages = 12;            // of a tile that leaves no time to find the next one
@@ -33,7 +34,7 @@ constexpr int kTile = 64 * kTokens;  // values of one copy
 using Value = __nv_bfloat16;
 using Params = GroupedWgradParams;
 
-/// What a cluster multiplies in one step; the rows of its first block begin at `row`.
+/// What a cluster multiplies in one step.
 struct Work {
   int expert;
   int row;  // in the expert's block
@@ -51,16 +52,17 @@ struct Way {
   static constexpr bool kTurns = kByTurns;
   static constexpr bool kAccumulate = kAdds;
   static constexpr bool kGathers = kGathersRows;
-  static constexpr int kColumns = kTurns ? 128 : 256;  // of the gradient, of a block
-  static constexpr int kHalves = kTurns ? 2 : 1;       // of a block's rows, of a warpgroup's tile
+  // Of the gradient: a cluster's columns, a block's part, and tiles of 64 rows of a warpgroup.
+  static constexpr int kClusterColumns = kTurns ? 128 : 256;
+  static constexpr int kColumns = kGathers ? kClusterColumns / 2 : kClusterColumns;
+  static constexpr int kBlockRows = kGathers ? kRows : kRows / 2;
+  static constexpr int kHalves = kBlockRows / 64 / (kTurns ? 1 : 2);
   static constexpr int kStages = kTurns ? 6 : 4;
   static constexpr int kGroupsAhead = kTurns ? 2 : 4;  // see lines::Before
-  static constexpr int kOwnTiles = kColumns / 64 / 2;  // of the wide operand, that a block gathers
-  static constexpr uint32_t kOwnBytes = kOwnTiles * kTile * sizeof(Value);
   using Cursor = RingCursor<kStages>;
 
   struct Stage {
-    Value narrow[kRows / 64][kTile];
+    Value narrow[kBlockRows / 64][kTile];
     Value wide[kColumns / 64][kTile];
   };
   struct Shared {
@@ -70,7 +72,6 @@ struct Way {
     Barrier begins[2];  // a warpgroup's next tile, when the other has all stages of its own
     WorkQueue<Work, kTurns ? 2 : 1> queue;
     int tile_begin[kMaxExperts + 1];
-    Barrier landed[kStages];  // of gathered tokens
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 };
@@ -83,7 +84,7 @@ struct Plan {
   __device__ int rows(int expert) const {
     return params.block_begin[expert + 1] - params.block_begin[expert];
   }
-  __device__ int pairs(int expert) const { return (rows(expert) + 2 * kRows - 1) / (2 * kRows); }
+  __device__ int pairs(int expert) const { return (rows(expert) + kRows - 1) / kRows; }
   __device__ int column_tiles() const { return (params.num_columns + columns - 1) / columns; }
 
   __device__ Work work(int tile) const {
@@ -92,7 +93,7 @@ struct Plan {
     const int first = static_cast<int>(params.offsets[expert]);
     const int num_tokens = static_cast<int>(params.offsets[expert + 1]) - first;
     return {.expert = expert,
-            .row = 2 * at.minor * kRows,
+            .row = at.minor * kRows,
             .num_rows = rows(expert),
             .column = at.major * columns,
             .block_begin = params.block_begin[expert],
@@ -103,27 +104,39 @@ struct Plan {
 };
 
 /// What the block of this rank does of the cluster's work.
-__device__ Work own_part(Work work, uint32_t rank) {
-  work.row += static_cast<int>(rank) * kRows;
+template <typename W>
+__device__ __forceinline__ Work own_part(Work work, uint32_t rank) {
+  if constexpr (W::kGathers) {
+    work.column += static_cast<int>(rank) * W::kColumns;
+  } else {
+    work.row += static_cast<int>(rank) * W::kBlockRows;
+  }
   return work;
 }
 
+/// Each block loads its own part of one operand, and one half of what both need of the other. What
+/// is gathered is the own part.
 template <typename W>
 __device__ void produce(typename W::Shared& shared, const Params& params, uint32_t rank) {
+  using Stage = typename W::Stage;
+  constexpr uint32_t kBytes = W::kGathers ? sizeof(Stage::narrow) : sizeof(Stage);
   typename W::Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = own_part(shared.queue.take(turn), rank);
+    const Work work = own_part<W>(shared.queue.take(turn), rank);
     if (work.expert < 0) return;
     for (int s = 0; s < work.num_stages; ++s) {
-      typename W::Stage& stage = shared.stages[cursor.stage];
+      Stage& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
       const int token = work.first_token + s * kTokens;
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      full->arrive_and_expect(sizeof(typename W::Stage) - (W::kGathers ? W::kOwnBytes : 0));
-      for (int i = 0; i < kRows / 64; ++i)
-        load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
-      if constexpr (!W::kGathers) {
+      full->arrive_and_expect(kBytes);
+      if constexpr (W::kGathers) {
+        for (int i = rank; i < W::kBlockRows / 64; i += 2)
+          load_box_to_all(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full, 3);
+      } else {
+        for (int i = 0; i < W::kBlockRows / 64; ++i)
+          load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
         for (int i = rank; i < W::kColumns / 64; i += 2)
           load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
       }
@@ -132,48 +145,30 @@ __device__ void produce(typename W::Shared& shared, const Params& params, uint32
   }
 }
 
-/// By one warp: copies this block's tiles of the wide operand of all stages. Where the next
-/// stage's tokens are is read before this one's are copied, and waited for after.
+/// By one of the warps that gather: copies its part of this block's tiles of the wide operand of
+/// all stages. Where the next stage's tokens are is read before this one's are copied, and waited
+/// for after.
 template <typename W>
-__device__ void gather(typename W::Shared& shared, const Params& params, uint32_t rank) {
+__device__ void gather(typename W::Shared& shared, const Params& params, uint32_t rank, int warp) {
+  constexpr int kOwn = kTokens / kGatherWarps;
   typename W::Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
-    const Work work = shared.queue.take_in_warp(turn);
+    const Work work = own_part<W>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) return;
-    const int column = work.column + static_cast<int>(rank) * W::kOwnTiles * 64;
-    const GatheredColumns columns = {static_cast<const Value*>(params.tokens) + column,
-                                     params.num_columns - column,
-                                     params.num_columns * static_cast<uint32_t>(sizeof(Value))};
+    const Value* const from = static_cast<const Value*>(params.tokens) + work.column;
     const auto sources_of = [&](int s) {
-      return load_sources<kTokens>(params, work.first_token + s * kTokens,
-                                   work.num_tokens - s * kTokens);
+      return load_sources<kOwn>(params, work.first_token + s * kTokens,
+                                work.num_tokens - s * kTokens, warp);
     };
     auto sources = sources_of(0);
     for (int s = 0; s < work.num_stages; ++s) {
-      const auto tokens = tokens_of(sources, params.top_k);
+      const auto places = places_of(sources, params.top_k, params.num_columns);
       sources = sources_of(s + 1);
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      copy_rows<W::kOwnTiles, kTokens>(shared.stages[cursor.stage].wide[rank * W::kOwnTiles],
-                                       columns, tokens, kTokens);
-      arrive_when_copied(&shared.landed[cursor.stage]);
-      cursor.advance();
-    }
-  }
-}
-
-/// By one thread: gives gathered tiles to both blocks.
-template <typename W>
-__device__ void forward_gathered(typename W::Shared& shared, uint32_t rank) {
-  typename W::Cursor cursor;
-  uint32_t turn = 0;
-  for (;;) {
-    const Work work = shared.queue.take(turn);
-    if (work.expert < 0) return;
-    for (int s = 0; s < work.num_stages; ++s) {
-      shared.landed[cursor.stage].wait(cursor.parity);
-      forward(shared.stages[cursor.stage].wide[rank * W::kOwnTiles], W::kOwnBytes,
-              &shared.full[cursor.stage], rank);
+      copy_rows<W::kColumns / 64, kTokens>(shared.stages[cursor.stage].wide[0], from,
+                                           params.num_columns - work.column, places, kTokens, warp);
+      arrive_when_copied(&shared.full[cursor.stage]);
       cursor.advance();
     }
   }
@@ -193,7 +188,7 @@ __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
 /// warpgroup clears its own half of the narrow operand, and the first one the wide operand.
 template <typename W>
 __device__ __forceinline__ void clear_tail(typename W::Stage& stage, int num_tokens, int group) {
-  const int first_half = W::kTurns ? 0 : group;
+  const int first_half = W::kTurns ? 0 : group * W::kHalves;
   clear_rows(stage.narrow[first_half], W::kHalves, num_tokens);
   if (!W::kGathers && first_half == 0) clear_rows(stage.wide[0], W::kColumns / 64, num_tokens);
   fence_shared_for_async();
@@ -235,7 +230,7 @@ template <typename W>
 __device__ __forceinline__ void multiply(typename W::Shared& shared, const Params& params,
                                          const Work& work, int group, typename W::Cursor& cursor) {
   using Product = WarpgroupProduct<W::kColumns, TileMajor::kOther, TileMajor::kOther>;
-  const int first_half = W::kTurns ? 0 : group;
+  const int first_half = W::kTurns ? 0 : group * W::kHalves;
   float d[W::kHalves][W::kColumns / 2];
 #pragma unroll
   for (int half = 0; half < W::kHalves; ++half) {
@@ -253,7 +248,11 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared, const Param
     uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = work.num_tokens - s * kTokens;
-    if (left < kTokens) clear_tail<W>(stage, left, group);
+    if (left < kTokens) {
+      clear_tail<W>(stage, left, group);
+    } else if constexpr (W::kGathers) {
+      fence_shared_for_async();
+    }
     begin_products();
 #pragma unroll
     for (int k = 0; k < kTokens / 16; ++k) {
@@ -298,7 +297,7 @@ __device__ __forceinline__ void consume(typename W::Shared& shared, const Params
   const int group = threadIdx.x / kWarpgroup - 1;
   for (;;) {
     const uint32_t now = turn;
-    const Work work = own_part(shared.queue.take_in_warp(turn), rank);
+    const Work work = own_part<W>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
     if (W::kTurns && now % 2 != static_cast<uint32_t>(group)) {
       cursor.advance(work.num_stages);
@@ -312,7 +311,7 @@ __device__ __forceinline__ void consume(typename W::Shared& shared, const Params
 /// By a warp of the cluster's first block.
 template <typename W>
 __device__ void plan_work(typename W::Shared& shared, const Params& params) {
-  const Plan plan{params, {shared.tile_begin, params.num_experts}, W::kColumns};
+  const Plan plan{params, {shared.tile_begin, params.num_experts}, W::kClusterColumns};
   sum_tiles(plan.tiles, [&](int expert) {
     // An expert without tokens adds nothing, but its gradient must be written where it is not
     // added to.
@@ -342,9 +341,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     prefetch(&params.narrow);
     if constexpr (!kGathers) prefetch(&params.wide);
     for (int s = 0; s < W::kStages; ++s) {
-      shared.full[s].init(kGathers ? 2 : 1);
+      shared.full[s].init(kGathers ? 1 + kGatherArrivals : 1);
       shared.empty[s].init(W::kTurns ? 2 : 4);
-      if constexpr (kGathers) shared.landed[s].init(kLanes);
     }
     for (Barrier& begins : shared.begins) begins.init(kWarpgroup / 32);
     shared.queue.init(kGathers ? 3 : 1);
@@ -354,20 +352,17 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   sync_cluster();
   const uint32_t rank = cluster_rank();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<kGathers ? 72 : 40>();
+    give_registers_back<40>();
     if (threadIdx.x == 0) {
       produce<W>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
       plan_work<W>(shared, params);
     } else if constexpr (kGathers) {
-      if (threadIdx.x / 32 == kGatherWarp) {
-        gather<W>(shared, params, rank);
-      } else if (threadIdx.x == kForwardWarp * 32) {
-        forward_gathered<W>(shared, rank);
-      }
+      const int warp = threadIdx.x / 32 - kFirstGatherWarp;
+      if (warp >= 0) gather<W>(shared, params, rank, warp);
     }
   } else {
-    take_registers<kGathers ? 216 : 232>();
+    take_registers<232>();
     consume<W>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps
