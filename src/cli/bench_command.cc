@@ -148,20 +148,20 @@ int run_layer_bench(const Settings& settings, const BenchArguments& arguments) {
 }
 
 nlohmann::json to_json(const ProductTiles& product) {
+  const auto describe = [&](const ProductTiles::Choice& choice, bool taken) -> nlohmann::json {
+    return {{"max_rows", choice.max_rows},       {"taken", taken},
+            {"tile_rows", choice.tiles.tallest}, {"tiles", choice.tiles.num_tiles},
+            {"padding", choice.tiles.padding},   {"idle", choice.tiles.idle},
+            {"seconds", choice.seconds},         {"tflops", product.flops / choice.seconds / 1e12}};
+  };
   nlohmann::json choices = nlohmann::json::array();
-  for (const ProductTiles::Choice& choice : product.choices) {
-    choices.push_back({{"max_rows", choice.max_rows},
-                       {"taken", choices.empty()},
-                       {"tile_rows", choice.tiles.tallest},
-                       {"tiles", choice.tiles.num_tiles},
-                       {"padding", choice.tiles.padding},
-                       {"idle", choice.tiles.idle},
-                       {"seconds", choice.seconds},
-                       {"tflops", product.flops / choice.seconds / 1e12}});
-  }
-  return {{"product", product.name}, {"expert_sizes", product.expert_sizes},
-          {"width", product.width},  {"by_rows", product.by_rows},
-          {"flops", product.flops},  {"choices", choices}};
+  for (const ProductTiles::Choice& choice : product.choices)
+    choices.push_back(describe(choice, choices.empty()));
+  nlohmann::json result = {{"product", product.name}, {"expert_sizes", product.expert_sizes},
+                           {"width", product.width},  {"by_rows", product.by_rows},
+                           {"flops", product.flops},  {"choices", choices}};
+  if (product.gathered) result["gathered"] = describe(*product.gathered, true);
+  return result;
 }
 
 nlohmann::json to_json(const LayerTiles& tiles) {
@@ -188,14 +188,16 @@ void print(const ProductTiles& product) {
         cuda::kGroupedMaxExperts, cuda::kGroupedReduction);
     return;
   }
-  for (const ProductTiles::Choice& choice : product.choices) {
+  const auto print_choice = [&](const ProductTiles::Choice& choice, const char* what) {
     std::cout << fmt::format(
         "  at most {:3} rows: {:6} tiles of up to {:3} rows, {:4.1f} % padding, clusters {:4.1f} % "
         "idle, {:8.1f} us, {:4.0f} TFLOPS{}\n",
         choice.max_rows, choice.tiles.num_tiles, choice.tiles.tallest, 100 * choice.tiles.padding,
-        100 * choice.tiles.idle, 1e6 * choice.seconds, product.flops / choice.seconds / 1e12,
-        &choice == product.choices.data() ? " (taken)" : "");
-  }
+        100 * choice.tiles.idle, 1e6 * choice.seconds, product.flops / choice.seconds / 1e12, what);
+  };
+  for (const ProductTiles::Choice& choice : product.choices)
+    print_choice(choice, &choice == product.choices.data() ? " (taken)" : "");
+  if (product.gathered) print_choice(*product.gathered, " (taken where rows are gathered)");
 }
 
 int print_tiles(const Settings& settings, const BenchArguments& arguments) {

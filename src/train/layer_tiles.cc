@@ -84,10 +84,12 @@ ProductTiles predict(std::string name, const Experts& experts, bool by_rows, DTy
                                              .wide = experts.width,
                                              .largest = experts.sizes.largest()});
   if (!in_tiles || !(by_rows || cuda::parts_in_tiles(experts.sizes))) return product;
-  for (const int height : cuda::kTileHeights) {
-    const auto tiles = cuda::predict_tiles(tiled, height, cuda::kModelClusters);
-    product.choices.push_back({height, tiles, tiles.cycles / cuda::kModelClockHz});
-  }
+  const auto choice = [&](int height, bool gathered) {
+    const auto tiles = cuda::predict_tiles(tiled, height, cuda::kModelClusters, gathered);
+    return ProductTiles::Choice{height, tiles, tiles.cycles / cuda::kModelClockHz};
+  };
+  for (const int height : cuda::kTileHeights) product.choices.push_back(choice(height, false));
+  if (by_rows) product.gathered = choice(cuda::kTileHeights[0], true);
   return product;
 }
 

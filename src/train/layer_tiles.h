@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct ProductTiles {
   double flops = 0;          ///< of all experts' rows
   /// The kernels' own first; none where the product does not run in tiles.
   std::vector<Choice> choices;
+  /// The kernels' own where the product's rows are gathered (moe.fuse_gather), as they may be where
+  /// it reads tokens or their gradients in the experts' order.
+  std::optional<Choice> gathered = {};
 };
 
 /// The grouped products of one MoE layer in the order of a step, with every expert as many tokens
@@ -34,9 +38,9 @@ struct LayerTiles {
   std::vector<ProductTiles> products;
 };
 
-/// A prediction for the GPU that the model was fitted on, which need not be there: products of rows
-/// in order, forward and for the gradients of their inputs, of one micro-batch on one rank. Throws
-/// UserError where the settings have no grouped products in BF16 or compute on the host.
+/// A prediction for the GPU that the model was fitted on, which need not be there: products,
+/// forward and for the gradients of their inputs, of one micro-batch on one rank. Throws UserError
+/// where the settings have no grouped products in BF16 or compute on the host.
 LayerTiles predict_layer_tiles(const Settings& settings);
 
 }  // namespace tessera

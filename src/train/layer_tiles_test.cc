@@ -58,6 +58,11 @@ TEST(LayerTiles, AreThoseOfTheFourProducts) {
     const double features = product.by_rows ? static_cast<double>(size) : 64;
     EXPECT_DOUBLE_EQ(taken.tiles.padding, 1 - 75 * features / (96 * 256));
     EXPECT_GT(taken.seconds, 1e-6);
+    ASSERT_EQ(product.gathered.has_value(), product.by_rows);
+    if (product.by_rows) {
+      EXPECT_EQ(product.gathered->tiles.tallest, 128);  // halves of 40 and 35, 64 columns each
+      EXPECT_GT(product.gathered->seconds, taken.seconds);
+    }
     EXPECT_EQ(product.choices.back().max_rows, 64);
     EXPECT_EQ(product.choices.back().tiles.num_tiles, 16);
   }

@@ -80,9 +80,9 @@ __device__ __forceinline__ const char* place_address(const char* from, uint32_t 
   return address;
 }
 
-/// Starts to copy a warp's rows of the first num_rows, a multiple of 8, to tiles of kTileRows rows
-/// swizzled over 128 bytes, one for each piece of 64 values from `from` on, the first token's; of
-/// these values num_columns exist. What does not exist is zero.
+/// Starts to copy a warp's rows of at least the first num_rows to tiles of kTileRows rows swizzled
+/// over 128 bytes, one for each piece of 64 values from `from` on, the first token's; of these
+/// values num_columns exist. What does not exist is zero.
 template <int kPieces, int kTileRows, int kRows>
 __device__ __forceinline__ void copy_rows(__nv_bfloat16* tiles, const __nv_bfloat16* from,
                                           int num_columns, const PlacesOfRows<kRows>& places,

@@ -181,7 +181,7 @@ using Cursor = RingCursor<kStages>;
 template <typename Epilogue>
 __device__ __forceinline__ Work own_part(Work work, uint32_t rank) {
   if constexpr (Epilogue::kGathers) {
-    const int first_half = (work.num_rows + 15) / 16 * 8;
+    const int first_half = first_half_rows(work.num_rows);
     work.row += rank == 0 ? 0 : first_half;
     work.num_rows = rank == 0 ? min(first_half, work.num_rows) : max(work.num_rows - first_half, 0);
   } else {
@@ -331,17 +331,15 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
 }
 
-/// Up to which the numbers of columns are multiples of 32, else of 8.
-template <typename Epilogue>
-constexpr int kCoarseColumns = Epilogue::kGathers ? 96 : 128;
-
-/// multiply<product_columns(num_rows)>: accumulators need a size known when compiled.
+/// multiply<product_columns(num_rows)>, or as gathered_columns has it: accumulators need a size
+/// known when compiled.
 template <typename Epilogue, int kColumns = Cut<Epilogue>::kTokens>
 __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  const typename Epilogue::Params& params,
                                                  int num_rows, int num_stages, int group,
                                                  Cursor& cursor, typename Epilogue::Kept& kept) {
-  constexpr int kFewer = kColumns - (kColumns <= kCoarseColumns<Epilogue> ? 32 : 8);
+  constexpr int kCoarse = Epilogue::kGathers ? kCoarseHalfColumns : kCoarseColumns;
+  constexpr int kFewer = kColumns - (kColumns <= kCoarse ? 32 : 8);
   if constexpr (kFewer > 0) {
     if (num_rows <= kFewer)
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,

@@ -53,7 +53,8 @@ class Clusters {
 
 }  // namespace
 
-TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters) {
+TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters,
+                             bool gathered) {
   Clusters clusters(num_clusters);
   TilePrediction result;
   double used = 0;
@@ -65,7 +66,8 @@ TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows,
     const int num_tiles = num_row_tiles(num_rows, max_rows);
     for (int tile = 0; tile < num_tiles; ++tile) {
       const int height = tile_rows(num_rows, num_tiles);
-      const int columns = product_columns(std::min(height, num_rows - tile * height));
+      const int rows = std::min(height, num_rows - tile * height);
+      const int columns = gathered ? gathered_columns(rows) : product_columns(rows);
       for (int64_t pair = 0; pair < pairs; ++pair)
         clusters.take(static_cast<double>(stages) * stage_cycles(columns) + kTileCycles);
       result.tallest = std::max(result.tallest, columns);

@@ -23,10 +23,27 @@ TESSERA_HOST_DEVICE constexpr int num_row_tiles(int num_rows, int max_rows = kGr
   return (num_rows + max_rows - 1) / max_rows;
 }
 
+/// Up to which the products' numbers of columns are multiples of 32, above it of 8: with all rows
+/// of a tile, and with one half of them.
+constexpr int kCoarseColumns = 128;
+constexpr int kCoarseHalfColumns = 96;
+
 /// How many columns the products have that multiply a tile of rows.
 TESSERA_HOST_DEVICE constexpr int product_columns(int num_rows) {
-  const int step = num_rows <= 128 ? 32 : 8;
+  const int step = num_rows <= kCoarseColumns ? 32 : 8;
   return (num_rows + step - 1) / step * step;
+}
+
+/// Of a tile whose rows are gathered, those of a cluster's first block; its second has the rest.
+TESSERA_HOST_DEVICE constexpr int first_half_rows(int num_rows) {
+  return (num_rows + 15) / 16 * 8;
+}
+
+/// product_columns of both blocks together where rows are gathered: the second's count as many.
+TESSERA_HOST_DEVICE constexpr int gathered_columns(int num_rows) {
+  const int rows = first_half_rows(num_rows);
+  const int step = rows <= kCoarseHalfColumns ? 32 : 8;
+  return 2 * ((rows + step - 1) / step * step);
 }
 
 /// The rows of each of an expert's tiles but the last, which may have fewer: nearly equal parts.
@@ -57,7 +74,9 @@ inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128,
 
 /// What tiles of at most max_rows rows would take on `num_clusters` clusters that take one tile
 /// after the other. A stage of 64 values of the reduction takes the longer of its products and its
-/// loads, a tile some more cycles to begin and to end.
-TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters);
+/// loads, a tile some more cycles to begin and to end. Of gathered rows it knows the columns, not
+/// that they take 4 to 6 % longer to come.
+TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters,
+                             bool gathered = false);
 
 }  // namespace tessera::cuda

@@ -37,6 +37,30 @@ TEST(GroupedTiles, ColumnsAreThoseThatProductsHave) {
   }
 }
 
+/// What the second block has is no more than the first's.
+TEST(GroupedTiles, HalvesOfGatheredRowsAreInTheirColumns) {
+  for (int rows = 1; rows <= kGroupedMaxRows; ++rows) {
+    const int first = first_half_rows(rows);
+    ASSERT_GE(2 * first, rows);
+    ASSERT_LT(2 * first, rows + 16);
+    ASSERT_EQ(first % 8, 0);
+    const int columns = gathered_columns(rows);
+    ASSERT_GE(columns, 2 * first);
+    ASSERT_LE(columns, kGroupedMaxRows);
+    ASSERT_EQ(columns % (columns <= 192 ? 64 : 16), 0);
+  }
+}
+
+TEST(GroupedTiles, GatheredTilesArePaddedByHalves) {
+  const auto padding = [](int64_t rows, bool gathered) {
+    const TiledExpert expert{.rows = rows, .features = 256, .reduction = 64};
+    return predict_tiles({&expert, 1}, kGroupedMaxRows, 1, gathered).padding;
+  };
+  for (const int64_t rows : {64, 128, 192, 224, 240, 256}) EXPECT_EQ(padding(rows, true), 0);
+  EXPECT_DOUBLE_EQ(padding(136, true), 1 - 136.0 / 192);
+  EXPECT_EQ(padding(136, false), 0);
+}
+
 TEST(GroupedTiles, NothingTakesNoTime) {
   for (const std::vector<int64_t>& rows_of : {std::vector<int64_t>{}, {0, 0}}) {
     const TilePrediction none = predict(rows_of, 512, 4);
