@@ -1,5 +1,6 @@
 #include "hf/testing/ground_truth.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -122,6 +123,12 @@ struct NextTokenBatch {
 };
 
 }  // namespace
+
+double moved_share(const std::vector<double>& counts, const std::vector<double>& expected) {
+  double moved = 0;
+  for (size_t i = 0; i < counts.size(); ++i) moved += std::abs(counts[i] - expected[i]) / 2;
+  return moved / std::max(1.0, std::accumulate(expected.begin(), expected.end(), 0.0));
+}
 
 GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), DType dtype,
                          const Backend& backend)

@@ -53,6 +53,9 @@ struct GradientErrors {
   std::vector<double> tensors;  ///< of each that is not zero
 };
 
+/// Assignments that went to another expert than `expected` has them, at least, of all.
+double moved_share(const std::vector<double>& counts, const std::vector<double>& expected);
+
 /// A model of a ground-truth folder with its weights, and what the folder says of it.
 class GroundTruth {
  public:
