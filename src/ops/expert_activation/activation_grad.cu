@@ -52,7 +52,6 @@ struct WriteGradients {
   static constexpr int kTileTokens = kGradTileTokens;
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   static constexpr bool kGathers = false;
-  static constexpr bool kDefers = true;
   static constexpr bool kLongSteps = true;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = kTileTokens / kStoreTokens;

@@ -30,9 +30,9 @@
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
 ///   load_weight(tile, params, work, k, full)
 ///   init(store)     by one thread, before all else
-///   Kept            the results of one tile, as a thread keeps them; stored in kSteps steps
+///   Kept            the results of one tile, as a thread keeps them; stored in kSteps steps beside
+///                   the next tile's products
 ///   place(tile, group)    where those of a warpgroup belong
-///   kDefers         whether a tile's results are stored beside the next one's products
 ///   kLongSteps      whether a step may take longer than a stage: it begins while the products of
 ///                   two stages are under way, and a stage's memory is free for the next only later
 ///   keep<kColumns>(kept, d, half)    for each tile of 64 features
@@ -309,7 +309,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
       tokens += kNextReduction<TileMajor::kReduction>;
     }
     commit_products();
-    const bool has_step = Epilogue::kDefers && s < Epilogue::kSteps;
+    const bool has_step = s < Epilogue::kSteps;
     if (Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
     wait_products<1>();
     if (s > 0) release(shared, last);
@@ -317,7 +317,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     cursor.advance();
     if (!Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
   }
-  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, num_stages, group);
+  store_all<Epilogue>(shared, params, kept, num_stages, group);
   wait_products<0>();
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
@@ -328,7 +328,6 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
   const Place place = Epilogue::place(read_place(places.tile), group);
   write_place(places.kept, place);
   Epilogue::begin_store(shared.store, params, kept, place, group);
-  if constexpr (!Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
 }
 
 /// multiply<product_columns(num_rows)>, or as gathered_columns has it: accumulators need a size
@@ -364,7 +363,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
                 {work.row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
-  if constexpr (Epilogue::kDefers) store_all<Epilogue>(shared, params, kept, 0, group);
+  store_all<Epilogue>(shared, params, kept, 0, group);
   wait_stores_read<0>();  // shared memory ends with the block
 }
 

@@ -49,7 +49,6 @@ struct WriteRows {
   static constexpr int kTileTokens = kMaxTokens;
   static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
-  static constexpr bool kDefers = true;
   static constexpr bool kLongSteps = false;
   static constexpr TileMajor kWeightMajor = kByOut ? TileMajor::kReduction : TileMajor::kOther;
 

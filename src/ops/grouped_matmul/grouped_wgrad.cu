@@ -59,6 +59,7 @@ struct Way {
   static constexpr int kHalves = kBlockRows / 64 / (kTurns ? 1 : 2);
   static constexpr int kStages = kTurns ? 6 : 4;
   static constexpr int kGroupsAhead = kTurns ? 2 : 4;  // see lines::Before
+  static_assert(!kTurns || !kGathers, "slower, and not tested");
   using Cursor = RingCursor<kStages>;
 
   struct Stage {
