@@ -18,14 +18,18 @@ bool may_run_twice(const Program& program, ValueId id) {
   return false;
 }
 
+/// Whether the backward pass makes a value again instead of reading it, where it needs it.
+bool is_dropped(const Program& forward, ValueId id, const RecomputePolicy& policy) {
+  const bool listed = std::ranges::find(policy, forward.value(id).name) != policy.end();
+  const bool all = std::ranges::find(policy, "all") != policy.end();
+  return listed || (all && may_run_twice(forward, id));
+}
+
 std::vector<ValueId> choose_dropped(const Program& forward, const Backward& backward,
                                     const RecomputePolicy& policy) {
   std::vector<ValueId> dropped;
   for (const Link& link : backward.saved) {
-    const std::string& name = forward.value(link.forward).name;
-    const bool listed = std::ranges::find(policy, name) != policy.end();
-    const bool all = std::ranges::find(policy, "all") != policy.end();
-    if (listed || (all && may_run_twice(forward, link.forward))) dropped.push_back(link.forward);
+    if (is_dropped(forward, link.forward, policy)) dropped.push_back(link.forward);
   }
   return dropped;
 }
@@ -34,8 +38,10 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const DeriveOptions& options, const Backend& backend) {
-  forward = fuse_gathers(fuse_sums(forward), options.gathers, backend,
-                         {.differentiated = true, .made_again = options.recompute});
+  forward = fuse_sums(forward);
+  const auto made_again = [&](ValueId id) { return is_dropped(forward, id, options.recompute); };
+  forward = fuse_gathers(forward, options.gathers, backend,
+                         {.differentiated = true, .made_again = made_again});
   Backward backward = differentiate(forward, request);
   backward.program = fuse_sums(backward.program);
   const double model_flops = forward.cost().flops + backward.program.cost().flops;

@@ -83,15 +83,9 @@ class GatherFuser {
     const double cost = gather_cost(readers, use_.differentiated);
     double rows =
         gather.op->cost(program_.types(gather.inputs), program_.types(gather.outputs)).bytes;
-    if (use_.differentiated && is_made_again(gather.outputs[0]))
+    if (use_.differentiated && use_.made_again && use_.made_again(gather.outputs[0]))
       rows += std::min(rows, cost - gather_cost(readers, false));
     return cost < rows;
-  }
-
-  bool is_made_again(ValueId id) const {
-    return std::ranges::any_of(use_.made_again, [&](const std::string& name) {
-      return name == "all" || name == program_.value(id).name;
-    });
   }
 
   const Program& program_;

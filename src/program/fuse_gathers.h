@@ -1,7 +1,6 @@
 #pragma once
 
-#include <span>
-#include <string>
+#include <functional>
 
 #include "ops/backend.h"
 #include "ops/gather.h"
@@ -12,8 +11,8 @@ namespace tessera {
 /// What becomes of a program after its gathers were fused.
 struct GatherUse {
   bool differentiated = false;
-  /// Names of values that the backward pass will make again; "all" for every one.
-  std::span<const std::string> made_again = {};
+  /// Whether the backward pass will make a value again; none where this is empty.
+  std::function<bool(ValueId)> made_again = {};
 };
 
 /// Lets the operators that read the rows of a gather (GathersRows, as permute) gather these
