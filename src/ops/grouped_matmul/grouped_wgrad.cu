@@ -5,9 +5,10 @@
 // narrow one; one warpgroup feeds the copy engine and two multiply.
 //
 // Where experts have few tokens, the F32 values take as long to write as to compute: the two
-// warpgroups take tiles by turns, and one multiplies while the other stores. Where they have many,
-// the two share a larger tile: fewer bytes for each product, and thus less power, which bounds the
-// GPU's clock. The bits are the same.
+// warpgroups take tiles by turns, and one multiplies while the other stores. Their tiles are as
+// large as the registers allow, since the operands' way from the L2 cache is the next bound. Where
+// experts have many tokens, the two share a larger tile: fewer bytes for each product, and thus
+// less power, which bounds the GPU's clock. The bits are the same.
 #include <cuda_bf16.h>
 
 #include "ops/cuda/bulk_copy.cuh"
@@ -23,9 +24,16 @@ namespace {
 
 constexpr int kRows = 256;  // of the gradient, of a cluster
 constexpr int kTokens = kGroupedReduction;
-constexpr int64_t kMostRowsByTurns = 3072;  // of an expert, as the GPU's power has it (docs/log.md)
-constexpr int kShortStages = 12;            // of a tile that leaves no time to find the next one
+constexpr int kStep = 16;  // tokens that one instruction multiplies
+// Of an expert whose tiles are taken by turns, as the GPU's power has it (docs/log.md).
+constexpr int64_t kMostRowsWrittenByTurns = 3072;
+constexpr int64_t kMostRowsAddedByTurns = 6144;
+constexpr int kShortStages = 12;       // of a tile that leaves no time to find the next one
 constexpr int kStagesToAddThere = 12;  // the L2 cache takes longer to add than shorter products
+constexpr int kTurnColumns = 192;
+constexpr int kTurnColumnsToAddHere = 128;  // with registers left for what is added to
+constexpr int kSharedColumns = 256;
+constexpr size_t kStageBytes = 220 * 1024;
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;
@@ -46,26 +54,32 @@ struct Work {
   int num_stages;
 };
 
-/// How a kernel works; a template's argument.
-template <bool kByTurns, bool kAdds, bool kGathersRows>
+/// How a kernel works; a template's argument. A cluster's tile has kTileColumns of the gradient.
+template <int kTileColumns, bool kByTurns, bool kAdds, bool kGathersRows>
 struct Way {
   static constexpr bool kTurns = kByTurns;
   static constexpr bool kAccumulate = kAdds;
   static constexpr bool kGathers = kGathersRows;
   // Of the gradient: a cluster's columns, a block's part, and tiles of 64 rows of a warpgroup.
-  static constexpr int kClusterColumns = kTurns ? 128 : 256;
+  static constexpr int kClusterColumns = kTileColumns;
   static constexpr int kColumns = kGathers ? kClusterColumns / 2 : kClusterColumns;
   static constexpr int kBlockRows = kGathers ? kRows : kRows / 2;
   static constexpr int kHalves = kBlockRows / 64 / (kTurns ? 1 : 2);
-  static constexpr int kStages = kTurns ? 6 : 4;
   static constexpr int kGroupsAhead = kTurns ? 2 : 4;  // see lines::Before
   static_assert(!kTurns || !kGathers, "slower, and not tested");
-  using Cursor = RingCursor<kStages>;
 
   struct Stage {
     Value narrow[kBlockRows / 64][kTile];
     Value wide[kColumns / 64][kTile];
   };
+  static constexpr int kStages = kStageBytes / sizeof(Stage);
+  using Cursor = RingCursor<kStages>;
+  /// Whether a tile's values are added to in registers instead of in the L2 cache.
+  static __device__ __forceinline__ bool adds_here(int num_stages) {
+    if constexpr (!kAccumulate || !kTurns) return kAccumulate;
+    return kColumns <= kTurnColumnsToAddHere && num_stages < kStagesToAddThere;
+  }
+
   struct Shared {
     Stage stages[kStages];
     Barrier full[kStages];
@@ -175,18 +189,25 @@ __device__ void gather(typename W::Shared& shared, const Params& params, uint32_
   }
 }
 
-/// Makes the rows of tokens from num_tokens on zero in `num_tiles` tiles, by one warpgroup.
+/// The products' steps that a stage's tokens need.
+__device__ __forceinline__ int num_steps(int num_tokens) {
+  return min((num_tokens + kStep - 1) / kStep, kTokens / kStep);
+}
+
+/// Makes the rows of the last step's tokens from num_tokens on zero in `num_tiles` tiles, by one
+/// warpgroup.
 __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
   constexpr int kChunks = sizeof(Value) * 64 / sizeof(uint4);
   auto* const tiles = reinterpret_cast<uint4*>(first_tile);
-  const int per_tile = (kTokens - num_tokens) * kChunks;
+  const int per_tile = (num_steps(num_tokens) * kStep - num_tokens) * kChunks;
   for (int i = threadIdx.x % kWarpgroup; i < per_tile * num_tiles; i += kWarpgroup)
     tiles[i / per_tile * (kTokens * kChunks) + num_tokens * kChunks + i % per_tile] = uint4{};
 }
 
-/// Clears the rows of tokens that are not the expert's, in both operands: a value times zero is
-/// not zero if it is not finite. What is gathered is zero there. Of a tile that they share, each
-/// warpgroup clears its own half of the narrow operand, and the first one the wide operand.
+/// Clears the rows of tokens that are not the expert's but are multiplied, in both operands: a
+/// value times zero is not zero if it is not finite. What is gathered is zero there. Of a tile that
+/// they share, each warpgroup clears its own half of the narrow operand, and the first one the wide
+/// operand.
 template <typename W>
 __device__ __forceinline__ void clear_tail(typename W::Stage& stage, int num_tokens, int group) {
   const int first_half = W::kTurns ? 0 : group * W::kHalves;
@@ -211,28 +232,54 @@ __device__ __forceinline__ lines::Place place_of(const Params& params, const Wor
 }
 
 /// Adds to the gradient or writes it, from registers.
-template <typename W, typename Accumulators>
+template <typename W, int kColumns>
 __device__ __forceinline__ void store(const Params& params, const Work& work, int first_half,
-                                      const Accumulators& d, lines::Before<W::kGroupsAhead>& before,
-                                      bool adds_here) {
+                                      const float (&d)[W::kHalves][kColumns / 2],
+                                      lines::Before<W::kGroupsAhead>& before, bool adds_here) {
 #pragma unroll
   for (int half = 0; half < W::kHalves; ++half) {
     const lines::Place place = place_of(params, work, first_half + half);
     if (adds_here) {
       if (half > 0) lines::load_first(place, before);
-      lines::add_and_store<W::kColumns>(place, d[half], before);
+      lines::add_and_store<kColumns>(place, d[half], before);
     } else {
-      lines::store_there<W::kColumns, W::kAccumulate>(place, d[half]);
+      lines::store_there<kColumns, W::kAccumulate>(place, d[half]);
     }
   }
 }
 
-template <typename W>
+/// Begins the products of a stage's first `steps` steps. Each number of steps has instructions of
+/// its own: in a loop the compiler lets them wait for each other (its warning C7520).
+template <typename W, int kColumns, int kSteps = kTokens / kStep>
+__device__ __forceinline__ void multiply_stage(const typename W::Stage& stage, int first_half,
+                                               int steps, float (&d)[W::kHalves][kColumns / 2]) {
+  using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
+  if constexpr (kSteps > 1) {
+    if (steps < kSteps) return multiply_stage<W, kColumns, kSteps - 1>(stage, first_half, steps, d);
+  }
+  uint64_t narrow[W::kHalves];
+#pragma unroll
+  for (int half = 0; half < W::kHalves; ++half)
+    narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[first_half + half], 0);
+  uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+    for (int half = 0; half < W::kHalves; ++half) {
+      Product::run(d[half], narrow[half], wide, true);
+      narrow[half] += kNextReduction<TileMajor::kOther>;
+    }
+    wide += kNextReduction<TileMajor::kOther>;
+  }
+  commit_products();
+}
+
+template <typename W, int kColumns>
 __device__ __forceinline__ void multiply(typename W::Shared& shared, const Params& params,
                                          const Work& work, int group, typename W::Cursor& cursor) {
-  using Product = WarpgroupProduct<W::kColumns, TileMajor::kOther, TileMajor::kOther>;
   const int first_half = W::kTurns ? 0 : group * W::kHalves;
-  float d[W::kHalves][W::kColumns / 2];
+  float d[W::kHalves][kColumns / 2];
 #pragma unroll
   for (int half = 0; half < W::kHalves; ++half) {
 #pragma unroll
@@ -242,11 +289,6 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared, const Param
   int last = 0;
   for (int s = 0; s < work.num_stages; ++s) {
     typename W::Stage& stage = shared.stages[cursor.stage];
-    uint64_t narrow[W::kHalves];
-#pragma unroll
-    for (int half = 0; half < W::kHalves; ++half)
-      narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[first_half + half], 0);
-    uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
     shared.full[cursor.stage].wait(cursor.parity);
     const int left = work.num_tokens - s * kTokens;
     if (left < kTokens) {
@@ -254,31 +296,34 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared, const Param
     } else if constexpr (W::kGathers) {
       fence_shared_for_async();
     }
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < kTokens / 16; ++k) {
-#pragma unroll
-      for (int half = 0; half < W::kHalves; ++half) {
-        Product::run(d[half], narrow[half], wide, true);
-        narrow[half] += kNextReduction<TileMajor::kOther>;
-      }
-      wide += kNextReduction<TileMajor::kOther>;
-    }
-    commit_products();
+    multiply_stage<W, kColumns>(stage, first_half, num_steps(left), d);
     wait_products<1>();
     if (s > 0 && lane < 2) shared.empty[last].arrive_at(lane);
     last = cursor.stage;
     cursor.advance();
   }
   if (W::kTurns && lane % 32 == 0) shared.begins[1 - group].arrive();
-  const bool adds_here = W::kAccumulate && (!W::kTurns || work.num_stages < kStagesToAddThere);
+  const bool adds_here = W::adds_here(work.num_stages);
   lines::Before<W::kGroupsAhead> before = {};
   if (adds_here) lines::load_first(place_of(params, work, first_half), before);
   wait_products<0>();
 #pragma unroll
   for (int half = 0; half < W::kHalves; ++half) fence_values(d[half]);
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
-  store<W>(params, work, first_half, d, before, adds_here);
+  store<W, kColumns>(params, work, first_half, d, before, adds_here);
+}
+
+/// multiply() with as many columns as the tile has, in steps of 64: accumulators need a size known
+/// when compiled.
+template <typename W, int kColumns = W::kColumns>
+__device__ __forceinline__ void multiply_columns(typename W::Shared& shared, const Params& params,
+                                                 const Work& work, int group,
+                                                 typename W::Cursor& cursor) {
+  if constexpr (W::kTurns && kColumns > 64) {
+    if (params.num_columns - work.column <= kColumns - 64)
+      return multiply_columns<W, kColumns - 64>(shared, params, work, group, cursor);
+  }
+  multiply<W, kColumns>(shared, params, work, group, cursor);
 }
 
 /// Waits for the products of the cluster's tile `turn`, of which each warpgroup takes every
@@ -305,7 +350,7 @@ __device__ __forceinline__ void consume(typename W::Shared& shared, const Params
       continue;
     }
     if constexpr (W::kTurns) wait_begin(shared, now);
-    multiply<W>(shared, params, work, group, cursor);
+    multiply_columns<W>(shared, params, work, group, cursor);
   }
 }
 
@@ -379,21 +424,24 @@ void launch(const Params& params, cudaStream_t stream) {
   check(cudaGetLastError());
 }
 
-template <bool kTurns, bool kGathers>
+template <int kTileColumns, bool kTurns, bool kGathers = false>
 void launch(const Params& params, cudaStream_t stream) {
-  params.accumulate ? launch<Way<kTurns, true, kGathers>>(params, stream)
-                    : launch<Way<kTurns, false, kGathers>>(params, stream);
+  params.accumulate ? launch<Way<kTileColumns, kTurns, true, kGathers>>(params, stream)
+                    : launch<Way<kTileColumns, kTurns, false, kGathers>>(params, stream);
 }
 
 }  // namespace
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
+  const int64_t rows = params.num_rows / params.num_experts;
   if (params.source != nullptr) {
-    launch<false, true>(params, stream);
-  } else if (params.num_rows <= kMostRowsByTurns * params.num_experts) {
-    launch<true, false>(params, stream);
+    launch<kSharedColumns, false, true>(params, stream);
+  } else if (rows > (params.accumulate ? kMostRowsAddedByTurns : kMostRowsWrittenByTurns)) {
+    launch<kSharedColumns, false>(params, stream);
+  } else if (params.accumulate && rows < kStagesToAddThere * kTokens) {
+    launch<kTurnColumnsToAddHere, true>(params, stream);
   } else {
-    launch<false, false>(params, stream);
+    launch<kTurnColumns, true>(params, stream);
   }
 }
 
