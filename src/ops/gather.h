@@ -29,9 +29,11 @@ class TakesGather {
   /// it cannot be, or where this operator gathers already.
   virtual OperatorPtr with_gather(int input) const = 0;
   /// The time that this adds on a GPU to reading rows that are made, for inputs of these types, the
-  /// rows among them: as the bytes that a copying operator moves in it (Cost::bytes). Where the
-  /// operator will be differentiated, also what it adds to its gradient.
-  virtual double gather_cost(std::span<const ValueType> inputs, bool differentiated) const = 0;
+  /// rows among them: as the bytes that a copying operator moves in it (Cost::bytes).
+  virtual double gather_cost(std::span<const ValueType> inputs) const = 0;
+  /// The same for the operators of its gradient that read those rows: for these it makes the rows
+  /// (a GathersRows), which they may gather too.
+  virtual double gradient_gather_cost(std::span<const ValueType> inputs) const = 0;
 };
 
 }  // namespace tessera

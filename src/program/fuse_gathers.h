@@ -19,8 +19,9 @@ struct GatherUse {
 /// themselves (TakesGather, ops/gather.h), so that no copy of the rows is made, or kept for the
 /// backward pass. A gather is fused where all that reads it can do so, it is no output of the
 /// program, and what it gathers from is no larger at the bound than its rows, since that lives, or
-/// is kept, in their place; with kAuto also only on a GPU and where making the rows takes longer
-/// than what gathering adds to their readers, and to the gradients of these. The bits stay. Values
+/// is kept, in their place. With kAuto it must also be a GPU, and making the rows must take longer
+/// than what gathering adds to their readers; where they would be kept, what the backward pass
+/// needs in their place may take half as much time more than making them. The bits stay. Values
 /// keep their ids; rows that are no longer made have no node.
 Program fuse_gathers(const Program& program, GatherFusion which, const Backend& backend,
                      const GatherUse& use);

@@ -195,30 +195,53 @@ TEST(FuseGathers, OfTheGradientToo) {
             parts.program.type(parts.program.find("rows")).num_bytes());
 }
 
-/// Rows that are made again for the gradient of a weight alone, which gathers at less cost than it
-/// and the product together.
+/// The backward pass decides anew: of what it makes again the gradient of a weight is the only
+/// reader.
 TEST(FuseGathers, OfRowsThatAreRecomputed) {
-  Parts parts(2, false, 0, 6500);
+  Parts parts(2, false, 0, 3500);
   const ValueId rows = parts.permute(parts.x);
   const ValueId y = parts.product(rows);
-  const Program forward = parts.with_outputs({y});
+  const Program forward = parts.with_outputs({y, parts.unpermute(rows)});
   const Backend device = testing::make_shadow_backend(make_cpu_kernels());
-  ASSERT_EQ(names_of(fuse_gathers(forward, GatherFusion::kAuto, device, {.differentiated = true})),
-            (Names{"permute", "grouped_matmul"}));
+  const auto fused_on_device = [&](const Program& program, const GatherUse& use) {
+    return names_of(fuse_gathers(program, GatherFusion::kAuto, device, use));
+  };
+  ASSERT_EQ(fused_on_device(forward, {.differentiated = true}),
+            (Names{"permute", "grouped_matmul", "unpermute"}));
   const Backward kept = differentiate(forward, {.outputs = {y}, .inputs = {parts.x}});
   const Backward again = recompute(forward, kept, {rows});
   EXPECT_EQ(names_of(again.program),
             (Names{"grouped_matmul", "permute", "grouped_matmul_wgrad", "unpermute"}));
-  EXPECT_EQ(names_of(fuse_gathers(again.program, GatherFusion::kAuto, device, {})),
+  EXPECT_EQ(fused_on_device(again.program, {}),
             (Names{"grouped_matmul", "grouped_matmul_wgrad+", "unpermute"}));
-  // Where it is known that they would be, the product gathers them too.
-  const auto knowing = [&](const std::function<bool(ValueId)>& made_again) {
-    return names_of(fuse_gathers(forward, GatherFusion::kAuto, device,
-                                 {.differentiated = true, .made_again = made_again}));
+}
+
+/// A product may gather where its gradient does not: that makes the rows.
+TEST(FuseGathers, RowsThatTheGradientMakes) {
+  const Backend device = testing::make_shadow_backend(make_cpu_kernels());
+  const auto fused_on_device = [&](const Program& program, const GatherUse& use) {
+    return fuse_gathers(program, GatherFusion::kAuto, device, use);
   };
-  EXPECT_EQ(knowing([&](ValueId id) { return id == rows; }), Names{"grouped_matmul+"});
-  EXPECT_EQ(knowing([](ValueId) { return true; }), Names{"grouped_matmul+"});
+  const auto program_of = [](int64_t size) {
+    Parts parts(2, false, 0, size);
+    return parts.with_outputs({parts.product(parts.permute(parts.x))});
+  };
+  const Program forward = fused_on_device(program_of(4600), {.differentiated = true});
+  ASSERT_EQ(names_of(forward), Names{"grouped_matmul+"});
+  const Backward backward = differentiate(forward, {.outputs = forward.outputs()});
+  const Names with_rows = {"permute", "grouped_matmul_wgrad"};
+  EXPECT_EQ(names_of(backward.program), with_rows);
+  EXPECT_EQ(names_of(fused_on_device(backward.program, {})), with_rows);
+
+  // With more features the rows are kept, unless it is known that they would not be.
+  const Program larger = program_of(6500);
+  const ValueId rows = larger.find("rows");
+  const auto knowing = [&](const std::function<bool(ValueId)>& made_again) {
+    return names_of(fused_on_device(larger, {.differentiated = true, .made_again = made_again}));
+  };
+  EXPECT_EQ(knowing({}), (Names{"permute", "grouped_matmul"}));
   EXPECT_EQ(knowing([&](ValueId id) { return id != rows; }), (Names{"permute", "grouped_matmul"}));
+  EXPECT_EQ(knowing([&](ValueId id) { return id == rows; }), Names{"grouped_matmul+"});
 }
 
 }  // namespace

@@ -104,13 +104,11 @@ void GroupedMatmul::differentiate(GradientBuilder& builder) const {
     builder.set_grad_input(0, grad_a);
   }
   if (builder.needs_grad(1)) {
-    const ValueId a = builder.input(0);
-    std::vector<ValueId> inputs = {out ? grad : a, out ? a : grad, offsets};
-    if (gather_) {
-      inputs.push_back(builder.input(kSource));
-      inputs.push_back(builder.input(kRowOf));
-    }
-    builder.emit(std::make_shared<GroupedMatmulWgrad>(sizes_, gather_), inputs, {1});
+    ValueId a = builder.input(0);
+    if (gather_)
+      a = builder.emit(make_permute(), {a, builder.input(kSource), builder.input(kRowOf)})[0];
+    builder.emit(std::make_shared<GroupedMatmulWgrad>(sizes_),
+                 {out ? grad : a, out ? a : grad, offsets}, {1});
   }
 }
 
@@ -123,9 +121,12 @@ OperatorPtr GroupedMatmul::with_gather(int input) const {
   return make_grouped_matmul({.group_sizes = sizes_.values(), .side = side_, .gather = true});
 }
 
-double GroupedMatmul::gather_cost(std::span<const ValueType> inputs, bool differentiated) const {
-  const double flops = cost(inputs, infer(inputs)).flops;
-  return gathered_rows_cost(flops) + (differentiated ? gathered_wgrad_cost(flops) : 0);
+double GroupedMatmul::gather_cost(std::span<const ValueType> inputs) const {
+  return gathered_rows_cost(cost(inputs, infer(inputs)).flops);
+}
+
+double GroupedMatmul::gradient_gather_cost(std::span<const ValueType> inputs) const {
+  return gathered_wgrad_cost(cost(inputs, infer(inputs)).flops);
 }
 
 std::string GroupedMatmulWgrad::attributes() const {
@@ -162,8 +163,7 @@ OperatorPtr GroupedMatmulWgrad::with_gather(int input) const {
   return std::make_shared<GroupedMatmulWgrad>(sizes_, true);
 }
 
-double GroupedMatmulWgrad::gather_cost(std::span<const ValueType> inputs,
-                                       bool /*differentiated*/) const {
+double GroupedMatmulWgrad::gather_cost(std::span<const ValueType> inputs) const {
   return gathered_wgrad_cost(cost(inputs, infer(inputs)).flops);
 }
 

@@ -49,7 +49,8 @@ class GroupedMatmul final : public Operator, public TakesGather {
   void differentiate(GradientBuilder& builder) const override;
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr with_gather(int input) const override;
-  double gather_cost(std::span<const ValueType> inputs, bool differentiated) const override;
+  double gather_cost(std::span<const ValueType> inputs) const override;
+  double gradient_gather_cost(std::span<const ValueType> inputs) const override;
 
  private:
   ExpertSizes sizes_;
@@ -76,7 +77,8 @@ class GroupedMatmulWgrad final : public Operator, public TakesGather {
   bool accumulates(int output) const override { return output == 0; }
   int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr with_gather(int input) const override;
-  double gather_cost(std::span<const ValueType> inputs, bool differentiated) const override;
+  double gather_cost(std::span<const ValueType> inputs) const override;
+  double gradient_gather_cost(std::span<const ValueType> /*inputs*/) const override { return 0; }
 
  private:
   ExpertSizes sizes_;
