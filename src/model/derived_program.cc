@@ -5,6 +5,7 @@
 
 #include "core/names.h"
 #include "program/fuse_producers.h"
+#include "program/fuse_repeats.h"
 #include "program/fuse_sums.h"
 #include "program/schedule.h"
 
@@ -58,8 +59,8 @@ DerivedProgram derive(Program forward, const DifferentiateRequest& request,
         return backend.workspace_bytes(op, inputs);
       }};
   const auto plan = [&](const Program& program, const std::vector<ValueId>& kept) {
-    const Program fused = options.fuse_activations ? fuse_producers(program, kept) : program;
-    return Executable(schedule(fused, kept, as_scheduled), backend, kept);
+    const Program joined = options.fuse_activations ? fuse_producers(program, kept) : program;
+    return Executable(schedule(fuse_repeats(joined), kept, as_scheduled), backend, kept);
   };
   Executable forward_run = plan(forward, saved);
   if (!options.split_weights) {

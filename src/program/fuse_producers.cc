@@ -67,31 +67,9 @@ class ProducerFuser {
         {std::move(joint), node(maker).inputs, node(reader).outputs}, reader, {maker, reader}};
     joined.node.inputs.insert(joined.node.inputs.end(), node(reader).inputs.begin() + 1,
                               node(reader).inputs.end());
-    add_on_the_way(joined);
     if (keeps) joined.node.outputs.push_back(between);
     if (!may_stand(joined)) return std::nullopt;
     return joined;
-  }
-
-  /// Lets `joined` also compute what another node does, where it can and can stand in time.
-  void add_on_the_way(Joined& joined) {
-    const auto* op = dynamic_cast<const GivesMore*>(joined.node.op.get());
-    if (op == nullptr) return;
-    for (int idx = 0; idx < std::ssize(nodes_); ++idx) {
-      if (!is_left(idx) || std::ranges::find(joined.replaced, idx) != joined.replaced.end())
-        continue;
-      OperatorPtr more = op->giving_also(joined.node.inputs, *node(idx).op, node(idx).inputs);
-      if (more == nullptr) continue;
-      Joined larger = joined;
-      larger.node.op = std::move(more);
-      larger.node.outputs.insert(larger.node.outputs.end(), node(idx).outputs.begin(),
-                                 node(idx).outputs.end());
-      larger.place = std::min(joined.place, idx);
-      larger.replaced.push_back(idx);
-      if (!may_stand(larger)) continue;
-      joined = std::move(larger);
-      return;
-    }
   }
 
   /// Whether all that it reads is there at its place, and none reads before it what it makes.

@@ -108,31 +108,5 @@ TEST(FuseProducers, AnActivationsGradientJoinsTheProductBeforeIt) {
   EXPECT_EQ(fused(alone, {grad}), (Names{"grouped_matmul 1", "expert_activation_backward 2"}));
 }
 
-TEST(FuseProducers, AnActivationThatIsMadeAgainIsMadeOnTheWay) {
-  Parts parts;
-  const ValueId pre = parts.program.add_input("pre", {DType::kF32, {kRows, 2 * kSize}});
-  const ValueId grad = parts.grad_of_act();
-  const ValueId act = parts.activation(pre, parts.offsets);
-  const ValueId read = parts.twice(act);
-  std::vector<ValueId> outputs = parts.backward(grad, pre);
-  outputs.push_back(read);
-  const Program program = parts.with_outputs(outputs);
-  EXPECT_EQ(fused(program), (Names{"activation_grad_product 3", "add 1"}));
-  const Program result = fuse_producers(program);
-  EXPECT_EQ(result.nodes()[0].outputs, (std::vector<ValueId>{outputs[0], outputs[1], act}));
-}
-
-TEST(FuseProducers, AnActivationThatIsReadTooEarlyStays) {
-  Parts parts;
-  const ValueId pre = parts.program.add_input("pre", {DType::kF32, {kRows, 2 * kSize}});
-  const ValueId act = parts.activation(pre, parts.offsets);
-  parts.a = parts.twice(parts.a);  // what the product reads, made behind the activation
-  const ValueId grad = parts.grad_of_act();
-  std::vector<ValueId> outputs = parts.backward(grad, pre);
-  outputs.push_back(act);
-  EXPECT_EQ(fused(parts.with_outputs(outputs)),
-            (Names{"expert_activation 1", "add 1", "activation_grad_product 2"}));
-}
-
 }  // namespace
 }  // namespace tessera

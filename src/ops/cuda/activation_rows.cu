@@ -25,6 +25,7 @@ struct Params {
   const void* grad;
   void* out;  ///< the result, or the gradient of the input
   float* grad_probs;
+  void* act;  ///< the result, beside the gradient; or null
 };
 
 /// The gate columns of a row.
@@ -101,16 +102,19 @@ struct ActivationMap {
   }
 };
 
-/// Turns gate and up into their gradients and returns the gradient of the prob.
+/// Turns gate and up into their gradients, finds the activation and returns the gradient of the
+/// prob.
 template <typename Function, bool kGated, int kWidth>
 __device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWidth>& up,
-                                               const Floats<kWidth>& grad, float prob) {
+                                               const Floats<kWidth>& grad, float prob,
+                                               Floats<kWidth>& act) {
   float dot = 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const Slope slope = Function::slope(gate[i]);
     const float other = kGated ? up[i] : 1.0F;
     dot += slope.value * other * grad[i];
+    act[i] = slope.value * other * prob;
     const float g = grad[i] * prob;
     gate[i] = g * other * slope.derivative;
     up[i] = g * slope.value;
@@ -147,9 +151,12 @@ struct ActivationBackwardMap {
     Floats<kWidth> gate = to_floats(loaded.gate);
     Floats<kWidth> up = {};
     if constexpr (kGated) up = to_floats(loaded.up);
-    differentiate<Function, kGated>(gate, up, to_floats(loaded.grad), loaded.prob);
+    Floats<kWidth> act;
+    differentiate<Function, kGated>(gate, up, to_floats(loaded.grad), loaded.prob, act);
     cuda::store(grad_gate, gate);
     if constexpr (kGated) cuda::store(grad_gate + p.size, up);
+    if (p.act != nullptr)
+      cuda::store(static_cast<T*>(p.act) + row * p.out_width + vector * kWidth, act);
   }
 };
 
@@ -187,6 +194,7 @@ __global__ void __launch_bounds__(kThreads)
   const T* gate = static_cast<const T*>(p.in) + row * p.in_width;
   const T* grad = static_cast<const T*>(p.grad) + row * p.out_width;
   T* grad_gate = static_cast<T*>(p.out) + row * p.in_width;
+  T* act = p.act == nullptr ? nullptr : static_cast<T*>(p.act) + row * p.out_width;
   const float prob = p.probs == nullptr ? 1.0F : p.probs[row];
   Pack<T, kWidth> gates[kBatch];
   Pack<T, kWidth> ups[kBatch];
@@ -203,9 +211,11 @@ __global__ void __launch_bounds__(kThreads)
         Floats<kWidth> x = to_floats(gates[slot]);
         Floats<kWidth> up = {};
         if constexpr (kGated) up = to_floats(ups[slot]);
-        dot += differentiate<Function, kGated>(x, up, to_floats(grads[slot]), prob);
+        Floats<kWidth> value;
+        dot += differentiate<Function, kGated>(x, up, to_floats(grads[slot]), prob, value);
         store(grad_gate + column, x);
         if constexpr (kGated) store(grad_gate + size + column, up);
+        if (act != nullptr) store(act + column, value);
       });
   if (p.grad_probs == nullptr) return;
   dot = sum_lanes(dot);
@@ -262,8 +272,9 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
   params.grad = grads.grad;
   params.out = grads.grad_in;
   params.grad_probs = grads.grad_probs;
-  const bool vectors =
-      has_whole_vectors(call, experts) && are_aligned(call.in, grads.grad, grads.grad_in);
+  params.act = grads.act;
+  const bool vectors = has_whole_vectors(call, experts) &&
+                       are_aligned(call.in, grads.grad, grads.grad_in, grads.act);
   with_activation(call.kind, [&]<typename Function, bool kGated>() {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       if (experts.count == 0 && grads.grad_probs == nullptr) {

@@ -37,12 +37,13 @@ struct ActivationRows {
 void launch_activation(const ActivationRows& call, const SizedExperts& experts, void* out,
                        cudaStream_t stream);
 
-/// grad_in, from grad [rows, out_width], and unless it is null grad_probs [rows] = Σ act(in) ·
-/// grad.
+/// grad_in, from grad [rows, out_width], and, unless they are null, grad_probs [rows] = Σ act(in) ·
+/// grad and launch_activation's result act [rows, out_width], with the same bits.
 struct ActivationGrads {
   const void* grad;
   void* grad_in;
   float* grad_probs;
+  void* act = nullptr;
 };
 void launch_activation_backward(const ActivationRows& call, const SizedExperts& experts,
                                 const ActivationGrads& grads, cudaStream_t stream);

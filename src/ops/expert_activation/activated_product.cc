@@ -134,7 +134,7 @@ OperatorPtr ExpertActivationBackward::joined_with(const Neighbours& nodes,
   if (product == nullptr || keeps_product || product->side() != GroupedSide::kOut ||
       product->gather() || nodes.producer_inputs[2] != nodes.reader_inputs.back())
     return nullptr;
-  return std::make_shared<ActivationGradProduct>(*product, forward_);
+  return std::make_shared<ActivationGradProduct>(*product, forward_, gives_act_);
 }
 
 int64_t activated_product_bytes(const ActivatedProduct& op, std::span<const ValueType> inputs,

@@ -1,5 +1,7 @@
 #include "ops/expert_activation/expert_activation.h"
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -44,13 +46,29 @@ void ExpertActivation::differentiate(GradientBuilder& builder) const {
   if (apply_prob_ && builder.needs_grad(1)) builder.set_grad_input(1, grads[1]);
 }
 
+std::string ExpertActivationBackward::attributes() const {
+  return forward_.attributes() + (gives_act_ ? " gives_act" : "");
+}
+
 std::vector<ValueType> ExpertActivationBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, !inputs.empty(), "takes the gradient and the forward inputs");
   const ValueType act = forward_.infer(inputs.subspan(1))[0];
   check_shape(*this, inputs[0].dtype == act.dtype && inputs[0].shape == act.shape,
               "the gradient must be {}, got {}", act.to_string(), inputs[0].to_string());
-  if (!forward_.apply_prob()) return {inputs[1]};
-  return {inputs[1], inputs[2]};
+  std::vector<ValueType> results{inputs[1]};
+  if (forward_.apply_prob()) results.push_back(inputs[2]);
+  if (gives_act_) results.push_back(act);
+  return results;
+}
+
+OperatorPtr ExpertActivationBackward::giving_also(std::span<const ValueId> inputs,
+                                                  const Operator& other,
+                                                  std::span<const ValueId> other_inputs) const {
+  const auto* activation = dynamic_cast<const ExpertActivation*>(&other);
+  const bool is_own = activation != nullptr && activation->attributes() == forward_.attributes() &&
+                      std::ranges::equal(inputs.subspan(1), other_inputs);
+  if (gives_act_ || !is_own) return nullptr;
+  return std::make_shared<ExpertActivationBackward>(forward_, true);
 }
 
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec) {

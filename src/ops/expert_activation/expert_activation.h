@@ -46,20 +46,28 @@ class ExpertActivation final : public Operator, public JoinsProducer {
   bool apply_prob_;
 };
 
-/// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]]).
-class ExpertActivationBackward final : public Operator, public JoinsProducer {
+/// (grad A [R, max F_e], pre, [probs_R], offsets) -> (dpre A [R, W], [dprobs_R F32 [R]],
+/// [act A [R, max F_e]]): with `gives_act` also the forward result, which a backward pass that has
+/// not kept it would read the same inputs for.
+class ExpertActivationBackward final : public Operator, public JoinsProducer, public GivesMore {
  public:
-  explicit ExpertActivationBackward(const ExpertActivation& forward) : forward_(forward) {}
+  explicit ExpertActivationBackward(const ExpertActivation& forward, bool gives_act = false)
+      : forward_(forward), gives_act_(gives_act) {}
   const ExpertActivation& forward() const { return forward_; }
+  bool gives_act() const { return gives_act_; }
 
   std::string_view name() const override { return "expert_activation_backward"; }
-  std::string attributes() const override { return forward_.attributes(); }
+  std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   /// ActivationGradProduct (activated_product.h).
   OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const override;
+  /// The activation of the same pre-activations.
+  OperatorPtr giving_also(std::span<const ValueId> inputs, const Operator& other,
+                          std::span<const ValueId> other_inputs) const override;
 
  private:
   ExpertActivation forward_;
+  bool gives_act_;
 };
 
 OperatorPtr make_expert_activation(const ExpertActivationSpec& spec);

@@ -74,6 +74,7 @@ struct BackwardRow {
   int64_t size;
   T* grad_gate;
   T* grad_up;
+  T* act;  ///< forward_row's result; null where it is not wanted
 };
 
 /// Writes the row's gradient and returns that of its probability, Σ act · grad.
@@ -84,6 +85,11 @@ float backward_row(const BackwardRow<T>& r) {
     const Slope slope = Fn::slope(simd::load(r.gate + i, lanes));
     const simd::Vec grad = simd::load(r.grad + i, lanes);
     const simd::Vec scaled = grad * r.prob;
+    if (r.act != nullptr) {
+      const simd::Vec value =
+          r.up == nullptr ? slope.value : slope.value * simd::load(r.up + i, lanes);
+      simd::store(r.act + i, value * r.prob, lanes);
+    }
     if (r.up == nullptr) {
       dot += slope.value * grad;
       simd::store(r.grad_gate + i, scaled * slope.derivative, lanes);
@@ -98,12 +104,14 @@ float backward_row(const BackwardRow<T>& r) {
 }
 
 template <typename Fn, typename T>
-void backward(const ExpertActivation& op, const KernelArgs& args) {
+void backward(const ExpertActivationBackward& backward, const KernelArgs& args) {
+  const ExpertActivation& op = backward.forward();
   const T* grad = args.in(0).as<T>();
   const T* pre = args.in(1).as<T>();
   const float* probs = op.apply_prob() ? args.in(2).as<float>() : nullptr;
   T* grad_pre = args.out(0).as<T>();
   float* grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr;
+  T* act = backward.gives_act() ? args.outputs.back().as<T>() : nullptr;
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
   const bool gated = is_gated(op.kind());
@@ -111,21 +119,23 @@ void backward(const ExpertActivation& op, const KernelArgs& args) {
     const T* gate = pre + row * pre_width;
     T* grad_gate = grad_pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
-    const float dot = backward_row<Fn, T>({.grad = grad + row * act_width,
-                                           .gate = gate,
-                                           .up = gated ? gate + size : nullptr,
-                                           .prob = probs == nullptr ? 1.0F : probs[row],
-                                           .size = size,
-                                           .grad_gate = grad_gate,
-                                           .grad_up = gated ? grad_gate + size : nullptr});
+    const float dot =
+        backward_row<Fn, T>({.grad = grad + row * act_width,
+                             .gate = gate,
+                             .up = gated ? gate + size : nullptr,
+                             .prob = probs == nullptr ? 1.0F : probs[row],
+                             .size = size,
+                             .grad_gate = grad_gate,
+                             .grad_up = gated ? grad_gate + size : nullptr,
+                             .act = act == nullptr ? nullptr : act + row * act_width});
     if (grad_probs != nullptr) grad_probs[row] = dot;
   });
 }
 
 void expert_activation_backward(const Operator& base, const KernelArgs& args) {
-  const ExpertActivation& op = static_cast<const ExpertActivationBackward&>(base).forward();
+  const auto& op = static_cast<const ExpertActivationBackward&>(base);
   check_rows(args.in(1), args.inputs.back());
-  with_activation(op.kind(), [&](auto fn) {
+  with_activation(op.forward().kind(), [&](auto fn) {
     using Fn = decltype(fn);
     if (args.in(0).dtype == DType::kF32) return backward<Fn, float>(op, args);
     return backward<Fn, Bf16>(op, args);

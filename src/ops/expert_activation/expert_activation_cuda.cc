@@ -45,12 +45,14 @@ void expert_activation(const Operator& base, const KernelArgs& args) {
 }
 
 void expert_activation_backward(const Operator& base, const KernelArgs& args) {
-  const ExpertActivation& op = static_cast<const ExpertActivationBackward&>(base).forward();
+  const auto& backward = static_cast<const ExpertActivationBackward&>(base);
+  const ExpertActivation& op = backward.forward();
   cuda::launch_activation_backward(
       describe(op, args, 1), sized_experts(op, args),
       {.grad = args.in(0).data,
        .grad_in = args.out(0).data,
-       .grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr},
+       .grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr,
+       .act = backward.gives_act() ? args.outputs.back().data : nullptr},
       cuda::stream_of(args));
 }
 

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/testing/gpu_kernel.h"
 #include "ops/testing/gpu_test.h"
@@ -44,26 +46,37 @@ class ExpertActivationCuda : public testing::GpuTest {
   }
 
   void check_sizes(const std::vector<int64_t>& sizes, const std::vector<int64_t>& rows,
-                   Activation kind, DType dtype, Random& random) const {
+                   Activation kind, DType dtype, Random& random, bool apply_prob = true) const {
     const std::vector<int64_t> ends = offsets_of(rows);
     const auto forward = std::make_shared<ExpertActivation>(
-        ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = true});
+        ExpertActivationSpec{.kind = kind, .expert_sizes = sizes, .apply_prob = apply_prob});
     const int64_t act = forward->sizes().largest();
     std::vector<OwnedTensor> inputs;
     inputs.push_back(testing::random_tensor(dtype, {ends.back(), act}, random));
     inputs.push_back(testing::random_tensor(dtype, {ends.back(), forward->pre_width()}, random));
-    inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
+    if (apply_prob) inputs.push_back(testing::random_tensor(DType::kF32, {ends.back()}, random));
     inputs.push_back(testing::tensor_of_i64({std::ssize(ends)}, ends));
     const std::string what = fmt::format("{} {}", activation_name(kind), dtype_name(dtype));
-    compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
+    const auto grads =
+        compare_kernels(ExpertActivationBackward(*forward), inputs, "backward " + what);
+    const auto all =
+        compare_kernels(ExpertActivationBackward(*forward, true), inputs, "both " + what);
     inputs.erase(inputs.begin());
-    compare_kernels(*forward, inputs, "forward " + what);
+    const auto values = compare_kernels(*forward, inputs, "forward " + what);
+    for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(same_bits(all[i], grads[i])) << what << i;
+    EXPECT_TRUE(same_bits(all.back(), values[0])) << what;
   }
 
  private:
-  /// Runs a kernel on both; what an expert's rows do not use must stay as it was.
-  void compare_kernels(const Operator& op, const std::vector<OwnedTensor>& inputs,
-                       const std::string& what) const {
+  static bool same_bits(const Tensor& a, const Tensor& b) {
+    return a.num_bytes() == b.num_bytes() && std::memcmp(a.data, b.data, a.num_bytes()) == 0;
+  }
+
+  /// Runs a kernel on both; what an expert's rows do not use must stay as it was. The GPU's
+  /// results.
+  std::vector<OwnedTensor> compare_kernels(const Operator& op,
+                                           const std::vector<OwnedTensor>& inputs,
+                                           const std::string& what) const {
     std::vector<ValueType> types;
     std::vector<Tensor> host, device;
     std::vector<OwnedTensor> kept;
@@ -84,10 +97,14 @@ class ExpertActivationCuda : public testing::GpuTest {
     }
     testing::run_kernel(op, cpu(), host, host_out);
     testing::run_kernel(op, gpu(), device, device_out);
-    for (size_t i = 0; i < results.size(); ++i)
-      testing::expect_rows_near(testing::copy_to_host(gpu(), device_out[i]), host_out[i],
+    std::vector<OwnedTensor> copies;
+    for (size_t i = 0; i < results.size(); ++i) {
+      copies.push_back(testing::copy_to_host(gpu(), device_out[i]));
+      testing::expect_rows_near(copies[i], host_out[i],
                                 host_out[i].dtype == DType::kF32 ? 2e-5 : 4e-3,
                                 fmt::format("{} {}", what, i));
+    }
+    return copies;
   }
 };
 
@@ -110,6 +127,18 @@ TEST_F(ExpertActivationCuda, SizesThatDiffer) {
     for (const Activation kind : kKinds) {
       for (const DType dtype : {DType::kF32, DType::kBF16})
         check_sizes(sizes, rows, kind, dtype, random);
+    }
+  }
+}
+
+TEST_F(ExpertActivationCuda, ActivationsThatComeWithTheirGradients) {
+  Random random(5, 7);
+  for (const Activation kind : kKinds) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool apply_prob : {false, true}) {
+        check_sizes({776, 776, 776}, {20, 0, 31}, kind, dtype, random, apply_prob);
+        check_sizes({13, 13}, {1, 5}, kind, dtype, random, apply_prob);
+      }
     }
   }
 }

@@ -142,6 +142,31 @@ TEST(ExpertActivation, Gradients) {
   }
 }
 
+TEST(ExpertActivation, ComesWithItsGradientWhereAsked) {
+  Random random(8, 9);
+  for (const Activation kind : kKinds) {
+    for (const bool apply_prob : {false, true}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const Case c = make_case(kind, apply_prob, {21, 21}, {4, 3});
+        const ExpertActivation forward(c.spec);
+        SCOPED_TRACE(fmt::format("{} {}", forward.attributes(), dtype_name(dtype)));
+        auto inputs = c.inputs(dtype, random);
+        const auto act = testing::run_operator(forward, kernels(), inputs);
+        inputs.insert(inputs.begin(),
+                      {testing::random_tensor(dtype, {7, 21}, random), Role::kConstant, "grad"});
+        const auto grads =
+            testing::run_operator(ExpertActivationBackward(forward), kernels(), inputs);
+        const auto all =
+            testing::run_operator(ExpertActivationBackward(forward, true), kernels(), inputs);
+        ASSERT_EQ(all.size(), grads.size() + 1);
+        for (size_t i = 0; i < grads.size(); ++i)
+          EXPECT_EQ(testing::to_doubles(all[i]), testing::to_doubles(grads[i]));
+        EXPECT_EQ(testing::to_doubles(all.back()), testing::to_doubles(act[0]));
+      }
+    }
+  }
+}
+
 /// With experts of different sizes the unused columns are undefined, so each used column is
 /// compared with the same row alone, under an expert of just that size.
 TEST(ExpertActivation, GradientsOfDifferentSizesAreThoseOfEachExpertAlone) {
