@@ -10,11 +10,11 @@ namespace {
 
 constexpr int kNoNode = -1;
 
-/// A node that does the work of others, and where it stands.
+/// A node that does the work of two, and stands in the place of the second.
 struct Joined {
   Node node;
-  int place = kNoNode;
-  std::vector<int> replaced;  ///< the nodes whose work it does
+  int maker = kNoNode;
+  int reader = kNoNode;
 };
 
 /// Joins nodes of a program one after the other, as long as there are any.
@@ -63,8 +63,7 @@ class ProducerFuser {
     OperatorPtr joint =
         op->joined_with({*node(maker).op, node(maker).inputs, node(reader).inputs}, keeps);
     if (joint == nullptr) return std::nullopt;
-    Joined joined{
-        {std::move(joint), node(maker).inputs, node(reader).outputs}, reader, {maker, reader}};
+    Joined joined{{std::move(joint), node(maker).inputs, node(reader).outputs}, maker, reader};
     joined.node.inputs.insert(joined.node.inputs.end(), node(reader).inputs.begin() + 1,
                               node(reader).inputs.end());
     if (keeps) joined.node.outputs.push_back(between);
@@ -72,26 +71,23 @@ class ProducerFuser {
     return joined;
   }
 
-  /// Whether all that it reads is there at its place, and none reads before it what it makes.
+  /// Whether what it reads is the same at its place, and none reads before it what it makes.
   bool may_stand(const Joined& joined) {
     const auto is_there = [&](ValueId id) {
-      return producer_[at(id)] < joined.place &&
-             // What an accumulator holds depends on when it is read.
-             program_.value(id).kind != ValueKind::kAccumulator;
+      // What an accumulator holds depends on when it is read.
+      return program_.value(id).kind != ValueKind::kAccumulator;
     };
     const auto is_in_time = [&](ValueId id) {
-      return std::ranges::all_of(readers_[at(id)], [&](int reader) {
-        return reader > joined.place ||
-               std::ranges::find(joined.replaced, reader) != joined.replaced.end();
-      });
+      return std::ranges::all_of(readers_[at(id)],
+                                 [&](int reader) { return reader >= joined.reader; });
     };
     return std::ranges::all_of(joined.node.inputs, is_there) &&
            std::ranges::all_of(joined.node.outputs, is_in_time);
   }
 
   void replace(Joined joined) {
-    for (const int idx : joined.replaced) node(idx) = Node{};
-    node(joined.place) = std::move(joined.node);
+    node(joined.maker) = Node{};
+    node(joined.reader) = std::move(joined.node);
     look_at_all();
   }
 
