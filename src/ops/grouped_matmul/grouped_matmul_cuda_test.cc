@@ -305,10 +305,12 @@ TEST_F(GroupedCuda, LongAndShortExperts) {
   check_all({{384, 64}, {768, 767}, 640}, 9);
 }
 
-/// So many rows that the gradient's warpgroups share tiles.
+/// So many rows that the gradient's warpgroups share tiles where it is written, and with twice as
+/// many where it is added to.
 TEST_F(GroupedCuda, RowsOfFewExperts) {
   check_all({{200}, {3333}, 264, 1}, 10);
-  check_all({{136, 136}, {6100, 100}, 72}, 11);
+  check_all({{136, 136}, {6100, 100}, 200}, 11);
+  check_all({{136, 136}, {12400, 100}, 72}, 12);
 }
 
 /// More stages than a block's ring has, sizes that fill no tile, an expert without rows.
@@ -325,6 +327,10 @@ TEST_F(GroupedCuda, TinyTilesInTurn) {
 
 TEST_F(GroupedCuda, TinyLongExpert) {
   Rig({{136}, {3100}, 72, 2}, 33).check_once();
+}
+
+TEST_F(GroupedCuda, TinyLongerExpert) {
+  Rig({{136}, {6200}, 72, 2}, 34).check_once();
 }
 
 TEST_F(GroupedCuda, TinyPlain) {
