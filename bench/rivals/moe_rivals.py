@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Times the MoE layers of other libraries on one GPU, forward and backward, as hf_layer.py does that of transformers.
 
-usage: moe_rivals.py liger|torchtitan|megablocks|megatron qwen3|fine|mixtral [--runs 5] [--warmup 2] [--json]
+usage: moe_rivals.py liger|torchtitan|megablocks|megatron|sonicmoe qwen3|fine|mixtral [--runs 5] [--warmup 2] [--json]
 
 liger:      Liger-Kernel's fused experts (Triton) behind transformers' router; tunes its kernels first, for minutes;
 torchtitan: its MoE module, run without torch.compile;
 megablocks: dMoE with grouped products (its sparse ones refuse Triton 3.2 and later);
-megatron:   Megatron Core's MoELayer. Without Transformer Engine its experts run one by one.
+megatron:   Megatron Core's MoELayer. Without Transformer Engine its experts run one by one;
+sonicmoe:   SonicMoE's MoE (CUTLASS's Python language, Triton), less the balance loss of its forward. Needs a GPU, and
+            compiles and tunes its kernels first, for minutes.
 Softmax routing with the chosen probabilities scaled to sum 1, no losses of the router, BF16 weights and gradients. How
 each is installed is in README.md beside this file. A library that is missing or fails ends the script with the reason.
 """
@@ -88,7 +90,26 @@ def megatron(_, shape, arguments):
     return layer, f"megatron-core {importlib.metadata.version('megatron-core')}, {how}"
 
 
-RIVALS = {rival.__name__: rival for rival in (liger, torchtitan, megablocks, megatron)}
+def sonicmoe(_, shape, arguments):
+    from sonicmoe import MoE, moe_TC_softmax_topk_layer
+    from sonicmoe.enums import ActivationType
+
+    class Layer(MoE):
+        def forward(self, hidden):
+            # MoE.forward's call; the softmax is that of the chosen logits, which is the scaled probabilities.
+            out, _, _ = moe_TC_softmax_topk_layer(
+                hidden.view(-1, self.hidden_size), self.router.weight, self.c_fc.weight.permute(1, 2, 0), None,
+                self.c_proj.weight.permute(1, 2, 0), None, self.top_k, self.stream_id, self.activation_function)
+            return out.view(hidden.shape)
+
+    layer = Layer(num_experts=shape.experts, num_experts_per_tok=shape.top_k, hidden_size=shape.hidden,
+                  intermediate_size=shape.inner, activation_function=ActivationType.SWIGLU, add_bias=False,
+                  std=layer_timing.DEVIATION)
+    versions = [importlib.metadata.version(package) for package in ("sonic-moe", "quack-kernels")]
+    return layer, "sonic-moe {}, quack-kernels {}".format(*versions)
+
+
+RIVALS = {rival.__name__: rival for rival in (liger, torchtitan, megablocks, megatron, sonicmoe)}
 
 
 def main():

@@ -268,7 +268,7 @@ def main():
     shapes = [entry[0] for entry in LAYERS.values()]
     parser.add_argument("--only", type=names, default=list(PARTS), help="parts, by commas")
     parser.add_argument("--shapes", type=names, default=shapes, help="of steps and layers, by commas")
-    parser.add_argument("--rivals", type=names, default=["torchtitan", "megablocks", "megatron", "liger"],
+    parser.add_argument("--rivals", type=names, default=["torchtitan", "megablocks", "megatron", "liger", "sonicmoe"],
                         help="of moe_rivals.py, by commas")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the rows")
     options = parser.parse_args()
