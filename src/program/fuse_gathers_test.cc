@@ -226,7 +226,7 @@ TEST(FuseGathers, RowsThatTheGradientMakes) {
     Parts parts(2, false, 0, size);
     return parts.with_outputs({parts.product(parts.permute(parts.x))});
   };
-  const Program forward = fused_on_device(program_of(4600), {.differentiated = true});
+  const Program forward = fused_on_device(program_of(6200), {.differentiated = true});
   ASSERT_EQ(names_of(forward), Names{"grouped_matmul+"});
   const Backward backward = differentiate(forward, {.outputs = forward.outputs()});
   const Names with_rows = {"permute", "grouped_matmul_wgrad"};
@@ -234,7 +234,7 @@ TEST(FuseGathers, RowsThatTheGradientMakes) {
   EXPECT_EQ(names_of(fused_on_device(backward.program, {})), with_rows);
 
   // With more features the rows are kept, unless it is known that they would not be.
-  const Program larger = program_of(6500);
+  const Program larger = program_of(7500);
   const ValueId rows = larger.find("rows");
   const auto knowing = [&](const std::function<bool(ValueId)>& made_again) {
     return names_of(fused_on_device(larger, {.differentiated = true, .made_again = made_again}));
