@@ -151,6 +151,9 @@ std::vector<Case> make_cases() {
   add("expert_activation", std::make_shared<ExpertActivation>(experts), {pre, probs, offsets});
   add("expert_activation_backward", std::make_shared<ExpertActivationBackward>(experts),
       {rows(kRoutedRows, kExpertSize), pre, probs, offsets});
+  add("expert_activation_backward and act",
+      std::make_shared<ExpertActivationBackward>(experts, true),
+      {rows(kRoutedRows, kExpertSize), pre, probs, offsets});
   const ValueType logit = rows(kTokens, 1);
   add("sigmoid_gate", make_sigmoid_gate(), {x, logit});
   add("sigmoid_gate_backward", std::make_shared<SigmoidGateBackward>(), {x, logit, x});

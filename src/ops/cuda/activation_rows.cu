@@ -1,6 +1,6 @@
 // Where all rows have one size and nothing is summed up over a row, every thread takes a vector.
-// Otherwise a warp takes a row and loads up to kBatch vectors of every operand before it uses the
-// first.
+// Otherwise some of a block's warps share a row, and each of their threads takes a vector at a time
+// too: that leaves registers for enough threads to keep the memory busy.
 #include "ops/cuda/activation_rows.h"
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 8;  // of a block, at most
 constexpr int kThreads = 32 * kWarps;
-constexpr int kBatch = 3;
+constexpr int kBlocks = 5;  // of a multiprocessor
 
 struct Params {
   RowCount rows;
@@ -44,24 +44,28 @@ __device__ __forceinline__ int size_of(int64_t row, int size, const SizedExperts
   return experts.sizes[low];
 }
 
-__device__ __forceinline__ int64_t own_row() {
-  return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-}
+/// What a warp takes: of its row each `warps`-th piece of 32 vectors, the first one with number
+/// `piece`.
+struct Share {
+  int64_t row;
+  int piece;
+  int warps;
 
-/// Calls load(slot, column) for up to kBatch vectors of a row, then use(slot, column) for each.
-template <int kWidth, typename Load, typename Use>
-__device__ __forceinline__ void for_each_batch(int size, Load load, Use use) {
-  constexpr int kStep = 32 * kWidth;
-  for (int first = static_cast<int>(threadIdx.x) % 32 * kWidth; first < size;
-       first += kBatch * kStep) {
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b)
-      if (first + b * kStep < size) load(b, first + b * kStep);
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b)
-      if (first + b * kStep < size) use(b, first + b * kStep);
+  __device__ __forceinline__ explicit Share(int row_warps) : warps(row_warps) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int block_rows = static_cast<int>(blockDim.x) / 32 / warps;
+    row = static_cast<int64_t>(blockIdx.x) * block_rows + warp / warps;
+    piece = warp % warps;
   }
-}
+  /// Calls use(column) for the first column of each of the thread's vectors.
+  template <int kWidth, typename Use>
+  __device__ __forceinline__ void for_columns(int size, Use use) const {
+    constexpr int kPiece = 32 * kWidth;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int column = piece * kPiece + lane * kWidth; column < size; column += warps * kPiece)
+      use(column);
+  }
+};
 
 template <typename Function, bool kGated, int kWidth>
 __device__ __forceinline__ Floats<kWidth> activate(const Floats<kWidth>& gate,
@@ -102,8 +106,8 @@ struct ActivationMap {
   }
 };
 
-/// Turns gate and up into their gradients, finds the activation and returns the gradient of the
-/// prob.
+/// Turns gate and up into their gradients, finds the activation, which costs registers where it is
+/// used, and returns the gradient of the prob.
 template <typename Function, bool kGated, int kWidth>
 __device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWidth>& up,
                                                const Floats<kWidth>& grad, float prob,
@@ -123,7 +127,7 @@ __device__ __forceinline__ float differentiate(Floats<kWidth>& gate, Floats<kWid
 }
 
 /// Without the gradient of the probs.
-template <typename Function, bool kGated, typename T, int kWidth>
+template <typename Function, bool kGated, bool kGivesAct, typename T, int kWidth>
 struct ActivationBackwardMap {
   static constexpr int kUnroll = 1;
   static constexpr int kBlocks = 6;
@@ -155,71 +159,75 @@ struct ActivationBackwardMap {
     differentiate<Function, kGated>(gate, up, to_floats(loaded.grad), loaded.prob, act);
     cuda::store(grad_gate, gate);
     if constexpr (kGated) cuda::store(grad_gate + p.size, up);
-    if (p.act != nullptr)
+    if constexpr (kGivesAct)
       cuda::store(static_cast<T*>(p.act) + row * p.out_width + vector * kWidth, act);
   }
 };
 
 template <typename Function, bool kGated, typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts) {
-  const int64_t row = own_row();
-  if (row >= p.rows.in_use()) return;
-  const int size = size_of(row, p.size, experts);
-  const T* gate = static_cast<const T*>(p.in) + row * p.in_width;
-  T* out = static_cast<T*>(p.out) + row * p.out_width;
-  const float prob = p.probs == nullptr ? 1.0F : p.probs[row];
-  Pack<T, kWidth> gates[kBatch];
-  Pack<T, kWidth> ups[kBatch];
-  for_each_batch<kWidth>(
-      size,
-      [&](int slot, int column) {
-        gates[slot] = load_pack<kWidth>(gate + column);
-        if constexpr (kGated) ups[slot] = load_pack<kWidth>(gate + size + column);
-      },
-      [&](int slot, int column) {
-        Floats<kWidth> up = {};
-        if constexpr (kGated) up = to_floats(ups[slot]);
-        store(out + column, activate<Function, kGated>(to_floats(gates[slot]), up, prob));
-      });
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts,
+                  int row_warps) {
+  const Share share(row_warps);
+  if (share.row >= p.rows.in_use()) return;
+  const int size = size_of(share.row, p.size, experts);
+  const T* gate = static_cast<const T*>(p.in) + share.row * p.in_width;
+  T* out = static_cast<T*>(p.out) + share.row * p.out_width;
+  const float prob = p.probs == nullptr ? 1.0F : p.probs[share.row];
+  share.for_columns<kWidth>(size, [&](int column) {
+    const auto x = load_pack<kWidth>(gate + column);
+    Floats<kWidth> up = {};
+    if constexpr (kGated) up = to_floats(load_pack<kWidth>(gate + size + column));
+    store(out + column, activate<Function, kGated>(to_floats(x), up, prob));
+  });
 }
 
-template <typename Function, bool kGated, typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    differentiate_rows(const __grid_constant__ Params p,
-                       const __grid_constant__ SizedExperts experts) {
-  const int64_t row = own_row();
-  if (row >= p.rows.in_use()) return;
-  const int size = size_of(row, p.size, experts);
-  const T* gate = static_cast<const T*>(p.in) + row * p.in_width;
-  const T* grad = static_cast<const T*>(p.grad) + row * p.out_width;
-  T* grad_gate = static_cast<T*>(p.out) + row * p.in_width;
-  T* act = p.act == nullptr ? nullptr : static_cast<T*>(p.act) + row * p.out_width;
-  const float prob = p.probs == nullptr ? 1.0F : p.probs[row];
-  Pack<T, kWidth> gates[kBatch];
-  Pack<T, kWidth> ups[kBatch];
-  Pack<T, kWidth> grads[kBatch];
+/// A warp's part of the gradient of its row's prob.
+template <typename Function, bool kGated, bool kGivesAct, typename T, int kWidth>
+__device__ __forceinline__ float differentiate_row(const Params& p, const SizedExperts& experts,
+                                                   const Share& share) {
+  const int size = size_of(share.row, p.size, experts);
+  const T* gate = static_cast<const T*>(p.in) + share.row * p.in_width;
+  const T* grad = static_cast<const T*>(p.grad) + share.row * p.out_width;
+  T* grad_gate = static_cast<T*>(p.out) + share.row * p.in_width;
+  T* act = static_cast<T*>(p.act) + share.row * p.out_width;
+  const float prob = p.probs == nullptr ? 1.0F : p.probs[share.row];
   float dot = 0;
-  for_each_batch<kWidth>(
-      size,
-      [&](int slot, int column) {
-        gates[slot] = load_pack<kWidth>(gate + column);
-        if constexpr (kGated) ups[slot] = load_pack<kWidth>(gate + size + column);
-        grads[slot] = load_pack<kWidth>(grad + column);
-      },
-      [&](int slot, int column) {
-        Floats<kWidth> x = to_floats(gates[slot]);
-        Floats<kWidth> up = {};
-        if constexpr (kGated) up = to_floats(ups[slot]);
-        Floats<kWidth> value;
-        dot += differentiate<Function, kGated>(x, up, to_floats(grads[slot]), prob, value);
-        store(grad_gate + column, x);
-        if constexpr (kGated) store(grad_gate + size + column, up);
-        if (act != nullptr) store(act + column, value);
-      });
+  share.for_columns<kWidth>(size, [&](int column) {
+    const auto gates = load_pack<kWidth>(gate + column);
+    Pack<T, kWidth> ups;
+    if constexpr (kGated) ups = load_pack<kWidth>(gate + size + column);
+    const auto grads = load_pack<kWidth>(grad + column);
+    Floats<kWidth> x = to_floats(gates);
+    Floats<kWidth> up = {};
+    if constexpr (kGated) up = to_floats(ups);
+    Floats<kWidth> value;
+    dot += differentiate<Function, kGated>(x, up, to_floats(grads), prob, value);
+    store(grad_gate + column, x);
+    if constexpr (kGated) store(grad_gate + size + column, up);
+    if constexpr (kGivesAct) store(act + column, value);
+  });
+  return sum_lanes(dot);
+}
+
+template <typename Function, bool kGated, bool kGivesAct, typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    differentiate_rows(const __grid_constant__ Params p,
+                       const __grid_constant__ SizedExperts experts, int row_warps) {
+  __shared__ float dots[kWarps];
+  const Share share(row_warps);
+  const bool holds = share.row < p.rows.in_use();
+  const float dot =
+      holds ? differentiate_row<Function, kGated, kGivesAct, T, kWidth>(p, experts, share) : 0.0F;
   if (p.grad_probs == nullptr) return;
-  dot = sum_lanes(dot);
-  if (threadIdx.x % 32 == 0) p.grad_probs[row] = dot;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const bool first = threadIdx.x % 32 == 0;
+  if (first) dots[warp] = dot;
+  __syncthreads();
+  if (!holds || !first || share.piece != 0) return;
+  float total = dot;
+  for (int i = 1; i < share.warps; ++i) total += dots[warp + i];
+  p.grad_probs[share.row] = total;
 }
 
 bool has_whole_vectors(const ActivationRows& call, const SizedExperts& experts) {
@@ -239,9 +247,20 @@ Params make_params(const ActivationRows& call) {
   return params;
 }
 
-unsigned num_blocks(const ActivationRows& call) {
-  return static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
-}
+/// The launch of a kernel whose warps share rows.
+struct RowLaunch {
+  int row_warps;
+  unsigned blocks;
+  unsigned threads;
+
+  RowLaunch(const ActivationRows& call, int width)
+      : row_warps(
+            static_cast<int>(std::clamp<int64_t>(divide_up(call.size, 32 * width), 1, kWarps))) {
+    const int block_rows = kWarps / row_warps;
+    blocks = static_cast<unsigned>(divide_up(call.rows.bound, block_rows));
+    threads = static_cast<unsigned>(32 * row_warps * block_rows);
+  }
+};
 
 }  // namespace
 
@@ -257,8 +276,9 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
         launch_map(ActivationMap<Function, kGated, T, kWidth>{params}, call.rows,
                    call.size / kWidth, stream);
       } else {
+        const RowLaunch rows(call, kWidth);
         activate_rows<Function, kGated, T, kWidth>
-            <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+            <<<rows.blocks, rows.threads, 0, stream>>>(params, experts, rows.row_warps);
       }
     });
   });
@@ -275,16 +295,21 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
   params.act = grads.act;
   const bool vectors = has_whole_vectors(call, experts) &&
                        are_aligned(call.in, grads.grad, grads.grad_in, grads.act);
-  with_activation(call.kind, [&]<typename Function, bool kGated>() {
+  const auto launch = [&]<typename Function, bool kGated, bool kGivesAct>() {
     with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
       if (experts.count == 0 && grads.grad_probs == nullptr) {
-        launch_map(ActivationBackwardMap<Function, kGated, T, kWidth>{params}, call.rows,
+        launch_map(ActivationBackwardMap<Function, kGated, kGivesAct, T, kWidth>{params}, call.rows,
                    call.size / kWidth, stream);
       } else {
-        differentiate_rows<Function, kGated, T, kWidth>
-            <<<num_blocks(call), kThreads, 0, stream>>>(params, experts);
+        const RowLaunch rows(call, kWidth);
+        differentiate_rows<Function, kGated, kGivesAct, T, kWidth>
+            <<<rows.blocks, rows.threads, 0, stream>>>(params, experts, rows.row_warps);
       }
     });
+  };
+  with_activation(call.kind, [&]<typename Function, bool kGated>() {
+    grads.act == nullptr ? launch.template operator()<Function, kGated, false>()
+                         : launch.template operator()<Function, kGated, true>();
   });
   check(cudaGetLastError());
 }
