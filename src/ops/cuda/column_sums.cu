@@ -1,5 +1,7 @@
 #include "ops/cuda/column_sums.cuh"
 
+#include "ops/cuda/dependent_launch.cuh"
+
 namespace tessera::cuda {
 namespace {
 
@@ -9,6 +11,7 @@ constexpr int kWarps = 32;  // that share the partial sums of 32 columns
 __global__ void __launch_bounds__(32 * kWarps)
     add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols) {
   __shared__ float sums[kWarps][33];
+  wait_for_earlier();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + lane;
@@ -47,9 +50,8 @@ struct PlainTerms {
 void launch_add_partials(float* accumulator, const float* partials, int num_partials, int64_t cols,
                          cudaStream_t stream) {
   if (cols == 0) return;
-  add_partials<<<static_cast<unsigned>(divide_up(cols, 32)), 32 * kWarps, 0, stream>>>(
-      accumulator, partials, num_partials, cols);
-  check(cudaGetLastError());
+  const LaunchShape shape = {static_cast<unsigned>(divide_up(cols, 32)), 32 * kWarps};
+  launch_early(add_partials, shape, stream, accumulator, partials, num_partials, cols);
 }
 
 void launch_column_sums(const ColumnSums& call, cudaStream_t stream) {

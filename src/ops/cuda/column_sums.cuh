@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda {
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   const int64_t first_column = static_cast<int64_t>(blockIdx.y) * lanes * kWidth;
   const int64_t column = first_column + lane * kWidth;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * groups;
+  let_next_begin();
   Floats<kWidth> sums = {};
   int64_t row = static_cast<int64_t>(blockIdx.x) * groups + threadIdx.x / lanes;
   for (; row < num_rows && column < cols; row += kColumnRows * stride) {

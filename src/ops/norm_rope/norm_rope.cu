@@ -6,6 +6,7 @@
 
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/rope/rope_device.cuh"
 
 namespace tessera::cuda {
@@ -15,7 +16,8 @@ constexpr int kThreads = 256;
 constexpr int kWidth = kNormRopeWidth;
 constexpr int kBlocks = 4;         // of a multiprocessor
 constexpr int kForwardHeads = 4;   // of an item, all under way at once
-constexpr int kBackwardHeads = 2;  // of an item
+constexpr int kBackwardHeads = 2;  // of an item, where a table has the angles
+constexpr int kAloneHeads = 4;     // of an item whose lanes work their angles out
 constexpr int kStages = 3;         // heads that a group's ring has room for
 constexpr int kTableItems = 4;     // of a token, from which on a table of its angles pays
 
@@ -154,6 +156,7 @@ __device__ __forceinline__ void find_own_turns(SinCos (&turns)[kWidth], const Ro
 template <typename T, int kLanes, bool kTable>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_rope_rows(const __grid_constant__ NormRopeRows p, const __grid_constant__ Items items) {
+  wait_for_earlier();
   extern __shared__ __align__(16) unsigned char memory[];
   constexpr int kHeads = kForwardHeads;
   constexpr int kGroups = kThreads / kLanes;
@@ -270,15 +273,17 @@ class Ring {
   int oldest_ = 0;
 };
 
-/// With g = the gradient turned back: as the norm's backward. Blocks take items in turn, whose
-/// heads are fetched an item ahead.
+/// With g = the gradient turned back: as the norm's backward. Blocks take items in turn; a head is
+/// fetched kStages - 1 heads ahead, the next item's first ones too.
 template <typename T, int kLanes, bool kTable>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     norm_rope_backward_rows(const __grid_constant__ NormRopeBackwardRows p,
                             const __grid_constant__ Items items) {
-  static_assert(kBackwardHeads == kStages - 1);
+  wait_for_earlier();
+  constexpr int kAhead = kStages - 1;
+  constexpr int kHeads = kTable ? kBackwardHeads : kAloneHeads;
+  static_assert(kHeads % kAhead == 0);
   extern __shared__ __align__(16) unsigned char memory[];
-  constexpr int kHeads = kBackwardHeads;
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kHeadSize = 2 * kLanes * kWidth;
   constexpr float kScale = 1.0F / kHeadSize;
@@ -288,16 +293,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const Values weight(p.weight, at);
   Values weight_grads;
   Ring<T> ring(memory);
+  float rstds[kAhead];  // of the heads under way
   const auto fetch = [&](const Work& work, int j) {
-    const int64_t first = (work.first_head + j) * kHeadSize;
-    ring.fetch(j < work.num_heads, static_cast<const T*>(p.x) + first,
-               static_cast<const T*>(p.rope.x) + first, at);
-  };
-  float rstd[kHeads];
-  const auto load_rstd = [&](const Work& work) {
-#pragma unroll
-    for (int j = 0; j < kHeads; ++j)
-      rstd[j] = j < work.num_heads ? p.rstd[work.first_head + j] : 0.0F;
+    const bool there = j < work.num_heads;
+    const int64_t head = work.first_head + j;
+    ring.fetch(there, static_cast<const T*>(p.x) + head * kHeadSize,
+               static_cast<const T*>(p.rope.x) + head * kHeadSize, at);
+    rstds[j % kAhead] = there ? p.rstd[head] : 0.0F;
   };
   const auto num_items = static_cast<uint32_t>(num_rows) * items.of_token.divisor();
   const uint32_t step = gridDim.x * kGroups;
@@ -305,8 +307,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   Work work =
       find_work<kHeads>(first_item + threadIdx.x / kLanes, items, num_rows, p.rope.num_heads);
 #pragma unroll
-  for (int j = 0; j < kHeads; ++j) fetch(work, j);
-  load_rstd(work);
+  for (int j = 0; j < kAhead; ++j) fetch(work, j);
+  let_next_begin();
   // Two tables, so that one barrier is enough.
   auto* table = reinterpret_cast<SinCos*>(memory + Ring<T>::kBytes);
   auto* other_table = table + items.max_tokens * p.rope.num_pairs;
@@ -322,7 +324,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     T* y = static_cast<T*>(p.rope.y) + work.first_head * kHeadSize;
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
-      fetch(next, j);
+      const float rstd = rstds[j % kAhead];
+      j + kAhead < kHeads ? fetch(work, j + kAhead) : fetch(next, j + kAhead - kHeads);
       Held<T> held, held_grad;
       ring.take(held, held_grad);
       const bool there = j < work.num_heads;
@@ -333,8 +336,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         g.turn(turns);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          x.first[i] *= rstd[j];
-          x.second[i] *= rstd[j];
+          x.first[i] *= rstd;
+          x.second[i] *= rstd;
           weight_grads.first[i] += g.first[i] * x.first[i];
           weight_grads.second[i] += g.second[i] * x.second[i];
           g.first[i] *= weight.first[i];
@@ -346,13 +349,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (!there) continue;
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        g.first[i] = rstd[j] * (g.first[i] - x.first[i] * mean);
-        g.second[i] = rstd[j] * (g.second[i] - x.second[i] * mean);
+        g.first[i] = rstd * (g.first[i] - x.first[i] * mean);
+        g.second[i] = rstd * (g.second[i] - x.second[i] * mean);
       }
       g.store_at(y + j * kHeadSize, at);
     }
     work = next;
-    load_rstd(work);
   }
   wait_copies<0>();
   if (p.grad_weight != nullptr) write_weight_grads<kLanes>(p, weight_grads, memory);
@@ -394,7 +396,8 @@ void launch_norm_rope(const NormRopeRows& call, cudaStream_t stream) {
     const Items items(call.rope, kForwardHeads, kGroups);
     const auto blocks = static_cast<unsigned>(count_blocks(call.rope, kForwardHeads, kGroups));
     const auto shared_bytes = static_cast<size_t>(kTable ? items.table_bytes(call.rope) : 0);
-    norm_rope_rows<T, kLanes, kTable><<<blocks, kThreads, shared_bytes, stream>>>(call, items);
+    launch_early(norm_rope_rows<T, kLanes, kTable>, {blocks, kThreads, shared_bytes}, stream, call,
+                 items);
   });
 }
 
@@ -405,16 +408,18 @@ void launch_norm_rope_backward(const NormRopeBackwardRows& call, cudaStream_t st
   int64_t blocks = 0;
   with_heads(call.rope, kBackwardHeads, [&]<typename T, int kLanes, bool kTable>() {
     constexpr int kGroups = kThreads / kLanes;
-    const Items items(call.rope, kBackwardHeads, kGroups);
+    constexpr int kHeads = kTable ? kBackwardHeads : kAloneHeads;
+    const Items items(call.rope, kHeads, kGroups);
     const int64_t resident = std::min(kBlocks * call.num_sms, kMaxColumnPartials);
-    blocks = std::min(count_blocks(call.rope, kBackwardHeads, kGroups), resident);
+    blocks = std::min(count_blocks(call.rope, kHeads, kGroups), resident);
     const int64_t tables = kTable ? 2 * items.table_bytes(call.rope) : 0;
     const int64_t shared_bytes = Ring<T>::kBytes + tables;
     const auto kernel = norm_rope_backward_rows<T, kLanes, kTable>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared_bytes)));
-    kernel<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(shared_bytes), stream>>>(
-        call, items);
+    const LaunchShape shape = {static_cast<unsigned>(blocks), kThreads,
+                               static_cast<size_t>(shared_bytes)};
+    launch_early(kernel, shape, stream, call, items);
   });
   if (call.grad_weight != nullptr)
     launch_add_partials(call.grad_weight, call.partials, static_cast<int>(blocks),

@@ -7,6 +7,7 @@
 #include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/column_sums.h"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -98,6 +99,7 @@ constexpr int forward_blocks(int lanes, int threads) {
 template <typename T, int kWidth, int kLanes, int kThreads>
 __global__ void __launch_bounds__(kThreads, forward_blocks(kLanes, kThreads))
     rmsnorm_rows(const __grid_constant__ ForwardParams p) {
+  wait_for_earlier();
   constexpr int kRows = kForwardRows<kLanes>;
   const Lane<kLanes> lane(kWidth);
   const bool holds = lane.column < p.hidden;
@@ -192,6 +194,7 @@ struct BackwardCut {
 template <typename T, int kWidth, int kLanes, int kThreads, bool kAddend>
 __global__ void __launch_bounds__(kThreads, BackwardCut<kLanes, kThreads>::kBlocks)
     rmsnorm_backward_rows(const __grid_constant__ BackwardParams p) {
+  wait_for_earlier();
   using Vector = Pack<T, kWidth>;
   using Cut = BackwardCut<kLanes, kThreads>;
   constexpr int kRows = Cut::kRows;
@@ -226,6 +229,7 @@ __global__ void __launch_bounds__(kThreads, BackwardCut<kLanes, kThreads>::kBloc
 #pragma unroll
   for (int stage = 0; stage < Cut::kStages - 1; ++stage)
     fetch(first + lane.group * kRows + stage * step, stage);
+  let_next_begin();
   Floats<kWidth> weight = {};
   Floats<kWidth> weight_grads = {};
   if (holds) weight = load<kWidth>(p.weight + lane.column);
@@ -373,9 +377,9 @@ void launch_forward(const ForwardParams& params, int num_sms, cudaStream_t strea
   }
   const auto launch = [&]<int kLanes, int kThreads>() {
     const Blocks blocks(vectors, kLanes);
-    rmsnorm_rows<T, kWidth, kLanes, kThreads>
-        <<<static_cast<unsigned>(blocks.count(rows, kForwardRows<kLanes>)),
-           static_cast<unsigned>(blocks.threads), 0, stream>>>(params);
+    const LaunchShape shape = {static_cast<unsigned>(blocks.count(rows, kForwardRows<kLanes>)),
+                               static_cast<unsigned>(blocks.threads)};
+    launch_early(rmsnorm_rows<T, kWidth, kLanes, kThreads>, shape, stream, params);
   };
   with_lanes(vectors, [&]<int kLanes>() {
     if constexpr (kLanes != kBlock) {
@@ -403,8 +407,9 @@ int launch_backward_rows(const BackwardParams& params, int num_sms, cudaStream_t
                           ? rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, false>
                           : rmsnorm_backward_rows<T, kWidth, kLanes, kThreads, true>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  kernel<<<static_cast<unsigned>(count), static_cast<unsigned>(blocks.threads),
-           static_cast<size_t>(shared_bytes), stream>>>(params);
+  const LaunchShape shape = {static_cast<unsigned>(count), static_cast<unsigned>(blocks.threads),
+                             static_cast<size_t>(shared_bytes)};
+  launch_early(kernel, shape, stream, params);
   return static_cast<int>(count);
 }
 
