@@ -54,6 +54,7 @@ def time_layer(run, parameters, hidden, arguments):
     grad = torch.randn_like(hidden)
     times = {"forward": [], "backward": []}
     for index in range(arguments.warmup + arguments.runs):
+        out = None  # the last run's is not part of what is there before
         before = in_use()
         forward, out = stopwatch.time(lambda: run(hidden))
         saved = max(0, in_use() - before - out.numel() * out.element_size())
