@@ -7,8 +7,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
-
 /// Process ids of the ranks whose command line names `folder`, by rank.
 std::map<int, pid_t> find_ranks(const std::string& folder) {
   std::map<int, pid_t> ranks;
