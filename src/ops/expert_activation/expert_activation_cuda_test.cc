@@ -119,6 +119,17 @@ TEST_F(ExpertActivationCuda, AllKinds) {
   check_equal_sizes({.expert_sizes = {16, 16}, .apply_prob = true}, {0, 0}, 4);
 }
 
+/// Rows of more columns than a block's warps take at a time.
+TEST_F(ExpertActivationCuda, RowsThatWarpsTakeInTurns) {
+  Random random(5, 8);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    check_sizes({2600, 2600}, {5, 2}, Activation::kSwiGLU, dtype, random);
+    check_sizes({301, 301}, {3, 4}, Activation::kGeGLU, dtype, random);
+    check_sizes({2600, 8, 4104}, {3, 1, 4}, Activation::kGelu, dtype, random);
+    check_sizes({301, 7, 520}, {3, 1, 4}, Activation::kSwiGLU, dtype, random);
+  }
+}
+
 TEST_F(ExpertActivationCuda, SizesThatDiffer) {
   Random random(5, 5);
   const std::vector<int64_t> rows = {3, 0, 40, 1, 17};

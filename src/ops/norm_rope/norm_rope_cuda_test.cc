@@ -46,7 +46,7 @@ class NormRopeCuda : public testing::GpuTest {
 
 TEST_F(NormRopeCuda, FusedHeads) {
   for (const int64_t size : {32, 64, 128, 256})
-    for (const int64_t heads : {1, 4, 9, 32})
+    for (const int64_t heads : {1, 4, 6, 9, 32})
       for (const int64_t tokens : {0, 1, 45}) check(rotary(heads, size, 0, size), tokens);
   check(rotary(32, 128, 0, 128), 3000);
   check(rotary(3, 64, 0, 64), 9001);
