@@ -15,11 +15,12 @@ __device__ __forceinline__ void let_next_begin() {
 }
 
 /// In the later kernel: waits until the earlier ones have ended, and what they wrote is there. All
-/// that touches memory stands behind it.
+/// threads call it, before they touch the GPU's memory: kernels behind this one rely on that.
 __device__ __forceinline__ void wait_for_earlier() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/// What stands between a launch's angle brackets.
 struct LaunchShape {
   dim3 blocks;
   dim3 threads;

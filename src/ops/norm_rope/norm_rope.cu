@@ -14,12 +14,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = kNormRopeWidth;
-constexpr int kBlocks = 4;         // of a multiprocessor
-constexpr int kForwardHeads = 4;   // of an item, all under way at once
-constexpr int kBackwardHeads = 2;  // of an item, where a table has the angles
-constexpr int kAloneHeads = 4;     // of an item whose lanes work their angles out
-constexpr int kStages = 3;         // heads that a group's ring has room for
-constexpr int kTableItems = 4;     // of a token, from which on a table of its angles pays
+constexpr int kBlocks = 4;        // of a multiprocessor
+constexpr int kForwardHeads = 4;  // of an item, all under way at once
+constexpr int kStages = 3;        // heads that a group's ring has room for
+constexpr int kTableItems = 4;    // of a token, from which on a table of its angles pays
+
+/// Of an item of the backward pass: more where its lanes work their angles out themselves.
+template <bool kTable>
+constexpr int kBackwardHeads = kTable ? 2 : 4;
 
 /// An item is some of a token's heads. The groups of a block take consecutive items.
 struct Items {
@@ -281,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                             const __grid_constant__ Items items) {
   wait_for_earlier();
   constexpr int kAhead = kStages - 1;
-  constexpr int kHeads = kTable ? kBackwardHeads : kAloneHeads;
+  constexpr int kHeads = kBackwardHeads<kTable>;
   static_assert(kHeads % kAhead == 0);
   extern __shared__ __align__(16) unsigned char memory[];
   constexpr int kGroups = kThreads / kLanes;
@@ -406,9 +408,9 @@ void launch_norm_rope_backward(const NormRopeBackwardRows& call, cudaStream_t st
   if (!are_aligned(call.rope.x, call.rope.y, call.x, call.weight))
     check(cudaErrorMisalignedAddress);
   int64_t blocks = 0;
-  with_heads(call.rope, kBackwardHeads, [&]<typename T, int kLanes, bool kTable>() {
+  with_heads(call.rope, kBackwardHeads<true>, [&]<typename T, int kLanes, bool kTable>() {
     constexpr int kGroups = kThreads / kLanes;
-    constexpr int kHeads = kTable ? kBackwardHeads : kAloneHeads;
+    constexpr int kHeads = kBackwardHeads<kTable>;
     const Items items(call.rope, kHeads, kGroups);
     const int64_t resident = std::min(kBlocks * call.num_sms, kMaxColumnPartials);
     blocks = std::min(count_blocks(call.rope, kHeads, kGroups), resident);
