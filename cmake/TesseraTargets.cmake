@@ -5,6 +5,11 @@ add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 set(TESSERA_CXX_FLAGS -Wall -Wextra -Wno-missing-field-initializers -Werror=return-type -Wno-psabi
                       -march=${TESSERA_MARCH} -fno-math-errno -ffp-contract=fast)
+# GCC 12 takes its own headers of AVX-512 and of strings for faulty (its bugs 105593, 105651 and 105329).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND TESSERA_CXX_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized -Wno-array-bounds -Wno-restrict
+                                -Wno-stringop-overflow -Wno-stringop-overread)
+endif()
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer

@@ -76,8 +76,9 @@ TEST_P(PassHooksTest, GradientsAreCompleteWhenTheyAreSaidToBe) {
   for (const auto& [idx, values] : complete)
     EXPECT_EQ(values, gradient(idx)) << parameters_.all()[idx].spec.name;
   // The sums over the ranks begin with the last that a forward pass uses.
-  if (GetParam().mtp_layers == 0)
+  if (GetParam().mtp_layers == 0) {
     EXPECT_EQ(std::ranges::count(first, parameters_.index("final_norm.weight")), 1);
+  }
   EXPECT_EQ(std::ranges::count(first, parameters_.index("layers.0.attn.q.weight")), 0);
 }
 

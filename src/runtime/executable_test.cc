@@ -144,7 +144,9 @@ TEST(Exchanges, AreWaitedForJustBeforeTheirFirstUse) {
   for (size_t i = 0; i < log.events.size(); ++i) {
     EXPECT_LE(log.events[i].begin, log.events[i].end);
     EXPECT_GE(log.events[i].seconds(), 0);
-    if (i > 0) EXPECT_LE(log.events[i - 1].end, log.events[i].begin);
+    if (i > 0) {
+      EXPECT_LE(log.events[i - 1].end, log.events[i].begin);
+    }
   }
 }
 
