@@ -18,7 +18,8 @@ using Value = __nv_bfloat16;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kTensorThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kConsumerWarps = kConsumers * kWarpgroup / 32;
+constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kClearBarrier = 1;
 constexpr float kLog2E = 1.4426950408889634F;
 constexpr float kLn2 = 0.6931471805599453F;
@@ -42,8 +43,7 @@ struct Operand {
   __device__ void clear_from(int begin) {
     constexpr int kChunks = 64 * sizeof(Value) / sizeof(uint4);
     const int per_tile = (kRows - begin) * kChunks;
-    for (int i = threadIdx.x - kWarpgroup; i < per_tile * (kColumns / 64);
-         i += kConsumers * kWarpgroup) {
+    for (int i = threadIdx.x - kWarpgroup; i < per_tile * (kColumns / 64); i += kConsumerThreads) {
       auto* const tile = reinterpret_cast<uint4*>(tiles[i / per_tile]);
       tile[begin * kChunks + i % per_tile] = uint4{};
     }
@@ -53,7 +53,7 @@ struct Operand {
 /// Makes what threads that multiply have written to shared memory visible to the tensor cores.
 __device__ __forceinline__ void publish_cleared() {
   fence_shared_for_async();
-  sync_threads(kClearBarrier, kConsumers * kWarpgroup);
+  sync_threads(kClearBarrier, kConsumerThreads);
 }
 
 /// One arrival of each warp that multiplies.

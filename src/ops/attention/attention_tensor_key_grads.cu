@@ -42,7 +42,7 @@ struct Shared {
     for (int s = 0; s < kStages; ++s) {
       full[s].init(1);
       sums_full[s].init(32);
-      empty[s].init(kConsumers * kWarpgroup);
+      empty[s].init(kConsumerThreads);
     }
     fence_barrier_init();
   }
@@ -261,8 +261,7 @@ struct Consumer {
     wait_products<0>();
     if constexpr (kWantKeys) fence_values(grad_k);
     if constexpr (kWantValues) fence_values(grad_v);
-    // All that have read the sums: compute-sanitizer does not follow one lane that arrives for its
-    // warp.
+    // Every thread that has read the sums: racecheck does not follow one that arrives for its warp.
     shared.empty[s].arrive();
   }
 
