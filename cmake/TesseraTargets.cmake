@@ -5,7 +5,8 @@ add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 set(TESSERA_CXX_FLAGS -Wall -Wextra -Wno-missing-field-initializers -Werror=return-type -Wno-psabi
                       -march=${TESSERA_MARCH} -fno-math-errno -ffp-contract=fast)
-# GCC 12 takes its own headers of AVX-512 and of strings for faulty (its bugs 105593, 105651 and 105329).
+# GCC 12 takes its own headers of AVX-512 and of strings for faulty (its bugs 105593, 105651 and 105329). Such faults of
+# ours are left to clang-tidy, the sanitizers and newer compilers.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TESSERA_CXX_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized -Wno-array-bounds -Wno-restrict
                                 -Wno-stringop-overflow -Wno-stringop-overread)
