@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/gemm/matmul_primitive.h"
+#include "ops/gemm/shaped_products.h"
 #include "ops/simd.h"
 
 namespace tessera {
@@ -20,7 +21,8 @@ constexpr int64_t kOutputTileCols = 2048;
 constexpr int64_t kWidenedTile = 512;
 
 /// One thread's oneDNN objects and scratch memory. Primitives share a scratchpad per thread and so
-/// may not run on two threads at once; there are at most 16 of them, whatever shapes occur.
+/// may not run on two threads at once; there are at most 16 of them for sizes that come at run
+/// time.
 class ThreadContext {
  public:
   static ThreadContext& current() {
@@ -32,6 +34,8 @@ class ThreadContext {
   bool supports(DType input_type) { return static_cast<bool>(matmul({.input_type = input_type})); }
 
   void run(const Gemm& product);
+  /// The same by a primitive made for these sizes; false where there is none.
+  bool run_shaped(const Gemm& product) { return shaped_.run(product, stream_); }
 
   /// Memory for kOutputTile floats, made when first asked for.
   float* output_tile() { return at_least(output_tile_, kOutputTile); }
@@ -39,7 +43,7 @@ class ThreadContext {
   float* widened_tiles() { return at_least(widened_tiles_, 2 * kWidenedTile * kWidenedTile); }
 
  private:
-  ThreadContext() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+  ThreadContext() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), shaped_(engine_) {}
 
   static float* at_least(std::vector<float>& memory, int64_t count) {
     if (memory.empty()) memory.resize(static_cast<size_t>(count));
@@ -56,6 +60,7 @@ class ThreadContext {
   dnnl::engine engine_;
   dnnl::stream stream_;
   std::array<std::optional<dnnl::matmul>, 16> matmuls_;
+  ShapedProducts shaped_;
   std::vector<float> output_tile_;
   std::vector<float> widened_tiles_;
 };
@@ -170,6 +175,26 @@ void run_to_bf16(ThreadContext& context, const Gemm& p) {
   });
 }
 
+void run_any_size(ThreadContext& context, const Gemm& p) {
+  if (p.output_type == DType::kBF16) {
+    run_to_bf16(context, p);
+  } else {
+    run_to_f32(context, p);
+  }
+}
+
+/// Rows by powers of two with products made for these sizes, and the last few by any other.
+void run_in_fixed_rows(ThreadContext& context, const Gemm& p) {
+  int64_t row = 0;
+  for (int64_t rows = fixed_rows(p.m); rows > 0; rows = fixed_rows(p.m - row)) {
+    if (!context.run_shaped(part_of(p, {.row = row, .rows = rows, .cols = p.n, .inners = p.k})))
+      break;
+    row += rows;
+  }
+  if (row == p.m) return;
+  run_any_size(context, part_of(p, {.row = row, .rows = p.m - row, .cols = p.n, .inners = p.k}));
+}
+
 void clear_result(const Gemm& p) {
   const int64_t size = dtype_size(p.output_type);
   for (int64_t row = 0; row < p.m; ++row) {
@@ -203,10 +228,10 @@ void gemm(const Gemm& product) {
     return;
   }
   ThreadContext& context = ThreadContext::current();
-  if (product.output_type == DType::kBF16) {
-    run_to_bf16(context, product);
+  if (prefers_fixed_shape(product)) {
+    run_in_fixed_rows(context, product);
   } else {
-    run_to_f32(context, product);
+    run_any_size(context, product);
   }
 }
 

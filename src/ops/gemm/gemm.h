@@ -31,4 +31,7 @@ struct Gemm {
 /// region), through oneDNN. Deterministic for one thread count. Thread-safe.
 void gemm(const Gemm& product);
 
+/// Whether products of BF16 run on tile registers (AMX): such products want to be large.
+bool cpu_has_matrix_tiles();
+
 }  // namespace tessera

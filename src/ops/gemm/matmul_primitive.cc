@@ -22,6 +22,16 @@ dnnl::matmul::primitive_desc make_desc(const dnnl::memory::desc& a, const dnnl::
 #endif
 }
 
+dnnl::primitive_attr attributes_of(bool accumulate) {
+  dnnl::primitive_attr attributes;
+  if (accumulate) {
+    dnnl::post_ops post_ops;
+    post_ops.append_sum(1.0F);
+    attributes.set_post_ops(post_ops);
+  }
+  return attributes;
+}
+
 }  // namespace
 
 dnnl::memory::desc MatrixLayout::desc(DType dtype) const {
@@ -31,17 +41,19 @@ dnnl::memory::desc MatrixLayout::desc(DType dtype) const {
 }
 
 dnnl::matmul make_matmul(const MatmulKind& kind, const dnnl::engine& engine) {
-  dnnl::primitive_attr attributes;
-  if (kind.accumulate) {
-    dnnl::post_ops post_ops;
-    post_ops.append_sum(1.0F);
-    attributes.set_post_ops(post_ops);
-  }
   const MatrixLayout a{kAny, kAny, kAny, kind.transpose_a};
   const MatrixLayout b{kAny, kAny, kAny, kind.transpose_b};
   const MatrixLayout c{kAny, kAny, kAny, false};
-  const dnnl::matmul::primitive_desc desc = make_desc(
-      a.desc(kind.input_type), b.desc(kind.input_type), c.desc(DType::kF32), attributes, engine);
+  const dnnl::matmul::primitive_desc desc =
+      make_desc(a.desc(kind.input_type), b.desc(kind.input_type), c.desc(DType::kF32),
+                attributes_of(kind.accumulate), engine);
+  return desc ? dnnl::matmul(desc) : dnnl::matmul();
+}
+
+dnnl::matmul make_matmul(const MatmulShape& shape, const dnnl::engine& engine) {
+  const dnnl::matmul::primitive_desc desc =
+      make_desc(shape.a.desc(shape.input_type), shape.b.desc(shape.input_type),
+                shape.c.desc(shape.output_type), attributes_of(shape.accumulate), engine);
   return desc ? dnnl::matmul(desc) : dnnl::matmul();
 }
 

@@ -1,5 +1,6 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
+#include "ops/gemm/gemm.h"
 #include "ops/linear_cross_entropy/head_workspace.h"
 
 namespace tessera {
@@ -21,6 +22,10 @@ int64_t workspace_bytes(std::span<const ValueType> inputs, const CrossEntropySpe
 }
 
 }  // namespace
+
+int64_t CrossEntropySpec::default_block_vocab() {
+  return cpu_has_matrix_tiles() ? 4096 : 512;
+}
 
 CrossEntropyOperator::CrossEntropyOperator(const CrossEntropySpec& spec) : spec_(spec) {
   require(spec.chunk_tokens >= 1, "cross-entropy: chunk_tokens must be at least 1, got {}",
