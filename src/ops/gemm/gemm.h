@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/tensor.h"
 
@@ -30,5 +31,9 @@ struct Gemm {
 /// Runs one product on all threads of the caller's OpenMP team setting (serially inside a parallel
 /// region), through oneDNN. Deterministic for one thread count. Thread-safe.
 void gemm(const Gemm& product);
+
+/// oneDNN's name for the instructions that its products use, "avx512_core_amx" with AMX: what the
+/// processor has, up to TESSERA_CPU.
+std::string_view matrix_instructions();
 
 }  // namespace tessera
