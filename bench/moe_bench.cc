@@ -16,7 +16,6 @@
 #include "ops/permute/permute.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
-#include "ops/simd.h"
 
 namespace tessera {
 namespace {

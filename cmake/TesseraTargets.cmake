@@ -4,7 +4,7 @@
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 set(TESSERA_CXX_FLAGS -Wall -Wextra -Wno-missing-field-initializers -Werror=return-type -Wno-psabi
-                      -march=${TESSERA_MARCH} -fno-math-errno -ffp-contract=fast)
+                      -march=x86-64-v3 -fno-math-errno -ffp-contract=fast)
 # GCC 12 takes its own headers of AVX-512 and of strings for faulty (its bugs 105593, 105651 and 105329). Such faults of
 # ours are left to clang-tidy, the sanitizers and newer compilers.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
@@ -55,6 +55,66 @@ function(tessera_library name dir)
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE tessera_flags ${ARGN})
+  endif()
+endfunction()
+
+# CPU levels above that of the whole program, AVX2 (docs/design.md): their names as in core/cpu_level.h. Files with vector
+# code are compiled for each. What such an object has of inline functions and templates must be its own: the linker would
+# otherwise be free to take that copy for all callers, on processors without these instructions too. -fno-weak makes them
+# local, and the test cpu_level_objects looks for what is not. Its warnings of copies are those of constants, hence -w;
+# the same code has its warnings as it is compiled for AVX2.
+set(TESSERA_FLAGS_avx512 -march=x86-64-v4)
+set(TESSERA_FLAGS_avx512bf16 -march=x86-64-v4 -mavx512bf16)
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND TESSERA_CPU_LEVELS)
+  message(NOTICE "Only GCC keeps the code of CPU levels apart: this program will have AVX2 alone")
+  set(TESSERA_CPU_LEVELS "")
+endif()
+foreach(level ${TESSERA_CPU_LEVELS})
+  if(NOT DEFINED TESSERA_FLAGS_${level})
+    message(FATAL_ERROR "TESSERA_CPU_LEVELS: \"${level}\" is not avx512 or avx512bf16")
+  endif()
+  add_library(tessera_level_${level} INTERFACE)
+  target_compile_options(tessera_level_${level} INTERFACE ${TESSERA_FLAGS_${level}} -fno-weak -w)
+endforeach()
+
+# tessera_leveled(LEVELS source...): the sources, in folders of this directory, are compiled for those of LEVELS that the
+# program has, as well as for AVX2.
+function(tessera_leveled levels)
+  set(definitions TESSERA_VECTOR_SOURCE)
+  foreach(level ${levels})
+    if(level IN_LIST TESSERA_CPU_LEVELS)
+      string(TOUPPER TESSERA_HAS_${level} definition)
+      list(APPEND definitions ${definition})
+    endif()
+  endforeach()
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_DEFINITIONS "${definitions}")
+  foreach(source ${ARGN})
+    set_property(DIRECTORY APPEND PROPERTY TESSERA_LEVELED_${source} ${levels})
+  endforeach()
+endfunction()
+
+# tessera_add_levels(NAME lib...): the objects of the library NAME that are for levels above AVX2.
+function(tessera_add_levels name)
+  foreach(level ${TESSERA_CPU_LEVELS})
+    get_target_property(sources ${name} SOURCES)
+    set(chosen "")
+    foreach(source ${sources})
+      cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE relative)
+      get_property(levels DIRECTORY PROPERTY TESSERA_LEVELED_${relative})
+      if(level IN_LIST levels)
+        list(APPEND chosen ${source})
+      endif()
+    endforeach()
+    if(chosen)
+      add_library(${name}_${level} OBJECT ${chosen})
+      # Last, since the last -march counts.
+      target_link_libraries(${name}_${level} PRIVATE tessera_flags ${ARGN} tessera_level_${level})
+      list(APPEND objects $<TARGET_OBJECTS:${name}_${level}>)
+      set_property(GLOBAL APPEND PROPERTY TESSERA_LEVEL_OBJECTS $<TARGET_OBJECTS:${name}_${level}>)
+    endif()
+  endforeach()
+  if(objects)
+    target_sources(${name} PRIVATE ${objects})
   endif()
 endfunction()
 
@@ -120,5 +180,18 @@ function(tessera_add_test name labels)
     add_test(NAME ${entry} COMMAND ${name})
     # The higher COST starts first.
     set_tests_properties(${entry} PROPERTIES LABELS "${labels}" TIMEOUT 600 COST 100 ENVIRONMENT "${part}")
+  endforeach()
+endfunction()
+
+# tessera_test_levels(NAME LEVELS): the test program also with CPU levels below the machine's highest, which has an entry
+# of its own. Where a level is missing the program says so, and the entry is skipped.
+function(tessera_test_levels name levels)
+  if(NOT TARGET ${name})
+    return()
+  endif()
+  foreach(level ${levels})
+    add_test(NAME ${name}.${level} COMMAND ${name})
+    set_tests_properties(${name}.${level} PROPERTIES TIMEOUT 600 ENVIRONMENT TESSERA_CPU=${level}
+                         SKIP_REGULAR_EXPRESSION "TESSERA_CPU: this pro")
   endforeach()
 endfunction()

@@ -5,39 +5,47 @@
 
 #include "cli/commands.h"
 #include "comm/mpi_world.h"
+#include "core/cpu_level.h"
 #include "core/memory.h"
+#include "ops/gemm/gemm.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/machine.h"
 
 namespace tessera {
 namespace {
 
-/// Instruction sets that the kernels were compiled for, and whether this processor has them.
-struct Feature {
-  const char* name;
-  bool compiled;
-  bool present;
-};
+bool is_used(CpuLevel level) {
+  return level <= cpu_level() && is_cpu_level_built(level);
+}
 
-std::vector<Feature> list_features() {
-#if defined(__AVX2__)
-  constexpr bool kAvx2 = true;
-#else
-  constexpr bool kAvx2 = false;
-#endif
-#if defined(__AVX512F__)
-  constexpr bool kAvx512 = true;
-#else
-  constexpr bool kAvx512 = false;
-#endif
-#if defined(__AVX512BF16__)
-  constexpr bool kBf16 = true;
-#else
-  constexpr bool kBf16 = false;
-#endif
-  return {{"avx2", kAvx2, __builtin_cpu_supports("avx2") != 0},
-          {"avx512f", kAvx512, __builtin_cpu_supports("avx512f") != 0},
-          {"avx512bf16", kBf16, __builtin_cpu_supports("avx512bf16") != 0}};
+/// What becomes of a level on this processor.
+std::string describe_level(CpuLevel level) {
+  const CpuLevels& levels = cpu_levels();
+  if (level > levels.present) return "not present";
+  if (!is_cpu_level_built(level)) {
+    return "present, but this program was built without it (TESSERA_CPU_LEVELS)";
+  }
+  if (level > levels.in_use()) {
+    return fmt::format("present, masked by TESSERA_CPU={}", cpu_level_name(*levels.limit));
+  }
+  return level == CpuLevel::kAmx ? "used by oneDNN's products" : "used";
+}
+
+nlohmann::json describe_levels() {
+  nlohmann::json all;
+  for (const CpuLevel level : kCpuLevels) {
+    all[std::string(cpu_level_name(level))] = {{"present", level <= cpu_levels().present},
+                                               {"compiled", is_cpu_level_built(level)},
+                                               {"used", is_used(level)}};
+  }
+  return all;
+}
+
+void print_levels() {
+  for (const CpuLevel level : kCpuLevels) {
+    std::cout << fmt::format("{:<11} {}\n", cpu_level_name(level), describe_level(level));
+  }
+  std::cout << fmt::format("onednn      {} in matrix products\n", matrix_instructions());
 }
 
 nlohmann::json describe_gpus(const GpuList& list) {
@@ -80,14 +88,11 @@ int run_doctor(const DoctorArguments& arguments) {
   const double f32 = measure_matrix_peak(DType::kF32);
   const double bf16 = measure_matrix_peak(DType::kBF16);
   const GpuList gpus = list_gpus();
-  nlohmann::json features;
-  for (const Feature& feature : list_features()) {
-    features[feature.name] = {{"compiled", feature.compiled}, {"present", feature.present}};
-  }
   if (arguments.json) {
     std::cout << nlohmann::json{{"machine", describe_machine()},
                                 {"threads", omp_get_max_threads()},
-                                {"features", features},
+                                {"features", describe_levels()},
+                                {"onednn", matrix_instructions()},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
                                 {"cuda", describe_gpus(gpus)},
                                 {"nccl", describe_nccl(find_nccl())},
@@ -100,13 +105,7 @@ int run_doctor(const DoctorArguments& arguments) {
   std::cout << describe_machine() << "\n";
   std::cout << fmt::format("large matrix products: {:.0f} GFLOPS f32, {:.0f} GFLOPS bf16\n",
                            f32 / 1e9, bf16 / 1e9);
-  for (const Feature& feature : list_features()) {
-    std::cout << fmt::format("{:<11} {}\n", feature.name,
-                             feature.compiled ? "used"
-                             : feature.present
-                                 ? "present, but this program was built without it (TESSERA_MARCH)"
-                                 : "not present");
-  }
+  print_levels();
   print_gpus(gpus);
   std::cout << fmt::format("nccl        {}\n", describe_text(find_nccl()));
   std::cout << fmt::format("mpi         {}\n", mpi_library_version())

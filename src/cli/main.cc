@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/names.h"
 
@@ -403,6 +404,7 @@ int parse_and_run(int argc, char** argv) {
   take_overrides(*verify_command, verify.config);
   take_overrides(*inspect_command, inspect.config);
   take_overrides(*bench_command, bench.config);
+  cpu_levels();  // a wrong TESSERA_CPU is refused before anything begins
   if (*train_command) return run_train(train);
   if (*verify_command) return run_verify(verify);
   if (*eval_command) return run_eval(eval);

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 namespace tessera {
 
@@ -22,21 +21,26 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
+/// Throw with the formatted message. Not inline: each caller is smaller, and kernels that are
+/// compiled for a CPU level of their own (core/cpu_level.h) throw the types that others catch.
+[[noreturn]] void throw_user_error(fmt::string_view format, fmt::format_args args);
+[[noreturn]] void throw_internal_error(fmt::string_view format, fmt::format_args args);
+
 template <typename... Args>
 [[noreturn]] void user_error(fmt::format_string<Args...> format, Args&&... args) {
-  throw UserError(fmt::format(format, std::forward<Args>(args)...));
+  throw_user_error(format, fmt::make_format_args(args...));
 }
 
 /// Throws UserError unless `ok`.
 template <typename... Args>
 void require(bool ok, fmt::format_string<Args...> format, Args&&... args) {
-  if (!ok) throw UserError(fmt::format(format, std::forward<Args>(args)...));
+  if (!ok) throw_user_error(format, fmt::make_format_args(args...));
 }
 
 /// Throws InternalError unless `ok`: for invariants that only a bug can break.
 template <typename... Args>
 void ensure(bool ok, fmt::format_string<Args...> format, Args&&... args) {
-  if (!ok) throw InternalError(fmt::format(format, std::forward<Args>(args)...));
+  if (!ok) throw_internal_error(format, fmt::make_format_args(args...));
 }
 
 }  // namespace tessera

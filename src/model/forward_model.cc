@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "core/mirrored_tensor.h"
 #include "program/fuse_gathers.h"

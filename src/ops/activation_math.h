@@ -84,7 +84,7 @@ void with_activation(Activation kind, Run run) {
     case Activation::kGeluTanh:
       return run(GeluTanh{});
   }
-  throw InternalError("an unknown activation");
+  ensure(false, "an unknown activation");
 }
 
 }  // namespace tessera

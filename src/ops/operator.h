@@ -213,9 +213,7 @@ using KernelTable = std::map<std::string, Kernel, std::less<>>;
 /// Throws UserError naming the operator unless `ok`: for shape rules.
 template <typename... Args>
 void check_shape(const Operator& op, bool ok, fmt::format_string<Args...> format, Args&&... args) {
-  if (!ok)
-    throw UserError(
-        fmt::format("{}: {}", op.name(), fmt::format(format, std::forward<Args>(args)...)));
+  if (!ok) user_error("{}: {}", op.name(), fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace tessera

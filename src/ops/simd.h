@@ -9,8 +9,9 @@
 #include <cstring>
 
 #include "core/dtype.h"
+#include "ops/cpu_dispatch.h"
 
-/// Vector code in GCC's vector extensions, which the compiler lowers to whatever the target has.
+/// Vector code in GCC's vector extensions, which the compiler lowers to what the CPU level has.
 /// Kernels load F32 or BF16, compute in F32 vectors, and store either.
 namespace tessera::simd {
 

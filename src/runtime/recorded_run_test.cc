@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"

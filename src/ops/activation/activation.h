@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/activation_math.h"
+#include "ops/activation_kind.h"
 #include "ops/operator.h"
 
 namespace tessera {

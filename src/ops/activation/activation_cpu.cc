@@ -1,4 +1,6 @@
 #include "ops/activation/activation.h"
+#include "ops/activation_math.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -100,7 +102,7 @@ void activation_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_activation_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_activation_cpu, table) {
   table["activation"] = activation;
   table["activation_backward"] = activation_backward;
 }

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ops/adamw/adamw.h"
+#include "ops/cpu_dispatch.h"
 
 namespace tessera {
 namespace {
@@ -66,7 +67,7 @@ void adamw(const Operator& base, const KernelArgs& args) {
 
 }  // namespace
 
-void add_adamw_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_adamw_cpu, table) {
   table["adamw"] = adamw;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/add/add.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -33,7 +34,7 @@ void add(const Operator& /*op*/, const KernelArgs& args) {
 
 }  // namespace
 
-void add_add_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_add_cpu, table) {
   table["add"] = add;
 }
 

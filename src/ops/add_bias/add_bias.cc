@@ -1,6 +1,6 @@
 #include "ops/add_bias/add_bias.h"
 
-#include "ops/column_sums.h"
+#include "ops/column_sums_size.h"
 #include "ops/storage.h"
 
 namespace tessera {

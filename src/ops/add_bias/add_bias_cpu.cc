@@ -1,5 +1,6 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/column_sums.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
 
@@ -30,7 +31,7 @@ void add_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
 
 }  // namespace
 
-void add_add_bias_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_add_bias_cpu, table) {
   table["add_bias"] = add_bias;
   table["add_bias_grad"] = add_bias_grad;
 }

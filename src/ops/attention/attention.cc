@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/attention/attention_workspace.h"
+
 namespace tessera {
 namespace {
 
@@ -194,6 +196,18 @@ OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_ls
 
 OperatorPtr make_attention_cached(const AttentionSpec& spec) {
   return std::make_shared<AttentionCached>(spec);
+}
+
+int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_workspace(*this, inputs);
+}
+
+int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_cached_workspace(*this, inputs);
+}
+
+int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return attention_backward_workspace(*this, inputs);
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #include "ops/attention/attention_kernels.h"
 
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 namespace {
 
 using tile::kLanes;
@@ -425,4 +426,5 @@ void store_key_gradients(const AttentionOperator& op, const KeySums& sums, int64
   store_rows<Bf16>(op, sums, kv_head, rows, grad_k, grad_v);
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

@@ -1,6 +1,7 @@
 #include "ops/attention/attention_blocks.h"
 
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 
 void check_cu_seqlens(const AttentionOperator& op, std::span<const int32_t> cu_seqlens,
                       int64_t num_tokens) {
@@ -57,4 +58,5 @@ ThreadScratch::ThreadScratch(std::span<std::byte> memory, int64_t bytes_per_thre
   num_threads = static_cast<int>(std::min<int64_t>(fitting, omp_get_max_threads()));
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

@@ -19,6 +19,7 @@
 /// sequence. Row r of a block is position r / group, head r % group. Positions count from the
 /// sequence's first token, wherever its tokens lie: a rank of a ring has pieces of it in hand.
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 
 inline constexpr int64_t kKeyTile = 128;    ///< keys; a multiple of the vector and of a word
 inline constexpr int64_t kQueryRows = 192;  ///< aimed-at rows of a block
@@ -251,4 +252,5 @@ inline void poll_once(const Poll& poll) {
   if (poll && omp_get_thread_num() == 0) poll();
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

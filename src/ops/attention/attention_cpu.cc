@@ -1,5 +1,7 @@
 #include "ops/attention/attention_blocks.h"
 #include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_workspace.h"
+#include "ops/cpu_dispatch.h"
 
 namespace tessera {
 namespace {
@@ -72,6 +74,7 @@ int64_t work_bytes(const AttentionOperator& op, int64_t num_tokens, int64_t num_
 }  // namespace
 
 namespace attention {
+inline namespace TESSERA_CPU_LEVEL {
 
 ForwardPass make_forward_pass(const AttentionOperator& op, const KernelArgs& args,
                               const WorkList& work) {
@@ -101,25 +104,29 @@ BackwardPass make_backward_pass(const AttentionOperator& op, const KernelArgs& a
           .key_sums = key_sums};
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace attention
 
-int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return work_bytes(*this, inputs[kQ].shape[0], inputs[kForwardCuSeqlens].shape[0] - 1) +
-         forward_scratch_bytes(*this, inputs[kQ].dtype);
+TESSERA_LEVELED(int64_t, attention_workspace,
+                (const Attention& op, std::span<const ValueType> inputs), (op, inputs)) {
+  return work_bytes(op, inputs[kQ].shape[0], inputs[kForwardCuSeqlens].shape[0] - 1) +
+         forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return work_bytes(*this, inputs[kQ].shape[0], 1) + forward_scratch_bytes(*this, inputs[kQ].dtype);
+TESSERA_LEVELED(int64_t, attention_cached_workspace,
+                (const AttentionCached& op, std::span<const ValueType> inputs), (op, inputs)) {
+  return work_bytes(op, inputs[kQ].shape[0], 1) + forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+TESSERA_LEVELED(int64_t, attention_backward_workspace,
+                (const AttentionBackward& op, std::span<const ValueType> inputs), (op, inputs)) {
   Carver counter(nullptr);
-  take_work(*this, inputs[kQ].shape[0], inputs[kBackwardCuSeqlens].shape[0] - 1, counter);
-  const KeySums counted(*this, inputs[kQ].shape[0], counter);
-  return counter.used() + backward_scratch_bytes(*this, inputs[kQ].dtype);
+  take_work(op, inputs[kQ].shape[0], inputs[kBackwardCuSeqlens].shape[0] - 1, counter);
+  const KeySums counted(op, inputs[kQ].shape[0], counter);
+  return counter.used() + backward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-void add_attention_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_attention_cpu, table) {
   table["attention"] = attention_kernel;
   table["attention_cached"] = attention_cached_kernel;
   table["attention_backward"] = attention_backward_kernel;

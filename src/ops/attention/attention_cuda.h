@@ -2,7 +2,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda_kernels.h"
-#include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_operands.h"
 
 /// How the kernels of attention and of ring attention are given their parameters.
 namespace tessera::cuda::attention {

@@ -12,7 +12,7 @@
 #include "core/memory.h"
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/attention/attention_cudnn.h"
-#include "ops/attention/attention_kernels.h"
+#include "ops/attention/attention_operands.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/workspace.h"

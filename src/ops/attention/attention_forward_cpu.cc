@@ -5,6 +5,7 @@
 #include "ops/attention/attention_kernels.h"
 
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 namespace {
 
 using tile::kLanes;
@@ -327,4 +328,5 @@ void run_forward(const ForwardPass& pass, std::span<std::byte> scratch) {
   run<Bf16>(pass, scratch);
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

@@ -6,6 +6,8 @@
 #include <span>
 
 #include "core/slice.h"
+#include "ops/attention/attention_operands.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/operator.h"
 
 /// Attention of queries over keys in hand. A call takes one pass where all keys are in hand at once
@@ -18,11 +20,7 @@ class AttentionOperator;
 
 namespace attention {
 
-/// The inputs and outputs of the operators by position.
-enum Input : size_t { kQ, kK, kV, kForwardCuSeqlens };
-enum Output : size_t { kO, kLse };
-enum BackwardInput : size_t { kSavedO = 3, kSavedLse, kGradO, kBackwardCuSeqlens, kGradLse };
-enum BackwardOutput : size_t { kGradQ, kGradK, kGradV };
+inline namespace TESSERA_CPU_LEVEL {
 
 class Carver;
 class WorkList;
@@ -94,5 +92,6 @@ int64_t backward_scratch_bytes(const AttentionOperator& op, DType dtype);
 void store_key_gradients(const AttentionOperator& op, const KeySums& sums, int64_t kv_head,
                          const IndexRange& rows, const Tensor& grad_k, const Tensor& grad_v);
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace attention
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include "ops/balance/balance.h"
 #include "ops/balance/balance_workspace.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/router/router_balance.h"
 #include "ops/router/router_scores.h"
 
@@ -163,7 +164,7 @@ void running_counts(const Operator& base, const KernelArgs& args) {
 
 }  // namespace
 
-void add_balance_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_balance_cpu, table) {
   table["balance_statistics"] = balance_statistics;
   table["balance_statistics_backward"] = balance_statistics_backward;
   table["balance_loss"] = balance_loss;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/activation_math.h"
+#include "ops/activation_kind.h"
 #include "ops/operator.h"
 
 namespace tessera {

@@ -1,4 +1,6 @@
+#include "ops/activation_math.h"
 #include "ops/block_sparse/block_sparse_activation.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/simd.h"
 
 namespace tessera {
@@ -127,7 +129,7 @@ void backward_kernel(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_block_sparse_activation_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_block_sparse_activation_cpu, table) {
   table["block_sparse_activation"] = forward_kernel;
   table["block_sparse_activation_backward"] = backward_kernel;
 }

@@ -4,6 +4,7 @@
 
 #include "ops/block_sparse/block_sparse_product.h"
 #include "ops/block_sparse/stripes.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/simd.h"
 
@@ -316,11 +317,11 @@ void dense_kernel(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-int64_t product_scratch_bytes(int64_t block_size) {
+TESSERA_LEVELED(int64_t, product_scratch_bytes, (int64_t block_size), (block_size)) {
   return block_size * kTileExtent * int64_t{sizeof(float)};
 }
 
-void add_block_sparse_product_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_block_sparse_product_cpu, table) {
   table["sdd"] = sdd_kernel;
   table["dsd"] = dense_kernel;
   table["dds"] = dense_kernel;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/embedding/embedding.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
@@ -97,7 +98,7 @@ void embed_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_embedding_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_embedding_cpu, table) {
   table["embedding"] = embed;
   table["embedding_backward"] = embed_backward;
 }

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "ops/activation_math.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/expert_activation/expert_activation.h"
 
 namespace tessera {
@@ -144,7 +146,7 @@ void expert_activation_backward(const Operator& base, const KernelArgs& args) {
 
 }  // namespace
 
-void add_expert_activation_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_expert_activation_cpu, table) {
   table["expert_activation"] = expert_activation;
   table["expert_activation_backward"] = expert_activation_backward;
 }

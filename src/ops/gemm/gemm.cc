@@ -6,9 +6,10 @@
 #include <optional>
 #include <vector>
 
+#include "core/cpu_level.h"
+#include "ops/gemm/convert_rows.h"
 #include "ops/gemm/matmul_primitive.h"
 #include "ops/gemm/shaped_products.h"
-#include "ops/simd.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +20,35 @@ constexpr int64_t kOutputTile = int64_t{1} << 20;
 constexpr int64_t kOutputTileCols = 2048;
 /// Tiles of inputs that are widened to F32 are kWidenedTile squared.
 constexpr int64_t kWidenedTile = 512;
+
+dnnl::cpu_isa onednn_isa(CpuLevel level) {
+  switch (level) {
+    case CpuLevel::kAvx2:
+      return dnnl::cpu_isa::avx2;
+    case CpuLevel::kAvx512:
+      return dnnl::cpu_isa::avx512_core;
+    case CpuLevel::kAvx512Bf16:
+      return dnnl::cpu_isa::avx512_core_bf16;
+    case CpuLevel::kAmx:
+      break;
+  }
+  return dnnl::cpu_isa::all;
+}
+
+/// Holds oneDNN to TESSERA_CPU, which it can be told only before it makes its first primitive.
+void limit_onednn() {
+  static const bool kDone = [] {
+    const std::optional<CpuLevel> limit = cpu_levels().limit;
+    if (!limit) return true;
+    return dnnl::set_max_cpu_isa(onednn_isa(*limit)) == dnnl::status::success;
+  }();
+  ensure(kDone, "oneDNN does not take a limit to its instructions");
+}
+
+dnnl::engine make_engine() {
+  limit_onednn();
+  return {dnnl::engine::kind::cpu, 0};
+}
 
 /// One thread's oneDNN objects and scratch memory. Primitives share a scratchpad per thread and so
 /// may not run on two threads at once; there are at most 16 of them for sizes that come at run
@@ -43,7 +73,7 @@ class ThreadContext {
   float* widened_tiles() { return at_least(widened_tiles_, 2 * kWidenedTile * kWidenedTile); }
 
  private:
-  ThreadContext() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), shaped_(engine_) {}
+  ThreadContext() : engine_(make_engine()), stream_(engine_), shaped_(engine_) {}
 
   static float* at_least(std::vector<float>& memory, int64_t count) {
     if (memory.empty()) memory.resize(static_cast<size_t>(count));
@@ -118,16 +148,6 @@ void for_each_block(const Gemm& p, int64_t rows, int64_t cols, int64_t inners, F
   }
 }
 
-/// Copies rows between F32 and BF16.
-template <typename To, typename From>
-void convert_rows(To* to, int64_t to_stride, const From* from, int64_t from_stride, int64_t rows,
-                  int64_t cols) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) {
-    simd::convert(to + row * to_stride, from + row * from_stride, cols);
-  }
-}
-
 /// A BF16 product where oneDNN has none for the CPU: tile by tile in F32.
 void run_widened(ThreadContext& context, const Gemm& p) {
   float* a_tile = context.widened_tiles();
@@ -136,7 +156,7 @@ void run_widened(ThreadContext& context, const Gemm& p) {
     Gemm part = part_of(p, block);
     const auto widen = [](float* tile, const void* from, int64_t stride, int64_t rows,
                           int64_t cols) {
-      convert_rows(tile, cols, static_cast<const Bf16*>(from), stride, rows, cols);
+      widen_rows({static_cast<const Bf16*>(from), stride}, {tile, cols}, rows, cols);
       return cols;
     };
     part.lda = p.transpose_a ? widen(a_tile, part.a, p.lda, part.k, part.m)
@@ -171,7 +191,7 @@ void run_to_bf16(ThreadContext& context, const Gemm& p) {
     part.ldc = part.n;
     part.output_type = DType::kF32;
     run_to_f32(context, part);
-    convert_rows(c, p.ldc, tile, part.n, part.m, part.n);
+    narrow_rows({tile, part.n}, {c, p.ldc}, part.m, part.n);
   });
 }
 
@@ -232,6 +252,30 @@ void gemm(const Gemm& product) {
     run_in_fixed_rows(context, product);
   } else {
     run_any_size(context, product);
+  }
+}
+
+std::string_view matrix_instructions() {
+  limit_onednn();
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::sse41:
+      return "sse41";
+    case dnnl::cpu_isa::avx:
+      return "avx";
+    case dnnl::cpu_isa::avx2:
+      return "avx2";
+    case dnnl::cpu_isa::avx2_vnni:
+      return "avx2_vnni";
+    case dnnl::cpu_isa::avx512_core:
+      return "avx512_core";
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return "avx512_core_vnni";
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return "avx512_core_bf16";
+    case dnnl::cpu_isa::avx512_core_amx:
+      return "avx512_core_amx";
+    default:
+      return "others";
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/tensor.h"
 
@@ -33,5 +34,9 @@ void gemm(const Gemm& product);
 
 /// Whether products of BF16 run on tile registers (AMX): such products want to be large.
 bool cpu_has_matrix_tiles();
+
+/// oneDNN's name for the instructions that its products use, "avx512_core_amx" with AMX: what the
+/// processor has, up to TESSERA_CPU.
+std::string_view matrix_instructions();
 
 }  // namespace tessera

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "core/cpu_level.h"
+
 namespace tessera {
 namespace {
 
@@ -61,12 +63,7 @@ int64_t fixed_rows(int64_t rows) {
 }
 
 bool cpu_has_matrix_tiles() {
-  static const bool tiles = [] {
-    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    const auto amx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
-    return (isa & amx) == amx;  // a set holds the sets that it extends
-  }();
-  return tiles;
+  return cpu_level() == CpuLevel::kAmx;
 }
 
 }  // namespace tessera

@@ -1,30 +1,38 @@
-#include "ops/simd.h"
-
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <vector>
 
+#include "core/cpu_level.h"
 #include "core/random.h"
-#include "ops/activation_math.h"
+#include "ops/activation_kind.h"
+#include "ops/gemm/testing/vector_functions.h"
 
-namespace tessera {
+namespace tessera::testing {
 namespace {
 
-using simd::Vec;
+std::vector<float> run(VectorFunction function, const std::vector<float>& x) {
+  std::vector<float> y(x.size());
+  apply_vectors(function, x, y.data());
+  return y;
+}
 
-float first_lane(const std::function<Vec(Vec)>& f, float x) {
-  return f(simd::broadcast(x))[0];
+float run(VectorFunction function, float x) {
+  return run(function, std::vector{x})[0];
 }
 
 TEST(Simd, ExpIsAccurateWhereTheResultIsNormal) {
-  double worst = 0;
+  std::vector<float> x;
   for (int64_t i = 0; i <= 2'000'000; ++i) {
-    const auto x = static_cast<float>(-87.0 + 175.0 * static_cast<double>(i) / 2e6);
-    const double expected = std::exp(static_cast<double>(x));
-    worst = std::max(worst, std::abs(first_lane(simd::exp, x) / expected - 1.0));
+    x.push_back(static_cast<float>(-87.0 + 175.0 * static_cast<double>(i) / 2e6));
+  }
+  const std::vector<float> y = run(VectorFunction::kExp, x);
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    worst = std::max(worst, std::abs(y[i] / std::exp(static_cast<double>(x[i])) - 1.0));
   }
   EXPECT_LE(worst, 2e-7);
   RecordProperty("worst", std::to_string(worst * 1e9));
@@ -32,29 +40,34 @@ TEST(Simd, ExpIsAccurateWhereTheResultIsNormal) {
 
 TEST(Simd, ExpAtItsBounds) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(first_lane(simd::exp, 0.0F), 1.0F);
-  EXPECT_EQ(first_lane(simd::exp, -kInf), 0.0F);
-  EXPECT_EQ(first_lane(simd::exp, -1e30F), 0.0F);
-  EXPECT_EQ(first_lane(simd::exp, kInf), kInf);
-  EXPECT_EQ(first_lane(simd::exp, 88.73F), kInf);
-  EXPECT_LT(first_lane(simd::exp, 88.72F), kInf);
-  EXPECT_TRUE(std::isnan(first_lane(simd::exp, std::numeric_limits<float>::quiet_NaN())));
+  const auto exp = [](float x) { return run(VectorFunction::kExp, x); };
+  EXPECT_EQ(exp(0.0F), 1.0F);
+  EXPECT_EQ(exp(-kInf), 0.0F);
+  EXPECT_EQ(exp(-1e30F), 0.0F);
+  EXPECT_EQ(exp(kInf), kInf);
+  EXPECT_EQ(exp(88.73F), kInf);
+  EXPECT_LT(exp(88.72F), kInf);
+  EXPECT_TRUE(std::isnan(exp(std::numeric_limits<float>::quiet_NaN())));
   for (const float x : {-88.0F, -95.0F, -103.0F}) {  // denormal results, to their own spacing
-    EXPECT_NEAR(first_lane(simd::exp, x), std::exp(static_cast<double>(x)), 2e-45);
+    EXPECT_NEAR(exp(x), std::exp(static_cast<double>(x)), 2e-45);
   }
 }
 
 TEST(Simd, SinCosOfSmallAndLargeAngles) {
   Random random(5, 1);
+  std::vector<float> x = {0.0F};
   for (int64_t i = 0; i < 400'000; ++i) {
     const double scale = i % 4 == 0 ? 1e8 : i % 4 == 1 ? 1e5 : i % 4 == 2 ? 10.0 : 1e-3;
-    const auto x = static_cast<float>((2.0 * random.next_uniform() - 1.0) * scale);
-    const simd::SinCos turn = simd::sincos(simd::broadcast(x));
-    ASSERT_NEAR(turn.sine[0], std::sin(static_cast<double>(x)), 1.5e-7) << x;
-    ASSERT_NEAR(turn.cosine[0], std::cos(static_cast<double>(x)), 1.5e-7) << x;
+    x.push_back(static_cast<float>((2.0 * random.next_uniform() - 1.0) * scale));
   }
-  EXPECT_EQ(simd::sincos(Vec{}).sine[0], 0.0F);
-  EXPECT_EQ(simd::sincos(Vec{}).cosine[0], 1.0F);
+  const std::vector<float> sine = run(VectorFunction::kSine, x);
+  const std::vector<float> cosine = run(VectorFunction::kCosine, x);
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_NEAR(sine[i], std::sin(static_cast<double>(x[i])), 1.5e-7) << x[i];
+    ASSERT_NEAR(cosine[i], std::cos(static_cast<double>(x[i])), 1.5e-7) << x[i];
+  }
+  EXPECT_EQ(sine[0], 0.0F);
+  EXPECT_EQ(cosine[0], 1.0F);
 }
 
 TEST(Simd, Bf16StoresRoundAsBf16Does) {
@@ -72,29 +85,23 @@ TEST(Simd, Bf16StoresRoundAsBf16Does) {
   while (values.size() < 4099) {
     values.push_back(std::bit_cast<float>(static_cast<uint32_t>(random.next_u64())));
   }
-  const auto count = static_cast<int64_t>(values.size());
   std::vector<Bf16> narrow(values.size());
-  simd::convert(narrow.data(), values.data(), count);
+  narrow_vectors(values, narrow.data());
   std::vector<float> wide(values.size());
-  simd::convert(wide.data(), narrow.data(), count);
+  widen_vectors(narrow, wide.data());
   for (size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(narrow[i].bits, Bf16(values[i]).bits) << values[i];
     EXPECT_EQ(std::bit_cast<uint32_t>(wide[i]), uint32_t{narrow[i].bits} << 16);
   }
 }
 
-template <typename T>
-void check_parts() {
-  for (int64_t count = 0; count <= 2 * simd::kLanes + 1; ++count) {
+template <typename T, typename Sum, typename Apply>
+void check_parts(const Sum& sum, const Apply& apply_to) {
+  for (int64_t count = 0; count <= 2 * vector_lanes() + 1; ++count) {
     std::vector<T> from(static_cast<size_t>(count)), to(static_cast<size_t>(count) + 1, T(-5.0F));
     for (int64_t i = 0; i < count; ++i) from[static_cast<size_t>(i)] = T(static_cast<float>(i));
-    float total = 0;
-    simd::for_each_vector(count, [&](int64_t i, auto lanes) {
-      const Vec x = simd::load(from.data() + i, lanes);
-      total += simd::sum(x);
-      simd::store(to.data() + i, x + 1.0F, lanes);
-    });
-    EXPECT_EQ(total, static_cast<float>(count * (count - 1) / 2));
+    EXPECT_EQ(sum(from), static_cast<float>(count * (count - 1) / 2));
+    apply_to(VectorFunction::kAddOne, from, to.data());
     for (int64_t i = 0; i < count; ++i) {
       EXPECT_EQ(static_cast<float>(to[static_cast<size_t>(i)]), static_cast<float>(i + 1));
     }
@@ -103,18 +110,21 @@ void check_parts() {
 }
 
 TEST(Simd, PartsOfVectors) {
-  check_parts<float>();
-  check_parts<Bf16>();
+  check_parts<float>(sum_vectors, apply_vectors);
+  check_parts<Bf16>(sum_bf16_vectors, apply_bf16_vectors);
 }
 
 TEST(Simd, SumAndMax) {
-  Vec x{};
-  for (int i = 0; i < simd::kLanes; ++i) x[i] = static_cast<float>((i * 7) % simd::kLanes) - 20.0F;
-  EXPECT_EQ(simd::max(x), static_cast<float>(simd::kLanes - 1) - 20.0F);
-  EXPECT_EQ(simd::sum(x),
-            static_cast<float>(simd::kLanes * (simd::kLanes - 1) / 2 - 20 * simd::kLanes));
-  EXPECT_EQ(simd::max(x, simd::broadcast(-18.0F))[0], -18.0F);
-  EXPECT_EQ(simd::min(x, simd::broadcast(-18.0F))[0], -20.0F);
+  const int lanes = vector_lanes();
+  std::vector<float> x;
+  for (int i = 0; i < lanes; ++i) x.push_back(static_cast<float>((i * 7) % lanes) - 20.0F);
+  EXPECT_EQ(max_vector(x.data()), static_cast<float>(lanes - 1) - 20.0F);
+  EXPECT_EQ(sum_vector(x.data()), static_cast<float>(lanes * (lanes - 1) / 2 - 20 * lanes));
+}
+
+TEST(Simd, VectorsAreThoseOfTheLevelInUse) {
+  const bool wide = cpu_level() >= CpuLevel::kAvx512 && is_cpu_level_built(CpuLevel::kAvx512);
+  EXPECT_EQ(vector_lanes(), wide ? 16 : 8);
 }
 
 struct Reference {
@@ -137,58 +147,59 @@ Reference gelu_tanh(double x) {
           0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * c * (1.0 + 3.0 * 0.044715 * x * x)};
 }
 
+struct Functions {
+  VectorFunction value;
+  VectorFunction derivative;
+};
+constexpr Functions kSiluFunctions = {VectorFunction::kSilu, VectorFunction::kSiluSlope};
+constexpr Functions kGeluFunctions = {VectorFunction::kGelu, VectorFunction::kGeluSlope};
+constexpr Functions kGeluTanhFunctions = {VectorFunction::kGeluTanh,
+                                          VectorFunction::kGeluTanhSlope};
+
 /// The value is compared relative to |x|, which bounds it, and to `scale` · |value| in the tail,
 /// where the function is exponentially small.
-template <typename Function>
-void check_function(Function /*function*/, Reference (*reference)(double), double tail_tolerance) {
-  for (int64_t i = -200'000; i <= 200'000; ++i) {
-    const float x = static_cast<float>(i) * 1e-4F;
-    const Reference expected = reference(x);
-    const Slope slope = Function::slope(simd::broadcast(x));
-    ASSERT_EQ(Function::value(simd::broadcast(x))[0], slope.value[0]) << x;
-    ASSERT_NEAR(slope.value[0], expected.value, 2e-7 * std::abs(x)) << x;
-    ASSERT_NEAR(slope.derivative[0], expected.derivative, 2e-6) << x;
+void check_function(const Functions& functions, Reference (*reference)(double),
+                    double tail_tolerance) {
+  std::vector<float> x;
+  for (int64_t i = -200'000; i <= 200'000; ++i) x.push_back(static_cast<float>(i) * 1e-4F);
+  const std::vector<float> value = run(functions.value, x);
+  const std::vector<float> derivative = run(functions.derivative, x);
+  std::vector<float> alone(x.size());
+  apply_values(functions.value, x, alone.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Reference expected = reference(x[i]);
+    ASSERT_EQ(alone[i], value[i]) << x[i];
+    ASSERT_NEAR(value[i], expected.value, 2e-7 * std::abs(x[i])) << x[i];
+    ASSERT_NEAR(derivative[i], expected.derivative, 2e-6) << x[i];
     if (std::abs(expected.value) > 1e-30) {
-      ASSERT_NEAR(slope.value[0] / expected.value, 1.0, tail_tolerance) << x;
+      ASSERT_NEAR(value[i] / expected.value, 1.0, tail_tolerance) << x[i];
     }
   }
 }
 
 TEST(ActivationMath, MatchesDoubleReferences) {
-  check_function(Silu{}, silu, 2e-6);
-  check_function(Gelu{}, gelu, 1e-5);
+  check_function(kSiluFunctions, silu, 2e-6);
+  check_function(kGeluFunctions, gelu, 1e-5);
   // tanh's own reference loses the tail to cancellation below about 1e-16.
-  check_function(GeluTanh{}, gelu_tanh, 1.0);
+  check_function(kGeluTanhFunctions, gelu_tanh, 1.0);
 }
 
 TEST(ActivationMath, LargeInputs) {
-  const auto at = [](auto function, float x) {
-    return decltype(function)::slope(simd::broadcast(x));
-  };
-  for (const float x : {50.0F, 1e4F, 1e15F}) {
-    for (const Slope& slope : {at(Silu{}, x), at(Gelu{}, x), at(GeluTanh{}, x)}) {
-      EXPECT_EQ(slope.value[0], x);
-      EXPECT_EQ(slope.derivative[0], 1.0F);
-    }
-    for (const Slope& slope : {at(Silu{}, -x), at(Gelu{}, -x), at(GeluTanh{}, -x)}) {
-      EXPECT_NEAR(slope.value[0], 0.0F, 1e-18);
-      EXPECT_NEAR(slope.derivative[0], 0.0F, 1e-18);
+  for (const Functions& functions : {kSiluFunctions, kGeluFunctions, kGeluTanhFunctions}) {
+    for (const float x : {50.0F, 1e4F, 1e15F}) {
+      EXPECT_EQ(run(functions.value, x), x);
+      EXPECT_EQ(run(functions.derivative, x), 1.0F);
+      EXPECT_NEAR(run(functions.value, -x), 0.0F, 1e-18);
+      EXPECT_NEAR(run(functions.derivative, -x), 0.0F, 1e-18);
     }
   }
 }
 
-TEST(ActivationMath, KindsAndFunctions) {
-  const auto is_silu = [](Activation kind) {
-    bool result = false;
-    with_activation(kind, [&](auto f) { result = std::is_same_v<decltype(f), Silu>; });
-    return result;
-  };
-  EXPECT_TRUE(is_silu(Activation::kSwiGLU));
-  EXPECT_FALSE(is_silu(Activation::kGeGLU));
+TEST(ActivationMath, Kinds) {
   EXPECT_TRUE(is_gated(Activation::kGeGLUTanh));
   EXPECT_FALSE(is_gated(Activation::kGelu));
   EXPECT_EQ(activation_name(Activation::kGeGLU), "geglu");
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::testing

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/grad_norm/grad_norm.h"
 
 namespace tessera {
@@ -56,7 +57,7 @@ void sums_of_squares(const Operator& /*op*/, const KernelArgs& args) {
 
 }  // namespace
 
-void add_grad_norm_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_grad_norm_cpu, table) {
   table["sum_of_squares"] = sums_of_squares;
 }
 

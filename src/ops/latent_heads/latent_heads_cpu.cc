@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
@@ -66,7 +67,7 @@ void latent_heads_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_latent_heads_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_latent_heads_cpu, table) {
   table["latent_heads"] = latent_heads;
   table["latent_heads_backward"] = latent_heads_backward;
 }

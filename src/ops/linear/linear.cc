@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/column_sums.h"
+#include "ops/column_sums_size.h"
 #include "ops/storage.h"
 
 namespace tessera {

@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "ops/column_sums.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "ops/simd.h"
@@ -135,7 +136,7 @@ void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
 
 }  // namespace
 
-void add_linear_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_linear_cpu, table) {
   table["linear"] = linear;
   table["linear_dgrad"] = linear_dgrad;
   table["linear_wgrad"] = Kernel(linear_wgrad).setting_accumulators();

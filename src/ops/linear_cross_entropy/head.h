@@ -1,9 +1,11 @@
 #pragma once
 
+#include "ops/cpu_dispatch.h"
 #include "ops/linear_cross_entropy/head_workspace.h"
 #include "ops/operator.h"
 
 namespace tessera {
+inline namespace TESSERA_CPU_LEVEL {
 
 /// Rows of a chunk, or columns of a block.
 struct HeadRange {
@@ -133,4 +135,5 @@ void Head::grad_from_logits(HeadRange rows, HeadRange cols, const OfRow& of_row)
   grad_rows(rows, cols, of_row, false);
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "ops/simd.h"
 
 namespace tessera {
+inline namespace TESSERA_CPU_LEVEL {
 namespace {
 
 HeadRange range_at(int64_t first, int64_t step, int64_t end) {
@@ -170,4 +171,5 @@ float scaled_sum(std::span<const float> terms, float scale) {
   return static_cast<float>(scale * sum);
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera

@@ -1,3 +1,4 @@
+#include "ops/cpu_dispatch.h"
 #include "ops/linear_cross_entropy/head.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/linear_cross_entropy/vocab_lse.h"
@@ -83,7 +84,7 @@ void fused(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_linear_cross_entropy_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_linear_cross_entropy_cpu, table) {
   table["linear_cross_entropy"] = forward;
   table["linear_cross_entropy_backward"] = Kernel(backward).setting_accumulators();
   table["linear_cross_entropy_fused"] = Kernel(fused).setting_accumulators();

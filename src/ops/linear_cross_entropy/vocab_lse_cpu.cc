@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/linear_cross_entropy/head.h"
 #include "ops/linear_cross_entropy/vocab_lse.h"
 
@@ -56,7 +57,7 @@ void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_vocab_lse_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_vocab_lse_cpu, table) {
   table["vocab_lse"] = vocab_lse;
   table["vocab_lse_backward"] = Kernel(vocab_lse_backward).setting_accumulators();
 }

@@ -1,6 +1,6 @@
 #include "ops/norm_rope/norm_rope.h"
 
-#include "ops/column_sums.h"
+#include "ops/column_sums_size.h"
 
 namespace tessera {
 

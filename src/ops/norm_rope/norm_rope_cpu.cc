@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "ops/column_sums.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/rmsnorm/rmsnorm_rows.h"
 #include "ops/rope/rope_heads.h"
@@ -73,7 +74,7 @@ void norm_rope_backward(const Operator& base, const KernelArgs& args) {
 
 }  // namespace
 
-void add_norm_rope_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_norm_rope_cpu, table) {
   table["norm_rope"] = norm_rope;
   table["norm_rope_backward"] = norm_rope_backward;
 }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/permute/permute.h"
 #include "ops/permute/row_maps.h"
 #include "ops/simd.h"
@@ -120,7 +121,7 @@ void permute_probs(const Operator& /*op*/, const KernelArgs& args) {
 
 }  // namespace
 
-void add_permute_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_permute_cpu, table) {
   table["permute"] = permute;
   table["unpermute"] = unpermute;
   table["permute_probs"] = permute_probs;

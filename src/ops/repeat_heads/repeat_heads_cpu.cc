@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/simd.h"
 #include "ops/storage.h"
@@ -60,7 +61,7 @@ void sum_heads(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_repeat_heads_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_repeat_heads_cpu, table) {
   table["repeat_heads"] = repeat_heads;
   table["sum_heads"] = sum_heads;
 }

@@ -3,6 +3,7 @@
 #include <exception>
 
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 namespace {
 
 int64_t next_rank(const Communicator& comm) {
@@ -124,4 +125,5 @@ void KeySumRing::for_each_row(const KeySums& sums, const Visit& visit) const {
   }
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

@@ -5,6 +5,7 @@
 #include "ops/attention/attention_kernels.h"
 
 namespace tessera::attention {
+inline namespace TESSERA_CPU_LEVEL {
 
 /// Keys and values on their way around the ring. In step i a rank has those of the rank i places
 /// before it in hand, and those for the next step arrive meanwhile.
@@ -80,4 +81,5 @@ class KeySumRing {
   bool receives_ = false;
 };
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera::attention

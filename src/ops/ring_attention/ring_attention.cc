@@ -1,5 +1,7 @@
 #include "ops/ring_attention/ring_attention.h"
 
+#include "ops/ring_attention/ring_workspace.h"
+
 namespace tessera {
 
 RingAttentionOperator::RingAttentionOperator(const AttentionSpec& spec, int64_t num_rows,
@@ -79,6 +81,14 @@ OperatorPtr make_ring_attention_backward(const AttentionSpec& spec, int64_t num_
                                          bool with_grad_lse) {
   return std::make_shared<RingAttentionBackward>(spec, num_rows, row_length, std::move(comm),
                                                  with_grad_lse);
+}
+
+int64_t RingAttention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return ring_attention_workspace(*this, inputs);
+}
+
+int64_t RingAttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+  return ring_attention_backward_workspace(*this, inputs);
 }
 
 }  // namespace tessera

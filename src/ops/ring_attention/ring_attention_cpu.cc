@@ -1,6 +1,8 @@
+#include "ops/cpu_dispatch.h"
 #include "ops/ring_attention/key_ring.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/ring_attention/ring_work.h"
+#include "ops/ring_attention/ring_workspace.h"
 
 namespace tessera {
 namespace {
@@ -146,17 +148,20 @@ int64_t memory_bytes(const Op& op, std::span<const ValueType> inputs, size_t cu_
 
 }  // namespace
 
-int64_t RingAttention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return memory_bytes<ForwardMemory>(*this, inputs, kForwardCuSeqlens) +
-         forward_scratch_bytes(*this, inputs[kQ].dtype);
+TESSERA_LEVELED(int64_t, ring_attention_workspace,
+                (const RingAttention& op, std::span<const ValueType> inputs), (op, inputs)) {
+  return memory_bytes<ForwardMemory>(op, inputs, kForwardCuSeqlens) +
+         forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-int64_t RingAttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return memory_bytes<BackwardMemory>(*this, inputs, kBackwardCuSeqlens) +
-         backward_scratch_bytes(*this, inputs[kQ].dtype);
+TESSERA_LEVELED(int64_t, ring_attention_backward_workspace,
+                (const RingAttentionBackward& op, std::span<const ValueType> inputs),
+                (op, inputs)) {
+  return memory_bytes<BackwardMemory>(op, inputs, kBackwardCuSeqlens) +
+         backward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-void add_ring_attention_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_ring_attention_cpu, table) {
   table["ring_attention"] = ring_attention_kernel;
   table["ring_attention_backward"] = ring_attention_backward_kernel;
 }

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "ops/column_sums.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rmsnorm/rmsnorm_rows.h"
 #include "ops/storage.h"
@@ -55,7 +56,7 @@ void rmsnorm_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_rmsnorm_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_rmsnorm_cpu, table) {
   table["rmsnorm"] = rmsnorm;
   table["rmsnorm_backward"] = rmsnorm_backward;
 }

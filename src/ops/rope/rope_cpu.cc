@@ -1,3 +1,4 @@
+#include "ops/cpu_dispatch.h"
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_heads.h"
 #include "ops/storage.h"
@@ -29,7 +30,7 @@ void rope(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_rope_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_rope_cpu, table) {
   table["rope"] = rope;
   table["rope_backward"] = rope;
 }

@@ -257,6 +257,8 @@ void backward_logits(const BackwardCall& c, const OptionalInputs& optional,
 
 }  // namespace
 
+inline namespace TESSERA_CPU_LEVEL {
+
 void router_backward(const Operator& base, const KernelArgs& args) {
   const auto& op = static_cast<const RouterBackward&>(base);
   const OptionalInputs optional = optional_inputs(op, args);
@@ -285,4 +287,5 @@ void router_backward(const Operator& base, const KernelArgs& args) {
   });
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/router/router_balance.h"
 #include "ops/router/router_cpu.h"
@@ -175,7 +176,7 @@ void router(const Operator& base, const KernelArgs& args) {
 
 }  // namespace
 
-void add_router_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_router_cpu, table) {
   table["router"] = router;
   table["router_backward"] = router_backward;
 }

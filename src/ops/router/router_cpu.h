@@ -9,7 +9,9 @@
 /// What the forward and the backward kernel of the router share.
 namespace tessera {
 
+inline namespace TESSERA_CPU_LEVEL {
 void router_backward(const Operator& op, const KernelArgs& args);
+}
 
 inline int64_t block_end(const RouterSizes& sizes, int64_t block) {
   return std::min((block + 1) * kRouterBlock, sizes.num_tokens);

@@ -7,6 +7,7 @@
 #include "ops/simd.h"
 
 namespace tessera {
+inline namespace TESSERA_CPU_LEVEL {
 namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -120,4 +121,5 @@ void select_experts(const RouterSpec& spec, float* keys, float* group_keys, int3
   }
 }
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/router/router.h"
 
 namespace tessera {
+inline namespace TESSERA_CPU_LEVEL {
 
 /// What keeps a sum of chosen scores from dividing by zero, as in DeepSeek-V3.
 inline constexpr float kScoreSumEpsilon = 1e-20F;
@@ -28,4 +30,5 @@ void choose_probs(const RouterSpec& spec, const float* scores, const int32_t* ex
 void select_experts(const RouterSpec& spec, float* keys, float* group_keys, int32_t* groups,
                     int32_t* expert_idx);
 
+}  // namespace TESSERA_CPU_LEVEL
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "ops/cpu_dispatch.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/simd.h"
 
@@ -61,7 +62,7 @@ void sigmoid_gate_backward_kernel(const Operator& /*op*/, const KernelArgs& args
 
 }  // namespace
 
-void add_sigmoid_gate_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_sigmoid_gate_cpu, table) {
   table["sigmoid_gate"] = sigmoid_gate_kernel;
   table["sigmoid_gate_backward"] = sigmoid_gate_backward_kernel;
 }

@@ -1,6 +1,6 @@
 #include "ops/spread_norm/spread_norm.h"
 
-#include "ops/column_sums.h"
+#include "ops/column_sums_size.h"
 #include "ops/storage.h"
 
 namespace tessera {

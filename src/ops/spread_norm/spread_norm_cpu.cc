@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "ops/column_sums.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/simd.h"
 #include "ops/spread_norm/spread_norm.h"
 #include "ops/storage.h"
@@ -124,7 +125,7 @@ void spread_norm_backward(const Operator& op, const KernelArgs& args) {
 
 }  // namespace
 
-void add_spread_norm_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_spread_norm_cpu, table) {
   table["square_sums"] = square_sums;
   table["square_sums_backward"] = square_sums_backward;
   table["spread_norm"] = spread_norm;
