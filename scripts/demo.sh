@@ -69,6 +69,11 @@ has_features() {
   done
 }
 
+# BF16 is worth while only where it is multiplied natively.
+multiplies_bf16() {
+  has_features avx512_bf16 || has_features amx_bf16 || { [[ $cuda == ON ]] && has_gpu_driver; }
+}
+
 # Sets $cuda where the user left it open: what the build folder has, or what the machine can use.
 choose_cuda() {
   if [[ "$cuda" == ON ]]; then
@@ -147,8 +152,7 @@ steps_within() {
 # Measures models from the largest on until one makes enough steps, and writes its options to demo/choice.
 choose() {
   local precision=f32 model milliseconds steps
-  # BF16 only where the processor multiplies it natively.
-  if has_features avx512_bf16 || has_features amx_bf16; then precision=bf16; fi
+  if multiplies_bf16; then precision=bf16; fi
   for model in large medium small; do
     milliseconds=$(measure "$model" "$precision")
     steps=$(steps_within "$milliseconds")
@@ -199,7 +203,7 @@ train() {
   $tessera train configs/demo.toml "${options[@]}" "${train_options[@]}"
 }
 
-write() {
+write_text() {
   echo
   $tessera generate demo/run --prompt "And it came to pass" --max-tokens 600 --temperature 0.7 --top-p 0.95
 }
@@ -211,6 +215,6 @@ phase build build
 fetch_text
 phase measuring size
 phase training train
-phase writing write
+phase writing write_text
 printf '\ndemo: %s; %s s in all; everything is in demo/, the program is %s\n' \
   "$(IFS=,; echo "${times[*]}" | sed 's/,/, /g')" "$SECONDS" "$tessera"
