@@ -10,9 +10,9 @@ usage: scripts/demo.sh [--seconds N] [--cuda | --no-cuda] [option of `tessera tr
 Installs what is missing, builds the program, takes the King James Bible (4.1 MB of prose, Debian package
 bible-kjv-text) as text, trains a Mixture-of-Experts language model on it, and lets it write.
 
-The training is sized to the machine: the speed of each of three models is measured until one makes enough steps in
-the time. What is chosen is printed, and kept in demo/choice. Stopped by Ctrl-C, the same command goes on; to begin
-anew, delete demo/.
+The training is sized to the machine: the speed of three models is measured, and the largest that makes enough steps
+in the time is trained for as many as fit. What is chosen is printed, and kept in demo/choice. Stopped by Ctrl-C, the
+same command goes on; to begin anew, delete demo/.
 
   --seconds N  train for about so long (default 100; between 20 and 86400)
   --cuda       build the kernels for Hopper GPUs as well: minutes more, needs nvcc 13. The default where a GPU's driver
@@ -21,9 +21,9 @@ anew, delete demo/.
   --help       this text
 
 model    parameters  active per token  least steps
-large         30.8M             9.58M          350  (configs/demo.toml)
-medium        10.3M             3.17M          250
-small          4.0M             1.24M           60
+small         4.05M             1.39M            -
+medium        10.3M             3.24M         1200
+large         30.8M             9.58M         2400  (configs/demo.toml)
 TEXT
 }
 
@@ -128,8 +128,9 @@ shape_of() {
   esac
 }
 
+# least_steps MODEL: with fewer a smaller model, which makes more of them in the same time, has the lower loss.
 least_steps() {
-  case "$1" in large) echo 350 ;; medium) echo 250 ;; small) echo 60 ;; esac
+  case "$1" in large) echo 2400 ;; medium) echo 1200 ;; small) echo 0 ;; esac
 }
 
 # measure MODEL PRECISION: prints the milliseconds of a step, and saves what the bench says of the machine.
@@ -149,19 +150,29 @@ steps_within() {
   echo "$steps"
 }
 
-# Measures models from the largest on until one makes enough steps, and writes its options to demo/choice.
+# Measures the models from the smallest on, as long as a larger one can make enough steps to be the better one in this
+# time, and writes the options of the last that can to demo/choice.
 choose() {
-  local precision=f32 model milliseconds steps
+  local precision=f32 model chosen="" milliseconds=0 steps=4000
   if multiplies_bf16; then precision=bf16; fi
-  for model in large medium small; do
-    milliseconds=$(measure "$model" "$precision")
-    steps=$(steps_within "$milliseconds")
-    echo "demo: $model model in $precision: $milliseconds ms a step, $steps steps in $seconds s"
-    [[ $steps -ge $(least_steps "$model") ]] && break
+  for model in small medium large; do
+    [[ -n "$chosen" && $steps -lt $(least_steps "$model") ]] && break
+    local measured possible
+    measured=$(measure "$model" "$precision")
+    possible=$(steps_within "$measured")
+    echo "demo: $model model in $precision: $measured ms a step, $possible steps in $seconds s"
+    [[ -n "$chosen" && $possible -lt $(least_steps "$model") ]] && break
+    chosen=$model milliseconds=$measured steps=$possible
   done
+  save_choice
+}
+
+# Saves what choose() found, with the schedule that fits the steps.
+save_choice() {
   {
-    echo "# $(sed -nE 's/^ *"device": *"(.*)",?$/\1/p' demo/bench.json): $model model, $precision, $steps steps of $milliseconds ms"
-    shape_of "$model" | tr ' ' '\n'
+    echo "# $(sed -nE 's/^ *"device": *"(.*)",?$/\1/p' demo/bench.json): $chosen model in $precision, $steps steps of" \
+      "$milliseconds ms, about $(((steps + 15) * milliseconds / 1000)) s"
+    shape_of "$chosen" | tr ' ' '\n'
     printf '%s\n' "--train.precision=$precision" "--train.steps=$steps" "--optim.warmup_steps=$((steps / 12 + 1))" \
       "--train.validation_interval=$((steps / 3 + 1))" "--run.checkpoint_interval=$((steps / 2 + 1))" \
       "--run.log_interval=$((steps / 20 + 1))"

@@ -1,7 +1,7 @@
 #include "ops/cuda/cublas_library.h"
 
-#include <array>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/shared_library.h"
@@ -14,8 +14,9 @@ constexpr const char* kFile = TESSERA_CUBLAS_FILE;
 constexpr const char* kFolder = TESSERA_CUBLAS_FOLDER;
 
 SharedLibrary open_library() {
-  const std::array<std::string, 3> names{kFile, std::string(kFolder) + "/" + kFile,
-                                         std::string("/usr/local/cuda/lib64/") + kFile};
+  const std::string usual = "/usr/local/cuda/lib64";
+  std::vector<std::string> names{kFile, fmt::format("{}/{}", kFolder, kFile)};
+  if (usual != kFolder) names.push_back(fmt::format("{}/{}", usual, kFile));
   return {names, "cuBLASLt, by which GPUs multiply matrices,",
           fmt::format("install CUDA's libraries, or add the folder of {} (of PyTorch's packages, "
                       "where they are for the same release of CUDA) to LD_LIBRARY_PATH",
