@@ -124,7 +124,8 @@ shape_of() {
     medium) echo "--model.preset= --model.hidden_size=256 --model.num_layers=4 --model.num_heads=4" \
       "--model.num_kv_heads=2 --moe.num_experts=8 --moe.top_k=2 --moe.inner_size=384 --optim.learning_rate=3e-3" ;;
     small) echo "--model.preset= --model.hidden_size=192 --model.num_layers=3 --model.num_heads=3" \
-      "--moe.num_experts=8 --moe.top_k=2 --moe.inner_size=256 --optim.learning_rate=4e-3" ;;
+      "--moe.num_experts=8 --moe.top_k=2 --moe.inner_size=256 --train.micro_batch=4 --train.global_batch=4" \
+      "--optim.learning_rate=4e-3" ;;
   esac
 }
 
@@ -142,7 +143,7 @@ measure() {
 }
 
 # steps_within MILLISECONDS: how many steps of that length fit the time, beside three validations that take as long as
-# five each. At most two passes over the text, after which little is learnt.
+# five each. No more than two passes over the text, after which little is learnt.
 steps_within() {
   local steps=$((1000 * seconds / ($1 > 0 ? $1 : 1) - 15))
   ((steps > 4000)) && steps=4000
