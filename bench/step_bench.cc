@@ -15,6 +15,7 @@
 #include "core/stopwatch.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/machine.h"
+#include "train/matrix_peak.h"
 #include "train/model_state.h"
 
 namespace tessera {
@@ -100,7 +101,8 @@ void print_operators(const std::map<std::string, double>& seconds, double total,
 }
 
 void run(const BenchOptions& options) {
-  const double peak = measure_matrix_peak(options.dtype);
+  MatrixPeak peak =
+      make_matrix_peak(make_cpu_kernels(), options.dtype, measure_matrix_peak(options.dtype));
   const ModelConfig config = bench_model(options);
   const BatchShape shape{.num_tokens = options.micro_batch * kSequence,
                          .max_sequences = options.micro_batch,
@@ -143,17 +145,17 @@ void run(const BenchOptions& options) {
   }
   std::ranges::sort(times);
   const double median = times[times.size() / 2];
-  const double peak_after = std::max(peak, measure_matrix_peak(options.dtype));
   double total = 0;
   for (const double time : times) total += time;
   const int64_t used = process_memory().peak;
+  peak.share_of(model.model_flops() / times.front());
   std::cout << fmt::format(
       "{} micro_batch {}: {:.3f} s a step (median of {}), {:.0f} tokens/s, {:.1f} GFLOPS of {:.1f} "
       "= {:.1f}% of the "
       "matrix rate\nmemory: {} at the peak, {} predicted ({:+.2f}%)\n",
       dtype_name(options.dtype), options.micro_batch, median, times.size(),
       static_cast<double>(shape.num_tokens) / median, model.model_flops() / median / 1e9,
-      peak_after / 1e9, 100 * model.model_flops() / median / peak_after, format_bytes(used),
+      peak.value() / 1e9, 100 * model.model_flops() / median / peak.value(), format_bytes(used),
       format_bytes(predicted),
       100.0 * (static_cast<double>(used) / static_cast<double>(predicted) - 1));
   print_operators(operators, total, options.steps);

@@ -11,6 +11,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND TESSERA_CXX_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized -Wno-array-bounds -Wno-restrict
                                 -Wno-stringop-overflow -Wno-stringop-overread)
 endif()
+if(CMAKE_UNITY_BUILD)
+  list(APPEND TESSERA_CXX_FLAGS -Wno-subobject-linkage)  # takes the files of a unity build for headers
+endif()
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
@@ -48,6 +51,9 @@ endfunction()
 function(tessera_library name dir)
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cc)
   list(FILTER sources EXCLUDE REGEX "_(test|bench|cuda)\\.cc$")
+  set(kernels ${sources})
+  list(FILTER kernels INCLUDE REGEX "_cpu\\.cc$")
+  set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # long enough alone
   if(sources)
     add_library(${name} STATIC ${sources})
     target_link_libraries(${name} PUBLIC tessera_flags ${ARGN})
@@ -142,7 +148,7 @@ function(tessera_test_program name labels sources)
   target_link_libraries(${name} PRIVATE ${ARGN} GTest::gmock GTest::gtest GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE TESSERA_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data"
                                              TESSERA_BINARY="$<TARGET_FILE_DIR:${name}>")
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests UNITY_BUILD OFF)
   target_compile_options(${name} PRIVATE ${TESSERA_TEST_FLAGS})
   tessera_use_precompiled(${name} tessera_test_headers)
   tessera_add_test(${name} "${labels}")

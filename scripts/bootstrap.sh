@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs with apt what building Tessera needs, and where there is nvcc fetches the headers of cuDNN's frontend from
 # PyPI into .deps; does nothing when all is there. `--ci` adds the checkers, and `--fuzz` the compiler of the fuzzers.
+# `--demo` installs what scripts/demo.sh needs on CPU cores, its text included: less, without MPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,13 +26,22 @@ fetch_frontend() {
   rm -rf "$folder"
 }
 
-if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then fetch_frontend; fi
+has_nvcc() {
+  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]
+}
+
+option="${1:-}"
+if [[ "$option" != "--demo" ]] && has_nvcc; then fetch_frontend; fi
 
 packages=(build-essential cmake ninja-build ccache mold libdnnl-dev libtomlplusplus-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev zlib1g-dev libzstd-dev liblzma-dev libpcre2-dev libutf8proc-dev
-          libsentencepiece-dev libgtest-dev libgmock-dev libopenmpi-dev openmpi-bin)
-[[ "${1:-}" == "--ci" ]] && packages+=(clang-format clang-tidy)
-[[ "${1:-}" == "--fuzz" ]] && packages+=(clang libclang-rt-dev)
+          libsentencepiece-dev libgtest-dev libgmock-dev)
+case "$option" in
+  --demo) packages+=(bible-kjv) ;;
+  --ci) packages+=(libopenmpi-dev openmpi-bin clang-format clang-tidy) ;;
+  --fuzz) packages+=(libopenmpi-dev openmpi-bin clang libclang-rt-dev) ;;
+  *) packages+=(libopenmpi-dev openmpi-bin) ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "comm/error.h"
+#include "comm/exit_code.h"
 #include "comm/mpi_world.h"
 #include "comm/process_world.h"
 #include "comm/tcp/tcp_transport.h"
@@ -27,8 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kInstall = "install Open MPI (openmpi-bin)";
-constexpr int kUserErrorCode = 2;
-constexpr int kInternalErrorCode = 1;
 constexpr int kSignalBase = 128;  // a shell's exit code for a signal
 
 fs::path find_mpirun(const Environment& environment) {

@@ -3,13 +3,12 @@
 #include <thread>
 
 #include "comm/error.h"
+#include "comm/exit_code.h"
 #include "comm/launch.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kUserErrorCode = 2;
-constexpr int kInternalErrorCode = 1;
 // Long enough for the first rank to tell a mistake that all ranks find, and to end them.
 constexpr std::chrono::milliseconds kFirstRankTells{500};
 constexpr std::chrono::milliseconds kLook{20};

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-using Rows = std::vector<int64_t>;
+using RowCounts = std::vector<int64_t>;
 
 // A sum of all inputs' bytes up to which one round of small messages beats two.
 constexpr int64_t kSmallReduction = 64 << 10;
@@ -38,7 +38,7 @@ struct Range {
 /// What reductions by pieces share: all ranks send their piece `step` of part i to rank i.
 class PartReduction {
  public:
-  PartReduction(const Place& place, const Tensor& in, const Rows& parts, ScratchPool& scratch)
+  PartReduction(const Place& place, const Tensor& in, const RowCounts& parts, ScratchPool& scratch)
       : place_(place), in_(in), scratch_(scratch.take()) {
     int64_t begin = 0;
     for (const int64_t count : parts) {
@@ -127,7 +127,7 @@ Schedule small_all_reduce_schedule(const Place& place, const Tensor& in, const T
 
 Schedule all_gather_schedule(const Place& place, const Tensor& in, const Tensor& out,
                              std::span<const int64_t> rows) {
-  return [=, rows = Rows(rows.begin(), rows.end())](int64_t step, Round& round) {
+  return [=, rows = RowCounts(rows.begin(), rows.end())](int64_t step, Round& round) {
     if (step > 0) return false;
     const int64_t own = rows[static_cast<size_t>(place.rank)] * row_bytes(in);
     for (int64_t distance = 1; distance < place.size; ++distance) {
@@ -144,28 +144,28 @@ Schedule all_gather_schedule(const Place& place, const Tensor& in, const Tensor&
 Schedule all_to_all_schedule(const Place& place, const Tensor& in, const Tensor& out,
                              std::span<const int64_t> send_rows,
                              std::span<const int64_t> receive_rows) {
-  return
-      [=, send_rows = Rows(send_rows.begin(), send_rows.end()),
-       receive_rows = Rows(receive_rows.begin(), receive_rows.end())](int64_t step, Round& round) {
-        if (step > 0) return false;
-        for (int64_t distance = 1; distance < place.size; ++distance) {
-          const int64_t from = peer_at(place, place.size - distance);
-          const int64_t to = peer_at(place, distance);
-          add_message(round, false, from, row_data(out, rows_before(receive_rows, from)),
-                      receive_rows[static_cast<size_t>(from)] * row_bytes(out));
-          add_message(round, true, to, row_data(in, rows_before(send_rows, to)),
-                      send_rows[static_cast<size_t>(to)] * row_bytes(in));
-        }
-        copy_bytes(row_data(in, rows_before(send_rows, place.rank)),
-                   row_data(out, rows_before(receive_rows, place.rank)),
-                   send_rows[static_cast<size_t>(place.rank)] * row_bytes(in));
-        return true;
-      };
+  return [=, send_rows = RowCounts(send_rows.begin(), send_rows.end()),
+          receive_rows = RowCounts(receive_rows.begin(), receive_rows.end())](int64_t step,
+                                                                              Round& round) {
+    if (step > 0) return false;
+    for (int64_t distance = 1; distance < place.size; ++distance) {
+      const int64_t from = peer_at(place, place.size - distance);
+      const int64_t to = peer_at(place, distance);
+      add_message(round, false, from, row_data(out, rows_before(receive_rows, from)),
+                  receive_rows[static_cast<size_t>(from)] * row_bytes(out));
+      add_message(round, true, to, row_data(in, rows_before(send_rows, to)),
+                  send_rows[static_cast<size_t>(to)] * row_bytes(in));
+    }
+    copy_bytes(row_data(in, rows_before(send_rows, place.rank)),
+               row_data(out, rows_before(receive_rows, place.rank)),
+               send_rows[static_cast<size_t>(place.rank)] * row_bytes(in));
+    return true;
+  };
 }
 
 Schedule reduce_scatter_schedule(const Place& place, const Tensor& in, const Tensor& out,
                                  std::span<const int64_t> rows, ScratchPool& scratch) {
-  Rows parts(rows.begin(), rows.end());
+  RowCounts parts(rows.begin(), rows.end());
   for (int64_t& part : parts) part *= row_elements(in);
   const auto reduction = std::make_shared<PartReduction>(place, in, parts, scratch);
   return [=](int64_t step, Round& round) {
@@ -184,7 +184,7 @@ Schedule all_reduce_schedule(const Place& place, const Tensor& in, const Tensor&
                              ScratchPool& scratch) {
   if (in.num_bytes() * place.size <= kSmallReduction)
     return small_all_reduce_schedule(place, in, out, op, scratch);
-  Rows parts;
+  RowCounts parts;
   for (int64_t i = 0; i < place.size; ++i) {
     parts.push_back(in.num_elements() * (i + 1) / place.size - in.num_elements() * i / place.size);
   }

@@ -9,4 +9,6 @@ namespace tessera {
 /// surrogates, at most U+10FFFF), or text.size() when all of it is valid.
 size_t valid_utf8_prefix(std::string_view text);
 
+bool is_ascii(std::string_view text);
+
 }  // namespace tessera

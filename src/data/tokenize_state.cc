@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr int64_t kVersion = 2;
+constexpr int64_t kStateVersion = 2;
 
 uint64_t hash(const std::string& text) {
   return hash_text(text.data(), text.size());
@@ -87,7 +87,7 @@ std::string describe_tokens(const TextSource& source, const Tokenizer& tokenizer
     listing = mix(listing, static_cast<uint64_t>(file.modified_ns));
     num_bytes += file.num_bytes;
   }
-  return dump({{"version", kVersion},
+  return dump({{"version", kStateVersion},
                {"source", source.name()},
                {"format", format_name(source.format)},
                {"instructions", source.instructions},

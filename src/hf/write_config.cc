@@ -97,7 +97,7 @@ json dense_layers(const ModelConfig& model) {
   return layers;
 }
 
-int64_t first_moe_layer(const ModelConfig& model) {
+int64_t count_first_dense_layers(const ModelConfig& model) {
   int64_t layer = 0;
   while (layer < model.num_layers && !model.is_moe_layer(layer)) ++layer;
   return layer;
@@ -111,7 +111,7 @@ void write_moe(ConfigWriter& config, const ModelConfig& model) {
   config.set("moe_intermediate_size", moe.inner_size);
   config.set("decoder_sparse_step", 1);
   config.set("mlp_only_layers", dense_layers(model));
-  config.set("first_k_dense_replace", first_moe_layer(model));
+  config.set("first_k_dense_replace", count_first_dense_layers(model));
   config.set("shared_expert_intermediate_size", moe.shared_inner_size);
   config.set("n_shared_experts", moe.shared_inner_size / std::max<int64_t>(moe.inner_size, 1));
   config.set("norm_topk_prob", moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK);

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-Tensor& slot(Bindings& bindings, ValueId id) {
+Tensor& tensor_of(Bindings& bindings, ValueId id) {
   return bindings.tensors[static_cast<size_t>(id)];
 }
 
@@ -163,8 +163,8 @@ struct ForwardModel::Impl : ForwardPrograms {
     embedding_bindings = embedding->make_bindings();
     embedding_bindings.transient = transient.data();
     bind_weights(embedding->program(), weight, embedding_bindings);
-    slot(embedding_bindings, embedding_layout.tokens) = tokens;
-    slot(embedding_bindings, embedding_layout.hidden_out) = streams[0];
+    tensor_of(embedding_bindings, embedding_layout.tokens) = tokens;
+    tensor_of(embedding_bindings, embedding_layout.hidden_out) = streams[0];
     size_t next_experts = 0;
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
       ExpertState* state = config.is_moe_layer(idx) ? &experts.at(next_experts++) : nullptr;
@@ -182,7 +182,7 @@ struct ForwardModel::Impl : ForwardPrograms {
         layer.program->program(),
         [&](const std::string& name) { return weight(layer_parameter_name(idx, name)); }, bindings);
     const auto bind = [&](ValueId id, const Tensor& tensor) {
-      if (id >= 0) slot(bindings, id) = tensor;
+      if (id >= 0) tensor_of(bindings, id) = tensor;
     };
     bind(layout.hidden, streams[idx % 2]);
     bind(layout.hidden_out, streams[(idx + 1) % 2]);
@@ -209,15 +209,15 @@ struct ForwardModel::Impl : ForwardPrograms {
     bind_weights(head->program(), weight, head_bindings);
     const Tensor last = streams[config.num_layers % 2];
     if (goal == ForwardGoal::kLogits) {
-      slot(head_bindings, logits_layout.hidden) = last;
-      slot(head_bindings, logits_layout.logits) = result;
+      tensor_of(head_bindings, logits_layout.hidden) = last;
+      tensor_of(head_bindings, logits_layout.logits) = result;
       return;
     }
-    slot(head_bindings, loss_layout.hidden) = last;
-    slot(head_bindings, loss_layout.labels) = labels;
-    slot(head_bindings, loss_layout.scale) = scale;
-    slot(head_bindings, loss_layout.loss) = loss;
-    slot(head_bindings, loss_layout.token_loss) = result;
+    tensor_of(head_bindings, loss_layout.hidden) = last;
+    tensor_of(head_bindings, loss_layout.labels) = labels;
+    tensor_of(head_bindings, loss_layout.scale) = scale;
+    tensor_of(head_bindings, loss_layout.loss) = loss;
+    tensor_of(head_bindings, loss_layout.token_loss) = result;
   }
 
   /// The result where the host reads it, after all that was uploaded.

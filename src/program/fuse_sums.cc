@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kNoNode = -1;
+constexpr int kNoProducer = -1;
 
 /// Takes the sums of a program one after the other into the nodes before them.
 class SumFuser {
@@ -20,7 +20,7 @@ class SumFuser {
   explicit SumFuser(const Program& program)
       : program_(program),
         nodes_(program.nodes()),
-        producer_(static_cast<size_t>(program.num_values()), kNoNode),
+        producer_(static_cast<size_t>(program.num_values()), kNoProducer),
         readers_(static_cast<size_t>(program.num_values()), 0),
         exchanges_(static_cast<size_t>(program.num_values())) {
     for (const ValueId id : program.outputs()) ++readers_[at(id)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/utf8.h"
 #include "tokenizer/unicode.h"
 
 namespace tessera {
@@ -12,10 +13,6 @@ using Kind = NormalizerStep::Kind;
 
 bool is_ascii_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-bool is_ascii(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
 /// What a space becomes, if the text is otherwise left alone: the mark of SentencePiece.

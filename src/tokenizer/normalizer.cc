@@ -14,10 +14,6 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
-bool is_ascii(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-}
-
 utf8proc_option_t unicode_options(Kind kind) {
   int options = UTF8PROC_STABLE;
   options |= kind == Kind::kNfc || kind == Kind::kNfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;

@@ -89,7 +89,7 @@ bool is_word_start(std::string_view text, size_t position) {
          is_letter(text[position - 1]) && is_letter(text[position + 1]);
 }
 
-struct Workspace {
+struct LatticeWorkspace {
   WordCache cache;
   std::vector<int> ids;
 };
@@ -172,14 +172,15 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string_view without_first_space(std::string_view text) const {
     return settings().add_dummy_prefix && text.starts_with(' ') ? text.substr(1) : text;
   }
-  void encode_part(std::string_view text, Workspace& workspace, std::vector<int32_t>& ids) const;
+  void encode_part(std::string_view text, LatticeWorkspace& workspace,
+                   std::vector<int32_t>& ids) const;
   const std::string& text_of(int32_t id) const;
 
   SentencePieceModel model_;
   int32_t end_of_document_;
   bool independent_;  ///< words_are_independent
   std::vector<std::string> texts_;
-  mutable WorkspacePool<Workspace> workspaces_;
+  mutable WorkspacePool<LatticeWorkspace> workspaces_;
 };
 
 size_t SentencePieceTokenizer::cut(std::string_view text, size_t limit) const {
@@ -194,7 +195,7 @@ size_t SentencePieceTokenizer::cut(std::string_view text, size_t limit) const {
 }
 
 void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
-  std::unique_ptr<Workspace> workspace = workspaces_.take();
+  std::unique_ptr<LatticeWorkspace> workspace = workspaces_.take();
   bool first = true;
   while (!text.empty()) {
     size_t end = independent_ ? 1 : text.size();
@@ -207,7 +208,7 @@ void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
   workspaces_.give_back(std::move(workspace));
 }
 
-void SentencePieceTokenizer::encode_part(std::string_view text, Workspace& workspace,
+void SentencePieceTokenizer::encode_part(std::string_view text, LatticeWorkspace& workspace,
                                          std::vector<int32_t>& ids) const {
   const uint64_t hash = WordCache::hash(text);
   const std::span<const int32_t> known = workspace.cache.find(text, hash);

@@ -14,6 +14,7 @@
 #include "model/parameters.h"
 #include "train/device_choice.h"
 #include "train/machine.h"
+#include "train/matrix_peak.h"
 #include "train/run_layout.h"
 
 namespace tessera {
@@ -262,8 +263,9 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
   const Backend backend = choose_backend(request.settings);
   Device& device = backend.device();
   LayerBenchResult result{.device = backend.is_host() ? describe_machine() : device.name(),
-                          .tokens = shape.num_tokens,
-                          .matrix_peak = measure_matrix_peak(backend, shape.dtype)};
+                          .tokens = shape.num_tokens};
+  MatrixPeak peak =
+      make_matrix_peak(backend, shape.dtype, measure_matrix_peak(backend, shape.dtype));
   BoundBlock block(request.settings, request.block, backend);
   CacheFlush flush(device);
   result.saved_bytes = block.saved_bytes();
@@ -280,8 +282,11 @@ LayerBenchResult bench_layer(const LayerBenchRequest& request) {
   block.run_forward(add_to(result.forward.operators));
   block.run_backward(add_to(result.backward.operators));
   device.synchronize();
-  for (LayerBenchResult::Pass* pass : {&result.forward, &result.backward})
+  for (LayerBenchResult::Pass* pass : {&result.forward, &result.backward}) {
     std::ranges::sort(pass->seconds);
+    peak.share_of(pass->flops / pass->seconds.front());
+  }
+  result.matrix_peak = peak.value();
   result.expert_load = block.expert_load();
   return result;
 }

@@ -30,7 +30,7 @@ struct LayerBenchResult {
   };
   std::string device;
   int64_t tokens = 0;
-  double matrix_peak = 0;  ///< FLOP/s of a large product, measured in the same run
+  double matrix_peak = 0;  ///< FLOP/s of large products in the same run (train/matrix_peak.h)
   Pass forward, backward;
   int64_t saved_bytes = 0;      ///< what the forward pass keeps for the backward pass
   int64_t transient_bytes = 0;  ///< working memory of the two, one after the other

@@ -10,6 +10,7 @@
 #include "train/device_choice.h"
 #include "train/loss_scales.h"
 #include "train/machine.h"
+#include "train/matrix_peak.h"
 #include "train/trainer.h"
 #include "train/verify.h"
 
@@ -72,7 +73,8 @@ class StepBench {
       : settings_(settings),
         world_(make_single_world()),
         backend_(choose_backend(settings)),
-        peak_(measure_matrix_peak(backend_, settings.train.dtype())),
+        peak_(make_matrix_peak(backend_, settings.train.dtype(),
+                               measure_matrix_peak(backend_, settings.train.dtype()))),
         mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),
         model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,
@@ -132,14 +134,17 @@ class StepBench {
     return feed;
   }
 
-  StepBenchResult describe() const {
+  /// `best_seconds` is what the fastest step took.
+  StepBenchResult describe(double best_seconds) {
     const auto num_batches = static_cast<double>(settings_.train.num_micro_batches());
+    const int64_t memory_used = backend_.device().used_bytes();  // before measuring takes some
+    peak_.share_of(model_.model_flops() * num_batches / best_seconds);
     StepBenchResult result{
         .device = backend_.is_host() ? describe_machine() : backend_.device().name(),
         .tokens = tokens_of_step(),
         .flops = model_.model_flops() * num_batches,
-        .matrix_peak = peak_,
-        .memory_used = backend_.device().used_bytes(),
+        .matrix_peak = peak_.value(),
+        .memory_used = memory_used,
         .memory_predicted = prediction_.total()};
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
@@ -164,7 +169,7 @@ class StepBench {
   const Settings& settings_;
   std::unique_ptr<World> world_;
   Backend backend_;
-  double peak_;
+  MatrixPeak peak_;
   double mark_seconds_;
   RunLayout layout_;
   TrainingModel model_;
@@ -239,7 +244,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   std::vector<double> seconds;
   for (int64_t i = 0; i < request.steps; ++i) seconds.push_back(bench.step());
   std::ranges::sort(seconds);
-  StepBenchResult result = bench.describe();
+  StepBenchResult result = bench.describe(seconds.front());
   if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
   OperatorTimes operators = time_operators(bench, request.trace);
   result.seconds = std::move(seconds);

@@ -52,7 +52,7 @@ struct StepBenchResult {
   std::vector<double> seconds;  ///< of each step, ascending
   int64_t tokens = 0;           ///< of a step
   double flops = 0;             ///< model FLOPs of a step
-  double matrix_peak = 0;       ///< FLOP/s of a large product, measured in the same run
+  double matrix_peak = 0;       ///< FLOP/s of large products in the same run (train/matrix_peak.h)
   int64_t memory_used = 0;
   int64_t memory_predicted = 0;
   int64_t parameters = 0;

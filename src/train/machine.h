@@ -7,9 +7,11 @@
 
 namespace tessera {
 
-/// The rate of a large matrix product of this type on all threads, in FLOP/s: the best of several
-/// short runs, about a tenth of a second in all. What utilisation is measured against.
+/// The rate of large matrix products of this type on all threads, in FLOP/s: the best of several
+/// shapes and runs, some tenths of a second in all. What utilisation is measured against.
 double measure_matrix_peak(DType dtype);
+/// The same within a run, whose memory it hardly adds to: of smaller products.
+double measure_matrix_peak_again(DType dtype);
 
 /// The same on a back end's device: of 8192 cubed in BF16, 4096 cubed in F32, the best of ten.
 double measure_matrix_peak(const Backend& backend, DType dtype);

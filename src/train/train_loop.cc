@@ -12,6 +12,7 @@
 #include "train/generate.h"
 #include "train/loaded_model.h"
 #include "train/machine.h"
+#include "train/matrix_peak.h"
 #include "train/metrics/writer.h"
 #include "train/step_traffic.h"
 #include "train/stop_signal.h"
@@ -85,14 +86,14 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 class TrainLoop {
  public:
   TrainLoop(Trainer& trainer, World& world, const TrainRequest& request, RunWriter* writer,
-            double peak)
+            MatrixPeak peak)
       : trainer_(trainer),
         world_(world),
         settings_(trainer.settings()),
         request_(request),
         statistics_(world.statistics()),
         writer_(writer),
-        peak_(peak) {}
+        peak_(std::move(peak)) {}
 
   void run() {
     const StopSignal signal;
@@ -259,22 +260,23 @@ class TrainLoop {
   StepRecord make_record(const StepOutcome& outcome, double seconds) {
     const RunPosition& position = trainer_.position();
     most_memory_ = std::max(most_memory_, trainer_.backend().device().used_bytes());
-    StepRecord record{.step = position.step,
-                      .total_steps = settings_.train.steps,
-                      .tokens_seen = position.tokens_seen,
-                      .loss = outcome.loss,
-                      .grad_norm = outcome.update.grad_norm,
-                      .learning_rate = learning_rate(settings_.schedule, position.step - 1),
-                      .clip_factor = outcome.update.clip_factor,
-                      .step_seconds = seconds,
-                      .tokens_per_second = static_cast<double>(outcome.num_tokens) / seconds,
-                      .model_flops = trainer_.step_flops(),
-                      .utilisation = trainer_.step_flops() / seconds / peak_ /
-                                     static_cast<double>(trainer_.layout().num_ranks()),
-                      .memory_used = most_memory_,
-                      .memory_predicted = trainer_.prediction().total(),
-                      .dropped_tokens = outcome.dropped,
-                      .skipped_steps = position.skipped_steps};
+    StepRecord record{
+        .step = position.step,
+        .total_steps = settings_.train.steps,
+        .tokens_seen = position.tokens_seen,
+        .loss = outcome.loss,
+        .grad_norm = outcome.update.grad_norm,
+        .learning_rate = learning_rate(settings_.schedule, position.step - 1),
+        .clip_factor = outcome.update.clip_factor,
+        .step_seconds = seconds,
+        .tokens_per_second = static_cast<double>(outcome.num_tokens) / seconds,
+        .model_flops = trainer_.step_flops(),
+        .utilisation = peak_.share_of(trainer_.step_flops() / seconds /
+                                      static_cast<double>(trainer_.layout().num_ranks())),
+        .memory_used = most_memory_,
+        .memory_predicted = trainer_.prediction().total(),
+        .dropped_tokens = outcome.dropped,
+        .skipped_steps = position.skipped_steps};
     const double mean_seconds =
         seconds_since(started_) / static_cast<double>(position.step - first_step_);
     record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
@@ -302,7 +304,7 @@ class TrainLoop {
   const CommStatistics& statistics_;  ///< this rank's
   StepTraffic traffic_;
   RunWriter* writer_;
-  double peak_;
+  MatrixPeak peak_;  ///< of one rank
   Clock::time_point started_;
   int64_t first_step_ = 0;
   int64_t validated_step_ = -1;
@@ -390,7 +392,9 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, trainer.world(), request, writer.get(), device_peak).run();
+  TrainLoop(trainer, trainer.world(), request, writer.get(),
+            make_matrix_peak(trainer.backend(), trainer.settings().train.dtype(), device_peak))
+      .run();
   if (writer && trainer.settings().run.report)
     out << "report: " << writer->report_path().string() << "\n";
   return 0;

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kVisitorPatience{10};
 // Visitors that say nothing are sent away in time.
 constexpr std::chrono::milliseconds kLook{200};
 
@@ -31,7 +31,7 @@ void Reception::accept_all() {
     Visitor visitor;
     visitor.guest.address = accepted->address;
     visitor.guest.socket = std::move(accepted->socket);
-    visitor.patience = TcpClock::now() + kPatience;
+    visitor.patience = TcpClock::now() + kVisitorPatience;
     visitors_.push_back(std::move(visitor));
   }
 }

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-using Rows = std::vector<int64_t>;
+using RowCounts = std::vector<int64_t>;
 
 /// A group whose members know what all members' buffers hold.
 struct Fixture {
@@ -109,8 +109,8 @@ void expect_rows(const Tensor& found, int64_t at, const Tensor& expected, int64_
       << dtype_name(found.dtype);
 }
 
-Rows random_rows(Random& random, int64_t count, bool equal) {
-  Rows rows(static_cast<size_t>(count));
+RowCounts random_rows(Random& random, int64_t count, bool equal) {
+  RowCounts rows(static_cast<size_t>(count));
   for (int64_t& n : rows) n = static_cast<int64_t>(random.next_below(6));
   if (equal) std::ranges::fill(rows, rows[0]);
   return rows;
@@ -139,7 +139,7 @@ class Counted {
 void check_all_gather(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
   const bool in_place = f.random.next_below(3) == 0;
-  const Rows rows = random_rows(f.random, f.size(), equal);
+  const RowCounts rows = random_rows(f.random, f.size(), equal);
   const int64_t own = rows[static_cast<size_t>(f.rank())];
   const OwnedTensor in = input(f, f.rank(), which, own);
   const OwnedTensor out(f.dtype, {sum_rows(rows) + (equal ? 0 : kSlack), f.columns});
@@ -160,7 +160,7 @@ void check_all_gather(Fixture& f, uint64_t which) {
 
 void check_reduce_scatter(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
-  const Rows rows = random_rows(f.random, f.size(), equal);
+  const RowCounts rows = random_rows(f.random, f.size(), equal);
   const int64_t total = sum_rows(rows);
   const int64_t own = rows[static_cast<size_t>(f.rank())];
   const OwnedTensor in = input(f, f.rank(), which, total);
@@ -195,17 +195,17 @@ void check_all_reduce(Fixture& f, uint64_t which) {
 
 void check_all_to_all(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
-  const Rows table = random_rows(f.random, f.size() * f.size(), equal);  // [from, to]
+  const RowCounts table = random_rows(f.random, f.size() * f.size(), equal);  // [from, to]
   const auto cell = [&](int64_t from, int64_t to) {
     return table[static_cast<size_t>(from * f.size() + to)];
   };
   const auto sent_by = [&](int64_t from) {
-    return Rows(table.begin() + from * f.size(), table.begin() + (from + 1) * f.size());
+    return RowCounts(table.begin() + from * f.size(), table.begin() + (from + 1) * f.size());
   };
-  Rows receive(static_cast<size_t>(f.size()));
+  RowCounts receive(static_cast<size_t>(f.size()));
   for (int64_t from = 0; from < f.size(); ++from)
     receive[static_cast<size_t>(from)] = cell(from, f.rank());
-  const Rows send = sent_by(f.rank());
+  const RowCounts send = sent_by(f.rank());
   const OwnedTensor in = input(f, f.rank(), which, sum_rows(send));
   const OwnedTensor out(f.dtype, {sum_rows(receive) + (equal ? 0 : kSlack), f.columns});
   {
@@ -214,7 +214,7 @@ void check_all_to_all(Fixture& f, uint64_t which) {
     (equal ? f.group->all_to_all(in, out) : f.group->all_to_all_v(in, out, send, receive)).wait();
   }
   for (int64_t from = 0; from < f.size(); ++from) {
-    const Rows theirs = sent_by(from);
+    const RowCounts theirs = sent_by(from);
     expect_rows(out, rows_before(receive, from), input(f, from, which, sum_rows(theirs)),
                 rows_before(theirs, f.rank()), cell(from, f.rank()), "all_to_all");
   }
@@ -251,11 +251,11 @@ void check_ring(Fixture& f, uint64_t which) {
 }
 
 // A random order of the ranks, cut at random places: this rank's part.
-Rows random_group(const World& world, Random& random) {
-  Rows order(static_cast<size_t>(world.size()));
+RowCounts random_group(const World& world, Random& random) {
+  RowCounts order(static_cast<size_t>(world.size()));
   std::iota(order.begin(), order.end(), 0);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.next_below(i)]);
-  Rows group;
+  RowCounts group;
   bool mine = false;
   for (const int64_t rank : order) {
     if (!group.empty() && random.next_below(4) == 0) {
@@ -295,7 +295,7 @@ void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds, S
   constexpr std::array kTypes = {DType::kF32, DType::kBF16, DType::kF64, DType::kI32, DType::kI64};
   for (int64_t round = 0; round < num_rounds; ++round) {
     Random random(seed, static_cast<uint64_t>(round));
-    const Rows ranks = random_group(world, random);
+    const RowCounts ranks = random_group(world, random);
     const uint64_t group_seed = mix(seed, static_cast<uint64_t>(ranks[0]));
     Fixture f{.group = world.make_group("checked", ranks),
               .statistics = &world.statistics(),

@@ -11,13 +11,17 @@ constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 /// No algorithm asks for more.
 constexpr uint32_t kMaxAlignment = 16;
 
+const CublasLibrary& cublas() {
+  return CublasLibrary::get();
+}
+
 void check_cublas(cublasStatus_t status) {
-  ensure(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt: {}", cublasLtGetStatusString(status));
+  cublas().check(status);
 }
 
 CublasHandle make_handle() {
   cublasLtHandle_t handle = nullptr;
-  check_cublas(cublasLtCreate(&handle));
+  check_cublas(cublas().create(&handle));
   return CublasHandle(handle);
 }
 
@@ -29,21 +33,21 @@ cudaDataType_t data_type(DType dtype) {
 /// cuBLAS stores columns one after another: a row-major matrix is to it the transposed one.
 CublasLayout make_layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
-  check_cublas(cublasLtMatrixLayoutCreate(&layout, data_type(dtype), static_cast<uint64_t>(columns),
-                                          static_cast<uint64_t>(rows), stride));
+  check_cublas(cublas().layout_create(&layout, data_type(dtype), static_cast<uint64_t>(columns),
+                                      static_cast<uint64_t>(rows), stride));
   return CublasLayout(layout);
 }
 
 template <typename T>
 void set(const CublasOperation& operation, cublasLtMatmulDescAttributes_t attribute,
          const T& value) {
-  check_cublas(cublasLtMatmulDescSetAttribute(operation.get(), attribute, &value, sizeof(value)));
+  check_cublas(cublas().operation_set(operation.get(), attribute, &value, sizeof(value)));
 }
 
 /// The transposed result is bᵀ · aᵀ, so cuBLAS's first operand is our b.
 CublasOperation make_operation(const Gemm& product) {
   cublasLtMatmulDesc_t created = nullptr;
-  check_cublas(cublasLtMatmulDescCreate(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  check_cublas(cublas().operation_create(&created, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   CublasOperation operation(created);
   const auto transposed = [](bool yes) { return yes ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, transposed(product.transpose_b));
@@ -57,18 +61,17 @@ uint32_t alignment_of(const void* pointer) {
 }
 
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
-                                   CublasDestroy<cublasLtMatmulPreferenceDestroy>>;
+                                   CublasDestroy<&CublasLibrary::preference_destroy>>;
 
 template <typename T>
 void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute,
          const T& value) {
-  check_cublas(
-      cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+  check_cublas(cublas().preference_set(preference.get(), attribute, &value, sizeof(value)));
 }
 
 Preference make_preference(const Gemm& product, const void* addend) {
   cublasLtMatmulPreference_t created = nullptr;
-  check_cublas(cublasLtMatmulPreferenceCreate(&created));
+  check_cublas(cublas().preference_create(&created));
   Preference preference(created);
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -118,13 +121,13 @@ MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* 
   const Preference preference = make_preference(product, addend);
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(), plan.c.get(), plan.c.get(),
-      preference.get(), 1, &best, &found);
+  const cublasStatus_t status =
+      cublas().find_algorithm(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(),
+                              plan.c.get(), plan.c.get(), preference.get(), 1, &best, &found);
   ensure(status == CUBLAS_STATUS_SUCCESS && found == 1,
          "cuBLASLt has no product of {} x {} x {}, {} to {}: {}", product.m, product.n, product.k,
          dtype_name(product.input_type), dtype_name(product.output_type),
-         cublasLtGetStatusString(status));
+         cublas().status_string(status));
   plan.algorithm = best.algo;
   return plan;
 }
@@ -152,7 +155,7 @@ void MatrixProducts::run(const Gemm& product, const void* addend) {
   const Plan& plan = found->second;
   const float alpha = 1;
   const float beta = product.accumulate || addend != nullptr ? 1 : 0;
-  check_cublas(cublasLtMatmul(
+  check_cublas(cublas().multiply(
       handle_.get(), plan.operation.get(), &alpha, product.b, plan.b.get(), product.a, plan.a.get(),
       &beta, addend == nullptr ? product.c : addend, plan.c.get(), product.c, plan.c.get(),
       &plan.algorithm, workspace_.as<void>(), workspace_.num_bytes(), stream_));

@@ -1,29 +1,29 @@
 #pragma once
 
-#include <cublasLt.h>
-
 #include <map>
 #include <memory>
 #include <tuple>
 
 #include "ops/cuda/context.h"
+#include "ops/cuda/cublas_library.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/gemm/gemm.h"
 
 namespace tessera::cuda {
 
+/// Destroys an object of cuBLASLt with a function of its library.
 template <auto destroy>
 struct CublasDestroy {
   template <typename T>
   void operator()(T* object) const {
-    destroy(object);
+    (CublasLibrary::get().*destroy)(object);
   }
 };
-using CublasHandle = std::unique_ptr<cublasLtContext, CublasDestroy<cublasLtDestroy>>;
+using CublasHandle = std::unique_ptr<cublasLtContext, CublasDestroy<&CublasLibrary::destroy>>;
 using CublasOperation =
-    std::unique_ptr<cublasLtMatmulDescOpaque_t, CublasDestroy<cublasLtMatmulDescDestroy>>;
+    std::unique_ptr<cublasLtMatmulDescOpaque_t, CublasDestroy<&CublasLibrary::operation_destroy>>;
 using CublasLayout =
-    std::unique_ptr<cublasLtMatrixLayoutOpaque_t, CublasDestroy<cublasLtMatrixLayoutDestroy>>;
+    std::unique_ptr<cublasLtMatrixLayoutOpaque_t, CublasDestroy<&CublasLibrary::layout_destroy>>;
 
 /// Products of matrices on one GPU by cuBLASLt: F32 in full precision (no TF32), BF16 with F32
 /// sums. How a product is computed is chosen once for its sizes, types and alignment, and kept; no

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-Head make_head(const Operator& op, const KernelArgs& args, const HeadNeeds& needs) {
+Head make_shard_head(const Operator& op, const KernelArgs& args, const HeadNeeds& needs) {
   const VocabLseSpec& spec = static_cast<const VocabLseOperator&>(op).spec();
   return {args,
           HeadSizes(args.in(0).shape, args.in(1).shape, spec.cut),
@@ -17,7 +17,7 @@ Head make_head(const Operator& op, const KernelArgs& args, const HeadNeeds& need
 }
 
 void vocab_lse(const Operator& op, const KernelArgs& args) {
-  const Head head = make_head(op, args, forward_needs(args.in(0).dtype));
+  const Head head = make_shard_head(op, args, forward_needs(args.in(0).dtype));
   const HeadSizes& sizes = head.sizes();
   float* lse = args.out(0).as<float>();
   float* label_logit = args.out(1).as<float>();
@@ -35,7 +35,7 @@ void vocab_lse(const Operator& op, const KernelArgs& args) {
 }
 
 void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
-  const Head head = make_head(op, args, backward_needs(args.in(0).dtype));
+  const Head head = make_shard_head(op, args, backward_needs(args.in(0).dtype));
   const HeadSizes& sizes = head.sizes();
   const Tensor& dx = args.out(0);
   if (sizes.V == 0) std::memset(dx.data, 0, static_cast<size_t>(dx.num_bytes()));

@@ -90,16 +90,12 @@ int line_width(const std::vector<ConsoleColumn>& columns) {
   return width - static_cast<int>(kGap.size());
 }
 
-bool is_finite(const StepRecord& record) {
-  return std::isfinite(record.loss) && std::isfinite(record.grad_norm);
-}
-
 std::string troubles(const StepRecord& record) {
   std::string text;
   if (record.dropped_tokens > 0) text += fmt::format("{}{} dropped", kGap, record.dropped_tokens);
   if (record.skipped_steps > 0)
     text += fmt::format("{}{} skipped so far", kGap, record.skipped_steps);
-  if (!is_finite(record)) text += fmt::format("{}not finite", kGap);
+  if (!record.is_finite()) text += fmt::format("{}not finite", kGap);
   return text;
 }
 
@@ -160,7 +156,7 @@ void Console::step(const StepRecord& record) {
   }
   if (wants_line(record)) {
     bar_.print(
-        coloured(format_step(columns_, record), kRed, terminal.colour && !is_finite(record)));
+        coloured(format_step(columns_, record), kRed, terminal.colour && !record.is_finite()));
   }
   skipped_steps_ = record.skipped_steps;
 }
@@ -171,7 +167,7 @@ void Console::validation(const ValidationRecord& record, bool is_best) {
 }
 
 bool Console::wants_line(const StepRecord& record) const {
-  const bool trouble = !is_finite(record) || record.skipped_steps > skipped_steps_;
+  const bool trouble = !record.is_finite() || record.skipped_steps > skipped_steps_;
   return trouble || record.step % every_ == 0 || record.step == 1 ||
          record.step == record.total_steps;
 }

@@ -18,10 +18,6 @@ constexpr double kMemoryTolerance = 0.03;
 constexpr double kOverfitRise = 1.02;
 constexpr size_t kMaxNamed = 8;
 
-bool is_finite(const StepRecord& step) {
-  return std::isfinite(step.loss) && std::isfinite(step.grad_norm);
-}
-
 std::string plural(double count, std::string_view word) {
   return fmt::format("{:.0f} {}{}", count, word, count == 1.0 ? "" : "s");
 }
@@ -78,7 +74,7 @@ void loss_findings(const RunHistory& history, std::vector<Finding>& findings) {
 void nonfinite_findings(const RunHistory& history, std::vector<Finding>& findings) {
   std::vector<std::string> steps;
   for (const StepRecord& step : history.steps()) {
-    if (!is_finite(step)) steps.push_back(fmt::format("{}", step.step));
+    if (!step.is_finite()) steps.push_back(fmt::format("{}", step.step));
   }
   if (!steps.empty()) {
     findings.push_back(

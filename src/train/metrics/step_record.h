@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -39,6 +40,7 @@ struct StepRecord {
   std::vector<ExpertLoad>
       expert_load;  ///< one entry a MoE layer; empty: dense model or not recorded
 
+  bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_norm); }
   double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }
 };
 

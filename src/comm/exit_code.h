@@ -1,0 +1,9 @@
+#pragma once
+
+namespace tessera {
+
+/// How a rank's process ends for a mistake of its user, and for one of Tessera.
+inline constexpr int kUserErrorCode = 2;
+inline constexpr int kInternalErrorCode = 1;
+
+}  // namespace tessera
