@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/limits.h"
 
 namespace tessera {
 namespace {
@@ -241,7 +242,14 @@ std::string describe_errno(int error) {
     case EDQUOT:
       return text + " (the disk or quota is full; free space there or choose another folder)";
     case EFBIG:
-      return text + " (a limit on the size of files; see `ulimit -f`)";
+      return fmt::format("{}: the limit on a file's size is {}", text, describe_file_size_limit());
+    case EMFILE:
+      return fmt::format("{}: the limit is {}; 256 suit a run, and more one of many ranks", text,
+                         describe_open_file_limit());
+    case ENOMEM: {
+      const std::string limit = describe_memory_limit();
+      return limit.empty() ? text : fmt::format("{}: {}", text, limit);
+    }
     case EROFS:
     case EACCES:
     case EPERM:
