@@ -35,7 +35,8 @@ int run_train(const TrainArguments& arguments, StandardOutput& output) {
     std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
     return 0;
   }
-  output.keep_going();  // what is printed is worth less than the run
+  // What is printed is worth less than the run.
+  output.keep_going("; training goes on, and metrics.jsonl in the run's folder has each step");
   if (arguments.ranks > 0) return start_ranks(settings, arguments);
   const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
   return run_rank(*world, [&] {

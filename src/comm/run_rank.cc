@@ -4,6 +4,7 @@
 
 #include "comm/error.h"
 #include "comm/launch.h"
+#include "core/limits.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +45,7 @@ void tell(const std::string& text) {
 int run_rank(World& world, const std::function<int()>& body) {
   if (world.size() == 1) return body();
   try {
-    const int code = body();
+    const int code = name_limits(body);
     // Back ends end together, but not all can say which rank they wait for.
     world.make_group("end", all_ranks(world))->barrier();
     return code;

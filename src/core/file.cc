@@ -34,7 +34,8 @@ FileDescriptor open_file(const fs::path& path, int flags, std::string_view actio
 }
 
 void sync_descriptor(int fd, const fs::path& path) {
-  if (::fsync(fd) != 0) file_error("write to disk", path, errno);
+  // EINVAL: a terminal, pipe or device has nothing to wait for.
+  if (::fsync(fd) != 0 && errno != EINVAL) file_error("write to disk", path, errno);
 }
 
 int64_t regular_file_size(int fd, const fs::path& path) {

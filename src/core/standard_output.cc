@@ -36,7 +36,8 @@ int write_all(int descriptor, std::string_view text) {
 }
 
 std::string describe_loss(int error) {
-  if (error == EBADF) return "standard output is closed, so what it was to hold is lost";
+  if (error == EBADF)
+    return "standard output is closed; give it somewhere to go, if only /dev/null";
   if (error == EPIPE || error == EIO) {
     return fmt::format("standard output: {}; nobody reads it any more", describe_errno(error));
   }
@@ -51,20 +52,21 @@ class StandardOutput::Buffer : public std::streambuf {
   Buffer(int descriptor, std::ostream& errors)
       : descriptor_(descriptor), errors_(errors), is_terminal_(::isatty(descriptor) == 1) {}
 
-  void keep_going() {
+  void keep_going(const std::string& promise) {
     const std::lock_guard lock(mutex_);
+    promise_ = promise;
     keeps_going_ = true;
   }
 
   int finish(int code) noexcept {
     const std::lock_guard lock(mutex_);
-    keeps_going_ = true;
+    is_ending_ = true;
     flush();
     // A network's file system may tell only now that the disk is full.
     const int copy = lost_ ? -1 : ::dup(descriptor_);
     if (copy >= 0 && ::close(copy) != 0 && errno != EINTR) lose(errno);
     finished_ = true;
-    return lost_ && !reader_left_ && code == 0 ? 1 : code;
+    return missed_ && code == 0 ? 1 : code;
   }
 
  protected:
@@ -101,12 +103,13 @@ class StandardOutput::Buffer : public std::streambuf {
     const bool first = !lost_;
     lost_ = true;
     reader_left_ = error == EPIPE || (error == EIO && is_terminal_);
-    if (!keeps_going_) {
+    missed_ = missed_ || !reader_left_;
+    if (!keeps_going_ && !is_ending_) {
       finished_ = true;  // what destructors write on the way out must not throw again
       throw OutputLost(describe_loss(error), reader_left_);
     }
-    if (first && !finished_)
-      errors_ << fmt::format("tessera: {}\n", describe_loss(error)) << std::flush;
+    if (first && !finished_ && (missed_ || keeps_going_))
+      errors_ << fmt::format("tessera: {}{}\n", describe_loss(error), promise_) << std::flush;
   }
 
   std::mutex mutex_;
@@ -115,8 +118,11 @@ class StandardOutput::Buffer : public std::streambuf {
   bool is_terminal_;
   std::string held_;
   bool keeps_going_ = false;
+  std::string promise_;
   bool lost_ = false;
   bool reader_left_ = false;
+  bool missed_ = false;     ///< by somebody: not only its reader left
+  bool is_ending_ = false;  ///< no exception can pass
   bool finished_ = false;
 };
 
@@ -137,8 +143,8 @@ StandardOutput::~StandardOutput() {
   stream_.exceptions(exceptions_);
 }
 
-void StandardOutput::keep_going() {
-  buffer_->keep_going();
+void StandardOutput::keep_going(const std::string& promise) {
+  buffer_->keep_going(promise);
 }
 
 int StandardOutput::finish(int code) noexcept {

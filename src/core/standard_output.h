@@ -31,9 +31,9 @@ class StandardOutput {
   StandardOutput(const StandardOutput&) = delete;
   StandardOutput& operator=(const StandardOutput&) = delete;
 
-  /// From now on a loss is told once and the program goes on; until then the statement that writes
-  /// throws OutputLost.
-  void keep_going();
+  /// From now on a loss is told once, followed by `promise`, and the program goes on; until then
+  /// the statement that writes throws OutputLost.
+  void keep_going(const std::string& promise);
 
   /// Writes what is held back and closes; further text is dropped. Returns the exit code of a
   /// program that would end with `code`: 1 instead of 0 where text was lost, unless its reader
