@@ -126,7 +126,7 @@ int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& comman
           describe_errno(errno));
   FileDescriptor read_end(pipe[0]);
   FileDescriptor write_end(pipe[1]);
-  std::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nothing could be waited for
+  signal(SIGCHLD, SIG_DFL);  // where it is ignored, nothing could be waited for
   const sigset_t signals = launch_signals();
   sigset_t old_signals;
   sigprocmask(SIG_BLOCK, &signals, &old_signals);

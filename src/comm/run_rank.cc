@@ -31,6 +31,7 @@ bool others_tell(World& world) {
 }
 
 void tell(const std::string& text) {
+  std::cout << std::flush;  // which ending all ranks would not do
   std::cerr << "tessera: " + text + "\n" << std::flush;
 }
 
