@@ -453,7 +453,7 @@ int run_command_line(int argc, char** argv, StandardOutput& output) {
       std::ranges::find_if(commands, [](const Command& c) { return c.app->parsed(); });
   ensure(chosen != commands.end(), "no subcommand was parsed");
   if (chosen->config != nullptr) take_overrides(*chosen->app, *chosen->config);
-  if (chosen->computes) check_compute_threads();
+  if (chosen->computes) check_compute_limits();
   return chosen->run();
 }
 

@@ -73,11 +73,12 @@ TEST_F(CliLimits, MemoryIsNamed) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "the sanitizer maps more than any limit";
 #endif
-  const auto least = rlim_t{160} << 20;
   const Arguments large = {"--model.hidden_size=512", "--moe.inner_size=512",
-                           "--model.num_layers=8", "--moe.num_experts=32"};
-  const Finished finished = run_limited(train("run", large), limit(RLIMIT_AS, least));
-  expect_error(finished, {"out of memory", "address space is limited to 160 MiB (ulimit -v)"});
+                           "--model.num_layers=8", "--moe.num_experts=64", "--run.device=cpu"};
+  expect_error(run_limited(train("run", large), limit(RLIMIT_AS, rlim_t{3} << 30)),
+               {"out of memory", "the address space is limited to 3 GiB (ulimit -v)"});
+  expect_error(run_limited({"doctor"}, limit(RLIMIT_DATA, rlim_t{40} << 20)),
+               {"the data segment is limited to 40 MiB (ulimit -d)", "64 MiB more are needed"});
 }
 
 }  // namespace

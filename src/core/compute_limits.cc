@@ -24,6 +24,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kLeastStack = int64_t{512} << 10;
+constexpr int64_t kLeastMemory = int64_t{64} << 20;
 /// More threads than this for each processor are a mistake; on a small machine a few more, since
 /// tests and comparisons of thread counts ask for them.
 constexpr int kThreadsPerProcessor = 16;
@@ -64,6 +65,13 @@ void check_stack_limit() {
 }
 
 namespace {
+
+/// oneDNN crashes where it cannot have its own few megabytes.
+void check_memory() {
+  const auto room = memory_limit_room();
+  require(!room || *room >= kLeastMemory, "{}; at least {} more are needed to compute",
+          describe_memory_limit(), format_bytes(kLeastMemory));
+}
 
 void check_thread_count(int num_threads) {
   const int num_processors = std::max(omp_get_num_procs(), 1);
@@ -138,7 +146,8 @@ void check_threads_start(int num_threads) {
 
 }  // namespace
 
-void check_compute_threads() {
+void check_compute_limits() {
+  check_memory();
   const int num_threads = std::min(omp_get_max_threads(), omp_get_thread_limit());
   check_thread_count(num_threads);
   check_threads_start(num_threads);

@@ -116,15 +116,23 @@ std::optional<int64_t> control_group_threads() {
   return std::nullopt;
 }
 
-std::string describe_memory_kind(const char* what, const char* command, int64_t limit,
-                                 std::optional<int64_t> used_pages) {
-  std::string text =
-      fmt::format("{} is limited to {} (ulimit -{})", what, format_bytes(limit), command);
-  if (used_pages) {
-    text += fmt::format(", of which {} are in use",
-                        format_bytes(*used_pages * ::sysconf(_SC_PAGESIZE)));
-  }
-  return text;
+struct MemoryLimit {
+  const char* of;
+  char flag;  ///< of ulimit
+  int64_t most = 0;
+  int64_t used = 0;
+};
+
+/// The first limit on memory that there is.
+std::optional<MemoryLimit> find_memory_limit() {
+  const auto used = [](int column) {
+    return read_number("/proc/self/statm", column).value_or(0) * ::sysconf(_SC_PAGESIZE);
+  };
+  if (const auto most = soft_limit(RLIMIT_AS))
+    return MemoryLimit{.of = "address space", .flag = 'v', .most = *most, .used = used(0)};
+  if (const auto most = soft_limit(RLIMIT_DATA))
+    return MemoryLimit{.of = "data segment", .flag = 'd', .most = *most, .used = used(5)};
+  return std::nullopt;
 }
 
 std::string out_of_memory() {
@@ -162,12 +170,16 @@ int name_limits(const std::function<int()>& function) {
 }
 
 std::string describe_memory_limit() {
-  if (const auto limit = soft_limit(RLIMIT_AS))
-    return describe_memory_kind("the address space", "v", *limit, read_number("/proc/self/statm"));
-  if (const auto limit = soft_limit(RLIMIT_DATA))
-    return describe_memory_kind("the data segment", "d", *limit,
-                                read_number("/proc/self/statm", 5));
-  return "";
+  const auto limit = find_memory_limit();
+  if (!limit) return "";
+  return fmt::format("the {} is limited to {} (ulimit -{}), of which {} are in use", limit->of,
+                     format_bytes(limit->most), limit->flag, format_bytes(limit->used));
+}
+
+std::optional<int64_t> memory_limit_room() {
+  const auto limit = find_memory_limit();
+  if (!limit) return std::nullopt;
+  return limit->most - limit->used;
 }
 
 std::string describe_thread_limit() {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace tessera {
@@ -20,9 +22,10 @@ void prepare_process();
 
 /// Throws UserError where the stack, the threads' among them, is too small for this program.
 void check_stack_limit();
-/// Throws UserError where OpenMP is to use more threads than is sensible, or they cannot be
-/// started, which it would end the process for. Costs the time to start them once.
-void check_compute_threads();
+/// Throws UserError where a limit leaves too little memory to compute at all, and where OpenMP is
+/// to use more threads than is sensible or they cannot be started, which it would end the process
+/// for. Costs the time to start them once.
+void check_compute_limits();
 
 /// Calls the function. Memory that runs out (std::bad_alloc) and threads that cannot be started
 /// become UserErrors that name the limit.
@@ -31,6 +34,8 @@ int name_limits(const std::function<int()>& function);
 /// "the address space is limited to 683.6 MiB (ulimit -v), of which 670 MiB are in use", or ""
 /// where nothing but the machine limits memory.
 std::string describe_memory_limit();
+/// The bytes that such a limit leaves; nothing where there is none.
+std::optional<int64_t> memory_limit_room();
 /// "at most 2 processes and threads of this user (ulimit -u)", all limits on threads that there
 /// are, or "".
 std::string describe_thread_limit();
