@@ -12,7 +12,7 @@
 namespace tessera {
 
 ChildProcess::ChildProcess(const Arguments& arguments, int64_t file_limit,
-                           const Variables& environment) {
+                           const Variables& environment, const std::function<void()>& prepare) {
   int out[2];
   int err[2];
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw InternalError("pipe2");
@@ -25,7 +25,7 @@ ChildProcess::ChildProcess(const Arguments& arguments, int64_t file_limit,
   process_ = ::fork();
   if (process_ == 0) {
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
-    execute(argv.data(), out[1], err[1], file_limit);
+    execute(argv.data(), out[1], err[1], file_limit, prepare);
   }
   ::close(out[1]);
   ::close(err[1]);
@@ -77,7 +77,8 @@ void ChildProcess::Stream::read() {
   if (count == 0) close();
 }
 
-void ChildProcess::execute(char** argv, int out, int err, int64_t file_limit) {
+void ChildProcess::execute(char** argv, int out, int err, int64_t file_limit,
+                           const std::function<void()>& prepare) {
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
   ::setenv("OMP_NUM_THREADS", "2", 1);
@@ -88,6 +89,7 @@ void ChildProcess::execute(char** argv, int out, int err, int64_t file_limit) {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     ::signal(SIGXFSZ, SIG_IGN);  // then a write fails as on a full disk
   }
+  if (prepare) prepare();
   ::execv(argv[0], argv);
   ::_exit(126);
 }

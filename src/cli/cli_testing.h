@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -34,14 +35,18 @@ struct Finished {
 class ChildProcess {
  public:
   /// `file_limit`: the longest file that it may write, as if the disk were full; 0: no limit.
-  /// `environment`: variables that it has beside this process's.
+  /// `environment`: variables that it has beside this process's. `prepare` is called in the new
+  /// process last of all, to set limits or other descriptors.
   explicit ChildProcess(const Arguments& arguments, int64_t file_limit = 0,
-                        const Variables& environment = {});
+                        const Variables& environment = {},
+                        const std::function<void()>& prepare = {});
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   void send(int signal);
+  /// Leaves its standard output without a reader, as `| head` does.
+  void stop_reading() { streams_[0].close(); }
 
   /// Reads standard output up to the first line not yet read that contains `text`, and gives it;
   /// "" where the process ends without one.
@@ -59,7 +64,8 @@ class ChildProcess {
     void read();
   };
 
-  [[noreturn]] static void execute(char** argv, int out, int err, int64_t file_limit);
+  [[noreturn]] static void execute(char** argv, int out, int err, int64_t file_limit,
+                                   const std::function<void()>& prepare);
   /// Waits for output and takes it; false when both streams have ended. A process that is silent
   /// for minutes is killed.
   bool read_some();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/standard_output.h"
 #include "data/tokenize.h"
 #include "hf/upcycle.h"
 #include "tokenizer/tokenizer.h"
@@ -121,9 +122,13 @@ struct DoctorArguments {
   bool json = false;
 };
 
+/// Reads a command line, runs its subcommand and returns the exit code; what the user did wrong is
+/// thrown as UserError.
+int run_command_line(int argc, char** argv, StandardOutput& output);
+
 /// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as
 /// UserError.
-int run_train(const TrainArguments& arguments);
+int run_train(const TrainArguments& arguments, StandardOutput& output);
 int run_verify(const VerifyArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
 int run_eval(const EvalArguments& arguments);

@@ -14,7 +14,7 @@ namespace {
 int start_ranks(const Settings& settings, const TrainArguments& arguments) {
   validate(settings);
   check_model(settings, arguments.ranks);
-  return launch_local_ranks(arguments.ranks, arguments.command);
+  return launch_local_ranks(arguments.ranks, arguments.command, std::cout);
 }
 
 /// mpirun gives each rank a terminal of its own, wherever the output goes. Under a launcher only
@@ -27,7 +27,7 @@ Terminal find_terminal() {
 
 }  // namespace
 
-int run_train(const TrainArguments& arguments) {
+int run_train(const TrainArguments& arguments, StandardOutput& output) {
   Settings settings;
   ConfigSchema schema = make_schema(settings);
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
@@ -35,6 +35,8 @@ int run_train(const TrainArguments& arguments) {
     std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
     return 0;
   }
+  // What is printed is worth less than the run.
+  output.keep_going("; training goes on, and metrics.jsonl in the run's folder has each step");
   if (arguments.ranks > 0) return start_ranks(settings, arguments);
   const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
   return run_rank(*world, [&] {

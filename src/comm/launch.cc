@@ -1,9 +1,9 @@
 #include "comm/launch.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,15 +12,16 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
 #include <sstream>
 #include <thread>
 
 #include "comm/error.h"
-#include "comm/exit_code.h"
 #include "comm/mpi_world.h"
 #include "comm/process_world.h"
+#include "comm/supervisor.h"
 #include "comm/tcp/tcp_transport.h"
+#include "core/exit_code.h"
+#include "core/file.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kInstall = "install Open MPI (openmpi-bin)";
-constexpr int kSignalBase = 128;  // a shell's exit code for a signal
 
 fs::path find_mpirun(const Environment& environment) {
   std::istringstream folders(environment("PATH").value_or(""));
@@ -54,16 +54,8 @@ void check_is_open_mpi(const fs::path& mpirun) {
       version.substr(0, version.find('\n')), kInstall);
 }
 
-/// Signals that a launching process waits for instead of being ended by them.
-sigset_t launch_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&set, signal);
-  return set;
-}
-
 [[noreturn]] void become_mpirun(const LaunchCommand& launch, const sigset_t& old_signals,
-                                pid_t parent) {
+                                pid_t parent, int output) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(kInternalErrorCode);
   // A terminal's Ctrl-C must not reach mpirun, which would kill the ranks.
@@ -74,27 +66,11 @@ sigset_t launch_signals() {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   if (std::freopen("/dev/null", "r", stdin) == nullptr) _exit(kInternalErrorCode);
+  dup2(output, STDOUT_FILENO);
   sigprocmask(SIG_SETMASK, &old_signals, nullptr);
   execv(arguments[0], arguments.data());
   std::fprintf(stderr, "tessera: %s: %s\n", arguments[0], std::strerror(errno));
   _exit(kUserErrorCode);
-}
-
-/// Passes signals on until mpirun has ended; its exit code.
-int supervise(pid_t mpirun, const sigset_t& signals) {
-  bool asked = false;
-  while (true) {
-    int status = 0;
-    if (waitpid(mpirun, &status, WNOHANG) == mpirun)
-      return WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
-    int signal = 0;
-    if (sigwait(&signals, &signal) != 0 || signal == SIGCHLD) continue;
-    const bool end = asked || signal == SIGHUP;
-    std::cerr << (end ? "tessera: ending all ranks\n"
-                      : "tessera: all ranks are asked to stop; once more ends them\n");
-    kill(mpirun, end ? SIGTERM : SIGUSR1);
-    asked = true;
-  }
 }
 
 }  // namespace
@@ -135,7 +111,8 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
   return launch;
 }
 
-int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command) {
+int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command,
+                       std::ostream& out) {
   const Environment environment = process_environment();
   require(num_ranks >= 1, "the number of ranks is {}; at least 1 is needed", num_ranks);
   require(detect_launch(environment).launcher == Launcher::kNone,
@@ -143,14 +120,21 @@ int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& comman
   const auto num_cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   const LaunchCommand launch = mpirun_command(num_ranks, command, environment, num_cores);
   check_is_open_mpi(launch.arguments[0]);
+  std::array<int, 2> pipe{};
+  require(pipe2(pipe.data(), O_CLOEXEC) == 0, "no pipe for what the ranks print: {}",
+          describe_errno(errno));
+  FileDescriptor read_end(pipe[0]);
+  FileDescriptor write_end(pipe[1]);
+  signal(SIGCHLD, SIG_DFL);  // where it is ignored, nothing could be waited for
   const sigset_t signals = launch_signals();
   sigset_t old_signals;
   sigprocmask(SIG_BLOCK, &signals, &old_signals);
   const pid_t parent = getpid();
   const pid_t child = fork();
-  require(child >= 0, "mpirun could not be started: {}", std::strerror(errno));
-  if (child == 0) become_mpirun(launch, old_signals, parent);
-  const int code = supervise(child, signals);
+  require(child >= 0, "mpirun could not be started: {}", describe_errno(errno));
+  if (child == 0) become_mpirun(launch, old_signals, parent, write_end.get());
+  write_end.reset();
+  const int code = Supervisor(child, signals, std::move(read_end), out).run();
   sigprocmask(SIG_SETMASK, &old_signals, nullptr);
   return code;
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -58,11 +59,14 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
                              const Environment& environment, int64_t num_cores);
 
 /// Runs `command` (program and arguments) as local ranks under mpirun and returns its exit code.
-/// While they run, the first SIGINT or SIGTERM reaches every rank as SIGUSR1, a request to save and
-/// stop (mpirun itself would kill the ranks); the second, or SIGHUP, ends them. If this process
-/// dies, they end as well. Throws UserError where Open MPI's mpirun is missing, or this process is
-/// a rank already. Call it before threads are started.
-int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command);
+/// While they run, the first SIGINT, SIGTERM or SIGHUP reaches every rank as SIGUSR1, a request to
+/// save and stop (mpirun itself would kill the ranks); a second SIGINT or SIGTERM ends them. If
+/// this process dies, they end as well. What the ranks print goes through this process to `out`,
+/// which stands for its standard output: mpirun would end the run when nobody reads that. Throws
+/// UserError where Open MPI's mpirun is missing, or this process is a rank already. Call it before
+/// threads are started.
+int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& command,
+                       std::ostream& out);
 
 /// Runs a rank's part of the program and returns its exit code, after all ranks have come to the
 /// end of theirs. In a world of several ranks an exception is told on standard error with the

@@ -3,8 +3,9 @@
 #include <thread>
 
 #include "comm/error.h"
-#include "comm/exit_code.h"
 #include "comm/launch.h"
+#include "core/exit_code.h"
+#include "core/limits.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +30,7 @@ bool others_tell(World& world) {
 }
 
 void tell(const std::string& text) {
+  std::cout << std::flush;  // which ending all ranks would not do
   std::cerr << "tessera: " + text + "\n" << std::flush;
 }
 
@@ -43,7 +45,7 @@ void tell(const std::string& text) {
 int run_rank(World& world, const std::function<int()>& body) {
   if (world.size() == 1) return body();
   try {
-    const int code = body();
+    const int code = name_limits(body);
     // Back ends end together, but not all can say which rank they wait for.
     world.make_group("end", all_ranks(world))->barrier();
     return code;

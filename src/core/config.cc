@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/names.h"
 #include "core/path.h"
+#include "core/typed_number.h"
 #include "core/utf8.h"
 
 namespace tessera {
@@ -49,30 +50,13 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-ConfigScalar scalar_from_text(std::string_view text, bool is_text) {
-  if (!is_text) {
-    const auto value = parse_toml_value(text);
-    if (value && value->index() < std::variant_size_v<ConfigScalar>) {
-      return std::visit(
-          [](const auto& v) -> ConfigScalar {
-            if constexpr (std::is_constructible_v<ConfigScalar, decltype(v)>) return v;
-            throw InternalError("a list is no scalar");
-          },
-          *value);
-    }
-  }
-  return std::string(text);
-}
-
-/// a,b,c
-ConfigValue list_from_text(std::string_view text, bool is_text) {
-  std::vector<ConfigScalar> list;
-  while (!trim(text).empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    list.push_back(scalar_from_text(trim(text.substr(0, comma)), is_text));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return list;
+std::optional<ConfigScalar> as_scalar(const ConfigValue& value) {
+  return std::visit(
+      [](const auto& v) -> std::optional<ConfigScalar> {
+        if constexpr (std::is_constructible_v<ConfigScalar, decltype(v)>) return ConfigScalar(v);
+        return std::nullopt;
+      },
+      value);
 }
 
 }  // namespace
@@ -157,17 +141,46 @@ void ConfigSchema::override_value(const std::string& key, std::string_view text,
   const Place place{printable(origin.empty() ? "--" + key : std::move(origin)),
                     ConfigLevel::kOverride};
   const Field* field = find(key);
-  const bool is_text = field != nullptr && field->is_text;
-  const bool is_list = field != nullptr && field->is_list;
-  const auto bracketed = is_list && text.starts_with('[') ? parse_toml_value(text) : std::nullopt;
-  if (bracketed) {
-    assign(key, *bracketed, place);
-  } else if (is_list) {
-    assign(key, list_from_text(text, is_text), place);
-  } else {
-    const ConfigScalar scalar = scalar_from_text(text, is_text);
-    assign(key, std::visit([](const auto& value) { return ConfigValue(value); }, scalar), place);
+  if (field == nullptr) user_error("{}", unknown_key(key, place));
+  assign(key, read_value(*field, text, place), place);
+}
+
+ConfigScalar ConfigSchema::read_scalar(const Field& field, std::string_view text,
+                                       const Place& place) {
+  if (field.is_text) return std::string(text);
+  if (field.is_number) {
+    const std::string problem = describe_unheld(text, field.is_integer, field.range);
+    require(problem.empty(), "{} {}", place.subject(field.key), problem);
   }
+  // TOML would take what stands behind a # for a comment.
+  const bool whole = text.find('#') == std::string_view::npos;
+  if (const auto value = whole ? parse_toml_value(text) : std::nullopt) {
+    if (const auto scalar = as_scalar(*value)) return *scalar;
+  }
+  // TOML knows no integers beyond 64 bits.
+  const auto number = field.is_number && !field.is_integer ? parse_decimal(text) : std::nullopt;
+  if (number && parse_toml_value(fmt::format("{}.0", text))) return *number;
+  return std::string(text);
+}
+
+/// 512, a,b,c or [a, b, c]
+ConfigValue ConfigSchema::read_value(const Field& field, std::string_view text,
+                                     const Place& place) {
+  if (!field.is_list) {
+    return std::visit([](const auto& value) { return ConfigValue(value); },
+                      read_scalar(field, text, place));
+  }
+  if (text.starts_with('[') && text.ends_with(']')) {
+    if (const auto list = field.is_text ? parse_toml_value(text) : std::nullopt) return *list;
+    if (field.is_number) text = text.substr(1, text.size() - 2);
+  }
+  std::vector<ConfigScalar> list;
+  while (!trim(text).empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    list.push_back(read_scalar(field, trim(text.substr(0, comma)), place));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return list;
 }
 
 void ConfigSchema::override_argument(std::string_view argument) {

@@ -95,7 +95,8 @@ class ConfigSchema {
   /// "preset <name>".
   void load_preset(const std::string& name, std::string_view toml_text);
   /// Sets one key from text as typed: 512, 1_000, 0.1, true, a bare string, a,b,c or [1, 2] for a
-  /// list. The default origin is "--<key>".
+  /// list. A number that its type cannot hold is refused, never changed. The default origin is
+  /// "--<key>".
   void override_value(const std::string& key, std::string_view text, std::string origin = "");
   /// The same from one argument: "--section.key=value".
   void override_argument(std::string_view argument);
@@ -126,6 +127,9 @@ class ConfigSchema {
     bool is_list = false;
     bool is_optional = false;
     bool is_text = false;  ///< overrides are taken as they stand
+    bool is_number = false;
+    bool is_integer = false;  ///< a number without fractions
+    Range range = {};
     /// Stores the value, or returns what is wrong with it ("" when nothing is).
     std::function<std::string(const ConfigValue&)> set;
     std::function<ConfigValue()> get;
@@ -140,6 +144,8 @@ class ConfigSchema {
                  std::function<void(size_t)> set_index, std::function<size_t()> get_index);
   void load(std::string_view text, const std::string& file, ConfigLevel level);
   void assign(const std::string& key, const ConfigValue& value, const Place& place);
+  static ConfigScalar read_scalar(const Field& field, std::string_view text, const Place& place);
+  static ConfigValue read_value(const Field& field, std::string_view text, const Place& place);
   const Field* find(const std::string& key) const;
   const Field& at(const std::string& key) const;
   std::vector<std::string> sections() const;

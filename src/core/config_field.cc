@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "core/config.h"
@@ -76,9 +77,10 @@ std::string check_text(const std::string& text) {
 
 std::string check_range(double value, const ConfigScalar& found, const Range& range) {
   if (range.contains(value)) return "";
-  const std::string limit = range.to_string();
-  return fmt::format("must be {}, found {}", limit.empty() ? "a finite number" : limit,
-                     toml_text(found));
+  std::string expected = range.to_string();
+  if (!std::isfinite(value))
+    expected = "a finite number" + (expected.empty() ? "" : " " + expected);
+  return fmt::format("must be {}, found {}", expected, toml_text(found));
 }
 
 std::string store_scalar(bool& field, const ConfigScalar& value, const Range&) {
@@ -175,10 +177,24 @@ ConfigValue value_of(const T& field) {
   }
 }
 
+template <typename T>
+struct Inner {
+  using Type = T;
+};
+template <typename T>
+struct Inner<std::optional<T>> {
+  using Type = T;
+};
+template <typename T>
+struct Inner<std::vector<T>> {
+  using Type = T;
+};
+
 }  // namespace
 
 template <typename T>
 void ConfigSchema::add(std::string key, T* field, std::string help, Range range) {
+  using Element = typename Inner<T>::Type;
   add_field(
       {.key = std::move(key),
        .help = std::move(help),
@@ -186,8 +202,10 @@ void ConfigSchema::add(std::string key, T* field, std::string help, Range range)
        .limit = range.to_string(),
        .is_list = IsList<T>::value,
        .is_optional = IsOptional<T>::value,
-       .is_text = std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>> ||
-                  std::is_same_v<T, std::optional<std::string>>,
+       .is_text = std::is_same_v<Element, std::string>,
+       .is_number = std::is_same_v<Element, double> || std::is_same_v<Element, int64_t>,
+       .is_integer = std::is_same_v<Element, int64_t>,
+       .range = range,
        .set = [field, range](const ConfigValue& value) { return store(*field, value, range); },
        .get = [field] { return value_of(*field); }});
 }

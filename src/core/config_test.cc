@@ -215,14 +215,32 @@ TEST_F(ConfigTest, RefusesNumbersOutOfRange) {
   EXPECT_EQ(load_error("model.attention.dropout = 1"),
             "run.toml:1: model.attention.dropout must be at least 0 and below 1, found 1");
   EXPECT_EQ(load_error("train.scale = 0.0"), "run.toml:1: train.scale must be above 0, found 0.0");
-  EXPECT_EQ(load_error("train.scale = nan"), "run.toml:1: train.scale must be above 0, found nan");
-  EXPECT_EQ(load_error("train.scale = inf"), "run.toml:1: train.scale must be above 0, found inf");
+  EXPECT_EQ(load_error("train.scale = nan"),
+            "run.toml:1: train.scale must be a finite number above 0, found nan");
+  EXPECT_EQ(load_error("train.scale = inf"),
+            "run.toml:1: train.scale must be a finite number above 0, found inf");
   EXPECT_EQ(load_error("data.sizes = [1, 0]"),
             "run.toml:1: data.sizes must be at least 1, found 0");
   EXPECT_EQ(override_error("--train.limit=-1"), "--train.limit must be at least 0, found -1");
   EXPECT_THAT(load_error("seed = 99999999999999999999"), HasSubstr("run.toml:1: "));
   EXPECT_EQ(options.hidden_size, 256);
   EXPECT_EQ(options.scale, 0.5);
+}
+
+TEST_F(ConfigTest, RefusesNumbersThatTheirTypeCannotHold) {
+  EXPECT_EQ(override_error("--model.hidden_size=18446744073709551616"),
+            "--model.hidden_size must be from 1 to 4096, found 18446744073709551616");
+  EXPECT_EQ(override_error("--data.sizes=[1, 18446744073709551616]"),
+            "--data.sizes must be at least 1 and at most 9223372036854775807, found "
+            "18446744073709551616");
+  EXPECT_THAT(override_error("--train.scale=1e400"),
+              HasSubstr("must be a number above 0, found 1e400"));
+  EXPECT_THAT(override_error("--train.scale=1e-400"), HasSubstr("nearer to 0"));
+  EXPECT_THAT(override_error("--model.hidden_size=5 # x"), HasSubstr("found the string \"5 # x\""));
+  EXPECT_THAT(override_error("--data.sizes=[5 # x]"),
+              HasSubstr("found the string \"5 # x\" in the list"));
+  schema.override_argument("--train.scale=18446744073709551616");
+  EXPECT_EQ(options.scale, 18446744073709551616.0);
 }
 
 TEST_F(ConfigTest, RefusesUnknownNames) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/limits.h"
 #include "core/memory.h"
 
 namespace tessera {
@@ -56,6 +57,7 @@ class HostDevice final : public Device {
     use(time(begin), time(end));
   }
   int64_t used_bytes() const override { return process_memory().peak; }
+  std::string describe_memory() const override { return describe_memory_limit(); }
 };
 
 }  // namespace

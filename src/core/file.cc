@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/limits.h"
 
 namespace tessera {
 namespace {
@@ -33,7 +34,8 @@ FileDescriptor open_file(const fs::path& path, int flags, std::string_view actio
 }
 
 void sync_descriptor(int fd, const fs::path& path) {
-  if (::fsync(fd) != 0) file_error("write to disk", path, errno);
+  // EINVAL: a terminal, pipe or device has nothing to wait for.
+  if (::fsync(fd) != 0 && errno != EINVAL) file_error("write to disk", path, errno);
 }
 
 int64_t regular_file_size(int fd, const fs::path& path) {
@@ -241,7 +243,14 @@ std::string describe_errno(int error) {
     case EDQUOT:
       return text + " (the disk or quota is full; free space there or choose another folder)";
     case EFBIG:
-      return text + " (a limit on the size of files; see `ulimit -f`)";
+      return fmt::format("{}: the limit on a file's size is {}", text, describe_file_size_limit());
+    case EMFILE:
+      return fmt::format("{}: the limit is {}; 256 suit a run, and more one of many ranks", text,
+                         describe_open_file_limit());
+    case ENOMEM: {
+      const std::string limit = describe_memory_limit();
+      return limit.empty() ? text : fmt::format("{}: {}", text, limit);
+    }
     case EROFS:
     case EACCES:
     case EPERM:

@@ -141,6 +141,14 @@ ProgressBar::ProgressBar(std::ostream& out, Terminal terminal, std::string label
   if (!terminal_.now) terminal_.now = steady_seconds;
 }
 
+ProgressBar::~ProgressBar() {
+  try {
+    clear();
+  } catch (...) {
+    shown_ = false;  // the stream has told of its error where it can be heard
+  }
+}
+
 void ProgressBar::update(double fraction, std::string_view detail) {
   if (!terminal_.interactive) return;
   fraction_ = fraction;

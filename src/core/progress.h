@@ -45,7 +45,7 @@ class ProgressBar {
   ProgressBar(std::ostream& out, Terminal terminal, std::string label);
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
-  ~ProgressBar() { clear(); }
+  ~ProgressBar();
 
   /// Sets the state and redraws unless the last drawing was less than a tenth of a second ago.
   void update(double fraction, std::string_view detail);

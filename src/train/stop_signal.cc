@@ -30,12 +30,16 @@ StopSignal::StopSignal() {
   sigaction(SIGINT, &action, &old_interrupt_);
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, &old_user_);
+  // nohup has it ignored, and means it.
+  sigaction(SIGHUP, nullptr, &old_hangup_);
+  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 StopSignal::~StopSignal() {
   sigaction(SIGINT, &old_interrupt_, nullptr);
   sigaction(SIGTERM, &old_terminate_, nullptr);
   sigaction(SIGUSR1, &old_user_, nullptr);
+  sigaction(SIGHUP, &old_hangup_, nullptr);
 }
 
 int StopSignal::received() const {

@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-/// While it lives, SIGINT, SIGTERM and SIGUSR1 (which launch_local_ranks sends to its ranks for
-/// either) only leave a mark, so that the training loop can save and end cleanly; a second SIGINT
-/// ends the process at once. A handler of SIGTERM that was there before is called as well. One
-/// object at a time.
+/// While it lives, SIGINT, SIGTERM, SIGHUP (a lost terminal; not where it was ignored before, as by
+/// nohup) and SIGUSR1 (which launch_local_ranks sends to its ranks for any of them) only leave a
+/// mark, so that the training loop can save and end cleanly; a second SIGINT ends the process at
+/// once. A handler of SIGTERM that was there before is called as well. One object at a time.
 class StopSignal {
  public:
   StopSignal();
@@ -22,6 +22,7 @@ class StopSignal {
   struct sigaction old_interrupt_ {};
   struct sigaction old_terminate_ {};
   struct sigaction old_user_ {};
+  struct sigaction old_hangup_ {};
 };
 
 }  // namespace tessera

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/error.h"
+#include "core/exit_code.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +22,6 @@ namespace {
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 constexpr int64_t kMinChannels = int64_t{1} << 13;
 constexpr unsigned kAbortSeconds = 10;
-constexpr int kUserErrorCode = 2;
 constexpr double kLongestSeconds = 1e8;  // what the clock's nanoseconds can hold
 
 void check(int code, const char* what) {

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// How a rank's process ends for a mistake of its user, and for one of Tessera.
+/// How a process ends for a mistake of its user, and for one of Tessera.
 inline constexpr int kUserErrorCode = 2;
 inline constexpr int kInternalErrorCode = 1;
 

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include "core/file.h"
+
+namespace tessera {
+
+/// Signals that a launching process waits for instead of being ended by them. SIGHUP is none of
+/// them where it is ignored, as under nohup.
+sigset_t launch_signals();
+
+/// Stands between the user and mpirun until that has ended: passes signals on one way and what the
+/// ranks print the other.
+class Supervisor {
+ public:
+  /// `signals` are blocked in this process; `printed` is the reading end of mpirun's standard
+  /// output, and `out` stands for this process's.
+  Supervisor(pid_t mpirun, const sigset_t& signals, FileDescriptor printed, std::ostream& out);
+
+  /// mpirun's exit code, or 128 + the signal that ended it.
+  int run();
+
+ private:
+  void take_signal();
+  void pass_on(int signal);
+  /// Reads once what the ranks printed; false where nothing is there now.
+  bool take_text();
+  void wait();
+
+  pid_t mpirun_;
+  FileDescriptor signals_;
+  FileDescriptor printed_;
+  std::ostream& out_;
+  std::string text_;  ///< read, but not yet written
+  std::optional<int> code_;
+  bool asked_ = false;
+  bool abandoned_ = false;  ///< asked to end when only text was left
+};
+
+}  // namespace tessera
