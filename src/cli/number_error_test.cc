@@ -62,7 +62,7 @@ TEST_F(CliNumberError, EveryNumericOptionOfEverySubcommand) {
       }
     }
   }
-  EXPECT_GE(num_options, 30);
+  EXPECT_GE(num_options, 29);
 }
 
 TEST_F(CliNumberError, OptionsOutOfTheirRange) {
