@@ -150,9 +150,12 @@ TEST_F(CliGenerate, OptionsOutOfRange) {
   refuse("--top-p", "2");
   refuse("--top-k", "-1");
   refuse("--max-tokens", "-5");
-  expect_refused({"generate", path("run"), "--seed", "-1"}, {"--seed", "negative"});
-  expect_refused({"eval", path("run"), "--batch-size", "0"}, {"--batch-size is 0"});
-  expect_refused({"eval", path("run"), "--sequence-length", "-1"}, {"--sequence-length is -1"});
+  expect_refused({"generate", path("run"), "--seed", "-1"},
+                 {"--seed must be at least 0, found -1"});
+  expect_refused({"eval", path("run"), "--batch-size", "0"},
+                 {"--batch-size must be from 1", "found 0"});
+  expect_refused({"eval", path("run"), "--sequence-length", "-1"},
+                 {"--sequence-length must be from 0", "found -1"});
   expect_refused({"eval", path("run"), "--text", path("text.txt"), "--tokens", path("x")},
                  {"text", "tokens", "not both"});
   expect_refused({"eval", path("run"), "--text", path("none.txt")}, {path("none.txt")});
