@@ -167,6 +167,15 @@ TEST_F(CheckpointTest, StepsBeyondEightDigitsAreNewest) {
   }
 }
 
+TEST_F(CheckpointTest, AFolderWithAnotherStepsManifestIsPassedOver) {
+  save(3);
+  save(4);
+  rename_path(root_ / "step-00000004", root_ / "step-00000009");
+  const FoundCheckpoint found = find_latest(root_);
+  EXPECT_EQ(found.step, 3);
+  EXPECT_THAT(found.ignored, ElementsAre(HasSubstr("it is of step 4, its folder's name says 9")));
+}
+
 TEST_F(CheckpointTest, KeepsTheNewest) {
   for (int64_t step = 1; step <= 5; ++step) EXPECT_THAT(save(step, 2).warnings, IsEmpty());
   EXPECT_THAT(root_names(), ElementsAre("latest", "step-00000004", "step-00000005"));

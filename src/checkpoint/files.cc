@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/hash.h"
+#include "core/hash.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/strict_json.h"

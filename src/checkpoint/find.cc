@@ -11,10 +11,15 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Why a folder cannot be resumed from, or "" when it can.
-std::string defect(const fs::path& folder) {
+std::string defect(const StepFolder& folder) {
   try {
-    const std::string text = read_complete_manifest(folder);
-    check_files_exist(folder, parse_manifest(text, (folder / kManifestFile).string()));
+    const std::string text = read_complete_manifest(folder.path);
+    const fs::path manifest_path = folder.path / kManifestFile;
+    const Manifest manifest = parse_manifest(text, manifest_path.string());
+    require(manifest.step == folder.step,
+            "{} is damaged: it is of step {}, its folder's name says {}", manifest_path.string(),
+            manifest.step, folder.step);
+    check_files_exist(folder.path, manifest);
     return "";
   } catch (const UserError& error) {
     return error.what();
@@ -30,7 +35,7 @@ FoundCheckpoint find_latest(const fs::path& root) {
     found.ignored.push_back(fmt::format("{}: an unfinished save", path.string()));
   }
   for (const StepFolder& folder : list_step_folders(root)) {
-    const std::string reason = defect(folder.path);
+    const std::string reason = defect(folder);
     if (reason.empty()) {
       found.path = folder.path;
       found.step = folder.step;

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <system_error>
 
-#include "checkpoint/hash.h"
+#include "core/hash.h"
 #include "core/error.h"
 #include "core/file.h"
 

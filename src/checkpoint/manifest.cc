@@ -159,6 +159,8 @@ Manifest parse_manifest_part(std::string_view text, std::string_view where) {
   require_members(root, {"format", "version", "step", "files", "tensors", "state"}, where);
   Manifest manifest;
   manifest.step = json_size(json_member(root, "step", where), "step", where);
+  require(manifest.step <= kMaxStep, "{}: step {} is above {}, which no run reaches; it is damaged",
+          where, manifest.step, kMaxStep);
   manifest.files = parse_files(json_member(root, "files", where), where);
   manifest.tensors = parse_tensors(json_member(root, "tensors", where), manifest, where);
   const json& state = json_member(root, "state", where);

@@ -12,6 +12,9 @@
 
 namespace tessera {
 
+/// The highest step of a checkpoint; what says more is damaged.
+inline constexpr int64_t kMaxStep = int64_t{1} << 48;
+
 /// What a tensor is for; each group has its own files, so that evaluation reads the model alone.
 enum class TensorGroup : uint8_t { kModel, kOptimizer };
 

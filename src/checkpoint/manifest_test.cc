@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "core/error.h"
 
 namespace tessera {
@@ -42,6 +44,16 @@ TEST(Manifest, RoundTrip) {
   EXPECT_EQ(record.pieces[1].rectangle, (Rectangle{Shape{0, 2}, Shape{4, 4}}));
   EXPECT_EQ(parsed.tensors.at("scalar").group, TensorGroup::kOptimizer);
   EXPECT_EQ(manifest_text(parsed), manifest_text(manifest));
+}
+
+TEST(Manifest, StepsThatNoRunReachesAreDamage) {
+  Manifest manifest = example();
+  manifest.step = kMaxStep;
+  EXPECT_EQ(parse_manifest(manifest_text(manifest), "m").step, kMaxStep);
+  for (const int64_t step : {kMaxStep + 1, std::numeric_limits<int64_t>::max(), int64_t{-1}}) {
+    manifest.step = step;
+    EXPECT_THROW(parse_manifest(manifest_text(manifest), "m"), UserError) << step;
+  }
 }
 
 TEST(Manifest, TheStateMustBeAnObject) {

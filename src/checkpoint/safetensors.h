@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/hash.h"
+#include "core/hash.h"
 #include "core/dtype.h"
 #include "core/file.h"
 #include "core/tensor.h"

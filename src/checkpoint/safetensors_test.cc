@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "checkpoint/hash.h"
 #include "checkpoint/testing.h"
 #include "core/error.h"
+#include "core/hash.h"
 
 namespace tessera {
 namespace {

@@ -81,9 +81,10 @@ class Save {
   void prepare() {
     std::string name;
     together(world_, [&] {
-      ensure(part_.step >= 0 && job_.keep_last >= 0 && part_.shard_bytes > 0,
-             "save_checkpoint: step {}, keep_last {}, shard_bytes {}", part_.step, job_.keep_last,
-             part_.shard_bytes);
+      ensure(
+          part_.step >= 0 && part_.step <= kMaxStep && job_.keep_last >= 0 && part_.shard_bytes > 0,
+          "save_checkpoint: step {}, keep_last {}, shard_bytes {}", part_.step, job_.keep_last,
+          part_.shard_bytes);
       if (!leads()) return;
       make_folder(root_);
       lock_.emplace(root_);

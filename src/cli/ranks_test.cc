@@ -101,6 +101,27 @@ TEST_F(CliRanks, AMistakeIsToldOnceBeforeRanksStart) {
   expect_refused(layout("run", {"--ranks", "4", "--parallel.tp=3"}), {"tp 3", "4 ranks"});
 }
 
+/// Rank 0 holds the folder for all, and where it is lost all end together.
+TEST_F(CliRanks, OwnTheirFolderTogether) {
+  const Arguments endless = {"--ranks", "2", "--train.steps=100000000", "--optim.schedule=constant",
+                             "--train.validation_interval=0"};
+  ChildProcess first(layout("run", endless));
+  ASSERT_NE(first.read_line_with("  7/"), "");
+  for (const Arguments& second : {endless, Arguments{}}) {
+    const Finished refused = run_tessera(layout("run", second));
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr(path("run") + " is in use by another run: process "));
+  }
+  std::filesystem::rename(path("run"), path("moved"));
+  const Finished finished = first.wait();
+  EXPECT_EQ(finished.code, 2);
+  EXPECT_THAT(finished.err, HasSubstr(path("run") + " was moved to " + path("moved")));
+  ASSERT_EQ(checkpoints("moved").size(), 1);
+  const int64_t step = std::atoll(checkpoints("moved")[0].substr(5).c_str());
+  EXPECT_GE(step, 7);
+  EXPECT_EQ(read_steps("moved").size(), step);
+}
+
 /// What one rank's part of a trace says.
 class RankTrace {
  public:

@@ -47,7 +47,7 @@ TEST_F(CliTrain, TheSameCommandAfterTheEndChangesNothing) {
   succeed(train("run"));
   const auto before = snapshot(folder_ / "run" / "checkpoints");
   const Finished again = succeed(train("run"));
-  EXPECT_THAT(again.out, HasSubstr("continuing after step 10 of 10"));
+  EXPECT_THAT(again.out, HasSubstr("nothing to train: all 10 steps are done"));
   EXPECT_EQ(snapshot(folder_ / "run" / "checkpoints"), before);
   EXPECT_EQ(read_steps("run").size(), 10);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/hash.h"
+#include "core/random.h"
 #include "data/json_document.h"
 #include "data/token_file_writer.h"
 
@@ -18,8 +20,13 @@ ChunkEncoder::ChunkEncoder(const TextSource& source, const std::vector<TextFile>
                            const Tokenizer& tokenizer)
     : source_(source), files_(files), tokenizer_(tokenizer) {}
 
+uint64_t hash_chunk(const TextChunk& chunk) {
+  return mix(hash64(chunk.text), static_cast<uint64_t>(chunk.content_bytes));
+}
+
 EncodedChunk ChunkEncoder::encode(const TextChunk& chunk) const {
   EncodedChunk encoded;
+  encoded.content_hash = hash_chunk(chunk);
   if (files_[static_cast<size_t>(chunk.begin.file)].is_jsonl) {
     encode_lines(chunk, encoded);
   } else {

@@ -26,9 +26,13 @@ struct EncodedChunk {
   std::vector<EncodedPart> parts;
   TextDamage damage;            ///< of text; JSONL is refused where it is no UTF-8
   int64_t text_bytes = 0;       ///< encoded
+  uint64_t content_hash = 0;    ///< see hash_chunk
   SkippedLines skipped;         ///< of JSONL
   int64_t blank_documents = 0;  ///< of JSONL, left out
 };
+
+/// A hash of the text of a chunk, and of where it ends in its file.
+uint64_t hash_chunk(const TextChunk& chunk);
 
 /// Turns chunks into ids. Immutable: any number of threads may use one, which is where the time of
 /// tokenizing goes.

@@ -1,8 +1,10 @@
 #include "data/text_source.h"
 
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 #include "core/error.h"
@@ -40,9 +42,17 @@ bool holds_jsonl(const fs::path& path, const TextSource& source) {
   return named_jsonl;
 }
 
+int64_t nanoseconds(const timespec& time) {
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
 TextFile describe(const fs::path& path, const TextSource& source) {
-  return {path, static_cast<int64_t>(fs::file_size(path)),
-          fs::last_write_time(path).time_since_epoch().count(), holds_jsonl(path, source)};
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    throw fs::filesystem_error("stat", path, std::error_code(errno, std::generic_category()));
+  }
+  return {path, status.st_size, nanoseconds(status.st_mtim), nanoseconds(status.st_ctim),
+          holds_jsonl(path, source)};
 }
 
 std::vector<TextFile> list_folder(const fs::path& folder, const TextSource& source) {

@@ -38,7 +38,8 @@ struct TextSource {
 struct TextFile {
   std::filesystem::path path;
   int64_t num_bytes = 0;    ///< on the disk
-  int64_t modified_ns = 0;  ///< time of the last change
+  int64_t modified_ns = 0;  ///< time of the last change, which any program can set
+  int64_t changed_ns = 0;   ///< and as the system notes it, whatever programs say
   bool is_jsonl = false;
   bool operator==(const TextFile&) const = default;
 };

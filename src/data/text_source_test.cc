@@ -160,7 +160,7 @@ TEST_F(TextSourceTest, TokensArePreparedOnceAndAgainWhenTheTextChanges) {
   EXPECT_FALSE(prepare_tokens(source, *tokenizer, path("cache")).reused);
   EXPECT_TRUE(prepare_tokens(source, *tokenizer, path("cache")).reused);
   fs::last_write_time(path("f/b.txt"), fs::file_time_type::clock::now() - std::chrono::hours(5));
-  EXPECT_FALSE(prepare_tokens(source, *tokenizer, path("cache")).reused);
+  EXPECT_TRUE(prepare_tokens(source, *tokenizer, path("cache")).reused) << "the same text";
   source.separator_line = "";
   const TokenizeSummary cut = prepare_tokens(source, *tokenizer, path("cache"));
   EXPECT_FALSE(cut.reused);

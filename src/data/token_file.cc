@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/path.h"
 #include "data/token_format.h"
 
@@ -165,6 +166,35 @@ void copy_ids(std::span<const std::byte> bin, int64_t offset, std::span<int32_t>
   }
 }
 
+constexpr int64_t kHashBlock = int64_t{1} << 18;
+
+/// Adds [begin, end) of a file, without leaving it in this process's memory as its map would.
+void hash_range(InputFile& file, int64_t begin, int64_t end, Hash64& hash) {
+  std::vector<std::byte> block(static_cast<size_t>(std::min(kHashBlock, end - begin)));
+  file.seek(begin);
+  while (begin < end) {
+    const auto wanted = static_cast<size_t>(std::min(kHashBlock, end - begin));
+    const size_t count = file.read(std::span(block).first(wanted));
+    if (count == 0) return;
+    hash.update(std::span(block).first(count));
+    begin += static_cast<int64_t>(count);
+  }
+}
+
+/// All of a file, or 1024 blocks from its first to its last byte.
+void hash_file(const fs::path& path, Hash64& hash) {
+  constexpr int64_t kBlocks = 1024;
+  InputFile file(path);
+  const int64_t size = file.num_bytes();
+  hash.update(std::as_bytes(std::span(&size, 1)));
+  if (size <= kBlocks * kHashBlock) return hash_range(file, 0, size, hash);
+  const int64_t last = size - kHashBlock;
+  for (int64_t i = 0; i < kBlocks; ++i) {
+    const int64_t begin = last / (kBlocks - 1) * i + last % (kBlocks - 1) * i / (kBlocks - 1);
+    hash_range(file, begin, begin + kHashBlock, hash);
+  }
+}
+
 }  // namespace
 
 fs::path token_bin_path(const std::string& prefix) {
@@ -225,6 +255,13 @@ void TokenFile::read(int64_t offset, std::span<int32_t> ids) const {
     default:
       throw InternalError("token file: unexpected type of ids");
   }
+}
+
+uint64_t TokenFile::fingerprint() const {
+  Hash64 hash;
+  hash_file(token_idx_path(prefix_), hash);
+  hash_file(token_bin_path(prefix_), hash);
+  return hash.digest();
 }
 
 }  // namespace tessera

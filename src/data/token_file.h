@@ -92,6 +92,10 @@ class TokenFile {
   /// outside the file and UserError for an id that is negative or not below vocab_size.
   void read(int64_t offset, std::span<int32_t> ids) const;
 
+  /// A hash by which other tokens are told from these: of the index, and of all tokens up to 256
+  /// MiB, or of 1024 stretches spread over more. Reads them from the disk. Throws UserError.
+  uint64_t fingerprint() const;
+
  private:
   std::string prefix_;
   int64_t vocab_size_ = 0;

@@ -240,6 +240,22 @@ TEST_F(TokenFileTest, RoundTripsPartsWithAndWithoutLoss) {
   }
 }
 
+TEST_F(TokenFileTest, FingerprintsTellTokensAndDocumentsApart) {
+  const auto fingerprint = [&](const std::vector<std::vector<int32_t>>& documents) {
+    TokenFileWriter writer(prefix, 1000);
+    for (const auto& document : documents) {
+      writer.append(document);
+      writer.end_document();
+    }
+    writer.finish();
+    return TokenFile(prefix, 1000).fingerprint();
+  };
+  const uint64_t first = fingerprint({{1, 2, 3}, {4}});
+  EXPECT_EQ(fingerprint({{1, 2, 3}, {4}}), first);
+  EXPECT_NE(fingerprint({{1, 2, 4}, {4}}), first) << "another token";
+  EXPECT_NE(fingerprint({{1, 2}, {3, 4}}), first) << "another border";
+}
+
 TEST_F(TokenFileTest, LongDocumentsBecomeSeveralSequences) {
   TokenFileWriter writer({.prefix = prefix, .vocab_size = 257, .max_sequence_tokens = 4});
   writer.append(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});

@@ -271,6 +271,12 @@ void TokenFileWriter::finish() {
   folder_->remove();
 }
 
+int64_t partial_tokens(const fs::path& folder, int64_t vocab_size) {
+  std::error_code missing;
+  const auto bytes = fs::file_size(tokens_path(folder), missing);
+  return missing ? 0 : static_cast<int64_t>(bytes) / dtype_size(token_dtype(vocab_size));
+}
+
 void publish_token_file(const std::string& prefix) {
   const fs::path folder = PartialFolder::path_for(prefix);
   const fs::path target = token_bin_path(prefix).parent_path();

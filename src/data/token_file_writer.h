@@ -122,6 +122,9 @@ class TokenFileWriter {
   GrowingFile sequences_;
 };
 
+/// How many tokens a folder <prefix>.partial holds; 0 where it holds none.
+int64_t partial_tokens(const std::filesystem::path& folder, int64_t vocab_size);
+
 /// Gives the files in <prefix>.partial, which have been finished, their names. May be repeated
 /// after a kill in the middle.
 void publish_token_file(const std::string& prefix);

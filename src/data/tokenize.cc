@@ -26,12 +26,13 @@ int count_threads(int wanted) {
 class Tokenization {
  public:
   Tokenization(const TokenizeRequest& request, const Tokenizer& tokenizer,
-               const std::vector<TextFile>& files, std::string description,
+               const std::vector<TextFile>& files, std::string description, TextLook look,
                std::shared_ptr<PartialFolder> folder, const std::optional<TokenizeState>& found)
       : request_(request),
         tokenizer_(tokenizer),
         files_(files),
         description_(std::move(description)),
+        look_(std::move(look)),
         folder_(std::move(folder)),
         state_(found.value_or(TokenizeState{})),
         writer_(folder_,
@@ -75,6 +76,7 @@ class Tokenization {
   void consume(const TextChunk& chunk, const EncodedChunk& encoded) {
     check_damage(chunk, encoded);
     append(encoded);
+    state_.content = chain_content(state_.content, encoded.content_hash);
     state_.text_bytes += encoded.text_bytes;
     state_.blank_documents += encoded.blank_documents;
     if (state_.skipped_lines == 0) state_.first_skipped = encoded.skipped.first;
@@ -123,7 +125,7 @@ class Tokenization {
   void save() {
     writer_.sync();
     state_.counts = writer_.counts();
-    save_state(folder_->path(), description_, state_);
+    save_state(folder_->path(), description_, state_, look_);
     folder_->keep();
     last_save_ = Clock::now();
   }
@@ -141,6 +143,7 @@ class Tokenization {
   const Tokenizer& tokenizer_;
   const std::vector<TextFile>& files_;
   std::string description_;
+  TextLook look_;
   std::shared_ptr<PartialFolder> folder_;
   TokenizeState state_;
   TokenFileWriter writer_;
@@ -163,39 +166,107 @@ void check_replaceable(const TokenizeRequest& request, const std::string& prefix
           token_idx_path(prefix).string());
 }
 
+/// A text that is to be tokenized, and what is known of it before.
+struct TextJob {
+  const TokenizeRequest& request;
+  const Tokenizer& tokenizer;
+  std::vector<TextFile> files;
+  TextLook look;
+  std::string description;
+
+  int64_t num_bytes() const {
+    int64_t total = 0;
+    for (const TextFile& file : files) total += file.num_bytes;
+    return total;
+  }
+};
+
+/// Texts up to this size are read again each time; of larger ones, which takes minutes a terabyte,
+/// only those whose files look changed.
+constexpr int64_t kAlwaysRead = int64_t{128} << 20;
+
+/// The hash of the text up to a position, or nothing where no chunk ends there.
+std::optional<uint64_t> hash_content(const TextJob& job, const TextPosition& end) {
+  ChunkReader reader(
+      job.request.source, job.files,
+      [&job](std::string_view text, size_t limit) { return job.tokenizer.cut(text, limit); },
+      job.request.chunks);
+  TokenizeProgress progress{.bytes_total = job.num_bytes()};
+  const bool tell = progress.bytes_total > kAlwaysRead && job.request.progress;
+  uint64_t content = 0;
+  int64_t bytes_before = 0;
+  for (TextPosition at; at != end;) {
+    const auto chunk = reader.next();
+    if (!chunk) return std::nullopt;
+    content = chain_content(content, hash_chunk(*chunk));
+    at = chunk->end;
+    progress.bytes_done = bytes_before + chunk->file_position;
+    if (chunk->ends_file) bytes_before = progress.bytes_done;
+    if (tell) job.request.progress(progress);
+  }
+  return content;
+}
+
+/// Whether the files still hold what the state was made of.
+bool holds_same_text(const TextJob& job, const FoundState& found) {
+  const bool looks_same = found.look.is_settled && found.look.times == job.look.times;
+  if (looks_same && job.num_bytes() > kAlwaysRead) return true;
+  try {
+    return hash_content(job, found.state.position) == found.state.content;
+  } catch (const UserError&) {
+    return false;  // as tokenizing will say
+  }
+}
+
+/// Whether the tokens in the folder reach as far as the state says.
+bool has_tokens(const PartialFolder& folder, const TokenizeState& state, int64_t vocab_size) {
+  return state.finishing || partial_tokens(folder.path(), vocab_size) >= state.counts.num_tokens;
+}
+
 /// Gives finished tokens their names, and says beside them what they were made of.
-void publish(const std::string& prefix, const std::string& description, const TokenizeState& state,
+void publish(const std::string& prefix, const TextJob& job, const TokenizeState& state,
              PartialFolder& folder) {
   remove_path(description_path(prefix));  // of tokens that are replaced now
   publish_token_file(prefix);
-  save_description(prefix, description, state);
+  save_description(prefix, job.description, state, job.look);
   folder.remove();
 }
 
-TokenizeSummary tokenize_new(TokenizeRequest request, const Tokenizer& tokenizer,
-                             const std::vector<TextFile>& files, const std::string& description) {
-  const auto folder = std::make_shared<PartialFolder>(request.prefix);
-  auto found = load_state(folder->path(), description);
-  if (found) folder->keep();
-  check_replaceable(request, request.prefix, found);
-  if (found && !found->difference.empty()) found.reset();
-  std::optional<TokenizeState> state;
-  if (found) state = found->state;
+/// What an earlier call has left in the folder, unless it is of no use.
+std::optional<TokenizeState> find_state(const TextJob& job, const std::string& prefix,
+                                        PartialFolder& folder) {
+  auto found = load_state(folder.path(), job.description);
+  if (found && !has_tokens(folder, found->state, job.tokenizer.vocab_size())) found.reset();
+  if (found) folder.keep();
+  if (found && found->difference.empty() && !holds_same_text(job, *found)) {
+    found->difference = "a file has changed";
+  }
+  check_replaceable(job.request, prefix, found);
+  if (!found || !found->difference.empty()) return std::nullopt;
+  return found->state;
+}
+
+TokenizeSummary tokenize_new(const TextJob& job) {
+  const std::string& prefix = job.request.prefix;
+  const auto folder = std::make_shared<PartialFolder>(prefix);
+  std::optional<TokenizeState> state = find_state(job, prefix, *folder);
   const int64_t resumed_at = state ? state->counts.num_tokens : 0;
   int64_t new_text_bytes = 0;
   if (!state || !state->finishing) {
-    Tokenization work(request, tokenizer, files, description, folder, state);
+    Tokenization work(job.request, job.tokenizer, job.files, job.description, job.look, folder,
+                      state);
     work.run();
     state = work.state();
     new_text_bytes = work.new_text_bytes();
   }
-  publish(request.prefix, description, *state, *folder);
-  auto summary = find_finished(request.prefix, description, tokenizer.vocab_size());
-  ensure(summary.has_value(), "{}: what was written cannot be read", request.prefix);
-  summary->reused = false;
-  summary->resumed_at = resumed_at;
-  summary->new_text_bytes = new_text_bytes;
-  return *summary;
+  publish(prefix, job, *state, *folder);
+  auto finished = find_finished(prefix, job.description, job.tokenizer.vocab_size());
+  ensure(finished.has_value(), "{}: what was written cannot be read", prefix);
+  TokenizeSummary& summary = finished->summary;
+  summary.reused = false;
+  summary.resumed_at = resumed_at;
+  summary.new_text_bytes = new_text_bytes;
+  return summary;
 }
 
 /// What a kill between the last two steps leaves behind finished tokens.
@@ -206,22 +277,36 @@ void remove_leftover(const std::string& prefix, const std::string& description) 
   if (found && !found->difference.empty()) folder.keep();
 }
 
+/// Finished tokens of the same text, or nothing.
+std::optional<TokenizeSummary> reuse_finished(const TextJob& job) {
+  const std::string& prefix = job.request.prefix;
+  const auto finished = find_finished(prefix, job.description, job.tokenizer.vocab_size());
+  if (!finished || !holds_same_text(job, finished->found)) return std::nullopt;
+  const TextLook& look = finished->found.look;
+  const bool read_for_its_looks = !look.is_settled || look.times != job.look.times;
+  if (read_for_its_looks && job.num_bytes() > kAlwaysRead) {
+    try {
+      save_description(prefix, job.description, finished->found.state, job.look);
+    } catch (const UserError&) {  // in a folder that is only read, the text is read each time
+    }
+  }
+  remove_leftover(prefix, job.description);
+  return finished->summary;
+}
+
 }  // namespace
 
 TokenizeSummary tokenize_text(const TokenizeRequest& request, const Tokenizer& tokenizer) {
   const auto started = Clock::now();
   require(!request.prefix.empty(), "no output is given; name the prefix of the token file");
   count_threads(request.num_threads);
-  const std::vector<TextFile> files = list_text_files(request.source);
-  const std::string description = describe_tokens(request.source, tokenizer, files);
   TokenizeRequest resolved = request;
   resolved.prefix = token_prefix(request.prefix);
-  auto summary = find_finished(resolved.prefix, description, tokenizer.vocab_size());
-  if (summary) {
-    remove_leftover(resolved.prefix, description);
-  } else {
-    summary = tokenize_new(std::move(resolved), tokenizer, files, description);
-  }
+  TextJob job{resolved, tokenizer, list_text_files(request.source), {}, {}};
+  job.look = look_at(job.files);
+  job.description = describe_tokens(request.source, tokenizer, job.files);
+  auto summary = reuse_finished(job);
+  if (!summary) summary = tokenize_new(job);
   summary->seconds = seconds_since(started);
   return *summary;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/hash.h"
+#include "core/hash.h"
 #include "core/error.h"
 #include "hf/elements.h"
 #include "hf/name_list.h"

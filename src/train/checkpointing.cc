@@ -11,6 +11,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// More than any run will ever see, and far enough from 2^63 for sums.
+constexpr int64_t kMaxTokens = int64_t{1} << 60;
+
 Json parse_state(const CheckpointReader& reader) {
   try {
     return Json::parse(reader.state());
@@ -20,11 +23,56 @@ Json parse_state(const CheckpointReader& reader) {
 }
 
 int64_t read_count(const CheckpointReader& reader, const Json& state, const char* key) {
-  require(state.is_object() && state.contains(key) && state[key].is_number_integer() &&
-              state[key].get<int64_t>() >= 0,
-          "checkpoint {}: its state has no count '{}'; was it written by `tessera train`?",
-          reader.path().string(), key);
+  const bool found = state.is_object() && state.contains(key);
+  const bool valid = found && state[key].is_number_unsigned() &&
+                     state[key].get<uint64_t>() <= static_cast<uint64_t>(kMaxTokens);
+  require(
+      valid,
+      "checkpoint {}: its state must have a count '{}' from 0 to {}, found {}; it is damaged, or "
+      "was not written by `tessera train`",
+      reader.path().string(), key, kMaxTokens, found ? state[key].dump() : "none");
   return state[key].get<int64_t>();
+}
+
+/// The position, whose numbers must fit each other and the manifest's step.
+RunPosition read_position(const CheckpointReader& reader, const Json& state) {
+  const RunPosition position{read_count(reader, state, "step"),
+                             read_count(reader, state, "tokens_seen"),
+                             read_count(reader, state, "skipped_steps")};
+  require(position.step == reader.step(),
+          "checkpoint {} is damaged: its state is of step {}, its manifest of step {}",
+          reader.path().string(), position.step, reader.step());
+  require(position.skipped_steps <= position.step && position.tokens_seen >= position.step &&
+              (position.step > 0 || position.tokens_seen == 0),
+          "checkpoint {} is damaged: at step {} it has seen {} tokens and skipped {} steps",
+          reader.path().string(), position.step, position.tokens_seen, position.skipped_steps);
+  return position;
+}
+
+/// A run that was told to do less than it has done would do nothing and look like success.
+void require_steps_left(const CheckpointReader& reader, const Settings& settings) {
+  require(reader.step() <= settings.train.steps,
+          "{} is after step {}, but train.steps is {}: there is nothing left to train; set "
+          "train.steps to more than {} to go on, or choose another run.folder for a new run",
+          reader.path().string(), reader.step(), settings.train.steps, reader.step());
+}
+
+/// What the user should know where the data is no more what it was.
+std::vector<std::string> compare_data(const Json& state, int64_t tokens_then,
+                                      const DataIdentity& now) {
+  if (tokens_then != now.num_tokens) {
+    return {
+        fmt::format("the data had {} tokens when the checkpoint was written and has {} now: steps "
+                    "see other tokens",
+                    tokens_then, now.num_tokens)};
+  }
+  const auto then = state.find("data_fingerprint");
+  const bool comparable = then != state.end() && then->is_string() && !now.fingerprint.empty();
+  if (!comparable || *then == now.fingerprint) return {};
+  return {
+      fmt::format("the data has changed since the checkpoint was written, though it has {} "
+                  "tokens as before: steps see other tokens",
+                  tokens_then)};
 }
 
 /// Settings that differ from those of the checkpoint: what follows is then another run than an
@@ -54,27 +102,28 @@ std::filesystem::path checkpoint_folder(const std::string& run_folder) {
   return std::filesystem::path(run_folder) / "checkpoints";
 }
 
-SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position,
+SaveResult save_run(const std::string& folder, int64_t keep_last, const std::string& config_toml,
+                    const ModelState& state, const DataIdentity& data, const RunPosition& position,
                     Communicator& world) {
   const Json json = {{"step", position.step},
                      {"tokens_seen", position.tokens_seen},
                      {"skipped_steps", position.skipped_steps},
-                     {"num_data_tokens", num_data_tokens},
+                     {"num_data_tokens", data.num_tokens},
+                     {"data_fingerprint", data.fingerprint},
                      {"config", config_toml}};
   const auto model = state.owned_model();
   const auto optimizer = state.owned_optimizer();
-  return save_checkpoint(checkpoint_folder(settings.run.folder),
+  return save_checkpoint(checkpoint_folder(folder),
                          SliceSaveRequest{.step = position.step,
                                           .model = model,
                                           .optimizer = optimizer,
                                           .state = json.dump(),
-                                          .keep_last = settings.run.keep_last},
+                                          .keep_last = keep_last},
                          world);
 }
 
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     int64_t num_data_tokens, ModelState& state,
+                                     const DataIdentity& data, ModelState& state,
                                      Communicator& world) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
   FoundCheckpoint found = find_latest(folder, world);
@@ -94,18 +143,15 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
   const CheckpointReader reader(*found.path, world);
   const Json json = parse_state(reader);
   ResumedRun resumed{.path = *found.path, .notes = std::move(found.ignored)};
-  resumed.position = {read_count(reader, json, "step"), read_count(reader, json, "tokens_seen"),
-                      read_count(reader, json, "skipped_steps")};
+  resumed.position = read_position(reader, json);
+  const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
+  require_steps_left(reader, settings);
   state.load(reader);
   for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
     resumed.notes.push_back(std::move(note));
   }
-  const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
-  if (num_tokens != num_data_tokens) {
-    resumed.notes.push_back(
-        fmt::format("the data had {} tokens when the checkpoint was written and has {} now: steps "
-                    "see other tokens",
-                    num_tokens, num_data_tokens));
+  for (std::string& note : compare_data(json, num_tokens, data)) {
+    resumed.notes.push_back(std::move(note));
   }
   return resumed;
 }

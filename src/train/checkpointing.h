@@ -17,13 +17,19 @@ struct RunPosition {
   int64_t skipped_steps = 0;
 };
 
+/// By what a resumed run tells whether its data is still that of its checkpoint.
+struct DataIdentity {
+  int64_t num_tokens = 0;
+  std::string fingerprint;  ///< of the tokens, as text; "" where unknown
+};
+
 /// The folder that holds a run's checkpoints.
 std::filesystem::path checkpoint_folder(const std::string& run_folder);
 
-/// Saves weights, expert biases, optimizer and position with the configuration that made them. All
-/// ranks call.
-SaveResult save_run(const Settings& settings, const std::string& config_toml,
-                    const ModelState& state, int64_t num_data_tokens, const RunPosition& position,
+/// Saves weights, expert biases, optimizer and position with the configuration that made them, in
+/// the run's `folder`. All ranks call; rank 0's data counts.
+SaveResult save_run(const std::string& folder, int64_t keep_last, const std::string& config_toml,
+                    const ModelState& state, const DataIdentity& data, const RunPosition& position,
                     Communicator& world);
 
 /// A checkpoint that a run continues from.
@@ -35,10 +41,10 @@ struct ResumedRun {
 };
 
 /// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws
-/// UserError where settings.run.resume demands one, or where the checkpoint does not fit the
-/// settings. Any layout continues any other's run. All ranks call.
+/// UserError where settings.run.resume demands one, where the checkpoint does not fit the settings,
+/// or where it is beyond train.steps. Any layout continues any other's run. All ranks call.
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
-                                     int64_t num_data_tokens, ModelState& state,
+                                     const DataIdentity& data, ModelState& state,
                                      Communicator& world);
 
 /// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one

@@ -14,6 +14,8 @@
 #include "train/machine.h"
 #include "train/matrix_peak.h"
 #include "train/metrics/writer.h"
+#include "train/run_keeper.h"
+#include "train/run_lock.h"
 #include "train/step_traffic.h"
 #include "train/stop_signal.h"
 #include "train/trace.h"
@@ -82,16 +84,17 @@ TrainingData open_data(Settings& settings, std::ostream& out, const Terminal& te
 }
 
 /// The loop around a Trainer: records, validations, checkpoints, signals. Every rank has one; rank
-/// 0's has the writer.
+/// 0's has the lock of the run's folder and the writer.
 class TrainLoop {
  public:
-  TrainLoop(Trainer& trainer, World& world, const TrainRequest& request, RunWriter* writer,
-            MatrixPeak peak)
+  TrainLoop(Trainer& trainer, World& world, const TrainRequest& request, RunLock* lock,
+            RunWriter* writer, MatrixPeak peak)
       : trainer_(trainer),
         world_(world),
         settings_(trainer.settings()),
         request_(request),
         statistics_(world.statistics()),
+        keeper_(trainer, request.config_toml, lock, writer),
         writer_(writer),
         peak_(std::move(peak)) {}
 
@@ -110,20 +113,33 @@ class TrainLoop {
 
  private:
   void run_steps(const StopSignal& signal) {
-    int64_t stop = trainer_.agree(signal.received());
-    while (trainer_.position().step < settings_.train.steps && stop == 0) {
+    keeper_.expect_checkpoints(first_step_ > 0);
+    int64_t event = keeper_.agree(signal.received());
+    while (trainer_.position().step < settings_.train.steps && !RunEvent::ends_training(event)) {
+      if (event == RunEvent::kSaveAgain) save_again();
       run_step();
-      stop = trainer_.agree(signal.received());
+      event = keeper_.agree(signal.received());
     }
+    const int64_t stop = RunEvent::signal(event);
     if (stop == 0) {
       finish();
     } else {
       save();
     }
+    if (keeper_.look_again() == RunEvent::kSaveAgain) save_again();
     show_traffic();
     if (stop == 0) return;
     note(fmt::format("stopped by signal {} after step {}; the same command continues", stop,
                      trainer_.position().step));
+  }
+
+  void save_again() {
+    note(
+        fmt::format("warning: {} was removed while the run went on, with all earlier checkpoints; "
+                    "saving anew what is in memory",
+                    checkpoint_folder(settings_.run.folder).string()));
+    saved_step_ = -1;
+    save();
   }
 
   /// What the ranks sent one another.
@@ -173,7 +189,7 @@ class TrainLoop {
     const double seconds = seconds_since(start);
     traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
-    if (writer_ != nullptr) writer_->record(make_record(outcome, seconds));
+    keeper_.tell([&] { writer_->record(make_record(outcome, seconds)); });
     const int64_t step = trainer_.position().step;
     if (is_due(settings_.train.validation_interval)) validate();
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
@@ -198,16 +214,17 @@ class TrainLoop {
     const double loss = trainer_.validate();
     validated_step_ = trainer_.position().step;
     if (std::isnan(loss) && !trainer_.data().validation) return;
-    if (writer_ == nullptr) return;
-    writer_->validation({.step = validated_step_,
-                         .tokens_seen = trainer_.position().tokens_seen,
-                         .loss = loss,
-                         .seconds = seconds_since(start)});
+    keeper_.tell([&] {
+      writer_->validation({.step = validated_step_,
+                           .tokens_seen = trainer_.position().tokens_seen,
+                           .loss = loss,
+                           .seconds = seconds_since(start)});
+    });
   }
 
   void save() {
     if (saved_step_ == trainer_.position().step) return;
-    const SaveResult saved = trainer_.save(request_.config_toml);
+    const SaveResult saved = keeper_.save();
     saved_step_ = trainer_.position().step;
     note(fmt::format("saved {}", saved.path.string()));
     for (const std::string& warning : saved.warnings) note("warning: " + warning);
@@ -303,6 +320,7 @@ class TrainLoop {
   const TrainRequest& request_;
   const CommStatistics& statistics_;  ///< this rank's
   StepTraffic traffic_;
+  RunKeeper keeper_;
   RunWriter* writer_;
   MatrixPeak peak_;  ///< of one rank
   Clock::time_point started_;
@@ -320,7 +338,10 @@ RunWriterOptions writer_options(const Settings& settings, const TrainRequest& re
       .tensorboard = settings.run.tensorboard,
       .report = settings.run.report,
       .console = {.every = settings.run.log_interval, .terminal = request.terminal}};
-  if (resumed) options.resume_after = resumed->position.step;
+  if (resumed) {
+    options.resume_after = resumed->position.step;
+    options.resume_tokens = resumed->position.tokens_seen;
+  }
   return options;
 }
 
@@ -351,7 +372,7 @@ std::string describe_ranks(const Trainer& trainer) {
 
 std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
                                        const std::optional<ResumedRun>& resumed,
-                                       std::ostream& out) {
+                                       const RunLock& lock, std::ostream& out) {
   const Settings& settings = trainer.settings();
   RunInfo info{.title = std::filesystem::path(settings.run.folder).filename().string(),
                .started = format_local_time(),
@@ -363,11 +384,16 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
+  if (!lock.note().empty()) writer->note("note: " + lock.note());
   for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
   for (const std::string& note : resumed->notes) writer->note("note: " + note);
-  writer->note(
-      fmt::format("continuing after step {} of {}", resumed->position.step, settings.train.steps));
+  const int64_t step = resumed->position.step;
+  writer->note(step < settings.train.steps
+                   ? fmt::format("continuing after step {} of {}", step, settings.train.steps)
+                   : fmt::format("nothing to train: all {} steps are done; more of train.steps "
+                                 "goes on from here",
+                                 step));
   return writer;
 }
 
@@ -378,8 +404,11 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   Settings settings = request.settings;
   validate(settings);
   check_model(settings, world.size());
+  std::optional<RunLock> lock;  // rank 0's, for all
   together(*all, [&] {
-    if (world.rank() == 0 && !request.trace.empty()) check_trace_file(request.trace);
+    if (world.rank() != 0) return;
+    lock.emplace(settings.run.folder);
+    if (!request.trace.empty()) check_trace_file(request.trace);
   });
   check_devices(settings, world);
   TrainingData data = open_data_together(settings, request, *all, out);
@@ -389,10 +418,10 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   const auto resumed = trainer.resume(request.config_toml);
   std::unique_ptr<RunWriter> writer;
   together(*all, [&] {
-    if (world.rank() == 0) writer = open_writer(trainer, request, resumed, out);
+    if (world.rank() == 0) writer = open_writer(trainer, request, resumed, *lock, out);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
-  TrainLoop(trainer, trainer.world(), request, writer.get(),
+  TrainLoop(trainer, trainer.world(), request, lock ? &*lock : nullptr, writer.get(),
             make_matrix_peak(trainer.backend(), trainer.settings().train.dtype(), device_peak))
       .run();
   if (writer && trainer.settings().run.report)

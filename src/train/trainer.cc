@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "checkpoint/together.h"
 #include "train/device_choice.h"
 #include "train/initial_weights.h"
 #include "train/loss_scales.h"
@@ -100,7 +101,12 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
 }
 
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
-  auto resumed = resume_run(settings_, config_toml, data_.num_tokens(), *state_, *layout_.world);
+  data_identity_.num_tokens = data_.num_tokens();
+  together(*layout_.world, [&] {
+    if (layout_.rank() != 0) return;
+    data_identity_.fingerprint = fmt::format("{:016x}", data_.fingerprint());
+  });
+  auto resumed = resume_run(settings_, config_toml, data_identity_, *state_, *layout_.world);
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
@@ -246,9 +252,10 @@ double Trainer::validate() {
   return totals[0] / std::max(totals[1], 1.0);
 }
 
-SaveResult Trainer::save(const std::string& config_toml) {
+SaveResult Trainer::save(const std::string& config_toml, const std::string& run_folder) {
   state_->wait_weights();
-  return save_run(settings_, config_toml, *state_, data_.num_tokens(), position_, *layout_.world);
+  return save_run(run_folder, settings_.run.keep_last, config_toml, *state_, data_identity_,
+                  position_, *layout_.world);
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {

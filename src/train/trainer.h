@@ -72,7 +72,11 @@ class Trainer {
   StepOutcome step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {});
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
-  SaveResult save(const std::string& config_toml);
+  SaveResult save(const std::string& config_toml) {
+    return save(config_toml, settings_.run.folder);
+  }
+  /// The same into another run's folder.
+  SaveResult save(const std::string& config_toml, const std::string& run_folder);
   /// Assignments to each expert in the last step, by MoE layer.
   std::vector<std::vector<int64_t>> expert_loads() const;
   /// The largest of all ranks' numbers: how ranks agree to stop.
@@ -102,6 +106,7 @@ class Trainer {
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;
+  DataIdentity data_identity_;  // rank 0's has the fingerprint
   double step_flops_ = 0;
 };
 

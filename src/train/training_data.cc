@@ -1,5 +1,6 @@
 #include "train/training_data.h"
 
+#include "core/random.h"
 #include "train/blend_settings.h"
 
 namespace tessera {
@@ -75,6 +76,12 @@ int64_t TrainingData::num_documents() const {
   int64_t total = 0;
   for (const auto& file : files) total += file->num_documents();
   return total;
+}
+
+uint64_t TrainingData::fingerprint() const {
+  uint64_t all = 0;
+  for (const auto& file : files) all = mix(all, file->fingerprint());
+  return all;
 }
 
 std::string TrainingData::describe_samples(int64_t step) const {

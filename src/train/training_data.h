@@ -24,6 +24,8 @@ struct TrainingData {
 
   int64_t num_tokens() const;
   int64_t num_documents() const;
+  /// Of all files, see TokenFile::fingerprint.
+  uint64_t fingerprint() const;
   /// "a: 700 samples, 1.25 epochs; b: ..." for the steps before `step`.
   std::string describe_samples(int64_t step) const;
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/file.h"
 
 namespace tessera {
 namespace {
@@ -250,6 +251,18 @@ void truncate_metrics(const std::filesystem::path& path, int64_t last_step,
   std::error_code error;
   std::filesystem::resize_file(path, static_cast<uintmax_t>(kept), error);
   require(!error, "cannot shorten '{}' for resuming: {}", path.string(), error.message());
+}
+
+std::optional<std::filesystem::path> set_aside(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  const auto stands = [](const fs::path& at) { return fs::exists(fs::symlink_status(at)); };
+  if (!stands(path)) return std::nullopt;
+  for (int number = 1;; ++number) {
+    fs::path aside = fmt::format("{}.{}", path.string(), number);
+    if (stands(aside)) continue;
+    rename_path(path, aside);
+    return aside;
+  }
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "train/metrics/append_file.h"
@@ -29,8 +30,13 @@ void read_metrics(const std::filesystem::path& path, const MetricsVisitor& visit
 
 /// Removes the lines of steps beyond `last_step` and a torn last line, so that a resumed run holds
 /// every step once; the lines that stay are given to `visitor`. A missing file counts as empty.
+/// Throws UserError as read_metrics does, with the file as it was.
 void truncate_metrics(const std::filesystem::path& path, int64_t last_step,
                       const MetricsVisitor& visitor);
+
+/// Renames what stands at a path to a free name, "metrics.jsonl.1" or with a higher number, which
+/// it gives; nothing where nothing stands there.
+std::optional<std::filesystem::path> set_aside(const std::filesystem::path& path);
 
 /// Appends lines to metrics.jsonl.
 class MetricsFile {
@@ -38,6 +44,7 @@ class MetricsFile {
   MetricsFile(const std::filesystem::path& path, AppendFile::Start start) : file_(path, start) {}
   void write(const StepRecord& record) { file_.append(to_json_line(record) + '\n'); }
   void write(const ValidationRecord& record) { file_.append(to_json_line(record) + '\n'); }
+  AppendFile& file() { return file_; }
 
  private:
   AppendFile file_;

@@ -43,6 +43,7 @@ class TensorBoardFile {
   TensorBoardFile(const std::filesystem::path& folder, int64_t first_step);
   void write(const StepRecord& record);
   void write(const ValidationRecord& record);
+  AppendFile& file() { return file_; }
 
  private:
   AppendFile file_;

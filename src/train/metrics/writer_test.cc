@@ -94,6 +94,65 @@ TEST(RunWriter, ANewRunStartsEmptyMetrics) {
   EXPECT_EQ(count, 5);
 }
 
+TEST(RunWriter, MetricsThatDoNotFitAreSetAside) {
+  const TestFolder folder;
+  std::ostringstream out;
+  const SyntheticRun run{50, 2};
+  RunWriterOptions options = options_for(folder.path());
+  options.resume_after = 20;
+  { RunWriter writer(out, options_for(folder.path()), {}); }
+  const auto path = folder.path() / "metrics.jsonl";
+  std::string fits;
+  for (int step = 1; step <= 20; ++step) fits += to_json_line(run.step(step)) + "\n";
+  const std::string others = to_json_line(SyntheticRun{50, 3}.step(20)) + "\n";
+  const std::string line = to_json_line(run.step(5)) + "\n";
+  int number = 0;
+  for (const std::string& bad : {fits + line, "{}\n" + fits, "x" + fits, line + others}) {
+    folder.write("metrics.jsonl", bad);
+    RunWriter writer(out, options, {});
+    EXPECT_TRUE(writer.history().steps().empty()) << "of a history that does not fit";
+    EXPECT_EQ(read_text_file(path.string() + "." + std::to_string(++number)), bad);
+    record_steps(writer, run, 21, 22);
+    int64_t count = 0;
+    read_metrics(path, {[&](const StepRecord&) { ++count; }, {}});
+    EXPECT_EQ(count, 2);
+  }
+  EXPECT_THAT(out.str(), HasSubstr("does not fit the checkpoint"));
+  folder.write("metrics.jsonl", fits);
+  options.resume_tokens = run.step(20).tokens_seen + 1;
+  { RunWriter writer(out, options, {}); }
+  EXPECT_THAT(out.str(), HasSubstr("tokens there, and"));
+  folder.write("metrics.jsonl", line);
+  options.resume_tokens.reset();
+  { RunWriter writer(out, options, {}); }
+  EXPECT_THAT(out.str(), HasSubstr("lacks the steps 6 to 20"));
+}
+
+TEST(RunWriter, RestoresWhatOthersRemoveOrReplace) {
+  const TestFolder folder;
+  const auto run = folder.path() / "run";
+  std::ostringstream out;
+  RunWriter writer(out, options_for(run), {});
+  record_steps(writer, {50, 2}, 1, 10);
+  writer.restore_files();
+  EXPECT_THAT(out.str(), Not(HasSubstr("warning")));
+  const std::string before = read_text_file(run / "metrics.jsonl");
+  std::filesystem::remove(run / "metrics.jsonl");
+  std::filesystem::remove_all(run / "tensorboard");
+  writer.restore_files();
+  EXPECT_EQ(read_text_file(run / "metrics.jsonl"), before);
+  EXPECT_EQ(num_files(run / "tensorboard"), 1U);
+  folder.write("other", "other");
+  std::filesystem::rename(folder.path() / "other", run / "metrics.jsonl");
+  writer.restore_files();
+  EXPECT_EQ(read_text_file(run / "metrics.jsonl.1"), "other");
+  record_steps(writer, {50, 2}, 11, 12);
+  EXPECT_TRUE(read_text_file(run / "metrics.jsonl").starts_with(before));
+  int64_t count = 0;
+  read_metrics(run / "metrics.jsonl", {[&](const StepRecord&) { ++count; }, {}});
+  EXPECT_EQ(count, 12);
+}
+
 TEST(RunWriter, LeavesOutWhatIsNotWanted) {
   const TestFolder folder;
   std::ostringstream out;

@@ -1,4 +1,4 @@
-#include "checkpoint/hash.h"
+#include "core/hash.h"
 
 #include <gtest/gtest.h>
 
