@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <iostream>
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int kUserErrorCode = 2;
 constexpr int kInternalErrorCode = 1;
+constexpr int64_t kMostRanks = 1'000'000;  // as layouts have
 
 /// Takes "[CONFIG] [--section.key=value ...]".
 void add_config(CLI::App& command, ConfigArguments& config) {
@@ -31,6 +33,17 @@ void take_overrides(const CLI::App& command, ConfigArguments& config) {
   }
 }
 
+/// CLI11's own checks show a range's end with hundreds of digits.
+std::string check_ranks(const std::string& text) {
+  int64_t number = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool good = error == std::errc() && end == text.data() + text.size() && number >= 0 &&
+                    number <= kMostRanks;
+  return good
+             ? ""
+             : fmt::format("a whole number from 0 to {} is expected, found '{}'", kMostRanks, text);
+}
+
 CLI::App* add_train(CLI::App& app, TrainArguments& train) {
   CLI::App* command =
       app.add_subcommand("train", "Train a model; the same command continues a stopped run");
@@ -41,7 +54,7 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
       ->add_option("--ranks", train.ranks,
                    "Start so many ranks on this machine; 0: run as started (alone, or by mpirun, "
                    "srun or torchrun)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(check_ranks)
       ->capture_default_str();
   command->add_option("--trace", train.trace,
                       "File for what all ranks did in the second and third step (Chrome JSON)");
@@ -56,7 +69,7 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
       "weights. With run.device=cuda and one rank: the GPU with the host");
   add_config(*command, verify.config);
   command->add_option("--ranks", verify.ranks, "Ranks of the layout; 0: the fewest that it needs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(check_ranks)
       ->capture_default_str();
   command->add_option("--steps", verify.steps, "Optimizer steps to compare")
       ->check(CLI::PositiveNumber)
@@ -260,7 +273,7 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command
       ->add_option("--ranks", inspect.ranks,
                    "Ranks of the layout, also for --program and --memory; 0: as few as it needs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(check_ranks)
       ->capture_default_str();
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
@@ -396,9 +409,15 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    user_error("{}; see tessera --help", error.what());
+    const std::string why = fmt::format("{}; see tessera --help", error.what());
+    if (*train_command) return refuse_rank(why);
+    throw UserError(why);
   }
-  take_overrides(*train_command, train.config);
+  try {
+    take_overrides(*train_command, train.config);
+  } catch (const UserError& error) {
+    return refuse_rank(error.what());
+  }
   train.command = without_ranks(argc, argv);
   take_overrides(*verify_command, verify.config);
   take_overrides(*inspect_command, inspect.config);
