@@ -191,6 +191,14 @@ std::vector<RankStatement> gather(Communicator& all, const std::vector<Summary>&
   return statements;
 }
 
+/// Returns on all ranks when rank 0 has told, so that nobody ends the job before.
+void tell_why(Communicator& all, const std::vector<Summary>& summaries, std::string own) {
+  std::optional<std::string> why = find_other_formats(summaries);
+  if (!why) why = find_disagreement(gather(all, summaries, std::move(own)));
+  if (all.rank() == 0) std::cerr << "tessera: " + why.value_or("the ranks differ") + "\n";
+  all.barrier();
+}
+
 }  // namespace
 
 std::optional<std::string> find_disagreement(std::span<const RankStatement> ranks) {
@@ -212,16 +220,9 @@ bool ranks_agree(World& world, const RankStatement& own) {
   const bool alike = std::ranges::all_of(summaries, [&](const Summary& summary) {
     return summary == summaries[0] && summary.failed == 0;
   });
+  if (!alike) tell_why(*all, summaries, std::move(bytes));
   world.statistics().clear();
-  if (alike) return true;
-  std::optional<std::string> why = find_other_formats(summaries);
-  if (!why) {
-    const std::vector<RankStatement> statements = gather(*all, summaries, std::move(bytes));
-    why = find_disagreement(statements);
-  }
-  if (world.rank() == 0) std::cerr << "tessera: " + why.value_or("the ranks differ") + "\n";
-  all->barrier();  // so that nobody ends the job before it is told
-  return false;
+  return alike;
 }
 
 }  // namespace tessera

@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, 3> kComparedWithGpus = {
     "CUBLAS_WORKSPACE_CONFIG",
 };
 /// Of those: what a machine, or a rank, may have as its own.
-constexpr std::array<std::string_view, 16> kMayDiffer = {
+constexpr std::array<std::string_view, 17> kMayDiffer = {
     "TESSERA_PORT",  // where ranks meet: they have met
     "TESSERA_HF_FIXTURES",  "NCCL_DEBUG*",
     "NCCL_SOCKET_IFNAME",   "NCCL_SOCKET_FAMILY",

@@ -103,7 +103,8 @@ LaunchInfo read_world_size(const Reader& read) {
   }
   user_error(
       "WORLD_SIZE is {}, as where a launcher starts several ranks, but {} {} missing, so that they "
-      "cannot find one another: start them with torchrun, set the rest for each rank (RANK from 0 to "
+      "cannot find one another: start them with torchrun, set the rest for each rank (RANK from 0 "
+      "to "
       "{}; MASTER_ADDR and MASTER_PORT, where rank 0 listens), or unset WORLD_SIZE to run alone",
       num_ranks, missing, missing.find(',') == std::string::npos ? "is" : "are", num_ranks - 1);
 }
@@ -119,10 +120,11 @@ void refuse_other_launchers(const Reader& read) {
        {Variables{"PMI_SIZE", "MPICH's or Intel MPI's mpiexec"},
         Variables{"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"},
         Variables{"JSM_NAMESPACE_SIZE", "jsrun"}, Variables{"FLUX_JOB_SIZE", "flux run"}}) {
-    require(!read.says_several(size),
-            "{} is {}: {} started this process as one of several, which Tessera cannot join; use Open "
-            "MPI's mpirun, srun or torchrun, or unset {} to run alone",
-            size, read.says_several(size) ? read.text(size) : "", launcher, size);
+    require(
+        !read.says_several(size),
+        "{} is {}: {} started this process as one of several, which Tessera cannot join; use Open "
+        "MPI's mpirun, srun or torchrun, or unset {} to run alone",
+        size, read.says_several(size) ? read.text(size) : "", launcher, size);
   }
   require(!read.has("PMIX_RANK") || !read.has("PMIX_NAMESPACE"),
           "PMIX_RANK is {}, but nothing says how many ranks there are: use Open MPI's mpirun, srun "

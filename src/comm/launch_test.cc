@@ -161,8 +161,9 @@ TEST(Launch, BadVariablesAreNamed) {
 
 TEST(Launch, OneOfSeveralThatCannotFindTheOthersIsRefused) {
   const Variables ranks = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
-  EXPECT_THAT(error_of(ranks), AllOf(HasSubstr("WORLD_SIZE is 2"),
-                                     HasSubstr("LOCAL_RANK, MASTER_ADDR, MASTER_PORT are missing")));
+  EXPECT_THAT(error_of(ranks),
+              AllOf(HasSubstr("WORLD_SIZE is 2"),
+                    HasSubstr("LOCAL_RANK, MASTER_ADDR, MASTER_PORT are missing")));
   EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("RANK, LOCAL_RANK, MASTER_ADDR"));
   EXPECT_THAT(error_of({{"WORLD_SIZE", "2"},
                         {"LOCAL_RANK", "0"},
@@ -171,7 +172,8 @@ TEST(Launch, OneOfSeveralThatCannotFindTheOthersIsRefused) {
               HasSubstr("but RANK is missing"));
   EXPECT_THAT(error_of(joined(ranks, {{"LOCAL_RANK", "0"}, {"MASTER_PORT", "29500"}})),
               HasSubstr("but MASTER_ADDR is missing"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"MASTER_ADDR", "node0"}}), HasSubstr("WORLD_SIZE is missing"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"MASTER_ADDR", "node0"}}),
+              HasSubstr("WORLD_SIZE is missing"));
 }
 
 TEST(Launch, ARankBeyondTheNumberOfRanksIsRefused) {
@@ -221,7 +223,8 @@ TEST(Launch, CommandOfMpirun) {
         mpirun_command(4, {"tessera", "train"}, environment_of(variables), 16);
     EXPECT_THAT(launch.arguments[0], HasSubstr("/mpirun"));
     EXPECT_THAT(std::vector(launch.arguments.begin() + 1, launch.arguments.end()),
-                ElementsAre("--quiet", "--oversubscribe", "--bind-to", "none", "-n", "4", "tessera", "train"));
+                ElementsAre("--quiet", "--oversubscribe", "--bind-to", "none", "-n", "4", "tessera",
+                            "train"));
     EXPECT_THAT(launch.environment, testing::Contains(testing::Pair("OMP_NUM_THREADS", "4")));
   } catch (const UserError&) {
     GTEST_SKIP() << "mpirun is not installed";
