@@ -34,7 +34,8 @@ struct Finished {
 class ChildProcess {
  public:
   /// `file_limit`: the longest file that it may write, as if the disk were full; 0: no limit.
-  /// `environment`: variables that it has beside this process's.
+  /// `environment`: variables that it has beside this process's; TEST_FOLDER is where it runs,
+  /// TEST_PROGRAM another program than this build's.
   explicit ChildProcess(const Arguments& arguments, int64_t file_limit = 0,
                         const Variables& environment = {});
   ~ChildProcess();
