@@ -17,7 +17,9 @@ ChildProcess::ChildProcess(const Arguments& arguments, int64_t file_limit,
   int err[2];
   if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw InternalError("pipe2");
   ::fcntl(out[1], F_SETPIPE_SZ, 4096);
-  std::vector<std::string> words = {TESSERA_PROGRAM};
+  const auto program = environment.find("TEST_PROGRAM");
+  std::vector<std::string> words = {program == environment.end() ? TESSERA_PROGRAM
+                                                                 : program->second};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -25,6 +27,8 @@ ChildProcess::ChildProcess(const Arguments& arguments, int64_t file_limit,
   process_ = ::fork();
   if (process_ == 0) {
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+    const auto folder = environment.find("TEST_FOLDER");
+    if (folder != environment.end() && ::chdir(folder->second.c_str()) != 0) ::_exit(126);
     execute(argv.data(), out[1], err[1], file_limit, prepare);
   }
   ::close(out[1]);

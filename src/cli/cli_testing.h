@@ -35,8 +35,9 @@ struct Finished {
 class ChildProcess {
  public:
   /// `file_limit`: the longest file that it may write, as if the disk were full; 0: no limit.
-  /// `environment`: variables that it has beside this process's. `prepare` is called in the new
-  /// process last of all, to set limits or other descriptors.
+  /// `environment`: variables that it has beside this process's; TEST_FOLDER is where it runs,
+  /// TEST_PROGRAM another program than this build's. `prepare` is called in the new process last of
+  /// all, to set limits or other descriptors.
   explicit ChildProcess(const Arguments& arguments, int64_t file_limit = 0,
                         const Variables& environment = {},
                         const std::function<void()>& prepare = {});

@@ -431,6 +431,19 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
       {add_doctor(app, all.doctor), nullptr, true, [&] { return run_doctor(all.doctor); }}};
 }
 
+const Command& find_chosen(const std::vector<Command>& commands) {
+  const auto chosen =
+      std::ranges::find_if(commands, [](const Command& c) { return c.app->parsed(); });
+  ensure(chosen != commands.end(), "no subcommand was parsed");
+  return *chosen;
+}
+
+/// A rank that cannot run says so to the others.
+int refuse(const CLI::App& app, const std::string& why) {
+  if (app.got_subcommand("train")) return refuse_rank(why);
+  throw UserError(why);
+}
+
 }  // namespace
 
 int run_command_line(int argc, char** argv, StandardOutput& output) {
@@ -442,18 +455,19 @@ int run_command_line(int argc, char** argv, StandardOutput& output) {
   AllArguments all;
   const std::vector<Command> commands = add_commands(app, all, output);
   check_subcommand(app, argc, argv);
+  const Command* chosen = nullptr;
   try {
     app.parse(argc, argv);
+    chosen = &find_chosen(commands);
+    if (chosen->config != nullptr) take_overrides(*chosen->app, *chosen->config);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    user_error("{}; see tessera --help", error.what());
+    return refuse(app, fmt::format("{}; see tessera --help", error.what()));
+  } catch (const UserError& error) {
+    return refuse(app, error.what());
   }
   all.train.command = without_ranks(argc, argv);
-  const auto chosen =
-      std::ranges::find_if(commands, [](const Command& c) { return c.app->parsed(); });
-  ensure(chosen != commands.end(), "no subcommand was parsed");
-  if (chosen->config != nullptr) take_overrides(*chosen->app, *chosen->config);
   cpu_levels();  // a wrong TESSERA_CPU is refused before anything begins
   if (chosen->computes) check_compute_limits();
   return chosen->run();

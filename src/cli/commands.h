@@ -129,6 +129,10 @@ int run_command_line(int argc, char** argv, StandardOutput& output);
 /// Each runs one subcommand and returns the exit code; what the user did wrong is thrown as
 /// UserError.
 int run_train(const TrainArguments& arguments, StandardOutput& output);
+/// For `train` on a rank whose command line or configuration cannot be used: tells the other ranks,
+/// so that all end at once with one message, and returns the exit code. Throws UserError with `why`
+/// where there are no others.
+int refuse_rank(const std::string& why);
 int run_verify(const VerifyArguments& arguments);
 int run_generate(const GenerateArguments& arguments);
 int run_eval(const EvalArguments& arguments);

@@ -1,11 +1,18 @@
 #include <set>
 
 #include "cli/cli_testing.h"
+#include "comm/testing/run_program.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+
+std::string join(const Arguments& arguments) {
+  std::string text;
+  for (const std::string& argument : arguments) text += (text.empty() ? "" : " ") + argument;
+  return text;
+}
 
 /// Ranks that mpirun starts on this machine.
 class CliRanks : public CliTest {
@@ -120,6 +127,54 @@ TEST_F(CliRanks, OwnTheirFolderTogether) {
   const int64_t step = std::atoll(checkpoints("moved")[0].substr(5).c_str());
   EXPECT_GE(step, 7);
   EXPECT_EQ(read_steps("moved").size(), step);
+}
+
+TEST_F(CliRanks, ANumberOfRanksThatCannotBeIsNamed) {
+  for (const std::string ranks : {"-1", "abc", "1.5", "99999999999", "1e400"}) {
+    for (const std::string command : {"train", "verify", "inspect"})
+      expect_refused({command, "--ranks=" + ranks}, {"--ranks must be", "\"" + ranks + "\""});
+  }
+}
+
+/// Limits that `limits` sets for a run of two ranks, and all that it says: one line.
+std::string refusal_under(const std::string& limits, const Arguments& arguments) {
+  const ProgramResult result =
+      run_program(limits + "; exec " TESSERA_PROGRAM " " + join(arguments), 60);
+  EXPECT_EQ(result.code, 2) << result.output;
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+  return result.output;
+}
+
+TEST_F(CliRanks, LimitsOfTheSystemAreNamedBeforeRanksStart) {
+  const Arguments arguments = layout("run", {"--ranks=2"});
+  EXPECT_THAT(refusal_under("ulimit -n 16", arguments), HasSubstr("16 files open (ulimit -n)"));
+  EXPECT_THAT(refusal_under("ulimit -f 100", arguments), HasSubstr("(ulimit -f), but Open MPI"));
+}
+
+/// Open MPI adds pages to what ranks that end say.
+TEST_F(CliRanks, AFailureIsOneMessage) {
+  write_all(path("file"), "");
+  const Finished finished =
+      run_tessera(layout("run", {"--ranks=2", "--run.folder=" + path("file/run")}));
+  EXPECT_EQ(finished.code, 2);
+  EXPECT_EQ(std::ranges::count(finished.err, '\n'), 1) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr(path("file")));
+}
+
+/// Ranks that the user's own mpirun starts.
+TEST_F(CliRanks, ADifferentRankIsNamed) {
+  const Arguments arguments = layout("run", {});
+  const std::string rank = "-n 1 " TESSERA_PROGRAM " " + join(arguments);
+  const ProgramResult result = run_program(
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 mpirun --quiet "
+      "--oversubscribe --bind-to none " +
+          rank + " : " + rank + " --optim.learning_rate=0.5 : " + rank,
+      60);
+  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.output,
+            "tessera: optim.learning_rate is 0.01 on ranks 0 2 and 0.5 on rank 1; start all ranks "
+            "with the same configuration\n");
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 
 /// What one rank's part of a trace says.

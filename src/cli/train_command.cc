@@ -3,12 +3,20 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "comm/agreement.h"
+#include "comm/error.h"
 #include "comm/launch.h"
+#include "core/exit_code.h"
 #include "core/progress.h"
+#include "train/run_statement.h"
 #include "train/trainer.h"
 
 namespace tessera {
 namespace {
+
+constexpr const char* kTrain = "train";
+// A rank that cannot run waits so long for others whom it can tell.
+constexpr double kRefusalSeconds = 60;
 
 /// Starts local ranks; mistakes in the settings are found before.
 int start_ranks(const Settings& settings, const TrainArguments& arguments) {
@@ -25,27 +33,79 @@ Terminal find_terminal() {
   return users ? detect_terminal(STDOUT_FILENO) : Terminal{};
 }
 
-}  // namespace
-
-int run_train(const TrainArguments& arguments, StandardOutput& output) {
-  Settings settings;
-  ConfigSchema schema = make_schema(settings);
-  load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
-  if (arguments.print_config) {
-    std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
-    return 0;
+bool is_one_of_several() {
+  try {
+    return detect_launch(process_environment()).num_ranks > 1;
+  } catch (const UserError&) {
+    return false;  // then it cannot find the others
   }
-  // What is printed is worth less than the run.
-  output.keep_going("; training goes on, and metrics.jsonl in the run's folder has each step");
-  if (arguments.ranks > 0) return start_ranks(settings, arguments);
+}
+
+/// What this rank says to the others; a failure is part of it.
+RankStatement make_statement(const ConfigSchema& schema, const Settings& settings,
+                             const std::string& trace) {
+  RankStatement statement = state_program(kTrain, TESSERA_VERSION);
+  try {
+    state_run(statement, schema, settings, trace);
+  } catch (const UserError& error) {
+    statement.failure = error.what();
+  }
+  return statement;
+}
+
+/// Trains alone, or as one of the ranks that are there.
+int start_training(const ConfigSchema& schema, const Settings& settings,
+                   const TrainArguments& arguments) {
   const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
   return run_rank(*world, [&] {
+    if (world->size() > 1 &&
+        !ranks_agree(*world, make_statement(schema, settings, arguments.trace)))
+      return kUserErrorCode;
     return train({.settings = settings,
                   .config_toml = schema.to_toml(),
                   .terminal = find_terminal(),
                   .trace = arguments.trace},
                  *world, std::cout);
   });
+}
+
+}  // namespace
+
+int refuse_rank(const std::string& why) {
+  if (!is_one_of_several()) throw UserError(why);
+  RankStatement statement = state_program(kTrain, TESSERA_VERSION);
+  statement.failure = why;
+  try {
+    const auto world = connect_world({.timeout_seconds = kRefusalSeconds});
+    return run_rank(*world, [&] {
+      try {
+        ranks_agree(*world, statement);
+      } catch (const CommError&) {
+        throw UserError(why);  // what the others do matters less
+      }
+      return kUserErrorCode;
+    });
+  } catch (const UserError&) {
+    user_error("rank {}: {}", detect_launch(process_environment()).rank, why);
+  }
+}
+
+int run_train(const TrainArguments& arguments, StandardOutput& output) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  try {
+    load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
+    if (arguments.print_config) {
+      std::cout << (arguments.json ? schema.to_json() + "\n" : schema.to_toml());
+      return 0;
+    }
+    // What is printed is worth less than the run.
+    output.keep_going("; training goes on, and metrics.jsonl in the run's folder has each step");
+    if (arguments.ranks > 0) return start_ranks(settings, arguments);
+  } catch (const UserError& error) {
+    return refuse_rank(error.what());
+  }
+  return start_training(schema, settings, arguments);
 }
 
 std::string config_help() {

@@ -12,10 +12,13 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <sstream>
 #include <thread>
 
 #include "comm/error.h"
+#include "comm/launch_limits.h"
+#include "comm/launch_mark.h"
 #include "comm/mpi_world.h"
 #include "comm/process_world.h"
 #include "comm/supervisor.h"
@@ -73,14 +76,48 @@ void check_is_open_mpi(const fs::path& mpirun) {
   _exit(kUserErrorCode);
 }
 
+/// Tells what no rank can: that a signal ended it, or that there were no ranks yet.
+void explain(const LaunchEnd& end, bool connected, const std::vector<std::string>& arguments) {
+  if (end.asked) return;
+  if (end.signal() > 0) {
+    std::cerr << fmt::format("tessera: a rank was ended by signal {} ({})\n", end.signal(),
+                             strsignal(end.signal()));
+    return;
+  }
+  if (connected || end.code == 0 || end.code == kUserErrorCode) return;
+  std::string command;
+  for (const std::string& argument : arguments) {
+    if (argument != "--quiet") command += " " + argument;
+  }
+  std::cerr << fmt::format(
+      "tessera: mpirun ended with exit code {} before the ranks were connected; what it has to say "
+      "shows with{}\n",
+      end.code, command);
+}
+
+int64_t threads_of(const LaunchCommand& launch, const Environment& environment) {
+  const std::string name = "OMP_NUM_THREADS";
+  std::string text = environment(name).value_or("1");
+  for (const auto& [variable, value] : launch.environment) {
+    if (variable == name) text = value;
+  }
+  return std::clamp<int64_t>(std::atoll(text.c_str()), 1, 1 << 20);
+}
+
 }  // namespace
 
 std::unique_ptr<World> connect_world(CommOptions options) {
   const LaunchInfo info = detect_launch(process_environment());
   if (options.grace_seconds <= 0) options.grace_seconds = info.kill_seconds / 2;
   if (info.num_ranks == 1) return make_single_world();
-  if (info.launcher != Launcher::kTorchrun)
-    return connect_mpi_world(options, info.rank, info.num_ranks);
+  const bool with_mpi = info.launcher != Launcher::kTorchrun;
+  check_rank(read_launch_limits(), info.num_ranks, with_mpi);
+  if (with_mpi) {
+    auto world = connect_mpi_world(options, info.rank, info.num_ranks);
+    if (const auto mark = process_environment()(LaunchMark::kVariable); mark && info.rank == 0)
+      send_launch_mark(*mark);
+    return world;
+  }
   return make_process_world(connect_tcp({.rank = info.rank,
                                          .num_ranks = info.num_ranks,
                                          .one_machine = info.one_machine,
@@ -105,7 +142,8 @@ LaunchCommand mpirun_command(int64_t num_ranks, const std::vector<std::string>& 
   if (!environment("OMP_WAIT_POLICY") && num_ranks > 1)
     launch.environment.emplace_back("OMP_WAIT_POLICY", "passive");
   launch.arguments = {
-      find_mpirun(environment).string(), "--oversubscribe", "--bind-to", "none", "-n",
+      // Quiet: what ended ranks say themselves would drown in what Open MPI adds.
+      find_mpirun(environment).string(), "--quiet", "--oversubscribe", "--bind-to", "none", "-n",
       std::to_string(num_ranks)};
   launch.arguments.insert(launch.arguments.end(), command.begin(), command.end());
   return launch;
@@ -118,8 +156,11 @@ int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& comman
   require(detect_launch(environment).launcher == Launcher::kNone,
           "this process is a rank already: a launcher started it; leave out the number of ranks");
   const auto num_cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  const LaunchCommand launch = mpirun_command(num_ranks, command, environment, num_cores);
+  LaunchCommand launch = mpirun_command(num_ranks, command, environment, num_cores);
+  check_launch(read_launch_limits(), num_ranks, threads_of(launch, environment));
   check_is_open_mpi(launch.arguments[0]);
+  const LaunchMark mark;
+  launch.environment.emplace_back(LaunchMark::kVariable, mark.name());
   std::array<int, 2> pipe{};
   require(pipe2(pipe.data(), O_CLOEXEC) == 0, "no pipe for what the ranks print: {}",
           describe_errno(errno));
@@ -134,9 +175,10 @@ int launch_local_ranks(int64_t num_ranks, const std::vector<std::string>& comman
   require(child >= 0, "mpirun could not be started: {}", describe_errno(errno));
   if (child == 0) become_mpirun(launch, old_signals, parent, write_end.get());
   write_end.reset();
-  const int code = Supervisor(child, signals, std::move(read_end), out).run();
+  const LaunchEnd end = Supervisor(child, signals, std::move(read_end), out).run();
   sigprocmask(SIG_SETMASK, &old_signals, nullptr);
-  return code;
+  explain(end, mark.came(), launch.arguments);
+  return end.code;
 }
 
 }  // namespace tessera

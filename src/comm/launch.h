@@ -39,7 +39,9 @@ Environment process_environment();
 /// and what does as it does (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT;
 /// LOCAL_WORLD_SIZE where known), Slurm's srun (SLURM_STEP_ID, SLURM_PROCID, SLURM_STEP_NUM_TASKS),
 /// in this order: torchrun is often started by srun. Throws UserError for a variable that is
-/// missing, no number or out of range.
+/// missing, no number or out of range, and where variables say that this process is one of several
+/// but not how it finds the others: WORLD_SIZE above 1 without the rest, or those of a launcher
+/// whose ranks cannot be joined. RANK alone means nothing.
 ///
 /// The port for rank 0 is TESSERA_PORT; otherwise MASTER_PORT, or that + 1000 (- 1000 at the end of
 /// the range) where torchrun's agent says that it listens at MASTER_PORT itself

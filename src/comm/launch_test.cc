@@ -10,6 +10,7 @@
 namespace tessera {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -158,6 +159,62 @@ TEST(Launch, BadVariablesAreNamed) {
   EXPECT_THAT(error_of(variables), HasSubstr("MASTER_PORT is missing"));
 }
 
+TEST(Launch, OneOfSeveralThatCannotFindTheOthersIsRefused) {
+  const Variables ranks = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  EXPECT_THAT(error_of(ranks),
+              AllOf(HasSubstr("WORLD_SIZE is 2"),
+                    HasSubstr("LOCAL_RANK, MASTER_ADDR, MASTER_PORT are missing")));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("RANK, LOCAL_RANK, MASTER_ADDR"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "2"},
+                        {"LOCAL_RANK", "0"},
+                        {"MASTER_ADDR", "node0"},
+                        {"MASTER_PORT", "29500"}}),
+              HasSubstr("but RANK is missing"));
+  EXPECT_THAT(error_of(joined(ranks, {{"LOCAL_RANK", "0"}, {"MASTER_PORT", "29500"}})),
+              HasSubstr("but MASTER_ADDR is missing"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"MASTER_ADDR", "node0"}}),
+              HasSubstr("WORLD_SIZE is missing"));
+}
+
+TEST(Launch, ARankBeyondTheNumberOfRanksIsRefused) {
+  EXPECT_THAT(error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("RANK is '2'; a number from 0 to 1 is expected"));
+  EXPECT_THAT(error_of({{"RANK", "1"}, {"WORLD_SIZE", "1"}}), HasSubstr("RANK is '1'"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE is '0'"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}), HasSubstr("WORLD_SIZE is 'two'"));
+}
+
+TEST(Launch, VariablesOfOneRankMeanNothing) {
+  for (const Variables& variables :
+       {Variables{{"RANK", "7"}}, Variables{{"WORLD_SIZE", "1"}},
+        Variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, Variables{{"LOCAL_RANK", "1"}},
+        Variables{{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}},
+        Variables{{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}}, Variables{{"PMI_SIZE", "many"}}}) {
+    const LaunchInfo info = detect_launch(environment_of(variables));
+    EXPECT_EQ(info.launcher, Launcher::kNone);
+    EXPECT_EQ(info.num_ranks, 1);
+  }
+}
+
+TEST(Launch, RanksOfOtherLaunchersAreRefused) {
+  for (const std::string size :
+       {"PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE"})
+    EXPECT_THAT(error_of({{size, "4"}}), HasSubstr(size + " is 4: "));
+  EXPECT_THAT(error_of({{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "x"}}),
+              HasSubstr("nothing says how many ranks there are"));
+  // Those that come with a launcher that is known mean no more.
+  EXPECT_EQ(detect_launch(environment_of(joined(slurm(), {{"PMI_SIZE", "6"}}))).launcher,
+            Launcher::kSlurm);
+}
+
+TEST(Launch, ASlurmTaskThatDoesNotKnowHowManyThereAreIsRefused) {
+  Variables variables = slurm();
+  variables.erase("SLURM_STEP_NUM_TASKS");
+  EXPECT_THAT(error_of(variables), HasSubstr("SLURM_STEP_NUM_TASKS is missing"));
+  variables["SLURM_PROCID"] = "0";  // a batch script
+  EXPECT_EQ(detect_launch(environment_of(variables)).launcher, Launcher::kNone);
+}
+
 TEST(Launch, CommandOfMpirun) {
   const std::string path = process_environment()("PATH").value_or("");
   Variables variables = {{"PATH", "/nowhere:" + path}};
@@ -166,7 +223,8 @@ TEST(Launch, CommandOfMpirun) {
         mpirun_command(4, {"tessera", "train"}, environment_of(variables), 16);
     EXPECT_THAT(launch.arguments[0], HasSubstr("/mpirun"));
     EXPECT_THAT(std::vector(launch.arguments.begin() + 1, launch.arguments.end()),
-                ElementsAre("--oversubscribe", "--bind-to", "none", "-n", "4", "tessera", "train"));
+                ElementsAre("--quiet", "--oversubscribe", "--bind-to", "none", "-n", "4", "tessera",
+                            "train"));
     EXPECT_THAT(launch.environment, testing::Contains(testing::Pair("OMP_NUM_THREADS", "4")));
   } catch (const UserError&) {
     GTEST_SKIP() << "mpirun is not installed";

@@ -41,7 +41,11 @@ Supervisor::Supervisor(pid_t mpirun, const sigset_t& signals, FileDescriptor pri
   fcntl(printed_.get(), F_SETFL, O_NONBLOCK);
 }
 
-int Supervisor::run() {
+int LaunchEnd::signal() const {
+  return code > kSignalBase && code < kSignalBase + NSIG ? code - kSignalBase : 0;
+}
+
+LaunchEnd Supervisor::run() {
   while (!abandoned_) {
     int status = 0;
     if (!code_ && waitpid(mpirun_, &status, WNOHANG) == mpirun_)
@@ -51,7 +55,7 @@ int Supervisor::run() {
     if (code_ && text_.empty() && !more) break;
     wait();
   }
-  return *code_;
+  return {.code = *code_, .asked = asked_};
 }
 
 /// Standard output is waited for before it is written to, so that a reader who is slow keeps no

@@ -15,6 +15,15 @@ namespace tessera {
 /// them where it is ignored, as under nohup.
 sigset_t launch_signals();
 
+/// How mpirun ended.
+struct LaunchEnd {
+  int code = 0;        ///< as a shell's: 128 + the signal that ended it, or a rank
+  bool asked = false;  ///< by a signal to this process
+
+  /// 0 where none did.
+  int signal() const;
+};
+
 /// Stands between the user and mpirun until that has ended: passes signals on one way and what the
 /// ranks print the other.
 class Supervisor {
@@ -23,8 +32,7 @@ class Supervisor {
   /// output, and `out` stands for this process's.
   Supervisor(pid_t mpirun, const sigset_t& signals, FileDescriptor printed, std::ostream& out);
 
-  /// mpirun's exit code, or 128 + the signal that ended it.
-  int run();
+  LaunchEnd run();
 
  private:
   void take_signal();

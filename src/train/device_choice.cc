@@ -126,6 +126,10 @@ RankDevice choose_host(const Settings& /*settings*/, World& /*host*/) {
   return {.backend = make_cpu_kernels(), .world = nullptr};
 }
 
+bool finds_gpu() {
+  return built_with_cuda() && count_usable_gpus() > 0 && find_nccl().version > 0;
+}
+
 int64_t gpu_memory() {
   const GpuList list = list_gpus();
   return list.gpus.empty() ? 0 : list.gpus[kGpu].memory;

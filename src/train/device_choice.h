@@ -39,6 +39,9 @@ RankDevice choose_device(const Settings& settings, World& host);
 /// The host, whatever the settings say.
 RankDevice choose_host(const Settings& settings, World& host);
 
+/// Whether this process sees a GPU that one of several ranks can compute on, and NCCL.
+bool finds_gpu();
+
 /// Bytes of memory of the first GPU; 0 where there is none.
 int64_t gpu_memory();
 

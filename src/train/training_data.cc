@@ -20,23 +20,13 @@ SamplerConfig sampler_config(const Settings& settings) {
           .packing = settings.data.packing};
 }
 
-TextSource text_source(const DataSettings& data) {
-  TextSource source;
-  source.paths = {data.text};
-  source.format = data.format;
-  source.json_key = data.json_key;
-  source.instructions = data.instructions;
-  if (!data.separator.empty()) source.separator_line = data.separator;
-  return source;
-}
-
 /// The prefix of the token file: the given one, or one made from text.
 std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
                         const std::function<void(const PrepareProgress&)>& progress) {
   const DataSettings& data = settings.data;
   if (!data.tokens.empty()) return data.tokens;
   const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
-  return prepare_tokens(text_source(data), tokenizer, cache, progress).prefix;
+  return prepare_tokens(make_text_source(data), tokenizer, cache, progress).prefix;
 }
 
 void open_files(const Settings& settings, TrainingData& data,
@@ -55,6 +45,16 @@ void open_files(const Settings& settings, TrainingData& data,
 }
 
 }  // namespace
+
+TextSource make_text_source(const DataSettings& data) {
+  TextSource source;
+  source.paths = {data.text};
+  source.format = data.format;
+  source.json_key = data.json_key;
+  source.instructions = data.instructions;
+  if (!data.separator.empty()) source.separator_line = data.separator;
+  return source;
+}
 
 int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
   constexpr int64_t kMultiple = 64;

@@ -30,6 +30,9 @@ struct TrainingData {
   std::string describe_samples(int64_t step) const;
 };
 
+/// data.text and how it is read.
+TextSource make_text_source(const DataSettings& data);
+
 /// Makes the token file from text where that has not been done (calling `progress`), opens it, and
 /// sets model.vocab_size where it is 0. Throws UserError for data that cannot be trained on.
 TrainingData open_training_data(Settings& settings,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iostream>
 #include <optional>
 #include <thread>
 
@@ -18,6 +19,8 @@ namespace {
 constexpr std::chrono::milliseconds kRetry{100};
 // What is no rank may accept a connection and never answer.
 constexpr std::chrono::seconds kPatience{10};
+// What is waited for so long is told, once.
+constexpr std::chrono::seconds kUntilNote{15};
 // Waits are looked at this often for whether they are in vain.
 constexpr std::chrono::milliseconds kCheckInterval{500};
 
@@ -57,9 +60,10 @@ class Joining {
   void check_others() const;
   std::vector<int> descriptors() const;
   std::vector<int64_t> missing(int64_t first) const;
+  void note(const std::string& awaited);
   [[noreturn]] void fail(const std::string& awaited, const std::string& why) const;
   template <typename Attempt>
-  auto retry(const std::string& awaited, Attempt&& attempt) const;
+  auto retry(const std::string& awaited, Attempt&& attempt);
 
   const TcpJoin& join_;
   const pid_t launcher_ = getppid();
@@ -69,6 +73,7 @@ class Joining {
   std::vector<TcpPeer> peers_;        ///< by rank
   std::vector<Address> listeners_;    ///< by rank; rank 0's is not used
   std::optional<Reception> waiting_;  ///< for the higher ranks
+  bool noted_ = false;
 };
 
 Joining::Joining(const TcpJoin& join)
@@ -107,6 +112,14 @@ void Joining::fail(const std::string& awaited, const std::string& why) const {
                               waited.count(), awaited, why));
 }
 
+/// Tells who is missing long before the time limit, once.
+void Joining::note(const std::string& awaited) {
+  if (noted_ || TcpClock::now() - begin_ < kUntilNote) return;
+  noted_ = true;
+  std::cerr << fmt::format("tessera: rank {} has waited {} s for {}; the time limit is {} s\n",
+                           join_.rank, kUntilNote.count(), awaited, join_.timeout_seconds);
+}
+
 /// Throws CommError where a rank that had joined is gone, or who started this one.
 void Joining::check_others() const {
   if (getppid() != launcher_) {
@@ -125,10 +138,11 @@ void Joining::check_others() const {
 
 /// Attempts, which throw UserError, until one succeeds.
 template <typename Attempt>
-auto Joining::retry(const std::string& awaited, Attempt&& attempt) const {
+auto Joining::retry(const std::string& awaited, Attempt&& attempt) {
   std::string why;
   while (true) {
     check_others();
+    if (join_.rank == 1) note(awaited);  // the others wait for the same
     try {
       return attempt();
     } catch (const CommError&) {
@@ -198,10 +212,12 @@ void Joining::await(Reception& reception, int64_t first) {
       continue;
     }
     check_others();
+    const std::string awaited =
+        fmt::format("rank {} to connect to {}", fmt::join(missing(first), " "),
+                    reception.address().to_string());
+    if (join_.rank == 0) note(awaited);
     if (TcpClock::now() < deadline_) continue;
-    fail(fmt::format("rank {} to connect to {}", fmt::join(missing(first), " "),
-                     reception.address().to_string()),
-         fmt::format("the time limit is {} s", join_.timeout_seconds));
+    fail(awaited, fmt::format("the time limit is {} s", join_.timeout_seconds));
   }
 }
 
