@@ -228,7 +228,7 @@ TEST_F(CliTorchrun, RanksThatCannotMeetAreRefused) {
                {"WORLD_SIZE is 2", "LOCAL_RANK, MASTER_ADDR, MASTER_PORT are missing"});
   EXPECT_EQ(snapshot(folder_), before);
   for (const Variables& one : {Variables{{"RANK", "1"}}, Variables{{"WORLD_SIZE", "1"}}})
-    EXPECT_EQ(ChildProcess(layout("one", {"--run.resume=never"}), 0, one).wait().code, 0);
+    EXPECT_EQ(ChildProcess(layout("alone-" + one.begin()->first, {}), 0, one).wait().code, 0);
 }
 
 }  // namespace
