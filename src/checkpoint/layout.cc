@@ -41,6 +41,14 @@ std::optional<int64_t> parse_step_folder(std::string_view name) {
   return step;
 }
 
+std::optional<int64_t> parse_temporary_folder(std::string_view name) {
+  constexpr std::string_view kMark = ".tmp-";
+  if (!name.starts_with(kMark)) return std::nullopt;
+  name.remove_prefix(kMark.size());
+  const size_t digits = name.find('-') + 1;
+  return digits == 0 ? std::nullopt : parse_step_folder(name.substr(0, name.find('-', digits)));
+}
+
 std::vector<StepFolder> list_step_folders(const fs::path& root) {
   std::vector<StepFolder> folders;
   for (const fs::path& path : list_folder(root)) {

@@ -132,6 +132,10 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
     copy_rectangle(*part, {source, saved.dtype, piece.rectangle},
                    {static_cast<std::byte*>(host.get().data), out.dtype, wanted});
   }
+  const Tensor& read = host.get();
+  nonfinite_.add(name, count_nonfinite({static_cast<const std::byte*>(read.data),
+                                        static_cast<size_t>(read.num_bytes())},
+                                       read.dtype));
   host.store();
 }
 

@@ -112,6 +112,10 @@ void add_device(CLI::App& command, DeviceChoice& device) {
       ->option_text("TEXT:{auto,cpu,cuda}=auto");
 }
 
+void add_allow_nonfinite(CLI::App& command, bool& allow, const char* help) {
+  command.add_flag("--allow-nonfinite", allow, help);
+}
+
 CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   CLI::App* command =
       app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
@@ -136,6 +140,8 @@ CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
       command->add_option("--logits", eval.logits, "Where the logits of those sequences go");
   ids->needs(logits);
   logits->needs(ids);
+  add_allow_nonfinite(*command, request.allow_nonfinite,
+                      "Take weights and losses that are NaN or infinite, and count them");
   command->add_option("--choices", eval.choices,
                       "Multiple-choice questions instead, as JSON lines with context, choices and "
                       "answer");
@@ -167,6 +173,8 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   command->add_option("--seed", options.seed, "Seed of the choice")
       ->check(refuse_negative)
       ->capture_default_str();
+  add_allow_nonfinite(*command, generate.allow_nonfinite,
+                      "Take weights that are NaN or infinite");
   command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
   command->add_flag("--json", generate.json, "Print JSON");
   return command;
@@ -292,6 +300,8 @@ CLI::App* add_convert(CLI::App& app, ConvertArguments& convert) {
       ->add_option("--pad-vocab-to", convert.pad_vocab_to,
                    "To a checkpoint: pad the vocabulary to a multiple")
       ->check(CLI::NonNegativeNumber);
+  add_allow_nonfinite(*command, convert.allow_nonfinite,
+                      "Take weights that are NaN or infinite, and note them");
   command->add_flag("--drop-mtp", convert.drop_mtp,
                     "Leave out the layers of multi-token prediction");
   command->add_option("--family", convert.family,
@@ -322,6 +332,8 @@ CLI::App* add_upcycle(CLI::App& app, UpcycleArguments& upcycle) {
       ->capture_default_str();
   command->add_option("--top-k", spec.top_k, "Experts of a token, a multiple of the granularity")
       ->capture_default_str();
+  add_allow_nonfinite(*command, upcycle.allow_nonfinite,
+                      "Take weights that are NaN or infinite, and note them");
   command->add_flag("--no-normalize", upcycle.no_normalize,
                     "Probabilities of a softmax over all experts, not scaled to sum 1");
   command

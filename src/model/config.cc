@@ -25,6 +25,9 @@ bool contains(const std::vector<int64_t>& layers, int64_t layer) {
   return std::ranges::find(layers, layer) != layers.end();
 }
 
+/// Beside a mean square: a larger one would hide it.
+constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
+
 void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.vocab_size", &config.vocab_size,
              "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64", between(0, kMaxVocabulary));
@@ -49,7 +52,7 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh}},
                   "Activation of dense layers and experts");
-  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", above(0));
+  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
              "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
@@ -124,7 +127,7 @@ void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
              between(1, kMaxWidth));
   schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head", between(2, kMaxWidth));
   schema.add("latent.value_size", &latent.value_size, "Size of a value head", between(1, kMaxWidth));
-  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", above(0));
+  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilon);
 }
 
 void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
