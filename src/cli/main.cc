@@ -173,8 +173,7 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
   command->add_option("--seed", options.seed, "Seed of the choice")
       ->check(refuse_negative)
       ->capture_default_str();
-  add_allow_nonfinite(*command, generate.allow_nonfinite,
-                      "Take weights that are NaN or infinite");
+  add_allow_nonfinite(*command, generate.allow_nonfinite, "Take weights that are NaN or infinite");
   command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
   command->add_flag("--json", generate.json, "Print JSON");
   return command;

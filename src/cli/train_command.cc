@@ -5,15 +5,23 @@
 #include "cli/commands.h"
 #include "comm/launch.h"
 #include "core/progress.h"
+#include "core/saturating.h"
+#include "train/machine.h"
+#include "train/size_check.h"
 #include "train/trainer.h"
 
 namespace tessera {
 namespace {
 
+/// Of a process that trains next to nothing.
+constexpr int64_t kLeastRankBytes = int64_t{32} << 20;
+
 /// Starts local ranks; mistakes in the settings are found before.
 int start_ranks(const Settings& settings, const TrainArguments& arguments) {
   validate(settings);
   check_model(settings, arguments.ranks);
+  require_host_memory((Saturating(arguments.ranks) * kLeastRankBytes).value(), machine_memory(),
+                      fmt::format("{} ranks on this machine", arguments.ranks));
   return launch_local_ranks(arguments.ranks, arguments.command);
 }
 

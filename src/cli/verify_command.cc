@@ -51,6 +51,7 @@ void check_reference(Settings settings) {
   settings.parallel = {};
   settings.shard = {};
   settings.run.device = DeviceChoice::kCpu;
+  settings.run.cuda_graphs = GraphMode::kAuto;
   settings.train.precision = Precision::kF32;
   check_sized_model(settings, 1);
 }

@@ -40,8 +40,7 @@ int64_t count_nonfinite(std::span<const std::byte> elements, DType dtype) {
 
 void NonFiniteTensors::add(std::string_view name, int64_t num_elements) {
   if (num_elements == 0) return;
-  const auto known =
-      std::ranges::find(tensors_, name, &std::pair<std::string, int64_t>::first);
+  const auto known = std::ranges::find(tensors_, name, &std::pair<std::string, int64_t>::first);
   if (known != tensors_.end()) {
     known->second += num_elements;
   } else {

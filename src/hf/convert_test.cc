@@ -231,9 +231,8 @@ TEST_F(Refusal, NamesWeightsThatAreNotFinite) {
   };
   EXPECT_THAT(import_changed(ruin), HasSubstr("the tensor 'model.norm.weight' has 1 element that "
                                               "is NaN or infinite"));
-  const auto report = import_plain(scratch_ / "source", scratch_ / "own", [](ImportRequest& r) {
-    r.options.allow_nonfinite = true;
-  });
+  const auto report = import_plain(scratch_ / "source", scratch_ / "own",
+                                   [](ImportRequest& r) { r.options.allow_nonfinite = true; });
   EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("'model.norm.weight' has 1 element")));
 }
 

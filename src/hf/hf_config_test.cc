@@ -80,8 +80,8 @@ TEST(HfConfig, NoIntegerOfAnyKeyDoesHarm) {
     const json config = fixture_json(name);
     for (const auto& [key, value] : config.items()) {
       if (!value.is_number_integer()) continue;
-      for (const int64_t number : {int64_t{0}, int64_t{-1}, kOne, kOne << 22, kOne << 31, kOne << 40,
-                                   kOne << 62, std::numeric_limits<int64_t>::max()}) {
+      for (const int64_t number : {int64_t{0}, int64_t{-1}, kOne, kOne << 22, kOne << 31,
+                                   kOne << 40, kOne << 62, std::numeric_limits<int64_t>::max()}) {
         SCOPED_TRACE(fmt::format("{}: {} = {}", name, key, number));
         json changed = config;
         changed[key] = number;

@@ -81,7 +81,8 @@ void read_shape(const ConfigJson& config, ModelConfig& model) {
 
 void read_heads(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
-  model.num_kv_heads = optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
+  model.num_kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
   const auto head_size = optional_bounded(config, "head_dim", kMaxWidth);
   require(head_size || model.hidden_size % model.num_heads == 0,
           "{}: hidden_size {} is not divisible by num_attention_heads {}", config.where(),
@@ -108,7 +109,8 @@ void read_latent(const ConfigJson& config, ModelConfig& model) {
   latent.value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
   check_derived_size(config, "head_dim", latent.rope_size);
   check_derived_size(config, "qk_head_dim", latent.nope_size + latent.rope_size);
-  const int64_t kv_heads = optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
+  const int64_t kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
   require(kv_heads == model.num_heads,
           "{}: num_key_value_heads {} differs from num_attention_heads {}; with latent attention "
           "each query head has a key head",
@@ -176,7 +178,8 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
           "{}: 'layer_types' lists sliding_attention, but there is no window: set "
           "use_sliding_window and sliding_window",
           config.where());
-  if (has_window) set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
+  if (has_window)
+    set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
 }
 
 void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
@@ -185,7 +188,8 @@ void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   if (family.has_key("first_k_dense_replace")) {
     moe.first_dense_layers = bounded(config, "first_k_dense_replace", 0, kMaxLayers);
   }
-  if (family.has_key("decoder_sparse_step")) moe.every = bounded(config, "decoder_sparse_step", 1, kMaxLayers);
+  if (family.has_key("decoder_sparse_step"))
+    moe.every = bounded(config, "decoder_sparse_step", 1, kMaxLayers);
   if (!family.has_key("mlp_only_layers") || config.is_null("mlp_only_layers")) return;
   const json& layers = config.value("mlp_only_layers");
   require(layers.is_array(), "{}: 'mlp_only_layers' must be a list", config.where());

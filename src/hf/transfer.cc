@@ -124,8 +124,7 @@ class Transfer {
   void give_rows(const BlockCopy& block, int64_t row, int64_t num_rows, DType to) {
     const DType from = source_.dtype(block.source);
     const int64_t count = num_rows * block.cols;
-    const auto elements =
-        source_.read(block.source, block.source_begin + row * block.cols, count);
+    const auto elements = source_.read(block.source, block.source_begin + row * block.cols, count);
     if (from == to) return give(block.source, elements, to);
     convert_elements(elements.data(), from, room(count * dtype_size(to)), to, count);
     give(block.source, buffer_, to);

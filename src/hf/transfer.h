@@ -37,8 +37,8 @@ class ElementSource {
   NonFiniteTensors nonfinite_;
 };
 
-/// Refuses weights of `where` that were NaN or infinite, or that became so in a narrower type; where
-/// they are allowed, notes them.
+/// Refuses weights of `where` that were NaN or infinite, or that became so in a narrower type;
+/// where they are allowed, notes them.
 void judge_nonfinite(const NonFiniteTensors& found, std::string_view where, bool allowed,
                      std::vector<std::string>& notes);
 

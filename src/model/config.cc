@@ -30,8 +30,10 @@ constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
 
 void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.vocab_size", &config.vocab_size,
-             "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64", between(0, kMaxVocabulary));
-  schema.add("model.hidden_size", &config.hidden_size, "Width of the residual stream", between(1, kMaxWidth));
+             "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64",
+             between(0, kMaxVocabulary));
+  schema.add("model.hidden_size", &config.hidden_size, "Width of the residual stream",
+             between(1, kMaxWidth));
   schema.add("model.num_layers", &config.num_layers, "Decoder layers", between(1, kMaxLayers));
   schema.add("model.num_heads", &config.num_heads, "Query heads", between(1, kMaxHeads));
   schema.add("model.num_kv_heads", &config.num_kv_heads,
@@ -122,11 +124,14 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
 void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
   schema.add("latent.query_rank", &latent.query_rank, "Size of the query latent; 0: none",
              between(0, kMaxWidth));
-  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent", between(1, kMaxWidth));
+  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent",
+             between(1, kMaxWidth));
   schema.add("latent.nope_size", &latent.nope_size, "Elements of a head without a position",
              between(1, kMaxWidth));
-  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head", between(2, kMaxWidth));
-  schema.add("latent.value_size", &latent.value_size, "Size of a value head", between(1, kMaxWidth));
+  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head",
+             between(2, kMaxWidth));
+  schema.add("latent.value_size", &latent.value_size, "Size of a value head",
+             between(1, kMaxWidth));
   schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilon);
 }
 
@@ -136,10 +141,12 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.top_k", &moe.top_k, "Experts that a token goes to", between(1, kMaxExperts));
   schema.add("moe.inner_size", &moe.inner_size, "Inner size of an expert", between(1, kMaxWidth));
   schema.add("moe.inner_sizes", &moe.inner_sizes,
-             "Inner size of each expert where they differ; empty: inner_size", between(1, kMaxWidth));
+             "Inner size of each expert where they differ; empty: inner_size",
+             between(1, kMaxWidth));
   schema.add("moe.first_dense_layers", &moe.first_dense_layers, "Leading layers without experts",
              between(0, kMaxLayers));
-  schema.add("moe.every", &moe.every, "Every n-th layer after those has experts", between(1, kMaxLayers));
+  schema.add("moe.every", &moe.every, "Every n-th layer after those has experts",
+             between(1, kMaxLayers));
   schema.add("moe.dense_layers", &moe.dense_layers,
              "Further layers without experts, counted from 0", between(0, kMaxLayers - 1));
   schema.add_enum(
@@ -199,7 +206,8 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
   schema.add("moe.num_groups", &moe.num_groups,
              "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
-  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from", between(1, kMaxExperts));
+  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",
+             between(1, kMaxExperts));
   schema.add_enum(
       "moe.group_score", &moe.group_score,
       {{"max", GroupScore::kMax}, {"top_two_sum", GroupScore::kTopTwoSum}},
@@ -512,11 +520,11 @@ void check_parameter_count(const ModelConfig& config) {
   if (total <= kMaxParameters) return;
   const MoeConfig& moe = config.moe;
   const std::string experts =
-      moe.num_experts == 0 ? ""
-                           : fmt::format(", {} experts of inner size {}", moe.num_experts,
-                                         moe.inner_sizes.empty()
-                                             ? moe.inner_size
-                                             : *std::ranges::max_element(moe.inner_sizes));
+      moe.num_experts == 0
+          ? ""
+          : fmt::format(", {} experts of inner size {}", moe.num_experts,
+                        moe.inner_sizes.empty() ? moe.inner_size
+                                                : *std::ranges::max_element(moe.inner_sizes));
   user_error(
       "a model of {} parameters or more cannot exist; at most {} are supported: it has {}, hidden "
       "size {}, dense inner size {}, {} of {} elements, a vocabulary of {}{}",

@@ -133,7 +133,8 @@ OpenedCheckpoint open_checkpoint(const std::string& path, Communicator& world, V
   require(path_exists(path), "{} does not exist; name a run's folder or a checkpoint", path);
   if (names_checkpoint(path)) return {CheckpointReader(path, world, verify), {}};
   std::vector<std::string> ignored;
-  for (const std::filesystem::path& folder : {checkpoint_folder(path), std::filesystem::path(path)}) {
+  for (const std::filesystem::path& folder :
+       {checkpoint_folder(path), std::filesystem::path(path)}) {
     LatestCheckpoint latest = open_latest(folder, world, verify);
     if (latest.reader) return {std::move(*latest.reader), std::move(latest.ignored)};
     ignored.insert(ignored.end(), latest.ignored.begin(), latest.ignored.end());

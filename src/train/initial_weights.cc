@@ -1,5 +1,7 @@
 #include "train/initial_weights.h"
 
+#include <iostream>
+
 #include "core/progress.h"
 #include "train/checkpointing.h"
 
@@ -46,7 +48,10 @@ std::vector<std::string> load_initial_weights(const Settings& settings, ModelSta
     auto notes =
         describe(state.load_weights(opened.reader, static_cast<uint64_t>(settings.run.seed)));
     const std::string skipped = describe_skipped(opened.skipped, opened.reader.path());
-    if (!skipped.empty()) notes.push_back("run.init_from: " + skipped);
+    if (skipped.empty()) return notes;
+    notes.push_back("run.init_from: " + skipped);
+    // As all commands tell it, wherever standard output goes.
+    if (world.rank() == 0) std::cerr << "tessera: note: " << notes.back() << "\n";
     return notes;
   } catch (const UserError& error) {
     user_error("run.init_from: {}", error.what());

@@ -53,7 +53,7 @@ struct Evaluation {
   double loss = 0;  ///< mean nats per token, NaN or infinite where that of any token is
   int64_t num_tokens = 0;
   int64_t nonfinite_tokens = 0;  ///< whose loss is NaN or infinite
-  int64_t num_bytes = 0;  ///< of text that those tokens stand for; 0 without a tokenizer
+  int64_t num_bytes = 0;         ///< of text that those tokens stand for; 0 without a tokenizer
   double seconds = 0;
   double perplexity() const;
   double bits_per_byte() const;  ///< not finite without a tokenizer

@@ -35,7 +35,8 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
                   "or in any case");
   schema.add("run.checkpoint_interval", &run.checkpoint_interval,
              "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
-  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all", between(0, kMaxSteps));
+  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all",
+             between(0, kMaxSteps));
   schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
              between(1, kMaxSteps));
   schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
@@ -71,7 +72,8 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
              "loss");
   schema.add("data.cache", &data.cache,
              "Folder of token files made from text; empty: <run.folder>/tokens");
-  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence", between(1, kMaxLength));
+  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence",
+             between(1, kMaxLength));
   schema.add("data.validation_fraction", &data.validation_fraction,
              "Share of the tokens held out for validation", from_below(0, 1));
   schema.add_enum("data.packing", &data.packing,
@@ -115,7 +117,8 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
                    {"linear", ScheduleKind::kLinear},
                    {"wsd", ScheduleKind::kWsd}},
                   "Learning rate after warm-up; wsd: stable, then decay");
-  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up", between(0, kMaxSteps));
+  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up",
+             between(0, kMaxSteps));
   schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio,
              "Final learning rate relative to the peak", between(0, 1));
   schema.add("optim.decay_fraction", &schedule.decay_fraction,
@@ -157,7 +160,8 @@ void validate_capacity(const Settings& settings) {
   const MoeConfig& moe = settings.model.moe;
   if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
   const int64_t num_tokens = settings.train.micro_batch * settings.data.sequence_length;
-  const double even = static_cast<double>(num_tokens * moe.top_k * moe.capacity_group_size) /
+  const double even = static_cast<double>(num_tokens) * static_cast<double>(moe.top_k) *
+                      static_cast<double>(moe.capacity_group_size) /
                       static_cast<double>(moe.num_experts);
   require(even * moe.capacity_factor >= 1,
           "moe.capacity_factor {} leaves {} {:.3g} tokens, under 1 ({} tokens of a micro-batch, "

@@ -33,9 +33,8 @@ void check_batch(const ModelConfig& model, int64_t num_sequences, int64_t sequen
   const bool routed = model.moe.num_experts > 0;
   const int64_t top_k = routed ? model.moe.top_k : 1;
   const Saturating tokens = Saturating(num_sequences) * sequence_length;
-  const std::string size =
-      fmt::format("{} of {}", format_things(num_sequences, "sequence"),
-                  format_things(sequence_length, "token"));
+  const std::string size = fmt::format("{} of {}", format_things(num_sequences, "sequence"),
+                                       format_things(sequence_length, "token"));
   require(tokens.value() <= kMaxRows,
           "a micro-batch of {} has {} tokens; at most {} are supported: make it smaller", size,
           tokens.value(), kMaxRows);
@@ -45,17 +44,17 @@ void check_batch(const ModelConfig& model, int64_t num_sequences, int64_t sequen
           size, top_k, (tokens * top_k).value(), kMaxRows);
   const Saturating values =
       tokens * (values_of_token(model) * model.all_layers() + model.vocab_size);
-  require(values.value() <= kMostValues,
-          "a micro-batch of {} through {} of hidden size {} makes about {} values, which no machine "
-          "holds; make it or the model smaller",
-          size, format_things(model.all_layers(), "layer"), model.hidden_size,
-          format_count(static_cast<double>(values.value())));
+  require(
+      values.value() <= kMostValues,
+      "a micro-batch of {} through {} of hidden size {} makes about {} values, which no machine "
+      "holds; make it or the model smaller",
+      size, format_things(model.all_layers(), "layer"), model.hidden_size,
+      format_count(static_cast<double>(values.value())));
 }
 
 void check_schedule(const PipelineSpec& spec) {
   constexpr int64_t kMostPasses = int64_t{1} << 22;
-  const Saturating passes =
-      Saturating(spec.num_micro_batches) * spec.num_chunks * spec.num_stages;
+  const Saturating passes = Saturating(spec.num_micro_batches) * spec.num_chunks * spec.num_stages;
   require(passes.value() <= kMostPasses,
           "{} micro-batches of a step through {} of {} are {} forward passes; at most {} can be "
           "scheduled: make train.global_batch smaller or train.micro_batch larger",
@@ -72,7 +71,7 @@ void check_bench_runs(int64_t num_timed, int64_t num_warmup) {
 
 void require_host_memory(int64_t num_bytes, int64_t machine_bytes, std::string_view what) {
   require(machine_bytes <= 0 || num_bytes / 2 <= machine_bytes,
-          "out of memory: {} needs {} at the peak, and this machine has {}", what,
+          "out of memory: {} would take {} at the peak, and this machine has {}", what,
           format_bytes(num_bytes), format_bytes(machine_bytes));
 }
 

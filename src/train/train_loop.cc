@@ -211,7 +211,8 @@ class TrainLoop {
   void refuse_nonfinite_validation(double loss) const {
     if (std::isfinite(loss) || settings_.train.on_nonfinite == NonFinite::kSkip) return;
     user_error(
-        "step {}: the validation loss is {}, though the training loss was finite; nothing was saved "
+        "step {}: the validation loss is {}, though the training loss was finite; nothing was "
+        "saved "
         "since the last checkpoint, which is whole. Lower optim.learning_rate, or set "
         "train.on_nonfinite = \"skip\" to go on",
         trainer_.position().step, loss);
@@ -221,10 +222,11 @@ class TrainLoop {
   void note_zero_gradient(const StepOutcome& outcome) {
     if (noted_zero_gradient_ || outcome.skipped() || outcome.update.grad_norm != 0) return;
     noted_zero_gradient_ = true;
-    note(fmt::format(
-        "warning: the gradient norm is exactly 0 in step {}: only weight decay changes the weights; "
-        "look at model.init_deviation and the data",
-        trainer_.position().step));
+    note(
+        fmt::format("warning: the gradient norm is exactly 0 in step {}: only weight decay changes "
+                    "the weights; "
+                    "look at model.init_deviation and the data",
+                    trainer_.position().step));
   }
 
   void save() {

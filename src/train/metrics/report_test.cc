@@ -182,8 +182,9 @@ TEST(Findings, CallOutAGradientNormOfExactlyZero) {
     history.add(record);
   }
   EXPECT_THAT(find_findings(history),
-              Contains(finding(Severity::kBad, "exactly 0 in 2 steps, which learnt nothing: step "
-                                               "3, 9.")));
+              Contains(finding(Severity::kBad,
+                               "exactly 0 in 2 steps, which learnt nothing: step "
+                               "3, 9.")));
   EXPECT_THAT(find_findings(history_of(run)),
               ::testing::Not(Contains(finding(Severity::kBad, "exactly 0"))));
 }
