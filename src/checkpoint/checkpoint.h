@@ -14,6 +14,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "comm/communicator.h"
+#include "core/nonfinite.h"
 #include "core/slice.h"
 #include "core/tensor.h"
 
@@ -81,10 +82,11 @@ struct FoundCheckpoint {
   std::vector<std::string> ignored;
 };
 
-/// The complete checkpoint of the highest step in `root`: marked complete, a valid manifest, all
-/// files of their sizes. Finds nothing where `root` does not exist.
+/// The checkpoint of the highest step in `root` that is whole but for the contents of its files:
+/// marked complete, a valid manifest, all files there, of their sizes and with valid headers. Finds
+/// nothing where `root` does not exist.
 FoundCheckpoint find_latest(const std::filesystem::path& root);
-/// What rank 0 finds, on all ranks of `world`. Collective.
+/// The same by all ranks of `world` together, which find the same.
 FoundCheckpoint find_latest(const std::filesystem::path& root, Communicator& world);
 
 /// Whether loading may convert between f32 and bf16.
@@ -142,6 +144,8 @@ class CheckpointReader {
                   const LeftOut& left_out = {}) const;
   /// Lets the system take back the memory of what was read.
   void drop_pages() const;
+  /// Of the tensors and parts read so far by this process.
+  const NonFiniteTensors& nonfinite() const { return nonfinite_; }
 
  private:
   const TensorRecord& record(std::string_view name) const;
@@ -154,6 +158,25 @@ class CheckpointReader {
   std::filesystem::path folder_;
   Manifest manifest_;
   mutable std::map<std::string, SafetensorsReader> files_;  // those opened so far
+  mutable NonFiniteTensors nonfinite_;
 };
+
+/// The newest checkpoint of a folder, opened.
+struct LatestCheckpoint {
+  std::optional<CheckpointReader> reader;  ///< nothing where there is no whole one
+  /// One line for each unfinished or damaged checkpoint that is newer, with the reason.
+  std::vector<std::string> ignored;
+  /// The folders of those that were damaged.
+  std::vector<std::filesystem::path> damaged;
+};
+
+/// Opens the checkpoints of `root` from the newest on until one is whole, as `verify` checks it.
+/// All ranks of `world` call and open the same. Finds nothing where `root` does not exist.
+LatestCheckpoint open_latest(const std::filesystem::path& root, Communicator& world,
+                             Verify verify = Verify::kChecksums);
+
+/// Renames a checkpoint so that nothing takes it for one any more or removes it, to
+/// "damaged-step-00000120" beside it, and returns the new path.
+std::filesystem::path set_aside(const std::filesystem::path& checkpoint);
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 
 #include "checkpoint/layout.h"
@@ -244,6 +245,49 @@ TEST_F(CheckpointTest, ChecksumsFindAChangedElement) {
   EXPECT_THAT([&] { CheckpointReader{path}; },
               ThrowsMessage<UserError>(AllOf(HasSubstr("model-00000"), HasSubstr("checksum"))));
   EXPECT_NO_THROW(CheckpointReader(path, Verify::kSizes));
+}
+
+TEST_F(CheckpointTest, TheNewestOfWhichAllBytesAreRightIsOpened) {
+  save(1);
+  save(2);
+  const fs::path damaged = save(3).path;
+  const fs::path file = damaged / "model-00000.safetensors";
+  flip(file, static_cast<int64_t>(fs::file_size(file)) - 1);
+  make_folder(root_ / ".tmp-step-00000002-1-a");  // of a save that was done again
+  make_folder(root_ / ".tmp-step-00000004-1-a");
+  const auto world = make_single_communicator("a test");
+  const LatestCheckpoint latest = open_latest(root_, *world);
+  ASSERT_TRUE(latest.reader);
+  EXPECT_EQ(latest.reader->step(), 2);
+  EXPECT_THAT(latest.damaged, ElementsAre(damaged));
+  EXPECT_THAT(latest.ignored,
+              ElementsAre(AllOf(HasSubstr("step-00000003"), HasSubstr("checksum")),
+                          AllOf(HasSubstr("step-00000004"), HasSubstr("unfinished save"))));
+  EXPECT_EQ(open_latest(root_, *world, Verify::kSizes).reader->step(), 3);
+  EXPECT_FALSE(open_latest(root_ / "none", *world).reader);
+}
+
+TEST_F(CheckpointTest, WhatIsSetAsideIsNeitherFoundNorRemoved) {
+  save(1);
+  EXPECT_EQ(set_aside(save(2).path), root_ / "damaged-step-00000002");
+  EXPECT_EQ(set_aside(save(2).path), root_ / "damaged-step-00000002-2");
+  EXPECT_EQ(find_latest(root_).step, 1);
+  save(3, /*keep_last=*/1);
+  EXPECT_THAT(root_names(), ElementsAre("damaged-step-00000002", "damaged-step-00000002-2",
+                                        "latest", "step-00000003"));
+}
+
+TEST_F(CheckpointTest, ReadingCountsWhatIsNotFinite) {
+  std::vector<float> values(33, 1.0F);
+  values[4] = std::numeric_limits<float>::infinity();
+  values[9] = std::numeric_limits<float>::quiet_NaN();
+  const NamedTensor bad{"bad", view(std::span(values), {11, 3})};
+  const fs::path path = save_checkpoint(root_, {.step = 1, .model = std::span(&bad, 1)}).path;
+  const CheckpointReader reader(path);
+  const OwnedTensor loaded(DType::kF32, {11, 3});
+  EXPECT_TRUE(reader.nonfinite().empty());
+  reader.load_into("bad", loaded);
+  EXPECT_THAT(reader.nonfinite().describe(), HasSubstr("'bad' has 2 elements"));
 }
 
 /// Changes the manifest of a checkpoint and marks it complete again: what only a faulty or hostile

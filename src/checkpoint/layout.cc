@@ -4,9 +4,9 @@
 #include <charconv>
 #include <system_error>
 
-#include "core/hash.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/hash.h"
 
 namespace tessera {
 namespace {
@@ -39,6 +39,14 @@ std::optional<int64_t> parse_step_folder(std::string_view name) {
   const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (result.ec != std::errc() || step < 0 || step_folder_name(step) != name) return std::nullopt;
   return step;
+}
+
+std::optional<int64_t> parse_temporary_folder(std::string_view name) {
+  constexpr std::string_view kMark = ".tmp-";
+  if (!name.starts_with(kMark)) return std::nullopt;
+  name.remove_prefix(kMark.size());
+  const size_t digits = name.find('-') + 1;
+  return digits == 0 ? std::nullopt : parse_step_folder(name.substr(0, name.find('-', digits)));
 }
 
 std::vector<StepFolder> list_step_folders(const fs::path& root) {

@@ -18,11 +18,15 @@ inline constexpr const char* kCompleteFile = "COMPLETE";
 inline constexpr const char* kLatestFile = "latest";
 inline constexpr const char* kTemporaryPrefix = ".tmp-step-";
 inline constexpr const char* kTrashPrefix = ".trash-";
+inline constexpr const char* kDamagedPrefix = "damaged-";
 
 /// "step-00000120".
 std::string step_folder_name(int64_t step);
 /// The step of such a name, or nothing for any other name.
 std::optional<int64_t> parse_step_folder(std::string_view name);
+
+/// The step of a checkpoint that is being written, from the name of its temporary folder.
+std::optional<int64_t> parse_temporary_folder(std::string_view name);
 
 struct StepFolder {
   int64_t step = 0;

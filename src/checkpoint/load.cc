@@ -43,6 +43,14 @@ void require_same_names(const std::set<std::string>& saved, const std::set<std::
       extra.empty() ? "" : "; unknown here: " + list_names(extra));
 }
 
+/// A folder that bears another step's name would be taken for newer or older than it is.
+void check_step(const fs::path& folder, const Manifest& manifest) {
+  const auto named = parse_step_folder(folder.filename().string());
+  require(!named || *named == manifest.step,
+          "{} is damaged: it is of step {}, its folder's name says {}",
+          (folder / kManifestFile).string(), manifest.step, named.value_or(0));
+}
+
 }  // namespace
 
 CheckpointReader::CheckpointReader(const fs::path& folder, Verify verify)
@@ -57,6 +65,7 @@ CheckpointReader::CheckpointReader(const fs::path& folder, Communicator& world, 
   text = broadcast_texts(world, {text}).front();
   together(world, [&] {
     manifest_ = parse_manifest(text, (folder / kManifestFile).string());
+    check_step(folder, manifest_);
     check_files_exist(folder, manifest_);
     for (const std::string& name : files_of_rank(manifest_, world.rank(), world.size())) {
       files_.emplace(name, open_file(folder / name, manifest_.files.at(name), verify));
@@ -132,6 +141,10 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
     copy_rectangle(*part, {source, saved.dtype, piece.rectangle},
                    {static_cast<std::byte*>(host.get().data), out.dtype, wanted});
   }
+  const Tensor& read = host.get();
+  nonfinite_.add(name, count_nonfinite({static_cast<const std::byte*>(read.data),
+                                        static_cast<size_t>(read.num_bytes())},
+                                       read.dtype));
   host.store();
 }
 

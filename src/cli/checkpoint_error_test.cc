@@ -25,12 +25,23 @@ class CliCheckpointError : public CliTest {
   }
 };
 
+/// Runs what must succeed with a note on standard error about the newest checkpoint.
+Finished succeed_with_note(const Arguments& arguments) {
+  Finished finished = run_tessera(arguments);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, ::testing::StartsWith("tessera: note: "));
+  EXPECT_THAT(finished.err, HasSubstr("step-00000005 is not the newest checkpoint"));
+  EXPECT_EQ(std::ranges::count(finished.err, '\n'), 1) << finished.err;
+  return finished;
+}
+
 TEST_F(CliCheckpointError, TruncatedFallsBackToTheOneBefore) {
   const auto victim = file("step-00000010", "optimizer-00000.safetensors");
   std::filesystem::resize_file(victim, std::filesystem::file_size(victim) - 1);
-  const Finished finished = succeed(longer());
+  const Finished finished = succeed_with_note(longer());
   EXPECT_THAT(finished.out, HasSubstr("continuing after step 5 of 12"));
   EXPECT_THAT(finished.out, HasSubstr(victim.string() + " is damaged"));
+  EXPECT_THAT(finished.err, HasSubstr(victim.string() + " is damaged"));
   EXPECT_EQ(read_steps("run").size(), 12);
 }
 
@@ -46,20 +57,55 @@ TEST_F(CliCheckpointError, AllDamagedIsNoReasonToStartAnew) {
   }
 }
 
-TEST_F(CliCheckpointError, DamagedTensorBytes) {
+/// One rule for all that read a checkpoint: of a folder the newest that is whole, with a note; one
+/// that is named must be whole.
+TEST_F(CliCheckpointError, DamagedBytesAreSteppedOverWithANoteOrRefusedByName) {
   const auto model = file("step-00000010", "model-00000.safetensors");
   flip_last_byte(model);
-  for (const Arguments& arguments :
-       {longer(), Arguments{"generate", path("run")}, Arguments{"eval", path("run")}}) {
-    expect_refused(arguments, {model.string(), "checksum"});
+  const std::string named = path("run/checkpoints/step-00000010");
+  const auto from = [this](const std::string& source, const std::string& name) {
+    return train(path(name), {"--run.init_from=" + source, "--run.folder=" + path(name)});
+  };
+  int count = 0;
+  for (const std::string& source : {path("run"), path("run/checkpoints"), named}) {
+    const std::string target = path("target" + std::to_string(count++));
+    for (const Arguments& arguments :
+         {Arguments{"generate", source, "--max-tokens=2"}, Arguments{"eval", source},
+          Arguments{"inspect", "--checkpoint", source}, Arguments{"convert", source, target},
+          from(source, "started" + std::to_string(count))}) {
+      SCOPED_TRACE(::testing::PrintToString(arguments));
+      if (source == named) {
+        if (arguments[0] == "train") continue;  // the shape is read before the weights
+        expect_refused(arguments, {model.string(), "checksum"});
+        continue;
+      }
+      const Finished finished = succeed_with_note(arguments);
+      EXPECT_THAT(finished.err, HasSubstr(model.string() + " is damaged: its checksum"));
+    }
   }
+  expect_refused_after_tokens(from(named, "named"), {"run.init_from", model.string(), "checksum"});
+}
+
+/// The steps after the older checkpoint are done again, and end in the same bits; the damaged
+/// checkpoint stays, out of the way of those that follow.
+TEST_F(CliCheckpointError, ResumingSetsDamagedOnesAside) {
+  succeed(train("whole", {"--train.steps=12"}));
+  flip_last_byte(file("step-00000010", "optimizer-00000.safetensors"));
+  const auto damaged = snapshot(folder_ / "run" / "checkpoints" / "step-00000010");
+  const Finished finished = succeed_with_note(longer({"--run.keep_last=1"}));
+  EXPECT_THAT(finished.out, HasSubstr("continuing after step 5 of 12"));
+  EXPECT_EQ(snapshot(folder_ / "run" / "checkpoints" / "damaged-step-00000010"), damaged);
+  EXPECT_THAT(checkpoints("run"), ::testing::ElementsAre("step-00000012"));
+  EXPECT_EQ(read_all(file("step-00000012", "model-00000.safetensors")),
+            read_all(path("whole/checkpoints/step-00000012/model-00000.safetensors")));
+  EXPECT_EQ(succeed(longer({"--train.steps=13"})).err, "");
 }
 
 TEST_F(CliCheckpointError, DamagedManifest) {
   const std::string step = "step-00000010";
   flip_last_byte(file(step, "manifest.json"));
   expect_refused({"inspect", "--checkpoint", path("run/checkpoints/" + step)}, {"manifest.json"});
-  EXPECT_THAT(succeed(longer()).out, HasSubstr("continuing after step 5 of 12"));
+  EXPECT_THAT(succeed_with_note(longer()).out, HasSubstr("continuing after step 5 of 12"));
 }
 
 TEST_F(CliCheckpointError, HostileHeaderLength) {
@@ -67,7 +113,10 @@ TEST_F(CliCheckpointError, HostileHeaderLength) {
   std::string bytes = read_all(model);
   bytes.replace(0, 8, "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F");
   write_all(model, bytes);
-  expect_refused(longer(), {model.string()});
+  expect_refused({"eval", path("run/checkpoints/step-00000010")}, {model.string()});
+  const Finished finished = succeed_with_note(longer());
+  EXPECT_THAT(finished.err, HasSubstr(model.string()));
+  EXPECT_THAT(finished.out, HasSubstr("continuing after step 5 of 12"));
 }
 
 TEST_F(CliCheckpointError, OfAnotherShapeOrPrecision) {

@@ -165,6 +165,10 @@ void add_device(CLI::App& command, DeviceChoice& device) {
       ->option_text("TEXT:{auto,cpu,cuda}=auto");
 }
 
+void add_allow_nonfinite(CLI::App& command, bool& allow, const char* help) {
+  command.add_flag("--allow-nonfinite", allow, help);
+}
+
 CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   CLI::App* command =
       app.add_subcommand("eval", "Loss, perplexity and bits per byte of text under a model");
@@ -190,6 +194,8 @@ CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
   command->add_option("--choices", eval.choices,
                       "Multiple-choice questions instead, as JSON lines with context, choices and "
                       "answer");
+  add_allow_nonfinite(*command, request.allow_nonfinite,
+                      "Take weights and losses that are NaN or infinite, and count them");
   command->add_flag("--json", eval.json, "Print JSON");
   return command;
 }
@@ -210,6 +216,7 @@ CLI::App* add_generate(CLI::App& app, GenerateArguments& generate) {
              "Only the most likely tokens of this total probability",
              {.min = 0, .max = 1, .min_open = true});
   add_number(*command, "--seed", &options.seed, "Seed of the choice", at_least(0));
+  add_allow_nonfinite(*command, generate.allow_nonfinite, "Take weights that are NaN or infinite");
   command->add_flag("--logprobs", generate.log_probabilities, "Print each token's log-probability");
   command->add_flag("--json", generate.json, "Print JSON");
   return command;
@@ -323,6 +330,8 @@ CLI::App* add_convert(CLI::App& app, ConvertArguments& convert) {
              between(0, kManyTokens));
   add_number(*command, "--pad-vocab-to", &convert.pad_vocab_to,
              "To a checkpoint: pad the vocabulary to a multiple", between(0, kManyTokens));
+  add_allow_nonfinite(*command, convert.allow_nonfinite,
+                      "Take weights that are NaN or infinite, and note them");
   command->add_flag("--drop-mtp", convert.drop_mtp,
                     "Leave out the layers of multi-token prediction");
   command->add_option("--family", convert.family,
@@ -352,6 +361,8 @@ CLI::App* add_upcycle(CLI::App& app, UpcycleArguments& upcycle) {
              between(1, kManyThings));
   add_number(*command, "--top-k", &spec.top_k, "Experts of a token, a multiple of the granularity",
              between(1, kManyThings));
+  add_allow_nonfinite(*command, upcycle.allow_nonfinite,
+                      "Take weights that are NaN or infinite, and note them");
   command->add_flag("--no-normalize", upcycle.no_normalize,
                     "Probabilities of a softmax over all experts, not scaled to sum 1");
   add_number(*command, "--router-deviation", &spec.router_deviation,

@@ -9,6 +9,7 @@
 #include "hf/upcycle.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/train_bpe.h"
+#include "train/checkpointing.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
 
@@ -45,6 +46,7 @@ struct GenerateArguments {
   std::string prompt;
   GenerateOptions options;
   bool log_probabilities = false;
+  bool allow_nonfinite = false;
   bool json = false;
 };
 
@@ -94,6 +96,7 @@ struct ConvertArguments {
   int64_t vocab_size = 0;
   int64_t pad_vocab_to = 0;
   bool drop_mtp = false;
+  bool allow_nonfinite = false;
   std::string family;
   std::string like;
   std::string experts;  ///< "split", "fused", or "" for as they came
@@ -105,6 +108,7 @@ struct UpcycleArguments {
   std::string target;
   UpcycleSpec spec;
   bool no_normalize = false;
+  bool allow_nonfinite = false;
   bool json = false;
 };
 
@@ -144,6 +148,11 @@ int run_convert(const ConvertArguments& arguments);
 int run_upcycle(const UpcycleArguments& arguments);
 int run_bench(const BenchArguments& arguments);
 int run_doctor(const DoctorArguments& arguments);
+
+/// Tells on standard error what does not belong among a command's results.
+void print_notes(const std::vector<std::string>& notes);
+/// Tells of newer checkpoints that were passed over.
+void print_skipped(const OpenedCheckpoint& opened);
 
 /// Every configuration key with its type, default and meaning.
 std::string config_help();

@@ -33,6 +33,7 @@ ConvertOptions make_options(const ConvertArguments& arguments, ProgressBar& bar,
     options.dtype = arguments.dtype == "bf16" ? DType::kBF16 : DType::kF32;
   }
   options.verify = !arguments.no_verify;
+  options.allow_nonfinite = arguments.allow_nonfinite;
   options.shard_bytes = arguments.shard_bytes;
   options.progress = show_conversion(bar, stop);
   return options;
@@ -76,12 +77,13 @@ std::vector<std::string> add_tokenizer(const DataSettings& data, ExportRequest& 
 ConvertReport convert_to_hf(const ConvertArguments& arguments, const ConvertOptions& options) {
   require(arguments.vocab_size == 0 && arguments.pad_vocab_to == 0 && !arguments.drop_mtp,
           "--vocab-size, --pad-vocab-to and --drop-mtp belong to conversions from Hugging Face");
-  const fs::path source = find_checkpoint(arguments.source);
-  const CheckpointReader reader(source, Verify::kSizes);
+  const OpenedCheckpoint opened = open_checkpoint(arguments.source);
+  const CheckpointReader& reader = opened.reader;
+  print_skipped(opened);
   Settings settings = checkpoint_settings(reader);
   if (settings.model.vocab_size == 0) settings.model.vocab_size = resolved_vocab_size(reader);
   validate(settings.model);
-  ExportRequest request{.source = source,
+  ExportRequest request{.source = reader.path(),
                         .target = arguments.target,
                         .model = settings.model,
                         .model_dtype = settings.train.dtype(),

@@ -164,7 +164,9 @@ void show_schedule(const Settings& settings, int64_t ranks) {
 }
 
 void show_checkpoint(const std::string& path, bool json) {
-  const CheckpointReader reader(find_checkpoint(path));
+  const OpenedCheckpoint opened = open_checkpoint(path);
+  const CheckpointReader& reader = opened.reader;
+  print_skipped(opened);
   Json tensors = Json::array();
   for (const TensorGroup group : {TensorGroup::kModel, TensorGroup::kOptimizer}) {
     for (const std::string& name : reader.names(group)) {

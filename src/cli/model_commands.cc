@@ -1,3 +1,4 @@
+#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -44,6 +45,17 @@ Json scores_to_json(const ChoiceScores& scores) {
           {"best_per_byte", scores.best_per_byte()}};
 }
 
+void check_finite(const ChoiceEvaluation& result, bool allowed) {
+  for (const ChoiceScores& scores : result.questions) {
+    for (const double likelihood : scores.log_likelihoods) {
+      require(allowed || std::isfinite(likelihood),
+              "question {}: the log-likelihood of a choice is {}; --allow-nonfinite takes it as it "
+              "is",
+              &scores - result.questions.data() + 1, likelihood);
+    }
+  }
+}
+
 int run_choices(LoadedModel& model, const EvalArguments& arguments) {
   const EvaluationRequest& request = arguments.request;
   require(request.text.empty() && request.tokens.empty(),
@@ -51,6 +63,7 @@ int run_choices(LoadedModel& model, const EvalArguments& arguments) {
   const auto questions =
       parse_choice_questions(read_text_file(arguments.choices), arguments.choices);
   const ChoiceEvaluation result = evaluate_choices(model, questions);
+  check_finite(result, request.allow_nonfinite);
   if (arguments.json) {
     Json list = Json::array();
     for (const ChoiceScores& scores : result.questions) list.push_back(scores_to_json(scores));
@@ -70,11 +83,25 @@ int run_choices(LoadedModel& model, const EvalArguments& arguments) {
   return 0;
 }
 
+NonFiniteWeights judge(bool allow_nonfinite) {
+  return allow_nonfinite ? NonFiniteWeights::kAllow : NonFiniteWeights::kRefuse;
+}
+
 }  // namespace
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::cerr << "tessera: note: " << note << "\n";
+}
+
+void print_skipped(const OpenedCheckpoint& opened) {
+  if (!opened.skipped.empty())
+    print_notes({describe_skipped(opened.skipped, opened.reader.path())});
+}
 
 int run_generate(const GenerateArguments& arguments) {
   validate(arguments.options);
-  LoadedModel model(arguments.checkpoint, arguments.device);
+  LoadedModel model(arguments.checkpoint, arguments.device, judge(arguments.allow_nonfinite));
+  print_notes(model.notes());
   Generator generator(model.settings().model, model.settings().train.dtype(), model.backend(),
                       model.parameters(), model.experts());
   std::vector<int32_t> ids;  // what cannot be encoded is refused before anything is printed
@@ -103,9 +130,11 @@ int run_generate(const GenerateArguments& arguments) {
 }
 
 int run_eval(const EvalArguments& arguments) {
-  LoadedModel model(arguments.checkpoint, arguments.device);
+  LoadedModel model(arguments.checkpoint, arguments.device,
+                    judge(arguments.request.allow_nonfinite));
+  print_notes(model.notes());
   if (!arguments.input_ids.empty()) {
-    write_logits(model, arguments.input_ids, arguments.logits);
+    write_logits(model, arguments.input_ids, arguments.logits, arguments.request.allow_nonfinite);
     return 0;
   }
   if (!arguments.choices.empty()) return run_choices(model, arguments);
@@ -116,6 +145,7 @@ int run_eval(const EvalArguments& arguments) {
                                {"perplexity", result.perplexity()},
                                {"bits_per_byte", result.bits_per_byte()},
                                {"tokens", result.num_tokens},
+                               {"nonfinite_tokens", result.nonfinite_tokens},
                                {"bytes", result.num_bytes},
                                {"seconds", result.seconds}})
               << "\n";
@@ -125,6 +155,8 @@ int run_eval(const EvalArguments& arguments) {
       "loss {:.4f} nats per token, perplexity {:.3f}, {:.4f} bits per byte; {} tokens in {:.1f} "
       "s\n",
       result.loss, result.perplexity(), result.bits_per_byte(), result.num_tokens, result.seconds);
+  if (result.nonfinite_tokens > 0)
+    std::cout << fmt::format("the loss of {} tokens is NaN or infinite\n", result.nonfinite_tokens);
   return 0;
 }
 

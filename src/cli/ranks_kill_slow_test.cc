@@ -47,7 +47,7 @@ class CliRanksKill : public CliTest {
 
   /// That of the last checkpoint, whose folder ends in it.
   int64_t saved_step() const {
-    const std::string name = find_checkpoint(path("run")).filename().string();
+    const std::string name = open_checkpoint(path("run")).reader.path().filename().string();
     return std::stoll(name.substr(name.find_last_of('-') + 1));
   }
 

@@ -12,7 +12,7 @@ class CliSliced : public CliTest {
  protected:
   CliSliced() {
     succeed(train("run"));
-    const fs::path whole = find_checkpoint(path("run"));
+    const fs::path whole = open_checkpoint(path("run")).reader.path();
     fs::copy(path("run"), path("sliced"), fs::copy_options::recursive);
     fs::remove_all(checkpoint_folder(path("sliced")));
     save_sliced(whole, checkpoint_folder(path("sliced")), 4, 1);

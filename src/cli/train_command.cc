@@ -8,7 +8,10 @@
 #include "comm/launch.h"
 #include "core/exit_code.h"
 #include "core/progress.h"
+#include "core/saturating.h"
+#include "train/machine.h"
 #include "train/run_statement.h"
+#include "train/size_check.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -17,11 +20,15 @@ namespace {
 constexpr const char* kTrain = "train";
 // A rank that cannot run waits so long for others whom it can tell.
 constexpr double kRefusalSeconds = 60;
+/// Of a process that trains next to nothing.
+constexpr int64_t kLeastRankBytes = int64_t{32} << 20;
 
 /// Starts local ranks; mistakes in the settings are found before.
 int start_ranks(const Settings& settings, const TrainArguments& arguments) {
   validate(settings);
   check_model(settings, arguments.ranks);
+  require_host_memory((Saturating(arguments.ranks) * kLeastRankBytes).value(), machine_memory(),
+                      fmt::format("{} ranks on this machine", arguments.ranks));
   return launch_local_ranks(arguments.ranks, arguments.command, std::cout);
 }
 

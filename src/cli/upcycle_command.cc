@@ -26,7 +26,9 @@ class DenseSource {
  public:
   DenseSource(const UpcycleArguments& arguments, const ConvertOptions& options) {
     if (!path_exists(fs::path(arguments.source) / "config.json")) {
-      path_ = find_checkpoint(arguments.source);
+      const OpenedCheckpoint opened = open_checkpoint(arguments.source, Verify::kChecksums);
+      print_skipped(opened);
+      path_ = opened.reader.path();
       return;
     }
     const fs::path target = fs::absolute(arguments.target).lexically_normal();
@@ -102,6 +104,7 @@ int run_upcycle(const UpcycleArguments& given) {
                   "upcycling");
   ConvertOptions options;
   options.progress = show_conversion(bar, stop);
+  options.allow_nonfinite = given.allow_nonfinite;
   const DenseSource source(arguments, options);
   const CheckpointReader reader(source.path(), Verify::kSizes);
   ModelConfig dense = checkpoint_settings(reader).model;

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "train/trainer.h"
 #include "train/training_data.h"
 #include "train/verify.h"
 
@@ -45,6 +46,16 @@ Json to_json(const Verification& verification) {
           {"scalars", std::move(scalars)}};
 }
 
+/// One rank's memory, of which the comparison needs more.
+void check_reference(Settings settings) {
+  settings.parallel = {};
+  settings.shard = {};
+  settings.run.device = DeviceChoice::kCpu;
+  settings.run.cuda_graphs = GraphMode::kAuto;
+  settings.train.precision = Precision::kF32;
+  check_sized_model(settings, 1);
+}
+
 }  // namespace
 
 int run_verify(const VerifyArguments& arguments) {
@@ -55,9 +66,13 @@ int run_verify(const VerifyArguments& arguments) {
       arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
+  constexpr int64_t kMostSteps = 1000;
+  require(arguments.steps <= kMostSteps, "--steps is {}; at most {} are compared", arguments.steps,
+          kMostSteps);
   check_as_training(settings, ranks);
   settings = arguments.full ? without_data(std::move(settings))
                             : shrink_for_verification(std::move(settings), ranks);
+  check_reference(settings);
   const Verification verification = verify_layout({.settings = std::move(settings),
                                                    .num_ranks = ranks,
                                                    .steps = arguments.steps,

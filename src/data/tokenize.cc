@@ -18,7 +18,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int count_threads(int wanted) {
-  require(wanted >= 0, "the number of threads is {}; expected 0 (all cores) or more", wanted);
+  constexpr int64_t kMostThreads = 4096;
+  require(wanted >= 0 && wanted <= kMostThreads,
+          "the number of threads is {}; expected 0 (all cores) or more, at most {}", wanted,
+          kMostThreads);
   return wanted > 0 ? wanted : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

@@ -20,6 +20,7 @@ using ConvertProgress =
 struct ConvertOptions {
   std::optional<DType> dtype;  ///< F32 or BF16 of matrix weights; nothing: the source's
   bool verify = true;
+  bool allow_nonfinite = false;  ///< NaN and infinite weights are noted, and not an error
   int64_t shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
   ConvertProgress progress = [](std::string_view, int64_t, int64_t) {};
 };

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -184,7 +186,7 @@ TEST_P(RoundTrip, MakesAConfigurationOfItsOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, RoundTrip, ::testing::ValuesIn(hf_fixtures()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& info) { return hf_fixture_label(info.param); });
 
 class Refusal : public ::testing::Test {
  protected:
@@ -218,6 +220,32 @@ TEST_F(Refusal, ListsMissingLeftOverAndMisshapenTensors) {
               HasSubstr("missing (1): 'model.layers.1.block_sparse_moe.experts.3.w2.weight'"));
   EXPECT_THAT(error, HasSubstr("left over (1): 'model.layers.0.self_attn.q_proj.bias'"));
   EXPECT_THAT(error, HasSubstr("'model.norm.weight is [2, 16] instead of [32]'"));
+}
+
+TEST_F(Refusal, NamesWeightsThatAreNotFinite) {
+  const auto ruin = [](LooseTensors& tensors) {
+    LooseTensor& tensor = tensors.at("model.norm.weight");
+    tensor = convert_loose(tensor, DType::kF32);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(tensor.bytes.data() + 8, &nan, sizeof(nan));
+  };
+  EXPECT_THAT(import_changed(ruin), HasSubstr("the tensor 'model.norm.weight' has 1 element that "
+                                              "is NaN or infinite"));
+  const auto report = import_plain(scratch_ / "source", scratch_ / "own",
+                                   [](ImportRequest& r) { r.options.allow_nonfinite = true; });
+  EXPECT_THAT(report.notes, ::testing::Contains(HasSubstr("'model.norm.weight' has 1 element")));
+}
+
+TEST_F(Refusal, NamesValuesThatANarrowerTypeDoesNotHold) {
+  LooseTensors tensors = read_loose(hf_fixture("llama"));
+  LooseTensor& table = tensors.at("model.embed_tokens.weight");
+  table = convert_loose(table, DType::kF32);
+  const float most = std::numeric_limits<float>::max();
+  std::memcpy(table.bytes.data(), &most, sizeof(most));
+  write_model(scratch_ / "source", "llama", tensors);
+  EXPECT_THAT(import_error(scratch_ / "source",
+                           [](ImportRequest& request) { request.options.dtype = DType::kBF16; }),
+              HasSubstr("too large for the type written"));
 }
 
 TEST_F(Refusal, NamesTypesThatAreNoWeights) {

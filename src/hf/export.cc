@@ -250,6 +250,8 @@ ConvertReport export_hf(const ExportRequest& request) {
   const auto source = make_checkpoint_source(work.map, reader);
   progress.begin("writing");
   write_weights(folder.path(), work, *source, decoder, progress);
+  judge_nonfinite(source->nonfinite(), request.source.string(), request.options.allow_nonfinite,
+                  work.notes);
   write_companions(folder.path(), work, decoder);
   if (request.options.verify) {
     progress.begin("verifying");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -68,6 +69,31 @@ TEST(HfConfig, ReadsTheOldSpellingOfEveryFixture) {
     SCOPED_TRACE(name);
     const json config = fixture_json(name);
     EXPECT_THAT(find_differences(parse(to_old_spelling(config)), parse(config)), IsEmpty());
+  }
+}
+
+/// Whatever integer stands in a file: it is refused, or makes a model that a configuration of
+/// Tessera can have too.
+TEST(HfConfig, NoIntegerOfAnyKeyDoesHarm) {
+  constexpr int64_t kOne = 1;
+  for (const std::string& name : hf_fixtures()) {
+    const json config = fixture_json(name);
+    for (const auto& [key, value] : config.items()) {
+      if (!value.is_number_integer()) continue;
+      for (const int64_t number : {int64_t{0}, int64_t{-1}, kOne, kOne << 22, kOne << 31,
+                                   kOne << 40, kOne << 62, std::numeric_limits<int64_t>::max()}) {
+        SCOPED_TRACE(fmt::format("{}: {} = {}", name, key, number));
+        json changed = config;
+        changed[key] = number;
+        try {
+          ModelConfig model = parse(changed);
+          ConfigSchema schema;
+          EXPECT_NO_THROW(add_model_options(schema, model));
+        } catch (const UserError&) {
+          continue;
+        }
+      }
+    }
   }
 }
 

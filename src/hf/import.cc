@@ -12,6 +12,7 @@
 #include "hf/name_list.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
+#include "model/limits.h"
 
 namespace tessera {
 namespace {
@@ -90,6 +91,9 @@ int64_t padded_vocab(const ImportRequest& request, int64_t vocab_size) {
   require(request.vocab_size == 0 || request.vocab_size >= vocab_size,
           "a vocabulary of {} was asked for, and the model has {} already", request.vocab_size,
           vocab_size);
+  require(request.vocab_size <= kMaxVocabulary && request.pad_vocab_to <= kMaxVocabulary,
+          "a vocabulary of {}, padded to a multiple of {}, was asked for; at most {} are supported",
+          request.vocab_size, request.pad_vocab_to, kMaxVocabulary);
   const int64_t size = std::max(request.vocab_size, vocab_size);
   if (request.pad_vocab_to <= 1) return size;
   return (size + request.pad_vocab_to - 1) / request.pad_vocab_to * request.pad_vocab_to;
@@ -139,6 +143,7 @@ Import prepare(const ImportRequest& request) {
   const auto ignored = find_ignored(request, work);
   ModelConfig& model = work.config.model;
   model.vocab_size = padded_vocab(request, model.vocab_size);
+  validate(model);
   if (model.vocab_size > layout.vocab_size) {
     work.notes.push_back(fmt::format(
         "the vocabulary of {} is padded to {} with rows of zeros; the added tokens have "
@@ -164,7 +169,7 @@ void write_companions(const fs::path& source, const fs::path& target, Import& wo
   sync_folder(target);
 }
 
-void write_weights(const fs::path& folder, const Import& work, const ImportRequest& request,
+void write_weights(const fs::path& folder, Import& work, const ImportRequest& request,
                    ConversionProgress& progress) {
   const Plan plan = plan_to_own(work.map);
   const auto source = make_hf_source(work.map, work.tensors);
@@ -175,6 +180,8 @@ void write_weights(const fs::path& folder, const Import& work, const ImportReque
         return write_shard({file, tensors, std::span(plan).subspan(first, tensors.size())}, *source,
                            progress);
       });
+  judge_nonfinite(source->nonfinite(), request.source.string(), request.options.allow_nonfinite,
+                  work.notes);
 }
 
 VerifyReport verify_import(const fs::path& folder, const Import& work,

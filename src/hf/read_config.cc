@@ -6,21 +6,35 @@
 #include "hf/config_json.h"
 #include "hf/hf_config.h"
 #include "hf/rope_json.h"
+#include "model/limits.h"
 
 namespace tessera {
 namespace {
 
 using nlohmann::json;
 
-/// More of either is no real model, and lists of layers and experts are made before files are read.
-constexpr int64_t kMaxLayers = 16384;
-constexpr int64_t kMaxExperts = 65536;
-
+/// A size that a configuration of Tessera may have too.
 int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
   const int64_t found = config.size(key, least);
   require(found <= most, "{}: '{}' is {}, at most {} are supported", config.where(), key, found,
           most);
   return found;
+}
+
+std::optional<int64_t> optional_bounded(const ConfigJson& config, std::string_view key,
+                                        int64_t most) {
+  if (config.is_null(key)) return std::nullopt;
+  return bounded(config, key, 1, most);
+}
+
+/// The deviation of initial weights, where the file has one.
+void read_deviation(const ConfigJson& config, ModelConfig& model) {
+  const double found = config.number("initializer_range");
+  if (found <= 0) return;
+  require(found >= kMinDeviation && found <= kMaxDeviation,
+          "{}: 'initializer_range' is {}; it must be from {} to {}", config.where(), found,
+          kMinDeviation, kMaxDeviation);
+  model.init_deviation = found;
 }
 
 Activation read_activation(const ConfigJson& config) {
@@ -51,24 +65,25 @@ int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
 }
 
 void read_shape(const ConfigJson& config, ModelConfig& model) {
-  model.vocab_size = config.size("vocab_size");
+  model.vocab_size = bounded(config, "vocab_size", 1, kMaxVocabulary);
   model.padding_token = read_padding_token(config, model.vocab_size);
-  model.hidden_size = config.size("hidden_size");
+  model.hidden_size = bounded(config, "hidden_size", 1, kMaxWidth);
   model.num_layers = bounded(config, "num_hidden_layers", 1, kMaxLayers);
-  model.num_heads = config.size("num_attention_heads");
-  model.inner_size = config.size("intermediate_size");
+  model.num_heads = bounded(config, "num_attention_heads", 1, kMaxHeads);
+  model.inner_size = bounded(config, "intermediate_size", 1, kMaxWidth);
   model.activation = read_activation(config);
   model.norm_eps = positive(config, "rms_norm_eps");
+  require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
+          model.norm_eps);
   model.tie_embeddings = config.flag("tie_word_embeddings");
-  if (config.number("initializer_range") > 0) {
-    model.init_deviation = config.number("initializer_range");
-  }
+  read_deviation(config, model);
 }
 
 void read_heads(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
-  model.num_kv_heads = config.optional_size("num_key_value_heads").value_or(model.num_heads);
-  const auto head_size = config.optional_size("head_dim");
+  model.num_kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
+  const auto head_size = optional_bounded(config, "head_dim", kMaxWidth);
   require(head_size || model.hidden_size % model.num_heads == 0,
           "{}: hidden_size {} is not divisible by num_attention_heads {}", config.where(),
           model.hidden_size, model.num_heads);
@@ -87,14 +102,15 @@ void check_derived_size(const ConfigJson& config, std::string_view key, int64_t 
 void read_latent(const ConfigJson& config, ModelConfig& model) {
   model.attention = AttentionKind::kLatent;
   LatentConfig& latent = model.latent;
-  latent.query_rank = config.optional_size("q_lora_rank").value_or(0);
-  latent.kv_rank = config.size("kv_lora_rank");
-  latent.nope_size = config.size("qk_nope_head_dim");
-  latent.rope_size = config.size("qk_rope_head_dim");
-  latent.value_size = config.size("v_head_dim");
+  latent.query_rank = optional_bounded(config, "q_lora_rank", kMaxWidth).value_or(0);
+  latent.kv_rank = bounded(config, "kv_lora_rank", 1, kMaxWidth);
+  latent.nope_size = bounded(config, "qk_nope_head_dim", 1, kMaxWidth);
+  latent.rope_size = bounded(config, "qk_rope_head_dim", 1, kMaxWidth);
+  latent.value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
   check_derived_size(config, "head_dim", latent.rope_size);
   check_derived_size(config, "qk_head_dim", latent.nope_size + latent.rope_size);
-  const int64_t kv_heads = config.optional_size("num_key_value_heads").value_or(model.num_heads);
+  const int64_t kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
   require(kv_heads == model.num_heads,
           "{}: num_key_value_heads {} differs from num_attention_heads {}; with latent attention "
           "each query head has a key head",
@@ -151,7 +167,7 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
   const bool switched = rule == WindowRule::kSize || config.flag("use_sliding_window");
   const bool has_window = switched && !config.is_null("sliding_window");
   if (rule == WindowRule::kSize || rule == WindowRule::kSwitched) {
-    if (has_window) model.window = config.size("sliding_window");
+    if (has_window) model.window = bounded(config, "sliding_window", 1, kMaxLength);
     return;
   }
   const bool listed = !config.is_null("layer_types");
@@ -162,16 +178,18 @@ void read_windows(const ConfigJson& config, ModelConfig& model) {
           "{}: 'layer_types' lists sliding_attention, but there is no window: set "
           "use_sliding_window and sliding_window",
           config.where());
-  if (has_window) set_window(model, config.size("sliding_window"), std::move(layers));
+  if (has_window)
+    set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
 }
 
 void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
   const Family& family = config.family();
   MoeConfig& moe = model.moe;
   if (family.has_key("first_k_dense_replace")) {
-    moe.first_dense_layers = config.size("first_k_dense_replace", 0);
+    moe.first_dense_layers = bounded(config, "first_k_dense_replace", 0, kMaxLayers);
   }
-  if (family.has_key("decoder_sparse_step")) moe.every = config.size("decoder_sparse_step");
+  if (family.has_key("decoder_sparse_step"))
+    moe.every = bounded(config, "decoder_sparse_step", 1, kMaxLayers);
   if (!family.has_key("mlp_only_layers") || config.is_null("mlp_only_layers")) return;
   const json& layers = config.value("mlp_only_layers");
   require(layers.is_array(), "{}: 'mlp_only_layers' must be a list", config.where());
@@ -182,8 +200,8 @@ void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
 }
 
 void read_groups(const ConfigJson& config, MoeConfig& moe) {
-  moe.num_groups = config.size("n_group");
-  moe.top_groups = config.size("topk_group");
+  moe.num_groups = bounded(config, "n_group", 1, kMaxExperts);
+  moe.top_groups = bounded(config, "topk_group", 1, kMaxExperts);
 }
 
 void read_group_max(const ConfigJson& config, MoeConfig& moe, std::vector<std::string>& notes) {
@@ -234,10 +252,13 @@ void read_balance(const ConfigJson& config, MoeConfig& moe) {
 void read_shared(const ConfigJson& config, MoeConfig& moe) {
   const Family& family = config.family();
   if (family.has_key("n_shared_experts")) {
-    moe.shared_inner_size = config.size("n_shared_experts") * moe.inner_size;
+    moe.shared_inner_size = bounded(config, "n_shared_experts", 1, kMaxWidth) * moe.inner_size;
+    require(moe.shared_inner_size <= kMaxWidth,
+            "{}: 'n_shared_experts' of inner size {} make one of {}; at most {} is supported",
+            config.where(), moe.inner_size, moe.shared_inner_size, kMaxWidth);
   }
   if (family.has_key("shared_expert_intermediate_size")) {
-    moe.shared_inner_size = config.size("shared_expert_intermediate_size");
+    moe.shared_inner_size = bounded(config, "shared_expert_intermediate_size", 1, kMaxWidth);
     moe.shared_gate = true;
   }
 }
@@ -247,9 +268,10 @@ void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::str
   MoeConfig& moe = model.moe;
   moe.num_experts = bounded(config, canonical_key(family, "num_experts"), 0, kMaxExperts);
   if (moe.num_experts == 0) return;
-  moe.top_k = config.size("num_experts_per_tok");
-  moe.inner_size = config.size(family.has_key("moe_intermediate_size") ? "moe_intermediate_size"
-                                                                       : "intermediate_size");
+  moe.top_k = bounded(config, "num_experts_per_tok", 1, kMaxExperts);
+  const bool own_size = family.has_key("moe_intermediate_size");
+  moe.inner_size =
+      bounded(config, own_size ? "moe_intermediate_size" : "intermediate_size", 1, kMaxWidth);
   read_dense_layers(config, model);
   read_shared(config, moe);
   read_router(config, moe, notes);

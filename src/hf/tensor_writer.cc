@@ -12,10 +12,10 @@ int64_t count_bytes(std::span<const MappedTensor> tensors) {
 
 std::vector<size_t> split_shards(std::span<const MappedTensor> tensors, int64_t shard_bytes) {
   std::vector<size_t> borders;
-  int64_t size = shard_bytes + 1;
+  int64_t size = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t num_bytes = count_bytes(tensors.subspan(i, 1));
-    if (size + num_bytes > shard_bytes) {
+    if (i == 0 || num_bytes > shard_bytes - size) {
       borders.push_back(i);
       size = 0;
     }

@@ -14,7 +14,7 @@ constexpr int64_t kPieceBytes = int64_t{8} << 20;
 
 class HfSource final : public ElementSource {
  public:
-  HfSource(const TensorMap& map, const HfTensors& tensors) {
+  HfSource(const TensorMap& map, const HfTensors& tensors) : map_(map) {
     std::set<const SafetensorsReader*> files;
     for (const MappedTensor& tensor : map.hf) {
       tensors_.push_back(tensors.find(tensor.name));
@@ -28,11 +28,13 @@ class HfSource final : public ElementSource {
     return tensors_[tensor]->bytes().subspan(static_cast<size_t>(begin * size),
                                              static_cast<size_t>(count * size));
   }
+  const std::string& name(size_t tensor) const override { return map_.hf[tensor].name; }
   void drop_pages() override {
     for (const SafetensorsReader* file : files_) drop_mapped_pages(file->file_bytes());
   }
 
  private:
+  const TensorMap& map_;
   std::vector<const HfTensor*> tensors_;
   std::vector<const SafetensorsReader*> files_;
 };
@@ -58,6 +60,7 @@ class CheckpointSource final : public ElementSource {
     reader_.load_part(map_.own[tensor].name, offset, {buffer_.data(), dtype(tensor), part});
     return std::span<const std::byte>(buffer_).first(num_bytes);
   }
+  const std::string& name(size_t tensor) const override { return map_.own[tensor].name; }
   void drop_pages() override { reader_.drop_pages(); }
 
  private:
@@ -111,19 +114,25 @@ class Transfer {
       if (block.transposed) {
         std::byte* out = room(count * block.cols * dtype_size(to));
         transpose_columns({whole.data(), block.cols, block.rows, from}, row, count, out, to);
-        sink_(buffer_);
+        give(block.source, buffer_, to);
       } else {
-        give_rows(
-            source_.read(block.source, block.source_begin + row * block.cols, count * block.cols),
-            from, to, count * block.cols);
+        give_rows(block, row, count, to);
       }
     }
   }
 
-  void give_rows(std::span<const std::byte> elements, DType from, DType to, int64_t count) {
-    if (from == to) return sink_(elements);
+  void give_rows(const BlockCopy& block, int64_t row, int64_t num_rows, DType to) {
+    const DType from = source_.dtype(block.source);
+    const int64_t count = num_rows * block.cols;
+    const auto elements = source_.read(block.source, block.source_begin + row * block.cols, count);
+    if (from == to) return give(block.source, elements, to);
     convert_elements(elements.data(), from, room(count * dtype_size(to)), to, count);
-    sink_(buffer_);
+    give(block.source, buffer_, to);
+  }
+
+  void give(size_t source, std::span<const std::byte> elements, DType dtype) {
+    source_.count_transferred(source, elements, dtype);
+    sink_(elements);
   }
 
   std::byte* room(int64_t num_bytes) {
@@ -138,6 +147,15 @@ class Transfer {
 };
 
 }  // namespace
+
+void judge_nonfinite(const NonFiniteTensors& found, std::string_view where, bool allowed,
+                     std::vector<std::string>& notes) {
+  if (found.empty()) return;
+  const std::string text = fmt::format("{}: {}", where, found.describe());
+  require(allowed, "{}, or too large for the type written; --allow-nonfinite takes it as it is",
+          text);
+  notes.push_back(text);
+}
 
 void PageKeeper::count(int64_t num_bytes) {
   constexpr int64_t kMostBytes = int64_t{128} << 20;

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "core/dtype.h"
+#include "core/nonfinite.h"
 #include "hf/hf_tensors.h"
 #include "hf/tensor_map.h"
 
@@ -23,7 +24,23 @@ class ElementSource {
   virtual std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) = 0;
   /// Lets the system take back the memory of what was read.
   virtual void drop_pages() = 0;
+  virtual const std::string& name(size_t tensor) const = 0;
+
+  /// Of what was transferred, in the type that it was given in; so also where a value was too large
+  /// for that. By the names of this side.
+  const NonFiniteTensors& nonfinite() const { return nonfinite_; }
+  void count_transferred(size_t tensor, std::span<const std::byte> elements, DType dtype) {
+    nonfinite_.add(name(tensor), count_nonfinite(elements, dtype));
+  }
+
+ private:
+  NonFiniteTensors nonfinite_;
 };
+
+/// Refuses weights of `where` that were NaN or infinite, or that became so in a narrower type;
+/// where they are allowed, notes them.
+void judge_nonfinite(const NonFiniteTensors& found, std::string_view where, bool allowed,
+                     std::vector<std::string>& notes);
 
 /// Has sources drop their pages each time that enough has been read.
 class PageKeeper {

@@ -7,11 +7,13 @@
 #include "core/file.h"
 #include "core/progress.h"
 #include "core/random.h"
+#include "core/saturating.h"
 #include "hf/checkpoint_writer.h"
 #include "hf/elements.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
+#include "model/limits.h"
 #include "model/parameters.h"
 
 namespace tessera {
@@ -146,6 +148,9 @@ class Upcycling {
   int64_t num_source() const { return std::ssize(source_map_.own); }
   int64_t num_target() const { return std::ssize(tensors_); }
 
+  /// Of the new model's tensors.
+  const NonFiniteTensors& nonfinite() const { return nonfinite_; }
+
   void write(const fs::path& folder) {
     progress_.begin("writing");
     write_checkpoint_files(folder, request_.state, tensors_, request_.options.shard_bytes,
@@ -183,8 +188,11 @@ class Upcycling {
                      .padding_dtype = tensor.dtype},
                     [&](std::span<const std::byte> bytes) {
                       if (scaled) {
-                        writer.write(scale_elements(bytes, tensor.dtype, scale));
+                        const auto product = scale_elements(bytes, tensor.dtype, scale);
+                        nonfinite_.add(tensor.name, count_nonfinite(product, tensor.dtype));
+                        writer.write(product);
                       } else {
+                        nonfinite_.add(tensor.name, count_nonfinite(bytes, tensor.dtype));
                         writer.write(bytes);
                       }
                       pages.count(std::ssize(bytes));
@@ -198,6 +206,7 @@ class Upcycling {
   UpcyclePlanner planner_;
   std::vector<MappedTensor> tensors_;
   ConversionProgress progress_;
+  NonFiniteTensors nonfinite_;
 };
 
 /// The tokenizer and what else came along, but not the configuration of the dense model.
@@ -234,6 +243,16 @@ ModelConfig upcycled_model(const ModelConfig& dense, const UpcycleSpec& spec) {
   require(spec.copies >= 1 && spec.granularity >= 1 && spec.top_k >= 1,
           "experts {}, granularity {} and top-k {} must be at least 1", spec.copies,
           spec.granularity, spec.top_k);
+  const Saturating num_experts = Saturating(spec.copies) * spec.granularity;
+  require(num_experts.value() <= kMaxExperts && spec.top_k <= kMaxExperts,
+          "{} experts for each of {} copies, and top-k {}: a layer has at most {} experts",
+          spec.granularity, spec.copies, spec.top_k, kMaxExperts);
+  require(spec.first_dense_layers <= kMaxLayers && spec.every <= kMaxLayers,
+          "first dense layers {} and every {}: a model has at most {} layers",
+          spec.first_dense_layers, spec.every, kMaxLayers);
+  require(spec.router_deviation <= kMaxDeviation,
+          "the router's deviation is {}; it must be at most {}", spec.router_deviation,
+          kMaxDeviation);
   const int64_t inner = dense.dense_inner_size();
   require(inner % spec.granularity == 0,
           "the MLPs' inner size {} is not divisible by the granularity {}: {} = {} * {} + {}",
@@ -275,6 +294,9 @@ ConvertReport upcycle(const UpcycleRequest& given) {
   Upcycling work(request, reader, dtype);
   folder.require_space(work.target_bytes());
   work.write(folder.path());
+  std::vector<std::string> notes;
+  judge_nonfinite(work.nonfinite(), request.source.string(), request.options.allow_nonfinite,
+                  notes);
   copy_companions(request.source, folder.path());
   folder.publish();
   ConvertReport report{.model_type = "experts",
@@ -282,7 +304,7 @@ ConvertReport upcycle(const UpcycleRequest& given) {
                        .num_target_tensors = work.num_target(),
                        .source_bytes = work.source_bytes(),
                        .target_bytes = work.target_bytes(),
-                       .notes = {}};
+                       .notes = std::move(notes)};
   if (given.dense.mtp_layers > 0) {
     report.notes.push_back(
         "multi-token prediction is left out; training adds it anew with run.init_from and "

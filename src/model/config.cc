@@ -9,6 +9,9 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
+#include "core/progress.h"
+#include "core/saturating.h"
+#include "model/limits.h"
 #include "model/rotary.h"
 
 namespace tessera {
@@ -22,23 +25,28 @@ bool contains(const std::vector<int64_t>& layers, int64_t layer) {
   return std::ranges::find(layers, layer) != layers.end();
 }
 
+/// Beside a mean square: a larger one would hide it.
+constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
+
 void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
   schema.add("model.vocab_size", &config.vocab_size,
-             "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64", at_least(0));
-  schema.add("model.hidden_size", &config.hidden_size, "Width of the residual stream", at_least(1));
-  schema.add("model.num_layers", &config.num_layers, "Decoder layers", at_least(1));
-  schema.add("model.num_heads", &config.num_heads, "Query heads", at_least(1));
+             "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64",
+             between(0, kMaxVocabulary));
+  schema.add("model.hidden_size", &config.hidden_size, "Width of the residual stream",
+             between(1, kMaxWidth));
+  schema.add("model.num_layers", &config.num_layers, "Decoder layers", between(1, kMaxLayers));
+  schema.add("model.num_heads", &config.num_heads, "Query heads", between(1, kMaxHeads));
   schema.add("model.num_kv_heads", &config.num_kv_heads,
-             "Key and value heads; 0: as many as query heads", at_least(0));
+             "Key and value heads; 0: as many as query heads", between(0, kMaxHeads));
   schema.add("model.head_size", &config.head_size, "Size of a head; 0: hidden_size / num_heads",
-             at_least(0));
+             between(0, kMaxWidth));
   schema.add("model.inner_size", &config.inner_size,
              "Inner size of dense layers; 0: 4 times hidden_size, two thirds of that when gated",
-             at_least(0));
+             between(0, kMaxWidth));
   schema.add("model.window", &config.window, "Sliding attention window in tokens; 0: none",
-             at_least(0));
+             between(0, kMaxLength));
   schema.add("model.window_layers", &config.window_layers,
-             "Layers with the window, counted from 0; empty: all", at_least(0));
+             "Layers with the window, counted from 0; empty: all", between(0, kMaxLayers - 1));
   schema.add_enum("model.activation", &config.activation,
                   {{"swiglu", Activation::kSwiGLU},
                    {"geglu", Activation::kGeGLU},
@@ -46,13 +54,13 @@ void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
                    {"gelu", Activation::kGelu},
                    {"gelu_tanh", Activation::kGeluTanh}},
                   "Activation of dense layers and experts");
-  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", above(0));
+  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
   schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
   schema.add("model.padding_token", &config.padding_token,
              "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
-             at_least(-1));
+             between(-1, kMaxVocabulary - 1));
   schema.add("model.init_deviation", &config.init_deviation,
-             "Standard deviation of initial weights", above(0));
+             "Standard deviation of initial weights", between(kMinDeviation, kMaxDeviation));
   schema.add("model.mtp_layers", &config.mtp_layers,
              "Tokens beyond the next that training predicts too, each by a layer more (multi-token "
              "prediction)",
@@ -92,9 +100,9 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
                   "How the rotation is stretched to longer contexts");
   schema.add("rope.factor", &rope.factor, "By how much it is stretched", at_least(1));
   schema.add("rope.max_length", &rope.max_length,
-             "dynamic: sequences beyond this length change the base", at_least(0));
+             "dynamic: sequences beyond this length change the base", between(0, kMaxLength));
   schema.add("rope.original_length", &rope.original_length,
-             "yarn, llama3: context that the model was trained for first", at_least(0));
+             "yarn, llama3: context that the model was trained for first", between(0, kMaxLength));
   schema.add("rope.beta_fast", &rope.beta_fast,
              "yarn: frequencies with more turns in that context stay", above(0));
   schema.add("rope.beta_slow", &rope.beta_slow,
@@ -115,33 +123,38 @@ void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
 
 void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
   schema.add("latent.query_rank", &latent.query_rank, "Size of the query latent; 0: none",
-             at_least(0));
-  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent", at_least(1));
+             between(0, kMaxWidth));
+  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent",
+             between(1, kMaxWidth));
   schema.add("latent.nope_size", &latent.nope_size, "Elements of a head without a position",
-             at_least(1));
-  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head", at_least(2));
-  schema.add("latent.value_size", &latent.value_size, "Size of a value head", at_least(1));
-  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", above(0));
+             between(1, kMaxWidth));
+  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head",
+             between(2, kMaxWidth));
+  schema.add("latent.value_size", &latent.value_size, "Size of a value head",
+             between(1, kMaxWidth));
+  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilon);
 }
 
 void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.num_experts", &moe.num_experts, "Routed experts of a layer; 0: dense layers only",
-             at_least(0));
-  schema.add("moe.top_k", &moe.top_k, "Experts that a token goes to", at_least(1));
-  schema.add("moe.inner_size", &moe.inner_size, "Inner size of an expert", at_least(1));
+             between(0, kMaxExperts));
+  schema.add("moe.top_k", &moe.top_k, "Experts that a token goes to", between(1, kMaxExperts));
+  schema.add("moe.inner_size", &moe.inner_size, "Inner size of an expert", between(1, kMaxWidth));
   schema.add("moe.inner_sizes", &moe.inner_sizes,
-             "Inner size of each expert where they differ; empty: inner_size", at_least(1));
+             "Inner size of each expert where they differ; empty: inner_size",
+             between(1, kMaxWidth));
   schema.add("moe.first_dense_layers", &moe.first_dense_layers, "Leading layers without experts",
-             at_least(0));
-  schema.add("moe.every", &moe.every, "Every n-th layer after those has experts", at_least(1));
+             between(0, kMaxLayers));
+  schema.add("moe.every", &moe.every, "Every n-th layer after those has experts",
+             between(1, kMaxLayers));
   schema.add("moe.dense_layers", &moe.dense_layers,
-             "Further layers without experts, counted from 0", at_least(0));
+             "Further layers without experts, counted from 0", between(0, kMaxLayers - 1));
   schema.add_enum(
       "moe.experts", &moe.experts,
       {{"grouped", ExpertPath::kGrouped}, {"block_sparse", ExpertPath::kBlockSparse}},
       "Implementation of the experts: grouped products, or block-sparse products as in MegaBlocks");
   schema.add("moe.block_size", &moe.block_size, "Block of block_sparse: 8, 16, 32, 64 or 128",
-             at_least(1));
+             between(1, 128));
   schema.add("moe.memory_efficient", &moe.memory_efficient,
              "Apply the probability before FC2, so that expert outputs need not be kept (grouped "
              "experts)");
@@ -159,9 +172,9 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
              at_least(0));
   schema.add("moe.balance_group_size", &moe.balance_group_size,
              "The balance loss compares groups of so many neighbouring experts, such as a device's",
-             at_least(1));
+             between(1, kMaxExperts));
   schema.add("moe.capacity_group_size", &moe.capacity_group_size,
-             "So many neighbouring experts share their capacities", at_least(1));
+             "So many neighbouring experts share their capacities", between(1, kMaxExperts));
   schema.add_enum(
       "moe.capacity_scope", &moe.capacity_scope,
       {{"sub_sequence", CapacityScope::kSubSequence}, {"sequence", CapacityScope::kSequence}},
@@ -172,13 +185,13 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
                   {{"probability", DropPolicy::kProbs}, {"position", DropPolicy::kPosition}},
                   "Which assignments a full expert drops: the least probable or the last");
   schema.add("moe.shared_inner_size", &moe.shared_inner_size,
-             "Inner size of the shared expert; 0: none", at_least(0));
+             "Inner size of the shared expert; 0: none", between(0, kMaxWidth));
   schema.add("moe.shared_gate", &moe.shared_gate,
              "Gate the shared expert by a sigmoid of the token");
   schema.add("moe.latent_size", &moe.latent_size,
              "Size to which tokens are projected for dispatch and routed experts (LatentMoE); 0: "
              "none",
-             at_least(0));
+             between(0, kMaxWidth));
 }
 
 void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
@@ -192,8 +205,9 @@ void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
   schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
   schema.add("moe.num_groups", &moe.num_groups,
-             "Groups of experts for group-limited choice; 1: none", at_least(1));
-  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from", at_least(1));
+             "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
+  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",
+             between(1, kMaxExperts));
   schema.add_enum(
       "moe.group_score", &moe.group_score,
       {{"max", GroupScore::kMax}, {"top_two_sum", GroupScore::kTopTwoSum}},
@@ -416,6 +430,9 @@ void add_model_options(ConfigSchema& schema, ModelConfig& config) {
 
 void validate(const ModelConfig& config) {
   require(config.vocab_size > 0, "model.vocab_size is not set and no tokenizer gives it");
+  require(config.vocab_size <= kMaxVocabulary,
+          "a vocabulary of {} tokens is too large; at most {} are supported", config.vocab_size,
+          kMaxVocabulary);
   require(config.padding_token < config.vocab_size,
           "model.padding_token {} is outside the vocabulary of {}", config.padding_token,
           config.vocab_size);
@@ -423,70 +440,97 @@ void validate(const ModelConfig& config) {
   if (config.is_latent()) validate_latent(config);
   validate_rope(config);
   validate_layers(config);
-  if (config.moe.num_experts == 0) return;
-  validate_experts(config.moe);
-  validate_latent_experts(config);
+  if (config.moe.num_experts > 0) {
+    validate_experts(config.moe);
+    validate_latent_experts(config);
+  }
+  check_parameter_count(config);
 }
 
 namespace {
 
 /// Weights of one layer's attention and of the two norms beside it.
-int64_t count_attention(const ModelConfig& config) {
-  const int64_t h = config.hidden_size;
-  const int64_t n = config.num_heads;
+Saturating count_attention(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  const Saturating n = config.num_heads;
   const LatentConfig& latent = config.latent;
-  const int64_t queries = n * config.head_dim();
-  int64_t count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : 0);
+  const Saturating queries = n * config.head_dim();
+  Saturating count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
   if (!config.is_latent()) {
-    const int64_t keys = config.kv_heads() * config.head_dim();
-    count += h * (queries + 2 * keys) + (config.qkv_bias ? queries + 2 * keys : 0);
+    const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
+    const Saturating rows = queries + 2 * keys;
+    count += h * rows + (config.qkv_bias ? rows : Saturating(0));
     if (config.qk_norm == QkNorm::kHead) count += 2 * config.head_dim();
     if (config.qk_norm == QkNorm::kAll) count += queries + keys;
     return count;
   }
-  const int64_t into = h + (config.qkv_bias ? 1 : 0);
+  const Saturating into = h + (config.qkv_bias ? 1 : 0);
   count += latent.query_rank > 0 ? latent.query_rank * (into + 1 + queries) : h * queries;
   count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank;
   return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
 }
 
+/// Inner sizes of all experts of a layer together.
+Saturating count_expert_rows(const MoeConfig& moe) {
+  if (moe.inner_sizes.empty()) return Saturating(moe.num_experts) * moe.inner_size;
+  return std::accumulate(moe.inner_sizes.begin(), moe.inner_sizes.end(), Saturating(0));
+}
+
 /// Weights of an MLP of that inner size, its biases included where it may have them.
-int64_t count_mlp(const ModelConfig& config, int64_t inner_size) {
-  const int64_t first = (config.is_gated() ? 2 : 1) * inner_size;
+Saturating count_mlp(const ModelConfig& config, int64_t inner_size) {
+  const Saturating first = Saturating(config.is_gated() ? 2 : 1) * inner_size;
   return (first + inner_size) * config.hidden_size +
-         (config.mlp_bias ? first + config.hidden_size : 0);
+         (config.mlp_bias ? first + config.hidden_size : Saturating(0));
 }
 
 }  // namespace
 
 ParameterCount count_parameters(const ModelConfig& config) {
-  const int64_t h = config.hidden_size;
+  const Saturating h = config.hidden_size;
   const int64_t width = config.is_gated() ? 3 : 2;
-  const int64_t tables = (config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
-  const int64_t attention = count_attention(config);
-  const auto sizes = config.moe.expert_sizes();
-  const int64_t all_experts =
-      std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) * width * config.expert_width();
-  const int64_t projections = 2 * h * config.moe.latent_size;
-  const int64_t shared =
+  const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
+  const Saturating attention = count_attention(config);
+  const Saturating dense = count_mlp(config, config.dense_inner_size());
+  const Saturating all_experts = count_expert_rows(config.moe) * width * config.expert_width();
+  const Saturating active_experts =
+      all_experts * config.moe.top_k / std::max<int64_t>(config.moe.num_experts, 1);
+  const Saturating projections = 2 * h * config.moe.latent_size;
+  const Saturating shared =
       config.moe.shared_inner_size == 0
-          ? 0
+          ? Saturating(0)
           : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
-  const int64_t router = config.moe.num_experts * h;
+  const Saturating router = config.moe.num_experts * h;
 
-  ParameterCount count{tables + h, tables + h};
+  Saturating total = tables + h;
+  Saturating active = total;
   for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
     const bool moe = config.is_moe_layer(layer);
-    const int64_t dense = count_mlp(config, config.dense_inner_size());
     // Two norms before the projections of state and embedding, and one before the head.
-    const int64_t joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : 0;
-    const int64_t for_all_tokens =
+    const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
+    const Saturating for_all_tokens =
         joining + attention + (moe ? projections + shared + router : dense);
-    count.total += for_all_tokens + (moe ? all_experts : 0);
-    count.active +=
-        for_all_tokens + (moe ? all_experts * config.moe.top_k / config.moe.num_experts : 0);
+    total += for_all_tokens + (moe ? all_experts : Saturating(0));
+    active += for_all_tokens + (moe ? active_experts : Saturating(0));
   }
-  return count;
+  return {total.value(), active.value()};
+}
+
+void check_parameter_count(const ModelConfig& config) {
+  const int64_t total = count_parameters(config).total;
+  if (total <= kMaxParameters) return;
+  const MoeConfig& moe = config.moe;
+  const std::string experts =
+      moe.num_experts == 0
+          ? ""
+          : fmt::format(", {} experts of inner size {}", moe.num_experts,
+                        moe.inner_sizes.empty() ? moe.inner_size
+                                                : *std::ranges::max_element(moe.inner_sizes));
+  user_error(
+      "a model of {} parameters or more cannot exist; at most {} are supported: it has {}, hidden "
+      "size {}, dense inner size {}, {} of {} elements, a vocabulary of {}{}",
+      format_count(static_cast<double>(total)), format_count(static_cast<double>(kMaxParameters)),
+      format_things(config.all_layers(), "layer"), config.hidden_size, config.dense_inner_size(),
+      format_things(config.num_heads, "head"), config.head_dim(), config.vocab_size, experts);
 }
 
 }  // namespace tessera

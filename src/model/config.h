@@ -241,6 +241,10 @@ struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;
 };
+/// Counts that 64 bits do not hold are the largest that they do.
 ParameterCount count_parameters(const ModelConfig& config);
+
+/// Refuses a model of more parameters than can be, with its sizes; part of validate().
+void check_parameter_count(const ModelConfig& config);
 
 }  // namespace tessera

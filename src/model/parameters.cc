@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "core/host_tensor.h"
@@ -42,13 +43,11 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
 
 template <typename Built>
 void append_weights(const ModelConfig& config, const Built& built, const std::string& prefix,
-                    std::vector<ParameterSpec>& specs) {
+                    std::set<std::string>& known, std::vector<ParameterSpec>& specs) {
   for (const Value& value : built.forward.values()) {
     if (value.kind != ValueKind::kWeight) continue;
     const std::string name = prefix + value.name;
-    const bool known =
-        std::ranges::any_of(specs, [&](const ParameterSpec& spec) { return spec.name == name; });
-    if (!known)
+    if (known.insert(name).second)
       specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
   }
 }
@@ -154,16 +153,17 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   const int64_t rows = 2 * groups.token_ranks() * (config.moe.num_experts + 1);
   const BatchShape shape{.num_tokens = rows, .sequence_length = rows, .dtype = dtype};
   std::vector<ParameterSpec> specs;
+  std::set<std::string> known;
   for (const PipelineChunk& chunk : chunks) {
     if (chunk.embedding || chunk.num_mtp > 0)
-      append_weights(config, build_embedding(config, shape, groups), "", specs);
+      append_weights(config, build_embedding(config, shape, groups), "", known, specs);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const int64_t layer = chunk.first_layer + i;
       append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups),
-                     layer_parameter_name(config, layer, ""), specs);
+                     layer_parameter_name(config, layer, ""), known, specs);
     }
     for (int64_t depth = 0; chunk.loss && depth <= config.mtp_layers; ++depth)
-      append_weights(config, build_head(config, shape, groups, false, depth), "", specs);
+      append_weights(config, build_head(config, shape, groups, false, depth), "", known, specs);
   }
   return specs;
 }

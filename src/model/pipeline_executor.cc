@@ -1,17 +1,18 @@
 #include "model/pipeline_executor.h"
 
 #include <algorithm>
+#include <set>
 
 namespace tessera {
 namespace {
 
-/// Whether step `idx` is the last pass of its micro-batch in its chunk.
-bool is_last_pass(const std::vector<PipelineStep>& steps, size_t idx) {
-  const PipelineStep& step = steps[idx];
-  return std::none_of(steps.begin() + static_cast<ptrdiff_t>(idx) + 1, steps.end(),
-                      [&](const PipelineStep& later) {
-                        return later.chunk == step.chunk && later.micro_batch == step.micro_batch;
-                      });
+/// Whether each step is the last pass of its micro-batch in its chunk.
+std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps) {
+  std::set<std::pair<int64_t, int64_t>> seen;
+  std::vector<bool> last(steps.size());
+  for (size_t i = steps.size(); i-- > 0;)
+    last[i] = seen.emplace(steps[i].chunk, steps[i].micro_batch).second;
+  return last;
 }
 
 /// Whether no later step of its chunk adds to its weights' gradients.
@@ -26,10 +27,11 @@ bool completes_chunk(const std::vector<PipelineStep>& steps, size_t idx) {
 std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks) {
   std::vector<int64_t> now(static_cast<size_t>(num_chunks), 0);
   std::vector<int64_t> most(now.size(), 0);
+  const std::vector<bool> last = find_last_passes(steps);
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto chunk = static_cast<size_t>(steps[i].chunk);
     if (steps[i].pass == PipelinePass::kForward) most[chunk] = std::max(most[chunk], ++now[chunk]);
-    if (is_last_pass(steps, i)) --now[chunk];
+    if (last[i]) --now[chunk];
   }
   return most;
 }
@@ -107,6 +109,7 @@ void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& ob
 MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
                                        const LossScales& scales, const NodeObserver& observer,
                                        const PassHooks& hooks) {
+  const std::vector<bool> last_passes = find_last_passes(steps_);
   std::vector<RunSlot> finished;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const PipelineStep& step = steps_[i];
@@ -117,7 +120,7 @@ MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
     const PassHooks& last = completes_chunk(steps_, i) ? hooks : PassHooks();
     if (step.pass == PipelinePass::kBackward) backward(step, observer, last);
     const RunSlot slot = find_place(step.chunk, step.micro_batch);
-    if (is_last_pass(steps_, i)) {
+    if (last_passes[i]) {
       model_.run_at(slot).backward_weights(observer, last);
       model_.run_at(slot).finish();
       finished.push_back(slot);

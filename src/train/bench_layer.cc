@@ -16,6 +16,7 @@
 #include "train/machine.h"
 #include "train/matrix_peak.h"
 #include "train/run_layout.h"
+#include "train/size_check.h"
 
 namespace tessera {
 namespace {
@@ -253,11 +254,11 @@ int64_t find_layer(const ModelConfig& config, LayerBlock block) {
 }
 
 LayerBenchResult bench_layer(const LayerBenchRequest& request) {
-  require(request.runs > 0 && request.warmup >= 0,
-          "bench: {} runs after {} to warm up; at least one and none", request.runs,
-          request.warmup);
+  check_bench_runs(request.runs, request.warmup);
   check_device(request.settings, 1);
   validate(request.settings.model);
+  check_batch(request.settings.model, request.settings.train.micro_batch,
+              request.settings.data.sequence_length);
   const BatchShape shape = batch_shape(request.settings);
   check_shares(request.settings.model, shape, single_rank_groups());
   const Backend backend = choose_backend(request.settings);

@@ -11,6 +11,7 @@
 #include "train/loss_scales.h"
 #include "train/machine.h"
 #include "train/matrix_peak.h"
+#include "train/size_check.h"
 #include "train/trainer.h"
 #include "train/verify.h"
 
@@ -232,9 +233,7 @@ OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace) {
 }  // namespace
 
 StepBenchResult bench_step(const StepBenchRequest& request) {
-  require(request.steps > 0 && request.warmup >= 0,
-          "bench: {} steps after {} to warm up; at least one and none", request.steps,
-          request.warmup);
+  check_bench_runs(request.steps, request.warmup);
   Settings checked = without_data(request.settings);
   checked.data.tokens = "random tokens, in place of data";
   validate(checked);

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/token_file.h"
+#include "model/limits.h"
 
 namespace tessera {
 namespace {
@@ -94,6 +95,7 @@ BlendPlan parse_blend(const std::vector<std::string>& blend,
     require(is_change,
             "data.blend_changes: '{}' has no first step; expected for example \"2000: 0.5 data/a\"",
             entry);
+    require(step <= kMaxSteps, "data.blend_changes: '{}': steps end at {}", entry, kMaxSteps);
     require(step >= 1 && step >= last_step,
             "data.blend_changes: '{}': steps begin at 1 and ascend; the one before is {}", entry,
             last_step);

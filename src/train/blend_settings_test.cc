@@ -52,6 +52,7 @@ TEST(BlendSettingsTest, MistakesNameTheEntry) {
   EXPECT_THAT(error_of({}, {"5: 1 a"}), HasSubstr("data.blend, which it changes, is not"));
   EXPECT_THAT(error_of({"1 a"}, {"1 a"}), HasSubstr("'1 a' has no first step"));
   EXPECT_THAT(error_of({"1 a"}, {"0: 1 a"}), HasSubstr("steps begin at 1"));
+  EXPECT_THAT(error_of({"1 a"}, {"4611686018427387904: 1 a"}), HasSubstr("steps end at"));
   EXPECT_THAT(error_of({"1 a"}, {"9: 1 a", "8: 1 a"}), HasSubstr("the one before is 9"));
   EXPECT_THAT(error_of({"1 a"}, {"9: 0 a"}), HasSubstr("all weights from step 9 on are 0"));
 }

@@ -1,9 +1,12 @@
 #include "train/checkpointing.h"
 
+#include <fmt/ranges.h>
+
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/together.h"
 #include "core/file.h"
 
 namespace tessera {
@@ -96,6 +99,21 @@ std::vector<std::string> compare_configs(const std::string& then, const std::str
   return notes;
 }
 
+/// By rank 0, after all have loaded another one.
+void set_aside_damaged(const LatestCheckpoint& found, Communicator& world) {
+  if (found.damaged.empty()) return;
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    for (const std::filesystem::path& folder : found.damaged) set_aside(folder);
+  });
+}
+
+/// Whether a user means this one checkpoint, damaged as it may be.
+bool names_checkpoint(const std::filesystem::path& path) {
+  const std::string name = std::filesystem::absolute(path).lexically_normal().filename().string();
+  return path_exists(path / kManifestFile) || parse_step_folder(name).has_value();
+}
+
 }  // namespace
 
 std::filesystem::path checkpoint_folder(const std::string& run_folder) {
@@ -126,27 +144,30 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
                                      const DataIdentity& data, ModelState& state,
                                      Communicator& world) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
-  FoundCheckpoint found = find_latest(folder, world);
-  require(settings.run.resume != ResumeMode::kNever || !found.path,
+  LatestCheckpoint found = open_latest(folder, world);
+  require(settings.run.resume != ResumeMode::kNever || !found.reader,
           "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
           "another run.folder or "
           "remove that one",
           folder.string());
-  if (!found.path) {
+  if (!found.reader) {
     require(settings.run.resume != ResumeMode::kRequired,
             "run.resume = \"required\", but {} has no complete checkpoint", folder.string());
     require(!path_exists(folder) || list_step_folders(folder).empty(),
-            "{} has checkpoints, but all of them are damaged; remove them to start anew",
-            folder.string());
+            "{} has checkpoints, but all of them are damaged; remove them to start anew: {}",
+            folder.string(), fmt::join(found.ignored, "; "));
     return std::nullopt;
   }
-  const CheckpointReader reader(*found.path, world);
+  const CheckpointReader& reader = *found.reader;
   const Json json = parse_state(reader);
-  ResumedRun resumed{.path = *found.path, .notes = std::move(found.ignored)};
-  resumed.position = read_position(reader, json);
+  ResumedRun resumed{.position = read_position(reader, json),
+                     .path = reader.path(),
+                     .notes = {},
+                     .skipped = found.ignored};
   const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
   require_steps_left(reader, settings);
   state.load(reader);
+  set_aside_damaged(found, world);
   for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
     resumed.notes.push_back(std::move(note));
   }
@@ -156,14 +177,35 @@ std::optional<ResumedRun> resume_run(const Settings& settings, const std::string
   return resumed;
 }
 
-std::filesystem::path find_checkpoint(const std::string& path) {
-  namespace fs = std::filesystem;
-  require(fs::exists(path), "{} does not exist; name a run's folder or a checkpoint", path);
-  if (fs::exists(fs::path(path) / "manifest.json")) return path;
-  for (const fs::path& folder : {checkpoint_folder(path), fs::path(path)}) {
-    if (const FoundCheckpoint found = find_latest(folder); found.path) return *found.path;
+OpenedCheckpoint open_checkpoint(const std::string& path, Communicator& world, Verify verify) {
+  require(path_exists(path), "{} does not exist; name a run's folder or a checkpoint", path);
+  if (names_checkpoint(path)) return {CheckpointReader(path, world, verify), {}};
+  std::vector<std::string> ignored;
+  for (const std::filesystem::path& folder :
+       {checkpoint_folder(path), std::filesystem::path(path)}) {
+    LatestCheckpoint latest = open_latest(folder, world, verify);
+    if (latest.reader) return {std::move(*latest.reader), std::move(latest.ignored)};
+    ignored.insert(ignored.end(), latest.ignored.begin(), latest.ignored.end());
   }
-  user_error("{} holds no complete checkpoint (step-*/ with manifest.json and COMPLETE)", path);
+  user_error("{} holds no complete checkpoint (step-*/ with manifest.json and COMPLETE){}{}", path,
+             ignored.empty() ? "" : ": ", fmt::join(ignored, "; "));
+}
+
+OpenedCheckpoint open_checkpoint(const std::string& path, Verify verify) {
+  return open_checkpoint(path, *make_single_communicator("checkpoint"), verify);
+}
+
+std::string describe_skipped(const std::vector<std::string>& skipped,
+                             const std::filesystem::path& used) {
+  if (skipped.empty()) return "";
+  return fmt::format("{} is not the newest checkpoint, but the newest that is whole: {}",
+                     used.string(), fmt::join(skipped, "; "));
+}
+
+void refuse_nonfinite(const CheckpointReader& reader, std::string_view advice) {
+  const NonFiniteTensors& found = reader.nonfinite();
+  require(found.empty(), "{}: {}; {}", reader.path().string(),
+          found.empty() ? "" : found.describe(), advice);
 }
 
 std::string checkpoint_config(const CheckpointReader& reader) {

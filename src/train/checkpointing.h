@@ -36,20 +36,41 @@ SaveResult save_run(const std::string& folder, int64_t keep_last, const std::str
 struct ResumedRun {
   RunPosition position;
   std::filesystem::path path;
-  /// What the user should know: damaged checkpoints passed over, settings that changed.
+  /// What the user should know: settings that changed.
   std::vector<std::string> notes;
+  /// One line for each newer checkpoint that was passed over, with the reason.
+  std::vector<std::string> skipped;
 };
 
-/// Loads the newest complete checkpoint of the run's folder, or nothing where there is none. Throws
-/// UserError where settings.run.resume demands one, where the checkpoint does not fit the settings,
-/// or where it is beyond train.steps. Any layout continues any other's run. All ranks call.
+/// Loads the newest whole checkpoint of the run's folder, or nothing where there is none. Damaged
+/// ones that are newer are set aside: the steps after the loaded one are done again, and the run
+/// must neither take those for its own later, nor overwrite or remove them. Throws UserError where
+/// settings.run.resume demands a checkpoint, where it does not fit the settings, or where it is
+/// beyond train.steps. Any layout continues any other's run. All ranks call.
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
                                      const DataIdentity& data, ModelState& state,
                                      Communicator& world);
 
-/// The newest complete checkpoint at `path`: a run's folder, a folder of checkpoints, or one
-/// checkpoint.
-std::filesystem::path find_checkpoint(const std::string& path);
+/// A checkpoint that a user named.
+struct OpenedCheckpoint {
+  CheckpointReader reader;
+  /// One line for each newer checkpoint that was passed over, with the reason.
+  std::vector<std::string> skipped;
+};
+
+/// Opens what `path` names: one checkpoint, which must be whole; or, of a run's folder or a folder
+/// of checkpoints, the newest that is whole. All ranks call. Throws UserError.
+OpenedCheckpoint open_checkpoint(const std::string& path, Communicator& world,
+                                 Verify verify = Verify::kChecksums);
+/// The same by one process.
+OpenedCheckpoint open_checkpoint(const std::string& path, Verify verify = Verify::kChecksums);
+
+/// What to tell of checkpoints that were passed over for `used`; "" for none.
+std::string describe_skipped(const std::vector<std::string>& skipped,
+                             const std::filesystem::path& used);
+
+/// Refuses weights that are NaN or infinite. `advice` says what to do.
+void refuse_nonfinite(const CheckpointReader& reader, std::string_view advice);
 
 /// The configuration that a checkpoint was trained with, as TOML.
 std::string checkpoint_config(const CheckpointReader& reader);

@@ -4,6 +4,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/saturating.h"
+#include "model/limits.h"
+#include "train/machine.h"
+#include "train/size_check.h"
+
 namespace tessera {
 namespace {
 
@@ -52,11 +57,21 @@ std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
   return weights;
 }
 
+/// Keys and values of so many tokens in the machine's memory.
+void check_cache(const ModelConfig& config, DType dtype, int64_t capacity, const Backend& backend) {
+  if (!backend.is_host()) return;
+  const Saturating of_token =
+      Saturating(config.num_layers) * config.kv_heads() * (config.head_dim() + config.value_dim());
+  require_host_memory((of_token * capacity * dtype_size(dtype)).value(), machine_memory(),
+                      fmt::format("a cache of {} tokens' keys and values", capacity));
+}
+
 }  // namespace
 
 void validate(const GenerateOptions& options) {
-  require(options.max_tokens >= 0, "max-tokens is {}; it must be 0 (nothing is generated) or above",
-          options.max_tokens);
+  require(options.max_tokens >= 0 && options.max_tokens <= kMaxLength,
+          "max-tokens is {}; it must be 0 (nothing is generated) or above, at most {}",
+          options.max_tokens, kMaxLength);
   require(options.temperature >= 0 && std::isfinite(options.temperature),
           "the temperature is {}; it must be 0 (always the most likely token) or above",
           options.temperature);
@@ -113,8 +128,9 @@ Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of
                               const std::function<void(const GeneratedToken&)>& on_token) {
   validate(options);
   require(!prompt.empty(), "the prompt has no token");
-  KeyValueCache cache(config_, dtype_, static_cast<int64_t>(prompt.size()) + options.max_tokens,
-                      backend_.device());
+  const int64_t capacity = static_cast<int64_t>(prompt.size()) + options.max_tokens;
+  check_cache(config_, dtype_, capacity, backend_);
+  KeyValueCache cache(config_, dtype_, capacity, backend_.device());
   Random random(options.seed, hash_text("generate", 8));
   Generated result;
   const auto prefill = make_model(static_cast<int64_t>(prompt.size()), cache);

@@ -1,5 +1,7 @@
 #include "train/initial_weights.h"
 
+#include <iostream>
+
 #include "core/progress.h"
 #include "train/checkpointing.h"
 
@@ -30,8 +32,8 @@ std::vector<std::string> describe(const LoadedPrediction& prediction) {
 void load_initial_model(ConfigSchema& schema, const Settings& settings) {
   require(settings.preset.empty(),
           "model.preset and run.init_from both give a model; leave one of them empty");
-  const CheckpointReader reader(find_checkpoint(settings.run.init_from), Verify::kSizes);
-  Settings initial = checkpoint_settings(reader);
+  const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, Verify::kSizes);
+  Settings initial = checkpoint_settings(opened.reader);
   std::string toml;
   for (const ResolvedValue& value : make_schema(initial).resolved()) {
     if (is_of_model(value.key)) toml += fmt::format("{} = {}\n", value.key, value.value);
@@ -42,8 +44,15 @@ void load_initial_model(ConfigSchema& schema, const Settings& settings) {
 std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
                                               Communicator& world) {
   try {
-    const CheckpointReader reader(find_checkpoint(settings.run.init_from), world);
-    return describe(state.load_weights(reader, static_cast<uint64_t>(settings.run.seed)));
+    const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, world);
+    auto notes =
+        describe(state.load_weights(opened.reader, static_cast<uint64_t>(settings.run.seed)));
+    const std::string skipped = describe_skipped(opened.skipped, opened.reader.path());
+    if (skipped.empty()) return notes;
+    notes.push_back("run.init_from: " + skipped);
+    // As all commands tell it, wherever standard output goes.
+    if (world.rank() == 0) std::cerr << "tessera: note: " << notes.back() << "\n";
+    return notes;
   } catch (const UserError& error) {
     user_error("run.init_from: {}", error.what());
   }

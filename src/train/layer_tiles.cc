@@ -9,6 +9,7 @@
 #include "ops/route_map/route_map.h"
 #include "train/bench_layer.h"
 #include "train/run_layout.h"
+#include "train/size_check.h"
 
 namespace tessera {
 namespace {
@@ -98,6 +99,7 @@ ProductTiles predict(std::string name, const Experts& experts, bool by_rows, DTy
 LayerTiles predict_layer_tiles(const Settings& settings) {
   check_tiles(settings);
   validate(settings.model);
+  check_batch(settings.model, settings.train.micro_batch, settings.data.sequence_length);
   const BatchShape shape = batch_shape(settings);
   check_shares(settings.model, shape, single_rank_groups());
   const LayerKind kind = settings.model.layer_kind(find_layer(settings.model, LayerBlock::kMoe));

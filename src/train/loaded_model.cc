@@ -6,8 +6,11 @@
 #include "core/stopwatch.h"
 #include "data/sampler.h"
 #include "model/forward_model.h"
+#include "model/limits.h"
 #include "train/checkpointing.h"
 #include "train/device_choice.h"
+#include "train/machine.h"
+#include "train/size_check.h"
 #include "train/training_data.h"
 
 namespace tessera {
@@ -46,9 +49,12 @@ EvaluationData open_evaluation_data(const LoadedModel& model, const EvaluationRe
 }
 
 void validate(const EvaluationRequest& request) {
-  require(request.sequence_length >= 0,
-          "--sequence-length is {}; it must be 0 (as trained) or above", request.sequence_length);
-  require(request.batch_size >= 1, "--batch-size is {}; it must be at least 1", request.batch_size);
+  require(request.sequence_length >= 0 && request.sequence_length <= kMaxLength,
+          "--sequence-length is {}; it must be 0 (as trained) or above, at most {}",
+          request.sequence_length, kMaxLength);
+  require(request.batch_size >= 1 && request.batch_size <= kMaxSequences,
+          "--batch-size is {}; it must be at least 1 and at most {}", request.batch_size,
+          kMaxSequences);
   require(request.max_batches >= 0, "--max-batches is {}; it must be 0 (all) or above",
           request.max_batches);
 }
@@ -65,7 +71,7 @@ int64_t count_label_bytes(const Tokenizer& tokenizer, const std::vector<int32_t>
 
 /// Weights alone must leave room for what else a model needs.
 void require_weights_fit(int64_t num_bytes, const Device& device) {
-  if (device.is_host()) return;
+  if (device.is_host()) return require_host_memory(num_bytes, machine_memory(), "the model");
   const int64_t free = gpu_memory() - device.used_bytes();
   require(num_bytes <= free,
           "out of memory: the weights take {}, and {} has {} free of {}; --device=cpu works",
@@ -83,9 +89,11 @@ double Evaluation::bits_per_byte() const {
   return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(num_bytes);
 }
 
-LoadedModel::LoadedModel(const std::string& path, DeviceChoice device)
-    : path_(find_checkpoint(path)) {
-  const CheckpointReader reader(path_);
+LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFiniteWeights nonfinite) {
+  const OpenedCheckpoint opened = open_checkpoint(path);
+  const CheckpointReader& reader = opened.reader;
+  path_ = reader.path();
+  if (!opened.skipped.empty()) notes_.push_back(describe_skipped(opened.skipped, path_));
   settings_ = checkpoint_settings(reader);
   settings_.run.device = device;
   step_ = reader.step();
@@ -104,6 +112,9 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device)
     tensors.push_back({parameter.spec.name, parameter.weight});
   }
   reader.load_group(TensorGroup::kModel, tensors, Conversion::kNone, is_mtp_parameter);
+  if (nonfinite == NonFiniteWeights::kRefuse)
+    refuse_nonfinite(reader, "its training diverged; --allow-nonfinite takes it as it is");
+  if (!reader.nonfinite().empty()) notes_.push_back(reader.nonfinite().describe());
 }
 
 Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
@@ -118,13 +129,17 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
                               .validation_fraction = data.validation_fraction,
                               .split_documents = settings.data.split_documents,
                               .packing = settings.data.packing};
+  check_batch(settings.model, request.batch_size, length);
   const BatchSource source(data.files, data.blend, sampler, data.split);
-  ForwardModel forward(settings.model,
-                       {.num_tokens = request.batch_size * length,
-                        .max_sequences = source.max_sequences(),
-                        .sequence_length = length,
-                        .dtype = settings.train.dtype()},
-                       ForwardGoal::kLoss, model.backend(), model.parameters(), model.experts());
+  const BatchShape shape{.num_tokens = request.batch_size * length,
+                         .max_sequences = source.max_sequences(),
+                         .sequence_length = length,
+                         .dtype = settings.train.dtype()};
+  const int64_t working =
+      plan_forward(settings.model, shape, ForwardGoal::kLoss, model.backend(), std::nullopt);
+  if (model.backend().is_host()) require_host_memory(working, machine_memory(), "evaluation");
+  ForwardModel forward(settings.model, shape, ForwardGoal::kLoss, model.backend(),
+                       model.parameters(), model.experts());
   int64_t num_batches = (source.num_windows() + request.batch_size - 1) / request.batch_size;
   if (request.max_batches > 0) num_batches = std::min(num_batches, request.max_batches);
   Evaluation result;
@@ -132,10 +147,16 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
   double total = 0;
   for (int64_t step = 0; step < num_batches; ++step) {
     source.fetch(step, 0, batch);
-    for (const float loss : forward.run_loss(view_batch(batch)).span<float>()) total += loss;
+    for (const float loss : forward.run_loss(view_batch(batch)).span<float>()) {
+      total += loss;
+      result.nonfinite_tokens += std::isfinite(loss) ? 0 : 1;
+    }
     result.num_tokens += batch.num_valid;
     result.num_bytes += count_label_bytes(model.tokenizer(), batch.labels);
   }
+  require(result.nonfinite_tokens == 0 || request.allow_nonfinite,
+          "the loss of {} of {} tokens is NaN or infinite under {}; --allow-nonfinite counts them",
+          result.nonfinite_tokens, result.num_tokens, model.path().string());
   result.loss = total / static_cast<double>(std::max<int64_t>(result.num_tokens, 1));
   result.seconds = seconds_since(started);
   return result;

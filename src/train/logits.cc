@@ -1,6 +1,7 @@
 #include "train/logits.h"
 
 #include "checkpoint/checkpoint.h"
+#include "core/nonfinite.h"
 #include "model/forward_model.h"
 
 namespace tessera {
@@ -31,7 +32,7 @@ void widen(const Tensor& rows, std::vector<float>& into) {
 }  // namespace
 
 void write_logits(LoadedModel& model, const std::filesystem::path& input_ids,
-                  const std::filesystem::path& output) {
+                  const std::filesystem::path& output, bool allow_nonfinite) {
   const SafetensorsReader file(input_ids);
   const SafetensorsEntry& entry = file.entry("input_ids");
   require(entry.dtype == DType::kI64 && entry.shape.rank() == 2 && entry.shape.num_elements() > 0,
@@ -49,6 +50,10 @@ void write_logits(LoadedModel& model, const std::filesystem::path& input_ids,
     cache.set_length(0);
     widen(forward.run_logits(std::span(ids).subspan(first, static_cast<size_t>(length))), logits);
   }
+  const int64_t nonfinite = count_nonfinite(std::as_bytes(std::span(logits)), DType::kF32);
+  require(nonfinite == 0 || allow_nonfinite,
+          "{} of {} logits are NaN or infinite under {}; --allow-nonfinite writes them as they are",
+          nonfinite, logits.size(), model.path().string());
   const Shape shape{entry.shape[0], length, config.vocab_size};
   const NamedTensor result{"logits", view(std::span(logits), shape)};
   write_safetensors(output, std::span(&result, 1));

@@ -168,10 +168,13 @@ int64_t available_memory() {
   return 0;
 }
 
+int64_t machine_memory() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+}
+
 std::string describe_machine() {
-  const int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return fmt::format("{}, {} threads, {}", processor_name(), omp_get_max_threads(),
-                     format_bytes(memory));
+                     format_bytes(machine_memory()));
 }
 
 }  // namespace tessera

@@ -19,6 +19,9 @@ double measure_matrix_peak(const Backend& backend, DType dtype);
 /// "AMD EPYC, 2 threads, 23.4 GiB".
 std::string describe_machine();
 
+/// Bytes of memory of this machine.
+int64_t machine_memory();
+
 /// Bytes of memory that programs may still take, as Linux estimates them (MemAvailable).
 int64_t available_memory();
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "train/checkpointing.h"
 #include "train/replica_groups.h"
 
 namespace tessera {
@@ -249,6 +250,7 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
   std::erase_if(all, [&](const GlobalTensor& tensor) { return is_added(tensor.name); });
   std::erase_if(held, [&](const NamedSlice& slice) { return is_added(slice.name); });
   reader.load_group(TensorGroup::kModel, held, all, Conversion::kFloats, is_left_out);
+  refuse_nonfinite(reader, "a run cannot start from such weights; name an earlier checkpoint");
   // Masters take the values themselves, which BF16 weights have rounded.
   for (const NamedSlice& master : optimizer().master_slices()) {
     if (!is_added(master.name))

@@ -2,10 +2,12 @@
 
 #include "comm/planned_world.h"
 #include "train/device_choice.h"
+#include "train/size_check.h"
 
 namespace tessera {
 
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
+  check_batch(settings.model, settings.train.micro_batch, settings.data.sequence_length);
   const auto world = make_planned_world(rank, num_ranks);
   RunLayout layout = make_run_layout(settings, *world);
   Backend backend = plan_backend(settings, num_ranks);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "train/replica_groups.h"
+#include "train/size_check.h"
 
 namespace tessera {
 namespace {
@@ -52,6 +53,7 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                 .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage()),
                 .num_micro_batches = count_micro_batches(settings, layout)};
   run.schedule = pipeline_spec(parallel, pipeline, run.num_micro_batches);
+  check_schedule(run.schedule);
   run.steps = make_pipeline_schedule(run.schedule)[static_cast<size_t>(stage)];
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);
   return run;

@@ -1,11 +1,15 @@
 #include "train/settings.h"
 
 #include "core/error.h"
+#include "model/limits.h"
+#include "parallel/layout.h"
 #include "train/blend_settings.h"
 #include "train/initial_weights.h"
 
 namespace tessera {
 namespace {
+
+constexpr int64_t kMaxBucketBytes = int64_t{1} << 40;
 
 void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
@@ -30,10 +34,11 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
                   "Continue from the newest checkpoint of the folder: where there is one, never, "
                   "or in any case");
   schema.add("run.checkpoint_interval", &run.checkpoint_interval,
-             "Steps between checkpoints; 0: only at the end", at_least(0));
-  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all", at_least(0));
+             "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
+  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all",
+             between(0, kMaxSteps));
   schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
-             at_least(1));
+             between(1, kMaxSteps));
   schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
   schema.add(
       "run.comm_timeout", &run.comm_timeout,
@@ -67,7 +72,8 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
              "loss");
   schema.add("data.cache", &data.cache,
              "Folder of token files made from text; empty: <run.folder>/tokens");
-  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence", at_least(1));
+  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence",
+             between(1, kMaxLength));
   schema.add("data.validation_fraction", &data.validation_fraction,
              "Share of the tokens held out for validation", from_below(0, 1));
   schema.add_enum("data.packing", &data.packing,
@@ -79,11 +85,11 @@ void add_data_options(ConfigSchema& schema, DataSettings& data) {
 }
 
 void add_train_options(ConfigSchema& schema, TrainSettings& train) {
-  schema.add("train.steps", &train.steps, "Optimizer steps", at_least(1));
+  schema.add("train.steps", &train.steps, "Optimizer steps", between(1, kMaxSteps));
   schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass",
-             at_least(1));
+             between(1, kMaxSequences));
   schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
-             at_least(1));
+             between(1, kMaxSequences));
   schema.add_enum("train.precision", &train.precision,
                   {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
                   "Storage of weights and activations; bf16 keeps F32 masters");
@@ -97,9 +103,9 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
       {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
       "When loss or gradient is NaN or infinite: stop, or skip the update and count it");
   schema.add("train.validation_interval", &train.validation_interval,
-             "Steps between validations; 0: only at the end", at_least(0));
+             "Steps between validations; 0: only at the end", between(0, kMaxSteps));
   schema.add("train.validation_batches", &train.validation_batches,
-             "Micro-batches of a validation; 0: all", at_least(0));
+             "Micro-batches of a validation; 0: all", between(0, kMaxSteps));
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
@@ -111,7 +117,8 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
                    {"linear", ScheduleKind::kLinear},
                    {"wsd", ScheduleKind::kWsd}},
                   "Learning rate after warm-up; wsd: stable, then decay");
-  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up", at_least(0));
+  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up",
+             between(0, kMaxSteps));
   schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio,
              "Final learning rate relative to the peak", between(0, 1));
   schema.add("optim.decay_fraction", &schedule.decay_fraction,
@@ -136,24 +143,25 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
   schema.add("optim.shard_group", &shard.group,
              "Data-parallel ranks that share one copy of the model, with shard = full; the others "
              "hold further copies; 0: all share one",
-             at_least(0));
+             between(0, kMaxRanks));
   schema.add("optim.reduce_group", &shard.reduce_group,
              "Neighbouring ranks (of a node) that sum gradients before others do, with shard = "
              "none or state; 1: all ranks at once",
-             at_least(1));
+             between(1, kMaxRanks));
   schema.add_enum("optim.gradient_compression", &shard.compression,
                   {{"none", GradientCompression::kNone}, {"bf16", GradientCompression::kBf16}},
                   "How gradients travel between ranks; sums are F32 in any case");
   schema.add("optim.bucket_bytes", &shard.bucket_bytes,
              "F32 bytes of gradients that travel together, with shard = none or state",
-             at_least(1));
+             between(1, kMaxBucketBytes));
 }
 
 void validate_capacity(const Settings& settings) {
   const MoeConfig& moe = settings.model.moe;
   if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
   const int64_t num_tokens = settings.train.micro_batch * settings.data.sequence_length;
-  const double even = static_cast<double>(num_tokens * moe.top_k * moe.capacity_group_size) /
+  const double even = static_cast<double>(num_tokens) * static_cast<double>(moe.top_k) *
+                      static_cast<double>(moe.capacity_group_size) /
                       static_cast<double>(moe.num_experts);
   require(even * moe.capacity_factor >= 1,
           "moe.capacity_factor {} leaves {} {:.3g} tokens, under 1 ({} tokens of a micro-batch, "

@@ -80,7 +80,7 @@ void check_as_training(Settings settings, int64_t num_ranks) {
   settings.run.device = DeviceChoice::kCpu;  // a shrunk model needs not fit a GPU as it is
   settings.run.cuda_graphs = GraphMode::kAuto;
   validate(settings);
-  check_model(std::move(settings), num_ranks);
+  check_model(std::move(settings), num_ranks, FitCheck::kNone);
 }
 
 Settings shrink_for_verification(Settings settings, int64_t num_ranks) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <iostream>
 
 #include "checkpoint/together.h"
 #include "comm/error.h"
@@ -190,6 +191,7 @@ class TrainLoop {
     traffic_.add_step(sent_before, statistics_.counts());
     update_trace();
     keeper_.tell([&] { writer_->record(make_record(outcome, seconds)); });
+    note_zero_gradient(outcome);
     const int64_t step = trainer_.position().step;
     if (is_due(settings_.train.validation_interval)) validate();
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
@@ -213,13 +215,36 @@ class TrainLoop {
     const auto start = Clock::now();
     const double loss = trainer_.validate();
     validated_step_ = trainer_.position().step;
-    if (std::isnan(loss) && !trainer_.data().validation) return;
+    if (!trainer_.data().validation) return;
+    refuse_nonfinite_validation(loss);
     keeper_.tell([&] {
       writer_->validation({.step = validated_step_,
                            .tokens_seen = trainer_.position().tokens_seen,
                            .loss = loss,
                            .seconds = seconds_since(start)});
     });
+  }
+
+  /// As for a step's loss. All ranks have the same.
+  void refuse_nonfinite_validation(double loss) const {
+    if (std::isfinite(loss) || settings_.train.on_nonfinite == NonFinite::kSkip) return;
+    user_error(
+        "step {}: the validation loss is {}, though the training loss was finite; nothing was "
+        "saved "
+        "since the last checkpoint, which is whole. Lower optim.learning_rate, or set "
+        "train.on_nonfinite = \"skip\" to go on",
+        trainer_.position().step, loss);
+  }
+
+  /// Once a run, the first time that all gradients are exactly 0: nothing can be learnt from them.
+  void note_zero_gradient(const StepOutcome& outcome) {
+    if (noted_zero_gradient_ || outcome.skipped() || outcome.update.grad_norm != 0) return;
+    noted_zero_gradient_ = true;
+    note(
+        fmt::format("warning: the gradient norm is exactly 0 in step {}: only weight decay changes "
+                    "the weights; "
+                    "look at model.init_deviation and the data",
+                    trainer_.position().step));
   }
 
   void save() {
@@ -328,6 +353,7 @@ class TrainLoop {
   int64_t validated_step_ = -1;
   int64_t saved_step_ = -1;
   int64_t most_memory_ = 0;
+  bool noted_zero_gradient_ = false;
   std::optional<TraceRecorder> trace_;
 };
 
@@ -387,6 +413,12 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
   if (!lock.note().empty()) writer->note("note: " + lock.note());
   for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
+  if (!resumed->skipped.empty()) {
+    const std::string skipped = describe_skipped(resumed->skipped, resumed->path);
+    // Where standard output goes to a file, the loss of steps must not go unseen.
+    std::cerr << "tessera: note: " << skipped << "; it is continued\n";
+    writer->note("note: " + skipped + "; later ones are set aside as damaged-*, not removed");
+  }
   for (const std::string& note : resumed->notes) writer->note("note: " + note);
   const int64_t step = resumed->position.step;
   writer->note(step < settings.train.steps

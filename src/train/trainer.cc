@@ -10,6 +10,7 @@
 #include "train/loss_scales.h"
 #include "train/machine.h"
 #include "train/planned_rank.h"
+#include "train/size_check.h"
 
 namespace tessera {
 namespace {
@@ -41,6 +42,12 @@ int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
   return bytes;
 }
 
+/// Of a rank's batches of a step: token ids, labels and positions.
+int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
+  constexpr int64_t kBytesOfToken = 12;
+  return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
+}
+
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
   batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
@@ -49,20 +56,27 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
 
 }  // namespace
 
-void check_model(Settings settings, int64_t num_ranks) {
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
-  check_sized_model(settings, num_ranks);
+  check_sized_model(settings, num_ranks, fit);
 }
 
-void check_sized_model(const Settings& settings, int64_t num_ranks) {
+void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit) {
   check_device(settings, num_ranks);
   validate(settings.model);
   const PlannedRank rank = plan_rank(settings, 0, num_ranks);
+  if (fit == FitCheck::kNone) return;
   const Device& device = rank.model.device();
-  if (device.is_host()) return;
-  require_memory({.state = ModelState::count_bytes(settings, rank.layout, rank.backend),
-                  .activations = rank.model.activation_bytes(),
+  const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
+  const ActivationBytes activations = rank.model.activation_bytes();
+  if (device.is_host()) {
+    return require_host_memory(
+        state.total() + activations.total() + batch_bytes(settings, rank.layout), machine_memory(),
+        "training");
+  }
+  require_memory({.state = state,
+                  .activations = activations,
                   .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
                  device.name(), gpu_memory());
 }

@@ -27,11 +27,15 @@ struct StepOutcome {
   bool skipped() const { return !update.updated; }
 };
 
+/// Whether a check asks for memory too: not where the settings are of another machine.
+enum class FitCheck : uint8_t { kMachine, kNone };
+
 /// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks and
 /// this machine, before any data is read or written.
-void check_model(Settings settings, int64_t num_ranks);
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
 /// The same where model.vocab_size is set, without a tokenizer.
-void check_sized_model(const Settings& settings, int64_t num_ranks);
+void check_sized_model(const Settings& settings, int64_t num_ranks,
+                       FitCheck fit = FitCheck::kMachine);
 
 /// A training run as one rank sees it: data, its part of the model, optimizer and position. All
 /// ranks of the world construct one and call the same functions in the same order. The loop around

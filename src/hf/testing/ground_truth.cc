@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 
 #include "core/host_tensor.h"
+#include "hf/testing.h"
 #include "model/forward_model.h"
 #include "ops/registry/cpu_kernels.h"
 
@@ -14,10 +14,8 @@ namespace tessera::testing {
 namespace fs = std::filesystem;
 
 std::vector<fs::path> ground_truth_folders() {
-  std::vector<fs::path> roots = {fs::path(TESSERA_TEST_DATA) / "hf"};
-  if (const char* more = std::getenv("TESSERA_HF_FIXTURES")) roots.emplace_back(more);
   std::vector<fs::path> folders;
-  for (const fs::path& root : roots) {
+  for (const fs::path& root : hf_fixture_roots()) {
     for (const auto& entry : fs::directory_iterator(root)) {
       if (fs::exists(entry.path() / "io.safetensors")) folders.push_back(entry.path());
     }

@@ -90,6 +90,18 @@ void nonfinite_findings(const RunHistory& history, std::vector<Finding>& finding
   }
 }
 
+void zero_gradient_finding(const RunHistory& history, std::vector<Finding>& findings) {
+  std::vector<std::string> steps;
+  for (const StepRecord& step : history.steps()) {
+    if (step.grad_norm == 0.0) steps.push_back(fmt::format("{}", step.step));
+  }
+  if (steps.empty()) return;
+  findings.push_back(
+      {Severity::kBad,
+       fmt::format("The gradient norm was exactly 0 in {}, which learnt nothing: step {}.",
+                   plural(static_cast<double>(steps.size()), "step"), named(steps))});
+}
+
 /// The experts whose relative load `matches`, as "layer 3 expert 5 (0.02×)".
 template <typename Predicate>
 std::vector<std::string> experts_where(const LoadWindow& window, const Predicate& matches) {
@@ -210,6 +222,7 @@ std::vector<Finding> find_findings(const RunHistory& history) {
   std::vector<Finding> findings;
   if (history.steps().empty()) return {{Severity::kInfo, "No step has been recorded yet."}};
   nonfinite_findings(history, findings);
+  zero_gradient_finding(history, findings);
   loss_findings(history, findings);
   expert_findings(history, findings);
   drop_findings(history, findings);

@@ -173,6 +173,22 @@ TEST(Findings, CountDropsSkipsAndNumbersThatAreNotFinite) {
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; }));
 }
 
+TEST(Findings, CallOutAGradientNormOfExactlyZero) {
+  const SyntheticRun run{30, 1};
+  RunHistory history;
+  for (int64_t step = 1; step <= 30; ++step) {
+    StepRecord record = run.step(step);
+    if (step == 3 || step == 9) record.grad_norm = 0;
+    history.add(record);
+  }
+  EXPECT_THAT(find_findings(history),
+              Contains(finding(Severity::kBad,
+                               "exactly 0 in 2 steps, which learnt nothing: step "
+                               "3, 9.")));
+  EXPECT_THAT(find_findings(history_of(run)),
+              ::testing::Not(Contains(finding(Severity::kBad, "exactly 0"))));
+}
+
 TEST(Findings, SeeOverfittingAndAWrongMemoryPrediction) {
   RunHistory history;
   StepRecord record = SyntheticRun{10}.step(10);
