@@ -124,14 +124,19 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
   const EvaluationData data = open_evaluation_data(model, request);
   const int64_t length =
       request.sequence_length > 0 ? request.sequence_length : settings.data.sequence_length;
-  const SamplerConfig sampler{.sequence_length = length,
-                              .micro_batch_size = request.batch_size,
-                              .validation_fraction = data.validation_fraction,
-                              .split_documents = settings.data.split_documents,
-                              .packing = settings.data.packing};
+  SamplerConfig sampler{.sequence_length = length,
+                        .micro_batch_size = 1,
+                        .validation_fraction = data.validation_fraction,
+                        .split_documents = settings.data.split_documents,
+                        .packing = settings.data.packing};
   check_batch(settings.model, request.batch_size, length);
+  // A batch of more windows than there are would compute padding.
+  const int64_t num_windows =
+      BatchSource(data.files, data.blend, sampler, data.split).num_windows();
+  const int64_t batch_size = std::clamp<int64_t>(num_windows, 1, request.batch_size);
+  sampler.micro_batch_size = batch_size;
   const BatchSource source(data.files, data.blend, sampler, data.split);
-  const BatchShape shape{.num_tokens = request.batch_size * length,
+  const BatchShape shape{.num_tokens = batch_size * length,
                          .max_sequences = source.max_sequences(),
                          .sequence_length = length,
                          .dtype = settings.train.dtype()};
@@ -140,7 +145,7 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
   if (model.backend().is_host()) require_host_memory(working, machine_memory(), "evaluation");
   ForwardModel forward(settings.model, shape, ForwardGoal::kLoss, model.backend(),
                        model.parameters(), model.experts());
-  int64_t num_batches = (source.num_windows() + request.batch_size - 1) / request.batch_size;
+  int64_t num_batches = (num_windows + batch_size - 1) / batch_size;
   if (request.max_batches > 0) num_batches = std::min(num_batches, request.max_batches);
   Evaluation result;
   Batch batch;
