@@ -15,9 +15,9 @@ mapfile -t objects < "$1"
 [[ ${#objects[@]} -gt 0 && -n "${objects[0]}" ]] || { echo "no objects in $1"; exit 1; }
 for object in "${objects[@]}"; do
   symbols=$(nm -C --defined-only "$object" | cut -d' ' -f2-)
-  # GCC's own reference to the handler of exceptions, and the empty objects of std::ranges, have no code.
+  # GCC's references to types and the handler of exceptions, and the empty objects of std::ranges, have no code.
   shared=$(grep -E '^[A-Zu] ' <<< "$symbols" | grep -vE '_avx512(bf16)?(\(|$)|::avx512(bf16)?::' |
-    grep -vE '^V DW\.ref\.__gxx_personality_v0$|^C std::ranges::[a-z_]+$' || true)
+    grep -vE '^V DW\.ref\.|^C std::ranges::[a-z_]+$' || true)
   [[ -z "$shared" ]] || fail "$object defines for others:"$'\n'"$shared"
   # A copy of a type is another type to catch, a copy of a static variable is another variable, and constructors of
   # static variables run on every processor.
