@@ -176,6 +176,9 @@ class Box:
     def start(self, *arguments, **options):
         return Child(self, [self.tessera, *arguments], **options)
 
+    def start_program(self, words, **options):
+        return Child(self, words, **options)
+
     def run(self, *arguments, seconds=PATIENCE, **options):
         return self.start(*arguments, **options).finish(seconds)
 
@@ -221,12 +224,7 @@ def read_text(path):
 def expect(finished, codes=(0, USER_ERROR), says=(), says_not=()):
     """The command ended by itself with one of the codes, an error with a message of bearable length and without
     internal errors; standard error holds `says` (regular expressions, without case)."""
-    if finished.code is None or finished.code < 0 or finished.code >= 128:
-        raise finished.fault(f"an end by itself with exit code {show_codes(codes)}")
-    if "internal error" in finished.err:
-        raise finished.fault("no internal error", found=f"an internal error (exit code {finished.code})")
-    if finished.code not in codes:
-        raise finished.fault(f"exit code {show_codes(codes)}")
+    expect_end(finished, codes)
     if finished.code != 0:
         expect_message(finished)
     for pattern in says:
@@ -236,6 +234,26 @@ def expect(finished, codes=(0, USER_ERROR), says=(), says_not=()):
         if re.search(pattern, finished.err, re.IGNORECASE):
             raise finished.fault(f"no message like '{pattern}'", found=f"{finished.ended()} with it")
     return finished
+
+
+def expect_ranks(finished, codes):
+    """The same of a run's ranks, of which one may speak for all; what they said together."""
+    for one in finished:
+        expect_end(one, codes)
+    told = "".join(one.err for one in finished)
+    failed = [one for one in finished if one.code != 0]
+    if failed and not re.search(r"^tessera: .", told, re.MULTILINE):
+        raise failed[0].fault("a message of one rank at least", found=f"{failed[0].ended()} without a message")
+    return told
+
+
+def expect_end(finished, codes):
+    if finished.code is None or finished.code < 0 or finished.code >= 128:
+        raise finished.fault(f"an end by itself with exit code {show_codes(codes)}")
+    if "internal error" in finished.err:
+        raise finished.fault("no internal error", found=f"an internal error (exit code {finished.code})")
+    if finished.code not in codes:
+        raise finished.fault(f"exit code {show_codes(codes)}")
 
 
 def expect_message(finished):

@@ -47,8 +47,8 @@ def judge(box, folder):
 def judge_same(box, folder):
     converted = judge(box, folder)
     if converted.code == 0:
-        evaluated = expect(box.run(*box.attack.stock.evaluate(box.path("converted")), limits=SMALL), codes=(0, 2))
-        if evaluated.code == 0 and loss_of(evaluated) != box.attack.stock.loss_newest:
+        evaluated = expect(box.run(*box.attack.stock.evaluate_tokens(box.path("converted")), limits=SMALL), codes=(0,))
+        if loss_of(evaluated) != box.attack.stock.loss_converted:
             raise evaluated.fault("the undamaged model's loss", found=f"loss {loss_of(evaluated)}")
 
 

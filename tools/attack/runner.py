@@ -1,6 +1,7 @@
 """Runs cases beside each other, prints what fails as it fails, and cleans up."""
 import concurrent.futures
 import glob
+import itertools
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ class Attack:
         self.counts = {}   # family: [passed, failed, skipped]
         self.reasons = {}  # reason of a skip: how many
         self.seconds = {}  # family: sum over its cases
+        self._numbers = itertools.count(1)
         self._stock, self._lock = None, threading.Lock()
         self._results = threading.Lock()
 
@@ -77,10 +79,13 @@ class Attack:
             self._count(case, 2, "the time for the whole was over")
             return
         started = time.monotonic()
-        box = Box(self, case, os.path.join(self.root, case.title.replace("/", "-")))
+        # No word of the case is in the folder's name, which messages may repeat.
+        box = Box(self, case, os.path.join(self.root, str(next(self._numbers))))
         outcome = self._judge(case, box)
         box.close()
-        if not (self.keep and outcome == 1):
+        if self.keep and outcome == 1:
+            print(f"  {case.title} lies in {box.folder}", flush=True)
+        else:
             remove(box.folder)
         with self._results:
             self.seconds[case.family] = self.seconds.get(case.family, 0) + time.monotonic() - started

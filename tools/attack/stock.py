@@ -112,16 +112,18 @@ class Stock:
     def evaluate(self, checkpoint):
         return ["eval", checkpoint, "--text", self.text, "--max-batches", "1", "--json"]
 
+    def evaluate_tokens(self, checkpoint):
+        """For models that came without a tokenizer."""
+        return ["eval", checkpoint, "--tokens", self.tokens, "--max-batches", "1", "--json"]
+
     def _make_models(self):
         self.hf, self.tokenizer = self.path("hf"), self.path("tokenizer.json")
         self.make("convert", self.run, self.hf)
         self.make("tokenize", self.text, "--train", self.tokenizer, "--vocab-size", 300)
         self.tokens = self.path("tokens")
         self.make("tokenize", self.text, "--tokenizer", "byte", "--output", self.tokens)
-        self.jsonl = self.path("text.jsonl")
-        with open(self.jsonl, "w", encoding="utf-8") as file:
-            for i in range(200):
-                file.write(json.dumps({"text": f"line {i} of the text"}) + "\n")
+        self.make("convert", self.hf, self.path("converted"))
+        self.loss_converted = loss_of(self.make(*self.evaluate_tokens(self.path("converted"))))
 
     def resume(self, run, *options, steps=LAST):
         return train(self.text, run, steps, f"--run.checkpoint_interval={FIRST}", *options)
