@@ -12,6 +12,7 @@ import fnmatch
 import os
 import sys
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from attack import command_line, configuration, checkpoint_damage, data_damage, folders, hostile_models  # noqa: E402

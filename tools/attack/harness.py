@@ -93,6 +93,8 @@ class Child:
     """A command that runs, with its output in files, in a session of its own."""
 
     def __init__(self, box, arguments, environment=None, limits=None, stdout=None, prefix=()):
+        if box.attack.stopping:
+            raise Skip("the attack was stopped")
         self.box = box
         limits = limits or box.limits
         words = [*prefix, "bash", "-c", limits.script(), "bash", *map(str, arguments)]

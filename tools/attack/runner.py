@@ -34,6 +34,7 @@ class Attack:
         self.counts = {}   # family: [passed, failed, skipped]
         self.reasons = {}  # reason of a skip: how many
         self.seconds = {}  # family: sum over its cases
+        self.stopping = False
         self._numbers = itertools.count(1)
         self._stock, self._lock = None, threading.Lock()
         self._results = threading.Lock()
@@ -68,6 +69,7 @@ class Attack:
             try:
                 list(pool.map(lambda case: self._run_one(case, end), longest_first(cases)))
             except BaseException:
+                self.stopping = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_marked(self.mark)
                 raise
