@@ -62,4 +62,5 @@
 
 /// The same for the functions that add kernels to a table:
 ///   TESSERA_CPU_KERNELS(add_add_cpu, table) { table["add"] = add; }
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration takes none
 #define TESSERA_CPU_KERNELS(name, table) TESSERA_LEVELED(void, name, (KernelTable & table), (table))

@@ -100,7 +100,8 @@ void check_parts(const Sum& sum, const Apply& apply_to) {
   for (int64_t count = 0; count <= 2 * vector_lanes() + 1; ++count) {
     std::vector<T> from(static_cast<size_t>(count)), to(static_cast<size_t>(count) + 1, T(-5.0F));
     for (int64_t i = 0; i < count; ++i) from[static_cast<size_t>(i)] = T(static_cast<float>(i));
-    EXPECT_EQ(sum(from), static_cast<float>(count * (count - 1) / 2));
+    const int64_t expected = count * (count - 1) / 2;
+    EXPECT_EQ(sum(from), static_cast<float>(expected));
     apply_to(VectorFunction::kAddOne, from, to.data());
     for (int64_t i = 0; i < count; ++i) {
       EXPECT_EQ(static_cast<float>(to[static_cast<size_t>(i)]), static_cast<float>(i + 1));
@@ -119,7 +120,8 @@ TEST(Simd, SumAndMax) {
   std::vector<float> x;
   for (int i = 0; i < lanes; ++i) x.push_back(static_cast<float>((i * 7) % lanes) - 20.0F);
   EXPECT_EQ(max_vector(x.data()), static_cast<float>(lanes - 1) - 20.0F);
-  EXPECT_EQ(sum_vector(x.data()), static_cast<float>(lanes * (lanes - 1) / 2 - 20 * lanes));
+  const int expected = lanes * (lanes - 1) / 2 - 20 * lanes;
+  EXPECT_EQ(sum_vector(x.data()), static_cast<float>(expected));
 }
 
 TEST(Simd, VectorsAreThoseOfTheLevelInUse) {
