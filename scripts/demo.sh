@@ -35,20 +35,23 @@ refuse() {
 seconds=100
 cuda=""
 train_options=()
-while [[ $# -gt 0 ]]; do
-  case "$1" in
-    --help | -h) usage; exit 0 ;;
-    --cuda) cuda=ON ;;
-    --no-cuda) cuda=OFF ;;
-    --seconds)
-      [[ "${2:-}" =~ ^[0-9]{2,5}$ ]] && ((10#$2 >= 20 && 10#$2 <= 86400)) \
-        || refuse "--seconds takes a number from 20 to 86400, found '${2:-}'"
-      seconds=$((10#$2))
-      shift ;;
-    *) train_options+=("$1") ;;
-  esac
-  shift
-done
+
+read_arguments() {
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      --help | -h) usage; exit 0 ;;
+      --cuda) cuda=ON ;;
+      --no-cuda) cuda=OFF ;;
+      --seconds)
+        [[ "${2:-}" =~ ^[0-9]{2,5}$ ]] && ((10#$2 >= 20 && 10#$2 <= 86400)) \
+          || refuse "--seconds takes a number from 20 to 86400, found '${2:-}'"
+        seconds=$((10#$2))
+        shift ;;
+      *) train_options+=("$1") ;;
+    esac
+    shift
+  done
+}
 
 folder=build-demo
 tessera=$folder/tessera
@@ -182,7 +185,6 @@ save_choice() {
 }
 
 stopped=0
-trap 'stopped=1' INT TERM
 
 # phase NAME COMMAND...: runs the command and keeps how long it took.
 times=()
@@ -220,6 +222,11 @@ write_text() {
   $tessera generate demo/run --prompt "And it came to pass" --max-tokens 600 --temperature 0.7 --top-p 0.95
 }
 
+# For tests/scripts_test.sh, which calls the functions above.
+[[ "${BASH_SOURCE[0]}" != "$0" ]] && return 0
+
+read_arguments "$@"
+trap 'stopped=1' INT TERM
 choose_cuda
 say_what_comes
 phase packages scripts/bootstrap.sh --demo

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Tests what the scripts decide and show, without a build: usage tests/scripts_test.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failures=0
+
+# expect WHAT FOUND WANTED: WANTED is a pattern.
+expect() {
+  # shellcheck disable=SC2053
+  if [[ "$2" != $3 ]]; then
+    printf '%s: found\n%s\nexpected\n%s\n' "$1" "$2" "$3" >&2
+    failures=$((failures + 1))
+  fi
+}
+
+fake_ninja() {
+  local step
+  for step in {0..30}; do
+    echo "[$step/30] Building x$step.cc"
+    if [[ $step -eq 7 ]]; then printf 'FAILED: x7.o\nx7.cc:1: error: no such thing\n'; fi
+  done
+  return 1
+}
+
+test_progress() {
+  source scripts/ninja_progress.sh
+  local output code=0
+  output=$(fake_ninja | follow_ninja build-x) || code=$?
+  expect "the build's exit code" "$code" 1
+  expect "lines of progress" "$(grep -c 'of 30 steps' <<<"$output")" 10
+  expect "the compiler's words" "$output" $'*FAILED: x7.o\nx7.cc:1: error: no such thing\n*'
+  expect "no line for each step" "$output" '!(*Building*)'
+}
+
+# choice_of SMALL MEDIUM LARGE: the choice where a step of these models takes so many milliseconds.
+choice_of() (
+  folder_of_test=$(mktemp -d)
+  trap 'rm -rf "$folder_of_test"' EXIT
+  source scripts/demo.sh
+  step_times=("$@")
+  cd "$folder_of_test"
+  mkdir demo
+  echo '  "device": "a machine",' > demo/bench.json
+  measure() {
+    case "$1" in small) echo "${step_times[0]}" ;; medium) echo "${step_times[1]}" ;; large) echo "${step_times[2]}" ;; esac
+  }
+  choose >/dev/null
+  cat demo/choice
+)
+
+# The time that a choice takes: steps * milliseconds, with validations.
+seconds_of() {
+  sed -nE 's/^# .* about ([0-9]+) s$/\1/p' <<<"$1"
+}
+
+test_sizes() {
+  local choice
+  choice=$(choice_of 120 450 1200)  # two cores with AVX2
+  expect "a slow machine's model" "$choice" '# a machine: small model*--train.steps=818*'
+  expect "its time" "$(seconds_of "$choice")" '9[0-9]'
+  choice=$(choice_of 12 40 200)
+  expect "a faster machine's" "$choice" '# a machine: medium model*--train.steps=2485*'
+  expect "its time" "$(seconds_of "$choice")" '@(9[0-9]|100)'
+  choice=$(choice_of 3 10 30)
+  expect "a fast machine's" "$choice" '# a machine: large model*--train.steps=3318*'
+  choice=$(choice_of 1 1 2)
+  expect "no more than two passes over the text" "$choice" '*--train.steps=4000*'
+  choice=$(choice_of 90000 90000 90000)
+  expect "some steps on any machine" "$choice" '*--train.steps=20*'
+}
+
+test_arguments() {
+  expect "--seconds without a number" "$(scripts/demo.sh --seconds x 2>&1 || echo "code $?")" \
+    "demo: --seconds takes a number from 20 to 86400, found 'x'"$'\n''code 2'
+  expect "--help" "$(scripts/demo.sh --help)" 'usage: scripts/demo.sh*'
+}
+
+shopt -s extglob
+test_progress
+test_sizes
+test_arguments
+[[ $failures -eq 0 ]] && echo "all scripts' tests passed"
+exit $((failures > 0))
