@@ -24,4 +24,9 @@ kernels="without kernels for GPUs"
 grep -q '^TESSERA_CUDA:BOOL=ON' "$folder/CMakeCache.txt" && kernels="with kernels for GPUs"
 echo "building $folder, $kernels"
 SECONDS=0
-NINJA_STATUS='[%f/%t] ' cmake --build --preset "$preset" "${targets[@]}" 2>&1 | follow_ninja "$folder"
+log="$folder/build.log"
+build() {
+  NINJA_STATUS='[%f/%t] ' cmake --build --preset "$preset" "${targets[@]}" 2>&1 | tee "$log" | follow_ninja "$folder"
+}
+# Once in some thousand times GCC finds the place taken where a precompiled header must stand in memory.
+build || { grep -q 'PCH allocation failure' "$log" && build; }
