@@ -30,11 +30,12 @@ TEST_F(CliConfigError, NumbersOutOfRange) {
   for (const std::string key :
        {"model.hidden_size", "model.num_layers", "moe.top_k", "moe.inner_size", "train.steps",
         "train.micro_batch", "train.global_batch", "data.sequence_length", "run.log_interval"}) {
-    expect_refused(train("run", {"--" + key + "=0"}), {"--" + key, "at least 1", "0"});
-    expect_refused(train("run", {"--" + key + "=-4"}), {"--" + key, "at least 1", "-4"});
+    expect_refused(train("run", {"--" + key + "=0"}), {"--" + key, "from 1 to", "0"});
+    expect_refused(train("run", {"--" + key + "=-4"}), {"--" + key, "from 1 to", "-4"});
   }
-  for (const std::string key : {"run.seed", "run.keep_last", "moe.capacity_factor",
-                                "train.max_grad_norm", "moe.balance_coefficient"}) {
+  expect_refused(train("run", {"--run.keep_last=-1"}), {"--run.keep_last", "from 0 to", "-1"});
+  for (const std::string key :
+       {"run.seed", "moe.capacity_factor", "train.max_grad_norm", "moe.balance_coefficient"}) {
     expect_refused(train("run", {"--" + key + "=-1"}), {"--" + key, "at least 0", "-1"});
   }
   expect_refused(train("run", {"--optim.learning_rate=0"}), {"learning_rate", "above 0"});
