@@ -28,6 +28,7 @@ def cases(_attack):
               Case("two-runs", "convert", lambda box: twice(box, "convert"))]
     found += [Case("vanishing", name, lambda box, a=act: vanish(box, a), short=name == "deleted")
               for name, act in VANISHING.items()]
+    found.append(Case("vanishing", "checkpoints", lose_checkpoints))
     found += [Case("vanishing", f"harmless-{name}", lambda box, a=act: vanish_harmlessly(box, a))
               for name, act in HARMLESS.items()]
     found += [Case("logs", name, lambda box, c=change: change_log(box, c), short=name in ("ahead", "behind"))
@@ -163,12 +164,7 @@ def replace_run_by_file(box):
     box.write("run", "not a folder")
 
 
-def delete_checkpoints(box):
-    shutil.rmtree(box.path("run", "checkpoints"), ignore_errors=True)
-
-
-VANISHING = {"deleted": delete_run, "renamed": rename_run, "replaced": replace_run, "a-file": replace_run_by_file,
-             "checkpoints": delete_checkpoints}
+VANISHING = {"deleted": delete_run, "renamed": rename_run, "replaced": replace_run, "a-file": replace_run_by_file}
 HARMLESS = {"text": lambda box: os.remove(box.path("text.txt")), "latest": lambda box: os.remove(
     box.path("run", "checkpoints", "latest")), "tokens": lambda box: shutil.rmtree(box.path("run", "tokens"))}
 
@@ -187,6 +183,17 @@ def vanish(box, act):
     finished = expect(child.finish(), codes=(0, 1, 2))
     if not told:
         raise finished.fault("an end, or a note on standard error", found=f"{finished.ended()} without a word")
+
+
+def lose_checkpoints(box):
+    """Without its checkpoints a run may stop, with a message, or go on and save again."""
+    child = start_first(box)
+    shutil.rmtree(box.path("run", "checkpoints"), ignore_errors=True)
+    time.sleep(0.3)
+    child.send(signal.SIGTERM)
+    finished = expect(child.finish(), codes=(0, 1, 2))
+    if finished.code == 0:
+        end_unbroken(box, box.path("run"), SAVING)
 
 
 def vanish_harmlessly(box, act):

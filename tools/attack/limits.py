@@ -9,7 +9,7 @@ from attack.stock import LAST, MODEL, QUIET, checkpoints, final_digest, require_
 NOBODY = 65534
 # bash's ulimit letter and value: less of it than a run wants.
 ULIMITS = [("s", 64), ("s", 128), ("s", 256), ("s", 1024), ("v", 100_000), ("v", 200_000), ("v", 400_000),
-           ("v", 700_000), ("v", 1_500_000), ("f", 0), ("f", 1), ("f", 10), ("f", 100), ("f", 150), ("n", 4), ("n", 5),
+           ("v", 700_000), ("v", 1_500_000), ("f", 1), ("f", 10), ("f", 100), ("f", 150), ("n", 4), ("n", 5),
            ("n", 8), ("n", 12), ("n", 16), ("n", 24), ("t", 0)]
 VARIABLES = [("OMP_NUM_THREADS", value) for value in
              ("100000", "64", "0", "-1", "abc", "99999999999999999999", "1,2,3", "")] + [
