@@ -59,7 +59,8 @@ std::string newest_checkpoint(const std::string& run_folder) {
 
 std::vector<fs::path> files_of_checkpoint(const std::string& path) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(find_checkpoint(path))) {
+  const fs::path folder = open_checkpoint(path, Verify::kSizes).reader.path();
+  for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.is_regular_file()) files.push_back(entry.path());
   }
   std::ranges::sort(files);

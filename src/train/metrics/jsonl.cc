@@ -253,7 +253,7 @@ void truncate_metrics(const std::filesystem::path& path, int64_t last_step,
   require(!error, "cannot shorten '{}' for resuming: {}", path.string(), error.message());
 }
 
-std::optional<std::filesystem::path> set_aside(const std::filesystem::path& path) {
+std::optional<std::filesystem::path> rename_aside(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   const auto stands = [](const fs::path& at) { return fs::exists(fs::symlink_status(at)); };
   if (!stands(path)) return std::nullopt;

@@ -36,7 +36,7 @@ void truncate_metrics(const std::filesystem::path& path, int64_t last_step,
 
 /// Renames what stands at a path to a free name, "metrics.jsonl.1" or with a higher number, which
 /// it gives; nothing where nothing stands there.
-std::optional<std::filesystem::path> set_aside(const std::filesystem::path& path);
+std::optional<std::filesystem::path> rename_aside(const std::filesystem::path& path);
 
 /// Appends lines to metrics.jsonl.
 class MetricsFile {

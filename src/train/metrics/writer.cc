@@ -49,7 +49,7 @@ void RunWriter::continue_metrics(const std::filesystem::path& metrics) {
     require_history(history_, last, options_.resume_tokens);
   } catch (const UserError& error) {
     history_ = {};
-    const auto aside = set_aside(metrics);
+    const auto aside = rename_aside(metrics);
     note(
         fmt::format("note: {} does not fit the checkpoint ({}); it is kept as {}, and the history "
                     "begins anew after step {}",
@@ -65,7 +65,7 @@ void RunWriter::continue_metrics(const std::filesystem::path& metrics) {
 void RunWriter::restore_files() {
   AppendFile& metrics = metrics_->file();
   if (!metrics.in_place()) {
-    const auto aside = set_aside(metrics.path());
+    const auto aside = rename_aside(metrics.path());
     metrics.move_to(metrics.path());
     note(fmt::format("warning: {} was {} while the run went on; it is back, with all steps",
                      metrics.path().string(),
