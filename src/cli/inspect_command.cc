@@ -87,6 +87,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
   if (!planned.backend.is_host()) {
+    rows.emplace_back("kernels", overhead.kernels);
     rows.emplace_back("communication", overhead.communication);
     rows.emplace_back("CUDA graphs", overhead.graphs);
   }

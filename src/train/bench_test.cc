@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "train/loss_scales.h"
+#include "train/testing/memory_check.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +37,14 @@ TEST(LossScales, AreSharesOfTheGlobalBatch) {
   EXPECT_FLOAT_EQ(scales.z_loss, 0.125F / 2);
   EXPECT_FLOAT_EQ(scales.mtp, 0.5F / 2 / 64);
   EXPECT_FLOAT_EQ(loss_scales(small_settings(), 0).loss, 1.0F) << "no labels";
+}
+
+TEST(BenchStep, MemoryIsPredictedWithinThreePercent) {
+  for (const char* precision : {"f32", "bf16"}) {
+    testing::expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                                         "--run.device=cpu",
+                                         fmt::format("--train.precision={}", precision)});
+  }
 }
 
 TEST(StepBenchResult, MedianIsTheMiddle) {

@@ -19,6 +19,7 @@ constexpr int64_t kPairsBytes = 385 * kMebibyte;    ///< with each other rank, f
 constexpr int64_t kMessageBytes = 390 * kMebibyte;  ///< a direction between two neighbours
 constexpr int64_t kLibraryBytes = 250 * kMebibyte;  ///< NCCL's kernels
 constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums of BF16
+constexpr int64_t kKernelBytes = 100 * kMebibyte;   ///< this program's kernels and cuBLASLt's
 constexpr int64_t kOperatorBytes = 10 * 1024;       ///< an operator in a graph
 constexpr int64_t kGraphPage = 2 * kMebibyte;       ///< in which CUDA takes memory for graphs
 
@@ -124,7 +125,8 @@ DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layou
                                 const TrainingModel& model, const Backend& backend,
                                 bool groups_are_made) {
   if (backend.is_host()) return {};
-  DeviceOverhead overhead{.communication = communication_bytes(settings, layout)};
+  DeviceOverhead overhead{.kernels = kKernelBytes,
+                          .communication = communication_bytes(settings, layout)};
   if (groups_are_made) overhead.communication -= bytes_of_made_groups(layout);
   if (settings.run.cuda_graphs != GraphMode::kOff) overhead.graphs = graph_bytes(layout, model);
   return overhead;

@@ -21,6 +21,7 @@ int64_t library_scratch(DType dtype) {
 
 std::string describe_overhead(const DeviceOverhead& overhead) {
   std::string text;
+  if (overhead.kernels > 0) text += fmt::format(", {} kernels", format_bytes(overhead.kernels));
   if (overhead.communication > 0)
     text += fmt::format(", {} communication", format_bytes(overhead.communication));
   if (overhead.graphs > 0) text += fmt::format(", {} CUDA graphs", format_bytes(overhead.graphs));

@@ -34,7 +34,7 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
                     int64_t device_bytes);
 
-/// ", 1 GiB communication, 20 MiB CUDA graphs", as far as there are any.
+/// ", 100 MiB kernels, 1 GiB communication, 20 MiB CUDA graphs", as far as there are any.
 std::string describe_overhead(const DeviceOverhead& overhead);
 
 /// "120 GiB were predicted at the peak: ... weights, ...".

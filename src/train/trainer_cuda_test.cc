@@ -13,6 +13,7 @@
 #include "train/loaded_model.h"
 #include "train/logits.h"
 #include "train/multiple_choice.h"
+#include "train/testing/memory_check.h"
 #include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
 #include "train/verify.h"
@@ -463,6 +464,14 @@ TEST_F(GpuRuns, BenchTimesSteps) {
   EXPECT_GE(result.gpu->graphs->num_operations, result.gpu->graphs->num_operators);
   EXPECT_LT(result.gpu->graphs->seconds, result.gpu->one_by_one.seconds);
   EXPECT_EQ(result.gpu->why_no_graph, "");
+}
+
+TEST_F(GpuRuns, MemoryIsPredictedWithinThreePercent) {
+  for (const char* precision : {"f32", "bf16"}) {
+    expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                                "--run.device=cuda",
+                                fmt::format("--train.precision={}", precision)});
+  }
 }
 
 TEST_F(GpuRuns, BenchTimesBlocks) {

@@ -134,7 +134,8 @@ TEST(VocabLse, ShapeRule) {
   const std::vector<ValueType> outputs = op->infer(inputs);
   EXPECT_EQ(outputs, (std::vector<ValueType>(2, {DType::kF32, {6}})));
   EXPECT_EQ(op->cost(inputs, outputs).flops, 2.0 * 6 * 4 * 10);
-  EXPECT_EQ(op->attributes(), "first_row=5 vocab=15 chunk_tokens=512 block_vocab=512");
+  EXPECT_EQ(op->attributes(), fmt::format("first_row=5 vocab=15 chunk_tokens=512 block_vocab={}",
+                                          CrossEntropySpec::default_block_vocab()));
   const auto refuses = [&](size_t idx, const ValueType& type) {
     std::vector<ValueType> wrong = inputs;
     wrong[idx] = type;
