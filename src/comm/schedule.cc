@@ -20,10 +20,6 @@ void add_message(Round& round, bool is_send, int64_t peer, void* data, int64_t b
   if (bytes > 0) round.messages.push_back({is_send, peer, data, bytes});
 }
 
-void copy_bytes(const void* from, void* to, int64_t bytes) {
-  if (bytes > 0 && from != to) std::memmove(to, from, static_cast<size_t>(bytes));
-}
-
 // All others, each rank beginning with another, so that no rank is everyone's first.
 int64_t peer_at(const Place& place, int64_t distance) {
   return (place.rank + distance) % place.size;

@@ -12,10 +12,6 @@ namespace {
 
 using Posts = std::vector<ThreadPost>;
 
-void copy_bytes(const void* from, void* to, int64_t bytes) {
-  if (bytes > 0 && from != to) std::memmove(to, from, static_cast<size_t>(bytes));
-}
-
 void all_gather(const Posts& posts) {
   const std::vector<int64_t>& rows = posts[0].rows;
   for (size_t from = 0; from < posts.size(); ++from) {
