@@ -132,7 +132,7 @@ TEST_F(CliRanks, OwnTheirFolderTogether) {
 TEST_F(CliRanks, ANumberOfRanksThatCannotBeIsNamed) {
   for (const std::string ranks : {"-1", "abc", "1.5", "99999999999", "1e400"}) {
     for (const std::string command : {"train", "verify", "inspect"})
-      expect_refused({command, "--ranks=" + ranks}, {"--ranks must be", "\"" + ranks + "\""});
+      expect_refused({command, "--ranks=" + ranks}, {"--ranks must be", "found", ranks});
   }
 }
 

@@ -154,7 +154,9 @@ INSTANTIATE_TEST_SUITE_P(
         Different{"Trace", {"--trace=t.json"}, {"--trace is not given on ranks 0-2 and t.json"}},
         Different{"UnknownKey", {"--optim.learnin_rate=1"}, {"rank 3: ", "optim.learnin_rate"}},
         Different{"UnreadableValue", {"--optim.beta1=x"}, {"rank 3: ", "optim.beta1"}},
-        Different{"BadFlag", {"--ranks=abc"}, {"rank 3: --ranks: ", "found 'abc'"}},
+        Different{"BadFlag",
+                  {"--ranks=abc"},
+                  {"rank 3: --ranks must be an integer", "found the string \"abc\""}},
         Different{"NoFile", {"no-such.toml"}, {"rank 3: ", "no-such.toml"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
