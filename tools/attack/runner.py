@@ -41,6 +41,9 @@ class Attack:
 
     def __enter__(self):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        # What is started must not inherit that a background job or nohup ignores these.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, lambda *_: None)
         return self
 
     def __exit__(self, *_):
