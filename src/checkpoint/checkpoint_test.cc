@@ -479,7 +479,7 @@ TEST_F(CheckpointTest, LoadsAnyPartFromAnyPartition) {
     const Tensor& tensor = tensors.named()[0].tensor;
     std::vector<Rectangle> pieces;
     random_partition(random, whole(tensor.shape), pieces);
-    const fs::path path = root_ / fmt::format("step-{:08}", trial);
+    const fs::path path = root_ / fmt::format("partition-{}", trial);
     write_in_pieces(path, tensor, pieces, random);
     const CheckpointReader reader(path);
     const OwnedTensor all(DType::kI32, tensor.shape);

@@ -1,19 +1,21 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/exit_code.h"
 #include "core/limits.h"
+#include "core/message.h"
 #include "core/standard_output.h"
 
 namespace tessera {
 namespace {
 
 int tell(const std::string& text, int code) {
-  std::cerr << "tessera: " << text << "\n";
+  std::cerr << "tessera: " << shorten_message(text) << "\n";
   return code;
 }
 
@@ -40,6 +42,8 @@ int run(int argc, char** argv, StandardOutput& output) {
     return tell(error.what(), kUserErrorCode);
   } catch (const OutputLost& error) {
     return lose_output(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return tell(error.what(), kUserErrorCode);
   } catch (const std::exception& error) {
     return tell(std::string("internal error: ") + error.what(), kInternalErrorCode);
   }

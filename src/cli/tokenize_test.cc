@@ -71,7 +71,8 @@ TEST_F(CliTokenize, Mistakes) {
   expect_refused({"tokenize", "--output", path("out"), "--tokenizer", "byte"},
                  {"inputs is required"});
   expect_refused(tokenize({path("b.txt")}), {"b.txt does not exist", "a.txt"});
-  expect_refused(tokenize({path("a.txt"), "--threads", "-2"}), {"--threads must be from 0 to 4096, found -2"});
+  expect_refused(tokenize({path("a.txt"), "--threads", "-2"}),
+                 {"--threads must be from 0 to 4096, found -2"});
   expect_refused(tokenize({path("a.txt"), "--format", "xml"}), {"--format", "xml"});
   expect_refused(tokenize({path("a.txt"), "--instructions"}), {"instructions are lines of JSON"});
   expect_refused(tokenize({path("a.txt"), "--sync-seconds", "-1"}), {"--sync-seconds"});

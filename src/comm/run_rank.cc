@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <iostream>
 #include <numeric>
 #include <thread>
@@ -6,6 +7,7 @@
 #include "comm/launch.h"
 #include "core/exit_code.h"
 #include "core/limits.h"
+#include "core/message.h"
 
 namespace tessera {
 namespace {
@@ -31,7 +33,7 @@ bool others_tell(World& world) {
 
 void tell(const std::string& text) {
   std::cout << std::flush;  // which ending all ranks would not do
-  std::cerr << "tessera: " + text + "\n" << std::flush;
+  std::cerr << "tessera: " + shorten_message(text) + "\n" << std::flush;
 }
 
 [[noreturn]] void end_all(World& world, const std::string& what, int code) {
@@ -53,6 +55,8 @@ int run_rank(World& world, const std::function<int()>& body) {
     tell(error.what());  // it names the rank
     world.abort(kUserErrorCode);
   } catch (const UserError& error) {
+    end_all(world, error.what(), kUserErrorCode);
+  } catch (const std::filesystem::filesystem_error& error) {
     end_all(world, error.what(), kUserErrorCode);
   } catch (const std::exception& error) {
     end_all(world, std::string("internal error: ") + error.what(), kInternalErrorCode);

@@ -247,7 +247,7 @@ bool RunLock::try_acquire() {
           describe_errno(errno));
   FileDescriptor file = open_at(directory_.get(), O_RDWR | O_CREAT | O_EXCL);
   const bool made = static_cast<bool>(file);
-  if (!made) file = open_at(directory_.get(), O_RDWR);
+  if (!made && errno == EEXIST) file = open_at(directory_.get(), O_RDWR);
   if (!file && is_gone(errno)) return false;
   require(static_cast<bool>(file), "cannot write {}: {}", (folder_ / kLockFile).string(),
           describe_errno(errno));
