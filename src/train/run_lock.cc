@@ -144,14 +144,23 @@ std::string stop_hint(const std::optional<FolderOwner>& owner, const FolderOwner
       folder.string(), describe(owner), proof, stop_hint(owner, this_process()));
 }
 
-/// The folders that are missing down to this one, which it makes; the innermost first.
-std::vector<fs::path> make_missing(const fs::path& folder) {
+/// Makes the folders that are missing down to this one and puts them in front of `made`, the
+/// innermost first. False where another process removed one meanwhile.
+bool make_missing(const fs::path& folder, std::vector<fs::path>& made) {
   std::vector<fs::path> missing;
   for (fs::path at = folder; at.has_relative_path() && !path_exists(at); at = at.parent_path()) {
     missing.push_back(at);
   }
-  make_folder(folder);
-  return missing;
+  for (auto path = missing.rbegin(); path != missing.rend(); ++path) {
+    if (::mkdir(path->c_str(), 0777) == 0) {
+      made.insert(made.begin(), *path);
+    } else if (is_gone(errno)) {
+      return false;
+    } else if (errno != EEXIST) {  // as where another process made it
+      user_error("cannot make folder {}: {}", path->string(), describe_errno(errno));
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -240,7 +249,7 @@ void RunLock::acquire() {
 
 /// False where the file vanished meanwhile.
 bool RunLock::try_acquire() {
-  for (fs::path& made : make_missing(folder_)) made_.push_back(std::move(made));
+  if (!make_missing(folder_, made_)) return false;
   directory_ = FileDescriptor(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory_ && is_gone(errno)) return false;
   require(static_cast<bool>(directory_), "cannot open folder {}: {}", folder_.string(),
