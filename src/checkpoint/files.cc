@@ -5,8 +5,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/hash.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "core/memory.h"
 #include "core/strict_json.h"
 

@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/hash.h"
 #include "core/dtype.h"
 #include "core/file.h"
+#include "core/hash.h"
 #include "core/tensor.h"
 
 namespace tessera {

@@ -243,7 +243,8 @@ std::string describe_errno(int error) {
     case EDQUOT:
       return text + " (the disk or quota is full; free space there or choose another folder)";
     case EFBIG:
-      return fmt::format("{}: the limit on the size of files is {}", text, describe_file_size_limit());
+      return fmt::format("{}: the limit on the size of files is {}", text,
+                         describe_file_size_limit());
     case EMFILE:
       return fmt::format("{}: the limit is {}; 256 suit a run, and more one of many ranks", text,
                          describe_open_file_limit());

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/hash.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "hf/elements.h"
 #include "hf/name_list.h"
 
