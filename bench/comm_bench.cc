@@ -8,7 +8,7 @@
 #include <iostream>
 #include <limits>
 
-#include "comm/launch.h"
+#include "comm/launch/launch.h"
 #include "core/memory.h"
 
 namespace tessera {

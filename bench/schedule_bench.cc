@@ -10,7 +10,7 @@
 
 #include "comm/planned_world.h"
 #include "core/memory.h"
-#include "model/layer_program.h"
+#include "model/build/layer_program.h"
 #include "program/dependencies.h"
 #include "program/differentiate.h"
 #include "program/memory_plan.h"

@@ -14,9 +14,9 @@
 #include "core/random.h"
 #include "core/stopwatch.h"
 #include "ops/registry/cpu_kernels.h"
-#include "train/machine.h"
-#include "train/matrix_peak.h"
-#include "train/model_state.h"
+#include "train/setup/machine.h"
+#include "train/setup/matrix_peak.h"
+#include "train/state/model_state.h"
 
 namespace tessera {
 namespace {

@@ -64,6 +64,14 @@ function(tessera_library name dir)
   endif()
 endfunction()
 
+# tessera_cuda_library(NAME SOURCES lib...): static library of host code and kernels for GPUs.
+function(tessera_cuda_library name sources)
+  add_library(${name} STATIC ${sources})
+  target_link_libraries(${name} PUBLIC tessera_flags ${ARGN} CUDA::cudart_static ${CMAKE_DL_LIBS})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
+  tessera_use_precompiled(${name} tessera_core)
+endfunction()
+
 # CPU levels above that of the whole program, AVX2 (docs/design.md): their names as in core/cpu_level.h. Files with vector
 # code are compiled for each. What such an object has of inline functions and templates must be its own: the linker would
 # otherwise be free to take that copy for all callers, on processors without these instructions too. -fno-weak makes them
@@ -124,13 +132,14 @@ function(tessera_add_levels name)
   endif()
 endfunction()
 
-# tessera_tests(NAME DIR lib...): one test program of DIR/*_test.cc. Files that end in _slow_test.cc go to a second
-# program whose tests carry the label "slow" (left out without TESSERA_SLOW_TESTS).
-function(tessera_tests name dir)
+# tessera_tests(NAME DIRS lib...): one test program of the *_test.cc files in the list of folders DIRS. Files that end in
+# _slow_test.cc go to a second program whose tests carry the label "slow" (left out without TESSERA_SLOW_TESTS).
+function(tessera_tests name dirs)
   if(NOT TESSERA_TESTS)
     return()
   endif()
-  file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
+  list(TRANSFORM dirs APPEND /*_test.cc)
+  file(GLOB tests CONFIGURE_DEPENDS ${dirs})
   list(FILTER tests EXCLUDE REGEX "_cuda_test\\.cc$")
   set(slow ${tests})
   list(FILTER tests EXCLUDE REGEX "_slow_test\\.cc$")
@@ -187,6 +196,12 @@ function(tessera_add_test name labels)
     # The higher COST starts first.
     set_tests_properties(${entry} PROPERTIES LABELS "${labels}" TIMEOUT 600 COST 100 ENVIRONMENT "${part}")
   endforeach()
+endfunction()
+
+# tessera_gpu_tests(NAME SOURCES lib...): a test program for machines with a GPU; elsewhere ctest shows it as skipped.
+function(tessera_gpu_tests name sources)
+  tessera_test_program(${name} "gpu" "${sources}" ${ARGN})
+  set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "no GPUs?: ")
 endfunction()
 
 # tessera_test_levels(NAME LEVELS): the test program also with CPU levels below the machine's highest, which has an entry

@@ -5,11 +5,12 @@
 
 #include "cli/commands.h"
 #include "core/memory.h"
-#include "train/bench_layer.h"
-#include "train/bench_step.h"
-#include "train/layer_tiles.h"
-#include "train/training_data.h"
-#include "train/verify.h"
+#include "train/bench/bench_layer.h"
+#include "train/bench/bench_step.h"
+#include "train/bench/layer_tiles.h"
+#include "train/setup/training_data.h"
+#include "train/state/load_settings.h"
+#include "train/verify/verify.h"
 
 namespace tessera {
 namespace {

@@ -9,9 +9,9 @@
 #include "hf/upcycle.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/train_bpe.h"
-#include "train/checkpointing.h"
-#include "train/generate.h"
-#include "train/loaded_model.h"
+#include "train/infer/generate.h"
+#include "train/infer/loaded_model.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include "core/progress.h"
 #include "hf/convert.h"
-#include "train/stop_signal.h"
+#include "train/run/stop_signal.h"
 
 namespace tessera {
 

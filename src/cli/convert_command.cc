@@ -13,8 +13,8 @@
 #include "core/progress.h"
 #include "core/stopwatch.h"
 #include "hf/convert.h"
-#include "train/checkpointing.h"
-#include "train/stop_signal.h"
+#include "train/run/stop_signal.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 namespace {

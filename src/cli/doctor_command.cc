@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "comm/mpi_world.h"
+#include "comm/launch/mpi_world.h"
 #include "core/cpu_level.h"
 #include "core/memory.h"
 #include "ops/gemm/gemm.h"
 #include "runtime/cuda/cuda_backend.h"
-#include "train/machine.h"
+#include "train/setup/machine.h"
 
 namespace tessera {
 namespace {

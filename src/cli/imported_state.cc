@@ -1,8 +1,8 @@
 #include "cli/imported_state.h"
 
 #include "core/file.h"
-#include "train/checkpointing.h"
-#include "train/training_data.h"
+#include "train/setup/training_data.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 namespace {

@@ -6,12 +6,13 @@
 #include "cli/commands.h"
 #include "core/memory.h"
 #include "core/progress.h"
-#include "model/mlp_blocks.h"
+#include "model/build/moe_blocks.h"
 #include "program/print.h"
 #include "train/metrics/report.h"
-#include "train/planned_rank.h"
-#include "train/trainer.h"
-#include "train/training_data.h"
+#include "train/run/trainer.h"
+#include "train/setup/training_data.h"
+#include "train/state/load_settings.h"
+#include "train/state/planned_rank.h"
 
 namespace tessera {
 namespace {

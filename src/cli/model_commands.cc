@@ -5,8 +5,8 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "train/logits.h"
-#include "train/multiple_choice.h"
+#include "train/infer/logits.h"
+#include "train/infer/multiple_choice.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 #include <regex>
 
 #include "cli/cli_testing.h"
-#include "train/settings.h"
+#include "train/setup/settings.h"
 
 namespace tessera {
 namespace {

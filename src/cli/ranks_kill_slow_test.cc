@@ -2,7 +2,7 @@
 #include <thread>
 
 #include "cli/cli_testing.h"
-#include "train/checkpointing.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 namespace {

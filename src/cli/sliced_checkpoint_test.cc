@@ -1,6 +1,6 @@
 #include "checkpoint/slicing_testing.h"
 #include "cli/cli_testing.h"
-#include "train/checkpointing.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 namespace {

@@ -5,14 +5,16 @@
 #include "cli/commands.h"
 #include "comm/agreement.h"
 #include "comm/error.h"
-#include "comm/launch.h"
+#include "comm/launch/launch.h"
 #include "core/exit_code.h"
 #include "core/progress.h"
 #include "core/saturating.h"
-#include "train/machine.h"
-#include "train/run_statement.h"
-#include "train/size_check.h"
-#include "train/trainer.h"
+#include "train/run/run_statement.h"
+#include "train/run/train_loop.h"
+#include "train/run/trainer.h"
+#include "train/setup/machine.h"
+#include "train/setup/size_check.h"
+#include "train/state/load_settings.h"
 
 namespace tessera {
 namespace {

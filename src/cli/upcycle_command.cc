@@ -12,8 +12,8 @@
 #include "core/memory.h"
 #include "core/progress.h"
 #include "core/stopwatch.h"
-#include "train/checkpointing.h"
-#include "train/stop_signal.h"
+#include "train/run/stop_signal.h"
+#include "train/state/checkpointing.h"
 
 namespace tessera {
 namespace {

@@ -2,9 +2,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "train/trainer.h"
-#include "train/training_data.h"
-#include "train/verify.h"
+#include "train/run/trainer.h"
+#include "train/setup/training_data.h"
+#include "train/state/load_settings.h"
+#include "train/verify/verify.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
 #include "hf/write_config.h"
-#include "model/parameters.h"
+#include "model/run/parameters.h"
 
 namespace tessera {
 namespace {

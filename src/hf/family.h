@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "model/config.h"
+#include "model/config/config.h"
 
 namespace tessera {
 

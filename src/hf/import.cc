@@ -12,7 +12,7 @@
 #include "hf/name_list.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
-#include "model/limits.h"
+#include "model/config/limits.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include "hf/config_json.h"
 #include "hf/hf_config.h"
 #include "hf/rope_json.h"
-#include "model/limits.h"
+#include "model/config/limits.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "hf/config_json.h"
-#include "model/config.h"
+#include "model/config/config.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "hf/name_list.h"
-#include "model/parameters.h"
+#include "model/run/parameters.h"
 
 namespace tessera {
 namespace {

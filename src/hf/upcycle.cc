@@ -13,8 +13,8 @@
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
-#include "model/limits.h"
-#include "model/parameters.h"
+#include "model/config/limits.h"
+#include "model/run/parameters.h"
 
 namespace tessera {
 namespace {

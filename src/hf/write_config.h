@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "hf/family.h"
-#include "model/config.h"
+#include "model/config/config.h"
 
 namespace tessera {
 

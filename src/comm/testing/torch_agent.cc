@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
-#include "comm/launch.h"
+#include "comm/launch/launch.h"
 #include "comm/tcp/socket.h"
 #include "core/error.h"
 

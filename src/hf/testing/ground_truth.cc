@@ -6,7 +6,7 @@
 
 #include "core/host_tensor.h"
 #include "hf/testing.h"
-#include "model/forward_model.h"
+#include "model/run/forward_model.h"
 #include "ops/registry/cpu_kernels.h"
 
 namespace tessera::testing {

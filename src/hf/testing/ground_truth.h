@@ -10,7 +10,7 @@
 #include "hf/hf_tensors.h"
 #include "hf/load_weights.h"
 #include "hf/tensor_map.h"
-#include "model/training_model.h"
+#include "model/run/training_model.h"
 #include "ops/registry/cpu_kernels.h"
 #include "optim/optimizer.h"
 

@@ -7,9 +7,9 @@
 #include "comm/thread_world.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"
-#include "train/run_record.h"
-#include "train/trainer.h"
-#include "train/verify.h"
+#include "train/run/run_record.h"
+#include "train/run/trainer.h"
+#include "train/verify/verify.h"
 
 namespace tessera::testing {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "train/device_choice.h"
-#include "train/settings.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/settings.h"
 
 namespace tessera::testing {
 

@@ -8,7 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "train/bench_step.h"
+#include "train/bench/bench_step.h"
+#include "train/state/load_settings.h"
 
 namespace tessera::testing {
 namespace {

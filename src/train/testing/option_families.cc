@@ -1,6 +1,6 @@
 #include "train/testing/option_families.h"
 
-#include "train/verify.h"
+#include "train/verify/verify.h"
 
 namespace tessera::testing {
 namespace {

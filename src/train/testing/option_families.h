@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "train/settings.h"
+#include "train/setup/settings.h"
 
 namespace tessera::testing {
 

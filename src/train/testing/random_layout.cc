@@ -6,9 +6,9 @@
 #include "comm/planned_world.h"
 #include "core/random.h"
 #include "ops/registry/cpu_kernels.h"
-#include "train/replica_groups.h"
-#include "train/training_data.h"
-#include "train/verify.h"
+#include "train/setup/replica_groups.h"
+#include "train/setup/training_data.h"
+#include "train/verify/verify.h"
 
 namespace tessera::testing {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "train/settings.h"
+#include "train/setup/settings.h"
 
 namespace tessera::testing {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "train/device_choice.h"
+#include "train/setup/device_choice.h"
 
 namespace tessera::testing {
 

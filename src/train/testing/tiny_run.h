@@ -12,7 +12,7 @@
 #include "core/file.h"
 #include "core/host_tensor.h"
 #include "core/random.h"
-#include "train/trainer.h"
+#include "train/run/trainer.h"
 
 namespace tessera::testing {
 

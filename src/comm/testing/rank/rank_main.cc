@@ -12,7 +12,7 @@
 #include <map>
 #include <thread>
 
-#include "comm/launch.h"
+#include "comm/launch/launch.h"
 #include "comm/testing/collective_checks.h"
 #include "comm/testing/torch_agent.h"
 #include "core/memory.h"

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Checks that every #include in src/ points down: to the same room or to one that stands below it.
+
+A room is a folder of src/, or a folder within one. LAYERS lists the rooms from the bottom up, those on one line being
+beside one another: they may not include each other. Tests, and what is for tests alone, may look anywhere.
+"""
+import pathlib
+import re
+import sys
+
+SRC = pathlib.Path(__file__).resolve().parent.parent / "src"
+
+# ops/ is three rooms: what an operator is (files directly in ops/), the operators, and the table of them all.
+LAYERS = [
+    "core",
+    "comm",
+    "comm/tcp comm/mpi",
+    "comm/launch",
+    "ops",
+    "ops/gemm",
+    "ops/cuda",
+    "ops/*",
+    "ops/registry",
+    "program",
+    "runtime",
+    "runtime/cuda",
+    "parallel optim tokenizer checkpoint",
+    "data",
+    "model/config",
+    "model/dispatch",
+    "model/build",
+    "model/run",
+    "hf",
+    "train/setup train/metrics",
+    "train/state",
+    "train/infer",
+    "train/run",
+    "train/verify",
+    "train/bench",
+    "cli",
+]
+
+
+def levels():
+    return {room: level for level, line in enumerate(LAYERS) for room in line.split()}
+
+
+LEVELS = levels()
+
+
+def room_of(path):
+    """The room of a path below src/, such as "model/run" or "ops/*" for an operator's folder."""
+    room = "/".join(path.parts[:2]) if len(path.parts) > 2 else path.parts[0]
+    if room.startswith("ops/") and room not in LEVELS:
+        return "ops/*"
+    return room if room in LEVELS else None
+
+
+def is_for_tests(path):
+    return "testing" in path.parts or re.search(r"(_test|_testing|_cases|synthetic_run|test_folder|random_program)\.",
+                                                path.name) is not None
+
+
+def check(path):
+    relative = path.relative_to(SRC)
+    room = room_of(relative)
+    if room is None:
+        yield f"src/{relative}: belongs to no room; add its folder to LAYERS in scripts/check_includes.py"
+        return
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if not found:
+            continue
+        other = room_of(pathlib.PurePath(found[1]))
+        if other is not None and other != room and LEVELS[other] >= LEVELS[room]:
+            yield f'src/{relative}:{number}: includes "{found[1]}" of {other}/, which does not stand below {room}/'
+
+
+def main():
+    files = [path for kind in ("*.h", "*.cc", "*.cu", "*.cuh") for path in SRC.rglob(kind)]
+    problems = [problem for path in sorted(files) if not is_for_tests(path.relative_to(SRC)) for problem in check(path)]
+    print("\n".join(problems) if problems else f"includes: {len(files)} files point down")
+    return 1 if problems else 0
+
+
+sys.exit(main())

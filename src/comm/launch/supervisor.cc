@@ -1,0 +1,104 @@
+#include "comm/launch/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <iostream>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kSignalBase = 128;  // a shell's exit code for a signal
+
+}  // namespace
+
+sigset_t launch_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+  // A blocked signal would come although it is ignored.
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  return set;
+}
+
+Supervisor::Supervisor(pid_t mpirun, const sigset_t& signals, FileDescriptor printed,
+                       std::ostream& out)
+    : mpirun_(mpirun),
+      signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
+      printed_(std::move(printed)),
+      out_(out) {
+  ensure(static_cast<bool>(signals_), "signalfd: {}", describe_errno(errno));
+  fcntl(printed_.get(), F_SETFL, O_NONBLOCK);
+}
+
+int LaunchEnd::signal() const {
+  return code > kSignalBase && code < kSignalBase + NSIG ? code - kSignalBase : 0;
+}
+
+LaunchEnd Supervisor::run() {
+  while (!abandoned_) {
+    int status = 0;
+    if (!code_ && waitpid(mpirun_, &status, WNOHANG) == mpirun_)
+      code_ = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status);
+    const bool more = text_.empty() && take_text();
+    // Processes that outlive mpirun may hold the pipe open, so its end is not waited for.
+    if (code_ && text_.empty() && !more) break;
+    wait();
+  }
+  return {.code = *code_, .asked = asked_};
+}
+
+/// Standard output is waited for before it is written to, so that a reader who is slow keeps no
+/// signal from being passed on.
+void Supervisor::wait() {
+  std::array<pollfd, 3> states = {{{signals_.get(), POLLIN, 0},
+                                   {text_.empty() ? printed_.get() : -1, POLLIN, 0},
+                                   {text_.empty() ? -1 : STDOUT_FILENO, POLLOUT, 0}}};
+  if (poll(states.data(), states.size(), -1) < 0) return;
+  if (states[0].revents != 0) take_signal();
+  if (states[2].revents == 0) return;
+  out_ << text_ << std::flush;
+  text_.clear();
+}
+
+bool Supervisor::take_text() {
+  if (!printed_) return false;
+  std::array<char, 512> buffer{};  // a pipe or terminal that is ready takes as much at once
+  const ssize_t count = read(printed_.get(), buffer.data(), buffer.size());
+  if (count > 0) text_.assign(buffer.data(), static_cast<size_t>(count));
+  if (count == 0) printed_.reset();
+  return count > 0;
+}
+
+void Supervisor::take_signal() {
+  signalfd_siginfo info{};
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    const auto signal = static_cast<int>(info.ssi_signo);
+    if (signal != SIGCHLD) pass_on(signal);
+  }
+}
+
+/// A lost terminal sends SIGHUP more than once, and nobody is there who could mean the second.
+void Supervisor::pass_on(int signal) {
+  if (code_) {
+    abandoned_ = true;
+    return;
+  }
+  if (asked_ && signal == SIGHUP) return;
+  std::cerr << (asked_ ? "tessera: ending all ranks\n"
+                       : "tessera: all ranks are asked to stop; once more ends them\n");
+  kill(mpirun_, asked_ ? SIGTERM : SIGUSR1);
+  asked_ = true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,302 @@
+#include "model/build/attention_blocks.h"
+
+#include <algorithm>
+
+#include "model/config/rotary.h"
+#include "ops/attention/attention.h"
+#include "ops/cache_append/cache_append.h"
+#include "ops/collective/collective.h"
+#include "ops/collective/head_exchange.h"
+#include "ops/latent_heads/latent_heads.h"
+#include "ops/norm_rope/norm_rope.h"
+#include "ops/repeat_heads/repeat_heads.h"
+#include "ops/ring_attention/ring_attention.h"
+#include "ops/spread_norm/spread_norm.h"
+
+namespace tessera {
+namespace {
+
+/// What attention works on: q A [T, N·D], k A [T, Nkv·D], v A [T, Nkv·Dv], rotated.
+struct QueryKeyValue {
+  ValueId q = -1;
+  ValueId k = -1;
+  ValueId v = -1;
+};
+
+/// How the heads and tokens of attention are shared.
+struct AttentionShare {
+  bool by_heads = false;  ///< each rank of the tensor-parallel group holds some heads' weights
+  int64_t num_heads = 1;  ///< of which this rank makes queries
+  int64_t num_kv_heads = 1;
+  int64_t kv_parts = 1;   ///< different shares of the key-value heads within the group
+  int64_t kv_part = 0;    ///< this rank's
+  int64_t kv_copies = 1;  ///< neighbours in the group that hold the same
+};
+
+AttentionShare attention_share(const LayerBuilder& builder) {
+  const ModelConfig& config = builder.config;
+  const int64_t tp = builder.tp();
+  if (tp == 1 || builder.groups.replicated_attention)
+    return {.num_heads = config.num_heads, .num_kv_heads = config.kv_heads(), .kv_copies = tp};
+  const int64_t copies = std::max<int64_t>(tp / config.kv_heads(), 1);
+  return {.by_heads = true,
+          .num_heads = config.num_heads / tp,
+          .num_kv_heads = config.kv_heads() * copies / tp,
+          .kv_parts = tp / copies,
+          .kv_part = builder.tp_rank() / copies,
+          .kv_copies = copies};
+}
+
+/// Longest sequence that positions count in, for rotations that depend on it.
+int64_t context_length(const LayerBuilder& builder, const std::optional<CacheShape>& cache) {
+  if (cache) return cache->capacity;
+  const BatchShape& shape = builder.shape;
+  return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
+}
+
+RotarySpec rotary_spec(const ModelConfig& config, int64_t context) {
+  return {.head_size = config.head_dim(),
+          .interleaved = config.rope.interleaved,
+          .inverse_frequencies = inverse_frequencies(config.rope, config.rotary_dim(), context),
+          .amplitude = static_cast<float>(rotary_amplitude(config.rope))};
+}
+
+ValueId build_rotation(LayerBuilder& builder, ValueId x, RotarySpec spec, int64_t num_heads,
+                       const char* name) {
+  spec.num_heads = num_heads;
+  return builder.program().add1(make_rope(std::move(spec)), {x, builder.layer.positions}, name);
+}
+
+/// The part of a query, key or value projection that this rank makes: `heads` heads of `size`
+/// elements, of a matrix that reads `width` elements.
+Slice head_rows(const Shape& global, bool is_query, const AttentionShare& share,
+                const LayerBuilder& builder) {
+  if (!share.by_heads) return Slice::whole(global);
+  return is_query ? LayerBuilder::row_share(global, builder.tp_rank(), builder.tp())
+                  : LayerBuilder::row_share(global, share.kv_part, share.kv_parts);
+}
+
+ValueId build_head_linear(LayerBuilder& builder, const AttentionShare& share,
+                          const std::string& name, ValueId x, bool is_query, int64_t global_width,
+                          bool bias, const std::string& result) {
+  const Shape global = {global_width, builder.program().type(x).shape.last()};
+  const int64_t query_copies = share.by_heads ? 1 : builder.tp();
+  return builder.column_linear(name, x, head_rows(global, is_query, share, builder),
+                               is_query ? query_copies : share.kv_copies, bias, result);
+}
+
+/// RMSNorm of all heads of a token as one row, of which this rank has some. Where neighbours hold
+/// the same heads, the sum over the group counts those several times, as it does all others.
+ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
+                          const std::string& name, ValueId x, bool is_query, int64_t width) {
+  Program& program = builder.program();
+  const CommunicatorPtr& group = builder.groups.tp;
+  const int64_t copies = is_query ? 1 : share.kv_copies;
+  const ValueId weight = builder.f32_weight(
+      name + ".weight",
+      {.slice = head_rows({width}, is_query, share, builder), .tp_copies = copies});
+  const ValueId own = program.add1(make_square_sums(), {x}, name + ".own_squares");
+  const ValueId summed = program.add1(make_reduce_scatter(group), {own}, name + ".squares_part");
+  const ValueId squares = program.add1(make_all_gather(group), {summed}, name + ".squares");
+  return program.add1(
+      make_spread_norm({.num_elements = width * copies, .eps = builder.config.norm_eps}),
+      {x, weight, squares}, name);
+}
+
+/// Whether heads are normed as they are turned.
+bool norms_in_rotation(const ModelConfig& config) {
+  return config.qk_norm == QkNorm::kHead && config.head_dim() <= NormRope::kMaxHeadSize;
+}
+
+/// A query or key projection, normed where the model does that before it turns.
+ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
+                         const std::string& name, ValueId x) {
+  const ModelConfig& config = builder.config;
+  const bool is_query = name == "q";
+  const int64_t width = (is_query ? config.num_heads : config.kv_heads()) * config.head_dim();
+  const ValueId projected =
+      build_head_linear(builder, share, "attn." + name, x, is_query, width, config.qkv_bias, name);
+  if (config.qk_norm == QkNorm::kNone || norms_in_rotation(config)) return projected;
+  const std::string norm_name = fmt::format("attn.{}_norm", name);
+  const bool by_head = config.qk_norm == QkNorm::kHead;
+  if (share.by_heads && !by_head)
+    return build_spread_norm(builder, share, norm_name, projected, is_query, width);
+  return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
+}
+
+/// A projection turned, normed at once where it is not yet.
+ValueId build_turned(LayerBuilder& builder, const std::string& name, ValueId projected,
+                     RotarySpec rotary, int64_t num_heads) {
+  const ModelConfig& config = builder.config;
+  const std::string result = name + "_rotated";
+  if (!norms_in_rotation(config))
+    return build_rotation(builder, projected, rotary, num_heads, result.c_str());
+  rotary.num_heads = num_heads;
+  const std::string norm = fmt::format("attn.{}_norm", name);
+  const ValueId weight = builder.f32_weight(norm + ".weight", builder.whole({config.head_dim()}));
+  return builder.program().add(make_norm_rope(config.norm_eps, rotary),
+                               {projected, weight, builder.layer.positions},
+                               {result, norm + ".rstd"})[0];
+}
+
+QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
+                             const RotarySpec& rotary) {
+  const ModelConfig& config = builder.config;
+  const ValueId x = share.by_heads ? builder.gather_tokens(normed, "attn_in") : normed;
+  const ValueId q = build_projection(builder, share, "q", x);
+  const ValueId k = build_projection(builder, share, "k", x);
+  const ValueId v = build_head_linear(builder, share, "attn.v", x, false,
+                                      config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
+  return {build_turned(builder, "q", q, rotary, share.num_heads),
+          build_turned(builder, "k", k, rotary, share.num_kv_heads), v};
+}
+
+/// The queries of latent attention, through a latent of their own where there is one.
+ValueId build_latent_queries(LayerBuilder& builder, const AttentionShare& share, ValueId normed) {
+  const ModelConfig& config = builder.config;
+  const LatentConfig& latent = config.latent;
+  const int64_t width = config.num_heads * config.head_dim();
+  const auto gathered = [&](ValueId x, const char* name) {
+    return share.by_heads ? builder.gather_tokens(x, name) : x;
+  };
+  if (latent.query_rank == 0) {
+    return build_head_linear(builder, share, "attn.q", gathered(normed, "attn_in"), true, width,
+                             false, "q");
+  }
+  const ValueId down =
+      builder.linear("attn.q_down", normed, latent.query_rank, config.qkv_bias, "q_latent");
+  const ValueId latent_normed =
+      builder.norm("attn.q_latent_norm", down, latent.query_rank, latent.norm_eps);
+  return build_head_linear(builder, share, "attn.q_up",
+                           gathered(latent_normed, "q_latent_gathered"), true, width, false, "q");
+}
+
+/// Multi-latent attention (DeepSeek-V2, section 2.1): keys and values from one small latent, and a
+/// rotated key part of its own that all heads share. Latents, not hidden states, are gathered over
+/// the tensor-parallel group: they are smaller.
+QueryKeyValue build_latent(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
+                           RotarySpec rotary) {
+  const ModelConfig& config = builder.config;
+  const LatentConfig& latent = config.latent;
+  const auto gathered = [&](ValueId x, const char* name) {
+    return share.by_heads ? builder.gather_tokens(x, name) : x;
+  };
+  const ValueId down =
+      builder.linear("attn.kv_down", normed, latent.kv_rank, config.qkv_bias, "kv_latent");
+  const ValueId latent_normed =
+      builder.norm("attn.kv_latent_norm", down, latent.kv_rank, latent.norm_eps);
+  const ValueId kv = build_head_linear(
+      builder, share, "attn.kv_up", gathered(latent_normed, "kv_latent_gathered"), true,
+      config.num_heads * (latent.nope_size + latent.value_size), false, "kv");
+  const ValueId shared =
+      builder.linear("attn.k_rope", normed, latent.rope_size, config.qkv_bias, "k_shared");
+
+  RotarySpec of_shared = rotary;
+  of_shared.head_size = latent.rope_size;
+  rotary.offset = latent.nope_size;
+  const ValueId q = build_rotation(builder, build_latent_queries(builder, share, normed), rotary,
+                                   share.num_heads, "q_rotated");
+  const ValueId k =
+      build_rotation(builder, gathered(shared, "k_shared_gathered"), of_shared, 1, "k_rotated");
+  const auto joined = builder.program().add(make_latent_heads({.num_heads = share.num_heads,
+                                                               .nope_size = latent.nope_size,
+                                                               .rope_size = latent.rope_size,
+                                                               .value_size = latent.value_size}),
+                                            {kv, k}, {"k", "v"});
+  return {q, joined[0], joined[1]};
+}
+
+AttentionSpec attention_spec(const LayerBuilder& builder, const AttentionShare& share) {
+  const ModelConfig& config = builder.config;
+  const int64_t parts = builder.groups.heads->size();
+  return {.num_heads = share.num_heads / parts,
+          .num_kv_heads = std::max<int64_t>(share.num_kv_heads / parts, 1),
+          .head_size = config.head_dim(),
+          .head_size_v = config.value_dim(),
+          .scale = config.attention_scale(),
+          .window = builder.kind.window ? config.window : 0,
+          .sequence_length = builder.shape.sequence_length};
+}
+
+/// Gives away tokens' heads and takes the other ranks' tokens: heads are spread over the group, and
+/// where there are fewer than ranks, key-value heads are repeated first.
+ValueId exchange_heads(LayerBuilder& builder, ValueId x, int64_t num_heads,
+                       const std::string& name) {
+  const CommunicatorPtr& group = builder.groups.heads;
+  Program& program = builder.program();
+  if (group->size() == 1) return x;
+  if (num_heads < group->size()) {
+    x = program.add1(make_repeat_heads(num_heads, group->size() / num_heads), {x},
+                     name + "_repeated");
+    num_heads = group->size();
+  }
+  return program.add1(make_gather_heads(group, num_heads), {x}, name + "_of_all_tokens");
+}
+
+/// Attends to the keys and values of the packed sequences of the whole micro-batch.
+ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const StageGroups& groups = builder.groups;
+  const BatchShape& shape = builder.shape;
+  layer.cu_seqlens = program.add_input("cu_seqlens", {DType::kI32, {shape.max_sequences + 1}});
+  const AttentionSpec spec = attention_spec(builder, share);
+  const ValueId q = exchange_heads(builder, x.q, share.num_heads, "q");
+  const ValueId k = exchange_heads(builder, x.k, share.num_kv_heads, "k");
+  const ValueId v = exchange_heads(builder, x.v, share.num_kv_heads, "v");
+  const auto op = groups.ring->size() == 1
+                      ? make_attention(spec)
+                      : make_ring_attention(spec, shape.num_tokens / shape.sequence_length,
+                                            shape.sequence_length, groups.ring);
+  const ValueId out = program.add(op, {q, k, v, layer.cu_seqlens}, {"attn_out", "attn_lse"})[0];
+  if (groups.heads->size() == 1) return out;
+  return program.add1(make_scatter_heads(groups.heads, share.num_heads), {out},
+                      "attn_out_of_own_tokens");
+}
+
+/// Appends keys and values to the caches and attends to them.
+ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x,
+                      int64_t capacity) {
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const DType dtype = builder.shape.dtype;
+  layer.start = program.add_input("start", {DType::kI32, {1}});
+  layer.cache_length = program.add_input("cache_length", {DType::kI32, {1}});
+  layer.key_cache =
+      program.add_accumulator("key_cache", {dtype, {capacity, program.type(x.k).shape[1]}});
+  layer.value_cache =
+      program.add_accumulator("value_cache", {dtype, {capacity, program.type(x.v).shape[1]}});
+  program.add(make_cache_append(capacity), {x.k, layer.start}, {}, {layer.key_cache});
+  program.add(make_cache_append(capacity), {x.v, layer.start}, {}, {layer.value_cache});
+  const auto op = make_attention_cached(attention_spec(builder, share));
+  return program.add1(op, {x.q, layer.key_cache, layer.value_cache, layer.cache_length},
+                      "attn_out");
+}
+
+/// Positions of the tokens that are rotated.
+void add_positions(LayerBuilder& builder, const AttentionShare& share) {
+  const int64_t tokens = share.by_heads ? group_tokens(builder.shape, builder.groups)
+                                        : own_tokens(builder.shape, builder.groups);
+  builder.layer.positions = builder.program().add_input("positions", {DType::kI32, {tokens}});
+}
+
+}  // namespace
+
+ValueId build_attention(LayerBuilder& builder, ValueId normed,
+                        const std::optional<CacheShape>& cache) {
+  const ModelConfig& config = builder.config;
+  const AttentionShare share = attention_share(builder);
+  add_positions(builder, share);
+  const RotarySpec rotary = rotary_spec(config, context_length(builder, cache));
+  const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
+                                             : build_standard(builder, share, normed, rotary);
+  const ValueId out =
+      cache ? attend_cached(builder, share, x, cache->capacity) : attend_packed(builder, share, x);
+  const int64_t inner = config.num_heads * config.value_dim();
+  if (share.by_heads)
+    return builder.row_linear("attn.o", out, inner, config.hidden_size, config.output_bias,
+                              "attn_projected");
+  return builder.linear("attn.o", out, config.hidden_size, config.output_bias, "attn_projected");
+}
+
+}  // namespace tessera

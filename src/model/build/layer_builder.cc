@@ -1,0 +1,129 @@
+#include "model/build/layer_builder.h"
+
+#include <algorithm>
+
+#include "core/nearest.h"
+#include "ops/add_bias/add_bias.h"
+#include "ops/collective/collective.h"
+
+namespace tessera {
+
+ValueId LayerBuilder::weight(const std::string& name, DType dtype, WeightPlacement placement) {
+  const ValueType type{dtype, placement.slice.shape()};
+  layer.placements.emplace(name, std::move(placement));
+  return program().add_weight(name, type);
+}
+
+ValueId LayerBuilder::linear(const std::string& name, ValueId x, int64_t width, bool bias,
+                             const std::string& result) {
+  return column_linear(name, x, Slice::whole({width, program().type(x).shape.last()}), tp(), bias,
+                       result);
+}
+
+ValueId LayerBuilder::column_linear(const std::string& name, ValueId x, const Slice& rows,
+                                    int64_t copies, bool bias, const std::string& result) {
+  std::vector<ValueId> inputs = {x, matrix(name + ".weight", {.slice = rows, .tp_copies = copies})};
+  if (bias) {
+    const Slice part = Slice::of_rows({rows.global[0]}, rows.rows);
+    inputs.push_back(f32_weight(name + ".bias", {.slice = part, .tp_copies = copies}));
+  }
+  return program().add1(make_linear(bias), inputs, result);
+}
+
+ValueId LayerBuilder::row_linear(const std::string& name, ValueId x, int64_t inner, int64_t width,
+                                 bool bias, const std::string& result) {
+  if (tp() == 1) return linear(name, x, width, bias, result);
+  const int64_t share = inner / tp();
+  const Slice columns = Slice::of_columns({width, inner}, {tp_rank() * share, share});
+  const ValueId part = program().add1(
+      make_linear(), {x, matrix(name + ".weight", {.slice = columns, .tp_copies = 1})},
+      result + "_part");
+  const ValueId sum = program().add1(make_reduce_scatter(groups.tp), {part}, result);
+  if (!bias) return sum;
+  return program().add1(make_add_bias(), {sum, f32_weight(name + ".bias", whole({width}))},
+                        result + "_biased");
+}
+
+ValueId LayerBuilder::norm(const std::string& name, ValueId x, int64_t size, double eps) {
+  const ValueId weight = f32_weight(name + ".weight", whole({size}));
+  return program().add(make_rmsnorm(eps), {x, weight}, {name, name + ".rstd"})[0];
+}
+
+ValueId LayerBuilder::gather_tokens(ValueId x, const std::string& name) {
+  if (tp() == 1) return x;
+  return program().add1(make_all_gather(groups.tp), {x}, name);
+}
+
+namespace {
+
+void check_divides(int64_t degree, int64_t number, std::string_view degree_name,
+                   std::string_view number_name) {
+  require(number % degree == 0, "{} {} does not divide {} {}; the nearest that does is {}",
+          degree_name, degree, number_name, number, nearest_divisors(number, degree));
+}
+
+void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups) {
+  const int64_t tp = groups.tp->size();
+  if (tp == 1) return;
+  if (config.has_dense_layers())
+    check_divides(tp, config.dense_inner_size(), "parallel.tp", "the dense layers' inner size");
+  if (config.num_moe_layers() > 0 && config.moe.shared_inner_size > 0)
+    check_divides(tp, config.moe.shared_inner_size, "parallel.tp", "moe.shared_inner_size");
+  if (groups.replicated_attention) return;
+  check_divides(tp, config.num_heads, "parallel.tp", "model.num_heads");
+  const int64_t kv = config.kv_heads();
+  require(kv % tp == 0 || tp % kv == 0,
+          "parallel.tp {} neither divides model.num_kv_heads {} nor is a multiple of it; the "
+          "nearest that does is {}",
+          tp, kv, nearest_divisors(kv, tp));
+}
+
+void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
+  const int64_t parts = groups.heads->size();
+  if (parts == 1) return;
+  const bool by_heads = !groups.replicated_attention;
+  const int64_t tp = by_heads ? groups.tp->size() : 1;
+  const int64_t heads = config.num_heads / tp;
+  const int64_t kv = std::max<int64_t>(config.kv_heads() / tp, 1);
+  require(heads % parts == 0,
+          "attention's all-to-all is over {} ranks, which do not divide its {} heads; the nearest "
+          "number that does is {}",
+          parts, heads, nearest_divisors(heads, parts));
+  require(
+      kv % parts == 0 || parts % kv == 0,
+      "attention's all-to-all is over {} ranks, which neither divide its {} key-value heads nor "
+      "are a multiple of them; the nearest number that does is {}",
+      parts, kv, nearest_divisors(kv, parts));
+}
+
+void check_expert_shares(const ModelConfig& config, const StageGroups& groups) {
+  const MoeConfig& moe = config.moe;
+  const int64_t ep = groups.ep->size();
+  const int64_t etp = groups.etp->size();
+  if (config.num_moe_layers() == 0) {
+    require(ep * etp == 1,
+            "parallel.ep {} and parallel.etp {} spread experts, and no layer of the model has any; "
+            "set both to 1, or give it experts (moe.num_experts)",
+            ep, etp);
+    return;
+  }
+  check_divides(ep, moe.num_experts, "parallel.ep", "moe.num_experts");
+  for (const int64_t size : moe.expert_sizes()) {
+    check_divides(etp, size, "parallel.etp", "the experts' inner size");
+    require(moe.experts != ExpertPath::kBlockSparse || (size / etp) % moe.block_size == 0,
+            "parallel.etp {} leaves {} of an expert's inner size {}, no multiple of moe.block_size "
+            "{}",
+            etp, size / etp, size, moe.block_size);
+  }
+}
+
+}  // namespace
+
+void check_shares(const ModelConfig& config, const BatchShape& shape, const StageGroups& groups) {
+  share_tokens(shape, groups);
+  check_tensor_parallel(config, groups);
+  check_head_exchange(config, groups);
+  check_expert_shares(config, groups);
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <string>
+
+#include "model/build/layer_program.h"
+#include "ops/linear/linear.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "parallel/stage_groups.h"
+
+namespace tessera {
+
+/// What the blocks of a layer share while it is built. Blocks take and give this rank's own tokens
+/// [T_l, ...]; within one, gather_tokens gives the tokens of the tensor-parallel group [T_g, ...].
+struct LayerBuilder {
+  const ModelConfig& config;
+  LayerKind kind;
+  const BatchShape& shape;
+  const StageGroups& groups;
+  LayerProgram& layer;
+
+  Program& program() { return layer.forward; }
+  int64_t tp() const { return groups.tp->size(); }
+  int64_t tp_rank() const { return groups.tp->rank(); }
+
+  /// A weight matrix [rows, columns] of which this rank holds a part.
+  ValueId matrix(const std::string& name, WeightPlacement placement) {
+    return weight(name, shape.dtype, std::move(placement));
+  }
+  /// The same in F32: a vector, or the router.
+  ValueId f32_weight(const std::string& name, WeightPlacement placement) {
+    return weight(name, DType::kF32, std::move(placement));
+  }
+  /// A weight that every rank of the stage holds whole.
+  WeightPlacement whole(const Shape& global) const {
+    return {.slice = Slice::whole(global), .tp_copies = tp()};
+  }
+  /// The `part`-th of `parts` equal runs of rows, for column-parallel products: W of x · Wᵀ.
+  static Slice row_share(const Shape& global, int64_t part, int64_t parts) {
+    const int64_t count = global[0] / parts;
+    return Slice::of_rows(global, {{part * count, count}});
+  }
+
+  /// x · weightᵀ with the whole weight "<name>.weight" [width, width of x] and, where `bias`,
+  /// "<name>.bias".
+  ValueId linear(const std::string& name, ValueId x, int64_t width, bool bias,
+                 const std::string& result);
+  /// The same with the rows `rows` of the weight [width, ...]: column-parallel.
+  ValueId column_linear(const std::string& name, ValueId x, const Slice& rows, int64_t copies,
+                        bool bias, const std::string& result);
+  /// x [T_g, share of `inner`] · weight [width, inner]ᵀ, summed over the tensor-parallel group;
+  /// each rank keeps its own tokens: row-parallel.
+  ValueId row_linear(const std::string& name, ValueId x, int64_t inner, int64_t width, bool bias,
+                     const std::string& result);
+  /// RMSNorm with weight "<name>.weight" [size]: of whole rows of x, or of each head of that size.
+  ValueId norm(const std::string& name, ValueId x, int64_t size, double eps);
+  /// This rank's tokens to those of its tensor-parallel group.
+  ValueId gather_tokens(ValueId x, const std::string& name);
+
+ private:
+  ValueId weight(const std::string& name, DType dtype, WeightPlacement placement);
+};
+
+/// Refuses models and micro-batches that the groups cannot share, with the nearest choices.
+void check_shares(const ModelConfig& config, const BatchShape& shape, const StageGroups& groups);
+
+}  // namespace tessera

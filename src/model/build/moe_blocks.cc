@@ -1,0 +1,339 @@
+#include "model/build/mlp_blocks.h"
+#include "model/dispatch/dispatchers.h"
+#include "ops/add/add.h"
+#include "ops/balance/balance.h"
+#include "ops/block_sparse/block_sparse.h"
+#include "ops/collective/collective.h"
+#include "ops/expert_activation/expert_activation.h"
+#include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/permute/permute.h"
+#include "ops/route_map/route_map.h"
+#include "ops/router/router.h"
+#include "ops/sigmoid_gate/sigmoid_gate.h"
+
+namespace tessera {
+namespace {
+
+/// `spread`: balance is asked for outside the routers, as it always is over all layers, by the
+/// means of their scores.
+RouterSpec router_spec(const MoeConfig& moe, bool spread) {
+  const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence && !spread;
+  return {.num_experts = moe.num_experts,
+          .top_k = moe.top_k,
+          .score = moe.score,
+          .order = moe.score_order,
+          .normalize_top_k = moe.normalize_top_k,
+          .scaling_factor = moe.score_scale,
+          .expert_bias = moe.has_expert_bias(),
+          .num_groups = moe.num_groups,
+          .top_groups = moe.top_groups,
+          .group_score = moe.group_score,
+          .balance_scope = by_sequence ? BalanceScope::kSequence : BalanceScope::kMicroBatch,
+          .balance_group_size = moe.balance_group_size,
+          .force_balanced = moe.force_balanced};
+}
+
+/// What the router decided for this rank's tokens.
+struct Routing {
+  ValueId probs_TK = -1;
+  ValueId expert_idx_TK = -1;
+};
+
+/// Whether the balance loss needs more than the router sees: other ranks' counts, or those of
+/// earlier forward passes, which a backward pass finds changed by later ones.
+bool spreads_balance(const LayerBuilder& builder) {
+  switch (builder.config.moe.balance_scope) {
+    case BalanceTokens::kModel:
+      return false;
+    case BalanceTokens::kGlobalBatch:
+      return true;
+    case BalanceTokens::kMicroBatch:
+    case BalanceTokens::kSequence:
+      break;
+  }
+  return builder.groups.token_ranks() > 1;
+}
+
+/// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
+/// ranks work on neighbouring ones at a time.
+ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const CommunicatorPtr& dp = builder.groups.dp;
+  layer.earlier_counts =
+      program.add_input("earlier_counts", {DType::kF32, {builder.config.moe.num_experts}});
+  if (dp->size() > 1) counts = program.add1(make_all_gather(dp), {counts}, "counts_of_ranks");
+  const auto running = program.add(make_running_counts(dp->rank()), {counts, layer.earlier_counts},
+                                   {"counts_before", "counts_so_far"});
+  layer.counts_so_far = running[RunningCountsOutput::kAfter];
+  return running[RunningCountsOutput::kBefore];
+}
+
+/// The balance loss beside the router: the choice is counted over all ranks that share the
+/// micro-batch, each of which has its tokens' part of the loss, and over the global batch also in
+/// the micro-batches before.
+void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& routed) {
+  const MoeConfig& moe = builder.config.moe;
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence;
+  layer.segments =
+      program.add_input("segments", {DType::kI32, {own_tokens(builder.shape, builder.groups)}});
+  const auto statistics = program.add(
+      make_balance_statistics({.num_experts = moe.num_experts,
+                               .top_k = moe.top_k,
+                               .score = moe.score,
+                               .num_segments = by_sequence ? builder.shape.max_sequences : 1}),
+      {routed[RouterOutput::kLogits], routed[RouterOutput::kExpertIdx], layer.segments},
+      {"segment_counts", "score_sums"});
+  ValueId counts = statistics[BalanceOutput::kCounts];
+  if (builder.groups.token_ranks() > 1) {
+    counts = program.add1(make_all_reduce_constant(builder.groups.micro_batch), {counts},
+                          "segment_counts_of_all");
+  }
+  std::vector<ValueId> inputs = {counts, statistics[BalanceOutput::kScoreSums]};
+  const bool global = moe.balance_scope == BalanceTokens::kGlobalBatch;
+  if (global) inputs.push_back(build_earlier_counts(builder, counts));
+  layer.balance_loss = program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
+                                                       .group_size = moe.balance_group_size,
+                                                       .has_prior_counts = global}),
+                                    inputs, "spread_balance_loss");
+}
+
+Routing build_router(LayerBuilder& builder, ValueId normed) {
+  const MoeConfig& moe = builder.config.moe;
+  LayerProgram& layer = builder.layer;
+  Program& program = builder.program();
+  const bool spread = spreads_balance(builder);
+  const RouterSpec spec = router_spec(moe, spread);
+  const ValueId weight = builder.f32_weight(
+      "moe.router.weight", builder.whole({moe.num_experts, builder.config.hidden_size}));
+  std::vector<ValueId> inputs = {normed, weight};
+  if (moe.has_expert_bias()) {
+    layer.expert_bias = program.add_input("expert_bias", {DType::kF32, {moe.num_experts}});
+    inputs.push_back(layer.expert_bias);
+  }
+  if (spec.balance_scope == BalanceScope::kSequence) inputs.push_back(layer.cu_seqlens);
+  const auto routed = program.add(
+      make_router(spec), inputs,
+      {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
+  layer.counts = routed[RouterOutput::kCounts];
+  layer.balance_loss = routed[RouterOutput::kBalanceLoss];
+  layer.z_loss = routed[RouterOutput::kZLoss];
+  layer.score_means = routed[RouterOutput::kScoreMeans];
+  if (spread) build_spread_balance(builder, routed);
+  return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
+}
+
+/// Whether capacities are over the tokens of several ranks.
+bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {
+  return moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence &&
+         groups.token_ranks() > 1;
+}
+
+/// The order of the gathered tokens, for capacities over all of a micro-batch.
+SharedCapacity shared_capacity(LayerBuilder& builder) {
+  const StageGroups& groups = builder.groups;
+  builder.layer.token_order =
+      builder.program().add_input("token_order", {DType::kI32, {builder.shape.num_tokens}});
+  return {.micro_batch = groups.micro_batch, .positions = builder.layer.token_order};
+}
+
+DispatchSpec dispatch_spec(LayerBuilder& builder) {
+  const MoeConfig& moe = builder.config.moe;
+  const StageGroups& groups = builder.groups;
+  const bool sparse = moe.experts == ExpertPath::kBlockSparse;
+  DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
+                    .exchange = groups.exchange,
+                    .num_experts = moe.num_experts,
+                    .top_k = moe.top_k,
+                    .ep = groups.ep,
+                    .etp = groups.etp,
+                    .experts = groups.experts,
+                    .capacity_factor = moe.capacity_factor,
+                    .pad_to_capacity = moe.pad_to_capacity,
+                    .drop_policy = moe.drop_policy,
+                    .capacity_group_size = moe.capacity_group_size,
+                    .alignment = sparse ? moe.block_size : 1,
+                    .early_probs = sparse || moe.memory_efficient};
+  if (shares_capacity(moe, groups)) spec.shared_capacity = shared_capacity(builder);
+  return spec;
+}
+
+/// The experts that this rank holds, and of each its part of the inner columns.
+struct ExpertShare {
+  IndexRange experts;
+  std::vector<int64_t> sizes;        ///< inner columns here, of the local experts
+  std::vector<int64_t> first_sizes;  ///< rows of the first matrix here: gate and up where gated
+};
+
+ExpertShare expert_share(const LayerBuilder& builder) {
+  const MoeConfig& moe = builder.config.moe;
+  const int64_t count = moe.num_experts / builder.groups.ep->size();
+  ExpertShare share{
+      .experts = {builder.groups.ep->rank() * count, count}, .sizes = {}, .first_sizes = {}};
+  const auto sizes = moe.expert_sizes();
+  for (int64_t e = share.experts.begin; e < share.experts.end(); ++e) {
+    const int64_t size = sizes[static_cast<size_t>(e)] / builder.groups.etp->size();
+    share.sizes.push_back(size);
+    share.first_sizes.push_back(builder.config.is_gated() ? 2 * size : size);
+  }
+  return share;
+}
+
+/// The rows of the local experts in the weight of all of them, whose experts have `parts` blocks of
+/// F_e rows each: of each block the share's.
+Slice expert_rows(const LayerBuilder& builder, const ExpertShare& share, int64_t parts) {
+  const int64_t etp_rank = builder.groups.etp->rank();
+  std::vector<IndexRange> rows;
+  int64_t at = 0;
+  const auto sizes = builder.config.moe.expert_sizes();
+  for (int64_t e = 0; e < std::ssize(sizes); ++e) {
+    const int64_t size = sizes[static_cast<size_t>(e)];
+    const bool local = e >= share.experts.begin && e < share.experts.end();
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t count = size / builder.groups.etp->size();
+      if (local) rows.push_back({at + etp_rank * count, count});
+      at += size;
+    }
+  }
+  return Slice::of_rows({at, builder.config.expert_width()}, std::move(rows));
+}
+
+/// The local experts' two matrices, [sum of g_e, width] and [sum of F_e, width] of the experts'
+/// width.
+struct ExpertWeights {
+  ValueId first = -1;
+  ValueId second = -1;
+};
+
+ExpertWeights add_expert_weights(LayerBuilder& builder, const ExpertShare& share) {
+  const ModelConfig& config = builder.config;
+  const std::string first = fmt::format("moe.experts.{}.weight", first_matrix_name(config));
+  const auto place = [&](int64_t parts) {
+    return WeightPlacement{.slice = expert_rows(builder, share, parts), .expert = true};
+  };
+  return {builder.matrix(first, place(config.is_gated() ? 2 : 1)),
+          builder.matrix("moe.experts.down.weight", place(1))};
+}
+
+/// Grouped products. With the probability before FC2 its gradient comes from the pre-activation, so
+/// that no expert output is kept (Megatron-Core MoE, section 4.1.2).
+ValueId build_grouped_experts(LayerBuilder& builder, const ExpertShare& share,
+                              const DispatchedRows& rows, const ExpertWeights& weights) {
+  const ModelConfig& config = builder.config;
+  Program& program = builder.program();
+  const bool early = rows.probs_R >= 0;
+  const ValueId pre = program.add1(
+      make_grouped_matmul({.group_sizes = share.first_sizes, .side = GroupedSide::kOut}),
+      {rows.rows_RH, weights.first, rows.offsets}, "expert_pre");
+  std::vector<ValueId> inputs = {pre};
+  if (early) inputs.push_back(rows.probs_R);
+  inputs.push_back(rows.offsets);
+  const ValueId act = program.add1(
+      make_expert_activation(
+          {.kind = config.activation, .expert_sizes = share.sizes, .apply_prob = early}),
+      inputs, "expert_act");
+  return program.add1(make_grouped_matmul({.group_sizes = share.sizes, .side = GroupedSide::kIn}),
+                      {act, weights.second, rows.offsets}, "expert_out");
+}
+
+/// Block-sparse products over a topology made from the routing (MegaBlocks, figure 6).
+ValueId build_sparse_experts(LayerBuilder& builder, const ExpertShare& share,
+                             const DispatchedRows& rows, const ExpertWeights& weights) {
+  const ModelConfig& config = builder.config;
+  const int64_t block = config.moe.block_size;
+  Program& program = builder.program();
+  const int64_t max_rows = program.type(rows.rows_RH).shape[0];
+  const auto make_topology = [&](const std::vector<int64_t>& sizes) {
+    return program.add(
+        make_block_topology({.block_size = block, .expert_sizes = sizes, .max_rows = max_rows}),
+        {rows.offsets},
+        {"row_offsets", "col_indices", "row_indices", "col_offsets", "transpose_indices",
+         "num_blocks"});
+  };
+  const auto first = make_topology(share.first_sizes);
+  const auto second = config.is_gated() ? make_topology(share.sizes) : first;
+  const ValueId pre =
+      program.add1(make_block_sparse_fc1(block),
+                   {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]},
+                   "expert_pre");
+  const ValueId act = program.add1(
+      make_block_sparse_activation({.activation = config.activation, .block_size = block}),
+      {pre, rows.probs_R, second[0], second[1]}, "expert_act");
+  return program.add1(
+      make_block_sparse_fc2(block),
+      {act, weights.second, second[0], second[1], second[2], second[3], second[4], rows.probs_R},
+      "expert_out");
+}
+
+/// The tokens as the experts see them. Every rank projects its own with the whole matrix, so that
+/// only the narrow rows travel.
+ValueId project_down(LayerBuilder& builder, ValueId normed) {
+  const int64_t size = builder.config.moe.latent_size;
+  if (size == 0) return normed;
+  return builder.linear("moe.latent_down", normed, size, false, "moe_latent");
+}
+
+/// The experts' weighted sum back at the full size.
+ValueId project_up(LayerBuilder& builder, ValueId sum) {
+  if (builder.config.moe.latent_size == 0) return sum;
+  return builder.linear("moe.latent_up", sum, builder.config.hidden_size, false, "moe_projected");
+}
+
+ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
+  Program& program = builder.program();
+  const Routing routing = build_router(builder, normed);
+  const ValueId tokens = project_down(builder, normed);
+  const DispatchSpec spec = dispatch_spec(builder);
+  const ExpertShare share = expert_share(builder);
+  const DispatchedRows rows =
+      dispatch(program, spec, tokens, routing.probs_TK, routing.expert_idx_TK);
+  builder.layer.dropped = rows.dropped;
+  const ExpertWeights weights = add_expert_weights(builder, share);
+  const ValueId out = builder.config.moe.experts == ExpertPath::kBlockSparse
+                          ? build_sparse_experts(builder, share, rows, weights)
+                          : build_grouped_experts(builder, share, rows, weights);
+  return project_up(builder, combine(program, spec, rows, out));
+}
+
+ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
+  const MoeConfig& moe = builder.config.moe;
+  const ValueId out = build_mlp(builder, "moe.shared", normed, moe.shared_inner_size);
+  if (!moe.shared_gate) return out;
+  const ValueId logit = builder.linear("moe.shared_gate", normed, 1, false, "shared_gate");
+  return builder.program().add1(make_sigmoid_gate(), {out, logit}, "shared_out");
+}
+
+/// Rows that a bounded all-to-all moves to each rank of EP for each token, capacities not rounded
+/// up (max_rows_to_peer has them for a number of tokens); 0 where sizes are exact.
+double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
+  if (groups.exchange == ExchangeSizes::kExact) return 0;
+  const int64_t local_experts = moe.num_experts / groups.ep->size();
+  const auto most = static_cast<double>(std::min(moe.top_k, local_experts));
+  const bool whole_groups = local_experts % moe.capacity_group_size == 0;
+  if (moe.capacity_factor == 0 || !whole_groups) return most;
+  const int64_t token_ranks = shares_capacity(moe, groups) ? groups.token_ranks() : 1;
+  return std::min(most, moe.capacity_factor * static_cast<double>(moe.top_k * token_ranks) /
+                            static_cast<double>(groups.ep->size()));
+}
+
+}  // namespace
+
+DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
+  return choose_dispatcher({.top_k = config.moe.top_k,
+                            .ep = groups.ep->size(),
+                            .etp = groups.etp->size(),
+                            .all_to_all_efficiency = groups.all_to_all_efficiency,
+                            .rows_per_peer = rows_per_peer(config.moe, groups)},
+                           groups.dispatcher);
+}
+
+ValueId build_moe(LayerBuilder& builder, ValueId normed) {
+  const ValueId routed = build_routed_experts(builder, normed);
+  if (builder.config.moe.shared_inner_size == 0) return routed;
+  return builder.program().add1(make_add(), {routed, build_shared_expert(builder, normed)},
+                                "moe_sum");
+}
+
+}  // namespace tessera

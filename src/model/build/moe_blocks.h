@@ -1,0 +1,13 @@
+#pragma once
+
+#include "model/build/layer_builder.h"
+
+namespace tessera {
+
+/// How tokens reach the experts of the model's MoE layers, of which it has some.
+DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups);
+
+/// Router, routed experts and shared expert; sets the layer's MoE values.
+ValueId build_moe(LayerBuilder& builder, ValueId normed);
+
+}  // namespace tessera

@@ -1,0 +1,447 @@
+#include "model/config/config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/nearest.h"
+#include "model/config/limits.h"
+#include "model/config/rotary.h"
+
+namespace tessera {
+namespace {
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+bool contains(const std::vector<int64_t>& layers, int64_t layer) {
+  return std::ranges::find(layers, layer) != layers.end();
+}
+
+/// Beside a mean square: a larger one would hide it.
+constexpr Range kEpsilon = {.min = 0, .max = 1, .min_open = true};
+
+void add_shape_options(ConfigSchema& schema, ModelConfig& config) {
+  schema.add("model.vocab_size", &config.vocab_size,
+             "Vocabulary; 0 takes the tokenizer's, rounded up to a multiple of 64",
+             between(0, kMaxVocabulary));
+  schema.add("model.hidden_size", &config.hidden_size, "Width of the residual stream",
+             between(1, kMaxWidth));
+  schema.add("model.num_layers", &config.num_layers, "Decoder layers", between(1, kMaxLayers));
+  schema.add("model.num_heads", &config.num_heads, "Query heads", between(1, kMaxHeads));
+  schema.add("model.num_kv_heads", &config.num_kv_heads,
+             "Key and value heads; 0: as many as query heads", between(0, kMaxHeads));
+  schema.add("model.head_size", &config.head_size, "Size of a head; 0: hidden_size / num_heads",
+             between(0, kMaxWidth));
+  schema.add("model.inner_size", &config.inner_size,
+             "Inner size of dense layers; 0: 4 times hidden_size, two thirds of that when gated",
+             between(0, kMaxWidth));
+  schema.add("model.window", &config.window, "Sliding attention window in tokens; 0: none",
+             between(0, kMaxLength));
+  schema.add("model.window_layers", &config.window_layers,
+             "Layers with the window, counted from 0; empty: all", between(0, kMaxLayers - 1));
+  schema.add_enum("model.activation", &config.activation,
+                  {{"swiglu", Activation::kSwiGLU},
+                   {"geglu", Activation::kGeGLU},
+                   {"geglu_tanh", Activation::kGeGLUTanh},
+                   {"gelu", Activation::kGelu},
+                   {"gelu_tanh", Activation::kGeluTanh}},
+                  "Activation of dense layers and experts");
+  schema.add("model.norm_eps", &config.norm_eps, "Epsilon of RMSNorm", kEpsilon);
+  schema.add("model.tie_embeddings", &config.tie_embeddings, "One table for embedding and head");
+  schema.add("model.padding_token", &config.padding_token,
+             "Token whose embedding takes no gradient (PyTorch's padding_idx); -1: none",
+             between(-1, kMaxVocabulary - 1));
+  schema.add("model.init_deviation", &config.init_deviation,
+             "Standard deviation of initial weights", between(kMinDeviation, kMaxDeviation));
+  schema.add("model.mtp_layers", &config.mtp_layers,
+             "Tokens beyond the next that training predicts too, each by a layer more (multi-token "
+             "prediction)",
+             between(0, 64));
+  schema.add("model.mtp_loss_coefficient", &config.mtp_loss_coefficient,
+             "Weight of the mean loss of these predictions; DeepSeek-V3 has 0.3 for two thirds of "
+             "its training, then 0.1",
+             above(0));
+}
+
+void add_attention_options(ConfigSchema& schema, ModelConfig& config) {
+  schema.add_enum("model.attention", &config.attention,
+                  {{"standard", AttentionKind::kStandard}, {"latent", AttentionKind::kLatent}},
+                  "Standard (grouped-query) attention, or DeepSeek's multi-latent attention, sized "
+                  "by [latent]");
+  schema.add_enum("model.qk_norm", &config.qk_norm,
+                  {{"none", QkNorm::kNone}, {"head", QkNorm::kHead}, {"all", QkNorm::kAll}},
+                  "RMSNorm of queries and keys: of each head, or of all heads as one row");
+  schema.add("model.qkv_bias", &config.qkv_bias,
+             "Biases of the query, key and value projections (latent: of those into the latents)");
+  schema.add("model.output_bias", &config.output_bias, "Bias of the attention's output projection");
+  schema.add("model.mlp_bias", &config.mlp_bias, "Biases of dense and shared MLPs");
+}
+
+void add_rope_options(ConfigSchema& schema, RopeConfig& rope) {
+  schema.add("rope.base", &rope.base, "Base of the rotary embedding", above(1));
+  schema.add("rope.fraction", &rope.fraction, "Share of a head that is rotated, its first elements",
+             between(0, 1));
+  schema.add("rope.interleaved", &rope.interleaved,
+             "Rotate neighbouring elements as pairs, not the two halves");
+  schema.add_enum("rope.scaling", &rope.scaling,
+                  {{"none", RopeScaling::kNone},
+                   {"linear", RopeScaling::kLinear},
+                   {"dynamic", RopeScaling::kDynamic},
+                   {"yarn", RopeScaling::kYarn},
+                   {"llama3", RopeScaling::kLlama3}},
+                  "How the rotation is stretched to longer contexts");
+  schema.add("rope.factor", &rope.factor, "By how much it is stretched", at_least(1));
+  schema.add("rope.max_length", &rope.max_length,
+             "dynamic: sequences beyond this length change the base", between(0, kMaxLength));
+  schema.add("rope.original_length", &rope.original_length,
+             "yarn, llama3: context that the model was trained for first", between(0, kMaxLength));
+  schema.add("rope.beta_fast", &rope.beta_fast,
+             "yarn: frequencies with more turns in that context stay", above(0));
+  schema.add("rope.beta_slow", &rope.beta_slow,
+             "yarn: frequencies with fewer turns are divided by the factor", above(0));
+  schema.add("rope.truncate", &rope.truncate, "yarn: whole indices as borders of the ramp");
+  schema.add("rope.attention_factor", &rope.attention_factor,
+             "yarn: amplitude of rotated elements; 0: 0.1 ln(factor) + 1, or by mscale",
+             at_least(0));
+  schema.add("rope.mscale", &rope.mscale, "yarn: DeepSeek's mscale; 0: none", at_least(0));
+  schema.add("rope.mscale_all_dims", &rope.mscale_all_dims,
+             "yarn: DeepSeek's mscale_all_dim; 0: none", at_least(0));
+  schema.add("rope.low_frequency_factor", &rope.low_frequency_factor,
+             "llama3: original context over the longest wavelength that is interpolated", above(0));
+  schema.add("rope.high_frequency_factor", &rope.high_frequency_factor,
+             "llama3: original context over the shortest wavelength that is interpolated",
+             above(0));
+}
+
+void add_latent_options(ConfigSchema& schema, LatentConfig& latent) {
+  schema.add("latent.query_rank", &latent.query_rank, "Size of the query latent; 0: none",
+             between(0, kMaxWidth));
+  schema.add("latent.kv_rank", &latent.kv_rank, "Size of the key-value latent",
+             between(1, kMaxWidth));
+  schema.add("latent.nope_size", &latent.nope_size, "Elements of a head without a position",
+             between(1, kMaxWidth));
+  schema.add("latent.rope_size", &latent.rope_size, "Rotated elements of a head",
+             between(2, kMaxWidth));
+  schema.add("latent.value_size", &latent.value_size, "Size of a value head",
+             between(1, kMaxWidth));
+  schema.add("latent.norm_eps", &latent.norm_eps, "Epsilon of the latents' RMSNorm", kEpsilon);
+}
+
+void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
+  schema.add("moe.num_experts", &moe.num_experts, "Routed experts of a layer; 0: dense layers only",
+             between(0, kMaxExperts));
+  schema.add("moe.top_k", &moe.top_k, "Experts that a token goes to", between(1, kMaxExperts));
+  schema.add("moe.inner_size", &moe.inner_size, "Inner size of an expert", between(1, kMaxWidth));
+  schema.add("moe.inner_sizes", &moe.inner_sizes,
+             "Inner size of each expert where they differ; empty: inner_size",
+             between(1, kMaxWidth));
+  schema.add("moe.first_dense_layers", &moe.first_dense_layers, "Leading layers without experts",
+             between(0, kMaxLayers));
+  schema.add("moe.every", &moe.every, "Every n-th layer after those has experts",
+             between(1, kMaxLayers));
+  schema.add("moe.dense_layers", &moe.dense_layers,
+             "Further layers without experts, counted from 0", between(0, kMaxLayers - 1));
+  schema.add_enum(
+      "moe.experts", &moe.experts,
+      {{"grouped", ExpertPath::kGrouped}, {"block_sparse", ExpertPath::kBlockSparse}},
+      "Implementation of the experts: grouped products, or block-sparse products as in MegaBlocks");
+  schema.add("moe.block_size", &moe.block_size, "Block of block_sparse: 8, 16, 32, 64 or 128",
+             between(1, 128));
+  schema.add("moe.memory_efficient", &moe.memory_efficient,
+             "Apply the probability before FC2, so that expert outputs need not be kept (grouped "
+             "experts)");
+  schema.add_enum("moe.fuse_gather", &moe.fuse_gather,
+                  {{"auto", GatherFusion::kAuto},
+                   {"always", GatherFusion::kAlways},
+                   {"never", GatherFusion::kNever}},
+                  "Grouped experts gather tokens as their products read them, instead of from a "
+                  "copy in the experts' order; auto: where that is faster on a GPU");
+  schema.add("moe.fuse_activation", &moe.fuse_activation,
+             "Grouped experts' activations and their gradients are computed by the products around "
+             "them: less working memory, a little slower on a GPU");
+  schema.add("moe.capacity_factor", &moe.capacity_factor,
+             "0: dropless; otherwise an expert takes at most ceil(T*K/E * factor) assignments",
+             at_least(0));
+  schema.add("moe.balance_group_size", &moe.balance_group_size,
+             "The balance loss compares groups of so many neighbouring experts, such as a device's",
+             between(1, kMaxExperts));
+  schema.add("moe.capacity_group_size", &moe.capacity_group_size,
+             "So many neighbouring experts share their capacities", between(1, kMaxExperts));
+  schema.add_enum(
+      "moe.capacity_scope", &moe.capacity_scope,
+      {{"sub_sequence", CapacityScope::kSubSequence}, {"sequence", CapacityScope::kSequence}},
+      "Tokens that compete for an expert's capacity where ranks share a micro-batch: "
+      "each rank's own, or all");
+  schema.add("moe.pad_to_capacity", &moe.pad_to_capacity, "Pad each expert's rows to its capacity");
+  schema.add_enum("moe.drop_policy", &moe.drop_policy,
+                  {{"probability", DropPolicy::kProbs}, {"position", DropPolicy::kPosition}},
+                  "Which assignments a full expert drops: the least probable or the last");
+  schema.add("moe.shared_inner_size", &moe.shared_inner_size,
+             "Inner size of the shared expert; 0: none", between(0, kMaxWidth));
+  schema.add("moe.shared_gate", &moe.shared_gate,
+             "Gate the shared expert by a sigmoid of the token");
+  schema.add("moe.latent_size", &moe.latent_size,
+             "Size to which tokens are projected for dispatch and routed experts (LatentMoE); 0: "
+             "none",
+             between(0, kMaxWidth));
+}
+
+void add_router_options(ConfigSchema& schema, MoeConfig& moe) {
+  schema.add_enum("moe.score", &moe.score,
+                  {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
+                  "Router scores");
+  schema.add_enum(
+      "moe.score_order", &moe.score_order,
+      {{"before_top_k", ScoreOrder::kBeforeTopK}, {"after_top_k", ScoreOrder::kAfterTopK}},
+      "Softmax over all experts before the choice, or over the chosen after it");
+  schema.add("moe.normalize_top_k", &moe.normalize_top_k, "Scale the chosen scores to sum 1");
+  schema.add("moe.score_scale", &moe.score_scale, "Factor on the probabilities", above(0));
+  schema.add("moe.num_groups", &moe.num_groups,
+             "Groups of experts for group-limited choice; 1: none", between(1, kMaxExperts));
+  schema.add("moe.top_groups", &moe.top_groups, "Groups that a token may choose from",
+             between(1, kMaxExperts));
+  schema.add_enum(
+      "moe.group_score", &moe.group_score,
+      {{"max", GroupScore::kMax}, {"top_two_sum", GroupScore::kTopTwoSum}},
+      "Score of a group: its best expert (DeepSeek-V2) or the sum of its best two (V3)");
+  schema.add("moe.force_balanced", &moe.force_balanced,
+             "Route round-robin, for measuring with perfect balance");
+  schema.add("moe.balance_coefficient", &moe.balance_coefficient,
+             "Weight of the load-balancing loss", at_least(0));
+  schema.add_enum("moe.balance_scope", &moe.balance_scope,
+                  {{"micro_batch", BalanceTokens::kMicroBatch},
+                   {"sequence", BalanceTokens::kSequence},
+                   {"global_batch", BalanceTokens::kGlobalBatch},
+                   {"model", BalanceTokens::kModel}},
+                  "Tokens over which balance is asked for; model: of all layers together, as "
+                  "Hugging Face's models do");
+  schema.add("moe.z_loss_coefficient", &moe.z_loss_coefficient, "Weight of the router's z-loss",
+             at_least(0));
+  schema.add("moe.bias_update_speed", &moe.bias_update_speed,
+             "Balancing without a loss: change of the expert bias a step; 0: off", at_least(0));
+  schema.add("moe.expert_bias", &moe.expert_bias,
+             "An expert bias even where nothing moves it, as in a loaded model");
+}
+
+void validate_heads(const ModelConfig& config) {
+  const bool has_size = config.head_size > 0 || config.is_latent();
+  require(has_size || config.hidden_size % config.num_heads == 0,
+          "model.hidden_size {} is not divisible by model.num_heads {}; choose a divisor or set "
+          "model.head_size",
+          config.hidden_size, config.num_heads);
+  require(config.num_heads % config.kv_heads() == 0,
+          "model.num_heads {} is not a multiple of model.num_kv_heads {}; every KV head serves the "
+          "same number of "
+          "query heads",
+          config.num_heads, config.kv_heads());
+}
+
+void validate_latent(const ModelConfig& config) {
+  require(
+      config.qk_norm == QkNorm::kNone,
+      "model.qk_norm does not go with model.attention = \"latent\", which has norms of its own");
+  require(config.rope.fraction == 1.0,
+          "rope.fraction {} does not go with model.attention = \"latent\"; set latent.rope_size",
+          config.rope.fraction);
+  require(config.num_kv_heads == 0 || config.num_kv_heads == config.num_heads,
+          "model.num_kv_heads {} does not go with model.attention = \"latent\", where each of the "
+          "{} query heads has a key head; leave it 0",
+          config.num_kv_heads, config.num_heads);
+}
+
+void validate_rope(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  const int64_t size = config.rotary_dim();
+  require(size > 0 && size % 2 == 0,
+          "{} elements of a head are rotated, and the rotary embedding turns pairs; make that an "
+          "even number above 0",
+          size);
+  const auto needs = [&](RopeScaling scaling, const char* name, int64_t value, const char* key) {
+    require(rope.scaling != scaling || value > 0, "rope.scaling = \"{}\" needs {} above 0", name,
+            key);
+  };
+  needs(RopeScaling::kDynamic, "dynamic", rope.max_length, "rope.max_length");
+  needs(RopeScaling::kYarn, "yarn", rope.original_length, "rope.original_length");
+  needs(RopeScaling::kLlama3, "llama3", rope.original_length, "rope.original_length");
+  require(rope.scaling != RopeScaling::kDynamic || size > 2,
+          "rope.scaling = \"dynamic\" needs more than 2 rotated elements a head");
+  require(rope.scaling != RopeScaling::kLlama3 ||
+              rope.high_frequency_factor > rope.low_frequency_factor,
+          "rope.high_frequency_factor {} must be above rope.low_frequency_factor {}",
+          rope.high_frequency_factor, rope.low_frequency_factor);
+}
+
+void validate_layer_list(const std::vector<int64_t>& layers, int64_t num_layers, const char* key) {
+  for (const int64_t layer : layers) {
+    require(layer < num_layers, "{} lists layer {}; the last of the {} layers is {}", key, layer,
+            num_layers, num_layers - 1);
+  }
+}
+
+void validate_layers(const ModelConfig& config) {
+  validate_layer_list(config.window_layers, config.num_layers, "model.window_layers");
+  validate_layer_list(config.moe.dense_layers, config.num_layers, "moe.dense_layers");
+  require(config.window_layers.empty() || config.window > 0,
+          "model.window_layers needs a model.window above 0");
+}
+
+void validate_groups(const MoeConfig& moe) {
+  require(moe.num_experts % moe.num_groups == 0,
+          "moe.num_experts {} is not divisible by moe.num_groups {}", moe.num_experts,
+          moe.num_groups);
+  require(moe.top_groups <= moe.num_groups, "moe.top_groups {} exceeds moe.num_groups {}",
+          moe.top_groups, moe.num_groups);
+  const int64_t reachable = moe.num_experts / moe.num_groups * moe.top_groups;
+  require(moe.top_k <= reachable,
+          "moe.top_k {} exceeds the {} experts of the {} groups that a token may choose from",
+          moe.top_k, reachable, moe.top_groups);
+}
+
+/// Groups of neighbouring experts that the balance loss compares, or that share a capacity.
+void validate_group_sizes(const MoeConfig& moe) {
+  const auto check = [&](int64_t size, const char* key) {
+    require(moe.num_experts % size == 0,
+            "{} {} does not divide moe.num_experts {}; the nearest that does is {}", key, size,
+            moe.num_experts, nearest_divisors(moe.num_experts, size));
+  };
+  check(moe.balance_group_size, "moe.balance_group_size");
+  check(moe.capacity_group_size, "moe.capacity_group_size");
+  if (moe.capacity_group_size == 1) return;
+  require(moe.capacity_factor > 0,
+          "moe.capacity_group_size {} shares capacities, which moe.capacity_factor 0 does not "
+          "give; set a factor above 0 (1.0 is the expected load) or a group size of 1",
+          moe.capacity_group_size);
+  require(!moe.pad_to_capacity,
+          "moe.pad_to_capacity pads every expert to a capacity of its own, and "
+          "moe.capacity_group_size {} makes experts share one; switch one of them off",
+          moe.capacity_group_size);
+}
+
+void validate_block_sparse(const MoeConfig& moe) {
+  constexpr std::array kBlockSizes = {8, 16, 32, 64, 128};
+  require(std::ranges::find(kBlockSizes, moe.block_size) != kBlockSizes.end(),
+          "moe.block_size {} is not supported; choose one of {}", moe.block_size,
+          fmt::join(kBlockSizes, ", "));
+  for (const int64_t size : moe.expert_sizes()) {
+    require(size % moe.block_size == 0,
+            "expert inner size {} is not a multiple of moe.block_size {}, which moe.experts = "
+            "\"block_sparse\" needs; "
+            "the nearest are {} and {}",
+            size, moe.block_size, size / moe.block_size * moe.block_size,
+            round_up(size, moe.block_size));
+  }
+  require(moe.memory_efficient,
+          "moe.experts = \"block_sparse\" applies the probability before FC2; moe.memory_efficient "
+          "= false works with "
+          "\"grouped\" only");
+}
+
+void validate_experts(const MoeConfig& moe) {
+  require(moe.top_k <= moe.num_experts, "moe.top_k {} exceeds moe.num_experts {}", moe.top_k,
+          moe.num_experts);
+  require(
+      moe.inner_sizes.empty() || static_cast<int64_t>(moe.inner_sizes.size()) == moe.num_experts,
+      "moe.inner_sizes lists {} sizes for {} experts", moe.inner_sizes.size(), moe.num_experts);
+  require(moe.score_order == ScoreOrder::kBeforeTopK || moe.score == ScoreFunction::kSoftmax,
+          "moe.score_order = \"after_top_k\" needs moe.score = \"softmax\"");
+  require(!moe.pad_to_capacity || moe.capacity_factor > 0,
+          "moe.pad_to_capacity needs a moe.capacity_factor above 0; 1.0 is the expected load");
+  require(!moe.shared_gate || moe.shared_inner_size > 0,
+          "moe.shared_gate needs a moe.shared_inner_size above 0");
+  validate_groups(moe);
+  validate_group_sizes(moe);
+  if (moe.experts == ExpertPath::kBlockSparse) validate_block_sparse(moe);
+}
+
+void validate_latent_experts(const ModelConfig& config) {
+  require(config.moe.latent_size < config.hidden_size,
+          "moe.latent_size {} is not below model.hidden_size {}, so the projections would save "
+          "nothing; choose at most {}, or 0 for experts at the full size",
+          config.moe.latent_size, config.hidden_size, config.hidden_size - 1);
+}
+
+}  // namespace
+
+std::vector<int64_t> MoeConfig::expert_sizes() const {
+  if (!inner_sizes.empty()) return inner_sizes;
+  return std::vector<int64_t>(static_cast<size_t>(num_experts), inner_size);
+}
+
+int64_t ModelConfig::dense_inner_size() const {
+  if (inner_size > 0) return inner_size;
+  return is_gated() ? round_up(8 * hidden_size / 3, 64) : 4 * hidden_size;
+}
+
+int64_t ModelConfig::head_dim() const {
+  if (is_latent()) return latent.nope_size + latent.rope_size;
+  return head_size > 0 ? head_size : hidden_size / num_heads;
+}
+
+int64_t ModelConfig::rotary_dim() const {
+  if (is_latent()) return latent.rope_size;
+  return static_cast<int64_t>(static_cast<double>(head_dim()) * rope.fraction);
+}
+
+double ModelConfig::attention_scale() const {
+  if (!is_latent() || rope.scaling == RopeScaling::kNone || rope.mscale_all_dims == 0) return 0;
+  const double scale = yarn_scale(rope.factor, rope.mscale_all_dims);
+  return scale * scale / std::sqrt(static_cast<double>(head_dim()));
+}
+
+bool ModelConfig::has_window(int64_t layer) const {
+  if (is_mtp_layer(layer)) return has_window(num_layers - 1);
+  return window > 0 && (window_layers.empty() || contains(window_layers, layer));
+}
+
+bool ModelConfig::is_moe_layer(int64_t layer) const {
+  if (is_mtp_layer(layer)) return is_moe_layer(num_layers - 1);
+  if (moe.num_experts == 0 || layer < moe.first_dense_layers) return false;
+  if (contains(moe.dense_layers, layer)) return false;
+  return (layer - moe.first_dense_layers) % moe.every == moe.every - 1;
+}
+
+int64_t ModelConfig::num_moe_layers() const {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < all_layers(); ++layer) count += is_moe_layer(layer) ? 1 : 0;
+  return count;
+}
+
+ModelConfig without_prediction(ModelConfig config) {
+  config.mtp_layers = 0;
+  return config;
+}
+
+void add_model_options(ConfigSchema& schema, ModelConfig& config) {
+  add_shape_options(schema, config);
+  add_attention_options(schema, config);
+  add_rope_options(schema, config.rope);
+  add_latent_options(schema, config.latent);
+  add_expert_options(schema, config.moe);
+  add_router_options(schema, config.moe);
+}
+
+void validate(const ModelConfig& config) {
+  require(config.vocab_size > 0, "model.vocab_size is not set and no tokenizer gives it");
+  require(config.vocab_size <= kMaxVocabulary,
+          "a vocabulary of {} tokens is too large; at most {} are supported", config.vocab_size,
+          kMaxVocabulary);
+  require(config.padding_token < config.vocab_size,
+          "model.padding_token {} is outside the vocabulary of {}", config.padding_token,
+          config.vocab_size);
+  validate_heads(config);
+  if (config.is_latent()) validate_latent(config);
+  validate_rope(config);
+  validate_layers(config);
+  if (config.moe.num_experts > 0) {
+    validate_experts(config.moe);
+    validate_latent_experts(config);
+  }
+  check_parameter_count(config);
+}
+
+}  // namespace tessera

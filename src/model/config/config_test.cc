@@ -1,0 +1,183 @@
+#include "model/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "model/run/model_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+ModelConfig from_preset(const Preset& preset) {
+  ModelConfig config;
+  ConfigSchema schema;
+  add_model_options(schema, config);
+  schema.load_preset(preset.name, preset.toml);
+  if (config.vocab_size == 0) config.vocab_size = 320;
+  return config;
+}
+
+int64_t count_listed(const ModelConfig& config) {
+  int64_t count = 0;
+  for (const ParameterSpec& spec : list_parameters(config, DType::kF32))
+    count += spec.shape.num_elements();
+  return count;
+}
+
+TEST(Presets, AreValidAndCountTheirParameters) {
+  for (const Preset& preset : presets()) {
+    SCOPED_TRACE(preset.name);
+    const ModelConfig config = from_preset(preset);
+    validate(config);
+    EXPECT_EQ(count_parameters(config).total, count_listed(config));
+  }
+}
+
+TEST(Presets, HaveTheirPublishedSizes) {
+  const auto expect_size = [](const char* name, double total, double active) {
+    const ParameterCount count = count_parameters(from_preset(find_preset(name)));
+    EXPECT_NEAR(static_cast<double>(count.total) / total, 1, 0.01) << name;
+    EXPECT_NEAR(static_cast<double>(count.active) / active, 1, 0.02) << name;
+  };
+  expect_size("deepseek-v3", 671e9, 37e9);
+  expect_size("mixtral-8x7b", 46.7e9, 12.9e9);
+  expect_size("qwen3-30b-a3b", 30.5e9, 3.3e9);
+}
+
+TEST(ModelConfig, CountsEveryOption) {
+  ModelConfig config = testing::tiny_config();
+  const auto expect_counted = [&](const char* what) {
+    EXPECT_EQ(count_parameters(config).total, count_listed(config)) << what;
+  };
+  expect_counted("plain");
+  config.qkv_bias = config.output_bias = config.mlp_bias = true;
+  config.moe.shared_inner_size = 12;
+  config.moe.shared_gate = true;
+  config.moe.first_dense_layers = 1;
+  expect_counted("biases");
+  config.qk_norm = QkNorm::kHead;
+  expect_counted("norm of a head");
+  config.qk_norm = QkNorm::kAll;
+  expect_counted("norm of all heads");
+  config.mtp_layers = 2;
+  expect_counted("multi-token prediction");
+  config.mtp_layers = 0;
+  config.qk_norm = QkNorm::kNone;
+  config.attention = AttentionKind::kLatent;
+  config.num_kv_heads = 0;
+  config.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+  expect_counted("latent");
+  config.latent.query_rank = 5;
+  expect_counted("latent queries");
+  config.activation = Activation::kGelu;
+  expect_counted("without gates");
+  config.moe.latent_size = 6;
+  expect_counted("latent experts");
+}
+
+/// Equal experts: a token meets top_k of them, and both projections.
+TEST(ModelConfig, CountsWhatOneTokenMeets) {
+  ModelConfig config = testing::tiny_config();
+  config.moe.latent_size = 6;
+  const ParameterCount count = count_parameters(config);
+  EXPECT_EQ(count.total - count.active, config.num_layers *
+                                            (config.moe.num_experts - config.moe.top_k) * 3 *
+                                            config.moe.inner_size * 6);
+}
+
+TEST(Parameters, ProjectionsIntoTheResidualStreamStartSmaller) {
+  ModelConfig config = testing::tiny_config();
+  config.moe.first_dense_layers = 1;
+  config.moe.shared_inner_size = 12;
+  const auto small_ones = [&] {
+    std::vector<std::string> names;
+    for (const ParameterSpec& spec : list_parameters(config, DType::kF32)) {
+      if (spec.init_deviation > 0 && spec.init_deviation < config.init_deviation)
+        names.push_back(spec.name);
+    }
+    return names;
+  };
+  EXPECT_THAT(
+      small_ones(),
+      ElementsAre("layers.0.attn.o.weight", "layers.0.mlp.down.weight", "layers.1.attn.o.weight",
+                  "layers.1.moe.experts.down.weight", "layers.1.moe.shared.down.weight"));
+  config.moe.latent_size = 6;
+  config.attention = AttentionKind::kLatent;
+  config.latent.query_rank = 5;
+  EXPECT_THAT(small_ones(), ElementsAre("layers.0.attn.o.weight", "layers.0.mlp.down.weight",
+                                        "layers.1.attn.o.weight", "layers.1.moe.latent_up.weight",
+                                        "layers.1.moe.shared.down.weight"));
+}
+
+/// Latent attention's heads have sizes of their own.
+TEST(ModelConfig, LatentHeadsNeedNotDivideTheHiddenSize) {
+  ModelConfig config = testing::tiny_config();
+  config.attention = AttentionKind::kLatent;
+  config.num_kv_heads = 0;
+  config.head_size = 0;
+  config.num_heads = config.hidden_size + 1;
+  validate(config);
+}
+
+/// What validate says after a change of the tiny model.
+void expect_refused(void (*change)(ModelConfig&), const char* message) {
+  ModelConfig config = testing::tiny_config();
+  change(config);
+  EXPECT_THAT([&] { validate(config); }, ThrowsMessage<UserError>(HasSubstr(message)));
+}
+
+TEST(ModelConfig, RefusesWhatDoesNotGoTogether) {
+  expect_refused([](ModelConfig& c) { c.rope.fraction = 0.3; }, "1 elements of a head are rotated");
+  expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kDynamic; },
+                 "needs rope.max_length above 0");
+  expect_refused([](ModelConfig& c) { c.rope.scaling = RopeScaling::kYarn; },
+                 "needs rope.original_length above 0");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.rope.scaling = RopeScaling::kLlama3;
+        c.rope.original_length = 8;
+        c.rope.low_frequency_factor = 4;
+      },
+      "rope.high_frequency_factor 4 must be above rope.low_frequency_factor 4");
+  expect_refused([](ModelConfig& c) { c.window_layers = {0}; }, "needs a model.window above 0");
+  expect_refused([](ModelConfig& c) { c.moe.dense_layers = {2}; },
+                 "moe.dense_layers lists layer 2; the last of the 2 layers is 1");
+  expect_refused([](ModelConfig& c) { c.padding_token = 37; }, "outside the vocabulary of 37");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.attention = AttentionKind::kLatent;
+        c.num_kv_heads = 0;
+        c.qk_norm = QkNorm::kHead;
+      },
+      "model.qk_norm does not go with");
+  expect_refused([](ModelConfig& c) { c.moe.balance_group_size = 3; },
+                 "moe.balance_group_size 3 does not divide moe.num_experts 4; the nearest that "
+                 "does is 2 or 4");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.capacity_factor = 1;
+        c.moe.capacity_group_size = 8;
+      },
+      "moe.capacity_group_size 8 does not divide moe.num_experts 4; the nearest that does is 4");
+  expect_refused([](ModelConfig& c) { c.moe.capacity_group_size = 2; },
+                 "which moe.capacity_factor 0 does not give");
+  expect_refused(
+      [](ModelConfig& c) {
+        c.moe.capacity_factor = 1;
+        c.moe.pad_to_capacity = true;
+        c.moe.capacity_group_size = 2;
+      },
+      "moe.capacity_group_size 2 makes experts share one");
+  expect_refused([](ModelConfig& c) { c.moe.latent_size = 16; },
+                 "moe.latent_size 16 is not below model.hidden_size 16");
+  expect_refused([](ModelConfig& c) { c.attention = AttentionKind::kLatent; },
+                 "model.num_kv_heads 2 does not go with");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,97 @@
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/progress.h"
+#include "core/saturating.h"
+#include "model/config/config.h"
+#include "model/config/limits.h"
+
+namespace tessera {
+namespace {
+
+/// Weights of one layer's attention and of the two norms beside it.
+Saturating count_attention(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  const Saturating n = config.num_heads;
+  const LatentConfig& latent = config.latent;
+  const Saturating queries = n * config.head_dim();
+  Saturating count = 2 * h + n * config.value_dim() * h + (config.output_bias ? h : Saturating(0));
+  if (!config.is_latent()) {
+    const Saturating keys = Saturating(config.kv_heads()) * config.head_dim();
+    const Saturating rows = queries + 2 * keys;
+    count += h * rows + (config.qkv_bias ? rows : Saturating(0));
+    if (config.qk_norm == QkNorm::kHead) count += 2 * config.head_dim();
+    if (config.qk_norm == QkNorm::kAll) count += queries + keys;
+    return count;
+  }
+  const Saturating into = h + (config.qkv_bias ? 1 : 0);
+  count += latent.query_rank > 0 ? latent.query_rank * (into + 1 + queries) : h * queries;
+  count += (latent.kv_rank + latent.rope_size) * into + latent.kv_rank;
+  return count + latent.kv_rank * n * (latent.nope_size + latent.value_size);
+}
+
+/// Inner sizes of all experts of a layer together.
+Saturating count_expert_rows(const MoeConfig& moe) {
+  if (moe.inner_sizes.empty()) return Saturating(moe.num_experts) * moe.inner_size;
+  return std::accumulate(moe.inner_sizes.begin(), moe.inner_sizes.end(), Saturating(0));
+}
+
+/// Weights of an MLP of that inner size, its biases included where it may have them.
+Saturating count_mlp(const ModelConfig& config, int64_t inner_size) {
+  const Saturating first = Saturating(config.is_gated() ? 2 : 1) * inner_size;
+  return (first + inner_size) * config.hidden_size +
+         (config.mlp_bias ? first + config.hidden_size : Saturating(0));
+}
+
+}  // namespace
+
+ParameterCount count_parameters(const ModelConfig& config) {
+  const Saturating h = config.hidden_size;
+  const int64_t width = config.is_gated() ? 3 : 2;
+  const Saturating tables = Saturating(config.tie_embeddings ? 1 : 2) * config.vocab_size * h;
+  const Saturating attention = count_attention(config);
+  const Saturating dense = count_mlp(config, config.dense_inner_size());
+  const Saturating all_experts = count_expert_rows(config.moe) * width * config.expert_width();
+  const Saturating active_experts =
+      all_experts * config.moe.top_k / std::max<int64_t>(config.moe.num_experts, 1);
+  const Saturating projections = 2 * h * config.moe.latent_size;
+  const Saturating shared =
+      config.moe.shared_inner_size == 0
+          ? Saturating(0)
+          : count_mlp(config, config.moe.shared_inner_size) + (config.moe.shared_gate ? h : 0);
+  const Saturating router = config.moe.num_experts * h;
+
+  Saturating total = tables + h;
+  Saturating active = total;
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
+    const bool moe = config.is_moe_layer(layer);
+    // Two norms before the projections of state and embedding, and one before the head.
+    const Saturating joining = config.is_mtp_layer(layer) ? 2 * h * h + 3 * h : Saturating(0);
+    const Saturating for_all_tokens =
+        joining + attention + (moe ? projections + shared + router : dense);
+    total += for_all_tokens + (moe ? all_experts : Saturating(0));
+    active += for_all_tokens + (moe ? active_experts : Saturating(0));
+  }
+  return {total.value(), active.value()};
+}
+
+void check_parameter_count(const ModelConfig& config) {
+  const int64_t total = count_parameters(config).total;
+  if (total <= kMaxParameters) return;
+  const MoeConfig& moe = config.moe;
+  const std::string experts =
+      moe.num_experts == 0
+          ? ""
+          : fmt::format(", {} experts of inner size {}", moe.num_experts,
+                        moe.inner_sizes.empty() ? moe.inner_size
+                                                : *std::ranges::max_element(moe.inner_sizes));
+  user_error(
+      "a model of {} parameters or more cannot exist; at most {} are supported: it has {}, hidden "
+      "size {}, dense inner size {}, {} of {} elements, a vocabulary of {}{}",
+      format_count(static_cast<double>(total)), format_count(static_cast<double>(kMaxParameters)),
+      format_things(config.all_layers(), "layer"), config.hidden_size, config.dense_inner_size(),
+      format_things(config.num_heads, "head"), config.head_dim(), config.vocab_size, experts);
+}
+
+}  // namespace tessera

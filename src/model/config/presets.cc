@@ -1,0 +1,121 @@
+#include <algorithm>
+
+#include "core/names.h"
+#include "model/config/config.h"
+
+namespace tessera {
+namespace {
+
+/// Shapes that the papers give by (layers, hidden, heads, KV heads, expert inner size, experts,
+/// top-k).
+struct PublishedShape {
+  const char* name;
+  const char* source;
+  int64_t layers, hidden, heads, kv_heads, inner, experts, top_k;
+  bool tied;
+  const char* extra;
+};
+
+constexpr PublishedShape kPublished[] = {
+    {"megablocks-xs", "dMoE-XS, MegaBlocks table 2", 6, 512, 8, 8, 2048, 64, 1, true,
+     "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"megablocks-small", "dMoE-Small, MegaBlocks table 2", 12, 768, 12, 12, 3072, 64, 1, true,
+     "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"megablocks-medium", "dMoE-Medium, MegaBlocks table 2", 24, 1024, 16, 16, 4096, 64, 1, true,
+     "[model]\nactivation = \"gelu\"\nvocab_size = 51200\n"},
+    {"mixtral-8x7b", "Mixtral 8x7B, MegaScale-MoE table 2", 32, 4096, 32, 8, 14336, 8, 2, false,
+     "[model]\nvocab_size = 32000\n[rope]\nbase = 1000000.0\n[moe]\nscore_order = "
+     "\"after_top_k\"\n"},
+    {"mixtral-8x22b", "Mixtral 8x22B, MegaScale-MoE table 2", 56, 6144, 48, 8, 16384, 8, 2, false,
+     "[model]\nvocab_size = 32768\n[rope]\nbase = 1000000.0\n[moe]\nscore_order = "
+     "\"after_top_k\"\n"},
+    {"internal-352b", "Internal-352B, MegaScale-MoE table 2", 60, 4096, 32, 8, 14336, 32, 3, false,
+     "[model]\nvocab_size = 65536\n"},
+    {"hunyuan-large", "Hunyuan-Large, MegaScale-MoE table 2", 64, 6400, 80, 8, 18304, 16, 1, false,
+     "[model]\nvocab_size = 129024\n[moe]\nnormalize_top_k = false\n"},
+    {"phi-3.5-moe", "Phi-3.5-MoE shapes, MegaScale-MoE table 2", 32, 4096, 32, 8, 6400, 16, 2,
+     false, "[model]\nvocab_size = 32064\n"},
+    {"deepseekmoe-16b", "DeepSeekMoE 16B, MegaScale-MoE table 2", 28, 2048, 16, 16, 1408, 64, 6,
+     false,
+     "[model]\nvocab_size = 102400\ninner_size = 10944\n[moe]\nfirst_dense_layers = "
+     "1\nshared_inner_size = 2816\n"
+     "normalize_top_k = false\n"},
+    {"deepseek-v2-lite", "DeepSeek-V2-Lite (DeepSeek-V2, appendix B)", 27, 2048, 16, 0, 1408, 64, 6,
+     false,
+     "[model]\nvocab_size = 102400\ninner_size = 10944\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nkv_rank = 512\n[rope]\ninterleaved = true\n"
+     "[moe]\nfirst_dense_layers = 1\nshared_inner_size = 2816\nnormalize_top_k = false\n"},
+    {"deepseek-v3", "DeepSeek-V3 (section 4.2)", 61, 7168, 128, 0, 2048, 256, 8, false,
+     "[model]\nvocab_size = 129280\ninner_size = 18432\nattention = \"latent\"\nnorm_eps = 1e-6\n"
+     "[latent]\nquery_rank = 1536\nkv_rank = 512\n[rope]\ninterleaved = true\n"
+     "[moe]\nfirst_dense_layers = 3\nshared_inner_size = 2048\nscore = \"sigmoid\"\n"
+     "num_groups = 8\ntop_groups = 4\ngroup_score = \"top_two_sum\"\nscore_scale = 2.5\n"
+     "bias_update_speed = 0.001\nbalance_coefficient = 0.0001\nbalance_scope = \"sequence\"\n"},
+    {"qwen2-57b-a14b", "Qwen2-57B-A14B shapes, Parallel Folding section 4", 28, 3584, 28, 4, 2560,
+     64, 8, false,
+     "[model]\nvocab_size = 151936\nqkv_bias = true\n[rope]\nbase = "
+     "1000000.0\n[moe]\nshared_inner_size = 20480\nshared_gate = "
+     "true\nnormalize_top_k = false\n"},
+    {"qwen3-30b-a3b", "Qwen3-30B-A3B, Parallel Folding section 4", 48, 2048, 32, 4, 768, 128, 8,
+     false,
+     "[model]\nvocab_size = 151936\nhead_size = 128\nqk_norm = \"head\"\n[rope]\nbase = "
+     "1000000.0\n"},
+};
+
+Preset make_published(const PublishedShape& s) {
+  // The extra text may open [model] or [moe] itself, so all keys are given in dotted form first.
+  std::string toml = fmt::format(
+      "model.num_layers = {}\nmodel.hidden_size = {}\nmodel.num_heads = {}\nmodel.num_kv_heads = "
+      "{}\n"
+      "model.tie_embeddings = {}\nmoe.inner_size = {}\nmoe.num_experts = {}\nmoe.top_k = {}\n",
+      s.layers, s.hidden, s.heads, s.kv_heads, s.tied, s.inner, s.experts, s.top_k);
+  std::string section;
+  std::string_view rest = s.extra;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end + 1);
+    if (line.front() == '[') {
+      section = line.substr(1, line.size() - 2);
+    } else {
+      toml += fmt::format("{}.{}\n", section, line);
+    }
+  }
+  return {s.name, s.source, toml};
+}
+
+std::vector<Preset> make_presets() {
+  std::vector<Preset> result = {
+      {"tiny", "for trying things out in seconds",
+       "[model]\nhidden_size = 64\nnum_layers = 2\nnum_heads = 4\nnum_kv_heads = 2\n"
+       "[moe]\nnum_experts = 4\ntop_k = 2\ninner_size = 128\n"},
+      {"laptop", "minutes on a laptop's cores",
+       "[model]\nhidden_size = 384\nnum_layers = 6\nnum_heads = 6\nnum_kv_heads = 2\n"
+       "[moe]\nnum_experts = 8\ntop_k = 2\ninner_size = 512\n"},
+      {"workstation", "the model that bench/step_bench measures",
+       "[model]\nvocab_size = 32768\nhidden_size = 512\nnum_layers = 8\nnum_heads = "
+       "8\ntie_embeddings = false\n"
+       "[moe]\nnum_experts = 8\ntop_k = 2\ninner_size = 1024\n"},
+  };
+  for (const PublishedShape& shape : kPublished) result.push_back(make_published(shape));
+  return result;
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = make_presets();
+  return all;
+}
+
+const Preset& find_preset(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) {
+    if (preset.name == name) return preset;
+    names.push_back(preset.name);
+  }
+  user_error("there is no preset '{}'{}; `tessera inspect --presets` lists them", name,
+             did_you_mean(name, names));
+}
+
+}  // namespace tessera

@@ -1,0 +1,199 @@
+#include "model/run/batch_inputs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "parallel/token_sharding.h"
+
+namespace tessera {
+namespace {
+
+bool rotates_own_tokens(const StageGroups& groups) {
+  return groups.replicated_attention || groups.tp->size() == 1;
+}
+
+void check_array(const Tensor& array, int64_t size, std::string_view what) {
+  ensure(array.dtype == DType::kI32 && array.shape == Shape{size},
+         "batch {} is {} {}, expected i32 [{}]", what, dtype_name(array.dtype),
+         array.shape.to_string(), size);
+}
+
+void take(const Tensor& from, const std::vector<int64_t>& idx, const MirroredTensor& to) {
+  const int32_t* source = from.as<int32_t>();
+  std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) { return source[i]; });
+}
+
+/// Both sides begin as zero.
+void set_scalar(const MirroredTensor& tensor, float value) {
+  float& known = *tensor.get().as<float>();
+  if (known == value) return;
+  known = value;
+  tensor.upload();
+}
+
+}  // namespace
+
+TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups) {
+  const bool spread = groups.token_ranks() > 1;
+  const int64_t length =
+      spread && shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
+  return {.num_rows = length > 0 ? shape.num_tokens / length : 0,
+          .row_length = length,
+          .ring = groups.ring->size(),
+          .all_to_all = groups.head_inner,
+          .tp = groups.tp->size()};
+}
+
+TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
+  TokenShare share;
+  if (groups.token_ranks() == 1) {
+    share.own.resize(static_cast<size_t>(shape.num_tokens));
+    std::iota(share.own.begin(), share.own.end(), int64_t{0});
+    share.group = share.own;
+    return share;
+  }
+  const TokenSharding sharding = token_sharding(shape, groups);
+  check_token_sharding(sharding);
+  const int64_t inner =
+      groups.replicated_attention ? groups.heads->rank() / groups.tp->size() : groups.heads->rank();
+  for (int64_t t = 0; t < sharding.tp; ++t) {
+    const auto tokens = local_tokens(sharding, groups.ring->rank(), inner, t);
+    share.group.insert(share.group.end(), tokens.begin(), tokens.end());
+    if (t == groups.tp->rank()) share.own = tokens;
+  }
+  return share;
+}
+
+std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
+                                        int64_t shift) {
+  std::vector<int64_t> shifted(static_cast<size_t>(num_tokens), -1);
+  for (size_t sequence = 1; sequence < cu_seqlens.size(); ++sequence) {
+    for (int64_t token = cu_seqlens[sequence - 1]; token + shift < cu_seqlens[sequence]; ++token)
+      shifted[static_cast<size_t>(token)] = token + shift;
+  }
+  return shifted;
+}
+
+int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
+  const auto labels = batch.labels.span<int32_t>();
+  int64_t count = 0;
+  for (int64_t shift = 1; shift <= mtp_layers; ++shift) {
+    const auto shifted =
+        shift_in_sequences(batch.cu_seqlens.span<int32_t>(), std::ssize(labels), shift);
+    count += std::ranges::count_if(shifted, [&](int64_t i) {
+      return i >= 0 && labels[static_cast<size_t>(i)] != kIgnoredLabel;
+    });
+  }
+  return count;
+}
+
+BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
+                         const ModelConfig& config, Device& device)
+    : tokens(DType::kI32, {group_tokens(shape, groups)}, device),
+      labels(DType::kI32, {own_tokens(shape, groups)}, device),
+      gathered_labels(DType::kI32, {group_tokens(shape, groups)}, device),
+      positions(
+          DType::kI32,
+          {rotates_own_tokens(groups) ? own_tokens(shape, groups) : group_tokens(shape, groups)},
+          device),
+      cu_seqlens(DType::kI32, {shape.max_sequences + 1}, device),
+      segments(DType::kI32, {own_tokens(shape, groups)}, device),
+      token_order(DType::kI32, {shape.num_tokens}, device),
+      loss_scale(DType::kF32, {1}, device),
+      grad_loss(DType::kF32, {1}, device),
+      grad_balance(DType::kF32, {1}, device),
+      grad_score_means(DType::kF32, {config.moe.num_experts}, device),
+      grad_z_loss(DType::kF32, {1}, device),
+      token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
+      mtp_scale(DType::kF32, {1}, device),
+      segments_are_sequences_(config.moe.balance_scope == BalanceTokens::kSequence) {
+  set_scalar(grad_loss, 1);
+  for (int64_t i = 0; i < config.mtp_layers; ++i) {
+    predictions.push_back(
+        {.tokens = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
+         .labels = MirroredTensor(DType::kI32, {own_tokens(shape, groups)}, device),
+         .gathered_labels = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device)});
+  }
+  int32_t* order = token_order.get().as<int32_t>();
+  const TokenSharding sharding = token_sharding(shape, groups);
+  for (int64_t place = 0; place < sharding.ring; ++place) {
+    for (const int64_t token : ring_tokens(sharding, place)) *order++ = static_cast<int32_t>(token);
+  }
+  token_order.upload();
+}
+
+int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups,
+                                 const ModelConfig& config) {
+  const int64_t own = own_tokens(shape, groups);
+  const int64_t group = group_tokens(shape, groups);
+  const int64_t rotated = rotates_own_tokens(groups) ? own : group;
+  return (2 * group + 3 * own + rotated + shape.num_tokens + shape.max_sequences + 1 +
+          config.mtp_layers * (2 * group + own)) *
+         dtype_size(DType::kI32);
+}
+
+void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {
+  const auto total = static_cast<int64_t>(batch.tokens.num_elements());
+  for (const auto& [array, what] :
+       {std::pair{batch.tokens, "tokens"}, std::pair{batch.labels, "labels"},
+        std::pair{batch.positions, "positions"}})
+    check_array(array, total, what);
+  check_array(batch.cu_seqlens, cu_seqlens.get().num_elements(), "cu_seqlens");
+  take(batch.tokens, share.group, tokens);
+  take(batch.labels, share.own, labels);
+  take(batch.labels, share.group, gathered_labels);
+  take(batch.positions,
+       positions.get().num_elements() == std::ssize(share.own) ? share.own : share.group,
+       positions);
+  std::ranges::copy(batch.cu_seqlens.span<int32_t>(), cu_seqlens.get().as<int32_t>());
+  load_predictions(batch, share);
+
+  for (const MirroredTensor* given : {&tokens, &labels, &gathered_labels, &positions, &cu_seqlens})
+    given->upload();
+
+  if (!segments_are_sequences_) return;
+  const auto ends = batch.cu_seqlens.span<int32_t>();
+  for (size_t i = 0; i < share.own.size(); ++i) {
+    const auto after = std::ranges::upper_bound(ends, static_cast<int32_t>(share.own[i]));
+    segments.get().as<int32_t>()[i] = static_cast<int32_t>(after - ends.begin() - 1);
+  }
+  segments.upload();
+}
+
+/// Where a sequence ends before the shifted token there is nothing to predict; the layer is shown
+/// the sequence's last token then, which no prediction depends on.
+void BatchInputs::load_predictions(const MicroBatch& batch, const TokenShare& share) {
+  const auto take_shifted = [](const Tensor& from, const std::vector<int64_t>& shifted,
+                               const std::vector<int64_t>& idx, const MirroredTensor& to) {
+    const int32_t* source = from.as<int32_t>();
+    std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) {
+      const int64_t at = shifted[static_cast<size_t>(i)];
+      return at >= 0 ? source[at] : kIgnoredLabel;
+    });
+    to.upload();
+  };
+  const int64_t total = batch.tokens.num_elements();
+  const auto ends = batch.cu_seqlens.span<int32_t>();
+  for (size_t i = 0; i < predictions.size(); ++i) {
+    auto shifted = shift_in_sequences(ends, total, static_cast<int64_t>(i) + 1);
+    take_shifted(batch.labels, shifted, share.own, predictions[i].labels);
+    take_shifted(batch.labels, shifted, share.group, predictions[i].gathered_labels);
+    for (int64_t token = 0; token < total; ++token) {
+      int64_t& at = shifted[static_cast<size_t>(token)];
+      if (at < 0) at = *std::ranges::upper_bound(ends, static_cast<int32_t>(token)) - 1;
+    }
+    take_shifted(batch.tokens, shifted, share.group, predictions[i].tokens);
+  }
+}
+
+void BatchInputs::set_scales(const LossScales& scales, int64_t token_ranks) {
+  set_scalar(loss_scale, scales.loss);
+  set_scalar(mtp_scale, scales.mtp);
+  set_scalar(grad_balance, scales.balance);
+  // Of the mean over all tokens, each rank has its share.
+  set_scalar(grad_z_loss, scales.z_loss / static_cast<float>(token_ranks));
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <vector>
+
+#include "core/memory.h"
+#include "core/mirrored_tensor.h"
+#include "model/build/layer_program.h"
+#include "parallel/token_sharding.h"
+
+namespace tessera {
+
+/// The host arrays of one micro-batch, whole: every rank that shares it is given the same.
+struct MicroBatch {
+  Tensor tokens;      ///< I32 [T]
+  Tensor labels;      ///< I32 [T], -100: no loss
+  Tensor positions;   ///< I32 [T]
+  Tensor cu_seqlens;  ///< I32 [max_sequences+1]
+};
+
+/// Factors of a micro-batch's part in the step's loss, so that gradients of micro-batches only add
+/// up: `loss` is one over the valid tokens of the *global* batch, the others are the coefficient
+/// times the micro-batch's share of its tokens: of each MoE layer's loss, or once of the whole
+/// model's for BalanceTokens::kModel.
+struct LossScales {
+  float loss = 1;
+  float balance = 0;
+  float z_loss = 0;
+  /// λ / D over the valid tokens of the global batch: of the losses of multi-token prediction.
+  float mtp = 0;
+};
+
+/// For each token of packed sequences the index of the one `shift` further on in its sequence; -1
+/// where the sequence ends before.
+std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
+                                        int64_t shift);
+
+/// Labels of a micro-batch that its `mtp_layers` layers of multi-token prediction learn from,
+/// together: layer k (from 1) at a token that which the token k further on has.
+int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
+
+/// Which tokens of a micro-batch a rank works on.
+struct TokenShare {
+  std::vector<int64_t> own;    ///< T_l
+  std::vector<int64_t> group;  ///< T_g: of the tensor-parallel group, in its ranks' order
+};
+TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups);
+TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups);
+
+/// A rank's part of the micro-batch in hand, and the scalars that its programs read.
+struct BatchInputs {
+  MirroredTensor tokens;           ///< I32 [T_g]
+  MirroredTensor labels;           ///< I32 [T_l]
+  MirroredTensor gathered_labels;  ///< I32 [T_g]
+  MirroredTensor positions;        ///< I32, of the tokens that attention rotates
+  MirroredTensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
+  MirroredTensor
+      segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
+  MirroredTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
+  OwnedTensor token_loss;  ///< the device's
+
+  /// What a layer of multi-token prediction and its head see.
+  struct Prediction {
+    MirroredTensor tokens;           ///< I32 [T_g]
+    MirroredTensor labels;           ///< I32 [T_l]
+    MirroredTensor gathered_labels;  ///< I32 [T_g]
+  };
+  std::vector<Prediction> predictions;  ///< by layer
+  MirroredTensor mtp_scale;
+
+  BatchInputs(const BatchShape& shape, const StageGroups& groups, const ModelConfig& config,
+              Device& device);
+  static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups,
+                             const ModelConfig& config);
+
+  void load(const MicroBatch& batch, const TokenShare& share);
+  void set_scales(const LossScales& scales, int64_t token_ranks);
+
+ private:
+  void load_predictions(const MicroBatch& batch, const TokenShare& share);
+
+  bool segments_are_sequences_;
+};
+
+}  // namespace tessera

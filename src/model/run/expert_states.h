@@ -1,0 +1,32 @@
+#pragma once
+
+#include <vector>
+
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "model/config/config.h"
+
+namespace tessera {
+
+/// What one MoE layer keeps from step to step and within one, where the host reaches it.
+struct ExpertState {
+  OwnedTensor bias;         ///< F32 [E], added to the scores for the choice; saved with the model
+  OwnedTensor step_counts;  ///< F32 [E], assignments of this step so far
+  /// F32 [E], assignments of all ranks in this step's micro-batches of which a forward pass ran.
+  OwnedTensor earlier_counts;
+};
+
+/// The experts' state of every MoE layer, zeroed; a device reaches it too.
+std::vector<ExpertState> make_expert_states(const ModelConfig& config,
+                                            Device& device = host_device());
+
+/// Names of the expert biases in checkpoints, with their tensors.
+std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
+                                            const std::vector<ExpertState>& experts);
+
+/// Auxiliary-loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each
+/// expert's bias moves by `speed`, up where it got fewer assignments than the mean of its layer,
+/// down where it got more.
+void update_expert_biases(std::vector<ExpertState>& experts, double speed);
+
+}  // namespace tessera

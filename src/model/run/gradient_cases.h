@@ -1,0 +1,215 @@
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "model/run/model_testing.h"
+#include "ops/testing/op_test.h"
+
+/// Tiny models of every kind, and one run of them with its gradients.
+namespace tessera::testing {
+
+inline constexpr int64_t kSequences = 2;
+inline constexpr int64_t kLength = 6;
+
+struct Case {
+  std::string name;
+  ModelConfig config;
+};
+
+inline void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+template <typename Change>
+Case make_case(std::string name, Change change) {
+  Case result{std::move(name), tiny_config()};
+  change(result.config);
+  return result;
+}
+
+inline std::vector<Case> gradient_cases() {
+  return {
+      make_case("plain", [](ModelConfig&) {}),
+      make_case("tied", [](ModelConfig& c) { c.tie_embeddings = true; }),
+      make_case("dense", [](ModelConfig& c) { c.moe.num_experts = 0; }),
+      make_case("first_dense", [](ModelConfig& c) { c.moe.first_dense_layers = 1; }),
+      make_case("gelu", [](ModelConfig& c) { c.activation = Activation::kGelu; }),
+      make_case("classic_weighting", [](ModelConfig& c) { c.moe.memory_efficient = false; }),
+      make_case("after_top_k", [](ModelConfig& c) { c.moe.score_order = ScoreOrder::kAfterTopK; }),
+      make_case("sigmoid_groups",
+                [](ModelConfig& c) {
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.num_groups = 2;
+                  c.moe.top_groups = 1;
+                  c.moe.score_scale = 2.5;
+                  c.moe.bias_update_speed = 0.1;
+                }),
+      make_case("shared_gated",
+                [](ModelConfig& c) {
+                  c.moe.shared_inner_size = 12;
+                  c.moe.shared_gate = true;
+                }),
+      make_case("latent_experts",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 6;
+                  c.moe.shared_inner_size = 12;
+                }),
+      make_case("latent_experts_weighted_late",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 6;
+                  c.moe.memory_efficient = false;
+                  c.moe.capacity_factor = 0.75;
+                }),
+      make_case("latent_block_sparse_experts",
+                [](ModelConfig& c) {
+                  c.moe.latent_size = 5;
+                  c.moe.top_k = c.moe.num_experts;  // no step flips a choice
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                }),
+      make_case("capacity", [](ModelConfig& c) { c.moe.capacity_factor = 0.75; }),
+      make_case("padded_capacity",
+                [](ModelConfig& c) {
+                  c.moe.capacity_factor = 1.0;
+                  c.moe.pad_to_capacity = true;
+                }),
+      make_case("unequal_experts",
+                [](ModelConfig& c) {
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
+      make_case("block_sparse",
+                [](ModelConfig& c) {
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                }),
+      make_case("block_sparse_unequal",
+                [](ModelConfig& c) {
+                  c.moe.experts = ExpertPath::kBlockSparse;
+                  c.moe.block_size = 8;
+                  c.moe.inner_sizes = {8, 16, 8, 24};
+                }),
+      make_case("sequence_balance",
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kSequence; }),
+      make_case("global_balance",
+                [](ModelConfig& c) { c.moe.balance_scope = BalanceTokens::kGlobalBatch; }),
+      make_case("window",
+                [](ModelConfig& c) {
+                  c.window = 3;
+                  c.moe.num_experts = 0;
+                }),
+      make_case("window_in_some_layers",
+                [](ModelConfig& c) {
+                  c.num_layers = 3;
+                  c.window = 2;
+                  c.window_layers = {0, 2};
+                  c.moe.dense_layers = {2};
+                }),
+      make_case("model_balance",
+                [](ModelConfig& c) {
+                  c.num_layers = 3;
+                  c.moe.dense_layers = {1};
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("group_balance",
+                [](ModelConfig& c) {
+                  c.moe.balance_group_size = 2;
+                  c.moe.balance_scope = BalanceTokens::kSequence;
+                }),
+      make_case("model_balance_of_groups",
+                [](ModelConfig& c) {
+                  c.moe.balance_group_size = 2;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("capacity_of_groups",
+                [](ModelConfig& c) {
+                  c.moe.capacity_factor = 0.75;
+                  c.moe.capacity_group_size = 2;
+                }),
+      make_case("model_balance_of_sigmoids",
+                [](ModelConfig& c) {
+                  c.moe.score = ScoreFunction::kSigmoid;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("biases",
+                [](ModelConfig& c) {
+                  c.qkv_bias = c.output_bias = c.mlp_bias = true;
+                  c.moe.first_dense_layers = 1;
+                  c.moe.shared_inner_size = 12;
+                }),
+      make_case("head_norm", [](ModelConfig& c) { c.qk_norm = QkNorm::kHead; }),
+      make_case("all_heads_norm",
+                [](ModelConfig& c) {
+                  c.qk_norm = QkNorm::kAll;
+                  c.rope.fraction = 0.5;
+                }),
+      make_case("latent",
+                [](ModelConfig& c) {
+                  c.attention = AttentionKind::kLatent;
+                  c.num_kv_heads = 0;
+                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+                  c.rope.interleaved = true;
+                }),
+      make_case(
+          "latent_queries",
+          [](ModelConfig& c) {
+            c.attention = AttentionKind::kLatent;
+            c.num_kv_heads = 0;
+            c.latent = {
+                .query_rank = 5, .kv_rank = 6, .nope_size = 3, .rope_size = 4, .value_size = 2};
+            c.qkv_bias = c.output_bias = true;
+            c.rope.scaling = RopeScaling::kYarn;
+            c.rope.factor = 4;
+            c.rope.original_length = 3;
+            c.rope.mscale = 0.8;
+            c.rope.mscale_all_dims = 0.6;
+          }),
+      make_case("mtp", [](ModelConfig& c) { c.mtp_layers = 1; }),
+      make_case("mtp_of_two_tied_tokens",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 2;
+                  c.tie_embeddings = true;
+                  c.moe.balance_scope = BalanceTokens::kModel;
+                }),
+      make_case("mtp_of_latent_dense_layers",
+                [](ModelConfig& c) {
+                  c.mtp_layers = 1;
+                  c.attention = AttentionKind::kLatent;
+                  c.num_kv_heads = 0;
+                  c.latent = {.kv_rank = 6, .nope_size = 4, .rope_size = 2, .value_size = 5};
+                  c.moe.dense_layers = {1};
+                }),
+  };
+}
+
+inline LossScales test_scales(const TestBatch& batch) {
+  const float mean = 1.0F / static_cast<float>(batch.num_valid);
+  return {.loss = mean, .balance = 0.1F, .z_loss = 0.05F, .mtp = 0.3F * mean};
+}
+
+/// Runs one micro-batch and returns the rig with its gradients.
+inline std::unique_ptr<ModelRig> run_once(const ModelConfig& config,
+                                          const RecomputePolicy& policy = {},
+                                          DType dtype = DType::kF32) {
+  auto rig = std::make_unique<ModelRig>(config, tiny_shape(kSequences, kLength, dtype), policy);
+  TestBatch batch(config, kSequences, kLength, 5);
+  rig->model.begin_step();
+  rig->run(batch, test_scales(batch));
+  return rig;
+}
+
+inline void expect_same_gradients(const ModelRig& a, const ModelRig& b, double tolerance) {
+  for (size_t i = 0; i < a.parameters.all().size(); ++i) {
+    const ModelParameter& pa = a.parameters.all()[i];
+    const ModelParameter& pb = b.parameters.all()[i];
+    if (tolerance == 0) {
+      expect_bitwise_equal(pa.grad, pb.grad, pa.spec.name);
+    } else {
+      expect_rows_near(pa.grad, pb.grad, tolerance, pa.spec.name);
+    }
+  }
+}
+
+}  // namespace tessera::testing

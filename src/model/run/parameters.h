@@ -1,0 +1,119 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/memory.h"
+#include "model/build/weight_placement.h"
+#include "model/config/config.h"
+#include "parallel/pipeline_layout.h"
+#include "parallel/stage_groups.h"
+
+namespace tessera {
+
+/// One weight of the model, the part of it that this rank holds, and how it starts.
+struct ParameterSpec {
+  std::string name;  ///< "layers.3.attn.q.weight"
+  DType dtype = DType::kF32;
+  Shape shape;  ///< of this rank's part
+  WeightPlacement placement;
+  double init_deviation = 0;  ///< normal with this deviation; 0: the constant below
+  float init_constant = 0;
+};
+
+/// Every weight in the order of the layers, taken from the very programs that use them. Matrix
+/// weights have type `dtype`; norms and the router are F32.
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype);
+/// The same for the parts of a model that one rank holds: its share of the weights in `chunks`.
+std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtype,
+                                           const StageGroups& groups,
+                                           const std::vector<PipelineChunk>& chunks);
+
+/// The whole model as one chunk.
+PipelineChunk whole_model(const ModelConfig& config);
+
+/// The name of a layer program's weight in layer `layer`.
+std::string layer_parameter_name(int64_t layer, std::string_view weight);
+/// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight".
+std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::string_view weight);
+/// What the names of a layer's weights begin with, given one of them: "layers.3." or "mtp.0."; ""
+/// for a weight of no layer.
+std::string layer_prefix(const std::string& name);
+
+/// Which layer of multi-token prediction a weight or expert bias is of alone, as its name has it:
+/// "0" for "mtp.0.attn.q.weight" and for the norm of that layer's head; "" for any other.
+std::string mtp_layer_of(const std::string& name);
+/// Whether a weight or expert bias is of multi-token prediction alone.
+bool is_mtp_parameter(const std::string& name);
+
+/// Fills a part of a weight, of shape part.shape(): a pure function of the seed, the weight's name
+/// and an element's place in the whole weight, so that all layouts start alike.
+void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
+                       uint64_t seed);
+
+/// A weight and its FP32 gradient accumulator (a null view in a set without gradients).
+struct ModelParameter {
+  ParameterSpec spec;
+  Tensor weight;
+  Tensor grad;
+};
+
+class ParameterSet;
+/// Fills the weights of `to` with those of the same names in `from`, wherever either is.
+void copy_weights(const ParameterSet& from, const ParameterSet& to);
+
+/// The weights of a model in one buffer, and their gradients in another.
+class ParameterSet {
+ public:
+  ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients,
+               Device& device = host_device());
+  /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
+  static ParameterSet without_memory(std::vector<ParameterSpec> specs);
+  /// The same for a prediction: the tensors have addresses that lie to one another as those of a
+  /// set with gradients would, and that nobody may read.
+  static ParameterSet planned(std::vector<ParameterSpec> specs);
+
+  /// Bytes of the two buffers, before they are taken.
+  struct Bytes {
+    int64_t weights = 0;
+    int64_t gradients = 0;
+  };
+  static Bytes count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients);
+  Bytes bytes() const { return {weights_.num_bytes(), gradients_.num_bytes()}; }
+
+  std::vector<ModelParameter>& all() { return parameters_; }
+  const std::vector<ModelParameter>& all() const { return parameters_; }
+  /// Throws InternalError where there is none of that name.
+  const ModelParameter& find(std::string_view name) const { return parameters_[index(name)]; }
+  /// Its place in all().
+  size_t index(std::string_view name) const;
+  /// Fills all weights, as initialize_weight.
+  void initialize(uint64_t seed);
+  void zero_gradients();
+
+  /// For a new step without the cost of zeros: gradients hold nothing yet. Whoever adds to one
+  /// first is told by begin_gradient(), and those that nobody added to are zeroed when they are
+  /// settled.
+  void reset_gradients();
+  /// Whether the gradient of all()[idx] held nothing yet, which the caller changes.
+  bool begin_gradient(size_t idx);
+  void settle_gradient(size_t idx);
+  void settle_gradients();
+
+ private:
+  ParameterSet() = default;
+  void list(std::vector<ParameterSpec> specs);
+  /// Puts the tensors into the memory that begins there; gradients nowhere where that is null.
+  void place(std::byte* weights, std::byte* gradients);
+
+  std::vector<ModelParameter> parameters_;
+  std::vector<uint8_t> is_unset_;  // by parameter
+  std::map<std::string, size_t, std::less<>> by_name_;
+  Device* device_ = nullptr;
+  Buffer weights_;
+  Buffer gradients_;
+};
+
+}  // namespace tessera

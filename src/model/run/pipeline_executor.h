@@ -1,0 +1,73 @@
+#pragma once
+
+#include <vector>
+
+#include "model/run/training_model.h"
+#include "parallel/pipeline_schedule.h"
+
+namespace tessera {
+
+/// The most micro-batches of each of a stage's chunks that are in flight at a time, from the
+/// forward pass to the last backward one.
+std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks);
+
+/// Where a stage is in a pipeline, and the groups along it.
+struct PipelinePlace {
+  CommunicatorPtr activations;  ///< the ranks of the stages, in their order
+  CommunicatorPtr gradients;    ///< the same ranks in a group of their own: the two kinds of
+                                ///< messages between a pair of stages come in different orders
+  int64_t num_chunks = 1;       ///< of each stage
+};
+
+/// Runs one stage's list of steps: hidden states go to the stage of the next chunk (with those of
+/// multi-token prediction beside the decoder's, see ChunkRun::num_out), their gradients back, each
+/// sent without waiting. One object serves all steps of a run. All ranks of the pipeline must
+/// construct it. Not thread-safe.
+class PipelineExecutor {
+ public:
+  PipelineExecutor(TrainingModel& model, PipelinePlace place, std::vector<PipelineStep> steps);
+
+  /// All micro-batches forward and backward: `batches` and `scales` are of this rank's
+  /// micro-batches of the step. Returns this rank's parts. `hooks.after_backward` is called
+  /// as gradients are completed, in the last pass of the last micro-batch.
+  MicroBatchResult run(const std::vector<MicroBatch>& batches, const LossScales& scales,
+                       const NodeObserver& observer = {}, const PassHooks& hooks = {});
+  /// The summed loss of this rank's valid tokens; 0 in all stages but the last.
+  double evaluate(const MicroBatch& batch, const NodeObserver& observer = {});
+
+ private:
+  /// A place of a chunk: the micro-batch that holds it, and what is still being sent from it.
+  struct Place {
+    int64_t micro_batch = -1;
+    std::vector<Pending> sends;
+
+    void wait_sends();
+  };
+
+  int64_t stage() const { return place_.activations->rank(); }
+  int64_t num_stages() const { return place_.activations->size(); }
+  bool is_first(int64_t chunk) const { return stage() == 0 && chunk == 0; }
+  bool is_last(int64_t chunk) const {
+    return stage() == num_stages() - 1 && chunk == place_.num_chunks - 1;
+  }
+  int64_t next_stage() const { return (stage() + 1) % num_stages(); }
+  int64_t previous_stage() const { return (stage() + num_stages() - 1) % num_stages(); }
+
+  /// What goes along with the hidden states and their gradients where one balance loss spans the
+  /// model: its sums, and the gradient of the score means.
+  bool passes_balance() const { return balances_whole_model(model_.config()); }
+  RunSlot take_place(int64_t chunk, int64_t micro_batch);
+  RunSlot find_place(int64_t chunk, int64_t micro_batch) const;
+  Place& at(const RunSlot& slot);
+  void forward(const PipelineStep& step, const MicroBatch& batch, const LossScales& scales,
+               const NodeObserver& observer, const PassHooks& hooks);
+  void backward(const PipelineStep& step, const NodeObserver& observer, const PassHooks& hooks);
+  void finish_sends();
+
+  TrainingModel& model_;
+  PipelinePlace place_;
+  std::vector<PipelineStep> steps_;
+  std::vector<std::vector<Place>> places_;  // by chunk
+};
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+#include "model/run/stage_programs.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "model/build/layer_builder.h"
+
+namespace tessera {
+namespace {
+
+KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
+                              const RecomputePolicy& policy, const Backend& backend) {
+  LayerProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
+  DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
+  if (kind.moe) {
+    request.outputs.push_back(layout.z_loss);
+    request.outputs.push_back(balances_whole_model(stage.config) ? layout.score_means
+                                                                 : layout.balance_loss);
+  }
+  if (kind.mtp) {
+    request.inputs.push_back(layout.embedded);
+    // Other readers of the hidden states have given their gradient already.
+    request.outputs.push_back(layout.hidden);
+  }
+  Program forward = std::exchange(layout.forward, Program());
+  const DeriveOptions options{.recompute = policy,
+                              .gathers = stage.config.moe.fuse_gather,
+                              .fuse_activations = stage.config.moe.fuse_activation,
+                              .split_weights = stage.part.split_weights};
+  return {std::move(layout), derive(std::move(forward), request, options, backend)};
+}
+
+/// Completes what the caller left open.
+ModelPart complete(ModelPart part, const ModelConfig& config) {
+  if (part.chunks.empty()) part.chunks = {whole_model(config)};
+  if (part.in_flight.empty()) part.in_flight.resize(part.chunks.size(), 1);
+  ensure(part.in_flight.size() == part.chunks.size(), "{} chunks with {} depths",
+         part.chunks.size(), part.in_flight.size());
+  return part;
+}
+
+void build_embedding_program(StagePrograms& stage, const Backend& backend) {
+  if (stage.embedding) return;
+  stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
+  stage.embedding = std::make_unique<DerivedProgram>(
+      derive(std::exchange(stage.embedding_layout.forward, Program()),
+             {{stage.embedding_layout.hidden_out}, {}}, {}, backend));
+}
+
+void build_head_programs(StagePrograms& stage, const Backend& backend) {
+  const StageGroups& groups = stage.part.groups;
+  for (int64_t depth = 0; depth <= stage.config.mtp_layers; ++depth) {
+    HeadProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
+    Program forward = std::exchange(layout.forward, Program());
+    DerivedProgram derived =
+        derive(std::move(forward), {{layout.loss}, {layout.hidden}}, {}, backend);
+    stage.heads.push_back({std::move(layout), std::move(derived)});
+  }
+  stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
+  stage.evaluation_head = std::make_unique<Executable>(
+      std::exchange(stage.evaluation_layout.forward, Program()), backend);
+}
+
+/// Names are those of the whole model's layers: a stage need not have every kind.
+void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) {
+  if (policy.empty()) return;
+  std::set<LayerKind> kinds;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) kinds.insert(stage.config.layer_kind(i));
+  std::vector<Program> programs;
+  for (const LayerKind kind : kinds)
+    programs.push_back(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward);
+  check_recompute_names(policy, programs);
+}
+
+}  // namespace
+
+bool balances_whole_model(const ModelConfig& config) {
+  return config.moe.balance_scope == BalanceTokens::kModel && config.num_moe_layers() > 0;
+}
+
+StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
+                             ModelPart model_part, const RecomputePolicy& policy,
+                             const Backend& where)
+    : config(model), shape(batch), part(complete(std::move(model_part), model)), backend(where) {
+  check_shares(config, shape, part.groups);
+  check_recompute(*this, policy);
+  for (const PipelineChunk& chunk : part.chunks) {
+    if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
+    if (chunk.loss) build_head_programs(*this, backend);
+    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
+      const LayerKind kind = config.layer_kind(chunk.first_layer + i);
+      if (kinds.contains(kind)) continue;
+      kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
+    }
+  }
+}
+
+int64_t StagePrograms::transient_bytes() const {
+  int64_t bytes = 0;
+  const auto include = [&](const Executable& program) {
+    bytes = std::max(bytes, program.plan().transient_bytes);
+  };
+  const auto include_both = [&](const DerivedProgram& program) {
+    include(program.forward);
+    include(program.backward);
+    if (program.weights) include(program.weights->program);
+  };
+  if (embedding) include_both(*embedding);
+  for (const HeadPasses& head : heads) include_both(head.derived);
+  if (evaluation_head) include(*evaluation_head);
+  for (const auto& [kind, program] : kinds) include_both(program.derived);
+  return bytes;
+}
+
+double StagePrograms::model_flops() const {
+  double flops = 0;
+  for (const PipelineChunk& chunk : part.chunks) {
+    if (chunk.embedding) flops += embedding->model_flops;
+    if (chunk.loss) {
+      for (const HeadPasses& head : heads) flops += head.derived.model_flops;
+    }
+    for (int64_t i = 0; i < chunk.all_layers(); ++i)
+      flops += kind_of(chunk.first_layer + i).derived.model_flops;
+  }
+  return flops;
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "model/build/layer_program.h"
+#include "model/run/derived_program.h"
+#include "model/run/parameters.h"
+
+namespace tessera {
+
+/// The layer program of one kind, differentiated.
+struct KindProgram {
+  LayerProgram layout;  // its forward program lives in `derived`
+  DerivedProgram derived;
+};
+
+/// The part of a model that one rank runs.
+struct ModelPart {
+  StageGroups groups = single_rank_groups();
+  /// This rank's chunks of the pipeline, in the order of the model; empty: the whole model.
+  std::vector<PipelineChunk> chunks = {};
+  /// The micro-batches of each chunk whose activations are held at a time; empty: one each.
+  std::vector<int64_t> in_flight = {};
+  /// Weight gradients in a pass of their own (zero-bubble pipelines).
+  bool split_weights = false;
+};
+
+/// The head of one depth (see build_head), differentiated.
+struct HeadPasses {
+  HeadProgram layout;  // its forward program lives in `derived`
+  DerivedProgram derived;
+};
+
+/// All programs that a rank runs, shared by its layers and micro-batches. Immutable once built.
+struct StagePrograms {
+  ModelConfig config;
+  BatchShape shape;
+  ModelPart part;
+  Backend backend;
+  EmbeddingProgram embedding_layout;
+  HeadProgram evaluation_layout;
+  std::unique_ptr<DerivedProgram> embedding;    // null where no chunk needs it
+  std::vector<HeadPasses> heads;                // by depth; empty where no chunk has the loss
+  std::unique_ptr<Executable> evaluation_head;  // null likewise
+  std::map<LayerKind, KindProgram> kinds;
+
+  StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
+                const RecomputePolicy& policy, const Backend& where);
+
+  const KindProgram& kind_of(int64_t layer) const { return kinds.at(config.layer_kind(layer)); }
+  /// Bytes of the largest working set of any program.
+  int64_t transient_bytes() const;
+  /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.
+  double model_flops() const;
+  Shape hidden_shape() const { return {own_tokens(shape, part.groups), config.hidden_size}; }
+  int64_t hidden_bytes() const {
+    return align_up(hidden_shape().num_elements() * dtype_size(shape.dtype));
+  }
+};
+
+/// Whether one balance loss spans all layers: its gradients are known after the last one only.
+bool balances_whole_model(const ModelConfig& config);
+
+}  // namespace tessera

@@ -1,0 +1,98 @@
+#include "model/run/training_model.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
+                             const RecomputePolicy& policy, const Backend& backend, ModelPart part)
+    : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
+      tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
+      memory_(std::make_unique<SharedMemory>()) {}
+
+ActivationBytes TrainingModel::activation_bytes() const {
+  ActivationBytes bytes{.transient = programs_->transient_bytes()};
+  const ModelPart& part = programs_->part;
+  for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
+    const ChunkRun::Bytes one = ChunkRun::count_bytes(*programs_, part.chunks[chunk]);
+    bytes.saved += one.saved * part.in_flight[chunk];
+    bytes.hidden += one.hidden * part.in_flight[chunk];
+    bytes.inputs += one.inputs * part.in_flight[chunk];
+  }
+  return bytes;
+}
+
+void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
+                         WeightStore* store) {
+  experts_ = &experts;
+  memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers",
+                              programs_->backend.device());
+  const ModelPart& part = programs_->part;
+  runs_.clear();
+  runs_.resize(part.chunks.size());
+  for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
+    for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
+                                                        parameters, experts, *memory_, store));
+    }
+  }
+}
+
+void TrainingModel::begin_step() {
+  ensure(experts_ != nullptr, "TrainingModel::begin_step before bind");
+  for (const auto& places : runs_) {
+    for (const auto& run : places) run->forget_results();
+  }
+  for (ExpertState& state : *experts_) {
+    std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
+    std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
+  }
+}
+
+ChunkRun& TrainingModel::run_at(const RunSlot& at) {
+  return *runs_.at(static_cast<size_t>(at.chunk)).at(static_cast<size_t>(at.place));
+}
+
+ChunkRun& TrainingModel::only_run() const {
+  ensure(!runs_.empty(), "the model runs before bind");
+  const PipelineChunk& chunk = programs_->part.chunks[0];
+  ensure(runs_.size() == 1 && chunk.embedding && chunk.loss, "the model is no single chunk");
+  return *runs_[0][0];
+}
+
+MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& scales,
+                                    const NodeObserver& observer) {
+  ChunkRun& run = only_run();
+  run.load(batch, scales);
+  run.forward(observer);
+  run.backward(observer);
+  run.backward_weights(observer);
+  run.finish();
+  device().synchronize();
+  return run.collect();
+}
+
+double TrainingModel::evaluate(const MicroBatch& batch, const NodeObserver& observer) {
+  ChunkRun& run = only_run();
+  run.load(batch, {.loss = 1});
+  return run.evaluate(observer);
+}
+
+std::vector<std::vector<double>> TrainingModel::last_counts() const {
+  return only_run().counts();
+}
+
+std::vector<LayerKind> TrainingModel::layer_kinds() const {
+  std::vector<LayerKind> result;
+  result.reserve(programs_->kinds.size());
+  for (const auto& [kind, program] : programs_->kinds) result.push_back(kind);
+  return result;
+}
+
+const DerivedProgram& TrainingModel::layer_program(LayerKind kind) const {
+  const auto found = programs_->kinds.find(kind);
+  ensure(found != programs_->kinds.end(), "the model has no such layer");
+  return found->second.derived;
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/run/chunk_run.h"
+
+namespace tessera {
+
+/// Bytes that training needs for activations, known before they are taken.
+struct ActivationBytes {
+  int64_t saved = 0;      ///< values kept from forward to backward, all layers
+  int64_t hidden = 0;     ///< the residual streams between layers and their gradients
+  int64_t transient = 0;  ///< the largest working set of any program
+  int64_t inputs = 0;     ///< token ids, labels, positions and the like
+  int64_t total() const { return saved + hidden + transient + inputs; }
+};
+
+/// A micro-batch's activations in a chunk: which of this rank's chunks, and which of its places.
+struct RunSlot {
+  int64_t chunk = 0;
+  int64_t place = 0;
+};
+
+/// Runs forward and backward passes of a model, or of one rank's part of it, for micro-batches of
+/// one shape: the embedding, a program a layer, the head. All memory is taken by bind; gradients
+/// are added into the parameters' accumulators. Not thread-safe: one object runs one pass at a
+/// time. The parameters and expert states must outlive it.
+class TrainingModel {
+ public:
+  TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
+                const Backend& backend, ModelPart part = {});
+
+  const ModelConfig& config() const { return programs_->config; }
+  const BatchShape& batch_shape() const { return programs_->shape; }
+  const ModelPart& part() const { return programs_->part; }
+  /// Where its programs run.
+  Device& device() const { return programs_->backend.device(); }
+  /// What `bind` will take.
+  ActivationBytes activation_bytes() const;
+  /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
+  /// counted.
+  double model_flops() const { return programs_->model_flops(); }
+  /// Takes the memory and joins the programs with the parameters; with `store`, which must outlive
+  /// the model, it gives these their addresses.
+  void bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
+            WeightStore* store = nullptr);
+
+  /// Starts a step: the experts' step counts become zero.
+  void begin_step();
+  /// Forward and backward of one micro-batch through a model that is one chunk. REQUIRES bind().
+  MicroBatchResult run(const MicroBatch& batch, const LossScales& scales,
+                       const NodeObserver& observer = {});
+  /// The sum of the losses of this rank's valid tokens, nothing else changed. REQUIRES bind() and
+  /// one chunk.
+  double evaluate(const MicroBatch& batch, const NodeObserver& observer = {});
+
+  /// The run of a chunk, for pipelines. REQUIRES bind().
+  ChunkRun& run_at(const RunSlot& at);
+
+  /// Assignments of the last micro-batch to each expert, by MoE layer of a model that is one chunk.
+  std::vector<std::vector<double>> last_counts() const;
+  /// The different programs of its layers.
+  std::vector<LayerKind> layer_kinds() const;
+  const DerivedProgram& layer_program(LayerKind kind) const;
+
+ private:
+  ChunkRun& only_run() const;
+
+  std::unique_ptr<StagePrograms> programs_;
+  std::unique_ptr<TokenShare> tokens_;
+  std::unique_ptr<SharedMemory> memory_;
+  std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
+  std::vector<ExpertState>* experts_ = nullptr;
+};
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/run/parameters.h"
+#include "runtime/executable.h"
+
+namespace tessera {
+
+/// The parameters that one program touches: where they are among its bindings and in the rank's
+/// ParameterSet.
+struct ProgramParameters {
+  struct Place {
+    ValueId value = -1;
+    size_t parameter = 0;
+  };
+  std::vector<Place> weights;    ///< read
+  std::vector<Place> gradients;  ///< added to
+};
+
+/// The weight whose gradient an accumulator, named "grad.<weight>", adds up.
+std::string accumulated_weight(const Value& accumulator);
+
+/// Those of a program whose values are named after the parameters, without `prefix`.
+ProgramParameters find_parameters(const Program& program, const ParameterSet& parameters,
+                                  const std::string& prefix);
+
+/// Holds weights that are whole, and have an address, only while a program needs them, and so
+/// gradient accumulators. For each run of a program: prepare, perhaps early; bind; the run; done.
+class WeightStore {
+ public:
+  virtual ~WeightStore() = default;
+  WeightStore(const WeightStore&) = delete;
+  WeightStore& operator=(const WeightStore&) = delete;
+
+  /// Starts to bring the weights of a program, as far as there is room now.
+  virtual void prepare(const ProgramParameters& program) = 0;
+  /// Sets the addresses of the program's weights, which are there then, and accumulators, which
+  /// stay what they are until done().
+  virtual void bind(const ProgramParameters& program, Bindings& bindings) = 0;
+  /// The program ran: its weights are free to go, its gradients are this run's whole part.
+  virtual void done(const ProgramParameters& program) = 0;
+
+ protected:
+  WeightStore() = default;
+};
+
+}  // namespace tessera

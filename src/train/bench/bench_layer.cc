@@ -1,0 +1,295 @@
+#include "train/bench/bench_layer.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "core/host_tensor.h"
+#include "core/random.h"
+#include "model/build/layer_builder.h"
+#include "model/run/derived_program.h"
+#include "model/run/parameters.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/machine.h"
+#include "train/setup/matrix_peak.h"
+#include "train/setup/run_layout.h"
+#include "train/setup/size_check.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+const char* block_name(LayerBlock block) {
+  switch (block) {
+    case LayerBlock::kAttention:
+      return "attention";
+    case LayerBlock::kMlp:
+      return "mlp";
+    case LayerBlock::kMoe:
+      break;
+  }
+  return "moe";
+}
+
+/// The weights of one layer that a program uses.
+std::vector<ParameterSpec> list_weights(const ModelConfig& config, DType dtype,
+                                        const std::string& prefix, const Program& program) {
+  std::vector<ParameterSpec> specs = list_parameters(config, dtype);
+  std::erase_if(specs, [&](const ParameterSpec& spec) {
+    return std::ranges::none_of(program.values(), [&](const Value& value) {
+      return value.kind == ValueKind::kWeight && prefix + value.name == spec.name;
+    });
+  });
+  return specs;
+}
+
+void fill_with_noise(const Tensor& tensor, uint64_t seed) {
+  constexpr int64_t kBlock = 4096;
+  const HostTensor host(tensor, HostTensor::Access::kWrite);
+  const int64_t size = tensor.num_elements();
+#pragma omp parallel for schedule(static)
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    std::array<float, kBlock> values{};
+    const auto block = std::span(values).first(static_cast<size_t>(std::min(kBlock, size - begin)));
+    fill_normal(block, seed, static_cast<uint64_t>(begin), 1.0F);
+    if (tensor.dtype == DType::kBF16) {
+      std::ranges::transform(block, host.get().as<Bf16>() + begin, [](float x) { return Bf16(x); });
+    } else {
+      std::ranges::copy(block, host.get().as<float>() + begin);
+    }
+  }
+  host.store();
+}
+
+void fill(const Tensor& tensor, const std::vector<int32_t>& values) {
+  const HostTensor host(tensor, HostTensor::Access::kWrite);
+  std::ranges::copy(values, host.get().as<int32_t>());
+  host.store();
+}
+
+void fill(const Tensor& scalar, float value) {
+  const HostTensor host(scalar, HostTensor::Access::kWrite);
+  host.get().as<float>()[0] = value;
+  host.store();
+}
+
+ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
+  const auto found = std::ranges::find(links, forward, &Link::forward);
+  ensure(found != links.end(), "a block's value has no gradient");
+  return found->backward;
+}
+
+/// A block's two programs with memory for all that they read and write.
+class BoundBlock {
+ public:
+  BoundBlock(const Settings& settings, LayerBlock block, const Backend& backend)
+      : settings_(settings),
+        shape_(batch_shape(settings)),
+        layer_(find_layer(settings.model, block)),
+        layout_(build_block(settings.model, block, settings.model.layer_kind(layer_), shape_,
+                            single_rank_groups())),
+        program_(derive(std::exchange(layout_.forward, Program()), request(),
+                        {.recompute = settings.train.recompute,
+                         .gathers = settings.model.moe.fuse_gather,
+                         .fuse_activations = settings.model.moe.fuse_activation},
+                        backend)),
+        prefix_(layer_parameter_name(layer_, "")),
+        weights_(list_weights(settings.model, shape_.dtype, prefix_, program_.forward.program()),
+                 /*with_gradients=*/true, backend.device()),
+        saved_(program_.forward.plan().saved_bytes, "saved activations", backend.device()),
+        transient_(std::max(program_.forward.plan().transient_bytes,
+                            program_.backward.plan().transient_bytes),
+                   "working memory of the block", backend.device()) {
+    weights_.initialize(static_cast<uint64_t>(settings.run.seed));
+    bind_forward();
+    bind_backward_pass();
+  }
+
+  const DerivedProgram& program() const { return program_; }
+  int64_t saved_bytes() const { return saved_.num_bytes(); }
+  int64_t transient_bytes() const { return transient_.num_bytes(); }
+  void run_forward(const NodeObserver& observer) { program_.forward.run(forward_, observer); }
+  /// As a step's first micro-batch: gradients of weights are written, not added to others.
+  void run_backward(const NodeObserver& observer) { program_.backward.run(backward_, observer); }
+  std::vector<double> expert_load() const {
+    if (layout_.counts < 0) return {};
+    const HostTensor counts(at(forward_, layout_.counts), HostTensor::Access::kRead);
+    const auto values = counts.get().span<float>();
+    return {values.begin(), values.end()};
+  }
+
+ private:
+  bool has_experts() const { return layout_.z_loss >= 0; }
+  DifferentiateRequest request() const {
+    DifferentiateRequest request{{layout_.hidden_out}, {layout_.hidden}};
+    if (has_experts()) request.outputs.insert(request.outputs.end(), {layout_.z_loss, balance()});
+    return request;
+  }
+  /// Through which value the balance loss gives its gradient.
+  ValueId balance() const {
+    return settings_.model.moe.balance_scope == BalanceTokens::kModel ? layout_.score_means
+                                                                      : layout_.balance_loss;
+  }
+
+  static Tensor& at(Bindings& bindings, ValueId id) {
+    return bindings.tensors[static_cast<size_t>(id)];
+  }
+  static const Tensor& at(const Bindings& bindings, ValueId id) {
+    return bindings.tensors[static_cast<size_t>(id)];
+  }
+
+  /// Memory of zeros for every bound value that has none.
+  void bind_rest(const Executable& program, Bindings& bindings) {
+    bindings.saved = saved_.data();
+    bindings.transient = transient_.data();
+    for (ValueId id = 0; id < program.program().num_values(); ++id) {
+      const bool bound = program.plan().values[static_cast<size_t>(id)].storage == Storage::kBound;
+      if (!bound || at(bindings, id)) continue;
+      const ValueType& type = program.program().type(id);
+      memory_.emplace_back(type.dtype, type.shape, "inputs and outputs of the block",
+                           program.backend().device());
+      at(bindings, id) = memory_.back();
+    }
+  }
+
+  void bind_forward() {
+    forward_ = program_.forward.make_bindings();
+    bind_weights(
+        program_.forward.program(),
+        [&](const std::string& name) { return weights_.find(prefix_ + name).weight; }, forward_);
+    bind_rest(program_.forward, forward_);
+    fill_with_noise(at(forward_, layout_.hidden), 1);
+    if (layout_.positions >= 0) fill(at(forward_, layout_.positions), positions());
+    if (layout_.cu_seqlens >= 0) fill(at(forward_, layout_.cu_seqlens), sequence_bounds());
+  }
+
+  void bind_backward_pass() {
+    backward_ = bind_backward(program_, forward_, [&](const std::string& name) {
+      return weights_.find(prefix_ + name).grad;
+    });
+    bind_rest(program_.backward, backward_);
+    const std::vector<Value>& values = program_.backward.program().values();
+    for (size_t id = 0; id < values.size(); ++id) {
+      if (values[id].kind == ValueKind::kAccumulator)
+        backward_.unset.push_back(static_cast<ValueId>(id));
+    }
+    const std::vector<Link>& grads = program_.derived.grad_outputs;
+    fill_with_noise(at(backward_, backward_of(grads, layout_.hidden_out)), 2);
+    if (!has_experts()) return;
+    const MoeConfig& moe = settings_.model.moe;
+    fill(at(backward_, backward_of(grads, layout_.z_loss)),
+         static_cast<float>(moe.z_loss_coefficient));
+    if (balance() == layout_.balance_loss)
+      fill(at(backward_, backward_of(grads, layout_.balance_loss)),
+           static_cast<float>(moe.balance_coefficient));
+  }
+
+  std::vector<int32_t> positions() const {
+    std::vector<int32_t> positions(static_cast<size_t>(shape_.num_tokens));
+    for (int64_t i = 0; i < shape_.num_tokens; ++i)
+      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % shape_.sequence_length);
+    return positions;
+  }
+  std::vector<int32_t> sequence_bounds() const {
+    std::vector<int32_t> bounds;
+    for (int64_t i = 0; i <= shape_.max_sequences; ++i)
+      bounds.push_back(static_cast<int32_t>(i * shape_.sequence_length));
+    return bounds;
+  }
+
+  const Settings& settings_;
+  BatchShape shape_;
+  int64_t layer_;
+  LayerProgram layout_;  // its forward program lives in `program_`
+  DerivedProgram program_;
+  std::string prefix_;
+  ParameterSet weights_;
+  Buffer saved_, transient_;
+  std::vector<OwnedTensor> memory_;
+  Bindings forward_, backward_;
+};
+
+/// Puts zeros in the place of whatever a GPU's cache holds.
+class CacheFlush {
+ public:
+  explicit CacheFlush(Device& device)
+      : device_(device),
+        zeros_(device.is_host() ? 0 : kBytes, "zeros that clear the cache", device) {}
+  void run() { device_.zero(zeros_.data(), zeros_.num_bytes()); }
+
+ private:
+  static constexpr int64_t kBytes = int64_t{256} << 20;  // several times any GPU's L2
+  Device& device_;
+  Buffer zeros_;
+};
+
+double time_pass(Device& device, CacheFlush& flush, const std::function<void()>& run) {
+  flush.run();
+  device.synchronize();
+  const auto start = Clock::now();
+  run();
+  device.synchronize();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+NodeObserver add_to(std::map<std::string, double>& operators) {
+  return [&operators](const NodeEvent& event) {
+    operators[std::string(event.node.op->name())] += event.seconds();
+  };
+}
+
+}  // namespace
+
+int64_t find_layer(const ModelConfig& config, LayerBlock block) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool moe = config.is_moe_layer(layer);
+    if (block == LayerBlock::kAttention || moe == (block == LayerBlock::kMoe)) return layer;
+  }
+  user_error("none of the model's {} layers has a block '{}'; {} of them have experts",
+             config.num_layers, block_name(block), config.num_moe_layers());
+}
+
+LayerBenchResult bench_layer(const LayerBenchRequest& request) {
+  check_bench_runs(request.runs, request.warmup);
+  check_device(request.settings, 1);
+  validate(request.settings.model);
+  check_batch(request.settings.model, request.settings.train.micro_batch,
+              request.settings.data.sequence_length);
+  const BatchShape shape = batch_shape(request.settings);
+  check_shares(request.settings.model, shape, single_rank_groups());
+  const Backend backend = choose_backend(request.settings);
+  Device& device = backend.device();
+  LayerBenchResult result{.device = backend.is_host() ? describe_machine() : device.name(),
+                          .tokens = shape.num_tokens};
+  MatrixPeak peak =
+      make_matrix_peak(backend, shape.dtype, measure_matrix_peak(backend, shape.dtype));
+  BoundBlock block(request.settings, request.block, backend);
+  CacheFlush flush(device);
+  result.saved_bytes = block.saved_bytes();
+  result.transient_bytes = block.transient_bytes();
+  result.forward.flops = block.program().forward.program().cost().flops;
+  result.backward.flops = block.program().model_flops - result.forward.flops;
+  for (int64_t i = 0; i < request.warmup + request.runs; ++i) {
+    const double forward = time_pass(device, flush, [&] { block.run_forward({}); });
+    const double backward = time_pass(device, flush, [&] { block.run_backward({}); });
+    if (i < request.warmup) continue;
+    result.forward.seconds.push_back(forward);
+    result.backward.seconds.push_back(backward);
+  }
+  block.run_forward(add_to(result.forward.operators));
+  block.run_backward(add_to(result.backward.operators));
+  device.synchronize();
+  for (LayerBenchResult::Pass* pass : {&result.forward, &result.backward}) {
+    std::ranges::sort(pass->seconds);
+    peak.share_of(pass->flops / pass->seconds.front());
+  }
+  result.matrix_peak = peak.value();
+  result.expert_load = block.expert_load();
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,176 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "train/testing/random_layout.h"
+#include "train/verify/verify.h"
+
+namespace tessera {
+namespace {
+
+void expect_agreement(uint64_t seed, int64_t max_ranks) {
+  const testing::RandomLayout layout = testing::draw_layout(seed, max_ranks);
+  const Verification result =
+      verify_layout({.settings = layout.settings, .num_ranks = layout.num_ranks});
+  EXPECT_TRUE(result.agrees()) << "seed " << seed << ": " << testing::describe(layout) << "\n"
+                               << describe(result, false);
+}
+
+/// Gradients that travel as BF16 agree within its rounding, and are no closer than that either.
+TEST(RandomLayouts, CompressedGradientsAgreeWithinTheirRounding) {
+  for (uint64_t seed = 301; seed < 307; ++seed) {
+    const testing::RandomLayout layout = testing::draw_compressed_layout(seed, 8);
+    const Verification result =
+        verify_layout({.settings = layout.settings, .num_ranks = layout.num_ranks});
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
+    EXPECT_TRUE(result.agrees()) << describe(result, false);
+    if (testing::sends_compressed(layout)) {
+      EXPECT_GT(result.worst_gradient(), testing::kLeastRounding);
+    }
+  }
+}
+
+Settings small_settings() {
+  Settings settings;
+  settings.model.vocab_size = 40;
+  settings.model.hidden_size = 16;
+  settings.model.num_layers = 2;
+  settings.model.init_deviation = 0.2;
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 8};
+  settings.data.sequence_length = 8;
+  settings.train.micro_batch = 1;
+  settings.train.global_batch = 4;
+  settings.adamw.eps = 1e-3;
+  return without_data(std::move(settings));
+}
+
+void expect_agreement(const Settings& settings, int64_t num_ranks) {
+  const Verification result = verify_layout({.settings = settings, .num_ranks = num_ranks});
+  EXPECT_TRUE(result.agrees()) << describe(result, true);
+}
+
+/// One balance loss over layers that are on several stages, under every order of passes.
+TEST(PipelineLayouts, BalanceTheWholeModelOverStages) {
+  Settings settings = small_settings();
+  settings.model.num_layers = 5;
+  settings.model.moe.dense_layers = {2};
+  settings.model.moe.balance_coefficient = 0.5;
+  settings.model.moe.balance_scope = BalanceTokens::kModel;
+  settings.model.moe.balance_group_size = 2;
+  settings.train.global_batch = 5;
+  settings.parallel.layout.pp = 2;
+  settings.parallel.layout.tp = 2;
+  for (const auto schedule :
+       {PipelineKind::kGpipe, PipelineKind::kOneFOneB, PipelineKind::kInterleaved}) {
+    const bool interleaved = schedule == PipelineKind::kInterleaved;
+    for (const bool split : {false, true}) {
+      settings.parallel.schedule = schedule;
+      settings.parallel.chunks_per_stage = interleaved ? 2 : 1;
+      settings.parallel.split_weights = split;
+      expect_agreement(settings, 4);
+    }
+  }
+}
+
+/// Micro-batches count for those behind them in the step, whichever rank works on which, at the
+/// same time or one after the other.
+TEST(AnyLayouts, BalanceTheGlobalBatch) {
+  Settings settings = small_settings();
+  settings.model.moe.balance_coefficient = 0.5;
+  settings.model.moe.balance_scope = BalanceTokens::kGlobalBatch;
+  settings.train.global_batch = 12;
+  const auto agrees = [&](const LayoutSpec& layout, int64_t num_ranks) {
+    settings.parallel.layout = layout;
+    SCOPED_TRACE(describe_degrees(Layout(layout, num_ranks)));
+    expect_agreement(settings, num_ranks);
+  };
+  agrees({.dp = 3}, 3);
+  agrees({.tp = 2, .dp = 2, .ep = 2}, 4);
+  settings.parallel.schedule =
+      PipelineKind::kGpipe;  // all forward passes before the first backward
+  agrees({.pp = 1}, 1);
+  agrees({.pp = 2}, 2);
+  settings.parallel = {};
+  settings.train.recompute = {"all"};
+  agrees({.cp = 2, .dp = 2, .ep = 4}, 4);
+  agrees({.pp = 2}, 2);
+  settings.model.moe.balance_group_size = 2;
+  agrees({.tp = 2, .dp = 2, .pp = 2}, 8);
+  settings.model.mtp_layers = 1;
+  settings.model.num_layers = 4;
+  settings.parallel.schedule = PipelineKind::kInterleaved;
+  settings.parallel.chunks_per_stage = 2;
+  agrees({.dp = 2, .pp = 2}, 4);
+}
+
+/// Layers of multi-token prediction wherever a layout may place them: with decoder layers or
+/// without, with the loss or before it, and the embedding in one stage, in several or in all.
+TEST(PipelineLayouts, PredictTokensOnAnyStage) {
+  Settings settings = small_settings();
+  settings.model.mtp_layers = 2;
+  settings.parallel.layout.pp = 3;
+  settings.parallel.layout.tp = 2;
+  for (const char* layout : {"Ett|mm|L", "E|ttm|mL", "Et|t|mmL", "E|ttmm|L", "Ett|m|mL"}) {
+    for (const bool tied : {false, true}) {
+      settings.parallel.pipeline_layout = layout;
+      settings.parallel.split_weights = tied;
+      settings.model.tie_embeddings = tied;
+      settings.shard.scope = tied ? ShardScope::kState : ShardScope::kFull;
+      SCOPED_TRACE(layout);
+      expect_agreement(settings, 6);
+    }
+  }
+}
+
+/// The papers' layouts of DeepSeek-V3, with its kinds of layers, at a small size.
+TEST(PipelineLayouts, RunThePapersLayouts) {
+  Settings settings = small_settings();
+  settings.model.mtp_layers = 1;
+  settings.model.moe.first_dense_layers = 3;
+  settings.parallel.layout.pp = 8;
+  settings.parallel.schedule = PipelineKind::kInterleaved;
+  settings.model.num_layers = 61;
+  settings.parallel.pipeline_layout = "Et*3|(tt|)*29m|L";
+  settings.train.global_batch = 2;
+  expect_agreement(settings, 8);
+  settings.model.num_layers = 32;
+  settings.parallel.pipeline_layout = "Et*3|(tt|)*14tm|L";
+  settings.parallel.layout.pp = 17;
+  settings.parallel.schedule = PipelineKind::kOneFOneB;
+  expect_agreement(settings, 17);
+}
+
+/// Four ranks hold each of two key-value heads twice.
+TEST(TensorLayouts, NormAllHeadsOverRanks) {
+  Settings settings = small_settings();
+  settings.model.num_kv_heads = 2;
+  settings.model.qk_norm = QkNorm::kAll;
+  for (const int64_t tp : {2, 4}) {
+    for (const int64_t cp : {1, 2}) {
+      settings.parallel.layout.tp = tp;
+      settings.parallel.layout.cp = cp;
+      settings.data.sequence_length = 4 * tp * cp;
+      expect_agreement(settings, tp * cp);
+    }
+  }
+}
+
+/// TESSERA_LAYOUT_SEED=n runs that case alone.
+class AnyLayout : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(AnyLayout, GiveTheGradientsOfOneRank) {
+  expect_agreement(GetParam(), 8);
+}
+
+std::vector<uint64_t> seeds(uint64_t count) {
+  if (const char* one = std::getenv("TESSERA_LAYOUT_SEED"))
+    return {std::strtoull(one, nullptr, 10)};
+  std::vector<uint64_t> all;
+  for (uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, AnyLayout, ::testing::ValuesIn(seeds(10)));
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "train/metrics/writer.h"
+#include "train/run/run_lock.h"
+#include "train/run/trainer.h"
+
+namespace tessera {
+
+/// What the ranks agree to do between two steps. Of what they want the highest number wins.
+struct RunEvent {
+  static constexpr int64_t kNone = 0;
+  static constexpr int64_t kSaveAgain = 1;  ///< the checkpoints are gone
+  // Signals are in between.
+  static constexpr int64_t kWriteFailed = 1000;
+  static constexpr int64_t kFolderLost = 1001;
+
+  static bool ends_training(int64_t event) { return event > kSaveAgain; }
+  static int64_t of_signal(int64_t signal) { return signal > 0 ? kSaveAgain + signal : kNone; }
+  static int64_t signal(int64_t event) { return event > kSaveAgain ? event - kSaveAgain : 0; }
+};
+
+/// Keeps a run from losing what it has learned when others remove, move or take its folder, or when
+/// its files cannot be written. Every rank has one; rank 0's has the lock and the writer, and
+/// looks. All functions but `tell` and `expect_checkpoints` are collective; where the run cannot go
+/// on they save what is in memory and throw UserError, on all ranks, saying where it is.
+class RunKeeper {
+ public:
+  /// All must outlive it. `lock` and `writer` are null but on rank 0.
+  RunKeeper(Trainer& trainer, const std::string& config_toml, RunLock* lock, RunWriter* writer)
+      : trainer_(trainer), config_toml_(config_toml), lock_(lock), writer_(writer) {}
+
+  /// Whether there are checkpoints in the folder, as there are after each save.
+  void expect_checkpoints(bool expected) { has_checkpoints_ = expected; }
+  /// Runs what writes to the run's files, on rank 0. A failure is kept until all ranks act on it.
+  void tell(const std::function<void()>& action);
+  /// What all do next, given the signal that this rank has received or 0: nothing, save again, or
+  /// stop for a signal. Looks after the folder once a second.
+  int64_t agree(int64_t signal);
+  /// The same at the end of the run, when all must be on the disk.
+  int64_t look_again();
+  /// Saves into the run's folder, which is looked for before.
+  SaveResult save();
+
+ private:
+  int64_t look_after_folder();
+  int64_t look_at_folder();
+  int64_t failed() const { return failure_.empty() ? RunEvent::kNone : RunEvent::kWriteFailed; }
+  int64_t act_on(int64_t event);
+  void require_folder();
+  [[noreturn]] void rescue();
+  [[noreturn]] void give_up();
+
+  Trainer& trainer_;
+  const std::string& config_toml_;
+  RunLock* lock_;
+  RunWriter* writer_;
+  bool has_checkpoints_ = false;
+  std::string failure_;  // the first one to write
+  std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#include "train/run/stop_signal.h"
+
+namespace tessera {
+namespace {
+
+// A signal handler can reach nothing but static storage.
+volatile std::sig_atomic_t g_received = 0;
+void (*g_old_terminate)(int) = nullptr;
+
+void mark(int signal) {
+  if (g_received == SIGINT && signal == SIGINT) {
+    std::signal(SIGINT, SIG_DFL);
+    std::raise(SIGINT);
+  }
+  g_received = signal;
+  if (signal == SIGTERM && g_old_terminate != nullptr) g_old_terminate(signal);
+}
+
+}  // namespace
+
+StopSignal::StopSignal() {
+  g_received = 0;
+  sigaction(SIGTERM, nullptr, &old_terminate_);
+  const auto old = old_terminate_.sa_handler;
+  g_old_terminate = old == SIG_DFL || old == SIG_IGN ? nullptr : old;
+  struct sigaction action {};
+  action.sa_handler = mark;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, &old_interrupt_);
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, &old_user_);
+  // nohup has it ignored, and means it.
+  sigaction(SIGHUP, nullptr, &old_hangup_);
+  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+}
+
+StopSignal::~StopSignal() {
+  sigaction(SIGINT, &old_interrupt_, nullptr);
+  sigaction(SIGTERM, &old_terminate_, nullptr);
+  sigaction(SIGUSR1, &old_user_, nullptr);
+  sigaction(SIGHUP, &old_hangup_, nullptr);
+}
+
+int StopSignal::received() const {
+  return g_received;
+}
+
+}  // namespace tessera

@@ -1,0 +1,292 @@
+#include "train/run/trainer.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/together.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/loss_scales.h"
+#include "train/setup/machine.h"
+#include "train/setup/size_check.h"
+#include "train/state/initial_weights.h"
+#include "train/state/planned_rank.h"
+
+namespace tessera {
+namespace {
+
+BatchShape batch_shape(const Settings& settings, const BatchSource& train,
+                       const BatchSource* validation) {
+  BatchShape shape = batch_shape(settings);
+  shape.max_sequences = train.max_sequences();
+  if (validation != nullptr)
+    shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
+  return shape;
+}
+
+/// A token file is mapped, so what its windows touch becomes resident page by page.
+int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
+  constexpr int64_t kPage = 4096;
+  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
+  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
+  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
+  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
+}
+
+int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
+  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    bytes += touched_bytes(settings, *data.files[i], samples[i]);
+  }
+  return bytes;
+}
+
+/// Of a rank's batches of a step: token ids, labels and positions.
+int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
+  constexpr int64_t kBytesOfToken = 12;
+  return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
+}
+
+/// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
+void pad_sequences(Batch& batch, int64_t max_sequences) {
+  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
+                          static_cast<int32_t>(batch.tokens.size()));
+}
+
+}  // namespace
+
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
+  check_sized_model(settings, num_ranks, fit);
+}
+
+void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit) {
+  check_device(settings, num_ranks);
+  validate(settings.model);
+  const PlannedRank rank = plan_rank(settings, 0, num_ranks);
+  if (fit == FitCheck::kNone) return;
+  const Device& device = rank.model.device();
+  const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
+  const ActivationBytes activations = rank.model.activation_bytes();
+  if (device.is_host()) {
+    return require_host_memory(
+        state.total() + activations.total() + batch_bytes(settings, rank.layout), machine_memory(),
+        "training");
+  }
+  require_memory({.state = state,
+                  .activations = activations,
+                  .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
+                 device.name(), gpu_memory());
+}
+
+Trainer::Trainer(Settings settings, TrainingData data, World& world, const DeviceChooser& choose)
+    : Trainer(std::move(settings), std::move(data), nullptr, &world, choose) {}
+
+Trainer::Trainer(Settings settings, TrainingData data)
+    : Trainer(std::move(settings), std::move(data), make_single_world(), nullptr, choose_device) {}
+
+Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+                 const DeviceChooser& choose)
+    : own_world_(std::move(own)),
+      host_(world != nullptr ? *world : *own_world_),
+      settings_(std::move(settings)),
+      data_(std::move(data)),
+      device_(choose(settings_, host_)),
+      layout_(make_run_layout(settings_, this->world())) {
+  tessera::validate(settings_);
+  tessera::validate(settings_.model);
+  const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
+  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
+                                           backend(), layout_.part);
+  prediction_ =
+      predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
+  with_prediction(prediction_, [&] {
+    state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
+    model_->bind(state_->parameters(), state_->experts(), state_->weights());
+  });
+  executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
+  batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
+  double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
+  const Tensor sum = view(std::span(&flops, 1), {1});
+  layout_.world->all_reduce(sum, sum).wait();
+  step_flops_ = flops;
+}
+
+std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
+  data_identity_.num_tokens = data_.num_tokens();
+  together(*layout_.world, [&] {
+    if (layout_.rank() != 0) return;
+    data_identity_.fingerprint = fmt::format("{:016x}", data_.fingerprint());
+  });
+  auto resumed = resume_run(settings_, config_toml, data_identity_, *state_, *layout_.world);
+  if (resumed) {
+    position_ = resumed->position;
+  } else if (!settings_.run.init_from.empty()) {
+    initial_notes_ = load_initial_weights(settings_, *state_, *layout_.world);
+  } else {
+    state_->initialize(static_cast<uint64_t>(settings_.run.seed));
+  }
+  return resumed;
+}
+
+/// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
+/// ranks' together.
+LossScales Trainer::fetch(StepOutcome& outcome) {
+  std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
+    pad_sequences(batches_[i], model_->batch_shape().max_sequences);
+    counts[0] += batches_[i].num_valid;
+    counts[1] += count_mtp_labels(view_batch(batches_[i]), settings_.model.mtp_layers);
+    outcome.num_tokens += std::ssize(batches_[i].tokens);
+  }
+  const Tensor sum = view(std::span<int64_t>(counts), {std::ssize(counts)});
+  layout_.part.groups.dp->all_reduce(sum, sum).wait();
+  outcome.num_tokens *= layout_.data_ranks();
+  outcome.mtp_labels = counts[1];
+  return loss_scales(settings_, counts[0]);
+}
+
+StepOutcome Trainer::accumulate(const NodeObserver& observer) {
+  StepOutcome outcome;
+  const LossScales scales = fetch(outcome);
+  std::vector<MicroBatch> micro_batches;
+  for (Batch& batch : batches_) micro_batches.push_back(view_batch(batch));
+  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, state_->hooks());
+  const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
+  outcome.loss = result.loss;
+  if (outcome.mtp_labels > 0)
+    outcome.mtp_loss = result.mtp_loss / scales.mtp / static_cast<double>(outcome.mtp_labels);
+  outcome.balance_loss = result.balance_loss * share;
+  outcome.z_loss = result.z_loss * share;
+  outcome.dropped = result.dropped;
+  sum_over_ranks(outcome);
+  sum_expert_counts();
+  return outcome;
+}
+
+void Trainer::sum_over_ranks(StepOutcome& outcome) const {
+  std::array<double, 5> parts = {outcome.loss, outcome.balance_loss, outcome.z_loss,
+                                 static_cast<double>(outcome.dropped), outcome.mtp_loss};
+  const Tensor sum = view(std::span<double>(parts), {std::ssize(parts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  outcome.loss = parts[0];
+  outcome.balance_loss = parts[1];
+  outcome.z_loss = parts[2];
+  outcome.dropped = std::llround(parts[3]);
+  outcome.mtp_loss = parts[4];
+}
+
+/// Every rank counts its own tokens' assignments in its own layers; after this, all ranks have the
+/// counts of all.
+void Trainer::sum_expert_counts() {
+  if (state_->experts().empty()) return;
+  std::vector<float> counts;
+  for (const ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    counts.insert(counts.end(), one.begin(), one.end());
+  }
+  const Tensor sum = view(std::span(counts), {std::ssize(counts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  auto next = counts.cbegin();
+  for (ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    std::copy_n(next, one.size(), one.begin());
+    next += std::ssize(one);
+  }
+}
+
+void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
+  const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
+  if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
+  user_error(
+      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower "
+      "optim.learning_rate, set "
+      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
+      "checkpoint is whole",
+      position_.step + 1, outcome.loss, outcome.update.grad_norm);
+}
+
+StepOutcome Trainer::step(const NodeObserver& observer, const UpdateObserver& update_observer) {
+  return with_prediction(prediction_, [&] { return run_step(observer, update_observer); });
+}
+
+StepOutcome Trainer::run_step(const NodeObserver& observer, const UpdateObserver& update_observer) {
+  state_->begin_step();
+  model_->begin_step();
+  StepOutcome outcome = accumulate(observer);
+  const double lr = learning_rate(settings_.schedule, position_.step);
+  if (std::isfinite(outcome.loss)) {
+    outcome.update = state_->update({.step_idx = position_.step - position_.skipped_steps,
+                                     .lr = lr,
+                                     .max_grad_norm = settings_.train.max_grad_norm,
+                                     .observer = update_observer});
+  } else {
+    state_->discard_gradients();
+    outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
+  }
+  refuse_nonfinite(outcome);
+  if (outcome.skipped()) {
+    ++position_.skipped_steps;
+  } else if (settings_.model.moe.has_expert_bias()) {
+    update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
+  }
+  ++position_.step;
+  position_.tokens_seen += outcome.num_tokens;
+  return outcome;
+}
+
+double Trainer::validate() {
+  if (!data_.validation) return std::numeric_limits<double>::quiet_NaN();
+  state_->wait_weights();
+  const int64_t per_batch = settings_.train.micro_batch;
+  int64_t num_batches = (data_.validation->num_windows() + per_batch - 1) / per_batch;
+  const int64_t limit = settings_.train.validation_batches;
+  if (limit > 0) num_batches = std::min(num_batches, limit);
+  std::array<double, 2> totals = {0, 0};  // loss, valid tokens
+  Batch batch;
+  const int64_t per_step = settings_.train.num_micro_batches();
+  const StageGroups& groups = layout_.part.groups;
+  const bool counts = groups.micro_batch->rank() == 0 && groups.pp->rank() == 0;
+  // Data-parallel ranks may share experts, so all run equally often, the last ones perhaps for
+  // nothing.
+  for (int64_t first = 0; first < num_batches; first += layout_.data_ranks()) {
+    const int64_t i = first + layout_.data_rank();
+    data_.validation->fetch(i / per_step, i % per_step, batch);
+    pad_sequences(batch, model_->batch_shape().max_sequences);
+    const double loss = executor_->evaluate(view_batch(batch));
+    if (i >= num_batches) continue;
+    totals[0] += loss;
+    totals[1] += counts ? static_cast<double>(batch.num_valid) : 0;
+  }
+  const Tensor sum = view(std::span<double>(totals), {std::ssize(totals)});
+  layout_.world->all_reduce(sum, sum).wait();
+  return totals[0] / std::max(totals[1], 1.0);
+}
+
+SaveResult Trainer::save(const std::string& config_toml, const std::string& run_folder) {
+  state_->wait_weights();
+  return save_run(run_folder, settings_.run.keep_last, config_toml, *state_, data_identity_,
+                  position_, *layout_.world);
+}
+
+std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
+  std::vector<std::vector<int64_t>> loads;
+  for (const ExpertState& expert : state_->experts()) {
+    std::vector<int64_t> counts;
+    for (const float count : expert.step_counts.get().span<float>())
+      counts.push_back(std::llround(count));
+    loads.push_back(std::move(counts));
+  }
+  return loads;
+}
+
+int64_t Trainer::agree(int64_t value) const {
+  const Tensor most = view(std::span(&value, 1), {1});
+  layout_.world->all_reduce(most, most, ReduceOp::kMax).wait();
+  return value;
+}
+
+}  // namespace tessera

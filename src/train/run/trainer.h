@@ -1,0 +1,117 @@
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "core/progress.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/run_layout.h"
+#include "train/setup/settings.h"
+#include "train/setup/training_data.h"
+#include "train/state/checkpointing.h"
+#include "train/state/memory_prediction.h"
+
+namespace tessera {
+
+/// What one optimizer step did, of all ranks together and the same on each.
+struct StepOutcome {
+  double loss = 0;      ///< mean over the valid tokens of the global batch
+  double mtp_loss = 0;  ///< of multi-token prediction: mean over its own valid labels
+  double balance_loss = 0;
+  double z_loss = 0;
+  int64_t num_tokens = 0;
+  int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
+  int64_t dropped = 0;
+  StepResult update;
+  bool skipped() const { return !update.updated; }
+};
+
+/// Whether a check asks for memory too: not where the settings are of another machine.
+enum class FitCheck : uint8_t { kMachine, kNone };
+
+/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks and
+/// this machine, before any data is read or written.
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
+/// The same where model.vocab_size is set, without a tokenizer.
+void check_sized_model(const Settings& settings, int64_t num_ranks,
+                       FitCheck fit = FitCheck::kMachine);
+
+/// A training run as one rank sees it: data, its part of the model, optimizer and position. All
+/// ranks of the world construct one and call the same functions in the same order. The loop around
+/// it is train().
+class Trainer {
+ public:
+  /// Validates, predicts memory, then takes it. Settings must have been checked; the world must
+  /// outlive the trainer.
+  Trainer(Settings settings, TrainingData data, World& world,
+          const DeviceChooser& choose = choose_device);
+  /// A run on one rank.
+  Trainer(Settings settings, TrainingData data);
+
+  const Settings& settings() const { return settings_; }
+  const TrainingData& data() const { return data_; }
+  const RunLayout& layout() const { return layout_; }
+  const MemoryPrediction& prediction() const { return prediction_; }
+  const Backend& backend() const { return device_.backend; }
+  /// The world that this rank's communicators are of: the one that was given, or that of the
+  /// devices around it.
+  World& world() const { return device_.world ? *device_.world : host_; }
+  /// The rate of a large matrix product on a GPU, measured while its memory was free; 0 on the
+  /// host.
+  double device_peak() const { return device_.peak; }
+  const RunPosition& position() const { return position_; }
+  ModelState& state() { return *state_; }
+  const TrainingModel& model() const { return *model_; }
+  /// Model FLOPs of one optimizer step, all ranks together.
+  double step_flops() const { return step_flops_; }
+
+  /// Continues from a checkpoint where the settings ask for it.
+  std::optional<ResumedRun> resume(const std::string& config_toml);
+  /// What the user should know of weights that a new run started from.
+  const std::vector<std::string>& initial_notes() const { return initial_notes_; }
+  /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
+  /// gradient where the settings say stop; then nothing was updated. Observers on a GPU are told of
+  /// the update when it is next synchronised.
+  StepOutcome step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {});
+  /// Mean validation loss, or NaN where no data is held out.
+  double validate();
+  SaveResult save(const std::string& config_toml) {
+    return save(config_toml, settings_.run.folder);
+  }
+  /// The same into another run's folder.
+  SaveResult save(const std::string& config_toml, const std::string& run_folder);
+  /// Assignments to each expert in the last step, by MoE layer.
+  std::vector<std::vector<int64_t>> expert_loads() const;
+  /// The largest of all ranks' numbers: how ranks agree to stop.
+  int64_t agree(int64_t value) const;
+
+ private:
+  Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+          const DeviceChooser& choose);
+
+  StepOutcome run_step(const NodeObserver& observer, const UpdateObserver& update_observer);
+  LossScales fetch(StepOutcome& outcome);
+  StepOutcome accumulate(const NodeObserver& observer);
+  void sum_over_ranks(StepOutcome& outcome) const;
+  void sum_expert_counts();
+  void refuse_nonfinite(const StepOutcome& outcome) const;
+
+  std::unique_ptr<World> own_world_;
+  World& host_;
+  Settings settings_;
+  TrainingData data_;
+  RankDevice device_;
+  RunLayout layout_;
+  MemoryPrediction prediction_;
+  std::unique_ptr<ModelState> state_;
+  std::unique_ptr<TrainingModel> model_;
+  std::unique_ptr<PipelineExecutor> executor_;
+  RunPosition position_;
+  std::vector<std::string> initial_notes_;
+  std::vector<Batch> batches_;
+  DataIdentity data_identity_;  // rank 0's has the fingerprint
+  double step_flops_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+#include "train/setup/device_overhead.h"
+
+#include <algorithm>
+
+#include "core/memory.h"
+#include "model/build/moe_blocks.h"
+#include "train/setup/replica_groups.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMebibyte = 1 << 20;
+
+// Measured on two and four H200s with NCCL 2.28.9 and CUDA 13.0 (bench/comm_cuda_bench prints what
+// groups take, `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
+constexpr int64_t kGroupBytes = 200 * kMebibyte;    ///< a group, as soon as it is made
+constexpr int64_t kRingBytes = 290 * kMebibyte;     ///< its all-gathers and reductions
+constexpr int64_t kPairsBytes = 385 * kMebibyte;    ///< with each other rank, for its all-to-alls
+constexpr int64_t kMessageBytes = 390 * kMebibyte;  ///< a direction between two neighbours
+constexpr int64_t kLibraryBytes = 250 * kMebibyte;  ///< NCCL's kernels
+constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums of BF16
+constexpr int64_t kKernelBytes = 100 * kMebibyte;   ///< this program's kernels and cuBLASLt's
+constexpr int64_t kOperatorBytes = 10 * 1024;       ///< an operator in a graph
+constexpr int64_t kGraphPage = 2 * kMebibyte;       ///< in which CUDA takes memory for graphs
+
+/// What a group does on GPUs; one that does nothing is for tensors of the host, or for messages.
+struct GroupUse {
+  bool rings = false;      ///< all-gathers, and reductions of all types but BF16
+  bool pairs = false;      ///< all-to-alls
+  bool sums_bf16 = false;  ///< which are exchanged in pairs and summed by the ranks
+};
+
+int64_t bytes_of_group(int64_t size, const GroupUse& use) {
+  if (size == 1) return 0;
+  int64_t bytes = kGroupBytes;
+  if (use.rings) bytes += kRingBytes;
+  if (use.pairs || use.sums_bf16) bytes += (size - 1) * kPairsBytes;
+  if (use.sums_bf16) bytes += (size - 1) * kSumBytes;
+  return bytes;
+}
+
+/// Both directions to the neighbours in a group, of which two ranks have one.
+int64_t bytes_of_messages(int64_t size) {
+  return 2 * std::min<int64_t>(size - 1, 2) * kMessageBytes;
+}
+
+/// The ranks that hold weights alike, in one or two levels.
+int64_t bytes_of_replicas(const Settings& settings, const RunLayout& layout) {
+  const GroupUse use{.rings = true,
+                     .sums_bf16 = settings.shard.compression == GradientCompression::kBf16};
+  int64_t bytes = 0;
+  for (const ReplicaRanks& replicas : list_replica_ranks(settings, layout.layout, layout.rank())) {
+    bytes += bytes_of_group(replicas.inner, use) +
+             bytes_of_group(std::ssize(replicas.ranks) / replicas.inner, use);
+  }
+  return bytes;
+}
+
+/// The groups that carry tokens to experts.
+int64_t bytes_of_dispatch(const Settings& settings, const StageGroups& groups) {
+  if (settings.model.num_moe_layers() == 0) return 0;
+  const bool bf16 = settings.train.dtype() == DType::kBF16;
+  if (choose_dispatcher(settings.model, groups).kind == DispatcherKind::kAllGather) {
+    return bytes_of_group(groups.experts->size(), {.rings = true, .sums_bf16 = bf16}) +
+           bytes_of_group(groups.ep->size(), {}) + bytes_of_group(groups.etp->size(), {});
+  }
+  const bool counts = groups.exchange == ExchangeSizes::kExact;
+  return bytes_of_group(groups.experts->size(), {.rings = counts}) +
+         bytes_of_group(groups.ep->size(), {.pairs = true}) +
+         bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
+}
+
+int64_t communication_bytes(const Settings& settings, const RunLayout& layout) {
+  if (layout.num_ranks() == 1) return 0;
+  const StageGroups& groups = layout.part.groups;
+  const bool bf16 = settings.train.dtype() == DType::kBF16;
+  const bool counts_batch = settings.model.moe.balance_scope == BalanceTokens::kGlobalBatch;
+  const int64_t stages = groups.pp->size();
+  const int64_t ring = groups.ring->size();
+  return kLibraryBytes + bytes_of_group(layout.num_ranks(), {}) +
+         bytes_of_replicas(settings, layout) + bytes_of_dispatch(settings, groups) +
+         bytes_of_group(groups.tp->size(), {.rings = true, .pairs = true, .sums_bf16 = bf16}) +
+         bytes_of_group(groups.heads->size(), {.pairs = true}) +
+         bytes_of_group(groups.micro_batch->size(), {.rings = true}) +
+         bytes_of_group(groups.dp->size(), {.rings = counts_batch}) +
+         bytes_of_group(ring, {.rings = true}) + bytes_of_messages(ring) +
+         // Along the pipeline there are three, of which two have messages.
+         3 * bytes_of_group(stages, {}) + 2 * bytes_of_messages(stages);
+}
+
+/// What the layout's own groups take as soon as they are made, with their first messages.
+int64_t bytes_of_made_groups(const RunLayout& layout) {
+  const StageGroups& groups = layout.part.groups;
+  int64_t bytes = bytes_of_messages(groups.ring->size()) + 2 * bytes_of_messages(groups.pp->size());
+  for (const CommunicatorPtr& group :
+       {layout.world, groups.tp, groups.ring, groups.heads, groups.micro_batch, groups.dp,
+        groups.pp, groups.etp, groups.ep, groups.experts, layout.pipeline.activations,
+        layout.pipeline.gradients})
+    bytes += bytes_of_group(group->size(), {});
+  return bytes;
+}
+
+/// Each program is recorded once for every layer and place of a micro-batch's activations; backward
+/// programs twice where the first micro-batch of a step sets the gradients and others add to them.
+int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
+  const int64_t backward_runs = layout.num_micro_batches > 1 ? 2 : 1;
+  int64_t operators = 0;
+  for (size_t c = 0; c < layout.part.chunks.size(); ++c) {
+    const PipelineChunk& chunk = layout.part.chunks[c];
+    int64_t of_chunk = 0;
+    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
+      const LayerKind kind = model.config().layer_kind(chunk.first_layer + i);
+      const DerivedProgram& program = model.layer_program(kind);
+      of_chunk += std::ssize(program.forward.program().nodes()) +
+                  backward_runs * std::ssize(program.backward.program().nodes());
+    }
+    operators += of_chunk * (layout.part.in_flight.empty() ? 1 : layout.part.in_flight[c]);
+  }
+  return align_up(operators * kOperatorBytes, kGraphPage);
+}
+
+}  // namespace
+
+DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layout,
+                                const TrainingModel& model, const Backend& backend,
+                                bool groups_are_made) {
+  if (backend.is_host()) return {};
+  DeviceOverhead overhead{.kernels = kKernelBytes,
+                          .communication = communication_bytes(settings, layout)};
+  if (groups_are_made) overhead.communication -= bytes_of_made_groups(layout);
+  if (settings.run.cuda_graphs != GraphMode::kOff) overhead.graphs = graph_bytes(layout, model);
+  return overhead;
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#include "train/setup/run_layout.h"
+
+#include <algorithm>
+
+#include "train/setup/replica_groups.h"
+#include "train/setup/size_check.h"
+
+namespace tessera {
+namespace {
+
+/// Micro-batches of a step for each data-parallel rank.
+int64_t count_micro_batches(const Settings& settings, const Layout& layout) {
+  const TrainSettings& train = settings.train;
+  const int64_t dp = layout.degree(Axis::kDp);
+  const int64_t wave = train.micro_batch * dp;
+  require(
+      train.global_batch % wave == 0,
+      "train.global_batch {} is not a multiple of train.micro_batch {} x {} data-parallel ranks; "
+      "the nearest is {}",
+      train.global_batch, train.micro_batch, dp,
+      std::max<int64_t>((train.global_batch + wave / 2) / wave, 1) * wave);
+  return train.global_batch / wave;
+}
+
+std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t stage) {
+  std::vector<PipelineChunk> chunks;
+  for (size_t i = static_cast<size_t>(stage); i < pipeline.chunks.size();
+       i += static_cast<size_t>(pipeline.num_stages))
+    chunks.push_back(pipeline.chunks[i]);
+  return chunks;
+}
+
+PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chunks) {
+  const auto ranks = layout.group(world.rank(), Axis::kPp);
+  return {.activations = world.make_group("pp", ranks),
+          .gradients = world.make_group("pp_gradients", ranks),
+          .num_chunks = num_chunks};
+}
+
+}  // namespace
+
+RunLayout make_run_layout(const Settings& settings, World& world) {
+  const ParallelSpec& parallel = settings.parallel;
+  const Layout layout(parallel.layout, world.size());
+  check_sharding(settings, layout);
+  const PipelineLayout pipeline = make_pipeline_layout(parallel, settings.model.layer_counts());
+  const int64_t stage = layout.coordinate(world.rank(), Axis::kPp);
+  RunLayout run{.layout = layout,
+                .world = world.make_world_group(),
+                .part = {.groups = join_stage_groups(world, layout, parallel),
+                         .chunks = stage_chunks(pipeline, stage),
+                         .split_weights = parallel.split_weights},
+                .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage()),
+                .num_micro_batches = count_micro_batches(settings, layout)};
+  run.schedule = pipeline_spec(parallel, pipeline, run.num_micro_batches);
+  check_schedule(run.schedule);
+  run.steps = make_pipeline_schedule(run.schedule)[static_cast<size_t>(stage)];
+  run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);
+  return run;
+}
+
+BatchShape batch_shape(const Settings& settings) {
+  return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
+          .max_sequences = settings.train.micro_batch,
+          .sequence_length = settings.data.sequence_length,
+          .dtype = settings.train.dtype()};
+}
+
+}  // namespace tessera

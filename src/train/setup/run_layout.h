@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.h"
+#include "model/run/pipeline_executor.h"
+#include "parallel/layout.h"
+#include "train/setup/settings.h"
+
+namespace tessera {
+
+/// What one rank is to do in a run: its place in the layout, its groups, its part of the model and
+/// of each step's micro-batches.
+struct RunLayout {
+  Layout layout;
+  CommunicatorPtr world;
+  ModelPart part;
+  PipelinePlace pipeline;
+  PipelineSpec schedule;
+  std::vector<PipelineStep> steps;  ///< this stage's
+  int64_t num_micro_batches = 1;    ///< of a step, for each data-parallel rank
+
+  int64_t rank() const { return world->rank(); }
+  int64_t num_ranks() const { return world->size(); }
+  /// The data-parallel ranks, each with micro-batches of its own, and this rank's place among them.
+  int64_t data_ranks() const { return part.groups.dp->size(); }
+  int64_t data_rank() const { return part.groups.dp->rank(); }
+  /// The number in the step of this rank's micro-batch `i`.
+  int64_t micro_batch(int64_t i) const { return i * data_ranks() + data_rank(); }
+};
+
+/// Lays a run out over the ranks of the world. All ranks must call. Throws UserError, the same on
+/// all ranks, for what does not fit.
+RunLayout make_run_layout(const Settings& settings, World& world);
+
+/// A micro-batch of the settings, whose sequences are not packed of several documents.
+BatchShape batch_shape(const Settings& settings);
+
+}  // namespace tessera

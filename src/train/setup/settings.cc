@@ -1,0 +1,231 @@
+#include "train/setup/settings.h"
+
+#include "core/error.h"
+#include "model/config/limits.h"
+#include "parallel/layout.h"
+#include "train/setup/blend_settings.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMaxBucketBytes = int64_t{1} << 40;
+
+void add_run_options(ConfigSchema& schema, RunSettings& run) {
+  schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
+  schema.add("run.init_from", &run.init_from,
+             "Checkpoint, or run folder, whose model and weights a new run starts from; empty: "
+             "random weights");
+  schema.add("run.seed", &run.seed, "Seed of initial weights and data order", at_least(0));
+  schema.add_enum(
+      "run.device", &run.device,
+      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+      "Where to compute; auto: each rank takes a Hopper GPU of its own where there are enough, "
+      "otherwise all take the CPU. CUDA_VISIBLE_DEVICES=1 makes another GPU the first");
+  schema.add_enum(
+      "run.cuda_graphs", &run.cuda_graphs,
+      {{"auto", GraphMode::kAuto}, {"on", GraphMode::kOn}, {"off", GraphMode::kOff}},
+      "Whether a GPU replays the work of layers that run again and again: auto: where it can be "
+      "recorded; on: or else the run ends; off: kernels are launched one by one");
+  schema.add_enum("run.resume", &run.resume,
+                  {{"auto", ResumeMode::kAuto},
+                   {"never", ResumeMode::kNever},
+                   {"required", ResumeMode::kRequired}},
+                  "Continue from the newest checkpoint of the folder: where there is one, never, "
+                  "or in any case");
+  schema.add("run.checkpoint_interval", &run.checkpoint_interval,
+             "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
+  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all",
+             between(0, kMaxSteps));
+  schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
+             between(1, kMaxSteps));
+  schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
+  schema.add(
+      "run.comm_timeout", &run.comm_timeout,
+      "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
+      above(0));
+  schema.add("run.report", &run.report, "Write report.html");
+}
+
+void add_data_options(ConfigSchema& schema, DataSettings& data) {
+  schema.add("data.text", &data.text,
+             "Text or JSONL file, also compressed, or folder of such files, to train on");
+  schema.add("data.tokens", &data.tokens,
+             "Instead of text: prefix of a token file (Megatron .bin/.idx)");
+  schema.add("data.blend", &data.blend,
+             "Instead of either: weighted token files, each \"WEIGHT PREFIX\"");
+  schema.add("data.blend_changes", &data.blend_changes,
+             "Other blends from given steps on, each entry \"STEP: WEIGHT PREFIX\"");
+  schema.add("data.tokenizer", &data.tokenizer,
+             "Tokenizer: byte, a tokenizer.json, a SentencePiece .model, or a folder with either");
+  schema.add("data.end_of_document", &data.end_of_document,
+             "Token between documents, as text or id; empty: the tokenizer's own end of text");
+  schema.add("data.separator", &data.separator,
+             "Line that ends a document; empty: each file is one document");
+  schema.add_enum(
+      "data.format", &data.format,
+      {{"auto", TextFormat::kAuto}, {"text", TextFormat::kText}, {"jsonl", TextFormat::kJsonl}},
+      "What the files of data.text hold; auto: by the ending of their names");
+  schema.add("data.json_key", &data.json_key, "In JSONL: the key of a document's text");
+  schema.add("data.instructions", &data.instructions,
+             "JSONL with prompt and completion, or messages: only what the model is to say carries "
+             "loss");
+  schema.add("data.cache", &data.cache,
+             "Folder of token files made from text; empty: <run.folder>/tokens");
+  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence",
+             between(1, kMaxLength));
+  schema.add("data.validation_fraction", &data.validation_fraction,
+             "Share of the tokens held out for validation", from_below(0, 1));
+  schema.add_enum("data.packing", &data.packing,
+                  {{"stream", Packing::kStream}, {"best_fit", Packing::kBestFit}},
+                  "How documents fill sequences: one after the other, cut anywhere; or whole "
+                  "where they fit, the rest padded");
+  schema.add("data.split_documents", &data.split_documents,
+             "Keep attention, positions and loss within a document");
+}
+
+void add_train_options(ConfigSchema& schema, TrainSettings& train) {
+  schema.add("train.steps", &train.steps, "Optimizer steps", between(1, kMaxSteps));
+  schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass",
+             between(1, kMaxSequences));
+  schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
+             between(1, kMaxSequences));
+  schema.add_enum("train.precision", &train.precision,
+                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
+                  "Storage of weights and activations; bf16 keeps F32 masters");
+  schema.add("train.recompute", &train.recompute,
+             "Names of values computed again in the backward pass instead of kept; \"all\" for "
+             "everything possible");
+  schema.add("train.max_grad_norm", &train.max_grad_norm,
+             "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
+  schema.add_enum(
+      "train.on_nonfinite", &train.on_nonfinite,
+      {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
+      "When loss or gradient is NaN or infinite: stop, or skip the update and count it");
+  schema.add("train.validation_interval", &train.validation_interval,
+             "Steps between validations; 0: only at the end", between(0, kMaxSteps));
+  schema.add("train.validation_batches", &train.validation_batches,
+             "Micro-batches of a validation; 0: all", between(0, kMaxSteps));
+}
+
+void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
+  ScheduleSpec& schedule = settings.schedule;
+  schema.add("optim.learning_rate", &schedule.peak_lr, "Learning rate after warm-up", above(0));
+  schema.add_enum("optim.schedule", &schedule.kind,
+                  {{"constant", ScheduleKind::kConstant},
+                   {"cosine", ScheduleKind::kCosine},
+                   {"linear", ScheduleKind::kLinear},
+                   {"wsd", ScheduleKind::kWsd}},
+                  "Learning rate after warm-up; wsd: stable, then decay");
+  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up",
+             between(0, kMaxSteps));
+  schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio,
+             "Final learning rate relative to the peak", between(0, 1));
+  schema.add("optim.decay_fraction", &schedule.decay_fraction,
+             "Share of the steps that wsd decays over", between(0, 1));
+  schema.add_enum("optim.decay_shape", &schedule.decay_shape,
+                  {{"linear", DecayShape::kLinear}, {"one_minus_sqrt", DecayShape::kOneMinusSqrt}},
+                  "How wsd decays");
+  AdamWOptions& adamw = settings.adamw;
+  schema.add("optim.beta1", &adamw.beta1, "AdamW's first moment", from_below(0, 1));
+  schema.add("optim.beta2", &adamw.beta2, "AdamW's second moment", from_below(0, 1));
+  schema.add("optim.eps", &adamw.eps, "AdamW's epsilon", above(0));
+  schema.add("optim.weight_decay", &adamw.weight_decay, "Decoupled weight decay", at_least(0));
+  schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
+}
+
+void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
+  schema.add_enum(
+      "optim.shard", &shard.scope,
+      {{"none", ShardScope::kNone}, {"state", ShardScope::kState}, {"full", ShardScope::kFull}},
+      "What the ranks that hold a weight alike share out: nothing, optimizer state "
+      "(ZeRO-1), or weights and gradients too (FSDP)");
+  schema.add("optim.shard_group", &shard.group,
+             "Data-parallel ranks that share one copy of the model, with shard = full; the others "
+             "hold further copies; 0: all share one",
+             between(0, kMaxRanks));
+  schema.add("optim.reduce_group", &shard.reduce_group,
+             "Neighbouring ranks (of a node) that sum gradients before others do, with shard = "
+             "none or state; 1: all ranks at once",
+             between(1, kMaxRanks));
+  schema.add_enum("optim.gradient_compression", &shard.compression,
+                  {{"none", GradientCompression::kNone}, {"bf16", GradientCompression::kBf16}},
+                  "How gradients travel between ranks; sums are F32 in any case");
+  schema.add("optim.bucket_bytes", &shard.bucket_bytes,
+             "F32 bytes of gradients that travel together, with shard = none or state",
+             between(1, kMaxBucketBytes));
+}
+
+void validate_capacity(const Settings& settings) {
+  const MoeConfig& moe = settings.model.moe;
+  if (moe.num_experts == 0 || moe.capacity_factor == 0) return;
+  const int64_t num_tokens = settings.train.micro_batch * settings.data.sequence_length;
+  const double even = static_cast<double>(num_tokens) * static_cast<double>(moe.top_k) *
+                      static_cast<double>(moe.capacity_group_size) /
+                      static_cast<double>(moe.num_experts);
+  require(even * moe.capacity_factor >= 1,
+          "moe.capacity_factor {} leaves {} {:.3g} tokens, under 1 ({} tokens of a micro-batch, "
+          "moe.top_k {}, moe.num_experts {}); it must be at least {:.3g}",
+          moe.capacity_factor,
+          moe.capacity_group_size == 1 ? "an expert"
+                                       : fmt::format("{} experts", moe.capacity_group_size),
+          even * moe.capacity_factor, num_tokens, moe.top_k, moe.num_experts, 1 / even);
+}
+
+void validate_data(const DataSettings& data) {
+  if (!data.blend.empty() || !data.blend_changes.empty()) {
+    parse_blend(data.blend, data.blend_changes);
+  }
+  require(!data.text.empty() || !data.tokens.empty() || !data.blend.empty(),
+          "no data: set data.text to a text file or folder, data.tokens to the prefix of a token "
+          "file, or data.blend to several of them");
+  require(data.text.empty() || data.tokens.empty(),
+          "data.text ({}) and data.tokens ({}) are both set; keep one", data.text, data.tokens);
+  const std::string& other = data.text.empty() ? data.tokens : data.text;
+  require(data.blend.empty() || other.empty(), "data.blend and data.{} ({}) are both set; keep one",
+          data.text.empty() ? "tokens" : "text", other);
+}
+
+}  // namespace
+
+ShardingOptions ShardSettings::replicated() const {
+  return {.shard_state = scope == ShardScope::kState,
+          .bucket_bytes = bucket_bytes,
+          .reduction = {.compression = compression}};
+}
+
+FullShardingOptions ShardSettings::full() const {
+  return {.compression = compression};
+}
+
+ConfigSchema make_schema(Settings& settings) {
+  ConfigSchema schema;
+  std::vector<std::string> names = {""};
+  for (const Preset& preset : presets()) names.push_back(preset.name);
+  schema.add_choice("model.preset", &settings.preset, std::move(names),
+                    "Shapes to start from; see inspect --presets");
+  add_model_options(schema, settings.model);
+  add_data_options(schema, settings.data);
+  add_train_options(schema, settings.train);
+  add_optimizer_options(schema, settings);
+  add_shard_options(schema, settings.shard);
+  add_parallel_options(schema, settings.parallel);
+  add_run_options(schema, settings.run);
+  return schema;
+}
+
+void validate(const Settings& settings) {
+  const TrainSettings& train = settings.train;
+  require(train.global_batch % train.micro_batch == 0,
+          "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
+          train.global_batch, train.micro_batch,
+          (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+  validate_data(settings.data);
+  require(!settings.run.folder.empty(), "run.folder is empty");
+  validate_capacity(settings);
+  require(settings.schedule.warmup_steps <= train.steps,
+          "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
+          train.steps);
+  validate(settings.schedule);
+}
+
+}  // namespace tessera

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "data/row_source.h"
+#include "data/text_source.h"
+#include "model/config/config.h"
+#include "ops/backend.h"
+#include "optim/fully_sharded.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "optim/sharded_optimizer.h"
+#include "parallel/options.h"
+#include "tokenizer/tokenizer.h"
+
+namespace tessera {
+
+enum class ResumeMode { kAuto, kNever, kRequired };
+enum class Precision { kF32, kBF16 };
+/// Where a run computes; kAuto: a run on one rank takes the first GPU where the kernels run on it.
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+/// What happens when a step's loss or gradient is NaN or infinite.
+enum class NonFinite { kStop, kSkip };
+
+struct RunSettings {
+  std::string folder = "runs/default";
+  /// A checkpoint whose weights a new run starts from; empty: random ones.
+  std::string init_from;
+  int64_t seed = 1;
+  DeviceChoice device = DeviceChoice::kAuto;
+  GraphMode cuda_graphs = GraphMode::kAuto;
+  ResumeMode resume = ResumeMode::kAuto;
+  int64_t checkpoint_interval = 500;
+  int64_t keep_last = 2;
+  int64_t log_interval = 10;
+  bool tensorboard = true;
+  bool report = true;
+  /// Seconds that a rank waits for the others before it takes one for lost.
+  double comm_timeout = 600;
+};
+
+struct DataSettings {
+  std::string text;                        ///< file or folder of text; or
+  std::string tokens;                      ///< prefix of a Megatron .bin/.idx pair; or
+  std::vector<std::string> blend;          ///< several of those, see blend_settings.h
+  std::vector<std::string> blend_changes;  ///< of the blend, from given steps on
+  std::string tokenizer = "byte";
+  std::string end_of_document;  ///< the token between documents; empty: the tokenizer's own choice
+  std::string separator;        ///< a line that ends a document; empty: each file is one document
+  TextFormat format = TextFormat::kAuto;
+  std::string json_key = "text";
+  bool instructions = false;
+  std::string cache;  ///< folder for token files; empty: <run.folder>/tokens
+  int64_t sequence_length = 256;
+  double validation_fraction = 0.05;
+  Packing packing = Packing::kStream;
+  bool split_documents = false;
+
+  TokenizerSpec tokenizer_spec() const {
+    return {.path = tokenizer, .end_of_document = end_of_document};
+  }
+};
+
+struct TrainSettings {
+  int64_t steps = 1000;
+  int64_t micro_batch = 8;   ///< sequences that pass at once
+  int64_t global_batch = 8;  ///< sequences of a step
+  Precision precision = Precision::kF32;
+  std::vector<std::string> recompute;
+  double max_grad_norm = 1.0;
+  NonFinite on_nonfinite = NonFinite::kStop;
+  int64_t validation_interval = 200;
+  int64_t validation_batches = 20;
+
+  DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
+  int64_t num_micro_batches() const { return global_batch / micro_batch; }
+};
+
+/// What each of the ranks that hold a weight alike keeps of it.
+enum class ShardScope : uint8_t {
+  kNone,   ///< weights, gradients and optimizer state, whole
+  kState,  ///< a share of the state (ZeRO-1)
+  kFull,   ///< a share of everything (FSDP)
+};
+
+struct ShardSettings {
+  ShardScope scope = ShardScope::kState;
+  /// Full sharding: data-parallel ranks that share one copy of the model; 0: all.
+  int64_t group = 0;
+  /// None and state: neighbouring ranks within which gradients are summed first; 1: one level.
+  int64_t reduce_group = 1;
+  int64_t bucket_bytes = ShardingOptions().bucket_bytes;
+  GradientCompression compression = GradientCompression::kNone;
+
+  ShardingOptions replicated() const;
+  FullShardingOptions full() const;
+};
+
+/// Everything that a training run is told.
+struct Settings {
+  std::string preset;
+  RunSettings run;
+  DataSettings data;
+  ModelConfig model;
+  TrainSettings train;
+  AdamWOptions adamw;
+  ShardSettings shard;
+  ScheduleSpec schedule;
+  ParallelSpec parallel;
+};
+
+/// Binds every key of a training configuration; the fields of `settings` must outlive the schema.
+ConfigSchema make_schema(Settings& settings);
+
+/// Refuses what cannot be trained, but for the model's shapes, which need the vocabulary (see
+/// model/config/config.h).
+void validate(const Settings& settings);
+
+}  // namespace tessera

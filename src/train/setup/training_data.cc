@@ -1,0 +1,119 @@
+#include "train/setup/training_data.h"
+
+#include "core/random.h"
+#include "train/setup/blend_settings.h"
+
+namespace tessera {
+namespace {
+
+Tensor view_ids(std::vector<int32_t>& ids) {
+  return view(std::span(ids), {static_cast<int64_t>(ids.size())});
+}
+
+SamplerConfig sampler_config(const Settings& settings) {
+  return {.sequence_length = settings.data.sequence_length,
+          .micro_batch_size = settings.train.micro_batch,
+          .num_micro_batches = settings.train.num_micro_batches(),
+          .seed = static_cast<uint64_t>(settings.run.seed),
+          .validation_fraction = settings.data.validation_fraction,
+          .split_documents = settings.data.split_documents,
+          .packing = settings.data.packing};
+}
+
+/// The prefix of the token file: the given one, or one made from text.
+std::string find_tokens(const Settings& settings, const Tokenizer& tokenizer,
+                        const std::function<void(const PrepareProgress&)>& progress) {
+  const DataSettings& data = settings.data;
+  if (!data.tokens.empty()) return data.tokens;
+  const std::string cache = data.cache.empty() ? settings.run.folder + "/tokens" : data.cache;
+  return prepare_tokens(make_text_source(data), tokenizer, cache, progress).prefix;
+}
+
+void open_files(const Settings& settings, TrainingData& data,
+                const std::function<void(const PrepareProgress&)>& progress) {
+  std::vector<std::string> prefixes;
+  if (settings.data.blend.empty()) {
+    prefixes = {find_tokens(settings, *data.tokenizer, progress)};
+  } else {
+    const BlendPlan plan = parse_blend(settings.data.blend, settings.data.blend_changes);
+    prefixes = plan.prefixes;
+    data.blend = plan.make_blend(settings.train.global_batch);
+  }
+  for (const std::string& prefix : prefixes) {
+    data.files.push_back(std::make_shared<TokenFile>(prefix, settings.model.vocab_size));
+  }
+}
+
+}  // namespace
+
+TextSource make_text_source(const DataSettings& data) {
+  TextSource source;
+  source.paths = {data.text};
+  source.format = data.format;
+  source.json_key = data.json_key;
+  source.instructions = data.instructions;
+  if (!data.separator.empty()) source.separator_line = data.separator;
+  return source;
+}
+
+int64_t resolve_vocab_size(int64_t configured, const Tokenizer& tokenizer) {
+  constexpr int64_t kMultiple = 64;
+  const int64_t needed = tokenizer.vocab_size();
+  if (configured == 0) return (needed + kMultiple - 1) / kMultiple * kMultiple;
+  require(configured >= needed,
+          "model.vocab_size {} is smaller than the {} ids of tokenizer '{}'; 0 takes the right one",
+          configured, needed, tokenizer.name());
+  return configured;
+}
+
+int64_t TrainingData::num_tokens() const {
+  int64_t total = 0;
+  for (const auto& file : files) total += file->num_tokens();
+  return total;
+}
+
+int64_t TrainingData::num_documents() const {
+  int64_t total = 0;
+  for (const auto& file : files) total += file->num_documents();
+  return total;
+}
+
+uint64_t TrainingData::fingerprint() const {
+  uint64_t all = 0;
+  for (const auto& file : files) all = mix(all, file->fingerprint());
+  return all;
+}
+
+std::string TrainingData::describe_samples(int64_t step) const {
+  const std::vector<int64_t> samples = train->count_samples(step);
+  const std::vector<double> epochs = train->count_epochs(step);
+  std::string text;
+  for (size_t i = 0; i < files.size(); ++i) {
+    text += fmt::format("{}{}: {} samples, {:.3g} epochs", i > 0 ? "; " : "", files[i]->prefix(),
+                        samples[i], epochs[i]);
+  }
+  return text;
+}
+
+TrainingData open_training_data(Settings& settings,
+                                const std::function<void(const PrepareProgress&)>& progress) {
+  TrainingData data;
+  data.tokenizer = make_tokenizer(settings.data.tokenizer_spec());
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size, *data.tokenizer);
+  validate(settings.model);  // before any file is written
+  open_files(settings, data, progress);
+  const SamplerConfig config = sampler_config(settings);
+  data.train = std::make_unique<BatchSource>(data.files, data.blend, config, Split::kTrain);
+  if (config.validation_fraction > 0) {
+    data.validation =
+        std::make_unique<BatchSource>(data.files, data.blend, config, Split::kValidation);
+  }
+  return data;
+}
+
+MicroBatch view_batch(Batch& batch) {
+  return {view_ids(batch.tokens), view_ids(batch.labels), view_ids(batch.positions),
+          view_ids(batch.cu_seqlens)};
+}
+
+}  // namespace tessera

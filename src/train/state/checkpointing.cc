@@ -1,0 +1,239 @@
+#include "train/state/checkpointing.h"
+
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/together.h"
+#include "core/file.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+/// More than any run will ever see, and far enough from 2^63 for sums.
+constexpr int64_t kMaxTokens = int64_t{1} << 60;
+
+Json parse_state(const CheckpointReader& reader) {
+  try {
+    return Json::parse(reader.state());
+  } catch (const Json::exception& error) {
+    user_error("checkpoint {}: its state is damaged ({})", reader.path().string(), error.what());
+  }
+}
+
+int64_t read_count(const CheckpointReader& reader, const Json& state, const char* key) {
+  const bool found = state.is_object() && state.contains(key);
+  const bool valid = found && state[key].is_number_unsigned() &&
+                     state[key].get<uint64_t>() <= static_cast<uint64_t>(kMaxTokens);
+  require(
+      valid,
+      "checkpoint {}: its state must have a count '{}' from 0 to {}, found {}; it is damaged, or "
+      "was not written by `tessera train`",
+      reader.path().string(), key, kMaxTokens, found ? state[key].dump() : "none");
+  return state[key].get<int64_t>();
+}
+
+/// The position, whose numbers must fit each other and the manifest's step.
+RunPosition read_position(const CheckpointReader& reader, const Json& state) {
+  const RunPosition position{read_count(reader, state, "step"),
+                             read_count(reader, state, "tokens_seen"),
+                             read_count(reader, state, "skipped_steps")};
+  require(position.step == reader.step(),
+          "checkpoint {} is damaged: its state is of step {}, its manifest of step {}",
+          reader.path().string(), position.step, reader.step());
+  require(position.skipped_steps <= position.step && position.tokens_seen >= position.step &&
+              (position.step > 0 || position.tokens_seen == 0),
+          "checkpoint {} is damaged: at step {} it has seen {} tokens and skipped {} steps",
+          reader.path().string(), position.step, position.tokens_seen, position.skipped_steps);
+  return position;
+}
+
+/// A run that was told to do less than it has done would do nothing and look like success.
+void require_steps_left(const CheckpointReader& reader, const Settings& settings) {
+  require(reader.step() <= settings.train.steps,
+          "{} is after step {}, but train.steps is {}: there is nothing left to train; set "
+          "train.steps to more than {} to go on, or choose another run.folder for a new run",
+          reader.path().string(), reader.step(), settings.train.steps, reader.step());
+}
+
+/// What the user should know where the data is no more what it was.
+std::vector<std::string> compare_data(const Json& state, int64_t tokens_then,
+                                      const DataIdentity& now) {
+  if (tokens_then != now.num_tokens) {
+    return {
+        fmt::format("the data had {} tokens when the checkpoint was written and has {} now: steps "
+                    "see other tokens",
+                    tokens_then, now.num_tokens)};
+  }
+  const auto then = state.find("data_fingerprint");
+  const bool comparable = then != state.end() && then->is_string() && !now.fingerprint.empty();
+  if (!comparable || *then == now.fingerprint) return {};
+  return {
+      fmt::format("the data has changed since the checkpoint was written, though it has {} "
+                  "tokens as before: steps see other tokens",
+                  tokens_then)};
+}
+
+/// Settings that differ from those of the checkpoint: what follows is then another run than an
+/// unbroken one.
+std::vector<std::string> compare_configs(const std::string& then, const std::string& now) {
+  const auto resolve = [](const std::string& toml) {
+    Settings settings;
+    ConfigSchema schema = make_schema(settings);
+    schema.load_toml_text(toml, "the checkpoint's configuration");
+    return schema.resolved();
+  };
+  std::vector<std::string> notes;
+  const auto old_values = resolve(then);
+  const auto new_values = resolve(now);
+  for (size_t i = 0; i < old_values.size(); ++i) {
+    const bool matters = !new_values[i].key.starts_with("run.") || new_values[i].key == "run.seed";
+    if (!matters || old_values[i].value == new_values[i].value) continue;
+    notes.push_back(fmt::format("{} was {} when the checkpoint was written and is {} now",
+                                new_values[i].key, old_values[i].value, new_values[i].value));
+  }
+  return notes;
+}
+
+/// By rank 0, after all have loaded another one.
+void set_aside_damaged(const LatestCheckpoint& found, Communicator& world) {
+  if (found.damaged.empty()) return;
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    for (const std::filesystem::path& folder : found.damaged) set_aside(folder);
+  });
+}
+
+/// Whether a user means this one checkpoint, damaged as it may be.
+bool names_checkpoint(const std::filesystem::path& path) {
+  const std::string name = std::filesystem::absolute(path).lexically_normal().filename().string();
+  return path_exists(path / kManifestFile) || parse_step_folder(name).has_value();
+}
+
+}  // namespace
+
+std::filesystem::path checkpoint_folder(const std::string& run_folder) {
+  return std::filesystem::path(run_folder) / "checkpoints";
+}
+
+SaveResult save_run(const std::string& folder, int64_t keep_last, const std::string& config_toml,
+                    const ModelState& state, const DataIdentity& data, const RunPosition& position,
+                    Communicator& world) {
+  const Json json = {{"step", position.step},
+                     {"tokens_seen", position.tokens_seen},
+                     {"skipped_steps", position.skipped_steps},
+                     {"num_data_tokens", data.num_tokens},
+                     {"data_fingerprint", data.fingerprint},
+                     {"config", config_toml}};
+  const auto model = state.owned_model();
+  const auto optimizer = state.owned_optimizer();
+  return save_checkpoint(checkpoint_folder(folder),
+                         SliceSaveRequest{.step = position.step,
+                                          .model = model,
+                                          .optimizer = optimizer,
+                                          .state = json.dump(),
+                                          .keep_last = keep_last},
+                         world);
+}
+
+std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
+                                     const DataIdentity& data, ModelState& state,
+                                     Communicator& world) {
+  const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
+  LatestCheckpoint found = open_latest(folder, world);
+  require(settings.run.resume != ResumeMode::kNever || !found.reader,
+          "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
+          "another run.folder or "
+          "remove that one",
+          folder.string());
+  if (!found.reader) {
+    require(settings.run.resume != ResumeMode::kRequired,
+            "run.resume = \"required\", but {} has no complete checkpoint", folder.string());
+    require(!path_exists(folder) || list_step_folders(folder).empty(),
+            "{} has checkpoints, but all of them are damaged; remove them to start anew: {}",
+            folder.string(), fmt::join(found.ignored, "; "));
+    return std::nullopt;
+  }
+  const CheckpointReader& reader = *found.reader;
+  const Json json = parse_state(reader);
+  ResumedRun resumed{.position = read_position(reader, json),
+                     .path = reader.path(),
+                     .notes = {},
+                     .skipped = found.ignored};
+  const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
+  require_steps_left(reader, settings);
+  state.load(reader);
+  set_aside_damaged(found, world);
+  for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
+    resumed.notes.push_back(std::move(note));
+  }
+  for (std::string& note : compare_data(json, num_tokens, data)) {
+    resumed.notes.push_back(std::move(note));
+  }
+  return resumed;
+}
+
+OpenedCheckpoint open_checkpoint(const std::string& path, Communicator& world, Verify verify) {
+  require(path_exists(path), "{} does not exist; name a run's folder or a checkpoint", path);
+  if (names_checkpoint(path)) return {CheckpointReader(path, world, verify), {}};
+  std::vector<std::string> ignored;
+  for (const std::filesystem::path& folder :
+       {checkpoint_folder(path), std::filesystem::path(path)}) {
+    LatestCheckpoint latest = open_latest(folder, world, verify);
+    if (latest.reader) return {std::move(*latest.reader), std::move(latest.ignored)};
+    ignored.insert(ignored.end(), latest.ignored.begin(), latest.ignored.end());
+  }
+  user_error("{} holds no complete checkpoint (step-*/ with manifest.json and COMPLETE){}{}", path,
+             ignored.empty() ? "" : ": ", fmt::join(ignored, "; "));
+}
+
+OpenedCheckpoint open_checkpoint(const std::string& path, Verify verify) {
+  return open_checkpoint(path, *make_single_communicator("checkpoint"), verify);
+}
+
+std::string describe_skipped(const std::vector<std::string>& skipped,
+                             const std::filesystem::path& used) {
+  if (skipped.empty()) return "";
+  return fmt::format("{} is not the newest checkpoint, but the newest that is whole: {}",
+                     used.string(), fmt::join(skipped, "; "));
+}
+
+void refuse_nonfinite(const CheckpointReader& reader, std::string_view advice) {
+  const NonFiniteTensors& found = reader.nonfinite();
+  require(found.empty(), "{}: {}; {}", reader.path().string(),
+          found.empty() ? "" : found.describe(), advice);
+}
+
+std::string checkpoint_config(const CheckpointReader& reader) {
+  const Json state = parse_state(reader);
+  require(state.is_object() && state.contains("config") && state["config"].is_string(),
+          "checkpoint {}: its state has no configuration; was it written by `tessera train`?",
+          reader.path().string());
+  return state["config"].get<std::string>();
+}
+
+Settings checkpoint_settings(const CheckpointReader& reader) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  schema.load_toml_text(checkpoint_config(reader), reader.path().string() + " (its configuration)");
+  const std::filesystem::path carried = reader.path() / settings.data.tokenizer;
+  if (!settings.data.tokenizer.empty() && path_exists(carried)) {
+    settings.data.tokenizer = carried.string();
+  }
+  return settings;
+}
+
+std::string fresh_state(const std::string& config_toml) {
+  const Json json = {{"step", 0},
+                     {"tokens_seen", 0},
+                     {"skipped_steps", 0},
+                     {"num_data_tokens", 0},
+                     {"config", config_toml}};
+  return json.dump();
+}
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+#include "train/state/initial_weights.h"
+
+#include <iostream>
+
+#include "core/progress.h"
+#include "train/state/checkpointing.h"
+
+namespace tessera {
+namespace {
+
+bool is_of_model(const std::string& key) {
+  for (const char* section : {"model.", "rope.", "latent.", "moe."}) {
+    if (key.starts_with(section) && key != "model.preset") return true;
+  }
+  return key == "data.tokenizer" || key == "data.end_of_document";
+}
+
+std::vector<std::string> describe(const LoadedPrediction& prediction) {
+  std::vector<std::string> notes;
+  const auto add = [&](int64_t count, std::string_view what) {
+    if (count == 0) return;
+    notes.push_back(fmt::format("run.init_from: {} of multi-token prediction {}",
+                                format_things(count, "layer"), what));
+  };
+  add(prediction.added, "not in the checkpoint, with fresh weights");
+  add(prediction.left_out, "of the checkpoint left out, as model.mtp_layers says");
+  return notes;
+}
+
+}  // namespace
+
+void load_initial_model(ConfigSchema& schema, const Settings& settings) {
+  require(settings.preset.empty(),
+          "model.preset and run.init_from both give a model; leave one of them empty");
+  const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, Verify::kSizes);
+  Settings initial = checkpoint_settings(opened.reader);
+  std::string toml;
+  for (const ResolvedValue& value : make_schema(initial).resolved()) {
+    if (is_of_model(value.key)) toml += fmt::format("{} = {}\n", value.key, value.value);
+  }
+  schema.load_preset("run.init_from", toml);
+}
+
+std::vector<std::string> load_initial_weights(const Settings& settings, ModelState& state,
+                                              Communicator& world) {
+  try {
+    const OpenedCheckpoint opened = open_checkpoint(settings.run.init_from, world);
+    auto notes =
+        describe(state.load_weights(opened.reader, static_cast<uint64_t>(settings.run.seed)));
+    const std::string skipped = describe_skipped(opened.skipped, opened.reader.path());
+    if (skipped.empty()) return notes;
+    notes.push_back("run.init_from: " + skipped);
+    // As all commands tell it, wherever standard output goes.
+    if (world.rank() == 0) std::cerr << "tessera: note: " << notes.back() << "\n";
+    return notes;
+  } catch (const UserError& error) {
+    user_error("run.init_from: {}", error.what());
+  }
+}
+
+}  // namespace tessera

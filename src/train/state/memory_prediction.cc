@@ -1,0 +1,72 @@
+#include "train/state/memory_prediction.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "core/memory.h"
+#include "train/setup/device_choice.h"
+
+namespace tessera {
+namespace {
+
+/// What oneDNN's packing buffers and compiled kernels and the products' own tiles grow by with use,
+/// as measured; BF16 results go through F32 tiles of each thread (ops/gemm).
+int64_t library_scratch(DType dtype) {
+  constexpr int64_t kMebibyte = 1 << 20;
+  return omp_get_max_threads() * (dtype == DType::kBF16 ? 10 : 1) * kMebibyte;
+}
+
+}  // namespace
+
+std::string describe_overhead(const DeviceOverhead& overhead) {
+  std::string text;
+  if (overhead.kernels > 0) text += fmt::format(", {} kernels", format_bytes(overhead.kernels));
+  if (overhead.communication > 0)
+    text += fmt::format(", {} communication", format_bytes(overhead.communication));
+  if (overhead.graphs > 0) text += fmt::format(", {} CUDA graphs", format_bytes(overhead.graphs));
+  return text;
+}
+
+MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
+                                const TrainingModel& model, const Backend& backend,
+                                int64_t data_bytes) {
+  MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
+                              .activations = model.activation_bytes(),
+                              .overhead = predict_overhead(settings, layout, model, backend, true)};
+  if (backend.is_host()) {
+    prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
+    prediction.data = data_bytes;
+  } else {
+    prediction.program = backend.device().used_bytes();
+    if (gpu_memory() > 0) require_memory(prediction, backend.device().name(), gpu_memory());
+  }
+  return prediction;
+}
+
+std::string describe(const MemoryPrediction& prediction) {
+  const ModelState::Bytes& state = prediction.state;
+  return fmt::format(
+      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{} and "
+      "{} in use before",
+      format_bytes(prediction.total()), format_bytes(state.weights), format_bytes(state.gradients),
+      format_bytes(state.optimizer), format_bytes(prediction.activations.total()),
+      describe_overhead(prediction.overhead), format_bytes(prediction.program));
+}
+
+void require_memory(const MemoryPrediction& prediction, const std::string& device,
+                    int64_t device_bytes) {
+  const ModelState::Bytes& state = prediction.state;
+  require(prediction.total() <= device_bytes,
+          "out of memory: training needs {} of {} at the peak: {} weights, {} gradients, {} "
+          "optimizer, {} activations{} and {} that are in use already; it has {}, of which {} are "
+          "free. Use a smaller model, train.micro_batch or data.sequence_length, or more "
+          "train.recompute",
+          format_bytes(prediction.total()), device, format_bytes(state.weights),
+          format_bytes(state.gradients), format_bytes(state.optimizer),
+          format_bytes(prediction.activations.total()), describe_overhead(prediction.overhead),
+          format_bytes(prediction.program), format_bytes(device_bytes),
+          format_bytes(std::max<int64_t>(device_bytes - prediction.program, 0)));
+}
+
+}  // namespace tessera

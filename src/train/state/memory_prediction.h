@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/out_of_memory.h"
+#include "train/setup/device_overhead.h"
+#include "train/state/model_state.h"
+
+namespace tessera {
+
+/// Bytes of one rank of a training run, known before any is taken: of the device's memory.
+struct MemoryPrediction {
+  /// In use before training: on the host code, libraries and their scratch, the data's index; on a
+  /// GPU what its driver and other programs take.
+  int64_t program = 0;
+  int64_t data = 0;  ///< in the host's memory: what batches are read from, at most
+  ModelState::Bytes state;
+  ActivationBytes activations;
+  DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
+  int64_t total() const {
+    return program + data + state.total() + activations.total() + overhead.total();
+  }
+};
+
+/// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
+/// (a matrix product was measured) and that the model and its state are not yet bound or made.
+/// `data_bytes` counts on the host alone. Throws UserError where a GPU has less.
+MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
+                                const TrainingModel& model, const Backend& backend,
+                                int64_t data_bytes);
+
+/// Refuses what does not fit a device of `device_bytes`, with what is asked for and what is free.
+void require_memory(const MemoryPrediction& prediction, const std::string& device,
+                    int64_t device_bytes);
+
+/// ", 100 MiB kernels, 1 GiB communication, 20 MiB CUDA graphs", as far as there are any.
+std::string describe_overhead(const DeviceOverhead& overhead);
+
+/// "120 GiB were predicted at the peak: ... weights, ...".
+std::string describe(const MemoryPrediction& prediction);
+
+/// work(), with the prediction added to the error where memory cannot be had after all.
+template <typename Work>
+auto with_prediction(const MemoryPrediction& prediction, const Work& work) {
+  try {
+    return work();
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format("{}; {}", error.what(), describe(prediction)));
+  }
+}
+
+}  // namespace tessera

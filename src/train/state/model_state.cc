@@ -1,0 +1,269 @@
+#include "train/state/model_state.h"
+
+#include <algorithm>
+#include <ranges>
+#include <set>
+
+#include "comm/planned_world.h"
+#include "train/setup/replica_groups.h"
+#include "train/state/checkpointing.h"
+
+namespace tessera {
+namespace {
+
+std::vector<ParameterSpec> held_parameters(const Settings& settings, const RunLayout& run) {
+  return list_parameters(settings.model, settings.train.dtype(), run.part.groups, run.part.chunks);
+}
+
+/// On one rank there is nothing to share out.
+bool shards_fully(const Settings& settings, const RunLayout& run) {
+  return settings.shard.scope == ShardScope::kFull && run.num_ranks() > 1;
+}
+
+ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Device& device) {
+  auto specs = held_parameters(settings, run);
+  if (shards_fully(settings, run)) return ParameterSet::without_memory(std::move(specs));
+  return {std::move(specs), true, device};
+}
+
+/// Parameters as the optimizer's list has them.
+std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
+                                                 const ReplicaGroups& groups) {
+  std::vector<ReplicatedParameter> result;
+  for (const ModelParameter& parameter : parameters.all()) {
+    const ParameterSpec& spec = parameter.spec;
+    result.push_back(
+        {.parameter = {.name = spec.name, .weight = parameter.weight, .grad = parameter.grad},
+         .slice = spec.placement.slice,
+         .group = groups.find(spec)});
+  }
+  return result;
+}
+
+std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : parameters.all()) names.push_back(parameter.spec.name);
+  return list_modules(names);
+}
+
+ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
+  return {.weights = bytes.weights + bytes.weight_buffers,
+          .gradients = bytes.gradients + bytes.gradient_buffers + bytes.staging,
+          .optimizer = bytes.state};
+}
+
+/// How many of a stage's chunks read and add to the embedding, alone of all weights.
+int64_t count_embeddings(const ModelConfig& config, const std::vector<PipelineChunk>& chunks) {
+  return std::ranges::count_if(chunks, [&](const PipelineChunk& chunk) {
+    return chunk.embedding || chunk.num_mtp > 0 || (chunk.loss && config.tie_embeddings);
+  });
+}
+
+NamedSlice whole_slice(const NamedTensor& tensor) {
+  return {tensor.name, tensor.tensor, Slice::whole(tensor.tensor.shape)};
+}
+
+/// Names and shapes of all weights and expert biases of the model.
+std::vector<GlobalTensor> global_model(const ModelConfig& config, DType dtype) {
+  std::vector<GlobalTensor> all;
+  for (const ParameterSpec& spec : list_parameters(config, dtype))
+    all.push_back({spec.name, spec.shape});
+  for (const NamedTensor& bias : name_expert_biases(config, make_expert_states(config)))
+    all.push_back({bias.name, bias.tensor.shape});
+  return all;
+}
+
+/// The layers of multi-token prediction that tensors are of.
+template <typename Names>
+std::set<std::string> mtp_layers_of(const Names& names) {
+  std::set<std::string> layers;
+  for (const std::string& name : names) {
+    if (is_mtp_parameter(name)) layers.insert(mtp_layer_of(name));
+  }
+  return layers;
+}
+
+int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::string>& found) {
+  return std::ranges::count_if(wanted, [&](const auto& name) { return !found.contains(name); });
+}
+
+std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtype) {
+  std::vector<GlobalTensor> all;
+  for (const ParameterSpec& spec : list_parameters(config, dtype)) {
+    all.push_back({spec.name + ".m", spec.shape});
+    all.push_back({spec.name + ".v", spec.shape});
+    if (spec.dtype == DType::kBF16) all.push_back({spec.name + ".master", spec.shape});
+  }
+  return all;
+}
+
+}  // namespace
+
+ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run,
+                                          const Backend& backend) {
+  const auto specs = held_parameters(settings, run);
+  const auto parameters = ParameterSet::planned(specs);
+  const auto world = make_planned_world(run.rank(), run.num_ranks());
+  const ReplicaGroups groups(settings, run, *world);
+  const auto replicated = list_replicated(parameters, groups);
+  if (shards_fully(settings, run)) {
+    return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
+                                            modules_of(parameters), settings.shard.full(),
+                                            backend));
+  }
+  const auto replicas = groups.for_reduction();
+  std::vector<ReplicaPlace> places;
+  for (const ReplicaGroup& group : replicas) places.push_back({group.size(), group.rank()});
+  const auto sizes = ParameterSet::count_bytes(specs, true);
+  const ShardingOptions sharding = settings.shard.replicated();
+  return {
+      sizes.weights,
+      sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
+      ShardedOptimizer::state_bytes(places, replicated, sharding)};
+}
+
+ModelState::Bytes ModelState::bytes() const {
+  if (sharded_) return sum_up(sharded_->bytes());
+  const ParameterSet::Bytes sizes = parameters_.bytes();
+  return {sizes.weights, sizes.gradients + replicated_->staging_bytes(),
+          replicated_->state_bytes()};
+}
+
+ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
+                       const Backend& backend)
+    : config_(settings.model),
+      dtype_(settings.train.dtype()),
+      names_biases_(run.rank() == 0),
+      parameters_(make_parameters(settings, run, backend.device())),
+      experts_(make_expert_states(config_, backend.device())) {
+  const ReplicaGroups groups(settings, run, world);
+  const auto parameters = list_replicated(parameters_, groups);
+  if (shards_fully(settings, run)) {
+    sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
+                                              modules_of(parameters_), run.world, settings.adamw,
+                                              settings.shard.full(), backend);
+    module_weights_ = std::make_unique<ModuleWeights>(*sharded_);
+  } else {
+    replicated_ =
+        std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                           settings.adamw, settings.shard.replicated(), backend);
+  }
+  if (count_embeddings(config_, run.part.chunks) > 1)
+    in_many_chunks_ = parameters_.index("embedding.weight");
+}
+
+ModelState::ModelState(const Settings& settings)
+    : ModelState(settings, make_run_layout(settings, *make_single_world()), *make_single_world()) {}
+
+DistributedOptimizer& ModelState::optimizer() {
+  if (sharded_) return *sharded_;
+  return *replicated_;
+}
+
+const DistributedOptimizer& ModelState::optimizer() const {
+  if (sharded_) return *sharded_;
+  return *replicated_;
+}
+
+void ModelState::initialize(uint64_t seed) {
+  initialize(seed, [](const std::string&) { return true; });
+}
+
+/// Fresh weights for the parameters whose names are `of` a kind.
+void ModelState::initialize(uint64_t seed, const std::function<bool(const std::string&)>& of) {
+  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld)) {
+    if (of(held.name))
+      initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
+  }
+  optimizer().reset_masters();
+}
+
+void ModelState::begin_step() {
+  if (sharded_) {
+    sharded_->begin_step();
+  } else {
+    parameters_.reset_gradients();
+  }
+}
+
+PassHooks ModelState::hooks() {
+  if (sharded_) return {};
+  const auto needed = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) replicated_->wait_weights(idx);
+  };
+  // What several chunks add to is complete at the end of the step.
+  const auto complete = [this](std::span<const size_t> parameters) {
+    for (const size_t idx : parameters) {
+      if (idx == in_many_chunks_) continue;
+      parameters_.settle_gradient(idx);
+      replicated_->ready(idx);
+    }
+  };
+  return {.before_forward = needed, .after_backward = complete};
+}
+
+void ModelState::wait_weights() {
+  if (replicated_) replicated_->wait_all_weights();
+}
+
+StepResult ModelState::update(const StepInput& input) {
+  parameters_.settle_gradients();
+  return optimizer().step(input);
+}
+
+void ModelState::discard_gradients() {
+  parameters_.settle_gradients();
+  optimizer().discard_gradients();
+}
+
+std::vector<NamedSlice> ModelState::owned_model() const {
+  auto slices = optimizer().weight_slices(Extent::kOwned);
+  if (!names_biases_) return slices;
+  for (const NamedTensor& bias : name_expert_biases(config_, experts_))
+    slices.push_back(whole_slice(bias));
+  return slices;
+}
+
+std::vector<NamedSlice> ModelState::owned_optimizer() const {
+  return optimizer().state_slices(Extent::kOwned);
+}
+
+std::vector<NamedSlice> ModelState::held_model() const {
+  auto slices = optimizer().weight_slices(Extent::kHeld);
+  for (const NamedTensor& bias : name_expert_biases(config_, experts_))
+    slices.push_back(whole_slice(bias));
+  return slices;
+}
+
+LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
+  std::vector<GlobalTensor> all = global_model(config_, dtype_);
+  std::vector<NamedSlice> held = held_model();
+  const auto own_layers = mtp_layers_of(all | std::views::transform(&GlobalTensor::name));
+  const auto saved_layers = mtp_layers_of(reader.names(TensorGroup::kModel));
+  const auto is_added = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !saved_layers.contains(mtp_layer_of(name));
+  };
+  const auto is_left_out = [&](const std::string& name) {
+    return is_mtp_parameter(name) && !own_layers.contains(mtp_layer_of(name));
+  };
+  initialize(seed, is_added);
+  std::erase_if(all, [&](const GlobalTensor& tensor) { return is_added(tensor.name); });
+  std::erase_if(held, [&](const NamedSlice& slice) { return is_added(slice.name); });
+  reader.load_group(TensorGroup::kModel, held, all, Conversion::kFloats, is_left_out);
+  refuse_nonfinite(reader, "a run cannot start from such weights; name an earlier checkpoint");
+  // Masters take the values themselves, which BF16 weights have rounded.
+  for (const NamedSlice& master : optimizer().master_slices()) {
+    if (!is_added(master.name))
+      reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
+  }
+  return {.added = count_missing(own_layers, saved_layers),
+          .left_out = count_missing(saved_layers, own_layers)};
+}
+
+void ModelState::load(const CheckpointReader& reader) {
+  reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
+  reader.load_group(TensorGroup::kOptimizer, optimizer().state_slices(Extent::kHeld),
+                    global_optimizer(config_, dtype_));
+}
+
+}  // namespace tessera

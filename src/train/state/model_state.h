@@ -1,0 +1,110 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "model/run/parameters.h"
+#include "model/run/training_model.h"
+#include "optim/fully_sharded.h"
+#include "optim/sharded_optimizer.h"
+#include "train/setup/run_layout.h"
+#include "train/setup/settings.h"
+#include "train/state/module_weights.h"
+
+namespace tessera {
+
+/// Layers of multi-token prediction in which weights to start from differ from the model's.
+struct LoadedPrediction {
+  int64_t added = 0;     ///< only the model has them
+  int64_t left_out = 0;  ///< only the checkpoint has them
+};
+
+/// Everything that training changes, as one rank holds it: its parts of the weights, expert biases,
+/// its share of the optimizer's moments and masters. With full sharding on several ranks, weights
+/// are whole only while a pass over their module needs them.
+class ModelState {
+ public:
+  /// Bytes that construction will take. Gradients with the staging through which they are reduced,
+  /// and weights gathered. With full sharding, weights and gradients are this rank's shares and the
+  /// buffers for whole modules.
+  struct Bytes {
+    int64_t weights = 0;
+    int64_t gradients = 0;
+    int64_t optimizer = 0;
+    int64_t total() const { return weights + gradients + optimizer; }
+    bool operator==(const Bytes&) const = default;
+  };
+  /// Exact for rank run.rank(); the world may be planned only.
+  static Bytes count_bytes(const Settings& settings, const RunLayout& run,
+                           const Backend& backend = optimizer_on_host());
+
+  /// What construction took.
+  Bytes bytes() const;
+
+  /// All ranks of the world call.
+  ModelState(const Settings& settings, const RunLayout& run, World& world,
+             const Backend& backend = optimizer_on_host());
+  /// Of a run on one rank.
+  explicit ModelState(const Settings& settings);
+
+  /// Fresh weights from a seed; moments are zero.
+  void initialize(uint64_t seed);
+
+  /// Where `weights()` is null, with the addresses of all weights and gradients.
+  ParameterSet& parameters() { return parameters_; }
+  const ParameterSet& parameters() const { return parameters_; }
+  /// Gives the model its weights; null where they stay where they are.
+  WeightStore* weights() { return module_weights_.get(); }
+  std::vector<ExpertState>& experts() { return experts_; }
+  const std::vector<ExpertState>& experts() const { return experts_; }
+  DistributedOptimizer& optimizer();
+  const DistributedOptimizer& optimizer() const;
+
+  /// Begins a step, with gradients of zero.
+  void begin_step();
+  /// What the passes of a step must tell: whose weights are needed, whose gradients are complete.
+  PassHooks hooks();
+  /// Returns when all updated weights are here: before anything but a step's forward passes reads
+  /// them, and before the state is destroyed, since other ranks count on this one.
+  void wait_weights();
+  /// Sums the gradients over all replicas, clips and updates; the weights are on their way to the
+  /// replicas then.
+  StepResult update(const StepInput& input);
+  /// Ends a step without an update.
+  void discard_gradients();
+
+  /// For checkpoints: weights and expert biases, and moments and masters, each element of the model
+  /// at one rank.
+  std::vector<NamedSlice> owned_model() const;
+  std::vector<NamedSlice> owned_optimizer() const;
+  /// Fills everything from a checkpoint of the same model and precision, whatever its layout.
+  /// Throws UserError otherwise.
+  void load(const CheckpointReader& reader);
+  /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
+  /// multi-token prediction that only the model has start from the seed, those that only the
+  /// checkpoint has are left out. Throws UserError where other names or any shapes are not this
+  /// model's.
+  LoadedPrediction load_weights(const CheckpointReader& reader, uint64_t seed);
+
+ private:
+  std::vector<NamedSlice> held_model() const;
+  void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
+
+  ModelConfig config_;
+  DType dtype_;
+  bool names_biases_;  ///< one rank saves the expert biases, which all have
+  ParameterSet parameters_;
+  std::vector<ExpertState> experts_;
+  // One of the two:
+  std::unique_ptr<ShardedOptimizer> replicated_;
+  std::unique_ptr<FullySharded> sharded_;
+  std::unique_ptr<ModuleWeights> module_weights_;  ///< of `sharded_`
+  std::optional<size_t> in_many_chunks_;  ///< a parameter that several of the rank's chunks have
+};
+
+}  // namespace tessera

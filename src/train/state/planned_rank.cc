@@ -1,0 +1,19 @@
+#include "train/state/planned_rank.h"
+
+#include "comm/planned_world.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/size_check.h"
+
+namespace tessera {
+
+PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
+  check_batch(settings.model, settings.train.micro_batch, settings.data.sequence_length);
+  const auto world = make_planned_world(rank, num_ranks);
+  RunLayout layout = make_run_layout(settings, *world);
+  Backend backend = plan_backend(settings, num_ranks);
+  TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute, backend,
+                      layout.part);
+  return {std::move(backend), std::move(layout), std::move(model)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "train/setup/run_layout.h"
+
+namespace tessera {
+
+/// One rank's part of a training run, of ranks that are not there: nothing is allocated and the
+/// model cannot be bound. All of its programs are built, and so refused where they cannot be.
+struct PlannedRank {
+  Backend backend;
+  RunLayout layout;
+  TrainingModel model;
+};
+
+/// With the kernels of the device that such a run would have. REQUIRES that the settings have a
+/// vocabulary.
+PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks);
+
+}  // namespace tessera

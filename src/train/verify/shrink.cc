@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/layout.h"
+#include "train/run/trainer.h"
+#include "train/verify/verify.h"
+
+namespace tessera {
+namespace {
+
+/// `size`, but at most the least multiple of `unit` that is `limit` or more.
+int64_t at_most(int64_t size, int64_t limit, int64_t unit) {
+  return std::min(size, (limit + unit - 1) / unit * unit);
+}
+
+void shrink_attention(ModelConfig& model) {
+  constexpr int64_t kHead = 8;
+  if (model.is_latent()) {
+    LatentConfig& latent = model.latent;
+    latent.query_rank = std::min<int64_t>(latent.query_rank, 24);
+    latent.kv_rank = std::min<int64_t>(latent.kv_rank, 16);
+    latent.nope_size = std::min(latent.nope_size, kHead);
+    latent.rope_size = std::min<int64_t>(latent.rope_size, 4);
+    latent.value_size = std::min<int64_t>(latent.value_size, 6);
+  } else {
+    model.head_size = std::min(model.head_dim(), kHead);
+  }
+}
+
+void shrink_experts(MoeConfig& moe, int64_t etp, int64_t tp) {
+  if (moe.num_experts == 0) return;
+  const bool sparse = moe.experts == ExpertPath::kBlockSparse;
+  if (sparse) moe.block_size = std::min<int64_t>(moe.block_size, 8);
+  const int64_t unit = sparse ? etp * moe.block_size : etp;
+  moe.inner_size = at_most(moe.inner_size, 12, unit);
+  for (int64_t& size : moe.inner_sizes) size = at_most(size, 12, unit);
+  if (moe.shared_inner_size > 0) moe.shared_inner_size = at_most(moe.shared_inner_size, 10, tp);
+}
+
+/// Random tokens of a small vocabulary are often equal, which must not decide what is dropped.
+void shrink_vocabulary(ModelConfig& model) {
+  const int64_t limit = model.moe.drops_by_probability() ? 4001 : 101;
+  model.vocab_size = model.vocab_size > 0 ? std::min(model.vocab_size, limit) : limit;
+}
+
+/// Few layers that still are of every kind and fill every stage.
+void shrink_depth(Settings& settings) {
+  if (!settings.parallel.pipeline_layout.empty()) return;
+  ModelConfig& model = settings.model;
+  model.mtp_layers = std::min<int64_t>(model.mtp_layers, 2);
+  const int64_t chunks = settings.parallel.layout.pp * settings.parallel.chunks_per_stage;
+  const int64_t kinds = std::max(model.moe.first_dense_layers + 2 * model.moe.every, int64_t{2});
+  int64_t layers = std::min(model.num_layers, std::max(2 * chunks, kinds));
+  for (const int64_t layer : model.window_layers) layers = std::max(layers, layer + 1);
+  for (const int64_t layer : model.moe.dense_layers) layers = std::max(layers, layer + 1);
+  model.num_layers = std::min(layers, model.num_layers);
+}
+
+}  // namespace
+
+Settings without_data(Settings settings) {
+  DataSettings& data = settings.data;
+  data.text.clear();
+  data.blend.clear();
+  data.blend_changes.clear();
+  data.instructions = false;
+  data.tokenizer = "none";
+  data.end_of_document.clear();
+  data.validation_fraction = 0;
+  settings.run.init_from.clear();
+  settings.run.resume = ResumeMode::kNever;
+  settings.schedule.warmup_steps = 0;
+  return settings;
+}
+
+void check_as_training(Settings settings, int64_t num_ranks) {
+  // Data of any name: what is checked here does not look into it.
+  settings.data = without_data(settings).data;
+  settings.data.tokens = "random";
+  settings.run.device = DeviceChoice::kCpu;  // a shrunk model needs not fit a GPU as it is
+  settings.run.cuda_graphs = GraphMode::kAuto;
+  validate(settings);
+  check_model(std::move(settings), num_ranks, FitCheck::kNone);
+}
+
+Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
+  const Layout layout(settings.parallel.layout, num_ranks);
+  const int64_t tp = layout.degree(Axis::kTp);
+  const int64_t cp = layout.degree(Axis::kCp);
+  ModelConfig& model = settings.model;
+  model.inner_size = at_most(model.dense_inner_size(), 24, tp);
+  shrink_attention(model);
+  model.hidden_size = std::min<int64_t>(model.hidden_size, 32);
+  model.moe.latent_size = std::min(model.moe.latent_size, (model.hidden_size + 1) / 2);
+  shrink_experts(model.moe, layout.degree(Axis::kEtp), tp);
+  shrink_depth(settings);
+  shrink_vocabulary(model);
+  model.padding_token = std::min(model.padding_token, model.vocab_size - 1);
+  model.window = std::min<int64_t>(model.window, 5);
+
+  settings = without_data(std::move(settings));
+  // The tokens that pad rows are equal too.
+  if (model.moe.drops_by_probability()) settings.data.packing = Packing::kStream;
+  settings.data.sequence_length = at_most(settings.data.sequence_length, 16, 2 * cp * tp);
+  TrainSettings& train = settings.train;
+  train.precision = Precision::kF32;
+  train.micro_batch = std::min<int64_t>(train.micro_batch, 2);
+  const int64_t wave = train.micro_batch * layout.degree(Axis::kDp);
+  const int64_t waves = std::max<int64_t>(settings.train.global_batch / wave, 1);
+  train.global_batch = wave * std::min(waves, 2 * layout.degree(Axis::kPp));
+  settings.schedule.peak_lr = std::max(settings.schedule.peak_lr, 1e-2);
+  return settings;
+}
+
+}  // namespace tessera

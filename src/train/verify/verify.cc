@@ -1,0 +1,153 @@
+#include "train/verify/verify.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "comm/thread_world.h"
+#include "core/file.h"
+#include "core/random.h"
+#include "data/token_file_writer.h"
+#include "parallel/layout.h"
+
+namespace tessera {
+namespace {
+
+/// A folder that goes away with it.
+class ScratchFolder {
+ public:
+  ScratchFolder() : path_(std::filesystem::temp_directory_path() / unique_name("tessera-verify-")) {
+    std::filesystem::create_directories(path_);
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::string file(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Documents of random tokens and random lengths, so that sequences are packed unevenly.
+void write_random_tokens(const Settings& settings, int64_t num_tokens, const std::string& prefix) {
+  TokenFileWriter writer(prefix, settings.model.vocab_size);
+  Random random(static_cast<uint64_t>(settings.run.seed), 77);
+  const auto vocabulary = static_cast<uint64_t>(settings.model.vocab_size);
+  const auto longest = static_cast<uint64_t>(2 * settings.data.sequence_length);
+  while (writer.num_tokens() < num_tokens) {
+    std::vector<int32_t> document(1 + random.next_below(longest));
+    for (int32_t& token : document) token = static_cast<int32_t>(random.next_below(vocabulary));
+    writer.append(document);
+    writer.end_document();
+  }
+  writer.finish();
+}
+
+/// What a layout is compared with.
+struct Reference {
+  Settings settings;
+  int64_t num_ranks = 1;
+};
+
+bool drops_by_rank(const ModelConfig& model) {
+  return model.moe.num_experts > 0 && model.moe.capacity_factor > 0 &&
+         model.moe.capacity_scope == CapacityScope::kSubSequence;
+}
+
+/// One rank; or, where tokens are dropped among those of each rank, the ranks that share a
+/// micro-batch's as the layout does.
+Reference make_reference(Settings settings) {
+  const ParallelSpec parallel = settings.parallel;
+  settings.shard = {};
+  settings.parallel = {};
+  Reference reference{.settings = std::move(settings)};
+  const LayoutSpec& layout = parallel.layout;
+  if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;
+  reference.num_ranks = layout.tp * layout.cp;
+  ParallelSpec& shared = reference.settings.parallel;
+  shared.layout.tp = layout.tp;
+  shared.layout.cp = layout.cp;
+  shared.attention = parallel.attention;
+  shared.context = parallel.context;
+  shared.context_inner = parallel.context_inner;
+  return reference;
+}
+
+bool compresses(const Settings& settings) {
+  return settings.shard.compression != GradientCompression::kNone;
+}
+
+std::vector<std::string> list_notes(const VerifyRequest& request, const Reference& reference) {
+  std::vector<std::string> notes;
+  if (request.settings.run.device == DeviceChoice::kCuda)
+    notes.push_back(fmt::format("the run is on {}, its reference on the host",
+                                request.num_ranks == 1 ? "the GPU" : "GPUs"));
+  if (request.settings.train.precision == Precision::kBF16)
+    notes.push_back(
+        "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
+        "sends "
+        "some tokens to other experts");
+  if (compresses(request.settings))
+    notes.push_back(
+        fmt::format("gradients travel as BF16, so one step is compared, within BF16's rounding; "
+                    "--optim.gradient_compression=none compares {} within {:.0e}",
+                    request.steps, request.tolerance));
+  if (reference.num_ranks > 1)
+    notes.push_back(fmt::format(
+        "each rank drops by capacity among its own tokens, which one rank cannot repeat: the "
+        "reference is tp {} x cp {} alone; --moe.capacity_scope=sequence compares with one rank",
+        reference.settings.parallel.layout.tp, reference.settings.parallel.layout.cp));
+  return notes;
+}
+
+/// Where the layout runs.
+DeviceChooser layout_device(const VerifyRequest& request) {
+  return request.settings.run.device == DeviceChoice::kCuda ? choose_device : request.device;
+}
+
+std::vector<std::string> list_names(const Settings& settings) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : list_parameters(settings.model, DType::kF32))
+    names.push_back(spec.name);
+  return names;
+}
+
+}  // namespace
+
+VerifyRule verify_rule(GradientCompression compression, double tolerance) {
+  VerifyRule rule{
+      .tolerances = {.scalars = tolerance, .gradients = tolerance, .weights = tolerance}};
+  if (compression == GradientCompression::kNone) return rule;
+  rule.tolerances.gradients = std::max(tolerance, 0x1.0p-6);
+  rule.tolerances.weights = std::max(tolerance, 0x1.0p-4);
+  rule.tolerances.floor = 1e-2;
+  rule.least_eps = 1;
+  return rule;
+}
+
+Verification verify_layout(const VerifyRequest& request) {
+  const ScratchFolder scratch;
+  const int64_t steps = compresses(request.settings) ? 1 : request.steps;
+  Settings settings = request.settings;
+  settings.data.tokens = scratch.file("tokens");
+  settings.run.folder = scratch.file("run");
+  settings.train.steps = steps;
+  settings.schedule.num_steps = steps;
+  const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);
+  settings.adamw.eps = std::max(settings.adamw.eps, rule.least_eps);
+  const int64_t rows = settings.train.global_batch * steps;
+  write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
+                      settings.data.tokens);
+  const Reference reference = make_reference(settings);
+  Verification result =
+      compare_runs(record_run(settings, request.num_ranks, steps, layout_device(request)),
+                   record_run(reference.settings, reference.num_ranks, steps, request.device),
+                   list_names(settings), rule.tolerances);
+  result.reference_ranks = reference.num_ranks;
+  result.notes = list_notes(request, reference);
+  return result;
+}
+
+}  // namespace tessera
