@@ -1,3 +1,5 @@
+#include "model/build/moe_blocks.h"
+
 #include "model/build/mlp_blocks.h"
 #include "model/dispatch/dispatchers.h"
 #include "ops/add/add.h"

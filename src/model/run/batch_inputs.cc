@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
-#include "parallel/token_sharding.h"
 
 namespace tessera {
 namespace {
@@ -34,37 +33,6 @@ void set_scalar(const MirroredTensor& tensor, float value) {
 }
 
 }  // namespace
-
-TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups) {
-  const bool spread = groups.token_ranks() > 1;
-  const int64_t length =
-      spread && shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
-  return {.num_rows = length > 0 ? shape.num_tokens / length : 0,
-          .row_length = length,
-          .ring = groups.ring->size(),
-          .all_to_all = groups.head_inner,
-          .tp = groups.tp->size()};
-}
-
-TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
-  TokenShare share;
-  if (groups.token_ranks() == 1) {
-    share.own.resize(static_cast<size_t>(shape.num_tokens));
-    std::iota(share.own.begin(), share.own.end(), int64_t{0});
-    share.group = share.own;
-    return share;
-  }
-  const TokenSharding sharding = token_sharding(shape, groups);
-  check_token_sharding(sharding);
-  const int64_t inner =
-      groups.replicated_attention ? groups.heads->rank() / groups.tp->size() : groups.heads->rank();
-  for (int64_t t = 0; t < sharding.tp; ++t) {
-    const auto tokens = local_tokens(sharding, groups.ring->rank(), inner, t);
-    share.group.insert(share.group.end(), tokens.begin(), tokens.end());
-    if (t == groups.tp->rank()) share.own = tokens;
-  }
-  return share;
-}
 
 std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
                                         int64_t shift) {

@@ -4,8 +4,7 @@
 
 #include "core/memory.h"
 #include "core/mirrored_tensor.h"
-#include "model/build/layer_program.h"
-#include "parallel/token_sharding.h"
+#include "model/build/token_share.h"
 
 namespace tessera {
 
@@ -37,14 +36,6 @@ std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int
 /// Labels of a micro-batch that its `mtp_layers` layers of multi-token prediction learn from,
 /// together: layer k (from 1) at a token that which the token k further on has.
 int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
-
-/// Which tokens of a micro-batch a rank works on.
-struct TokenShare {
-  std::vector<int64_t> own;    ///< T_l
-  std::vector<int64_t> group;  ///< T_g: of the tensor-parallel group, in its ranks' order
-};
-TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups);
-TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups);
 
 /// A rank's part of the micro-batch in hand, and the scalars that its programs read.
 struct BatchInputs {
