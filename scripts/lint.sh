@@ -1,34 +1,82 @@
 #!/usr/bin/env bash
-# Checks formatting of every C++ and CUDA file, and runs clang-tidy (warnings are errors) on the files that differ from
-# the commit given by `--since`, the first 30 of them, or without it on all. Needs a configured build folder
-# (scripts/build.sh).
+# Checks formatting, the order of rooms and the rules for CUDA in the whole tree, and with clang-tidy (warnings are
+# errors) the sources that changed. See usage below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+usage() {
+  cat <<'TEXT'
+usage: scripts/lint.sh [--since COMMIT | --all] [--seconds N]
+
+Needs a configured build folder (scripts/build.sh). clang-tidy checks
+
+  (default)         what this branch changed: against its upstream where it is ahead of that, otherwise in the commits
+                    of the day up to the last one; and what is not committed
+  --since COMMIT    what differs from COMMIT
+  --all             every source: hours on two cores where nothing is remembered, to be run weekly
+  --seconds N       begin no further source after N seconds; what is left is named
+
+A source that passed is remembered by its content and costs nothing until it changes (scripts/tidy.py).
+TEXT
+}
+
+refuse() {
+  echo "lint: $1" >&2
+  exit 2
+}
+
+since=""
+all=""
+limit=()
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --since)
+      since=$(git rev-parse --verify --quiet "${2:-}^{commit}") || refuse "--since takes a commit, found '${2:-}'"
+      shift ;;
+    --all) all=1 ;;
+    --seconds)
+      [[ "${2:-}" =~ ^[0-9]{1,6}$ ]] || refuse "--seconds takes a number of seconds, found '${2:-}'"
+      limit=(--seconds "$2")
+      shift ;;
+    --help | -h) usage; exit 0 ;;
+    *) refuse "unknown option '$1'; see --help" ;;
+  esac
+  shift
+done
+
+# The commit with which the working tree is compared: see usage.
+choose_base() {
+  local base last
+  if base=$(git merge-base HEAD '@{upstream}' 2>/dev/null) && [[ $base != $(git rev-parse HEAD) ]]; then
+    echo "$base"
+    return
+  fi
+  last=$(git log -1 --format=%ct)
+  base=$(git rev-list -1 --first-parent --before=$((last - 24 * 3600)) HEAD)
+  echo "${base:-$(git hash-object -t tree /dev/null)}"
+}
+
+# The changed files, those of the newest commits first: a limit of time then leaves the oldest.
+list_changed() {
+  {
+    git diff --name-only HEAD
+    git log --format= --name-only "$1..HEAD" 2>/dev/null || true
+    git diff --name-only "$1"
+  } | awk '!seen[$0]++' | grep -E '^(src|bench)/.*\.(cc|h)$' | while read -r file; do
+    if [[ -e "$file" ]]; then echo "$file"; fi
+  done
+}
+
 mapfile -t sources < <(git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 clang-format --dry-run --Werror "${sources[@]}"
+scripts/check_includes.py
+scripts/check_cuda.py
 
-if [[ "${1:-}" == "--since" ]]; then
-  # Bounded, since a file takes 15 to 30 s.
-  max_units=30
-  mapfile -t units < <(git diff --name-only --diff-filter=d "$2" -- 'src/*.cc' 'bench/*.cc')
-  if [[ ${#units[@]} -gt $max_units ]]; then
-    echo "clang-tidy: only the first $max_units of ${#units[@]} changed files; scripts/lint.sh checks all"
-    units=("${units[@]:0:$max_units}")
-  fi
+if [[ -n "$all" ]]; then
+  mapfile -t files < <(git ls-files 'src/*.cc' 'bench/*.cc')
 else
-  mapfile -t units < <(git ls-files 'src/*.cc' 'bench/*.cc')
+  [[ -n "$since" ]] || since=$(choose_base)
+  mapfile -t files < <(list_changed "$since")
+  echo "lint: ${#files[@]} files differ from $(git log -1 --format='%h (%cs)' "$since" 2>/dev/null || echo "an empty tree")"
 fi
-[[ ${#units[@]} -eq 0 ]] && exit 0
-
-# clang cannot read g++'s precompiled headers, and without them a missing include is found. Files that are compiled for
-# several CPU levels are checked once, as for AVX2, with flags that clang knows.
-mkdir -p build/tidy
-python3 - <<'EOF'
-import json, re
-commands = [entry for entry in json.load(open("build/compile_commands.json")) if " -fno-weak " not in entry["command"]]
-for entry in commands:
-    entry["command"] = re.sub(r" -include \S*cmake_pch\.hxx", "", entry["command"])
-json.dump(commands, open("build/tidy/compile_commands.json", "w"), indent=0)
-EOF
-printf '%s\0' "${units[@]}" | xargs -0 -n 4 -P "$(nproc)" clang-tidy -p build/tidy --quiet 2> >(grep -v 'warnings generated' >&2)
+[[ ${#files[@]} -eq 0 ]] || scripts/tidy.py "${limit[@]}" "${files[@]}"

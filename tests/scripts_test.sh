@@ -75,9 +75,62 @@ test_arguments() {
   expect "--help" "$(scripts/demo.sh --help)" 'usage: scripts/demo.sh*'
 }
 
+# A repository with two sources, of which a.cc includes a.h; its clang-tidy finds fault with files that say BAD.
+make_linted_repository() {
+  mkdir -p scripts src/a build bin
+  cp "$1"/scripts/{lint.sh,tidy.py,check_includes.py,check_cuda.py} scripts/
+  sed -i '/^LAYERS = \[/,/^\]/c LAYERS = ["a"]' scripts/check_includes.py
+  printf '#!/bin/sh\ncase "$*" in *--version*) echo 1;; *) ! cat "$4" | grep BAD;; esac\n' > bin/clang-tidy
+  printf '#!/bin/sh\n' > bin/clang-format
+  chmod +x bin/*
+  touch .clang-tidy src/a/a.h
+  echo '#include "a/a.h"' > src/a/a.cc
+  echo 'int b;' > src/a/b.cc
+  python3 - <<'PYTHON'
+import json, os
+json.dump([{"file": f"{os.getcwd()}/src/a/{name}.cc", "directory": "build", "command": "c++"} for name in "ab"],
+          open("build/compile_commands.json", "w"))
+PYTHON
+  printf 'build\nbin\ncache\n' > .gitignore
+  git init -q -b main
+  git config user.email test@example.com
+  git config user.name test
+  git add .
+  GIT_COMMITTER_DATE='2026-01-01T12:00Z' git commit -q -m first
+}
+
+test_lint() {
+  local here=$PWD repository output
+  repository=$(mktemp -d)
+  # shellcheck disable=SC2064
+  trap "rm -rf '$repository'" RETURN
+  cd "$repository"
+  make_linted_repository "$here"
+  export TESSERA_TIDY_CACHE=$repository/cache
+  local path=$PATH
+  PATH=$repository/bin:$PATH
+
+  expect "all sources at first" "$(scripts/lint.sh --all)" '*2 of 2 sources to check*'
+  expect "none the second time" "$(scripts/lint.sh --all)" '*0 of 2 sources to check*'
+  echo 'int a;' > src/a/a.h
+  expect "those that include a changed header" "$(scripts/lint.sh --all)" '*1 of 2 sources to check*'
+  echo 'int a, c;' > src/a/a.h
+  expect "a changed header, by its source" "$(scripts/lint.sh --since HEAD)" '*lint: 1 files differ*1 of 1 sources*'
+  echo 'int BAD;' > src/a/b.cc
+  expect "a fault" "$(scripts/lint.sh --since HEAD 2>&1 || echo "code $?")" '*int BAD*code 1'
+  expect "a fault is not remembered" "$(scripts/lint.sh --since HEAD 2>&1 || echo "code $?")" '*1 of 2 sources*code 1'
+  expect "what the time did not suffice for" "$(scripts/lint.sh --since HEAD --seconds 0)" '*not checked within 0 s: src/a/b.cc*'
+  GIT_COMMITTER_DATE='2026-01-03T12:00Z' git commit -q -a -m second
+  expect "the commits of the last day" "$(scripts/lint.sh --seconds 0)" '*lint: 2 files differ from * (2026-01-0*'
+  expect "an option that is none" "$(scripts/lint.sh --al 2>&1 || echo "code $?")" "lint: unknown option '--al'*code 2"
+  PATH=$path
+  cd "$here"
+}
+
 shopt -s extglob
 test_progress
 test_sizes
 test_arguments
+test_lint
 [[ $failures -eq 0 ]] && echo "all scripts' tests passed"
 exit $((failures > 0))

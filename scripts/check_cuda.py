@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Checks rules for CUDA sources (.cu, .cuh) that no tool here parses: clang-tidy 14 knows neither CUDA 13 nor Hopper.
+
+It looks at text alone, so it shows that these rules hold and nothing more; nvcc's own warnings, which end a build
+(cmake/TesseraTargets.cmake), and compute-sanitizer (tools/gpu_sanitizers.sh) look at meaning.
+
+- launch: a kernel is launched in a stream that is given, and a folder that launches kernels checks cudaGetLastError().
+- wait: code of operators neither allocates memory nor waits for the GPU: buffers are planned, and the host runs ahead.
+- print: a kernel's last words come from ops/cuda/fail.cuh alone.
+- again: a constant that ops/cuda defines is not defined again by an operator.
+- hardware: a block's bytes of shared memory are written in one place, and the number of SMs of a GPU nowhere.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONSTANT = re.compile(r"^(?:inline )?constexpr (?:int|int64_t|unsigned|size_t|uint32_t|float) (k\w+) = ", re.M)
+WAITS = re.compile(r"\bcuda(?:Malloc\w*|Free\w*|DeviceSynchronize|StreamSynchronize|EventSynchronize|Memcpy)\(")
+SHARED_BYTES = re.compile(r"\b227 \* 1024\b|\b232448\b")
+MOST = {"bytes of shared memory": 3, "a number of SMs": 0}  # places
+NUM_SMS = re.compile(r"\b13[20]\b")
+
+
+def without_comments(text):
+    """The text with comments and strings blanked, lines kept."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group())
+    return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+def launches(text):
+    """(position, number of launch parameters) of each `kernel<<<...>>>`."""
+    for match in re.finditer(r"<<<(.*?)>>>", text, re.S):
+        depth, parts = 0, 1
+        for symbol in match.group(1):
+            depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(symbol, 0)
+            parts += symbol == "," and depth == 0
+        yield match.start(), parts
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def check_launches(path, text):
+    found = list(launches(text))
+    for position, parts in found:
+        if parts != 4:
+            yield line_of(text, position), "launch: give blocks, threads, shared memory and the stream"
+    if found and not any("cudaGetLastError" in beside.read_text() for beside in path.parent.glob("*.c*")):
+        yield line_of(text, found[0][0]), "launch: this folder launches kernels and never checks cudaGetLastError()"
+
+
+def check_waits(path, text):
+    if "ops" in path.parts:
+        for match in WAITS.finditer(text):
+            yield line_of(text, match.start()), f"wait: {match.group()[:-1]} allocates or waits; plan a buffer, or use the stream"
+
+
+def check_prints(path, text):
+    if path.name != "fail.cuh":
+        for match in re.finditer(r"\bprintf\(|\bassert\(", text):
+            yield line_of(text, match.start()), "print: use ops/cuda/fail.cuh"
+
+
+def check_constants(path, text, shared):
+    if "cuda" in path.parts[path.parts.index("src") + 1:-1] if "src" in path.parts else False:
+        return
+    for match in CONSTANT.finditer(text):
+        if match.group(1) in shared:
+            yield line_of(text, match.start()), f"again: {match.group(1)} is defined in {shared[match.group(1)]}"
+
+
+def main():
+    files = {path: without_comments(path.read_text()) for path in sorted((ROOT / "src").rglob("*.cu*"))}
+    ladder = [path for path in (ROOT / "src/ops/cuda").glob("*") if path.suffix in (".cuh", ".h")]
+    shared = {name: path.relative_to(ROOT) for path in ladder for name in CONSTANT.findall(path.read_text())}
+    problems = []
+    places = {"bytes of shared memory": [], "a number of SMs": []}
+    for path, text in files.items():
+        for check in (check_launches(path, text), check_waits(path, text), check_prints(path, text),
+                      check_constants(path, text, shared)):
+            problems += [(path, line, what) for line, what in check]
+        for name, pattern in (("bytes of shared memory", SHARED_BYTES), ("a number of SMs", NUM_SMS)):
+            places[name] += [(path, line_of(text, match.start())) for match in pattern.finditer(text)]
+    for name, found in places.items():
+        problems += [(path, line, f"hardware: {name} stands in {len(found)} places") for path, line in found[MOST[name]:]]
+    for path, line, what in problems:
+        print(f"{path.relative_to(ROOT)}:{line}: {what}")
+    if problems:
+        sys.exit(1)
+    print(f"cuda: {len(files)} files keep the rules")
+
+
+if __name__ == "__main__":
+    main()
