@@ -47,7 +47,7 @@ struct BatchInputs {
   MirroredTensor
       segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
   MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
-  MirroredTensor loss_scale, grad_loss, grad_balance, grad_score_means, grad_z_loss;
+  MirroredTensor loss_scale, grad_loss, grad_balance, grad_z_loss;
   OwnedTensor token_loss;  ///< the device's
 
   /// What a layer of multi-token prediction and its head see.

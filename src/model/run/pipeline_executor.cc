@@ -74,36 +74,33 @@ void PipelineExecutor::forward(const PipelineStep& step, const MicroBatch& batch
                                const PassHooks& hooks) {
   const RunSlot slot = take_place(step.chunk, step.micro_batch);
   ChunkRun& run = model_.run_at(slot);
+  const ChunkRun::Messages messages = run.forward_messages();
   if (!is_first(step.chunk)) {
-    for (int64_t i = 0; i < run.num_in(); ++i)
-      place_.activations->receive(run.hidden_in(i), previous_stage()).wait();
-    if (passes_balance()) place_.activations->receive(run.balance_sums(), previous_stage()).wait();
+    for (const Tensor& message : messages.in)
+      place_.activations->receive(message, previous_stage()).wait();
   }
   run.load(batch, scales);
   run.forward(observer, hooks);
   if (is_last(step.chunk)) return;
   std::vector<Pending>& sends = at(slot).sends;
-  for (int64_t depth = 0; depth < run.num_out(); ++depth)
-    sends.push_back(place_.activations->send(run.hidden_out(depth), next_stage()));
-  if (passes_balance()) sends.push_back(place_.activations->send(run.balance_sums(), next_stage()));
+  for (const Tensor& message : messages.out)
+    sends.push_back(place_.activations->send(message, next_stage()));
 }
 
 void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& observer,
                                 const PassHooks& hooks) {
   const RunSlot slot = find_place(step.chunk, step.micro_batch);
   ChunkRun& run = model_.run_at(slot);
+  const ChunkRun::Messages messages = run.backward_messages();
   if (!is_last(step.chunk)) {
-    for (int64_t depth = 0; depth < run.num_out(); ++depth)
-      place_.gradients->receive(run.grad_out(depth), next_stage()).wait();
-    if (passes_balance()) place_.gradients->receive(run.grad_score_means(), next_stage()).wait();
+    for (const Tensor& message : messages.in)
+      place_.gradients->receive(message, next_stage()).wait();
   }
   run.backward(observer, hooks);
   if (is_first(step.chunk)) return;
   std::vector<Pending>& sends = at(slot).sends;
-  for (int64_t i = 0; i < run.num_in(); ++i)
-    sends.push_back(place_.gradients->send(run.grad_in(i), previous_stage()));
-  if (passes_balance())
-    sends.push_back(place_.gradients->send(run.grad_score_means(), previous_stage()));
+  for (const Tensor& message : messages.out)
+    sends.push_back(place_.gradients->send(message, previous_stage()));
 }
 
 MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,

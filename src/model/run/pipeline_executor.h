@@ -19,8 +19,8 @@ struct PipelinePlace {
   int64_t num_chunks = 1;       ///< of each stage
 };
 
-/// Runs one stage's list of steps: hidden states go to the stage of the next chunk (with those of
-/// multi-token prediction beside the decoder's, see ChunkRun::num_out), their gradients back, each
+/// Runs one stage's list of steps: hidden states go to the stage of the next chunk (and what
+/// goes along with them, see ChunkRun::Messages), their gradients back, each
 /// sent without waiting. One object serves all steps of a run. All ranks of the pipeline must
 /// construct it. Not thread-safe.
 class PipelineExecutor {
@@ -53,9 +53,6 @@ class PipelineExecutor {
   int64_t next_stage() const { return (stage() + 1) % num_stages(); }
   int64_t previous_stage() const { return (stage() + num_stages() - 1) % num_stages(); }
 
-  /// What goes along with the hidden states and their gradients where one balance loss spans the
-  /// model: its sums, and the gradient of the score means.
-  bool passes_balance() const { return balances_whole_model(model_.config()); }
   RunSlot take_place(int64_t chunk, int64_t micro_batch);
   RunSlot find_place(int64_t chunk, int64_t micro_batch) const;
   Place& at(const RunSlot& slot);

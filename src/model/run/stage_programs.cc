@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "model/build/layer_builder.h"
+#include "model/run/model_balance.h"
 
 namespace tessera {
 namespace {
@@ -74,10 +75,6 @@ void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) 
 }
 
 }  // namespace
-
-bool balances_whole_model(const ModelConfig& config) {
-  return config.moe.balance_scope == BalanceTokens::kModel && config.num_moe_layers() > 0;
-}
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
                              ModelPart model_part, const RecomputePolicy& policy,

@@ -59,7 +59,4 @@ struct StagePrograms {
   }
 };
 
-/// Whether one balance loss spans all layers: its gradients are known after the last one only.
-bool balances_whole_model(const ModelConfig& config);
-
 }  // namespace tessera

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <vector>
+
+#include "model/run/expert_states.h"
+#include "model/run/stage_programs.h"
+#include "model/run/weight_store.h"
+
+namespace tessera {
+
+/// A program and its memory. Only the addresses of parameters may change.
+struct BoundProgram {
+  const Executable* program = nullptr;
+  Bindings bindings;
+  ProgramParameters parameters;
+  std::vector<size_t> reads;      ///< parameters
+  std::vector<size_t> completes;  ///< those to which no later program of the micro-batch adds
+};
+
+/// A program forward and backward.
+struct BoundPasses {
+  BoundProgram forward, backward;
+  Buffer saved;
+};
+
+/// What the passes over one layer need.
+struct BoundLayer {
+  const KindProgram* kind = nullptr;
+  ExpertState* experts = nullptr;  ///< null for a dense layer
+  BoundProgram forward, backward, weights;
+  BoundPasses embedding;    ///< of multi-token prediction
+  Buffer saved, kept;       ///< kept: from the backward pass to the weights'
+  int64_t moe_idx = -1;     ///< among the chunk's MoE layers; -1 for a dense layer
+  OwnedTensor expert_bias;  ///< the device's, where that is not the host
+
+  bool is_mtp() const { return kind->layout.embedded >= 0; }
+};
+
+/// All programs of a chunk, bound to the memory of one micro-batch.
+struct BoundChunk {
+  BoundPasses embedding;           ///< where the chunk has it
+  std::vector<BoundLayer> layers;  ///< in the order of the model
+  std::vector<BoundPasses> heads;  ///< by depth; empty where the chunk has no loss
+  BoundProgram evaluation;         ///< the head without gradients, likewise
+};
+
+}  // namespace tessera

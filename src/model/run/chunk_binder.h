@@ -1,0 +1,40 @@
+#pragma once
+
+#include "model/run/batch_inputs.h"
+#include "model/run/bound_program.h"
+#include "model/run/chunk_streams.h"
+#include "model/run/model_balance.h"
+#include "model/run/pass_statistics.h"
+
+namespace tessera {
+
+/// The memory that all runs of a rank share, since it runs one pass at a time.
+struct SharedMemory {
+  Buffer transient;  ///< working memory of any program
+};
+
+/// The memory of one micro-batch in a chunk, beside the values that its programs save.
+struct ChunkMemory {
+  ChunkStreams streams;
+  BatchInputs inputs;
+  PassStatistics statistics;
+  ModelBalance balance;
+  Buffer hidden;  ///< the streams, one behind the other
+  Shape hidden_shape;
+  DType dtype;
+
+  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk);
+
+  Tensor stream(int64_t idx) const;
+  /// The hidden states that leave the chunk, by depth (see ChunkStreams), and their gradients.
+  Tensor hidden_out(int64_t depth) const { return stream(streams.hidden_at_depth(depth)); }
+  Tensor grad_out(int64_t depth) const { return stream(streams.grad_from_outside(depth)); }
+};
+
+/// Joins the programs of a chunk with that memory, with the parameters, the experts' state and the
+/// shared memory, all of which must outlive the result.
+BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
+                      const ChunkMemory& memory, const ParameterSet& parameters,
+                      std::vector<ExpertState>& experts, const SharedMemory& shared);
+
+}  // namespace tessera
