@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs Tessera and its rivals by turns on one GPU and prints the table of ratios.
 
-usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,attention,kernels]
-                 [--shapes qwen3,fine,mixtral] [--json FILE]
+usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,block_sparse,attention,kernels]
+                 [--shapes qwen3,fine,mixtral,dmoe_small] [--json FILE]
 
 step:       a training step of four micro-batches of 4 x 4096 tokens, `tessera bench` (FP32 master weights, moments and
             gradient sums) beside Hugging Face's (BF16 throughout, hf_step.py), and real routing beside forced balance;
@@ -12,6 +12,8 @@ memory:     what a layer keeps for its backward pass, beside the formula of Mega
             that it names as cheap to compute again, and what that costs a step;
 grouped:    the grouped products of the experts beside torch._grouped_mm, and beside CUTLASS's where the build has them
             (grouped_mm.py);
+block_sparse: an MoE layer with block-sparse experts beside the same with grouped ones, by time, and each block-sparse
+            product beside the grouped one of the same rows and beside a large dense product;
 attention:  beside cuDNN's through PyTorch (attention_torch.py);
 kernels:    each kernel's share of its ceiling in the same run: a copy's bandwidth, or a large product's rate.
 A target is the least that is wanted. Each program is a process of its own; a failure is told and its rows are left out.
@@ -37,6 +39,10 @@ LAYERS = {
                      None, 420, 450),
     "Mixtral 8x7B": ("mixtral", ["--model.preset=mixtral-8x7b"], None, None, None),
 }
+# The layers of MegaBlocks' own models besides; name: short name, ours.
+SPARSE_LAYERS = {name: entry[:2] for name, entry in LAYERS.items() if entry[0] != "fine"}
+SPARSE_LAYERS["dMoE-Small"] = ("dmoe_small", ["--model.preset=megablocks-small"])
+SPARSE_TARGETS = {128: 0.95, 64: 0.85}  # by block size, least of the grouped products' speed
 LAYER_BATCH = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=8",
                "--train.precision=bf16"]
 # Everything is kept.
@@ -90,10 +96,13 @@ def step_rows(build, options):
                    0.95, f"{1e3 * ours['median_seconds']:.1f} ms and {1e3 * balanced['median_seconds']:.1f} ms")
 
 
+def bench_moe_layer(build, shape, *more):
+    return from_json(run([build / "tessera", "bench", "--layer=moe", "--json", *shape, *LAYER_BATCH, *more]))
+
+
 @functools.cache
 def bench_layer(build, layer):
-    shape = LAYERS[layer][1]
-    return from_json(run([build / "tessera", "bench", "--layer=moe", "--json", *shape, *LAYER_BATCH]))
+    return bench_moe_layer(build, LAYERS[layer][1])
 
 
 def seconds(layer):
@@ -232,6 +241,27 @@ def grouped_rows(build, _):
                f"least {min(values):.3f}")
 
 
+def sparse_layer_rows(build, options):
+    for layer, (_, shape) in of_shapes(SPARSE_LAYERS, options.shapes):
+        grouped = bench_moe_layer(build, shape, "--moe.experts=grouped")
+        for block, least in SPARSE_TARGETS.items():
+            sparse = bench_moe_layer(build, shape, "--moe.experts=block_sparse", f"--moe.block_size={block}")
+            for part in ("forward", "backward") if sparse and grouped else ():
+                times = [1e3 * which[part]["median_seconds"] for which in (sparse, grouped)]
+                yield (f"MoE layer, {layer}, blocks of {block}: grouped {part} time over block-sparse",
+                       times[1] / times[0], least, "{:.2f} ms, grouped {:.2f} ms".format(*times))
+
+
+def block_sparse_rows(build, options):
+    yield from sparse_layer_rows(build, options)
+    shapes = [shape for _, (shape, _) in of_shapes(SPARSE_LAYERS, options.shapes)]
+    text = run([build / "bench" / "block_sparse_cuda_bench", *shapes]) if shapes else None
+    for at in map(json.loads, (text or "").splitlines()):
+        yield ("product {product}, {shape}, blocks of {block}: over the grouped one".format(**at),
+               at["tflops"] / at["grouped"], SPARSE_TARGETS[at["block"]],
+               "{:.0f} TFLOPS, {:.3f} of a large product".format(at["tflops"], at["tflops"] / at["large"]))
+
+
 def attention_rows(build, _):
     text = run([sys.executable, HERE / "attention_torch.py", build / "bench" / "attention_cuda_bench"]) or ""
     ratios = {}
@@ -258,14 +288,14 @@ def kernels_rows(build, _):
 
 
 PARTS = {"step": step_rows, "layer": layer_rows, "rivals": rivals_rows, "memory": memory_rows, "grouped": grouped_rows,
-         "attention": attention_rows, "kernels": kernels_rows}
+         "block_sparse": block_sparse_rows, "attention": attention_rows, "kernels": kernels_rows}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parent.parent / "build")
     names = lambda text: text.split(",")
-    shapes = [entry[0] for entry in LAYERS.values()]
+    shapes = [entry[0] for entry in {**LAYERS, **SPARSE_LAYERS}.values()]
     parser.add_argument("--only", type=names, default=list(PARTS), help="parts, by commas")
     parser.add_argument("--shapes", type=names, default=shapes, help="of steps and layers, by commas")
     parser.add_argument("--rivals", type=names, default=["torchtitan", "megablocks", "megatron", "liger", "sonicmoe"],

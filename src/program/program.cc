@@ -103,6 +103,19 @@ Program Program::with_nodes(std::vector<Node> nodes) const {
   return result;
 }
 
+Program Program::with_inferred_nodes(std::vector<Node> nodes) const {
+  Program result = with_nodes(std::move(nodes));
+  for (const Node& node : result.nodes_) {
+    const std::vector<ValueType> types = node.op->infer(result.types(node.inputs));
+    for (size_t i = 0; i < types.size(); ++i) {
+      Value& output = result.values_[static_cast<size_t>(node.outputs[i])];
+      if (output.kind == ValueKind::kIntermediate)
+        output.type = resolve_extent(types[i], node.inputs, node.outputs);
+    }
+  }
+  return result;
+}
+
 bool Program::is_output(ValueId id) const {
   return std::ranges::find(outputs_, id) != outputs_.end();
 }

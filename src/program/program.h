@@ -61,6 +61,9 @@ class Program {
   /// the program would give, what is not made.
   Program with_nodes(std::vector<Node> nodes) const;
 
+  /// The same, and what the nodes make has the types that their operators infer of what they read.
+  Program with_inferred_nodes(std::vector<Node> nodes) const;
+
   const std::string& name() const { return name_; }
   const std::vector<Value>& values() const { return values_; }
   const std::vector<Node>& nodes() const { return nodes_; }

@@ -257,14 +257,14 @@ ValueId build_sparse_experts(LayerBuilder& builder, const ExpertShare& share,
   const auto first = make_topology(share.first_sizes);
   const auto second = config.is_gated() ? make_topology(share.sizes) : first;
   const ValueId pre =
-      program.add1(make_block_sparse_fc1(block),
+      program.add1(make_block_sparse_fc1(block, share.first_sizes),
                    {rows.rows_RH, weights.first, first[0], first[1], first[2], first[3], first[4]},
                    "expert_pre");
   const ValueId act = program.add1(
       make_block_sparse_activation({.activation = config.activation, .block_size = block}),
       {pre, rows.probs_R, second[0], second[1]}, "expert_act");
   return program.add1(
-      make_block_sparse_fc2(block),
+      make_block_sparse_fc2(block, share.sizes),
       {act, weights.second, second[0], second[1], second[2], second[3], second[4], rows.probs_R},
       "expert_out");
 }

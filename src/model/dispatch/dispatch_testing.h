@@ -220,11 +220,11 @@ struct MoeProgram {
     const auto t1 = topology(2);
     const auto t2 = topology(1);
     const ValueId pre =
-        program.add1(make_block_sparse_fc1(size),
+        program.add1(make_block_sparse_fc1(size, part.sizes(c, 2)),
                      {dispatched.rows_RH, fc1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
     const ValueId act = program.add1(make_block_sparse_activation({Activation::kSwiGLU, size}),
                                      {pre, dispatched.probs_R, t2[0], t2[1]}, "act");
-    return program.add1(make_block_sparse_fc2(size),
+    return program.add1(make_block_sparse_fc2(size, part.sizes(c, 1)),
                         {act, fc2, t2[0], t2[1], t2[2], t2[3], t2[4], dispatched.probs_R}, "out");
   }
 };

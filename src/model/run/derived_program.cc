@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/names.h"
+#include "model/build/join_expert_blocks.h"
 #include "program/fuse_producers.h"
 #include "program/fuse_repeats.h"
 #include "program/fuse_sums.h"
@@ -40,6 +41,7 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
 DerivedProgram derive(Program forward, const DifferentiateRequest& request,
                       const DeriveOptions& options, const Backend& backend) {
   forward = fuse_sums(forward);
+  if (!backend.is_host()) forward = join_expert_blocks(forward);
   const auto made_again = [&](ValueId id) { return is_dropped(forward, id, options.recompute); };
   forward = fuse_gathers(forward, options.gathers, backend,
                          {.differentiated = true, .made_again = made_again});

@@ -2,14 +2,19 @@
 
 namespace tessera {
 
-OperatorPtr make_block_sparse_fc1(int64_t block_size) {
-  return make_block_sparse_product(
-      {.kind = ProductKind::kSdd, .block_size = block_size, .transpose_right = true, .weight = 1});
+OperatorPtr make_block_sparse_fc1(int64_t block_size, std::vector<int64_t> first_sizes) {
+  return make_block_sparse_product({.kind = ProductKind::kSdd,
+                                    .block_size = block_size,
+                                    .transpose_right = true,
+                                    .weight = 1,
+                                    .expert_sizes = std::move(first_sizes)});
 }
 
-OperatorPtr make_block_sparse_fc2(int64_t block_size) {
-  return make_block_sparse_product(
-      {.kind = ProductKind::kDsd, .block_size = block_size, .weight = 1});
+OperatorPtr make_block_sparse_fc2(int64_t block_size, std::vector<int64_t> sizes) {
+  return make_block_sparse_product({.kind = ProductKind::kDsd,
+                                    .block_size = block_size,
+                                    .weight = 1,
+                                    .expert_sizes = std::move(sizes)});
 }
 
 void add_block_sparse_cpu(KernelTable& table) {

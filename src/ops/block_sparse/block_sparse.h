@@ -13,9 +13,9 @@
 ///
 ///     t1   = add(make_block_topology({B, {g_e}, max_rows}), {offsets})
 ///     t2   = add(make_block_topology({B, {F_e}, max_rows}), {offsets})
-///     pre  = add(make_block_sparse_fc1(B), {rows_RH, W1, t1[0..4]})
+///     pre  = add(make_block_sparse_fc1(B, {g_e}), {rows_RH, W1, t1[0..4]})
 ///     act  = add(make_block_sparse_activation({activation, B}), {pre, probs_R, t2[0], t2[1]})
-///     y_RH = add(make_block_sparse_fc2(B), {act, W2, t2[0..4], probs_R})
+///     y_RH = add(make_block_sparse_fc2(B, {F_e}), {act, W2, t2[0..4], probs_R})
 ///
 /// where max_rows is the bound of R, t[0..4] are the topology's tensors (t[5] is their extent),
 /// fc2 takes from probs_R the number of rows alone, and t2 is t1 where nothing is gated.
@@ -25,10 +25,10 @@
 /// are accumulated in F32.
 namespace tessera {
 
-/// pre = SDDᵀ(rows_RH, W1).
-OperatorPtr make_block_sparse_fc1(int64_t block_size);
-/// y_RH = DSD(act, W2).
-OperatorPtr make_block_sparse_fc2(int64_t block_size);
+/// pre = SDDᵀ(rows_RH, W1). `first_sizes`: g_e; see BlockSparseProductSpec::expert_sizes.
+OperatorPtr make_block_sparse_fc1(int64_t block_size, std::vector<int64_t> first_sizes);
+/// y_RH = DSD(act, W2). `sizes`: F_e.
+OperatorPtr make_block_sparse_fc2(int64_t block_size, std::vector<int64_t> sizes);
 
 void add_block_sparse_cpu(KernelTable& table);
 void add_block_sparse_cuda(KernelTable& table);

@@ -1,5 +1,6 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/block_sparse/block_sparse_kernels.h"
+#include "ops/block_sparse/expert_products.h"
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
@@ -65,8 +66,88 @@ DenseOperand operand_of(const KernelArgs& args, size_t idx, bool transposed) {
           .transposed = transposed};
 }
 
-void sdd(const Operator& op, const KernelArgs& args) {
-  const BlockSparseProductSpec& spec = static_cast<const BlockSparseProduct&>(op).spec();
+/// The experts' matrix with these values and a dense one of H columns, where the kernels on tensor
+/// cores take both.
+std::optional<ExpertMatrix> expert_matrix(const BlockSparseProduct& op, const KernelArgs& args,
+                                          const Tensor& values, const Tensor& dense, int64_t wide) {
+  if (op.experts() == nullptr || values.dtype != DType::kBF16 || dense.shape[0] == 0)
+    return std::nullopt;
+  ExpertMatrix matrix = {.sizes = *op.experts(),
+                         .experts = {.wide = wide},
+                         .topology = topology_of(op.spec(), args),
+                         .values = values.data};
+  if (!fits_expert_products(matrix, {args.in(0).data, args.in(1).data, args.out(0).data}))
+    return std::nullopt;
+  matrix.experts = context_of(args).get<ExpertTables>().blocks(*op.experts(), wide);
+  return matrix;
+}
+
+int* counter_of(const KernelArgs& args) {
+  return context_of(args).get<ExpertTables>().counter();
+}
+
+/// SDD and SDDᵀ of experts; whether it was one that the kernels on tensor cores take.
+bool run_expert_sdd(const BlockSparseProduct& op, const KernelArgs& args) {
+  const Tensor& left = args.in(0);
+  if (op.spec().transpose_left) return false;
+  const auto matrix = expert_matrix(op, args, args.out(0), left, left.shape[1]);
+  if (!matrix) return false;
+  expert_rows({.matrix = *matrix,
+               .gives_values = true,
+               .dense = left.data,
+               .num_rows = left.shape[0],
+               .weight = args.in(1).data,
+               .weight_by_rows = op.spec().transpose_right,
+               .counter = counter_of(args)},
+              stream_of(args));
+  return true;
+}
+
+/// The same of DSD and DSDᵀ.
+bool run_expert_dsd(const BlockSparseProduct& op, const KernelArgs& args) {
+  const BlockSparseProductSpec& spec = op.spec();
+  const Tensor& out = args.out(0);
+  if (spec.kind != ProductKind::kDsd || spec.transpose_left || spec.accumulate) return false;
+  const auto matrix = expert_matrix(op, args, args.in(0), out, out.shape[1]);
+  if (!matrix) return false;
+  // Rows of no expert are zero, unless they are beyond the actual ones.
+  if (args.out_extent(0) == nullptr)
+    check(cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()), stream_of(args)));
+  expert_rows({.matrix = *matrix,
+               .gives_values = false,
+               .dense = out.data,
+               .num_rows = out.shape[0],
+               .weight = args.in(1).data,
+               .weight_by_rows = !spec.transpose_right,
+               .counter = counter_of(args)},
+              stream_of(args));
+  return true;
+}
+
+/// The same of the gradients of weights: DSᵀD and DDᵀS, accumulated.
+bool run_expert_wgrad(const BlockSparseProduct& op, const KernelArgs& args) {
+  const BlockSparseProductSpec& spec = op.spec();
+  const bool by_rows = spec.kind == ProductKind::kDsd;
+  const bool is_gradient = spec.accumulate && spec.transpose_left && !spec.transpose_right;
+  if (!is_gradient) return false;
+  const Tensor& dense = args.in(by_rows ? 1 : 0);
+  const auto matrix = expert_matrix(op, args, args.in(by_rows ? 0 : 1), dense, dense.shape[1]);
+  if (!matrix) return false;
+  expert_wgrad({.matrix = *matrix,
+                .dense = dense.data,
+                .num_rows = dense.shape[0],
+                .grad = args.out(0).as<float>(),
+                .grad_by_rows = by_rows,
+                .accumulate = !args.set_accumulators,
+                .counter = counter_of(args)},
+               stream_of(args));
+  return true;
+}
+
+void sdd(const Operator& base, const KernelArgs& args) {
+  const auto& op = static_cast<const BlockSparseProduct&>(base);
+  if (run_expert_sdd(op, args)) return;
+  const BlockSparseProductSpec& spec = op.spec();
   launch_sparse_output({.topology = topology_of(spec, args),
                         .type = type_of(args.in(0)),
                         .inner = args.in(0).shape[spec.transpose_left ? 0 : 1],
@@ -81,7 +162,9 @@ void dense_product(const Operator& base, const KernelArgs& args) {
   const auto& op = static_cast<const BlockSparseProduct&>(base);
   const BlockSparseProductSpec& spec = op.spec();
   const Tensor& out = args.out(0);
-  if (!out) return;
+  if (!out || run_expert_dsd(op, args) || run_expert_wgrad(op, args)) return;
+  if (args.set_accumulators)
+    check(cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()), stream_of(args)));
   const bool sparse_left = op.is_sparse(0);
   const bool sparse_transposed = sparse_left ? spec.transpose_left : spec.transpose_right;
   const bool dense_transposed = sparse_left ? spec.transpose_right : spec.transpose_left;
@@ -174,8 +257,8 @@ void sparse_activation_backward(const Operator& op, const KernelArgs& args) {
 void add_block_sparse_cuda(KernelTable& table) {
   table["block_topology"] = Kernel(block_topology, topology_workspace);
   table["sdd"] = Kernel(sdd, check_ragged);
-  table["dsd"] = Kernel(dense_product, check_ragged);
-  table["dds"] = Kernel(dense_product, check_ragged);
+  table["dsd"] = Kernel(dense_product, check_ragged).setting_accumulators();
+  table["dds"] = Kernel(dense_product, check_ragged).setting_accumulators();
   table["block_sparse_activation"] = sparse_activation;
   table["block_sparse_activation_backward"] = sparse_activation_backward;
 }

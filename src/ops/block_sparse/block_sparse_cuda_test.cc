@@ -34,6 +34,17 @@ std::vector<Case> cases() {
           {128, 96, {256, 128}, {128, 384}, 130}, {16, 8, {16, 16}, {0, 0}, 32}};
 }
 
+/// Such as whole experts are multiplied of: one block, experts of one size and of several, several
+/// tiles of rows and of columns, experts without rows, rows that no whole tile has.
+std::vector<Case> expert_cases() {
+  return {{64, 72, {64}, {64}, 0},
+          {64, 136, {128, 64, 192}, {64, 128, 0}, 0},
+          {64, 520, {320, 320, 320}, {448, 64, 1024}, 64},
+          {128, 96, {256, 128}, {128, 384}, 130},
+          {128, 264, {128, 384, 128, 256}, {0, 128, 640, 256}, 128},
+          {64, 128, {64, 64}, {0, 0}, 128}};
+}
+
 /// A product of a dense matrix and one that a topology makes sparse, all of them random.
 struct Product {
   BlockSparseProductSpec spec;
@@ -66,11 +77,11 @@ CheckedProgram build_layer(const Case& c, Activation activation, DType dtype) {
       program.add(make_block_topology({c.block_size, first_sizes, c.max_rows()}), {offsets});
   const auto t2 =
       program.add(make_block_topology({c.block_size, c.sizes, c.max_rows()}), {offsets});
-  const ValueId pre = program.add1(make_block_sparse_fc1(c.block_size),
+  const ValueId pre = program.add1(make_block_sparse_fc1(c.block_size, first_sizes),
                                    {rows, w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
   const ValueId act = program.add1(make_block_sparse_activation({activation, c.block_size}),
                                    {pre, probs, t2[0], t2[1]}, "act");
-  const ValueId y = program.add1(make_block_sparse_fc2(c.block_size),
+  const ValueId y = program.add1(make_block_sparse_fc2(c.block_size, c.sizes),
                                  {act, w2, t2[0], t2[1], t2[2], t2[3], t2[4], probs}, "y");
   program.set_outputs({y});
   checked.request = {.outputs = {y}, .inputs = {rows, probs}};
@@ -146,8 +157,12 @@ class BlockSparseCuda : public GpuTest {
       ValueType like{DType::kF32, {rows}, 0, extent};
       inputs.push_back(program.add_input("like", like));
     }
-    const ValueId out = program.add1(make_block_sparse_product(s), inputs, "out");
-    program.set_outputs({out});
+    const OperatorPtr op = make_block_sparse_product(s);
+    std::vector<ValueId> sums;
+    if (s.accumulate)
+      sums.push_back(program.add_accumulator("sum", op->infer(program.types(inputs))[0]));
+    const ValueId out = program.add(op, inputs, {"out"}, sums)[0];
+    program.set_outputs({s.accumulate ? sparse : out});
     return checked;
   }
 
@@ -165,21 +180,47 @@ class BlockSparseCuda : public GpuTest {
     testing::check_on_gpu([&](DType type) { return build_layer(c, Activation::kSwiGLU, type); },
                           cpu(), gpu(), how);
   }
-};
 
-TEST_F(BlockSparseCuda, EveryProduct) {
-  uint64_t seed = 1;
-  for (const Case& c : cases()) {
+  /// All products, with the promise that the topology is that of experts or without.
+  void check_all(const Case& c, const std::vector<int64_t>& expert_sizes, uint64_t& seed) {
     for (const ProductKind kind : {ProductKind::kSdd, ProductKind::kDsd, ProductKind::kDds}) {
       for (const bool left : {false, true}) {
         for (const bool right : {false, true}) {
           check({{.kind = kind,
                   .block_size = c.block_size,
                   .transpose_left = left,
-                  .transpose_right = right},
+                  .transpose_right = right,
+                  .expert_sizes = expert_sizes},
                  c},
                 ++seed);
         }
+      }
+    }
+  }
+};
+
+TEST_F(BlockSparseCuda, EveryProduct) {
+  uint64_t seed = 1;
+  for (const Case& c : cases()) check_all(c, {}, seed);
+}
+
+TEST_F(BlockSparseCuda, EveryProductOfExperts) {
+  uint64_t seed = 100;
+  for (const Case& c : expert_cases()) check_all(c, c.sizes, seed);
+}
+
+TEST_F(BlockSparseCuda, GradientsOfWeights) {
+  uint64_t seed = 300;
+  for (const bool of_experts : {false, true}) {
+    for (const Case& c : expert_cases()) {
+      for (const ProductKind kind : {ProductKind::kDsd, ProductKind::kDds}) {
+        check({{.kind = kind,
+                .block_size = c.block_size,
+                .transpose_left = true,
+                .accumulate = true,
+                .expert_sizes = of_experts ? c.sizes : std::vector<int64_t>{}},
+               c},
+              ++seed);
       }
     }
   }
@@ -195,6 +236,15 @@ TEST_F(BlockSparseCuda, ALayerOfExperts) {
       testing::check_on_gpu([&](DType dtype) { return build_layer(c, activation, dtype); }, cpu(),
                             gpu(), check_of(c, ++seed));
     }
+  }
+}
+
+TEST_F(BlockSparseCuda, ALayerOfWholeExperts) {
+  uint64_t seed = 80;
+  for (const Case& c : expert_cases()) {
+    SCOPED_TRACE(fmt::format("block {} outer {}", c.block_size, c.outer));
+    testing::check_on_gpu([&](DType dtype) { return build_layer(c, Activation::kSwiGLU, dtype); },
+                          cpu(), gpu(), check_of(c, ++seed));
   }
 }
 
@@ -215,8 +265,17 @@ TEST_F(BlockSparseCuda, TinyBlocksOfFragments) {
   check_tiny_layer(tiny_case(16), DType::kBF16);
 }
 
-TEST_F(BlockSparseCuda, TinyWideBlocksOfFragments) {
+TEST_F(BlockSparseCuda, TinyBlocksOfWholeExperts) {
   check_tiny_layer(tiny_case(128), DType::kBF16);
+}
+
+TEST_F(BlockSparseCuda, TinyFragmentsOfWideBlocks) {
+  const Case c = tiny_case(64);
+  OwningCheck how = check_of(c, 91);
+  how.dtypes = {DType::kBF16};
+  how.once = true;
+  const Product product = {{.kind = ProductKind::kDsd, .block_size = 64}, c};
+  testing::check_on_gpu([&](DType type) { return build(product, type); }, cpu(), gpu(), how);
 }
 
 TEST_F(BlockSparseCuda, RefusesAnotherRaggedDim) {

@@ -149,6 +149,8 @@ ValueType infer_dense(const BlockSparseProduct& op, std::span<const ValueType> i
 BlockSparseProduct::BlockSparseProduct(const BlockSparseProductSpec& spec) : spec_(spec) {
   require_block_size(spec.block_size);
   ensure(!(spec.accumulate && spec.kind == ProductKind::kSdd), "a sparse output cannot accumulate");
+  require_expert_sizes(spec.expert_sizes, spec.block_size);
+  if (!spec.expert_sizes.empty()) experts_.emplace(spec.expert_sizes, "block-sparse product");
 }
 
 bool BlockSparseProduct::needs_rows() const {
@@ -169,9 +171,9 @@ std::string_view BlockSparseProduct::name() const {
 }
 
 std::string BlockSparseProduct::attributes() const {
-  return fmt::format("block={}{}{}{}", spec_.block_size, spec_.transpose_left ? " left^T" : "",
-                     spec_.transpose_right ? " right^T" : "",
-                     spec_.accumulate ? " accumulate" : "");
+  return fmt::format("block={}{}{}{}{}", spec_.block_size, spec_.transpose_left ? " left^T" : "",
+                     spec_.transpose_right ? " right^T" : "", spec_.accumulate ? " accumulate" : "",
+                     experts_ ? " experts=" + experts_->to_string() : "");
 }
 
 std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inputs) const {
@@ -179,6 +181,11 @@ std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inpu
   check_shape(*this, inputs.size() == expected, "{} inputs expected, got {}", expected,
               inputs.size());
   check_topology(*this, inputs);
+  if (experts_) {
+    const int64_t num_cols = topology_bound(inputs).num_block_cols * spec_.block_size;
+    check_shape(*this, experts_->total() == num_cols, "experts of {} columns for a topology of {}",
+                experts_->total(), num_cols);
+  }
   const DType dtype = inputs[0].dtype;
   check_shape(*this, dtype == inputs[1].dtype && (dtype == DType::kF32 || dtype == DType::kBF16),
               "operands must both be F32 or both BF16, got {} and {}", inputs[0].to_string(),
@@ -233,7 +240,8 @@ void BlockSparseProduct::emit_gradient(GradientBuilder& builder, int operand,
                              .block_size = spec_.block_size,
                              .transpose_left = gradient.transpose_left,
                              .transpose_right = gradient.transpose_right,
-                             .accumulate = accumulate});
+                             .accumulate = accumulate,
+                             .expert_sizes = spec_.expert_sizes});
   std::vector<ValueId> inputs = {gradient.left, gradient.right};
   for (int i = 0; i < kNumTopologyInputs; ++i) inputs.push_back(builder.input(kTopologyInput + i));
   if (product->needs_rows()) inputs.push_back(builder.input(operand));

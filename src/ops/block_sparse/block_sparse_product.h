@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ops/expert_sizes.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -29,6 +31,10 @@ struct BlockSparseProductSpec {
   /// The dense operand that is a weight (0 left, 1 right), whose gradient is accumulated; -1:
   /// neither is.
   int weight = -1;
+  /// Not empty: a promise that the topology is "block_topology"'s of experts with so many columns
+  /// each, with which a GPU multiplies whole experts instead of blocks. The result is the same but
+  /// for rounding.
+  std::vector<int64_t> expert_sizes = {};
 };
 
 /// A block-sparse product, with gradients built from the other products. Inputs, in order:
@@ -46,10 +52,12 @@ struct BlockSparseProductSpec {
 /// Deterministic; BF16 is accumulated in FP32 over the whole sum, however many blocks it runs over.
 class BlockSparseProduct final : public Operator {
  public:
-  /// Throws UserError where the block size is not supported.
+  /// Throws UserError where the block size is not supported, or an expert's size does not fit it.
   explicit BlockSparseProduct(const BlockSparseProductSpec& spec);
 
   const BlockSparseProductSpec& spec() const { return spec_; }
+  /// Null where the topology is any.
+  const ExpertSizes* experts() const { return experts_ ? &*experts_ : nullptr; }
   /// Whether the output has the sparse matrix's rows as a dim: DSD, and DDSᵀ.
   bool needs_rows() const;
   /// Whether operand 0 (left) or 1 (right) is the sparse one.
@@ -71,6 +79,7 @@ class BlockSparseProduct final : public Operator {
   void emit_gradient(GradientBuilder& builder, int operand, const Gradient& gradient) const;
 
   BlockSparseProductSpec spec_;
+  std::optional<ExpertSizes> experts_;
 };
 
 OperatorPtr make_block_sparse_product(const BlockSparseProductSpec& spec);

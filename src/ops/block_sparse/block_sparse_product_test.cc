@@ -317,6 +317,12 @@ TEST(BlockSparseProduct, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(infer(dsd, {11, 8, 8}, {32, 5}), UserError);
   EXPECT_THROW(infer(dsd, {12, 8, 8}, {24, 5}), UserError);
   EXPECT_THROW(make_block_sparse_product({.block_size = 24}), UserError);
+  EXPECT_THROW(make_block_sparse_product({.block_size = 8, .expert_sizes = {8, 12}}), UserError);
+  BlockSparseProductSpec experts = sdd;
+  experts.expert_sizes = {24, 8};
+  EXPECT_NO_THROW(infer(experts, {24, 5}, {5, 32}));
+  experts.expert_sizes = {24, 16};
+  EXPECT_THROW(infer(experts, {24, 5}, {5, 32}), UserError);
 }
 
 TEST(BlockSparseProduct, CountsTheFlopsOfItsBlocks) {

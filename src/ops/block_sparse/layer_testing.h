@@ -68,11 +68,11 @@ inline LayerValues build_block_sparse_layer(const LayerCase& layer, Program& pro
   };
   const auto t1 = topology(layer.first_sizes());
   const auto t2 = topology(layer.sizes);
-  const ValueId pre = program.add1(make_block_sparse_fc1(size),
+  const ValueId pre = program.add1(make_block_sparse_fc1(size, layer.first_sizes()),
                                    {v.rows_RH, v.w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
   const ValueId act = program.add1(make_block_sparse_activation({layer.activation, size}),
                                    {pre, v.probs_R, t2[0], t2[1]}, "act");
-  v.y_RH = program.add1(make_block_sparse_fc2(size),
+  v.y_RH = program.add1(make_block_sparse_fc2(size, layer.sizes),
                         {act, v.w2, t2[0], t2[1], t2[2], t2[3], t2[4], v.probs_R}, "y");
   program.set_outputs({v.y_RH});
   return v;

@@ -70,6 +70,17 @@ CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {
   return encode_map(const_cast<void*>(heads.data), dims, strides, box);
 }
 
+CUtensorMap make_blocks_map(const DeviceBlocks& blocks, int box_rows) {
+  ensure(blocks.num_columns % 64 == 0 && blocks.num_values % 64 == 0,
+         "{} values in rows of {}: both must be multiples of 64", blocks.num_values,
+         blocks.num_columns);
+  const cuuint64_t dims[] = {64, static_cast<cuuint64_t>(blocks.num_values / 64),
+                             static_cast<cuuint64_t>(blocks.num_rows)};
+  const cuuint64_t strides[] = {128, static_cast<cuuint64_t>(blocks.num_columns * 2)};
+  const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
+  return encode_map(const_cast<void*>(blocks.data), dims, strides, box);
+}
+
 CUtensorMap make_pairs_map(const DevicePairs& pairs, int box_rows) {
   require(pairs.num_columns % 8 == 0 && pairs.num_pairs % 8 == 0,
           "pairs of {} rows of {} values cannot be copied by tiles: both must be multiples of 8",

@@ -34,6 +34,20 @@ struct DevicePairs {
 /// num_columns is no multiple of 8.
 CUtensorMap make_pairs_map(const DevicePairs& pairs, int box_rows);
 
+/// The BF16 values of matrices with num_columns columns (a multiple of 64) that lie without gaps
+/// from any multiple of 64 values on, among num_values in all: what a block-sparse matrix of
+/// experts is.
+struct DeviceBlocks {
+  const void* data = nullptr;
+  int64_t num_values = 0;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;  ///< the most that a box is beyond the place from which it is counted
+};
+
+/// Describes them to TMA, which moves boxes of `box_rows` by 64 values, swizzled over 128 bytes;
+/// see BlockBox. A box must lie inside a matrix.
+CUtensorMap make_blocks_map(const DeviceBlocks& blocks, int box_rows);
+
 /// BF16 rows that hold `num_heads` heads of `head_size` values each.
 struct DeviceHeads {
   const void* data = nullptr;

@@ -22,6 +22,7 @@ struct WriteActivated {
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   using Kept = KeptTile<kTileTokens>;
   static constexpr bool kGathers = false;
+  static constexpr SparsePart kSparse = SparsePart::kNone;
   static constexpr bool kLongSteps = true;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = (kTileTokens + kStoreTokens - 1) / kStoreTokens;

@@ -52,6 +52,7 @@ struct WriteGradients {
   static constexpr int kTileTokens = kGradTileTokens;
   static constexpr int kBoxTokens = kActivatedBoxTokens;
   static constexpr bool kGathers = false;
+  static constexpr SparsePart kSparse = SparsePart::kNone;
   static constexpr bool kLongSteps = true;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = kTileTokens / kStoreTokens;

@@ -2,8 +2,10 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/cuda/block_box.cuh"
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
+#include "ops/cuda/warp_roles.cuh"
 #include "ops/cuda/warpgroup_product.cuh"
 #include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
@@ -11,7 +13,8 @@
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 
 /// The products of each expert's tokens with its matrix on Hopper's tensor cores: persistent
-/// clusters of two blocks, in which one warpgroup plans and feeds the copy engine and two multiply.
+/// clusters of two blocks, in which one warpgroup plans and issues TMA's copies and two multiply by
+/// wgmma.
 ///
 /// Features lie along the rows of the tensor cores' products and tokens along their columns, whose
 /// number can be any multiple of 8: an expert's tokens are cut into tiles of nearly one size, so
@@ -26,6 +29,8 @@
 ///   kGathers        whether tokens are gathered; then Params is GroupedRowsParams, and
 ///                   load_shared_weight(tile, params, work, k, full, rank) loads what this block
 ///                   brings of the weight to both
+///   kSparse         whether tokens or results are values of a block-sparse matrix, Params' member
+///                   `values` (ops/block_sparse/expert_kernels.h)
 ///   Store           its own shared memory
 ///   features(params, expert), reduction(params, expert)    sizes of the expert's matrix
 ///   load_weight(tile, params, work, k, full)
@@ -46,22 +51,20 @@ constexpr int kMaxTokens = kGroupedMaxRows;  // of a tile
 constexpr int kReduction = kGroupedReduction;
 constexpr int kStages = 4;
 constexpr int kMaxExperts = kGroupedMaxExperts;
-constexpr int kWarpgroup = 128;
-constexpr int kThreads = 3 * kWarpgroup;
 constexpr int kStoreTokens = kGroupedStoreRows;
-constexpr int kMaxShared = 227 * 1024;
 
 /// By which the second warpgroup begins later: where both end a tile at once nothing is multiplied
 /// while they pack their results. A stage and a half of the longest tile.
 constexpr int kApartCycles = 1500;
 
-/// Of a thread of the warpgroup that feeds and of those that multiply: no more in all than the
-/// block began with, or the taking waits for ever.
-constexpr int kRegistersToFeed = 40;
-constexpr int kRegistersToMultiply = 232;
-static_assert(kRegistersToFeed + 2 * kRegistersToMultiply <= 3 * (65536 / kThreads / 8 * 8));
+using Roles = WarpRoles<40, 232>;
+constexpr int kThreads = Roles::kThreads;
 
 using Value = __nv_bfloat16;
+
+/// What of an expert's product lies in the values of a block-sparse matrix. Its experts have
+/// multiples of 64 rows and columns, and so have its tiles: no box of TMA passes an expert's end.
+enum class SparsePart { kNone, kTokens, kResult };
 
 /// How a block's part of a cluster's tile is cut.
 template <typename Epilogue>
@@ -87,12 +90,12 @@ struct Work {
   int num_features;  // of the expert
   int weight_row;    // of the expert's block
   int num_stages;
-  int padding;
+  int values;  // where the tile's first row lies in a sparse matrix's values, in 64s; else 0
 };
 
 /// Tokens and features of a tile: of the block's, or of what one warpgroup keeps of it.
 struct Place {
-  int row;
+  int row;       // of results that are sparse, where it lies in the values, in 64s
   int num_rows;  // zero where there is nothing to store
   int feature;
   int num_features;  // of the expert
@@ -146,6 +149,7 @@ __device__ __forceinline__ void write_place(int4& to, const Place& place) {
 
 template <typename Epilogue>
 struct Plan {
+  static constexpr bool kIsSparse = Epilogue::kSparse != SparsePart::kNone;
   const typename Epilogue::Params& params;
   GroupedTiles tiles;
 
@@ -153,7 +157,37 @@ struct Plan {
     return (Epilogue::features(params, expert) + 2 * kFeatures - 1) / (2 * kFeatures);
   }
   __device__ int num_rows(int expert) const {
-    return static_cast<int>(params.offsets[expert + 1] - params.offsets[expert]);
+    if constexpr (kIsSparse) {
+      return params.values.num_rows(params.block_begin[expert]);
+    } else {
+      return static_cast<int>(params.offsets[expert + 1] - params.offsets[expert]);
+    }
+  }
+  __device__ int first_row(int expert) const {
+    if constexpr (kIsSparse) {
+      return params.values.first_row(params.block_begin[expert]);
+    } else {
+      return static_cast<int>(params.offsets[expert]);
+    }
+  }
+  /// The rows of each of an expert's tiles but the last.
+  static __device__ int tile_height(int rows, int num_tiles) {
+    if constexpr (kIsSparse) {
+      const int boxes = rows / kGroupedBoxRows;
+      return (boxes + num_tiles - 1) / num_tiles * kGroupedBoxRows;
+    } else {
+      return tile_rows(rows, num_tiles);
+    }
+  }
+  /// Where an expert's row lies in the values; their columns are the sparse matrix's.
+  __device__ int place_in_values(int expert, int row) const {
+    if constexpr (kIsSparse) {
+      const int begin = params.block_begin[expert];
+      const int columns = params.block_begin[expert + 1] - begin;
+      return params.values.first_value(begin) + row * (columns / 64);
+    } else {
+      return 0;
+    }
   }
 
   __device__ Work work(int tile) const {
@@ -161,16 +195,16 @@ struct Plan {
     const int rows = num_rows(expert);
     const int num_tiles = num_row_tiles(rows, Epilogue::kTileTokens);
     const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
-    const int height = tile_rows(rows, num_tiles);
+    const int height = tile_height(rows, num_tiles);
     const int row = at.major * height;
     return {.expert = expert,
-            .row = static_cast<int>(params.offsets[expert]) + row,
+            .row = first_row(expert) + row,
             .num_rows = min(height, rows - row),
             .feature = 2 * at.minor * kFeatures,
             .num_features = Epilogue::features(params, expert),
             .weight_row = params.block_begin[expert],
             .num_stages = (Epilogue::reduction(params, expert) + kReduction - 1) / kReduction,
-            .padding = 0};
+            .values = place_in_values(expert, row)};
   }
 };
 
@@ -213,9 +247,16 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
         Epilogue::load_shared_weight(stage.weight, params, work, s * kReduction, full, rank);
       } else {
         Epilogue::load_weight(stage.weight, params, work, s * kReduction, full);
-        for (int box = rank; box < num_boxes; box += 2)
-          load_box_to_all(stage.tokens + box * kBoxTokens * kReduction, &params.a,
-                          {s * kReduction, work.row + box * kBoxTokens}, full, 3);
+        for (int box = rank; box < num_boxes; box += 2) {
+          Value* const tokens = stage.tokens + box * kBoxTokens * kReduction;
+          if constexpr (Epilogue::kSparse == SparsePart::kTokens) {
+            load_block_box_to_all(tokens, params.values.map_of(work.num_stages * kReduction),
+                                  {work.values + s, box * kBoxTokens}, full, 3);
+          } else {
+            load_box_to_all(tokens, &params.a, {s * kReduction, work.row + box * kBoxTokens}, full,
+                            3);
+          }
+        }
       }
       cursor.advance();
     }
@@ -338,7 +379,8 @@ __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  int num_rows, int num_stages, int group,
                                                  Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr int kCoarse = Epilogue::kGathers ? kCoarseHalfColumns : kCoarseColumns;
-  constexpr int kFewer = kColumns - (kColumns <= kCoarse ? 32 : 8);
+  constexpr bool kIsSparse = Epilogue::kSparse != SparsePart::kNone;
+  constexpr int kFewer = kColumns - (kIsSparse ? kGroupedBoxRows : kColumns <= kCoarse ? 32 : 8);
   if constexpr (kFewer > 0) {
     if (num_rows <= kFewer)
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
@@ -359,8 +401,8 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    write_place(own_places(shared).tile,
-                {work.row, work.num_rows, work.feature, work.num_features});
+    const int row = Epilogue::kSparse == SparsePart::kResult ? work.values : work.row;
+    write_place(own_places(shared).tile, {row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
   store_all<Epilogue>(shared, params, kept, 0, group);
@@ -402,7 +444,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<kRegistersToFeed>();
+    Roles::begin_feeding();
     if (threadIdx.x == 0) {
       produce<Epilogue>(shared, params, rank);
     } else if (threadIdx.x / 32 == 1 && rank == 0) {
@@ -412,7 +454,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       if (warp >= 0) gather<Epilogue>(shared, params, rank, warp);
     }
   } else {
-    take_registers<kRegistersToMultiply>();
+    Roles::begin_multiplying();
     consume<Epilogue>(shared, params, rank);
   }
   __syncwarp();  // of single threads' warps
