@@ -30,6 +30,7 @@ LAYERS = [
     "model/dispatch",
     "model/build",
     "model/run",
+    "step",
     "hf",
     "train/setup train/metrics",
     "train/state",

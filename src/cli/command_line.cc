@@ -302,6 +302,8 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--layout", inspect.layout,
                     "Which rank does what under [parallel], and the pipeline's timeline");
   command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
+  command->add_flag("--step", inspect.step, "A training step as a plan: tasks, lanes and memory");
+  command->add_flag("--all", inspect.all, "Print all tasks of the step");
   add_number(*command, "--ranks", &inspect.ranks,
              "Ranks of the layout, also for --program and --memory; 0: as few as it needs",
              between(0, kManyThings));

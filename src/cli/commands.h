@@ -80,6 +80,8 @@ struct InspectArguments {
   bool memory = false;
   bool layout = false;
   bool schedule = false;
+  bool step = false;
+  bool all = false;   ///< of a step's tasks; otherwise long plans are cut
   int64_t ranks = 0;  ///< of the layout; 0: as few as its degrees need
   std::string checkpoint;
   std::string report;
@@ -144,6 +146,8 @@ int run_eval(const EvalArguments& arguments);
 void train_tokenizer(const TokenizerTraining& training, const TextSource& source, bool quiet);
 int run_tokenize(const TokenizeArguments& arguments);
 int run_inspect(const InspectArguments& arguments);
+/// Prints what a training step does, as the first rank of each pipeline stage.
+void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments);
 int run_convert(const ConvertArguments& arguments);
 int run_upcycle(const UpcycleArguments& arguments);
 int run_bench(const BenchArguments& arguments);

@@ -201,23 +201,24 @@ void show_checkpoint(const std::string& path, bool json) {
 
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
-                        arguments.layout || arguments.schedule || !arguments.checkpoint.empty() ||
-                        !arguments.report.empty();
+                        arguments.layout || arguments.schedule || arguments.step ||
+                        !arguments.checkpoint.empty() || !arguments.report.empty();
   require(anything,
           "nothing to inspect: give --presets, --program, --memory, --layout, --schedule, "
-          "--checkpoint PATH or --report RUN");
+          "--step, --checkpoint PATH or --report RUN");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
-  if (text_only || arguments.memory) {
+  if (text_only || arguments.memory || arguments.step) {
     const Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
     if (arguments.layout) show_layout(settings, ranks);
     if (arguments.schedule) show_schedule(settings, ranks);
+    if (arguments.step) show_step(settings, ranks, arguments);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.memory) show_memory(settings, ranks, arguments.json);
   }

@@ -317,6 +317,39 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
                      max_staging(groups, plan, sharding.compression, GradientMath(backend))};
 }
 
+ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& groups,
+                                              std::span<const ReplicatedParameter> parameters,
+                                              const std::vector<std::vector<size_t>>& modules,
+                                              const FullShardingOptions& sharding) {
+  const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
+  const Bytes bytes = count_bytes(groups, parameters, modules, sharding);
+  ShardedExchanges exchanges{.modules = {},
+                             .module_of = {},
+                             .weight_buffers = sharding.weight_buffers,
+                             .gradient_buffers = sharding.gradient_buffers,
+                             .max_weight_bytes = plan.max_weight_bytes(),
+                             .max_gradient_bytes = plan.max_grad_bytes(),
+                             .state_bytes = bytes.weights + bytes.gradients + bytes.state,
+                             .replicas = {}};
+  for (const ShardPlan::Place& place : plan.places) exchanges.module_of.push_back(place.module);
+  for (const ShardModule& module : plan.modules) {
+    ModuleExchange& exchange = exchanges.modules.emplace_back();
+    exchange.gathered_bytes = module.weight_bytes;
+    for (const ShardUnit& unit : module.units) {
+      const int64_t elements = unit.bucket.num_elements();
+      exchange.units.push_back({.parameters = unit.parameters,
+                                .shard = groups[unit.group].shard,
+                                .is_sharded = unit.is_sharded,
+                                .weight_bytes = elements * dtype_size(unit.dtype),
+                                .gradient_bytes = elements * dtype_size(DType::kF32)});
+    }
+  }
+  for (const ShardGroup& group : groups) {
+    if (group.num_replicas() > 1) exchanges.replicas.push_back(group.replicas);
+  }
+  return exchanges;
+}
+
 FullySharded::Bytes FullySharded::bytes() const {
   return {.weights = weights_.num_bytes(),
           .gradients = gradients_.num_bytes(),

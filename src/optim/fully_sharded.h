@@ -11,6 +11,7 @@
 #include "optim/distributed_optimizer.h"
 #include "optim/held_state.h"
 #include "optim/shard_plan.h"
+#include "optim/step_exchanges.h"
 
 namespace tessera {
 
@@ -118,6 +119,11 @@ class FullySharded final : public DistributedOptimizer {
                            const FullShardingOptions& sharding,
                            const Backend& backend = optimizer_on_host());
   Bytes bytes() const;
+  /// What a step exchanges with such sharding. Of weights types and shapes are read.
+  static ShardedExchanges list_exchanges(const std::vector<ShardGroup>& groups,
+                                         std::span<const ReplicatedParameter> parameters,
+                                         const std::vector<std::vector<size_t>>& modules,
+                                         const FullShardingOptions& sharding);
 
  private:
   /// A buffer in turn for a module.

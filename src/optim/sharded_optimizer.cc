@@ -66,7 +66,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
       in_group_(parameters_.size()) {
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
-  order_buckets();
+  buckets_ = order_buckets(groups_);
 }
 
 void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
@@ -105,15 +105,47 @@ void ShardedOptimizer::connect(Group& group, const ReplicaGroup& replicas, const
                                       sharding_.reduction.buckets_in_flight, backend.device());
 }
 
-void ShardedOptimizer::order_buckets() {
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    for (size_t b = 0; b < groups_[g].buckets.size(); ++b) buckets_.push_back({g, b});
+std::vector<ShardedOptimizer::BucketPlace> ShardedOptimizer::order_buckets(
+    const std::vector<Group>& groups) {
+  std::vector<BucketPlace> buckets;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t b = 0; b < groups[g].buckets.size(); ++b) buckets.push_back({g, b});
   }
-  std::ranges::sort(buckets_, {}, [&](const BucketPlace& place) {
-    const Group& group = groups_[place.group];
+  std::ranges::sort(buckets, {}, [&](const BucketPlace& place) {
+    const Group& group = groups[place.group];
     const IndexRange& parameters = group.buckets[place.bucket].parameters;
     return group.parameters[static_cast<size_t>(parameters.begin)];
   });
+  return buckets;
+}
+
+ReplicatedExchanges ShardedOptimizer::list_exchanges(
+    const std::vector<ReplicaGroup>& groups, std::span<const ReplicatedParameter> parameters,
+    const ShardingOptions& sharding) {
+  const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
+  const std::vector<Rows> rows = find_rows(all, parameters, sharding);
+  ReplicatedExchanges exchanges{.buckets = {}, .shard_state = sharding.shard_state};
+  for (const BucketPlace& place : order_buckets(all)) {
+    const Group& group = all[place.group];
+    BucketExchange bucket{.group = place.group,
+                          .idx = static_cast<int64_t>(place.bucket),
+                          .parameters = {},
+                          .outer = groups[place.group].outer,
+                          .inner = groups[place.group].inner};
+    std::vector<Tensor> held;
+    const IndexRange& range = group.buckets[place.bucket].parameters;
+    for (int64_t k = range.begin; k < range.begin + range.count; ++k) {
+      const size_t idx = group.parameters[static_cast<size_t>(k)];
+      const Tensor& weight = parameters[idx].parameter.weight;
+      bucket.parameters.push_back(idx);
+      bucket.weight_bytes += weight.num_bytes();
+      bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
+      held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[idx].held));
+    }
+    bucket.state_bytes = AdamWOptimizer::state_bytes(held);
+    exchanges.buckets.push_back(std::move(bucket));
+  }
+  return exchanges;
 }
 
 void ShardedOptimizer::poll() {

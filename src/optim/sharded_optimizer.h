@@ -11,6 +11,7 @@
 #include "optim/optimizer.h"
 #include "optim/replicas.h"
 #include "optim/share_gatherer.h"
+#include "optim/step_exchanges.h"
 
 namespace tessera {
 
@@ -81,6 +82,11 @@ class ShardedOptimizer final : public DistributedOptimizer {
   int64_t state_bytes() const { return state_->state_bytes(); }
   /// Memory beyond weights, gradients and state, at its most.
   int64_t staging_bytes() const;
+  /// What a step of such an optimizer exchanges. Of weights and gradients types and shapes are
+  /// read.
+  static ReplicatedExchanges list_exchanges(const std::vector<ReplicaGroup>& groups,
+                                            std::span<const ReplicatedParameter> parameters,
+                                            const ShardingOptions& sharding);
   /// The same before there is such an optimizer: exact. Of the groups only sizes and places are
   /// read, of weights and gradients addresses, which say whether they lie side by side, types and
   /// shapes.
@@ -129,7 +135,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   static Tensors list_tensors(const Group& group, std::span<const ReplicatedParameter> parameters);
   void connect(Group& group, const ReplicaGroup& replicas, const Backend& backend);
   void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
-  void order_buckets();
+  static std::vector<BucketPlace> order_buckets(const std::vector<Group>& groups);
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();
   void gather_all();

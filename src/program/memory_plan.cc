@@ -8,42 +8,21 @@
 namespace tessera {
 namespace {
 
-/// Memory that is wanted over a range of nodes.
-struct Request {
-  int64_t num_bytes = 0;
-  Lifetime lifetime;
-  int64_t* offset = nullptr;
-};
-
 bool overlap(const Lifetime& a, const Lifetime& b) {
   return a.first <= b.last && b.first <= a.last;
 }
 
 /// The lowest offset at which `request` fits between the already placed requests that live at the
 /// same time.
-int64_t find_gap(const Request& request, const std::vector<const Request*>& placed_by_offset) {
+int64_t find_gap(const MemoryRequest& request,
+                 const std::vector<const MemoryRequest*>& placed_by_offset) {
   int64_t offset = 0;
-  for (const Request* other : placed_by_offset) {
+  for (const MemoryRequest* other : placed_by_offset) {
     if (!overlap(request.lifetime, other->lifetime)) continue;
     if (offset + request.num_bytes <= *other->offset) return offset;
     offset = std::max(offset, *other->offset + other->num_bytes);
   }
   return offset;
-}
-
-/// Places all requests and returns the bytes that they need together.
-int64_t place(std::vector<Request>& requests) {
-  std::ranges::stable_sort(requests, std::greater<>(), &Request::num_bytes);
-  std::vector<const Request*> placed;
-  int64_t total = 0;
-  for (const Request& request : requests) {
-    *request.offset = find_gap(request, placed);
-    total = std::max(total, *request.offset + request.num_bytes);
-    const auto at = std::ranges::upper_bound(placed, *request.offset, {},
-                                             [](const Request* r) { return *r->offset; });
-    placed.insert(at, &request);
-  }
-  return total;
 }
 
 void place_saved(const Program& program, const std::vector<ValueId>& saved, MemoryPlan& plan) {
@@ -80,6 +59,20 @@ std::vector<Lifetime> find_workspace_lifetimes(const Program& program) {
   return lifetimes;
 }
 
+int64_t place_requests(std::vector<MemoryRequest>& requests) {
+  std::ranges::stable_sort(requests, std::greater<>(), &MemoryRequest::num_bytes);
+  std::vector<const MemoryRequest*> placed;
+  int64_t total = 0;
+  for (const MemoryRequest& request : requests) {
+    *request.offset = find_gap(request, placed);
+    total = std::max(total, *request.offset + request.num_bytes);
+    const auto at = std::ranges::upper_bound(placed, *request.offset, {},
+                                             [](const MemoryRequest* r) { return *r->offset; });
+    placed.insert(at, &request);
+  }
+  return total;
+}
+
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
                        const WorkspaceRule& workspace) {
   MemoryPlan plan;
@@ -88,7 +81,7 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
   plan.workspace_bytes.resize(program.nodes().size());
   place_saved(program, saved, plan);
 
-  std::vector<Request> requests;
+  std::vector<MemoryRequest> requests;
   const std::vector<Lifetime> lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
     Placement& placement = plan.values[static_cast<size_t>(id)];
@@ -111,7 +104,7 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
           {align_up(plan.workspace_bytes[i]), workspace_lifetimes[i], &plan.workspace_offsets[i]});
     }
   }
-  plan.transient_bytes = place(requests);
+  plan.transient_bytes = place_requests(requests);
   return plan;
 }
 

@@ -38,13 +38,23 @@ std::vector<Lifetime> find_lifetimes(const Program& program);
 /// The same for the scratch memory of each node.
 std::vector<Lifetime> find_workspace_lifetimes(const Program& program);
 
+/// Memory that is wanted from the first to the last of some steps.
+struct MemoryRequest {
+  int64_t num_bytes = 0;
+  Lifetime lifetime;
+  int64_t* offset = nullptr;  ///< where it is placed
+};
+
+/// Places all requests, which it sorts, and returns the bytes that they need together: those whose
+/// lifetimes do not meet share memory, the largest first at the lowest free offset (greedy by size,
+/// Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+int64_t place_requests(std::vector<MemoryRequest>& requests);
+
 /// Scratch memory of an operator's kernel for inputs of these types.
 using WorkspaceRule = std::function<int64_t(const Operator& op, std::span<const ValueType> inputs)>;
 
-/// Plans the slabs: transient values share memory when their lifetimes do not meet, placed largest
-/// first at the lowest free offset (greedy by size, Pisarchyk and Lee, "Efficient memory management
-/// for deep neural net inference", 2020). `saved` are intermediates that outlive the run. Without
-/// `workspace`, scratch memory is the CPU kernels'.
+/// Plans the slabs: transient values share memory as place_requests lets them. `saved` are
+/// intermediates that outlive the run. Without `workspace`, scratch memory is the CPU kernels'.
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
                        const WorkspaceRule& workspace = {});
 

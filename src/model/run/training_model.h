@@ -34,6 +34,7 @@ class TrainingModel {
   const ModelConfig& config() const { return programs_->config; }
   const BatchShape& batch_shape() const { return programs_->shape; }
   const ModelPart& part() const { return programs_->part; }
+  const StagePrograms& programs() const { return *programs_; }
   /// Where its programs run.
   Device& device() const { return programs_->backend.device(); }
   /// What `bind` will take.

@@ -122,6 +122,19 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
       ShardedOptimizer::state_bytes(places, replicated, sharding)};
 }
 
+StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
+  const auto parameters = ParameterSet::without_memory(held_parameters(settings, run));
+  const auto world = make_planned_world(run.rank(), run.num_ranks());
+  const ReplicaGroups groups(settings, run, *world);
+  const auto replicated = list_replicated(parameters, groups);
+  if (shards_fully(settings, run)) {
+    return {.sharded = FullySharded::list_exchanges(groups.for_full_sharding(), replicated,
+                                                    modules_of(parameters), settings.shard.full())};
+  }
+  return {.replicated = ShardedOptimizer::list_exchanges(groups.for_reduction(), replicated,
+                                                         settings.shard.replicated())};
+}
+
 ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();

@@ -12,6 +12,7 @@
 #include "model/run/training_model.h"
 #include "optim/fully_sharded.h"
 #include "optim/sharded_optimizer.h"
+#include "step/build_step.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
 #include "train/state/module_weights.h"
@@ -45,6 +46,10 @@ class ModelState {
 
   /// What construction took.
   Bytes bytes() const;
+
+  /// What the optimizer of rank run.rank() exchanges in a step, for build_step. Its communicators
+  /// are planned only, and so may the world be.
+  static StepSharding plan_sharding(const Settings& settings, const RunLayout& run);
 
   /// All ranks of the world call.
   ModelState(const Settings& settings, const RunLayout& run, World& world,

@@ -3,6 +3,7 @@
 #include "comm/planned_world.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/size_check.h"
+#include "train/state/model_state.h"
 
 namespace tessera {
 
@@ -14,6 +15,17 @@ PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks)
   TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute, backend,
                       layout.part);
   return {std::move(backend), std::move(layout), std::move(model)};
+}
+
+StepPlan plan_step(const Settings& settings, const PlannedRank& rank) {
+  const auto parameters = ParameterSet::without_memory(list_parameters(
+      settings.model, settings.train.dtype(), rank.layout.part.groups, rank.layout.part.chunks));
+  return build_step({.programs = rank.model.programs(),
+                     .parameters = parameters,
+                     .pipeline = rank.layout.pipeline,
+                     .steps = rank.layout.steps,
+                     .world = rank.layout.world,
+                     .sharding = ModelState::plan_sharding(settings, rank.layout)});
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "step/step_plan.h"
 #include "train/setup/run_layout.h"
 
 namespace tessera {
@@ -15,5 +16,8 @@ struct PlannedRank {
 /// With the kernels of the device that such a run would have. REQUIRES that the settings have a
 /// vocabulary.
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks);
+
+/// What a training step of that rank is, as a plan.
+StepPlan plan_step(const Settings& settings, const PlannedRank& rank);
 
 }  // namespace tessera

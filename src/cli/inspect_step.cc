@@ -1,0 +1,58 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "step/print_plan.h"
+#include "train/state/planned_rank.h"
+
+namespace tessera {
+namespace {
+
+/// Estimates are of an ordinary machine's two cores, or of an H100 with fast links: they show
+/// proportions.
+constexpr MachineRates kHostRates = {
+    .flops = 2e11, .memory_bytes = 2e10, .link_bytes = 4e9, .exchange_seconds = 2e-5};
+constexpr MachineRates kGpuRates = {
+    .flops = 5e14, .memory_bytes = 2.5e12, .link_bytes = 1.5e11, .exchange_seconds = 1.5e-5};
+
+/// The plans of the first rank of each stage.
+struct StepPlans {
+  std::vector<StepPlan> plans;
+  std::vector<PlanTimes> times;
+};
+
+StepPlans make_plans(const Settings& settings, int64_t num_ranks) {
+  StepPlans result;
+  bool on_host = true;
+  for (const int64_t rank : Layout(settings.parallel.layout, num_ranks).group(0, Axis::kPp)) {
+    const PlannedRank planned = plan_rank(settings, rank, num_ranks);
+    on_host = planned.backend.is_host();
+    result.plans.push_back(plan_step(settings, planned));
+  }
+  result.times = simulate_plans(result.plans, on_host ? kHostRates : kGpuRates);
+  return result;
+}
+
+void print_json(const StepPlans& step) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < step.plans.size(); ++i)
+    list.push_back(plan_to_json(step.plans[i], step.times[i], find_step_memory(step.plans[i])));
+  std::cout << (list.size() == 1 ? list[0] : list).dump() << "\n";
+}
+
+}  // namespace
+
+void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments) {
+  const StepPlans step = make_plans(settings, num_ranks);
+  if (arguments.json) return print_json(step);
+  constexpr size_t kMaxTasks = 60;
+  for (size_t i = 0; i < step.plans.size(); ++i) {
+    const StepPlan& plan = step.plans[i];
+    if (i > 0) std::cout << "\n";
+    std::cout << print_plan(plan, step.times[i], arguments.all ? plan.tasks.size() : kMaxTasks)
+              << "\n"
+              << print_step_memory(plan, find_step_memory(plan));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+#include "model/run/pass_order.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using enum ProgramPart;
+using enum PassDirection;
+
+bool predicts(const PipelineChunk& chunk, int64_t layer) {
+  return layer >= chunk.num_layers;
+}
+
+std::vector<ProgramRef> list_forward(const StagePrograms& programs, const PipelineChunk& chunk) {
+  std::vector<ProgramRef> pass;
+  if (chunk.embedding) pass.push_back({kEmbedding, kForward, 0});
+  for (int64_t i = 0; i < chunk.all_layers(); ++i) {
+    if (predicts(chunk, i)) pass.push_back({kLayerEmbedding, kForward, i});
+    pass.push_back({kLayer, kForward, i});
+  }
+  if (!chunk.loss) return pass;
+  for (int64_t depth = 0; depth <= programs.config.mtp_layers; ++depth)
+    pass.push_back({kHead, kForward, depth});
+  return pass;
+}
+
+/// The forward pass the other way round, the heads in front: a layer's embeddings get their
+/// gradient from the layer.
+std::vector<ProgramRef> list_backward(const StagePrograms& programs, const PipelineChunk& chunk) {
+  std::vector<ProgramRef> pass = list_forward(programs, chunk);
+  std::ranges::reverse(pass);
+  for (ProgramRef& ref : pass) ref.direction = kBackward;
+  return pass;
+}
+
+std::vector<ProgramRef> list_weights(const StagePrograms& programs, const PipelineChunk& chunk) {
+  std::vector<ProgramRef> pass;
+  for (int64_t i = chunk.all_layers(); i-- > 0;) {
+    if (programs.kind_of(chunk.first_layer + i).derived.weights)
+      pass.push_back({kLayer, kWeights, i});
+  }
+  return pass;
+}
+
+const Executable& choose(const DerivedProgram& derived, PassDirection direction) {
+  if (direction == kForward) return derived.forward;
+  if (direction == kBackward) return derived.backward;
+  ensure(derived.weights.has_value(), "weight gradients are not split off");
+  return derived.weights->program;
+}
+
+std::string_view direction_name(PassDirection direction) {
+  return direction == kForward    ? "forward"
+         : direction == kBackward ? "backward"
+                                  : "weight gradients";
+}
+
+std::string describe_part(const PipelineChunk& chunk, const ProgramRef& ref) {
+  switch (ref.part) {
+    case kEmbedding:
+      return "embedding";
+    case kLayer:
+      return fmt::format("layer {}", chunk.first_layer + ref.idx);
+    case kLayerEmbedding:
+      return fmt::format("embedding of layer {}", chunk.first_layer + ref.idx);
+    case kHead:
+      return ref.idx == 0 ? "head" : fmt::format("head of prediction {}", ref.idx);
+    case kEvaluationHead:
+      break;
+  }
+  return "head without gradients";
+}
+
+}  // namespace
+
+std::vector<ProgramRef> list_pass(const StagePrograms& programs, const PipelineChunk& chunk,
+                                  PassDirection direction) {
+  if (direction == kForward) return list_forward(programs, chunk);
+  return direction == kBackward ? list_backward(programs, chunk) : list_weights(programs, chunk);
+}
+
+std::vector<ProgramRef> list_evaluation(const PipelineChunk& chunk) {
+  std::vector<ProgramRef> pass;
+  if (chunk.embedding) pass.push_back({kEmbedding, kForward, 0});
+  for (int64_t i = 0; i < chunk.num_layers; ++i) pass.push_back({kLayer, kForward, i});
+  if (chunk.loss) pass.push_back({kEvaluationHead, kForward, 0});
+  return pass;
+}
+
+const Executable& find_executable(const StagePrograms& programs, const PipelineChunk& chunk,
+                                  const ProgramRef& ref) {
+  switch (ref.part) {
+    case kEmbedding:
+    case kLayerEmbedding:
+      return choose(*programs.embedding, ref.direction);
+    case kLayer:
+      return choose(programs.kind_of(chunk.first_layer + ref.idx).derived, ref.direction);
+    case kHead:
+      return choose(programs.heads.at(static_cast<size_t>(ref.idx)).derived, ref.direction);
+    case kEvaluationHead:
+      break;
+  }
+  return *programs.evaluation_head;
+}
+
+std::string parameter_prefix(const StagePrograms& programs, const PipelineChunk& chunk,
+                             const ProgramRef& ref) {
+  if (ref.part != kLayer) return "";
+  return layer_parameter_name(programs.config, chunk.first_layer + ref.idx, "");
+}
+
+std::string describe(const PipelineChunk& chunk, const ProgramRef& ref) {
+  return fmt::format("{}, {}", direction_name(ref.direction), describe_part(chunk, ref));
+}
+
+}  // namespace tessera

@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "step/parameter_tasks.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kNoBucket = std::numeric_limits<size_t>::max();
+
+/// What all but a rank's own share of `bytes` comes to.
+int64_t others_share(int64_t bytes, int64_t num_ranks) {
+  return bytes - bytes / num_ranks;
+}
+
+class BucketTasks final : public ParameterTasks {
+ public:
+  BucketTasks(PlanWriter& writer, const ReplicatedExchanges& exchanges,
+              const std::vector<StepRun>& runs, size_t num_parameters, bool trains)
+      : writer_(writer),
+        exchanges_(exchanges),
+        runs_(runs),
+        trains_(trains),
+        bucket_of_(num_parameters, kNoBucket) {
+    for (size_t b = 0; b < exchanges.buckets.size(); ++b) {
+      for (const size_t parameter : exchanges.buckets[b].parameters) bucket_of_[parameter] = b;
+      order_.push_back(b);
+    }
+    weight_waits_.resize(exchanges.buckets.size());
+    reductions_.resize(exchanges.buckets.size());
+    std::ranges::sort(order_, {}, [&](size_t b) {
+      return std::pair(exchanges.buckets[b].group, exchanges.buckets[b].idx);
+    });
+    if (trains) find_completions();
+  }
+
+  void before_run(size_t idx, Task& task) override {
+    const ProgramParameters& parameters = runs_[idx].parameters;
+    for (const ProgramParameters::Place& place : parameters.weights) {
+      const size_t bucket = bucket_of_[place.parameter];
+      wait_weights(bucket);
+      read(task, weights(bucket));
+    }
+    for (const ProgramParameters::Place& place : parameters.gradients)
+      tessera::update(task, gradients(bucket_of_[place.parameter]));
+  }
+
+  void after_run(size_t idx) override {
+    if (!trains_) return;
+    for (const size_t bucket : completed_by_[idx]) start_reduction(bucket);
+  }
+
+  void finish_gradients() override {
+    for (const size_t bucket : order_) start_reduction(bucket);
+    for (const size_t bucket : order_) {
+      if (reductions_[bucket]) writer_.wait_for(*reductions_[bucket]);
+    }
+    add_finish();
+  }
+
+  void update(const Communicator& world) override {
+    add_judge(world);
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
+      add_update(b);
+      if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
+    }
+  }
+
+ private:
+  const BucketExchange& at(size_t bucket) const { return exchanges_.buckets[bucket]; }
+  bool is_exchanged(size_t bucket) const {
+    return bucket != kNoBucket && at(bucket).num_ranks() > 1;
+  }
+  std::string name(size_t bucket) const {
+    return fmt::format("{}, bucket {}", at(bucket).outer->name(), at(bucket).idx);
+  }
+  BufferId weights(size_t bucket) {
+    return bucket == kNoBucket
+               ? writer_.state("weights", 0)
+               : writer_.state("weights of " + name(bucket), at(bucket).weight_bytes);
+  }
+  BufferId gradients(size_t bucket) {
+    return bucket == kNoBucket
+               ? writer_.state("gradients", 0)
+               : writer_.state("gradients of " + name(bucket), at(bucket).gradient_bytes);
+  }
+  BufferId state(size_t bucket) {
+    return writer_.state("moments of " + name(bucket), at(bucket).state_bytes);
+  }
+
+  /// After which run each bucket is complete. Buckets of a group start in their order.
+  void find_completions() {
+    completed_by_.resize(runs_.size());
+    std::vector<std::optional<size_t>> last_run(bucket_of_.size());
+    for (size_t run = 0; run < runs_.size(); ++run) {
+      for (const ProgramParameters::Place& place : runs_[run].parameters.gradients)
+        last_run[place.parameter] = run;
+    }
+    std::optional<size_t> group;
+    size_t after = 0;
+    for (const size_t bucket : order_) {
+      if (group != at(bucket).group) after = 0;
+      group = at(bucket).group;
+      // What no run adds to is zero, and declared complete at the end.
+      for (const size_t parameter : at(bucket).parameters)
+        after = std::max(after, last_run[parameter].value_or(runs_.size()));
+      if (after < runs_.size()) completed_by_[after].push_back(bucket);
+    }
+  }
+
+  /// The task that a bucket's exchange begins as.
+  Task exchange(size_t bucket, TaskAction action, const std::string& what, int64_t bytes) {
+    Task task{.kind = TaskKind::kExchange,
+              .action = action,
+              .lane = writer_.group(*at(bucket).outer),
+              .name = fmt::format("{}, {}", what, name(bucket)),
+              .bytes = others_share(bytes, at(bucket).num_ranks()),
+              .subject = {.unit = static_cast<int64_t>(bucket)}};
+    const CommunicatorPtr& inner = at(bucket).inner;
+    if (inner && inner->size() > 1) task.inside.push_back({writer_.group(*inner), 1, bytes});
+    return task;
+  }
+
+  void wait_weights(size_t bucket) {
+    if (!trains_ || !exchanges_.shard_state || !is_exchanged(bucket) || weight_waits_[bucket])
+      return;
+    Task task = exchange(bucket, TaskAction::kGatherBucket, "wait: gather weights",
+                         at(bucket).weight_bytes);
+    task.phase = TaskPhase::kWait;
+    task.bytes = 0;
+    task.inside.clear();
+    write(task, weights(bucket));
+    weight_waits_[bucket] = writer_.add(std::move(task));
+  }
+
+  /// Gatherings and reductions of a group share communicators, so the former must have ended.
+  void start_reduction(size_t bucket) {
+    if (!is_exchanged(bucket) || reductions_[bucket]) return;
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) wait_weights(b);
+    Task task =
+        exchange(bucket, TaskAction::kReduceBucket, "reduce gradients", at(bucket).gradient_bytes);
+    tessera::update(task, gradients(bucket));
+    reductions_[bucket] = writer_.start(std::move(task));
+  }
+
+  void add_finish() {
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) wait_weights(b);
+    Task task{.action = TaskAction::kFinishGradients,
+              .lane = writer_.lane(LaneKind::kHost),
+              .name = "gradients are complete"};
+    for (const size_t bucket : order_) {
+      tessera::update(task, gradients(bucket));
+      if (exchanges_.shard_state || !is_exchanged(bucket)) continue;
+      task.kind = TaskKind::kExchange;
+      task.name = "gather gradients";
+      task.bytes += others_share(at(bucket).gradient_bytes, at(bucket).num_ranks());
+      task.inside.push_back({writer_.group(*at(bucket).outer), 1, at(bucket).gradient_bytes});
+    }
+    writer_.add(std::move(task));
+  }
+
+  void add_judge(const Communicator& world) {
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kJudge,
+              .lane = writer_.lane(LaneKind::kOptimizer),
+              .name = "gradient norm"};
+    for (const size_t bucket : order_) {
+      read(task, gradients(bucket));
+      task.bytes +=
+          at(bucket).gradient_bytes / (exchanges_.shard_state ? at(bucket).num_ranks() : 1);
+    }
+    if (world.size() > 1) task.inside.push_back({writer_.group(world), 1, sizeof(double)});
+    judge_ = writer_.add(std::move(task));
+  }
+
+  void add_update(size_t bucket) {
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kUpdate,
+              .lane = writer_.lane(LaneKind::kOptimizer),
+              .name = "AdamW, " + name(bucket),
+              .after = {*judge_},
+              .bytes = 2 * at(bucket).state_bytes,
+              .subject = {.unit = static_cast<int64_t>(bucket)},
+              .only_on_update = true};
+    read(task, gradients(bucket));
+    tessera::update(task, state(bucket));
+    tessera::update(task, weights(bucket));
+    writer_.add(std::move(task));
+  }
+
+  void start_gathering(size_t bucket) {
+    Task task =
+        exchange(bucket, TaskAction::kGatherBucket, "gather weights", at(bucket).weight_bytes);
+    task.only_on_update = true;
+    tessera::update(task, weights(bucket));
+    const TaskId start = writer_.start(std::move(task));
+    writer_.set_start(*weight_waits_[bucket], start);
+  }
+
+  PlanWriter& writer_;
+  const ReplicatedExchanges& exchanges_;
+  const std::vector<StepRun>& runs_;
+  bool trains_;
+  std::vector<size_t> bucket_of_;                  // by parameter
+  std::vector<size_t> order_;                      // of the reductions
+  std::vector<std::vector<size_t>> completed_by_;  // buckets by run
+  std::vector<std::optional<TaskId>> weight_waits_, reductions_;
+  std::optional<TaskId> judge_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParameterTasks> write_bucket_tasks(PlanWriter& writer,
+                                                   const ReplicatedExchanges& exchanges,
+                                                   const std::vector<StepRun>& runs,
+                                                   size_t num_parameters, bool trains) {
+  return std::make_unique<BucketTasks>(writer, exchanges, runs, num_parameters, trains);
+}
+
+}  // namespace tessera

@@ -1,0 +1,173 @@
+#include "step/build_step.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/planned_world.h"
+#include "model/run/model_testing.h"
+#include "parallel/options.h"
+#include "step/check_plan.h"
+#include "step/step_memory.h"
+
+namespace tessera {
+namespace {
+
+using testing::tiny_config;
+using testing::tiny_shape;
+
+struct ScheduleCase {
+  PipelineKind kind = PipelineKind::kOneFOneB;
+  int64_t num_stages = 1;
+  int64_t num_chunks = 1;
+  int64_t num_micro_batches = 1;
+  bool split = false;
+  bool model_balance = false;
+  int64_t mtp_layers = 0;
+};
+
+std::string name_of(const ScheduleCase& c) {
+  return fmt::format("{}_{}x{}_{}{}{}{}",
+                     c.kind == PipelineKind::kGpipe      ? "gpipe"
+                     : c.kind == PipelineKind::kOneFOneB ? "one_f_one_b"
+                                                         : "interleaved",
+                     c.num_stages, c.num_chunks, c.num_micro_batches, c.split ? "_split" : "",
+                     c.model_balance ? "_balance" : "", c.mtp_layers > 0 ? "_mtp" : "");
+}
+void PrintTo(const ScheduleCase& c, std::ostream* out) {
+  *out << name_of(c);
+}
+
+std::vector<ScheduleCase> all_cases() {
+  std::vector<ScheduleCase> cases;
+  for (const int64_t stages : {1, 2, 3}) {
+    for (const int64_t micro_batches : {1, 2, 5}) {
+      for (const bool split : {false, true}) {
+        cases.push_back({PipelineKind::kGpipe, stages, 1, micro_batches, split});
+        cases.push_back({PipelineKind::kOneFOneB, stages, 1, micro_batches, split});
+        for (const int64_t chunks : {1, 2})
+          cases.push_back({PipelineKind::kInterleaved, stages, chunks, micro_batches, split});
+      }
+    }
+  }
+  cases.push_back({PipelineKind::kOneFOneB, 2, 1, 3, false, true});
+  cases.push_back({PipelineKind::kInterleaved, 2, 2, 4, true, true, 1});
+  return cases;
+}
+
+/// The plans of all ranks of a pipeline.
+class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
+ protected:
+  ModelConfig config() const {
+    const ScheduleCase& c = GetParam();
+    ModelConfig config = tiny_config();
+    config.num_layers = c.num_stages * c.num_chunks;
+    config.mtp_layers = c.mtp_layers;
+    if (c.model_balance) config.moe.balance_scope = BalanceTokens::kModel;
+    return config;
+  }
+  PipelineSpec spec() const {
+    const ScheduleCase& c = GetParam();
+    return {c.kind, c.num_stages, c.num_chunks, c.num_micro_batches, c.split};
+  }
+
+  StepPlan build(int64_t stage, bool trains) const {
+    const ScheduleCase& c = GetParam();
+    const auto world = make_planned_world(stage, c.num_stages);
+    ParallelSpec parallel;
+    parallel.layout.pp = c.num_stages;
+    const Layout layout(parallel.layout, c.num_stages);
+    const PipelineLayout pipeline =
+        even_pipeline_layout(c.num_stages, c.num_chunks, config().layer_counts());
+    ModelPart part{.groups = join_stage_groups(*world, layout, parallel), .split_weights = c.split};
+    for (size_t i = static_cast<size_t>(stage); i < pipeline.chunks.size();
+         i += static_cast<size_t>(c.num_stages))
+      part.chunks.push_back(pipeline.chunks[i]);
+    const auto ranks = layout.group(stage, Axis::kPp);
+    const PipelinePlace place{.activations = world->make_group("pp", ranks),
+                              .gradients = world->make_group("pp_gradients", ranks),
+                              .num_chunks = c.num_chunks};
+    const auto steps = make_pipeline_schedule(spec())[static_cast<size_t>(stage)];
+    part.in_flight = count_in_flight(steps, c.num_chunks);
+    const auto parameters = ParameterSet::without_memory(
+        list_parameters(config(), DType::kF32, part.groups, part.chunks));
+    const TrainingModel model(config(), tiny_shape(1, 4), {}, make_cpu_kernels(), part);
+    const StepRequest request{.programs = model.programs(),
+                              .parameters = parameters,
+                              .pipeline = place,
+                              .steps = steps,
+                              .world = world->make_world_group()};
+    return trains ? build_step(request) : build_evaluation(request);
+  }
+  std::vector<StepPlan> build_all(bool trains = true) const {
+    std::vector<StepPlan> plans;
+    for (int64_t stage = 0; stage < GetParam().num_stages; ++stage)
+      plans.push_back(build(stage, trains));
+    return plans;
+  }
+};
+
+/// The passes whose programs a plan runs, each once.
+std::vector<PipelineStep> passes_of(const StepPlan& plan) {
+  std::vector<PipelineStep> passes;
+  for (const Task& task : plan.tasks) {
+    if (task.kind != TaskKind::kRun) continue;
+    const PassDirection direction = task.subject.program.direction;
+    const PipelineStep step{direction == PassDirection::kForward    ? PipelinePass::kForward
+                            : direction == PassDirection::kBackward ? PipelinePass::kBackward
+                                                                    : PipelinePass::kWeight,
+                            task.subject.chunk, task.subject.micro_batch};
+    if (passes.empty() || !(passes.back() == step)) passes.push_back(step);
+  }
+  return passes;
+}
+
+TEST_P(BuildStep, KeepsTheScheduleAndIsRight) {
+  const std::vector<StepPlan> plans = build_all();
+  check_ranks(plans);
+  const auto schedule = make_pipeline_schedule(spec());
+  for (size_t stage = 0; stage < plans.size(); ++stage)
+    EXPECT_EQ(passes_of(plans[stage]), schedule[stage]) << "stage " << stage;
+}
+
+TEST_P(BuildStep, EvaluationsAreRight) {
+  const std::vector<StepPlan> plans = build_all(false);
+  check_ranks(plans);
+  for (const StepPlan& plan : plans) {
+    for (const Task& task : plan.tasks) {
+      if (task.kind == TaskKind::kRun) {
+        EXPECT_EQ(task.subject.program.direction, PassDirection::kForward);
+      }
+    }
+  }
+}
+
+/// A receive is under way during the run before the one that reads it, wherever its buffer is free
+/// then: always where it is a gradient, which nothing else used since the micro-batch's forward
+/// pass.
+TEST_P(BuildStep, ReceivesArePostedARunAhead) {
+  for (const StepPlan& plan : build_all()) {
+    for (const TaskId id : plan.tasks.ids()) {
+      const Task& task = plan.tasks[id];
+      if (task.kind != TaskKind::kReceive || task.phase != TaskPhase::kWait ||
+          task.action != TaskAction::kBackwardMessage)
+        continue;
+      int runs = 0;
+      for (auto at = number_of(*task.started_by); at < number_of(id); ++at)
+        runs += plan.tasks[TaskId{at}].kind == TaskKind::kRun ? 1 : 0;
+      EXPECT_EQ(runs, 1) << task.name;
+    }
+  }
+}
+
+TEST_P(BuildStep, PlacementByLifetimeNeedsNoMoreThanSlabs) {
+  for (const StepPlan& plan : build_all()) {
+    const StepMemory memory = find_step_memory(plan);
+    EXPECT_GE(memory.placed, memory.most);
+    EXPECT_LE(memory.placed, memory.slabs);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BuildStep, ::testing::ValuesIn(all_cases()),
+                         [](const auto& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,305 @@
+#include "step/chunk_tasks.h"
+
+#include <map>
+
+#include "model/run/batch_inputs.h"
+#include "model/run/model_balance.h"
+#include "ops/collective/collective.h"
+#include "ops/ring_attention/ring_attention.h"
+
+namespace tessera {
+namespace {
+
+using enum ProgramPart;
+using enum PassDirection;
+
+/// The group in which a node of a program communicates; null where it does not.
+const Communicator* communicator_of(const Operator& op) {
+  if (const auto* collective = dynamic_cast<const CollectiveOperator*>(&op))
+    return &collective->comm();
+  if (const auto* ring = dynamic_cast<const RingAttentionOperator*>(&op)) return &ring->comm();
+  return nullptr;
+}
+
+int64_t input_bytes(const Program& program, const Node& node) {
+  int64_t bytes = 0;
+  for (const ValueId input : node.inputs) bytes += program.type(input).num_bytes();
+  return bytes;
+}
+
+}  // namespace
+
+ChunkTasks::ChunkTasks(PlanWriter& writer, const StagePrograms& programs, int64_t chunk)
+    : writer_(writer),
+      programs_(programs),
+      chunk_(programs.part.chunks.at(static_cast<size_t>(chunk))),
+      idx_(chunk),
+      streams_(programs, chunk_),
+      balances_model_(balances_whole_model(programs.config)) {}
+
+BufferId ChunkTasks::make(const std::string& what, const Holder& holder, const std::string& storage,
+                          int64_t bytes, Purpose purpose, Home home) {
+  return writer_.buffer(fmt::format("{}, chunk {}, micro-batch {}", what, idx_, holder.micro_batch),
+                        bytes,
+                        {.name = fmt::format("{}, chunk {}, place {}", storage, idx_, holder.place),
+                         .bytes = bytes,
+                         .purpose = purpose,
+                         .home = home});
+}
+
+BufferId ChunkTasks::stream(const std::string& what, int64_t storage, const Holder& holder) {
+  return make(what, holder, fmt::format("stream {}", storage), programs_.hidden_bytes(),
+              Purpose::kHidden);
+}
+
+BufferId ChunkTasks::hidden(int64_t idx, const Holder& holder) {
+  return stream(fmt::format("hidden states {}", idx), streams_.hidden(idx), holder);
+}
+
+BufferId ChunkTasks::gradient(int64_t idx, const Holder& holder) {
+  return stream(fmt::format("gradient {}", idx), streams_.grad(idx), holder);
+}
+
+BufferId ChunkTasks::outside_gradient(int64_t depth, const Holder& holder) {
+  const int64_t idx = streams_.decoder + depth;
+  const int64_t storage = streams_.grad_from_outside(depth);
+  if (storage == streams_.grad(idx)) return gradient(idx, holder);
+  return stream(fmt::format("gradient {} from outside", idx), storage, holder);
+}
+
+BufferId ChunkTasks::embedded(int64_t mtp, const Holder& holder) {
+  return stream(fmt::format("embeddings {}", mtp), streams_.embedded(mtp), holder);
+}
+
+BufferId ChunkTasks::embedded_gradient(int64_t mtp, const Holder& holder) {
+  return stream(fmt::format("gradient of embeddings {}", mtp), streams_.grad_embedded(mtp), holder);
+}
+
+BufferId ChunkTasks::inputs(const Holder& holder) {
+  return make("inputs", holder, "inputs",
+              BatchInputs::count_bytes(programs_.shape, programs_.part.groups, programs_.config),
+              Purpose::kInputs);
+}
+
+BufferId ChunkTasks::results(const Holder& holder) {
+  return make("results", holder, "results", 0, Purpose::kInputs);
+}
+
+BufferId ChunkTasks::results(int64_t micro_batch) {
+  const std::string name =
+      fmt::format("published results, chunk {}, micro-batch {}", idx_, micro_batch);
+  return writer_.buffer(name, 0, {.name = name, .purpose = Purpose::kInputs, .home = Home::kHost});
+}
+
+BufferId ChunkTasks::balance_sums(const Holder& holder) {
+  const int64_t bytes = 2 * programs_.config.moe.num_experts * dtype_size(DType::kF64);
+  return make("balance sums", holder, "balance sums", bytes, Purpose::kInputs, Home::kHost);
+}
+
+BufferId ChunkTasks::balance_gradients(const Holder& holder) {
+  const int64_t bytes = programs_.config.moe.num_experts * dtype_size(DType::kF32);
+  return make("balance gradients", holder, "balance gradients", bytes, Purpose::kInputs);
+}
+
+BufferId ChunkTasks::saved(const StepRun& run) {
+  const StepRun forward{.ref = {run.ref.part, kForward, run.ref.idx}};
+  const Executable& executable = find_executable(programs_, chunk_, forward.ref);
+  const std::string what = run.ref.part == kHead
+                               ? fmt::format("saved of head {}", run.ref.idx)
+                               : fmt::format("saved of layer {}", chunk_.first_layer + run.ref.idx);
+  return make(what, {run.micro_batch, run.place}, what, executable.plan().saved_bytes,
+              Purpose::kSaved);
+}
+
+BufferId ChunkTasks::kept(const StepRun& run) {
+  const Executable& backward =
+      find_executable(programs_, chunk_, {run.ref.part, kBackward, run.ref.idx});
+  const std::string what =
+      fmt::format("kept for the weights of layer {}", chunk_.first_layer + run.ref.idx);
+  return make(what, {run.micro_batch, run.place}, what, backward.plan().saved_bytes,
+              Purpose::kSaved);
+}
+
+void ChunkTasks::add_embedding(const StepRun& run, Task& task) {
+  const Holder holder{run.micro_batch, run.place};
+  const int64_t mtp = run.ref.idx - streams_.decoder;
+  const bool first = run.ref.part == kEmbedding;
+  read(task, inputs(holder));
+  if (run.ref.direction == kForward) {
+    write(task, first ? hidden(0, holder) : embedded(mtp, holder));
+  } else {
+    read(task, first ? gradient(0, holder) : embedded_gradient(mtp, holder));
+  }
+}
+
+void ChunkTasks::add_head(const StepRun& run, Task& task) {
+  const Holder holder{run.micro_batch, run.place};
+  const int64_t depth = run.ref.idx;
+  read(task, inputs(holder));
+  read(task, hidden(streams_.decoder + depth, holder));
+  if (run.ref.direction == kBackward) {
+    read(task, saved(run));
+    write(task, outside_gradient(depth, holder));
+    return;
+  }
+  write(task, results(holder));
+  if (run.ref.part == kHead) write(task, saved(run));
+}
+
+void ChunkTasks::add_layer(const StepRun& run, Task& task) {
+  const Holder holder{run.micro_batch, run.place};
+  const int64_t input = streams_.before + run.ref.idx;
+  read(task, inputs(holder));
+  read(task, hidden(input, holder));
+  if (run.ref.direction != kForward) return add_layer_backward(run, task);
+  if (is_mtp(run.ref.idx)) read(task, embedded(run.ref.idx - streams_.decoder, holder));
+  write(task, hidden(input + 1, holder));
+  write(task, saved(run));
+  write(task, results(holder));
+}
+
+/// The weights' part reads what the inputs' part does, and what that kept.
+void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
+  const Holder holder{run.micro_batch, run.place};
+  const int64_t input = streams_.before + run.ref.idx;
+  const bool weights = run.ref.direction == kWeights;
+  read(task, saved(run));
+  read(task, hidden(input + 1, holder));
+  read(task, gradient(input + 1, holder));
+  if (is_mtp(run.ref.idx)) {
+    const int64_t mtp = run.ref.idx - streams_.decoder;
+    read(task, embedded(mtp, holder));
+    read(task, outside_gradient(input - streams_.decoder, holder));
+    weights ? read(task, embedded_gradient(mtp, holder))
+            : write(task, embedded_gradient(mtp, holder));
+  }
+  if (balances_model_ && programs_.config.is_moe_layer(chunk_.first_layer + run.ref.idx))
+    read(task, balance_gradients(holder));
+  weights ? read(task, gradient(input, holder)) : write(task, gradient(input, holder));
+  if (!programs_.part.split_weights) return;
+  if (find_executable(programs_, chunk_, {kLayer, kBackward, run.ref.idx}).plan().saved_bytes == 0)
+    return;
+  weights ? read(task, kept(run)) : write(task, kept(run));
+}
+
+void ChunkTasks::add_inner_exchanges(const Executable& executable, Task& task) {
+  std::map<LaneId, InnerExchanges> inside;
+  for (const Node& node : executable.program().nodes()) {
+    const Communicator* const group = communicator_of(*node.op);
+    if (group == nullptr || group->size() == 1) continue;
+    const LaneId lane = writer_.group(*group);
+    InnerExchanges& exchanges = inside.try_emplace(lane, InnerExchanges{lane}).first->second;
+    ++exchanges.count;
+    exchanges.bytes += input_bytes(executable.program(), node);
+  }
+  for (const auto& [lane, exchanges] : inside) task.inside.push_back(exchanges);
+}
+
+Task ChunkTasks::run(const StepRun& run) {
+  const Cost cost = run.executable->program().cost();
+  Task task{
+      .kind = TaskKind::kRun,
+      .action = TaskAction::kRunProgram,
+      .lane = writer_.lane(LaneKind::kCompute),
+      .name = fmt::format("{}, micro-batch {}", describe(chunk_, run.ref), run.micro_batch),
+      .flops = cost.flops,
+      .bytes = static_cast<int64_t>(cost.bytes),
+      .subject = {
+          .program = run.ref, .chunk = idx_, .place = run.place, .micro_batch = run.micro_batch}};
+  if (run.ref.part == kLayer) {
+    add_layer(run, task);
+  } else if (run.ref.part == kHead || run.ref.part == kEvaluationHead) {
+    add_head(run, task);
+  } else {
+    add_embedding(run, task);
+  }
+  write(task, writer_.buffer(fmt::format("working memory, {}, chunk {}", task.name, idx_),
+                             run.executable->plan().transient_bytes,
+                             {.name = "working memory",
+                              .bytes = programs_.transient_bytes(),
+                              .purpose = Purpose::kWorking}));
+  add_inner_exchanges(*run.executable, task);
+  return task;
+}
+
+Task ChunkTasks::load(const StepPass& pass) {
+  const Holder holder{pass.step.micro_batch, pass.place};
+  Task task{.kind = TaskKind::kCopy,
+            .action = TaskAction::kLoadInputs,
+            .lane = writer_.lane(LaneKind::kCopiesIn),
+            .name = fmt::format("inputs, chunk {}, micro-batch {}", idx_, holder.micro_batch),
+            .subject = {.chunk = idx_, .place = pass.place, .micro_batch = holder.micro_batch}};
+  task.bytes = BatchInputs::count_bytes(programs_.shape, programs_.part.groups, programs_.config);
+  write(task, inputs(holder));
+  return task;
+}
+
+Task ChunkTasks::publish(const StepPass& pass) {
+  const Holder holder{pass.step.micro_batch, pass.place};
+  Task task{.kind = TaskKind::kCopy,
+            .action = TaskAction::kPublish,
+            .lane = writer_.lane(LaneKind::kCopiesOut),
+            .name = fmt::format("results, chunk {}, micro-batch {}", idx_, holder.micro_batch),
+            .subject = {.chunk = idx_, .place = pass.place, .micro_batch = holder.micro_batch}};
+  // A chunk without layers or loss has none.
+  if (chunk_.loss || chunk_.all_layers() > 0) read(task, results(holder));
+  write(task, results(holder.micro_batch));
+  return task;
+}
+
+Task ChunkTasks::sum_balance(const StepPass& pass) {
+  const Holder holder{pass.step.micro_batch, pass.place};
+  Task task{.kind = TaskKind::kHost,
+            .action = TaskAction::kSumBalance,
+            .lane = writer_.lane(LaneKind::kHost),
+            .name = fmt::format("balance sums, chunk {}, micro-batch {}", idx_, holder.micro_batch),
+            .subject = {.chunk = idx_, .place = pass.place, .micro_batch = holder.micro_batch}};
+  if (chunk_.all_layers() > 0) read(task, results(holder));
+  if (!chunk_.embedding) read(task, balance_sums(holder));
+  write(task, balance_sums(holder));
+  if (!chunk_.loss) return task;
+  write(task, balance_gradients(holder));
+  const Communicator& group = *programs_.part.groups.micro_batch;
+  if (group.size() > 1) task.inside.push_back({writer_.group(group), 1, 0});
+  return task;
+}
+
+std::vector<ChunkTasks::Message> ChunkTasks::forward_messages(const Holder& holder, bool in) {
+  std::vector<Message> messages;
+  for (int64_t i = 0; i < (in ? streams_.num_in() : streams_.num_out()); ++i) {
+    const BufferId buffer = hidden(in ? i : streams_.decoder + i, holder);
+    messages.push_back({fmt::format("hidden states {}", i), buffer, programs_.hidden_bytes()});
+  }
+  if (balances_model_) {
+    messages.push_back({"balance sums", balance_sums(holder),
+                        2 * programs_.config.moe.num_experts * dtype_size(DType::kF64)});
+  }
+  return messages;
+}
+
+std::vector<ChunkTasks::Message> ChunkTasks::backward_messages(const Holder& holder, bool in) {
+  std::vector<Message> messages;
+  for (int64_t i = 0; i < (in ? streams_.num_out() : streams_.num_in()); ++i) {
+    const BufferId buffer = in ? outside_gradient(i, holder) : gradient(i, holder);
+    messages.push_back({fmt::format("gradients {}", i), buffer, programs_.hidden_bytes()});
+  }
+  if (balances_model_) {
+    messages.push_back({"balance gradients", balance_gradients(holder),
+                        programs_.config.moe.num_experts * dtype_size(DType::kF32)});
+  }
+  return messages;
+}
+
+std::vector<ChunkTasks::Message> ChunkTasks::messages_in(const StepPass& pass) {
+  const Holder holder{pass.step.micro_batch, pass.place};
+  return pass.step.pass == PipelinePass::kForward ? forward_messages(holder, true)
+                                                  : backward_messages(holder, true);
+}
+
+std::vector<ChunkTasks::Message> ChunkTasks::messages_out(const StepPass& pass) {
+  const Holder holder{pass.step.micro_batch, pass.place};
+  return pass.step.pass == PipelinePass::kForward ? forward_messages(holder, false)
+                                                  : backward_messages(holder, false);
+}
+
+}  // namespace tessera

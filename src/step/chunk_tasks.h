@@ -1,0 +1,74 @@
+#pragma once
+
+#include "model/run/chunk_streams.h"
+#include "parallel/stage_groups.h"
+#include "step/plan_writer.h"
+#include "step/step_runs.h"
+
+namespace tessera {
+
+/// Writes the tasks of one chunk for its micro-batches, with the buffers of their activations.
+class ChunkTasks {
+ public:
+  /// All references must outlive it.
+  ChunkTasks(PlanWriter& writer, const StagePrograms& programs, int64_t chunk);
+
+  /// The run's task, with the activations that it touches; parameters are left out.
+  Task run(const StepRun& run);
+  Task load(const StepPass& pass);
+  Task publish(const StepPass& pass);
+  /// Reads the results of a micro-batch that were published.
+  BufferId results(int64_t micro_batch);
+
+  /// Where one balance loss spans the model: the sums of this chunk's layers.
+  Task sum_balance(const StepPass& pass);
+
+  /// The messages that a pass is given, or leaves: one for each stream.
+  struct Message {
+    std::string what;  ///< "hidden states 0"
+    BufferId buffer = {};
+    int64_t bytes = 0;
+  };
+  std::vector<Message> messages_in(const StepPass& pass);
+  std::vector<Message> messages_out(const StepPass& pass);
+
+ private:
+  /// Of a micro-batch in a place.
+  struct Holder {
+    int64_t micro_batch = 0;
+    int64_t place = 0;
+  };
+
+  BufferId make(const std::string& what, const Holder& holder, const std::string& storage,
+                int64_t bytes, Purpose purpose, Home home = Home::kDevice);
+  BufferId stream(const std::string& what, int64_t storage, const Holder& holder);
+  BufferId hidden(int64_t idx, const Holder& holder);
+  BufferId gradient(int64_t idx, const Holder& holder);
+  BufferId outside_gradient(int64_t depth, const Holder& holder);
+  BufferId embedded(int64_t mtp, const Holder& holder);
+  BufferId embedded_gradient(int64_t mtp, const Holder& holder);
+  BufferId inputs(const Holder& holder);
+  BufferId results(const Holder& holder);
+  BufferId balance_sums(const Holder& holder);
+  BufferId balance_gradients(const Holder& holder);
+  BufferId saved(const StepRun& run);
+  BufferId kept(const StepRun& run);
+
+  bool is_mtp(int64_t layer) const { return layer >= streams_.decoder; }
+  void add_layer(const StepRun& run, Task& task);
+  void add_layer_backward(const StepRun& run, Task& task);
+  void add_head(const StepRun& run, Task& task);
+  void add_embedding(const StepRun& run, Task& task);
+  void add_inner_exchanges(const Executable& executable, Task& task);
+  std::vector<Message> forward_messages(const Holder& holder, bool in);
+  std::vector<Message> backward_messages(const Holder& holder, bool in);
+
+  PlanWriter& writer_;
+  const StagePrograms& programs_;
+  const PipelineChunk& chunk_;
+  int64_t idx_;
+  ChunkStreams streams_;
+  bool balances_model_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "step/plan_writer.h"
+
+#include <algorithm>
+#include <array>
+
+namespace tessera {
+namespace {
+
+void insert(std::vector<BufferId>& buffers, BufferId buffer) {
+  if (std::ranges::find(buffers, buffer) == buffers.end()) buffers.push_back(buffer);
+}
+
+std::string lane_name(LaneKind kind) {
+  constexpr std::array<const char*, 7> kNames = {"compute",    "",          "",    "copies in",
+                                                 "copies out", "optimizer", "host"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::string wait_name(const Task& start) {
+  return "wait: " + start.name;
+}
+
+}  // namespace
+
+void read(Task& task, BufferId buffer) {
+  insert(task.reads, buffer);
+}
+
+void write(Task& task, BufferId buffer) {
+  insert(task.writes, buffer);
+}
+
+void update(Task& task, BufferId buffer) {
+  read(task, buffer);
+  write(task, buffer);
+}
+
+LaneId PlanWriter::find_lane(Lane lane) {
+  for (const LaneId id : plan_.lanes.ids()) {
+    const Lane& other = plan_.lanes[id];
+    if (other.kind == lane.kind && other.name == lane.name && other.ranks == lane.ranks) return id;
+  }
+  return plan_.lanes.add(std::move(lane));
+}
+
+LaneId PlanWriter::lane(LaneKind kind) {
+  return find_lane({.kind = kind, .name = lane_name(kind)});
+}
+
+LaneId PlanWriter::group(const Communicator& group, LaneKind kind) {
+  return find_lane({.kind = kind, .name = group.name(), .ranks = group.ranks()});
+}
+
+BufferId PlanWriter::buffer(const std::string& name, int64_t bytes, const StepStorage& storage) {
+  const auto known = buffers_.find(name);
+  if (known != buffers_.end()) return known->second;
+  const auto place = storages_.find(storage.name);
+  const StorageId id =
+      place != storages_.end()
+          ? place->second
+          : storages_.emplace(storage.name, plan_.storages.add(storage)).first->second;
+  const BufferId made = plan_.buffers.add({.name = name, .bytes = bytes, .storage = id});
+  buffers_.emplace(name, made);
+  return made;
+}
+
+BufferId PlanWriter::state(const std::string& name, int64_t bytes) {
+  const BufferId id = buffer(name, bytes, {.name = name, .bytes = bytes});
+  plan_.buffers[id].outlives = true;
+  return id;
+}
+
+TaskId PlanWriter::start(Task task) {
+  task.phase = TaskPhase::kStart;
+  return add(std::move(task));
+}
+
+TaskId PlanWriter::wait_for(TaskId start) {
+  Task wait = plan_.tasks[start];
+  wait.phase = TaskPhase::kWait;
+  wait.name = wait_name(wait);
+  wait.bytes = 0;
+  wait.after.clear();
+  wait.inside.clear();
+  wait.started_by = start;
+  return add(std::move(wait));
+}
+
+void PlanWriter::set_start(TaskId wait, TaskId start) {
+  plan_.tasks[wait].started_by = start;
+}
+
+}  // namespace tessera

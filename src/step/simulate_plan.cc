@@ -1,0 +1,209 @@
+#include "step/simulate_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+/// The exchanges that some ranks start in one order: each begins when all have come to it.
+class Channel {
+ public:
+  void join(size_t member) { started_.try_emplace(member); }
+  /// Returns the number of the member's exchange.
+  size_t start(size_t member, double time, double seconds) {
+    std::vector<double>& own = started_[member];
+    own.push_back(time);
+    if (seconds_.size() < own.size()) seconds_.push_back(0);
+    seconds_[own.size() - 1] = std::max(seconds_[own.size() - 1], seconds);
+    return own.size() - 1;
+  }
+  /// Nothing while a member has not come to it.
+  std::optional<TaskTime> find(size_t number) {
+    while (times_.size() <= number) {
+      double begin = times_.empty() ? 0 : times_.back().end;
+      for (const auto& [member, times] : started_) {
+        if (times.size() <= times_.size()) return std::nullopt;
+        begin = std::max(begin, times[times_.size()]);
+      }
+      times_.push_back({begin, begin + seconds_[times_.size()]});
+    }
+    return times_[number];
+  }
+
+ private:
+  std::map<size_t, std::vector<double>> started_;  // by member
+  std::vector<double> seconds_;
+  std::vector<TaskTime> times_;
+};
+
+class Simulation {
+ public:
+  Simulation(std::span<const StepPlan> plans, const MachineRates& rates)
+      : plans_(plans), rates_(rates), ranks_(plans.size()) {
+    for (size_t i = 0; i < plans.size(); ++i) join_channels(i);
+    for (size_t i = 0; i < plans.size(); ++i) ranks_[i].times = PlanTimes(plans[i].tasks.size());
+  }
+
+  std::vector<PlanTimes> run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t i = 0; i < plans_.size(); ++i) {
+        while (!is_done(i) && advance(i)) moved = true;
+      }
+    }
+    check_end();
+    std::vector<PlanTimes> times;
+    for (Rank& rank : ranks_) times.push_back(std::move(rank.times));
+    return times;
+  }
+
+ private:
+  /// A group's lane, or one direction of its messages; `from` is -1 for the former.
+  using Key = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t>;
+  struct Started {
+    Channel* channel = nullptr;
+    size_t number = 0;
+  };
+  struct Rank {
+    size_t next = 0;  ///< task
+    double now = 0;
+    bool arrived = false;  ///< at the next task, which waits for others
+    std::map<TaskId, std::vector<Started>> started;
+    PlanTimes times;
+  };
+
+  bool is_done(size_t i) const { return ranks_[i].next == plans_[i].tasks.size(); }
+
+  Key key_of(const StepPlan& plan, LaneId id, const Task& task) const {
+    const Lane& lane = plan.lanes[id];
+    if (lane.kind != LaneKind::kMessages) return {lane.name, lane.ranks, -1, -1};
+    const int64_t peer = lane.ranks.at(static_cast<size_t>(task.subject.peer));
+    const bool sends = task.kind == TaskKind::kSend;
+    return {lane.name, lane.ranks, sends ? plan.rank : peer, sends ? peer : plan.rank};
+  }
+
+  static bool communicates(const StepPlan& plan, LaneId lane) {
+    return plan.lanes[lane].kind == LaneKind::kGroup ||
+           plan.lanes[lane].kind == LaneKind::kMessages;
+  }
+
+  /// Who has a plan and is of a group is waited for, whatever it does.
+  void join_channels(size_t i) {
+    for (const Task& task : plans_[i].tasks) {
+      if (communicates(plans_[i], task.lane)) channels_[key_of(plans_[i], task.lane, task)].join(i);
+      for (const InnerExchanges& inner : task.inside)
+        channels_[key_of(plans_[i], inner.lane, task)].join(i);
+    }
+  }
+
+  double exchange_seconds(double bytes) const {
+    return rates_.exchange_seconds + bytes / rates_.link_bytes;
+  }
+
+  std::vector<Started> start(size_t i, const Task& task) {
+    std::vector<Started> started;
+    const auto add = [&](LaneId lane, double seconds) {
+      Channel& channel = channels_[key_of(plans_[i], lane, task)];
+      started.push_back({&channel, channel.start(i, ranks_[i].now, seconds)});
+    };
+    if (communicates(plans_[i], task.lane))
+      add(task.lane, exchange_seconds(static_cast<double>(task.bytes)));
+    for (const InnerExchanges& inner : task.inside) {
+      add(inner.lane, static_cast<double>(inner.count) * rates_.exchange_seconds +
+                          static_cast<double>(inner.bytes) / rates_.link_bytes);
+    }
+    return started;
+  }
+
+  /// From the first to the last of exchanges; nothing while one is not known.
+  static std::optional<TaskTime> find(const std::vector<Started>& started) {
+    std::optional<TaskTime> all;
+    for (const Started& one : started) {
+      const std::optional<TaskTime> time = one.channel->find(one.number);
+      if (!time) return std::nullopt;
+      if (!all) all = time;
+      all->begin = std::min(all->begin, time->begin);
+      all->end = std::max(all->end, time->end);
+    }
+    return all;
+  }
+
+  double work_seconds(const StepPlan& plan, const Task& task) const {
+    if (communicates(plan, task.lane)) return 0;
+    return std::max(task.flops / rates_.flops,
+                    static_cast<double>(task.bytes) / rates_.memory_bytes);
+  }
+
+  /// Does the rank's next task; false where it has to wait.
+  bool advance(size_t i) {
+    Rank& rank = ranks_[i];
+    const auto id = static_cast<TaskId>(rank.next);
+    const Task& task = plans_[i].tasks[id];
+    TaskTime& time = rank.times[id];
+    if (task.phase == TaskPhase::kStart) {
+      rank.started[id] = start(i, task);
+      time = {rank.now, rank.now};
+    } else if (task.phase == TaskPhase::kWait) {
+      if (!wait(rank, *task.started_by, time)) return false;
+    } else if (!work(i, task, time)) {
+      return false;
+    }
+    ++rank.next;
+    return true;
+  }
+
+  static bool wait(Rank& rank, TaskId start, TaskTime& time) {
+    time.begin = time.end = rank.now;
+    const auto started = rank.started.find(start);
+    if (started == rank.started.end()) return true;  // of the step before
+    const std::optional<TaskTime> exchange = find(started->second);
+    if (!exchange) return false;
+    rank.times[start] = *exchange;
+    time.end = rank.now = std::max(rank.now, exchange->end);
+    return true;
+  }
+
+  bool work(size_t i, const Task& task, TaskTime& time) {
+    Rank& rank = ranks_[i];
+    std::vector<Started>& started = rank.started[static_cast<TaskId>(rank.next)];
+    if (!rank.arrived) started = start(i, task);
+    rank.arrived = true;
+    time.begin = rank.now;
+    if (!started.empty()) {
+      const std::optional<TaskTime> exchange = find(started);
+      if (!exchange) return false;
+      rank.now = std::max(rank.now, exchange->end);
+    }
+    rank.arrived = false;
+    time.end = rank.now += work_seconds(plans_[i], task);
+    return true;
+  }
+
+  void check_end() const {
+    std::string stuck;
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      if (is_done(i)) continue;
+      stuck += fmt::format("{} rank {} at '{}'", stuck.empty() ? "" : ",", plans_[i].rank,
+                           plans_[i].tasks[static_cast<TaskId>(ranks_[i].next)].name);
+    }
+    ensure(stuck.empty(), "step plan: ranks wait forever:{}", stuck);
+  }
+
+  std::span<const StepPlan> plans_;
+  const MachineRates& rates_;
+  std::vector<Rank> ranks_;
+  std::map<Key, Channel> channels_;
+};
+
+}  // namespace
+
+std::vector<PlanTimes> simulate_plans(std::span<const StepPlan> plans, const MachineRates& rates) {
+  return Simulation(plans, rates).run();
+}
+
+}  // namespace tessera

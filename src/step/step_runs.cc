@@ -1,0 +1,112 @@
+#include "step/step_runs.h"
+
+#include <algorithm>
+#include <set>
+
+namespace tessera {
+namespace {
+
+/// Whether each step is the last pass of its micro-batch in its chunk.
+std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps) {
+  std::set<std::pair<int64_t, int64_t>> seen;
+  std::vector<bool> last(steps.size());
+  for (size_t i = steps.size(); i-- > 0;)
+    last[i] = seen.emplace(steps[i].chunk, steps[i].micro_batch).second;
+  return last;
+}
+
+PassDirection direction_of(PipelinePass pass) {
+  return pass == PipelinePass::kForward    ? PassDirection::kForward
+         : pass == PipelinePass::kBackward ? PassDirection::kBackward
+                                           : PassDirection::kWeights;
+}
+
+/// The places of one chunk: the micro-batches that have them, -1 for free ones.
+class Places {
+ public:
+  explicit Places(int64_t count) : micro_batches_(static_cast<size_t>(count), -1) {}
+
+  int64_t find(int64_t micro_batch) const {
+    const auto found = std::ranges::find(micro_batches_, micro_batch);
+    ensure(found != micro_batches_.end(), "micro-batch {} has none of the {} places of its chunk",
+           micro_batch, micro_batches_.size());
+    return found - micro_batches_.begin();
+  }
+  int64_t take(int64_t micro_batch) {
+    const int64_t place = find(-1);
+    micro_batches_[static_cast<size_t>(place)] = micro_batch;
+    return place;
+  }
+  void give_back(int64_t place) { micro_batches_[static_cast<size_t>(place)] = -1; }
+
+ private:
+  std::vector<int64_t> micro_batches_;
+};
+
+class RunLister {
+ public:
+  RunLister(const StagePrograms& programs, const ParameterSet& parameters)
+      : programs_(programs), parameters_(parameters) {}
+
+  void add(StepPass pass, const std::vector<ProgramRef>& refs) {
+    const PipelineChunk& chunk = programs_.part.chunks[static_cast<size_t>(pass.step.chunk)];
+    pass.first_run = result_.runs.size();
+    for (const ProgramRef& ref : refs) {
+      const Executable& executable = find_executable(programs_, chunk, ref);
+      result_.runs.push_back(
+          {.ref = ref,
+           .executable = &executable,
+           .parameters = find_parameters(executable.program(), parameters_,
+                                         parameter_prefix(programs_, chunk, ref)),
+           .chunk = pass.step.chunk,
+           .place = pass.place,
+           .micro_batch = pass.step.micro_batch});
+    }
+    pass.last_run = result_.runs.size();
+    result_.passes.push_back(pass);
+  }
+  StepPasses take() && { return std::move(result_); }
+
+ private:
+  const StagePrograms& programs_;
+  const ParameterSet& parameters_;
+  StepPasses result_;
+};
+
+}  // namespace
+
+StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet& parameters,
+                            const std::vector<PipelineStep>& steps) {
+  RunLister lister(programs, parameters);
+  std::vector<Places> places;
+  for (const int64_t count : programs.part.in_flight) places.emplace_back(count);
+  const std::vector<bool> last = find_last_passes(steps);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const PipelineStep& step = steps[i];
+    const bool begins = step.pass == PipelinePass::kForward;
+    Places& of_chunk = places.at(static_cast<size_t>(step.chunk));
+    const int64_t place =
+        begins ? of_chunk.take(step.micro_batch) : of_chunk.find(step.micro_batch);
+    const PipelineChunk& chunk = programs.part.chunks[static_cast<size_t>(step.chunk)];
+    std::vector<ProgramRef> refs = list_pass(programs, chunk, direction_of(step.pass));
+    if (last[i] && step.pass == PipelinePass::kBackward) {
+      // A schedule may split weight gradients off in the programs alone.
+      const auto weights = list_pass(programs, chunk, PassDirection::kWeights);
+      refs.insert(refs.end(), weights.begin(), weights.end());
+    }
+    lister.add({.step = step, .place = place, .begins = begins, .ends = last[i]}, refs);
+    if (last[i]) of_chunk.give_back(place);
+  }
+  return std::move(lister).take();
+}
+
+StepPasses list_evaluation_passes(const StagePrograms& programs, const ParameterSet& parameters) {
+  RunLister lister(programs, parameters);
+  for (size_t c = 0; c < programs.part.chunks.size(); ++c) {
+    lister.add({.step = {.chunk = static_cast<int64_t>(c)}, .begins = true, .ends = true},
+               list_evaluation(programs.part.chunks[c]));
+  }
+  return std::move(lister).take();
+}
+
+}  // namespace tessera
