@@ -47,7 +47,7 @@ StepMemory find_step_memory(const StepPlan& plan) {
   for (const StepStorage& storage : plan.storages) {
     if (storage.home != Home::kDevice) continue;
     memory.purposes[idx(storage.purpose)].slabs += storage.bytes;
-    if (storage.purpose != Purpose::kState) memory.slabs += storage.bytes;
+    if (storage.purpose != Purpose::kState) memory.slabs += align_up(storage.bytes);
   }
   const auto lives = find_lives(plan);
   const size_t num_tasks = plan.tasks.size();
