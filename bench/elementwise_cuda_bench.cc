@@ -265,7 +265,7 @@ class Bench {
     return 2.0 * static_cast<double>(bytes) / time_copies(bytes, 1, 8);
   }
 
-  /// Of a copy that reads and writes `bytes` each, by turns of `sets` pairs of places.
+  /// Of a copy that reads and writes `bytes` each, alternating between `sets` pairs of places.
   double time_copies(int64_t bytes, int sets, int calls) const {
     std::vector<Buffer> places;
     for (int i = 0; i < 2 * sets; ++i) places.emplace_back(bytes, "a copy", backend_.device());

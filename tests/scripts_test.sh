@@ -32,7 +32,7 @@ test_progress() {
   expect "no line for each step" "$output" '!(*Building*)'
 }
 
-# choice_of SMALL MEDIUM LARGE: the choice where a step of these models takes so many milliseconds.
+# choice_of SMALL MEDIUM LARGE: the choice where a step of these models takes this many milliseconds.
 choice_of() (
   folder_of_test=$(mktemp -d)
   trap 'rm -rf "$folder_of_test"' EXIT

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The grouped BF16 products of MoE layers beside PyTorch's (torch._grouped_mm) and CUTLASS's, cold L2, by turns.
+"""The grouped BF16 products of MoE layers beside PyTorch's (torch._grouped_mm) and CUTLASS's, cold L2, alternately.
 
-By turns in one process, since the GPU's clock follows its power: measured one after the other, whoever
+Alternately in one process, since the GPU's clock follows its power: measured one after the other, whoever
 ran on the cooler GPU was a tenth faster. PyTorch's gradients of weights are BF16, ours F32, written
 (wgrad) or added to (wgrad+=), and so are CUTLASS's. One JSON line for each shape and product; ratios above 1 are ours.
 CUTLASS's products are timed without their set-up, with each schedule and order of tiles that cutlass/ builds; the best

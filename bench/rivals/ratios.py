@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs Tessera and its rivals by turns on one GPU and prints the table of ratios.
+"""Runs Tessera and its rivals alternately on one GPU and prints the table of ratios.
 
 usage: ratios.py [--build build] [--only step,layer,rivals,memory,grouped,block_sparse,attention,kernels]
                  [--shapes qwen3,fine,mixtral,dmoe_small] [--json FILE]

@@ -82,7 +82,7 @@ struct FoundCheckpoint {
   std::vector<std::string> ignored;
 };
 
-/// The checkpoint of the highest step in `root` that is whole but for the contents of its files:
+/// The checkpoint of the highest step in `root` that is whole except for the contents of its files:
 /// marked complete, a valid manifest, all files there, of their sizes and with valid headers. Finds
 /// nothing where `root` does not exist.
 FoundCheckpoint find_latest(const std::filesystem::path& root);

@@ -99,10 +99,11 @@ CLI::App* add_train(CLI::App& app, TrainArguments& train) {
   add_config(*command, train.config);
   command->add_flag("--print-config", train.print_config,
                     "Print each resolved value and its origin, then stop");
-  add_number(*command, "--ranks", &train.ranks,
-             "Start so many ranks on this machine; 0: run as started (alone, or by mpirun, srun or "
-             "torchrun)",
-             between(0, kManyThings));
+  add_number(
+      *command, "--ranks", &train.ranks,
+      "Start this many ranks on this machine; 0: run as started (alone, or by mpirun, srun or "
+      "torchrun)",
+      between(0, kManyThings));
   command->add_option("--trace", train.trace,
                       "File for what all ranks did in the second and third step (Chrome JSON)");
   command->add_flag("--json", train.json, "With --print-config: as JSON");
@@ -182,8 +183,8 @@ CLI::App* add_eval(CLI::App& app, EvalArguments& eval) {
              "Tokens of a window; 0: as trained", between(0, kManyTokens));
   add_number(*command, "--batch-size", &request.batch_size, "Windows evaluated together",
              between(1, kManyThings));
-  add_number(*command, "--max-batches", &request.max_batches, "Stop after so many batches; 0: all",
-             at_least(0));
+  add_number(*command, "--max-batches", &request.max_batches,
+             "Stop after this many batches; 0: all", at_least(0));
   CLI::Option* ids =
       command->add_option("--input-ids", eval.input_ids,
                           "Sequences instead, as input_ids I64 [B, S] of a safetensors file");

@@ -67,7 +67,7 @@ struct TokenizerTraining {
 };
 
 struct TokenizeArguments {
-  TokenizeRequest request;  ///< but for its progress
+  TokenizeRequest request;  ///< except for its progress
   TokenizerSpec tokenizer = {.path = "", .end_of_document = ""};
   TokenizerTraining training;
   bool json = false;

@@ -75,7 +75,7 @@ class CliRanksKill : public CliTest {
       if (rank == victim) continue;
       const std::regex line("tessera: rank " + std::to_string(rank) +
                             " waited [0-9.]+ s for [a-z_]+ [0-9]+ of group \"[a-z_0-9.]+\" "
-                            "\\(ranks [0-9 ]+\\), in vain for rank [0-9 ]+: .+");
+                            "\\(ranks [0-9 ]+\\), missing rank [0-9 ]+: .+");
       EXPECT_EQ(std::distance(std::sregex_iterator(err.begin(), err.end(), line), {}), 1)
           << "rank " << rank << ", rank " << victim << " was struck:\n"
           << err;

@@ -105,8 +105,8 @@ void wait_for_file(const std::string& path) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
-/// Kills again and again, until a run ends by itself: after a random while, and by turns as soon as
-/// there is something to go on from.
+/// Kills again and again, until a run ends by itself: after a random while, and in alternation as
+/// soon as there is something to go on from.
 TEST_F(CliTokenize, KilledRunsGoOnToTheSameBytes) {
   std::filesystem::create_directories(path("f"));
   const std::string prose = make_prose(3'000'000);

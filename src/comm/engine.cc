@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Waits are looked at this often for whether they are in vain, however short each is.
+// Waits are looked at this often for whether they can still end, however short each is.
 constexpr std::chrono::milliseconds kCheckInterval{5};
 // What a process sent before it ended may still be on its way.
 constexpr std::chrono::milliseconds kLastWords{200};

@@ -29,7 +29,7 @@ struct FailedWait {
   std::string reason;            ///< why it gave up
 };
 
-/// `rank 2 waited 30.0 s for all_gather 17 of group "tp" (ranks 0 2), in vain for rank 0: REASON`.
+/// `rank 2 waited 30.0 s for all_gather 17 of group "tp" (ranks 0 2), missing rank 0: REASON`.
 std::string describe(const FailedWait& wait);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ struct ThreadPost {
 };
 
 /// An operation to which several ranks come; who comes last carries it out. Protected by the hub's
-/// mutex, but for `posts` while it runs.
+/// mutex, except for `posts` while it runs.
 struct ThreadOperation {
   CommKind kind = CommKind::kBarrier;  ///< kSend for a message
   int64_t number = 0;                  ///< of the group's collectives, or the two ranks' messages

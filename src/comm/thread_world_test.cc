@@ -74,7 +74,7 @@ TEST(ThreadWorld, TimeLimitNamesWhoIsMissing) {
     if (world.rank() != 1) group->all_reduce(tensor, tensor).wait();
   };
   EXPECT_THAT(message_of_world<CommError>(3, body, 0.2),
-              HasSubstr("for all_reduce 1 of group \"tp\" (ranks 2 0 1), in vain for rank 1: the "
+              HasSubstr("for all_reduce 1 of group \"tp\" (ranks 2 0 1), missing rank 1: the "
                         "time limit is 0.2 s"));
 }
 

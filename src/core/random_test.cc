@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// The numbers' definition, in double precision but for the first uniform number.
+// The numbers' definition, in double precision except for the first uniform number.
 std::vector<double> box_muller(size_t count, uint64_t seed, uint64_t stream) {
   std::vector<double> values;
   for (uint32_t block = 0; values.size() < count + 4; ++block) {

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// The weights times `factor` where all of them are then integers, but for rounding.
+/// The weights times `factor` where all of them are then integers, except for rounding.
 std::optional<std::vector<int64_t>> scale_exactly(const std::vector<double>& weights,
                                                   double factor) {
   constexpr double kLargest = 1e15;

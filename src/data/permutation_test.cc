@@ -47,7 +47,7 @@ TEST(PermutationTest, IsAPureFunctionOfSizeAndKey) {
 }
 
 /// Each index should be about equally likely to land anywhere: chi-squared over 16 by 16 cells,
-/// with 225 degrees of freedom, stays below 400 but for one key in 10^11.
+/// with 225 degrees of freedom, stays below 400 except for one key in 10^11.
 TEST(PermutationTest, SpreadsEvenlyOverKeys) {
   constexpr uint64_t kSize = 16;
   constexpr int kKeys = 16'000;

@@ -38,7 +38,7 @@ class RowSource {
   virtual int64_t num_rows() const = 0;
   /// The most stretches that attention is cut into in one row.
   virtual int64_t max_stretches() const = 0;
-  /// The rows may begin up to so many tokens later, and hold the range but for those.
+  /// The rows may begin up to this many tokens later, and hold the range except for them.
   virtual int64_t max_shift() const { return 0; }
   /// Fills a row, and appends the end of each of its stretches to `ends`.
   virtual void fill(int64_t row_idx, int64_t shift, const RowView& row,

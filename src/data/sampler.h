@@ -70,7 +70,7 @@ class BatchSource {
   /// Stretches that cu_seqlens has room for: B, or where documents are kept apart B times the most
   /// documents that any row touches.
   int64_t max_sequences() const;
-  /// The number of steps that visit so many rows, rounded up.
+  /// The number of steps that visit this many rows, rounded up.
   int64_t steps_per_epoch() const;
   int64_t num_datasets() const { return static_cast<int64_t>(datasets_.size()); }
   const TokenRange& range(int64_t dataset = 0) const;

@@ -300,7 +300,7 @@ TEST_F(SamplerTest, OneWindowIsEnough) {
   EXPECT_EQ(batch.tokens[9], 0);
 }
 
-/// All tokens that a source's rows show in so many steps, and how often each is a label.
+/// All tokens that a source's rows show in this many steps, and how often each is a label.
 struct Seen {
   std::map<int32_t, int> tokens;
   std::map<int32_t, int> labels;

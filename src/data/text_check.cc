@@ -31,7 +31,7 @@ TextDamage check_text(std::string_view text, const std::filesystem::path& path, 
 
 void require_text(const TextDamage& damage, int64_t content_bytes,
                   const std::filesystem::path& path) {
-  constexpr int64_t kTolerated = 1000;  // one bad byte in so many
+  constexpr int64_t kTolerated = 1000;  // one bad byte in this many
   require(damage.count <= content_bytes / kTolerated,
           "{} is no UTF-8 text: {} bytes are invalid, the first at offset {}; convert it (iconv) "
           "or leave it out",

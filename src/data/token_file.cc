@@ -52,7 +52,7 @@ DType read_type(std::span<const std::byte> idx, const std::string& name) {
   return at->dtype;
 }
 
-/// A count from the header that must fit the file at so many bytes each, so that no later product
+/// A count from the header that must fit the file at this many bytes each, so that no later product
 /// overflows.
 int64_t read_count(std::span<const std::byte> idx, int64_t offset, int64_t bytes_each,
                    const std::string& field) {

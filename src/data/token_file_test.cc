@@ -332,7 +332,7 @@ TEST_F(TokenFileTest, RefusesTruncationAnywhere) {
   EXPECT_THAT(error_of(bin, idx + "x"), HasSubstr("bytes long"));
 }
 
-/// Every byte of the index matters: flipping bits in any of them is refused, but for the values
+/// Every byte of the index matters: flipping bits in any of them is refused, except for the values
 /// that mean the same.
 TEST_F(TokenFileTest, RefusesEveryCorruptByte) {
   const std::string bin = bytes_of_hex(kBinHex);

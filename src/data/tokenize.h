@@ -48,9 +48,9 @@ struct TokenizeSummary {
 
 /// Turns the documents of a source into the token file <prefix>.{bin,idx}, each document followed
 /// by end_of_document, in the order of the source whatever the number of threads, in memory that
-/// depends on the number of threads alone (but for lines of JSONL, which are held whole, up to 256
-/// MiB). Instructions give a file with modes, see token_file.h. Beside it, <prefix>.json says what
-/// it was made of.
+/// depends on the number of threads alone (except for lines of JSONL, which are held whole, up to
+/// 256 MiB). Instructions give a file with modes, see token_file.h. Beside it, <prefix>.json says
+/// what it was made of.
 ///
 /// The work grows in <prefix>.partial. Killed at any time, the next call with the same request goes
 /// on from the last state on the disk and leaves the same bytes; an error leaves that state too.

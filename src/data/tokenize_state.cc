@@ -77,7 +77,7 @@ bool has_only_integers(const Json& json) {
   });
 }
 
-/// Whether this program can have written such a state, for so many files.
+/// Whether this program can have written such a state, for this many files.
 bool is_possible(const TokenizeState& state, int64_t num_files) {
   constexpr int64_t kMost = int64_t{1} << 56;  // so that bytes of tokens do not overflow
   const TextPosition& position = state.position;

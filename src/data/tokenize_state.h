@@ -39,8 +39,8 @@ struct TextLook {
 };
 TextLook look_at(const std::vector<TextFile>& files);
 
-/// What the tokens depend on but for the content of the files, as JSON: source, format, tokenizer,
-/// and the paths and sizes of the files.
+/// What the tokens depend on except for the content of the files, as JSON: source, format,
+/// tokenizer, and the paths and sizes of the files.
 std::string describe_tokens(const TextSource& source, const Tokenizer& tokenizer,
                             const std::vector<TextFile>& files);
 

@@ -14,7 +14,7 @@ struct ReductionOptions {
   /// How many buckets may be under way at once, where they need staging.
   int64_t buckets_in_flight = 2;
   /// A compressed bucket of one parameter, which may be of any size, is exchanged in pieces of
-  /// about so many bytes.
+  /// about this many bytes.
   int64_t piece_bytes = int64_t{4} << 20;
 };
 

@@ -23,8 +23,8 @@ struct Rank {
                                                    world.make_world_group(), options, sharding);
   }
 
-  /// Gradients become ready from the last parameter to the first, but for some that change places,
-  /// and some that nobody declares.
+  /// Gradients become ready from the last parameter to the first, except for some that change
+  /// places, and some that nobody declares.
   StepResult step(const StepInput& input, Random& random) {
     part.make_gradients(input.step_idx);
     for (size_t i = 0; i < part.parameters.size(); ++i) optimizer->wait_weights(i);

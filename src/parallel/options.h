@@ -49,8 +49,8 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel);
 /// parallel.context contradict each other.
 int64_t heads_degree(const ParallelSpec& parallel, int64_t cp);
 
-/// What each chunk of the pipeline holds of a model of so many layers. Throws UserError for chunks
-/// that the schedule or the number of stages does not allow.
+/// What each chunk of the pipeline holds of a model of this many layers. Throws UserError for
+/// chunks that the schedule or the number of stages does not allow.
 PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers);
 
 /// The schedule of `num_micro_batches` through that pipeline.

@@ -105,8 +105,8 @@ class Differentiator final : public GradientBuilder {
 
   ValueId accumulator(ValueId weight) {
     const Value& value = forward_.value(weight);
-    ensure(value.kind == ValueKind::kWeight, "'{}' is no weight: its gradient has no accumulator",
-           value.name);
+    ensure(value.kind == ValueKind::kWeight,
+           "'{}' is not a weight: its gradient has no accumulator", value.name);
     for (const Link& link : result_.accumulators) {
       if (link.forward == weight) return link.backward;
     }

@@ -195,7 +195,7 @@ TEST(FuseGathers, OfTheGradientToo) {
             parts.program.type(parts.program.find("rows")).num_bytes());
 }
 
-/// The backward pass decides anew: of what it makes again the gradient of a weight is the only
+/// The backward pass decides anew: of what it recomputes the gradient of a weight is the only
 /// reader.
 TEST(FuseGathers, OfRowsThatAreRecomputed) {
   Parts parts(2, false, 0, 3500);

@@ -34,7 +34,7 @@ bool joins_before(const BpeDescription& model, const std::string& mark) {
   });
 }
 
-/// Normalizers that change each character for itself, but for what is put before the text.
+/// Normalizers that change each character for itself, except for what is put before the text.
 bool cuttable(const Normalizer& normalizer) {
   return std::ranges::all_of(normalizer.steps(), [](const NormalizerStep& step) {
     return step.kind != Kind::kReplace || step.pattern == " ";

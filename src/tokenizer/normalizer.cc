@@ -35,7 +35,7 @@ void append_normalized(std::string_view text, Kind kind, std::string& out) {
   out.append(reinterpret_cast<const char*>(result), static_cast<size_t>(size));
 }
 
-/// Normalizes what is UTF-8 and copies the rest. Runs of ASCII cannot change, but for the last
+/// Normalizes what is UTF-8 and copies the rest. Runs of ASCII cannot change, except for the last
 /// character, which a mark may follow.
 std::string normalize_unicode(std::string_view text, Kind kind) {
   std::string out;

@@ -80,8 +80,8 @@ TEST_P(TokenizerFixture, CutsWithoutChangingIds) {
     if (at < text.size()) tokenizer_->encode_continuation(text.substr(at), ids);
     ASSERT_EQ(ids, whole) << "cut at " << at;
   }
-  // Those of the repository are of kinds that are known, but for sums of log-probabilities, whose
-  // rounding depends on the whole text.
+  // Those of the repository are of kinds that are known, except for sums of log-probabilities,
+  // whose rounding depends on the whole text.
   const bool known = GetParam().string().starts_with(TESSERA_TEST_DATA) &&
                      GetParam().string().find("unigram") == std::string::npos;
   if (known) {

@@ -186,7 +186,7 @@ def mount_prefix():
 
 
 def on_small_disk(box, kib, arguments, mount):
-    """Runs the command on a disk of so many KiB and again on a larger one; what lies there then is kept."""
+    """Runs the command on a disk of this many KiB and again on a larger one; what lies there then is kept."""
     script = (f'mount -t tmpfs -o size={kib}k none {mount} && '
               f'("$@" >small.out 2>small.err; echo $? >small.code; mount -o remount,size=64m {mount}; "$@"; code=$?; '
               f'cp -a {mount}/. {box.path("kept")}; exit $code)')

@@ -126,10 +126,10 @@ def require_named(finished, ranks, victim):
         elif one.code is None or one.code <= 0:  # mpirun's may be that of the killed rank
             raise one.fault("an exit code that says failure")
     for rank in range(NUM_RANKS):
-        if rank != victim and not re.search(rf"tessera: rank {rank} waited .*in vain for rank [0-9 ]*", told):
-            raise finished[0].fault(f"a message of rank {rank}, which waited in vain for rank {victim}",
+        if rank != victim and not re.search(rf"tessera: rank {rank} waited .*missing rank [0-9 ]*", told):
+            raise finished[0].fault(f"a message of rank {rank}, which waited for rank {victim}",
                                     found="no such message")
-    if not re.search(rf"in vain for ranks? [0-9 ]*\b{victim}\b", told):
+    if not re.search(rf"missing ranks? [0-9 ]*\b{victim}\b", told):
         raise finished[0].fault(f"a message that names rank {victim}", found="no such message")
 
 

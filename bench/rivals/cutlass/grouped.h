@@ -10,7 +10,7 @@ namespace rival {
 
 enum class Schedule : int { kCooperative, kPingpong };
 
-/// Experts of one size, as grouped_mm.py lays them out. Matrices are the GPU's, BF16 but for the
+/// Experts of one size, as grouped_mm.py lays them out. Matrices are the GPU's, BF16 except for the
 /// gradient, which is F32: wide [rows, hidden], narrow [rows, inner], weights [experts, inner,
 /// hidden].
 struct Problem {

@@ -22,7 +22,7 @@ struct LaunchLimits {
 /// processes that it starts.
 LaunchLimits read_launch_limits();
 
-/// Refuses limits under which Open MPI's mpirun cannot start `num_ranks` ranks here of so many
+/// Refuses limits under which Open MPI's mpirun cannot start `num_ranks` ranks here of this many
 /// threads each: it would crash, hang or be killed. Throws UserError that says what the limit is
 /// and what is needed.
 void check_launch(const LaunchLimits& limits, int64_t num_ranks, int64_t num_threads);

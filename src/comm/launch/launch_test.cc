@@ -261,7 +261,7 @@ TEST(CommError, SaysWhoWaitedForWhom) {
   wait.seconds = 30.04;
   wait.reason = "the time limit is 30 s";
   EXPECT_EQ(describe(wait),
-            "rank 2 waited 30.0 s for all_gather 17 of group \"tp\" (ranks 0 2), in vain for rank "
+            "rank 2 waited 30.0 s for all_gather 17 of group \"tp\" (ranks 0 2), missing rank "
             "0: the time limit is 30 s");
 }
 

@@ -39,7 +39,7 @@ TEST_F(MpiFaults, ALateRankIsNamed) {
   const ProgramResult result = run_ranks(4, "late 60");
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_LT(result.seconds, kEndSeconds);
-  EXPECT_THAT(result.output, ContainsRegex("in vain for rank [0-9 ]*3: the time limit is 3 s"));
+  EXPECT_THAT(result.output, ContainsRegex("missing rank [0-9 ]*3: the time limit is 3 s"));
 }
 
 // A rank that is stopped holds nobody for longer than the time limit, wherever the others wait for
@@ -53,17 +53,16 @@ void expect_ends(const std::string& what, const std::string& message) {
 }
 
 TEST_F(MpiFaults, ARankThatStopsBeforeMpiStarts) {
-  expect_ends("stop-at-start", "in MPI_Init_thread, in vain for another rank to come to it");
+  expect_ends("stop-at-start", "in MPI_Init_thread, for another rank that did not come");
 }
 
 TEST_F(MpiFaults, ARankThatStopsWhileGroupsAreMade) {
   expect_ends("stop-in-setup",
-              "for barrier 0 of group \"world\" \\(ranks 0 1 2\\), in vain for rank 2");
+              "for barrier 0 of group \"world\" \\(ranks 0 1 2\\), missing rank 2");
 }
 
 TEST_F(MpiFaults, ARankThatStopsAtTheEnd) {
-  expect_ends("stop-at-end",
-              "for barrier 0 of group \"end\" \\(ranks 0 1 2\\), in vain for rank 2");
+  expect_ends("stop-at-end", "for barrier 0 of group \"end\" \\(ranks 0 1 2\\), missing rank 2");
 }
 
 TEST_F(MpiFaults, AnExceptionOfOneRankEndsAll) {

@@ -56,7 +56,7 @@ class CallLimit {
     const std::chrono::duration<double> limit(std::min(join.timeout_seconds, kLongestSeconds));
     if (changed_.wait_for(lock, limit, [this] { return over_; })) return;
     const std::string text = fmt::format(
-        "tessera: rank {} waited {:.1f} s in {}, in vain for another rank to come to it: the time "
+        "tessera: rank {} waited {:.1f} s in {}, for another rank that did not come: the time "
         "limit is {} s\n",
         join.rank, join.timeout_seconds, call, join.timeout_seconds);
     std::fputs(text.c_str(), stderr);

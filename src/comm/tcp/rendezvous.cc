@@ -17,11 +17,11 @@ namespace tessera {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{100};
-// What is no rank may accept a connection and never answer.
+// Something other than a rank may accept a connection and never answer.
 constexpr std::chrono::seconds kPatience{10};
 // What is waited for so long is told, once.
 constexpr std::chrono::seconds kUntilNote{15};
-// Waits are looked at this often for whether they are in vain.
+// Waits are looked at this often for whether they can still end.
 constexpr std::chrono::milliseconds kCheckInterval{500};
 
 TcpClock::duration to_duration(double seconds) {
@@ -108,7 +108,7 @@ std::vector<int64_t> Joining::missing(int64_t first) const {
 
 void Joining::fail(const std::string& awaited, const std::string& why) const {
   const std::chrono::duration<double> waited = TcpClock::now() - begin_;
-  throw CommError(fmt::format("rank {} waited {:.1f} s for {}, in vain: {}", join_.rank,
+  throw CommError(fmt::format("rank {} waited {:.1f} s for {} and gave up: {}", join_.rank,
                               waited.count(), awaited, why));
 }
 
@@ -160,7 +160,7 @@ Reply Joining::hear_reply(const TcpPeer& peer) const {
   Reply reply;
   receive_all(peer.socket, writable_bytes_of(reply),
               std::min(deadline_, TcpClock::now() + kPatience));
-  require(reply.magic == kTcpMagic, "what answers at {} is no rank of Tessera",
+  require(reply.magic == kTcpMagic, "what answers at {} is not a rank of Tessera",
           peer.address.to_string());
   return reply;
 }

@@ -179,7 +179,7 @@ TEST_F(Rendezvous, WhatIsNoRankIsNotBelieved) {
       send_all(accepted->socket, std::as_bytes(std::span(greeting)), soon());
   }
   EXPECT_THAT(second.get(), ContainsRegex("rank 1 waited [01]\\.[0-9] s for rank 0 at this "
-                                          "machine:[0-9]+, in vain: .*(is no rank of "
+                                          "machine:[0-9]+ and gave up: .*(is not a rank of "
                                           "Tessera|Connection reset)"));
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kBacklog = 4096;  // the kernel lowers it to its own limit
 
-// A peer that is silent for the first time is asked again every so many seconds, so many times.
+// A peer that is silent for the first time is asked again at this interval, this many times.
 constexpr int kIdleSeconds = 30;
 constexpr int kAskSeconds = 10;
 constexpr int kAsks = 3;

@@ -172,7 +172,7 @@ class TcpExchange : public Exchange {
 
   std::shared_ptr<Mesh> mesh_;
   std::vector<Transfer> transfers_;
-  size_t num_done_ = 0;  ///< the first so many are
+  size_t num_done_ = 0;  ///< how many of the first are
 };
 
 class TcpChannel : public Channel {

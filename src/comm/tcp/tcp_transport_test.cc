@@ -186,7 +186,7 @@ TEST(TcpTransport, AClosedConnectionEndsWaits) {
       EXPECT_THAT(error.what(),
                   ContainsRegex("rank " + std::to_string(rank) +
                                 " waited [0-9.]+ s for barrier 0 of group \"tp\" \\(ranks 2 0 "
-                                "1\\), in vain for rank .*: rank 1 at .*closed its connection"));
+                                "1\\), missing rank .*: rank 1 at .*closed its connection"));
       EXPECT_TRUE(world->ending());
       ++told;
     }

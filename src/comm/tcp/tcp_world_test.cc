@@ -51,7 +51,7 @@ TEST(TcpWorld, ALostRankEndsTheOthers) {
     EXPECT_THAT(result.output,
                 ContainsRegex("tessera: rank " + rank +
                               " waited [0-9.]+ s for all_reduce 1 of group \"world\" "
-                              "\\(ranks 0 1 2\\), in vain for rank 2: rank 2 .*(has ended|closed "
+                              "\\(ranks 0 1 2\\), missing rank 2: rank 2 .*(has ended|closed "
                               "its connection|reset by peer)"));
   }
 }
@@ -62,7 +62,7 @@ TEST(TcpWorld, AnExceptionOfOneRankEndsAll) {
   EXPECT_EQ(count_text(result.output, "tessera: rank 2: the disk is full"), 1) << result.output;
   for (const std::string rank : {"0", "1"}) {
     EXPECT_THAT(result.output, ContainsRegex("rank " + rank +
-                                             " waited .* in vain for rank [0-9 ]*2: rank 2 at .* "
+                                             " waited .* missing rank [0-9 ]*2: rank 2 at .* "
                                              "ended the job with exit code 2"));
   }
 }
@@ -87,7 +87,7 @@ TEST(TcpWorld, ALateRankIsNamed) {
   EXPECT_LT(result.seconds, 30);
   EXPECT_THAT(result.output, HasSubstr("the time limit is 3 s"));
   // Whoever reaches the limit first ends the others.
-  EXPECT_THAT(result.output, ContainsRegex("in vain for rank [0-9 ]*3: (the time limit is 3 s|rank "
+  EXPECT_THAT(result.output, ContainsRegex("missing rank [0-9 ]*3: (the time limit is 3 s|rank "
                                            "[0-2] .*ended)"));
 }
 
@@ -107,7 +107,7 @@ TEST(TcpWorld, AFirstRankThatNeverComesIsNamed) {
   EXPECT_EQ(result.code, 2) << result.output;
   EXPECT_THAT(result.output,
               ContainsRegex("rank 1 waited [23]\\.[0-9] s for rank 0 at localhost:1, "
-                            "in vain: .*:1: Connection refused"));
+                            "and gave up: .*:1: Connection refused"));
 }
 
 TEST(TcpWorld, AnUnknownHostIsNamed) {
@@ -154,7 +154,7 @@ TEST(TcpWorld, AHungRankIsEndedByTheAgent) {
   const ProgramResult result =
       run_and("torchrun", "set -- $(sed -n \"s/^process //p\" $out); kill -STOP $1; kill -KILL $2");
   EXPECT_NE(result.code, 0) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("in vain for rank"));
+  EXPECT_THAT(result.output, HasSubstr("missing rank"));
   EXPECT_THAT(result.output, HasSubstr("alive 0"));
 }
 

@@ -190,7 +190,7 @@ TEST(MoeBlock, IsItsPlainComposition) {
   }
 }
 
-/// What a token costs falls with the experts' width but for the two projections.
+/// What a token costs falls with the experts' width except for the two projections.
 TEST(MoeBlock, FlopsOfExpertsFallByTheCompression) {
   const auto flops = [](int64_t latent_size) {
     ModelConfig config = testing::tiny_config();

@@ -167,11 +167,12 @@ void add_expert_options(ConfigSchema& schema, MoeConfig& moe) {
   schema.add("moe.capacity_factor", &moe.capacity_factor,
              "0: dropless; otherwise an expert takes at most ceil(T*K/E * factor) assignments",
              at_least(0));
-  schema.add("moe.balance_group_size", &moe.balance_group_size,
-             "The balance loss compares groups of so many neighbouring experts, such as a device's",
-             between(1, kMaxExperts));
+  schema.add(
+      "moe.balance_group_size", &moe.balance_group_size,
+      "The balance loss compares groups of this many neighbouring experts, such as a device's",
+      between(1, kMaxExperts));
   schema.add("moe.capacity_group_size", &moe.capacity_group_size,
-             "So many neighbouring experts share their capacities", between(1, kMaxExperts));
+             "This many neighbouring experts share their capacities", between(1, kMaxExperts));
   schema.add_enum(
       "moe.capacity_scope", &moe.capacity_scope,
       {{"sub_sequence", CapacityScope::kSubSequence}, {"sequence", CapacityScope::kSequence}},

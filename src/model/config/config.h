@@ -119,7 +119,7 @@ struct MoeConfig {
 
   double balance_coefficient = 0.01;
   BalanceTokens balance_scope = BalanceTokens::kMicroBatch;
-  /// The balance loss compares groups of so many consecutive experts, such as those of a device.
+  /// The balance loss compares groups of this many consecutive experts, such as those of a device.
   int64_t balance_group_size = 1;
   double z_loss_coefficient = 0.0;
   /// Auxiliary-loss-free balancing (DeepSeek-V3): a bias on the scores, for the choice only, moved
@@ -132,7 +132,7 @@ struct MoeConfig {
   double capacity_factor = 0.0;
   bool pad_to_capacity = false;
   CapacityScope capacity_scope = CapacityScope::kSubSequence;
-  /// So many consecutive experts share their capacities.
+  /// This many consecutive experts share their capacities.
   int64_t capacity_group_size = 1;
   DropPolicy drop_policy = DropPolicy::kProbs;
 
@@ -177,7 +177,7 @@ struct ModelConfig {
   /// A token whose embedding takes no gradient, as PyTorch's padding_idx; -1: none.
   int64_t padding_token = -1;
   double init_deviation = 0.02;
-  /// D: so many tokens beyond the next one are predicted in training, each by a layer more
+  /// D: this many tokens beyond the next one are predicted in training, each by a layer more
   /// (multi-token prediction: DeepSeek-V3, section 2.2). They are numbered on behind the decoder's
   /// layers and are of the kind of the last of these.
   int64_t mtp_layers = 0;

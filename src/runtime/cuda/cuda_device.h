@@ -58,7 +58,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   /// Who looks after work that needs other ranks, which may have gone.
   struct Watch {
     /// Called now and then, with when the waiting began, while synchronize() waits: throws where
-    /// that is in vain. Empty for none.
+    /// it can no longer end. Empty for none.
     std::function<void(Time begin)> look;
     /// Ends such work, so that memory can be released while an exception unwinds. Must not throw.
     std::function<void()> give_up;

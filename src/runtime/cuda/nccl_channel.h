@@ -30,7 +30,7 @@ struct NcclPlace {
 /// operation or wait: ranks may be at other work, which others need, before they come.
 class NcclChannel {
  public:
-  /// Called while the host waits; throws where that is in vain. Is told what is waited for and
+  /// Called while the host waits; throws where it can no longer end. Is told what is waited for and
   /// since when.
   using Watch = std::function<void(const FailedWait& wait, Device::Time begin)>;
 

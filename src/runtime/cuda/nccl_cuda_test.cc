@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Runs with as many ranks as the parameter says, where there are so many GPUs.
+/// Runs with as many ranks as the parameter says, where there are that many GPUs.
 class NcclWorlds : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {

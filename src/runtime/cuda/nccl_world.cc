@@ -53,9 +53,9 @@ struct Shared {
   std::shared_ptr<CommStatistics> statistics = std::make_shared<CommStatistics>();
   std::vector<NcclChannel*> channels = {};  ///< all that live
 
-  /// Why waiting since `begin` is in vain; "" while it may not be.
+  /// Why waiting since `begin` cannot end; "" while it may.
   std::string find_reason(Clock::time_point begin) const;
-  /// Throws CommError where waiting for the GPU since `begin` is in vain.
+  /// Throws CommError where waiting for the GPU since `begin` cannot end.
   void watch_device(Clock::time_point begin);
   void abort_all() noexcept;
   [[noreturn]] void fail(FailedWait wait, Clock::time_point begin, const std::string& reason);

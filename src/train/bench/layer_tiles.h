@@ -12,7 +12,7 @@ namespace tessera {
 
 /// One grouped product of a layer's experts, and what the cost model says of ways to cut it.
 struct ProductTiles {
-  /// Tiles of at most so many rows.
+  /// Tiles of at most this many rows.
   struct Choice {
     int max_rows = 0;
     cuda::TilePrediction tiles;

@@ -57,7 +57,7 @@ std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
   return weights;
 }
 
-/// Keys and values of so many tokens in the machine's memory.
+/// Keys and values of this many tokens in the machine's memory.
 void check_cache(const ModelConfig& config, DType dtype, int64_t capacity, const Backend& backend) {
   if (!backend.is_host()) return;
   const Saturating of_token =

@@ -19,7 +19,7 @@ enum class NonFiniteWeights : uint8_t { kRefuse, kAllow };
 class LoadedModel {
  public:
   /// Opens the newest whole checkpoint at `path` (a run's folder, a folder of checkpoints, or one
-  /// of them), with the configuration that it was trained with, but for the device. Throws
+  /// of them), with the configuration that it was trained with, except for the device. Throws
   /// UserError, also for weights that are NaN or infinite unless they are allowed.
   LoadedModel(const std::string& path, DeviceChoice device,
               NonFiniteWeights nonfinite = NonFiniteWeights::kRefuse);

@@ -35,7 +35,8 @@ class PlanBuilder {
     const bool is_number = take_number(rest, weight) && rest.starts_with(' ');
     const std::string prefix = token_prefix(std::string(trim(rest)));
     require(is_number && !prefix.empty(),
-            "data.blend: '{}' is no weight and path; expected for example \"0.7 data/a\"", entry);
+            "data.blend: '{}' is not a weight and a path; expected for example \"0.7 data/a\"",
+            entry);
     require(std::isfinite(weight) && weight >= 0,
             "data.blend: '{}': the weight is {}; expected at least 0", entry, weight);
     if (plan_.changes.empty() || plan_.changes.back().first_step != first_step) {

@@ -43,7 +43,7 @@ TEST(BlendSettingsTest, EntriesAreWeightsAndPrefixes) {
 
 TEST(BlendSettingsTest, MistakesNameTheEntry) {
   for (const char* entry : {"", "0.5", "a", "0.5a", "a 0.5", "0.5 ", "1,5 a"}) {
-    EXPECT_THAT(error_of({entry}), HasSubstr("is no weight and path")) << entry;
+    EXPECT_THAT(error_of({entry}), HasSubstr("is not a weight and a path")) << entry;
   }
   EXPECT_THAT(error_of({"-1 a"}), HasSubstr("'-1 a': the weight is -1"));
   EXPECT_THAT(error_of({"inf a"}), HasSubstr("the weight is inf"));

@@ -9,7 +9,7 @@ namespace tessera {
 
 /// The rate that steps are compared with, in FLOP/s: the best of what large matrix products were
 /// measured at and of what steps reached themselves. A step that beats what was measured shows that
-/// the measurement was disturbed, so it is made again.
+/// the measurement was disturbed, so it is repeated.
 class MatrixPeak {
  public:
   using Measure = std::function<double()>;

@@ -115,7 +115,7 @@ struct Settings {
 /// Binds every key of a training configuration; the fields of `settings` must outlive the schema.
 ConfigSchema make_schema(Settings& settings);
 
-/// Refuses what cannot be trained, but for the model's shapes, which need the vocabulary (see
+/// Refuses what cannot be trained, except for the model's shapes, which need the vocabulary (see
 /// model/config/config.h).
 void validate(const Settings& settings);
 

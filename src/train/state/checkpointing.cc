@@ -60,7 +60,7 @@ void require_steps_left(const CheckpointReader& reader, const Settings& settings
           reader.path().string(), reader.step(), settings.train.steps, reader.step());
 }
 
-/// What the user should know where the data is no more what it was.
+/// What the user should know where the data is no longer what it was.
 std::vector<std::string> compare_data(const Json& state, int64_t tokens_then,
                                       const DataIdentity& now) {
   if (tokens_then != now.num_tokens) {

@@ -26,7 +26,8 @@ struct VerifyRequest {
   int64_t steps = 3;
   /// Of what is computed and sent in F32, see VerifyRule.
   double tolerance = 1e-4;
-  /// Where the ranks of both runs compute, but for those of the layout where run.device = "cuda".
+  /// Where the ranks of both runs compute, except for those of the layout where run.device =
+  /// "cuda".
   DeviceChooser device = choose_host;
 };
 
