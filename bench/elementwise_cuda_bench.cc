@@ -100,46 +100,52 @@ ValueType rows(int64_t count, int64_t width) {
   return {kA, {count, width}};
 }
 
-std::vector<Case> make_cases() {
-  const ValueType x = rows(kTokens, kHidden);
+using Cases = std::vector<Case>;
+
+void add(Cases& cases, std::string name, OperatorPtr op, std::vector<ValueType> inputs) {
+  cases.push_back(plain(std::move(name), std::move(op), std::move(inputs)));
+}
+
+const ValueType kStates = rows(kTokens, kHidden);
+const ValueType kQueries = rows(kTokens, kHeads* kHeadSize);
+const ValueType kKeys = rows(kTokens, kKeyHeads* kHeadSize);
+const ValueType kPositions{DType::kI32, {kTokens}};
+
+void add_norms(Cases& cases) {
   const ValueType weight{DType::kF32, {kHidden}};
-  const ValueType queries = rows(kTokens, kHeads * kHeadSize);
-  const ValueType keys = rows(kTokens, kKeyHeads * kHeadSize);
   const ValueType head_weight{DType::kF32, {kHeadSize}};
-  const ValueType positions{DType::kI32, {kTokens}};
+  const ValueType statistics{DType::kF32, {kTokens}};
   const auto norm = make_rmsnorm(1e-6);
   const auto norm_backward = std::make_shared<RmsNormBackward>();
-  std::vector<Case> cases;
-  const auto add = [&](std::string name, OperatorPtr op, std::vector<ValueType> inputs) {
-    cases.push_back(plain(std::move(name), std::move(op), std::move(inputs)));
-  };
-  add("rmsnorm", norm, {x, weight});
-  add("rmsnorm_backward", norm_backward, {x, weight, {DType::kF32, {kTokens}}, x});
-  add("rmsnorm_backward with addend", std::make_shared<RmsNormBackward>(true),
-      {x, weight, {DType::kF32, {kTokens}}, x, x});
-  add("rmsnorm of query heads", norm, {queries, head_weight});
-  add("rmsnorm_backward of query heads", norm_backward,
-      {queries, head_weight, {DType::kF32, {kTokens, kHeads}}, queries});
-  add("add", make_add(), {x, x});
-  add("add_bias", make_add_bias(), {x, weight});
-  add("add_bias_grad", std::make_shared<AddBiasGrad>(), {x});
-  for (const auto& [name, type, heads] :
-       {std::tuple{"queries", queries, kHeads}, std::tuple{"keys", keys, kKeyHeads}}) {
-    const RotarySpec spec = {.num_heads = heads,
-                             .head_size = kHeadSize,
-                             .inverse_frequencies = default_inverse_frequencies(kHeadSize, 1e6)};
-    add(fmt::format("rope of {}", name), make_rope(spec), {type, positions});
-    add(fmt::format("rope_backward of {}", name), std::make_shared<Rope>(spec, true),
-        {type, positions});
-    add(fmt::format("norm_rope of {}", name), make_norm_rope(1e-6, spec),
-        {type, head_weight, positions});
-    add(fmt::format("norm_rope_backward of {}", name), std::make_shared<NormRopeBackward>(spec),
-        {type, head_weight, positions, {DType::kF32, {kTokens, heads}}, type});
-  }
+  add(cases, "rmsnorm", norm, {kStates, weight});
+  add(cases, "rmsnorm_backward", norm_backward, {kStates, weight, statistics, kStates});
+  add(cases, "rmsnorm_backward with addend", std::make_shared<RmsNormBackward>(true),
+      {kStates, weight, statistics, kStates, kStates});
+  add(cases, "rmsnorm of query heads", norm, {kQueries, head_weight});
+  add(cases, "rmsnorm_backward of query heads", norm_backward,
+      {kQueries, head_weight, {DType::kF32, {kTokens, kHeads}}, kQueries});
+  add(cases, "add", make_add(), {kStates, kStates});
+  add(cases, "add_bias", make_add_bias(), {kStates, weight});
+  add(cases, "add_bias_grad", std::make_shared<AddBiasGrad>(), {kStates});
+}
+
+void add_rotations(Cases& cases, const std::string& name, const ValueType& type, int64_t heads) {
+  const ValueType weight{DType::kF32, {kHeadSize}};
+  const RotarySpec spec = {.num_heads = heads,
+                           .head_size = kHeadSize,
+                           .inverse_frequencies = default_inverse_frequencies(kHeadSize, 1e6)};
+  add(cases, "rope of " + name, make_rope(spec), {type, kPositions});
+  add(cases, "rope_backward of " + name, std::make_shared<Rope>(spec, true), {type, kPositions});
+  add(cases, "norm_rope of " + name, make_norm_rope(1e-6, spec), {type, weight, kPositions});
+  add(cases, "norm_rope_backward of " + name, std::make_shared<NormRopeBackward>(spec),
+      {type, weight, kPositions, {DType::kF32, {kTokens, heads}}, type});
+}
+
+void add_activations(Cases& cases) {
   for (const Activation kind : {Activation::kSwiGLU, Activation::kGeGLU}) {
-    add(fmt::format("activation {}", activation_name(kind)), make_activation(kind),
+    add(cases, fmt::format("activation {}", activation_name(kind)), make_activation(kind),
         {rows(kTokens, 2 * 6144)});
-    add(fmt::format("activation_backward {}", activation_name(kind)),
+    add(cases, fmt::format("activation_backward {}", activation_name(kind)),
         std::make_shared<ActivationBackward>(kind), {rows(kTokens, 2 * 6144), rows(kTokens, 6144)});
   }
   const ExpertActivation experts({.kind = Activation::kSwiGLU,
@@ -148,38 +154,60 @@ std::vector<Case> make_cases() {
   const ValueType pre = rows(kRoutedRows, 2 * kExpertSize);
   const ValueType probs{DType::kF32, {kRoutedRows}};
   const ValueType offsets{DType::kI64, {kExperts + 1}};
-  add("expert_activation", std::make_shared<ExpertActivation>(experts), {pre, probs, offsets});
-  add("expert_activation_backward", std::make_shared<ExpertActivationBackward>(experts),
+  add(cases, "expert_activation", std::make_shared<ExpertActivation>(experts),
+      {pre, probs, offsets});
+  add(cases, "expert_activation_backward", std::make_shared<ExpertActivationBackward>(experts),
       {rows(kRoutedRows, kExpertSize), pre, probs, offsets});
-  add("expert_activation_backward and act",
+  add(cases, "expert_activation_backward and act",
       std::make_shared<ExpertActivationBackward>(experts, true),
       {rows(kRoutedRows, kExpertSize), pre, probs, offsets});
   const ValueType logit = rows(kTokens, 1);
-  add("sigmoid_gate", make_sigmoid_gate(), {x, logit});
-  add("sigmoid_gate_backward", std::make_shared<SigmoidGateBackward>(), {x, logit, x});
+  add(cases, "sigmoid_gate", make_sigmoid_gate(), {kStates, logit});
+  add(cases, "sigmoid_gate_backward", std::make_shared<SigmoidGateBackward>(),
+      {kStates, logit, kStates});
+}
+
+void add_embeddings(Cases& cases) {
   const double row_bytes = kHidden * 2.0;
   const double found = distinct(text_tokens());
   cases.push_back({"embedding",
                    make_embedding(),
-                   {positions, rows(kVocab, kHidden)},
+                   {kPositions, rows(kVocab, kHidden)},
                    kTokens * (4.0 + row_bytes) + found * row_bytes});
   cases.push_back({"embedding_backward",
                    std::make_shared<EmbeddingBackward>(kVocab, EmbeddingSpec{}),
-                   {positions, x},
+                   {kPositions, kStates},
                    kTokens * (4.0 + row_bytes) + 2 * found * kHidden * 4.0});
+}
+
+void add_heads(Cases& cases) {
   const LatentHeadsSpec latent = {
       .num_heads = 16, .nope_size = 128, .rope_size = 64, .value_size = 128};
-  add("latent_heads", make_latent_heads(latent), {rows(kTokens, 16 * 256), rows(kTokens, 64)});
-  add("latent_heads_backward", std::make_shared<LatentHeadsBackward>(latent),
+  add(cases, "latent_heads", make_latent_heads(latent),
+      {rows(kTokens, 16 * 256), rows(kTokens, 64)});
+  add(cases, "latent_heads_backward", std::make_shared<LatentHeadsBackward>(latent),
       {rows(kTokens, 16 * 192), rows(kTokens, 16 * 128)});
-  add("repeat_heads", make_repeat_heads(kKeyHeads, 8), {keys});
-  add("sum_heads", make_sum_heads(kKeyHeads, 8), {queries});
-  const OperatorPtr adamw = make_adamw({.bf16_weight = true});
+  add(cases, "repeat_heads", make_repeat_heads(kKeyHeads, 8), {kKeys});
+  add(cases, "sum_heads", make_sum_heads(kKeyHeads, 8), {kQueries});
+}
+
+void add_optimizer(Cases& cases) {
   cases.push_back({"adamw",
-                   adamw,
+                   make_adamw({.bf16_weight = true}),
                    {{DType::kF32, {kParameters}}, {DType::kF32, {4}}},
                    kParameters * (7 * 4.0 + 2.0)});
-  add("sum_of_squares", make_sum_of_squares(), {{DType::kF32, {kParameters}}});
+  add(cases, "sum_of_squares", make_sum_of_squares(), {{DType::kF32, {kParameters}}});
+}
+
+Cases make_cases() {
+  Cases cases;
+  add_norms(cases);
+  add_rotations(cases, "queries", kQueries, kHeads);
+  add_rotations(cases, "keys", kKeys, kKeyHeads);
+  add_activations(cases);
+  add_embeddings(cases);
+  add_heads(cases);
+  add_optimizer(cases);
   return cases;
 }
 
