@@ -12,7 +12,7 @@
 #include <functional>
 #include <iostream>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/memory.h"
 #include "ops/cuda/check.h"
 #include "runtime/cuda/cuda_backend.h"

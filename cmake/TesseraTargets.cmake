@@ -47,9 +47,11 @@ function(tessera_use_precompiled name owner)
   endif()
 endfunction()
 
-# tessera_library(NAME DIR lib...): static library of DIR/*.cc (but tests and what is for CUDA) that uses lib...
-function(tessera_library name dir)
-  file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cc)
+# tessera_library(NAME DIRS lib...): static library of the *.cc files (except tests and what is for CUDA) in the list of
+# folders DIRS, that uses lib...
+function(tessera_library name dirs)
+  list(TRANSFORM dirs APPEND /*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS ${dirs})
   list(FILTER sources EXCLUDE REGEX "_(test|bench|cuda)\\.cc$")
   set(kernels ${sources})
   list(FILTER kernels INCLUDE REGEX "_cpu\\.cc$")

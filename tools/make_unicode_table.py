@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes src/tokenizer/unicode_table.inc: the general category of every character.
+"""Writes src/tokenizer/text/unicode_table.inc: the general category of every character.
 
 The categories are those of the PyPI package `tokenizers` (its regular expressions know a newer Unicode than
 distributions do), so that our splitting agrees with it. Needs `pip install tokenizers`:
 
-    tools/make_unicode_table.py > src/tokenizer/unicode_table.inc
+    tools/make_unicode_table.py > src/tokenizer/text/unicode_table.inc
 """
 from tokenizers import Regex, pre_tokenizers
 

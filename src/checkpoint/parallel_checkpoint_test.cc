@@ -9,7 +9,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/slicing_testing.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/error.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/testing.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/random.h"
 #include "core/slice.h"
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "comm/error.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/error.h"
 #include "core/random.h"
 

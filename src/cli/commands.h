@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/standard_output.h"
-#include "data/tokenize.h"
+#include "data/text/tokenize.h"
 #include "hf/upcycle.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/train_bpe.h"

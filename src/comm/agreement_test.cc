@@ -7,7 +7,7 @@
 #include <set>
 
 #include "comm/compared_environment.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/build_id.h"
 
 namespace tessera {

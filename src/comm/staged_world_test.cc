@@ -8,7 +8,7 @@
 #include "comm/rows.h"
 #include "comm/testing/collective_checks.h"
 #include "comm/testing/hidden_device.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/host_tensor.h"
 #include "core/random.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "checkpoint/safetensors.h"
-#include "hf/tensor_map.h"
+#include "hf/family/tensor_map.h"
 
 namespace tessera {
 

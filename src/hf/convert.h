@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "hf/hf_config.h"
+#include "hf/family/hf_config.h"
 
 namespace tessera {
 

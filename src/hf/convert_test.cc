@@ -9,8 +9,8 @@
 
 #include "core/error.h"
 #include "hf/convert_testing.h"
+#include "hf/family/write_config.h"
 #include "hf/hf_record.h"
-#include "hf/write_config.h"
 
 namespace tessera {
 namespace {

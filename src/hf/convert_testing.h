@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "hf/convert.h"
 #include "hf/elements.h"
-#include "hf/hf_tensors.h"
+#include "hf/family/hf_tensors.h"
 #include "hf/testing.h"
 
 namespace tessera {

@@ -6,12 +6,12 @@
 #include "core/file.h"
 #include "core/strict_json.h"
 #include "hf/convert.h"
+#include "hf/family/name_list.h"
+#include "hf/family/write_config.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
-#include "hf/name_list.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
-#include "hf/write_config.h"
 #include "model/run/parameters.h"
 
 namespace tessera {

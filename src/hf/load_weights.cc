@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/strict_json.h"
 #include "hf/elements.h"
-#include "hf/tensor_map.h"
+#include "hf/family/tensor_map.h"
 
 namespace tessera {
 namespace {

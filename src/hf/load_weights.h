@@ -3,9 +3,9 @@
 #include <span>
 
 #include "core/tensor.h"
-#include "hf/hf_config.h"
-#include "hf/hf_tensors.h"
-#include "hf/tensor_map.h"
+#include "hf/family/hf_config.h"
+#include "hf/family/hf_tensors.h"
+#include "hf/family/tensor_map.h"
 
 namespace tessera {
 

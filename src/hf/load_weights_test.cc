@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/memory.h"
-#include "hf/tensor_map.h"
+#include "hf/family/tensor_map.h"
 #include "hf/testing.h"
 
 namespace tessera {

@@ -9,8 +9,8 @@
 #include "checkpoint/checkpoint.h"
 #include "core/dtype.h"
 #include "core/nonfinite.h"
-#include "hf/hf_tensors.h"
-#include "hf/tensor_map.h"
+#include "hf/family/hf_tensors.h"
+#include "hf/family/tensor_map.h"
 
 namespace tessera {
 

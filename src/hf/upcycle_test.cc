@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "hf/convert_testing.h"
-#include "hf/write_config.h"
+#include "hf/family/write_config.h"
 #include "model/run/expert_states.h"
 #include "model/run/forward_model.h"
 #include "ops/registry/cpu_kernels.h"

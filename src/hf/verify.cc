@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "hf/elements.h"
-#include "hf/name_list.h"
+#include "hf/family/name_list.h"
 
 namespace tessera {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/random.h"
 #include "optim/gradient_reducer.h"
 #include "optim/replicas.h"

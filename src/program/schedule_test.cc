@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
 #include "program/memory_plan.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <deque>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/op_test.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tokenizer/unicode.h"
+#include "tokenizer/text/unicode.h"
 
 namespace tessera {
 namespace {

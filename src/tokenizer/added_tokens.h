@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tokenizer/normalizer.h"
+#include "tokenizer/text/normalizer.h"
 
 namespace tessera {
 

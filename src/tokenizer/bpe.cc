@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/strict_json.h"
-#include "tokenizer/unicode.h"
+#include "tokenizer/text/unicode.h"
 
 namespace tessera {
 namespace {

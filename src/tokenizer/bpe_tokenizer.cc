@@ -7,9 +7,9 @@
 
 #include "core/error.h"
 #include "tokenizer/cut_finder.h"
+#include "tokenizer/text/workspace_pool.h"
 #include "tokenizer/token_texts.h"
 #include "tokenizer/word_cache.h"
-#include "tokenizer/workspace_pool.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 #include <array>
 
+#include "tokenizer/text/unicode.h"
 #include "tokenizer/tokenizer_json.h"
-#include "tokenizer/unicode.h"
 
 namespace tessera {
 namespace {

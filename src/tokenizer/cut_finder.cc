@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/utf8.h"
-#include "tokenizer/unicode.h"
+#include "tokenizer/text/unicode.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "tokenizer/added_tokens.h"
-#include "tokenizer/normalizer.h"
+#include "tokenizer/text/normalizer.h"
 #include "tokenizer/tokenizer_json.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/random.h"
-#include "tokenizer/unicode.h"
+#include "tokenizer/text/unicode.h"
 
 namespace tessera {
 

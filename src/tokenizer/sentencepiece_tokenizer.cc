@@ -13,8 +13,8 @@
 #include "core/random.h"
 #include "core/strict_json.h"
 #include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/text/workspace_pool.h"
 #include "tokenizer/word_cache.h"
-#include "tokenizer/workspace_pool.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "tokenizer/normalizer.h"
+#include "tokenizer/text/normalizer.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe.h"
-#include "tokenizer/normalizer.h"
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/text/normalizer.h"
+#include "tokenizer/text/pre_tokenizer.h"
 
 namespace tessera {
 

@@ -15,8 +15,8 @@
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe_merger.h"
 #include "tokenizer/cut_finder.h"
-#include "tokenizer/normalizer.h"
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/text/normalizer.h"
+#include "tokenizer/text/pre_tokenizer.h"
 #include "tokenizer/tokenizer_json.h"
 
 namespace tessera {

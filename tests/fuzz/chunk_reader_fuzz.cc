@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "data/chunk_reader.h"
+#include "data/text/chunk_reader.h"
 
 namespace {
 

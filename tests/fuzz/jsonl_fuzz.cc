@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "data/json_document.h"
+#include "data/text/json_document.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/slice.h"
 #include "model/dispatch/dispatchers.h"
 #include "ops/block_sparse/block_sparse.h"

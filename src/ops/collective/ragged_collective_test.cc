@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/collective/collective_testing.h"
 #include "ops/testing/transpose.h"
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <numeric>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/attention/attention_testing.h"
 
 namespace tessera {

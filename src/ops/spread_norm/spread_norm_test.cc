@@ -7,7 +7,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/slice.h"
 #include "ops/add/add.h"
 #include "ops/collective/collective.h"

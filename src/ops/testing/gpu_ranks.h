@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "comm/staged_world.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/gpu_test.h"
 

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera::testing {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "ops/collective/collective.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/linear_cross_entropy/vocab_lse.h"

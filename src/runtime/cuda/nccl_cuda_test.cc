@@ -10,7 +10,7 @@
 #include "comm/error.h"
 #include "comm/testing/collective_checks.h"
 #include "comm/testing/device_world.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/host_tensor.h"
 #include "core/memory.h"
 #include "runtime/cuda/cuda_backend.h"

@@ -3,7 +3,7 @@
 #include <functional>
 #include <mutex>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/file.h"
 #include "data/token_file_writer.h"
 #include "train/run/trainer.h"

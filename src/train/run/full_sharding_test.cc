@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "comm/planned_world.h"
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/file.h"
 #include "train/run/trainer.h"
 #include "train/setup/replica_groups.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <set>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/host_tensor.h"
 #include "core/stopwatch.h"
 

@@ -6,7 +6,7 @@
 #include "comm/compared_environment.h"
 #include "core/build_id.h"
 #include "data/file_identity.h"
-#include "data/text_source.h"
+#include "data/text/text_source.h"
 #include "data/token_file.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/blend_settings.h"

@@ -1,7 +1,7 @@
 // Whole runs of several ranks whose memory the host does not reach.
 #include <gtest/gtest.h>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/file.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"

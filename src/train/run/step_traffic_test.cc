@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 
 namespace tessera {
 namespace {

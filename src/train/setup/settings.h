@@ -6,7 +6,7 @@
 
 #include "core/config.h"
 #include "data/row_source.h"
-#include "data/text_source.h"
+#include "data/text/text_source.h"
 #include "model/config/config.h"
 #include "ops/backend.h"
 #include "optim/fully_sharded.h"

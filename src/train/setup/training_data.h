@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "data/prepare.h"
 #include "data/sampler.h"
-#include "data/text_source.h"
+#include "data/text/prepare.h"
+#include "data/text/text_source.h"
 #include "model/run/training_model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/setup/settings.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/file.h"
 #include "train/run/trainer.h"
 #include "train/testing/layout_runs.h"

@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"
 #include "train/run/run_record.h"

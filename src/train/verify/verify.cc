@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "comm/thread_world.h"
+#include "comm/thread/thread_world.h"
 #include "core/file.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "data/text/tokenize.h"
+
+namespace tessera {
+
+using PrepareProgress = TokenizeProgress;
+
+/// tokenize_text into <cache_dir>/<name>-<hash>, a prefix of its own for each source and tokenizer:
+/// written once, and anew when the text has changed.
+TokenizeSummary prepare_tokens(const TextSource& source, const Tokenizer& tokenizer,
+                               const std::string& cache_dir,
+                               const std::function<void(const TokenizeProgress&)>& progress = {});
+
+}  // namespace tessera

@@ -1,0 +1,226 @@
+#include "hf/family/config_json.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/error.h"
+#include "core/names.h"
+#include "core/strict_json.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+/// Keys that change no number that the model computes. Those of generation, which old files hold
+/// too, follow the tokens'.
+constexpr std::array kHarmless = {
+    "model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "auto_map",
+    "_name_or_path", "name_or_path", "_commit_hash", "tokenizer_class", "use_cache", "ep_size",
+    "pretraining_tp", "gradient_checkpointing", "output_attentions", "output_hidden_states",
+    "return_dict", "use_return_dict", "attn_implementation", "_attn_implementation",
+    "_attn_implementation_autoset", "experts_implementation", "id2label", "label2id", "num_labels",
+    "problem_type", "task_specific_params", "finetuning_task", "prefix", "torchscript",
+    "tf_legacy_loss", "use_bfloat16", "pruned_heads", "is_decoder",
+    // Tokens.
+    "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids",
+    "suppress_tokens", "begin_suppress_tokens",
+    // Generation.
+    "do_sample", "temperature", "top_k", "top_p", "typical_p", "max_length", "max_new_tokens",
+    "min_length", "num_beams", "num_beam_groups", "num_return_sequences", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "diversity_penalty",
+    "early_stopping", "exponential_decay_length_penalty", "output_scores",
+    "return_dict_in_generate", "remove_invalid_values",
+    // Balancing of the published training code; transformers computes no such loss for the
+    // families that have these keys.
+    "aux_loss_alpha", "seq_aux",
+    // Layers for predicting further tokens are no part of transformers' models.
+    "num_nextn_predict_layers", "num_mtp_layers"};
+
+/// Keys of every family, with defaults.
+constexpr std::string_view kCommonDefaults =
+    R"({"hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": false,
+        "pad_token_id": null, "rope_theta": null, "rope_scaling": null, "rope_parameters": null,
+        "original_max_position_embeddings": null})";
+
+/// Keys that a file may have only with this value, or null.
+constexpr std::string_view kCommonFixed =
+    R"({"attention_dropout": 0.0, "hidden_dropout": 0.0, "dropout": 0.0,
+        "is_encoder_decoder": false, "add_cross_attention": false,
+        "cross_attention_hidden_size": null, "chunk_size_feed_forward": 0,
+        "tie_encoder_decoder": false, "quantization_config": null, "compression_config": null,
+        "sliding_window": null, "use_sliding_window": false, "attention_bias": false,
+        "qkv_bias": false, "mlp_bias": false, "use_qk_norm": false, "partial_rotary_factor": 1.0,
+        "router_jitter_noise": 0.0, "clip_qkv": null, "per_layer_config": null})";
+
+constexpr std::array kExpertCountKeys = {"num_experts", "num_local_experts", "n_routed_experts"};
+
+json parse_literal(std::string_view text) {
+  return json::parse(text.begin(), text.end());
+}
+
+json family_defaults(const Family& family) {
+  json defaults = parse_literal(kCommonDefaults);
+  defaults.update(parse_literal(family.defaults));
+  return defaults;
+}
+
+json fixed_values(const Family& family) {
+  json fixed = parse_literal(kCommonFixed);
+  fixed.update(parse_literal(family.fixed));
+  return fixed;
+}
+
+void check_fixed(const std::string& key, const json& value, const json& allowed,
+                 std::string_view where) {
+  if (value.is_null() || value == allowed) return;
+  require(key != "quantization_config" && key != "compression_config",
+          "{}: '{}' says that the weights are quantized, which is not supported; convert the model "
+          "to BF16 or F32 first",
+          where, key);
+  user_error(
+      "{}: '{}' is {}, and only {} is supported here; the model would compute something "
+      "else",
+      where, key, quote_for_message(value.dump()), allowed.dump());
+}
+
+[[noreturn]] void refuse_unknown(const std::string& key, const json& known, const Family& family,
+                                 std::string_view where) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : known.items()) names.push_back(name);
+  user_error(
+      "{}: the key {} is unknown for model type '{}', so what it changes is unknown too{}; remove "
+      "it if the model does not need it",
+      where, quote_for_message(key), family.model_type, did_you_mean(key, names));
+}
+
+bool is_expert_count(std::string_view key) {
+  return std::ranges::find(kExpertCountKeys, key) != kExpertCountKeys.end();
+}
+
+}  // namespace
+
+bool Family::has_key(std::string_view key) const {
+  return parse_literal(defaults).contains(key);
+}
+
+const Family& find_family(std::string_view model_type) {
+  std::vector<std::string> names;
+  for (const Family& family : families()) {
+    if (family.model_type == model_type) return family;
+    names.emplace_back(family.model_type);
+  }
+  user_error("model type {} is not supported{}; supported are {}", quote_for_message(model_type),
+             did_you_mean(model_type, names), fmt::join(names, ", "));
+}
+
+std::string_view canonical_key(const Family& family, std::string_view key) {
+  if (!is_expert_count(key)) return key;
+  for (const char* name : kExpertCountKeys) {
+    if (family.has_key(name)) return name;
+  }
+  return key;
+}
+
+ConfigJson::ConfigJson(std::string_view text, std::string where) : where_(std::move(where)) {
+  constexpr int kMaxDepth = 16;
+  const json file = parse_strict_json(text, where_, kMaxDepth);
+  const std::string& type =
+      json_text(json_member(file, "model_type", where_), "model_type", where_);
+  try {
+    family_ = &find_family(type);
+  } catch (const UserError& error) {
+    user_error("{}: {}", where_, error.what());
+  }
+  check_architecture(file);
+  merge(file);
+}
+
+void ConfigJson::check_architecture(const json& file) const {
+  const auto found = file.find("architectures");
+  if (found == file.end() || found->is_null()) return;
+  require(found->is_array() && found->size() == 1 && found->front() == family_->architecture,
+          "{}: architectures is {}, and only [\"{}\"] is supported", where_,
+          quote_for_message(found->dump()), family_->architecture);
+}
+
+void ConfigJson::merge(const json& file) {
+  json values = family_defaults(*family_);
+  const json known = values;
+  const json fixed = fixed_values(*family_);
+  json given = json::object();
+  for (const auto& [name, value] : file.items()) {
+    const std::string key(canonical_key(*family_, name));
+    if (known.contains(key)) {
+      require(!given.contains(key) || given[key] == value,
+              "{}: '{}' and another name of the same value differ", where_, name);
+      given[key] = value;
+      values[key] = value;
+    } else if (fixed.contains(key)) {
+      check_fixed(key, value, fixed[key], where_);
+    } else if (std::ranges::find(kHarmless, name) != kHarmless.end()) {
+      continue;
+    } else if (family_->attention == AttentionKind::kLatent &&
+               (name == "head_dim" || name == "qk_head_dim")) {
+      values[name] = value;
+    } else {
+      refuse_unknown(name, known, *family_, where_);
+    }
+  }
+  values_ = std::make_shared<json>(std::move(values));
+}
+
+const json& ConfigJson::value(std::string_view key) const {
+  static const json kNull;
+  const auto found = values_->find(key);
+  return found == values_->end() ? kNull : *found;
+}
+
+bool ConfigJson::has(std::string_view key) const {
+  return values_->contains(key);
+}
+
+bool ConfigJson::is_null(std::string_view key) const {
+  return value(key).is_null();
+}
+
+int64_t ConfigJson::size(std::string_view key, int64_t min) const {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const json& found = value(key);
+  const bool fits = found.is_number_unsigned() && found.get<uint64_t>() <= uint64_t{kMax};
+  require(fits && found.get<int64_t>() >= min,
+          "{}: '{}' must be an integer of at least {}, found {}", where_, key, min,
+          quote_for_message(found.dump()));
+  return found.get<int64_t>();
+}
+
+std::optional<int64_t> ConfigJson::optional_size(std::string_view key, int64_t min) const {
+  if (is_null(key)) return std::nullopt;
+  return size(key, min);
+}
+
+double ConfigJson::number(std::string_view key) const {
+  const json& found = value(key);
+  require(found.is_number(), "{}: '{}' must be a number, found {}", where_, key,
+          quote_for_message(found.dump()));
+  return found.get<double>();
+}
+
+bool ConfigJson::flag(std::string_view key) const {
+  const json& found = value(key);
+  require(found.is_boolean(), "{}: '{}' must be true or false, found {}", where_, key,
+          quote_for_message(found.dump()));
+  return found.get<bool>();
+}
+
+const std::string& ConfigJson::text(std::string_view key) const {
+  return json_text(value(key), key, where_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hf/family/family.h"
+#include "model/config/config.h"
+
+namespace tessera {
+
+/// A Hugging Face configuration as a model of Tessera.
+struct ImportedConfig {
+  const Family* family = nullptr;
+  ModelConfig model;
+  int64_t max_length = 0;  ///< `max_position_embeddings`
+  std::string json;        ///< the text of config.json
+  /// What the user should know, one line each.
+  std::vector<std::string> notes;
+};
+
+/// Reads the text of a config.json with the meaning that transformers gives it. Every key is
+/// accounted for; one that is unknown, or has a value that is not supported, is a UserError by
+/// name. `where` names the file in messages.
+ImportedConfig parse_hf_config(std::string_view text, const std::string& where);
+
+/// The same of the file in a folder.
+ImportedConfig read_hf_config(const std::filesystem::path& folder);
+
+}  // namespace tessera

@@ -1,0 +1,255 @@
+#include "hf/family/hf_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "hf/family/write_config.h"
+#include "hf/testing.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+json fixture_json(const std::string& name) {
+  std::ifstream file(hf_fixture(name) / "config.json");
+  return json::parse(file);
+}
+
+ModelConfig parse(const json& config) {
+  return parse_hf_config(config.dump(), "config.json").model;
+}
+
+/// The message of reading a fixture with one key changed.
+std::string error_with(const std::string& fixture, const char* key, json value) {
+  json config = fixture_json(fixture);
+  config[key] = std::move(value);
+  try {
+    parse(config);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// What older versions of transformers wrote for the same model.
+json to_old_spelling(json config) {
+  json rope = config.at("rope_parameters");
+  config.erase("rope_parameters");
+  config["rope_theta"] = rope.at("rope_theta");
+  if (rope.contains("partial_rotary_factor")) {
+    config["partial_rotary_factor"] = rope.at("partial_rotary_factor");
+    rope.erase("partial_rotary_factor");
+  }
+  rope.erase("rope_theta");
+  const bool scaled = rope.at("rope_type") != "default";
+  rope["type"] = rope.at("rope_type");
+  rope.erase("rope_type");
+  config["rope_scaling"] = scaled ? rope : json();
+  if (config.contains("num_local_experts") && config.at("model_type") != "mixtral") {
+    config["num_experts"] = config.at("num_local_experts");
+    config.erase("num_local_experts");
+  }
+  config["torch_dtype"] = config.at("dtype");
+  config.erase("dtype");
+  return config;
+}
+
+TEST(HfConfig, ReadsTheOldSpellingOfEveryFixture) {
+  for (const std::string& name : hf_fixtures()) {
+    SCOPED_TRACE(name);
+    const json config = fixture_json(name);
+    EXPECT_THAT(find_differences(parse(to_old_spelling(config)), parse(config)), IsEmpty());
+  }
+}
+
+/// Whatever integer stands in a file: it is refused, or makes a model that a configuration of
+/// Tessera can have too.
+TEST(HfConfig, NoIntegerOfAnyKeyDoesHarm) {
+  constexpr int64_t kOne = 1;
+  for (const std::string& name : hf_fixtures()) {
+    const json config = fixture_json(name);
+    for (const auto& [key, value] : config.items()) {
+      if (!value.is_number_integer()) continue;
+      for (const int64_t number : {int64_t{0}, int64_t{-1}, kOne, kOne << 22, kOne << 31,
+                                   kOne << 40, kOne << 62, std::numeric_limits<int64_t>::max()}) {
+        SCOPED_TRACE(fmt::format("{}: {} = {}", name, key, number));
+        json changed = config;
+        changed[key] = number;
+        try {
+          ModelConfig model = parse(changed);
+          ConfigSchema schema;
+          EXPECT_NO_THROW(add_model_options(schema, model));
+        } catch (const UserError&) {
+          continue;
+        }
+      }
+    }
+  }
+}
+
+TEST(HfConfig, RopeParametersMayStandByTypeOfLayer) {
+  json config = fixture_json("qwen3");
+  const json rope = config.at("rope_parameters");
+  config["rope_parameters"] = {{"full_attention", rope}, {"sliding_attention", rope}};
+  EXPECT_THAT(find_differences(parse(config), parse(fixture_json("qwen3"))), IsEmpty());
+  config["rope_parameters"]["sliding_attention"]["rope_theta"] = 5.0;
+  EXPECT_THROW(parse(config), UserError);
+}
+
+TEST(HfConfig, MissingKeysHaveTheDefaultsOfTransformers) {
+  const ModelConfig mixtral = parse({{"model_type", "mixtral"}});
+  EXPECT_EQ(mixtral.rope.base, 1e6);
+  EXPECT_EQ(mixtral.window, 0);
+  EXPECT_EQ(mixtral.num_kv_heads, 8);
+  EXPECT_EQ(mixtral.moe.balance_coefficient, 0);
+  const ModelConfig glm = parse({{"model_type", "glm4_moe"}, {"head_dim", 128}});
+  EXPECT_EQ(glm.rope.fraction, 0.5);
+  EXPECT_EQ(glm.qk_norm, QkNorm::kNone);
+  EXPECT_EQ(parse({{"model_type", "mistral"}}).window, 4096);
+  EXPECT_EQ(parse({{"model_type", "qwen3"}}).head_size, 128);
+  const ModelConfig v3 = parse({{"model_type", "deepseek_v3"}});
+  EXPECT_EQ(v3.latent.query_rank, 1536);
+  EXPECT_EQ(v3.latent.norm_eps, 1e-6);
+  EXPECT_EQ(v3.moe.first_dense_layers, 3);
+  EXPECT_EQ(v3.moe.score_scale, 2.5);
+  EXPECT_TRUE(v3.rope.interleaved);
+}
+
+TEST(HfConfig, SlidingWindowsFollowEachFamilysRule) {
+  json config = fixture_json("qwen2_moe");
+  config.erase("layer_types");
+  config["sliding_window"] = 8;
+  EXPECT_EQ(parse(config).window, 0) << "not switched on";
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = 3;
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(0, 2)) << "even layers";
+  config["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(1));
+
+  config = fixture_json("qwen3");
+  config.erase("layer_types");
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 8;
+  config["max_window_layers"] = 1;
+  EXPECT_THAT(parse(config).window_layers, ElementsAre(1)) << "later layers";
+  config["use_sliding_window"] = false;
+  config["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_THROW(parse(config), UserError) << "a layer without its window";
+
+  config = fixture_json("mixtral");
+  config["sliding_window"] = 8;
+  EXPECT_EQ(parse(config).window, 8);
+  EXPECT_THAT(parse(config).window_layers, IsEmpty()) << "all layers";
+}
+
+TEST(HfConfig, DeepseekV2IgnoresWhatTransformersIgnores) {
+  json config = fixture_json("deepseek_v2");
+  config["norm_topk_prob"] = true;
+  config["n_group"] = 4;
+  config["topk_group"] = 2;
+  const ImportedConfig greedy = parse_hf_config(config.dump(), "config.json");
+  EXPECT_FALSE(greedy.model.moe.normalize_top_k);
+  EXPECT_EQ(greedy.model.moe.num_groups, 1);
+  EXPECT_THAT(greedy.notes, ElementsAre(HasSubstr("norm_topk_prob")));
+  config["topk_method"] = "group_limited_greedy";
+  EXPECT_EQ(parse(config).moe.num_groups, 4);
+  EXPECT_EQ(parse(config).moe.group_score, GroupScore::kMax);
+}
+
+TEST(HfConfig, YarnWithoutLengthsTakesThemFromTheContext) {
+  json config = fixture_json("qwen3_moe_yarn");
+  config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  EXPECT_EQ(parse(config).rope.original_length, 256);
+  EXPECT_EQ(parse(config).rope.base, 10000.0);
+  config["rope_parameters"] = {{"rope_type", "yarn"},
+                               {"factor", nullptr},
+                               {"original_max_position_embeddings", 64},
+                               {"beta_fast", 0}};
+  EXPECT_EQ(parse(config).rope.factor, 4.0);
+  EXPECT_EQ(parse(config).rope.beta_fast, 32.0) << "0 is 'not given' in transformers";
+  config["original_max_position_embeddings"] = 32;
+  EXPECT_EQ(parse(config).rope.original_length, 32);
+}
+
+TEST(HfConfig, BalanceIsThatOfAllLayersTogether) {
+  const ModelConfig model = parse(fixture_json("qwen3_moe"));
+  EXPECT_EQ(model.moe.balance_scope, BalanceTokens::kModel);
+  EXPECT_DOUBLE_EQ(model.moe.balance_coefficient, 0.01 * 4);
+}
+
+TEST(HfConfigRefusal, NamesUnknownKeys) {
+  EXPECT_THAT(error_with("llama", "attention_multiplier", 2.0),
+              AllOf(HasSubstr("'attention_multiplier' is unknown"), HasSubstr("'llama'")));
+  EXPECT_THAT(error_with("llama", "rms_norm_epz", 2.0), HasSubstr("did you mean 'rms_norm_eps'"));
+}
+
+TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {
+  EXPECT_THAT(error_with("olmoe", "clip_qkv", 8.0), HasSubstr("'clip_qkv' is '8.0'"));
+  EXPECT_THAT(error_with("llama", "attention_dropout", 0.1), HasSubstr("'attention_dropout'"));
+  EXPECT_THAT(error_with("mixtral", "router_jitter_noise", 0.1), HasSubstr("router_jitter_noise"));
+  EXPECT_THAT(error_with("llama", "hidden_act", "relu"), HasSubstr("'hidden_act' is 'relu'"));
+  EXPECT_THAT(error_with("deepseek_v3", "scoring_func", "softmax"), HasSubstr("scoring_func"));
+  EXPECT_THAT(error_with("deepseek_v3", "moe_layer_freq", 2), HasSubstr("moe_layer_freq"));
+  EXPECT_THAT(error_with("deepseek_v2", "topk_method", "noaux_tc"), HasSubstr("topk_method"));
+  EXPECT_THAT(error_with("llama", "partial_rotary_factor", 0.5),
+              HasSubstr("partial_rotary_factor"));
+  EXPECT_THAT(error_with("llama", "sliding_window", 64), HasSubstr("sliding_window"));
+  EXPECT_THAT(error_with("deepseek_v3", "quantization_config", {{"quant_method", "fp8"}}),
+              HasSubstr("the weights are quantized"));
+  EXPECT_THAT(error_with("llama", "architectures", {"LlamaForSequenceClassification"}),
+              HasSubstr("LlamaForSequenceClassification"));
+  EXPECT_THAT(error_with("llama", "model_type", "lama"), HasSubstr("did you mean 'llama'"));
+}
+
+TEST(HfConfigRefusal, NamesRopeThatIsNotSupported) {
+  EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "longrope"}}), HasSubstr("'longrope'"));
+  EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "linear"}, {"factorr", 2}}),
+              HasSubstr("did you mean 'factor'"));
+  EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "linear"}}),
+              HasSubstr("'factor' must be a number"));
+  EXPECT_THAT(error_with("llama", "rope_scaling", {{"type", "linear"}, {"factor", 0.5}}),
+              HasSubstr("'factor' must be at least 1"));
+  EXPECT_THAT(error_with("deepseek_v3", "rope_scaling",
+                         {{"type", "linear"}, {"factor", 2}, {"mscale_all_dim", 1.0}}),
+              HasSubstr("mscale_all_dim"));
+  EXPECT_THAT(error_with("llama", "rope_scaling", "yarn"), HasSubstr("must be an object"));
+}
+
+TEST(HfConfigRefusal, NamesNumbersThatFitNoModel) {
+  EXPECT_THAT(error_with("llama", "hidden_size", -1), HasSubstr("'hidden_size'"));
+  EXPECT_THAT(error_with("llama", "hidden_size", 32.5), HasSubstr("'hidden_size'"));
+  EXPECT_THAT(error_with("llama", "vocab_size", 1e300), HasSubstr("'vocab_size'"));
+  EXPECT_THAT(error_with("llama", "num_hidden_layers", 2000000000), HasSubstr("num_hidden_layers"));
+  EXPECT_THAT(error_with("mixtral", "num_local_experts", 2000000000),
+              HasSubstr("num_local_experts"));
+  EXPECT_THAT(error_with("mixtral", "num_experts", 4), HasSubstr("differ"));
+  EXPECT_THAT(error_with("mixtral", "num_experts_per_tok", 9), HasSubstr("top_k 9"));
+  EXPECT_THAT(error_with("llama", "num_key_value_heads", 3), HasSubstr("num_kv_heads 3"));
+  EXPECT_THAT(error_with("deepseek_v3", "num_key_value_heads", 2),
+              HasSubstr("num_key_value_heads"));
+  EXPECT_THAT(error_with("deepseek_v3", "head_dim", 64), HasSubstr("'head_dim' is 64"));
+  EXPECT_THAT(error_with("llama", "rms_norm_eps", 0), HasSubstr("'rms_norm_eps'"));
+  EXPECT_THAT(error_with("qwen3", "layer_types", {"full_attention"}), HasSubstr("each of the 2"));
+  EXPECT_THAT(error_with("qwen2_moe", "mlp_only_layers", {"a"}), HasSubstr("mlp_only_layers"));
+  EXPECT_THAT(error_with("deepseek_v2", "n_shared_experts", 0), HasSubstr("n_shared_experts"));
+}
+
+TEST(HfConfigRefusal, TextThatIsNoConfiguration) {
+  for (const char* text : {"", "[]", "{}", "{\"model_type\": 3}", "{\"model_type\": \"llama\"",
+                           "{\"model_type\": \"llama\", \"model_type\": \"llama\"}", "null"}) {
+    EXPECT_THROW(parse_hf_config(text, "config.json"), UserError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

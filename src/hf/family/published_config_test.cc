@@ -1,0 +1,39 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/file.h"
+#include "hf/family/hf_config.h"
+
+namespace tessera {
+namespace {
+
+/// A configuration as published with a model's weights, and how many billions of parameters the
+/// model is said to have.
+struct Published {
+  const char* name;
+  double billions;
+};
+
+class PublishedConfig : public ::testing::TestWithParam<Published> {};
+
+TEST_P(PublishedConfig, GivesAModelOfItsSize) {
+  const std::filesystem::path path =
+      std::filesystem::path(TESSERA_TEST_DATA) / "hf_configs" / GetParam().name;
+  const ImportedConfig config = parse_hf_config(read_text_file(path), path.string());
+  validate(config.model);
+  const auto total = static_cast<double>(count_parameters(config.model).total);
+  EXPECT_NEAR(total / 1e9, GetParam().billions, 0.01 * GetParam().billions);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PublishedConfig,
+    ::testing::Values(Published{"qwen3-30b.json", 30.5}, Published{"qwen1.5-moe.json", 14.3},
+                      Published{"mixtral.json", 46.7}, Published{"olmoe.json", 6.92},
+                      Published{"dsv2lite.json", 15.7}, Published{"dsv3.json", 671},
+                      Published{"glm45air.json", 106.9}, Published{"llama31.json", 8.03},
+                      Published{"qwen3-8b.json", 8.19}, Published{"mistral.json", 7.24}),
+    [](const auto& info) { return "Config" + std::to_string(info.index); });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,322 @@
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/strict_json.h"
+#include "hf/family/config_json.h"
+#include "hf/family/hf_config.h"
+#include "hf/family/rope_json.h"
+#include "model/config/limits.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+/// A size that a configuration of Tessera may have too.
+int64_t bounded(const ConfigJson& config, std::string_view key, int64_t least, int64_t most) {
+  const int64_t found = config.size(key, least);
+  require(found <= most, "{}: '{}' is {}, at most {} are supported", config.where(), key, found,
+          most);
+  return found;
+}
+
+std::optional<int64_t> optional_bounded(const ConfigJson& config, std::string_view key,
+                                        int64_t most) {
+  if (config.is_null(key)) return std::nullopt;
+  return bounded(config, key, 1, most);
+}
+
+/// The deviation of initial weights, where the file has one.
+void read_deviation(const ConfigJson& config, ModelConfig& model) {
+  const double found = config.number("initializer_range");
+  if (found <= 0) return;
+  require(found >= kMinDeviation && found <= kMaxDeviation,
+          "{}: 'initializer_range' is {}; it must be from {} to {}", config.where(), found,
+          kMinDeviation, kMaxDeviation);
+  model.init_deviation = found;
+}
+
+Activation read_activation(const ConfigJson& config) {
+  const std::string& name = config.text("hidden_act");
+  if (name == "silu" || name == "swish") return Activation::kSwiGLU;
+  if (name == "gelu") return Activation::kGeGLU;
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeGLUTanh;
+  user_error("{}: 'hidden_act' is {}; supported are silu, gelu, gelu_new and gelu_pytorch_tanh",
+             config.where(), quote_for_message(name));
+}
+
+double positive(const ConfigJson& config, std::string_view key) {
+  const double value = config.number(key);
+  require(value > 0, "{}: '{}' must be above 0, found {}", config.where(), key, value);
+  return value;
+}
+
+/// The row of the embedding that PyTorch keeps out of training; negative ids count from the end.
+int64_t read_padding_token(const ConfigJson& config, int64_t vocab_size) {
+  if (config.is_null("pad_token_id")) return -1;
+  const json& value = config.value("pad_token_id");
+  require(value.is_number_integer(), "{}: 'pad_token_id' must be an integer or null, found {}",
+          config.where(), quote_for_message(value.dump()));
+  const auto id = value.get<int64_t>();
+  require(id >= -vocab_size && id < vocab_size,
+          "{}: 'pad_token_id' is {}, outside the vocabulary of {}", config.where(), id, vocab_size);
+  return id < 0 ? vocab_size + id : id;
+}
+
+void read_shape(const ConfigJson& config, ModelConfig& model) {
+  model.vocab_size = bounded(config, "vocab_size", 1, kMaxVocabulary);
+  model.padding_token = read_padding_token(config, model.vocab_size);
+  model.hidden_size = bounded(config, "hidden_size", 1, kMaxWidth);
+  model.num_layers = bounded(config, "num_hidden_layers", 1, kMaxLayers);
+  model.num_heads = bounded(config, "num_attention_heads", 1, kMaxHeads);
+  model.inner_size = bounded(config, "intermediate_size", 1, kMaxWidth);
+  model.activation = read_activation(config);
+  model.norm_eps = positive(config, "rms_norm_eps");
+  require(model.norm_eps <= 1, "{}: 'rms_norm_eps' must be at most 1, found {}", config.where(),
+          model.norm_eps);
+  model.tie_embeddings = config.flag("tie_word_embeddings");
+  read_deviation(config, model);
+}
+
+void read_heads(const ConfigJson& config, ModelConfig& model) {
+  const Family& family = config.family();
+  model.num_kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
+  const auto head_size = optional_bounded(config, "head_dim", kMaxWidth);
+  require(head_size || model.hidden_size % model.num_heads == 0,
+          "{}: hidden_size {} is not divisible by num_attention_heads {}", config.where(),
+          model.hidden_size, model.num_heads);
+  model.head_size = head_size.value_or(model.hidden_size / model.num_heads);
+  model.qk_norm = family.qk_norm;
+  if (family.has_key("use_qk_norm") && config.flag("use_qk_norm")) model.qk_norm = QkNorm::kHead;
+}
+
+/// transformers derives these from the sizes of the heads' parts and reads them nowhere else.
+void check_derived_size(const ConfigJson& config, std::string_view key, int64_t expected) {
+  const auto found = config.optional_size(key);
+  require(!found || *found == expected, "{}: '{}' is {}, and the parts of a head give {}",
+          config.where(), key, found.value_or(0), expected);
+}
+
+void read_latent(const ConfigJson& config, ModelConfig& model) {
+  model.attention = AttentionKind::kLatent;
+  LatentConfig& latent = model.latent;
+  latent.query_rank = optional_bounded(config, "q_lora_rank", kMaxWidth).value_or(0);
+  latent.kv_rank = bounded(config, "kv_lora_rank", 1, kMaxWidth);
+  latent.nope_size = bounded(config, "qk_nope_head_dim", 1, kMaxWidth);
+  latent.rope_size = bounded(config, "qk_rope_head_dim", 1, kMaxWidth);
+  latent.value_size = bounded(config, "v_head_dim", 1, kMaxWidth);
+  check_derived_size(config, "head_dim", latent.rope_size);
+  check_derived_size(config, "qk_head_dim", latent.nope_size + latent.rope_size);
+  const int64_t kv_heads =
+      optional_bounded(config, "num_key_value_heads", kMaxHeads).value_or(model.num_heads);
+  require(kv_heads == model.num_heads,
+          "{}: num_key_value_heads {} differs from num_attention_heads {}; with latent attention "
+          "each query head has a key head",
+          config.where(), kv_heads, model.num_heads);
+}
+
+void read_biases(const ConfigJson& config, ModelConfig& model) {
+  const Family& family = config.family();
+  const bool attention = family.has_key("attention_bias") && config.flag("attention_bias");
+  model.qkv_bias =
+      attention || family.qkv_bias || (family.has_key("qkv_bias") && config.flag("qkv_bias"));
+  model.output_bias = attention && family.output_bias;
+  model.mlp_bias = family.has_key("mlp_bias") && config.flag("mlp_bias");
+}
+
+/// Layers with a window by the rule of a family that has `layer_types`.
+std::vector<int64_t> default_window_layers(const ConfigJson& config, int64_t num_layers) {
+  const int64_t border = config.size("max_window_layers", 0);
+  const bool even = config.family().window == WindowRule::kEvenLayers;
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    if (even ? i % 2 == 0 && i < border : i >= border) layers.push_back(i);
+  }
+  return layers;
+}
+
+std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_layers) {
+  const json& types = config.value("layer_types");
+  require(types.is_array() && std::cmp_equal(types.size(), num_layers),
+          "{}: 'layer_types' must be a list of one type for each of the {} layers", config.where(),
+          num_layers);
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) {
+    const std::string& type =
+        json_text(types[static_cast<size_t>(i)], "a type in layer_types", config.where());
+    require(type == "full_attention" || type == "sliding_attention",
+            "{}: the layer type {} is not supported; supported are full_attention and "
+            "sliding_attention",
+            config.where(), quote_for_message(type));
+    if (type == "sliding_attention") layers.push_back(i);
+  }
+  return layers;
+}
+
+void set_window(ModelConfig& model, int64_t window, std::vector<int64_t> layers) {
+  if (layers.empty()) return;
+  model.window = window;
+  if (std::cmp_less(layers.size(), model.num_layers)) model.window_layers = std::move(layers);
+}
+
+void read_windows(const ConfigJson& config, ModelConfig& model) {
+  const WindowRule rule = config.family().window;
+  if (rule == WindowRule::kNone) return;
+  const bool switched = rule == WindowRule::kSize || config.flag("use_sliding_window");
+  const bool has_window = switched && !config.is_null("sliding_window");
+  if (rule == WindowRule::kSize || rule == WindowRule::kSwitched) {
+    if (has_window) model.window = bounded(config, "sliding_window", 1, kMaxLength);
+    return;
+  }
+  const bool listed = !config.is_null("layer_types");
+  std::vector<int64_t> layers;
+  if (listed) layers = read_layer_types(config, model.num_layers);
+  if (!listed && has_window) layers = default_window_layers(config, model.num_layers);
+  require(layers.empty() || has_window,
+          "{}: 'layer_types' lists sliding_attention, but there is no window: set "
+          "use_sliding_window and sliding_window",
+          config.where());
+  if (has_window)
+    set_window(model, bounded(config, "sliding_window", 1, kMaxLength), std::move(layers));
+}
+
+void read_dense_layers(const ConfigJson& config, ModelConfig& model) {
+  const Family& family = config.family();
+  MoeConfig& moe = model.moe;
+  if (family.has_key("first_k_dense_replace")) {
+    moe.first_dense_layers = bounded(config, "first_k_dense_replace", 0, kMaxLayers);
+  }
+  if (family.has_key("decoder_sparse_step"))
+    moe.every = bounded(config, "decoder_sparse_step", 1, kMaxLayers);
+  if (!family.has_key("mlp_only_layers") || config.is_null("mlp_only_layers")) return;
+  const json& layers = config.value("mlp_only_layers");
+  require(layers.is_array(), "{}: 'mlp_only_layers' must be a list", config.where());
+  for (const json& layer : layers) {
+    const int64_t index = json_size(layer, "a layer of mlp_only_layers", config.where());
+    if (index < model.num_layers) moe.dense_layers.push_back(index);
+  }
+}
+
+void read_groups(const ConfigJson& config, MoeConfig& moe) {
+  moe.num_groups = bounded(config, "n_group", 1, kMaxExperts);
+  moe.top_groups = bounded(config, "topk_group", 1, kMaxExperts);
+}
+
+void read_group_max(const ConfigJson& config, MoeConfig& moe, std::vector<std::string>& notes) {
+  moe.normalize_top_k = false;
+  moe.group_score = GroupScore::kMax;
+  if (!config.is_null("norm_topk_prob") && config.flag("norm_topk_prob")) {
+    notes.push_back(
+        fmt::format("norm_topk_prob is true, but transformers' {} never normalizes; "
+                    "neither does this model",
+                    config.family().model_type));
+  }
+  const std::string& method = config.text("topk_method");
+  if (method == "greedy") return;
+  require(method == "group_limited_greedy",
+          "{}: 'topk_method' is {}; supported are greedy and group_limited_greedy", config.where(),
+          quote_for_message(method));
+  read_groups(config, moe);
+}
+
+void read_router(const ConfigJson& config, MoeConfig& moe, std::vector<std::string>& notes) {
+  const Family& family = config.family();
+  moe.score = ScoreFunction::kSoftmax;
+  moe.score_order = ScoreOrder::kBeforeTopK;
+  moe.normalize_top_k = !family.has_key("norm_topk_prob") || config.flag("norm_topk_prob");
+  if (family.has_key("routed_scaling_factor")) {
+    moe.score_scale = positive(config, "routed_scaling_factor");
+  }
+  if (family.router == RouterRule::kGroupMax) read_group_max(config, moe, notes);
+  if (family.router == RouterRule::kBiasedSigmoid) {
+    moe.score = ScoreFunction::kSigmoid;
+    moe.group_score = GroupScore::kTopTwoSum;
+    moe.expert_bias = true;
+    read_groups(config, moe);
+  }
+}
+
+/// Hugging Face's balancing loss compares experts over all layers together and is top_k times ours.
+void read_balance(const ConfigJson& config, MoeConfig& moe) {
+  moe.balance_coefficient = 0;
+  if (!config.family().has_key("router_aux_loss_coef") || !config.flag("output_router_logits")) {
+    return;
+  }
+  moe.balance_scope = BalanceTokens::kModel;
+  moe.balance_coefficient = config.number("router_aux_loss_coef") * static_cast<double>(moe.top_k);
+  require(moe.balance_coefficient >= 0, "{}: 'router_aux_loss_coef' is below 0", config.where());
+}
+
+void read_shared(const ConfigJson& config, MoeConfig& moe) {
+  const Family& family = config.family();
+  if (family.has_key("n_shared_experts")) {
+    moe.shared_inner_size = bounded(config, "n_shared_experts", 1, kMaxWidth) * moe.inner_size;
+    require(moe.shared_inner_size <= kMaxWidth,
+            "{}: 'n_shared_experts' of inner size {} make one of {}; at most {} is supported",
+            config.where(), moe.inner_size, moe.shared_inner_size, kMaxWidth);
+  }
+  if (family.has_key("shared_expert_intermediate_size")) {
+    moe.shared_inner_size = bounded(config, "shared_expert_intermediate_size", 1, kMaxWidth);
+    moe.shared_gate = true;
+  }
+}
+
+void read_moe(const ConfigJson& config, ModelConfig& model, std::vector<std::string>& notes) {
+  const Family& family = config.family();
+  MoeConfig& moe = model.moe;
+  moe.num_experts = bounded(config, canonical_key(family, "num_experts"), 0, kMaxExperts);
+  if (moe.num_experts == 0) return;
+  moe.top_k = bounded(config, "num_experts_per_tok", 1, kMaxExperts);
+  const bool own_size = family.has_key("moe_intermediate_size");
+  moe.inner_size =
+      bounded(config, own_size ? "moe_intermediate_size" : "intermediate_size", 1, kMaxWidth);
+  read_dense_layers(config, model);
+  read_shared(config, moe);
+  read_router(config, moe, notes);
+  read_balance(config, moe);
+}
+
+void check_olmoe_heads(const ConfigJson& config, const ModelConfig& model) {
+  require(model.qk_norm != QkNorm::kAll || model.num_heads * model.head_dim() == model.hidden_size,
+          "{}: {} heads of {} elements do not make hidden_size {}", config.where(), model.num_heads,
+          model.head_dim(), model.hidden_size);
+}
+
+}  // namespace
+
+ImportedConfig parse_hf_config(std::string_view text, const std::string& where) {
+  const ConfigJson config(text, where);
+  ImportedConfig imported;
+  imported.family = &config.family();
+  imported.json = text;
+  ModelConfig& model = imported.model;
+  model.moe.num_experts = 0;
+  imported.max_length = config.size("max_position_embeddings");
+  read_shape(config, model);
+  if (imported.family->attention == AttentionKind::kLatent) {
+    read_latent(config, model);
+  } else {
+    read_heads(config, model);
+  }
+  read_biases(config, model);
+  read_windows(config, model);
+  model.rope = read_rope(config);
+  if (imported.family->is_moe()) read_moe(config, model, imported.notes);
+  check_olmoe_heads(config, model);
+  try {
+    validate(model);
+  } catch (const UserError& error) {
+    user_error("{}: {}", where, error.what());
+  }
+  return imported;
+}
+
+ImportedConfig read_hf_config(const std::filesystem::path& folder) {
+  constexpr int64_t kMaxBytes = int64_t{16} << 20;
+  const std::filesystem::path path = folder / "config.json";
+  return parse_hf_config(read_text_file(path, kMaxBytes), path.string());
+}
+
+}  // namespace tessera

@@ -1,0 +1,234 @@
+#include "hf/family/rope_json.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/names.h"
+#include "core/strict_json.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+struct ScalingName {
+  std::string_view name;
+  RopeScaling scaling;
+};
+constexpr std::array<ScalingName, 5> kScalings = {{{"default", RopeScaling::kNone},
+                                                   {"linear", RopeScaling::kLinear},
+                                                   {"dynamic", RopeScaling::kDynamic},
+                                                   {"yarn", RopeScaling::kYarn},
+                                                   {"llama3", RopeScaling::kLlama3}}};
+
+/// Every key of rope parameters; one that a type does not read has no effect in transformers.
+const std::vector<std::string> kKnownKeys = {"rope_theta",
+                                             "rope_type",
+                                             "type",
+                                             "partial_rotary_factor",
+                                             "factor",
+                                             "original_max_position_embeddings",
+                                             "attention_factor",
+                                             "beta_fast",
+                                             "beta_slow",
+                                             "truncate",
+                                             "mscale",
+                                             "mscale_all_dim",
+                                             "low_freq_factor",
+                                             "high_freq_factor"};
+
+/// The object of rope parameters with getters that take "missing" and null as one.
+class RopeJson {
+ public:
+  RopeJson(json values, std::string where) : values_(std::move(values)), where_(std::move(where)) {
+    require(values_.is_object(), "{} must be an object, found {}", where_,
+            quote_for_message(values_.dump()));
+    for (const auto& [key, value] : values_.items()) {
+      require(std::ranges::find(kKnownKeys, key) != kKnownKeys.end(),
+              "{}: the key {} is not supported{}", where_, quote_for_message(key),
+              did_you_mean(key, kKnownKeys));
+    }
+  }
+
+  const std::string& where() const { return where_; }
+  bool has(const char* key) const { return values_.contains(key) && !values_[key].is_null(); }
+  double number(const char* key) const {
+    require(has(key) && values_[key].is_number(), "{}: '{}' must be a number, found {}", where_,
+            key, values_.contains(key) ? quote_for_message(values_[key].dump()) : "none");
+    return values_[key].get<double>();
+  }
+  double number(const char* key, double otherwise) const {
+    return has(key) ? number(key) : otherwise;
+  }
+  double positive(const char* key) const {
+    const double found = number(key);
+    require(found > 0, "{}: '{}' must be above 0, found {}", where_, key, found);
+    return found;
+  }
+  bool flag(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    require(values_[key].is_boolean(), "{}: '{}' must be true or false", where_, key);
+    return values_[key].get<bool>();
+  }
+  RopeScaling scaling() const {
+    const char* key = has("rope_type") ? "rope_type" : "type";
+    if (!has(key)) return RopeScaling::kNone;
+    const std::string& name = json_text(values_[key], key, where_);
+    for (const ScalingName& known : kScalings) {
+      if (name == known.name) return known.scaling;
+    }
+    user_error(
+        "{}: the rope type {} is not supported; supported are default, linear, dynamic, "
+        "yarn and llama3",
+        where_, quote_for_message(name));
+  }
+
+ private:
+  json values_;
+  std::string where_;
+};
+
+/// Parameters by type of layer are taken where all types have the same.
+json join_layer_types(const json& parameters, std::string_view where) {
+  json joined;
+  for (const char* type : {"full_attention", "sliding_attention"}) {
+    if (!parameters.contains(type) || parameters[type].is_null()) continue;
+    require(joined.is_null() || joined == parameters[type],
+            "{}: rope parameters that differ by type of layer are not supported", where);
+    joined = parameters[type];
+  }
+  if (joined.is_null()) return parameters;
+  for (const auto& [key, value] : parameters.items()) {
+    require(key == "full_attention" || key == "sliding_attention",
+            "{}: {} stands beside rope parameters by type of layer", where, quote_for_message(key));
+  }
+  return joined;
+}
+
+RopeJson rope_object(const ConfigJson& config) {
+  const json& scaling = config.value("rope_scaling");
+  const bool use_scaling = !scaling.is_null() && !scaling.empty();
+  const char* key = use_scaling ? "rope_scaling" : "rope_parameters";
+  const std::string where = config.where() + ": " + key;
+  const json& given = config.value(key);
+  if (given.is_null()) return {json::object(), where};
+  if (!given.is_object()) return {given, where};
+  return {join_layer_types(given, where), where};
+}
+
+int64_t to_length(const RopeJson& rope, const char* key) {
+  constexpr double kMax = 1e9;
+  const double value = rope.number(key);
+  require(value >= 1 && value <= kMax && value == static_cast<double>(static_cast<int64_t>(value)),
+          "{}: '{}' must be a whole number of tokens, found {}", rope.where(), key, value);
+  return static_cast<int64_t>(value);
+}
+
+/// The context before stretching: a key beside the parameters wins over the one within.
+int64_t original_length(const ConfigJson& config, const RopeJson& rope) {
+  if (!config.is_null("original_max_position_embeddings")) {
+    return config.size("original_max_position_embeddings");
+  }
+  constexpr const char* kKey = "original_max_position_embeddings";
+  return rope.has(kKey) ? to_length(rope, kKey) : config.size("max_position_embeddings");
+}
+
+void read_yarn(const ConfigJson& config, const RopeJson& json, RopeConfig& rope) {
+  rope.original_length = original_length(config, json);
+  if (!json.has("factor")) {
+    rope.factor = static_cast<double>(config.size("max_position_embeddings")) /
+                  static_cast<double>(rope.original_length);
+  }
+  if (json.has("attention_factor")) rope.attention_factor = json.positive("attention_factor");
+  // transformers takes 0 for "not given".
+  if (json.number("beta_fast", 0) != 0) rope.beta_fast = json.positive("beta_fast");
+  if (json.number("beta_slow", 0) != 0) rope.beta_slow = json.positive("beta_slow");
+  rope.truncate = json.flag("truncate", true);
+  if (json.number("mscale", 0) != 0) rope.mscale = json.positive("mscale");
+  if (json.number("mscale_all_dim", 0) != 0) rope.mscale_all_dims = json.positive("mscale_all_dim");
+}
+
+void read_llama3(const ConfigJson& config, const RopeJson& json, RopeConfig& rope) {
+  rope.original_length = original_length(config, json);
+  rope.low_frequency_factor = json.positive("low_freq_factor");
+  rope.high_frequency_factor = json.positive("high_freq_factor");
+}
+
+double read_base(const ConfigJson& config, const RopeJson& json) {
+  constexpr double kDefault = 10000.0;
+  double base = config.is_null("rope_theta") ? kDefault : config.number("rope_theta");
+  base = json.number("rope_theta", base);
+  require(base > 1, "{}: 'rope_theta' must be above 1, found {}", json.where(), base);
+  return base;
+}
+
+double read_fraction(const ConfigJson& config, const RopeJson& json) {
+  const bool supported = config.family().has_key("partial_rotary_factor");
+  double fraction = supported && !config.is_null("partial_rotary_factor")
+                        ? config.number("partial_rotary_factor")
+                        : 1.0;
+  fraction = json.number("partial_rotary_factor", fraction);
+  require(fraction > 0 && fraction <= 1, "{}: 'partial_rotary_factor' must be in (0, 1], found {}",
+          json.where(), fraction);
+  require(supported || fraction == 1.0,
+          "{}: 'partial_rotary_factor' is {}, which model type '{}' does not have; only 1 is "
+          "supported",
+          json.where(), fraction, config.family().model_type);
+  return fraction;
+}
+
+bool is_interleaved(const ConfigJson& config) {
+  const bool optional = config.family().has_key("rope_interleave");
+  return optional ? config.is_null("rope_interleave") || config.flag("rope_interleave")
+                  : config.family().interleaved;
+}
+
+}  // namespace
+
+RopeConfig read_rope(const ConfigJson& config) {
+  const RopeJson json = rope_object(config);
+  RopeConfig rope;
+  rope.base = read_base(config, json);
+  rope.fraction = read_fraction(config, json);
+  rope.interleaved = is_interleaved(config);
+  rope.scaling = json.scaling();
+  if (rope.scaling == RopeScaling::kNone) return rope;
+  if (rope.scaling != RopeScaling::kYarn || json.has("factor")) rope.factor = json.number("factor");
+  if (rope.scaling == RopeScaling::kDynamic)
+    rope.max_length = config.size("max_position_embeddings");
+  if (rope.scaling == RopeScaling::kYarn) read_yarn(config, json, rope);
+  if (rope.scaling == RopeScaling::kLlama3) read_llama3(config, json, rope);
+  require(rope.factor >= 1, "{}: 'factor' must be at least 1, found {}", json.where(), rope.factor);
+  require(rope.scaling == RopeScaling::kYarn || json.number("mscale_all_dim", 0) == 0,
+          "{}: 'mscale_all_dim' is supported with the rope type yarn only", json.where());
+  return rope;
+}
+
+json write_rope(const RopeConfig& rope, const Family& family) {
+  json values = {{"rope_theta", rope.base}};
+  for (const ScalingName& known : kScalings) {
+    if (known.scaling == rope.scaling) values["rope_type"] = known.name;
+  }
+  if (family.has_key("partial_rotary_factor")) values["partial_rotary_factor"] = rope.fraction;
+  if (rope.scaling == RopeScaling::kNone) return values;
+  values["factor"] = rope.factor;
+  if (rope.original_length > 0) {
+    values["original_max_position_embeddings"] = rope.original_length;
+  }
+  if (rope.scaling == RopeScaling::kYarn) {
+    values["beta_fast"] = rope.beta_fast;
+    values["beta_slow"] = rope.beta_slow;
+    values["truncate"] = rope.truncate;
+    if (rope.attention_factor > 0) values["attention_factor"] = rope.attention_factor;
+    if (rope.mscale > 0) values["mscale"] = rope.mscale;
+    if (rope.mscale_all_dims > 0) values["mscale_all_dim"] = rope.mscale_all_dims;
+  }
+  if (rope.scaling == RopeScaling::kLlama3) {
+    values["low_freq_factor"] = rope.low_frequency_factor;
+    values["high_freq_factor"] = rope.high_frequency_factor;
+  }
+  return values;
+}
+
+}  // namespace tessera

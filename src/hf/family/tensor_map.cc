@@ -1,0 +1,340 @@
+#include "hf/family/tensor_map.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "core/error.h"
+#include "hf/family/name_list.h"
+#include "model/run/parameters.h"
+
+namespace tessera {
+namespace {
+
+/// Adds tensors of Hugging Face with their links, layer by layer.
+class MapBuilder {
+ public:
+  MapBuilder(const Family& family, const ModelConfig& model, DType dtype, const HfLayout& layout)
+      : family_(family), model_(model), layout_(layout) {
+    for (const ParameterSpec& spec : list_parameters(model, dtype)) {
+      add_own({spec.name, spec.shape, spec.dtype});
+    }
+    for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+      if (!model.is_moe_layer(layer)) continue;
+      add_own({layer_parameter_name(layer, "moe.expert_bias"), {model.moe.num_experts}});
+    }
+  }
+
+  TensorMap build() {
+    add_tables();
+    for (int64_t layer = 0; layer < model_.num_layers; ++layer) add_layer(layer);
+    return std::move(map_);
+  }
+
+ private:
+  void add_own(MappedTensor tensor) {
+    own_index_[tensor.name] = map_.own.size();
+    map_.own.push_back(std::move(tensor));
+  }
+  size_t own(const std::string& name) const {
+    const auto found = own_index_.find(name);
+    ensure(found != own_index_.end(), "the model has no tensor '{}'", name);
+    return found->second;
+  }
+  size_t add_hf(std::string name, const Shape& shape) {
+    map_.hf.push_back({std::move(name), shape});
+    return map_.hf.size() - 1;
+  }
+
+  /// The whole of a tensor of Hugging Face is the rows from `first_row` of one of Tessera's.
+  void link(const std::string& hf_name, const Shape& shape, const std::string& own_name,
+            int64_t first_row = 0) {
+    const int64_t cols = shape.last();
+    map_.links.push_back({.hf = add_hf(hf_name, shape),
+                          .own = own(own_name),
+                          .own_begin = first_row * cols,
+                          .rows = shape.num_rows(),
+                          .cols = cols});
+  }
+  void link_vector(const std::string& hf_name, int64_t size, const std::string& own_name,
+                   int64_t begin = 0) {
+    map_.links.push_back({.hf = add_hf(hf_name, {size}),
+                          .own = own(own_name),
+                          .own_begin = begin,
+                          .rows = 1,
+                          .cols = size});
+  }
+
+  void add_tables() {
+    const Shape table{layout_.vocab_size, model_.hidden_size};
+    link("model.embed_tokens.weight", table, "embedding.weight");
+    link_vector("model.norm.weight", model_.hidden_size, "final_norm.weight");
+    if (!model_.tie_embeddings) {
+      link("lm_head.weight", table, "head.weight");
+    } else if (layout_.stored_tied_head) {
+      map_.copies.emplace_back(add_hf("lm_head.weight", table), 0);
+    }
+  }
+
+  void add_layer(int64_t layer) {
+    hf_ = fmt::format("model.layers.{}.", layer);
+    own_ = layer_parameter_name(layer, "");
+    link_vector(hf_ + "input_layernorm.weight", model_.hidden_size, own_ + "attn_norm.weight");
+    link_vector(hf_ + "post_attention_layernorm.weight", model_.hidden_size,
+                own_ + "mlp_norm.weight");
+    if (model_.is_latent()) {
+      add_latent_attention();
+    } else {
+      add_attention();
+    }
+    if (model_.is_moe_layer(layer)) {
+      add_moe();
+    } else {
+      add_mlp(hf_ + "mlp.", own_ + "mlp.", model_.dense_inner_size());
+    }
+  }
+
+  void add_projection(const std::string& hf_name, const std::string& own_name, const Shape& shape,
+                      bool bias) {
+    link(hf_ + hf_name + ".weight", shape, own_ + own_name + ".weight");
+    if (bias) link_vector(hf_ + hf_name + ".bias", shape[0], own_ + own_name + ".bias");
+  }
+
+  void add_output_projection() {
+    add_projection("self_attn.o_proj", "attn.o",
+                   {model_.hidden_size, model_.num_heads * model_.value_dim()}, model_.output_bias);
+  }
+
+  void add_attention() {
+    const int64_t queries = model_.num_heads * model_.head_dim();
+    const int64_t keys = model_.kv_heads() * model_.head_dim();
+    const int64_t hidden = model_.hidden_size;
+    add_projection("self_attn.q_proj", "attn.q", {queries, hidden}, model_.qkv_bias);
+    add_projection("self_attn.k_proj", "attn.k", {keys, hidden}, model_.qkv_bias);
+    add_projection("self_attn.v_proj", "attn.v", {keys, hidden}, model_.qkv_bias);
+    add_output_projection();
+    if (model_.qk_norm == QkNorm::kNone) return;
+    const bool all = model_.qk_norm == QkNorm::kAll;
+    link_vector(hf_ + "self_attn.q_norm.weight", all ? queries : model_.head_dim(),
+                own_ + "attn.q_norm.weight");
+    link_vector(hf_ + "self_attn.k_norm.weight", all ? keys : model_.head_dim(),
+                own_ + "attn.k_norm.weight");
+  }
+
+  void add_latent_attention() {
+    const LatentConfig& latent = model_.latent;
+    const int64_t heads = model_.num_heads;
+    const int64_t queries = heads * model_.head_dim();
+    if (latent.query_rank > 0) {
+      add_projection("self_attn.q_a_proj", "attn.q_down", {latent.query_rank, model_.hidden_size},
+                     model_.qkv_bias);
+      link_vector(hf_ + "self_attn.q_a_layernorm.weight", latent.query_rank,
+                  own_ + "attn.q_latent_norm.weight");
+      add_projection("self_attn.q_b_proj", "attn.q_up", {queries, latent.query_rank}, false);
+    } else {
+      add_projection("self_attn.q_proj", "attn.q", {queries, model_.hidden_size}, false);
+    }
+    add_kv_down();
+    link_vector(hf_ + "self_attn.kv_a_layernorm.weight", latent.kv_rank,
+                own_ + "attn.kv_latent_norm.weight");
+    add_projection("self_attn.kv_b_proj", "attn.kv_up",
+                   {heads * (latent.nope_size + latent.value_size), latent.kv_rank}, false);
+    add_output_projection();
+  }
+
+  /// One tensor of Hugging Face: the projection into the latent, then that to the rotated key.
+  void add_kv_down() {
+    const LatentConfig& latent = model_.latent;
+    const int64_t rows = latent.kv_rank + latent.rope_size;
+    const auto split = [&](const std::string& end, const Shape& shape, int64_t cols) {
+      const size_t hf = add_hf(hf_ + "self_attn.kv_a_proj_with_mqa" + end, shape);
+      map_.links.push_back({.hf = hf,
+                            .own = own(own_ + "attn.kv_down" + end),
+                            .rows = latent.kv_rank,
+                            .cols = cols});
+      map_.links.push_back({.hf = hf,
+                            .hf_begin = latent.kv_rank * cols,
+                            .own = own(own_ + "attn.k_rope" + end),
+                            .rows = latent.rope_size,
+                            .cols = cols});
+    };
+    split(".weight", {rows, model_.hidden_size}, model_.hidden_size);
+    if (model_.qkv_bias) split(".bias", {rows}, 1);
+  }
+
+  void add_mlp(const std::string& hf, const std::string& own, int64_t inner_size) {
+    const Shape up{inner_size, model_.hidden_size};
+    link(hf + "gate_proj.weight", up, own + "gate_up.weight");
+    link(hf + "up_proj.weight", up, own + "gate_up.weight", inner_size);
+    link(hf + "down_proj.weight", {model_.hidden_size, inner_size}, own + "down.weight");
+    if (!model_.mlp_bias) return;
+    link_vector(hf + "gate_proj.bias", inner_size, own + "gate_up.bias");
+    link_vector(hf + "up_proj.bias", inner_size, own + "gate_up.bias", inner_size);
+    link_vector(hf + "down_proj.bias", model_.hidden_size, own + "down.bias");
+  }
+
+  void add_moe() {
+    const MoeConfig& moe = model_.moe;
+    const std::string_view name = layout_.plain_moe_name ? "mlp" : family_.moe_name;
+    const std::string hf = fmt::format("{}{}.", hf_, name);
+    link(hf + "gate.weight", {moe.num_experts, model_.hidden_size}, own_ + "moe.router.weight");
+    if (family_.router == RouterRule::kBiasedSigmoid) {
+      link_vector(hf + "gate.e_score_correction_bias", moe.num_experts, own_ + "moe.expert_bias");
+    }
+    if (layout_.fused_experts) {
+      add_fused_experts(hf + "experts.");
+    } else {
+      for (int64_t e = 0; e < moe.num_experts; ++e) add_expert(hf, e);
+    }
+    if (moe.shared_inner_size == 0) return;
+    add_mlp(fmt::format("{}{}.", hf, family_.shared_name), own_ + "moe.shared.",
+            moe.shared_inner_size);
+    if (moe.shared_gate) {
+      link(fmt::format("{}{}_gate.weight", hf, family_.shared_name), {1, model_.hidden_size},
+           own_ + "moe.shared_gate.weight");
+    }
+  }
+
+  /// FC2 is stored input x output, unlike Hugging Face's.
+  void link_down(size_t hf, int64_t hf_begin, int64_t expert) {
+    const int64_t inner_size = model_.moe.inner_size;
+    const int64_t hidden = model_.hidden_size;
+    map_.links.push_back({.hf = hf,
+                          .hf_begin = hf_begin,
+                          .own = own(own_ + "moe.experts.down.weight"),
+                          .own_begin = expert * inner_size * hidden,
+                          .rows = inner_size,
+                          .cols = hidden,
+                          .transposed = true});
+  }
+
+  void add_expert(const std::string& hf, int64_t expert) {
+    const int64_t inner_size = model_.moe.inner_size;
+    const Shape up{inner_size, model_.hidden_size};
+    const auto& [gate_name, up_name, down_name] = family_.expert_names;
+    const std::string name = fmt::format("{}experts.{}.", hf, expert);
+    const std::string own_name = own_ + "moe.experts.gate_up.weight";
+    link(fmt::format("{}{}.weight", name, gate_name), up, own_name, 2 * expert * inner_size);
+    link(fmt::format("{}{}.weight", name, up_name), up, own_name, (2 * expert + 1) * inner_size);
+    link_down(add_hf(fmt::format("{}{}.weight", name, down_name), {model_.hidden_size, inner_size}),
+              0, expert);
+  }
+
+  void add_fused_experts(const std::string& hf) {
+    const int64_t count = model_.moe.num_experts;
+    const int64_t inner_size = model_.moe.inner_size;
+    const int64_t hidden = model_.hidden_size;
+    link(hf + "gate_up_proj", {count, 2 * inner_size, hidden}, own_ + "moe.experts.gate_up.weight");
+    const size_t down = add_hf(hf + "down_proj", {count, hidden, inner_size});
+    for (int64_t e = 0; e < count; ++e) link_down(down, e * hidden * inner_size, e);
+  }
+
+  const Family& family_;
+  const ModelConfig& model_;
+  HfLayout layout_;
+  TensorMap map_;
+  std::unordered_map<std::string, size_t> own_index_;
+  std::string hf_;   // prefix of the layer's names
+  std::string own_;  // the same in Tessera
+};
+
+/// [first, end) of a tensor's elements.
+using Spans = std::vector<std::pair<int64_t, int64_t>>;
+
+/// The end of the elements covered without gap or overlap from the first one on.
+int64_t covered_end(Spans spans, const std::string& name) {
+  std::ranges::sort(spans);
+  int64_t end = 0;
+  for (const auto& [first, last] : spans) {
+    ensure(first == end, "the elements of '{}' are not mapped exactly once, near {}", name, end);
+    end = last;
+  }
+  return end;
+}
+
+bool may_be_unlinked(const std::string& name) {
+  return name.ends_with("moe.expert_bias") || name == "embedding.weight" || name == "head.weight";
+}
+
+void check_coverage(const TensorMap& map) {
+  std::vector<Spans> hf(map.hf.size());
+  std::vector<Spans> own(map.own.size());
+  for (const TensorLink& link : map.links) {
+    hf[link.hf].emplace_back(link.hf_begin, link.hf_begin + link.num_elements());
+    own[link.own].emplace_back(link.own_begin, link.own_begin + link.num_elements());
+  }
+  for (const auto& [copy, original] : map.copies) hf[copy] = hf[original];
+  for (size_t i = 0; i < map.hf.size(); ++i) {
+    ensure(covered_end(hf[i], map.hf[i].name) == map.hf[i].shape.num_elements(),
+           "'{}' is not mapped to its end", map.hf[i].name);
+  }
+  for (size_t i = 0; i < map.own.size(); ++i) {
+    const int64_t end = covered_end(own[i], map.own[i].name);
+    ensure(end == map.own[i].shape.num_elements() || may_be_unlinked(map.own[i].name),
+           "'{}' is not mapped to its end", map.own[i].name);
+  }
+}
+
+int64_t first_moe_layer(const ModelConfig& model) {
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.is_moe_layer(layer)) return layer;
+  }
+  return -1;
+}
+
+}  // namespace
+
+TensorMap map_tensors(const Family& family, const ModelConfig& model, DType dtype,
+                      const HfLayout& layout) {
+  require(layout.vocab_size > 0 && layout.vocab_size <= model.vocab_size,
+          "a vocabulary of {} does not fit into the model's {}", layout.vocab_size,
+          model.vocab_size);
+  TensorMap map = MapBuilder(family, model, dtype, layout).build();
+  check_coverage(map);
+  return map;
+}
+
+HfLayout detect_layout(const Family& family, const ModelConfig& model, const HfTensors& tensors) {
+  HfLayout layout{.vocab_size = model.vocab_size};
+  layout.stored_tied_head = model.tie_embeddings && tensors.find("lm_head.weight") != nullptr;
+  const int64_t layer = first_moe_layer(model);
+  if (layer < 0) return layout;
+  const std::string plain = fmt::format("model.layers.{}.mlp.", layer);
+  layout.plain_moe_name =
+      family.moe_name != "mlp" && tensors.find(plain + "gate.weight") != nullptr;
+  const std::string_view name = layout.plain_moe_name ? "mlp" : family.moe_name;
+  layout.fused_experts =
+      tensors.find(fmt::format("model.layers.{}.{}.experts.gate_up_proj", layer, name)) != nullptr;
+  return layout;
+}
+
+void check_tensors(const TensorMap& map, const HfTensors& tensors,
+                   const std::vector<std::string>& ignored) {
+  std::vector<std::string> missing;
+  std::vector<std::string> misshapen;
+  std::set<std::string, std::less<>> known(ignored.begin(), ignored.end());
+  for (const MappedTensor& tensor : map.hf) {
+    known.insert(tensor.name);
+    const HfTensor* found = tensors.find(tensor.name);
+    if (found == nullptr) {
+      missing.push_back(tensor.name);
+    } else if (!(found->entry->shape == tensor.shape)) {
+      misshapen.push_back(fmt::format("{} is {} instead of {}", tensor.name,
+                                      found->entry->shape.to_string(), tensor.shape.to_string()));
+    }
+  }
+  std::vector<std::string> left_over;
+  for (const auto& [name, tensor] : tensors.all()) {
+    if (!known.contains(name)) left_over.push_back(name);
+  }
+  const auto part = [](const char* title, const std::vector<std::string>& names) {
+    return names.empty() ? ""
+                         : fmt::format("; {} ({}): {}", title, names.size(), list_names(names));
+  };
+  require(missing.empty() && left_over.empty() && misshapen.empty(),
+          "{}: its tensors are not those of its configuration{}{}{}", tensors.path().string(),
+          part("missing", missing), part("left over", left_over),
+          part("of another shape", misshapen));
+}
+
+}  // namespace tessera

@@ -1,0 +1,265 @@
+#include "hf/family/write_config.h"
+
+#include <fmt/ranges.h>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/strict_json.h"
+#include "hf/family/config_json.h"
+#include "hf/family/hf_config.h"
+#include "hf/family/rope_json.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+/// Sets keys that the family has, and only those.
+class ConfigWriter {
+ public:
+  explicit ConfigWriter(const Family& family)
+      : family_(family), values_(json::parse(family.defaults.begin(), family.defaults.end())) {}
+
+  void set(const char* key, json value) {
+    if (values_.contains(key)) values_[key] = std::move(value);
+  }
+  void put(const char* key, json value) { values_[key] = std::move(value); }
+  void drop(const char* key) { values_.erase(key); }
+  const Family& family() const { return family_; }
+  std::string text() const { return values_.dump(2) + "\n"; }
+
+ private:
+  const Family& family_;
+  json values_;
+};
+
+const char* activation_name_of(Activation activation) {
+  if (activation == Activation::kGeGLU) return "gelu";
+  return activation == Activation::kGeGLUTanh ? "gelu_pytorch_tanh" : "silu";
+}
+
+void write_shape(ConfigWriter& config, const ModelConfig& model) {
+  config.set("vocab_size", model.vocab_size);
+  config.set("hidden_size", model.hidden_size);
+  config.set("num_hidden_layers", model.num_layers);
+  config.set("num_attention_heads", model.num_heads);
+  config.set("num_key_value_heads", model.kv_heads());
+  config.set("head_dim", model.head_dim());
+  config.set("rms_norm_eps", model.norm_eps);
+  config.put("hidden_act", activation_name_of(model.activation));
+  config.put("initializer_range", model.init_deviation);
+  config.put("tie_word_embeddings", model.tie_embeddings);
+  const bool one_size =
+      config.family().is_moe() && !config.family().has_key("moe_intermediate_size");
+  config.set("intermediate_size", one_size ? model.moe.inner_size : model.dense_inner_size());
+}
+
+void write_attention(ConfigWriter& config, const ModelConfig& model) {
+  config.set("attention_bias", model.qkv_bias);
+  config.set("qkv_bias", model.qkv_bias);
+  config.set("mlp_bias", model.mlp_bias);
+  config.set("use_qk_norm", model.qk_norm == QkNorm::kHead);
+  const LatentConfig& latent = model.latent;
+  config.set("q_lora_rank", latent.query_rank > 0 ? json(latent.query_rank) : json());
+  config.set("kv_lora_rank", latent.kv_rank);
+  config.set("qk_nope_head_dim", latent.nope_size);
+  config.set("qk_rope_head_dim", latent.rope_size);
+  config.set("v_head_dim", latent.value_size);
+}
+
+void write_windows(ConfigWriter& config, const ModelConfig& model) {
+  config.set("sliding_window", model.window > 0 ? json(model.window) : json());
+  config.set("use_sliding_window", model.window > 0);
+  json types = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    types.push_back(model.has_window(layer) ? "sliding_attention" : "full_attention");
+  }
+  config.set("layer_types", std::move(types));
+}
+
+/// The older spelling, which all versions of transformers read.
+void write_rope_keys(ConfigWriter& config, const RopeConfig& rope) {
+  json parameters = write_rope(rope, config.family());
+  config.put("rope_theta", rope.base);
+  config.set("partial_rotary_factor", rope.fraction);
+  config.set("rope_interleave", rope.interleaved);
+  parameters.erase("rope_theta");
+  parameters.erase("partial_rotary_factor");
+  config.put("rope_scaling", rope.scaling == RopeScaling::kNone ? json() : std::move(parameters));
+}
+
+json dense_layers(const ModelConfig& model) {
+  json layers = json::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_moe_layer(layer)) layers.push_back(layer);
+  }
+  return layers;
+}
+
+int64_t count_first_dense_layers(const ModelConfig& model) {
+  int64_t layer = 0;
+  while (layer < model.num_layers && !model.is_moe_layer(layer)) ++layer;
+  return layer;
+}
+
+void write_moe(ConfigWriter& config, const ModelConfig& model) {
+  const MoeConfig& moe = model.moe;
+  const std::string count(canonical_key(config.family(), "num_experts"));
+  config.set(count.c_str(), moe.num_experts);
+  config.set("num_experts_per_tok", moe.top_k);
+  config.set("moe_intermediate_size", moe.inner_size);
+  config.set("decoder_sparse_step", 1);
+  config.set("mlp_only_layers", dense_layers(model));
+  config.set("first_k_dense_replace", count_first_dense_layers(model));
+  config.set("shared_expert_intermediate_size", moe.shared_inner_size);
+  config.set("n_shared_experts", moe.shared_inner_size / std::max<int64_t>(moe.inner_size, 1));
+  config.set("norm_topk_prob", moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK);
+  config.set("routed_scaling_factor", moe.score_scale);
+  config.set("n_group", moe.num_groups);
+  config.set("topk_group", moe.top_groups);
+  config.set("topk_method", moe.num_groups > 1 ? "group_limited_greedy" : "greedy");
+  const bool balanced = moe.balance_coefficient > 0 && moe.balance_scope == BalanceTokens::kModel;
+  config.set("output_router_logits", balanced);
+  if (balanced) {
+    config.set("router_aux_loss_coef", moe.balance_coefficient / static_cast<double>(moe.top_k));
+  }
+}
+
+RopeConfig plain_rope(const RopeConfig& rope) {
+  RopeConfig plain;
+  plain.base = rope.base;
+  plain.fraction = rope.fraction;
+  plain.interleaved = rope.interleaved;
+  plain.scaling = rope.scaling;
+  if (rope.scaling == RopeScaling::kNone) return plain;
+  plain.factor = rope.factor;
+  if (rope.scaling == RopeScaling::kDynamic) plain.max_length = rope.max_length;
+  if (rope.scaling == RopeScaling::kLlama3) {
+    plain.original_length = rope.original_length;
+    plain.low_frequency_factor = rope.low_frequency_factor;
+    plain.high_frequency_factor = rope.high_frequency_factor;
+  }
+  if (rope.scaling != RopeScaling::kYarn) return plain;
+  plain = rope;
+  plain.max_length = 0;
+  plain.low_frequency_factor = RopeConfig{}.low_frequency_factor;
+  plain.high_frequency_factor = RopeConfig{}.high_frequency_factor;
+  return plain;
+}
+
+MoeConfig plain_moe(const ModelConfig& model) {
+  MoeConfig plain;
+  plain.num_experts = 0;
+  if (model.num_moe_layers() == 0) return plain;
+  const MoeConfig& moe = model.moe;
+  plain.num_experts = moe.num_experts;
+  plain.top_k = moe.top_k;
+  const auto sizes = moe.expert_sizes();
+  const bool equal = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });
+  plain.inner_size = sizes[0];
+  if (!equal) plain.inner_sizes = sizes;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (!model.is_moe_layer(layer)) plain.dense_layers.push_back(layer);
+  }
+  plain.score = moe.score;
+  plain.normalize_top_k = moe.normalize_top_k || moe.score_order == ScoreOrder::kAfterTopK;
+  plain.score_scale = moe.score_scale;
+  if (moe.top_groups < moe.num_groups) {
+    plain.num_groups = moe.num_groups;
+    plain.top_groups = moe.top_groups;
+    plain.group_score = moe.group_score;
+  }
+  plain.force_balanced = moe.force_balanced;
+  plain.expert_bias = moe.has_expert_bias();
+  plain.shared_inner_size = moe.shared_inner_size;
+  plain.shared_gate = moe.shared_gate;
+  plain.latent_size = moe.latent_size;
+  return plain;
+}
+
+/// The same model without what does not change its outputs, each choice said in one way only.
+ModelConfig plain_model(const ModelConfig& model) {
+  ModelConfig plain = model;
+  plain.num_kv_heads = model.kv_heads();
+  plain.head_size = model.is_latent() ? 0 : model.head_dim();
+  plain.inner_size = model.has_dense_layers() ? model.dense_inner_size() : 0;
+  plain.window_layers.clear();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model.has_window(layer)) plain.window_layers.push_back(layer);
+  }
+  plain.init_deviation = ModelConfig{}.init_deviation;
+  plain.mtp_loss_coefficient = ModelConfig{}.mtp_loss_coefficient;
+  plain.rope = plain_rope(model.rope);
+  if (!model.is_latent()) plain.latent = {};
+  plain.moe = plain_moe(model);
+  return plain;
+}
+
+std::vector<ResolvedValue> resolve(ModelConfig model) {
+  ConfigSchema schema;
+  add_model_options(schema, model);
+  return schema.resolved();
+}
+
+}  // namespace
+
+std::string write_hf_config(const Family& family, const ModelConfig& model, DType dtype,
+                            int64_t max_length) {
+  ConfigWriter config(family);
+  config.put("model_type", family.model_type);
+  config.put("architectures", json::array({family.architecture}));
+  config.put("torch_dtype", dtype == DType::kBF16 ? "bfloat16" : "float32");
+  const bool dynamic = model.rope.scaling == RopeScaling::kDynamic;
+  config.set("max_position_embeddings", dynamic ? model.rope.max_length : max_length);
+  write_shape(config, model);
+  write_attention(config, model);
+  write_windows(config, model);
+  write_rope_keys(config, model.rope);
+  if (family.is_moe()) write_moe(config, model);
+  return config.text();
+}
+
+std::vector<std::string> find_differences(const ModelConfig& here, const ModelConfig& there) {
+  ModelConfig a = plain_model(here);
+  const ModelConfig b = plain_model(there);
+  // A model without a bias computes what one with a bias of zeros does.
+  a.moe.expert_bias |= b.moe.expert_bias;
+  const auto left = resolve(a);
+  const auto right = resolve(b);
+  std::vector<std::string> differences;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].value == right[i].value) continue;
+    differences.push_back(
+        fmt::format("{}: {} here, {} there", left[i].key, left[i].value, right[i].value));
+  }
+  return differences;
+}
+
+std::vector<std::string> inexpressible(const Family& family, const ModelConfig& model) {
+  if (!model.is_gated()) return {"model.activation: transformers' families have gated ones"};
+  const std::string text = write_hf_config(family, model, DType::kF32, 2048);
+  try {
+    return find_differences(model, parse_hf_config(text, "config.json").model);
+  } catch (const UserError& error) {
+    return {error.what()};
+  }
+}
+
+const Family& find_family_for(const ModelConfig& model) {
+  std::string nearest;
+  size_t fewest = SIZE_MAX;
+  for (const Family& family : families()) {
+    const auto obstacles = inexpressible(family, model);
+    if (obstacles.empty()) return family;
+    if (obstacles.size() >= fewest) continue;
+    fewest = obstacles.size();
+    nearest = fmt::format("{} ({})", family.model_type, fmt::join(obstacles, "; "));
+  }
+  user_error(
+      "no model family of transformers expresses this model; the nearest is {}, where 'here' "
+      "is the model and 'there' the family",
+      nearest);
+}
+
+}  // namespace tessera
