@@ -1,7 +1,7 @@
 // The block-sparse products of a layer's experts on one GPU, the six that MegaBlocks trains with
 // (Gale et al., 2022, section 5.1), beside the grouped products of the same rows and a large dense
 // product in the same run. Rates count the rows that are routed, not what pads them to blocks.
-// Medians, each with a cold L2 cache; one JSON object a line.
+// Medians of alternate runs, each with a cold L2 cache; one JSON object a line.
 //
 //   block_sparse_cuda_bench [shape ...]
 
@@ -68,30 +68,25 @@ struct Operands {
   OwnedTensor offsets, dense, weight, weight_by_columns;
 };
 
-double rate(const Gpu& gpu, const ExpertShape& shape, const Call& call) {
-  return shape.flops() / gpu.median_seconds([&] { call.run(); }) * 1e-12;
-}
+/// The grouped products of the same experts, whose rows are not padded.
+struct GroupedProducts {
+  GroupedProducts(const Gpu& gpu, const ExpertShape& shape)
+      : with(gpu, shape, 1),
+        narrow(gpu.random({DType::kBF16, {with.routed.back(), shape.inner}})),
+        out(gpu, make_grouped_matmul({.group_sizes = shape.sizes(), .side = GroupedSide::kOut}),
+            {with.dense, with.weight, with.offsets}),
+        in(gpu, make_grouped_matmul({.group_sizes = shape.sizes(), .side = GroupedSide::kIn}),
+           {narrow, with.weight, with.offsets}),
+        wgrad(gpu, std::make_shared<GroupedMatmulWgrad>(ExpertSizes(shape.sizes(), "the experts")),
+              {narrow, with.dense, with.offsets}) {}
 
-/// TFLOPS of the grouped products.
-struct GroupedRates {
-  double out, in, wgrad;
+  Operands with;
+  OwnedTensor narrow;
+  Call out, in, wgrad;
 };
 
-GroupedRates time_grouped(const Gpu& gpu, const ExpertShape& shape) {
-  const Operands with(gpu, shape, 1);
-  const auto sizes = shape.sizes();
-  const OwnedTensor narrow = gpu.random({DType::kBF16, {with.routed.back(), shape.inner}});
-  const Call out(gpu, make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kOut}),
-                 {with.dense, with.weight, with.offsets});
-  const Call in(gpu, make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kIn}),
-                {narrow, with.weight, with.offsets});
-  const Call wgrad(gpu, std::make_shared<GroupedMatmulWgrad>(ExpertSizes(sizes, "the experts")),
-                   {narrow, with.dense, with.offsets});
-  return {rate(gpu, shape, out), rate(gpu, shape, in), rate(gpu, shape, wgrad)};
-}
-
 void time_blocks(const Gpu& gpu, const ExpertShape& shape, int64_t block,
-                 const GroupedRates& grouped, double large) {
+                 const GroupedProducts& grouped, double large) {
   const Operands with(gpu, shape, block);
   const int64_t num_rows = with.routed.back();
   const auto sizes = shape.sizes();
@@ -101,7 +96,7 @@ void time_blocks(const Gpu& gpu, const ExpertShape& shape, int64_t block,
       gpu.random({DType::kBF16, {num_rows / block * (shape.inner / block), block, block}});
   const OwnedTensor extent = to_gpu(gpu, {num_rows});
   const auto time = [&](const char* name, BlockSparseProductSpec spec, std::vector<Tensor> inputs,
-                        double beside) {
+                        const Call& beside) {
     spec.block_size = block;
     spec.expert_sizes = sizes;
     const auto op = std::make_shared<BlockSparseProduct>(spec);
@@ -109,11 +104,12 @@ void time_blocks(const Gpu& gpu, const ExpertShape& shape, int64_t block,
     if (op->needs_rows()) inputs.push_back(with.dense);
     Call call(gpu, op, inputs);
     if (op->needs_rows()) call.make_result_ragged(extent.get().as<int64_t>());
-    const double tflops = rate(gpu, shape, call);
+    const auto seconds = gpu.median_seconds({[&] { call.run(); }, [&] { beside.run(); }});
+    const auto tflops = [&](double time) { return shape.flops() / time * 1e-12; };
     fmt::print(
         "{{\"shape\": \"{}\", \"block\": {}, \"product\": \"{}\", \"tflops\": {:.1f}, "
         "\"grouped\": {:.1f}, \"large\": {:.1f}}}\n",
-        shape.name, block, name, tflops, beside, large);
+        shape.name, block, name, tflops(seconds[0]), tflops(seconds[1]), large);
     std::fflush(stdout);
   };
   const auto sdd = ProductKind::kSdd;
@@ -139,7 +135,7 @@ int main(int argc, char** argv) {
   for (const ExpertShape& shape : kShapes) {
     const auto is_shape = [&](const char* name) { return std::strcmp(name, shape.name) == 0; };
     if (argc > 1 && std::none_of(argv + 1, argv + argc, is_shape)) continue;
-    const GroupedRates grouped = time_grouped(gpu, shape);
+    const GroupedProducts grouped(gpu, shape);
     for (const int64_t block : {128, 64}) time_blocks(gpu, shape, block, grouped, large);
   }
 }

@@ -41,17 +41,30 @@ class Gpu {
   }
 
   double median_seconds(const std::function<void()>& work) const {
-    work();
-    std::vector<float> times;
-    for (int i = 0; i < kRepeats; ++i) times.push_back(milliseconds(work));
-    std::ranges::nth_element(times, times.begin() + kRepeats / 2);
-    return times[kRepeats / 2] * 1e-3;
+    return median_seconds(std::vector{work})[0];
+  }
+  /// Of several pieces of work, one after the other again and again: power and heat, which set the
+  /// clock, are then alike for all.
+  std::vector<double> median_seconds(const std::vector<std::function<void()>>& works) const {
+    std::vector<std::vector<float>> times(works.size());
+    for (int i = -1; i < kRepeats; ++i) {
+      for (size_t w = 0; w < works.size(); ++w) {
+        const float time = milliseconds(works[w]);
+        if (i >= 0) times[w].push_back(time);
+      }
+    }
+    std::vector<double> medians;
+    for (std::vector<float>& of_work : times) {
+      std::ranges::nth_element(of_work, of_work.begin() + kRepeats / 2);
+      medians.push_back(of_work[kRepeats / 2] * 1e-3);
+    }
+    return medians;
   }
 
   OwnedTensor tensor(const ValueType& type) const {
     return {type.dtype, type.shape, "a tensor", device()};
   }
-  /// Filled by turns with values between -1 and 1; their number is prime, so that rows differ.
+  /// Filled with values between -1 and 1; their number is prime, so that rows differ.
   OwnedTensor random(const ValueType& type) const {
     constexpr int64_t kCount = 1'000'003;
     OwnedTensor pattern(type.dtype, {kCount});

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the tensor-core kernels of attention share: thread blocks of one warpgroup that feeds the
-// copy engine and two that multiply, 64 rows each. An operand of R rows by C values lies in shared
-// memory as C / 64 tiles of R rows by 64 values, swizzled over 128 bytes.
+// What the tensor-core kernels of attention share: thread blocks of one warpgroup that issues TMA's
+// copies and two that multiply by wgmma, 64 rows each. An operand of R rows by C values lies in
+// shared memory as C / 64 tiles of R rows by 64 values, swizzled over 128 bytes.
 #include <cuda_bf16.h>
 
 #include "ops/attention/attention_cuda_kernels.h"
@@ -10,12 +10,12 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/head_box.cuh"
 #include "ops/cuda/register_product.cuh"
+#include "ops/cuda/warp_roles.cuh"
 
 namespace tessera::cuda::attention {
 
 using Value = __nv_bfloat16;
 
-constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kTensorThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void store_row(float* to, const float (&d)[kColumns /
 }
 
 /// Writes the left operand of 64 rows by 64 columns that the warpgroup's registers hold to a tile
-/// of 64 rows, swizzled as the copy engine does.
+/// of 64 rows, swizzled as TMA does.
 __device__ __forceinline__ void store_fragments(Value* tile, const uint32_t (&a)[4][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;

@@ -306,6 +306,8 @@ struct Consumer {
   }
 };
 
+using Roles = WarpRoles<24, 240, kConsumers>;
+
 template <int kDepth, int kDepthV, Want kWant, bool kRing>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
@@ -322,10 +324,10 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<24>();
+    Roles::begin_feeding();
     if (threadIdx.x < 32) produce<kRing>(shared, params, task);
   } else {
-    take_registers<240>();
+    Roles::begin_multiplying();
     const bool keeps_pairs = params.pairs.tiles != nullptr && *params.pairs.fit != 0;
     Consumer<kDepth, kDepthV, kWant, kRing> consumer{shared, params, task, keeps_pairs};
     consumer.run();

@@ -164,6 +164,8 @@ struct Consumer {
   }
 };
 
+using Roles = WarpRoles<72, 216, kConsumers>;
+
 template <int kDepth>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     pair_sums_kernel(const __grid_constant__ TensorParams params) {
@@ -173,10 +175,10 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<72>();
+    Roles::begin_feeding();
     if (threadIdx.x == 0) produce(shared, params);
   } else {
-    take_registers<216>();
+    Roles::begin_multiplying();
     Consumer<kDepth> consumer{shared, params};
     consumer.run();
   }

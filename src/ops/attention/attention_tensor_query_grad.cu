@@ -214,6 +214,8 @@ struct Consumer {
   }
 };
 
+using Roles = WarpRoles<24, 240, kConsumers>;
+
 template <int kDepth, int kDepthV>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad_kernel(const __grid_constant__ TensorParams params) {
@@ -223,10 +225,10 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<24>();
+    Roles::begin_feeding();
     if (threadIdx.x == 0) produce(shared, params);
   } else {
-    take_registers<240>();
+    Roles::begin_multiplying();
     Consumer<kDepth, kDepthV> consumer{shared, params};
     consumer.run();
   }

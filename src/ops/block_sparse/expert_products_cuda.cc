@@ -31,8 +31,7 @@ ExpertValues describe_values(const ExpertMatrix& matrix, int box_rows) {
     values.widths[i] = static_cast<int>(width);
     values.maps[i++] = make_blocks_map({.data = matrix.values,
                                         .num_values = topology.max_blocks * block * block,
-                                        .num_columns = width,
-                                        .num_rows = kGroupedMaxRows},
+                                        .num_columns = width},
                                        box_rows);
   }
   return values;

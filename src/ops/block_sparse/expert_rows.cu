@@ -42,7 +42,7 @@ struct WriteExpertRows
     if constexpr (kGivesValues) {
       if (threadIdx.x % kWarpgroup == 0)
         store_block_box(params.values.map_of(place.num_features), tile,
-                        {place.row + place.feature / 64, first});
+                        block_box(place.row + place.feature / 64, place.num_rows, first));
     } else {
       store_rows(params, place, tile, first);
     }

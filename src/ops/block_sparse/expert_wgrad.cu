@@ -17,8 +17,15 @@ void launch(const ExpertWgradParams& params, cudaStream_t stream) {
 
 template <SparseOperand kSparse>
 void launch(const ExpertWgradParams& params, cudaStream_t stream) {
-  is_cooperative(params) ? launch<kCooperativeColumns, false, kSparse>(params, stream)
-                         : launch<kPingPongColumns, true, kSparse>(params, stream);
+  switch (choose_tiles(params)) {
+    case WgradTiles::kCooperative:
+      return launch<kCooperativeColumns, false, kSparse>(params, stream);
+    case WgradTiles::kPingPong:
+      return launch<kPingPongColumns, true, kSparse>(params, stream);
+    case WgradTiles::kAddsHere:
+      return wgrad::launch<Schedule<kPingPongColumnsToAddHere, true, true, false, kSparse>>(params,
+                                                                                            stream);
+  }
 }
 
 }  // namespace

@@ -3,14 +3,21 @@
 #include <cuda.h>
 
 #include "ops/cuda/barrier.cuh"
+#include "ops/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 
-/// Where a box of a matrix that lies in 64s begins; see make_blocks_map.
+/// Where a box begins: kBlocksMapRows - row rows before the values' place `end`, which counts 64s.
+/// What it covers from that place on reads as zero and is not written. See make_blocks_map.
 struct BlockBox {
-  int first;  ///< of the matrix's values, in 64s: where row 0 of the box's rows lies
+  int end;
   int row;
 };
+
+/// The box from row `first` of num_rows rows on, which end at `end`.
+__device__ __forceinline__ BlockBox block_box(int end, int num_rows, int first) {
+  return {end, kBlocksMapRows - num_rows + first};
+}
 
 /// Global to shared memory of this block by TMA; completes on `full`.
 __device__ __forceinline__ void load_block_box(void* to, const CUtensorMap* map, BlockBox box,
@@ -18,7 +25,7 @@ __device__ __forceinline__ void load_block_box(void* to, const CUtensorMap* map,
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       " [%0], [%1, {0, %3, %4}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(full)), "r"(box.first), "r"(box.row)
+      "l"(map), "r"(shared_address(full)), "r"(box.end), "r"(box.row)
       : "memory");
 }
 
@@ -29,7 +36,7 @@ __device__ __forceinline__ void load_block_box_to_all(void* to, const CUtensorMa
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {0, %3, %4}], [%2], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(full)), "r"(box.first), "r"(box.row), "h"(mask)
+      "l"(map), "r"(shared_address(full)), "r"(box.end), "r"(box.row), "h"(mask)
       : "memory");
 }
 
@@ -39,7 +46,7 @@ __device__ __forceinline__ void store_block_box(const CUtensorMap* map, const vo
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {0, %2, %3}], [%1];" ::"l"(
           map),
-      "r"(shared_address(from)), "r"(box.first), "r"(box.row)
+      "r"(shared_address(from)), "r"(box.end), "r"(box.row)
       : "memory");
 }
 

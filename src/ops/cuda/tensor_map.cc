@@ -74,11 +74,14 @@ CUtensorMap make_blocks_map(const DeviceBlocks& blocks, int box_rows) {
   ensure(blocks.num_columns % 64 == 0 && blocks.num_values % 64 == 0,
          "{} values in rows of {}: both must be multiples of 64", blocks.num_values,
          blocks.num_columns);
-  const cuuint64_t dims[] = {64, static_cast<cuuint64_t>(blocks.num_values / 64),
-                             static_cast<cuuint64_t>(blocks.num_rows)};
-  const cuuint64_t strides[] = {128, static_cast<cuuint64_t>(blocks.num_columns * 2)};
+  const auto row_bytes = static_cast<cuuint64_t>(blocks.num_columns * 2);
+  const auto num_places = static_cast<cuuint64_t>((blocks.num_values + blocks.num_columns) / 64);
+  const cuuint64_t dims[] = {64, num_places, kBlocksMapRows};
+  const cuuint64_t strides[] = {128, row_bytes};
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
-  return encode_map(const_cast<void*>(blocks.data), dims, strides, box);
+  // Row kBlocksMapRows, the first out of the map, would be at the place itself.
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(blocks.data) - kBlocksMapRows * row_bytes;
+  return encode_map(reinterpret_cast<void*>(begin), dims, strides, box);
 }
 
 CUtensorMap make_pairs_map(const DevicePairs& pairs, int box_rows) {

@@ -41,11 +41,14 @@ struct DeviceBlocks {
   const void* data = nullptr;
   int64_t num_values = 0;
   int64_t num_columns = 0;
-  int64_t num_rows = 0;  ///< the most that a box is beyond the place from which it is counted
 };
 
-/// Describes them to TMA, which moves boxes of `box_rows` by 64 values, swizzled over 128 bytes;
-/// see BlockBox. A box must lie inside a matrix.
+/// Rows that a box of blocks can begin before the place where its matrix's rows, or a part, end.
+constexpr int kBlocksMapRows = 256;
+
+/// Describes them to TMA, which moves boxes of `box_rows` by 64 values, swizzled over 128 bytes.
+/// Such a box is found from where its rows end, so that what it covers beyond is out of the map and
+/// not another matrix's; see BlockBox (block_box.cuh).
 CUtensorMap make_blocks_map(const DeviceBlocks& blocks, int box_rows);
 
 /// BF16 rows that hold `num_heads` heads of `head_size` values each.

@@ -2,6 +2,8 @@
 
 #include <cuda_bf16.h>
 
+#include <concepts>
+
 #include "ops/cuda/block_box.cuh"
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
@@ -18,7 +20,7 @@
 ///
 /// Features lie along the rows of the tensor cores' products and tokens along their columns, whose
 /// number can be any multiple of 8: an expert's tokens are cut into tiles of nearly one size, so
-/// that little is multiplied in vain. A cluster's tile has 256 features. Its two blocks take one
+/// that few columns are nobody's. A cluster's tile has 256 features. Its two blocks take one
 /// half of them each and share the tokens; where tokens are gathered, they take one half of the
 /// tokens each and share the weight, and a warpgroup multiplies two tiles of 64 features. What is
 /// done with the products is a template's argument, an Epilogue:
@@ -62,9 +64,13 @@ constexpr int kThreads = Roles::kThreads;
 
 using Value = __nv_bfloat16;
 
-/// What of an expert's product lies in the values of a block-sparse matrix. Its experts have
-/// multiples of 64 rows and columns, and so have its tiles: no box of TMA passes an expert's end.
+/// What of an expert's product lies in the values of a block-sparse matrix, whose experts have
+/// multiples of 64 rows and columns.
 enum class SparsePart { kNone, kTokens, kResult };
+
+/// Of which a sparse product's numbers of columns are multiples where they are many: fewer kernels
+/// to compile than multiples of 8 would need, and no column is nobody's.
+constexpr int kSparseColumns = 16;
 
 /// How a block's part of a cluster's tile is cut.
 template <typename Epilogue>
@@ -90,15 +96,37 @@ struct Work {
   int num_features;  // of the expert
   int weight_row;    // of the expert's block
   int num_stages;
-  int values;  // where the tile's first row lies in a sparse matrix's values, in 64s; else 0
+  int values_end;  // of a sparse matrix, where the tile's rows end in its values, in 64s; else 0
 };
 
 /// Tokens and features of a tile: of the block's, or of what one warpgroup keeps of it.
 struct Place {
-  int row;       // of results that are sparse, where it lies in the values, in 64s
+  int row;       // of sparse results where the tile's rows end in the values, in 64s
   int num_rows;  // zero where there is nothing to store
   int feature;
   int num_features;  // of the expert
+};
+
+/// What the pipeline asks of an Epilogue, as the head of this file has it.
+template <typename E>
+concept TileEpilogue = requires(typename E::Store& store, const typename E::Params& params,
+                                typename E::Kept& kept, const float (&d)[32], const Place& place,
+                                const Work& work, Value* tile, Barrier* full) {
+  requires E::kTileTokens <= kMaxTokens;
+  requires E::kTileTokens % E::kBoxTokens == 0;
+  requires(E::kSteps > 0);
+  { E::kWeightMajor } -> std::convertible_to<TileMajor>;
+  { E::kSparse } -> std::convertible_to<SparsePart>;
+  { E::kGathers } -> std::convertible_to<bool>;
+  { E::kLongSteps } -> std::convertible_to<bool>;
+  { E::features(params, 0) } -> std::same_as<int>;
+  { E::reduction(params, 0) } -> std::same_as<int>;
+  { E::place(place, 0) } -> std::same_as<Place>;
+  E::init(store);
+  E::load_weight(tile, params, work, 0, full);
+  E::template keep<64>(kept, d, 0);
+  E::begin_store(store, params, kept, place, 0);
+  E::store_step(store, params, kept, place, 0, 0);
 };
 
 /// Lies in shared memory, one for each warp that multiplies, since beside the products every
@@ -173,8 +201,8 @@ struct Plan {
   /// The rows of each of an expert's tiles but the last.
   static __device__ int tile_height(int rows, int num_tiles) {
     if constexpr (kIsSparse) {
-      const int boxes = rows / kGroupedBoxRows;
-      return (boxes + num_tiles - 1) / num_tiles * kGroupedBoxRows;
+      const int steps = rows / kSparseColumns;
+      return (steps + num_tiles - 1) / num_tiles * kSparseColumns;
     } else {
       return tile_rows(rows, num_tiles);
     }
@@ -204,7 +232,7 @@ struct Plan {
             .num_features = Epilogue::features(params, expert),
             .weight_row = params.block_begin[expert],
             .num_stages = (Epilogue::reduction(params, expert) + kReduction - 1) / kReduction,
-            .values = place_in_values(expert, row)};
+            .values_end = place_in_values(expert, row + min(height, rows - row))};
   }
 };
 
@@ -251,7 +279,8 @@ __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Param
           Value* const tokens = stage.tokens + box * kBoxTokens * kReduction;
           if constexpr (Epilogue::kSparse == SparsePart::kTokens) {
             load_block_box_to_all(tokens, params.values.map_of(work.num_stages * kReduction),
-                                  {work.values + s, box * kBoxTokens}, full, 3);
+                                  block_box(work.values_end + s, work.num_rows, box * kBoxTokens),
+                                  full, 3);
           } else {
             load_box_to_all(tokens, &params.a, {s * kReduction, work.row + box * kBoxTokens}, full,
                             3);
@@ -380,7 +409,8 @@ __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr int kCoarse = Epilogue::kGathers ? kCoarseHalfColumns : kCoarseColumns;
   constexpr bool kIsSparse = Epilogue::kSparse != SparsePart::kNone;
-  constexpr int kFewer = kColumns - (kIsSparse ? kGroupedBoxRows : kColumns <= kCoarse ? 32 : 8);
+  constexpr int kFine = kIsSparse ? kSparseColumns : 8;
+  constexpr int kFewer = kColumns - (kColumns > kCoarse ? kFine : kIsSparse ? 64 : 32);
   if constexpr (kFewer > 0) {
     if (num_rows <= kFewer)
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
@@ -401,7 +431,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
-    const int row = Epilogue::kSparse == SparsePart::kResult ? work.values : work.row;
+    const int row = Epilogue::kSparse == SparsePart::kResult ? work.values_end : work.row;
     write_place(own_places(shared).tile, {row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
@@ -461,7 +491,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   sync_cluster();
 }
 
-template <typename Epilogue>
+template <TileEpilogue Epilogue>
 void launch(const typename Epilogue::Params& params, cudaStream_t stream) {
   static_assert(sizeof(Shared<Epilogue>) <= kMaxShared);
   const auto kernel = grouped_kernel<Epilogue>;

@@ -16,14 +16,14 @@ void launch(const GroupedWgradParams& params, cudaStream_t stream) {
 }  // namespace
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
-  if (params.source != nullptr) {
-    launch<kCooperativeColumns, false, true>(params, stream);
-  } else if (is_cooperative(params)) {
-    launch<kCooperativeColumns, false>(params, stream);
-  } else if (params.accumulate && rows_of_expert(params) < kStagesToAddThere * kTokens) {
-    launch<kPingPongColumnsToAddHere, true>(params, stream);
-  } else {
-    launch<kPingPongColumns, true>(params, stream);
+  if (params.source != nullptr) return launch<kCooperativeColumns, false, true>(params, stream);
+  switch (choose_tiles(params)) {
+    case WgradTiles::kCooperative:
+      return launch<kCooperativeColumns, false>(params, stream);
+    case WgradTiles::kPingPong:
+      return launch<kPingPongColumns, true>(params, stream);
+    case WgradTiles::kAddsHere:
+      return launch<kPingPongColumnsToAddHere, true>(params, stream);
   }
 }
 

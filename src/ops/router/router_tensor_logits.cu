@@ -5,6 +5,7 @@
 
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
+#include "ops/cuda/warp_roles.cuh"
 #include "ops/cuda/warpgroup_product.cuh"
 #include "ops/router/router_kernels.h"
 
@@ -20,9 +21,8 @@ constexpr int kReduction = 64;
 constexpr int kExactStages = 16;
 /// Up to so many the error stays within twice that of a plain sum in F32.
 constexpr int kMostStagesAtOnce = 24;
-constexpr int kWarpgroup = 128;
-constexpr int kThreads = 3 * kWarpgroup;
-constexpr int kMaxShared = 227 * 1024;
+using Roles = WarpRoles<40, 232>;
+constexpr int kThreads = Roles::kThreads;
 /// By which the second warpgroup begins later, so that one multiplies while the other stores.
 constexpr int kApartCycles = 700;
 
@@ -197,10 +197,10 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {
-    give_registers_back<40>();
+    Roles::begin_feeding();
     if (threadIdx.x == 0) produce<kExperts>(shared, p);
   } else {
-    take_registers<232>();
+    Roles::begin_multiplying();
     const int group = threadIdx.x / kWarpgroup - 1;
     if (group == 1) spend_cycles(kApartCycles);
     RingCursor<kStages<kExperts>> cursor;
