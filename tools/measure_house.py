@@ -68,7 +68,7 @@ def count_parameters(signature):
 def functions_of(paths):
     """(path, name, first line, length, parameters) of each function definition."""
     command = ["ctags", "--output-format=json", "--fields=+neS", "--languages=C++,CUDA", "--map-C++=+.h", "--map-CUDA=.cu.cuh",
-               "--kinds-C++=f", "--kinds-CUDA=f", "-L", "-", "-f", "-"]
+               "--kinds-C++=f", "--kinds-CUDA=f", "-I", "__launch_bounds__+,__align__+,__cluster_dims__+", "-L", "-", "-f", "-"]
     result = subprocess.run(command, input="\n".join(map(str, paths)), capture_output=True, text=True, check=True)
     functions = []
     for line in result.stdout.splitlines():
@@ -163,7 +163,7 @@ def print_touches(texts):
     operators = operator_touches(texts)
     if operators:
         own = [own + registries for own, registries, _ in operators.values()]
-        print(f"an operator: {statistics.median(own):g} files (median; least {min(own)}), of which registries "
+        print(f"an operator: {summary(own)} files (least {min(own)}), of which registries "
               f"{max(registries for _, registries, _ in operators.values())}; "
               f"{statistics.median([o for _, _, o in operators.values()]):g} files outside include it")
     formats = len(files_with(texts, r"\bkBF16\b|\bbool bf16\b"))
