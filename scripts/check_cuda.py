@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks rules for CUDA sources (.cu, .cuh) that no tool here parses: clang-tidy 14 knows neither CUDA 13 nor Hopper.
+"""Checks rules for CUDA sources (.cu, .cuh), which clang-tidy 14 cannot parse.
 
-It looks at text alone, so it shows that these rules hold and nothing more; nvcc's own warnings, which end a build
-(cmake/TesseraTargets.cmake), and compute-sanitizer (tools/gpu_sanitizers.sh) look at meaning.
+It looks at text alone, so it shows that these rules hold and nothing more. nvcc's warnings (scripts/tidy.py) and
+compute-sanitizer (tools/gpu_sanitizers.sh) look at meaning.
 
 - launch: a kernel is launched in a stream that is given, and a folder that launches kernels checks cudaGetLastError().
 - wait: code of operators neither allocates memory nor waits for the GPU: buffers are planned, and the host runs ahead.

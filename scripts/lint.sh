@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks formatting, the order of rooms and the rules for CUDA in the whole tree, and with clang-tidy (warnings are
-# errors) the sources that changed. See usage below.
+# Checks formatting, the order of rooms and the rules for CUDA in the whole tree, and with clang-tidy and nvcc's front end
+# (warnings are errors) the sources that changed. See usage below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,7 @@ usage() {
   cat <<'TEXT'
 usage: scripts/lint.sh [--since COMMIT | --all] [--seconds N]
 
-Needs a configured build folder (scripts/build.sh). clang-tidy checks
+Needs a configured build folder (scripts/build.sh). clang-tidy, and for kernels nvcc, check
 
   (default)         what this branch changed: against its upstream where it is ahead of that, otherwise in the commits
                     of the day up to the last one; and what is not committed
@@ -62,7 +62,7 @@ list_changed() {
     git diff --name-only HEAD
     git log --format= --name-only "$1..HEAD" 2>/dev/null || true
     git diff --name-only "$1"
-  } | awk '!seen[$0]++' | grep -E '^(src|bench)/.*\.(cc|h)$' | while read -r file; do
+  } | awk '!seen[$0]++' | grep -E '^(src|bench)/.*\.(cc|h|cu|cuh)$' | while read -r file; do
     if [[ -e "$file" ]]; then echo "$file"; fi
   done
 }
@@ -73,7 +73,7 @@ scripts/check_includes.py
 scripts/check_cuda.py
 
 if [[ -n "$all" ]]; then
-  mapfile -t files < <(git ls-files 'src/*.cc' 'bench/*.cc')
+  mapfile -t files < <(git ls-files 'src/*.cc' 'src/*.cu' 'bench/*.cc')
 else
   [[ -n "$since" ]] || since=$(choose_base)
   mapfile -t files < <(list_changed "$since")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy on sources, several at a time, and remembers the sources that passed.
+"""Checks sources, several at a time, and remembers those that passed: C++ with clang-tidy, CUDA with nvcc's warnings.
 
     scripts/tidy.py [--seconds N] [FILE...]      FILEs are sources and headers, the most important first
 
 A source that passed costs nothing until it, a header of this repository that it includes, .clang-tidy, its compile flags
-or clang-tidy itself changes; a change of system headers alone is not noticed. What passed is remembered in
+or the tool itself changes; a change of system headers alone is not noticed. What passed is remembered in
 $TESSERA_TIDY_CACHE (default: ~/.cache/tessera/tidy), by content, so that checkouts share it. A header is checked through
-one source that includes it. With --seconds no source is begun after that time, and what is left is named. Needs
+one source that includes it. Kernels (.cu) are compiled to PTX without optimisation, which takes seconds, every warning of
+nvcc's front end an error: clang-tidy 14 knows neither CUDA 13 nor Hopper. With --seconds no source is begun after that time, and what is left is named. Needs
 build/compile_commands.json (scripts/build.sh); sources that the build leaves out, say of CUDA, are left out and counted.
 """
 import argparse
@@ -17,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,8 +38,16 @@ def is_source(name):
     return name.endswith(".cc") and os.path.relpath(name, ROOT).startswith(("src/", "bench/"))
 
 
-def write_commands():
-    """Commands that clang understands, by source relative to ROOT. g++'s precompiled headers are left out, so that a
+def kernel_commands():
+    """The command that checks each source of kernels; none without nvcc."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    flags = [nvcc, "-G", "--ptx", "-Werror", "all-warnings", "-arch=compute_90a", "-std=c++20", "-Isrc", "-o", "/dev/null"]
+    sources = subprocess.run(["git", "ls-files", "src/*.cu"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    return {source: [*flags, source] for source in sources} if nvcc else {}
+
+
+def write_compilation():
+    """Writes build/tidy/compile_commands.json for clang, and gives its commands by source relative to ROOT. g++'s precompiled headers are left out, so that a
     missing include is found; sources that are compiled for several CPU levels are checked once, as for AVX2."""
     entries = json.loads((BUILD / "compile_commands.json").read_text())
     entries = [entry for entry in entries if " -fno-weak " not in entry["command"] and is_source(entry["file"])]
@@ -76,10 +86,10 @@ def all_includes(path):
     return frozenset(seen)
 
 
-def key_of(source, command, tool):
-    """The hash of everything that decides what clang-tidy says of a source."""
+def key_of(source, command, compilation, version):
+    """The hash of everything that decides what the tool says of a source."""
     digest = hashlib.sha256()
-    for part in (tool, read(".clang-tidy"), command, source, read(source)):
+    for part in (version, read(".clang-tidy"), " ".join(command), compilation, source, read(source)):
         digest.update(part.encode() + b"\0")
     for header in sorted(all_includes(source)):
         digest.update(header.encode() + b"\0" + read(header).encode() + b"\0")
@@ -90,30 +100,29 @@ def choose_sources(files, commands):
     """The sources to check for `files`, in their order, each once: a header's is one that is there anyway, its own
     (same stem), or the one that includes least. Also gives the files for which there is none."""
     chosen = [name for name in files if name in commands]
-    without = [name for name in files if name.endswith(".cc") and name not in commands]
-    for header in (name for name in files if name.endswith(".h")):
+    without = [name for name in files if name.endswith((".cc", ".cu")) and name not in commands]
+    for header in (name for name in files if name.endswith((".h", ".cuh"))):
         users = [source for source in commands if header in all_includes(source)]
         if not users:
             without.append(header)
         elif not any(source in users for source in chosen):
-            own = header[:-len(".h")] + ".cc"
-            chosen.append(own if own in users else min(users, key=lambda source: (len(all_includes(source)), source)))
+            own = {header.rsplit(".", 1)[0] + ending for ending in (".cc", ".cu")} & set(users)
+            chosen.append(min(own or users, key=lambda source: (len(all_includes(source)), source)))
     return list(dict.fromkeys(chosen)), without
 
 
-def check(source, key, folder):
-    """Runs clang-tidy on one source; returns what it says, empty where the source passed."""
-    result = subprocess.run(["clang-tidy", "-p", str(BUILD / "tidy"), "--quiet", str(ROOT / source)],
-                            capture_output=True, text=True)
+def check(source, command, key, folder):
+    """Checks one source; returns what the tool says, empty where the source passed."""
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode == 0:
         (folder / key).touch()
         return ""
     lines = [line for line in result.stderr.splitlines() if "warnings generated" not in line]
-    return result.stdout + "\n".join(lines) or f"clang-tidy ended with {result.returncode} for {source}\n"
+    return result.stdout + "\n".join(lines) or f"{command[0]} ended with {result.returncode} for {source}\n"
 
 
 def check_all(todo, folder, seconds):
-    """Checks (source, key) pairs in parallel. Returns the number of failures and the sources that were not begun."""
+    """Checks (source, command, key) triples in parallel. Returns the number of failures and the sources that were not begun."""
     end = time.monotonic() + seconds
     failures, left = 0, []
 
@@ -121,7 +130,7 @@ def check_all(todo, folder, seconds):
         return None if time.monotonic() > end else check(*item, folder)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (source, _), said in zip(todo, pool.map(run, todo)):
+        for (source, _, _), said in zip(todo, pool.map(run, todo)):
             if said is None:
                 left.append(source)
             elif said:
@@ -136,20 +145,24 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"))
     arguments = parser.parse_args()
 
-    commands = write_commands()
-    tool = subprocess.run(["clang-tidy", "--version"], capture_output=True, text=True, check=True).stdout
+    compilation = write_compilation()
+    commands = {source: ["clang-tidy", "-p", "build/tidy", "--quiet", source] for source in compilation}
+    commands.update(kernel_commands())
+    versions = {tool: subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+                for tool in {command[0] for command in commands.values()}}
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     sources, without = choose_sources(arguments.files, commands)
-    keyed = [(source, key_of(source, commands[source], tool)) for source in sources]
-    todo = [(source, key) for source, key in keyed if not (folder / key).exists()]
-    print(f"clang-tidy: {len(todo)} of {len(sources)} sources to check, the others passed before"
+    keyed = [(source, commands[source], key_of(source, commands[source], compilation.get(source, ""),
+                                               versions[commands[source][0]])) for source in sources]
+    todo = [item for item in keyed if not (folder / item[-1]).exists()]
+    print(f"tidy: {len(todo)} of {len(sources)} sources to check, the others passed before"
           + (f"; {len(without)} files are not in this build" if without else ""), flush=True)
 
     failures, left = check_all(todo, folder, arguments.seconds)
     if left:
-        print(f"clang-tidy: {len(left)} of {len(sources)} sources not checked within {arguments.seconds:g} s: "
-              f"{' '.join(left)}\nclang-tidy: `scripts/lint.sh --all` checks the whole tree")
+        print(f"tidy: {len(left)} of {len(sources)} sources not checked within {arguments.seconds:g} s: "
+              f"{' '.join(left)}\ntidy: `scripts/lint.sh --all` checks the whole tree")
     sys.exit(1 if failures else 0)
 
 
