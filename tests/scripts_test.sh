@@ -127,10 +127,29 @@ test_lint() {
   cd "$here"
 }
 
+test_measure_house() {
+  command -v ctags >/dev/null || { echo "measure_house: not tested, ctags is missing"; return; }
+  local folder
+  folder=$(mktemp -d)
+  # shellcheck disable=SC2064
+  trap "rm -rf '$folder'" RETURN
+  { echo 'int many(int a, int b, int c, int d, int e, int f, int g, std::map<int, int> h, int i) {'
+    for _ in {1..90}; do echo '  use(static_cast<size_t>(a));'; done
+    echo '}'; } > "$folder/long.cc"
+  printf '// A word.\n__global__ void __launch_bounds__(128) kernel(int x) {\n}\n' > "$folder/kernel.cu"
+  printf 'int tested() {\n}\n' > "$folder/long_test.cc"
+  local output
+  output=$(tools/measure_house.py --long "$folder")
+  expect "figures" "$output" '*| 47 / 92 / 92 | 1 | 1 | * | 1.1 % | * |*'
+  expect "the long function" "$output" '*long.cc:1: many: 92 lines, 9 parameters*'
+  expect "no tests" "$output" '!(*tested*)'
+}
+
 shopt -s extglob
 test_progress
 test_sizes
 test_arguments
 test_lint
+test_measure_house
 [[ $failures -eq 0 ]] && echo "all scripts' tests passed"
 exit $((failures > 0))
