@@ -9,6 +9,7 @@
 #include "core/exit_code.h"
 #include "core/progress.h"
 #include "core/saturating.h"
+#include "core/signal_thread.h"
 #include "train/run/run_statement.h"
 #include "train/run/train_loop.h"
 #include "train/run/trainer.h"
@@ -65,6 +66,7 @@ RankStatement make_statement(const ConfigSchema& schema, const Settings& setting
 /// Trains alone, or as one of the ranks that are there.
 int start_training(const ConfigSchema& schema, const Settings& settings,
                    const TrainArguments& arguments) {
+  const SignalThread signals;
   const auto world = connect_world({.timeout_seconds = settings.run.comm_timeout});
   return run_rank(*world, [&] {
     if (world->size() > 1 &&

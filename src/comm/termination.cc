@@ -1,11 +1,14 @@
 #include "comm/termination.h"
 
+#include <atomic>
+
 namespace tessera {
 namespace {
 
-// A signal handler can reach nothing but static storage.
-volatile std::sig_atomic_t g_came = 0;
-volatile std::sig_atomic_t g_unanswered = 0;
+// A signal handler can reach nothing but static storage, and may run on another thread.
+std::atomic<int> g_came = 0;
+std::atomic<int> g_unanswered = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 void (*g_before)(int) = nullptr;
 
 // Called by the kernel, or by the handler of whoever came after us.

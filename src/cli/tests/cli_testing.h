@@ -46,6 +46,7 @@ class ChildProcess {
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   void send(int signal);
+  pid_t id() const { return process_; }
   /// Leaves its standard output without a reader, as `| head` does.
   void stop_reading() { streams_[0].close(); }
 

@@ -1,10 +1,13 @@
 #include "train/run/stop_signal.h"
 
+#include <atomic>
+
 namespace tessera {
 namespace {
 
-// A signal handler can reach nothing but static storage.
-volatile std::sig_atomic_t g_received = 0;
+// A signal handler can reach nothing but static storage, and may run on another thread.
+std::atomic<int> g_received = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
 void (*g_old_terminate)(int) = nullptr;
 
 void mark(int signal) {
