@@ -4,6 +4,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/many_threads.h"
 #include "ops/permute/row_maps.h"
 
 namespace tessera {
@@ -17,15 +18,20 @@ constexpr int64_t kFewRowsPerThread = 32;
 /// What it costs to add into one row of a weight's gradient, in products with one routed row.
 constexpr int64_t kAccumulatorCost = 16;
 
+/// Parts that the products are cut into for the threads of this call.
+int count_parts() {
+  return has_many_threads() ? 2 * omp_get_max_threads() : omp_get_max_threads();
+}
+
 /// One expert's share of the work: rows of `a` or of the weight, all at the same cost.
 struct Units {
   int64_t count = 0;
   int64_t unit_cost = 0;
 };
 
-/// The products are cut over threads by cost, in the order of experts and regardless of their
-/// bounds: one thread may take several small experts and a part of a large one. So it does not
-/// matter how the rows are spread over experts, and there are at most E + threads - 1 products.
+/// The products are cut into parts by cost, in the order of experts and regardless of their bounds:
+/// one part may have several small experts and a piece of a large one. So it does not matter how
+/// the rows are spread over experts, and there are at most E + parts - 1 products.
 class Cut {
  public:
   template <typename UnitsOf>  // Units of an expert
@@ -36,6 +42,8 @@ class Cut {
       total_ += units.count * units.unit_cost;
     }
   }
+
+  int num_parts() const { return num_parts_; }
 
   /// Calls run(expert, first, last) for every run of units that belongs to `part`.
   template <typename UnitsOf, typename Run>
@@ -142,11 +150,11 @@ class BlockStart {
 
 void multiply_by_rows(const Product& p) {
   const auto units_of = [&](int64_t e) { return Units{p.num_rows(e), p.sizes[e]}; };
-#pragma omp parallel
-  {
+  const Cut cut(p.sizes.num_experts(), count_parts(), units_of);
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int part = 0; part < cut.num_parts(); ++part) {
     BlockStart start(p.sizes);
-    const Cut cut(p.sizes.num_experts(), omp_get_num_threads(), units_of);
-    cut.for_each_in(omp_get_thread_num(), units_of, [&](int64_t e, int64_t first, int64_t last) {
+    cut.for_each_in(part, units_of, [&](int64_t e, int64_t first, int64_t last) {
       multiply(p, {e, start.of(e), first, last, 0, p.num_cols(e)});
     });
   }
@@ -224,11 +232,11 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
     return g.num_rows(e) == 0 && g.accumulate ? Units{}
                                               : Units{sizes[e], g.num_rows(e) + kAccumulatorCost};
   };
-#pragma omp parallel
-  {
+  const Cut cut(sizes.num_experts(), count_parts(), units_of);
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int part = 0; part < cut.num_parts(); ++part) {
     BlockStart start(sizes);
-    const Cut cut(sizes.num_experts(), omp_get_num_threads(), units_of);
-    cut.for_each_in(omp_get_thread_num(), units_of, [&](int64_t e, int64_t first, int64_t last) {
+    cut.for_each_in(part, units_of, [&](int64_t e, int64_t first, int64_t last) {
       g.add(e, start.of(e), first, last);
     });
   }

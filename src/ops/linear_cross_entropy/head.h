@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "ops/cpu_dispatch.h"
 #include "ops/linear_cross_entropy/head_workspace.h"
 #include "ops/operator.h"
@@ -77,7 +79,22 @@ class Head {
   void multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
                           const HeadWeightGradient& weight) const;
 
+  /// Parts of the vocabulary, where the work is cut into some: runs of whole blocks.
+  int64_t num_parts() const { return std::min(needs_.num_parts, sizes_.num_blocks()); }
+  HeadRange blocks_of_part(int64_t part) const;
+  /// As multiply_gradients, with the part's own sum in place of dx[rows].
+  void multiply_gradients_of_part(HeadRange rows, HeadRange cols, int64_t part,
+                                  const HeadWeightGradient& weight) const;
+  /// dx[row of the chunk] = Σ of the parts' sums, in their order.
+  void sum_parts(HeadRange rows, int64_t row, const Tensor& dx) const;
+
  private:
+  /// sum[rows of the chunk] = or += grad · weight[cols].
+  void multiply_to_dx(HeadRange rows, HeadRange cols, float* sum, bool accumulate) const;
+  void multiply_to_weight(HeadRange rows, HeadRange cols, const HeadWeightGradient& weight) const;
+  float* part_sum(int64_t part) const {
+    return floats(layout_.dx) + part * sizes_.chunk * sizes_.H;
+  }
   void check_labels(int64_t vocab_size) const;
   float* floats(int64_t offset) const { return reinterpret_cast<float*>(scratch_ + offset); }
   float* logits(HeadRange rows, HeadRange cols) const {
@@ -88,8 +105,14 @@ class Head {
     return floats(offset) + cols.first / sizes_.block * sizes_.chunk;
   }
   bool narrow() const { return x_.dtype == DType::kBF16; }
+  /// By parts, gradients take the place of the logits, each row that of its own.
+  bool grads_in_place() const { return !narrow() || needs_.num_parts > 0; }
   void* grad_logits(HeadRange rows, HeadRange cols) const {
-    return narrow() ? static_cast<void*>(scratch_ + layout_.grad_logits) : logits(rows, cols);
+    return grads_in_place() ? logits(rows, cols) : floats(layout_.grad_logits);
+  }
+  /// Elements between rows of grad_logits.
+  int64_t grad_stride(HeadRange cols) const {
+    return narrow() && grads_in_place() ? 2 * cols.count : cols.count;
   }
   /// The column of a row's label within the block; -1 where it lies elsewhere.
   int64_t label_column(int64_t token, HeadRange cols) const;

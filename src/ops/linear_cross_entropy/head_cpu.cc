@@ -106,7 +106,7 @@ Head::RowStatistics Head::join_blocks(int64_t row) const {
 template <typename A>
 void Head::store_row(HeadRange rows, HeadRange cols, int64_t row, const RowGradient& gradient,
                      bool from_exponentials) const {
-  A* grad = static_cast<A*>(grad_logits(rows, cols)) + row * cols.count;
+  A* grad = static_cast<A*>(grad_logits(rows, cols)) + row * grad_stride(cols);
   if (gradient.is_zero()) {
     std::fill_n(grad, cols.count, A(0.0F));
     return;
@@ -132,37 +132,74 @@ void Head::store_row(HeadRange rows, HeadRange cols, int64_t row, const RowGradi
 template void Head::store_row<float>(HeadRange, HeadRange, int64_t, const RowGradient&, bool) const;
 template void Head::store_row<Bf16>(HeadRange, HeadRange, int64_t, const RowGradient&, bool) const;
 
+void Head::multiply_to_dx(HeadRange rows, HeadRange cols, float* sum, bool accumulate) const {
+  gemm({.m = rows.count,
+        .n = sizes_.H,
+        .k = cols.count,
+        .a = grad_logits(rows, cols),
+        .lda = grad_stride(cols),
+        .b = row_of(weight_, cols.first),
+        .ldb = sizes_.H,
+        .c = sum,
+        .ldc = sizes_.H,
+        .input_type = x_.dtype,
+        .accumulate = accumulate});
+}
+
+void Head::multiply_to_weight(HeadRange rows, HeadRange cols,
+                              const HeadWeightGradient& weight) const {
+  if (!weight.sum) return;
+  gemm({.transpose_a = true,
+        .m = cols.count,
+        .n = sizes_.H,
+        .k = rows.count,
+        .a = grad_logits(rows, cols),
+        .lda = grad_stride(cols),
+        .b = row_of(x_, rows.first),
+        .ldb = sizes_.H,
+        .c = weight.sum.as<float>() + cols.first * sizes_.H,
+        .ldc = sizes_.H,
+        .input_type = x_.dtype,
+        .accumulate = !weight.is_unset || rows.first > 0});
+}
+
 void Head::multiply_gradients(HeadRange rows, HeadRange cols, const Tensor& dx,
                               const HeadWeightGradient& weight) const {
   const int64_t H = sizes_.H;
   float* sum = narrow() ? floats(layout_.dx) : dx.as<float>() + rows.first * H;
-  gemm({.m = rows.count,
-        .n = H,
-        .k = cols.count,
-        .a = grad_logits(rows, cols),
-        .lda = cols.count,
-        .b = row_of(weight_, cols.first),
-        .ldb = H,
-        .c = sum,
-        .ldc = H,
-        .input_type = x_.dtype,
-        .accumulate = cols.first > 0});
+  multiply_to_dx(rows, cols, sum, cols.first > 0);
   if (narrow() && cols.first + cols.count == sizes_.V) {
     simd::convert(dx.as<Bf16>() + rows.first * H, sum, rows.count * H);
   }
-  if (!weight.sum) return;
-  gemm({.transpose_a = true,
-        .m = cols.count,
-        .n = H,
-        .k = rows.count,
-        .a = grad_logits(rows, cols),
-        .lda = cols.count,
-        .b = row_of(x_, rows.first),
-        .ldb = H,
-        .c = weight.sum.as<float>() + cols.first * H,
-        .ldc = H,
-        .input_type = x_.dtype,
-        .accumulate = !weight.is_unset || rows.first > 0});
+  multiply_to_weight(rows, cols, weight);
+}
+
+HeadRange Head::blocks_of_part(int64_t part) const {
+  const int64_t first = sizes_.num_blocks() * part / num_parts();
+  return {first, sizes_.num_blocks() * (part + 1) / num_parts() - first};
+}
+
+void Head::multiply_gradients_of_part(HeadRange rows, HeadRange cols, int64_t part,
+                                      const HeadWeightGradient& weight) const {
+  const bool is_first = cols.first == blocks_of_part(part).first * sizes_.block;
+  multiply_to_dx(rows, cols, part_sum(part), !is_first);
+  multiply_to_weight(rows, cols, weight);
+}
+
+void Head::sum_parts(HeadRange rows, int64_t row, const Tensor& dx) const {
+  const int64_t H = sizes_.H;
+  float* sum = part_sum(0) + row * H;
+  for (int64_t part = 1; part < num_parts(); ++part) {
+    const float* from = part_sum(part) + row * H;
+    simd::for_each_vector(H, [=](int64_t i, auto lanes) {
+      simd::store(sum + i, simd::load(sum + i, lanes) + simd::load(from + i, lanes), lanes);
+    });
+  }
+  if (narrow()) {
+    simd::convert(dx.as<Bf16>() + (rows.first + row) * H, sum, H);
+  } else {
+    simd::convert(dx.as<float>() + (rows.first + row) * H, sum, H);
+  }
 }
 
 float scaled_sum(std::span<const float> terms, float scale) {

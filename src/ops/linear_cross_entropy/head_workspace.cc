@@ -18,14 +18,16 @@ HeadWorkspace::HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs) {
     return offset;
   };
   const bool narrow = needs.gradients && needs.type == DType::kBF16;
+  const bool by_parts = needs.num_parts > 0;
+  const int64_t num_sums = by_parts ? std::min(needs.num_parts, sizes.num_blocks()) : 1;
   const int64_t columns = needs.all_blocks ? sizes.V : sizes.block;
   logits = take(true, sizes.chunk * columns, DType::kF32);
   block_max = take(needs.statistics, sizes.chunk * sizes.num_blocks(), DType::kF32);
   block_sum = take(needs.statistics, sizes.chunk * sizes.num_blocks(), DType::kF32);
   label_logit = take(needs.statistics, sizes.chunk, DType::kF32);
   lse = take(needs.statistics, sizes.chunk, DType::kF32);
-  grad_logits = take(narrow, sizes.chunk * sizes.block, DType::kBF16);
-  dx = take(narrow, sizes.chunk * sizes.H, DType::kF32);
+  grad_logits = take(narrow && !by_parts, sizes.chunk * sizes.block, DType::kBF16);
+  dx = take(narrow || by_parts, num_sums * sizes.chunk * sizes.H, DType::kF32);
 }
 
 HeadNeeds forward_needs(DType type) {
@@ -36,8 +38,21 @@ HeadNeeds backward_needs(DType type) {
   return {.gradients = true, .type = type};
 }
 
-HeadNeeds fused_needs(DType type) {
-  return {.all_blocks = true, .statistics = true, .gradients = true, .type = type};
+HeadNeeds fused_needs(DType type, const CrossEntropySpec& spec) {
+  return {.all_blocks = true,
+          .statistics = true,
+          .gradients = true,
+          .num_parts = spec.parts ? spec.parts->num_parts : 0,
+          .type = type};
+}
+
+HeadSizes fused_sizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec) {
+  CrossEntropySpec own = spec;
+  if (spec.parts) {
+    own.chunk_tokens = spec.parts->chunk_tokens;
+    own.block_vocab = spec.parts->block_vocab;
+  }
+  return {x, weight, own};
 }
 
 }  // namespace tessera

@@ -23,6 +23,7 @@ struct HeadNeeds {
   bool all_blocks = false;  ///< the logits of every block of a chunk at once, not of one
   bool statistics = false;
   bool gradients = false;
+  int64_t num_parts = 0;  ///< sums for dx; 0: one, and one place for the gradients of logits
   DType type = DType::kF32;
 };
 
@@ -34,8 +35,8 @@ struct HeadWorkspace {
   int64_t block_sum = 0;    ///< F32 [num_blocks, chunk]
   int64_t label_logit = 0;  ///< F32 [chunk]
   int64_t lse = 0;          ///< F32 [chunk]
-  int64_t grad_logits = 0;  ///< BF16 [chunk, block], where A is BF16
-  int64_t dx = 0;           ///< F32 [chunk, H], where A is BF16
+  int64_t grad_logits = 0;  ///< BF16 [chunk, block], where A is BF16; by parts in logits' place
+  int64_t dx = 0;           ///< F32 [chunk, H], where A is BF16; by parts: [parts, chunk, H]
   int64_t num_bytes = 0;
 
   HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs);
@@ -44,6 +45,9 @@ struct HeadWorkspace {
 /// What each operator's kernel needs.
 HeadNeeds forward_needs(DType type);
 HeadNeeds backward_needs(DType type);
-HeadNeeds fused_needs(DType type);
+HeadNeeds fused_needs(DType type, const CrossEntropySpec& spec);
+
+/// The sizes of the fused operator, which are those of its parts where it has some.
+HeadSizes fused_sizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec);
 
 }  // namespace tessera

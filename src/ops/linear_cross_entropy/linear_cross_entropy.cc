@@ -2,6 +2,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/linear_cross_entropy/head_workspace.h"
+#include "ops/many_threads.h"
 
 namespace tessera {
 namespace {
@@ -27,11 +28,18 @@ int64_t CrossEntropySpec::default_block_vocab() {
   return cpu_has_matrix_tiles() ? 4096 : 512;
 }
 
+std::optional<CrossEntropyParts> CrossEntropySpec::default_parts() {
+  return has_many_threads() ? std::optional(CrossEntropyParts()) : std::nullopt;
+}
+
 CrossEntropyOperator::CrossEntropyOperator(const CrossEntropySpec& spec) : spec_(spec) {
   require(spec.chunk_tokens >= 1, "cross-entropy: chunk_tokens must be at least 1, got {}",
           spec.chunk_tokens);
   require(spec.block_vocab >= 1, "cross-entropy: block_vocab must be at least 1, got {}",
           spec.block_vocab);
+  const bool valid = !spec.parts || (spec.parts->chunk_tokens >= 1 &&
+                                     spec.parts->block_vocab >= 1 && spec.parts->num_parts >= 1);
+  require(valid, "cross-entropy: sizes of parts must be at least 1");
 }
 
 std::string CrossEntropyOperator::attributes() const {
@@ -126,7 +134,10 @@ void LinearCrossEntropyFused::differentiate(GradientBuilder& builder) const {
 }
 
 int64_t LinearCrossEntropyFused::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return workspace_bytes(inputs, spec(), fused_needs(inputs[0].dtype));
+  const Shape& x = inputs[0].shape;
+  const Shape& weight = inputs[1].shape;
+  return HeadWorkspace(fused_sizes(x, weight, spec()), fused_needs(inputs[0].dtype, spec()))
+      .num_bytes;
 }
 
 OperatorPtr make_linear_cross_entropy(const CrossEntropySpec& spec) {

@@ -1,8 +1,20 @@
 #pragma once
 
+#include <optional>
+
 #include "ops/operator.h"
 
 namespace tessera {
+
+/// How many threads share out the fused operator's work on the CPU: blocks of the vocabulary, each
+/// computed by one thread, in place of products that all threads compute together and wait for.
+struct CrossEntropyParts {
+  int64_t chunk_tokens = 1024;
+  int64_t block_vocab = 512;
+  int64_t num_parts = 32;  ///< of the vocabulary, each with a sum of its own for dx
+
+  bool operator==(const CrossEntropyParts&) const = default;
+};
 
 /// The head's product fused with softmax cross-entropy. Logits exist for one chunk of tokens at a
 /// time, in the kernel's workspace, in F32, cut into blocks of the vocabulary that stay in cache
@@ -10,9 +22,12 @@ namespace tessera {
 struct CrossEntropySpec {
   int64_t chunk_tokens = 512;
   int64_t block_vocab = default_block_vocab();
+  std::optional<CrossEntropyParts> parts = default_parts();  ///< of the fused operator
 
   /// 512, or 4096 on a CPU with tile registers, whose products of smaller blocks end too soon.
   static int64_t default_block_vocab();
+  /// None with fewer than 8 threads, which lose little time by waiting for each other.
+  static std::optional<CrossEntropyParts> default_parts();
 };
 
 /// The label of a token that has none: it adds nothing to the loss and gets no gradient.

@@ -14,6 +14,7 @@ Head make_head(const Operator& op, const KernelArgs& args, const HeadNeeds& need
 
 /// The token losses and lse of a chunk from its blocks' statistics.
 void finish_chunk(const Head& head, HeadRange rows, float* token_loss, float* lse) {
+#pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows.count; ++row) {
     const Head::RowStatistics statistics = head.join_blocks(row);
     lse[row] = static_cast<float>(statistics.lse());
@@ -61,25 +62,58 @@ void backward(const Operator& op, const KernelArgs& args) {
   }
 }
 
-void fused(const Operator& op, const KernelArgs& args) {
-  const Head head = make_head(op, args, fused_needs(args.in(0).dtype));
+HeadWeightGradient weight_gradient(const KernelArgs& args) {
+  return {args.out(3), args.set_accumulators};
+}
+
+/// The fused kernel's steps for one chunk, all threads at one block of the vocabulary.
+void run_chunk(const Head& head, const KernelArgs& args, HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
-  const float scale = *args.in(3).as<float>();
-  for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
-    const HeadRange rows = head.chunk_at(t);
-    for (int64_t v = 0; v < sizes.V; v += sizes.block) {
-      head.multiply_logits(rows, head.block_at(v));
-      head.exponentiate_block(rows, head.block_at(v));
-    }
-    finish_chunk(head, rows, args.out(1).as<float>() + t, head.chunk_lse());
-    const auto of_row = gradient_of(head, rows, scale, head.chunk_lse());
-    for (int64_t v = 0; v < sizes.V; v += sizes.block) {
-      head.grad_from_exponentials(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), args.out(2),
-                              {args.out(3), args.set_accumulators});
+  for (int64_t v = 0; v < sizes.V; v += sizes.block) {
+    head.multiply_logits(rows, head.block_at(v));
+    head.exponentiate_block(rows, head.block_at(v));
+  }
+  finish_chunk(head, rows, args.out(1).as<float>() + rows.first, head.chunk_lse());
+  const auto of_row = gradient_of(head, rows, *args.in(3).as<float>(), head.chunk_lse());
+  for (int64_t v = 0; v < sizes.V; v += sizes.block) {
+    head.grad_from_exponentials(rows, head.block_at(v), of_row);
+    head.multiply_gradients(rows, head.block_at(v), args.out(2), weight_gradient(args));
+  }
+}
+
+/// The same, each block by one thread. Which thread takes which does not change any sum.
+void run_chunk_by_parts(const Head& head, const KernelArgs& args, HeadRange rows) {
+  const HeadSizes& sizes = head.sizes();
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t block = 0; block < sizes.num_blocks(); ++block) {
+    const HeadRange cols = head.block_at(block * sizes.block);
+    head.multiply_logits(rows, cols);
+    head.exponentiate_block(rows, cols);
+  }
+  finish_chunk(head, rows, args.out(1).as<float>() + rows.first, head.chunk_lse());
+  const auto of_row = gradient_of(head, rows, *args.in(3).as<float>(), head.chunk_lse());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t part = 0; part < head.num_parts(); ++part) {
+    const HeadRange blocks = head.blocks_of_part(part);
+    for (int64_t i = 0; i < blocks.count; ++i) {
+      const HeadRange cols = head.block_at((blocks.first + i) * sizes.block);
+      head.grad_from_exponentials(rows, cols, of_row);
+      head.multiply_gradients_of_part(rows, cols, part, weight_gradient(args));
     }
   }
-  *args.out(0).as<float>() = scaled_sum(args.out(1).span<float>(), scale);
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows.count; ++row) head.sum_parts(rows, row, args.out(2));
+}
+
+void fused(const Operator& op, const KernelArgs& args) {
+  const CrossEntropySpec& spec = static_cast<const CrossEntropyOperator&>(op).spec();
+  const HeadSizes sizes = fused_sizes(args.in(0).shape, args.in(1).shape, spec);
+  const Head head(args, sizes, fused_needs(args.in(0).dtype, spec),
+                  {.first_row = 0, .vocab_size = sizes.V});
+  for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
+    (spec.parts ? run_chunk_by_parts : run_chunk)(head, args, head.chunk_at(t));
+  }
+  *args.out(0).as<float>() = scaled_sum(args.out(1).span<float>(), *args.in(3).as<float>());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <limits>
@@ -24,6 +25,15 @@ struct Case {
 };
 
 constexpr float kScale = 0.25F;
+
+/// As on a machine of few threads, wherever the test runs.
+CrossEntropySpec whole(int64_t chunk = 512, int64_t block = 512) {
+  return {.chunk_tokens = chunk, .block_vocab = block, .parts = std::nullopt};
+}
+
+CrossEntropySpec in_parts(int64_t chunk, int64_t block, int64_t parts) {
+  return {.parts = CrossEntropyParts{chunk, block, parts}};
+}
 
 std::vector<int32_t> random_labels(const Case& c, Random& random) {
   std::vector<int32_t> labels;
@@ -129,21 +139,34 @@ void expect_gradient_near(const Case& c, const Tensor& actual, const std::vector
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    all.push_back({0, 4, 7, {}, dtype});
-    all.push_back({1, 1, 1, {}, dtype});
-    all.push_back({5, 3, 2, {2, 1}, dtype});
-    all.push_back({7, 16, 33, {3, 10}, dtype});
-    all.push_back({40, 24, 100, {16, 32}, dtype});
-    all.push_back({33, 31, 257, {32, 64}, dtype});
-    all.push_back({65, 8, 3001, {}, dtype});
-    all.push_back({20, 32, 50, {8, 16}, dtype, 8.0});
+    all.push_back({0, 4, 7, whole(), dtype});
+    all.push_back({1, 1, 1, whole(), dtype});
+    all.push_back({5, 3, 2, whole(2, 1), dtype});
+    all.push_back({7, 16, 33, whole(3, 10), dtype});
+    all.push_back({40, 24, 100, whole(16, 32), dtype});
+    all.push_back({33, 31, 257, whole(32, 64), dtype});
+    all.push_back({65, 8, 3001, whole(), dtype});
+    all.push_back({20, 32, 50, whole(8, 16), dtype, 8.0});
+  }
+  return all;
+}
+
+/// The same sizes, cut into parts of the vocabulary: fewer and more than there are blocks.
+std::vector<Case> cases_in_parts() {
+  std::vector<Case> all = cases();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const CrossEntropySpec& spec = all[i].spec;
+    all[i].spec = in_parts(spec.chunk_tokens, spec.block_vocab, i % 2 == 0 ? 32 : 3);
   }
   return all;
 }
 
 std::string describe(const Case& c) {
   return fmt::format("T {} H {} V {} {} chunk {} block {} ", c.T, c.H, c.V, dtype_name(c.dtype),
-                     c.spec.chunk_tokens, c.spec.block_vocab);
+                     c.spec.chunk_tokens, c.spec.block_vocab) +
+         (c.spec.parts ? fmt::format("by {} parts of {} x {} ", c.spec.parts->num_parts,
+                                     c.spec.parts->chunk_tokens, c.spec.parts->block_vocab)
+                       : "");
 }
 
 TEST(LinearCrossEntropy, ForwardMatchesReference) {
@@ -201,6 +224,46 @@ TEST(LinearCrossEntropyFused, AgreesWithThePair) {
   }
 }
 
+TEST(LinearCrossEntropyFused, InPartsMatchesReference) {
+  for (const Case& c : cases_in_parts()) {
+    const std::vector<TestInput> inputs = make_inputs(c);
+    const Reference expected = make_reference(c, inputs);
+    const auto fused =
+        testing::run_operator(*make_linear_cross_entropy_fused(c.spec), kernels(), inputs);
+    expect_all_near(fused[0], {expected.loss}, 2e-6, describe(c) + "loss");
+    expect_all_near(fused[1], expected.token_loss, 3e-6, describe(c) + "token_loss");
+    expect_gradient_near(c, fused[2], expected.dx, describe(c) + "dx");
+    expect_gradient_near(c, fused[3], expected.dweight, describe(c) + "dweight");
+  }
+}
+
+TEST(LinearCrossEntropyFused, InPartsTheNumberOfThreadsChangesNothing) {
+  const int num_threads = omp_get_max_threads();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Case c = {70, 24, 500, in_parts(32, 64, 3), dtype};
+    const std::vector<TestInput> inputs = make_inputs(c);
+    const OperatorPtr op = make_linear_cross_entropy_fused(c.spec);
+    omp_set_num_threads(1);
+    const auto one = testing::run_operator(*op, kernels(), inputs);
+    omp_set_num_threads(5);
+    const auto five = testing::run_operator(*op, kernels(), inputs);
+    omp_set_num_threads(num_threads);
+    for (size_t i = 0; i < one.size(); ++i) {
+      testing::expect_bitwise_equal(five[i], one[i], describe(c) + fmt::format("output {}", i));
+    }
+  }
+}
+
+TEST(LinearCrossEntropyFused, PartsAreForManyThreads) {
+  const int num_threads = omp_get_max_threads();
+  omp_set_num_threads(7);
+  EXPECT_FALSE(CrossEntropySpec().parts);
+  omp_set_num_threads(8);
+  EXPECT_EQ(CrossEntropySpec().parts, CrossEntropyParts());
+  omp_set_num_threads(num_threads);
+  EXPECT_THROW(make_linear_cross_entropy_fused(in_parts(8, 8, 0)), UserError);
+}
+
 TEST(LinearCrossEntropyFused, MatchesReference) {
   for (const Case& c : cases()) {
     const std::vector<TestInput> inputs = make_inputs(c);
@@ -213,7 +276,7 @@ TEST(LinearCrossEntropyFused, MatchesReference) {
 }
 
 TEST(LinearCrossEntropyFused, TwoRunsAreBitwiseEqual) {
-  const Case c = {70, 24, 500, {32, 128}};
+  const Case c = {70, 24, 500, whole(32, 128)};
   const std::vector<TestInput> inputs = make_inputs(c);
   const OperatorPtr op = make_linear_cross_entropy_fused(c.spec);
   const auto first = testing::run_operator(*op, kernels(), inputs);
