@@ -73,6 +73,26 @@ void check_memory() {
           describe_memory_limit(), format_bytes(kLeastMemory));
 }
 
+/// OMP_NUM_THREADS, "8" or "8,2" for the levels of nested regions; OpenMP takes all processors
+/// where it cannot read it.
+void check_thread_variable() {
+  const char* value = std::getenv("OMP_NUM_THREADS");
+  const std::string_view text = value == nullptr ? "" : value;
+  constexpr std::string_view kBlanks = " \t";
+  for (size_t begin = 0; !text.empty() && begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::string_view number = text.substr(begin, end - begin);
+    number.remove_prefix(std::min(number.find_first_not_of(kBlanks), number.size()));
+    number = number.substr(0, number.find_last_not_of(kBlanks) + 1);
+    int64_t threads = 0;
+    const auto [rest, error] =
+        std::from_chars(number.data(), number.data() + number.size(), threads);
+    const bool valid = error == std::errc() && rest == number.data() + number.size() && threads > 0;
+    require(valid, "OMP_NUM_THREADS is \"{}\"; expected a number of threads from 1 on", text);
+    begin = end + 1;
+  }
+}
+
 void check_thread_count(int num_threads) {
   const int num_processors = std::max(omp_get_num_procs(), 1);
   const int most = std::max(kAlwaysAllowed, kThreadsPerProcessor * num_processors);
@@ -148,6 +168,7 @@ void check_threads_start(int num_threads) {
 
 void check_compute_limits() {
   check_memory();
+  check_thread_variable();
   const int num_threads = std::min(omp_get_max_threads(), omp_get_thread_limit());
   check_thread_count(num_threads);
   check_threads_start(num_threads);

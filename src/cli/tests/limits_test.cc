@@ -29,7 +29,11 @@ class CliLimits : public CliTest {
 TEST_F(CliLimits, AnAbsurdNumberOfThreadsIsRefused) {
   expect_error(run_with("OMP_NUM_THREADS", "100000"),
                {"OMP_NUM_THREADS", "100000 threads", "processors"});
-  EXPECT_EQ(run_with("OMP_NUM_THREADS", "64").code, 0);
+  for (const char* value : {"abc", "0", "-3", "2,x", "4 cores", "99999999999999999999"}) {
+    expect_error(run_with("OMP_NUM_THREADS", value), {"OMP_NUM_THREADS", value, "from 1 on"});
+  }
+  for (const char* value : {"64", "", " 2 ", "2, 1"})
+    EXPECT_EQ(run_with("OMP_NUM_THREADS", value).code, 0) << value;
 }
 
 TEST_F(CliLimits, ThreadsThatCannotBeStartedAreTold) {

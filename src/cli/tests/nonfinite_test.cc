@@ -64,6 +64,23 @@ TEST_F(CliNonFinite, WeightsAreRefusedByEveryCommandThatReadsThem) {
   expect_refused({"convert", path("hf"), path("back")}, {"NaN or infinite", path("hf")});
 }
 
+TEST_F(CliNonFinite, UpcyclingIsRefusedUnlessItIsAllowed) {
+  const Arguments dense = {"--moe.num_experts=0", "--moe.top_k=1"};
+  const auto train_dense = [&](Arguments more) {
+    more.insert(more.end(), dense.begin(), dense.end());
+    return train("dense", more);
+  };
+  succeed(train_dense({}));
+  succeed(train_dense({"--train.steps=20", "--optim.learning_rate=1e40", "--train.max_grad_norm=0",
+                       "--train.on_nonfinite=skip"}));
+  const Arguments upcycle = {"upcycle", path("dense"), path("moe"), "--experts", "4"};
+  expect_refused(upcycle, {"NaN or infinite", "--allow-nonfinite"});
+  Arguments allowed = upcycle;
+  allowed.push_back("--allow-nonfinite");
+  EXPECT_THAT(succeed(allowed).out, HasSubstr("NaN or infinite"));
+  expect_refused({"eval", path("moe")}, {"NaN or infinite"});
+}
+
 TEST_F(CliNonFinite, AGradientNormOfExactlyZeroIsTold) {
   // Windows that hold nothing but a prompt give no gradient.
   std::string lines;

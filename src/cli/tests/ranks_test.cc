@@ -57,6 +57,14 @@ TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   EXPECT_THAT(told, HasSubstr("\n  ep                         all_to_all"));
 }
 
+TEST_F(CliRanks, AFailureNamesItsRankOnce) {
+  write_all(path("occupied"), "a file");
+  const Finished failed = run_tessera(layout("occupied", {"--ranks", "2"}));
+  EXPECT_EQ(failed.code, 2);
+  EXPECT_THAT(failed.err, HasSubstr("tessera: rank 0: "));
+  EXPECT_THAT(failed.err, ::testing::Not(HasSubstr("rank 0: rank 0: ")));
+}
+
 TEST_F(CliRanks, ShardingInTwoLevelsGivesTheLossesOfOneRank) {
   run_ranks(layout("one", {}));
   run_ranks(layout("hybrid", {"--ranks", "4", "--train.micro_batch=2", "--optim.shard=full",

@@ -1,3 +1,4 @@
+#include <cctype>
 #include <filesystem>
 #include <iostream>
 #include <numeric>
@@ -36,9 +37,18 @@ void tell(const std::string& text) {
   std::cerr << "tessera: " + shorten_message(text) + "\n" << std::flush;
 }
 
+// "rank 3: ...", as of a failure that one rank told the others.
+bool names_rank(const std::string& text) {
+  constexpr std::string_view kRank = "rank ";
+  if (!text.starts_with(kRank)) return false;
+  size_t end = kRank.size();
+  while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) ++end;
+  return end > kRank.size() && text.compare(end, 2, ": ") == 0;
+}
+
 [[noreturn]] void end_all(World& world, const std::string& what, int code) {
   if (world.rank() == 0 || !others_tell(world))
-    tell("rank " + std::to_string(world.rank()) + ": " + what);
+    tell(names_rank(what) ? what : "rank " + std::to_string(world.rank()) + ": " + what);
   world.abort(code);
 }
 
