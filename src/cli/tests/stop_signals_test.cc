@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "cli/cli_testing.h"
+#include "cli/tests/cli_testing.h"
 
 namespace tessera {
 namespace {
