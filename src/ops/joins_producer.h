@@ -21,8 +21,8 @@ class JoinsProducer {
 
   /// The operator that does the work of both: it takes what the producer takes, then this one's
   /// inputs but the first, and gives what this one gives and then, with `keeps_product`, what the
-  /// producer gives. The same bits, but for sums over columns, whose order may differ. Null where
-  /// there is none.
+  /// producer gives. The same bits, except for sums over columns, whose order may differ. Null
+  /// where there is none.
   virtual OperatorPtr joined_with(const Neighbours& nodes, bool keeps_product) const = 0;
 };
 

@@ -12,8 +12,8 @@
 
 /// Attention of queries over keys in hand. A call takes one pass where all keys are in hand at once
 /// (plain attention), or several, each with other keys (a ring); what a pass sums up then waits in
-/// the caller's memory for the next. Any order of passes gives the same results but for rounding;
-/// the same order gives the same bits.
+/// the caller's memory for the next. Any order of passes gives the same results except for
+/// rounding; the same order gives the same bits.
 namespace tessera {
 
 class AttentionOperator;

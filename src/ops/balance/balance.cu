@@ -8,7 +8,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kOneBlock = 1024;
-/// Blocks that the sums are cut into at least, where tokens allow it: some for every multiprocessor
+/// Blocks that the sums are cut into at least, where tokens allow it: some for every SM
 /// of any Hopper GPU. The same on all, since it decides the order of sums.
 constexpr int64_t kWantedBlocks = 288;
 constexpr int64_t kLeastRun = 32;  // tokens

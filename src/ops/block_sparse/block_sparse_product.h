@@ -31,7 +31,7 @@ struct BlockSparseProductSpec {
   /// The dense operand that is a weight (0 left, 1 right), whose gradient is accumulated; -1:
   /// neither is.
   int weight = -1;
-  /// Not empty: a promise that the topology is "block_topology"'s of experts with so many columns
+  /// Not empty: a promise that the topology is "block_topology"'s of experts with this many columns
   /// each, with which a GPU multiplies whole experts instead of blocks. The result is the same but
   /// for rounding.
   std::vector<int64_t> expert_sizes = {};

@@ -255,7 +255,7 @@ TEST(BlockSparseProduct, EveryBlockSize) {
   }
 }
 
-// Wide enough that a BF16 sum goes through several scratch tiles, and with so many stripes that
+// Wide enough that a BF16 sum goes through several scratch tiles, and with that many stripes that
 // they run side by side.
 TEST(BlockSparseProduct, ManyStripesAndScratchTiles) {
   Random random(23, 0);

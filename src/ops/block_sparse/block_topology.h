@@ -17,7 +17,7 @@ struct BlockTopologySpec {
   int64_t max_rows = 0;
 };
 
-/// The block-diagonal topology of a layer's experts, made anew from each routing (MegaBlocks,
+/// The block-diagonal topology of a layer's experts, built from each routing (MegaBlocks,
 /// section 5.1).
 ///
 /// Input: offsets I64 [E + 1], where each expert's rows start, multiples of the block size.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWarps = 8;  // of a block, at most
 constexpr int kThreads = 32 * kWarps;
-constexpr int kBlocks = 5;  // of a multiprocessor
+constexpr int kBlocks = 5;  // of an SM
 
 struct Params {
   RowCount rows;

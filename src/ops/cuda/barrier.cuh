@@ -20,7 +20,7 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
-  /// Arrives, and makes the phase wait for `num_bytes` that the copy engine will bring.
+  /// Arrives, and makes the phase wait for `num_bytes` that TMA will bring.
   __device__ __forceinline__ void arrive_and_expect(uint32_t num_bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
@@ -100,7 +100,7 @@ __device__ __forceinline__ void send(void* to, int4 value, Barrier* full, uint32
       : "memory");
 }
 
-/// Makes initialised barriers visible to the copy engine and to the cluster.
+/// Makes initialised barriers visible to TMA and to the cluster.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

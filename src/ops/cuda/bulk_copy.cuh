@@ -6,7 +6,7 @@
 
 namespace tessera::cuda {
 
-/// The copy engine (TMA). Coordinates count elements, the contiguous dim first.
+/// TMA, which copies boxes of tensors. Coordinates count elements, the contiguous dim first.
 struct Box {
   int column;
   int row;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void arrive_when_copied(Barrier* landed) {
                : "memory");
 }
 
-/// Orders ordinary writes of shared memory before the copy engine's and tensor cores' reads.
+/// Orders ordinary writes of shared memory before TMA's and the tensor cores' reads.
 __device__ __forceinline__ void fence_shared_for_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -72,7 +72,7 @@ void launch_sum_columns(const Terms& terms, const RowCount& rows, int64_t cols, 
   while (lanes < row_vectors && lanes < kMaxColumnLanes) lanes *= 2;
   const int64_t slabs = divide_up(row_vectors, lanes);
   const int64_t wanted = divide_up(rows.bound, kColumnRows * (kColumnThreads / lanes));
-  constexpr int kBlocks = kWidth == 1 ? 4 : 2;  // of a multiprocessor; measured
+  constexpr int kBlocks = kWidth == 1 ? 4 : 2;  // of an SM; measured
   const int64_t resident = std::max<int64_t>(kBlocks * num_sms / slabs, 1);
   const int64_t blocks = std::min({wanted, resident, max_column_blocks(cols)});
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slabs));

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 /// Sums over rows for the gradients of norm weights and biases, in two stages: each block of a
 /// kernel sums the rows that are its by their number alone, in order, and writes its `cols` partial
 /// sums into scratch memory; then those are added in the blocks' order. So the bits depend on the
-/// GPU's number of multiprocessors, but not on chance.
+/// GPU's number of SMs, but not on chance.
 constexpr int kMaxColumnPartials = 1024;
 
 /// Scratch memory for the partial sums.

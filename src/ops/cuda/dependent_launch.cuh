@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 /// In the earlier kernel: the next one, if it was launched by launch_early, may take the
-/// multiprocessors that become free once all blocks have called this or ended.
+/// SMs that become free once all blocks have called this or ended.
 __device__ __forceinline__ void let_next_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -6,7 +6,7 @@
 
 /// Products of BF16 with sums in F32 on the tensor cores, by tiles, from the warps' registers
 /// (mma.sync): for products of many small or oddly placed parts, where exact_product.cuh is too
-/// slow and the copy engine's maps do not reach.
+/// slow and TMA's maps do not reach.
 namespace tessera::cuda {
 
 constexpr int kFragmentTileRows = 64;

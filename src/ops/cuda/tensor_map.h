@@ -13,7 +13,7 @@ struct DeviceMatrix {
   int64_t num_columns = 0;
 };
 
-/// Describes a BF16 matrix to the copy engine, which moves boxes of `box_rows` by `box_columns` (64
+/// Describes a BF16 matrix to TMA, which moves boxes of `box_rows` by `box_columns` (64
 /// or 32) of it to and from shared memory, swizzled over their 128 or 64 bytes. What a box covers
 /// beyond the matrix reads as zero and is not written. Throws UserError where a row is no multiple
 /// of 16 bytes, and InternalError where the driver refuses.
@@ -28,7 +28,7 @@ struct DevicePairs {
   int64_t num_columns = 0;
 };
 
-/// Describes pairs to the copy engine, which moves boxes of `box_rows` by 64 values of one matrix,
+/// Describes pairs to TMA, which moves boxes of `box_rows` by 64 values of one matrix,
 /// swizzled over 128 bytes: 8 first rows of pairs, their 8 second rows, the next 8 first ones and
 /// so on. What a box covers beyond the matrix reads as zero. Throws UserError where num_pairs or
 /// num_columns is no multiple of 8.
@@ -59,7 +59,7 @@ struct DeviceHeads {
   int64_t head_size = 0;
 };
 
-/// Describes heads to the copy engine, which moves boxes of `box_rows` by 64 values of one head,
+/// Describes heads to TMA, which moves boxes of `box_rows` by 64 values of one head,
 /// swizzled over 128 bytes: what a box covers beyond a head's values or beyond the rows reads as
 /// zero. Throws UserError where head_size is no multiple of 8.
 CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows);

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kMapThreads, Map::kBlocks)
 
 /// For all rows and all vectors of each: map.store(row, vector, map.load(row, vector)). A Map has
 /// its pointers and sizes, says with kUnroll how many loads are made at once and with kBlocks how
-/// many blocks of a multiprocessor its registers must leave room for, and with Loaded what loads
+/// many blocks of an SM its registers must leave room for, and with Loaded what loads
 /// give. Rows must have fewer than 2^30 vectors.
 template <typename Map>
 void launch_map(const Map& map, const RowCount& rows, int64_t row_vectors, cudaStream_t stream) {

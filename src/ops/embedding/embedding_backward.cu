@@ -18,7 +18,7 @@ constexpr int kTile = kListThreads * kIdsOfThread;  // tokens looked at together
 constexpr int kMaxSlots = 4096;                     // rows of a block
 constexpr int kMinLists = 128;                      // blocks
 constexpr int kSegmentThreads = 256;
-constexpr int kSegmentBlocks = 4;  // of a multiprocessor
+constexpr int kSegmentBlocks = 4;  // of an SM
 constexpr int kBatch = 4;          // rows that a thread loads at once
 
 struct Segment {

@@ -1,6 +1,6 @@
 // pre = a · W_eᵀ and act = silu(gate) · up · prob of each expert's tokens. The weight's tiles have
-// 8 gate rows and the 8 up rows that belong to them by turns, so that a thread's accumulators hold
-// both factors of each feature.
+// 8 gate rows and the 8 up rows that belong to them in alternation, so that a thread's accumulators
+// hold both factors of each feature.
 #include "ops/cuda/activation_math.cuh"
 #include "ops/cuda/pairs_box.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
@@ -65,7 +65,7 @@ struct WriteActivated {
     sync_threads(1 + group, kWarpgroup);
   }
 
-  /// The first thread sees to it that the copy engine has read the other tiles before they are
+  /// The first thread sees to it that TMA has read the other tiles before they are
   /// filled by the next step.
   static __device__ __forceinline__ void store_step(Store& memory, const Params& params, Kept& kept,
                                                     const Place& place, int step, int group) {

@@ -1,7 +1,7 @@
 // The gradient of FC2's input, grad · W_eᵀ, and what it gives behind the activation: the gradients
 // of gate, up and probability, and the activation itself again. Beside each of the first
 // stages of the next tile's products the gradients of 32 tokens take the place of their gates and
-// ups, which the copy engine has fetched, and leave, and it fetches the next.
+// ups, which TMA has fetched, and leave, and it fetches the next.
 #include "ops/cuda/activation_math.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/expert_activation/activated_store.cuh"
@@ -91,7 +91,7 @@ struct WriteGradients {
   static __device__ __forceinline__ void begin_store(Store& memory, const Params& params,
                                                      Kept& kept, const Place& place, int group) {
     kept.prob = load_prob(params.probs, place, 0);
-    sync_threads(1 + group, kWarpgroup);  // all have stored what the copy engine does not
+    sync_threads(1 + group, kWarpgroup);  // all have stored what TMA does not
     if (is_leader() && place.num_rows > 0) {
       wait_stores_read<0>();
       fetch(memory.tiles[group][0], params, place, 0, &memory.fetched[group]);

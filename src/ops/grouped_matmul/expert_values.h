@@ -14,7 +14,7 @@ constexpr int kMaxExpertWidths = 16;  ///< different g_e of one layer
 constexpr int kExpertBlockMultiple =
     64;  ///< block sizes are multiples of it: boxes end with experts
 
-/// The matrix, and for each g_e how TMA finds rows of so many values in it (make_blocks_map). A
+/// The matrix, and for each g_e how TMA finds rows of this many values in it (make_blocks_map). A
 /// "column" is the first of an expert's, counted over all experts.
 struct ExpertValues {
   const int32_t* col_offsets;

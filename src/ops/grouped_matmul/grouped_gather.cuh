@@ -7,11 +7,11 @@
 
 /// Rows of tokens that a product reads where they lie, gathered on the way to shared memory.
 ///
-/// The copy engine cannot gather, and what threads copy reaches their own block only: forwarding it
+/// TMA cannot gather, and what threads copy reaches their own block only: forwarding it
 /// to the cluster's other block takes longer than the products. So where a product gathers, the
 /// blocks of a cluster share the other operand, and each gathers tokens that it alone multiplies:
-/// two warps copy them to where the copy engine would have put them, without waiting, and the
-/// stage's `full` counts their copies besides the copy engine's bytes.
+/// two warps copy them to where TMA would have put them, without waiting, and the
+/// stage's `full` counts their copies besides TMA's bytes.
 namespace tessera::cuda {
 
 constexpr int kFirstGatherWarp = 2;  // of the warpgroup that feeds the products

@@ -1,4 +1,4 @@
-// Grouped products of any type and shape, where the tensor cores' kernels or the copy engine do not
+// Grouped products of any type and shape, where the tensor cores' kernels or TMA do not
 // fit: tiles in shared memory, sums in F32, in the order of the reduction.
 #include <cuda_bf16.h>
 

@@ -6,7 +6,7 @@
 #include "ops/grouped_matmul/grouped_kernels.h"
 
 /// How results of grouped products leave shared memory, where tiles of tokens by kColumns BF16
-/// features lie as the copy engine swizzles rows of so many bytes.
+/// features lie as TMA swizzles rows of this many bytes.
 namespace tessera::cuda {
 namespace grouped {
 
@@ -25,7 +25,7 @@ struct TilePlace {
   int num_columns;
 };
 
-/// Stores the rows and columns that the copy engine would not stop at.
+/// Stores the rows and columns that TMA would not stop at.
 template <int kColumns>
 __device__ __forceinline__ void store_part(__nv_bfloat16* to, int64_t stride,
                                            const __nv_bfloat16* tile, int num_rows,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_part(__nv_bfloat16* to, int64_t stride,
   }
 }
 
-/// Stores a tile of up to kRows tokens, for which `map` has boxes of so many by kColumns; by a
+/// Stores a tile of up to kRows tokens, for which `map` has boxes of this many by kColumns; by a
 /// warpgroup. Its first thread commits and waits for what it gives to the copy
 /// engine.
 template <int kColumns, int kRows = kGroupedStoreRows>

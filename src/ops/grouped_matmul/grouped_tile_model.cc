@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kFeatures = 256;  // of a cluster
 constexpr int64_t kReduction = 64;  // of a stage
 
-// Of one multiprocessor, fitted to measured products (docs/log.md).
+// Of one SM, fitted to measured products (docs/log.md).
 constexpr double kCyclesPerColumn = 4;  // 128 features by 64 values: 2048 products a cycle
 constexpr double kBytesPerCycle = 34;   // from the L2 cache
 constexpr double kTileCycles = 6000;    // until the first stage is there, and to write the results

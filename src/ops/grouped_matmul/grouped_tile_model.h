@@ -67,7 +67,7 @@ struct TilePrediction {
 };
 
 /// The GPU that the model was fitted on, one H200.
-constexpr int kModelClusters = 66;  ///< of two multiprocessors
+constexpr int kModelClusters = 66;  ///< of two SMs
 constexpr double kModelClockHz = 1.755e9;
 /// Heights of tiles to compare; the kernels take the first.
 inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128, 96, 64};

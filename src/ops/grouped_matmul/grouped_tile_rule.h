@@ -15,7 +15,7 @@ struct GroupedShape {
   int64_t largest = 0;  ///< the most rows of it that one expert has
 };
 
-/// The copy engine wants rows of matrices that are multiples of 16 bytes.
+/// TMA wants rows of matrices that are multiples of 16 bytes.
 constexpr bool runs_in_tiles(const GroupedShape& shape) {
   constexpr int64_t kChunk = 8;
   return shape.dtype == DType::kBF16 && shape.num_experts <= kGroupedMaxExperts && shape.wide > 0 &&

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = kNormRopeWidth;
-constexpr int kBlocks = 4;        // of a multiprocessor
+constexpr int kBlocks = 4;        // of an SM
 constexpr int kForwardHeads = 4;  // of an item, all under way at once
 constexpr int kStages = 3;        // heads that a group's ring has room for
 constexpr int kTableItems = 4;    // of a token, from which on a table of its angles pays
@@ -275,6 +275,24 @@ class Ring {
   int oldest_ = 0;
 };
 
+/// Normalises a lane's part of x, adds its part of the weight's gradient, multiplies the weight
+/// into g, and returns the sum of g · x.
+__device__ __forceinline__ float weigh(Values& x, Values& g, float rstd, const Values& weight,
+                                       Values& weight_grads) {
+  float dot = 0;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    x.first[i] *= rstd;
+    x.second[i] *= rstd;
+    weight_grads.first[i] += g.first[i] * x.first[i];
+    weight_grads.second[i] += g.second[i] * x.second[i];
+    g.first[i] *= weight.first[i];
+    g.second[i] *= weight.second[i];
+    dot += g.first[i] * x.first[i] + g.second[i] * x.second[i];
+  }
+  return dot;
+}
+
 /// With g = the gradient turned back: as the norm's backward. Blocks take items in turn; a head is
 /// fetched kStages - 1 heads ahead, the next item's first ones too.
 template <typename T, int kLanes, bool kTable>
@@ -336,16 +354,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       float dot = 0;
       if (there) {
         g.turn(turns);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          x.first[i] *= rstd;
-          x.second[i] *= rstd;
-          weight_grads.first[i] += g.first[i] * x.first[i];
-          weight_grads.second[i] += g.second[i] * x.second[i];
-          g.first[i] *= weight.first[i];
-          g.second[i] *= weight.second[i];
-          dot += g.first[i] * x.first[i] + g.second[i] * x.second[i];
-        }
+        dot = weigh(x, g, rstd, weight, weight_grads);
       }
       const float mean = sum_lanes<kLanes>(dot) * kScale;
       if (!there) continue;

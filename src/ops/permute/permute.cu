@@ -1,5 +1,5 @@
 // Rows between tokens and experts. Work goes token by token in both directions, so that a token's
-// own row moves once between memory and the multiprocessors, however many experts take it: an
+// own row moves once between memory and the SMs, however many experts take it: an
 // expert's rows are far apart in time there, but each is long enough to move at full speed.
 #include <cuda_bf16.h>
 

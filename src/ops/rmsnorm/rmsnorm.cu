@@ -91,7 +91,7 @@ struct ForwardParams {
   float eps;
 };
 
-/// Blocks of a multiprocessor for whose registers there must be room.
+/// Blocks of an SM for whose registers there must be room.
 constexpr int forward_blocks(int lanes, int threads) {
   return threads > kHeadThreads ? 1 : lanes == kBlock ? 6 : 4;
 }
@@ -182,7 +182,7 @@ struct BackwardParams {
 
 /// How the backward kernel for groups of kLanes lanes and blocks of up to kThreads threads is cut:
 /// the rows that a group takes at a time, the stages of its ring of such rows, of which all but one
-/// are under way, and the blocks of a multiprocessor, for which there must be registers.
+/// are under way, and the blocks of an SM, for which there must be registers.
 template <int kLanes, int kThreads>
 struct BackwardCut {
   static constexpr bool kWide = kThreads > kHeadThreads;

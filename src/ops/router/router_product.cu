@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = kExactThreads;
 constexpr int kTileRows = kExactRows;
 /// Blocks that a product is cut into at least, where its size allows it: some for every
-/// multiprocessor of any Hopper GPU. The same on all, since it decides the order of sums.
+/// SM of any Hopper GPU. The same on all, since it decides the order of sums.
 constexpr int64_t kWantedBlocks = 288;
 constexpr int64_t kLeastSplit = 512;  // tokens
 constexpr int64_t kSplitStep = 128;   // tokens, a multiple of what any tile takes at once

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const Segm
 }
 
 /// This part's sums over blocks: a warp's lanes are 32 experts, and warps with the same experts, of
-/// all parts, take blocks by turns.
+/// all parts, take every n-th block.
 __device__ __forceinline__ void add_blocks(const RouterTotals& p) {
   __shared__ double shares[kTotalWarps][kLanes];
   __shared__ int32_t counts[kTotalWarps][kLanes];

@@ -17,9 +17,9 @@ using Value = __nv_bfloat16;
 constexpr int kTokens = kRouterTileTokens;  // of a block: 64 of each warpgroup
 constexpr int kReduction = 64;
 /// Stages whose products the tensor cores add up, which they do less exactly than F32 sums are
-/// made: where there are more, the sums of so many are added in F32.
+/// made: where there are more, the sums of this many are added in F32.
 constexpr int kExactStages = 16;
-/// Up to so many the error stays within twice that of a plain sum in F32.
+/// Up to this many the error stays within twice that of a plain sum in F32.
 constexpr int kMostStagesAtOnce = 24;
 using Roles = WarpRoles<40, 232>;
 constexpr int kThreads = Roles::kThreads;
