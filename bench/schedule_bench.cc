@@ -104,9 +104,11 @@ void run(const NamedLayout& named) {
   const StageGroups groups =
       join_stage_groups(*world, Layout(named.parallel.layout, num_ranks), named.parallel);
   const BatchShape shape{.num_tokens = 8192, .sequence_length = 4096, .dtype = DType::kBF16};
-  LayerProgram layer = build_layer(bench_model(), {.moe = true}, shape, groups);
+  ModelProgram layer = build_layer(bench_model(), {.moe = true}, shape, groups);
   const Backward backward = differentiate(
-      layer.forward, {{layer.hidden_out, layer.z_loss, layer.balance_loss}, {layer.hidden}});
+      layer.forward,
+      {{layer.at(Port::kHiddenOut), layer.at(Port::kZLoss), layer.at(Port::kBalanceLoss)},
+       {layer.at(Port::kHidden)}});
   std::vector<ValueId> saved;
   for (const Link& link : backward.saved) saved.push_back(link.forward);
   report(named.name, "forward", layer.forward, saved);

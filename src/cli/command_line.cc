@@ -305,9 +305,14 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
   command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
   command->add_flag("--step", inspect.step, "A training step as a plan: tasks, lanes and memory");
   command->add_flag("--all", inspect.all, "Print all tasks of the step");
-  add_number(*command, "--ranks", &inspect.ranks,
-             "Ranks of the layout, also for --program and --memory; 0: as few as it needs",
-             between(0, kManyThings));
+  command->add_flag("--passes", inspect.passes,
+                    "What each of the compiler's passes made of the programs");
+  command->add_option("--goal", inspect.goal, "With --passes: what for; default: train")
+      ->check(CLI::IsMember({"train", "infer"}));
+  add_number(
+      *command, "--ranks", &inspect.ranks,
+      "Ranks of the layout, also for --program, --passes and --memory; 0: as few as it needs",
+      between(0, kManyThings));
   command->add_flag("--presets", inspect.presets, "The model presets");
   command->add_option("--checkpoint", inspect.checkpoint, "Tensors and state of a checkpoint");
   command->add_option("--report", inspect.report, "Rebuild report.html of a run folder");

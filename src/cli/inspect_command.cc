@@ -7,9 +7,11 @@
 #include "core/memory.h"
 #include "core/progress.h"
 #include "model/build/moe_blocks.h"
+#include "model/run/forward_model.h"
 #include "program/print.h"
 #include "train/metrics/report.h"
 #include "train/run/trainer.h"
+#include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
 #include "train/state/planned_rank.h"
@@ -135,6 +137,64 @@ void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
   }
 }
 
+/// Of the training programs of all stages, each once.
+std::vector<CompileReport> report_training(const Settings& settings, int64_t num_ranks) {
+  std::vector<CompileReport> reports;
+  std::set<std::string> shown;
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
+    for (CompileReport& report : plan_rank(settings, rank, num_ranks).model.compile_reports()) {
+      if (shown.insert(report.program).second) reports.push_back(std::move(report));
+    }
+  }
+  return reports;
+}
+
+/// Of the programs that score a micro-batch of text, and of those that generate a token.
+std::vector<CompileReport> report_inference(const Settings& settings) {
+  const Backend backend = plan_backend(settings, 1);
+  const BatchShape scored = batch_shape(settings);
+  auto reports = report_forward(settings.model, scored, ForwardGoal::kLoss, backend, std::nullopt);
+  const int64_t context = settings.data.sequence_length;
+  const BatchShape one{.num_tokens = 1, .sequence_length = context, .dtype = scored.dtype};
+  for (CompileReport& report :
+       report_forward(settings.model, one, ForwardGoal::kLogits, backend, CacheShape{context})) {
+    report.program += ", one token";
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+Json to_json(const ProgramFigures& figures) {
+  if (figures == ProgramFigures()) return nullptr;
+  return {{"nodes", figures.num_nodes},
+          {"saved_bytes", figures.saved_bytes},
+          {"transient_bytes", figures.transient_bytes}};
+}
+
+Json to_json(const CompileReport& report) {
+  Json passes = Json::array();
+  for (const PassEffect& effect : report.effects) {
+    passes.push_back({{"pass", effect.pass},
+                      {"what", effect.what},
+                      {"forward", to_json(effect.forward)},
+                      {"backward", to_json(effect.backward)},
+                      {"weights", to_json(effect.weights)}});
+  }
+  return {{"program", report.program}, {"goal", goal_name(report.goal)}, {"passes", passes}};
+}
+
+void show_passes(const Settings& settings, const InspectArguments& arguments, int64_t num_ranks) {
+  const auto reports =
+      arguments.goal == "infer" ? report_inference(settings) : report_training(settings, num_ranks);
+  if (arguments.json) {
+    Json list = Json::array();
+    for (const CompileReport& report : reports) list.push_back(to_json(report));
+    std::cout << list.dump(2) << "\n";
+    return;
+  }
+  for (const CompileReport& report : reports) std::cout << print_passes(report) << "\n";
+}
+
 /// The run as rank 0 sees it. Throws what training would refuse in any stage.
 RunLayout plan_run(const Settings& settings, int64_t ranks) {
   std::vector<RunLayout> stages;
@@ -202,16 +262,18 @@ void show_checkpoint(const std::string& path, bool json) {
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
                         arguments.layout || arguments.schedule || arguments.step ||
-                        !arguments.checkpoint.empty() || !arguments.report.empty();
+                        arguments.passes || !arguments.checkpoint.empty() ||
+                        !arguments.report.empty();
   require(anything,
-          "nothing to inspect: give --presets, --program, --memory, --layout, --schedule, "
-          "--step, --checkpoint PATH or --report RUN");
+          "nothing to inspect: give --presets, --program, --passes, --memory, --layout, "
+          "--schedule, --step, --checkpoint PATH or --report RUN");
+  require(arguments.goal.empty() || arguments.passes, "--goal says of which --passes");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
-  if (text_only || arguments.memory || arguments.step) {
+  if (text_only || arguments.memory || arguments.step || arguments.passes) {
     const Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
@@ -220,6 +282,7 @@ int run_inspect(const InspectArguments& arguments) {
     if (arguments.schedule) show_schedule(settings, ranks);
     if (arguments.step) show_step(settings, ranks, arguments);
     if (arguments.program) show_programs(settings, ranks);
+    if (arguments.passes) show_passes(settings, arguments, ranks);
     if (arguments.memory) show_memory(settings, ranks, arguments.json);
   }
   return 0;

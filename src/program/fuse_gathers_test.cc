@@ -10,6 +10,7 @@
 #include "ops/testing/program_run.h"
 #include "ops/testing/shadow_backend.h"
 #include "program/memory_plan.h"
+#include "program/recompute.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "program/expert_parts_testing.h"
+#include "program/testing/expert_parts_testing.h"
 
 namespace tessera {
 namespace {

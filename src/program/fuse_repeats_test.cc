@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "program/expert_parts_testing.h"
 #include "program/fuse_producers.h"
+#include "program/testing/expert_parts_testing.h"
 
 namespace tessera {
 namespace {

@@ -8,9 +8,9 @@
 #include "ops/linear/linear.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
-#include "program/exchange_testing.h"
 #include "program/memory_plan.h"
-#include "program/program_testing.h"
+#include "program/testing/exchange_testing.h"
+#include "program/testing/program_testing.h"
 
 namespace tessera {
 namespace {

@@ -58,7 +58,49 @@ std::string print_node(const Program& program, const Node& node, const MemoryPla
                      list_values(program, node.inputs), note);
 }
 
+/// The programs of which a report has figures.
+struct FigureColumn {
+  std::string_view title;
+  ProgramFigures PassEffect::*figures;
+};
+
+std::vector<FigureColumn> figure_columns(const CompileReport& report) {
+  std::vector<FigureColumn> columns;
+  for (const FigureColumn& column : {FigureColumn{"forward", &PassEffect::forward},
+                                     FigureColumn{"backward", &PassEffect::backward},
+                                     FigureColumn{"weights", &PassEffect::weights}}) {
+    const auto is_there = [&](const PassEffect& effect) {
+      return effect.*column.figures != ProgramFigures();
+    };
+    if (std::ranges::any_of(report.effects, is_there)) columns.push_back(column);
+  }
+  return columns;
+}
+
+std::string print_figures(const ProgramFigures& figures) {
+  if (figures == ProgramFigures()) return fmt::format(" {:>7} {:>11} {:>11}", "-", "-", "-");
+  return fmt::format(" {:>7} {:>11} {:>11}", figures.num_nodes, format_bytes(figures.saved_bytes),
+                     format_bytes(figures.transient_bytes));
+}
+
 }  // namespace
+
+std::string print_passes(const CompileReport& report) {
+  const auto columns = figure_columns(report);
+  std::string text =
+      fmt::format("{:<30}", fmt::format("{} ({})", report.program, goal_name(report.goal)));
+  for (const FigureColumn& column : columns) text += fmt::format(" {:>31}", column.title);
+  text += fmt::format("\n{:<30}", "");
+  for (size_t i = 0; i < columns.size(); ++i)
+    text += fmt::format(" {:>7} {:>11} {:>11}", "nodes", "saved", "transient");
+  text += "\n";
+  for (const PassEffect& effect : report.effects) {
+    text += fmt::format("  {:<28}", effect.pass);
+    for (const FigureColumn& column : columns) text += print_figures(effect.*column.figures);
+    text += effect.what.empty() ? "\n" : fmt::format("  {}\n", effect.what);
+  }
+  return text;
+}
 
 std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan) {
   std::vector<int64_t> live(program.nodes().size());

@@ -10,6 +10,7 @@
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
 #include "program/print.h"
+#include "program/recompute.h"
 
 namespace tessera {
 namespace {

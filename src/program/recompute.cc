@@ -1,8 +1,10 @@
+#include "program/recompute.h"
+
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "program/differentiate.h"
+#include "core/names.h"
 #include "program/import.h"
 
 namespace tessera {
@@ -122,11 +124,49 @@ class Recomputer {
   std::map<ValueId, ValueId> translated_;
 };
 
+bool may_run_twice(const Program& program, ValueId id) {
+  for (const Node& node : program.nodes()) {
+    if (std::ranges::find(node.outputs, id) != node.outputs.end()) return node.op->recomputable();
+  }
+  return false;
+}
+
 }  // namespace
 
 Backward recompute(const Program& forward, const Backward& backward,
                    const std::vector<ValueId>& dropped) {
   return Recomputer(forward, backward, dropped).run();
+}
+
+bool is_dropped(const Program& forward, ValueId id, const RecomputePolicy& policy) {
+  const bool listed = std::ranges::find(policy, forward.value(id).name) != policy.end();
+  const bool all = std::ranges::find(policy, "all") != policy.end();
+  return listed || (all && may_run_twice(forward, id));
+}
+
+std::vector<ValueId> choose_dropped(const Program& forward, const Backward& backward,
+                                    const RecomputePolicy& policy) {
+  std::vector<ValueId> dropped;
+  for (const Link& link : backward.saved) {
+    if (is_dropped(forward, link.forward, policy)) dropped.push_back(link.forward);
+  }
+  return dropped;
+}
+
+void check_recompute_names(const RecomputePolicy& policy, const std::vector<Program>& programs) {
+  std::set<std::string> known = {"all"};
+  for (const Program& program : programs) {
+    for (const Value& value : program.values()) {
+      if (value.kind == ValueKind::kIntermediate) known.insert(value.name);
+    }
+  }
+  const std::vector<std::string> names(known.begin(), known.end());
+  for (const std::string& name : policy) {
+    require(known.contains(name),
+            "train.recompute names '{}', which is no value of a layer{}; `tessera inspect "
+            "--program` lists them",
+            name, did_you_mean(name, names));
+  }
 }
 
 }  // namespace tessera

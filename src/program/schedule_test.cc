@@ -9,9 +9,9 @@
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
 #include "program/memory_plan.h"
-#include "program/program_testing.h"
-#include "program/random_program.h"
-#include "program/tp_block_testing.h"
+#include "program/testing/program_testing.h"
+#include "program/testing/random_program.h"
+#include "program/testing/tp_block_testing.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/op_test.h"
-#include "program/tp_block_testing.h"
+#include "program/testing/tp_block_testing.h"
 #include "runtime/executable.h"
 
 namespace tessera {

@@ -11,8 +11,8 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
-#include "program/program_testing.h"
-#include "program/random_program.h"
+#include "program/testing/program_testing.h"
+#include "program/testing/random_program.h"
 
 namespace tessera {
 namespace {

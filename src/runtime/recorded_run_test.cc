@@ -7,7 +7,7 @@
 
 #include "ops/registry/cpu_kernels.h"
 #include "program/dependencies.h"
-#include "program/random_program.h"
+#include "program/testing/random_program.h"
 #include "runtime/executable.h"
 
 namespace tessera {

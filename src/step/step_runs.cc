@@ -53,14 +53,12 @@ class RunLister {
     pass.first_run = result_.runs.size();
     for (const ProgramRef& ref : refs) {
       const Executable& executable = find_executable(programs_, chunk, ref);
-      result_.runs.push_back(
-          {.ref = ref,
-           .executable = &executable,
-           .parameters = find_parameters(executable.program(), parameters_,
-                                         parameter_prefix(programs_, chunk, ref)),
-           .chunk = pass.step.chunk,
-           .place = pass.place,
-           .micro_batch = pass.step.micro_batch});
+      result_.runs.push_back({.ref = ref,
+                              .executable = &executable,
+                              .parameters = find_parameters(programs_, chunk, ref, parameters_),
+                              .chunk = pass.step.chunk,
+                              .place = pass.place,
+                              .micro_batch = pass.step.micro_batch});
     }
     pass.last_run = result_.runs.size();
     result_.passes.push_back(pass);

@@ -1,3 +1,5 @@
+#include <tuple>
+
 #include "cli/tests/cli_testing.h"
 
 namespace tessera {
@@ -78,6 +80,42 @@ TEST_F(CliHelp, InspectShowsPresetsProgramsAndMemory) {
   for (const auto& [name, bytes] : memory.items())
     sum += name == "total" || name == "device" ? 0 : bytes.get<int64_t>();
   EXPECT_EQ(memory["total"], sum);
+}
+
+/// Scratch memory depends on the machine, all else is the same everywhere.
+TEST_F(CliHelp, InspectShowsWhatPassesDid) {
+  using Row = std::tuple<std::string, int64_t, int64_t, int64_t>;
+  const auto rows = [](const Json& report) {
+    std::vector<Row> result;
+    for (const Json& pass : report["passes"]) {
+      const Json& backward = pass["backward"];
+      result.emplace_back(pass["pass"], pass["forward"]["nodes"], pass["forward"]["saved_bytes"],
+                          backward.is_null() ? 0 : backward["nodes"].get<int64_t>());
+    }
+    return result;
+  };
+  const Arguments passes = {"inspect", "--passes", "--model.preset=tiny", "--json"};
+  const Json training = succeed_json(passes);
+  ASSERT_EQ(training.size(), 3);
+  EXPECT_EQ(training[1]["program"], "moe_layer");
+  const int64_t saved = 10633344;
+  EXPECT_EQ(rows(training[1]), (std::vector<Row>{{"as built", 19, 0, 0},
+                                                 {"fuse_sums", 17, 0, 0},
+                                                 {"fuse_gathers", 17, 0, 0},
+                                                 {"differentiate", 17, saved, 27},
+                                                 {"fuse_gradient_sums", 17, saved, 22},
+                                                 {"fuse_gradient_gathers", 17, saved, 22},
+                                                 {"fuse_repeats", 17, saved, 22},
+                                                 {"schedule", 17, saved, 22}}));
+  Arguments inference = passes;
+  inference.emplace_back("--goal=infer");
+  EXPECT_EQ(rows(succeed_json(inference)[1]),
+            (std::vector<Row>{
+                {"as built", 19, 0, 0}, {"fuse_sums", 17, 0, 0}, {"fuse_gathers", 17, 0, 0}}));
+  EXPECT_THAT(succeed({"inspect", "--passes", "--model.preset=tiny"}).out,
+              HasSubstr("derives the backward program"));
+  expect_refused({"inspect", "--program", "--goal=infer", "--model.preset=tiny"}, {"--passes"});
+  expect_refused({"inspect", "--passes", "--goal=simulate", "--model.preset=tiny"}, {"--goal"});
 }
 
 /// A GPU's kernels need other scratch memory and have limits of their own; it need not be there.

@@ -48,8 +48,8 @@ AttentionShare attention_share(const LayerBuilder& builder) {
 }
 
 /// Longest sequence that positions count in, for rotations that depend on it.
-int64_t context_length(const LayerBuilder& builder, const std::optional<CacheShape>& cache) {
-  if (cache) return cache->capacity;
+int64_t context_length(const LayerBuilder& builder) {
+  if (builder.cache) return builder.cache->capacity;
   const BatchShape& shape = builder.shape;
   return shape.sequence_length > 0 ? shape.sequence_length : shape.num_tokens;
 }
@@ -64,7 +64,8 @@ RotarySpec rotary_spec(const ModelConfig& config, int64_t context) {
 ValueId build_rotation(LayerBuilder& builder, ValueId x, RotarySpec spec, int64_t num_heads,
                        const char* name) {
   spec.num_heads = num_heads;
-  return builder.program().add1(make_rope(std::move(spec)), {x, builder.layer.positions}, name);
+  return builder.program().add1(make_rope(std::move(spec)), {x, builder.port(Port::kPositions)},
+                                name);
 }
 
 /// The part of a query, key or value projection that this rank makes: `heads` heads of `size`
@@ -103,16 +104,15 @@ ValueId build_spread_norm(LayerBuilder& builder, const AttentionShare& share,
       {x, weight, squares}, name);
 }
 
-/// Whether heads are normed as they are turned.
+/// Whether heads are normed as they are rotated.
 bool norms_in_rotation(const ModelConfig& config) {
   return config.qk_norm == QkNorm::kHead && config.head_dim() <= NormRope::kMaxHeadSize;
 }
 
-/// A query or key projection, normed where the model does that before it turns.
+/// A query or key projection, normed where the model does that before it rotates.
 ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
-                         const std::string& name, ValueId x) {
+                         const std::string& name, bool is_query, ValueId x) {
   const ModelConfig& config = builder.config;
-  const bool is_query = name == "q";
   const int64_t width = (is_query ? config.num_heads : config.kv_heads()) * config.head_dim();
   const ValueId projected =
       build_head_linear(builder, share, "attn." + name, x, is_query, width, config.qkv_bias, name);
@@ -124,9 +124,9 @@ ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
   return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
 }
 
-/// A projection turned, normed at once where it is not yet.
-ValueId build_turned(LayerBuilder& builder, const std::string& name, ValueId projected,
-                     RotarySpec rotary, int64_t num_heads) {
+/// A projection rotated, normed at once where it is not yet.
+ValueId build_rotated(LayerBuilder& builder, const std::string& name, ValueId projected,
+                      RotarySpec rotary, int64_t num_heads) {
   const ModelConfig& config = builder.config;
   const std::string result = name + "_rotated";
   if (!norms_in_rotation(config))
@@ -135,7 +135,7 @@ ValueId build_turned(LayerBuilder& builder, const std::string& name, ValueId pro
   const std::string norm = fmt::format("attn.{}_norm", name);
   const ValueId weight = builder.f32_weight(norm + ".weight", builder.whole({config.head_dim()}));
   return builder.program().add(make_norm_rope(config.norm_eps, rotary),
-                               {projected, weight, builder.layer.positions},
+                               {projected, weight, builder.port(Port::kPositions)},
                                {result, norm + ".rstd"})[0];
 }
 
@@ -143,12 +143,12 @@ QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share,
                              const RotarySpec& rotary) {
   const ModelConfig& config = builder.config;
   const ValueId x = share.by_heads ? builder.gather_tokens(normed, "attn_in") : normed;
-  const ValueId q = build_projection(builder, share, "q", x);
-  const ValueId k = build_projection(builder, share, "k", x);
+  const ValueId q = build_projection(builder, share, "q", true, x);
+  const ValueId k = build_projection(builder, share, "k", false, x);
   const ValueId v = build_head_linear(builder, share, "attn.v", x, false,
                                       config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
-  return {build_turned(builder, "q", q, rotary, share.num_heads),
-          build_turned(builder, "k", k, rotary, share.num_kv_heads), v};
+  return {build_rotated(builder, "q", q, rotary, share.num_heads),
+          build_rotated(builder, "k", k, rotary, share.num_kv_heads), v};
 }
 
 /// The queries of latent attention, through a latent of their own where there is one.
@@ -235,11 +235,10 @@ ValueId exchange_heads(LayerBuilder& builder, ValueId x, int64_t num_heads,
 
 /// Attends to the keys and values of the packed sequences of the whole micro-batch.
 ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
-  LayerProgram& layer = builder.layer;
   Program& program = builder.program();
   const StageGroups& groups = builder.groups;
   const BatchShape& shape = builder.shape;
-  layer.cu_seqlens = program.add_input("cu_seqlens", {DType::kI32, {shape.max_sequences + 1}});
+  const ValueId cu_seqlens = builder.port(Port::kCuSeqlens);
   const AttentionSpec spec = attention_spec(builder, share);
   const ValueId q = exchange_heads(builder, x.q, share.num_heads, "q");
   const ValueId k = exchange_heads(builder, x.k, share.num_kv_heads, "k");
@@ -248,50 +247,37 @@ ValueId attend_packed(LayerBuilder& builder, const AttentionShare& share, const 
                       ? make_attention(spec)
                       : make_ring_attention(spec, shape.num_tokens / shape.sequence_length,
                                             shape.sequence_length, groups.ring);
-  const ValueId out = program.add(op, {q, k, v, layer.cu_seqlens}, {"attn_out", "attn_lse"})[0];
+  const ValueId out = program.add(op, {q, k, v, cu_seqlens}, {"attn_out", "attn_lse"})[0];
   if (groups.heads->size() == 1) return out;
   return program.add1(make_scatter_heads(groups.heads, share.num_heads), {out},
                       "attn_out_of_own_tokens");
 }
 
 /// Appends keys and values to the caches and attends to them.
-ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x,
-                      int64_t capacity) {
-  LayerProgram& layer = builder.layer;
+ValueId attend_cached(LayerBuilder& builder, const AttentionShare& share, const QueryKeyValue& x) {
   Program& program = builder.program();
-  const DType dtype = builder.shape.dtype;
-  layer.start = program.add_input("start", {DType::kI32, {1}});
-  layer.cache_length = program.add_input("cache_length", {DType::kI32, {1}});
-  layer.key_cache =
-      program.add_accumulator("key_cache", {dtype, {capacity, program.type(x.k).shape[1]}});
-  layer.value_cache =
-      program.add_accumulator("value_cache", {dtype, {capacity, program.type(x.v).shape[1]}});
-  program.add(make_cache_append(capacity), {x.k, layer.start}, {}, {layer.key_cache});
-  program.add(make_cache_append(capacity), {x.v, layer.start}, {}, {layer.value_cache});
+  const int64_t capacity = builder.cache->capacity;
+  const ValueId start = builder.port(Port::kStart);
+  const ValueId length = builder.port(Port::kCacheLength);
+  const ValueId keys = builder.port(Port::kKeyCache);
+  const ValueId values = builder.port(Port::kValueCache);
+  program.add(make_cache_append(capacity), {x.k, start}, {}, {keys});
+  program.add(make_cache_append(capacity), {x.v, start}, {}, {values});
   const auto op = make_attention_cached(attention_spec(builder, share));
-  return program.add1(op, {x.q, layer.key_cache, layer.value_cache, layer.cache_length},
-                      "attn_out");
-}
-
-/// Positions of the tokens that are rotated.
-void add_positions(LayerBuilder& builder, const AttentionShare& share) {
-  const int64_t tokens = share.by_heads ? group_tokens(builder.shape, builder.groups)
-                                        : own_tokens(builder.shape, builder.groups);
-  builder.layer.positions = builder.program().add_input("positions", {DType::kI32, {tokens}});
+  return program.add1(op, {x.q, keys, values, length}, "attn_out");
 }
 
 }  // namespace
 
-ValueId build_attention(LayerBuilder& builder, ValueId normed,
-                        const std::optional<CacheShape>& cache) {
+ValueId build_attention(LayerBuilder& builder, ValueId normed) {
   const ModelConfig& config = builder.config;
   const AttentionShare share = attention_share(builder);
-  add_positions(builder, share);
-  const RotarySpec rotary = rotary_spec(config, context_length(builder, cache));
+  builder.port(Port::kPositions);
+  const RotarySpec rotary = rotary_spec(config, context_length(builder));
   const QueryKeyValue x = config.is_latent() ? build_latent(builder, share, normed, rotary)
                                              : build_standard(builder, share, normed, rotary);
   const ValueId out =
-      cache ? attend_cached(builder, share, x, cache->capacity) : attend_packed(builder, share, x);
+      builder.cache ? attend_cached(builder, share, x) : attend_packed(builder, share, x);
   const int64_t inner = config.num_heads * config.value_dim();
   if (share.by_heads)
     return builder.row_linear("attn.o", out, inner, config.hidden_size, config.output_bias,

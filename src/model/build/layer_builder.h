@@ -16,9 +16,15 @@ struct LayerBuilder {
   LayerKind kind;
   const BatchShape& shape;
   const StageGroups& groups;
-  LayerProgram& layer;
+  ModelProgram& layer;
+  std::optional<CacheShape> cache = std::nullopt;
 
   Program& program() { return layer.forward; }
+  PortContext context() const {
+    return {.config = config, .kind = kind, .shape = shape, .groups = groups, .cache = cache};
+  }
+  /// The layer's value of a port that is no output.
+  ValueId port(Port port) { return add_port(layer.forward, layer.ports, port, context()); }
   int64_t tp() const { return groups.tp->size(); }
   int64_t tp_rank() const { return groups.tp->rank(); }
 

@@ -41,33 +41,16 @@ struct Routing {
   ValueId expert_idx_TK = -1;
 };
 
-/// Whether the balance loss needs more than the router sees: other ranks' counts, or those of
-/// earlier forward passes, which a backward pass finds changed by later ones.
-bool spreads_balance(const LayerBuilder& builder) {
-  switch (builder.config.moe.balance_scope) {
-    case BalanceTokens::kModel:
-      return false;
-    case BalanceTokens::kGlobalBatch:
-      return true;
-    case BalanceTokens::kMicroBatch:
-    case BalanceTokens::kSequence:
-      break;
-  }
-  return builder.groups.token_ranks() > 1;
-}
-
 /// The counts of the step's micro-batches before this one, whose own are `counts`. Data-parallel
 /// ranks work on neighbouring ones at a time.
 ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
-  LayerProgram& layer = builder.layer;
   Program& program = builder.program();
   const CommunicatorPtr& dp = builder.groups.dp;
-  layer.earlier_counts =
-      program.add_input("earlier_counts", {DType::kF32, {builder.config.moe.num_experts}});
+  const ValueId earlier = builder.port(Port::kEarlierCounts);
   if (dp->size() > 1) counts = program.add1(make_all_gather(dp), {counts}, "counts_of_ranks");
-  const auto running = program.add(make_running_counts(dp->rank()), {counts, layer.earlier_counts},
+  const auto running = program.add(make_running_counts(dp->rank()), {counts, earlier},
                                    {"counts_before", "counts_so_far"});
-  layer.counts_so_far = running[RunningCountsOutput::kAfter];
+  builder.layer.ports.set(Port::kCountsSoFar, running[RunningCountsOutput::kAfter]);
   return running[RunningCountsOutput::kBefore];
 }
 
@@ -76,17 +59,15 @@ ValueId build_earlier_counts(LayerBuilder& builder, ValueId counts) {
 /// the micro-batches before.
 void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& routed) {
   const MoeConfig& moe = builder.config.moe;
-  LayerProgram& layer = builder.layer;
   Program& program = builder.program();
   const bool by_sequence = moe.balance_scope == BalanceTokens::kSequence;
-  layer.segments =
-      program.add_input("segments", {DType::kI32, {own_tokens(builder.shape, builder.groups)}});
+  const ValueId segments = builder.port(Port::kSegments);
   const auto statistics = program.add(
       make_balance_statistics({.num_experts = moe.num_experts,
                                .top_k = moe.top_k,
                                .score = moe.score,
                                .num_segments = by_sequence ? builder.shape.max_sequences : 1}),
-      {routed[RouterOutput::kLogits], routed[RouterOutput::kExpertIdx], layer.segments},
+      {routed[RouterOutput::kLogits], routed[RouterOutput::kExpertIdx], segments},
       {"segment_counts", "score_sums"});
   ValueId counts = statistics[BalanceOutput::kCounts];
   if (builder.groups.token_ranks() > 1) {
@@ -96,49 +77,39 @@ void build_spread_balance(LayerBuilder& builder, const std::vector<ValueId>& rou
   std::vector<ValueId> inputs = {counts, statistics[BalanceOutput::kScoreSums]};
   const bool global = moe.balance_scope == BalanceTokens::kGlobalBatch;
   if (global) inputs.push_back(build_earlier_counts(builder, counts));
-  layer.balance_loss = program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
-                                                       .group_size = moe.balance_group_size,
-                                                       .has_prior_counts = global}),
-                                    inputs, "spread_balance_loss");
+  builder.layer.ports.set(Port::kBalanceLoss,
+                          program.add1(make_balance_loss({.total_tokens = builder.shape.num_tokens,
+                                                          .group_size = moe.balance_group_size,
+                                                          .has_prior_counts = global}),
+                                       inputs, "spread_balance_loss"));
 }
 
 Routing build_router(LayerBuilder& builder, ValueId normed) {
   const MoeConfig& moe = builder.config.moe;
-  LayerProgram& layer = builder.layer;
+  PortMap& ports = builder.layer.ports;
   Program& program = builder.program();
-  const bool spread = spreads_balance(builder);
+  const bool spread = spreads_balance(builder.config, builder.groups);
   const RouterSpec spec = router_spec(moe, spread);
   const ValueId weight = builder.f32_weight(
       "moe.router.weight", builder.whole({moe.num_experts, builder.config.hidden_size}));
   std::vector<ValueId> inputs = {normed, weight};
-  if (moe.has_expert_bias()) {
-    layer.expert_bias = program.add_input("expert_bias", {DType::kF32, {moe.num_experts}});
-    inputs.push_back(layer.expert_bias);
-  }
-  if (spec.balance_scope == BalanceScope::kSequence) inputs.push_back(layer.cu_seqlens);
+  if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
+  if (spec.balance_scope == BalanceScope::kSequence)
+    inputs.push_back(builder.port(Port::kCuSeqlens));
   const auto routed = program.add(
       make_router(spec), inputs,
       {"probs", "expert_idx", "router_logits", "counts", "balance_loss", "z_loss", "score_means"});
-  layer.counts = routed[RouterOutput::kCounts];
-  layer.balance_loss = routed[RouterOutput::kBalanceLoss];
-  layer.z_loss = routed[RouterOutput::kZLoss];
-  layer.score_means = routed[RouterOutput::kScoreMeans];
+  ports.set(Port::kCounts, routed[RouterOutput::kCounts]);
+  ports.set(Port::kBalanceLoss, routed[RouterOutput::kBalanceLoss]);
+  ports.set(Port::kZLoss, routed[RouterOutput::kZLoss]);
+  ports.set(Port::kScoreMeans, routed[RouterOutput::kScoreMeans]);
   if (spread) build_spread_balance(builder, routed);
   return {routed[RouterOutput::kProbs], routed[RouterOutput::kExpertIdx]};
 }
 
-/// Whether capacities are over the tokens of several ranks.
-bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {
-  return moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence &&
-         groups.token_ranks() > 1;
-}
-
 /// The order of the gathered tokens, for capacities over all of a micro-batch.
 SharedCapacity shared_capacity(LayerBuilder& builder) {
-  const StageGroups& groups = builder.groups;
-  builder.layer.token_order =
-      builder.program().add_input("token_order", {DType::kI32, {builder.shape.num_tokens}});
-  return {.micro_batch = groups.micro_batch, .positions = builder.layer.token_order};
+  return {.micro_batch = builder.groups.micro_batch, .positions = builder.port(Port::kTokenOrder)};
 }
 
 DispatchSpec dispatch_spec(LayerBuilder& builder) {
@@ -291,7 +262,7 @@ ValueId build_routed_experts(LayerBuilder& builder, ValueId normed) {
   const ExpertShare share = expert_share(builder);
   const DispatchedRows rows =
       dispatch(program, spec, tokens, routing.probs_TK, routing.expert_idx_TK);
-  builder.layer.dropped = rows.dropped;
+  builder.layer.ports.set(Port::kDropped, rows.dropped);
   const ExpertWeights weights = add_expert_weights(builder, share);
   const ValueId out = builder.config.moe.experts == ExpertPath::kBlockSparse
                           ? build_sparse_experts(builder, share, rows, weights)

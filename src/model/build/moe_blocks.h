@@ -7,7 +7,7 @@ namespace tessera {
 /// How tokens reach the experts of the model's MoE layers, of which it has some.
 DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups);
 
-/// Router, routed experts and shared expert; sets the layer's MoE values.
+/// Router, routed experts and shared expert; sets the layer's MoE ports.
 ValueId build_moe(LayerBuilder& builder, ValueId normed);
 
 }  // namespace tessera

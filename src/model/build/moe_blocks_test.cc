@@ -125,11 +125,11 @@ class BlockRun {
   BlockRun(const ModelConfig& config, int64_t num_tokens) : config_(config) {
     const BatchShape shape{.num_tokens = num_tokens, .sequence_length = num_tokens};
     const StageGroups groups = single_rank_groups();
-    LayerProgram layer{.forward = Program("moe")};
+    ModelProgram layer{.forward = Program("moe")};
     LayerBuilder builder{config_, {.moe = true}, shape, groups, layer};
     x_ = layer.forward.add_input("x", {DType::kF32, {num_tokens, config.hidden_size}});
     y_ = build_moe(builder, x_);
-    layer.forward.set_outputs({y_, layer.dropped});
+    layer.forward.set_outputs({y_, layer.at(Port::kDropped)});
     run_.emplace(std::move(layer.forward), DifferentiateRequest{{y_}, {x_}}, make_cpu_kernels());
     Random random(17, 0);
     for (ValueId id = 0; id < run_->forward().num_values(); ++id) {

@@ -9,10 +9,6 @@
 namespace tessera {
 namespace {
 
-bool rotates_own_tokens(const StageGroups& groups) {
-  return groups.replicated_attention || groups.tp->size() == 1;
-}
-
 void check_array(const Tensor& array, int64_t size, std::string_view what) {
   ensure(array.dtype == DType::kI32 && array.shape == Shape{size},
          "batch {} is {} {}, expected i32 [{}]", what, dtype_name(array.dtype),
@@ -59,29 +55,30 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
 
 BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
                          const ModelConfig& config, Device& device)
-    : tokens(DType::kI32, {group_tokens(shape, groups)}, device),
-      labels(DType::kI32, {own_tokens(shape, groups)}, device),
-      gathered_labels(DType::kI32, {group_tokens(shape, groups)}, device),
-      positions(
-          DType::kI32,
-          {rotates_own_tokens(groups) ? own_tokens(shape, groups) : group_tokens(shape, groups)},
-          device),
-      cu_seqlens(DType::kI32, {shape.max_sequences + 1}, device),
-      segments(DType::kI32, {own_tokens(shape, groups)}, device),
-      token_order(DType::kI32, {shape.num_tokens}, device),
-      loss_scale(DType::kF32, {1}, device),
-      grad_loss(DType::kF32, {1}, device),
-      grad_balance(DType::kF32, {1}, device),
-      grad_z_loss(DType::kF32, {1}, device),
-      token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
-      mtp_scale(DType::kF32, {1}, device),
+    : token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
       segments_are_sequences_(config.moe.balance_scope == BalanceTokens::kSequence) {
+  const PortContext context{.config = config, .shape = shape, .groups = groups};
+  const auto make = [&](Port port) {
+    const ValueType type = port_type(port, context);
+    return MirroredTensor(type.dtype, type.shape, device);
+  };
+  tokens = make(Port::kTokens);
+  labels = make(Port::kLabels);
+  gathered_labels = make(Port::kGatheredLabels);
+  positions = make(Port::kPositions);
+  cu_seqlens = make(Port::kCuSeqlens);
+  segments = make(Port::kSegments);
+  token_order = make(Port::kTokenOrder);
+  loss_scale = make(Port::kLossScale);
+  mtp_scale = make(Port::kLossScale);
+  grad_loss = make(Port::kLoss);
+  grad_balance = make(Port::kBalanceLoss);
+  grad_z_loss = make(Port::kZLoss);
   set_scalar(grad_loss, 1);
   for (int64_t i = 0; i < config.mtp_layers; ++i) {
-    predictions.push_back(
-        {.tokens = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device),
-         .labels = MirroredTensor(DType::kI32, {own_tokens(shape, groups)}, device),
-         .gathered_labels = MirroredTensor(DType::kI32, {group_tokens(shape, groups)}, device)});
+    predictions.push_back({.tokens = make(Port::kTokens),
+                           .labels = make(Port::kLabels),
+                           .gathered_labels = make(Port::kGatheredLabels)});
   }
   int32_t* order = token_order.get().as<int32_t>();
   const TokenSharding sharding = token_sharding(shape, groups);
@@ -93,12 +90,36 @@ BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
 
 int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups,
                                  const ModelConfig& config) {
-  const int64_t own = own_tokens(shape, groups);
-  const int64_t group = group_tokens(shape, groups);
-  const int64_t rotated = rotates_own_tokens(groups) ? own : group;
-  return (2 * group + 3 * own + rotated + shape.num_tokens + shape.max_sequences + 1 +
-          config.mtp_layers * (2 * group + own)) *
-         dtype_size(DType::kI32);
+  const PortContext context{.config = config, .shape = shape, .groups = groups};
+  const auto bytes = [&](Port port) { return port_type(port, context).num_bytes(); };
+  const int64_t labelled =
+      bytes(Port::kTokens) + bytes(Port::kLabels) + bytes(Port::kGatheredLabels);
+  return (1 + config.mtp_layers) * labelled + bytes(Port::kPositions) + bytes(Port::kCuSeqlens) +
+         bytes(Port::kSegments) + bytes(Port::kTokenOrder) + bytes(Port::kTokenLoss);
+}
+
+PortTensors BatchInputs::ports() const {
+  PortTensors ports;
+  ports.set(Port::kTokens, tokens);
+  ports.set(Port::kLabels, labels);
+  ports.set(Port::kGatheredLabels, gathered_labels);
+  ports.set(Port::kPositions, positions);
+  ports.set(Port::kCuSeqlens, cu_seqlens);
+  ports.set(Port::kSegments, segments);
+  ports.set(Port::kTokenOrder, token_order);
+  ports.set(Port::kLossScale, loss_scale);
+  ports.set(Port::kTokenLoss, token_loss);
+  return ports;
+}
+
+PortTensors BatchInputs::prediction_ports(int64_t layer) const {
+  const Prediction& prediction = predictions[static_cast<size_t>(layer)];
+  PortTensors all = ports();
+  all.set(Port::kTokens, prediction.tokens);
+  all.set(Port::kLabels, prediction.labels);
+  all.set(Port::kGatheredLabels, prediction.gathered_labels);
+  all.set(Port::kLossScale, mtp_scale);
+  return all;
 }
 
 void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {

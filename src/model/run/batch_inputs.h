@@ -64,6 +64,11 @@ struct BatchInputs {
   static int64_t count_bytes(const BatchShape& shape, const StageGroups& groups,
                              const ModelConfig& config);
 
+  /// The memory of the ports that all micro-batches have.
+  PortTensors ports() const;
+  /// The same for a layer of multi-token prediction and its head.
+  PortTensors prediction_ports(int64_t layer) const;
+
   void load(const MicroBatch& batch, const TokenShare& share);
   void set_scales(const LossScales& scales, int64_t token_ranks);
 

@@ -3,19 +3,10 @@
 #include <vector>
 
 #include "model/run/expert_states.h"
+#include "model/run/layer_binder.h"
 #include "model/run/stage_programs.h"
-#include "model/run/weight_store.h"
 
 namespace tessera {
-
-/// A program and its memory. Only the addresses of parameters may change.
-struct BoundProgram {
-  const Executable* program = nullptr;
-  Bindings bindings;
-  ProgramParameters parameters;
-  std::vector<size_t> reads;      ///< parameters
-  std::vector<size_t> completes;  ///< those to which no later program of the micro-batch adds
-};
 
 /// A program forward and backward.
 struct BoundPasses {
@@ -33,7 +24,7 @@ struct BoundLayer {
   int64_t moe_idx = -1;     ///< among the chunk's MoE layers; -1 for a dense layer
   OwnedTensor expert_bias;  ///< the device's, where that is not the host
 
-  bool is_mtp() const { return kind->layout.embedded >= 0; }
+  bool is_mtp() const { return kind->layout.has(Port::kEmbedded); }
 };
 
 /// All programs of a chunk, bound to the memory of one micro-batch.

@@ -90,7 +90,7 @@ void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
 void ChunkRun::bring_expert_biases() {
   if (device().is_host()) return;
   for (const BoundLayer& layer : bound_.layers) {
-    if (layer.experts == nullptr || layer.kind->layout.expert_bias < 0) continue;
+    if (layer.experts == nullptr || !layer.kind->layout.has(Port::kExpertBias)) continue;
     const Tensor bias = layer.experts->bias;
     device().upload(layer.expert_bias.get().data, bias.data, bias.num_bytes());
   }

@@ -7,16 +7,11 @@
 #include <utility>
 
 #include "core/mirrored_tensor.h"
-#include "program/fuse_gathers.h"
-#include "program/fuse_producers.h"
-#include "program/fuse_sums.h"
+#include "model/run/layer_binder.h"
+#include "program/compile.h"
 
 namespace tessera {
 namespace {
-
-Tensor& tensor_of(Bindings& bindings, ValueId id) {
-  return bindings.tensors[static_cast<size_t>(id)];
-}
 
 /// The configuration without what only matters in training.
 ModelConfig for_inference(ModelConfig config) {
@@ -29,50 +24,51 @@ ModelConfig for_inference(ModelConfig config) {
 }
 
 struct ForwardLayer {
-  LayerProgram layout;
+  ModelProgram layout;
   std::unique_ptr<Executable> program;
 };
-
-ForwardLayer make_layer(const ModelConfig& config, LayerKind kind, const BatchShape& shape,
-                        const std::optional<CacheShape>& cache, const Backend& backend) {
-  ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
-  Program forward = fuse_gathers(fuse_sums(std::exchange(layer.layout.forward, Program())),
-                                 config.moe.fuse_gather, backend, {});
-  if (config.moe.fuse_activation) forward = fuse_producers(forward);
-  layer.program = std::make_unique<Executable>(std::move(forward), backend);
-  return layer;
-}
 
 /// All programs of a forward pass.
 struct ForwardPrograms {
   ModelConfig config;
   BatchShape shape;
   Backend backend;
-  EmbeddingProgram embedding_layout;
-  HeadProgram loss_layout;
-  LogitsProgram logits_layout;
+  ModelProgram embedding_layout;
+  ModelProgram head_layout;  // of the loss or of the logits
   std::unique_ptr<Executable> embedding;
-  std::unique_ptr<Executable> head;  // of the loss or of the logits
+  std::unique_ptr<Executable> head;
   std::map<LayerKind, ForwardLayer> layers;
+  std::vector<CompileReport> reports;
 
   ForwardPrograms(const ModelConfig& trained, const BatchShape& batch, ForwardGoal goal,
                   const Backend& own, const std::optional<CacheShape>& cache)
       : config(for_inference(trained)), shape(batch), backend(own) {
     embedding_layout = build_embedding(config, shape, single_rank_groups());
-    embedding =
-        std::make_unique<Executable>(std::exchange(embedding_layout.forward, Program()), backend);
-    if (goal == ForwardGoal::kLoss) {
-      loss_layout = build_head(config, shape, single_rank_groups(), false);
-      head = std::make_unique<Executable>(std::exchange(loss_layout.forward, Program()), backend);
-    } else {
-      logits_layout = build_logits(config, shape);
-      head = std::make_unique<Executable>(std::exchange(logits_layout.forward, Program()), backend);
-    }
+    embedding = make_executable(embedding_layout.forward);
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
       const LayerKind kind = config.layer_kind(idx);
-      if (!layers.contains(kind))
-        layers.emplace(kind, make_layer(config, kind, shape, cache, backend));
+      if (!layers.contains(kind)) layers.emplace(kind, make_layer(kind, cache));
     }
+    head_layout = goal == ForwardGoal::kLoss
+                      ? build_head(config, shape, single_rank_groups(), false)
+                      : build_logits(config, shape);
+    head = make_executable(head_layout.forward);
+  }
+
+  ForwardLayer make_layer(LayerKind kind, const std::optional<CacheShape>& cache) {
+    ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
+    layer.program = make_executable(layer.layout.forward);
+    return layer;
+  }
+
+  /// Takes the program away.
+  std::unique_ptr<Executable> make_executable(Program& program) {
+    Compiled compiled =
+        compile(std::exchange(program, Program()), Goal::kInfer,
+                {.gathers = config.moe.fuse_gather, .fuse_activations = config.moe.fuse_activation},
+                backend);
+    reports.push_back(std::move(compiled.report));
+    return std::make_unique<Executable>(std::move(compiled.forward), backend);
   }
 
   const ForwardLayer& layer_of(int64_t idx) const { return layers.at(config.layer_kind(idx)); }
@@ -105,8 +101,8 @@ struct ForwardModel::Impl : ForwardPrograms {
   std::vector<OwnedTensor> expert_biases;  // copies of the host's, on a device
   OwnedTensor balance_loss, z_loss, score_means, counts, dropped;
   Buffer transient;
-  Bindings embedding_bindings, head_bindings;
-  std::vector<Bindings> layer_bindings;
+  BoundProgram bound_embedding, bound_head;
+  std::vector<BoundProgram> bound_layers;
 
   Device& device() const { return backend.device(); }
 
@@ -156,77 +152,57 @@ struct ForwardModel::Impl : ForwardPrograms {
     return copy;
   }
 
-  void bind(ForwardGoal goal, ParameterSet& parameters, std::vector<ExpertState>& experts) {
-    const TensorByName weight = [&](const std::string& name) {
-      return parameters.find(name).weight;
+  void bind(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
+    const auto binder = [&](const std::string& prefix) {
+      return LayerBinder(parameters, prefix, transient.data());
     };
-    embedding_bindings = embedding->make_bindings();
-    embedding_bindings.transient = transient.data();
-    bind_weights(embedding->program(), weight, embedding_bindings);
-    tensor_of(embedding_bindings, embedding_layout.tokens) = tokens;
-    tensor_of(embedding_bindings, embedding_layout.hidden_out) = streams[0];
+    PortTensors ports = shared_ports();
+    ports.set(Port::kHiddenOut, streams[0]);
+    bound_embedding = binder("").bind_forward(*embedding, embedding_layout, ports);
     size_t next_experts = 0;
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
-      ExpertState* state = config.is_moe_layer(idx) ? &experts.at(next_experts++) : nullptr;
-      layer_bindings.push_back(bind_layer(idx, state, weight));
+      ports.set(Port::kHidden, streams[idx % 2]);
+      ports.set(Port::kHiddenOut, streams[(idx + 1) % 2]);
+      if (config.is_moe_layer(idx))
+        ports.set(Port::kExpertBias, bias_of(experts.at(next_experts++)));
+      if (cache != nullptr) {
+        ports.set(Port::kKeyCache, cache->keys(idx));
+        ports.set(Port::kValueCache, cache->values(idx));
+      }
+      const ForwardLayer& layer = layer_of(idx);
+      bound_layers.push_back(
+          binder(layer_parameter_name(idx, "")).bind_forward(*layer.program, layer.layout, ports));
     }
-    bind_head(goal, weight);
+    ports.set(Port::kHidden, streams[config.num_layers % 2]);
+    bound_head = binder("").bind_forward(*head, head_layout, ports);
   }
 
-  Bindings bind_layer(int64_t idx, ExpertState* experts, const TensorByName& weight) {
-    const ForwardLayer& layer = layer_of(idx);
-    const LayerProgram& layout = layer.layout;
-    Bindings bindings = layer.program->make_bindings();
-    bindings.transient = transient.data();
-    bind_weights(
-        layer.program->program(),
-        [&](const std::string& name) { return weight(layer_parameter_name(idx, name)); }, bindings);
-    const auto bind = [&](ValueId id, const Tensor& tensor) {
-      if (id >= 0) tensor_of(bindings, id) = tensor;
-    };
-    bind(layout.hidden, streams[idx % 2]);
-    bind(layout.hidden_out, streams[(idx + 1) % 2]);
-    bind(layout.positions, positions);
-    bind(layout.cu_seqlens, cu_seqlens);
-    bind(layout.start, start);
-    bind(layout.cache_length, cache_length);
-    if (cache != nullptr) {
-      bind(layout.key_cache, cache->keys(idx));
-      bind(layout.value_cache, cache->values(idx));
-    }
-    if (experts != nullptr) bind(layout.expert_bias, bias_of(*experts));
-    bind(layout.balance_loss, balance_loss);
-    bind(layout.z_loss, z_loss);
-    bind(layout.score_means, score_means);
-    bind(layout.counts, counts);
-    bind(layout.dropped, dropped);
-    return bindings;
-  }
-
-  void bind_head(ForwardGoal goal, const TensorByName& weight) {
-    head_bindings = head->make_bindings();
-    head_bindings.transient = transient.data();
-    bind_weights(head->program(), weight, head_bindings);
-    const Tensor last = streams[config.num_layers % 2];
-    if (goal == ForwardGoal::kLogits) {
-      tensor_of(head_bindings, logits_layout.hidden) = last;
-      tensor_of(head_bindings, logits_layout.logits) = result;
-      return;
-    }
-    tensor_of(head_bindings, loss_layout.hidden) = last;
-    tensor_of(head_bindings, loss_layout.labels) = labels;
-    tensor_of(head_bindings, loss_layout.scale) = scale;
-    tensor_of(head_bindings, loss_layout.loss) = loss;
-    tensor_of(head_bindings, loss_layout.token_loss) = result;
+  /// The memory that all programs have in common.
+  PortTensors shared_ports() const {
+    PortTensors ports;
+    ports.set(Port::kTokens, tokens);
+    ports.set(Port::kLabels, labels);
+    ports.set(Port::kPositions, positions);
+    ports.set(Port::kCuSeqlens, cu_seqlens);
+    ports.set(Port::kStart, start);
+    ports.set(Port::kCacheLength, cache_length);
+    ports.set(Port::kBalanceLoss, balance_loss);
+    ports.set(Port::kZLoss, z_loss);
+    ports.set(Port::kScoreMeans, score_means);
+    ports.set(Port::kCounts, counts);
+    ports.set(Port::kDropped, dropped);
+    ports.set(Port::kLossScale, scale);
+    ports.set(Port::kLoss, loss);
+    ports.set(Port::kTokenLoss, result);
+    ports.set(Port::kLogits, result);
+    return ports;
   }
 
   /// The result where the host reads it, after all that was uploaded.
   Tensor run() {
-    embedding->run(embedding_bindings);
-    for (int64_t idx = 0; idx < config.num_layers; ++idx) {
-      layer_of(idx).program->run(layer_bindings[static_cast<size_t>(idx)]);
-    }
-    head->run(head_bindings);
+    embedding->run(bound_embedding.bindings);
+    for (const BoundProgram& layer : bound_layers) layer.program->run(layer.bindings);
+    head->run(bound_head.bindings);
     if (device().is_host()) return result;
     const Tensor& host = host_result.get();
     device().copy(host.data, result.get().data, host.num_bytes());
@@ -239,11 +215,21 @@ int64_t plan_forward(const ModelConfig& config, const BatchShape& shape, Forward
   return ForwardPrograms(config, shape, goal, backend, cache).transient_bytes();
 }
 
+std::vector<CompileReport> report_forward(const ModelConfig& config, const BatchShape& shape,
+                                          ForwardGoal goal, const Backend& backend,
+                                          const std::optional<CacheShape>& cache) {
+  return ForwardPrograms(config, shape, goal, backend, cache).reports;
+}
+
 KeyValueCache::KeyValueCache(const ModelConfig& config, DType dtype, int64_t capacity,
                              Device& device)
     : capacity_(capacity) {
-  const Shape keys = {capacity, config.kv_heads() * config.head_dim()};
-  const Shape values = {capacity, config.kv_heads() * config.value_dim()};
+  const BatchShape shape{.dtype = dtype};
+  const StageGroups groups = single_rank_groups();
+  const PortContext context{
+      .config = config, .shape = shape, .groups = groups, .cache = CacheShape{capacity}};
+  const Shape keys = port_type(Port::kKeyCache, context).shape;
+  const Shape values = port_type(Port::kValueCache, context).shape;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     keys_.emplace_back(dtype, keys, "the key cache", device);
     values_.emplace_back(dtype, values, "the value cache", device);
@@ -255,7 +241,7 @@ ForwardModel::ForwardModel(const ModelConfig& config, const BatchShape& shape, F
                            std::vector<ExpertState>& experts, KeyValueCache* cache)
     : impl_(std::make_unique<Impl>(config, shape, goal, backend, cache)) {
   impl_->allocate(goal);
-  impl_->bind(goal, parameters, experts);
+  impl_->bind(parameters, experts);
 }
 
 ForwardModel::ForwardModel(ForwardModel&&) noexcept = default;

@@ -61,5 +61,9 @@ class ForwardModel {
 /// back end does not take them. Bytes of the working memory of its layers.
 int64_t plan_forward(const ModelConfig& config, const BatchShape& shape, ForwardGoal goal,
                      const Backend& backend, const std::optional<CacheShape>& cache);
+/// What the compiler's passes did to each of them.
+std::vector<CompileReport> report_forward(const ModelConfig& config, const BatchShape& shape,
+                                          ForwardGoal goal, const Backend& backend,
+                                          const std::optional<CacheShape>& cache);
 
 }  // namespace tessera

@@ -50,6 +50,25 @@ const Executable& choose(const DerivedProgram& derived, PassDirection direction)
   return derived.weights->program;
 }
 
+/// The programs that an accumulating one belongs to.
+struct Origin {
+  const ModelProgram& layout;
+  const DerivedProgram& derived;
+  PassDirection direction;
+
+  const std::vector<Link>& accumulators() const {
+    if (direction == kForward) return layout.accumulators;
+    return direction == kBackward ? derived.derived.accumulators
+                                  : derived.weights->derived.accumulators;
+  }
+};
+
+ProgramParameters find_parameters(const Program& run, const Origin& origin,
+                                  const ParameterSet& parameters, const std::string& prefix) {
+  return tessera::find_parameters(run, origin.derived.forward.program(), origin.accumulators(),
+                                  parameters, prefix);
+}
+
 std::string_view direction_name(PassDirection direction) {
   return direction == kForward    ? "forward"
          : direction == kBackward ? "backward"
@@ -104,10 +123,27 @@ const Executable& find_executable(const StagePrograms& programs, const PipelineC
   return *programs.evaluation_head;
 }
 
-std::string parameter_prefix(const StagePrograms& programs, const PipelineChunk& chunk,
-                             const ProgramRef& ref) {
-  if (ref.part != kLayer) return "";
-  return layer_parameter_name(programs.config, chunk.first_layer + ref.idx, "");
+ProgramParameters find_parameters(const StagePrograms& programs, const PipelineChunk& chunk,
+                                  const ProgramRef& ref, const ParameterSet& parameters) {
+  const Program& run = find_executable(programs, chunk, ref).program();
+  const int64_t layer = chunk.first_layer + ref.idx;
+  switch (ref.part) {
+    case kEmbedding:
+    case kLayerEmbedding:
+      return find_parameters(run, {programs.embedding_layout, *programs.embedding, ref.direction},
+                             parameters, "");
+    case kLayer:
+      return find_parameters(
+          run, {programs.kind_of(layer).layout, programs.kind_of(layer).derived, ref.direction},
+          parameters, layer_parameter_name(programs.config, layer, ""));
+    case kHead:
+      break;
+    case kEvaluationHead:
+      return tessera::find_parameters(run, run, programs.evaluation_layout.accumulators, parameters,
+                                      "");
+  }
+  const HeadPasses& head = programs.heads.at(static_cast<size_t>(ref.idx));
+  return find_parameters(run, {head.layout, head.derived, ref.direction}, parameters, "");
 }
 
 std::string describe(const PipelineChunk& chunk, const ProgramRef& ref) {

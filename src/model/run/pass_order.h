@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/run/stage_programs.h"
+#include "model/run/weight_store.h"
 
 namespace tessera {
 
@@ -40,9 +41,9 @@ std::vector<ProgramRef> list_evaluation(const PipelineChunk& chunk);
 
 const Executable& find_executable(const StagePrograms& programs, const PipelineChunk& chunk,
                                   const ProgramRef& ref);
-/// What the names of the program's parameters begin with in the model: "layers.3.", or "".
-std::string parameter_prefix(const StagePrograms& programs, const PipelineChunk& chunk,
-                             const ProgramRef& ref);
+/// The parameters that it touches. Of `parameters` only names are read.
+ProgramParameters find_parameters(const StagePrograms& programs, const PipelineChunk& chunk,
+                                  const ProgramRef& ref, const ParameterSet& parameters);
 /// "forward, layer 7"; layers counted in the model.
 std::string describe(const PipelineChunk& chunk, const ProgramRef& ref);
 

@@ -14,6 +14,14 @@ int64_t layer_bytes(int64_t num_experts) {
 
 }  // namespace
 
+void LayerStatistics::set_ports(PortTensors& ports) const {
+  ports.set(Port::kBalanceLoss, balance_loss);
+  ports.set(Port::kZLoss, z_loss);
+  ports.set(Port::kScoreMeans, score_means);
+  ports.set(Port::kCounts, counts);
+  ports.set(Port::kDropped, dropped);
+}
+
 PassStatistics::PassStatistics(int64_t num_layers, int64_t num_experts, int64_t num_losses,
                                Device& device)
     : num_layers_(num_layers),

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "model/build/ports.h"
 
 namespace tessera {
 
@@ -13,6 +14,8 @@ struct LayerStatistics {
   Tensor score_means;   ///< F32 [E]
   Tensor counts;        ///< F32 [E], assignments
   Tensor dropped;       ///< I64 [1], assignments
+
+  void set_ports(PortTensors& ports) const;
 };
 
 /// What the programs of a micro-batch leave for the host, together in the device's memory. Copies

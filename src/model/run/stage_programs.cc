@@ -10,26 +10,32 @@
 namespace tessera {
 namespace {
 
+/// Which gradients a layer is given and which it gives.
+DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_whole) {
+  DifferentiateRequest request{{layout.at(Port::kHiddenOut)}, {layout.at(Port::kHidden)}};
+  if (layout.has(Port::kZLoss)) {
+    request.outputs.push_back(layout.at(Port::kZLoss));
+    request.outputs.push_back(layout.at(balances_whole ? Port::kScoreMeans : Port::kBalanceLoss));
+  }
+  if (layout.has(Port::kEmbedded)) {
+    request.inputs.push_back(layout.at(Port::kEmbedded));
+    // Other readers of the hidden states have given their gradient already.
+    request.outputs.push_back(layout.at(Port::kHidden));
+  }
+  return request;
+}
+
 KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
                               const RecomputePolicy& policy, const Backend& backend) {
-  LayerProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
-  DifferentiateRequest request{{layout.hidden_out}, {layout.hidden}};
-  if (kind.moe) {
-    request.outputs.push_back(layout.z_loss);
-    request.outputs.push_back(balances_whole_model(stage.config) ? layout.score_means
-                                                                 : layout.balance_loss);
-  }
-  if (kind.mtp) {
-    request.inputs.push_back(layout.embedded);
-    // Other readers of the hidden states have given their gradient already.
-    request.outputs.push_back(layout.hidden);
-  }
-  Program forward = std::exchange(layout.forward, Program());
-  const DeriveOptions options{.recompute = policy,
-                              .gathers = stage.config.moe.fuse_gather,
-                              .fuse_activations = stage.config.moe.fuse_activation,
-                              .split_weights = stage.part.split_weights};
-  return {std::move(layout), derive(std::move(forward), request, options, backend)};
+  ModelProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
+  const CompileOptions options{
+      .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
+      .recompute = policy,
+      .gathers = stage.config.moe.fuse_gather,
+      .fuse_activations = stage.config.moe.fuse_activation,
+      .split_weights = stage.part.split_weights};
+  DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
+  return {std::move(layout), std::move(derived)};
 }
 
 /// Completes what the caller left open.
@@ -46,21 +52,22 @@ void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
   stage.embedding = std::make_unique<DerivedProgram>(
       derive(std::exchange(stage.embedding_layout.forward, Program()),
-             {{stage.embedding_layout.hidden_out}, {}}, {}, backend));
+             {.gradients = {{stage.embedding_layout.at(Port::kHiddenOut)}, {}}}, backend));
 }
 
 void build_head_programs(StagePrograms& stage, const Backend& backend) {
   const StageGroups& groups = stage.part.groups;
   for (int64_t depth = 0; depth <= stage.config.mtp_layers; ++depth) {
-    HeadProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
-    Program forward = std::exchange(layout.forward, Program());
-    DerivedProgram derived =
-        derive(std::move(forward), {{layout.loss}, {layout.hidden}}, {}, backend);
+    ModelProgram layout = build_head(stage.config, stage.shape, groups, true, depth);
+    const CompileOptions options{
+        .gradients = {{layout.at(Port::kLoss)}, {layout.at(Port::kHidden)}}};
+    DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
     stage.heads.push_back({std::move(layout), std::move(derived)});
   }
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
-  stage.evaluation_head = std::make_unique<Executable>(
-      std::exchange(stage.evaluation_layout.forward, Program()), backend);
+  Compiled evaluation =
+      compile(std::exchange(stage.evaluation_layout.forward, Program()), Goal::kInfer, {}, backend);
+  stage.evaluation_head = std::make_unique<Executable>(std::move(evaluation.forward), backend);
 }
 
 /// Names are those of the whole model's layers: a stage need not have every kind.
@@ -121,6 +128,14 @@ double StagePrograms::model_flops() const {
       flops += kind_of(chunk.first_layer + i).derived.model_flops;
   }
   return flops;
+}
+
+std::vector<CompileReport> StagePrograms::compile_reports() const {
+  std::vector<CompileReport> reports;
+  if (embedding) reports.push_back(embedding->report);
+  for (const auto& [kind, program] : kinds) reports.push_back(program.derived.report);
+  for (const HeadPasses& head : heads) reports.push_back(head.derived.report);
+  return reports;
 }
 
 }  // namespace tessera

@@ -4,14 +4,14 @@
 #include <memory>
 
 #include "model/build/layer_program.h"
-#include "model/run/derived_program.h"
 #include "model/run/parameters.h"
+#include "runtime/derived_program.h"
 
 namespace tessera {
 
 /// The layer program of one kind, differentiated.
 struct KindProgram {
-  LayerProgram layout;  // its forward program lives in `derived`
+  ModelProgram layout;  // its forward program lives in `derived`
   DerivedProgram derived;
 };
 
@@ -28,7 +28,7 @@ struct ModelPart {
 
 /// The head of one depth (see build_head), differentiated.
 struct HeadPasses {
-  HeadProgram layout;  // its forward program lives in `derived`
+  ModelProgram layout;  // its forward program lives in `derived`
   DerivedProgram derived;
 };
 
@@ -38,8 +38,8 @@ struct StagePrograms {
   BatchShape shape;
   ModelPart part;
   Backend backend;
-  EmbeddingProgram embedding_layout;
-  HeadProgram evaluation_layout;
+  ModelProgram embedding_layout;
+  ModelProgram evaluation_layout;
   std::unique_ptr<DerivedProgram> embedding;    // null where no chunk needs it
   std::vector<HeadPasses> heads;                // by depth; empty where no chunk has the loss
   std::unique_ptr<Executable> evaluation_head;  // null likewise
@@ -53,6 +53,8 @@ struct StagePrograms {
   int64_t transient_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.
   double model_flops() const;
+  /// What the compiler's passes did to each of the training programs.
+  std::vector<CompileReport> compile_reports() const;
   Shape hidden_shape() const { return {own_tokens(shape, part.groups), config.hidden_size}; }
   int64_t hidden_bytes() const {
     return align_up(hidden_shape().num_elements() * dtype_size(shape.dtype));

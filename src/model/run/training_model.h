@@ -64,6 +64,7 @@ class TrainingModel {
   /// The different programs of its layers.
   std::vector<LayerKind> layer_kinds() const;
   const DerivedProgram& layer_program(LayerKind kind) const;
+  std::vector<CompileReport> compile_reports() const { return programs_->compile_reports(); }
 
  private:
   ChunkRun& only_run() const;

@@ -2,24 +2,28 @@
 
 namespace tessera {
 
-std::string accumulated_weight(const Value& accumulator) {
-  constexpr std::string_view kPrefix = "grad.";
-  ensure(accumulator.kind == ValueKind::kAccumulator && accumulator.name.starts_with(kPrefix),
-         "'{}' accumulates no weight's gradient", accumulator.name);
-  return accumulator.name.substr(kPrefix.size());
-}
-
-ProgramParameters find_parameters(const Program& program, const ParameterSet& parameters,
-                                  const std::string& prefix) {
+ProgramParameters find_parameters(const Program& program, const Program& forward,
+                                  const std::vector<Link>& accumulators,
+                                  const ParameterSet& parameters, const std::string& prefix) {
   ProgramParameters result;
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const Value& value = program.value(id);
     if (value.kind == ValueKind::kWeight)
       result.weights.push_back({id, parameters.index(prefix + value.name)});
-    if (value.kind == ValueKind::kAccumulator)
-      result.gradients.push_back({id, parameters.index(prefix + accumulated_weight(value))});
+  }
+  for (const Link& link : accumulators) {
+    const std::string& weight = forward.value(link.forward).name;
+    result.gradients.push_back({link.backward, parameters.index(prefix + weight)});
   }
   return result;
+}
+
+void bind_parameters(const ProgramParameters& program, const ParameterSet& parameters,
+                     Bindings& bindings) {
+  for (const ProgramParameters::Place& place : program.weights)
+    bindings.tensors[static_cast<size_t>(place.value)] = parameters.all()[place.parameter].weight;
+  for (const ProgramParameters::Place& place : program.gradients)
+    bindings.tensors[static_cast<size_t>(place.value)] = parameters.all()[place.parameter].grad;
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/run/parameters.h"
+#include "program/differentiate.h"
 #include "runtime/executable.h"
 
 namespace tessera {
@@ -19,12 +20,16 @@ struct ProgramParameters {
   std::vector<Place> gradients;  ///< added to
 };
 
-/// The weight whose gradient an accumulator, named "grad.<weight>", adds up.
-std::string accumulated_weight(const Value& accumulator);
+/// The parameters of a program whose weights are named after them, without `prefix`. Its
+/// accumulators are linked to the weights of `forward`, whose gradients they add up; others, as a
+/// cache, belong to no parameter.
+ProgramParameters find_parameters(const Program& program, const Program& forward,
+                                  const std::vector<Link>& accumulators,
+                                  const ParameterSet& parameters, const std::string& prefix);
 
-/// Those of a program whose values are named after the parameters, without `prefix`.
-ProgramParameters find_parameters(const Program& program, const ParameterSet& parameters,
-                                  const std::string& prefix);
+/// Gives a program's weights and accumulators the parameters' addresses.
+void bind_parameters(const ProgramParameters& program, const ParameterSet& parameters,
+                     Bindings& bindings);
 
 /// Holds weights that are whole, and have an address, only while a program needs them, and so
 /// gradient accumulators. For each run of a program: prepare, perhaps early; bind; the run; done.

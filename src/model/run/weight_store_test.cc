@@ -113,8 +113,10 @@ TEST(WeightStore, ProgramsKnowTheirParameters) {
   const TrainingModel model(config, tiny_shape(1, 4), {}, make_cpu_kernels());
   const ParameterSet set = ParameterSet::without_memory(list_parameters(config, DType::kF32));
   const DerivedProgram& layer = model.layer_program(model.layer_kinds().front());
-  const auto forward = find_parameters(layer.forward.program(), set, "layers.1.");
-  const auto backward = find_parameters(layer.backward.program(), set, "layers.1.");
+  const Program& program = layer.forward.program();
+  const auto forward = find_parameters(program, program, {}, set, "layers.1.");
+  const auto backward = find_parameters(layer.backward.program(), program,
+                                        layer.derived.accumulators, set, "layers.1.");
   const auto in_layer = std::ranges::count_if(set.all(), [](const ModelParameter& parameter) {
     return parameter.spec.name.starts_with("layers.1.");
   });
@@ -125,7 +127,7 @@ TEST(WeightStore, ProgramsKnowTheirParameters) {
     EXPECT_EQ(layer.backward.program().value(place.value).name,
               "grad." + set.all()[place.parameter].spec.name.substr(9));
   }
-  EXPECT_THROW(accumulated_weight({.name = "hidden", .type = {}}), InternalError);
+  EXPECT_THROW(find_parameters(program, program, {}, set, "layers.9."), InternalError);
 }
 
 }  // namespace

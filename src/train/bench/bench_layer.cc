@@ -10,8 +10,8 @@
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "model/build/layer_builder.h"
-#include "model/run/derived_program.h"
 #include "model/run/parameters.h"
+#include "runtime/derived_program.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
@@ -92,8 +92,9 @@ class BoundBlock {
         layer_(find_layer(settings.model, block)),
         layout_(build_block(settings.model, block, settings.model.layer_kind(layer_), shape_,
                             single_rank_groups())),
-        program_(derive(std::exchange(layout_.forward, Program()), request(),
-                        {.recompute = settings.train.recompute,
+        program_(derive(std::exchange(layout_.forward, Program()),
+                        {.gradients = request(),
+                         .recompute = settings.train.recompute,
                          .gathers = settings.model.moe.fuse_gather,
                          .fuse_activations = settings.model.moe.fuse_activation},
                         backend)),
@@ -116,23 +117,25 @@ class BoundBlock {
   /// As a step's first micro-batch: gradients of weights are written, not added to others.
   void run_backward(const NodeObserver& observer) { program_.backward.run(backward_, observer); }
   std::vector<double> expert_load() const {
-    if (layout_.counts < 0) return {};
-    const HostTensor counts(at(forward_, layout_.counts), HostTensor::Access::kRead);
+    if (!layout_.has(Port::kCounts)) return {};
+    const HostTensor counts(at(forward_, layout_.at(Port::kCounts)), HostTensor::Access::kRead);
     const auto values = counts.get().span<float>();
     return {values.begin(), values.end()};
   }
 
  private:
-  bool has_experts() const { return layout_.z_loss >= 0; }
+  bool has_experts() const { return layout_.has(Port::kZLoss); }
   DifferentiateRequest request() const {
-    DifferentiateRequest request{{layout_.hidden_out}, {layout_.hidden}};
-    if (has_experts()) request.outputs.insert(request.outputs.end(), {layout_.z_loss, balance()});
+    DifferentiateRequest request{{layout_.at(Port::kHiddenOut)}, {layout_.at(Port::kHidden)}};
+    if (has_experts())
+      request.outputs.insert(request.outputs.end(), {layout_.at(Port::kZLoss), balance()});
     return request;
   }
   /// Through which value the balance loss gives its gradient.
   ValueId balance() const {
-    return settings_.model.moe.balance_scope == BalanceTokens::kModel ? layout_.score_means
-                                                                      : layout_.balance_loss;
+    return settings_.model.moe.balance_scope == BalanceTokens::kModel
+               ? layout_.at(Port::kScoreMeans)
+               : layout_.at(Port::kBalanceLoss);
   }
 
   static Tensor& at(Bindings& bindings, ValueId id) {
@@ -158,19 +161,21 @@ class BoundBlock {
 
   void bind_forward() {
     forward_ = program_.forward.make_bindings();
-    bind_weights(
-        program_.forward.program(),
-        [&](const std::string& name) { return weights_.find(prefix_ + name).weight; }, forward_);
+    const Program& program = program_.forward.program();
+    bind_parameters(find_parameters(program, program, {}, weights_, prefix_), weights_, forward_);
     bind_rest(program_.forward, forward_);
-    fill_with_noise(at(forward_, layout_.hidden), 1);
-    if (layout_.positions >= 0) fill(at(forward_, layout_.positions), positions());
-    if (layout_.cu_seqlens >= 0) fill(at(forward_, layout_.cu_seqlens), sequence_bounds());
+    fill_with_noise(at(forward_, layout_.at(Port::kHidden)), 1);
+    if (layout_.has(Port::kPositions))
+      fill(at(forward_, layout_.at(Port::kPositions)), positions());
+    if (layout_.has(Port::kCuSeqlens))
+      fill(at(forward_, layout_.at(Port::kCuSeqlens)), sequence_bounds());
   }
 
   void bind_backward_pass() {
-    backward_ = bind_backward(program_, forward_, [&](const std::string& name) {
-      return weights_.find(prefix_ + name).grad;
-    });
+    backward_ = bind_backward(program_, forward_);
+    bind_parameters(find_parameters(program_.backward.program(), program_.forward.program(),
+                                    program_.derived.accumulators, weights_, prefix_),
+                    weights_, backward_);
     bind_rest(program_.backward, backward_);
     const std::vector<Value>& values = program_.backward.program().values();
     for (size_t id = 0; id < values.size(); ++id) {
@@ -178,13 +183,13 @@ class BoundBlock {
         backward_.unset.push_back(static_cast<ValueId>(id));
     }
     const std::vector<Link>& grads = program_.derived.grad_outputs;
-    fill_with_noise(at(backward_, backward_of(grads, layout_.hidden_out)), 2);
+    fill_with_noise(at(backward_, backward_of(grads, layout_.at(Port::kHiddenOut))), 2);
     if (!has_experts()) return;
     const MoeConfig& moe = settings_.model.moe;
-    fill(at(backward_, backward_of(grads, layout_.z_loss)),
+    fill(at(backward_, backward_of(grads, layout_.at(Port::kZLoss))),
          static_cast<float>(moe.z_loss_coefficient));
-    if (balance() == layout_.balance_loss)
-      fill(at(backward_, backward_of(grads, layout_.balance_loss)),
+    if (balance() == layout_.at(Port::kBalanceLoss))
+      fill(at(backward_, backward_of(grads, layout_.at(Port::kBalanceLoss))),
            static_cast<float>(moe.balance_coefficient));
   }
 
@@ -204,7 +209,7 @@ class BoundBlock {
   const Settings& settings_;
   BatchShape shape_;
   int64_t layer_;
-  LayerProgram layout_;  // its forward program lives in `program_`
+  ModelProgram layout_;  // its forward program lives in `program_`
   DerivedProgram program_;
   std::string prefix_;
   ParameterSet weights_;

@@ -103,7 +103,7 @@ LayerTiles predict_layer_tiles(const Settings& settings) {
   const BatchShape shape = batch_shape(settings);
   check_shares(settings.model, shape, single_rank_groups());
   const LayerKind kind = settings.model.layer_kind(find_layer(settings.model, LayerBlock::kMoe));
-  const LayerProgram layer =
+  const ModelProgram layer =
       build_block(settings.model, LayerBlock::kMoe, kind, shape, single_rank_groups());
   const Program& program = layer.forward;
   const auto maps = find_nodes<RouteMap>(program);

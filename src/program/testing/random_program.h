@@ -5,7 +5,7 @@
 #include "core/random.h"
 #include "ops/add/add.h"
 #include "ops/linear/linear.h"
-#include "program/exchange_testing.h"
+#include "program/testing/exchange_testing.h"
 #include "program/program.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "model/build/join_expert_blocks.h"
+#include "program/join_expert_blocks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,229 @@
+#include "model/build/ports.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using Context = PortContext;
+
+ValueType i32(int64_t size) {
+  return {.dtype = DType::kI32, .shape = {size}};
+}
+ValueType f32(int64_t size) {
+  return {.dtype = DType::kF32, .shape = {size}};
+}
+
+ValueType hidden_type(const Context& c) {
+  return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.hidden_size}};
+}
+ValueType own_ids(const Context& c) {
+  return i32(own_tokens(c.shape, c.groups));
+}
+ValueType group_ids(const Context& c) {
+  return i32(group_tokens(c.shape, c.groups));
+}
+ValueType batch_ids(const Context& c) {
+  return i32(c.shape.num_tokens);
+}
+/// Of the tokens that attention rotates.
+ValueType rotated_ids(const Context& c) {
+  return c.groups.replicated_attention ? own_ids(c) : group_ids(c);
+}
+ValueType sequence_bounds(const Context& c) {
+  return i32(c.shape.max_sequences + 1);
+}
+ValueType own_losses(const Context& c) {
+  return f32(own_tokens(c.shape, c.groups));
+}
+ValueType logits_type(const Context& c) {
+  return {c.shape.dtype, {own_tokens(c.shape, c.groups), c.config.vocab_size}};
+}
+ValueType by_expert(const Context& c) {
+  return f32(c.config.moe.num_experts);
+}
+ValueType one_f32(const Context& /*c*/) {
+  return f32(1);
+}
+ValueType one_i32(const Context& /*c*/) {
+  return i32(1);
+}
+ValueType one_count(const Context& /*c*/) {
+  return {.dtype = DType::kI64, .shape = {1}};
+}
+ValueType cache_type(const Context& c, int64_t head_size) {
+  const int64_t capacity = c.cache ? c.cache->capacity : 0;
+  return {c.shape.dtype, {capacity, c.config.kv_heads() * head_size}};
+}
+ValueType key_cache_type(const Context& c) {
+  return cache_type(c, c.config.head_dim());
+}
+ValueType value_cache_type(const Context& c) {
+  return cache_type(c, c.config.value_dim());
+}
+
+bool in_layers(const Context& c) {
+  return c.role == ProgramRole::kLayer;
+}
+bool in_cached(const Context& c) {
+  return in_layers(c) && c.cache.has_value();
+}
+bool in_packed(const Context& c) {
+  return in_layers(c) && !c.cache;
+}
+bool in_embedding(const Context& c) {
+  return c.role == ProgramRole::kEmbedding;
+}
+bool in_head(const Context& c) {
+  return c.role == ProgramRole::kHead;
+}
+bool in_spread_head(const Context& c) {
+  return in_head(c) && c.groups.tp->size() > 1;
+}
+bool in_logits(const Context& c) {
+  return c.role == ProgramRole::kLogits;
+}
+bool not_in_embedding(const Context& c) {
+  return !in_embedding(c);
+}
+bool in_body(const Context& c) {
+  return in_layers(c) || in_embedding(c);
+}
+bool in_moe(const Context& c) {
+  return in_layers(c) && c.kind.moe;
+}
+bool in_biased_moe(const Context& c) {
+  return in_moe(c) && c.config.moe.has_expert_bias();
+}
+bool in_globally_balanced(const Context& c) {
+  return in_moe(c) && c.config.moe.balance_scope == BalanceTokens::kGlobalBatch;
+}
+bool in_spread_balance(const Context& c) {
+  return in_moe(c) && spreads_balance(c.config, c.groups);
+}
+bool in_shared_capacity(const Context& c) {
+  return in_moe(c) && shares_capacity(c.config.moe, c.groups);
+}
+bool in_predicting(const Context& c) {
+  return in_layers(c) && c.kind.mtp;
+}
+
+constexpr auto kIn = PortUse::kInput;
+constexpr auto kInPlace = PortUse::kInPlace;
+constexpr auto kOut = PortUse::kOutput;
+
+constexpr PortRule kRules[] = {
+    {Port::kHidden, "hidden", kIn, "hidden states of own tokens", hidden_type, not_in_embedding},
+    {Port::kPositions, "positions", kIn, "of the tokens that are rotated", rotated_ids, in_layers},
+    {Port::kCuSeqlens, "cu_seqlens", kIn, "bounds of the micro-batch's sequences", sequence_bounds,
+     in_packed},
+    {Port::kTokens, "tokens", kIn, "ids of the group's tokens", group_ids, in_embedding},
+    {Port::kLabels, "labels", kIn, "of own tokens; -100: no loss", own_ids, in_head},
+    {Port::kGatheredLabels, "gathered_labels", kIn, "of the group's tokens", group_ids,
+     in_spread_head},
+    {Port::kLossScale, "scale", kIn, "factor of the loss", one_f32, in_head},
+    {Port::kHiddenOut, "hidden_out", kOut, "hidden states of own tokens", hidden_type, in_body},
+    {Port::kLoss, "loss", kOut, "scale times the sum over own valid tokens", one_f32, in_head},
+    {Port::kTokenLoss, "token_loss", kOut, "of own tokens", own_losses, in_head},
+    {Port::kLogits, "logits", kOut, "of the next token", logits_type, in_logits},
+    {Port::kExpertBias, "expert_bias", kIn, "added to scores for the choice", by_expert,
+     in_biased_moe},
+    {Port::kEarlierCounts, "earlier_counts", kIn, "assignments of the step so far (RunningCounts)",
+     by_expert, in_globally_balanced},
+    {Port::kSegments, "segments", kIn, "which tokens are balanced together", own_ids,
+     in_spread_balance},
+    {Port::kTokenOrder, "token_order", kIn, "of all ranks' tokens (SharedCapacity)", batch_ids,
+     in_shared_capacity},
+    {Port::kBalanceLoss, "balance_loss", kOut, "this rank's part", one_f32, in_moe},
+    {Port::kZLoss, "z_loss", kOut, "mean over own tokens", one_f32, in_moe},
+    {Port::kScoreMeans, "score_means", kOut, "means over own tokens", by_expert, in_moe},
+    {Port::kCounts, "counts", kOut, "assignments of own tokens", by_expert, in_moe},
+    {Port::kDropped, "dropped", kOut, "own assignments without room", one_count, in_moe},
+    {Port::kCountsSoFar, "counts_so_far", kOut, "the next micro-batch's earlier_counts", by_expert,
+     in_globally_balanced},
+    {Port::kStart, "start", kIn, "tokens in the caches", one_i32, in_cached},
+    {Port::kCacheLength, "cache_length", kIn, "and with those given now", one_i32, in_cached},
+    {Port::kKeyCache, "key_cache", kInPlace, "keys of all tokens so far", key_cache_type,
+     in_cached},
+    {Port::kValueCache, "value_cache", kInPlace, "values of all tokens so far", value_cache_type,
+     in_cached},
+    {Port::kEmbedded, "embedded", kIn, "embeddings of the tokens to predict from", hidden_type,
+     in_predicting},
+};
+
+constexpr bool in_order() {
+  for (size_t i = 0; i < std::size(kRules); ++i) {
+    if (static_cast<size_t>(kRules[i].port) != i) return false;
+  }
+  return std::size(kRules) == kNumPorts;
+}
+static_assert(in_order(), "a rule for every port, in their order");
+
+}  // namespace
+
+std::span<const PortRule> port_rules() {
+  return kRules;
+}
+
+const PortRule& port_rule(Port port) {
+  return kRules[static_cast<size_t>(port)];
+}
+
+Port PortMap::port_of(ValueId id) const {
+  const auto found = std::ranges::find_if(
+      kRules, [&](const PortRule& rule) { return has(rule.port) && at(rule.port) == id; });
+  ensure(found != std::end(kRules), "value {} has no port", id);
+  return found->port;
+}
+
+ValueId add_port(Program& program, PortMap& ports, Port port, const PortContext& context) {
+  if (ports.has(port)) return ports.at(port);
+  const PortRule& rule = port_rule(port);
+  ensure(rule.use != PortUse::kOutput, "port '{}' is an output", rule.name);
+  const std::string name(rule.name);
+  const ValueType type = rule.type(context);
+  ports.set(port, rule.use == PortUse::kInPlace ? program.add_accumulator(name, type)
+                                                : program.add_input(name, type));
+  return ports.at(port);
+}
+
+void set_port_outputs(Program& program, const PortMap& ports) {
+  std::vector<ValueId> outputs;
+  for (const PortRule& rule : kRules) {
+    if (rule.use == PortUse::kOutput && ports.has(rule.port))
+      outputs.push_back(ports.at(rule.port));
+  }
+  program.set_outputs(std::move(outputs));
+}
+
+void finish_ports(Program& program, const PortMap& ports, const PortContext& context) {
+  for (const PortRule& rule : kRules) {
+    ensure(ports.has(rule.port) == rule.present(context), "program {} {} port '{}'", program.name(),
+           ports.has(rule.port) ? "may not have" : "lacks", rule.name);
+    if (!ports.has(rule.port)) continue;
+    const ValueType& type = program.type(ports.at(rule.port));
+    ensure(type == rule.type(context), "port '{}' of program {} is {}, expected {}", rule.name,
+           program.name(), type.to_string(), rule.type(context).to_string());
+  }
+  set_port_outputs(program, ports);
+}
+
+bool spreads_balance(const ModelConfig& config, const StageGroups& groups) {
+  switch (config.moe.balance_scope) {
+    case BalanceTokens::kModel:
+      return false;
+    case BalanceTokens::kGlobalBatch:
+      return true;
+    case BalanceTokens::kMicroBatch:
+    case BalanceTokens::kSequence:
+      break;
+  }
+  return groups.token_ranks() > 1;
+}
+
+bool shares_capacity(const MoeConfig& moe, const StageGroups& groups) {
+  return moe.capacity_factor > 0 && moe.capacity_scope == CapacityScope::kSequence &&
+         groups.token_ranks() > 1;
+}
+
+}  // namespace tessera

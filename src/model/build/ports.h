@@ -1,0 +1,157 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "model/config/config.h"
+#include "parallel/stage_groups.h"
+#include "program/program.h"
+
+namespace tessera {
+
+/// The shape of one micro-batch, and the storage type of activations and matrix weights. The ranks
+/// of TP · CP share it: each has T_l = T / (TP · CP) tokens of its own.
+struct BatchShape {
+  int64_t num_tokens = 0;       ///< T, all sequences together
+  int64_t max_sequences = 1;    ///< bound of the packed sequences; cu_seqlens has one more entry
+  int64_t sequence_length = 0;  ///< typical length, for the cost of attention; 0: T
+  DType dtype = DType::kF32;
+};
+
+/// Keys and values of earlier tokens, for generation: the layer reads and extends caches of
+/// `capacity` tokens.
+struct CacheShape {
+  int64_t capacity = 0;
+};
+
+/// T_l: a rank's own tokens of a micro-batch.
+inline int64_t own_tokens(const BatchShape& shape, const StageGroups& groups) {
+  return shape.num_tokens / groups.token_ranks();
+}
+/// T_g: those of its tensor-parallel group.
+inline int64_t group_tokens(const BatchShape& shape, const StageGroups& groups) {
+  return own_tokens(shape, groups) * groups.tp->size();
+}
+
+/// The values that the model's programs are given and give beside weights: where a program is
+/// bound, its values are called by these. port_rules() says of each what it is.
+enum class Port : uint8_t {
+  // Common to all layers, or of the model's ends.
+  kHidden,
+  kPositions,
+  kCuSeqlens,
+  kTokens,
+  kLabels,
+  kGatheredLabels,
+  kLossScale,
+  kHiddenOut,
+  kLoss,
+  kTokenLoss,
+  kLogits,
+  // MoE.
+  kExpertBias,
+  kEarlierCounts,
+  kSegments,
+  kTokenOrder,
+  kBalanceLoss,
+  kZLoss,
+  kScoreMeans,
+  kCounts,
+  kDropped,
+  kCountsSoFar,
+  // Cache.
+  kStart,
+  kCacheLength,
+  kKeyCache,
+  kValueCache,
+  // Multi-token prediction.
+  kEmbedded,
+};
+inline constexpr size_t kNumPorts = static_cast<size_t>(Port::kEmbedded) + 1;
+
+/// The programs that have ports.
+enum class ProgramRole : uint8_t { kEmbedding, kLayer, kHead, kLogits };
+
+/// What a program is built for.
+struct PortContext {
+  ProgramRole role = ProgramRole::kLayer;
+  const ModelConfig& config;
+  LayerKind kind = {};  ///< of a layer
+  const BatchShape& shape;
+  const StageGroups& groups;
+  std::optional<CacheShape> cache = std::nullopt;
+};
+
+enum class PortUse : uint8_t {
+  kInput,
+  kInPlace,  ///< read and changed
+  kOutput,
+};
+
+struct PortRule {
+  Port port;
+  std::string_view name;  ///< of the program's input
+  PortUse use;
+  std::string_view what;
+  ValueType (*type)(const PortContext& context);
+  bool (*present)(const PortContext& context);
+};
+
+/// A rule a port, in the order of the ports; outputs come in that order, too.
+std::span<const PortRule> port_rules();
+const PortRule& port_rule(Port port);
+inline std::string_view port_name(Port port) {
+  return port_rule(port).name;
+}
+inline ValueType port_type(Port port, const PortContext& context) {
+  return port_rule(port).type(context);
+}
+
+/// Something for some of the ports.
+template <typename T>
+class PortTable {
+ public:
+  bool has(Port port) const { return entry(port).has_value(); }
+  /// Throws InternalError where there is none.
+  const T& at(Port port) const {
+    ensure(has(port), "nothing is there for port '{}'", port_name(port));
+    return *entry(port);
+  }
+  void set(Port port, T value) { entries_[static_cast<size_t>(port)] = std::move(value); }
+
+ private:
+  const std::optional<T>& entry(Port port) const { return entries_[static_cast<size_t>(port)]; }
+
+  std::array<std::optional<T>, kNumPorts> entries_;
+};
+
+/// A program's values by port.
+class PortMap : public PortTable<ValueId> {
+ public:
+  /// The port that a value is bound by. Throws InternalError where it is none's.
+  Port port_of(ValueId id) const;
+};
+
+/// Memory for ports; a program takes what it has ports for.
+using PortTensors = PortTable<Tensor>;
+
+/// Adds the program's input (or what it changes in place) of a port, as the rule says, where it is
+/// not there yet.
+ValueId add_port(Program& program, PortMap& ports, Port port, const PortContext& context);
+
+/// Marks the ports that are outputs as the program's. Throws InternalError where a port is there
+/// that the rules do not have for this context, is missing, or has another type.
+void finish_ports(Program& program, const PortMap& ports, const PortContext& context);
+/// The former alone, for parts of programs.
+void set_port_outputs(Program& program, const PortMap& ports);
+
+/// Whether the balance loss of MoE layers is taken beside their routers, since it needs more than
+/// they see: other ranks' counts, or those of earlier forward passes, which a backward pass finds
+/// changed by later ones.
+bool spreads_balance(const ModelConfig& config, const StageGroups& groups);
+/// Whether capacities are over the tokens of several ranks.
+bool shares_capacity(const MoeConfig& moe, const StageGroups& groups);
+
+}  // namespace tessera

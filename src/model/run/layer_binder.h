@@ -1,0 +1,55 @@
+#pragma once
+
+#include <string>
+
+#include "model/build/layer_program.h"
+#include "model/run/weight_store.h"
+#include "runtime/derived_program.h"
+
+namespace tessera {
+
+/// A program and its memory. Only the addresses of parameters may change.
+struct BoundProgram {
+  const Executable* program = nullptr;
+  Bindings bindings;
+  ProgramParameters parameters;
+  std::vector<size_t> reads;      ///< parameters
+  std::vector<size_t> completes;  ///< those to which no later program of the micro-batch adds
+};
+
+/// Gradients by the ports of the forward program that they are of.
+struct PortGradients {
+  PortTensors given;   ///< of what the forward program gives
+  PortTensors wanted;  ///< of what it was given
+};
+
+/// Binds the programs of a layer, or of an end of the model, to the memory of their ports, to the
+/// parameters whose names begin with `prefix`, and to slabs that the caller keeps. For training and
+/// for inference. The parameters must outlive it.
+class LayerBinder {
+ public:
+  /// `transient` is as large as any of the programs needs.
+  LayerBinder(const ParameterSet& parameters, std::string prefix, std::byte* transient)
+      : parameters_(parameters), prefix_(std::move(prefix)), transient_(transient) {}
+
+  /// Throws InternalError where a port of the program has no memory in `tensors`.
+  BoundProgram bind_forward(const Executable& run, const ModelProgram& layout,
+                            const PortTensors& tensors, std::byte* saved = nullptr) const;
+  /// The same where a gradient has none. `kept`: what the weights' part reads.
+  BoundProgram bind_backward(const DerivedProgram& program, const ModelProgram& layout,
+                             const Bindings& forward, const PortGradients& gradients,
+                             std::byte* kept = nullptr) const;
+  /// The weights' part, where it is split off.
+  BoundProgram bind_weights(const DerivedProgram& program, const Bindings& forward,
+                            const Bindings& backward) const;
+
+ private:
+  BoundProgram join(const Executable& run, const Program& forward,
+                    const std::vector<Link>& accumulators, Bindings bindings) const;
+
+  const ParameterSet& parameters_;
+  std::string prefix_;
+  std::byte* transient_;
+};
+
+}  // namespace tessera

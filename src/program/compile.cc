@@ -1,0 +1,200 @@
+#include "program/compile.h"
+
+#include "program/fuse_gathers.h"
+#include "program/fuse_producers.h"
+#include "program/fuse_repeats.h"
+#include "program/fuse_sums.h"
+#include "program/join_expert_blocks.h"
+#include "program/schedule.h"
+
+namespace tessera {
+namespace {
+
+bool always(const Compilation& /*c*/) {
+  return true;
+}
+bool in_training(const Compilation& c) {
+  return c.goal == Goal::kTrain;
+}
+bool on_devices(const Compilation& c) {
+  return in_training(c) && !c.backend.is_host();
+}
+bool where_recomputing(const Compilation& c) {
+  return in_training(c) && !c.options.recompute.empty();
+}
+bool where_split(const Compilation& c) {
+  return in_training(c) && c.options.split_weights;
+}
+bool where_activations_fuse(const Compilation& c) {
+  return c.options.fuse_activations;
+}
+
+/// Replaces each program there is by change(program, values that outlive its runs).
+template <typename Change>
+void change_all(Compiled& programs, const Change& change) {
+  programs.forward = change(programs.forward, programs.saved);
+  if (programs.backward)
+    programs.backward->program = change(programs.backward->program, programs.kept);
+  if (programs.weights)
+    programs.weights->derived.program =
+        change(programs.weights->derived.program, std::vector<ValueId>());
+}
+
+void list_saved(Compiled& programs) {
+  programs.saved.clear();
+  for (const Link& link : programs.backward->saved) programs.saved.push_back(link.forward);
+}
+
+void fuse_forward_sums(Compilation& c) {
+  c.programs.forward = fuse_sums(c.programs.forward);
+}
+
+void join_blocks(Compilation& c) {
+  c.programs.forward = join_expert_blocks(c.programs.forward);
+}
+
+void fuse_forward_gathers(Compilation& c) {
+  GatherUse use{.differentiated = c.goal == Goal::kTrain};
+  if (use.differentiated) {
+    use.made_again = [&](ValueId id) {
+      return is_dropped(c.programs.forward, id, c.options.recompute);
+    };
+  }
+  c.programs.forward = fuse_gathers(c.programs.forward, c.options.gathers, c.backend, use);
+}
+
+void derive_backward(Compilation& c) {
+  c.programs.backward = differentiate(c.programs.forward, c.options.gradients);
+  list_saved(c.programs);
+}
+
+void fuse_gradient_sums(Compilation& c) {
+  Program& backward = c.programs.backward->program;
+  backward = fuse_sums(backward);
+  c.programs.model_flops = c.programs.forward.cost().flops + backward.cost().flops;
+}
+
+void recompute_values(Compilation& c) {
+  Compiled& programs = c.programs;
+  const auto dropped = choose_dropped(programs.forward, *programs.backward, c.options.recompute);
+  if (dropped.empty()) return;
+  programs.backward = recompute(programs.forward, *programs.backward, dropped);
+  list_saved(programs);
+}
+
+void fuse_gradient_gathers(Compilation& c) {
+  Program& backward = c.programs.backward->program;
+  backward = fuse_gathers(backward, c.options.gathers, c.backend, {});
+}
+
+void split_off_weights(Compilation& c) {
+  SplitBackward parts = split_weights(*c.programs.backward);
+  c.programs.kept = parts.kept_intermediates();
+  c.programs.backward = std::move(parts.input);
+  c.programs.weights = {std::move(parts.weight), std::move(parts.kept)};
+}
+
+void fuse_activations(Compilation& c) {
+  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& kept) {
+    return fuse_producers(program, kept);
+  });
+}
+
+void join_repeats(Compilation& c) {
+  change_all(c.programs, [](const Program& program, const std::vector<ValueId>& /*kept*/) {
+    return fuse_repeats(program);
+  });
+}
+
+void order_nodes(Compilation& c) {
+  const ScheduleOptions options{
+      .memory_growth = 0.1,
+      .workspace = [&](const Operator& op, std::span<const ValueType> inputs) {
+        return c.backend.workspace_bytes(op, inputs);
+      }};
+  change_all(c.programs, [&](const Program& program, const std::vector<ValueId>& kept) {
+    return schedule(program, kept, options);
+  });
+}
+
+constexpr Pass kPasses[] = {
+    {"fuse_sums", "operators add to their result what a sum would", always, fuse_forward_sums},
+    {"join_expert_blocks", "block-sparse products of equal experts become grouped ones", on_devices,
+     join_blocks},
+    {"fuse_gathers", "readers gather rows themselves, no copy is made or kept", always,
+     fuse_forward_gathers},
+    {"differentiate", "derives the backward program", in_training, derive_backward},
+    {"fuse_gradient_sums", "fuse_sums for gradients", in_training, fuse_gradient_sums},
+    {"recompute", "values are computed again instead of kept", where_recomputing, recompute_values},
+    {"fuse_gradient_gathers", "fuse_gathers for gradients and recomputed rows", in_training,
+     fuse_gradient_gathers},
+    {"split_weights", "weight gradients get a program of their own", where_split,
+     split_off_weights},
+    {"fuse_producers", "activations become part of the products around them",
+     where_activations_fuse, fuse_activations},
+    {"fuse_repeats", "nodes also give what others compute of the same values", in_training,
+     join_repeats},
+    {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},
+};
+
+ProgramFigures measure(const Program& program, const std::vector<ValueId>& saved,
+                       const Backend& backend) {
+  const MemoryPlan plan =
+      plan_memory(program, saved, [&](const Operator& op, std::span<const ValueType> inputs) {
+        return backend.workspace_bytes(op, inputs);
+      });
+  return {.num_nodes = std::ssize(program.nodes()),
+          .saved_bytes = plan.saved_bytes,
+          .transient_bytes = plan.transient_bytes};
+}
+
+PassEffect measure(std::string_view pass, std::string_view what, const Compilation& c) {
+  const Compiled& programs = c.programs;
+  PassEffect effect{.pass = pass,
+                    .what = what,
+                    .forward = measure(programs.forward, programs.saved, c.backend),
+                    .backward = {},
+                    .weights = {}};
+  if (programs.backward)
+    effect.backward = measure(programs.backward->program, programs.kept, c.backend);
+  if (programs.weights) effect.weights = measure(programs.weights->derived.program, {}, c.backend);
+  return effect;
+}
+
+void check_options(Goal goal, const CompileOptions& options) {
+  if (goal == Goal::kTrain) {
+    ensure(!options.gradients.outputs.empty(), "a training program without a gradient given");
+    return;
+  }
+  ensure(options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
+             options.recompute.empty() && !options.split_weights,
+         "gradients, recomputation and their split are for training, not to {}", goal_name(goal));
+}
+
+}  // namespace
+
+std::string_view goal_name(Goal goal) {
+  return goal == Goal::kTrain ? "train" : "infer";
+}
+
+std::span<const Pass> compile_passes() {
+  return kPasses;
+}
+
+Compiled compile(Program forward, Goal goal, const CompileOptions& options,
+                 const Backend& backend) {
+  check_options(goal, options);
+  Compilation c{goal, options, backend, {}};
+  c.programs.report = {.program = forward.name(), .goal = goal, .effects = {}};
+  c.programs.forward = std::move(forward);
+  std::vector<PassEffect>& effects = c.programs.report.effects;
+  effects.push_back(measure("as built", "", c));
+  for (const Pass& pass : kPasses) {
+    if (!pass.applies(c)) continue;
+    pass.run(c);
+    effects.push_back(measure(pass.name, pass.what, c));
+  }
+  return std::move(c.programs);
+}
+
+}  // namespace tessera

@@ -1,0 +1,131 @@
+#include "program/compile.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/add/add.h"
+#include "ops/linear/linear.h"
+#include "ops/registry/cpu_kernels.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "program/print.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// x → norm → linear → + x.
+struct Block {
+  Program program{"block"};
+  ValueId x, out;
+
+  Block() {
+    x = program.add_input("x", {DType::kF32, {4, 16}});
+    const ValueId norm = program.add_weight("norm.weight", {DType::kF32, {16}});
+    const ValueId weight = program.add_weight("weight", {DType::kF32, {16, 16}});
+    const ValueId normed = program.add(make_rmsnorm(1e-5), {x, norm}, {"normed", "rstd"})[0];
+    const ValueId projected = program.add1(make_linear(), {normed, weight}, "projected");
+    out = program.add1(make_add(), {projected, x}, "out");
+    program.set_outputs({out});
+  }
+  DifferentiateRequest gradients() const { return {{out}, {x}}; }
+};
+
+Compiled compile_block(Goal goal, CompileOptions options) {
+  const Block block;
+  if (goal == Goal::kTrain) options.gradients = block.gradients();
+  return compile(block.program, goal, options, Backend(make_cpu_kernels()));
+}
+
+std::vector<std::string> passes_of(const Compiled& compiled) {
+  std::vector<std::string> names;
+  for (const PassEffect& effect : compiled.report.effects) names.emplace_back(effect.pass);
+  return names;
+}
+
+TEST(Compile, PassesComeInOneOrder) {
+  std::vector<std::string_view> names;
+  for (const Pass& pass : compile_passes()) {
+    names.push_back(pass.name);
+    EXPECT_FALSE(pass.what.empty()) << pass.name;
+    EXPECT_EQ(pass.what.find('\n'), std::string_view::npos) << pass.name;
+  }
+  EXPECT_THAT(names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
+                                 "fuse_gradient_sums", "recompute", "fuse_gradient_gathers",
+                                 "split_weights", "fuse_producers", "fuse_repeats", "schedule"));
+}
+
+TEST(Compile, EachGoalHasItsPasses) {
+  EXPECT_THAT(passes_of(compile_block(Goal::kInfer, {})),
+              ElementsAre("as built", "fuse_sums", "fuse_gathers"));
+  EXPECT_THAT(passes_of(compile_block(Goal::kInfer, {.fuse_activations = true})),
+              ElementsAre("as built", "fuse_sums", "fuse_gathers", "fuse_producers"));
+  EXPECT_THAT(
+      passes_of(compile_block(Goal::kTrain, {})),
+      ElementsAre("as built", "fuse_sums", "fuse_gathers", "differentiate", "fuse_gradient_sums",
+                  "fuse_gradient_gathers", "fuse_repeats", "schedule"));
+  const CompileOptions all = {
+      .recompute = {"all"}, .fuse_activations = true, .split_weights = true};
+  // All but the one for devices.
+  EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))), std::ssize(compile_passes()));
+}
+
+TEST(Compile, ReportsWhatEachPassLeft) {
+  const Compiled compiled = compile_block(Goal::kTrain, {});
+  EXPECT_EQ(compiled.report.program, "block");
+  EXPECT_EQ(compiled.report.goal, Goal::kTrain);
+  const auto& effects = compiled.report.effects;
+  EXPECT_EQ(effects[0].forward.num_nodes, 3);
+  EXPECT_EQ(effects[0].backward, ProgramFigures());
+  EXPECT_EQ(effects[1].forward.num_nodes, 2);  // the sum is the linear's
+  EXPECT_EQ(effects[2].forward.saved_bytes, 0);
+  EXPECT_EQ(effects[3].backward.num_nodes, 4);  // of the sum, the linear (two) and the norm
+  EXPECT_EQ(effects[3].forward.saved_bytes, 256 + 64);
+  EXPECT_EQ(effects[4].backward.num_nodes, 3);
+  EXPECT_EQ(effects.back().weights, ProgramFigures());
+  EXPECT_EQ(effects.back().forward.num_nodes, std::ssize(compiled.forward.nodes()));
+  EXPECT_EQ(effects.back().backward.num_nodes, std::ssize(compiled.backward->program.nodes()));
+  EXPECT_THAT(compiled.saved, ::testing::SizeIs(2));
+}
+
+TEST(Compile, SplitAndRecomputedProgramsHaveFigures) {
+  const Compiled compiled =
+      compile_block(Goal::kTrain, {.recompute = {"normed"}, .split_weights = true});
+  ASSERT_TRUE(compiled.weights);
+  const PassEffect& last = compiled.report.effects.back();
+  EXPECT_EQ(last.forward.saved_bytes, 64);  // the reciprocal deviations
+  EXPECT_EQ(last.weights.num_nodes, std::ssize(compiled.weights->derived.program.nodes()));
+  EXPECT_GT(last.weights.num_nodes, 0);
+}
+
+TEST(Compile, ATableSaysWhatPassesDid) {
+  CompileReport report{.program = "moe_layer", .goal = Goal::kTrain, .effects = {}};
+  report.effects.push_back({"as built", "", {31, 0, 4096}, {}, {}});
+  report.effects.push_back({"differentiate", "derives", {31, 2048, 4096}, {52, 0, 8192}, {}});
+  EXPECT_EQ("\n" + print_passes(report), R"(
+moe_layer (train)                                      forward                        backward
+                                 nodes       saved   transient   nodes       saved   transient
+  as built                          31         0 B       4 KiB       -           -           -
+  differentiate                     31       2 KiB       4 KiB      52         0 B       8 KiB  derives
+)");
+}
+
+TEST(Compile, RefusesOptionsOfAnotherGoal) {
+  const Backend backend(make_cpu_kernels());
+  const Block block;
+  const auto compile_with = [&](Goal goal, const CompileOptions& options) {
+    return [&, goal, options] { compile(block.program, goal, options, backend); };
+  };
+  for (const CompileOptions& options :
+       {CompileOptions{.gradients = block.gradients()}, CompileOptions{.recompute = {"all"}},
+        CompileOptions{.split_weights = true}}) {
+    EXPECT_THAT(compile_with(Goal::kInfer, options),
+                ::testing::ThrowsMessage<InternalError>(HasSubstr("not to infer")));
+  }
+  EXPECT_THAT(compile_with(Goal::kTrain, {}),
+              ::testing::ThrowsMessage<InternalError>(HasSubstr("without a gradient")));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#include "runtime/derived_program.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+Tensor& slot(Bindings& bindings, ValueId id) {
+  return bindings.tensors[static_cast<size_t>(id)];
+}
+
+/// Gives a later program the forward values that it reads.
+void share(const DerivedProgram& program, const Bindings& forward, const std::vector<Link>& links,
+           Bindings& later) {
+  for (const Link& link : links)
+    slot(later, link.backward) = program.forward.at_bound(forward, link.forward);
+}
+
+}  // namespace
+
+DerivedProgram derive(Program forward, const CompileOptions& options, const Backend& backend) {
+  Compiled compiled = compile(std::move(forward), Goal::kTrain, options, backend);
+  Executable forward_run(std::move(compiled.forward), backend, compiled.saved);
+  Executable backward_run(std::exchange(compiled.backward->program, Program()), backend,
+                          compiled.kept);
+  std::optional<WeightPass> weights;
+  if (compiled.weights) {
+    Backward& derived = compiled.weights->derived;
+    Executable run(std::exchange(derived.program, Program()), backend);
+    weights = {std::move(run), std::move(derived), std::move(compiled.weights->kept)};
+  }
+  return {.forward = std::move(forward_run),
+          .derived = std::move(*compiled.backward),
+          .backward = std::move(backward_run),
+          .weights = std::move(weights),
+          .model_flops = compiled.model_flops,
+          .report = std::move(compiled.report)};
+}
+
+Bindings bind_backward(const DerivedProgram& program, const Bindings& forward) {
+  Bindings bindings = program.backward.make_bindings();
+  share(program, forward, program.derived.saved, bindings);
+  share(program, forward, program.derived.bound, bindings);
+  return bindings;
+}
+
+Bindings bind_weight_pass(const DerivedProgram& program, const Bindings& forward,
+                          const Bindings& backward) {
+  const WeightPass& pass = *program.weights;
+  Bindings bindings = pass.program.make_bindings();
+  share(program, forward, pass.derived.saved, bindings);
+  share(program, forward, pass.derived.bound, bindings);
+  for (const Link& link : pass.derived.grad_outputs) {
+    const auto given =
+        std::ranges::find(program.derived.grad_outputs, link.forward, &Link::forward);
+    slot(bindings, link.backward) = backward.tensors[static_cast<size_t>(given->backward)];
+  }
+  for (const KeptValue& kept : pass.kept)
+    slot(bindings, kept.weight_part) = program.backward.at_bound(backward, kept.input_part);
+  return bindings;
+}
+
+}  // namespace tessera
