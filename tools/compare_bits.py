@@ -26,8 +26,8 @@ MODEL = {
     "moe.num_experts": 8, "moe.top_k": 2, "moe.inner_size": 48, "data.sequence_length": 64,
     "train.micro_batch": 2, "train.global_batch": 8, "optim.learning_rate": 3e-3, "moe.z_loss_coefficient": 1e-3,
 }
-LATENT = {"model.attention": "latent", "model.num_kv_heads": 0, "latent.query_rank": 24, "latent.kv_rank": 32, "latent.nope_size": 16,
-          "latent.rope_size": 8, "latent.value_size": 16}
+LATENT = {"model.attention": "latent", "model.num_kv_heads": 0, "latent.query_rank": 24, "latent.kv_rank": 32,
+          "latent.nope_size": 16, "latent.rope_size": 8, "latent.value_size": 16}
 SHARED = {"moe.shared_inner_size": 48, "moe.shared_gate": "true"}
 DEEPSEEK = {**LATENT, "moe.score": "sigmoid", "moe.num_groups": 4, "moe.top_groups": 2, "moe.first_dense_layers": 1,
             "moe.bias_update_speed": 1e-3, "moe.shared_inner_size": 48, "model.mtp_layers": 1,

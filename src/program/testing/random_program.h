@@ -5,8 +5,8 @@
 #include "core/random.h"
 #include "ops/add/add.h"
 #include "ops/linear/linear.h"
-#include "program/testing/exchange_testing.h"
 #include "program/program.h"
+#include "program/testing/exchange_testing.h"
 
 namespace tessera::testing {
 
