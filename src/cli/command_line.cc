@@ -304,6 +304,8 @@ CLI::App* add_inspect(CLI::App& app, InspectArguments& inspect) {
                     "Which rank does what under [parallel], and the pipeline's timeline");
   command->add_flag("--schedule", inspect.schedule, "Every pipeline stage's passes in their order");
   command->add_flag("--step", inspect.step, "A training step as a plan: tasks, lanes and memory");
+  command->add_option("--step-html", inspect.step_html,
+                      "Draw the step as a timeline into this HTML file");
   command->add_flag("--all", inspect.all, "Print all tasks of the step");
   command->add_flag("--passes", inspect.passes,
                     "What each of the compiler's passes made of the programs");

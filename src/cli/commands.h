@@ -81,7 +81,8 @@ struct InspectArguments {
   bool layout = false;
   bool schedule = false;
   bool step = false;
-  bool all = false;  ///< of a step's tasks; otherwise long plans are cut
+  std::string step_html;  ///< file for the step as a timeline; "" for none
+  bool all = false;       ///< of a step's tasks; otherwise long plans are cut
   bool passes = false;
   std::string goal;   ///< of the passes: "train", "infer", or "" for training
   int64_t ranks = 0;  ///< of the layout; 0: as few as its degrees need

@@ -262,25 +262,26 @@ void show_checkpoint(const std::string& path, bool json) {
 int run_inspect(const InspectArguments& arguments) {
   const bool anything = arguments.presets || arguments.program || arguments.memory ||
                         arguments.layout || arguments.schedule || arguments.step ||
-                        arguments.passes || !arguments.checkpoint.empty() ||
-                        !arguments.report.empty();
+                        arguments.passes || !arguments.step_html.empty() ||
+                        !arguments.checkpoint.empty() || !arguments.report.empty();
   require(anything,
           "nothing to inspect: give --presets, --program, --passes, --memory, --layout, "
-          "--schedule, --step, --checkpoint PATH or --report RUN");
+          "--schedule, --step, --step-html FILE, --checkpoint PATH or --report RUN");
   require(arguments.goal.empty() || arguments.passes, "--goal says of which --passes");
   if (arguments.presets) show_presets(arguments.json);
   if (!arguments.checkpoint.empty()) show_checkpoint(arguments.checkpoint, arguments.json);
   if (!arguments.report.empty())
     std::cout << write_report_from_run(arguments.report).string() << "\n";
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
-  if (text_only || arguments.memory || arguments.step || arguments.passes) {
+  const bool step = arguments.step || !arguments.step_html.empty();
+  if (text_only || arguments.memory || step || arguments.passes) {
     const Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
     if (arguments.layout) show_layout(settings, ranks);
     if (arguments.schedule) show_schedule(settings, ranks);
-    if (arguments.step) show_step(settings, ranks, arguments);
+    if (step) show_step(settings, ranks, arguments);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.passes) show_passes(settings, arguments, ranks);
     if (arguments.memory) show_memory(settings, ranks, arguments.json);

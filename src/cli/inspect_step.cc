@@ -2,7 +2,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "core/file.h"
+#include "core/progress.h"
 #include "step/print_plan.h"
+#include "train/metrics/step_page.h"
 #include "train/state/planned_rank.h"
 
 namespace tessera {
@@ -17,19 +20,19 @@ constexpr MachineRates kGpuRates = {
 
 /// The plans of the first rank of each stage.
 struct StepPlans {
+  bool on_host = true;
   std::vector<StepPlan> plans;
   std::vector<PlanTimes> times;
 };
 
 StepPlans make_plans(const Settings& settings, int64_t num_ranks) {
   StepPlans result;
-  bool on_host = true;
   for (const int64_t rank : Layout(settings.parallel.layout, num_ranks).group(0, Axis::kPp)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    on_host = planned.backend.is_host();
+    result.on_host = planned.backend.is_host();
     result.plans.push_back(plan_step(settings, planned));
   }
-  result.times = simulate_plans(result.plans, on_host ? kHostRates : kGpuRates);
+  result.times = simulate_plans(result.plans, result.on_host ? kHostRates : kGpuRates);
   return result;
 }
 
@@ -40,10 +43,27 @@ void print_json(const StepPlans& step) {
   std::cout << (list.size() == 1 ? list[0] : list).dump() << "\n";
 }
 
+void write_page(const Settings& settings, const StepPlans& step, const std::string& path) {
+  const std::string name = settings.preset.empty() ? "a model" : settings.preset;
+  const ParameterCount count = count_parameters(settings.model);
+  const std::string page = make_step_page(
+      step.plans, step.times,
+      {.title = fmt::format("A training step of {}", name),
+       .status =
+           fmt::format("{} parameters, {} stages, {} sequences a micro-batch, durations as on {}",
+                       format_count(static_cast<double>(count.total)), step.plans.size(),
+                       settings.train.micro_batch,
+                       step.on_host ? "a small host" : "H100 GPUs with fast links")});
+  replace_file(path, page);
+  std::cout << path << "\n";
+}
+
 }  // namespace
 
 void show_step(const Settings& settings, int64_t num_ranks, const InspectArguments& arguments) {
   const StepPlans step = make_plans(settings, num_ranks);
+  if (!arguments.step_html.empty()) write_page(settings, step, arguments.step_html);
+  if (!arguments.step) return;
   if (arguments.json) return print_json(step);
   constexpr size_t kMaxTasks = 60;
   for (size_t i = 0; i < step.plans.size(); ++i) {

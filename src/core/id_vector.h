@@ -20,7 +20,8 @@ class IdVector {
  public:
   IdVector() = default;
   IdVector(std::initializer_list<T> values) : values_(values) {}
-  explicit IdVector(size_t size, const T& value = T()) : values_(size, value) {}
+  explicit IdVector(size_t size) : values_(size) {}
+  IdVector(size_t size, const T& value) : values_(size, value) {}
 
   Id add(T value) {
     values_.push_back(std::move(value));

@@ -33,6 +33,20 @@ Tensor rows_of_share(std::byte* share, const ShardUnit& unit, const Tensor& para
   return take_rows({share + before, parameter.dtype, parameter.shape}, rows);
 }
 
+/// What the names of parameters begin with alike, without a "." at its end.
+std::string common_name(std::span<const ReplicatedParameter> parameters,
+                        const std::vector<size_t>& module) {
+  if (module.empty()) return "";
+  std::string_view common = parameters[module.front()].parameter.name;
+  for (const size_t idx : module) {
+    const std::string& name = parameters[idx].parameter.name;
+    const auto differs = std::ranges::mismatch(common, name).in1;
+    common = common.substr(0, static_cast<size_t>(differs - common.begin()));
+  }
+  if (module.size() > 1) common = common.substr(0, common.rfind('.'));
+  return std::string(common);
+}
+
 BucketReduction make_reduction(const std::vector<ShardGroup>& groups, const ShardUnit& unit,
                                GradientCompression compression, const GradientMath& math) {
   return {{.outer = groups[unit.group].shard}, unit.bucket, compression, math};
@@ -175,6 +189,12 @@ Tensor FullySharded::weight(size_t parameter) {
   return on_device(whole(memory, unit, place.idx, unit.dtype, shapes_[parameter]));
 }
 
+void FullySharded::wait_gathering(size_t module) {
+  Slot* const slot = find_weights(module);
+  if (slot == nullptr) return;
+  for (Pending& pending : slot->pending) pending.wait();
+}
+
 void FullySharded::release(size_t module) {
   Slot* const slot = find_weights(module);
   if (slot == nullptr) return;
@@ -252,6 +272,13 @@ void FullySharded::reduce(size_t module) {
   slot->turn = ++num_reductions_;
 }
 
+void FullySharded::wait_reduction(size_t module) {
+  Slot* const oldest = oldest_reduction();
+  ensure(oldest != nullptr && oldest->module == module,
+         "module {} is not the first that is reduced", module);
+  complete(*oldest);
+}
+
 // In the order of the reductions, so that sums do not depend on timing.
 void FullySharded::complete(Slot& slot) {
   for (Pending& pending : slot.pending) pending.wait();
@@ -282,15 +309,23 @@ void FullySharded::finish_gradients() {
   finished_ = true;
 }
 
-StepResult FullySharded::step(const StepInput& input) {
-  finish_gradients();
+StepResult FullySharded::judge(const StepInput& input) {
+  ensure(finished_, "gradients are judged before they are finished");
   for (const Slot& slot : weight_slots_)
     ensure(!slot.module, "a step while module {} is gathered", slot.module.value_or(0));
-  const StepResult result = state_->judge(input);
-  if (!result.updated) return result;
+  return state_->judge(input);
+}
+
+void FullySharded::update(const StepInput& input, const StepResult& result) {
   std::vector<size_t> all(shapes_.size());
   std::iota(all.begin(), all.end(), size_t{0});
   state_->update(all, input, result.clip_factor);
+}
+
+StepResult FullySharded::step(const StepInput& input) {
+  finish_gradients();
+  const StepResult result = judge(input);
+  if (result.updated) update(input, result);
   return result;
 }
 
@@ -334,6 +369,7 @@ ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& gro
   for (const ShardPlan::Place& place : plan.places) exchanges.module_of.push_back(place.module);
   for (const ShardModule& module : plan.modules) {
     ModuleExchange& exchange = exchanges.modules.emplace_back();
+    exchange.name = common_name(parameters, modules[exchanges.modules.size() - 1]);
     exchange.gathered_bytes = module.weight_bytes;
     for (const ShardUnit& unit : module.units) {
       const int64_t elements = unit.bucket.num_elements();

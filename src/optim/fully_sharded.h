@@ -70,6 +70,8 @@ class FullySharded final : public DistributedOptimizer {
   /// A parameter's whole weight, of a module that is gathered or about to be: waits for it. Valid
   /// until the module is released.
   Tensor weight(size_t parameter);
+  /// Returns when it is there.
+  void wait_gathering(size_t module);
   void release(size_t module);
 
   /// The F32 accumulator of a parameter's whole gradient, valid until its module is reduced. That
@@ -79,10 +81,16 @@ class FullySharded final : public DistributedOptimizer {
   /// Starts to sum a module's gradients over the shard group, to be added to this rank's share: of
   /// the units (see ShardUnit) that a gradient was asked for, which are the same on all ranks.
   void reduce(size_t module);
+  /// Returns when the oldest reduction under way, which must be this module's, is in the share.
+  void wait_reduction(size_t module);
   /// Also sums over micro-batches. Until the next begin_step no gradient may be asked for.
   void finish_gradients() override;
   /// No module may be gathered.
   StepResult step(const StepInput& input) override;
+  /// The parts of a step: after finish_gradients the norm and what follows from it, on all ranks
+  /// together; and where that updates, the update of all shares.
+  StepResult judge(const StepInput& input);
+  void update(const StepInput& input, const StepResult& result);
   void discard_gradients() override { finish_gradients(); }
 
   /// Of shares that several replicas hold, the first owns.

@@ -70,9 +70,13 @@ std::vector<TransferQueue::Stage> GradientReducer::stages(const Item& item, int6
 }
 
 void GradientReducer::start_next() {
-  const Item& item = items_[num_started_++];
+  Item& item = items_[num_started_++];
   for (int64_t piece = 0; piece < item.reduction.num_pieces(); ++piece)
-    queue_.add(stages(item, piece));
+    item.transfer = queue_.add(stages(item, piece));
+}
+
+void GradientReducer::wait(size_t bucket) {
+  if (!items_.empty()) queue_.wait(items_[bucket].transfer);
 }
 
 void GradientReducer::ready(size_t idx) {

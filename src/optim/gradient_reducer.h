@@ -41,6 +41,8 @@ class GradientReducer {
   void ready(size_t idx);
   /// Starts what can start by now.
   void poll() { queue_.poll(); }
+  /// Returns when the sums of a bucket that was started, and of all before it, are there.
+  void wait(size_t bucket);
   /// Declares all that are left ready and returns when the sums are there. After it a new step
   /// begins.
   void finish();
@@ -58,6 +60,7 @@ class GradientReducer {
     ScatteredBytes grads;
     IndexRange own_bytes;
     std::vector<bool> ready;  ///< by parameter of the bucket
+    int64_t transfer = -1;    ///< the number of the last, once started
 
     bool packed() const { return grads.contiguous() == nullptr; }
     int64_t packed_bytes() const { return packed() ? align_up(grads.num_bytes()) : 0; }

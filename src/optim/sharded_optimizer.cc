@@ -67,6 +67,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
+  exchanges_ = list_exchanges(groups, parameters_, sharding);
 }
 
 void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
@@ -189,20 +190,38 @@ void ShardedOptimizer::gather_all() {
   for (Group& group : groups_) group.gatherer->wait_all();
 }
 
+void ShardedOptimizer::wait_reduction(size_t bucket) {
+  const BucketPlace& place = buckets_.at(bucket);
+  groups_[place.group].reducer->wait(place.bucket);
+}
+
+StepResult ShardedOptimizer::judge(const StepInput& input) {
+  ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
+  phase_ = Phase::kIdle;
+  return state_->judge(input);
+}
+
+void ShardedOptimizer::update(size_t bucket, const StepInput& input, const StepResult& result) {
+  state_->update(buckets().at(bucket).parameters, input, result.clip_factor);
+}
+
+void ShardedOptimizer::start_gathering(size_t bucket) {
+  const BucketPlace& place = buckets_.at(bucket);
+  if (sharding_.shard_state) groups_[place.group].gatherer->start(place.bucket);
+  poll();
+}
+
+void ShardedOptimizer::wait_gathering(size_t bucket) {
+  wait_weights(buckets().at(bucket).parameters.front());
+}
+
 StepResult ShardedOptimizer::step(const StepInput& input) {
   finish_gradients();
-  phase_ = Phase::kIdle;
-  const StepResult result = state_->judge(input);
+  const StepResult result = judge(input);
   if (!result.updated) return result;
-  for (const BucketPlace& place : buckets_) {
-    Group& group = groups_[place.group];
-    const IndexRange& parameters = group.buckets[place.bucket].parameters;
-    state_->update(
-        std::span(group.parameters)
-            .subspan(static_cast<size_t>(parameters.begin), static_cast<size_t>(parameters.count)),
-        input, result.clip_factor);
-    if (sharding_.shard_state) group.gatherer->start(place.bucket);
-    poll();
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    update(bucket, input, result);
+    start_gathering(bucket);
   }
   return result;
 }

@@ -55,6 +55,21 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void finish_gradients() override;
   void discard_gradients() override;
   StepResult step(const StepInput& input) override;
+
+  /// The parts of a step, for whoever orders them; buckets are those of list_exchanges, by their
+  /// places there. First ready() for the parameters of all buckets, then, in any order, that these
+  /// are there;
+  const std::vector<BucketExchange>& buckets() const { return exchanges_.buckets; }
+  void wait_reduction(size_t bucket);
+  /// after finish_gradients the norm and what follows from it, on all ranks together;
+  StepResult judge(const StepInput& input);
+  /// where that updates, each bucket in order, with its weights on their way behind it.
+  void update(size_t bucket, const StepInput& input, const StepResult& result);
+  void start_gathering(size_t bucket);
+  void wait_gathering(size_t bucket);
+  /// Starts what can start by now.
+  void poll();
+
   /// Returns when this rank has the updated weights of parameter `idx`.
   void wait_weights(size_t idx);
   /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
@@ -139,7 +154,6 @@ class ShardedOptimizer final : public DistributedOptimizer {
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();
   void gather_all();
-  void poll();
 
   std::vector<ReplicatedParameter> parameters_;
   ShardingOptions sharding_;
@@ -147,6 +161,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   std::vector<Rows> rows_;            ///< by parameter
   std::vector<size_t> in_group_;      ///< each parameter's index in its group
   std::vector<BucketPlace> buckets_;  ///< in the order of the forward pass
+  ReplicatedExchanges exchanges_;     ///< of the same buckets
   std::unique_ptr<HeldState> state_;
   Phase phase_ = Phase::kIdle;
 };

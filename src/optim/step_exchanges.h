@@ -40,6 +40,7 @@ struct UnitExchange {
 };
 
 struct ModuleExchange {
+  std::string name;  ///< what its parameters' names begin with: "layers.3"
   std::vector<UnitExchange> units;
   int64_t gathered_bytes = 0;  ///< 0 where this rank has all of it
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <set>
 
 #include "core/error.h"
 
@@ -213,6 +214,26 @@ std::vector<std::vector<PipelineStep>> make_pipeline_schedule(const PipelineSpec
   for (int64_t stage = 0; stage < spec.num_stages; ++stage)
     schedule.push_back(schedule_stage(spec, stage));
   return schedule;
+}
+
+std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps) {
+  std::set<std::pair<int64_t, int64_t>> seen;
+  std::vector<bool> last(steps.size());
+  for (size_t i = steps.size(); i-- > 0;)
+    last[i] = seen.emplace(steps[i].chunk, steps[i].micro_batch).second;
+  return last;
+}
+
+std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks) {
+  std::vector<int64_t> now(static_cast<size_t>(num_chunks), 0);
+  std::vector<int64_t> most(now.size(), 0);
+  const std::vector<bool> last = find_last_passes(steps);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto chunk = static_cast<size_t>(steps[i].chunk);
+    if (steps[i].pass == PipelinePass::kForward) most[chunk] = std::max(most[chunk], ++now[chunk]);
+    if (last[i]) --now[chunk];
+  }
+  return most;
 }
 
 PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<Steps>& schedule,

@@ -42,6 +42,13 @@ struct PipelineSpec {
 /// cannot be scheduled.
 std::vector<std::vector<PipelineStep>> make_pipeline_schedule(const PipelineSpec& spec);
 
+/// Whether each of a stage's steps is the last pass of its micro-batch in its chunk.
+std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps);
+
+/// The most micro-batches of each of a stage's chunks that are in flight at a time, from the
+/// forward pass to the last backward one.
+std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks);
+
 /// Durations of a pass of one chunk, in any unit; sending takes no time.
 struct PassTimes {
   double forward = 1;

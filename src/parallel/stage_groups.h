@@ -30,6 +30,14 @@ struct StageGroups {
   int64_t token_ranks() const { return micro_batch->size(); }
 };
 
+/// Where a stage is in a pipeline, and the groups along it.
+struct PipelinePlace {
+  CommunicatorPtr activations;  ///< the ranks of the stages, in their order
+  CommunicatorPtr gradients;    ///< the same ranks in a group of their own: the two kinds of
+                                ///< messages between a pair of stages come in different orders
+  int64_t num_chunks = 1;       ///< of each stage
+};
+
 /// The groups of a run on one rank.
 StageGroups single_rank_groups();
 

@@ -31,8 +31,8 @@ class StepBuilder {
     }
     wait_all_sends();
     collect();
-    if (trains_ && request_.sharding.updates()) {
-      share_results();
+    share_results();
+    if (updates()) {
       parameters_->finish_gradients();
       parameters_->update(*request_.world);
       end();
@@ -41,6 +41,8 @@ class StepBuilder {
   }
 
  private:
+  bool updates() const { return trains_ && request_.sharding.updates(); }
+
   /// A chunk's place, with what is still being sent from it.
   using Place = std::pair<int64_t, int64_t>;
 
@@ -156,7 +158,8 @@ class StepBuilder {
   }
 
   void collect() {
-    Task task = host_task(TaskAction::kCollect, "results of all micro-batches");
+    Task task = host_task(trains_ ? TaskAction::kCollect : TaskAction::kCollectLosses,
+                          "results of all micro-batches");
     for (const StepPass& pass : passes_.passes) {
       if (pass.ends) read(task, chunk(pass).results(pass.step.micro_batch));
     }
@@ -166,7 +169,8 @@ class StepBuilder {
   void share_results() {
     Task task = host_task(TaskAction::kShareResults, "results of all ranks");
     task.after.push_back(*collected_);
-    if (request_.world->size() > 1) task.inside.push_back({writer_.group(*request_.world), 1, 0});
+    if (updates() && request_.world->size() > 1)
+      task.inside.push_back({writer_.group(*request_.world), 1, 0});
     writer_.add(std::move(task));
   }
 
@@ -185,7 +189,7 @@ class StepBuilder {
 }  // namespace
 
 StepPlan build_step(const StepRequest& request) {
-  StepPasses passes = list_step_passes(request.programs, request.parameters, request.steps);
+  StepPasses passes = list_step_passes(request.programs, &request.parameters, request.steps);
   return post_receives_ahead(StepBuilder(request, std::move(passes), true).build());
 }
 

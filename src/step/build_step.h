@@ -3,9 +3,10 @@
 #include <optional>
 #include <vector>
 
-#include "model/run/pipeline_executor.h"
 #include "model/run/stage_programs.h"
 #include "optim/step_exchanges.h"
+#include "parallel/pipeline_schedule.h"
+#include "parallel/stage_groups.h"
 #include "step/step_plan.h"
 
 namespace tessera {

@@ -182,7 +182,9 @@ void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
   weights ? read(task, kept(run)) : write(task, kept(run));
 }
 
-void ChunkTasks::add_inner_exchanges(const Executable& executable, Task& task) {
+const ChunkTasks::ProgramCost& ChunkTasks::cost_of(const Executable& executable) {
+  const auto known = costs_.find(&executable);
+  if (known != costs_.end()) return known->second;
   std::map<LaneId, InnerExchanges> inside;
   for (const Node& node : executable.program().nodes()) {
     const Communicator* const group = communicator_of(*node.op);
@@ -192,18 +194,21 @@ void ChunkTasks::add_inner_exchanges(const Executable& executable, Task& task) {
     ++exchanges.count;
     exchanges.bytes += input_bytes(executable.program(), node);
   }
-  for (const auto& [lane, exchanges] : inside) task.inside.push_back(exchanges);
+  ProgramCost& cost = costs_[&executable];
+  cost.cost = executable.program().cost();
+  for (const auto& [lane, exchanges] : inside) cost.inside.push_back(exchanges);
+  return cost;
 }
 
 Task ChunkTasks::run(const StepRun& run) {
-  const Cost cost = run.executable->program().cost();
+  const ProgramCost& cost = cost_of(*run.executable);
   Task task{
       .kind = TaskKind::kRun,
       .action = TaskAction::kRunProgram,
       .lane = writer_.lane(LaneKind::kCompute),
       .name = fmt::format("{}, micro-batch {}", describe(chunk_, run.ref), run.micro_batch),
-      .flops = cost.flops,
-      .bytes = static_cast<int64_t>(cost.bytes),
+      .flops = cost.cost.flops,
+      .bytes = static_cast<int64_t>(cost.cost.bytes),
       .subject = {
           .program = run.ref, .chunk = idx_, .place = run.place, .micro_batch = run.micro_batch}};
   if (run.ref.part == kLayer) {
@@ -218,7 +223,6 @@ Task ChunkTasks::run(const StepRun& run) {
                              {.name = "working memory",
                               .bytes = programs_.transient_bytes(),
                               .purpose = Purpose::kWorking}));
-  add_inner_exchanges(*run.executable, task);
   return task;
 }
 

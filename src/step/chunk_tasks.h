@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+
 #include "model/run/chunk_streams.h"
 #include "parallel/stage_groups.h"
 #include "step/plan_writer.h"
@@ -59,7 +61,12 @@ class ChunkTasks {
   void add_layer_backward(const StepRun& run, Task& task);
   void add_head(const StepRun& run, Task& task);
   void add_embedding(const StepRun& run, Task& task);
-  void add_inner_exchanges(const Executable& executable, Task& task);
+  /// What the runs of a program have in common.
+  struct ProgramCost {
+    Cost cost;
+    std::vector<InnerExchanges> inside;
+  };
+  const ProgramCost& cost_of(const Executable& executable);
   std::vector<Message> forward_messages(const Holder& holder, bool in);
   std::vector<Message> backward_messages(const Holder& holder, bool in);
 
@@ -69,6 +76,7 @@ class ChunkTasks {
   int64_t idx_;
   ChunkStreams streams_;
   bool balances_model_;
+  std::map<const Executable*, ProgramCost> costs_;
 };
 
 }  // namespace tessera

@@ -119,7 +119,7 @@ class ModuleTasks final : public ParameterTasks {
 
   BufferId take(const std::string& what, size_t module, size_t slot, int64_t bytes, Purpose purpose,
                 int64_t slot_bytes) {
-    return writer_.buffer(fmt::format("{} of module {}, #{}", what, module, num_taken_++), bytes,
+    return writer_.buffer(fmt::format("{} of {}, #{}", what, at(module).name, num_taken_++), bytes,
                           {.name = fmt::format("{} of modules, buffer {}", what, slot),
                            .bytes = slot_bytes,
                            .purpose = purpose});
@@ -130,7 +130,7 @@ class ModuleTasks final : public ParameterTasks {
                 const std::vector<size_t>& units, int64_t UnitExchange::*bytes) {
     Task task{.kind = TaskKind::kExchange,
               .action = action,
-              .name = fmt::format("{}, module {}", what, module),
+              .name = fmt::format("{}, {}", what, at(module).name),
               .subject = {.unit = static_cast<int64_t>(module)}};
     for (const size_t idx : units) {
       const UnitExchange& unit = at(module).units[idx];

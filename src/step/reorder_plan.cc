@@ -11,22 +11,23 @@ namespace {
 
 using Order = std::vector<TaskId>;
 
-/// Where `id` may stand at the earliest: behind all that it depends on, and behind the last message
-/// of its lane, either way, which keeps the order of the messages between two ranks.
+/// Where the task at `from` may stand at the earliest, not before `limit`: behind all that it
+/// depends on, and behind the last message of its lane, either way, which keeps the order of the
+/// messages between two ranks.
 size_t earliest(const StepPlan& plan, const std::vector<TaskId>& dependencies, const Order& order,
-                size_t from) {
+                size_t from, size_t limit) {
   const Task& task = plan.tasks[order[from]];
-  for (size_t at = from; at > 0; --at) {
+  for (size_t at = from; at > limit; --at) {
     const Task& before = plan.tasks[order[at - 1]];
     const bool needed = std::ranges::find(dependencies, order[at - 1]) != dependencies.end();
     const bool same_way =
         before.kind == task.kind && before.phase == TaskPhase::kStart && before.lane == task.lane;
     if (needed || same_way) return at;
   }
-  return 0;
+  return limit;
 }
 
-/// In front of the run before the last run in front of `from`; `from` where there are no two.
+/// In front of the last run before `from`; `from` where there is none.
 size_t a_run_ahead(const StepPlan& plan, const Order& order, size_t from) {
   for (size_t at = from; at > 0; --at) {
     if (plan.tasks[order[at - 1]].kind == TaskKind::kRun) return at - 1;
@@ -60,8 +61,7 @@ StepPlan post_receives_ahead(const StepPlan& plan) {
     const TaskId id = order[i];
     const Task& task = plan.tasks[id];
     if (task.kind != TaskKind::kReceive || task.phase != TaskPhase::kStart) continue;
-    const size_t to =
-        std::max(earliest(plan, dependencies[id], order, i), a_run_ahead(plan, order, i));
+    const size_t to = earliest(plan, dependencies[id], order, i, a_run_ahead(plan, order, i));
     std::rotate(order.begin() + static_cast<ptrdiff_t>(to),
                 order.begin() + static_cast<ptrdiff_t>(i),
                 order.begin() + static_cast<ptrdiff_t>(i) + 1);

@@ -42,6 +42,22 @@ bool is_planned(const StepPlan& plan, const StepBuffer& buffer) {
 
 }  // namespace
 
+std::vector<int64_t> find_alive_bytes(const StepPlan& plan) {
+  Changes changes(plan.tasks.size());
+  const auto lives = find_lives(plan);
+  for (const BufferId id : plan.buffers.ids()) {
+    if (is_planned(plan, plan.buffers[id]))
+      changes.add(lives[id], align_up(plan.buffers[id].bytes));
+  }
+  int64_t now = 0;
+  std::vector<int64_t> alive;
+  for (size_t i = 0; i < plan.tasks.size(); ++i) {
+    alive.push_back(now += changes.taken[i]);
+    now -= changes.freed[i];
+  }
+  return alive;
+}
+
 StepMemory find_step_memory(const StepPlan& plan) {
   StepMemory memory;
   for (const StepStorage& storage : plan.storages) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <vector>
 
 #include "step/step_plan.h"
 
@@ -22,5 +23,8 @@ struct StepMemory {
   TaskId fullest = {};  ///< a task at which the most is alive
 };
 StepMemory find_step_memory(const StepPlan& plan);
+
+/// The device's bytes that are alive at each task, state left out.
+std::vector<int64_t> find_alive_bytes(const StepPlan& plan);
 
 }  // namespace tessera

@@ -82,6 +82,7 @@ enum class TaskAction : uint8_t {
   kForwardMessage,   ///< between stages: TaskSubject::stream of ChunkRun::forward_messages()
   kBackwardMessage,  ///< likewise
   kCollect,          ///< the host reads the results of all micro-batches
+  kCollectLosses,    ///< of an evaluation, which changes nothing else
   kShareResults,     ///< of all ranks together
   kReduceBucket,     ///< gradients of a bucket are summed into its owners' rows
   kFinishGradients,  ///< all of them are there

@@ -1,19 +1,11 @@
 #include "step/step_runs.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
+#include <tuple>
 
 namespace tessera {
 namespace {
-
-/// Whether each step is the last pass of its micro-batch in its chunk.
-std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps) {
-  std::set<std::pair<int64_t, int64_t>> seen;
-  std::vector<bool> last(steps.size());
-  for (size_t i = steps.size(); i-- > 0;)
-    last[i] = seen.emplace(steps[i].chunk, steps[i].micro_batch).second;
-  return last;
-}
 
 PassDirection direction_of(PipelinePass pass) {
   return pass == PipelinePass::kForward    ? PassDirection::kForward
@@ -45,17 +37,16 @@ class Places {
 
 class RunLister {
  public:
-  RunLister(const StagePrograms& programs, const ParameterSet& parameters)
+  RunLister(const StagePrograms& programs, const ParameterSet* parameters)
       : programs_(programs), parameters_(parameters) {}
 
   void add(StepPass pass, const std::vector<ProgramRef>& refs) {
     const PipelineChunk& chunk = programs_.part.chunks[static_cast<size_t>(pass.step.chunk)];
     pass.first_run = result_.runs.size();
     for (const ProgramRef& ref : refs) {
-      const Executable& executable = find_executable(programs_, chunk, ref);
       result_.runs.push_back({.ref = ref,
-                              .executable = &executable,
-                              .parameters = find_parameters(programs_, chunk, ref, parameters_),
+                              .executable = &find_executable(programs_, chunk, ref),
+                              .parameters = parameters_of(pass.step.chunk, chunk, ref),
                               .chunk = pass.step.chunk,
                               .place = pass.place,
                               .micro_batch = pass.step.micro_batch});
@@ -66,14 +57,25 @@ class RunLister {
   StepPasses take() && { return std::move(result_); }
 
  private:
+  /// The same for all micro-batches.
+  const ProgramParameters& parameters_of(int64_t idx, const PipelineChunk& chunk,
+                                         const ProgramRef& ref) {
+    const auto key = std::tuple(idx, ref.part, ref.direction, ref.idx);
+    const auto known = known_.find(key);
+    if (known != known_.end()) return known->second;
+    if (parameters_ == nullptr) return known_[key];
+    return known_.emplace(key, find_parameters(programs_, chunk, ref, *parameters_)).first->second;
+  }
+
   const StagePrograms& programs_;
-  const ParameterSet& parameters_;
+  const ParameterSet* parameters_;  // may be null
+  std::map<std::tuple<int64_t, ProgramPart, PassDirection, int64_t>, ProgramParameters> known_;
   StepPasses result_;
 };
 
 }  // namespace
 
-StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet& parameters,
+StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps) {
   RunLister lister(programs, parameters);
   std::vector<Places> places;
@@ -99,7 +101,7 @@ StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet& p
 }
 
 StepPasses list_evaluation_passes(const StagePrograms& programs, const ParameterSet& parameters) {
-  RunLister lister(programs, parameters);
+  RunLister lister(programs, &parameters);
   for (size_t c = 0; c < programs.part.chunks.size(); ++c) {
     lister.add({.step = {.chunk = static_cast<int64_t>(c)}, .begins = true, .ends = true},
                list_evaluation(programs.part.chunks[c]));

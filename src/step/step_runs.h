@@ -35,8 +35,8 @@ struct StepPasses {
 };
 
 /// Expands a stage's schedule into runs of programs, and gives each micro-batch the lowest free
-/// place of its chunk. Of `parameters` only names are read.
-StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet& parameters,
+/// place of its chunk. Of `parameters` only names are read; where it is null, the runs have none.
+StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps);
 /// The same for one micro-batch through all chunks whose loss is all that is wanted.
 StepPasses list_evaluation_passes(const StagePrograms& programs, const ParameterSet& parameters);

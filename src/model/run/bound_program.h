@@ -4,7 +4,7 @@
 
 #include "model/run/expert_states.h"
 #include "model/run/layer_binder.h"
-#include "model/run/stage_programs.h"
+#include "model/run/pass_order.h"
 
 namespace tessera {
 
@@ -33,6 +33,8 @@ struct BoundChunk {
   std::vector<BoundLayer> layers;  ///< in the order of the model
   std::vector<BoundPasses> heads;  ///< by depth; empty where the chunk has no loss
   BoundProgram evaluation;         ///< the head without gradients, likewise
+
+  BoundProgram& find(const ProgramRef& ref);
 };
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include "model/run/chunk_run.h"
 
 #include <algorithm>
-#include <map>
 
 namespace tessera {
 
@@ -24,44 +23,7 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       parameters_(parameters),
       store_(store),
       memory_(programs, chunk),
-      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, shared)) {
-  order_passes();
-}
-
-void ChunkRun::order_passes() {
-  if (chunk_.embedding) forward_pass_.push_back(&bound_.embedding.forward);
-  for (BoundLayer& layer : bound_.layers) {
-    if (layer.is_mtp()) forward_pass_.push_back(&layer.embedding.forward);
-    forward_pass_.push_back(&layer.forward);
-    if (!layer.is_mtp()) evaluation_pass_ = forward_pass_;
-  }
-  if (evaluation_pass_.empty() && chunk_.embedding) evaluation_pass_ = {&bound_.embedding.forward};
-  if (chunk_.loss) evaluation_pass_.push_back(&bound_.evaluation);
-  for (BoundPasses& head : bound_.heads) forward_pass_.push_back(&head.forward);
-  for (auto head = bound_.heads.rbegin(); head != bound_.heads.rend(); ++head)
-    backward_pass_.push_back(&head->backward);
-  for (auto layer = bound_.layers.rbegin(); layer != bound_.layers.rend(); ++layer) {
-    backward_pass_.push_back(&layer->backward);
-    if (layer->is_mtp()) backward_pass_.push_back(&layer->embedding.backward);
-    if (layer->kind->derived.weights) weight_pass_.push_back(&layer->weights);
-  }
-  if (chunk_.embedding) backward_pass_.push_back(&bound_.embedding.backward);
-  find_completed();
-}
-
-/// Who asks is told in the last pass alone: what only passes before it add to is complete when it
-/// begins.
-void ChunkRun::find_completed() {
-  const std::vector<BoundProgram*>& last = weight_pass_.empty() ? backward_pass_ : weight_pass_;
-  std::map<size_t, BoundProgram*> completed_by;
-  for (const auto* pass : {&forward_pass_, &backward_pass_, &weight_pass_}) {
-    for (BoundProgram* program : *pass) {
-      for (const ProgramParameters::Place& place : program->parameters.gradients)
-        completed_by[place.parameter] = pass == &last ? program : last.front();
-    }
-  }
-  for (const auto& [parameter, program] : completed_by) program->completes.push_back(parameter);
-}
+      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, shared)) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
   Bytes bytes{
@@ -96,12 +58,6 @@ void ChunkRun::bring_expert_biases() {
   }
 }
 
-void ChunkRun::bring_weights(const std::vector<BoundProgram*>& pass, size_t idx) {
-  store_->prepare(pass[idx]->parameters);
-  if (idx + 1 < pass.size()) store_->prepare(pass[idx + 1]->parameters);
-  store_->bind(pass[idx]->parameters, pass[idx]->bindings);
-}
-
 /// Which sums of gradients the program is the first of its step to add to; a store's are zeroed.
 void ChunkRun::find_unset(BoundProgram& bound) {
   bound.bindings.unset.clear();
@@ -110,47 +66,22 @@ void ChunkRun::find_unset(BoundProgram& bound) {
   }
 }
 
-void ChunkRun::run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-                   const ParameterHook& before, const ParameterHook& after) {
-  for (size_t idx = 0; idx < pass.size(); ++idx) {
-    BoundProgram& bound = *pass[idx];
-    if (before) before(bound.reads);
-    if (store_ != nullptr) {
-      bring_weights(pass, idx);
-    } else {
-      find_unset(bound);
-    }
-    bound.program->run(bound.bindings, observer);
-    if (store_ != nullptr) store_->done(bound.parameters);
-    if (after) after(bound.completes);
+void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
+  BoundProgram& bound = bound_.find(program);
+  if (store_ != nullptr) {
+    store_->bind(bound.parameters, bound.bindings);
+  } else {
+    find_unset(bound);
   }
+  bound.program->run(bound.bindings, observer);
+  if (store_ != nullptr) store_->done(bound.parameters);
 }
 
-void ChunkRun::forward(const NodeObserver& observer, const PassHooks& hooks) {
-  run(forward_pass_, observer, hooks.before_forward, {});
-  if (!balances_whole_model(programs_.config)) return;
-  add_balance_sums();
-  if (chunk_.loss) model_balance_ = memory_.balance.finish(scales_.balance);
+void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {
+  for (const ProgramRef& program : list_pass(programs_, chunk_, direction)) run(program, observer);
 }
 
-double ChunkRun::evaluate(const NodeObserver& observer) {
-  run(evaluation_pass_, observer, {}, {});
-  memory_.statistics.publish();
-  device().synchronize();
-  memory_.statistics.take();
-  return chunk_.loss ? memory_.statistics.taken_loss(0) : 0;
-}
-
-void ChunkRun::backward(const NodeObserver& observer, const PassHooks& hooks) {
-  run(backward_pass_, observer, {}, weight_pass_.empty() ? hooks.after_backward : ParameterHook());
-}
-
-void ChunkRun::backward_weights(const NodeObserver& observer, const PassHooks& hooks) {
-  run(weight_pass_, observer, {}, hooks.after_backward);
-}
-
-/// Adds this chunk's layers to the sums of those before. The device is waited for.
-void ChunkRun::add_balance_sums() {
+void ChunkRun::sum_balance() {
   memory_.statistics.read();
   if (chunk_.embedding) memory_.balance.clear();
   for (const BoundLayer& layer : bound_.layers) {
@@ -159,6 +90,7 @@ void ChunkRun::add_balance_sums() {
     memory_.balance.add_layer(statistics.counts.span<float>(),
                               statistics.score_means.span<float>());
   }
+  if (chunk_.loss) model_balance_ = memory_.balance.finish(scales_.balance);
 }
 
 ChunkRun::Messages ChunkRun::forward_messages() const {
@@ -216,6 +148,12 @@ MicroBatchResult ChunkRun::collect() {
   if (balances_whole_model(programs_.config)) result.balance_loss = model_balances_.front();
   model_balances_.pop_front();
   return result;
+}
+
+double ChunkRun::collect_loss() {
+  memory_.statistics.take();
+  model_balances_.pop_front();
+  return chunk_.loss ? memory_.statistics.taken_loss(0) : 0;
 }
 
 std::vector<std::vector<double>> ChunkRun::counts() const {

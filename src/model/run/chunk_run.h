@@ -1,10 +1,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
-#include <memory>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "model/run/chunk_binder.h"
@@ -21,15 +17,6 @@ struct MicroBatchResult {
   int64_t dropped = 0;      ///< assignments that found no room, all layers
 
   MicroBatchResult& operator+=(const MicroBatchResult& other);
-};
-
-/// Told of parameters, by their places in the rank's ParameterSet.
-using ParameterHook = std::function<void(std::span<const size_t> parameters)>;
-
-/// What happens around the programs of a pass; either may be empty.
-struct PassHooks {
-  ParameterHook before_forward;  ///< their weights are needed now
-  ParameterHook after_backward;  ///< this chunk adds no more to their gradients
 };
 
 /// One chunk of the model with the activations of one micro-batch: streams between layers, saved
@@ -66,19 +53,24 @@ class ChunkRun {
   Messages forward_messages() const;
   Messages backward_messages() const;
 
-  void forward(const NodeObserver& observer, const PassHooks& hooks = {});
-  /// Forward without gradients to come and without multi-token prediction, adding the loss of the
-  /// labels where the chunk has the loss.
-  double evaluate(const NodeObserver& observer);
-  void backward(const NodeObserver& observer, const PassHooks& hooks = {});
-  /// The weights' gradients of the last backward pass, where they are split off.
-  void backward_weights(const NodeObserver& observer, const PassHooks& hooks = {});
+  /// Runs one program of a pass, whose weights and messages are there. The programs of a
+  /// micro-batch run in the order of list_pass: forward, backward, weights.
+  void run(const ProgramRef& program, const NodeObserver& observer);
+  /// All programs of a pass.
+  void run_pass(PassDirection direction, const NodeObserver& observer);
+  /// Where one balance loss spans the model, after the forward pass: adds this chunk's layers to
+  /// the sums of those before; the last chunk's ranks that share the micro-batch find the loss. The
+  /// device is waited for.
+  void sum_balance();
   /// To be called after the last pass of a micro-batch: leaves its result for collect(). The device
   /// is not waited for.
   void finish();
   /// Of the first micro-batch that finished and was not collected; adds its counts of assignments
   /// to the experts' step counts. REQUIRES that the device was synchronised since finish().
   MicroBatchResult collect();
+  /// The same after list_evaluation: the loss of the labels where the chunk has the loss; nothing
+  /// else changes.
+  double collect_loss();
   /// Forgets the results that nobody collected.
   void forget_results();
 
@@ -88,14 +80,8 @@ class ChunkRun {
 
  private:
   Device& device() const { return programs_.backend.device(); }
-  void order_passes();
-  void find_completed();
   void bring_expert_biases();
-  void run(const std::vector<BoundProgram*>& pass, const NodeObserver& observer,
-           const ParameterHook& before, const ParameterHook& after);
   void find_unset(BoundProgram& bound);
-  void bring_weights(const std::vector<BoundProgram*>& pass, size_t idx);
-  void add_balance_sums();
 
   const StagePrograms& programs_;
   PipelineChunk chunk_;
@@ -105,8 +91,6 @@ class ChunkRun {
   ChunkMemory memory_;
   BoundChunk bound_;
   LossScales scales_;
-  // The programs of each pass in their order.
-  std::vector<BoundProgram*> forward_pass_, evaluation_pass_, backward_pass_, weight_pass_;
   double model_balance_ = 0;
   std::deque<double> model_balances_;  // of the micro-batches that finished
 };

@@ -23,8 +23,6 @@ BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
       .parameters = find_parameters(run.program(), forward, accumulators, parameters_, prefix_)};
   bound.bindings.transient = transient_;
   bind_parameters(bound.parameters, parameters_, bound.bindings);
-  for (const ProgramParameters::Place& place : bound.parameters.weights)
-    bound.reads.push_back(place.parameter);
   return bound;
 }
 

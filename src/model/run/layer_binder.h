@@ -13,8 +13,6 @@ struct BoundProgram {
   const Executable* program = nullptr;
   Bindings bindings;
   ProgramParameters parameters;
-  std::vector<size_t> reads;      ///< parameters
-  std::vector<size_t> completes;  ///< those to which no later program of the micro-batch adds
 };
 
 /// Gradients by the ports of the forward program that they are of.

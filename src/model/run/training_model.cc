@@ -64,9 +64,10 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
                                     const NodeObserver& observer) {
   ChunkRun& run = only_run();
   run.load(batch, scales);
-  run.forward(observer);
-  run.backward(observer);
-  run.backward_weights(observer);
+  run.run_pass(PassDirection::kForward, observer);
+  if (balances_whole_model(config())) run.sum_balance();
+  run.run_pass(PassDirection::kBackward, observer);
+  run.run_pass(PassDirection::kWeights, observer);
   run.finish();
   device().synchronize();
   return run.collect();
@@ -75,7 +76,10 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
 double TrainingModel::evaluate(const MicroBatch& batch, const NodeObserver& observer) {
   ChunkRun& run = only_run();
   run.load(batch, {.loss = 1});
-  return run.evaluate(observer);
+  for (const ProgramRef& program : list_evaluation(run.chunk())) run.run(program, observer);
+  run.finish();
+  device().synchronize();
+  return run.collect_loss();
 }
 
 std::vector<std::vector<double>> TrainingModel::last_counts() const {

@@ -32,19 +32,17 @@ void bind_parameters(const ProgramParameters& program, const ParameterSet& param
                      Bindings& bindings);
 
 /// Holds weights that are whole, and have an address, only while a program needs them, and so
-/// gradient accumulators. For each run of a program: prepare, perhaps early; bind; the run; done.
+/// gradient accumulators. For each run of a program: bind; the run; done.
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;
 
-  /// Starts to bring the weights of a program, as far as there is room now.
-  virtual void prepare(const ProgramParameters& program) = 0;
   /// Sets the addresses of the program's weights, which are there then, and accumulators, which
   /// stay what they are until done().
   virtual void bind(const ProgramParameters& program, Bindings& bindings) = 0;
-  /// The program ran: its weights are free to go, its gradients are this run's whole part.
+  /// The program ran: its weights are free to go.
   virtual void done(const ProgramParameters& program) = 0;
 
  protected:

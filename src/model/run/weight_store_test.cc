@@ -22,11 +22,8 @@ class MovingStore final : public WeightStore {
  public:
   explicit MovingStore(ParameterSet& set) : set_(set) {}
 
-  void prepare(const ProgramParameters& program) override {
-    for (const auto& place : program.weights) copies_.emplace(place.parameter, copy(place));
-  }
   void bind(const ProgramParameters& program, Bindings& bindings) override {
-    prepare(program);
+    for (const auto& place : program.weights) copies_.emplace(place.parameter, copy(place));
     for (const auto& [value, parameter] : program.weights)
       bindings.tensors[static_cast<size_t>(value)] = copies_.at(parameter);
     for (const auto& [value, parameter] : program.gradients) {

@@ -67,6 +67,17 @@ double measure_mark_seconds(Device& device) {
   return median_of_sorted(seconds);
 }
 
+/// A step on given micro-batches.
+class BenchedStep final : public GivenBatches {
+ public:
+  BenchedStep(std::vector<MicroBatch> batches, const LossScales& scales, StepInput input)
+      : GivenBatches(std::move(batches), scales), input_(std::move(input)) {}
+  StepInput update_input() override { return input_; }
+
+ private:
+  StepInput input_;
+};
+
 /// A model that trains on random tokens.
 class StepBench {
  public:
@@ -85,23 +96,22 @@ class StepBench {
         state_(settings, layout_, *world_, backend_) {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
-    executor_.emplace(model_, layout_.pipeline, layout_.steps);
+    plan_ = build_step(request_step(settings_, layout_, model_, state_.parameters()));
+    runner_.emplace(model_, layout_.pipeline, state_.step_parameters());
   }
 
   /// Returns the seconds of a step.
   double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
     const int64_t waits = backend_.device().num_waits();
     const auto start = Clock::now();
-    state_.begin_step();
-    model_.begin_step();
     std::vector<MicroBatch> micro_batches;
     for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
-    executor_->run(micro_batches, loss_scales(settings_, tokens_of_step()), observer,
-                   state_.hooks());
-    state_.update({.step_idx = step_idx_++,
-                   .lr = kLearningRate,
-                   .max_grad_norm = settings_.train.max_grad_norm,
-                   .observer = update_observer});
+    BenchedStep host(std::move(micro_batches), loss_scales(settings_, tokens_of_step()),
+                     {.step_idx = step_idx_++,
+                      .lr = kLearningRate,
+                      .max_grad_norm = settings_.train.max_grad_norm,
+                      .observer = update_observer});
+    runner_->run(plan_, host, {.nodes = observer});
     if (settings_.model.moe.has_expert_bias())
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
     num_waits_ = backend_.device().num_waits() - waits;
@@ -177,7 +187,8 @@ class StepBench {
   std::vector<RandomTokens> batches_;
   MemoryPrediction prediction_;
   ModelState state_;
-  std::optional<PipelineExecutor> executor_;
+  StepPlan plan_;
+  std::optional<StepRunner> runner_;
   int64_t step_idx_ = 0;
   int64_t num_waits_ = 0;
 };

@@ -10,9 +10,9 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "core/utf8.h"
 #include "train/metrics/findings.h"
 #include "train/metrics/jsonl.h"
+#include "train/metrics/page.h"
 #include "train/metrics/report_assets.h"
 #include "train/metrics/report_data.h"
 
@@ -28,36 +28,6 @@ constexpr std::array<std::pair<const char*, std::string RunInfo::*>, 8> kInfoFie
      {"config_text", &RunInfo::config_text},
      {"sample_prompt", &RunInfo::sample_prompt},
      {"sample_text", &RunInfo::sample_text}}};
-
-std::string_view entity(char c) {
-  switch (c) {
-    case '&':
-      return "&amp;";
-    case '<':
-      return "&lt;";
-    case '>':
-      return "&gt;";
-    case '"':
-      return "&quot;";
-    case '\'':
-      return "&#39;";
-    default:
-      return {};
-  }
-}
-
-std::string valid_utf8(std::string_view text) {
-  std::string result;
-  while (!text.empty()) {
-    const size_t valid = valid_utf8_prefix(text);
-    result += text.substr(0, valid);
-    text.remove_prefix(valid);
-    if (text.empty()) break;
-    result += "\xef\xbf\xbd";
-    text.remove_prefix(1);
-  }
-  return result;
-}
 
 std::string_view css_class(Severity severity) {
   switch (severity) {
@@ -126,42 +96,11 @@ std::string status_html(const RunHistory& history, const RunInfo& info) {
   return escape_html(fmt::format("{}", fmt::join(parts, " · ")));
 }
 
-/// Replaces each "{{name}}" of a page; text that is put in is not searched again.
-std::string fill_page(std::string_view page,
-                      const std::vector<std::pair<std::string_view, std::string>>& values) {
-  std::string result;
-  for (;;) {
-    const size_t begin = page.find("{{");
-    result += page.substr(0, begin);
-    if (begin == page.npos) return result;
-    const size_t end = page.find("}}", begin);
-    const std::string_view name = page.substr(begin + 2, end - begin - 2);
-    const auto value =
-        std::find_if(values.begin(), values.end(), [&](const auto& v) { return v.first == name; });
-    ensure(value != values.end(), "the report's page asks for '{}', which is not known", name);
-    result += value->second;
-    page.remove_prefix(end + 2);
-  }
-}
-
 std::filesystem::path info_path(const std::filesystem::path& run_folder) {
   return run_folder / "run.json";
 }
 
 }  // namespace
-
-std::string escape_html(std::string_view text) {
-  std::string result;
-  for (const char c : valid_utf8(text)) {
-    const std::string_view replacement = entity(c);
-    if (replacement.empty()) {
-      result += c;
-    } else {
-      result += replacement;
-    }
-  }
-  return result;
-}
 
 std::string make_report(const RunHistory& history, const RunInfo& info) {
   const std::string title = escape_html(info.title.empty() ? "Training run" : info.title);

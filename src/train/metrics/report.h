@@ -20,10 +20,6 @@ struct RunInfo {
   std::string sample_text;  ///< what the model wrote after the prompt
 };
 
-/// Text for HTML: the five special characters become entities, bytes that are not valid UTF-8 the
-/// replacement sign.
-std::string escape_html(std::string_view text);
-
 /// The whole page: self-contained HTML that loads nothing, light and dark, under about 1 MB for any
 /// number of steps.
 std::string make_report(const RunHistory& history, const RunInfo& info);

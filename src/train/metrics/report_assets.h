@@ -10,5 +10,7 @@ extern const std::string_view kStyleCss;
 extern const std::string_view kChartsJs;
 extern const std::string_view kExpertsJs;
 extern const std::string_view kMainJs;
+extern const std::string_view kStepHtml;
+extern const std::string_view kStepJs;
 
 }  // namespace tessera

@@ -67,6 +67,17 @@ void TraceRecorder::add(const NodeEvent& event) {
                      .duration = microseconds(event.end) - microseconds(event.begin)});
 }
 
+TaskObserver TraceRecorder::task_observer() {
+  return [this](const Task& task, Device::Time begin, Device::Time end) {
+    events_.push_back({.name = task.name,
+                       .program = "step",
+                       .attributes = "",
+                       .row = Row::kTasks,
+                       .begin = microseconds(begin),
+                       .duration = microseconds(end) - microseconds(begin)});
+  };
+}
+
 void TraceRecorder::watch(CommStatistics& statistics) {
   stop_watching();
   watched_ = &statistics;
@@ -105,7 +116,7 @@ std::vector<std::string> TraceRecorder::place_communications(
 
 std::string TraceRecorder::to_json(int64_t rank) const {
   std::vector<Communication> communications;
-  std::vector<std::string> rows = {"steps", "computation"};
+  std::vector<std::string> rows = {"steps", "tasks", "computation"};
   const auto tracks = place_communications(std::ssize(rows), communications);
   rows.insert(rows.end(), tracks.begin(), tracks.end());
   std::vector<std::string> parts = {name_process(rank).dump()};

@@ -8,14 +8,15 @@
 #include "comm/communicator.h"
 #include "optim/optimizer.h"
 #include "runtime/executable.h"
+#include "step/step_runner.h"
 
 namespace tessera {
 
 /// Records what a rank did when, for the trace viewers that read Chrome's JSON (Perfetto,
-/// chrome://tracing). Each rank is a process there, with a row of steps, one of computation, and
-/// for each group and kind of communication as many as were under way at a time: there, a
-/// communication reaches from its start to where the rank saw that it was complete, and between
-/// GPUs from where its stream came to it to its end on the GPU. Not thread-safe.
+/// chrome://tracing). Each rank is a process there, with a row of steps, one of their tasks, one of
+/// computation, and for each group and kind of communication as many as were under way at a time:
+/// there, a communication reaches from its start to where the rank saw that it was complete, and
+/// between GPUs from where its stream came to it to its end on the GPU. Not thread-safe.
 class TraceRecorder {
  public:
   using Clock = std::chrono::steady_clock;
@@ -33,6 +34,8 @@ class TraceRecorder {
 
   /// To be given to whatever runs programs; the recorder must outlive its use.
   NodeObserver observer();
+  /// The same for the tasks of steps.
+  TaskObserver task_observer();
   /// The same for the optimizer's operators.
   UpdateObserver update_observer();
   /// Something else that took time: a step.
@@ -43,7 +46,7 @@ class TraceRecorder {
   std::string to_json(int64_t rank) const;
 
  private:
-  enum class Row : uint8_t { kSteps, kComputation };
+  enum class Row : uint8_t { kSteps, kTasks, kComputation };
   struct Event {
     std::string name;
     std::string program;

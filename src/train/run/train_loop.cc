@@ -187,7 +187,9 @@ class TrainLoop {
     const StepTraffic::Counts sent_before = statistics_.counts();
     const auto start = Clock::now();
     const StepOutcome outcome =
-        trace_ ? trainer_.step(trace_->observer(), trace_->update_observer()) : trainer_.step();
+        trace_ ? trainer_.step({.nodes = trace_->observer(), .tasks = trace_->task_observer()},
+                               trace_->update_observer())
+               : trainer_.step();
     if (trace_) trace_->add("step", start, Clock::now());
     const double seconds = seconds_since(start);
     traffic_.add_step(sent_before, statistics_.counts());

@@ -106,7 +106,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
     state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
   });
-  executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
+  const StepRequest request = request_step(settings_, layout_, *model_, state_->parameters());
+  plan_ = build_step(request);
+  evaluation_ = build_evaluation(request);
+  runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
   batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
   const Tensor sum = view(std::span(&flops, 1), {1});
@@ -147,24 +150,6 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   outcome.num_tokens *= layout_.data_ranks();
   outcome.mtp_labels = counts[1];
   return loss_scales(settings_, counts[0]);
-}
-
-StepOutcome Trainer::accumulate(const NodeObserver& observer) {
-  StepOutcome outcome;
-  const LossScales scales = fetch(outcome);
-  std::vector<MicroBatch> micro_batches;
-  for (Batch& batch : batches_) micro_batches.push_back(view_batch(batch));
-  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, state_->hooks());
-  const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
-  outcome.loss = result.loss;
-  if (outcome.mtp_labels > 0)
-    outcome.mtp_loss = result.mtp_loss / scales.mtp / static_cast<double>(outcome.mtp_labels);
-  outcome.balance_loss = result.balance_loss * share;
-  outcome.z_loss = result.z_loss * share;
-  outcome.dropped = result.dropped;
-  sum_over_ranks(outcome);
-  sum_expert_counts();
-  return outcome;
 }
 
 void Trainer::sum_over_ranks(StepOutcome& outcome) const {
@@ -209,24 +194,59 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
       position_.step + 1, outcome.loss, outcome.update.grad_norm);
 }
 
-StepOutcome Trainer::step(const NodeObserver& observer, const UpdateObserver& update_observer) {
-  return with_prediction(prediction_, [&] { return run_step(observer, update_observer); });
-}
+/// What the tasks of a step ask of the trainer, in their order.
+class Trainer::Step final : public StepHost {
+ public:
+  Step(Trainer& trainer, const UpdateObserver& observer) : trainer_(trainer), observer_(observer) {}
 
-StepOutcome Trainer::run_step(const NodeObserver& observer, const UpdateObserver& update_observer) {
-  state_->begin_step();
-  model_->begin_step();
-  StepOutcome outcome = accumulate(observer);
-  const double lr = learning_rate(settings_.schedule, position_.step);
-  if (std::isfinite(outcome.loss)) {
-    outcome.update = state_->update({.step_idx = position_.step - position_.skipped_steps,
-                                     .lr = lr,
-                                     .max_grad_norm = settings_.train.max_grad_norm,
-                                     .observer = update_observer});
-  } else {
-    state_->discard_gradients();
-    outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
+  void begin() override {
+    scales_ = trainer_.fetch(outcome_);
+    for (Batch& batch : trainer_.batches_) micro_batches_.push_back(view_batch(batch));
   }
+  const MicroBatch& micro_batch(int64_t idx) override {
+    return micro_batches_.at(static_cast<size_t>(idx));
+  }
+  const LossScales& scales() override { return scales_; }
+
+  bool share(const MicroBatchResult& own) override {
+    const auto num_micro_batches =
+        static_cast<double>(trainer_.settings_.train.num_micro_batches());
+    outcome_.loss = own.loss;
+    if (outcome_.mtp_labels > 0)
+      outcome_.mtp_loss = own.mtp_loss / scales_.mtp / static_cast<double>(outcome_.mtp_labels);
+    outcome_.balance_loss = own.balance_loss * (1.0 / num_micro_batches);
+    outcome_.z_loss = own.z_loss * (1.0 / num_micro_batches);
+    outcome_.dropped = own.dropped;
+    trainer_.sum_over_ranks(outcome_);
+    trainer_.sum_expert_counts();
+    return std::isfinite(outcome_.loss);
+  }
+
+  StepInput update_input() override {
+    const RunPosition& position = trainer_.position_;
+    const Settings& settings = trainer_.settings_;
+    return {.step_idx = position.step - position.skipped_steps,
+            .lr = learning_rate(settings.schedule, position.step),
+            .max_grad_norm = settings.train.max_grad_norm,
+            .observer = observer_};
+  }
+
+  void end(const StepResult& update) override {
+    outcome_.update = update;
+    trainer_.finish_step(outcome_);
+  }
+
+  const StepOutcome& outcome() const { return outcome_; }
+
+ private:
+  Trainer& trainer_;
+  const UpdateObserver& observer_;
+  std::vector<MicroBatch> micro_batches_;
+  LossScales scales_;
+  StepOutcome outcome_;
+};
+
+void Trainer::finish_step(const StepOutcome& outcome) {
   refuse_nonfinite(outcome);
   if (outcome.skipped()) {
     ++position_.skipped_steps;
@@ -235,7 +255,14 @@ StepOutcome Trainer::run_step(const NodeObserver& observer, const UpdateObserver
   }
   ++position_.step;
   position_.tokens_seen += outcome.num_tokens;
-  return outcome;
+}
+
+StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& update_observer) {
+  return with_prediction(prediction_, [&] {
+    Step step(*this, update_observer);
+    runner_->run(plan_, step, observers);
+    return step.outcome();
+  });
 }
 
 double Trainer::validate() {
@@ -256,7 +283,9 @@ double Trainer::validate() {
     const int64_t i = first + layout_.data_rank();
     data_.validation->fetch(i / per_step, i % per_step, batch);
     pad_sequences(batch, model_->batch_shape().max_sequences);
-    const double loss = executor_->evaluate(view_batch(batch));
+    GivenBatches given({view_batch(batch)}, {.loss = 1});
+    runner_->run(evaluation_, given);
+    const double loss = given.result().loss;
     if (i >= num_batches) continue;
     totals[0] += loss;
     totals[1] += counts ? static_cast<double>(batch.num_valid) : 0;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/progress.h"
+#include "step/step_runner.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
@@ -73,7 +74,9 @@ class Trainer {
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
   /// gradient where the settings say stop; then nothing was updated. Observers on a GPU are told of
   /// the update when it is next synchronised.
-  StepOutcome step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {});
+  StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
+  /// What this rank does in each step.
+  const StepPlan& plan() const { return plan_; }
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
   SaveResult save(const std::string& config_toml) {
@@ -90,12 +93,13 @@ class Trainer {
   Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
           const DeviceChooser& choose);
 
-  StepOutcome run_step(const NodeObserver& observer, const UpdateObserver& update_observer);
+  class Step;
+
   LossScales fetch(StepOutcome& outcome);
-  StepOutcome accumulate(const NodeObserver& observer);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void refuse_nonfinite(const StepOutcome& outcome) const;
+  void finish_step(const StepOutcome& outcome);
 
   std::unique_ptr<World> own_world_;
   World& host_;
@@ -106,7 +110,9 @@ class Trainer {
   MemoryPrediction prediction_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<TrainingModel> model_;
-  std::unique_ptr<PipelineExecutor> executor_;
+  StepPlan plan_;
+  StepPlan evaluation_;
+  std::unique_ptr<StepRunner> runner_;
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;

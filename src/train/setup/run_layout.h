@@ -3,8 +3,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "model/run/pipeline_executor.h"
+#include "model/run/training_model.h"
 #include "parallel/layout.h"
+#include "parallel/pipeline_schedule.h"
 #include "train/setup/settings.h"
 
 namespace tessera {

@@ -7,6 +7,7 @@
 #include "comm/planned_world.h"
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
+#include "train/state/modules.h"
 
 namespace tessera {
 namespace {
@@ -50,13 +51,6 @@ ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
   return {.weights = bytes.weights + bytes.weight_buffers,
           .gradients = bytes.gradients + bytes.gradient_buffers + bytes.staging,
           .optimizer = bytes.state};
-}
-
-/// How many of a stage's chunks read and add to the embedding, alone of all weights.
-int64_t count_embeddings(const ModelConfig& config, const std::vector<PipelineChunk>& chunks) {
-  return std::ranges::count_if(chunks, [&](const PipelineChunk& chunk) {
-    return chunk.embedding || chunk.num_mtp > 0 || (chunk.loss && config.tie_embeddings);
-  });
 }
 
 NamedSlice whole_slice(const NamedTensor& tensor) {
@@ -135,6 +129,16 @@ StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout
                                                          settings.shard.replicated())};
 }
 
+StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
+                         const ParameterSet& parameters) {
+  return {.programs = model.programs(),
+          .parameters = parameters,
+          .pipeline = run.pipeline,
+          .steps = run.steps,
+          .world = run.world,
+          .sharding = ModelState::plan_sharding(settings, run)};
+}
+
 ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
@@ -155,14 +159,18 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
                                               modules_of(parameters_), run.world, settings.adamw,
                                               settings.shard.full(), backend);
-    module_weights_ = std::make_unique<ModuleWeights>(*sharded_);
+    sharded_parameters_ = std::make_unique<ShardedParameters>(*sharded_);
   } else {
     replicated_ =
         std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
                                            settings.adamw, settings.shard.replicated(), backend);
+    replicated_parameters_ = std::make_unique<ReplicatedParameters>(parameters_, *replicated_);
   }
-  if (count_embeddings(config_, run.part.chunks) > 1)
-    in_many_chunks_ = parameters_.index("embedding.weight");
+}
+
+StepParameters& ModelState::step_parameters() {
+  if (sharded_parameters_) return *sharded_parameters_;
+  return *replicated_parameters_;
 }
 
 ModelState::ModelState(const Settings& settings)
@@ -191,42 +199,8 @@ void ModelState::initialize(uint64_t seed, const std::function<bool(const std::s
   optimizer().reset_masters();
 }
 
-void ModelState::begin_step() {
-  if (sharded_) {
-    sharded_->begin_step();
-  } else {
-    parameters_.reset_gradients();
-  }
-}
-
-PassHooks ModelState::hooks() {
-  if (sharded_) return {};
-  const auto needed = [this](std::span<const size_t> parameters) {
-    for (const size_t idx : parameters) replicated_->wait_weights(idx);
-  };
-  // What several chunks add to is complete at the end of the step.
-  const auto complete = [this](std::span<const size_t> parameters) {
-    for (const size_t idx : parameters) {
-      if (idx == in_many_chunks_) continue;
-      parameters_.settle_gradient(idx);
-      replicated_->ready(idx);
-    }
-  };
-  return {.before_forward = needed, .after_backward = complete};
-}
-
 void ModelState::wait_weights() {
   if (replicated_) replicated_->wait_all_weights();
-}
-
-StepResult ModelState::update(const StepInput& input) {
-  parameters_.settle_gradients();
-  return optimizer().step(input);
-}
-
-void ModelState::discard_gradients() {
-  parameters_.settle_gradients();
-  optimizer().discard_gradients();
 }
 
 std::vector<NamedSlice> ModelState::owned_model() const {

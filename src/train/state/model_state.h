@@ -13,9 +13,9 @@
 #include "optim/fully_sharded.h"
 #include "optim/sharded_optimizer.h"
 #include "step/build_step.h"
+#include "step/step_parameters.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
-#include "train/state/module_weights.h"
 
 namespace tessera {
 
@@ -64,24 +64,17 @@ class ModelState {
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
   /// Gives the model its weights; null where they stay where they are.
-  WeightStore* weights() { return module_weights_.get(); }
+  WeightStore* weights() { return sharded_parameters_.get(); }
+  /// What a step's tasks ask of all this: see StepRunner.
+  StepParameters& step_parameters();
   std::vector<ExpertState>& experts() { return experts_; }
   const std::vector<ExpertState>& experts() const { return experts_; }
   DistributedOptimizer& optimizer();
   const DistributedOptimizer& optimizer() const;
 
-  /// Begins a step, with gradients of zero.
-  void begin_step();
-  /// What the passes of a step must tell: whose weights are needed, whose gradients are complete.
-  PassHooks hooks();
   /// Returns when all updated weights are here: before anything but a step's forward passes reads
   /// them, and before the state is destroyed, since other ranks count on this one.
   void wait_weights();
-  /// Sums the gradients over all replicas, clips and updates; the weights are on their way to the
-  /// replicas then.
-  StepResult update(const StepInput& input);
-  /// Ends a step without an update.
-  void discard_gradients();
 
   /// For checkpoints: weights and expert biases, and moments and masters, each element of the model
   /// at one rank.
@@ -108,8 +101,13 @@ class ModelState {
   // One of the two:
   std::unique_ptr<ShardedOptimizer> replicated_;
   std::unique_ptr<FullySharded> sharded_;
-  std::unique_ptr<ModuleWeights> module_weights_;  ///< of `sharded_`
-  std::optional<size_t> in_many_chunks_;  ///< a parameter that several of the rank's chunks have
+  std::unique_ptr<ReplicatedParameters> replicated_parameters_;  ///< of `replicated_`
+  std::unique_ptr<ShardedParameters> sharded_parameters_;        ///< of `sharded_`
 };
+
+/// What a rank's plans of a step and of an evaluation are built of. Of `parameters`, the rank's,
+/// names are read; the result refers to the model and to them.
+StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
+                         const ParameterSet& parameters);
 
 }  // namespace tessera

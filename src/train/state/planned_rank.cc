@@ -20,12 +20,7 @@ PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks)
 StepPlan plan_step(const Settings& settings, const PlannedRank& rank) {
   const auto parameters = ParameterSet::without_memory(list_parameters(
       settings.model, settings.train.dtype(), rank.layout.part.groups, rank.layout.part.chunks));
-  return build_step({.programs = rank.model.programs(),
-                     .parameters = parameters,
-                     .pipeline = rank.layout.pipeline,
-                     .steps = rank.layout.steps,
-                     .world = rank.layout.world,
-                     .sharding = ModelState::plan_sharding(settings, rank.layout)});
+  return build_step(request_step(settings, rank.layout, rank.model, parameters));
 }
 
 }  // namespace tessera

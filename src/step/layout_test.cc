@@ -1,7 +1,7 @@
 // Whole models spread over ranks of the host, by what the GPUs' test runs: see layout_cuda_test.cc.
 #include "comm/staged_world.h"
 #include "comm/thread/thread_world.h"
-#include "model/run/layout_testing.h"
+#include "step/layout_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -1,7 +1,7 @@
 // Whole models spread over ranks of GPUs, beside the same on one: ranks are threads that share the
 // GPUs there are.
-#include "model/run/layout_testing.h"
 #include "ops/testing/gpu_ranks.h"
+#include "step/layout_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -13,8 +13,9 @@
 #include "core/host_tensor.h"
 #include "core/slice.h"
 #include "model/run/model_testing.h"
-#include "model/run/pipeline_executor.h"
 #include "parallel/options.h"
+#include "step/build_step.h"
+#include "step/step_runner.h"
 
 /// A step of a whole model spread over ranks, for tests that compare it with that on one rank.
 namespace tessera::testing {
@@ -237,22 +238,27 @@ class LayoutStep {
     model_ = std::make_unique<TrainingModel>(config_, tiny_shape(kSequences, kLength, dtype),
                                              policy, backend, std::move(part));
     model_->bind(*parameters_, experts_);
-    executor_ = std::make_unique<PipelineExecutor>(*model_, place, steps);
+    plan_ = build_step({.programs = model_->programs(),
+                        .parameters = *parameters_,
+                        .pipeline = place,
+                        .steps = steps,
+                        .world = world.make_world_group()});
+    local_ = std::make_unique<LocalParameters>(*parameters_);
+    runner_ = std::make_unique<StepRunner>(*model_, place, *local_);
   }
 
   MicroBatchResult run() {
-    parameters_->reset_gradients();
-    model_->begin_step();
     std::vector<MicroBatch> views;
     for (TestBatch& batch : batches_) views.push_back(batch.view());
     constexpr float kShare = 1.0F / kMicroBatches;
-    const MicroBatchResult result = executor_->run(views, {.loss = kShare / 30,
-                                                           .balance = 0.05F * kShare,
-                                                           .z_loss = 0.01F * kShare,
-                                                           .mtp = 0.3F * kShare / 30});
+    GivenBatches given(std::move(views), {.loss = kShare / 30,
+                                          .balance = 0.05F * kShare,
+                                          .z_loss = 0.01F * kShare,
+                                          .mtp = 0.3F * kShare / 30});
+    runner_->run(plan_, given);
     parameters_->settle_gradients();
     backend_.device().synchronize();
-    return result;
+    return given.result();
   }
 
   /// Adds this rank's parts to the whole gradients.
@@ -274,7 +280,9 @@ class LayoutStep {
   std::unique_ptr<ParameterSet> parameters_;
   std::vector<ExpertState> experts_;
   std::unique_ptr<TrainingModel> model_;
-  std::unique_ptr<PipelineExecutor> executor_;
+  StepPlan plan_;
+  std::unique_ptr<LocalParameters> local_;
+  std::unique_ptr<StepRunner> runner_;
 };
 
 /// Calls a function with each rank's world and where its programs run.

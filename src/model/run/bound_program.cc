@@ -1,0 +1,28 @@
+#include "model/run/bound_program.h"
+
+namespace tessera {
+
+BoundProgram& BoundChunk::find(const ProgramRef& ref) {
+  const auto choose = [&](BoundPasses& passes) -> BoundProgram& {
+    return ref.direction == PassDirection::kForward ? passes.forward : passes.backward;
+  };
+  const auto idx = static_cast<size_t>(ref.idx);
+  switch (ref.part) {
+    case ProgramPart::kEmbedding:
+      return choose(embedding);
+    case ProgramPart::kLayerEmbedding:
+      return choose(layers.at(idx).embedding);
+    case ProgramPart::kHead:
+      return choose(heads.at(idx));
+    case ProgramPart::kEvaluationHead:
+      return evaluation;
+    case ProgramPart::kLayer:
+      break;
+  }
+  BoundLayer& layer = layers.at(idx);
+  return ref.direction == PassDirection::kForward    ? layer.forward
+         : ref.direction == PassDirection::kBackward ? layer.backward
+                                                     : layer.weights;
+}
+
+}  // namespace tessera

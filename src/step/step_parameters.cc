@@ -1,0 +1,77 @@
+#include "step/step_parameters.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(TaskAction action) {
+  throw InternalError(fmt::format("action {} of a step plan is not one of these parameters",
+                                  static_cast<int>(action)));
+}
+
+}  // namespace
+
+void LocalParameters::start(TaskAction action, int64_t /*unit*/) {
+  refuse(action);
+}
+
+void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
+  refuse(action);
+}
+
+void ReplicatedParameters::start(TaskAction action, int64_t unit) {
+  const auto bucket = static_cast<size_t>(unit);
+  if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(bucket);
+  if (action != TaskAction::kReduceBucket) refuse(action);
+  for (const size_t parameter : optimizer_.buckets().at(bucket).parameters) {
+    parameters_.settle_gradient(parameter);
+    optimizer_.ready(parameter);
+  }
+}
+
+void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
+  const auto bucket = static_cast<size_t>(unit);
+  if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(bucket);
+  if (action != TaskAction::kReduceBucket) refuse(action);
+  optimizer_.wait_reduction(bucket);
+}
+
+void ReplicatedParameters::finish_gradients() {
+  parameters_.settle_gradients();
+  optimizer_.finish_gradients();
+}
+
+void ReplicatedParameters::update(int64_t unit, const StepInput& input, const StepResult& result) {
+  optimizer_.update(static_cast<size_t>(unit), input, result);
+}
+
+void ShardedParameters::start(TaskAction action, int64_t unit) {
+  const auto module = static_cast<size_t>(unit);
+  if (action == TaskAction::kGatherModule) return sharded_.gather(module);
+  if (action != TaskAction::kReduceModule) refuse(action);
+  sharded_.reduce(module);
+}
+
+void ShardedParameters::wait(TaskAction action, int64_t unit) {
+  const auto module = static_cast<size_t>(unit);
+  if (action == TaskAction::kGatherModule) return sharded_.wait_gathering(module);
+  if (action != TaskAction::kReduceModule) refuse(action);
+  sharded_.wait_reduction(module);
+}
+
+void ShardedParameters::update(int64_t /*unit*/, const StepInput& input, const StepResult& result) {
+  sharded_.update(input, result);
+}
+
+void ShardedParameters::bind(const ProgramParameters& program, Bindings& bindings) {
+  for (const auto& [value, parameter] : program.weights)
+    bindings.tensors[static_cast<size_t>(value)] = sharded_.weight(parameter);
+  for (const auto& [value, parameter] : program.gradients)
+    bindings.tensors[static_cast<size_t>(value)] = sharded_.gradient(parameter);
+}
+
+void ShardedParameters::done(const ProgramParameters& program) {
+  for (const auto& [value, parameter] : program.weights)
+    sharded_.release(sharded_.module_of(parameter));
+}
+
+}  // namespace tessera

@@ -1,0 +1,97 @@
+#pragma once
+
+#include "model/run/parameters.h"
+#include "model/run/weight_store.h"
+#include "optim/fully_sharded.h"
+#include "optim/sharded_optimizer.h"
+#include "step/step_plan.h"
+
+namespace tessera {
+
+/// What the tasks of a plan ask of a rank's weights, gradients and optimizer. Units are those of
+/// the exchanges that the plan was built of. Not thread-safe.
+class StepParameters {
+ public:
+  virtual ~StepParameters() = default;
+  StepParameters(const StepParameters&) = delete;
+  StepParameters& operator=(const StepParameters&) = delete;
+
+  /// Gradients hold nothing.
+  virtual void begin() = 0;
+  /// Starts an exchange of a bucket or module, or waits for it.
+  virtual void start(TaskAction action, int64_t unit) = 0;
+  virtual void wait(TaskAction action, int64_t unit) = 0;
+  /// Moves on what is under way.
+  virtual void progress() {}
+  /// Returns when the sums are in their owners' rows.
+  virtual void finish_gradients() = 0;
+  /// What a step makes of them; with `discard` they are forgotten and nothing is updated.
+  virtual StepResult judge(const StepInput& input) = 0;
+  virtual void discard() = 0;
+  /// A bucket's update, or that of all where `unit` is -1.
+  virtual void update(int64_t unit, const StepInput& input, const StepResult& result) = 0;
+
+ protected:
+  StepParameters() = default;
+};
+
+/// Weights and gradients that stay where they are, without an optimizer: gradients are the result.
+class LocalParameters final : public StepParameters {
+ public:
+  explicit LocalParameters(ParameterSet& parameters) : parameters_(parameters) {}
+
+  void begin() override { parameters_.reset_gradients(); }
+  void start(TaskAction action, int64_t unit) override;
+  void wait(TaskAction action, int64_t unit) override;
+  void finish_gradients() override { parameters_.settle_gradients(); }
+  StepResult judge(const StepInput& /*input*/) override { return {}; }
+  void discard() override {}
+  void update(int64_t, const StepInput&, const StepResult&) override {}
+
+ private:
+  ParameterSet& parameters_;
+};
+
+/// With buckets of replicated parameters. Both must outlive it.
+class ReplicatedParameters final : public StepParameters {
+ public:
+  /// The set's parameters are the optimizer's, in its order.
+  ReplicatedParameters(ParameterSet& parameters, ShardedOptimizer& optimizer)
+      : parameters_(parameters), optimizer_(optimizer) {}
+
+  void begin() override { parameters_.reset_gradients(); }
+  void start(TaskAction action, int64_t unit) override;
+  void wait(TaskAction action, int64_t unit) override;
+  void progress() override { optimizer_.poll(); }
+  void finish_gradients() override;
+  StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
+  void discard() override { optimizer_.discard_gradients(); }
+  void update(int64_t unit, const StepInput& input, const StepResult& result) override;
+
+ private:
+  ParameterSet& parameters_;
+  ShardedOptimizer& optimizer_;
+};
+
+/// With modules that are gathered while they are used: also gives programs their weights.
+class ShardedParameters final : public StepParameters, public WeightStore {
+ public:
+  /// Parameters have the same indices in `sharded`, which must outlive it, and in the model.
+  explicit ShardedParameters(FullySharded& sharded) : sharded_(sharded) {}
+
+  void begin() override { sharded_.begin_step(); }
+  void start(TaskAction action, int64_t unit) override;
+  void wait(TaskAction action, int64_t unit) override;
+  void finish_gradients() override { sharded_.finish_gradients(); }
+  StepResult judge(const StepInput& input) override { return sharded_.judge(input); }
+  void discard() override { sharded_.discard_gradients(); }
+  void update(int64_t unit, const StepInput& input, const StepResult& result) override;
+
+  void bind(const ProgramParameters& program, Bindings& bindings) override;
+  void done(const ProgramParameters& program) override;
+
+ private:
+  FullySharded& sharded_;
+};
+
+}  // namespace tessera
