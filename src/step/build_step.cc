@@ -16,7 +16,7 @@ class StepBuilder {
   StepBuilder(const StepRequest& request, StepPasses passes, bool trains)
       : request_(request), passes_(std::move(passes)), trains_(trains), writer_(rank()) {
     for (int64_t c = 0; c < request.pipeline.num_chunks; ++c)
-      chunks_.emplace_back(writer_, request.programs, c);
+      chunks_.emplace_back(writer_, request.programs, request.placement, c);
     parameters_ = write_parameters();
   }
 

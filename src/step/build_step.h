@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/run/saved_placement.h"
 #include "model/run/stage_programs.h"
 #include "optim/step_exchanges.h"
 #include "parallel/pipeline_schedule.h"
@@ -27,6 +28,7 @@ struct StepRequest {
   std::vector<PipelineStep> steps;  ///< of this rank's stage
   CommunicatorPtr world;
   StepSharding sharding = {};
+  const SavedPlacement* placement = nullptr;  ///< the model's; null: slabs have memory of their own
 };
 
 /// The plan of a training step: micro-batches forward and backward in the order of the schedule,

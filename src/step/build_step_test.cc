@@ -6,6 +6,7 @@
 #include "model/run/model_testing.h"
 #include "parallel/options.h"
 #include "step/check_plan.h"
+#include "step/place_saved.h"
 #include "step/step_memory.h"
 
 namespace tessera {
@@ -69,7 +70,9 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
     return {c.kind, c.num_stages, c.num_chunks, c.num_micro_batches, c.split};
   }
 
-  StepPlan build(int64_t stage, bool trains) const {
+  enum class What : uint8_t { kStep, kEvaluation, kStepOfSlabs };
+
+  StepPlan build(int64_t stage, What what = What::kStep) {
     const ScheduleCase& c = GetParam();
     const auto world = make_planned_world(stage, c.num_stages);
     ParallelSpec parallel;
@@ -89,20 +92,27 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
     part.in_flight = count_in_flight(steps, c.num_chunks);
     const auto parameters = ParameterSet::without_memory(
         list_parameters(config(), DType::kF32, part.groups, part.chunks));
-    const TrainingModel model(config(), tiny_shape(1, 4), {}, make_cpu_kernels(), part);
-    const StepRequest request{.programs = model.programs(),
-                              .parameters = parameters,
-                              .pipeline = place,
-                              .steps = steps,
-                              .world = world->make_world_group()};
-    return trains ? build_step(request) : build_evaluation(request);
+    TrainingModel model(config(), tiny_shape(1, 4), {}, make_cpu_kernels(), part);
+    in_line_.push_back(model.placement().num_bytes);
+    model.place(place_saved(model.programs(), steps));
+    placed_.push_back(model.placement().num_bytes);
+    const StepRequest request{
+        .programs = model.programs(),
+        .parameters = parameters,
+        .pipeline = place,
+        .steps = steps,
+        .world = world->make_world_group(),
+        .placement = what == What::kStepOfSlabs ? nullptr : &model.placement()};
+    return what == What::kEvaluation ? build_evaluation(request) : build_step(request);
   }
-  std::vector<StepPlan> build_all(bool trains = true) const {
+  std::vector<StepPlan> build_all(What what = What::kStep) {
     std::vector<StepPlan> plans;
     for (int64_t stage = 0; stage < GetParam().num_stages; ++stage)
-      plans.push_back(build(stage, trains));
+      plans.push_back(build(stage, what));
     return plans;
   }
+
+  std::vector<int64_t> in_line_, placed_;  // bytes that passes save, by plan built
 };
 
 /// The passes whose programs a plan runs, each once.
@@ -129,7 +139,7 @@ TEST_P(BuildStep, KeepsTheScheduleAndIsRight) {
 }
 
 TEST_P(BuildStep, EvaluationsAreRight) {
-  const std::vector<StepPlan> plans = build_all(false);
+  const std::vector<StepPlan> plans = build_all(What::kEvaluation);
   check_ranks(plans);
   for (const StepPlan& plan : plans) {
     for (const Task& task : plan.tasks) {
@@ -159,10 +169,21 @@ TEST_P(BuildStep, ReceivesArePostedARunAhead) {
 }
 
 TEST_P(BuildStep, PlacementByLifetimeNeedsNoMoreThanSlabs) {
-  for (const StepPlan& plan : build_all()) {
+  for (const StepPlan& plan : build_all(What::kStepOfSlabs)) {
     const StepMemory memory = find_step_memory(plan);
     EXPECT_GE(memory.placed, memory.most);
     EXPECT_LE(memory.placed, memory.slabs);
+  }
+}
+
+/// What is kept for weight gradients that are apart takes room that one micro-batch after the other
+/// uses.
+TEST_P(BuildStep, SlabsShareMemory) {
+  const ScheduleCase& c = GetParam();
+  build_all();
+  for (size_t i = 0; i < placed_.size(); ++i) EXPECT_LE(placed_[i], in_line_[i]);
+  if (c.split && c.num_micro_batches == 5) {
+    EXPECT_LT(placed_[0], in_line_[0]);
   }
 }
 

@@ -35,6 +35,7 @@ class PlanChecker {
 
   void check() {
     for (const TaskId id : plan_.tasks.ids()) check_task(id);
+    check_shared_memory();
   }
 
  private:
@@ -98,6 +99,31 @@ class PlanChecker {
              name(*occupant), name(buffer), at(lives_[*occupant].last).name);
     }
     occupant = buffer;
+  }
+
+  /// Buffers of storages that overlap in memory are never alive at the same time.
+  void check_shared_memory() const {
+    std::vector<BufferId> placed;
+    for (const BufferId id : plan_.buffers.ids()) {
+      const StepStorage& storage = plan_.storages[plan_.buffers[id].storage];
+      if (storage.offset && storage.bytes > 0) placed.push_back(id);
+    }
+    std::ranges::sort(placed, {}, [&](BufferId id) { return lives_[id].first; });
+    std::vector<BufferId> alive;
+    for (const BufferId id : placed) {
+      std::erase_if(alive, [&](BufferId other) { return lives_[other].last < lives_[id].first; });
+      for (const BufferId other : alive) check_apart(id, other);
+      alive.push_back(id);
+    }
+  }
+
+  void check_apart(BufferId one, BufferId other) const {
+    const StepStorage& a = plan_.storages[plan_.buffers[one].storage];
+    const StepStorage& b = plan_.storages[plan_.buffers[other].storage];
+    const bool apart = a.purpose != b.purpose || *a.offset + a.bytes <= *b.offset ||
+                       *b.offset + b.bytes <= *a.offset;
+    ensure(apart, "step plan: '{}' and '{}' are alive together and share memory", name(one),
+           name(other));
   }
 
   static bool contains(const std::vector<BufferId>& buffers, BufferId buffer) {

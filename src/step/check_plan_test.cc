@@ -79,6 +79,21 @@ TEST(CheckPlan, FindsBuffersThatDoNotFit) {
   EXPECT_THAT(message_of(plan), HasSubstr("'hidden' of 65 bytes is in 'stream', which has 64"));
 }
 
+TEST(CheckPlan, FindsStoragesThatShareMemory) {
+  StepPlan plan = small_plan(0);
+  StepStorage storage{"placed", 64, Purpose::kSaved, Home::kDevice, 0};
+  const StorageId first = plan.storages.add(storage);
+  storage.offset = 32;
+  const StorageId second = plan.storages.add(storage);
+  const BufferId one = plan.buffers.add({"one", 64, first});
+  const BufferId other = plan.buffers.add({"other", 64, second});
+  plan.tasks[at(0)].writes.push_back(one);
+  plan.tasks.add({.kind = TaskKind::kRun, .name = "later", .writes = {other}});
+  EXPECT_EQ(message_of(plan), "");
+  plan.tasks.add({.kind = TaskKind::kRun, .name = "last", .reads = {one}});
+  EXPECT_THAT(message_of(plan), HasSubstr("'one' are alive together and share memory"));
+}
+
 TEST(CheckPlan, FindsExchangesThatNobodyWaitsFor) {
   StepPlan plan = small_plan(0);
   plan.tasks[at(4)].phase = TaskPhase::kWhole;
@@ -183,7 +198,7 @@ TEST(PrintPlan, IsOneLineATask) {
       "    1  pp                 receive wait   wait: receive hidden                              "
       "                                    0.000  0\n"
       "    2  compute            run            forward                                           "
-      "              2 GFLOP      2 KiB     3.000  1\n"
+      "             2 GFLOP      2 KiB     3.000  1\n"
       "    3  dp                 exchange start sum                                               "
       "                           64 B     5.000  2\n"
       "    4  dp                 exchange wait  wait: sum                                         "

@@ -29,22 +29,38 @@ int64_t input_bytes(const Program& program, const Node& node) {
 
 }  // namespace
 
-ChunkTasks::ChunkTasks(PlanWriter& writer, const StagePrograms& programs, int64_t chunk)
+ChunkTasks::ChunkTasks(PlanWriter& writer, const StagePrograms& programs,
+                       const SavedPlacement* placement, int64_t chunk)
     : writer_(writer),
       programs_(programs),
+      placement_(placement),
       chunk_(programs.part.chunks.at(static_cast<size_t>(chunk))),
       idx_(chunk),
       streams_(programs, chunk_),
       balances_model_(balances_whole_model(programs.config)) {}
 
 BufferId ChunkTasks::make(const std::string& what, const Holder& holder, const std::string& storage,
-                          int64_t bytes, Purpose purpose, Home home) {
+                          int64_t bytes, Purpose purpose, Home home,
+                          std::optional<int64_t> offset) {
   return writer_.buffer(fmt::format("{}, chunk {}, micro-batch {}", what, idx_, holder.micro_batch),
                         bytes,
                         {.name = fmt::format("{}, chunk {}, place {}", storage, idx_, holder.place),
                          .bytes = bytes,
                          .purpose = purpose,
-                         .home = home});
+                         .home = home,
+                         .offset = offset});
+}
+
+BufferId ChunkTasks::make_saved(const std::string& what, const StepRun& run, int64_t bytes,
+                                std::vector<int64_t> SavedOffsets::*offsets) {
+  std::optional<int64_t> offset;
+  if (placement_ != nullptr) {
+    const SavedOffsets& own =
+        placement_->offsets[static_cast<size_t>(idx_)][static_cast<size_t>(run.place)];
+    offset = (own.*offsets).at(static_cast<size_t>(run.ref.idx));
+  }
+  return make(what, {run.micro_batch, run.place}, what, bytes, Purpose::kSaved, Home::kDevice,
+              offset);
 }
 
 BufferId ChunkTasks::stream(const std::string& what, int64_t storage, const Holder& holder) {
@@ -102,22 +118,18 @@ BufferId ChunkTasks::balance_gradients(const Holder& holder) {
 }
 
 BufferId ChunkTasks::saved(const StepRun& run) {
-  const StepRun forward{.ref = {run.ref.part, kForward, run.ref.idx}};
-  const Executable& executable = find_executable(programs_, chunk_, forward.ref);
-  const std::string what = run.ref.part == kHead
-                               ? fmt::format("saved of head {}", run.ref.idx)
-                               : fmt::format("saved of layer {}", chunk_.first_layer + run.ref.idx);
-  return make(what, {run.micro_batch, run.place}, what, executable.plan().saved_bytes,
-              Purpose::kSaved);
+  if (run.ref.part == kHead) {
+    return make_saved(fmt::format("saved of head {}", run.ref.idx), run,
+                      head_saved_bytes(programs_, run.ref.idx), &SavedOffsets::heads);
+  }
+  return make_saved(fmt::format("saved of layer {}", chunk_.first_layer + run.ref.idx), run,
+                    layer_saved_bytes(programs_, chunk_, run.ref.idx), &SavedOffsets::layers);
 }
 
 BufferId ChunkTasks::kept(const StepRun& run) {
-  const Executable& backward =
-      find_executable(programs_, chunk_, {run.ref.part, kBackward, run.ref.idx});
-  const std::string what =
-      fmt::format("kept for the weights of layer {}", chunk_.first_layer + run.ref.idx);
-  return make(what, {run.micro_batch, run.place}, what, backward.plan().saved_bytes,
-              Purpose::kSaved);
+  return make_saved(
+      fmt::format("kept for the weights of layer {}", chunk_.first_layer + run.ref.idx), run,
+      layer_kept_bytes(programs_, chunk_, run.ref.idx), &SavedOffsets::kept);
 }
 
 void ChunkTasks::add_embedding(const StepRun& run, Task& task) {

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "model/run/chunk_streams.h"
+#include "model/run/saved_placement.h"
 #include "parallel/stage_groups.h"
 #include "step/plan_writer.h"
 #include "step/step_runs.h"
@@ -12,8 +13,9 @@ namespace tessera {
 /// Writes the tasks of one chunk for its micro-batches, with the buffers of their activations.
 class ChunkTasks {
  public:
-  /// All references must outlive it.
-  ChunkTasks(PlanWriter& writer, const StagePrograms& programs, int64_t chunk);
+  /// All references must outlive it. Without `placement`, slabs have memory of their own.
+  ChunkTasks(PlanWriter& writer, const StagePrograms& programs, const SavedPlacement* placement,
+             int64_t chunk);
 
   /// The run's task, with the activations that it touches; parameters are left out.
   Task run(const StepRun& run);
@@ -42,7 +44,10 @@ class ChunkTasks {
   };
 
   BufferId make(const std::string& what, const Holder& holder, const std::string& storage,
-                int64_t bytes, Purpose purpose, Home home = Home::kDevice);
+                int64_t bytes, Purpose purpose, Home home = Home::kDevice,
+                std::optional<int64_t> offset = std::nullopt);
+  BufferId make_saved(const std::string& what, const StepRun& run, int64_t bytes,
+                      std::vector<int64_t> SavedOffsets::*offsets);
   BufferId stream(const std::string& what, int64_t storage, const Holder& holder);
   BufferId hidden(int64_t idx, const Holder& holder);
   BufferId gradient(int64_t idx, const Holder& holder);
@@ -72,6 +77,7 @@ class ChunkTasks {
 
   PlanWriter& writer_;
   const StagePrograms& programs_;
+  const SavedPlacement* placement_;
   const PipelineChunk& chunk_;
   int64_t idx_;
   ChunkStreams streams_;

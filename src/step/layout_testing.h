@@ -15,6 +15,7 @@
 #include "model/run/model_testing.h"
 #include "parallel/options.h"
 #include "step/build_step.h"
+#include "step/place_saved.h"
 #include "step/step_runner.h"
 
 /// A step of a whole model spread over ranks, for tests that compare it with that on one rank.
@@ -237,6 +238,7 @@ class LayoutStep {
     const RecomputePolicy policy = c.recompute ? RecomputePolicy{"all"} : RecomputePolicy{};
     model_ = std::make_unique<TrainingModel>(config_, tiny_shape(kSequences, kLength, dtype),
                                              policy, backend, std::move(part));
+    model_->place(place_saved(model_->programs(), steps));
     model_->bind(*parameters_, experts_);
     plan_ = build_step({.programs = model_->programs(),
                         .parameters = *parameters_,

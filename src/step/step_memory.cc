@@ -62,9 +62,12 @@ StepMemory find_step_memory(const StepPlan& plan) {
   StepMemory memory;
   for (const StepStorage& storage : plan.storages) {
     if (storage.home != Home::kDevice) continue;
-    memory.purposes[idx(storage.purpose)].slabs += storage.bytes;
-    if (storage.purpose != Purpose::kState) memory.slabs += align_up(storage.bytes);
+    int64_t& slabs = memory.purposes[idx(storage.purpose)].slabs;
+    slabs = storage.offset ? std::max(slabs, *storage.offset + align_up(storage.bytes))
+                           : slabs + align_up(storage.bytes);
   }
+  for (size_t p = 0; p < memory.purposes.size(); ++p)
+    memory.slabs += static_cast<Purpose>(p) != Purpose::kState ? memory.purposes[p].slabs : 0;
   const auto lives = find_lives(plan);
   const size_t num_tasks = plan.tasks.size();
   Changes all(num_tasks);

@@ -55,6 +55,8 @@ struct StepStorage {
   int64_t bytes = 0;
   Purpose purpose = Purpose::kState;
   Home home = Home::kDevice;
+  /// In the buffer that storages of its purpose share; without one it has memory of its own.
+  std::optional<int64_t> offset = std::nullopt;
 };
 
 /// One value, from its first writer to its last reader.

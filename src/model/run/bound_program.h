@@ -11,7 +11,6 @@ namespace tessera {
 /// A program forward and backward.
 struct BoundPasses {
   BoundProgram forward, backward;
-  Buffer saved;
 };
 
 /// What the passes over one layer need.
@@ -20,7 +19,6 @@ struct BoundLayer {
   ExpertState* experts = nullptr;  ///< null for a dense layer
   BoundProgram forward, backward, weights;
   BoundPasses embedding;    ///< of multi-token prediction
-  Buffer saved, kept;       ///< kept: from the backward pass to the weights'
   int64_t moe_idx = -1;     ///< among the chunk's MoE layers; -1 for a dense layer
   OwnedTensor expert_bias;  ///< the device's, where that is not the host
 

@@ -109,10 +109,8 @@ BoundPasses ChunkBinder::bind_head(int64_t depth) const {
   gradients.given.set(Port::kLoss, memory_.inputs.grad_loss);
   gradients.wanted.set(Port::kHidden, memory_.grad_out(depth));
   BoundPasses passes;
-  passes.saved =
-      Buffer(derived.forward.plan().saved_bytes, "saved activations of the head", device());
-  passes.forward =
-      binder().bind_forward(derived.forward, layout, head_ports(depth), passes.saved.data());
+  passes.forward = binder().bind_forward(derived.forward, layout, head_ports(depth),
+                                         memory_.saved_at(memory_.saved_offsets.heads, depth));
   passes.backward = binder().bind_backward(derived, layout, passes.forward.bindings, gradients);
   return passes;
 }
@@ -123,15 +121,11 @@ void ChunkBinder::bind_layer(int64_t idx) {
   layer.kind = &programs_.kind_of(number);
   const auto& [layout, derived] = *layer.kind;
   const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""));
-  layer.saved = Buffer(derived.forward.plan().saved_bytes, "saved activations", device());
-  layer.forward =
-      binder.bind_forward(derived.forward, layout, layer_ports(idx, layer), layer.saved.data());
-  if (derived.weights) {
-    layer.kept =
-        Buffer(derived.backward.plan().saved_bytes, "gradients kept for the weights'", device());
-  }
-  layer.backward = binder.bind_backward(derived, layout, layer.forward.bindings,
-                                        layer_gradients(idx), layer.kept.data());
+  layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
+                                      memory_.saved_at(memory_.saved_offsets.layers, idx));
+  layer.backward =
+      binder.bind_backward(derived, layout, layer.forward.bindings, layer_gradients(idx),
+                           memory_.saved_at(memory_.saved_offsets.kept, idx));
   if (derived.weights)
     layer.weights = binder.bind_weights(derived, layer.forward.bindings, layer.backward.bindings);
 }
@@ -180,7 +174,8 @@ PortGradients ChunkBinder::layer_gradients(int64_t idx) const {
 
 }  // namespace
 
-ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk)
+ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk,
+                         const SharedMemory& shared, SavedOffsets offsets)
     : streams(programs, chunk),
       inputs(programs.shape, programs.part.groups, programs.config, programs.backend.device()),
       statistics(count_moe_layers(programs.config, chunk), programs.config.moe.num_experts,
@@ -188,7 +183,9 @@ ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chu
       balance(programs.config, programs.part.groups, programs.backend.device()),
       hidden(streams.count() * programs.hidden_bytes(), "hidden states", programs.backend.device()),
       hidden_shape(programs.hidden_shape()),
-      dtype(programs.shape.dtype) {}
+      dtype(programs.shape.dtype),
+      saved(shared.saved.data()),
+      saved_offsets(std::move(offsets)) {}
 
 Tensor ChunkMemory::stream(int64_t idx) const {
   const int64_t bytes = align_up(hidden_shape.num_elements() * dtype_size(dtype));

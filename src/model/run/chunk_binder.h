@@ -5,15 +5,17 @@
 #include "model/run/chunk_streams.h"
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
+#include "model/run/saved_placement.h"
 
 namespace tessera {
 
 /// The memory that all runs of a rank share, since it runs one pass at a time.
 struct SharedMemory {
   Buffer transient;  ///< working memory of any program
+  Buffer saved;      ///< what passes save, of all chunks and micro-batches
 };
 
-/// The memory of one micro-batch in a chunk, beside the values that its programs save.
+/// The memory of one micro-batch in a chunk.
 struct ChunkMemory {
   ChunkStreams streams;
   BatchInputs inputs;
@@ -22,10 +24,16 @@ struct ChunkMemory {
   Buffer hidden;  ///< the streams, one behind the other
   Shape hidden_shape;
   DType dtype;
+  std::byte* saved;  ///< what is saved begins there, at these offsets
+  SavedOffsets saved_offsets;
 
-  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk);
+  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const SharedMemory& shared,
+              SavedOffsets offsets);
 
   Tensor stream(int64_t idx) const;
+  std::byte* saved_at(const std::vector<int64_t>& offsets, int64_t idx) const {
+    return saved + offsets.at(static_cast<size_t>(idx));
+  }
   /// The hidden states that leave the chunk, by depth (see ChunkStreams), and their gradients.
   Tensor hidden_out(int64_t depth) const { return stream(streams.hidden_at_depth(depth)); }
   Tensor grad_out(int64_t depth) const { return stream(streams.grad_from_outside(depth)); }

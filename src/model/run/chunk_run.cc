@@ -16,29 +16,19 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
                    const TokenShare& tokens, ParameterSet& parameters,
                    std::vector<ExpertState>& experts, const SharedMemory& shared,
-                   WeightStore* store)
+                   const SavedOffsets& offsets, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
       parameters_(parameters),
       store_(store),
-      memory_(programs, chunk),
+      memory_(programs, chunk, shared, offsets),
       bound_(bind_chunk(programs, chunk, memory_, parameters, experts, shared)) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
-  Bytes bytes{
+  return {
       .hidden = ChunkStreams(programs, chunk).count() * programs.hidden_bytes(),
       .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups, programs.config)};
-  if (chunk.loss) {
-    for (const HeadPasses& head : programs.heads)
-      bytes.saved += head.derived.forward.plan().saved_bytes;
-  }
-  for (int64_t i = 0; i < chunk.all_layers(); ++i) {
-    const DerivedProgram& program = programs.kind_of(chunk.first_layer + i).derived;
-    bytes.saved += program.forward.plan().saved_bytes;
-    if (program.weights) bytes.saved += program.backward.plan().saved_bytes;
-  }
-  return bytes;
 }
 
 void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {

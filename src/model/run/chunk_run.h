@@ -28,11 +28,10 @@ class ChunkRun {
   /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
            ParameterSet& parameters, std::vector<ExpertState>& experts, const SharedMemory& shared,
-           WeightStore* store = nullptr);
+           const SavedOffsets& offsets, WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {
-    int64_t saved = 0;
     int64_t hidden = 0;
     int64_t inputs = 0;
   };

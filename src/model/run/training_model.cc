@@ -8,14 +8,14 @@ TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
                              const RecomputePolicy& policy, const Backend& backend, ModelPart part)
     : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
+      placement_(place_in_line(*programs_)),
       memory_(std::make_unique<SharedMemory>()) {}
 
 ActivationBytes TrainingModel::activation_bytes() const {
-  ActivationBytes bytes{.transient = programs_->transient_bytes()};
+  ActivationBytes bytes{.saved = placement_.num_bytes, .transient = programs_->transient_bytes()};
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     const ChunkRun::Bytes one = ChunkRun::count_bytes(*programs_, part.chunks[chunk]);
-    bytes.saved += one.saved * part.in_flight[chunk];
     bytes.hidden += one.hidden * part.in_flight[chunk];
     bytes.inputs += one.inputs * part.in_flight[chunk];
   }
@@ -27,13 +27,15 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   experts_ = &experts;
   memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers",
                               programs_->backend.device());
+  memory_->saved = Buffer(placement_.num_bytes, "saved activations", programs_->backend.device());
   const ModelPart& part = programs_->part;
   runs_.clear();
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
-                                                        parameters, experts, *memory_, store));
+      const SavedOffsets& offsets = placement_.offsets[chunk][static_cast<size_t>(place)];
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(
+          *programs_, part.chunks[chunk], *tokens_, parameters, experts, *memory_, offsets, store));
     }
   }
 }

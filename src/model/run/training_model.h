@@ -37,6 +37,10 @@ class TrainingModel {
   const StagePrograms& programs() const { return *programs_; }
   /// Where its programs run.
   Device& device() const { return programs_->backend.device(); }
+  /// Where what passes save lies: one behind the other (place_in_line) unless this was called,
+  /// before bind. The passes must then come in the order that the placement was made for.
+  void place(SavedPlacement placement) { placement_ = std::move(placement); }
+  const SavedPlacement& placement() const { return placement_; }
   /// What `bind` will take.
   ActivationBytes activation_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
@@ -71,6 +75,7 @@ class TrainingModel {
 
   std::unique_ptr<StagePrograms> programs_;
   std::unique_ptr<TokenShare> tokens_;
+  SavedPlacement placement_;
   std::unique_ptr<SharedMemory> memory_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
   std::vector<ExpertState>* experts_ = nullptr;

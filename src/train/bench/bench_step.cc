@@ -7,6 +7,7 @@
 
 #include "core/random.h"
 #include "core/stopwatch.h"
+#include "step/place_saved.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/loss_scales.h"
@@ -92,7 +93,7 @@ class StepBench {
         model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,
                layout_.part),
         batches_(make_batches(settings)),
-        prediction_(predict_memory(settings, layout_, model_, backend_, /*data_bytes=*/0)),
+        prediction_(place_and_predict()),
         state_(settings, layout_, *world_, backend_) {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
@@ -165,6 +166,11 @@ class StepBench {
  private:
   /// So low that the weights stay what they are.
   static constexpr double kLearningRate = 1e-5;
+
+  MemoryPrediction place_and_predict() {
+    model_.place(place_saved(model_.programs(), layout_.steps));
+    return predict_memory(settings_, layout_, model_, backend_, /*data_bytes=*/0);
+  }
 
   static std::vector<RandomTokens> make_batches(const Settings& settings) {
     std::vector<RandomTokens> batches;

@@ -210,12 +210,13 @@ TEST_F(FullSharding, TheNextModuleIsGatheredWhileOneIsUsed) {
     Trainer trainer(own, std::move(data), world);
     trainer.resume("");
     GatherTimes times;
-    trainer.step([&](const NodeEvent& event) {
+    const auto count = [&](const NodeEvent& event) {
       const std::pair now(
           event.program.name(),
           world.statistics().count("dense_replicas_1.inner", CommKind::kAllGather).calls);
       if (times.empty() || times.back() != now) times.push_back(now);
-    });
+    };
+    trainer.step({.nodes = count});
     // Two buffers: while the last layer is used, there is room for the head's matrix alone, and its
     // norm follows. The head's and the embedding's matrices are not read backwards.
     const GatherTimes expected = {

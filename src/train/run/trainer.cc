@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "checkpoint/together.h"
+#include "step/place_saved.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
@@ -100,6 +101,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
                                            backend(), layout_.part);
+  model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
   with_prediction(prediction_, [&] {

@@ -136,7 +136,8 @@ StepRequest request_step(const Settings& settings, const RunLayout& run, const T
           .pipeline = run.pipeline,
           .steps = run.steps,
           .world = run.world,
-          .sharding = ModelState::plan_sharding(settings, run)};
+          .sharding = ModelState::plan_sharding(settings, run),
+          .placement = &model.placement()};
 }
 
 ModelState::Bytes ModelState::bytes() const {

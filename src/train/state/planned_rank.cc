@@ -1,6 +1,7 @@
 #include "train/state/planned_rank.h"
 
 #include "comm/planned_world.h"
+#include "step/place_saved.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/size_check.h"
 #include "train/state/model_state.h"
@@ -14,6 +15,7 @@ PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks)
   Backend backend = plan_backend(settings, num_ranks);
   TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute, backend,
                       layout.part);
+  model.place(place_saved(model.programs(), layout.steps));
   return {std::move(backend), std::move(layout), std::move(model)};
 }
 

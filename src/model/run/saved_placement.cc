@@ -1,0 +1,55 @@
+#include "model/run/saved_placement.h"
+
+namespace tessera {
+
+SavedPlacement list_saved(const StagePrograms& programs) {
+  SavedPlacement placement;
+  const ModelPart& part = programs.part;
+  for (size_t c = 0; c < part.chunks.size(); ++c) {
+    const PipelineChunk& chunk = part.chunks[c];
+    const auto num_layers = static_cast<size_t>(chunk.all_layers());
+    const SavedOffsets offsets{
+        .layers = std::vector<int64_t>(num_layers, 0),
+        .kept = std::vector<int64_t>(num_layers, 0),
+        .heads = std::vector<int64_t>(chunk.loss ? programs.heads.size() : 0, 0)};
+    placement.offsets.emplace_back(static_cast<size_t>(part.in_flight[c]), offsets);
+  }
+  return placement;
+}
+
+int64_t layer_saved_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
+                          int64_t layer) {
+  return programs.kind_of(chunk.first_layer + layer).derived.forward.plan().saved_bytes;
+}
+
+int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer) {
+  const DerivedProgram& derived = programs.kind_of(chunk.first_layer + layer).derived;
+  return derived.weights ? derived.backward.plan().saved_bytes : 0;
+}
+
+int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth) {
+  return programs.heads.at(static_cast<size_t>(depth)).derived.forward.plan().saved_bytes;
+}
+
+SavedPlacement place_in_line(const StagePrograms& programs) {
+  SavedPlacement placement = list_saved(programs);
+  const auto place = [&](int64_t& offset, int64_t bytes) {
+    offset = placement.num_bytes;
+    placement.num_bytes += align_up(bytes, kSlabAlignment);
+  };
+  for (size_t c = 0; c < placement.offsets.size(); ++c) {
+    const PipelineChunk& chunk = programs.part.chunks[c];
+    for (SavedOffsets& offsets : placement.offsets[c]) {
+      for (size_t i = 0; i < offsets.layers.size(); ++i) {
+        const auto layer = static_cast<int64_t>(i);
+        place(offsets.layers[i], layer_saved_bytes(programs, chunk, layer));
+        place(offsets.kept[i], layer_kept_bytes(programs, chunk, layer));
+      }
+      for (size_t depth = 0; depth < offsets.heads.size(); ++depth)
+        place(offsets.heads[depth], head_saved_bytes(programs, static_cast<int64_t>(depth)));
+    }
+  }
+  return placement;
+}
+
+}  // namespace tessera
