@@ -102,7 +102,7 @@ void measure_memory(World& world, Device& device) {
   group->barrier();
 }
 
-/// A copy from GPU 0 to GPU 1 by TMA: what one direction between them can carry.
+/// A copy from GPU 0 to GPU 1 by the copy engine (DMA): what one direction between them can carry.
 double copy_bandwidth() {
   constexpr size_t kBytes = size_t{512} << 20;
   void* from = nullptr;
