@@ -211,7 +211,7 @@ int print_tiles(const Settings& settings, const BenchArguments& arguments) {
   }
   const auto [least, most] = std::ranges::minmax(tiles.rows_of);
   std::cout << fmt::format(
-      "predicted for an H200 with {} clusters of two multiprocessors at {:.3f} GHz: {} tokens, {} "
+      "predicted for an H200 with {} clusters of two SMs at {:.3f} GHz: {} tokens, {} "
       "experts with {} rows each\n",
       cuda::kModelClusters, cuda::kModelClockHz / 1e9, tiles.tokens, tiles.rows_of.size(),
       least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most));

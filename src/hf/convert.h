@@ -68,7 +68,7 @@ struct ExportRequest {
   /// none.
   std::filesystem::path tokenizer;
   std::string end_of_document;  ///< its token between documents, as text
-  int64_t max_length = 2048;    ///< max_position_embeddings of a config.json made anew
+  int64_t max_length = 2048;    ///< max_position_embeddings of a new config.json
   ConvertOptions options;
 };
 ConvertReport export_hf(const ExportRequest& request);

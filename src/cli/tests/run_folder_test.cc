@@ -107,7 +107,7 @@ TEST_F(CliRunFolder, WhatARemovedFolderHeldIsSavedBesideIt) {
   fs::remove_all(path("run"));
   const Finished finished = child.wait();
   expect_error(finished, {path("run") + " was removed", "saved in " + path("run.rescued")});
-  EXPECT_FALSE(fs::exists(path("run"))) << "made anew without its history";
+  EXPECT_FALSE(fs::exists(path("run"))) << "created again without its history";
   const int64_t step = last_step("run.rescued");
   ASSERT_GE(step, 7);
   expect_each_step_once("run.rescued", 1, step);

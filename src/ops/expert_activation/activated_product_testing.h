@@ -68,8 +68,8 @@ class ActivatedRig {
     }
   }
 
-  /// The gradients before FC2 and before the activation, and the activation: the same bits but for
-  /// the probabilities', which differ by at most tolerance · sqrt(H).
+  /// The gradients before FC2 and before the activation, and the activation: the same bits except
+  /// for the probabilities', which differ by at most tolerance · sqrt(H).
   void check_backward(double tolerance) {
     const Tensor grad = give(random_rows(test_.wide, {test_.num_rows(), test_.wide}, test_.dtype));
     const int64_t width = activation_.pre_width();

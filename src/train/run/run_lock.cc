@@ -357,7 +357,7 @@ FolderPlace RunLock::restore_lock() {
   file_ = std::move(file);
   write_record();
   return {FolderPlace::State::kInPlace, folder_,
-          fmt::format("{} was removed while the run went on; made anew", kLockFile)};
+          fmt::format("{} was removed while the run went on; written again", kLockFile)};
 }
 
 void RunLock::beat_until_stopped() {

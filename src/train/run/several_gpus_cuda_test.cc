@@ -174,7 +174,7 @@ bool runs_on_gpu(const testing::RandomLayout& layout) {
 }
 
 /// Random models on random layouts, few, since each makes its groups anew. TESSERA_LAYOUT_SEED=n
-/// runs that case alone, TESSERA_LAYOUT_SEEDS=n so many.
+/// runs that case alone, TESSERA_LAYOUT_SEEDS=n that many.
 TEST_F(SeveralGpus, RandomLayoutsGiveTheGradientsOfOneGpu) {
   const auto from_environment = [](const char* name, uint64_t fallback) {
     const char* text = std::getenv(name);
