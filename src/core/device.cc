@@ -30,7 +30,7 @@ class HostDevice final : public Device {
   std::byte* allocate(int64_t num_bytes) override {
     if (num_bytes >= kMapThreshold) return map_memory(num_bytes);
     void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(align_up(num_bytes)));
-    if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(num_bytes));
+    if (memory != nullptr) std::memset(memory, 0, num_bytes);
     return static_cast<std::byte*>(memory);
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
@@ -41,10 +41,10 @@ class HostDevice final : public Device {
     }
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
-    if (num_bytes > 0) std::memcpy(to, from, static_cast<size_t>(num_bytes));
+    if (num_bytes > 0) std::memcpy(to, from, num_bytes);
   }
   void zero(void* data, int64_t num_bytes) override {
-    if (num_bytes > 0) std::memset(data, 0, static_cast<size_t>(num_bytes));
+    if (num_bytes > 0) std::memset(data, 0, num_bytes);
   }
   void synchronize() override {}
   Mark mark() override {

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-/// Element types of tensors. F16 is read and written, not computed with.
+/// Element types of tensors. What holds of each is in one table (dtype.cc). F16 is read and
+/// written, not computed with.
 enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16, kF16 };
 
 /// Bytes of one element.
@@ -14,6 +15,13 @@ int64_t dtype_size(DType dtype);
 
 /// "f32", "bf16", "i32", "i64", "f64", "u8", "u16", "f16".
 std::string_view dtype_name(DType dtype);
+
+/// Whether activations and matrix weights may be stored as this type: kernels of layers take it.
+bool is_storage(DType dtype);
+
+/// Whether a storage type has fewer digits than the F32 in which sums are made, so that what is
+/// stored is rounded, and trained weights have an F32 copy beside them.
+bool is_low_precision(DType dtype);
 
 /// The top half of a float32, rounded to nearest even. Arithmetic happens in float.
 struct Bf16 {

@@ -31,6 +31,11 @@ template <typename... Args>
   throw_user_error(format, fmt::make_format_args(args...));
 }
 
+template <typename... Args>
+[[noreturn]] void internal_error(fmt::format_string<Args...> format, Args&&... args) {
+  throw_internal_error(format, fmt::make_format_args(args...));
+}
+
 /// Throws UserError unless `ok`.
 template <typename... Args>
 void require(bool ok, fmt::format_string<Args...> format, Args&&... args) {

@@ -141,7 +141,7 @@ void OutputFile::write(std::span<const std::byte> bytes) {
     const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), kMaxWrite));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) file_error("write", path_, errno);
-    bytes = bytes.subspan(static_cast<size_t>(written));
+    bytes = bytes.subspan(written);
     num_bytes_ += written;
   }
 }

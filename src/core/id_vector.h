@@ -14,7 +14,8 @@ constexpr std::underlying_type_t<Id> number_of(Id id) {
   return static_cast<std::underlying_type_t<Id>>(id);
 }
 
-/// A list that only its own kind of index reaches into. Indices count from 0 in the order of add().
+/// A list that only its own kind of index reaches into: an enum, or a class such as ValueId that
+/// converts explicitly to size_t. Indices count from 0 in the order of add().
 template <typename Id, typename T>
 class IdVector {
  public:
@@ -27,13 +28,14 @@ class IdVector {
     values_.push_back(std::move(value));
     return id_at(values_.size() - 1);
   }
-  T& operator[](Id id) { return values_[place(id)]; }
-  const T& operator[](Id id) const { return values_[place(id)]; }
-  T& at(Id id) { return values_.at(place(id)); }
-  const T& at(Id id) const { return values_.at(place(id)); }
+  decltype(auto) operator[](Id id) { return values_[place(id)]; }
+  decltype(auto) operator[](Id id) const { return values_[place(id)]; }
+  decltype(auto) at(Id id) { return values_.at(place(id)); }
+  decltype(auto) at(Id id) const { return values_.at(place(id)); }
   bool holds(Id id) const { return place(id) < values_.size(); }
 
   size_t size() const { return values_.size(); }
+  void resize(size_t size) { values_.resize(size); }
   bool empty() const { return values_.empty(); }
   /// The index that add() gives next.
   Id next() const { return id_at(values_.size()); }
@@ -49,7 +51,7 @@ class IdVector {
   bool operator==(const IdVector&) const = default;
 
  private:
-  static size_t place(Id id) { return static_cast<size_t>(number_of(id)); }
+  static size_t place(Id id) { return static_cast<size_t>(id); }
   static Id id_at(size_t place) { return static_cast<Id>(place); }
 
   std::vector<T> values_;

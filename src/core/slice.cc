@@ -108,7 +108,7 @@ void copy_slice_from(const Slice& slice, const Tensor& whole, const Tensor& loca
   check_copy(slice, whole, local);
   for_each_run(slice, dtype_size(whole.dtype), [&](int64_t to, int64_t from, int64_t bytes) {
     std::memcpy(static_cast<std::byte*>(local.data) + to,
-                static_cast<const std::byte*>(whole.data) + from, static_cast<size_t>(bytes));
+                static_cast<const std::byte*>(whole.data) + from, bytes);
   });
 }
 
@@ -116,7 +116,7 @@ void copy_slice_into(const Slice& slice, const Tensor& local, const Tensor& whol
   check_copy(slice, whole, local);
   for_each_run(slice, dtype_size(whole.dtype), [&](int64_t from, int64_t to, int64_t bytes) {
     std::memcpy(static_cast<std::byte*>(whole.data) + to,
-                static_cast<const std::byte*>(local.data) + from, static_cast<size_t>(bytes));
+                static_cast<const std::byte*>(local.data) + from, bytes);
   });
 }
 

@@ -1,10 +1,12 @@
 #include "core/tensor.h"
 
 #include <fmt/ranges.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
+
+#include "core/format.h"
 
 namespace tessera {
 
@@ -19,7 +21,7 @@ int64_t Shape::num_elements() const {
 }
 
 int64_t Shape::num_rows_before_last() const {
-  const auto all = dims().first(static_cast<size_t>(rank_ - 1));
+  const auto all = dims().first(rank_ - 1);
   return std::accumulate(all.begin(), all.end(), int64_t{1}, std::multiplies<>());
 }
 
@@ -29,6 +31,10 @@ bool Shape::operator==(const Shape& other) const {
 
 std::string Shape::to_string() const {
   return fmt::format("[{}]", fmt::join(dims(), ", "));
+}
+
+int64_t Tensor::num_scaled_bytes() const {
+  return Format(dtype, scale).num_bytes(shape);
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/scale_layout.h"
 
 namespace tessera {
 
@@ -22,15 +23,15 @@ class Shape {
   explicit Shape(std::span<const int64_t> dims);
 
   int rank() const { return rank_; }
-  int64_t operator[](int dim) const { return dims_[static_cast<size_t>(dim)]; }
-  int64_t& operator[](int dim) { return dims_[static_cast<size_t>(dim)]; }
+  int64_t operator[](int dim) const { return dims_[dim]; }
+  int64_t& operator[](int dim) { return dims_[dim]; }
   /// The product of the extents; 1 for rank 0.
   int64_t num_elements() const;
   /// The product of all extents but the last: the rows when the last dim is seen as a row. 1 for
   /// rank 0.
   int64_t num_rows() const { return rank_ == 0 ? 1 : num_rows_before_last(); }
-  int64_t last() const { return rank_ == 0 ? 1 : dims_[static_cast<size_t>(rank_ - 1)]; }
-  std::span<const int64_t> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }
+  int64_t last() const { return rank_ == 0 ? 1 : dims_[rank_ - 1]; }
+  std::span<const int64_t> dims() const { return std::span(dims_).first(rank_); }
   bool operator==(const Shape& other) const;
   /// "[2, 3]".
   std::string to_string() const;
@@ -51,10 +52,14 @@ struct Tensor {
   DType dtype = DType::kF32;
   Shape shape;
   Device* device = nullptr;  ///< whose memory it is, where the host does not reach it; else null
+  ScaleLayout scale = {};    ///< of its format (core/format.h)
 
   explicit operator bool() const { return data != nullptr; }
   int64_t num_elements() const { return shape.num_elements(); }
-  int64_t num_bytes() const { return num_elements() * dtype_size(dtype); }
+  /// Scales included.
+  int64_t num_bytes() const {
+    return scale.is_scaled() ? num_scaled_bytes() : num_elements() * dtype_size(dtype);
+  }
 
   /// The elements as T. Throws InternalError when T is not the element type.
   template <typename T>
@@ -67,6 +72,9 @@ struct Tensor {
   std::span<T> span() const {
     return {as<T>(), static_cast<size_t>(num_elements())};
   }
+
+ private:
+  int64_t num_scaled_bytes() const;
 };
 
 /// A tensor under the name by which checkpoints and optimizers know it.

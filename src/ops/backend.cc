@@ -22,9 +22,17 @@ const Kernel& Backend::kernel(const Operator& op) const {
   return found->second;
 }
 
+void Backend::check_formats(const Operator& op, std::span<const ValueType> types) const {
+  const Kernel& found = kernel(op);
+  for (const ValueType& type : types)
+    require(found.takes(type.format()), "operator '{}' has no kernel for {} on {}", op.name(),
+            type.format().name(), device_->name());
+}
+
 int64_t Backend::workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const {
-  if (const auto own = kernel(op).workspace()) return own(op, inputs);
-  return is_host() ? op.cpu_workspace_bytes(inputs) : 0;
+  const Kernel& found = kernel(op);
+  if (is_host() && !found.has_workspace()) return op.cpu_workspace_bytes(inputs);
+  return found.workspace_bytes(op, inputs);
 }
 
 }  // namespace tessera

@@ -45,6 +45,9 @@ class Backend {
   RunControl& control() const { return *control_; }
   /// Throws InternalError where there is none.
   const Kernel& kernel(const Operator& op) const;
+  /// Throws UserError where the operator's kernel does not compute with the format of one of these
+  /// inputs or outputs, naming operator, format and back end.
+  void check_formats(const Operator& op, std::span<const ValueType> types) const;
   /// Scratch memory of the operator's kernel.
   int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const;
 

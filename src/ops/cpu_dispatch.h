@@ -61,6 +61,6 @@
 #endif
 
 /// The same for the functions that add kernels to a table:
-///   TESSERA_CPU_KERNELS(add_add_cpu, table) { table["add"] = add; }
+///   TESSERA_CPU_KERNELS(add_add_cpu, table) { add_kernel<Add>(table, add); }
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration takes none
 #define TESSERA_CPU_KERNELS(name, table) TESSERA_LEVELED(void, name, (KernelTable & table), (table))

@@ -25,7 +25,7 @@ class ExpertSizes {
   }
 
   int64_t num_experts() const { return std::ssize(sizes_); }
-  int64_t operator[](int64_t expert) const { return sizes_[static_cast<size_t>(expert)]; }
+  int64_t operator[](int64_t expert) const { return sizes_[expert]; }
   int64_t largest() const { return *std::ranges::max_element(sizes_); }
   int64_t total() const { return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0}); }
   bool are_equal() const { return std::ranges::count(sizes_, sizes_[0]) == num_experts(); }

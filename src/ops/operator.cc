@@ -4,14 +4,28 @@
 
 namespace tessera {
 
+std::string Extent::to_string() const {
+  switch (kind_) {
+    case Kind::kNone:
+      return "nothing";
+    case Kind::kValue:
+      return fmt::format("%{}", index_);
+    case Kind::kOwnOutput:
+      return fmt::format("output {}", index_);
+    case Kind::kOwnInput:
+      return fmt::format("input {}", index_);
+  }
+  throw InternalError("unknown kind of extent");
+}
+
 std::string ValueType::to_string() const {
   std::string dims;
   for (int dim = 0; dim < shape.rank(); ++dim) {
     if (dim > 0) dims += ", ";
-    dims += dim == ragged_dim ? fmt::format("<={} by %{}", shape[dim], extent)
+    dims += dim == ragged_dim ? fmt::format("<={} by {}", shape[dim], extent.to_string())
                               : fmt::format("{}", shape[dim]);
   }
-  return fmt::format("{} [{}]", dtype_name(dtype), dims);
+  return fmt::format("{} [{}]", format().name(), dims);
 }
 
 ValueType with_dtype(ValueType type, DType dtype) {
@@ -41,12 +55,33 @@ void Operator::differentiate(GradientBuilder& /*builder*/) const {
   throw InternalError(fmt::format("operator '{}' has no gradient rule", name()));
 }
 
+bool is_unscaled(const Format& format) {
+  return !format.scale.is_scaled() && format.element != DType::kF16;
+}
+
+Kernel::Kernel(PlainStart start, PlainWorkspace workspace)
+    : start_(start), options_{.workspace = workspace} {}
+
+void Kernel::check_class(const Operator& op) const {
+  if (class_ == nullptr) return;
+  const std::type_info& given = typeid(op);
+  ensure(given == *class_, "operator '{}' is of class {}, but its kernel is for {}", op.name(),
+         given.name(), class_->name());
+}
+
+int64_t Kernel::workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const {
+  if (!options_.workspace) return 0;
+  check_class(op);
+  return options_.workspace(op, inputs);
+}
+
 void Kernel::operator()(const Operator& op, const KernelArgs& args) const {
   start(op, args).wait();
 }
 
 Pending Kernel::start(const Operator& op, const KernelArgs& args) const {
-  if (start_ != nullptr) return start_(op, args);
+  check_class(op);
+  if (start_) return start_(op, args);
   ensure(run_ != nullptr, "operator '{}' has an empty kernel", op.name());
   run_(op, args);
   return {};

@@ -2,58 +2,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <typeinfo>
 #include <vector>
 
-#include "core/tensor.h"
+#include "ops/operands.h"
+#include "ops/value_type.h"
 
 namespace tessera {
-
-/// Index of a value in its program.
-using ValueId = int32_t;
-
-/// What is known of a value before it runs. At most one dim is *ragged*: its extent in `shape` is
-/// the upper bound, and the actual extent is the I64 scalar value `extent`, which some operator
-/// computes at run time. In the result of Operator::infer, `extent` may name one of that operator's
-/// own outputs by own_output(i), or one of its inputs by own_input(i).
-struct ValueType {
-  DType dtype = DType::kF32;
-  Shape shape;
-  int ragged_dim = -1;
-  ValueId extent = -1;
-
-  bool ragged() const { return ragged_dim >= 0; }
-  int64_t num_bytes() const { return shape.num_elements() * dtype_size(dtype); }
-  bool operator==(const ValueType&) const = default;
-  /// "bf16 [<=4096 ragged, 512]".
-  std::string to_string() const;
-};
-
-/// Marks an extent that is output `output` of the operator being inferred.
-constexpr ValueId own_output(int output) {
-  return -2 - output;
-}
-/// Marks an extent that is input `input` of the operator being inferred.
-constexpr ValueId own_input(int input) {
-  return std::numeric_limits<ValueId>::min() + input;
-}
-/// The index of an extent made by own_output or own_input; -1 for any other.
-constexpr int own_output_index(ValueId extent) {
-  return extent <= own_output(0) && extent > own_input(0) / 2 ? own_output(0) - extent : -1;
-}
-constexpr int own_input_index(ValueId extent) {
-  return extent <= own_input(0) / 2 ? extent - own_input(0) : -1;
-}
-
-/// `type` with another element type or another shape; raggedness is kept.
-ValueType with_dtype(ValueType type, DType dtype);
-ValueType with_last_dim(ValueType type, int64_t last);
 
 /// What an operator costs at its bound. `flops` are *model* FLOPs: a multiply-add counts 2, work
 /// that an operator does again to save memory (attention's backward scores, say) is not counted.
@@ -95,7 +58,10 @@ class GradientBuilder {
 };
 
 /// An operator: its attributes (members of the concrete class), shape rule, cost and gradient rule.
-/// Immutable. How it runs is a kernel of the same name in a back end's KernelTable.
+/// Immutable. How it runs is a kernel of the same name in a back end's KernelTable. The concrete
+/// class names its operands by `enum Input : int` and `enum Output : int`, whose enumerators are
+/// their positions, or, where some depend on the attributes, members of its input_set() or
+/// output_set() (ops/operands.h); and its name by kName.
 class Operator {
  public:
   virtual ~Operator() = default;
@@ -141,7 +107,7 @@ class KernelContext {
 /// memory the I64 extent of each ragged one is (null for the others). Outputs that nobody reads may
 /// be null views only where they accumulate. `workspace` has at least the bytes that the kernel
 /// asks for, 64-byte aligned, undefined content. Where `set_accumulators`, which only kernels that
-/// can are given (Kernel::setting_accumulators), accumulators hold nothing yet and are written
+/// can are given (KernelOptions::sets_accumulators), accumulators hold nothing yet and are written
 /// rather than added to; then no input has a bound of 0 elements, nor, on the host, 0 elements.
 struct KernelArgs {
   std::span<const Tensor> inputs;
@@ -151,69 +117,171 @@ struct KernelArgs {
   KernelContext* context = nullptr;
   bool set_accumulators = false;
 
-  const Tensor& in(size_t idx) const { return inputs[idx]; }
-  const Tensor& out(size_t idx) const { return outputs[idx]; }
-  const int64_t* in_extent(size_t idx) const { return extents[idx]; }
-  const int64_t* out_extent(size_t idx) const { return extents[inputs.size() + idx]; }
+  /// By position.
+  const Tensor& in(int64_t idx) const { return inputs[idx]; }
+  const Tensor& out(int64_t idx) const { return outputs[idx]; }
+  const int64_t* in_extent(int64_t idx) const { return extents[idx]; }
+  const int64_t* out_extent(int64_t idx) const { return extents[std::ssize(inputs) + idx]; }
 };
 
-/// How an operator runs in a back end: a function that casts `op` to the concrete operator that its
-/// name stands for, and computes the outputs; or, where the operator communicates, one that starts
-/// an exchange and returns what to wait for. A started exchange may use the tensors' memory and the
-/// scratch memory until it was waited for, but no longer `args` itself.
+/// The same for one class of operators, by the names of its operands.
+template <typename Op>
+class Args : public KernelArgs {
+ public:
+  using Input = typename Op::Input;
+  using Output = typename Op::Output;
+
+  Args(const Op& op, const KernelArgs& args) : KernelArgs(args), op_(op) {}
+
+  const Tensor& in(Input input) const { return inputs[input_position(op_, input)]; }
+  const Tensor& out(Output output) const { return outputs[output_position(op_, output)]; }
+  const int64_t* in_extent(Input input) const { return extents[input_position(op_, input)]; }
+  const int64_t* out_extent(Output output) const {
+    return extents[std::ssize(inputs) + output_position(op_, output)];
+  }
+  /// An operand that only some operators of the class have; null where this one has not.
+  const Tensor* find_in(Input input) const {
+    return op_.input_set().has(input) ? &in(input) : nullptr;
+  }
+  const Tensor* find_out(Output output) const {
+    return op_.output_set().has(output) ? &out(output) : nullptr;
+  }
+
+ private:
+  const Op& op_;
+};
+
+/// Bytes of scratch memory for inputs of these types, ragged dims at their bounds.
+template <typename Op>
+using WorkspaceBytes = std::function<int64_t(const Op& op, std::span<const ValueType> inputs)>;
+
+/// Whether a kernel computes with values of a format.
+using FormatRule = bool (*)(const Format& format);
+
+/// Elements without scales, of every type but those of files alone.
+bool is_unscaled(const Format& format);
+
+/// What a kernel needs and can.
+template <typename Op>
+struct KernelOptions {
+  /// None: it needs no scratch memory.
+  WorkspaceBytes<Op> workspace = {};
+  /// It can write accumulators rather than add to them.
+  bool sets_accumulators = false;
+  /// It gives the host values that it waits for: a device that repeats recorded work runs it anew
+  /// each time.
+  bool tells_the_host = false;
+  FormatRule takes = is_unscaled;
+};
+
+/// How an operator runs in a back end: a function that computes the outputs; or, where the operator
+/// communicates, one that starts an exchange and returns what to wait for. A started exchange may
+/// use the tensors' memory and the scratch memory until it was waited for, but no longer its
+/// arguments themselves. Kernels are made by add_kernel, for one class of operators: to be given
+/// another is an InternalError.
 class Kernel {
  public:
-  using Run = void (*)(const Operator& op, const KernelArgs& args);
-  using Start = Pending (*)(const Operator& op, const KernelArgs& args);
-  /// Bytes of scratch memory for inputs of these types, ragged dims at their bounds.
-  using WorkspaceBytes = int64_t (*)(const Operator& op, std::span<const ValueType> inputs);
+  using Run = std::function<void(const Operator& op, const KernelArgs& args)>;
+  using Start = std::function<Pending(const Operator& op, const KernelArgs& args)>;
 
   Kernel() = default;
-  Kernel(Run run) : run_(run) {}
-  /// With scratch memory of its own size, rather than Operator::cpu_workspace_bytes.
-  Kernel(Run run, WorkspaceBytes workspace) : run_(run), workspace_(workspace) {}
-  Kernel(Start start) : start_(start) {}
-  Kernel(Start start, WorkspaceBytes workspace) : start_(start), workspace_(workspace) {}
 
-  /// This kernel, which can write accumulators rather than add to them.
+  // For operators that are not registered by add_kernel yet.
+  using PlainRun = void (*)(const Operator& op, const KernelArgs& args);
+  using PlainStart = Pending (*)(const Operator& op, const KernelArgs& args);
+  using PlainWorkspace = int64_t (*)(const Operator& op, std::span<const ValueType> inputs);
+  Kernel(PlainRun run, PlainWorkspace workspace = nullptr)
+      : run_(run), options_{.workspace = workspace} {}
+  Kernel(PlainStart start, PlainWorkspace workspace = nullptr);
   Kernel setting_accumulators() const {
     Kernel kernel = *this;
-    kernel.sets_accumulators_ = true;
+    kernel.options_.sets_accumulators = true;
     return kernel;
   }
-
-  /// This kernel, which gives the host values that it waits for: a device that repeats recorded
-  /// work runs it anew each time.
   Kernel telling_the_host() const {
     Kernel kernel = *this;
-    kernel.tells_the_host_ = true;
+    kernel.options_.tells_the_host = true;
     return kernel;
   }
+  bool has_workspace() const { return options_.workspace != nullptr; }
+
+  /// The kernel that calls run(const Op&, const Args<Op>&), or run(const Op&, const KernelArgs&),
+  /// which returns nothing or a Pending. With Op = Operator it is for operators of any class.
+  template <typename Op, typename Function>
+  static Kernel of(Function run, const KernelOptions<Op>& options = {});
 
   bool is_asynchronous() const { return start_ != nullptr; }
-  bool tells_the_host() const { return tells_the_host_; }
-  bool sets_accumulators() const { return sets_accumulators_; }
-  WorkspaceBytes workspace() const { return workspace_; }
+  bool tells_the_host() const { return options_.tells_the_host; }
+  bool sets_accumulators() const { return options_.sets_accumulators; }
+  bool takes(const Format& format) const { return options_.takes(format); }
+  int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const;
   /// Runs to the end.
   void operator()(const Operator& op, const KernelArgs& args) const;
   /// Runs, or starts, the operator.
   Pending start(const Operator& op, const KernelArgs& args) const;
 
  private:
-  Run run_ = nullptr;
-  Start start_ = nullptr;
-  WorkspaceBytes workspace_ = nullptr;
-  bool sets_accumulators_ = false;
-  bool tells_the_host_ = false;
+  void check_class(const Operator& op) const;
+
+  const std::type_info* class_ = nullptr;
+  Run run_;
+  Start start_;
+  KernelOptions<Operator> options_;
 };
+
+template <typename Op, typename Function>
+Kernel Kernel::of(Function run, const KernelOptions<Op>& options) {
+  // The class was checked before any of these is called.
+  const auto call = [run](const Operator& op, const KernelArgs& args) {
+    const Op& concrete = static_cast<const Op&>(op);
+    if constexpr (std::is_invocable_v<Function, const Op&, const KernelArgs&>) {
+      return run(concrete, args);
+    } else {
+      return run(concrete, Args<Op>(concrete, args));
+    }
+  };
+  Kernel kernel;
+  if (!std::is_same_v<Op, Operator>) kernel.class_ = &typeid(Op);
+  using Result = std::invoke_result_t<decltype(call), const Operator&, const KernelArgs&>;
+  if constexpr (std::is_void_v<Result>) {
+    kernel.run_ = call;
+  } else {
+    kernel.start_ = call;
+  }
+  kernel.options_ = {.sets_accumulators = options.sets_accumulators,
+                     .tells_the_host = options.tells_the_host,
+                     .takes = options.takes};
+  if (options.workspace) {
+    kernel.options_.workspace = [bytes = options.workspace](const Operator& op,
+                                                            std::span<const ValueType> inputs) {
+      return bytes(static_cast<const Op&>(op), inputs);
+    };
+  }
+  return kernel;
+}
 
 /// The kernels of a back end by operator name.
 using KernelTable = std::map<std::string, Kernel, std::less<>>;
 
+/// Adds the kernel of the operators of class Op that have this name, in place of any before.
+template <typename Op, typename Function>
+void add_kernel(KernelTable& table, std::string_view name, Function run,
+                const KernelOptions<Op>& options = {}) {
+  table.insert_or_assign(std::string(name), Kernel::of<Op>(run, options));
+}
+
+/// The same for a class whose operators have one name.
+template <typename Op, typename Function>
+requires(!std::is_convertible_v<Function, std::string_view>) void add_kernel(
+    KernelTable& table, Function run, const KernelOptions<Op>& options = {}) {
+  add_kernel<Op>(table, Op::kName, run, options);
+}
+
 /// Throws UserError naming the operator unless `ok`: for shape rules.
-template <typename... Args>
-void check_shape(const Operator& op, bool ok, fmt::format_string<Args...> format, Args&&... args) {
-  if (!ok) user_error("{}: {}", op.name(), fmt::format(format, std::forward<Args>(args)...));
+template <typename... Parts>
+void check_shape(const Operator& op, bool ok, fmt::format_string<Parts...> format,
+                 Parts&&... parts) {
+  if (!ok) user_error("{}: {}", op.name(), fmt::format(format, std::forward<Parts>(parts)...));
 }
 
 }  // namespace tessera

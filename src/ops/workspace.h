@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// The parts of a kernel's scratch memory, one after another, each aligned. Written once as a
-/// function of the sizes, it serves both Operator::cpu_workspace_bytes and the kernel.
+/// function of the sizes, it serves both the kernel and its KernelOptions::workspace.
 class WorkspaceLayout {
  public:
   /// Adds `count` elements of T and returns where they start, in bytes.

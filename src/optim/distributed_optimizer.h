@@ -26,8 +26,8 @@ class DistributedOptimizer {
   virtual void discard_gradients() = 0;
 
   /// As HeldState's.
-  virtual std::vector<NamedSlice> weight_slices(Extent extent) const = 0;
-  virtual std::vector<NamedSlice> state_slices(Extent extent) const = 0;
+  virtual std::vector<NamedSlice> weight_slices(HeldPart part) const = 0;
+  virtual std::vector<NamedSlice> state_slices(HeldPart part) const = 0;
   virtual std::vector<NamedSlice> master_slices() const = 0;
   /// The summed gradients of the owned rows, F32; to be read between finish_gradients and the next
   /// step's first gradient.

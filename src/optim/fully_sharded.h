@@ -94,15 +94,15 @@ class FullySharded final : public DistributedOptimizer {
   void discard_gradients() override { finish_gradients(); }
 
   /// Of shares that several replicas hold, the first owns.
-  std::vector<NamedSlice> weight_slices(Extent extent) const override {
-    return state_->weight_slices(extent);
+  std::vector<NamedSlice> weight_slices(HeldPart part) const override {
+    return state_->weight_slices(part);
   }
-  std::vector<NamedSlice> state_slices(Extent extent) const override {
-    return state_->state_slices(extent);
+  std::vector<NamedSlice> state_slices(HeldPart part) const override {
+    return state_->state_slices(part);
   }
   std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
   std::vector<NamedSlice> gradient_slices() const override {
-    return state_->gradient_slices(Extent::kOwned);
+    return state_->gradient_slices(HeldPart::kOwned);
   }
   void round_masters() const { state_->round_masters(); }
   void reset_masters() const override { state_->reset_masters(); }

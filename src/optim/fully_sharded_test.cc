@@ -120,7 +120,7 @@ struct Rank {
         groups(connect(c.model, world)),
         parameters(parameters_of(c.model, rank_)),
         sharded(groups, parameters, c.modules, world.make_world_group(), {}, c.sharding) {
-    for (const NamedSlice& s : sharded.weight_slices(Extent::kHeld))
+    for (const NamedSlice& s : sharded.weight_slices(HeldPart::kHeld))
       copy_slice_from(s.slice, c.model.initial_weight(index(s.name)), s.tensor);
     sharded.reset_masters();
   }
@@ -189,7 +189,7 @@ TEST(FullySharded, ThreeStepsAreThoseOfTheWholeModelBitwise) {
         const double norm = reference_step(c, reference, input).grad_norm;
         EXPECT_NEAR(rank.sharded.step(input).grad_norm, norm, 1e-12 * norm);
       }
-      expect_slices_equal(rank.sharded.state_slices(Extent::kHeld), reference.optimizer->state());
+      expect_slices_equal(rank.sharded.state_slices(HeldPart::kHeld), reference.optimizer->state());
     });
   }
 }
@@ -219,7 +219,7 @@ TEST(FullySharded, OwnedSlicesNameEveryElementOnce) {
   run_thread_world(4, [&](World& world) {
     const Rank rank(c, world);
     const std::scoped_lock lock(mutex);
-    for (const NamedSlice& s : rank.sharded.weight_slices(Extent::kOwned)) {
+    for (const NamedSlice& s : rank.sharded.weight_slices(HeldPart::kOwned)) {
       const OwnedTensor part = part_of(counts[rank.index(s.name)], s.slice);
       for (float& count : part.get().span<float>()) count += 1;
       copy_slice_into(s.slice, part, counts[rank.index(s.name)]);

@@ -37,23 +37,23 @@ StepResult HeldState::judge(const StepInput& input) {
   return AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
 }
 
-void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, Extent extent,
+void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, HeldPart part,
                        const NamedTensor& tensor) const {
   const HeldParameter& p = parameters_[idx];
-  const IndexRange rows = extent == Extent::kOwned ? p.owned : IndexRange{0, p.slice.num_rows()};
+  const IndexRange rows = part == HeldPart::kOwned ? p.owned : IndexRange{0, p.slice.num_rows()};
   const Slice slice = p.slice.take_rows(rows.begin, rows.count);
   const bool names_empty = p.names_empty && p.slice.global.num_elements() == 0;
   if (slice.shape().num_elements() == 0 && !names_empty) return;
   slices.push_back({tensor.name, take_rows(tensor.tensor, rows), slice});
 }
 
-std::vector<NamedSlice> HeldState::state_slices(Extent extent) const {
+std::vector<NamedSlice> HeldState::state_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   size_t at = 0;
   const std::vector<NamedTensor> state = adamw_.state();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int num_tensors = parameters_[i].parameter.weight.dtype == DType::kBF16 ? 3 : 2;
-    for (int t = 0; t < num_tensors; ++t) append(slices, i, extent, state[at++]);
+    for (int t = 0; t < num_tensors; ++t) append(slices, i, part, state[at++]);
   }
   return slices;
 }
@@ -64,25 +64,25 @@ std::vector<NamedSlice> HeldState::master_slices() const {
   const std::vector<NamedTensor> masters = adamw_.masters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].parameter.weight.dtype == DType::kBF16)
-      append(slices, i, Extent::kHeld, masters[at++]);
+      append(slices, i, HeldPart::kHeld, masters[at++]);
   }
   return slices;
 }
 
-std::vector<NamedSlice> HeldState::weight_slices(Extent extent) const {
+std::vector<NamedSlice> HeldState::weight_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i].parameter;
-    append(slices, i, extent, {p.name, p.weight});
+    append(slices, i, part, {p.name, p.weight});
   }
   return slices;
 }
 
-std::vector<NamedSlice> HeldState::gradient_slices(Extent extent) const {
+std::vector<NamedSlice> HeldState::gradient_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = parameters_[i].parameter;
-    append(slices, i, extent, {p.name, p.grad});
+    append(slices, i, part, {p.name, p.grad});
   }
   return slices;
 }

@@ -13,7 +13,7 @@ namespace tessera {
 
 /// kHeld: all that a rank has. kOwned: its part if each element of the model is to be named by
 /// exactly one rank, as for saving.
-enum class Extent : uint8_t { kHeld, kOwned };
+enum class HeldPart : uint8_t { kHeld, kOwned };
 
 /// Rows of a parameter whose optimizer state one rank keeps.
 struct HeldParameter {
@@ -42,11 +42,11 @@ class HeldState {
   }
 
   /// "<parameter>.m", ".v" and, for BF16 weights, ".master": F32.
-  std::vector<NamedSlice> state_slices(Extent extent) const;
+  std::vector<NamedSlice> state_slices(HeldPart part) const;
   /// Masters of BF16 weights by the names of their parameters, as held.
   std::vector<NamedSlice> master_slices() const;
-  std::vector<NamedSlice> weight_slices(Extent extent) const;
-  std::vector<NamedSlice> gradient_slices(Extent extent) const;
+  std::vector<NamedSlice> weight_slices(HeldPart part) const;
+  std::vector<NamedSlice> gradient_slices(HeldPart part) const;
 
   /// As AdamWOptimizer's.
   void round_masters() const { adamw_.round_masters(); }
@@ -54,7 +54,7 @@ class HeldState {
   int64_t state_bytes() const { return adamw_.state_bytes(); }
 
  private:
-  void append(std::vector<NamedSlice>& slices, size_t idx, Extent extent,
+  void append(std::vector<NamedSlice>& slices, size_t idx, HeldPart part,
               const NamedTensor& tensor) const;
 
   std::vector<HeldParameter> parameters_;

@@ -235,8 +235,8 @@ void ShardedOptimizer::wait_all_weights() {
   for (Group& group : groups_) group.gatherer->wait_all();
 }
 
-std::vector<NamedSlice> ShardedOptimizer::weight_slices(Extent extent) const {
-  if (extent == Extent::kOwned) return state_->weight_slices(Extent::kOwned);
+std::vector<NamedSlice> ShardedOptimizer::weight_slices(HeldPart part) const {
+  if (part == HeldPart::kOwned) return state_->weight_slices(HeldPart::kOwned);
   std::vector<NamedSlice> all;
   for (const ReplicatedParameter& p : parameters_)
     all.push_back({p.parameter.name, p.parameter.weight, p.slice});

@@ -76,14 +76,14 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void wait_all_weights();
 
   /// Where state is sharded, what is held of it is what is owned.
-  std::vector<NamedSlice> state_slices(Extent extent) const override {
-    return state_->state_slices(extent);
+  std::vector<NamedSlice> state_slices(HeldPart part) const override {
+    return state_->state_slices(part);
   }
   std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
   /// All of this rank's weights, or its own rows of them.
-  std::vector<NamedSlice> weight_slices(Extent extent) const override;
+  std::vector<NamedSlice> weight_slices(HeldPart part) const override;
   std::vector<NamedSlice> gradient_slices() const override {
-    return state_->gradient_slices(Extent::kOwned);
+    return state_->gradient_slices(HeldPart::kOwned);
   }
   /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
   void round_masters();

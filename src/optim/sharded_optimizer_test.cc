@@ -88,9 +88,9 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
         EXPECT_NEAR(result.grad_norm, norm, 1e-12 * norm);
       }
       rank.optimizer->wait_all_weights();
-      expect_slices_equal(rank.optimizer->weight_slices(Extent::kHeld),
+      expect_slices_equal(rank.optimizer->weight_slices(HeldPart::kHeld),
                           named_weights(model, reference));
-      expect_slices_equal(rank.optimizer->state_slices(Extent::kHeld),
+      expect_slices_equal(rank.optimizer->state_slices(HeldPart::kHeld),
                           reference.optimizer->state());
     });
   }
@@ -112,9 +112,10 @@ TEST(ShardedOptimizer, OneRankIsAdamWOptimizerBitwiseWithClipping) {
       EXPECT_EQ(result.grad_norm, expected.grad_norm);
       EXPECT_EQ(result.clip_factor, expected.clip_factor);
     }
-    expect_slices_equal(rank.optimizer->weight_slices(Extent::kHeld),
+    expect_slices_equal(rank.optimizer->weight_slices(HeldPart::kHeld),
                         named_weights(model, reference));
-    expect_slices_equal(rank.optimizer->state_slices(Extent::kHeld), reference.optimizer->state());
+    expect_slices_equal(rank.optimizer->state_slices(HeldPart::kHeld),
+                        reference.optimizer->state());
   }
 }
 
@@ -169,7 +170,7 @@ TEST(ShardedOptimizer, AnyRanksNonFiniteGradientStopsAll) {
     if (world.rank() == 2)
       rank.part.parameters[2].parameter.grad.as<float>()[5] =
           std::numeric_limits<float>::infinity();
-    const std::vector<NamedSlice> state = rank.optimizer->state_slices(Extent::kHeld);
+    const std::vector<NamedSlice> state = rank.optimizer->state_slices(HeldPart::kHeld);
     std::vector<std::vector<float>> before;
     for (const NamedSlice& slice : state) {
       const auto values = slice.tensor.span<float>();
@@ -208,9 +209,9 @@ TEST(ShardedOptimizer, OwnedSlicesNameEveryElementOnce) {
     run_thread_world(model.num_ranks, [&](World& world) {
       const Rank rank(model, world, {}, sharding);
       const std::scoped_lock lock(mutex);
-      for (const NamedSlice& s : rank.optimizer->weight_slices(Extent::kOwned))
+      for (const NamedSlice& s : rank.optimizer->weight_slices(HeldPart::kOwned))
         count(s, "", weight_counts);
-      for (const NamedSlice& s : rank.optimizer->state_slices(Extent::kOwned))
+      for (const NamedSlice& s : rank.optimizer->state_slices(HeldPart::kOwned))
         count(s, ".m", m_counts);
     });
     for (size_t i = 0; i < model.parameters.size(); ++i) {
@@ -234,7 +235,7 @@ TEST(ShardedOptimizer, StateMovesToAnotherNumberOfRanks) {
     Random order(1, 1);
     rank.step({.lr = 0.01}, order);
     rank.optimizer->wait_all_weights();
-    for (const NamedSlice& s : rank.optimizer->state_slices(Extent::kOwned)) {
+    for (const NamedSlice& s : rank.optimizer->state_slices(HeldPart::kOwned)) {
       const auto state = saved.optimizer->state();
       copy_slice_into(s.slice, s.tensor,
                       std::ranges::find(state, s.name, &NamedTensor::name)->tensor);
@@ -244,7 +245,7 @@ TEST(ShardedOptimizer, StateMovesToAnotherNumberOfRanks) {
   run_thread_world(3, [&](World& world) {
     Rank rank(three, world, {}, {.bucket_bytes = 9000});
     const auto state = saved.optimizer->state();
-    for (const NamedSlice& s : rank.optimizer->state_slices(Extent::kHeld))
+    for (const NamedSlice& s : rank.optimizer->state_slices(HeldPart::kHeld))
       copy_slice_from(s.slice, std::ranges::find(state, s.name, &NamedTensor::name)->tensor,
                       s.tensor);
     rank.optimizer->round_masters();
@@ -269,7 +270,7 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
       for (ReplicatedParameter& p : types)
         p.parameter.weight.data = p.parameter.grad.data = nullptr;
       int64_t bytes = 0;
-      for (const NamedSlice& state : rank.optimizer->state_slices(Extent::kHeld))
+      for (const NamedSlice& state : rank.optimizer->state_slices(HeldPart::kHeld))
         bytes += align_up(state.tensor.num_bytes());
       EXPECT_EQ(ShardedOptimizer::state_bytes(places, types, sharding), bytes);
       EXPECT_EQ(rank.optimizer->state_bytes(), bytes);
@@ -293,7 +294,7 @@ struct OwnedCount {
 
 OwnedCount count_owned(const Rank& rank, const SpreadModel& model, size_t cut) {
   OwnedCount count;
-  for (const NamedSlice& s : rank.optimizer->weight_slices(Extent::kOwned)) {
+  for (const NamedSlice& s : rank.optimizer->weight_slices(HeldPart::kOwned)) {
     const auto p = std::ranges::find(model.parameters, s.name, &SpreadParameter::name);
     if (p->cut != cut) continue;
     count.elements += s.tensor.num_elements();

@@ -19,12 +19,10 @@ bool meet(const std::vector<ValueId>& a, const std::vector<ValueId>& b) {
 class DependencyFinder {
  public:
   explicit DependencyFinder(const Program& program)
-      : program_(program),
-        last_writer_(static_cast<size_t>(program.num_values()), -1),
-        readers_(static_cast<size_t>(program.num_values())) {}
+      : program_(program), last_writer_(program.num_values(), -1), readers_(program.num_values()) {}
 
   std::vector<int> add(int idx) {
-    const Node& node = program_.nodes()[static_cast<size_t>(idx)];
+    const Node& node = program_.nodes()[idx];
     const NodeAccess access = find_access(program_, node);
     std::set<int> before;
     for (const ValueId id : access.reads) before.insert(writer(id));
@@ -43,12 +41,12 @@ class DependencyFinder {
   }
 
  private:
-  int& writer(ValueId id) { return last_writer_[static_cast<size_t>(id)]; }
-  std::vector<int>& readers(ValueId id) { return readers_[static_cast<size_t>(id)]; }
+  int& writer(ValueId id) { return last_writer_[id]; }
+  std::vector<int>& readers(ValueId id) { return readers_[id]; }
 
   const Program& program_;
-  std::vector<int> last_writer_;
-  std::vector<std::vector<int>> readers_;  ///< since the last write
+  IdVector<ValueId, int> last_writer_;
+  IdVector<ValueId, std::vector<int>> readers_;  ///< since the last write
   int last_exchange_ = -1;
 };
 
@@ -58,7 +56,8 @@ NodeAccess find_access(const Program& program, const Node& node) {
   NodeAccess access{node.inputs, node.outputs};
   const auto read_extent = [&](ValueId id) {
     const ValueType& type = program.type(id);
-    if (type.ragged() && !contains(node.outputs, type.extent)) access.reads.push_back(type.extent);
+    if (type.ragged() && !contains(node.outputs, type.extent.value()))
+      access.reads.push_back(type.extent.value());
   };
   std::ranges::for_each(node.inputs, read_extent);
   std::ranges::for_each(node.outputs, read_extent);
@@ -84,10 +83,10 @@ std::vector<int> find_waits(const Program& program) {
   for (const Node& node : program.nodes()) accesses.push_back(find_access(program, node));
   std::vector<int> waits;
   for (int idx = 0; idx < num_nodes; ++idx) {
-    const NodeAccess& own = accesses[static_cast<size_t>(idx)];
+    const NodeAccess& own = accesses[idx];
     int at = idx + 1;
-    if (program.nodes()[static_cast<size_t>(idx)].op->communicates()) {
-      while (at < num_nodes && !must_wait(own, accesses[static_cast<size_t>(at)])) ++at;
+    if (program.nodes()[idx].op->communicates()) {
+      while (at < num_nodes && !must_wait(own, accesses[at])) ++at;
     }
     waits.push_back(at);
   }

@@ -9,22 +9,18 @@
 namespace tessera {
 namespace {
 
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16;
-}
-
 /// For each forward value, whether a wanted gradient depends on it.
-std::vector<bool> find_differentiable(const Program& forward, const DifferentiateRequest& request) {
-  std::vector<bool> wanted(static_cast<size_t>(forward.num_values()), false);
+IdVector<ValueId, bool> find_differentiable(const Program& forward,
+                                            const DifferentiateRequest& request) {
+  IdVector<ValueId, bool> wanted(forward.num_values(), false);
   for (ValueId id = 0; id < forward.num_values(); ++id) {
-    wanted[static_cast<size_t>(id)] = forward.value(id).kind == ValueKind::kWeight;
+    wanted[id] = forward.value(id).kind == ValueKind::kWeight;
   }
-  for (const ValueId id : request.inputs) wanted[static_cast<size_t>(id)] = true;
+  for (const ValueId id : request.inputs) wanted[id] = true;
   for (const Node& node : forward.nodes()) {
-    const bool any = std::ranges::any_of(
-        node.inputs, [&](ValueId id) { return wanted[static_cast<size_t>(id)]; });
+    const bool any = std::ranges::any_of(node.inputs, [&](ValueId id) { return wanted[id]; });
     for (const ValueId id : node.outputs) {
-      if (any && is_float(forward.type(id).dtype)) wanted[static_cast<size_t>(id)] = true;
+      if (any && is_storage(forward.type(id).dtype)) wanted[id] = true;
     }
   }
   return wanted;
@@ -55,12 +51,10 @@ class Differentiator final : public GradientBuilder {
   }
 
   ValueId input(int idx) override { return importer_.import(forward_input(idx)); }
-  ValueId output(int idx) override {
-    return importer_.import(node_->outputs.at(static_cast<size_t>(idx)));
-  }
+  ValueId output(int idx) override { return importer_.import(node_->outputs.at(idx)); }
 
   std::optional<ValueId> grad_output(int idx) override {
-    const auto found = grads_.find(node_->outputs.at(static_cast<size_t>(idx)));
+    const auto found = grads_.find(node_->outputs.at(idx));
     if (found == grads_.end()) return std::nullopt;
     return found->second;
   }
@@ -69,7 +63,7 @@ class Differentiator final : public GradientBuilder {
   const ValueType& input_type(int idx) const override { return forward_.type(forward_input(idx)); }
   ValueId input_extent(int idx) override {
     ensure(input_type(idx).ragged(), "{}: input {} is not ragged", node_->op->name(), idx);
-    return importer_.import(input_type(idx).extent);
+    return importer_.import(input_type(idx).extent.value());
   }
 
   std::vector<ValueId> emit(OperatorPtr op, const std::vector<ValueId>& inputs,
@@ -92,8 +86,8 @@ class Differentiator final : public GradientBuilder {
   }
 
  private:
-  ValueId forward_input(int idx) const { return node_->inputs.at(static_cast<size_t>(idx)); }
-  bool is_wanted(ValueId id) const { return wanted_[static_cast<size_t>(id)]; }
+  ValueId forward_input(int idx) const { return node_->inputs.at(idx); }
+  bool is_wanted(ValueId id) const { return wanted_[id]; }
 
   void add_grad_output(ValueId id) {
     const Value& value = forward_.value(id);
@@ -130,7 +124,7 @@ class Differentiator final : public GradientBuilder {
 
   const Program& forward_;
   const DifferentiateRequest& request_;
-  std::vector<bool> wanted_;
+  IdVector<ValueId, bool> wanted_;
   Backward result_;
   ForwardImporter importer_;
   std::map<ValueId, ValueId> grads_;

@@ -39,9 +39,9 @@ class GatherFuser {
         use_(use),
         only_where_it_pays_(only_where_it_pays),
         nodes_(program.nodes()),
-        readers_(static_cast<size_t>(program.num_values())) {
+        readers_(program.num_values()) {
     for (size_t idx = 0; idx < nodes_.size(); ++idx) {
-      for (const ValueId id : nodes_[idx].inputs) readers_[static_cast<size_t>(id)].push_back(idx);
+      for (const ValueId id : nodes_[idx].inputs) readers_[id].push_back(idx);
     }
   }
 
@@ -54,7 +54,7 @@ class GatherFuser {
   bool fuse(const Node& gather) {
     if (dynamic_cast<const GathersRows*>(gather.op.get()) == nullptr || !may_be_fused(gather))
       return false;
-    const std::vector<size_t>& readers = readers_[static_cast<size_t>(gather.outputs[0])];
+    const std::vector<size_t>& readers = readers_[gather.outputs[0]];
     std::vector<Node> gathering;
     for (const size_t reader : readers) {
       auto node = take_gather(gather, nodes_[reader]);
@@ -96,7 +96,7 @@ class GatherFuser {
   GatherUse use_;
   bool only_where_it_pays_;
   std::vector<Node> nodes_;
-  std::vector<std::vector<size_t>> readers_;
+  IdVector<ValueId, std::vector<size_t>> readers_;
 };
 
 }  // namespace

@@ -36,16 +36,15 @@ class ProducerFuser {
   }
 
  private:
-  static size_t at(ValueId id) { return static_cast<size_t>(id); }
-  Node& node(int idx) { return nodes_[static_cast<size_t>(idx)]; }
+  Node& node(int idx) { return nodes_[idx]; }
   bool is_left(int idx) { return node(idx).op != nullptr; }
 
   void look_at_all() {
-    producer_.assign(at(program_.num_values()), kNoNode);
-    readers_.assign(at(program_.num_values()), {});
+    producer_ = IdVector<ValueId, int>(program_.num_values(), kNoNode);
+    readers_ = IdVector<ValueId, std::vector<int>>(program_.num_values());
     for (int idx = 0; idx < std::ssize(nodes_); ++idx) {
-      for (const ValueId id : node(idx).inputs) readers_[at(id)].push_back(idx);
-      for (const ValueId id : node(idx).outputs) producer_[at(id)] = idx;
+      for (const ValueId id : node(idx).inputs) readers_[id].push_back(idx);
+      for (const ValueId id : node(idx).outputs) producer_[id] = idx;
     }
   }
 
@@ -54,11 +53,11 @@ class ProducerFuser {
     const auto* op = dynamic_cast<const JoinsProducer*>(node(reader).op.get());
     if (op == nullptr) return std::nullopt;
     const ValueId between = node(reader).inputs[0];
-    const int maker = producer_[at(between)];
+    const int maker = producer_[between];
     if (maker == kNoNode || node(maker).outputs.size() != 1 ||
         program_.value(between).kind != ValueKind::kIntermediate)
       return std::nullopt;
-    const auto& readers = readers_[at(between)];
+    const auto& readers = readers_[between];
     const bool keeps = readers.size() > 1 || std::ranges::find(wanted_, between) != wanted_.end();
     OperatorPtr joint =
         op->joined_with({*node(maker).op, node(maker).inputs, node(reader).inputs}, keeps);
@@ -78,8 +77,7 @@ class ProducerFuser {
       return program_.value(id).kind != ValueKind::kAccumulator;
     };
     const auto is_in_time = [&](ValueId id) {
-      return std::ranges::all_of(readers_[at(id)],
-                                 [&](int reader) { return reader >= joined.reader; });
+      return std::ranges::all_of(readers_[id], [&](int reader) { return reader >= joined.reader; });
     };
     return std::ranges::all_of(joined.node.inputs, is_there) &&
            std::ranges::all_of(joined.node.outputs, is_in_time);
@@ -94,8 +92,8 @@ class ProducerFuser {
   const Program& program_;
   std::vector<Node> nodes_;  ///< those without an operator are gone
   std::vector<ValueId> wanted_;
-  std::vector<int> producer_;
-  std::vector<std::vector<int>> readers_;
+  IdVector<ValueId, int> producer_;
+  IdVector<ValueId, std::vector<int>> readers_;
 };
 
 }  // namespace

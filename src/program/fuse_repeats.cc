@@ -19,7 +19,7 @@ struct Pair {
 };
 
 const Node& node_at(const Program& program, int idx) {
-  return program.nodes()[static_cast<size_t>(idx)];
+  return program.nodes()[idx];
 }
 
 /// The nodes in an order in which `pair.giver` stands for both nodes of the pair: each as early as
@@ -32,21 +32,21 @@ std::optional<std::vector<int>> order_joined(const Program& program, const Pair&
   std::vector<int> num_before(num_nodes);
   const auto dependencies = find_dependencies(program);
   for (int idx = 0; idx < std::ssize(dependencies); ++idx) {
-    for (const int before : dependencies[static_cast<size_t>(idx)]) {
+    for (const int before : dependencies[idx]) {
       if (joined(before) == joined(idx)) continue;
-      later[static_cast<size_t>(joined(before))].push_back(joined(idx));
-      ++num_before[static_cast<size_t>(joined(idx))];
+      later[joined(before)].push_back(joined(idx));
+      ++num_before[joined(idx)];
     }
   }
   std::priority_queue<int, std::vector<int>, std::greater<>> ready;
   for (int idx = 0; idx < static_cast<int>(num_nodes); ++idx)
-    if (idx != pair.other && num_before[static_cast<size_t>(idx)] == 0) ready.push(idx);
+    if (idx != pair.other && num_before[idx] == 0) ready.push(idx);
   std::vector<int> order;
   while (!ready.empty()) {
     order.push_back(ready.top());
     ready.pop();
-    for (const int idx : later[static_cast<size_t>(order.back())])
-      if (--num_before[static_cast<size_t>(idx)] == 0) ready.push(idx);
+    for (const int idx : later[order.back()])
+      if (--num_before[idx] == 0) ready.push(idx);
   }
   if (order.size() + 1 != num_nodes) return std::nullopt;
   return order;
@@ -57,7 +57,7 @@ std::optional<Program> join(const Program& program, const Pair& pair) {
   if (!order) return std::nullopt;
   std::vector<Node> nodes;
   for (const int idx : *order) nodes.push_back(node_at(program, idx));
-  Node& giver = nodes[static_cast<size_t>(std::ranges::find(*order, pair.giver) - order->begin())];
+  Node& giver = nodes[std::ranges::find(*order, pair.giver) - order->begin()];
   const Node& other = node_at(program, pair.other);
   giver.op = pair.joint;
   giver.outputs.insert(giver.outputs.end(), other.outputs.begin(), other.outputs.end());

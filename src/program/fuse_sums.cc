@@ -20,10 +20,10 @@ class SumFuser {
   explicit SumFuser(const Program& program)
       : program_(program),
         nodes_(program.nodes()),
-        producer_(static_cast<size_t>(program.num_values()), kNoProducer),
-        readers_(static_cast<size_t>(program.num_values()), 0),
-        exchanges_(static_cast<size_t>(program.num_values())) {
-    for (const ValueId id : program.outputs()) ++readers_[at(id)];
+        producer_(program.num_values(), kNoProducer),
+        readers_(program.num_values(), 0),
+        exchanges_(program.num_values()) {
+    for (const ValueId id : program.outputs()) ++readers_[id];
     for (int idx = 0; idx < std::ssize(nodes_); ++idx) look_at(idx);
   }
 
@@ -32,21 +32,20 @@ class SumFuser {
   }
 
  private:
-  static size_t at(ValueId id) { return static_cast<size_t>(id); }
-  int& producer(ValueId id) { return producer_[at(id)]; }
-  Node& node(int idx) { return nodes_[static_cast<size_t>(idx)]; }
+  int& producer(ValueId id) { return producer_[id]; }
+  Node& node(int idx) { return nodes_[idx]; }
 
   void look_at(int idx) {
     const NodeAccess access = find_access(program_, node(idx));
     std::set<int> needed;
     for (const ValueId id : access.reads) {
-      ++readers_[at(id)];
-      needed.insert(exchanges_[at(id)].begin(), exchanges_[at(id)].end());
+      ++readers_[id];
+      needed.insert(exchanges_[id].begin(), exchanges_[id].end());
     }
     if (node(idx).op->communicates()) needed.insert(idx);
     for (const ValueId id : access.writes) {
       producer(id) = idx;
-      exchanges_[at(id)] = needed;
+      exchanges_[id] = needed;
     }
   }
 
@@ -69,21 +68,21 @@ class SumFuser {
   }
 
   bool may_be_fused(ValueId operand, ValueId addend) {
-    if (program_.value(operand).kind != ValueKind::kIntermediate || readers_[at(operand)] != 1 ||
+    if (program_.value(operand).kind != ValueKind::kIntermediate || readers_[operand] != 1 ||
         node(producer(operand)).outputs[0] != operand)
       return false;
     // What an accumulator holds depends on when it is read.
     if (producer(addend) >= producer(operand) ||
         program_.value(addend).kind == ValueKind::kAccumulator)
       return false;
-    return std::ranges::includes(exchanges_[at(operand)], exchanges_[at(addend)]);
+    return std::ranges::includes(exchanges_[operand], exchanges_[addend]);
   }
 
   const Program& program_;
   std::vector<Node> nodes_;
-  std::vector<int> producer_;
-  std::vector<int> readers_;
-  std::vector<std::set<int>> exchanges_;  ///< that must be complete before the value is there
+  IdVector<ValueId, int> producer_;
+  IdVector<ValueId, int> readers_;
+  IdVector<ValueId, std::set<int>> exchanges_;  ///< that must be complete before the value is there
 };
 
 }  // namespace

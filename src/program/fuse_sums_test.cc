@@ -21,7 +21,7 @@ const ValueType kRows{DType::kF32, {kTokens, kWidth}};
 
 KernelTable kernels() {
   KernelTable table = make_cpu_kernels();
-  table["slow_copy"] = Kernel(testing::start_slow_copy);
+  table["slow_copy"] = testing::slow_copy_kernel(testing::start_slow_copy);
   return table;
 }
 
@@ -137,7 +137,7 @@ Program make_sums(Random& random, int64_t num_nodes) {
 
 /// The most bytes of intermediates that live at one time.
 int64_t peak_of_live(const Program& program) {
-  const std::vector<Lifetime> lifetimes = find_lifetimes(program);
+  const IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program);
   int64_t peak = 0;
   for (int at = 0; at < std::ssize(program.nodes()); ++at) {
     int64_t live = 0;

@@ -3,7 +3,7 @@
 namespace tessera {
 
 ValueType ForwardImporter::import_type(ValueType type) {
-  if (type.ragged()) type.extent = import(type.extent);
+  if (type.ragged()) type.extent = import(type.extent.value());
   return type;
 }
 

@@ -27,7 +27,7 @@ int64_t find_gap(const MemoryRequest& request,
 
 void place_saved(const Program& program, const std::vector<ValueId>& saved, MemoryPlan& plan) {
   for (const ValueId id : saved) {
-    Placement& placement = plan.values[static_cast<size_t>(id)];
+    Placement& placement = plan.values[id];
     if (program.value(id).kind != ValueKind::kIntermediate || program.is_output(id)) continue;
     placement = {Storage::kSaved, plan.saved_bytes};
     plan.saved_bytes += align_up(program.type(id).num_bytes());
@@ -36,16 +36,16 @@ void place_saved(const Program& program, const std::vector<ValueId>& saved, Memo
 
 }  // namespace
 
-std::vector<Lifetime> find_lifetimes(const Program& program) {
-  std::vector<Lifetime> lifetimes(static_cast<size_t>(program.num_values()));
+IdVector<ValueId, Lifetime> find_lifetimes(const Program& program) {
+  IdVector<ValueId, Lifetime> lifetimes(program.num_values());
   const std::vector<int> waits = find_waits(program);
   for (int i = 0; i < std::ssize(program.nodes()); ++i) {
     const auto touch = [&](ValueId id) {
-      Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+      Lifetime& lifetime = lifetimes[id];
       if (lifetime.first < 0) lifetime.first = i;
-      lifetime.last = std::max(lifetime.last, waits[static_cast<size_t>(i)] - 1);
+      lifetime.last = std::max(lifetime.last, waits[i] - 1);
     };
-    const NodeAccess access = find_access(program, program.nodes()[static_cast<size_t>(i)]);
+    const NodeAccess access = find_access(program, program.nodes()[i]);
     std::ranges::for_each(access.reads, touch);
     std::ranges::for_each(access.writes, touch);
   }
@@ -76,20 +76,20 @@ int64_t place_requests(std::vector<MemoryRequest>& requests) {
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
                        const WorkspaceRule& workspace) {
   MemoryPlan plan;
-  plan.values.resize(static_cast<size_t>(program.num_values()));
+  plan.values.resize(program.num_values());
   plan.workspace_offsets.resize(program.nodes().size());
   plan.workspace_bytes.resize(program.nodes().size());
   place_saved(program, saved, plan);
 
   std::vector<MemoryRequest> requests;
-  const std::vector<Lifetime> lifetimes = find_lifetimes(program);
+  const IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
-    Placement& placement = plan.values[static_cast<size_t>(id)];
+    Placement& placement = plan.values[id];
     const bool transient = program.value(id).kind == ValueKind::kIntermediate &&
                            !program.is_output(id) && placement.storage != Storage::kSaved;
     if (!transient) continue;
     placement.storage = Storage::kTransient;
-    const Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+    const Lifetime& lifetime = lifetimes[id];
     if (lifetime.first < 0) continue;  // a pass took its node away
     requests.push_back({align_up(program.type(id).num_bytes()), lifetime, &placement.offset});
   }
@@ -97,8 +97,7 @@ MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved
   for (size_t i = 0; i < program.nodes().size(); ++i) {
     const Node& node = program.nodes()[i];
     const std::vector<ValueType> types = program.types(node.inputs);
-    plan.workspace_bytes[i] =
-        workspace ? workspace(*node.op, types) : node.op->cpu_workspace_bytes(types);
+    plan.workspace_bytes[i] = workspace ? workspace(*node.op, types) : 0;
     if (plan.workspace_bytes[i] > 0) {
       requests.push_back(
           {align_up(plan.workspace_bytes[i]), workspace_lifetimes[i], &plan.workspace_offsets[i]});

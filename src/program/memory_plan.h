@@ -21,7 +21,7 @@ struct Placement {
 
 /// Memory of one program, known before it runs. Ragged values take their bounds.
 struct MemoryPlan {
-  std::vector<Placement> values;           ///< by ValueId
+  IdVector<ValueId, Placement> values;
   std::vector<int64_t> workspace_offsets;  ///< by node, in the transient slab
   std::vector<int64_t> workspace_bytes;    ///< by node
   int64_t saved_bytes = 0;
@@ -34,7 +34,7 @@ struct Lifetime {
   int first = -1;
   int last = -1;
 };
-std::vector<Lifetime> find_lifetimes(const Program& program);
+IdVector<ValueId, Lifetime> find_lifetimes(const Program& program);
 /// The same for the scratch memory of each node.
 std::vector<Lifetime> find_workspace_lifetimes(const Program& program);
 
@@ -54,7 +54,7 @@ int64_t place_requests(std::vector<MemoryRequest>& requests);
 using WorkspaceRule = std::function<int64_t(const Operator& op, std::span<const ValueType> inputs)>;
 
 /// Plans the slabs: transient values share memory as place_requests lets them. `saved` are
-/// intermediates that outlive the run. Without `workspace`, scratch memory is the CPU kernels'.
+/// intermediates that outlive the run. Without `workspace`, kernels have no scratch memory.
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
                        const WorkspaceRule& workspace = {});
 

@@ -22,7 +22,7 @@ std::string list_values(const Program& program, const std::vector<ValueId>& ids)
 std::string list_results(const Program& program, const Node& node, const MemoryPlan& plan) {
   std::vector<std::string> labels;
   for (const ValueId id : node.outputs) {
-    const bool kept = plan.values[static_cast<size_t>(id)].storage == Storage::kSaved;
+    const bool kept = plan.values[id].storage == Storage::kSaved;
     const bool added = program.value(id).kind == ValueKind::kAccumulator;
     labels.push_back(fmt::format("{}{} {}{}", added ? "+=" : "", value_label(program, id),
                                  program.type(id).to_string(), kept ? " *" : ""));
@@ -106,14 +106,14 @@ std::vector<int64_t> live_bytes(const Program& program, const MemoryPlan& plan) 
   std::vector<int64_t> live(program.nodes().size());
   const auto add = [&](const Lifetime& lifetime, int64_t num_bytes) {
     for (int node = std::max(lifetime.first, 0); node <= lifetime.last; ++node)
-      live[static_cast<size_t>(node)] += num_bytes;
+      live[node] += num_bytes;
   };
   const auto workspace_lifetimes = find_workspace_lifetimes(program);
   for (size_t i = 0; i < live.size(); ++i) add(workspace_lifetimes[i], plan.workspace_bytes[i]);
   const auto lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
-    if (plan.values[static_cast<size_t>(id)].storage == Storage::kTransient)
-      add(lifetimes[static_cast<size_t>(id)], program.type(id).num_bytes());
+    if (plan.values[id].storage == Storage::kTransient)
+      add(lifetimes[id], program.type(id).num_bytes());
   }
   return live;
 }

@@ -5,22 +5,19 @@
 namespace tessera {
 namespace {
 
-/// Replaces a node-relative extent by the value that it stands for.
+/// Replaces an extent that is an operand of the node by the value that stands there.
 ValueType resolve_extent(ValueType type, const std::vector<ValueId>& inputs,
                          const std::vector<ValueId>& outputs) {
-  if (!type.ragged()) return type;
-  if (const int output = own_output_index(type.extent); output >= 0)
-    type.extent = outputs.at(static_cast<size_t>(output));
-  if (const int input = own_input_index(type.extent); input >= 0)
-    type.extent = inputs.at(static_cast<size_t>(input));
+  const Extent extent = type.extent;
+  if (extent.kind() == Extent::Kind::kOwnOutput) type.extent = outputs.at(extent.index());
+  if (extent.kind() == Extent::Kind::kOwnInput) type.extent = inputs.at(extent.index());
   return type;
 }
 
 }  // namespace
 
 ValueId Program::add_value(Value value) {
-  values_.push_back(std::move(value));
-  return static_cast<ValueId>(values_.size() - 1);
+  return values_.add(std::move(value));
 }
 
 ValueId Program::add_input(std::string name, const ValueType& type) {
@@ -58,7 +55,7 @@ std::vector<ValueId> Program::add(OperatorPtr op, std::vector<ValueId> inputs,
   ensure(next_accumulator == accumulators.size(), "{}: {} accumulators given, {} used", op->name(),
          accumulators.size(), next_accumulator);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    Value& output = values_[static_cast<size_t>(outputs[i])];
+    Value& output = values_[outputs[i]];
     output.type = resolve_extent(output.type, inputs, outputs);
   }
   nodes_.push_back({std::move(op), std::move(inputs), outputs});
@@ -78,24 +75,23 @@ Program Program::reordered(const std::vector<int>& order) const {
   std::vector<Node> nodes;
   std::vector<bool> used(nodes_.size(), false);
   for (const int idx : order) {
-    nodes.push_back(nodes_.at(static_cast<size_t>(idx)));
-    ensure(!used[static_cast<size_t>(idx)], "program '{}': node {} stands twice", name_, idx);
-    used[static_cast<size_t>(idx)] = true;
+    nodes.push_back(nodes_.at(idx));
+    ensure(!used[idx], "program '{}': node {} stands twice", name_, idx);
+    used[idx] = true;
   }
   return with_nodes(std::move(nodes));
 }
 
 Program Program::with_nodes(std::vector<Node> nodes) const {
-  std::vector<bool> made(values_.size());
-  for (size_t id = 0; id < values_.size(); ++id)
+  IdVector<ValueId, bool> made(values_.size());
+  for (ValueId id = 0; id < num_values(); ++id)
     made[id] = values_[id].kind != ValueKind::kIntermediate;
   const auto check_made = [&](ValueId id) {
-    ensure(made[static_cast<size_t>(id)], "program '{}': '{}' is read before it is made", name_,
-           value(id).name);
+    ensure(made[id], "program '{}': '{}' is read before it is made", name_, value(id).name);
   };
   for (const Node& node : nodes) {
     std::ranges::for_each(node.inputs, check_made);
-    for (const ValueId id : node.outputs) made[static_cast<size_t>(id)] = true;
+    for (const ValueId id : node.outputs) made[id] = true;
   }
   std::ranges::for_each(outputs_, check_made);
   Program result = *this;
@@ -108,7 +104,7 @@ Program Program::with_inferred_nodes(std::vector<Node> nodes) const {
   for (const Node& node : result.nodes_) {
     const std::vector<ValueType> types = node.op->infer(result.types(node.inputs));
     for (size_t i = 0; i < types.size(); ++i) {
-      Value& output = result.values_[static_cast<size_t>(node.outputs[i])];
+      Value& output = result.values_[node.outputs[i]];
       if (output.kind == ValueKind::kIntermediate)
         output.type = resolve_extent(types[i], node.inputs, node.outputs);
     }
@@ -124,7 +120,7 @@ ValueId Program::find(std::string_view name) const {
   const auto found =
       std::ranges::find_if(values_, [&](const Value& value) { return value.name == name; });
   ensure(found != values_.end(), "program '{}' has no value '{}'", name_, name);
-  return static_cast<ValueId>(found - values_.begin());
+  return ValueId(found - values_.begin());
 }
 
 std::vector<ValueType> Program::types(const std::vector<ValueId>& ids) const {

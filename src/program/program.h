@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/id_vector.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -65,10 +66,10 @@ class Program {
   Program with_inferred_nodes(std::vector<Node> nodes) const;
 
   const std::string& name() const { return name_; }
-  const std::vector<Value>& values() const { return values_; }
+  const IdVector<ValueId, Value>& values() const { return values_; }
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<ValueId>& outputs() const { return outputs_; }
-  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
+  const Value& value(ValueId id) const { return values_[id]; }
   const ValueType& type(ValueId id) const { return value(id).type; }
   int num_values() const { return static_cast<int>(values_.size()); }
   bool is_output(ValueId id) const;
@@ -84,7 +85,7 @@ class Program {
   ValueId add_value(Value value);
 
   std::string name_;
-  std::vector<Value> values_;
+  IdVector<ValueId, Value> values_;
   std::vector<Node> nodes_;
   std::vector<ValueId> outputs_;
 };

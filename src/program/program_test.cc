@@ -175,7 +175,8 @@ TEST(MemoryPlan, ValuesThatLiveTogetherDoNotOverlap) {
         const bool together = la.first <= lb.last && lb.first <= la.last;
         const int64_t bytes = program.type(a).num_bytes();
         const bool apart = pa.offset + bytes <= pb.offset || pb.offset + bytes <= pa.offset;
-        EXPECT_TRUE(!together || apart) << "round " << round << ": values " << a << " and " << b;
+        EXPECT_TRUE(!together || apart)
+            << "round " << round << ": values " << a.index() << " and " << b.index();
       }
     }
     EXPECT_LE(plan.transient_bytes, static_cast<int64_t>(program.values().size()) * 1024);

@@ -68,7 +68,7 @@ class Recomputer {
   }
 
   ValueType translate_type(ValueType type) {
-    if (type.ragged()) type.extent = translate(type.extent);
+    if (type.ragged()) type.extent = translate(type.extent.value());
     return type;
   }
 

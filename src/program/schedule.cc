@@ -23,7 +23,7 @@ struct Graph {
   std::vector<bool> is_exchange;
   std::vector<std::vector<ValueId>> touched;  ///< by node, each value once
   std::vector<int64_t> workspace;             ///< by node, bytes
-  std::vector<int64_t> bytes;                 ///< by value, 0 unless transient
+  IdVector<ValueId, int64_t> bytes;           ///< 0 unless transient
   /// By node, how long it takes, in FLOPs that could be done meanwhile.
   std::vector<double> time;
   /// By number of the exchange and node, whether the exchange needs the node (itself included).
@@ -43,8 +43,7 @@ Graph::Graph(const Program& program, const MemoryPlan& plan, double flops_per_by
       dependents(program.nodes().size()),
       waits_for(program.nodes().size()) {
   for (int idx = 0; idx < num_nodes; ++idx) {
-    for (const int before : dependencies[static_cast<size_t>(idx)])
-      dependents[static_cast<size_t>(before)].push_back(idx);
+    for (const int before : dependencies[idx]) dependents[before].push_back(idx);
   }
   for (const Node& node : program.nodes()) {
     const NodeAccess access = find_access(program, node);
@@ -54,8 +53,8 @@ Graph::Graph(const Program& program, const MemoryPlan& plan, double flops_per_by
   }
   for (const int64_t num_bytes : plan.workspace_bytes) workspace.push_back(align_up(num_bytes));
   for (ValueId id = 0; id < program.num_values(); ++id) {
-    const bool transient = plan.values[static_cast<size_t>(id)].storage == Storage::kTransient;
-    bytes.push_back(transient ? align_up(program.type(id).num_bytes()) : 0);
+    const bool transient = plan.values[id].storage == Storage::kTransient;
+    bytes.add(transient ? align_up(program.type(id).num_bytes()) : 0);
   }
   find_exchanges(program);
   find_times(program, flops_per_byte);
@@ -75,10 +74,10 @@ void Graph::find_times(const Program& program, double flops_per_byte) {
 }
 
 std::vector<bool> Graph::find_needed(int exchange) const {
-  std::vector<bool> needed(static_cast<size_t>(num_nodes), false);
+  std::vector<bool> needed(num_nodes, false);
   std::vector<int> open = {exchange};
   while (!open.empty()) {
-    const auto node = static_cast<size_t>(open.back());
+    const int node = open.back();
     open.pop_back();
     if (needed[node]) continue;
     needed[node] = true;
@@ -89,15 +88,15 @@ std::vector<bool> Graph::find_needed(int exchange) const {
 
 void Graph::find_exchanges(const Program& program) {
   for (int idx = 0; idx < num_nodes; ++idx) {
-    const auto& node = program.nodes()[static_cast<size_t>(idx)];
+    const auto& node = program.nodes()[idx];
     is_exchange.push_back(node.op->communicates());
     if (node.op->communicates()) exchanges.push_back(idx);
   }
   for (const int exchange : exchanges) {
-    const NodeAccess own = find_access(program, program.nodes()[static_cast<size_t>(exchange)]);
+    const NodeAccess own = find_access(program, program.nodes()[exchange]);
     for (int idx = exchange + 1; idx < num_nodes; ++idx) {
-      const NodeAccess later = find_access(program, program.nodes()[static_cast<size_t>(idx)]);
-      if (must_wait(own, later)) waits_for[static_cast<size_t>(idx)].push_back(exchange);
+      const NodeAccess later = find_access(program, program.nodes()[idx]);
+      if (must_wait(own, later)) waits_for[idx].push_back(exchange);
     }
   }
 }
@@ -108,35 +107,33 @@ class LiveMemory {
   explicit LiveMemory(const Graph& graph)
       : graph_(graph), touches_left_(graph.bytes.size(), 0), made_(graph.bytes.size(), false) {
     for (const auto& values : graph.touched) {
-      for (const ValueId id : values) ++touches_left_[static_cast<size_t>(id)];
+      for (const ValueId id : values) ++touches_left_[id];
     }
   }
 
   /// The bytes in use while `node` runs next.
   int64_t with(int node) const {
-    int64_t total = live_ + graph_.workspace[static_cast<size_t>(node)];
-    for (const ValueId id : graph_.touched[static_cast<size_t>(node)]) {
-      if (!made_[static_cast<size_t>(id)]) total += graph_.bytes[static_cast<size_t>(id)];
+    int64_t total = live_ + graph_.workspace[node];
+    for (const ValueId id : graph_.touched[node]) {
+      if (!made_[id]) total += graph_.bytes[id];
     }
     return total;
   }
   void start(int node) {
     live_ = with(node);
-    for (const ValueId id : graph_.touched[static_cast<size_t>(node)])
-      made_[static_cast<size_t>(id)] = true;
+    for (const ValueId id : graph_.touched[node]) made_[id] = true;
   }
   void finish(int node) {
-    live_ -= graph_.workspace[static_cast<size_t>(node)];
-    for (const ValueId id : graph_.touched[static_cast<size_t>(node)]) {
-      if (--touches_left_[static_cast<size_t>(id)] == 0)
-        live_ -= graph_.bytes[static_cast<size_t>(id)];
+    live_ -= graph_.workspace[node];
+    for (const ValueId id : graph_.touched[node]) {
+      if (--touches_left_[id] == 0) live_ -= graph_.bytes[id];
     }
   }
 
  private:
   const Graph& graph_;
-  std::vector<int> touches_left_;
-  std::vector<bool> made_;
+  IdVector<ValueId, int> touches_left_;
+  IdVector<ValueId, bool> made_;
   int64_t live_ = 0;
 };
 
@@ -148,7 +145,7 @@ class Search {
   Search(const Graph& graph, int64_t limit, double patience)
       : graph_(graph), limit_(limit), patience_(patience), memory_(graph) {
     for (int idx = 0; idx < graph.num_nodes; ++idx) {
-      before_.push_back(std::ssize(graph.dependencies[static_cast<size_t>(idx)]));
+      before_.push_back(std::ssize(graph.dependencies[idx]));
       if (before_.back() == 0) ready_.insert(idx);
     }
   }
@@ -173,16 +170,13 @@ class Search {
 
   /// Needs no exchange that is under way.
   bool is_free(int node) const {
-    return std::ranges::none_of(graph_.waits_for[static_cast<size_t>(node)],
+    return std::ranges::none_of(graph_.waits_for[node],
                                 [this](int exchange) { return under_way_.contains(exchange); });
   }
   bool is_needed(int node) const {
-    return next_exchange_ < graph_.exchanges.size() &&
-           graph_.needed_by[next_exchange_][static_cast<size_t>(node)];
+    return next_exchange_ < graph_.exchanges.size() && graph_.needed_by[next_exchange_][node];
   }
-  bool is_free_exchange(int node) const {
-    return graph_.is_exchange[static_cast<size_t>(node)] && is_free(node);
-  }
+  bool is_free_exchange(int node) const { return graph_.is_exchange[node] && is_free(node); }
   bool is_free_and_needed(int node) const { return is_needed(node) && is_free(node); }
   bool fills_the_wait(int node) const {
     return !under_way_.empty() && is_free(node) && hides_now(node) >= patience_ * hides_later(node);
@@ -193,36 +187,35 @@ class Search {
   double hides_now(int node) const {
     double left = 0;
     for (const auto& [exchange, time_left] : under_way_) left = std::max(left, time_left);
-    return std::min(graph_.time[static_cast<size_t>(node)], left);
+    return std::min(graph_.time[node], left);
   }
   /// The same of the longest later exchange that can start before it.
   double hides_later(int node) const {
     double longest = 0;
     for (size_t i = next_exchange_; i < graph_.exchanges.size(); ++i) {
-      const auto exchange = static_cast<size_t>(graph_.exchanges[i]);
-      if (!graph_.needed_by[i][static_cast<size_t>(node)])
-        longest = std::max(longest, graph_.time[exchange]);
+      const auto exchange = graph_.exchanges[i];
+      if (!graph_.needed_by[i][node]) longest = std::max(longest, graph_.time[exchange]);
     }
-    return std::min(graph_.time[static_cast<size_t>(node)], longest);
+    return std::min(graph_.time[node], longest);
   }
 
   void take(int node) {
-    for (const int exchange : graph_.waits_for[static_cast<size_t>(node)]) {
+    for (const int exchange : graph_.waits_for[node]) {
       if (under_way_.erase(exchange) > 0) memory_.finish(exchange);
     }
     memory_.start(node);
     ready_.erase(node);
     order_.push_back(node);
-    const double time = graph_.time[static_cast<size_t>(node)];
-    if (graph_.is_exchange[static_cast<size_t>(node)]) {
+    const double time = graph_.time[node];
+    if (graph_.is_exchange[node]) {
       under_way_[node] = time;
       ++next_exchange_;
     } else {
       memory_.finish(node);
       for (auto& [exchange, time_left] : under_way_) time_left = std::max(time_left - time, 0.0);
     }
-    for (const int dependent : graph_.dependents[static_cast<size_t>(node)]) {
-      if (--before_[static_cast<size_t>(dependent)] == 0) ready_.insert(dependent);
+    for (const int dependent : graph_.dependents[node]) {
+      if (--before_[dependent] == 0) ready_.insert(dependent);
     }
   }
 
@@ -241,12 +234,12 @@ class Search {
 double hidden_time(const Graph& graph, const std::vector<int>& order,
                    const std::vector<int>& waits) {
   double total = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    const auto node = static_cast<size_t>(order[i]);
+  for (int i = 0; i < std::ssize(order); ++i) {
+    const int node = order[i];
     if (!graph.is_exchange[node]) continue;
     double between = 0;
-    for (size_t j = i + 1; j < static_cast<size_t>(waits[i]); ++j) {
-      const auto other = static_cast<size_t>(order[j]);
+    for (int j = i + 1; j < waits[i]; ++j) {
+      const int other = order[j];
       if (!graph.is_exchange[other]) between += graph.time[other];
     }
     total += std::min(between, graph.time[node]);

@@ -18,7 +18,7 @@ namespace {
 
 KernelTable kernels() {
   KernelTable table = make_cpu_kernels();
-  table["slow_copy"] = testing::start_slow_copy;
+  table["slow_copy"] = testing::slow_copy_kernel(testing::start_slow_copy);
   return table;
 }
 

@@ -10,17 +10,17 @@ namespace {
 
 /// For each node, whether it stays in the input part.
 std::vector<bool> find_input_part(const Program& program) {
-  std::vector<bool> needed(static_cast<size_t>(program.num_values()), false);
+  IdVector<ValueId, bool> needed(program.num_values(), false);
   std::vector<bool> stays(program.nodes().size(), false);
-  const auto need = [&](ValueId id) { needed[static_cast<size_t>(id)] = true; };
+  const auto need = [&](ValueId id) { needed[id] = true; };
   std::ranges::for_each(program.outputs(), need);
   // An accumulator that becomes needed brings in nodes on both sides, so one pass may not do.
   for (bool changed = true; changed;) {
     changed = false;
     for (size_t idx = stays.size(); idx-- > 0;) {
       const NodeAccess access = find_access(program, program.nodes()[idx]);
-      const bool wanted = std::ranges::any_of(
-          access.writes, [&](ValueId id) { return needed[static_cast<size_t>(id)]; });
+      const bool wanted =
+          std::ranges::any_of(access.writes, [&](ValueId id) { return needed[id]; });
       if (stays[idx] || !wanted) continue;
       stays[idx] = changed = true;
       std::ranges::for_each(access.reads, need);
@@ -81,7 +81,7 @@ class PartBuilder {
 
  private:
   ValueType translate_type(ValueType type) {
-    if (type.ragged()) type.extent = translate(type.extent);
+    if (type.ragged()) type.extent = translate(type.extent.value());
     return type;
   }
 

@@ -78,13 +78,13 @@ class SplitRun {
     std::vector<Buffer> slabs;
     std::map<ValueId, Tensor> kept;  ///< by value of the weight part
   };
-  static ValueId grad_key(ValueId id) { return -1 - id; }
+  static ValueId grad_key(ValueId id) { return -1 - id.index(); }
 
   static const Tensor& own(std::map<ValueId, OwnedTensor>& memory, ValueId key,
                            const ValueType& type, uint64_t noise = 0) {
     const auto [at, is_new] = memory.try_emplace(key, type.dtype, type.shape);
     if (is_new && noise > 0) {
-      Random random(noise, static_cast<uint64_t>(key + 1000));
+      Random random(noise, static_cast<uint64_t>(key.index() + 1000));
       for (float& x : at->second.get().span<float>()) x = static_cast<float>(random.next_normal());
     }
     return at->second.get();

@@ -8,11 +8,11 @@
 
 namespace tessera {
 
-/// The memory of one run of a program. `tensors` is indexed by ValueId and holds every bound value
+/// The memory of one run of a program. `tensors` holds every bound value
 /// (inputs, weights, accumulators, outputs) at its bound; the slabs are at least as large as the
 /// plan says and 64-byte aligned.
 struct Bindings {
-  std::vector<Tensor> tensors;
+  IdVector<ValueId, Tensor> tensors;
   std::byte* saved = nullptr;
   std::byte* transient = nullptr;
   /// Accumulators that hold nothing yet, rather than a sum to add to.

@@ -70,6 +70,8 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
       prepared_(std::make_shared<PreparedRuns>()) {
   std::vector<bool> apart;
   for (const Node& node : program_.nodes()) {
+    backend.check_formats(*node.op, program_.types(node.inputs));
+    backend.check_formats(*node.op, program_.types(node.outputs));
     const Kernel& kernel = backend.kernel(*node.op);
     ensure(node.op->communicates() || !kernel.is_asynchronous(),
            "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
@@ -81,17 +83,17 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
 
 Bindings Executable::make_bindings() const {
   Bindings bindings;
-  bindings.tensors.resize(static_cast<size_t>(program_.num_values()));
+  bindings.tensors.resize(program_.num_values());
   return bindings;
 }
 
 Tensor Executable::at_bound(const Bindings& bindings, ValueId id) const {
-  const Placement& placement = plan_.values[static_cast<size_t>(id)];
+  const Placement& placement = plan_.values[id];
   const ValueType& type = program_.type(id);
-  if (placement.storage == Storage::kBound) return bindings.tensors[static_cast<size_t>(id)];
+  if (placement.storage == Storage::kBound) return bindings.tensors[id];
   std::byte* slab = placement.storage == Storage::kSaved ? bindings.saved : bindings.transient;
   return {slab + placement.offset, type.dtype, type.shape,
-          backend_.is_host() ? nullptr : &backend_.device()};
+          backend_.is_host() ? nullptr : &backend_.device(), type.scale};
 }
 
 Tensor Executable::view(const Bindings& bindings, ValueId id) const {
@@ -99,7 +101,8 @@ Tensor Executable::view(const Bindings& bindings, ValueId id) const {
   const ValueType& type = program_.type(id);
   if (!tensor || !type.ragged()) return tensor;
   int64_t extent = 0;
-  backend_.device().copy(&extent, at_bound(bindings, type.extent).as<int64_t>(), sizeof(extent));
+  backend_.device().copy(&extent, at_bound(bindings, type.extent.value()).as<int64_t>(),
+                         sizeof(extent));
   ensure(extent >= 0 && extent <= type.shape[type.ragged_dim],
          "'{}' has extent {} over its bound {}", program_.value(id).name, extent,
          type.shape[type.ragged_dim]);
@@ -112,12 +115,13 @@ void Executable::check_bindings(const Bindings& bindings) const {
          "program '{}': {} bindings for {} values", program_.name(), bindings.tensors.size(),
          program_.values().size());
   for (ValueId id = 0; id < program_.num_values(); ++id) {
-    if (plan_.values[static_cast<size_t>(id)].storage != Storage::kBound) continue;
-    const Tensor& tensor = bindings.tensors[static_cast<size_t>(id)];
+    if (plan_.values[id].storage != Storage::kBound) continue;
+    const Tensor& tensor = bindings.tensors[id];
     const Value& value = program_.value(id);
     if (!tensor && value.kind == ValueKind::kAccumulator) continue;
     const bool is_set = tensor || value.type.num_bytes() == 0;
-    ensure(is_set && tensor.dtype == value.type.dtype && tensor.shape == value.type.shape,
+    ensure(is_set && tensor.dtype == value.type.dtype && tensor.scale == value.type.scale &&
+               tensor.shape == value.type.shape,
            "program '{}': '{}' is bound to {} {}, expected {}", program_.name(), value.name,
            tensor ? dtype_name(tensor.dtype) : "nothing", tensor.shape.to_string(),
            value.type.to_string());
@@ -135,13 +139,14 @@ Tensor Executable::argument(const Bindings& bindings, const Node& node, ValueId 
     return tensor;
   }
   if (!type.ragged()) return at_bound(bindings, id);
-  const bool extent_is_own = std::ranges::find(node.outputs, type.extent) != node.outputs.end();
+  const bool extent_is_own =
+      std::ranges::find(node.outputs, type.extent.value()) != node.outputs.end();
   return extent_is_own ? at_bound(bindings, id) : view(bindings, id);
 }
 
 const int64_t* Executable::extent_address(const Bindings& bindings, ValueId id) const {
   const ValueType& type = program_.type(id);
-  return type.ragged() ? at_bound(bindings, type.extent).as<int64_t>() : nullptr;
+  return type.ragged() ? at_bound(bindings, type.extent.value()).as<int64_t>() : nullptr;
 }
 
 /// On the host it is known; a GPU knows its extents alone.
@@ -160,7 +165,7 @@ std::vector<Tensor> Executable::begin_sums(size_t idx, const Bindings& bindings,
   std::vector<Tensor> begun;
   bool all = kernels_[idx].sets_accumulators();
   for (size_t i = 0; i < node.outputs.size(); ++i) {
-    const Tensor& sum = bindings.tensors[static_cast<size_t>(node.outputs[i])];
+    const Tensor& sum = bindings.tensors[node.outputs[i]];
     if (!node.op->accumulates(static_cast<int>(i)) || !sum) continue;
     if (std::erase(unset, node.outputs[i]) > 0) {
       begun.push_back(sum);

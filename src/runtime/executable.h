@@ -42,7 +42,7 @@ class Exchanges;
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws
-  /// UserError where the back end lacks a kernel.
+  /// UserError where the back end lacks a kernel, or one for the format of a value.
   Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {});
 
   const Program& program() const { return program_; }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "ops/add/add.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/registry/cpu_kernels.h"
@@ -19,9 +20,11 @@ namespace {
 
 using testing::SlowCopy;
 
-KernelTable kernels_with(Kernel slow_copy) {
+/// With a kernel of SlowCopy that calls `slow_copy`.
+template <typename Run>
+KernelTable kernels_with(Run slow_copy) {
   KernelTable kernels = make_cpu_kernels();
-  kernels["slow_copy"] = slow_copy;
+  kernels["slow_copy"] = testing::slow_copy_kernel(slow_copy);
   return kernels;
 }
 
@@ -36,7 +39,7 @@ TEST(Accumulators, ThatHoldNothingAreWrittenOrZeroedBeforeTheFirstAddition) {
   program.add(wgrad, {x, grad}, {"second"}, {sum});
   KernelTable zeroing = make_cpu_kernels();
   KernelTable setting = zeroing;
-  zeroing["linear_wgrad"] = Kernel([](const Operator& op, const KernelArgs& args) {
+  add_kernel<LinearWgrad>(zeroing, [](const LinearWgrad& op, const KernelArgs& args) {
     ensure(!args.set_accumulators, "a kernel that only adds was asked to write");
     static const KernelTable kernels = make_cpu_kernels();
     kernels.at("linear_wgrad")(op, args);
@@ -45,9 +48,9 @@ TEST(Accumulators, ThatHoldNothingAreWrittenOrZeroedBeforeTheFirstAddition) {
     const Executable executable(program, kernels);
     Bindings bindings = executable.make_bindings();
     std::vector<float> a{1, 2, 3, 4, 5, 6}, b{1, 0, 0, 1}, c(6, before);
-    bindings.tensors[static_cast<size_t>(x)] = view(std::span(a), {2, 3});
-    bindings.tensors[static_cast<size_t>(grad)] = view(std::span(b), {2, 2});
-    bindings.tensors[static_cast<size_t>(sum)] = view(std::span(c), {2, 3});
+    bindings.tensors[x] = view(std::span(a), {2, 3});
+    bindings.tensors[grad] = view(std::span(b), {2, 2});
+    bindings.tensors[sum] = view(std::span(c), {2, 3});
     if (unset) bindings.unset = {sum};
     executable.run(bindings);
     return c;
@@ -82,7 +85,7 @@ TEST(Accumulators, ThatHoldNothingAreZeroAfterAnOperatorWithoutRows) {
     const ValueType& type = program.type(id);
     OwnedTensor& tensor = memory.emplace(id, OwnedTensor(type.dtype, type.shape)).first->second;
     std::memset(tensor.get().data, 0, static_cast<size_t>(tensor.get().num_bytes()));
-    bindings.tensors[static_cast<size_t>(id)] = tensor.get();
+    bindings.tensors[id] = tensor.get();
   }
   const std::span<float> sums = memory.at(sum).get().span<float>();
   std::ranges::fill(sums, std::numeric_limits<float>::quiet_NaN());
@@ -162,12 +165,17 @@ TEST(Exchanges, HoldTheirMemoryUntilTheWait) {
   const ValueId d = program.add1(make_add(), {c, copy}, "d");
   program.set_outputs({d});
   const auto lifetimes = find_lifetimes(program);
-  EXPECT_EQ(lifetimes[static_cast<size_t>(sent)].last, 3);
-  EXPECT_EQ(lifetimes[static_cast<size_t>(copy)].last, 4);
+  EXPECT_EQ(lifetimes[sent].last, 3);
+  EXPECT_EQ(lifetimes[copy].last, 4);
   EXPECT_EQ(find_workspace_lifetimes(program)[1].last, 3);
   EXPECT_EQ(find_workspace_lifetimes(program)[2].last, 2);
   // sent, copy, b, c and the scratch memory live at once, each in its own place.
-  EXPECT_EQ(plan_memory(program, {}).transient_bytes, 4 * 64 + SlowCopy::kWorkspaceBytes);
+  const Backend backend(kernels_with(testing::start_slow_copy));
+  const auto workspace = [&](const Operator& op, std::span<const ValueType> inputs) {
+    return backend.workspace_bytes(op, inputs);
+  };
+  EXPECT_EQ(plan_memory(program, {}, workspace).transient_bytes,
+            4 * 64 + SlowCopy::kWorkspaceBytes);
 }
 
 /// Counts what became of exchanges.
@@ -189,10 +197,10 @@ int& abandoned_works() {
 
 TEST(Exchanges, AreAbandonedWhenAKernelFails) {
   abandoned_works() = 0;
-  KernelTable kernels = kernels_with(Kernel([](const Operator& /*op*/, const KernelArgs& /*args*/) {
+  KernelTable kernels = kernels_with([](const SlowCopy& /*op*/, const KernelArgs& /*args*/) {
     return Pending(std::make_unique<CountedWork>(abandoned_works()));
-  }));
-  kernels["add"] = Kernel([](const Operator& /*op*/, const KernelArgs& /*args*/) {
+  });
+  add_kernel<Add>(kernels, [](const Add& /*op*/, const KernelArgs& /*args*/) {
     throw UserError("this add fails");
   });
   EXPECT_THROW(testing::run_on_noise(make_overlapping(), kernels), UserError);
@@ -203,6 +211,73 @@ TEST(Executable, RefusesAnAsynchronousKernelOfAnOperatorThatDoesNotCommunicate) 
   KernelTable kernels = kernels_with(testing::start_slow_copy);
   kernels["add"] = kernels["slow_copy"];
   EXPECT_THROW(Executable(make_overlapping(), kernels), InternalError);
+}
+
+TEST(Kernels, AreForOneClassOfOperators) {
+  KernelTable kernels = make_cpu_kernels();
+  add_kernel<Add>(kernels, "linear", [](const Add& /*op*/, const KernelArgs& /*args*/) {});
+  EXPECT_THROW(kernels.at("linear")(*make_linear(), {}), InternalError);
+  EXPECT_NO_THROW(kernels.at("linear")(*make_add(), {}));
+  add_kernel<Add>(
+      kernels, [](const Add& /*op*/, const KernelArgs& /*args*/) {},
+      {.workspace = [](const Add& /*op*/, std::span<const ValueType> /*inputs*/) { return 64; }});
+  EXPECT_EQ(kernels.at("add").workspace_bytes(*make_add(), {}), 64);
+  EXPECT_THROW(kernels.at("add").workspace_bytes(*make_linear(), {}), InternalError);
+  EXPECT_EQ(kernels.at("sigmoid_gate").workspace_bytes(*make_add(), {}), 0);
+}
+
+/// y = x for values of any format.
+class Same final : public Operator {
+ public:
+  static constexpr std::string_view kName = "same";
+  enum Input : int { kX };
+  enum Output : int { kY };
+
+  std::string_view name() const override { return kName; }
+  std::vector<ValueType> infer(std::span<const ValueType> inputs) const override {
+    return {inputs[kX]};
+  }
+};
+
+void copy_value(const Same& /*op*/, const Args<Same>& args) {
+  const Tensor& x = args.in(Same::kX);
+  std::memcpy(args.out(Same::kY).data, x.data, x.num_bytes());
+}
+
+bool takes_blocks(const Format& format) {
+  return is_unscaled(format) || format == Format(DType::kU8, ScaleLayout::mx());
+}
+
+/// A format that no other part of the program knows: its table row and the kernels that offer it.
+TEST(Formats, RunWhereKernelsOfferThemAndAreRefusedElsewhere) {
+  Program program("scaled");
+  ValueType type{DType::kU8, {2, 40}};
+  type.scale = ScaleLayout::mx();
+  const ValueId x = program.add_input("x", type);
+  const ValueId y = program.add1(std::make_shared<Same>(), {x}, "y");
+  program.set_outputs({y});
+  KernelTable kernels;
+  add_kernel<Same>(kernels, copy_value);
+  try {
+    const Executable refused(program, kernels);
+    FAIL() << "a kernel for unscaled values took scaled ones";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(), "operator 'same' has no kernel for u8 mx on cpu");
+  }
+  add_kernel<Same>(kernels, copy_value, {.takes = takes_blocks});
+  const Executable executable(program, kernels);
+  const Buffer from(type.num_bytes(), "a test");
+  const Buffer to(type.num_bytes(), "a test");
+  std::fill_n(from.data(), from.num_bytes(), std::byte{7});
+  Bindings bindings = executable.make_bindings();
+  bindings.tensors[x] = {from.data(), type.dtype, type.shape, nullptr, type.scale};
+  bindings.tensors[y] = {to.data(), type.dtype, type.shape, nullptr, type.scale};
+  executable.run(bindings);
+  EXPECT_EQ(std::memcmp(scales_of(bindings.tensors[y]).data, scales_of(bindings.tensors[x]).data,
+                        scales_of(bindings.tensors[x]).num_bytes()),
+            0);
+  bindings.tensors[x].scale = {};
+  EXPECT_THROW(executable.run(bindings), InternalError);
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ std::vector<Segment> cut_segments(const std::vector<bool>& apart, const std::vec
   std::set<size_t> cuts;
   for (size_t i = 0; i < apart.size(); ++i) {
     if (!apart[i]) continue;
-    cuts.insert({i, i + 1, static_cast<size_t>(waits[i])});
+    cuts.insert({i, i + 1});
+    cuts.insert(waits[i]);
   }
   cuts.insert(apart.size());
   std::vector<Segment> segments;

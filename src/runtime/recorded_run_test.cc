@@ -115,9 +115,9 @@ void give_cpu_kernel(const Operator& op, const KernelArgs& args) {
 
 KernelTable make_kernels() {
   KernelTable kernels;
-  kernels["add"] = Kernel(give_cpu_kernel);
-  kernels["linear_wgrad"] = Kernel(give_cpu_kernel).setting_accumulators();
-  kernels["slow_copy"] = Kernel(testing::start_slow_copy);
+  kernels["add"] = Kernel::of<Operator>(give_cpu_kernel);
+  kernels["linear_wgrad"] = Kernel::of<Operator>(give_cpu_kernel, {.sets_accumulators = true});
+  kernels["slow_copy"] = testing::slow_copy_kernel(testing::start_slow_copy);
   return kernels;
 }
 

@@ -33,7 +33,7 @@ class AllToAllPhases final : public SortedPhases {
     if (spec_.ep->size() > 1) {
       const ValueType& sent = program_.type(dispatched.at_source.source);
       rows = program_.add1(make_all_to_all_v(spec_.ep, sent.shape[0]),
-                           {rows, counts.receive_rows, counts.send_rows, sent.extent},
+                           {rows, counts.receive_rows, counts.send_rows, sent.extent.value()},
                            "returned_rows");
     }
     return rows;
@@ -73,7 +73,7 @@ class AllToAllPhases final : public SortedPhases {
                      .gathered = plan[DispatchPlanOutput::kGathered],
                      .max_received = spec.max_received,
                      .max_gathered = spec.max_gathered};
-    if (spec_.ep->size() == 1) result.counts.received = program_.type(packed.rows).extent;
+    if (spec_.ep->size() == 1) result.counts.received = program_.type(packed.rows).extent.value();
     if (spec_.etp->size() == 1) result.counts.received = result.counts.gathered;
     return plan;
   }

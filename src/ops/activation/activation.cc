@@ -19,22 +19,23 @@ ValueType output_type(const Operator& op, Activation kind, const ValueType& x) {
 
 std::vector<ValueType> ActivationOp::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  return {output_type(*this, kind_, inputs[0])};
+  return {output_type(*this, kind_, inputs[kX])};
 }
 
 void ActivationOp::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !builder.needs_grad(0)) return;
+  const auto grad = builder.grad_output(kY);
+  if (!grad || !builder.needs_grad(kX)) return;
   const auto backward = std::make_shared<ActivationBackward>(kind_);
-  builder.set_grad_input(0, builder.emit(backward, {builder.input(0), *grad})[0]);
+  builder.set_grad_input(
+      kX, builder.emit(backward, {builder.input(kX), *grad})[ActivationBackward::kGradX]);
 }
 
 std::vector<ValueType> ActivationBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and gradient, got {} inputs", inputs.size());
-  const ValueType expected = output_type(*this, kind_, inputs[0]);
-  check_shape(*this, inputs[1] == expected, "the gradient must be {}, got {}", expected.to_string(),
-              inputs[1].to_string());
-  return {inputs[0]};
+  const ValueType expected = output_type(*this, kind_, inputs[kX]);
+  check_shape(*this, inputs[kGrad] == expected, "the gradient must be {}, got {}",
+              expected.to_string(), inputs[kGrad].to_string());
+  return {inputs[kX]};
 }
 
 OperatorPtr make_activation(Activation kind) {

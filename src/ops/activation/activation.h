@@ -9,9 +9,13 @@ namespace tessera {
 /// -> A [T, F] = f(gate) · up. Others: (x A [T, F]) -> A [T, F] = f(x). Dim T may be ragged.
 class ActivationOp final : public Operator {
  public:
+  static constexpr std::string_view kName = "activation";
+  enum Input : int { kX };
+  enum Output : int { kY };
+
   explicit ActivationOp(Activation kind) : kind_(kind) {}
 
-  std::string_view name() const override { return "activation"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return std::string(activation_name(kind_)); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -24,9 +28,13 @@ class ActivationOp final : public Operator {
 /// (the forward input, grad A [T, F]) -> the gradient of the forward input.
 class ActivationBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "activation_backward";
+  enum Input : int { kX, kGrad };
+  enum Output : int { kGradX };
+
   explicit ActivationBackward(Activation kind) : kind_(kind) {}
 
-  std::string_view name() const override { return "activation_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return std::string(activation_name(kind_)); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Activation kind() const { return kind_; }

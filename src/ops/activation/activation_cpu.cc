@@ -51,10 +51,10 @@ void specialize(Activation kind, DType dtype, Run run) {
   });
 }
 
-void activation(const Operator& op, const KernelArgs& args) {
-  const Activation kind = static_cast<const ActivationOp&>(op).kind();
-  const Tensor& x = args.in(0);
-  const Tensor& y = args.out(0);
+void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
+  const Activation kind = op.kind();
+  const Tensor& x = args.in(ActivationOp::kX);
+  const Tensor& y = args.out(ActivationOp::kY);
   const int64_t rows = y.shape[0];
   const int64_t width = y.shape[1];
   specialize(kind, x.dtype, [&](auto function, auto storage) {
@@ -74,10 +74,11 @@ void activation(const Operator& op, const KernelArgs& args) {
   });
 }
 
-void activation_backward(const Operator& op, const KernelArgs& args) {
-  const Activation kind = static_cast<const ActivationBackward&>(op).kind();
-  const Tensor& x = args.in(0);
-  const Tensor& grad = args.in(1);
+void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {
+  using Op = ActivationBackward;
+  const Activation kind = op.kind();
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& grad = args.in(Op::kGrad);
   const int64_t rows = grad.shape[0];
   const int64_t width = grad.shape[1];
   specialize(kind, x.dtype, [&](auto function, auto storage) {
@@ -85,7 +86,7 @@ void activation_backward(const Operator& op, const KernelArgs& args) {
     using T = decltype(storage);
     const T* from = x.as<T>();
     const T* grad_y = grad.as<T>();
-    T* grad_x = args.out(0).as<T>();
+    T* grad_x = args.out(Op::kGradX).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
       const T* grad_row = grad_y + row * width;
@@ -103,8 +104,8 @@ void activation_backward(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_activation_cpu, table) {
-  table["activation"] = activation;
-  table["activation_backward"] = activation_backward;
+  add_kernel<ActivationOp>(table, activation);
+  add_kernel<ActivationBackward>(table, activation_backward);
 }
 
 }  // namespace tessera

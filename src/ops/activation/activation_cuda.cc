@@ -5,12 +5,13 @@
 namespace tessera {
 namespace {
 
-/// The rows of input 0, of which `width` columns come out.
-cuda::ActivationRows describe(const KernelArgs& args, Activation kind, int64_t width) {
-  const Tensor& x = args.in(0);
+/// The rows of x, of which `width` columns come out.
+template <typename Op>
+cuda::ActivationRows describe(const Args<Op>& args, Activation kind, int64_t width) {
+  const Tensor& x = args.in(Op::kX);
   return {.kind = kind,
           .dtype = x.dtype,
-          .rows = cuda::rows_of(args, 0, x.shape[1]),
+          .rows = cuda::rows_of(args, Op::kX, x.shape[1]),
           .size = width,
           .in_width = x.shape[1],
           .out_width = width,
@@ -18,25 +19,27 @@ cuda::ActivationRows describe(const KernelArgs& args, Activation kind, int64_t w
           .probs = nullptr};
 }
 
-void activation(const Operator& op, const KernelArgs& args) {
-  const Activation kind = static_cast<const ActivationOp&>(op).kind();
-  cuda::launch_activation(describe(args, kind, args.out(0).shape[1]), {}, args.out(0).data,
-                          cuda::stream_of(args));
+void activation(const ActivationOp& op, const Args<ActivationOp>& args) {
+  const Activation kind = op.kind();
+  cuda::launch_activation(describe(args, kind, args.out(ActivationOp::kY).shape[1]), {},
+                          args.out(ActivationOp::kY).data, cuda::stream_of(args));
 }
 
-void activation_backward(const Operator& op, const KernelArgs& args) {
-  const Activation kind = static_cast<const ActivationBackward&>(op).kind();
-  cuda::launch_activation_backward(
-      describe(args, kind, args.in(1).shape[1]), {},
-      {.grad = args.in(1).data, .grad_in = args.out(0).data, .grad_probs = nullptr},
-      cuda::stream_of(args));
+void activation_backward(const ActivationBackward& op, const Args<ActivationBackward>& args) {
+  using Op = ActivationBackward;
+  const Activation kind = op.kind();
+  cuda::launch_activation_backward(describe(args, kind, args.in(Op::kGrad).shape[1]), {},
+                                   {.grad = args.in(Op::kGrad).data,
+                                    .grad_in = args.out(Op::kGradX).data,
+                                    .grad_probs = nullptr},
+                                   cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_activation_cuda(KernelTable& table) {
-  table["activation"] = activation;
-  table["activation_backward"] = activation_backward;
+  add_kernel<ActivationOp>(table, activation);
+  add_kernel<ActivationBackward>(table, activation_backward);
 }
 
 }  // namespace tessera

@@ -8,7 +8,10 @@ namespace tessera {
 /// gradients. BF16 operands are added in F32 and rounded once.
 class Add final : public Operator {
  public:
-  std::string_view name() const override { return "add"; }
+  static constexpr std::string_view kName = "add";
+  enum Input : int { kA, kB };
+  enum Output : int { kSum };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;

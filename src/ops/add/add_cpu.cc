@@ -18,13 +18,13 @@ void add_elements(T* sum, const T* a, const T* b, int64_t count) {
   });
 }
 
-void add(const Operator& /*op*/, const KernelArgs& args) {
-  const int64_t count = args.out(0).num_elements();
-  with_storage(args.out(0).dtype, [&](auto storage) {
+void add(const Add& /*op*/, const Args<Add>& args) {
+  const int64_t count = args.out(Add::kSum).num_elements();
+  with_storage(args.out(Add::kSum).dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* a = args.in(0).as<T>();
-    const T* b = args.in(1).as<T>();
-    T* sum = args.out(0).as<T>();
+    const T* a = args.in(Add::kA).as<T>();
+    const T* b = args.in(Add::kB).as<T>();
+    T* sum = args.out(Add::kSum).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < count; at += kChunk) {
       add_elements(sum + at, a + at, b + at, std::min(kChunk, count - at));
@@ -35,7 +35,7 @@ void add(const Operator& /*op*/, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_add_cpu, table) {
-  table["add"] = add;
+  add_kernel<Add>(table, add);
 }
 
 }  // namespace tessera

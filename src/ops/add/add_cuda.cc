@@ -12,22 +12,22 @@ int64_t row_width(const Tensor& x, bool ragged) {
   return x.shape[0] == 0 ? 0 : count / x.shape[0];
 }
 
-void add(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& a = args.in(0);
-  const int64_t width = row_width(a, args.in_extent(0) != nullptr);
+void add(const Add& /*op*/, const Args<Add>& args) {
+  const Tensor& a = args.in(Add::kA);
+  const int64_t width = row_width(a, args.in_extent(Add::kA) != nullptr);
   cuda::launch_add({.dtype = a.dtype,
-                    .rows = cuda::rows_of(args, 0, width),
+                    .rows = cuda::rows_of(args, Add::kA, width),
                     .width = width,
                     .a = a.data,
-                    .b = args.in(1).data,
-                    .sum = args.out(0).data},
+                    .b = args.in(Add::kB).data,
+                    .sum = args.out(Add::kSum).data},
                    cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_add_cuda(KernelTable& table) {
-  table["add"] = Kernel(add, cuda::no_workspace_first_ragged);
+  add_kernel<Add>(table, add, {.workspace = cuda::no_workspace_first_ragged});
 }
 
 }  // namespace tessera

@@ -19,33 +19,29 @@ ValueType column_type(const ValueType& x) {
 
 std::vector<ValueType> AddBias::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and bias, got {} inputs", inputs.size());
-  check_rows(*this, inputs[0]);
-  check_shape(*this, inputs[1] == column_type(inputs[0]), "the bias must be {}, got {}",
-              column_type(inputs[0]).to_string(), inputs[1].to_string());
-  return {inputs[0]};
+  check_rows(*this, inputs[kX]);
+  check_shape(*this, inputs[kBias] == column_type(inputs[kX]), "the bias must be {}, got {}",
+              column_type(inputs[kX]).to_string(), inputs[kBias].to_string());
+  return {inputs[kX]};
 }
 
 Cost AddBias::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = static_cast<double>(outputs[0].shape.num_elements());
+  cost.flops = static_cast<double>(outputs[kY].shape.num_elements());
   return cost;
 }
 
 void AddBias::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  if (builder.needs_grad(0)) builder.set_grad_input(0, *grad);
-  if (builder.needs_grad(1)) builder.emit(std::make_shared<AddBiasGrad>(), {*grad}, {1});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, *grad);
+  if (builder.needs_grad(kBias)) builder.emit(std::make_shared<AddBiasGrad>(), {*grad}, {kBias});
 }
 
 std::vector<ValueType> AddBiasGrad::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes the gradient, got {} inputs", inputs.size());
-  check_rows(*this, inputs[0]);
-  return {column_type(inputs[0])};
-}
-
-int64_t AddBiasGrad::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return column_sums_bytes(inputs[0].shape[1]);
+  check_rows(*this, inputs[kGrad]);
+  return {column_type(inputs[kGrad])};
 }
 
 OperatorPtr make_add_bias() {

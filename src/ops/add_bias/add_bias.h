@@ -9,7 +9,10 @@ namespace tessera {
 /// ranks first.
 class AddBias final : public Operator {
  public:
-  std::string_view name() const override { return "add_bias"; }
+  static constexpr std::string_view kName = "add_bias";
+  enum Input : int { kX, kBias };
+  enum Output : int { kY };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -18,10 +21,12 @@ class AddBias final : public Operator {
 /// (grad A [T, H]) -> F32 [H], accumulated in a fixed order.
 class AddBiasGrad final : public Operator {
  public:
-  std::string_view name() const override { return "add_bias_grad"; }
+  static constexpr std::string_view kName = "add_bias_grad";
+  enum Input : int { kGrad };
+  enum Output : int { kGradBias };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool accumulates(int /*output*/) const override { return true; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 OperatorPtr make_add_bias();

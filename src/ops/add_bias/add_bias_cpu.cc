@@ -7,14 +7,14 @@
 namespace tessera {
 namespace {
 
-void add_bias(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& x = args.in(0);
+void add_bias(const AddBias& /*op*/, const Args<AddBias>& args) {
+  const Tensor& x = args.in(AddBias::kX);
   const int64_t width = x.shape[1];
-  const float* bias = args.in(1).as<float>();
+  const float* bias = args.in(AddBias::kBias).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(AddBias::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       simd::for_each_vector(width, [=](int64_t i, auto lanes) {
@@ -25,15 +25,21 @@ void add_bias(const Operator& /*op*/, const KernelArgs& args) {
   });
 }
 
-void add_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.out(0)) add_columns_of(args.in(0), args.out(0).as<float>(), args.workspace);
+void add_bias_grad(const AddBiasGrad& /*op*/, const Args<AddBiasGrad>& args) {
+  using Op = AddBiasGrad;
+  if (args.out(Op::kGradBias))
+    add_columns_of(args.in(Op::kGrad), args.out(Op::kGradBias).as<float>(), args.workspace);
+}
+
+int64_t add_bias_grad_workspace(const AddBiasGrad& /*op*/, std::span<const ValueType> inputs) {
+  return column_sums_bytes(inputs[AddBiasGrad::kGrad].shape[1]);
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_add_bias_cpu, table) {
-  table["add_bias"] = add_bias;
-  table["add_bias_grad"] = add_bias_grad;
+  add_kernel<AddBias>(table, add_bias);
+  add_kernel<AddBiasGrad>(table, add_bias_grad, {.workspace = add_bias_grad_workspace});
 }
 
 }  // namespace tessera

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/attention/attention_workspace.h"
+#include "ops/storage.h"
 
 namespace tessera {
+
+using namespace attention;
+
 namespace {
 
 AttentionSpec with_defaults(AttentionSpec spec) {
@@ -57,8 +60,7 @@ std::string AttentionOperator::attributes() const {
 
 void AttentionOperator::check_qkv(const ValueType& q, const ValueType& k,
                                   const ValueType& v) const {
-  check_shape(*this, q.dtype == DType::kF32 || q.dtype == DType::kBF16,
-              "queries must be f32 or bf16, found {}", q.to_string());
+  check_shape(*this, is_storage(q.dtype), "queries must be f32 or bf16, found {}", q.to_string());
   check_shape(*this, k.dtype == q.dtype && v.dtype == q.dtype,
               "keys ({}) and values ({}) must have the type of the queries ({})", k.to_string(),
               v.to_string(), q.to_string());
@@ -95,11 +97,11 @@ double AttentionOperator::packed_flops(int64_t num_tokens) const {
 std::vector<ValueType> AttentionOperator::infer_forward(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4, "takes q, k, v and cu_seqlens, found {} inputs",
               inputs.size());
-  const ValueType& q = inputs[0];
-  check_qkv(q, inputs[1], inputs[2]);
-  check_shape(*this, inputs[1].shape[0] == q.shape[0], "{} queries but {} keys", q.shape[0],
-              inputs[1].shape[0]);
-  const ValueType& ends = inputs[3];
+  const ValueType& q = inputs[kQ];
+  check_qkv(q, inputs[kK], inputs[kV]);
+  check_shape(*this, inputs[kK].shape[0] == q.shape[0], "{} queries but {} keys", q.shape[0],
+              inputs[kK].shape[0]);
+  const ValueType& ends = inputs[kForwardCuSeqlens];
   check_shape(*this, ends.dtype == DType::kI32 && ends.shape.rank() == 1 && ends.shape[0] >= 1,
               "cu_seqlens is {}, expected i32 [num_seqs + 1]", ends.to_string());
   return {with_last_dim(q, spec().num_heads * spec().head_size_v), lse_type(q, spec().num_heads)};
@@ -107,32 +109,39 @@ std::vector<ValueType> AttentionOperator::infer_forward(std::span<const ValueTyp
 
 std::vector<ValueType> AttentionOperator::infer_backward(std::span<const ValueType> inputs,
                                                          bool with_grad_lse) const {
-  const size_t expected = with_grad_lse ? 8 : 7;
-  check_shape(*this, inputs.size() == expected, "takes {} inputs, found {}", expected,
+  const int expected = with_grad_lse ? kGradLse + 1 : kBackwardCuSeqlens + 1;
+  check_shape(*this, std::ssize(inputs) == expected, "takes {} inputs, found {}", expected,
               inputs.size());
   const std::vector<ValueType> forward =
-      infer_forward(std::vector{inputs[0], inputs[1], inputs[2], inputs[6]});
-  check_shape(*this, inputs[3] == forward[0] && inputs[5] == forward[0],
-              "o is {} and its gradient {}, expected {}", inputs[3].to_string(),
-              inputs[5].to_string(), forward[0].to_string());
-  check_shape(*this, inputs[4] == forward[1] && (!with_grad_lse || inputs[7] == forward[1]),
-              "lse is {}, expected {}", inputs[4].to_string(), forward[1].to_string());
-  return {inputs[0], inputs[1], inputs[2]};
+      infer_forward(std::vector{inputs[kQ], inputs[kK], inputs[kV], inputs[kBackwardCuSeqlens]});
+  check_shape(*this, inputs[kSavedO] == forward[kO] && inputs[kGradO] == forward[kO],
+              "o is {} and its gradient {}, expected {}", inputs[kSavedO].to_string(),
+              inputs[kGradO].to_string(), forward[kO].to_string());
+  check_shape(
+      *this,
+      inputs[kSavedLse] == forward[kLse] && (!with_grad_lse || inputs[kGradLse] == forward[kLse]),
+      "lse is {}, expected {}", inputs[kSavedLse].to_string(), forward[kLse].to_string());
+  return {inputs[kQ], inputs[kK], inputs[kV]};
 }
 
 void AttentionOperator::differentiate_by(
     GradientBuilder& builder,
     const std::function<OperatorPtr(bool with_grad_lse)>& make_backward) const {
-  const std::optional<ValueId> grad_o = builder.grad_output(0);
-  const std::optional<ValueId> grad_lse = builder.grad_output(1);
+  const std::optional<ValueId> grad_o = builder.grad_output(kO);
+  const std::optional<ValueId> grad_lse = builder.grad_output(kLse);
   ensure(grad_o.has_value(), "{}: a gradient of lse without one of the output", name());
-  std::vector<ValueId> inputs = {builder.input(0),  builder.input(1),  builder.input(2),
-                                 builder.output(0), builder.output(1), *grad_o,
-                                 builder.input(3)};
+  std::vector<ValueId> inputs = {builder.input(kQ),
+                                 builder.input(kK),
+                                 builder.input(kV),
+                                 builder.output(kO),
+                                 builder.output(kLse),
+                                 *grad_o,
+                                 builder.input(kForwardCuSeqlens)};
   if (grad_lse) inputs.push_back(*grad_lse);
   const std::vector<ValueId> grads = builder.emit(make_backward(grad_lse.has_value()), inputs);
-  for (int i = 0; i < 3; ++i) {
-    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
+  // Gradients stand as q, k and v do.
+  for (const int operand : {kQ, kK, kV}) {
+    if (builder.needs_grad(operand)) builder.set_grad_input(operand, grads[operand]);
   }
 }
 
@@ -142,7 +151,7 @@ std::vector<ValueType> Attention::infer(std::span<const ValueType> inputs) const
 
 Cost Attention::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = packed_flops(inputs[0].shape[0]);
+  cost.flops = packed_flops(inputs[kQ].shape[0]);
   return cost;
 }
 
@@ -162,27 +171,27 @@ std::vector<ValueType> AttentionBackward::infer(std::span<const ValueType> input
 Cost AttentionBackward::cost(std::span<const ValueType> inputs,
                              std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = 2 * packed_flops(inputs[0].shape[0]);
+  cost.flops = 2 * packed_flops(inputs[kQ].shape[0]);
   return cost;
 }
 
 std::vector<ValueType> AttentionCached::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4,
               "takes q, k_cache, v_cache and cache_length, found {} inputs", inputs.size());
-  check_qkv(inputs[0], inputs[1], inputs[2]);
-  const ValueType& length = inputs[3];
+  check_qkv(inputs[kQ], inputs[kK], inputs[kV]);
+  const ValueType& length = inputs[kCacheLength];
   check_shape(*this, length.dtype == DType::kI32 && length.shape.num_elements() == 1,
               "cache_length is {}, expected i32 [1]", length.to_string());
-  return {with_last_dim(inputs[0], spec().num_heads * spec().head_size_v)};
+  return {with_last_dim(inputs[kQ], spec().num_heads * spec().head_size_v)};
 }
 
 Cost AttentionCached::cost(std::span<const ValueType> inputs,
                            std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  const int64_t capacity = inputs[1].shape[0];
+  const int64_t capacity = inputs[kK].shape[0];
   const int64_t hint = spec().sequence_length;
   const int64_t keys = hint > 0 ? std::min(hint, capacity) : capacity;
-  cost.flops = sequence_flops(static_cast<double>(inputs[0].shape[0]), static_cast<double>(keys));
+  cost.flops = sequence_flops(static_cast<double>(inputs[kQ].shape[0]), static_cast<double>(keys));
   return cost;
 }
 
@@ -196,18 +205,6 @@ OperatorPtr make_attention_backward(const AttentionSpec& spec, bool with_grad_ls
 
 OperatorPtr make_attention_cached(const AttentionSpec& spec) {
   return std::make_shared<AttentionCached>(spec);
-}
-
-int64_t Attention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_workspace(*this, inputs);
-}
-
-int64_t AttentionCached::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_cached_workspace(*this, inputs);
-}
-
-int64_t AttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return attention_backward_workspace(*this, inputs);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/attention/attention_operands.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -80,22 +81,28 @@ class AttentionOperator : public Operator {
 
 class Attention final : public AttentionOperator {
  public:
+  static constexpr std::string_view kName = "attention";
+  using Input = attention::Input;
+  using Output = attention::Output;
+
   using AttentionOperator::AttentionOperator;
-  std::string_view name() const override { return "attention"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 class AttentionBackward final : public AttentionOperator {
  public:
+  static constexpr std::string_view kName = "attention_backward";
+  using Input = attention::BackwardInput;
+  using Output = attention::BackwardOutput;
+
   AttentionBackward(const AttentionSpec& spec, bool with_grad_lse);
   bool with_grad_lse() const { return with_grad_lse_; }
-  std::string_view name() const override { return "attention_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   bool with_grad_lse_;
@@ -103,11 +110,14 @@ class AttentionBackward final : public AttentionOperator {
 
 class AttentionCached final : public AttentionOperator {
  public:
+  static constexpr std::string_view kName = "attention_cached";
+  using Input = attention::CachedInput;
+  using Output = attention::Output;
+
   using AttentionOperator::AttentionOperator;
-  std::string_view name() const override { return "attention_cached"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 /// Adds the CPU kernels of the three operators.

@@ -371,7 +371,7 @@ void run(const BackwardPass& pass, std::span<std::byte> memory) {
     BackwardWorker<T> worker(pass, scratch.mine());
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < items; ++item) {
-      worker.run(sequences[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+      worker.run(sequences[item / kv_heads], item % kv_heads);
     }
   }
 }

@@ -1,6 +1,5 @@
 #include "ops/attention/attention_blocks.h"
 #include "ops/attention/attention_kernels.h"
-#include "ops/attention/attention_workspace.h"
 #include "ops/cpu_dispatch.h"
 
 namespace tessera {
@@ -15,7 +14,7 @@ WorkList take_work(const AttentionOperator& op, int64_t num_tokens, int64_t num_
 }
 
 std::span<std::byte> rest(const KernelArgs& args, const Carver& carver) {
-  return args.workspace.subspan(static_cast<size_t>(carver.used()));
+  return args.workspace.subspan(carver.used());
 }
 
 /// The work of all tokens against all keys of their sequences.
@@ -31,37 +30,34 @@ WorkList whole_work(const AttentionOperator& op, std::span<const int32_t> cu_seq
   return work;
 }
 
-void attention_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const Attention&>(op);
+void attention_kernel(const Attention& op, const KernelArgs& args) {
   Carver carver(args.workspace.data());
-  const WorkList work = whole_work(attention, args.in(kForwardCuSeqlens).span<int32_t>(),
-                                   args.in(kQ).shape[0], carver);
-  run_forward(make_forward_pass(attention, args, work), rest(args, carver));
+  const WorkList work =
+      whole_work(op, args.in(kForwardCuSeqlens).span<int32_t>(), args.in(kQ).shape[0], carver);
+  run_forward(make_forward_pass(op, args, work), rest(args, carver));
 }
 
-void attention_cached_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const AttentionCached&>(op);
+void attention_cached_kernel(const AttentionCached& op, const KernelArgs& args) {
   const int64_t queries = args.in(kQ).shape[0];
   const int64_t capacity = args.in(kK).shape[0];
-  const int64_t length = *args.in(3).as<int32_t>();
+  const int64_t length = *args.in(kCacheLength).as<int32_t>();
   check_shape(op, queries <= length && length <= capacity,
               "cache_length = {} must be at least the {} new tokens and at most the capacity {}",
               length, queries, capacity);
   Carver carver(args.workspace.data());
-  WorkList work = take_work(attention, queries, 1, carver);
+  WorkList work = take_work(op, queries, 1, carver);
   work.add_queries({.row_of_zero = queries - length, .begin = length - queries, .end = length});
   work.add_keys({.end = length});
-  run_forward(make_forward_pass(attention, args, work), rest(args, carver));
+  run_forward(make_forward_pass(op, args, work), rest(args, carver));
 }
 
-void attention_backward_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& attention = static_cast<const AttentionBackward&>(op);
+void attention_backward_kernel(const AttentionBackward& op, const KernelArgs& args) {
   const int64_t num_tokens = args.in(kQ).shape[0];
   Carver carver(args.workspace.data());
   const WorkList work =
-      whole_work(attention, args.in(kBackwardCuSeqlens).span<int32_t>(), num_tokens, carver);
-  const KeySums key_sums(attention, num_tokens, carver);
-  run_backward(make_backward_pass(attention, args, work, key_sums), rest(args, carver));
+      whole_work(op, args.in(kBackwardCuSeqlens).span<int32_t>(), num_tokens, carver);
+  const KeySums key_sums(op, num_tokens, carver);
+  run_backward(make_backward_pass(op, args, work, key_sums), rest(args, carver));
 }
 
 /// Bytes of the work lists for `num_tokens` queries of whole sequences.
@@ -84,7 +80,7 @@ ForwardPass make_forward_pass(const AttentionOperator& op, const KernelArgs& arg
           .k = args.in(kK),
           .v = args.in(kV),
           .o = args.out(kO),
-          .lse = args.outputs.size() > kLse ? args.out(kLse) : Tensor{}};
+          .lse = std::ssize(args.outputs) > kLse ? args.out(kLse) : Tensor{}};
 }
 
 BackwardPass make_backward_pass(const AttentionOperator& op, const KernelArgs& args,
@@ -97,7 +93,7 @@ BackwardPass make_backward_pass(const AttentionOperator& op, const KernelArgs& a
           .o = args.in(kSavedO),
           .lse = args.in(kSavedLse),
           .grad_o = args.in(kGradO),
-          .grad_lse = args.inputs.size() > kGradLse ? args.in(kGradLse) : Tensor{},
+          .grad_lse = std::ssize(args.inputs) > kGradLse ? args.in(kGradLse) : Tensor{},
           .grad_q = args.out(kGradQ),
           .grad_k = args.out(kGradK),
           .grad_v = args.out(kGradV),
@@ -107,29 +103,33 @@ BackwardPass make_backward_pass(const AttentionOperator& op, const KernelArgs& a
 }  // namespace TESSERA_CPU_LEVEL
 }  // namespace attention
 
-TESSERA_LEVELED(int64_t, attention_workspace,
-                (const Attention& op, std::span<const ValueType> inputs), (op, inputs)) {
+namespace {
+
+int64_t attention_workspace(const Attention& op, std::span<const ValueType> inputs) {
   return work_bytes(op, inputs[kQ].shape[0], inputs[kForwardCuSeqlens].shape[0] - 1) +
          forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-TESSERA_LEVELED(int64_t, attention_cached_workspace,
-                (const AttentionCached& op, std::span<const ValueType> inputs), (op, inputs)) {
+int64_t attention_cached_workspace(const AttentionCached& op, std::span<const ValueType> inputs) {
   return work_bytes(op, inputs[kQ].shape[0], 1) + forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-TESSERA_LEVELED(int64_t, attention_backward_workspace,
-                (const AttentionBackward& op, std::span<const ValueType> inputs), (op, inputs)) {
+int64_t attention_backward_workspace(const AttentionBackward& op,
+                                     std::span<const ValueType> inputs) {
   Carver counter(nullptr);
   take_work(op, inputs[kQ].shape[0], inputs[kBackwardCuSeqlens].shape[0] - 1, counter);
   const KeySums counted(op, inputs[kQ].shape[0], counter);
   return counter.used() + backward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
+}  // namespace
+
 TESSERA_CPU_KERNELS(add_attention_cpu, table) {
-  table["attention"] = attention_kernel;
-  table["attention_cached"] = attention_cached_kernel;
-  table["attention_backward"] = attention_backward_kernel;
+  add_kernel<Attention>(table, attention_kernel, {.workspace = attention_workspace});
+  add_kernel<AttentionCached>(table, attention_cached_kernel,
+                              {.workspace = attention_cached_workspace});
+  add_kernel<AttentionBackward>(table, attention_backward_kernel,
+                                {.workspace = attention_backward_workspace});
 }
 
 }  // namespace tessera

@@ -80,7 +80,7 @@ void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_toke
 }
 
 void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
-  const bool has_grad_lse = args.inputs.size() > BackwardInput::kGradLse;
+  const bool has_grad_lse = std::ssize(args.inputs) > BackwardInput::kGradLse;
   const Tensor& o = args.in(BackwardInput::kSavedO);
   launch_delta({.o = o.data,
                 .grad_o = args.in(BackwardInput::kGradO).data,
@@ -227,8 +227,8 @@ bool try_cudnn(const KernelArgs& args, bool wanted, const Run& run) {
   return done;
 }
 
-void run_forward(const Operator& op, const KernelArgs& args) {
-  const AttentionSpec& spec = static_cast<const Attention&>(op).spec();
+void run_forward(const Attention& op, const KernelArgs& args) {
+  const AttentionSpec& spec = op.spec();
   const Tensor& q = args.in(Input::kQ);
   const Tensor& cu_seqlens = args.in(Input::kForwardCuSeqlens);
   const int64_t num_tokens = q.shape[0];
@@ -268,8 +268,8 @@ void launch_tensor_backward(device::TensorParams params, cudaStream_t stream) {
   device::launch_tensor_query_grad(params, stream);
 }
 
-void run_backward(const Operator& op, const KernelArgs& args) {
-  const AttentionSpec& spec = static_cast<const AttentionBackward&>(op).spec();
+void run_backward(const AttentionBackward& op, const KernelArgs& args) {
+  const AttentionSpec& spec = op.spec();
   const Tensor& q = args.in(Input::kQ);
   const Tensor& cu_seqlens = args.in(BackwardInput::kBackwardCuSeqlens);
   const int64_t num_tokens = q.shape[0];
@@ -298,8 +298,8 @@ void run_backward(const Operator& op, const KernelArgs& args) {
   }
 }
 
-void run_cached(const Operator& op, const KernelArgs& args) {
-  const AttentionSpec& spec = static_cast<const AttentionCached&>(op).spec();
+void run_cached(const AttentionCached& op, const KernelArgs& args) {
+  const AttentionSpec& spec = op.spec();
   const Tensor& q = args.in(Input::kQ);
   const int64_t num_queries = q.shape[0];
   const int64_t capacity = args.in(Input::kK).shape[0];
@@ -307,36 +307,36 @@ void run_cached(const Operator& op, const KernelArgs& args) {
   if (num_queries == 0) return;
   const cudaStream_t stream = cuda::stream_of(args);
   const device::WorkList list = cached_scratch(num_queries).list(args);
-  device::launch_list_cached(list, args.in(3).as<int32_t>(), static_cast<int>(num_queries),
-                             static_cast<int>(capacity), device::kExactBlock, stream);
+  device::launch_list_cached(list, args.in(attention::kCacheLength).as<int32_t>(),
+                             static_cast<int>(num_queries), static_cast<int>(capacity),
+                             device::kExactBlock, stream);
   device::ExactParams params = device::exact_params(spec, args, list);
   params.o = args.out(Output::kO).data;
   device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
 }
 
-int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  return forward_scratch(static_cast<const Attention&>(op).spec(), inputs[Input::kQ].dtype,
-                         inputs[Input::kQ].shape[0], inputs[Input::kForwardCuSeqlens].shape[0] - 1)
+int64_t forward_workspace(const Attention& op, std::span<const ValueType> inputs) {
+  return forward_scratch(op.spec(), inputs[Input::kQ].dtype, inputs[Input::kQ].shape[0],
+                         inputs[Input::kForwardCuSeqlens].shape[0] - 1)
       .num_bytes();
 }
 
-int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  return backward_scratch(static_cast<const AttentionBackward&>(op).spec(), inputs[Input::kQ].dtype,
-                          inputs[Input::kQ].shape[0],
+int64_t backward_workspace(const AttentionBackward& op, std::span<const ValueType> inputs) {
+  return backward_scratch(op.spec(), inputs[Input::kQ].dtype, inputs[Input::kQ].shape[0],
                           inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1, {})
       .num_bytes();
 }
 
-int64_t cached_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
+int64_t cached_workspace(const AttentionCached& /*op*/, std::span<const ValueType> inputs) {
   return cached_scratch(inputs[Input::kQ].shape[0]).num_bytes();
 }
 
 }  // namespace
 
 void add_attention_cuda(KernelTable& table) {
-  table["attention"] = Kernel(run_forward, forward_workspace);
-  table["attention_backward"] = Kernel(run_backward, backward_workspace);
-  table["attention_cached"] = Kernel(run_cached, cached_workspace);
+  add_kernel<Attention>(table, run_forward, {.workspace = forward_workspace});
+  add_kernel<AttentionBackward>(table, run_backward, {.workspace = backward_workspace});
+  add_kernel<AttentionCached>(table, run_cached, {.workspace = cached_workspace});
 }
 
 }  // namespace tessera

@@ -363,7 +363,8 @@ bool CudnnAttention::run_forward(const AttentionSpec& spec, const KernelArgs& ar
 }
 
 bool CudnnAttention::run_backward(const AttentionSpec& spec, const KernelArgs& args) {
-  if (args.inputs.size() > BackwardInput::kGradLse) return false;  // cuDNN has no gradient of it
+  if (std::ssize(args.inputs) > BackwardInput::kGradLse)
+    return false;  // cuDNN has no gradient of it
   const Tensor& cu_seqlens = args.in(BackwardInput::kBackwardCuSeqlens);
   return impl_->run(problem_of(spec, args, cu_seqlens, true), cu_seqlens,
                     {{kQUid, args.in(Input::kQ).data},

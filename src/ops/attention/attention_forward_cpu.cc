@@ -303,7 +303,7 @@ void run(const ForwardPass& pass, std::span<std::byte> memory) {
     ForwardWorker<T> worker(pass, scratch.mine());
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = items - 1; item >= 0; --item) {
-      worker.run(blocks[static_cast<size_t>(item % num_blocks)], item / num_blocks);
+      worker.run(blocks[item % num_blocks], item / num_blocks);
       poll_once(pass.poll);
     }
   }

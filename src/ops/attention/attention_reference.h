@@ -43,7 +43,7 @@ struct ReferenceAttention {
       for (int64_t c = 0; c < spec.head_size_v; ++c) {
         double sum = 0;
         for (int64_t j = row.first; j <= row.token; ++j) {
-          sum += round(probs[static_cast<size_t>(j - row.first)]) * v[row.v_at(*this, j, c)];
+          sum += round(probs[j - row.first]) * v[row.v_at(*this, j, c)];
         }
         o[row.o_at(*this, c)] = round(sum);
       }

@@ -32,33 +32,32 @@ std::string BalanceStatistics::attributes() const {
 std::vector<ValueType> BalanceStatistics::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes logits, expert_idx and segments, got {} inputs",
               inputs.size());
-  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0].shape[1] == spec_.num_experts,
-              "logits must be f32 [T, {}], got {}", spec_.num_experts, inputs[0].to_string());
-  const int64_t num_tokens = inputs[0].shape[0];
+  check_shape(*this,
+              is_f32_matrix(inputs[kLogits]) && inputs[kLogits].shape[1] == spec_.num_experts,
+              "logits must be f32 [T, {}], got {}", spec_.num_experts, inputs[kLogits].to_string());
+  const int64_t num_tokens = inputs[kLogits].shape[0];
   const ValueType expert_idx{.dtype = DType::kI32, .shape = {num_tokens, spec_.top_k}};
-  check_shape(*this, inputs[1] == expert_idx, "expert_idx must be {}, got {}",
-              expert_idx.to_string(), inputs[1].to_string());
+  check_shape(*this, inputs[kExpertIdx] == expert_idx, "expert_idx must be {}, got {}",
+              expert_idx.to_string(), inputs[kExpertIdx].to_string());
   const ValueType segments{.dtype = DType::kI32, .shape = {num_tokens}};
-  check_shape(*this, inputs[2] == segments, "segments must be {}, got {}", segments.to_string(),
-              inputs[2].to_string());
+  check_shape(*this, inputs[kSegments] == segments, "segments must be {}, got {}",
+              segments.to_string(), inputs[kSegments].to_string());
   const ValueType sums = f32({spec_.num_segments, spec_.num_experts});
   return {sums, sums};
 }
 
 void BalanceStatistics::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(BalanceOutput::kScoreSums);
-  if (!grad || !builder.needs_grad(0)) return;
-  builder.set_grad_input(0, builder.emit(std::make_shared<BalanceStatisticsBackward>(spec_),
-                                         {*grad, builder.input(0), builder.input(2)})[0]);
-}
-
-int64_t BalanceStatistics::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return StatisticsWorkspace(inputs[0].shape[0], spec_).num_bytes;
+  const auto grad = builder.grad_output(BalanceStatistics::kScoreSums);
+  if (!grad || !builder.needs_grad(kLogits)) return;
+  builder.set_grad_input(
+      kLogits, builder.emit(std::make_shared<BalanceStatisticsBackward>(spec_),
+                            {*grad, builder.input(kLogits),
+                             builder.input(kSegments)})[BalanceStatisticsBackward::kGradLogits]);
 }
 
 std::vector<ValueType> BalanceStatisticsBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes 3 inputs, got {}", inputs.size());
-  return {inputs[1]};
+  return {inputs[kLogits]};
 }
 
 double balance_loss_scale(const BalanceLossSpec& spec, int64_t num_experts) {
@@ -82,36 +81,33 @@ std::string BalanceLoss::attributes() const {
 std::vector<ValueType> BalanceLoss::infer(std::span<const ValueType> inputs) const {
   const size_t expected = spec_.has_prior_counts ? 3 : 2;
   check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
-  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0] == inputs[1],
-              "counts and score_sums must both be f32 [G, E], got {} and {}", inputs[0].to_string(),
-              inputs[1].to_string());
-  const Shape& shape = inputs[0].shape;
+  check_shape(*this, is_f32_matrix(inputs[kCounts]) && inputs[kCounts] == inputs[kScoreSums],
+              "counts and score_sums must both be f32 [G, E], got {} and {}",
+              inputs[kCounts].to_string(), inputs[kScoreSums].to_string());
+  const Shape& shape = inputs[kCounts].shape;
   check_shape(*this, shape[1] % spec_.group_size == 0, "{} experts do not fall into groups of {}",
               shape[1], spec_.group_size);
   if (spec_.has_prior_counts) {
-    check_shape(*this, shape[0] == 1 && inputs[2] == f32({shape[1]}),
+    check_shape(*this, shape[0] == 1 && inputs[kPriorCounts] == f32({shape[1]}),
                 "prior_counts must be f32 [{}] beside one segment, got {} beside {}", shape[1],
-                inputs[2].to_string(), shape[0]);
+                inputs[kPriorCounts].to_string(), shape[0]);
   }
   return {f32({1})};
 }
 
 void BalanceLoss::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !builder.needs_grad(1)) return;
-  std::vector<ValueId> inputs = {*grad, builder.input(0)};
-  if (spec_.has_prior_counts) inputs.push_back(builder.input(2));
-  builder.set_grad_input(1, builder.emit(std::make_shared<BalanceLossBackward>(spec_), inputs)[0]);
-}
-
-int64_t BalanceLoss::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return inputs[0].shape[1] * int64_t{sizeof(float)};
+  const auto grad = builder.grad_output(kLoss);
+  if (!grad || !builder.needs_grad(kScoreSums)) return;
+  std::vector<ValueId> inputs = {*grad, builder.input(kCounts)};
+  if (spec_.has_prior_counts) inputs.push_back(builder.input(kPriorCounts));
+  builder.set_grad_input(kScoreSums, builder.emit(std::make_shared<BalanceLossBackward>(spec_),
+                                                  inputs)[BalanceLossBackward::kGradScoreSums]);
 }
 
 std::vector<ValueType> BalanceLossBackward::infer(std::span<const ValueType> inputs) const {
   const size_t expected = spec_.has_prior_counts ? 3 : 2;
   check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
-  return {inputs[1]};
+  return {inputs[kCounts]};
 }
 
 RunningCounts::RunningCounts(int64_t rank) : rank_(rank) {
@@ -124,12 +120,12 @@ std::string RunningCounts::attributes() const {
 
 std::vector<ValueType> RunningCounts::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes 2 inputs, got {}", inputs.size());
-  check_shape(*this, is_f32_matrix(inputs[0]) && inputs[0].shape[0] > rank_,
+  check_shape(*this, is_f32_matrix(inputs[kCounts]) && inputs[kCounts].shape[0] > rank_,
               "counts must be f32 [P, E] with a row for rank {}, got {}", rank_,
-              inputs[0].to_string());
-  const ValueType earlier = f32({inputs[0].shape[1]});
-  check_shape(*this, inputs[1] == earlier, "earlier must be {}, got {}", earlier.to_string(),
-              inputs[1].to_string());
+              inputs[kCounts].to_string());
+  const ValueType earlier = f32({inputs[kCounts].shape[1]});
+  check_shape(*this, inputs[kEarlier] == earlier, "earlier must be {}, got {}", earlier.to_string(),
+              inputs[kEarlier].to_string());
   return {earlier, earlier};
 }
 

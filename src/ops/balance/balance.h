@@ -24,15 +24,18 @@ struct BalanceStatisticsSpec {
 /// whatever the number of threads. Throws InternalError for a segment outside [0, G).
 class BalanceStatistics final : public Operator {
  public:
+  static constexpr std::string_view kName = "balance_statistics";
+  enum Input : int { kLogits, kExpertIdx, kSegments };
+  enum Output : int { kCounts, kScoreSums };
+
   /// Throws UserError for sizes below 1.
   explicit BalanceStatistics(const BalanceStatisticsSpec& spec);
   const BalanceStatisticsSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "balance_statistics"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   BalanceStatisticsSpec spec_;
@@ -41,10 +44,14 @@ class BalanceStatistics final : public Operator {
 /// (grad of score_sums F32 [G, E], logits F32 [T, E], segments I32 [T]) -> dlogits F32 [T, E].
 class BalanceStatisticsBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "balance_statistics_backward";
+  enum Input : int { kGradScoreSums, kLogits, kSegments };
+  enum Output : int { kGradLogits };
+
   explicit BalanceStatisticsBackward(const BalanceStatisticsSpec& spec) : spec_(spec) {}
   const BalanceStatisticsSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "balance_statistics_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 
  private:
@@ -73,15 +80,18 @@ double balance_loss_scale(const BalanceLossSpec& spec, int64_t num_experts);
 /// The gradient reaches score_sums; counts are constants. 0 where there are no tokens.
 class BalanceLoss final : public Operator {
  public:
+  static constexpr std::string_view kName = "balance_loss";
+  enum Input : int { kCounts, kScoreSums, kPriorCounts };
+  enum Output : int { kLoss };
+
   /// Throws UserError for impossible sizes.
   explicit BalanceLoss(const BalanceLossSpec& spec);
   const BalanceLossSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "balance_loss"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   BalanceLossSpec spec_;
@@ -90,10 +100,14 @@ class BalanceLoss final : public Operator {
 /// (grad F32 [1], counts F32 [G, E], [prior_counts F32 [E]]) -> gradient of score_sums F32 [G, E].
 class BalanceLossBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "balance_loss_backward";
+  enum Input : int { kGradLoss, kCounts, kPriorCounts };
+  enum Output : int { kGradScoreSums };
+
   explicit BalanceLossBackward(const BalanceLossSpec& spec) : spec_(spec) {}
   const BalanceLossSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "balance_loss_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 
  private:
@@ -109,11 +123,15 @@ class BalanceLossBackward final : public Operator {
 /// the gradient. Never recomputed, since earlier has moved on by then.
 class RunningCounts final : public Operator {
  public:
+  static constexpr std::string_view kName = "running_counts";
+  enum Input : int { kCounts, kEarlier };
+  enum Output : int { kBefore, kAfter };
+
   /// Throws UserError for a rank below 0.
   explicit RunningCounts(int64_t rank);
   int64_t rank() const { return rank_; }
 
-  std::string_view name() const override { return "running_counts"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}
@@ -123,15 +141,9 @@ class RunningCounts final : public Operator {
   int64_t rank_;
 };
 
-/// Outputs of RunningCounts by name.
-struct RunningCountsOutput {
-  enum : int { kBefore, kAfter };
-};
-
-/// Outputs of BalanceStatistics by name.
-struct BalanceOutput {
-  enum : int { kCounts, kScoreSums };
-};
+/// For those who want their outputs alone.
+using RunningCountsOutput = RunningCounts;
+using BalanceOutput = BalanceStatistics;
 
 OperatorPtr make_balance_statistics(const BalanceStatisticsSpec& spec);
 OperatorPtr make_balance_loss(const BalanceLossSpec& spec);

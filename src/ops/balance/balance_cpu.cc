@@ -29,7 +29,7 @@ void count_by_segment(const Tensor& expert_idx, std::span<const int32_t> segment
   for (int64_t i = 0; i < expert_idx.num_elements(); ++i) {
     ensure(idx[i] >= -1 && idx[i] < num_experts, "balance_statistics: expert {} of {}", idx[i],
            num_experts);
-    const int64_t segment = segments[static_cast<size_t>(i / top_k)];
+    const int64_t segment = segments[i / top_k];
     if (idx[i] >= 0) count[segment * num_experts + idx[i]] += 1.0F;
   }
 }
@@ -45,14 +45,15 @@ void sum_shares(const float* shares_TE, std::span<const int32_t> segments, int64
   }
 }
 
-void balance_statistics(const Operator& base, const KernelArgs& args) {
-  const auto& spec = static_cast<const BalanceStatistics&>(base).spec();
-  const float* logits = args.in(0).as<float>();
-  const int64_t num_tokens = args.in(0).shape[0];
+void balance_statistics(const BalanceStatistics& op, const Args<BalanceStatistics>& args) {
+  using Op = BalanceStatistics;
+  const auto& spec = op.spec();
+  const float* logits = args.in(Op::kLogits).as<float>();
+  const int64_t num_tokens = args.in(Op::kLogits).shape[0];
   const int64_t num_experts = spec.num_experts;
-  const auto segments = args.in(2).span<int32_t>();
+  const auto segments = args.in(Op::kSegments).span<int32_t>();
   check_segments(segments, spec.num_segments);
-  count_by_segment(args.in(1), segments, args.out(BalanceOutput::kCounts));
+  count_by_segment(args.in(Op::kExpertIdx), segments, args.out(BalanceStatistics::kCounts));
 
   const StatisticsWorkspace layout(num_tokens, spec);
   auto* shares = workspace_part<float>(args.workspace, layout.shares);
@@ -66,7 +67,7 @@ void balance_statistics(const Operator& base, const KernelArgs& args) {
   for (int64_t first = 0; first < num_experts; first += kExpertsAtOnce) {
     sum_shares(shares, segments, num_experts, first, sums);
   }
-  const auto result = args.out(BalanceOutput::kScoreSums).span<float>();
+  const auto result = args.out(BalanceStatistics::kScoreSums).span<float>();
   std::copy_n(sums, result.size(), result.begin());
 }
 
@@ -83,15 +84,17 @@ void share_gradient(ScoreFunction score, const float* logits, const float* weigh
   }
 }
 
-void balance_statistics_backward(const Operator& base, const KernelArgs& args) {
-  const auto& spec = static_cast<const BalanceStatisticsBackward&>(base).spec();
+void balance_statistics_backward(const BalanceStatisticsBackward& op,
+                                 const Args<BalanceStatisticsBackward>& args) {
+  using Op = BalanceStatisticsBackward;
+  const auto& spec = op.spec();
   const int64_t n = spec.num_experts;
-  const float* grad_sums = args.in(0).as<float>();
-  const float* logits = args.in(1).as<float>();
-  const auto* segments = args.in(2).as<int32_t>();
-  float* grad_logits = args.out(0).as<float>();
+  const float* grad_sums = args.in(Op::kGradScoreSums).as<float>();
+  const float* logits = args.in(Op::kLogits).as<float>();
+  const auto* segments = args.in(Op::kSegments).as<int32_t>();
+  float* grad_logits = args.out(Op::kGradLogits).as<float>();
 #pragma omp parallel for schedule(static)
-  for (int64_t t = 0; t < args.in(1).shape[0]; ++t) {
+  for (int64_t t = 0; t < args.in(Op::kLogits).shape[0]; ++t) {
     share_gradient(spec.score, logits + t * n, grad_sums + segments[t] * n, n, grad_logits + t * n);
   }
 }
@@ -108,15 +111,17 @@ std::span<const float> row_of(const Tensor& matrix, int64_t row) {
   return {matrix.as<float>() + row * matrix.shape[1], static_cast<size_t>(matrix.shape[1])};
 }
 
-std::span<const float> prior_counts(const BalanceLossSpec& spec, const KernelArgs& args) {
+template <typename Op>
+std::span<const float> prior_counts(const BalanceLossSpec& spec, const Args<Op>& args) {
   if (!spec.has_prior_counts) return {};
-  return args.in(2).span<float>();
+  return args.in(Op::kPriorCounts).template span<float>();
 }
 
-void balance_loss(const Operator& base, const KernelArgs& args) {
-  const auto& spec = static_cast<const BalanceLoss&>(base).spec();
-  const Tensor& counts = args.in(0);
-  const Tensor& score_sums = args.in(1);
+void balance_loss(const BalanceLoss& op, const Args<BalanceLoss>& args) {
+  using Op = BalanceLoss;
+  const auto& spec = op.spec();
+  const Tensor& counts = args.in(Op::kCounts);
+  const Tensor& score_sums = args.in(Op::kScoreSums);
   const int64_t num_experts = counts.shape[1];
   const std::span fractions(workspace_part<float>(args.workspace, 0),
                             static_cast<size_t>(num_experts));
@@ -128,30 +133,31 @@ void balance_loss(const Operator& base, const KernelArgs& args) {
       sum += static_cast<double>(fractions[e]) * static_cast<double>(sums[e]);
     }
   }
-  *args.out(0).as<float>() = static_cast<float>(balance_loss_scale(spec, num_experts) * sum);
+  *args.out(Op::kLoss).as<float>() =
+      static_cast<float>(balance_loss_scale(spec, num_experts) * sum);
 }
 
-void balance_loss_backward(const Operator& base, const KernelArgs& args) {
-  const auto& spec = static_cast<const BalanceLossBackward&>(base).spec();
-  const Tensor& counts = args.in(1);
+void balance_loss_backward(const BalanceLossBackward& op, const Args<BalanceLossBackward>& args) {
+  using Op = BalanceLossBackward;
+  const auto& spec = op.spec();
+  const Tensor& counts = args.in(Op::kCounts);
   const int64_t num_experts = counts.shape[1];
-  const auto scale = static_cast<float>(static_cast<double>(*args.in(0).as<float>()) *
+  const auto scale = static_cast<float>(static_cast<double>(*args.in(Op::kGradLoss).as<float>()) *
                                         balance_loss_scale(spec, num_experts));
-  const auto grad = args.out(0).span<float>();
+  const auto grad = args.out(Op::kGradScoreSums).span<float>();
   for (int64_t segment = 0; segment < counts.shape[0]; ++segment) {
-    const auto row =
-        grad.subspan(static_cast<size_t>(segment * num_experts), static_cast<size_t>(num_experts));
+    const auto row = grad.subspan(segment * num_experts, num_experts);
     make_fractions(row_of(counts, segment), prior_counts(spec, args), spec.group_size, row);
     for (float& value : row) value *= scale;
   }
 }
 
-void running_counts(const Operator& base, const KernelArgs& args) {
-  const int64_t rank = static_cast<const RunningCounts&>(base).rank();
-  const Tensor& counts = args.in(0);
-  const auto earlier = args.in(1).span<float>();
-  const auto before = args.out(RunningCountsOutput::kBefore).span<float>();
-  const auto after = args.out(RunningCountsOutput::kAfter).span<float>();
+void running_counts(const RunningCounts& op, const Args<RunningCounts>& args) {
+  const int64_t rank = op.rank();
+  const Tensor& counts = args.in(RunningCounts::kCounts);
+  const auto earlier = args.in(RunningCounts::kEarlier).span<float>();
+  const auto before = args.out(RunningCounts::kBefore).span<float>();
+  const auto after = args.out(RunningCounts::kAfter).span<float>();
   for (size_t e = 0; e < earlier.size(); ++e) {
     float sum = earlier[e];
     for (int64_t r = 0; r < counts.shape[0]; ++r) {
@@ -162,14 +168,24 @@ void running_counts(const Operator& base, const KernelArgs& args) {
   }
 }
 
+int64_t balance_statistics_workspace(const BalanceStatistics& op,
+                                     std::span<const ValueType> inputs) {
+  return StatisticsWorkspace(inputs[BalanceStatistics::kLogits].shape[0], op.spec()).num_bytes;
+}
+
+int64_t balance_loss_workspace(const BalanceLoss& /*op*/, std::span<const ValueType> inputs) {
+  return inputs[BalanceLoss::kCounts].shape[1] * int64_t{sizeof(float)};
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_balance_cpu, table) {
-  table["balance_statistics"] = balance_statistics;
-  table["balance_statistics_backward"] = balance_statistics_backward;
-  table["balance_loss"] = balance_loss;
-  table["balance_loss_backward"] = balance_loss_backward;
-  table["running_counts"] = running_counts;
+  add_kernel<BalanceStatistics>(table, balance_statistics,
+                                {.workspace = balance_statistics_workspace});
+  add_kernel<BalanceStatisticsBackward>(table, balance_statistics_backward);
+  add_kernel<BalanceLoss>(table, balance_loss, {.workspace = balance_loss_workspace});
+  add_kernel<BalanceLossBackward>(table, balance_loss_backward);
+  add_kernel<RunningCounts>(table, running_counts);
 }
 
 }  // namespace tessera

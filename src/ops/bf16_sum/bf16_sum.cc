@@ -11,14 +11,14 @@ bool is_flat_f32(const ValueType& type) {
 
 std::vector<ValueType> RoundToBf16::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes 1 input, got {}", inputs.size());
-  check_shape(*this, is_flat_f32(inputs[0]), "x must be f32 [n], got {}", inputs[0].to_string());
-  return {with_dtype(inputs[0], DType::kBF16)};
+  check_shape(*this, is_flat_f32(inputs[kX]), "x must be f32 [n], got {}", inputs[kX].to_string());
+  return {with_dtype(inputs[kX], DType::kBF16)};
 }
 
 std::vector<ValueType> SumBf16Parts::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes 2 inputs, got {}", inputs.size());
-  const ValueType& parts = inputs[0];
-  const ValueType& own = inputs[1];
+  const ValueType& parts = inputs[kParts];
+  const ValueType& own = inputs[kOwn];
   check_shape(*this, is_flat_f32(own), "own must be f32 [n], got {}", own.to_string());
   check_shape(*this,
               parts.dtype == DType::kBF16 && parts.shape.rank() == 2 && !parts.ragged() &&

@@ -11,7 +11,10 @@ namespace tessera {
 /// or before; elsewhere they must not overlap.
 class RoundToBf16 final : public Operator {
  public:
-  std::string_view name() const override { return "round_to_bf16"; }
+  static constexpr std::string_view kName = "round_to_bf16";
+  enum Input : int { kX };
+  enum Output : int { kRounded };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 };
 
@@ -19,9 +22,13 @@ class RoundToBf16 final : public Operator {
 /// part `own` is the second input, rounded to BF16 like the others. The output may be that input.
 class SumBf16Parts final : public Operator {
  public:
+  static constexpr std::string_view kName = "sum_bf16_parts";
+  enum Input : int { kParts, kOwn };
+  enum Output : int { kSum };
+
   explicit SumBf16Parts(int64_t own) : own_(own) {}
 
-  std::string_view name() const override { return "sum_bf16_parts"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return fmt::format("own={}", own_); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   int64_t own() const { return own_; }

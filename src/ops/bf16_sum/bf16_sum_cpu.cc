@@ -10,23 +10,26 @@ const std::byte* bytes_of(const Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.data);
 }
 
-void round(const Operator& /*op*/, const KernelArgs& args) {
-  round_to_bf16(bytes_of(args.in(0)), args.in(0).num_elements(),
-                static_cast<std::byte*>(args.out(0).data));
+void round(const RoundToBf16& /*op*/, const Args<RoundToBf16>& args) {
+  using Op = RoundToBf16;
+  round_to_bf16(bytes_of(args.in(Op::kX)), args.in(Op::kX).num_elements(),
+                static_cast<std::byte*>(args.out(Op::kRounded).data));
 }
 
-void sum(const Operator& op, const KernelArgs& args) {
-  const int64_t own = static_cast<const SumBf16Parts&>(op).own();
-  const std::span<float> out = args.out(0).span<float>();
-  if (args.in(1).data != args.out(0).data) std::ranges::copy(args.in(1).span<float>(), out.begin());
-  sum_bf16_parts(bytes_of(args.in(0)), args.in(0).shape[0] + 1, own, out);
+void sum(const SumBf16Parts& op, const Args<SumBf16Parts>& args) {
+  using Op = SumBf16Parts;
+  const int64_t own = op.own();
+  const std::span<float> out = args.out(Op::kSum).span<float>();
+  if (args.in(Op::kOwn).data != args.out(Op::kSum).data)
+    std::ranges::copy(args.in(Op::kOwn).span<float>(), out.begin());
+  sum_bf16_parts(bytes_of(args.in(Op::kParts)), args.in(Op::kParts).shape[0] + 1, own, out);
 }
 
 }  // namespace
 
 void add_bf16_sum_cpu(KernelTable& table) {
-  table["round_to_bf16"] = round;
-  table["sum_bf16_parts"] = sum;
+  add_kernel<RoundToBf16>(table, round);
+  add_kernel<SumBf16Parts>(table, sum);
 }
 
 }  // namespace tessera

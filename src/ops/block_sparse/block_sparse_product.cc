@@ -14,7 +14,7 @@ namespace {
 /// One dim of a value: its bound, and the value that holds its extent where it is ragged.
 struct Dim {
   int64_t bound = 0;
-  ValueId extent = -1;
+  Extent extent;
   bool ragged = false;
 
   bool operator==(const Dim&) const = default;
@@ -22,7 +22,7 @@ struct Dim {
 
 Dim dim_of(const ValueType& type, int dim) {
   const bool ragged = type.ragged_dim == dim;
-  return {type.shape[dim], ragged ? type.extent : -1, ragged};
+  return {type.shape[dim], ragged ? type.extent : Extent(), ragged};
 }
 
 /// The rows and columns of a dense operand as it enters the product.

@@ -42,7 +42,7 @@ std::vector<ValueType> BlockTopologyOp::infer(std::span<const ValueType> inputs)
       std::accumulate(spec_.expert_sizes.begin(), spec_.expert_sizes.end(), int64_t{0});
   const ValueType row_offsets{DType::kI32, {spec_.max_rows / spec_.block_size + 1}};
   const ValueType col_offsets{DType::kI32, {num_cols / spec_.block_size + 1}};
-  const ValueType indices{DType::kI32, {max_blocks(spec_)}, 0, own_output(kExtentOutput)};
+  const ValueType indices{DType::kI32, {max_blocks(spec_)}, 0, Extent::own_output(kExtentOutput)};
   return {row_offsets, indices, indices, col_offsets, indices, {DType::kI64, {1}}};
 }
 

@@ -12,8 +12,8 @@ std::string CacheAppend::attributes() const {
 
 std::vector<ValueType> CacheAppend::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes rows and start, found {} inputs", inputs.size());
-  const ValueType& rows = inputs[0];
-  const ValueType& start = inputs[1];
+  const ValueType& rows = inputs[kRows];
+  const ValueType& start = inputs[kStart];
   check_shape(*this, rows.dtype == DType::kF32 || rows.dtype == DType::kBF16,
               "rows must be f32 or bf16, found {}", rows.to_string());
   check_shape(*this, rows.shape.rank() == 2, "rows are {}, expected [T, C]", rows.to_string());
@@ -24,7 +24,7 @@ std::vector<ValueType> CacheAppend::infer(std::span<const ValueType> inputs) con
 
 Cost CacheAppend::cost(std::span<const ValueType> inputs,
                        std::span<const ValueType> /*outputs*/) const {
-  return {.bytes = 2.0 * static_cast<double>(inputs[0].num_bytes())};
+  return {.bytes = 2.0 * static_cast<double>(inputs[kRows].num_bytes())};
 }
 
 OperatorPtr make_cache_append(int64_t capacity) {

@@ -11,9 +11,13 @@ namespace tessera {
 /// others stay. UserError where they do not fit. No gradient.
 class CacheAppend final : public Operator {
  public:
+  static constexpr std::string_view kName = "cache_append";
+  enum Input : int { kRows, kStart };
+  enum Output : int { kCache };
+
   explicit CacheAppend(int64_t capacity);
   int64_t capacity() const { return capacity_; }
-  std::string_view name() const override { return "cache_append"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;

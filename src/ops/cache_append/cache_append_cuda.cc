@@ -5,16 +5,17 @@
 namespace tessera {
 namespace {
 
-void cache_append(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& rows = args.in(0);
-  const Tensor& cache = args.out(0);
+void cache_append(const CacheAppend& /*op*/, const Args<CacheAppend>& args) {
+  using Op = CacheAppend;
+  const Tensor& rows = args.in(Op::kRows);
+  const Tensor& cache = args.out(Op::kCache);
   if (!cache) return;
   cuda::launch_cache_append({.dtype = rows.dtype,
                              .num_rows = rows.shape[0],
                              .width = rows.shape[1],
                              .capacity = cache.shape[0],
                              .rows = rows.data,
-                             .start = args.in(1).as<int32_t>(),
+                             .start = args.in(Op::kStart).as<int32_t>(),
                              .cache = cache.data},
                             cuda::stream_of(args));
 }
@@ -22,7 +23,7 @@ void cache_append(const Operator& /*op*/, const KernelArgs& args) {
 }  // namespace
 
 void add_cache_append_cuda(KernelTable& table) {
-  table["cache_append"] = cache_append;
+  add_kernel<CacheAppend>(table, cache_append);
 }
 
 }  // namespace tessera

@@ -16,8 +16,9 @@ void check_parts(const CollectiveOperator& op, const ValueType& x) {
 
 /// The gradient of the only input, made by `op` from that of the only output.
 void differentiate_by(GradientBuilder& builder, OperatorPtr op) {
-  const auto grad = builder.grad_output(0);
-  if (grad) builder.set_grad_input(0, builder.emit(std::move(op), {*grad})[0]);
+  using Op = CollectiveOperator;
+  const auto grad = builder.grad_output(Op::kY);
+  if (grad) builder.set_grad_input(Op::kX, builder.emit(std::move(op), {*grad})[Op::kY]);
 }
 
 }  // namespace
@@ -30,18 +31,17 @@ std::string CollectiveOperator::attributes() const {
   return fmt::format("group={} size={}", comm_->name(), comm_->size());
 }
 
-void CollectiveOperator::check_rows(std::span<const ValueType> inputs, size_t idx,
-                                    bool may_be_ragged) const {
-  const ValueType& x = inputs[idx];
+void CollectiveOperator::check_rows(std::span<const ValueType> inputs, bool may_be_ragged) const {
+  const ValueType& x = inputs[kX];
   check_shape(*this, x.shape.rank() >= 1 && (may_be_ragged ? x.ragged_dim <= 0 : !x.ragged()),
-              "input {} must have rows{}, got {}", idx, may_be_ragged ? "" : ", not ragged ones",
-              x.to_string());
+              "input {} must have rows{}, got {}", static_cast<int>(kX),
+              may_be_ragged ? "" : ", not ragged ones", x.to_string());
 }
 
 std::vector<ValueType> AllGather::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  check_rows(inputs, 0, false);
-  ValueType result = inputs[0];
+  check_rows(inputs, false);
+  ValueType result = inputs[kX];
   result.shape[0] *= comm().size();
   return {result};
 }
@@ -52,11 +52,11 @@ void AllGather::differentiate(GradientBuilder& builder) const {
 
 std::vector<ValueType> ReduceScatter::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  check_rows(inputs, 0, false);
-  check_shape(*this, can_sum(inputs[0].dtype) || inputs[0].dtype == DType::kBF16,
-              "cannot sum elements of type {}", dtype_name(inputs[0].dtype));
-  check_parts(*this, inputs[0]);
-  ValueType result = inputs[0];
+  check_rows(inputs, false);
+  check_shape(*this, can_sum(inputs[kX].dtype) || inputs[kX].dtype == DType::kBF16,
+              "cannot sum elements of type {}", dtype_name(inputs[kX].dtype));
+  check_parts(*this, inputs[kX]);
+  ValueType result = inputs[kX];
   result.shape[0] /= comm().size();
   return {result};
 }
@@ -67,16 +67,16 @@ void ReduceScatter::differentiate(GradientBuilder& builder) const {
 
 std::vector<ValueType> AllReduceConstant::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  check_shape(*this, can_sum(inputs[0].dtype) && !inputs[0].ragged(),
-              "takes f32, f64, i32 or i64, not ragged, got {}", inputs[0].to_string());
-  return {inputs[0]};
+  check_shape(*this, can_sum(inputs[kX].dtype) && !inputs[kX].ragged(),
+              "takes f32, f64, i32 or i64, not ragged, got {}", inputs[kX].to_string());
+  return {inputs[kX]};
 }
 
 std::vector<ValueType> AllToAll::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  check_rows(inputs, 0, false);
-  check_parts(*this, inputs[0]);
-  return {inputs[0]};
+  check_rows(inputs, false);
+  check_parts(*this, inputs[kX]);
+  return {inputs[kX]};
 }
 
 void AllToAll::differentiate(GradientBuilder& builder) const {

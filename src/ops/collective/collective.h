@@ -14,6 +14,9 @@ namespace tessera {
 /// All kernels are asynchronous (Kernel::Start).
 class CollectiveOperator : public Operator {
  public:
+  enum Input : int { kX };
+  enum Output : int { kY };
+
   /// Throws InternalError where there is no communicator.
   explicit CollectiveOperator(CommunicatorPtr comm);
   Communicator& comm() const { return *comm_; }
@@ -24,8 +27,8 @@ class CollectiveOperator : public Operator {
   bool communicates() const override { return true; }
 
  protected:
-  /// Checks that input `idx` has rows and, unless `may_be_ragged`, a fixed number of them.
-  void check_rows(std::span<const ValueType> inputs, size_t idx, bool may_be_ragged) const;
+  /// Checks that x has rows and, unless `may_be_ragged`, a fixed number of them.
+  void check_rows(std::span<const ValueType> inputs, bool may_be_ragged) const;
 
  private:
   CommunicatorPtr comm_;
@@ -34,8 +37,9 @@ class CollectiveOperator : public Operator {
 /// (x A [n, ...]) -> A [P·n, ...]: all ranks' rows. Its gradient is ReduceScatter.
 class AllGather final : public CollectiveOperator {
  public:
+  static constexpr std::string_view kName = "all_gather";
   using CollectiveOperator::CollectiveOperator;
-  std::string_view name() const override { return "all_gather"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -44,8 +48,9 @@ class AllGather final : public CollectiveOperator {
 /// (summed in F32 and rounded once), F64, I32 or I64. Its gradient is AllGather.
 class ReduceScatter final : public CollectiveOperator {
  public:
+  static constexpr std::string_view kName = "reduce_scatter";
   using CollectiveOperator::CollectiveOperator;
-  std::string_view name() const override { return "reduce_scatter"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -54,8 +59,9 @@ class ReduceScatter final : public CollectiveOperator {
 /// gradient, as expert counts are: what reaches the output goes no further.
 class AllReduceConstant final : public CollectiveOperator {
  public:
+  static constexpr std::string_view kName = "all_reduce_constant";
   using CollectiveOperator::CollectiveOperator;
-  std::string_view name() const override { return "all_reduce_constant"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}
 };
@@ -64,8 +70,9 @@ class AllReduceConstant final : public CollectiveOperator {
 /// Its own gradient.
 class AllToAll final : public CollectiveOperator {
  public:
+  static constexpr std::string_view kName = "all_to_all";
   using CollectiveOperator::CollectiveOperator;
-  std::string_view name() const override { return "all_to_all"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };

@@ -6,7 +6,6 @@
 namespace tessera {
 namespace {
 
-using collective::comm_of;
 using collective::WorkThen;
 
 /// A matrix of rows [T, P · width] and the same as parts [P, T, width].
@@ -17,12 +16,12 @@ struct Parts {
 
   void split(const std::byte* rows_TP, std::byte* parts_PT) const {
     for_each([&](int64_t in_rows, int64_t in_parts) {
-      std::memcpy(parts_PT + in_parts, rows_TP + in_rows, static_cast<size_t>(part_bytes));
+      std::memcpy(parts_PT + in_parts, rows_TP + in_rows, part_bytes);
     });
   }
   void join(const std::byte* parts_PT, std::byte* rows_TP) const {
     for_each([&](int64_t in_rows, int64_t in_parts) {
-      std::memcpy(rows_TP + in_rows, parts_PT + in_parts, static_cast<size_t>(part_bytes));
+      std::memcpy(rows_TP + in_rows, parts_PT + in_parts, part_bytes);
     });
   }
 
@@ -41,29 +40,35 @@ std::byte* bytes_of(const Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data);
 }
 
-Pending gather_heads(const Operator& op, const KernelArgs& args) {
-  Communicator& comm = comm_of(op);
-  const Tensor& x = args.in(0);
-  if (comm.size() == 1) return comm.all_to_all(x, args.out(0));
-  const Tensor parts{args.workspace.data(), x.dtype, args.out(0).shape};
-  Parts{comm.size(), x.shape[0], row_bytes(args.out(0))}.split(bytes_of(x), bytes_of(parts));
-  return comm.all_to_all(parts, args.out(0));
+Pending gather_heads(const GatherHeads& op, const Args<GatherHeads>& args) {
+  using Op = GatherHeads;
+  Communicator& comm = op.comm();
+  const Tensor& x = args.in(Op::kX);
+  if (comm.size() == 1) return comm.all_to_all(x, args.out(Op::kY));
+  const Tensor parts{args.workspace.data(), x.dtype, args.out(Op::kY).shape};
+  Parts{comm.size(), x.shape[0], row_bytes(args.out(Op::kY))}.split(bytes_of(x), bytes_of(parts));
+  return comm.all_to_all(parts, args.out(Op::kY));
 }
 
-Pending scatter_heads(const Operator& op, const KernelArgs& args) {
-  Communicator& comm = comm_of(op);
-  const Tensor& x = args.in(0);
-  if (comm.size() == 1) return comm.all_to_all(x, args.out(0));
+Pending scatter_heads(const ScatterHeads& op, const Args<ScatterHeads>& args) {
+  using Op = ScatterHeads;
+  Communicator& comm = op.comm();
+  const Tensor& x = args.in(Op::kX);
+  if (comm.size() == 1) return comm.all_to_all(x, args.out(Op::kY));
   const Tensor parts{args.workspace.data(), x.dtype, x.shape};
-  const Parts layout{comm.size(), args.out(0).shape[0], row_bytes(x)};
-  return Pending(std::make_unique<WorkThen>(comm.all_to_all(x, parts), [=, out = args.out(0)] {
+  const Parts layout{comm.size(), args.out(Op::kY).shape[0], row_bytes(x)};
+  return Pending(std::make_unique<WorkThen>(comm.all_to_all(x, parts), [=, out = args.out(Op::kY)] {
     layout.join(bytes_of(parts), bytes_of(out));
   }));
 }
 
-std::vector<int64_t> read_counts(const KernelArgs& args, size_t idx) {
-  const auto counts = args.in(idx).span<int64_t>();
+std::vector<int64_t> read_counts(const KernelArgs& /*args*/, const Tensor& tensor) {
+  const auto counts = tensor.span<int64_t>();
   return {counts.begin(), counts.end()};
+}
+
+int64_t workspace_bytes(const HeadExchange& op, std::span<const ValueType> inputs) {
+  return op.parts_bytes(inputs);
 }
 
 }  // namespace
@@ -71,8 +76,8 @@ std::vector<int64_t> read_counts(const KernelArgs& args, size_t idx) {
 void add_collective_cpu(KernelTable& table) {
   collective::add_kernels(table);
   collective::add_ragged_kernels<read_counts>(table);
-  table["gather_heads"] = gather_heads;
-  table["scatter_heads"] = scatter_heads;
+  add_kernel<GatherHeads>(table, gather_heads, {.workspace = workspace_bytes});
+  add_kernel<ScatterHeads>(table, scatter_heads, {.workspace = workspace_bytes});
 }
 
 }  // namespace tessera

@@ -3,29 +3,29 @@
 namespace tessera::collective {
 namespace {
 
-Pending all_gather(const Operator& op, const KernelArgs& args) {
-  return comm_of(op).all_gather(args.in(0), args.out(0));
+Pending all_gather(const AllGather& op, const Args<AllGather>& args) {
+  return op.comm().all_gather(args.in(AllGather::kX), args.out(AllGather::kY));
 }
 
-Pending reduce_scatter(const Operator& op, const KernelArgs& args) {
-  return comm_of(op).reduce_scatter(args.in(0), args.out(0));
+Pending reduce_scatter(const ReduceScatter& op, const Args<ReduceScatter>& args) {
+  return op.comm().reduce_scatter(args.in(ReduceScatter::kX), args.out(ReduceScatter::kY));
 }
 
-Pending all_reduce_constant(const Operator& op, const KernelArgs& args) {
-  return comm_of(op).all_reduce(args.in(0), args.out(0));
+Pending all_reduce_constant(const AllReduceConstant& op, const Args<AllReduceConstant>& args) {
+  return op.comm().all_reduce(args.in(AllReduceConstant::kX), args.out(AllReduceConstant::kY));
 }
 
-Pending all_to_all(const Operator& op, const KernelArgs& args) {
-  return comm_of(op).all_to_all(args.in(0), args.out(0));
+Pending all_to_all(const AllToAll& op, const Args<AllToAll>& args) {
+  return op.comm().all_to_all(args.in(AllToAll::kX), args.out(AllToAll::kY));
 }
 
 }  // namespace
 
 void add_kernels(KernelTable& table) {
-  table["all_gather"] = all_gather;
-  table["reduce_scatter"] = reduce_scatter;
-  table["all_reduce_constant"] = all_reduce_constant;
-  table["all_to_all"] = all_to_all;
+  add_kernel<AllGather>(table, all_gather);
+  add_kernel<ReduceScatter>(table, reduce_scatter);
+  add_kernel<AllReduceConstant>(table, all_reduce_constant);
+  add_kernel<AllToAll>(table, all_to_all);
 }
 
 }  // namespace tessera::collective

@@ -8,10 +8,6 @@
 /// What the kernels of all back ends share: communicators take the tensors of any device.
 namespace tessera::collective {
 
-inline Communicator& comm_of(const Operator& op) {
-  return static_cast<const CollectiveOperator&>(op).comm();
-}
-
 /// An exchange with a step to take when it is complete.
 class WorkThen final : public Work {
  public:

@@ -14,46 +14,48 @@ std::string HeadExchange::attributes() const {
   return fmt::format("{} heads={}", CollectiveOperator::attributes(), num_heads_);
 }
 
-int64_t HeadExchange::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return comm().size() == 1 ? 0 : inputs[0].num_bytes();
+int64_t HeadExchange::parts_bytes(std::span<const ValueType> inputs) const {
+  return comm().size() == 1 ? 0 : inputs[kX].num_bytes();
 }
 
 void HeadExchange::check_heads(std::span<const ValueType> inputs, int64_t heads_in_row) const {
   check_shape(*this, inputs.size() == 1, "takes one input, got {}", inputs.size());
-  const ValueType& x = inputs[0];
+  const ValueType& x = inputs[kX];
   check_shape(*this, x.shape.rank() == 2 && !x.ragged() && x.shape[1] % heads_in_row == 0,
               "takes [tokens, {} heads], got {}", heads_in_row, x.to_string());
 }
 
 std::vector<ValueType> GatherHeads::infer(std::span<const ValueType> inputs) const {
   check_heads(inputs, num_heads());
-  ValueType result = inputs[0];
+  ValueType result = inputs[kX];
   result.shape[0] *= comm().size();
   result.shape[1] /= comm().size();
   return {result};
 }
 
 void GatherHeads::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  builder.set_grad_input(0, builder.emit(make_scatter_heads(comm_ptr(), num_heads()), {*grad})[0]);
+  builder.set_grad_input(
+      kX, builder.emit(make_scatter_heads(comm_ptr(), num_heads()), {*grad})[ScatterHeads::kY]);
 }
 
 std::vector<ValueType> ScatterHeads::infer(std::span<const ValueType> inputs) const {
   check_heads(inputs, num_heads() / comm().size());
-  check_shape(*this, inputs[0].shape[0] % comm().size() == 0,
+  check_shape(*this, inputs[kX].shape[0] % comm().size() == 0,
               "the {} tokens of {} do not divide over the {} ranks of group '{}'",
-              inputs[0].shape[0], inputs[0].to_string(), comm().size(), comm().name());
-  ValueType result = inputs[0];
+              inputs[kX].shape[0], inputs[kX].to_string(), comm().size(), comm().name());
+  ValueType result = inputs[kX];
   result.shape[0] /= comm().size();
   result.shape[1] *= comm().size();
   return {result};
 }
 
 void ScatterHeads::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  builder.set_grad_input(0, builder.emit(make_gather_heads(comm_ptr(), num_heads()), {*grad})[0]);
+  builder.set_grad_input(
+      kX, builder.emit(make_gather_heads(comm_ptr(), num_heads()), {*grad})[GatherHeads::kY]);
 }
 
 OperatorPtr make_gather_heads(CommunicatorPtr comm, int64_t num_heads) {

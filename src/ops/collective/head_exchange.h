@@ -16,8 +16,9 @@ class HeadExchange : public CollectiveOperator {
   int64_t num_heads() const { return num_heads_; }
   /// "group=cp size=2 heads=16".
   std::string attributes() const override;
-  /// The rows in the order of the ranks' parts; none where the group has one rank.
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  /// Scratch memory of the kernels of all back ends: the rows in the order of the ranks' parts;
+  /// none where the group has one rank.
+  int64_t parts_bytes(std::span<const ValueType> inputs) const;
 
  protected:
   void check_heads(std::span<const ValueType> inputs, int64_t heads_in_row) const;
@@ -30,8 +31,9 @@ class HeadExchange : public CollectiveOperator {
 /// heads number rank() · N/P and following.
 class GatherHeads final : public HeadExchange {
  public:
+  static constexpr std::string_view kName = "gather_heads";
   using HeadExchange::HeadExchange;
-  std::string_view name() const override { return "gather_heads"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -39,8 +41,9 @@ class GatherHeads final : public HeadExchange {
 /// (x A [P·T, (N/P)·D]) -> A [T, N·D]: the way back.
 class ScatterHeads final : public HeadExchange {
  public:
+  static constexpr std::string_view kName = "scatter_heads";
   using HeadExchange::HeadExchange;
-  std::string_view name() const override { return "scatter_heads"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };

@@ -11,56 +11,56 @@ std::string RaggedCollective::attributes() const {
   return fmt::format("{} max_rows={}", CollectiveOperator::attributes(), max_rows_);
 }
 
-ValueType RaggedCollective::infer_rows(std::span<const ValueType> inputs, size_t num_counts) const {
-  const size_t extent = 1 + num_counts;
-  check_shape(*this, inputs.size() == extent || inputs.size() == extent + 1,
+ValueType RaggedCollective::infer_rows(std::span<const ValueType> inputs, int num_counts) const {
+  const int extent = 1 + num_counts;  // behind x and the counts
+  check_shape(*this, std::ssize(inputs) == extent || std::ssize(inputs) == extent + 1,
               "takes {} inputs, and one more for a ragged output, got {}", extent, inputs.size());
-  check_rows(inputs, 0, true);
-  const ValueType counts{.dtype = DType::kI64, .shape = {comm().size()}};
-  for (size_t i = 1; i < extent; ++i) {
-    check_shape(*this, inputs[i] == counts, "the counts of rows must be {}, got {}",
-                counts.to_string(), inputs[i].to_string());
+  check_rows(inputs, true);
+  const ValueType expected{.dtype = DType::kI64, .shape = {comm().size()}};
+  for (const ValueType& counts : inputs.subspan(1, num_counts)) {
+    check_shape(*this, counts == expected, "the counts of rows must be {}, got {}",
+                expected.to_string(), counts.to_string());
   }
-  ValueType result{.dtype = inputs[0].dtype, .shape = inputs[0].shape};
+  ValueType result{.dtype = inputs[kX].dtype, .shape = inputs[kX].shape};
   result.shape[0] = max_rows_;
-  if (inputs.size() == extent) return result;
+  if (std::ssize(inputs) == extent) return result;
   check_shape(*this, inputs[extent].dtype == DType::kI64 && inputs[extent].shape == Shape{1},
               "the extent must be i64 [1], got {}", inputs[extent].to_string());
   result.ragged_dim = 0;
-  result.extent = own_input(static_cast<int>(extent));
+  result.extent = Extent::own_input(extent);
   return result;
 }
 
 void RaggedCollective::differentiate_rows(GradientBuilder& builder, OperatorPtr op,
                                           const std::vector<int>& counts) {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
   std::vector<ValueId> inputs = {*grad};
   for (const int idx : counts) inputs.push_back(builder.input(idx));
-  if (builder.input_type(0).ragged()) inputs.push_back(builder.input_extent(0));
-  builder.set_grad_input(0, builder.emit(std::move(op), inputs)[0]);
+  if (builder.input_type(kX).ragged()) inputs.push_back(builder.input_extent(kX));
+  builder.set_grad_input(kX, builder.emit(std::move(op), inputs)[kY]);
 }
 
 std::vector<ValueType> AllToAllV::infer(std::span<const ValueType> inputs) const {
-  return {infer_rows(inputs, 2)};
+  return {infer_rows(inputs, kExtent - kSendRows)};
 }
 
 void AllToAllV::differentiate(GradientBuilder& builder) const {
-  differentiate_rows(builder, make_all_to_all_v(comm_ptr(), builder.input_type(0).shape[0]),
-                     {2, 1});
+  differentiate_rows(builder, make_all_to_all_v(comm_ptr(), builder.input_type(kX).shape[0]),
+                     {kReceiveRows, kSendRows});
 }
 
 std::vector<ValueType> AllGatherV::infer(std::span<const ValueType> inputs) const {
-  return {infer_rows(inputs, 1)};
+  return {infer_rows(inputs, kExtent - kCounts)};
 }
 
 void AllGatherV::differentiate(GradientBuilder& builder) const {
-  differentiate_rows(builder, make_reduce_scatter_v(comm_ptr(), builder.input_type(0).shape[0]),
-                     {1});
+  differentiate_rows(builder, make_reduce_scatter_v(comm_ptr(), builder.input_type(kX).shape[0]),
+                     {kCounts});
 }
 
 std::vector<ValueType> ReduceScatterV::infer(std::span<const ValueType> inputs) const {
-  const ValueType result = infer_rows(inputs, 1);
+  const ValueType result = infer_rows(inputs, kExtent - kCounts);
   check_shape(*this,
               result.dtype == DType::kF32 || result.dtype == DType::kBF16 ||
                   result.dtype == DType::kF64 || result.dtype == DType::kI32 ||
@@ -70,7 +70,8 @@ std::vector<ValueType> ReduceScatterV::infer(std::span<const ValueType> inputs) 
 }
 
 void ReduceScatterV::differentiate(GradientBuilder& builder) const {
-  differentiate_rows(builder, make_all_gather_v(comm_ptr(), builder.input_type(0).shape[0]), {1});
+  differentiate_rows(builder, make_all_gather_v(comm_ptr(), builder.input_type(kX).shape[0]),
+                     {kCounts});
 }
 
 OperatorPtr make_all_to_all_v(CommunicatorPtr comm, int64_t max_rows) {

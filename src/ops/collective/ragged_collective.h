@@ -19,7 +19,7 @@ class RaggedCollective : public CollectiveOperator {
 
  protected:
   /// The type of the output for inputs (x, `num_counts` counts I64 [P] [, extent]).
-  ValueType infer_rows(std::span<const ValueType> inputs, size_t num_counts) const;
+  ValueType infer_rows(std::span<const ValueType> inputs, int num_counts) const;
   /// Emits `op`, which makes the gradient of x from the output's and `counts`, the forward inputs
   /// with the counts, in the order in which `op` takes them.
   static void differentiate_rows(GradientBuilder& builder, OperatorPtr op,
@@ -35,8 +35,11 @@ class RaggedCollective : public CollectiveOperator {
 /// is the same operator with both counts exchanged.
 class AllToAllV final : public RaggedCollective {
  public:
+  static constexpr std::string_view kName = "all_to_all_v";
+  enum Input : int { kX, kSendRows, kReceiveRows, kExtent };
+  enum Output : int { kY };
   using RaggedCollective::RaggedCollective;
-  std::string_view name() const override { return "all_to_all_v"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -46,8 +49,11 @@ class AllToAllV final : public RaggedCollective {
 /// ReduceScatterV.
 class AllGatherV final : public RaggedCollective {
  public:
+  static constexpr std::string_view kName = "all_gather_v";
+  enum Input : int { kX, kCounts, kExtent };
+  enum Output : int { kY };
   using RaggedCollective::RaggedCollective;
-  std::string_view name() const override { return "all_gather_v"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -57,8 +63,11 @@ class AllGatherV final : public RaggedCollective {
 /// ReduceScatter. Its gradient is AllGatherV.
 class ReduceScatterV final : public RaggedCollective {
  public:
+  static constexpr std::string_view kName = "reduce_scatter_v";
+  enum Input : int { kX, kCounts, kExtent };
+  enum Output : int { kY };
   using RaggedCollective::RaggedCollective;
-  std::string_view name() const override { return "reduce_scatter_v"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };

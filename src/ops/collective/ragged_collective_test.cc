@@ -227,7 +227,7 @@ TEST(RaggedCollectives, ShapeRules) {
     const ValueType extent{DType::kI64, {1}};
     const OperatorPtr op = make_all_to_all_v(comm, 10);
     const std::vector<ValueType> inputs = {x, counts, counts, extent};
-    EXPECT_EQ(op->infer(inputs)[0], (ValueType{DType::kBF16, {10, 4}, 0, own_input(3)}));
+    EXPECT_EQ(op->infer(inputs)[0], (ValueType{DType::kBF16, {10, 4}, 0, Extent::own_input(3)}));
     EXPECT_EQ(op->infer(std::span(inputs).first(3))[0], (ValueType{DType::kBF16, {10, 4}}));
     EXPECT_EQ(op->attributes(), "group=world size=2 max_rows=10");
     const auto refuses = [&](const OperatorPtr& other, const std::vector<ValueType>& wrong,

@@ -11,16 +11,17 @@
 /// host, and back ends differ in how these get there.
 namespace tessera::collective {
 
-/// The counts that input `idx` has.
-using ReadCounts = std::vector<int64_t> (*)(const KernelArgs& args, size_t idx);
+/// What such an input has.
+using ReadCounts = std::vector<int64_t> (*)(const KernelArgs& args, const Tensor& counts);
 
 /// Zeros the rows of the output that no rank fills. The exchange leaves them alone, so it may be
 /// under way. On a device an output with an extent comes at its bound, and nobody reads the rest.
-inline void clear_rows_after(const KernelArgs& args, int64_t num_rows) {
-  const Tensor& out = args.out(0);
+template <typename Op>
+void clear_rows_after(const Args<Op>& args, int64_t num_rows) {
+  const Tensor& out = args.out(Op::kY);
   ensure(num_rows <= out.shape[0], "{} rows arrive in a value of shape {}", num_rows,
          out.shape.to_string());
-  const bool at_bound = !args.extents.empty() && args.out_extent(0) != nullptr;
+  const bool at_bound = !args.extents.empty() && args.out_extent(Op::kY) != nullptr;
   const int64_t num_bytes = (out.shape[0] - num_rows) * row_bytes(out);
   if (num_bytes == 0 || at_bound) return;
   Device& device = out.device == nullptr ? host_device() : *out.device;
@@ -28,32 +29,34 @@ inline void clear_rows_after(const KernelArgs& args, int64_t num_rows) {
 }
 
 template <ReadCounts kRead>
-Pending all_to_all_v(const Operator& op, const KernelArgs& args) {
-  const std::vector<int64_t> send_rows = kRead(args, 1);
-  const std::vector<int64_t> receive_rows = kRead(args, 2);
+Pending all_to_all_v(const AllToAllV& op, const Args<AllToAllV>& args) {
+  using Op = AllToAllV;
+  const std::vector<int64_t> send_rows = kRead(args, args.in(Op::kSendRows));
+  const std::vector<int64_t> receive_rows = kRead(args, args.in(Op::kReceiveRows));
   clear_rows_after(args, sum_rows(receive_rows));
-  return comm_of(op).all_to_all_v(args.in(0), args.out(0), send_rows, receive_rows);
+  return op.comm().all_to_all_v(args.in(Op::kX), args.out(Op::kY), send_rows, receive_rows);
 }
 
 template <ReadCounts kRead>
-Pending all_gather_v(const Operator& op, const KernelArgs& args) {
-  const std::vector<int64_t> counts = kRead(args, 1);
+Pending all_gather_v(const AllGatherV& op, const Args<AllGatherV>& args) {
+  const std::vector<int64_t> counts = kRead(args, args.in(AllGatherV::kCounts));
   clear_rows_after(args, sum_rows(counts));
-  return comm_of(op).all_gather_v(args.in(0), args.out(0), counts);
+  return op.comm().all_gather_v(args.in(AllGatherV::kX), args.out(AllGatherV::kY), counts);
 }
 
 template <ReadCounts kRead>
-Pending reduce_scatter_v(const Operator& op, const KernelArgs& args) {
-  const std::vector<int64_t> counts = kRead(args, 1);
-  clear_rows_after(args, counts[static_cast<size_t>(comm_of(op).rank())]);
-  return comm_of(op).reduce_scatter_v(args.in(0), args.out(0), counts);
+Pending reduce_scatter_v(const ReduceScatterV& op, const Args<ReduceScatterV>& args) {
+  using Op = ReduceScatterV;
+  const std::vector<int64_t> counts = kRead(args, args.in(Op::kCounts));
+  clear_rows_after(args, counts[op.comm().rank()]);
+  return op.comm().reduce_scatter_v(args.in(Op::kX), args.out(Op::kY), counts);
 }
 
 template <ReadCounts kRead>
 void add_ragged_kernels(KernelTable& table) {
-  table["all_to_all_v"] = all_to_all_v<kRead>;
-  table["all_gather_v"] = all_gather_v<kRead>;
-  table["reduce_scatter_v"] = reduce_scatter_v<kRead>;
+  add_kernel<AllToAllV>(table, all_to_all_v<kRead>);
+  add_kernel<AllGatherV>(table, all_gather_v<kRead>);
+  add_kernel<ReduceScatterV>(table, reduce_scatter_v<kRead>);
 }
 
 }  // namespace tessera::collective

@@ -30,14 +30,14 @@ std::vector<ValueType> DispatchPlan::infer(std::span<const ValueType> inputs) co
   check_shape(*this, inputs.size() == 1, "takes the counts, got {} inputs", inputs.size());
   const auto i64 = [](int64_t n) { return ValueType{.dtype = DType::kI64, .shape = {n}}; };
   const ValueType counts = i64(spec_.ep_size() * spec_.etp_size * spec_.num_experts());
-  check_shape(*this, inputs[0] == counts, "counts must be {}, got {}", counts.to_string(),
-              inputs[0].to_string());
+  check_shape(*this, inputs[kCounts] == counts, "counts must be {}, got {}", counts.to_string(),
+              inputs[kCounts].to_string());
   check_shape(*this, spec_.max_gathered <= std::numeric_limits<int32_t>::max(),
               "up to {} rows can arrive at a rank, more than 2^31 - 1; use smaller micro-batches",
               spec_.max_gathered);
   ValueType expert_idx{.dtype = DType::kI32, .shape = {spec_.max_gathered}};
   expert_idx.ragged_dim = 0;
-  expert_idx.extent = own_output(DispatchPlanOutput::kGathered);
+  expert_idx.extent = Extent::own_output(DispatchPlan::kGathered);
   return {
       i64(spec_.ep_size()), i64(spec_.ep_size()), i64(1), i64(spec_.etp_size), i64(1), expert_idx};
 }

@@ -22,7 +22,7 @@ struct DispatchPlanSpec {
 
   int64_t ep_size() const { return std::ssize(first_experts) - 1; }
   int64_t num_experts() const { return first_experts.back(); }
-  int64_t first_local() const { return first_experts[static_cast<size_t>(ep_rank)]; }
+  int64_t first_local() const { return first_experts[ep_rank]; }
   int64_t num_local() const {
     return first_experts[static_cast<size_t>(ep_rank) + 1] - first_local();
   }
@@ -43,11 +43,15 @@ struct DispatchPlanSpec {
 /// never recomputed. Throws InternalError for more rows than the spec allows.
 class DispatchPlan final : public Operator {
  public:
+  static constexpr std::string_view kName = "dispatch_plan";
+  enum Input : int { kCounts };
+  enum Output : int { kSendRows, kReceiveRows, kReceived, kGatherRows, kGathered, kExpertIdx };
+
   /// Throws UserError where a rank has no experts, or is not among the ranks.
   explicit DispatchPlan(const DispatchPlanSpec& spec);
   const DispatchPlanSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "dispatch_plan"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}
@@ -57,10 +61,8 @@ class DispatchPlan final : public Operator {
   DispatchPlanSpec spec_;
 };
 
-/// Outputs of the operator by name.
-struct DispatchPlanOutput {
-  enum : size_t { kSendRows, kReceiveRows, kReceived, kGatherRows, kGathered, kExpertIdx };
-};
+/// For those who want its outputs alone.
+using DispatchPlanOutput = DispatchPlan;
 
 OperatorPtr make_dispatch_plan(const DispatchPlanSpec& spec);
 

@@ -13,14 +13,13 @@ struct Counts {
 
   int64_t of(int64_t ep_rank, int64_t etp_rank, int64_t expert) const {
     const int64_t rank = ep_rank * spec.etp_size + etp_rank;
-    return counts[static_cast<size_t>(rank * spec.num_experts() + expert)];
+    return counts[rank * spec.num_experts() + expert];
   }
   /// The rows of one rank for the experts of EP coordinate `target`.
   int64_t between(int64_t ep_rank, int64_t etp_rank, int64_t target) const {
     int64_t sum = 0;
     const auto& first = spec.first_experts;
-    for (int64_t e = first[static_cast<size_t>(target)]; e < first[static_cast<size_t>(target) + 1];
-         ++e) {
+    for (int64_t e = first[target]; e < first[static_cast<size_t>(target) + 1]; ++e) {
       sum += of(ep_rank, etp_rank, e);
     }
     return sum;
@@ -31,28 +30,28 @@ int64_t sum_of(std::span<const int64_t> values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-void write_exchange(const Counts& counts, const KernelArgs& args) {
+void write_exchange(const Counts& counts, const Args<DispatchPlan>& args) {
   const DispatchPlanSpec& spec = counts.spec;
-  const auto send = args.out(DispatchPlanOutput::kSendRows).span<int64_t>();
-  const auto receive = args.out(DispatchPlanOutput::kReceiveRows).span<int64_t>();
+  const auto send = args.out(DispatchPlan::kSendRows).span<int64_t>();
+  const auto receive = args.out(DispatchPlan::kReceiveRows).span<int64_t>();
   for (int64_t peer = 0; peer < spec.ep_size(); ++peer) {
-    send[static_cast<size_t>(peer)] = counts.between(spec.ep_rank, spec.etp_rank, peer);
-    receive[static_cast<size_t>(peer)] = counts.between(peer, spec.etp_rank, spec.ep_rank);
+    send[peer] = counts.between(spec.ep_rank, spec.etp_rank, peer);
+    receive[peer] = counts.between(peer, spec.etp_rank, spec.ep_rank);
   }
-  *args.out(DispatchPlanOutput::kReceived).as<int64_t>() = sum_of(receive);
+  *args.out(DispatchPlan::kReceived).as<int64_t>() = sum_of(receive);
 }
 
-void write_gather(const Counts& counts, const KernelArgs& args) {
+void write_gather(const Counts& counts, const Args<DispatchPlan>& args) {
   const DispatchPlanSpec& spec = counts.spec;
-  const auto gather = args.out(DispatchPlanOutput::kGatherRows).span<int64_t>();
+  const auto gather = args.out(DispatchPlan::kGatherRows).span<int64_t>();
   for (int64_t etp_rank = 0; etp_rank < spec.etp_size; ++etp_rank) {
     int64_t rows = 0;
     for (int64_t source = 0; source < spec.ep_size(); ++source) {
       rows += counts.between(source, etp_rank, spec.ep_rank);
     }
-    gather[static_cast<size_t>(etp_rank)] = rows;
+    gather[etp_rank] = rows;
   }
-  *args.out(DispatchPlanOutput::kGathered).as<int64_t>() = sum_of(gather);
+  *args.out(DispatchPlan::kGathered).as<int64_t>() = sum_of(gather);
 }
 
 void write_experts(const Counts& counts, int32_t* expert_of) {
@@ -67,30 +66,30 @@ void write_experts(const Counts& counts, int32_t* expert_of) {
   }
 }
 
-void check_bounds(const DispatchPlanSpec& spec, const KernelArgs& args) {
-  const int64_t received = *args.out(DispatchPlanOutput::kReceived).as<int64_t>();
-  const int64_t gathered = *args.out(DispatchPlanOutput::kGathered).as<int64_t>();
+void check_bounds(const DispatchPlanSpec& spec, const Args<DispatchPlan>& args) {
+  const int64_t received = *args.out(DispatchPlan::kReceived).as<int64_t>();
+  const int64_t gathered = *args.out(DispatchPlan::kGathered).as<int64_t>();
   ensure(received <= spec.max_received && gathered <= spec.max_gathered,
          "dispatch_plan: {} rows arrive and {} are gathered, at most {} and {} were expected",
          received, gathered, spec.max_received, spec.max_gathered);
 }
 
-void dispatch_plan(const Operator& op, const KernelArgs& args) {
-  const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
-  const auto given = args.in(0).span<int64_t>();
+void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
+  const DispatchPlanSpec& spec = op.spec();
+  const auto given = args.in(DispatchPlan::kCounts).span<int64_t>();
   ensure(std::ranges::all_of(given, [](int64_t count) { return count >= 0; }),
          "dispatch_plan: a count is negative");
   const Counts counts{spec, given};
   write_exchange(counts, args);
   write_gather(counts, args);
   check_bounds(spec, args);
-  write_experts(counts, args.out(DispatchPlanOutput::kExpertIdx).as<int32_t>());
+  write_experts(counts, args.out(DispatchPlan::kExpertIdx).as<int32_t>());
 }
 
 }  // namespace
 
 void add_dispatch_plan_cpu(KernelTable& table) {
-  table["dispatch_plan"] = dispatch_plan;
+  add_kernel<DispatchPlan>(table, dispatch_plan);
 }
 
 }  // namespace tessera

@@ -10,22 +10,22 @@ namespace {
 
 using namespace cuda;
 
-void dispatch_plan(const Operator& op, const KernelArgs& args) {
-  const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
-  const auto out = [&](size_t idx) { return args.out(idx).as<int64_t>(); };
+void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
+  const DispatchPlanSpec& spec = op.spec();
+  const auto out = [&](DispatchPlan::Output idx) { return args.out(idx).as<int64_t>(); };
   DispatchPlanning plan{.ep_size = static_cast<int>(spec.ep_size()),
                         .etp_size = static_cast<int>(spec.etp_size),
                         .ep_rank = static_cast<int>(spec.ep_rank),
                         .etp_rank = static_cast<int>(spec.etp_rank),
                         .max_received = spec.max_received,
                         .max_gathered = spec.max_gathered,
-                        .counts = args.in(0).as<int64_t>(),
-                        .send_rows = out(DispatchPlanOutput::kSendRows),
-                        .receive_rows = out(DispatchPlanOutput::kReceiveRows),
-                        .received = out(DispatchPlanOutput::kReceived),
-                        .gather_rows = out(DispatchPlanOutput::kGatherRows),
-                        .gathered = out(DispatchPlanOutput::kGathered),
-                        .expert_idx = args.out(DispatchPlanOutput::kExpertIdx).as<int32_t>(),
+                        .counts = args.in(DispatchPlan::kCounts).as<int64_t>(),
+                        .send_rows = out(DispatchPlan::kSendRows),
+                        .receive_rows = out(DispatchPlan::kReceiveRows),
+                        .received = out(DispatchPlan::kReceived),
+                        .gather_rows = out(DispatchPlan::kGatherRows),
+                        .gathered = out(DispatchPlan::kGathered),
+                        .expert_idx = args.out(DispatchPlan::kExpertIdx).as<int32_t>(),
                         .run_starts = reinterpret_cast<int64_t*>(args.workspace.data()),
                         .first_experts = {}};
   for (size_t rank = 0; rank < spec.first_experts.size(); ++rank)
@@ -33,13 +33,13 @@ void dispatch_plan(const Operator& op, const KernelArgs& args) {
   launch_dispatch_plan(plan, stream_of(args));
   check(cudaGetLastError());
   auto& counts = context_of(args).get<HostCounts>();
-  for (const auto output : {DispatchPlanOutput::kSendRows, DispatchPlanOutput::kReceiveRows,
-                            DispatchPlanOutput::kGatherRows})
+  for (const auto output :
+       {DispatchPlan::kSendRows, DispatchPlan::kReceiveRows, DispatchPlan::kGatherRows})
     counts.keep(args.out(output));
 }
 
-int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*/) {
-  const DispatchPlanSpec& spec = static_cast<const DispatchPlan&>(op).spec();
+int64_t workspace_bytes(const DispatchPlan& op, std::span<const ValueType> /*inputs*/) {
+  const DispatchPlanSpec& spec = op.spec();
   check_limit(op, spec.ep_size(), kDispatchMaxRanks, "ranks of EP");
   return (spec.etp_size * spec.ep_size() * spec.num_local() + 1) * int64_t{sizeof(int64_t)};
 }
@@ -47,7 +47,8 @@ int64_t workspace_bytes(const Operator& op, std::span<const ValueType> /*inputs*
 }  // namespace
 
 void add_dispatch_plan_cuda(KernelTable& table) {
-  table["dispatch_plan"] = Kernel(dispatch_plan, workspace_bytes).telling_the_host();
+  add_kernel<DispatchPlan>(table, dispatch_plan,
+                           {.workspace = workspace_bytes, .tells_the_host = true});
 }
 
 }  // namespace tessera

@@ -33,8 +33,8 @@ std::string Embedding::attributes() const {
 
 std::vector<ValueType> Embedding::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes tokens and table, got {} inputs", inputs.size());
-  const ValueType& tokens = inputs[0];
-  const ValueType& table = inputs[1];
+  const ValueType& tokens = inputs[kTokens];
+  const ValueType& table = inputs[kTable];
   check_tokens(*this, tokens);
   check_shape(*this, is_storage(table.dtype) && table.shape.rank() == 2 && !table.ragged(),
               "table must be f32 or bf16 [V, H], got {}", table.to_string());
@@ -49,14 +49,16 @@ std::vector<ValueType> Embedding::infer(std::span<const ValueType> inputs) const
 
 /// The rows that are read and written, not the whole table.
 Cost Embedding::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
-  return {.bytes = static_cast<double>(inputs[0].num_bytes() + 2 * outputs[0].num_bytes())};
+  return {.bytes =
+              static_cast<double>(inputs[kTokens].num_bytes() + 2 * outputs[kRows].num_bytes())};
 }
 
 void Embedding::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !builder.needs_grad(1)) return;
-  const auto backward = std::make_shared<EmbeddingBackward>(builder.input_type(1).shape[0], spec_);
-  builder.emit(backward, {builder.input(0), *grad}, {1});
+  const auto grad = builder.grad_output(kRows);
+  if (!grad || !builder.needs_grad(kTable)) return;
+  const auto backward =
+      std::make_shared<EmbeddingBackward>(builder.input_type(kTable).shape[0], spec_);
+  builder.emit(backward, {builder.input(kTokens), *grad}, {kTable});
 }
 
 std::string EmbeddingBackward::attributes() const {
@@ -65,12 +67,12 @@ std::string EmbeddingBackward::attributes() const {
 
 std::vector<ValueType> EmbeddingBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes tokens and gradient, got {} inputs", inputs.size());
-  const ValueType& grad = inputs[1];
-  check_tokens(*this, inputs[0]);
+  const ValueType& grad = inputs[kGrad];
+  check_tokens(*this, inputs[kTokens]);
   check_shape(*this,
               is_storage(grad.dtype) && grad.shape.rank() == 2 &&
-                  grad.shape[0] == inputs[0].shape[0] && grad.ragged_dim <= 0,
-              "the gradient must be f32 or bf16 [{}, H], got {}", inputs[0].shape[0],
+                  grad.shape[0] == inputs[kTokens].shape[0] && grad.ragged_dim <= 0,
+              "the gradient must be f32 or bf16 [{}, H], got {}", inputs[kTokens].shape[0],
               grad.to_string());
   return {{.dtype = DType::kF32, .shape = {num_rows_, grad.shape[1]}}};
 }
@@ -78,9 +80,9 @@ std::vector<ValueType> EmbeddingBackward::infer(std::span<const ValueType> input
 Cost EmbeddingBackward::cost(std::span<const ValueType> inputs,
                              std::span<const ValueType> /*outputs*/) const {
   const double accumulated =
-      2.0 * static_cast<double>(with_dtype(inputs[1], DType::kF32).num_bytes());
-  return {.bytes =
-              static_cast<double>(inputs[0].num_bytes() + inputs[1].num_bytes()) + accumulated};
+      2.0 * static_cast<double>(with_dtype(inputs[kGrad], DType::kF32).num_bytes());
+  return {.bytes = static_cast<double>(inputs[kTokens].num_bytes() + inputs[kGrad].num_bytes()) +
+                   accumulated};
 }
 
 OperatorPtr make_embedding(const EmbeddingSpec& spec) {

@@ -20,11 +20,15 @@ struct EmbeddingSpec {
 /// id outside the vocabulary, naming its position.
 class Embedding final : public Operator {
  public:
+  static constexpr std::string_view kName = "embedding";
+  enum Input : int { kTokens, kTable };
+  enum Output : int { kRows };
+
   /// Throws UserError where the first row is outside the vocabulary.
   explicit Embedding(const EmbeddingSpec& spec);
   const EmbeddingSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "embedding"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
@@ -38,11 +42,15 @@ class Embedding final : public Operator {
 /// has its gradients added in the order of its positions; tokens of other tables' rows add nothing.
 class EmbeddingBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "embedding_backward";
+  enum Input : int { kTokens, kGrad };
+  enum Output : int { kGradTable };
+
   EmbeddingBackward(int64_t num_rows, const EmbeddingSpec& spec)
       : num_rows_(num_rows), spec_(spec) {}
   const EmbeddingSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "embedding_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;

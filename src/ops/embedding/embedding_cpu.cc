@@ -40,13 +40,13 @@ class LocalRows {
   int64_t count_;
 };
 
-void embed(const Operator& op, const KernelArgs& args) {
-  const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
-  const Tensor& table = args.in(1);
-  const LocalRows rows(static_cast<const Embedding&>(op).spec(), table.shape[0], tokens);
+void embed(const Embedding& op, const Args<Embedding>& args) {
+  const std::span<const int32_t> tokens = args.in(Embedding::kTokens).span<int32_t>();
+  const Tensor& table = args.in(Embedding::kTable);
+  const LocalRows rows(op.spec(), table.shape[0], tokens);
   const auto row_bytes = static_cast<size_t>(table.shape[1] * dtype_size(table.dtype));
   const auto* from = static_cast<const std::byte*>(table.data);
-  auto* to = static_cast<std::byte*>(args.out(0).data);
+  auto* to = static_cast<std::byte*>(args.out(Embedding::kRows).data);
 #pragma omp parallel for schedule(static)
   for (size_t t = 0; t < tokens.size(); ++t) {
     const int64_t row = rows.row_of(tokens[t]);
@@ -82,13 +82,14 @@ void add_gradients(std::span<const int32_t> tokens, const LocalRows& rows, int64
   }
 }
 
-void embed_backward(const Operator& op, const KernelArgs& args) {
-  const Tensor& accumulator = args.out(0);
+void embed_backward(const EmbeddingBackward& op, const Args<EmbeddingBackward>& args) {
+  using Op = EmbeddingBackward;
+  const Tensor& accumulator = args.out(Op::kGradTable);
   if (!accumulator) return;
-  const std::span<const int32_t> tokens = args.in(0).span<int32_t>();
-  const EmbeddingSpec& spec = static_cast<const EmbeddingBackward&>(op).spec();
+  const std::span<const int32_t> tokens = args.in(Op::kTokens).span<int32_t>();
+  const EmbeddingSpec& spec = op.spec();
   const LocalRows rows(spec, accumulator.shape[0], tokens);
-  const Tensor& grad = args.in(1);
+  const Tensor& grad = args.in(Op::kGrad);
   with_storage(grad.dtype, [&](auto storage) {
     using T = decltype(storage);
     add_gradients(tokens, rows, spec.padding_token, grad.as<T>(), grad.shape[1],
@@ -99,8 +100,8 @@ void embed_backward(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_embedding_cpu, table) {
-  table["embedding"] = embed;
-  table["embedding_backward"] = embed_backward;
+  add_kernel<Embedding>(table, embed);
+  add_kernel<EmbeddingBackward>(table, embed_backward);
 }
 
 }  // namespace tessera

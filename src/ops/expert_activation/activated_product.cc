@@ -5,23 +5,25 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kGradInputs = 3;  // of the product that makes the activation's gradient
+/// Inputs of the product that makes the activation's gradient; the others are the activation's.
+constexpr int kGradInputs = ActivationGradProduct::kPre;
 
 void check_widths(const Operator& op, int64_t made, int64_t taken) {
   require(made == taken, "{}: the product gives {} columns, the activation takes {}", op.name(),
           made, taken);
 }
 
-void check_least(const Operator& op, std::span<const ValueType> inputs, size_t least) {
-  check_shape(op, inputs.size() > least, "takes more than {} inputs, got {}", least, inputs.size());
+template <typename Op>
+void check_count(const Op& op, std::span<const ValueType> inputs) {
+  check_shape(op, std::ssize(inputs) == op.input_set().size(), "takes {} inputs, got {}",
+              op.input_set().size(), inputs.size());
 }
 
 /// `first`, then what follows the product's inputs.
 template <typename T>
-std::vector<T> behind_product(const T& first, std::span<const T> inputs, size_t num_product) {
+std::vector<T> behind_product(const T& first, std::span<const T> inputs, int num_product) {
   std::vector<T> result{first};
-  result.insert(result.end(), inputs.begin() + static_cast<std::ptrdiff_t>(num_product),
-                inputs.end());
+  result.insert(result.end(), inputs.begin() + num_product, inputs.end());
   return result;
 }
 
@@ -33,7 +35,7 @@ int64_t product_workspace_begin(int64_t bytes_between) {
 }
 
 Cost fused_cost(const Operator& op, const GroupedMatmul& product, std::span<const ValueType> inputs,
-                size_t num_product, std::span<const ValueType> outputs) {
+                int num_product, std::span<const ValueType> outputs) {
   Cost cost = op.Operator::cost(inputs, outputs);
   const auto product_inputs = inputs.first(num_product);
   cost.flops = product.cost(product_inputs, product.infer(product_inputs)).flops;
@@ -61,9 +63,9 @@ std::string ActivatedProduct::attributes() const {
 }
 
 std::vector<ValueType> ActivatedProduct::infer(std::span<const ValueType> inputs) const {
-  const size_t num_product = num_product_inputs();
-  check_least(*this, inputs, num_product);
-  const ValueType pre = product_.infer(inputs.first(num_product))[0];
+  const int num_product = num_product_inputs();
+  check_count(*this, inputs);
+  const ValueType pre = product_.infer(inputs.first(num_product))[GroupedMatmul::kY];
   std::vector<ValueType> outputs = activation_.infer(behind_product(pre, inputs, num_product));
   if (keeps_pre_) outputs.push_back(pre);
   return outputs;
@@ -72,11 +74,6 @@ std::vector<ValueType> ActivatedProduct::infer(std::span<const ValueType> inputs
 Cost ActivatedProduct::cost(std::span<const ValueType> inputs,
                             std::span<const ValueType> outputs) const {
   return fused_cost(*this, product_, inputs, num_product_inputs(), outputs);
-}
-
-int64_t ActivatedProduct::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return activated_product_bytes(*this, inputs,
-                                 product_.cpu_workspace_bytes(inputs.first(num_product_inputs())));
 }
 
 ActivationGradProduct::ActivationGradProduct(const GroupedMatmul& product,
@@ -92,22 +89,18 @@ std::string ActivationGradProduct::attributes() const {
 }
 
 std::vector<ValueType> ActivationGradProduct::infer(std::span<const ValueType> inputs) const {
-  check_least(*this, inputs, kGradInputs + 1);
-  const ValueType grad_act = product_.infer(inputs.first(kGradInputs))[0];
+  check_count(*this, inputs);
+  const ValueType grad_act = product_.infer(inputs.first(kGradInputs))[GroupedMatmul::kY];
   std::vector<ValueType> outputs =
       ExpertActivationBackward(activation_).infer(behind_product(grad_act, inputs, kGradInputs));
-  if (gives_act_) outputs.push_back(activation_.infer(inputs.subspan(kGradInputs))[0]);
+  if (gives_act_)
+    outputs.push_back(activation_.infer(inputs.subspan(kGradInputs))[ExpertActivation::kAct]);
   return outputs;
 }
 
 Cost ActivationGradProduct::cost(std::span<const ValueType> inputs,
                                  std::span<const ValueType> outputs) const {
   return fused_cost(*this, product_, inputs, kGradInputs, outputs);
-}
-
-int64_t ActivationGradProduct::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return activation_grad_product_bytes(*this, inputs,
-                                       product_.cpu_workspace_bytes(inputs.first(kGradInputs)));
 }
 
 OperatorPtr ActivationGradProduct::giving_also(std::span<const ValueId> inputs,
@@ -123,7 +116,8 @@ OperatorPtr ActivationGradProduct::giving_also(std::span<const ValueId> inputs,
 OperatorPtr ExpertActivation::joined_with(const Neighbours& nodes, bool keeps_product) const {
   const auto* product = dynamic_cast<const GroupedMatmul*>(&nodes.producer);
   if (product == nullptr || product->side() != GroupedSide::kOut ||
-      nodes.producer_inputs[2] != nodes.reader_inputs.back())
+      nodes.producer_inputs[GroupedMatmul::kOffsets] !=
+          nodes.reader_inputs[input_set().position(kOffsets)])
     return nullptr;
   return std::make_shared<ActivatedProduct>(*product, *this, keeps_product);
 }
@@ -132,47 +126,51 @@ OperatorPtr ExpertActivationBackward::joined_with(const Neighbours& nodes,
                                                   bool keeps_product) const {
   const auto* product = dynamic_cast<const GroupedMatmul*>(&nodes.producer);
   if (product == nullptr || keeps_product || product->side() != GroupedSide::kOut ||
-      product->gather() || nodes.producer_inputs[2] != nodes.reader_inputs.back())
+      product->gather() ||
+      nodes.producer_inputs[GroupedMatmul::kOffsets] !=
+          nodes.reader_inputs[input_set().position(kOffsets)])
     return nullptr;
   return std::make_shared<ActivationGradProduct>(*product, forward_, gives_act_);
 }
 
 int64_t activated_product_bytes(const ActivatedProduct& op, std::span<const ValueType> inputs,
                                 int64_t product_bytes) {
-  const ValueType pre = op.product().infer(inputs.first(op.num_product_inputs()))[0];
+  const ValueType pre =
+      op.product().infer(inputs.first(op.num_product_inputs()))[GroupedMatmul::kY];
   return product_workspace_begin(op.keeps_pre() ? 0 : pre.num_bytes()) + product_bytes;
 }
 
-void run_activated_product(const ActivatedProduct& op, const KernelArgs& args,
+void run_activated_product(const ActivatedProduct& op, const Args<ActivatedProduct>& args,
                            const KernelTable& kernels) {
-  const size_t num_product = op.num_product_inputs();
-  const Tensor& act = args.out(0);
+  const int num_product = op.num_product_inputs();
+  const Tensor& act = args.out(ActivatedProduct::kAct);
   Tensor pre{
       args.workspace.data(), act.dtype, {act.shape[0], op.activation().pre_width()}, act.device};
   const int64_t begin = product_workspace_begin(op.keeps_pre() ? 0 : pre.num_bytes());
-  if (op.keeps_pre()) pre = args.out(1);
+  if (op.keeps_pre()) pre = args.out(ActivatedProduct::kPre);
   run(kernels, op.product(), args, args.inputs.first(num_product), {{pre}},
-      args.workspace.subspan(static_cast<size_t>(begin)));
+      args.workspace.subspan(begin));
   run(kernels, op.activation(), args, behind_product(pre, args.inputs, num_product), {{act}});
 }
 
 int64_t activation_grad_product_bytes(const ActivationGradProduct& op,
                                       std::span<const ValueType> inputs, int64_t product_bytes) {
-  const ValueType grad_act = op.product().infer(inputs.first(kGradInputs))[0];
+  const ValueType grad_act = op.product().infer(inputs.first(kGradInputs))[GroupedMatmul::kY];
   return product_workspace_begin(grad_act.num_bytes()) + product_bytes;
 }
 
-void run_activation_grad_product(const ActivationGradProduct& op, const KernelArgs& args,
+void run_activation_grad_product(const ActivationGradProduct& op,
+                                 const Args<ActivationGradProduct>& args,
                                  const KernelTable& kernels) {
-  const Tensor& grad = args.in(0);
+  const Tensor& grad = args.in(ActivationGradProduct::kGrad);
   const Tensor grad_act{args.workspace.data(),
                         grad.dtype,
                         {grad.shape[0], op.product().sizes().largest()},
                         grad.device};
   const int64_t begin = product_workspace_begin(grad_act.num_bytes());
   run(kernels, op.product(), args, args.inputs.first(kGradInputs), {{grad_act}},
-      args.workspace.subspan(static_cast<size_t>(begin)));
-  const size_t num_grads = op.activation().apply_prob() ? 2 : 1;
+      args.workspace.subspan(begin));
+  const int num_grads = ExpertActivationBackward(op.activation()).output_set().size();
   run(kernels, ExpertActivationBackward(op.activation()), args,
       behind_product(grad_act, args.inputs, kGradInputs), args.outputs.first(num_grads));
   if (op.gives_act())

@@ -12,20 +12,33 @@ namespace tessera {
 /// (program/fuse_producers.h).
 class ActivatedProduct final : public Operator {
  public:
+  static constexpr std::string_view kName = "activated_product";
+  enum Input : int { kA, kWeight, kOffsets, kSource, kRowOf, kProbs, kActivationOffsets };
+  enum Output : int { kAct, kPre };
+
   /// Throws UserError where the product's columns are not those that the activation takes.
   ActivatedProduct(const GroupedMatmul& product, const ExpertActivation& activation,
                    bool keeps_pre);
 
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kA, kWeight, kOffsets, kActivationOffsets}
+        .add(kSource, product_.gather())
+        .add(kRowOf, product_.gather())
+        .add(kProbs, activation_.apply_prob());
+  }
+  OperandSet<Output> output_set() const { return OperandSet<Output>{kAct}.add(kPre, keeps_pre_); }
   const GroupedMatmul& product() const { return product_; }
   const ExpertActivation& activation() const { return activation_; }
   bool keeps_pre() const { return keeps_pre_; }
-  size_t num_product_inputs() const { return product_.gather() ? 5 : 3; }
+  /// The first inputs are the product's, the others the activation's behind the pre-activation.
+  int num_product_inputs() const {
+    return product_.gather() ? GroupedMatmul::kRowOf + 1 : GroupedMatmul::kOffsets + 1;
+  }
 
-  std::string_view name() const override { return "activated_product"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   GroupedMatmul product_;
@@ -41,18 +54,30 @@ class ActivatedProduct final : public Operator {
 /// with the bits of those, but for dprobs' order of summation.
 class ActivationGradProduct final : public Operator, public GivesMore {
  public:
+  static constexpr std::string_view kName = "activation_grad_product";
+  enum Input : int { kGrad, kWeight, kOffsets, kPre, kProbs, kActivationOffsets };
+  enum Output : int { kGradPre, kGradProbs, kAct };
+
   ActivationGradProduct(const GroupedMatmul& product, const ExpertActivation& activation,
                         bool gives_act = false);
 
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kGrad, kWeight, kOffsets, kPre, kActivationOffsets}.add(
+        kProbs, activation_.apply_prob());
+  }
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>{kGradPre}
+        .add(kGradProbs, activation_.apply_prob())
+        .add(kAct, gives_act_);
+  }
   const GroupedMatmul& product() const { return product_; }
   const ExpertActivation& activation() const { return activation_; }
   bool gives_act() const { return gives_act_; }
 
-  std::string_view name() const override { return "activation_grad_product"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr giving_also(std::span<const ValueId> inputs, const Operator& other,
                           std::span<const ValueId> other_inputs) const override;
 
@@ -65,9 +90,10 @@ class ActivationGradProduct final : public Operator, public GivesMore {
 /// The steps of which the operators above consist, one after the other, by the kernels of a back
 /// end: what the host does, and a GPU where no kernel does both. `workspace` holds what lies
 /// between them, and the scratch memory that the product's kernel asks for.
-void run_activated_product(const ActivatedProduct& op, const KernelArgs& args,
+void run_activated_product(const ActivatedProduct& op, const Args<ActivatedProduct>& args,
                            const KernelTable& kernels);
-void run_activation_grad_product(const ActivationGradProduct& op, const KernelArgs& args,
+void run_activation_grad_product(const ActivationGradProduct& op,
+                                 const Args<ActivationGradProduct>& args,
                                  const KernelTable& kernels);
 int64_t activated_product_bytes(const ActivatedProduct& op, std::span<const ValueType> inputs,
                                 int64_t product_bytes);

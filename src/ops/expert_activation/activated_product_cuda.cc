@@ -23,7 +23,7 @@ const KernelTable& parts() {
 
 /// Scratch memory of the steps that are made one after the other, which are checked by the way.
 int64_t activation_bytes(const ExpertActivation& op) {
-  return parts().find(op.name())->second.workspace()(op, {});
+  return parts().find(op.name())->second.workspace_bytes(op, {});
 }
 
 /// Whether one kernel does all: the experts' size F is one, a multiple of 8, and the activation the
@@ -43,14 +43,15 @@ void check_aligned(const Operator& op, std::initializer_list<const void*> matric
            "{}: a matrix does not begin at a multiple of 16 bytes", op.name());
 }
 
-/// What both kernels take of a product by rows, but for the maps of weight and y.
+/// What both kernels take of a product by rows, whose inputs are the first of theirs, except for
+/// the maps of weight and y.
 template <typename Params>
 Params make_params(const KernelArgs& args, const GroupedMatmul& product, const Tensor& y) {
-  const Tensor& a = args.in(0);
-  const Tensor& weight = args.in(1);
+  const Tensor& a = args.in(GroupedMatmul::kA);
+  const Tensor& weight = args.in(GroupedMatmul::kWeight);
   auto& tables = context_of(args).get<cuda::ExpertTables>();
   cuda::ExpertBlocks experts = tables.blocks(product.sizes(), weight.shape[1]);
-  experts.offsets = args.in(2).as<int64_t>();
+  experts.offsets = args.in(GroupedMatmul::kOffsets).as<int64_t>();
   Params params = {};
   params.a = cuda::make_tensor_map({a.data, a.shape[0], experts.wide}, cuda::kActivatedBoxTokens);
   params.y = y.data;
@@ -59,26 +60,22 @@ Params make_params(const KernelArgs& args, const GroupedMatmul& product, const T
   return params;
 }
 
-const float* probs_of(const KernelArgs& args, const ExpertActivation& op, size_t input) {
-  return op.apply_prob() ? args.in(input).as<float>() : nullptr;
-}
-
 bool has_kernel(const ActivatedProduct& op, const ValueType& a) {
   return a.shape[0] > 0 && !op.product().gather() &&
          has_kernel(op.activation(), a.dtype, a.shape[1]);
 }
 
-int64_t activated_product_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const auto& op = static_cast<const ActivatedProduct&>(base);
-  if (has_kernel(op, inputs[0])) return 0;
+int64_t activated_product_workspace(const ActivatedProduct& op, std::span<const ValueType> inputs) {
+  if (has_kernel(op, inputs[ActivatedProduct::kA])) return 0;
   return activated_product_bytes(op, inputs, activation_bytes(op.activation()));
 }
 
-void run_kernel(const ActivatedProduct& op, const KernelArgs& args) {
-  const Tensor& a = args.in(0);
-  const Tensor& weight = args.in(1);
-  const Tensor& act = args.out(0);
-  const Tensor pre = op.keeps_pre() ? args.out(1) : Tensor{};
+void run_kernel(const ActivatedProduct& op, const Args<ActivatedProduct>& args) {
+  using Op = ActivatedProduct;
+  const Tensor& a = args.in(Op::kA);
+  const Tensor& weight = args.in(Op::kWeight);
+  const Tensor& act = args.out(Op::kAct);
+  const Tensor pre = op.keeps_pre() ? args.out(Op::kPre) : Tensor{};
   check_aligned(op, {a.data, weight.data, act.data, pre.data});
   const ExpertSizes& sizes = op.activation().sizes();
   const Tensor y = {pre.data, act.dtype, {act.shape[0], 2 * sizes.largest()}};
@@ -95,14 +92,13 @@ void run_kernel(const ActivatedProduct& op, const KernelArgs& args) {
                                        cuda::kGroupedFeatures);
   params.act_map = store_map(act);
   params.act = act.data;
-  params.probs = probs_of(args, op.activation(), op.num_product_inputs());
+  if (op.activation().apply_prob()) params.probs = args.in(Op::kProbs).as<float>();
   cuda::launch_activated_rows(params, stream_of(args));
 }
 
-void activated_product(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const ActivatedProduct&>(base);
-  const Tensor& a = args.in(0);
-  if (args.out(0).shape[0] == 0) return;
+void activated_product(const ActivatedProduct& op, const Args<ActivatedProduct>& args) {
+  const Tensor& a = args.in(ActivatedProduct::kA);
+  if (args.out(ActivatedProduct::kAct).shape[0] == 0) return;
   has_kernel(op, {.dtype = a.dtype, .shape = a.shape}) ? run_kernel(op, args)
                                                        : run_activated_product(op, args, parts());
 }
@@ -116,9 +112,9 @@ int64_t num_partials(const ActivationGradProduct& op) {
   return (op.activation().sizes().largest() + kFeatures - 1) / kFeatures;
 }
 
-int64_t activation_grad_product_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const auto& op = static_cast<const ActivationGradProduct&>(base);
-  const ValueType& grad = inputs[0];
+int64_t activation_grad_product_workspace(const ActivationGradProduct& op,
+                                          std::span<const ValueType> inputs) {
+  const ValueType& grad = inputs[ActivationGradProduct::kGrad];
   if (!has_kernel(op, grad))
     return activation_grad_product_bytes(op, inputs, activation_bytes(op.activation()));
   return op.activation().apply_prob()
@@ -126,13 +122,14 @@ int64_t activation_grad_product_workspace(const Operator& base, std::span<const 
              : 0;
 }
 
-void run_kernel(const ActivationGradProduct& op, const KernelArgs& args) {
-  const Tensor& grad = args.in(0);
-  const Tensor& weight = args.in(1);
-  const Tensor& pre = args.in(3);
-  const Tensor& grad_pre = args.out(0);
+void run_kernel(const ActivationGradProduct& op, const Args<ActivationGradProduct>& args) {
+  using Op = ActivationGradProduct;
+  const Tensor& grad = args.in(Op::kGrad);
+  const Tensor& weight = args.in(Op::kWeight);
+  const Tensor& pre = args.in(Op::kPre);
+  const Tensor& grad_pre = args.out(Op::kGradPre);
   const bool apply_prob = op.activation().apply_prob();
-  const Tensor act = op.gives_act() ? args.outputs.back() : Tensor{};
+  const Tensor act = op.gives_act() ? args.out(Op::kAct) : Tensor{};
   check_aligned(op, {grad.data, weight.data, pre.data, grad_pre.data, act.data});
   const int64_t num_rows = grad.shape[0];
   auto params = make_params<cuda::ActivationGradParams>(args, op.product(), grad_pre);
@@ -146,22 +143,24 @@ void run_kernel(const ActivationGradProduct& op, const KernelArgs& args) {
   params.y_map = piece_map(grad_pre);
   if (op.gives_act()) params.act_map = piece_map(act);
   params.act = act.data;
-  params.probs = probs_of(args, op.activation(), 4);
   params.num_rows = num_rows;
-  if (apply_prob) params.prob_partials = reinterpret_cast<float*>(args.workspace.data());
+  if (apply_prob) {
+    params.probs = args.in(Op::kProbs).as<float>();
+    params.prob_partials = reinterpret_cast<float*>(args.workspace.data());
+  }
   cuda::launch_activation_grad(params, stream_of(args));
   if (!apply_prob) return;
   cuda::launch_prob_sums({.partials = params.prob_partials,
                           .num_partials = static_cast<int>(num_partials(op)),
                           .num_rows = num_rows,
                           .num_rows_in_use = params.offsets + params.num_experts,
-                          .grad_probs = args.out(1).as<float>()},
+                          .grad_probs = args.out(Op::kGradProbs).as<float>()},
                          stream_of(args));
 }
 
-void activation_grad_product(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const ActivationGradProduct&>(base);
-  const Tensor& grad = args.in(0);
+void activation_grad_product(const ActivationGradProduct& op,
+                             const Args<ActivationGradProduct>& args) {
+  const Tensor& grad = args.in(ActivationGradProduct::kGrad);
   if (grad.shape[0] == 0) return;
   has_kernel(op, {.dtype = grad.dtype, .shape = grad.shape})
       ? run_kernel(op, args)
@@ -171,9 +170,10 @@ void activation_grad_product(const Operator& base, const KernelArgs& args) {
 }  // namespace
 
 void add_activated_product_cuda(KernelTable& table) {
-  table["activated_product"] = Kernel(activated_product, activated_product_workspace);
-  table["activation_grad_product"] =
-      Kernel(activation_grad_product, activation_grad_product_workspace);
+  add_kernel<ActivatedProduct>(table, activated_product,
+                               {.workspace = activated_product_workspace});
+  add_kernel<ActivationGradProduct>(table, activation_grad_product,
+                                    {.workspace = activation_grad_product_workspace});
 }
 
 }  // namespace tessera

@@ -23,15 +23,14 @@ std::string ExpertActivation::attributes() const {
 }
 
 std::vector<ValueType> ExpertActivation::infer(std::span<const ValueType> inputs) const {
-  const size_t expected = apply_prob_ ? 3 : 2;
-  check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
-  const ValueType& pre = inputs[0];
-  const ValueType& offsets = inputs.back();
-  check_shape(*this,
-              (pre.dtype == DType::kF32 || pre.dtype == DType::kBF16) && pre.shape.rank() == 2 &&
-                  pre.shape[1] == pre_width(),
+  const OperandSet<Input> operands = input_set();
+  check_shape(*this, std::ssize(inputs) == operands.size(), "takes {} inputs, got {}",
+              operands.size(), inputs.size());
+  const ValueType& pre = inputs[kPre];
+  const ValueType& offsets = inputs[operands.position(kOffsets)];
+  check_shape(*this, is_storage(pre.dtype) && pre.shape.rank() == 2 && pre.shape[1] == pre_width(),
               "pre must be f32 or bf16 [R, {}], got {}", pre_width(), pre.to_string());
-  if (apply_prob_) check_probs(*this, inputs[1], pre.shape[0]);
+  if (apply_prob_) check_probs(*this, inputs[operands.position(kProbs)], pre.shape[0]);
   check_shape(*this,
               offsets.dtype == DType::kI64 && offsets.shape == Shape{sizes_.num_experts() + 1},
               "offsets must be i64 [{}], got {}", sizes_.num_experts() + 1, offsets.to_string());
@@ -39,11 +38,15 @@ std::vector<ValueType> ExpertActivation::infer(std::span<const ValueType> inputs
 }
 
 void ExpertActivation::differentiate(GradientBuilder& builder) const {
-  std::vector<ValueId> inputs{*builder.grad_output(0)};
-  for (int i = 0; i < (apply_prob_ ? 3 : 2); ++i) inputs.push_back(builder.input(i));
-  const auto grads = builder.emit(std::make_shared<ExpertActivationBackward>(*this), inputs);
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
-  if (apply_prob_ && builder.needs_grad(1)) builder.set_grad_input(1, grads[1]);
+  using Backward = ExpertActivationBackward;
+  const OperandSet<Input> operands = input_set();
+  std::vector<ValueId> inputs{*builder.grad_output(kAct)};
+  for (int i = 0; i < operands.size(); ++i) inputs.push_back(builder.input(i));
+  const auto backward = std::make_shared<Backward>(*this);
+  const auto grads = builder.emit(backward, inputs);
+  if (builder.needs_grad(kPre)) builder.set_grad_input(kPre, grads[Backward::kGradPre]);
+  if (apply_prob_ && builder.needs_grad(operands.position(kProbs)))
+    builder.set_grad_input(operands.position(kProbs), grads[Backward::kGradProbs]);
 }
 
 std::string ExpertActivationBackward::attributes() const {
@@ -52,11 +55,11 @@ std::string ExpertActivationBackward::attributes() const {
 
 std::vector<ValueType> ExpertActivationBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, !inputs.empty(), "takes the gradient and the forward inputs");
-  const ValueType act = forward_.infer(inputs.subspan(1))[0];
-  check_shape(*this, inputs[0].dtype == act.dtype && inputs[0].shape == act.shape,
-              "the gradient must be {}, got {}", act.to_string(), inputs[0].to_string());
-  std::vector<ValueType> results{inputs[1]};
-  if (forward_.apply_prob()) results.push_back(inputs[2]);
+  const ValueType act = forward_.infer(inputs.subspan(kPre))[ExpertActivation::kAct];
+  check_shape(*this, inputs[kGrad].dtype == act.dtype && inputs[kGrad].shape == act.shape,
+              "the gradient must be {}, got {}", act.to_string(), inputs[kGrad].to_string());
+  std::vector<ValueType> results{inputs[kPre]};
+  if (forward_.apply_prob()) results.push_back(inputs[input_set().position(kProbs)]);
   if (gives_act_) results.push_back(act);
   return results;
 }
@@ -66,7 +69,7 @@ OperatorPtr ExpertActivationBackward::giving_also(std::span<const ValueId> input
                                                   std::span<const ValueId> other_inputs) const {
   const auto* activation = dynamic_cast<const ExpertActivation*>(&other);
   const bool is_own = activation != nullptr && activation->attributes() == forward_.attributes() &&
-                      std::ranges::equal(inputs.subspan(1), other_inputs);
+                      std::ranges::equal(inputs.subspan(kPre), other_inputs);
   if (gives_act_ || !is_own) return nullptr;
   return std::make_shared<ExpertActivationBackward>(forward_, true);
 }

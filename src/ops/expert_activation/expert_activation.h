@@ -24,16 +24,23 @@ struct ExpertActivationSpec {
 /// alike.
 class ExpertActivation final : public Operator, public JoinsProducer {
  public:
+  static constexpr std::string_view kName = "expert_activation";
+  enum Input : int { kPre, kProbs, kOffsets };
+  enum Output : int { kAct };
+
   /// Throws UserError for experts without size.
   explicit ExpertActivation(const ExpertActivationSpec& spec);
 
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kPre, kOffsets}.add(kProbs, apply_prob_);
+  }
   Activation kind() const { return kind_; }
   const ExpertSizes& sizes() const { return sizes_; }
   bool apply_prob() const { return apply_prob_; }
   /// Columns of the pre-activation.
   int64_t pre_width() const { return (is_gated(kind_) ? 2 : 1) * sizes_.largest(); }
 
-  std::string_view name() const override { return "expert_activation"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -51,12 +58,24 @@ class ExpertActivation final : public Operator, public JoinsProducer {
 /// not kept it would read the same inputs for.
 class ExpertActivationBackward final : public Operator, public JoinsProducer, public GivesMore {
  public:
+  static constexpr std::string_view kName = "expert_activation_backward";
+  enum Input : int { kGrad, kPre, kProbs, kOffsets };
+  enum Output : int { kGradPre, kGradProbs, kAct };
+
   explicit ExpertActivationBackward(const ExpertActivation& forward, bool gives_act = false)
       : forward_(forward), gives_act_(gives_act) {}
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kGrad, kPre, kOffsets}.add(kProbs, forward_.apply_prob());
+  }
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>{kGradPre}
+        .add(kGradProbs, forward_.apply_prob())
+        .add(kAct, gives_act_);
+  }
   const ExpertActivation& forward() const { return forward_; }
   bool gives_act() const { return gives_act_; }
 
-  std::string_view name() const override { return "expert_activation_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   /// ActivationGradProduct (activated_product.h).

@@ -18,7 +18,7 @@ void for_each_routed_row(std::span<const int64_t> offsets, F run) {
     int64_t expert = std::ranges::upper_bound(offsets, first) - offsets.begin() - 1;
     const int64_t last = std::min(first + kRowBlock, num_rows);
     for (int64_t row = first; row < last; ++row) {
-      while (offsets[static_cast<size_t>(expert + 1)] <= row) ++expert;
+      while (offsets[expert + 1] <= row) ++expert;
       run(row, expert);
     }
   }
@@ -41,14 +41,15 @@ void forward_row(const T* gate, const T* up, float prob, int64_t size, T* to) {
 }
 
 template <typename Fn, typename T>
-void forward(const ExpertActivation& op, const KernelArgs& args) {
-  const T* pre = args.in(0).as<T>();
-  const float* probs = op.apply_prob() ? args.in(1).as<float>() : nullptr;
-  T* act = args.out(0).as<T>();
+void forward(const ExpertActivation& op, const Args<ExpertActivation>& args) {
+  using Op = ExpertActivation;
+  const T* pre = args.in(Op::kPre).as<T>();
+  const float* probs = op.apply_prob() ? args.in(Op::kProbs).as<float>() : nullptr;
+  T* act = args.out(Op::kAct).as<T>();
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
   const bool gated = is_gated(op.kind());
-  for_each_routed_row(args.inputs.back().span<int64_t>(), [&](int64_t row, int64_t expert) {
+  for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const T* gate = pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
     forward_row<Fn>(gate, gated ? gate + size : nullptr, probs == nullptr ? 1.0F : probs[row], size,
@@ -56,12 +57,11 @@ void forward(const ExpertActivation& op, const KernelArgs& args) {
   });
 }
 
-void expert_activation(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const ExpertActivation&>(base);
-  check_rows(args.in(0), args.inputs.back());
+void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>& args) {
+  check_rows(args.in(ExpertActivation::kPre), args.in(ExpertActivation::kOffsets));
   with_activation(op.kind(), [&](auto fn) {
     using Fn = decltype(fn);
-    if (args.in(0).dtype == DType::kF32) return forward<Fn, float>(op, args);
+    if (args.in(ExpertActivation::kPre).dtype == DType::kF32) return forward<Fn, float>(op, args);
     return forward<Fn, Bf16>(op, args);
   });
 }
@@ -106,18 +106,20 @@ float backward_row(const BackwardRow<T>& r) {
 }
 
 template <typename Fn, typename T>
-void backward(const ExpertActivationBackward& backward, const KernelArgs& args) {
+void backward(const ExpertActivationBackward& backward,
+              const Args<ExpertActivationBackward>& args) {
+  using Op = ExpertActivationBackward;
   const ExpertActivation& op = backward.forward();
-  const T* grad = args.in(0).as<T>();
-  const T* pre = args.in(1).as<T>();
-  const float* probs = op.apply_prob() ? args.in(2).as<float>() : nullptr;
-  T* grad_pre = args.out(0).as<T>();
-  float* grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr;
-  T* act = backward.gives_act() ? args.outputs.back().as<T>() : nullptr;
+  const T* grad = args.in(Op::kGrad).as<T>();
+  const T* pre = args.in(Op::kPre).as<T>();
+  const float* probs = op.apply_prob() ? args.in(Op::kProbs).as<float>() : nullptr;
+  T* grad_pre = args.out(Op::kGradPre).as<T>();
+  float* grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr;
+  T* act = backward.gives_act() ? args.out(Op::kAct).as<T>() : nullptr;
   const int64_t pre_width = op.pre_width();
   const int64_t act_width = op.sizes().largest();
   const bool gated = is_gated(op.kind());
-  for_each_routed_row(args.inputs.back().span<int64_t>(), [&](int64_t row, int64_t expert) {
+  for_each_routed_row(args.in(Op::kOffsets).span<int64_t>(), [&](int64_t row, int64_t expert) {
     const T* gate = pre + row * pre_width;
     T* grad_gate = grad_pre + row * pre_width;
     const int64_t size = op.sizes()[expert];
@@ -134,12 +136,13 @@ void backward(const ExpertActivationBackward& backward, const KernelArgs& args) 
   });
 }
 
-void expert_activation_backward(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const ExpertActivationBackward&>(base);
-  check_rows(args.in(1), args.inputs.back());
+void expert_activation_backward(const ExpertActivationBackward& op,
+                                const Args<ExpertActivationBackward>& args) {
+  using Op = ExpertActivationBackward;
+  check_rows(args.in(Op::kPre), args.in(Op::kOffsets));
   with_activation(op.forward().kind(), [&](auto fn) {
     using Fn = decltype(fn);
-    if (args.in(0).dtype == DType::kF32) return backward<Fn, float>(op, args);
+    if (args.in(Op::kGrad).dtype == DType::kF32) return backward<Fn, float>(op, args);
     return backward<Fn, Bf16>(op, args);
   });
 }
@@ -147,8 +150,8 @@ void expert_activation_backward(const Operator& base, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_expert_activation_cpu, table) {
-  table["expert_activation"] = expert_activation;
-  table["expert_activation_backward"] = expert_activation_backward;
+  add_kernel<ExpertActivation>(table, expert_activation);
+  add_kernel<ExpertActivationBackward>(table, expert_activation_backward);
 }
 
 }  // namespace tessera

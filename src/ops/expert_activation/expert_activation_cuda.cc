@@ -6,19 +6,18 @@
 namespace tessera {
 namespace {
 
-/// `first_input` is the pre-activation's; the probabilities follow it, and the offsets come last.
-cuda::ActivationRows describe(const ExpertActivation& op, const KernelArgs& args,
-                              size_t first_input) {
-  const Tensor& pre = args.in(first_input);
+template <typename Op>
+cuda::ActivationRows describe(const ExpertActivation& op, const Args<Op>& args) {
+  const Tensor& pre = args.in(Op::kPre);
+  const auto* offsets = args.in(Op::kOffsets).template as<int64_t>();
   return {.kind = op.kind(),
           .dtype = pre.dtype,
-          .rows = {.bound = pre.shape[0],
-                   .extent = args.inputs.back().as<int64_t>() + op.sizes().num_experts()},
+          .rows = {.bound = pre.shape[0], .extent = offsets + op.sizes().num_experts()},
           .size = op.sizes().largest(),
           .in_width = op.pre_width(),
           .out_width = op.sizes().largest(),
           .in = pre.data,
-          .probs = op.apply_prob() ? args.in(first_input + 1).as<float>() : nullptr};
+          .probs = op.apply_prob() ? args.in(Op::kProbs).template as<float>() : nullptr};
 }
 
 int64_t check_experts(const ExpertActivation& op) {
@@ -28,47 +27,50 @@ int64_t check_experts(const ExpertActivation& op) {
   return 0;
 }
 
-cuda::SizedExperts sized_experts(const ExpertActivation& op, const KernelArgs& args) {
+cuda::SizedExperts sized_experts(const ExpertActivation& op, const Tensor& offsets) {
   cuda::SizedExperts experts = {};
   const std::vector<int64_t>& sizes = op.sizes().values();
   if (op.sizes().are_equal()) return experts;
   experts.count = static_cast<int>(sizes.size());
-  experts.offsets = args.inputs.back().as<int64_t>();
+  experts.offsets = offsets.as<int64_t>();
   std::ranges::transform(sizes, experts.sizes, [](int64_t size) { return static_cast<int>(size); });
   return experts;
 }
 
-void expert_activation(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const ExpertActivation&>(base);
-  cuda::launch_activation(describe(op, args, 0), sized_experts(op, args), args.out(0).data,
-                          cuda::stream_of(args));
+void expert_activation(const ExpertActivation& op, const Args<ExpertActivation>& args) {
+  using Op = ExpertActivation;
+  cuda::launch_activation(describe(op, args), sized_experts(op, args.in(Op::kOffsets)),
+                          args.out(Op::kAct).data, cuda::stream_of(args));
 }
 
-void expert_activation_backward(const Operator& base, const KernelArgs& args) {
-  const auto& backward = static_cast<const ExpertActivationBackward&>(base);
+void expert_activation_backward(const ExpertActivationBackward& backward,
+                                const Args<ExpertActivationBackward>& args) {
+  using Op = ExpertActivationBackward;
   const ExpertActivation& op = backward.forward();
   cuda::launch_activation_backward(
-      describe(op, args, 1), sized_experts(op, args),
-      {.grad = args.in(0).data,
-       .grad_in = args.out(0).data,
-       .grad_probs = op.apply_prob() ? args.out(1).as<float>() : nullptr,
-       .act = backward.gives_act() ? args.outputs.back().data : nullptr},
+      describe(op, args), sized_experts(op, args.in(Op::kOffsets)),
+      {.grad = args.in(Op::kGrad).data,
+       .grad_in = args.out(Op::kGradPre).data,
+       .grad_probs = op.apply_prob() ? args.out(Op::kGradProbs).as<float>() : nullptr,
+       .act = backward.gives_act() ? args.out(Op::kAct).data : nullptr},
       cuda::stream_of(args));
 }
 
-int64_t forward_workspace(const Operator& op, std::span<const ValueType> /*inputs*/) {
-  return check_experts(static_cast<const ExpertActivation&>(op));
+int64_t forward_workspace(const ExpertActivation& op, std::span<const ValueType> /*inputs*/) {
+  return check_experts(op);
 }
 
-int64_t backward_workspace(const Operator& op, std::span<const ValueType> /*inputs*/) {
-  return check_experts(static_cast<const ExpertActivationBackward&>(op).forward());
+int64_t backward_workspace(const ExpertActivationBackward& op,
+                           std::span<const ValueType> /*inputs*/) {
+  return check_experts(op.forward());
 }
 
 }  // namespace
 
 void add_expert_activation_cuda(KernelTable& table) {
-  table["expert_activation"] = Kernel(expert_activation, forward_workspace);
-  table["expert_activation_backward"] = Kernel(expert_activation_backward, backward_workspace);
+  add_kernel<ExpertActivation>(table, expert_activation, {.workspace = forward_workspace});
+  add_kernel<ExpertActivationBackward>(table, expert_activation_backward,
+                                       {.workspace = backward_workspace});
 }
 
 }  // namespace tessera

@@ -76,7 +76,7 @@ class ThreadContext {
   ThreadContext() : engine_(make_engine()), stream_(engine_), shaped_(engine_) {}
 
   static float* at_least(std::vector<float>& memory, int64_t count) {
-    if (memory.empty()) memory.resize(static_cast<size_t>(count));
+    if (memory.empty()) memory.resize(count);
     return memory.data();
   }
 
@@ -218,8 +218,7 @@ void run_in_fixed_rows(ThreadContext& context, const Gemm& p) {
 void clear_result(const Gemm& p) {
   const int64_t size = dtype_size(p.output_type);
   for (int64_t row = 0; row < p.m; ++row) {
-    std::memset(static_cast<std::byte*>(p.c) + row * p.ldc * size, 0,
-                static_cast<size_t>(p.n * size));
+    std::memset(static_cast<std::byte*>(p.c) + row * p.ldc * size, 0, p.n * size);
   }
 }
 

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 bool is_matrix(const ValueType& type) {
-  return (type.dtype == DType::kF32 || type.dtype == DType::kBF16) && type.shape.rank() == 2;
+  return is_storage(type.dtype) && type.shape.rank() == 2;
 }
 
 void check_offsets(const Operator& op, const ValueType& offsets, int64_t num_experts) {
@@ -22,37 +22,29 @@ double product_flops(int64_t num_rows, int64_t hidden_size, const ExpertSizes& s
          static_cast<double>(sizes.total()) / static_cast<double>(sizes.num_experts());
 }
 
-constexpr size_t kSource = 3;
-constexpr size_t kRowOf = 4;
-
 void check_count(const Operator& op, std::span<const ValueType> inputs, std::string_view first,
                  bool gather) {
   check_shape(op, inputs.size() == (gather ? 5U : 3U), "takes {} and offsets{}, got {} inputs",
               first, gather ? ", source_R and row_of_TK" : "", inputs.size());
 }
 
-/// The type of the rows that the operator multiplies: input `idx`, or what it gathers of that.
-ValueType wide_rows(const Operator& op, std::span<const ValueType> inputs, size_t idx,
+/// The type of the rows that the operator multiplies: `wide`, or what it gathers of that.
+template <typename Op>
+ValueType wide_rows(const Op& op, std::span<const ValueType> inputs, const ValueType& wide,
                     bool gather) {
-  const ValueType& wide = inputs[idx];
   if (!gather) return wide;
-  check_source(op, inputs[kSource]);
-  check_row_of(op, inputs[kRowOf]);
+  check_source(op, inputs[Op::kSource]);
+  check_row_of(op, inputs[Op::kRowOf]);
   check_shape(op, is_matrix(wide), "what is gathered must be f32 or bf16 [T, H], got {}",
               wide.to_string());
-  check_same_first_dim(op, wide, inputs[kRowOf], "what is gathered and row_of_TK");
-  return rows_like(inputs[kSource], wide.dtype, wide.shape[1]);
+  check_same_first_dim(op, wide, inputs[Op::kRowOf], "what is gathered and row_of_TK");
+  return rows_like(inputs[Op::kSource], wide.dtype, wide.shape[1]);
 }
 
 /// row_of_TK serves the gradient alone.
+template <typename Op>
 std::span<const ValueType> moved(std::span<const ValueType> inputs) {
-  return inputs.first(std::min(inputs.size(), kRowOf));
-}
-
-/// On the host the rows are made in scratch memory.
-int64_t gathered_bytes(std::span<const ValueType> inputs, size_t idx, bool gather) {
-  if (!gather) return 0;
-  return inputs[kSource].shape[0] * inputs[idx].shape[1] * dtype_size(inputs[idx].dtype);
+  return inputs.first(std::min<int64_t>(std::ssize(inputs), Op::kRowOf));
 }
 
 }  // namespace
@@ -70,8 +62,8 @@ std::string GroupedMatmul::attributes() const {
 
 std::vector<ValueType> GroupedMatmul::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, "a, weight", gather_);
-  const ValueType a = wide_rows(*this, inputs, 0, gather_);
-  const ValueType& weight = inputs[1];
+  const ValueType a = wide_rows(*this, inputs, inputs[kA], gather_);
+  const ValueType& weight = inputs[kWeight];
   check_shape(*this, is_matrix(weight) && weight.shape[0] == sizes_.total(),
               "weight must be f32 or bf16 [{}, H], got {}", sizes_.total(), weight.to_string());
   const int64_t hidden_size = weight.shape[1];
@@ -79,45 +71,43 @@ std::vector<ValueType> GroupedMatmul::infer(std::span<const ValueType> inputs) c
   const int64_t width = out ? hidden_size : sizes_.largest();
   check_shape(*this, is_matrix(a) && a.dtype == weight.dtype && a.shape[1] == width,
               "a must be {} [R, {}], got {}", dtype_name(weight.dtype), width, a.to_string());
-  check_offsets(*this, inputs[2], sizes_.num_experts());
+  check_offsets(*this, inputs[kOffsets], sizes_.num_experts());
   return {with_last_dim(a, out ? sizes_.largest() : hidden_size)};
 }
 
 Cost GroupedMatmul::cost(std::span<const ValueType> inputs,
                          std::span<const ValueType> outputs) const {
-  Cost cost = Operator::cost(moved(inputs), outputs);
-  cost.flops = product_flops(outputs[0].shape[0], inputs[1].shape[1], sizes_);
+  Cost cost = Operator::cost(moved<GroupedMatmul>(inputs), outputs);
+  cost.flops = product_flops(outputs[kY].shape[0], inputs[kWeight].shape[1], sizes_);
   return cost;
 }
 
 void GroupedMatmul::differentiate(GradientBuilder& builder) const {
   const bool out = side_ == GroupedSide::kOut;
-  const ValueId grad = *builder.grad_output(0);
-  const ValueId offsets = builder.input(2);
-  if (builder.needs_grad(0)) {
+  const ValueId grad = *builder.grad_output(kY);
+  const ValueId offsets = builder.input(kOffsets);
+  if (builder.needs_grad(kA)) {
     const GroupedMatmulSpec other{sizes_.values(), out ? GroupedSide::kIn : GroupedSide::kOut};
-    ValueId grad_a = builder.emit(make_grouped_matmul(other), {grad, builder.input(1), offsets})[0];
+    ValueId grad_a = builder.emit(make_grouped_matmul(other),
+                                  {grad, builder.input(kWeight), offsets})[GroupedMatmul::kY];
     if (gather_) {
       grad_a = builder.emit(make_unpermute(),
-                            {grad_a, builder.input(kRowOf), builder.input(kSource)})[0];
+                            {grad_a, builder.input(kRowOf), builder.input(kSource)})[Unpermute::kY];
     }
-    builder.set_grad_input(0, grad_a);
+    builder.set_grad_input(kA, grad_a);
   }
-  if (builder.needs_grad(1)) {
-    ValueId a = builder.input(0);
+  if (builder.needs_grad(kWeight)) {
+    ValueId a = builder.input(kA);
     if (gather_)
-      a = builder.emit(make_permute(), {a, builder.input(kSource), builder.input(kRowOf)})[0];
+      a = builder.emit(make_permute(),
+                       {a, builder.input(kSource), builder.input(kRowOf)})[Permute::kRows];
     builder.emit(std::make_shared<GroupedMatmulWgrad>(sizes_),
-                 {out ? grad : a, out ? a : grad, offsets}, {1});
+                 {out ? grad : a, out ? a : grad, offsets}, {kWeight});
   }
-}
-
-int64_t GroupedMatmul::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return gathered_bytes(inputs, 0, gather_);
 }
 
 OperatorPtr GroupedMatmul::with_gather(int input) const {
-  if (gather_ || input != 0 || side_ != GroupedSide::kOut) return nullptr;
+  if (gather_ || input != kA || side_ != GroupedSide::kOut) return nullptr;
   return make_grouped_matmul({.group_sizes = sizes_.values(), .side = side_, .gather = true});
 }
 
@@ -135,31 +125,27 @@ std::string GroupedMatmulWgrad::attributes() const {
 
 std::vector<ValueType> GroupedMatmulWgrad::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, "narrow, wide", gather_);
-  const ValueType& narrow = inputs[0];
-  const ValueType wide = wide_rows(*this, inputs, 1, gather_);
+  const ValueType& narrow = inputs[kNarrow];
+  const ValueType wide = wide_rows(*this, inputs, inputs[kWide], gather_);
   check_shape(*this, is_matrix(narrow) && narrow.shape[1] == sizes_.largest(),
               "narrow must be f32 or bf16 [R, {}], got {}", sizes_.largest(), narrow.to_string());
   check_shape(*this,
               is_matrix(wide) && wide.dtype == narrow.dtype && wide.shape[0] == narrow.shape[0],
               "wide must be {} [{}, H], got {}", dtype_name(narrow.dtype), narrow.shape[0],
               wide.to_string());
-  check_offsets(*this, inputs[2], sizes_.num_experts());
+  check_offsets(*this, inputs[kOffsets], sizes_.num_experts());
   return {{.dtype = DType::kF32, .shape = {sizes_.total(), wide.shape[1]}}};
 }
 
 Cost GroupedMatmulWgrad::cost(std::span<const ValueType> inputs,
                               std::span<const ValueType> outputs) const {
-  Cost cost = Operator::cost(moved(inputs), outputs);
-  cost.flops = product_flops(inputs[0].shape[0], inputs[1].shape[1], sizes_);
+  Cost cost = Operator::cost(moved<GroupedMatmulWgrad>(inputs), outputs);
+  cost.flops = product_flops(inputs[kNarrow].shape[0], inputs[kWide].shape[1], sizes_);
   return cost;
 }
 
-int64_t GroupedMatmulWgrad::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return gathered_bytes(inputs, 1, gather_);
-}
-
 OperatorPtr GroupedMatmulWgrad::with_gather(int input) const {
-  if (gather_ || input != 1) return nullptr;
+  if (gather_ || input != kWide) return nullptr;
   return std::make_shared<GroupedMatmulWgrad>(sizes_, true);
 }
 

@@ -35,6 +35,10 @@ struct GroupedMatmulSpec {
 /// as it was.
 class GroupedMatmul final : public Operator, public TakesGather {
  public:
+  static constexpr std::string_view kName = "grouped_matmul";
+  enum Input : int { kA, kWeight, kOffsets, kSource, kRowOf };
+  enum Output : int { kY };
+
   /// Throws UserError for experts without size and for a gather on the narrow side.
   explicit GroupedMatmul(const GroupedMatmulSpec& spec);
 
@@ -42,12 +46,11 @@ class GroupedMatmul final : public Operator, public TakesGather {
   GroupedSide side() const { return side_; }
   bool gather() const { return gather_; }
 
-  std::string_view name() const override { return "grouped_matmul"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr with_gather(int input) const override;
   double gather_cost(std::span<const ValueType> inputs) const override;
   double gradient_gather_cost(std::span<const ValueType> inputs) const override;
@@ -65,17 +68,20 @@ class GroupedMatmul final : public Operator, public TakesGather {
 /// K]).
 class GroupedMatmulWgrad final : public Operator, public TakesGather {
  public:
+  static constexpr std::string_view kName = "grouped_matmul_wgrad";
+  enum Input : int { kNarrow, kWide, kOffsets, kSource, kRowOf };
+  enum Output : int { kGradWeight };
+
   explicit GroupedMatmulWgrad(const ExpertSizes& sizes, bool gather = false)
       : sizes_(sizes), gather_(gather) {}
   const ExpertSizes& sizes() const { return sizes_; }
   bool gather() const { return gather_; }
 
-  std::string_view name() const override { return "grouped_matmul_wgrad"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == 0; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
   OperatorPtr with_gather(int input) const override;
   double gather_cost(std::span<const ValueType> inputs) const override;
   double gradient_gather_cost(std::span<const ValueType> /*inputs*/) const override { return 0; }

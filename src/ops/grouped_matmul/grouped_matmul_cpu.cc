@@ -78,16 +78,15 @@ std::byte* at(const Tensor& tensor, int64_t row, int64_t col) {
   return static_cast<std::byte*>(tensor.data) + idx * dtype_size(tensor.dtype);
 }
 
-/// Input `idx` of a call, whose rows are gathered into scratch memory first where the operator
-/// does.
-Tensor find_rows(const KernelArgs& args, size_t idx, bool gather) {
-  const Tensor& x = args.in(idx);
+/// The rows of x, an input of the call, gathered into scratch memory first where the operator does.
+template <typename Op>
+Tensor find_rows(const Args<Op>& args, const Tensor& x, bool gather) {
   if (!gather) return x;
-  const Tensor& source = args.in(3);
+  const Tensor& source = args.in(Op::kSource);
   const Tensor rows{args.workspace.data(), x.dtype, {source.shape[0], x.shape[1]}};
   ensure(rows.num_bytes() <= std::ssize(args.workspace),
          "{} bytes of scratch memory for {} of rows", args.workspace.size(), rows.num_bytes());
-  gather_rows(x, source, top_k_of(args.in(4).shape), rows);
+  gather_rows(x, source, top_k_of(args.in(Op::kRowOf).shape), rows);
   return rows;
 }
 
@@ -100,7 +99,7 @@ struct Product {
   const Tensor& y;
   std::span<const int64_t> offsets;
 
-  int64_t first_row(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
+  int64_t first_row(int64_t expert) const { return offsets[expert]; }
   int64_t num_rows(int64_t expert) const { return first_row(expert + 1) - first_row(expert); }
   int64_t num_cols(int64_t expert) const {
     return side == GroupedSide::kOut ? sizes[expert] : weight.shape[1];
@@ -180,11 +179,12 @@ void check_rows(const Tensor& rows, std::span<const int64_t> offsets) {
          rows.shape[0]);
 }
 
-void grouped_matmul(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const GroupedMatmul&>(base);
-  const Tensor a = find_rows(args, 0, op.gather());
-  const Product product{op.sizes(), op.side(),   a,
-                        args.in(1), args.out(0), args.in(2).span<int64_t>()};
+void grouped_matmul(const GroupedMatmul& op, const Args<GroupedMatmul>& args) {
+  using Op = GroupedMatmul;
+  const Tensor a = find_rows(args, args.in(Op::kA), op.gather());
+  const Product product{
+      op.sizes(),           op.side(),        a,
+      args.in(Op::kWeight), args.out(Op::kY), args.in(Op::kOffsets).span<int64_t>()};
   check_rows(product.a, product.offsets);
   const bool few_rows = product.a.shape[0] < kFewRowsPerThread * omp_get_max_threads();
   (few_rows ? multiply_by_columns : multiply_by_rows)(product);
@@ -199,7 +199,7 @@ struct WeightGradient {
   std::span<const int64_t> offsets;
   bool accumulate;
 
-  int64_t first_row(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
+  int64_t first_row(int64_t expert) const { return offsets[expert]; }
   int64_t num_rows(int64_t expert) const { return first_row(expert + 1) - first_row(expert); }
 
   void add(int64_t expert, int64_t weight_row, int64_t first, int64_t last) const {
@@ -219,13 +219,17 @@ struct WeightGradient {
   }
 };
 
-void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
-  if (!args.out(0)) return;
-  const auto& op = static_cast<const GroupedMatmulWgrad&>(base);
+void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmulWgrad>& args) {
+  using Op = GroupedMatmulWgrad;
+  if (!args.out(Op::kGradWeight)) return;
   const ExpertSizes& sizes = op.sizes();
-  const Tensor wide = find_rows(args, 1, op.gather());
-  const WeightGradient g{
-      sizes, args.in(0), wide, args.out(0), args.in(2).span<int64_t>(), !args.set_accumulators};
+  const Tensor wide = find_rows(args, args.in(Op::kWide), op.gather());
+  const WeightGradient g{sizes,
+                         args.in(Op::kNarrow),
+                         wide,
+                         args.out(Op::kGradWeight),
+                         args.in(Op::kOffsets).span<int64_t>(),
+                         !args.set_accumulators};
   check_rows(g.wide, g.offsets);
   const auto units_of = [&](int64_t e) {
     // Without rows nothing is added, but zeros are written.
@@ -242,11 +246,29 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
   }
 }
 
+/// For the rows that are gathered of x.
+template <typename Op>
+int64_t gathered_bytes(const Op& op, std::span<const ValueType> inputs, const ValueType& x) {
+  if (!op.gather()) return 0;
+  return inputs[Op::kSource].shape[0] * x.shape[1] * dtype_size(x.dtype);
+}
+
+int64_t grouped_matmul_workspace(const GroupedMatmul& op, std::span<const ValueType> inputs) {
+  return gathered_bytes(op, inputs, inputs[GroupedMatmul::kA]);
+}
+
+int64_t grouped_matmul_wgrad_workspace(const GroupedMatmulWgrad& op,
+                                       std::span<const ValueType> inputs) {
+  return gathered_bytes(op, inputs, inputs[GroupedMatmulWgrad::kWide]);
+}
+
 }  // namespace
 
 void add_grouped_matmul_cpu(KernelTable& table) {
-  table["grouped_matmul"] = grouped_matmul;
-  table["grouped_matmul_wgrad"] = Kernel(grouped_matmul_wgrad).setting_accumulators();
+  add_kernel<GroupedMatmul>(table, grouped_matmul, {.workspace = grouped_matmul_workspace});
+  add_kernel<GroupedMatmulWgrad>(
+      table, grouped_matmul_wgrad,
+      {.workspace = grouped_matmul_wgrad_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

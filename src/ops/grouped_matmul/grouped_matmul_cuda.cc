@@ -185,9 +185,11 @@ namespace {
 using cuda::context_of;
 using cuda::stream_of;
 
-cuda::ExpertBlocks blocks_of(const KernelArgs& args, const ExpertSizes& sizes, int64_t wide) {
-  cuda::ExpertBlocks blocks = context_of(args).get<cuda::ExpertTables>().blocks(sizes, wide);
-  blocks.offsets = args.in(2).as<int64_t>();
+template <typename Op>
+cuda::ExpertBlocks blocks_of(const Args<Op>& args, const ExpertSizes& sizes, int64_t wide) {
+  cuda::CudaContext& context = context_of(args);
+  cuda::ExpertBlocks blocks = context.get<cuda::ExpertTables>().blocks(sizes, wide);
+  blocks.offsets = args.in(Op::kOffsets).template as<int64_t>();
   return blocks;
 }
 
@@ -196,19 +198,20 @@ struct Rows {
   cuda::RowSource source;
   int64_t count = 0;
 };
-Rows find_rows(const KernelArgs& args, const Tensor& wide, bool gather) {
+template <typename Op>
+Rows find_rows(const Args<Op>& args, const Tensor& wide, bool gather) {
   if (!gather) return {{}, wide.shape[0]};
-  const Tensor& source = args.in(3);
+  const Tensor& source = args.in(Op::kSource);
   return {{.source = source.as<int32_t>(),
-           .top_k = static_cast<int>(top_k_of(args.in(4).shape)),
+           .top_k = static_cast<int>(top_k_of(args.in(Op::kRowOf).shape)),
            .num_tokens = wide.shape[0]},
           source.shape[0]};
 }
 
-void grouped_matmul(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const GroupedMatmul&>(base);
-  const Tensor& a = args.in(0);
-  const Tensor& weight = args.in(1);
+void grouped_matmul(const GroupedMatmul& op, const Args<GroupedMatmul>& args) {
+  using Op = GroupedMatmul;
+  const Tensor& a = args.in(Op::kA);
+  const Tensor& weight = args.in(Op::kWeight);
   const Rows rows = find_rows(args, a, op.gather());
   cuda::grouped_rows({.experts = blocks_of(args, op.sizes(), weight.shape[1]),
                       .dtype = a.dtype,
@@ -216,24 +219,24 @@ void grouped_matmul(const Operator& base, const KernelArgs& args) {
                       .num_rows = rows.count,
                       .a = a.data,
                       .weight = weight.data,
-                      .y = args.out(0).data,
+                      .y = args.out(Op::kY).data,
                       .counter = context_of(args).get<cuda::ExpertTables>().counter(),
                       .gather = rows.source},
                      stream_of(args));
 }
 
-void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const GroupedMatmulWgrad&>(base);
-  if (!args.out(0)) return;
-  const Tensor& narrow = args.in(0);
-  const Tensor& wide = args.in(1);
+void grouped_matmul_wgrad(const GroupedMatmulWgrad& op, const Args<GroupedMatmulWgrad>& args) {
+  using Op = GroupedMatmulWgrad;
+  if (!args.out(Op::kGradWeight)) return;
+  const Tensor& narrow = args.in(Op::kNarrow);
+  const Tensor& wide = args.in(Op::kWide);
   const Rows rows = find_rows(args, wide, op.gather());
   cuda::grouped_wgrad({.experts = blocks_of(args, op.sizes(), wide.shape[1]),
                        .dtype = narrow.dtype,
                        .num_rows = rows.count,
                        .narrow = narrow.data,
                        .wide = wide.data,
-                       .grad = args.out(0).as<float>(),
+                       .grad = args.out(Op::kGradWeight).as<float>(),
                        .accumulate = !args.set_accumulators,
                        .counter = context_of(args).get<cuda::ExpertTables>().counter(),
                        .gather = rows.source},
@@ -243,8 +246,8 @@ void grouped_matmul_wgrad(const Operator& base, const KernelArgs& args) {
 }  // namespace
 
 void add_grouped_matmul_cuda(KernelTable& table) {
-  table["grouped_matmul"] = grouped_matmul;
-  table["grouped_matmul_wgrad"] = Kernel(grouped_matmul_wgrad).setting_accumulators();
+  add_kernel<GroupedMatmul>(table, grouped_matmul);
+  add_kernel<GroupedMatmulWgrad>(table, grouped_matmul_wgrad, {.sets_accumulators = true});
 }
 
 }  // namespace tessera

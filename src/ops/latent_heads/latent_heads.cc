@@ -9,8 +9,8 @@ namespace {
 void check_rows(const Operator& op, std::span<const ValueType> inputs, int64_t first_width,
                 int64_t second_width) {
   check_shape(op, inputs.size() == 2, "takes 2 inputs, got {}", inputs.size());
-  const ValueType& first = inputs[0];
-  const ValueType& second = inputs[1];
+  const ValueType& first = inputs.front();
+  const ValueType& second = inputs.back();
   check_shape(op, is_storage(first.dtype) && first.shape.rank() == 2 && first.ragged_dim <= 0,
               "the first input must be f32 or bf16 [T, {}], got {}", first_width,
               first.to_string());
@@ -45,27 +45,27 @@ std::string LatentHeads::attributes() const {
 std::vector<ValueType> LatentHeads::infer(std::span<const ValueType> inputs) const {
   check_rows(*this, inputs, spec_.num_heads * (spec_.nope_size + spec_.value_size),
              spec_.rope_size);
-  return with_widths(inputs[0], spec_.num_heads * spec_.key_size(),
+  return with_widths(inputs[kKv], spec_.num_heads * spec_.key_size(),
                      spec_.num_heads * spec_.value_size);
 }
 
 void LatentHeads::differentiate(GradientBuilder& builder) const {
-  const auto grad_keys = builder.grad_output(0);
-  const auto grad_values = builder.grad_output(1);
+  const auto grad_keys = builder.grad_output(kKeys);
+  const auto grad_values = builder.grad_output(kValues);
   if (!grad_keys && !grad_values) return;
   ensure(grad_keys && grad_values, "latent_heads: keys and values take their gradients together");
   const auto grads =
       builder.emit(std::make_shared<LatentHeadsBackward>(spec_), {*grad_keys, *grad_values});
   for (int input = 0; input < 2; ++input) {
     if (builder.needs_grad(input)) {
-      builder.set_grad_input(input, grads[static_cast<size_t>(input)]);
+      builder.set_grad_input(input, grads[input]);
     }
   }
 }
 
 std::vector<ValueType> LatentHeadsBackward::infer(std::span<const ValueType> inputs) const {
   check_rows(*this, inputs, spec_.num_heads * spec_.key_size(), spec_.num_heads * spec_.value_size);
-  return with_widths(inputs[0], spec_.num_heads * (spec_.nope_size + spec_.value_size),
+  return with_widths(inputs[kGradKeys], spec_.num_heads * (spec_.nope_size + spec_.value_size),
                      spec_.rope_size);
 }
 

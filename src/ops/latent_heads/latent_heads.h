@@ -20,10 +20,14 @@ struct LatentHeadsSpec {
 /// Dim T may be ragged.
 class LatentHeads final : public Operator {
  public:
+  static constexpr std::string_view kName = "latent_heads";
+  enum Input : int { kKv, kShared };
+  enum Output : int { kKeys, kValues };
+
   /// Throws UserError unless all sizes are positive.
   explicit LatentHeads(const LatentHeadsSpec& spec);
 
-  std::string_view name() const override { return "latent_heads"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -37,9 +41,13 @@ class LatentHeads final : public Operator {
 /// [T, N·(nope + value)], grad of shared A [T, rope], the sum over heads).
 class LatentHeadsBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "latent_heads_backward";
+  enum Input : int { kGradKeys, kGradValues };
+  enum Output : int { kGradKv, kGradShared };
+
   explicit LatentHeadsBackward(const LatentHeadsSpec& spec) : spec_(spec) {}
 
-  std::string_view name() const override { return "latent_heads_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   const LatentHeadsSpec& spec() const { return spec_; }
 

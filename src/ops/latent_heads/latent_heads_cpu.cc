@@ -8,15 +8,16 @@
 namespace tessera {
 namespace {
 
-void latent_heads(const Operator& op, const KernelArgs& args) {
-  const LatentHeadsSpec& s = static_cast<const LatentHeads&>(op).spec();
-  const int64_t tokens = args.in(0).shape[0];
-  with_storage(args.in(0).dtype, [&](auto storage) {
+void latent_heads(const LatentHeads& op, const Args<LatentHeads>& args) {
+  using Op = LatentHeads;
+  const LatentHeadsSpec& s = op.spec();
+  const int64_t tokens = args.in(Op::kKv).shape[0];
+  with_storage(args.in(Op::kKv).dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* kv = args.in(0).as<T>();
-    const T* shared = args.in(1).as<T>();
-    T* keys = args.out(0).as<T>();
-    T* values = args.out(1).as<T>();
+    const T* kv = args.in(Op::kKv).as<T>();
+    const T* shared = args.in(Op::kShared).as<T>();
+    T* keys = args.out(Op::kKeys).as<T>();
+    T* values = args.out(Op::kValues).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t row = t * s.num_heads; row < (t + 1) * s.num_heads; ++row) {
@@ -42,15 +43,16 @@ void sum_heads(T* sum, const T* first, int64_t num_heads, int64_t stride, int64_
   });
 }
 
-void latent_heads_backward(const Operator& op, const KernelArgs& args) {
-  const LatentHeadsSpec& s = static_cast<const LatentHeadsBackward&>(op).spec();
-  const int64_t tokens = args.in(0).shape[0];
-  with_storage(args.in(0).dtype, [&](auto storage) {
+void latent_heads_backward(const LatentHeadsBackward& op, const Args<LatentHeadsBackward>& args) {
+  using Op = LatentHeadsBackward;
+  const LatentHeadsSpec& s = op.spec();
+  const int64_t tokens = args.in(Op::kGradKeys).shape[0];
+  with_storage(args.in(Op::kGradKeys).dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* grad_keys = args.in(0).as<T>();
-    const T* grad_values = args.in(1).as<T>();
-    T* grad_kv = args.out(0).as<T>();
-    T* grad_shared = args.out(1).as<T>();
+    const T* grad_keys = args.in(Op::kGradKeys).as<T>();
+    const T* grad_values = args.in(Op::kGradValues).as<T>();
+    T* grad_kv = args.out(Op::kGradKv).as<T>();
+    T* grad_shared = args.out(Op::kGradShared).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t row = t * s.num_heads; row < (t + 1) * s.num_heads; ++row) {
@@ -68,8 +70,8 @@ void latent_heads_backward(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_latent_heads_cpu, table) {
-  table["latent_heads"] = latent_heads;
-  table["latent_heads_backward"] = latent_heads_backward;
+  add_kernel<LatentHeads>(table, latent_heads);
+  add_kernel<LatentHeadsBackward>(table, latent_heads_backward);
 }
 
 }  // namespace tessera

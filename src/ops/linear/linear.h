@@ -9,15 +9,18 @@ namespace tessera {
 /// rounded once, after the bias or the addend.
 class Linear final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "linear";
+  enum Input : int { kX, kWeight, kBias = 2, kAddend = 2 };
+  enum Output : int { kY };
+
   enum class Extra { kNone, kBias, kAddend };
   explicit Linear(Extra extra) : extra_(extra) {}
 
-  std::string_view name() const override { return "linear"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
   Extra extra() const { return extra_; }
 
@@ -29,13 +32,16 @@ class Linear final : public Operator, public TakesAddend {
 /// A [T, in].
 class LinearDgrad final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "linear_dgrad";
+  enum Input : int { kGrad, kWeight, kAddend };
+  enum Output : int { kGradX };
+
   explicit LinearDgrad(bool addend = false) : addend_(addend) {}
 
-  std::string_view name() const override { return "linear_dgrad"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
   bool addend() const { return addend_; }
 
@@ -46,7 +52,10 @@ class LinearDgrad final : public Operator, public TakesAddend {
 /// The gradient of the weight: (x A [T, in], grad A [T, out]) -> F32 [out, in], accumulated.
 class LinearWgrad final : public Operator {
  public:
-  std::string_view name() const override { return "linear_wgrad"; }
+  static constexpr std::string_view kName = "linear_wgrad";
+  enum Input : int { kX, kGrad };
+  enum Output : int { kGradWeight };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool accumulates(int /*output*/) const override { return true; }
@@ -55,10 +64,12 @@ class LinearWgrad final : public Operator {
 /// The gradient of the bias: (grad A [T, out]) -> F32 [out], accumulated in a fixed order.
 class LinearBiasGrad final : public Operator {
  public:
-  std::string_view name() const override { return "linear_bias_grad"; }
+  static constexpr std::string_view kName = "linear_bias_grad";
+  enum Input : int { kGrad };
+  enum Output : int { kGradBias };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool accumulates(int /*output*/) const override { return true; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 /// Rows of a BF16 result with bias or addend that are made at a time, in F32.

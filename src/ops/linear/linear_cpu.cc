@@ -77,27 +77,31 @@ void add_product(Gemm product, const Tensor& out, float* tile, const FillRows& f
   }
 }
 
-void run_product(Gemm product, const KernelArgs& args, const FillRows& fill) {
+/// `out` = the product, and what `fill` gives; with scratch memory for the sum.
+void run_product(Gemm product, const Tensor& out, std::span<std::byte> workspace,
+                 const FillRows& fill) {
   if (fill) {
-    add_product(product, args.out(0), reinterpret_cast<float*>(args.workspace.data()), fill);
+    add_product(product, out, reinterpret_cast<float*>(workspace.data()), fill);
   } else {
-    product.c = args.out(0).data;
+    product.c = out.data;
     gemm(product);
   }
 }
 
-void linear(const Operator& op, const KernelArgs& args) {
-  const Extra extra = static_cast<const Linear&>(op).extra();
+void linear(const Linear& op, const Args<Linear>& args) {
+  const Extra extra = op.extra();
   FillRows fill;
-  if (extra == Extra::kBias) fill = rows_of_bias(args.in(2));
-  if (extra == Extra::kAddend) fill = rows_of_addend(args.in(2));
-  run_product(forward_product(args.in(0), args.in(1)), args, fill);
+  if (extra == Extra::kBias) fill = rows_of_bias(args.in(Linear::kBias));
+  if (extra == Extra::kAddend) fill = rows_of_addend(args.in(Linear::kAddend));
+  run_product(forward_product(args.in(Linear::kX), args.in(Linear::kWeight)), args.out(Linear::kY),
+              args.workspace, fill);
 }
 
-void linear_dgrad(const Operator& op, const KernelArgs& args) {
-  const Tensor& grad = args.in(0);
-  const Tensor& weight = args.in(1);
-  const bool addend = static_cast<const LinearDgrad&>(op).addend();
+void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
+  using Op = LinearDgrad;
+  const Tensor& grad = args.in(Op::kGrad);
+  const Tensor& weight = args.in(Op::kWeight);
+  const bool addend = op.addend();
   run_product({.m = grad.shape[0],
                .n = weight.shape[1],
                .k = weight.shape[0],
@@ -108,13 +112,15 @@ void linear_dgrad(const Operator& op, const KernelArgs& args) {
                .ldc = weight.shape[1],
                .input_type = grad.dtype,
                .output_type = grad.dtype},
-              args, addend ? rows_of_addend(args.in(2)) : FillRows());
+              args.out(Op::kGradX), args.workspace,
+              addend ? rows_of_addend(args.in(Op::kAddend)) : FillRows());
 }
 
-void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
-  if (!args.out(0)) return;
-  const Tensor& x = args.in(0);
-  const Tensor& grad = args.in(1);
+void linear_wgrad(const LinearWgrad& /*op*/, const Args<LinearWgrad>& args) {
+  using Op = LinearWgrad;
+  if (!args.out(Op::kGradWeight)) return;
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& grad = args.in(Op::kGrad);
   gemm({.transpose_a = true,
         .m = grad.shape[1],
         .n = x.shape[1],
@@ -123,24 +129,48 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
         .lda = grad.shape[1],
         .b = x.data,
         .ldb = x.shape[1],
-        .c = args.out(0).data,
+        .c = args.out(Op::kGradWeight).data,
         .ldc = x.shape[1],
         .input_type = x.dtype,
         .output_type = DType::kF32,
         .accumulate = !args.set_accumulators});
 }
 
-void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.out(0)) add_columns_of(args.in(0), args.out(0).as<float>(), args.workspace);
+void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& args) {
+  using Op = LinearBiasGrad;
+  if (args.out(Op::kGradBias))
+    add_columns_of(args.in(Op::kGrad), args.out(Op::kGradBias).as<float>(), args.workspace);
+}
+
+/// F32 rows of `columns` for what a BF16 product is added to.
+int64_t tile_bytes(const ValueType& rows, int64_t columns) {
+  if (rows.dtype == DType::kF32) return 0;
+  return std::min(rows.shape[0], kLinearTileRows) * columns * dtype_size(DType::kF32);
+}
+
+int64_t linear_workspace(const Linear& op, std::span<const ValueType> inputs) {
+  return op.extra() == Extra::kNone
+             ? 0
+             : tile_bytes(inputs[Linear::kX], inputs[Linear::kWeight].shape[0]);
+}
+
+int64_t linear_dgrad_workspace(const LinearDgrad& op, std::span<const ValueType> inputs) {
+  return op.addend() ? tile_bytes(inputs[LinearDgrad::kGrad], inputs[LinearDgrad::kWeight].shape[1])
+                     : 0;
+}
+
+int64_t linear_bias_grad_workspace(const LinearBiasGrad& /*op*/,
+                                   std::span<const ValueType> inputs) {
+  return column_sums_bytes(inputs[LinearBiasGrad::kGrad].shape[1]);
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_linear_cpu, table) {
-  table["linear"] = linear;
-  table["linear_dgrad"] = linear_dgrad;
-  table["linear_wgrad"] = Kernel(linear_wgrad).setting_accumulators();
-  table["linear_bias_grad"] = linear_bias_grad;
+  add_kernel<Linear>(table, linear, {.workspace = linear_workspace});
+  add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = linear_dgrad_workspace});
+  add_kernel<LinearWgrad>(table, linear_wgrad, {.sets_accumulators = true});
+  add_kernel<LinearBiasGrad>(table, linear_bias_grad, {.workspace = linear_bias_grad_workspace});
 }
 
 }  // namespace tessera

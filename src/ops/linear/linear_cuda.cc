@@ -51,30 +51,25 @@ cuda::ExpertBlocks single_expert(const KernelArgs& args, int64_t rows, int64_t c
   return blocks;
 }
 
-void multiply_ragged(const KernelArgs& args, bool by_out) {
-  const Tensor& rows = args.in(0);
-  const Tensor& weight = args.in(1);
-  cuda::grouped_rows(
-      {.experts = single_expert(args, weight.shape[0], weight.shape[1], args.in_extent(0)),
-       .dtype = rows.dtype,
-       .by_out = by_out,
-       .num_rows = rows.shape[0],
-       .a = rows.data,
-       .weight = weight.data,
-       .y = args.out(0).data},
-      stream_of(args));
-}
-
-bool is_ragged(const KernelArgs& args) {
-  return args.in_extent(0) != nullptr;
+/// y = rows · weight, or rows · weightᵀ `by_out`, for as many rows as `extent` says.
+void multiply_ragged(const KernelArgs& args, const Tensor& rows, const int64_t* extent,
+                     const Tensor& weight, const Tensor& y, bool by_out) {
+  cuda::grouped_rows({.experts = single_expert(args, weight.shape[0], weight.shape[1], extent),
+                      .dtype = rows.dtype,
+                      .by_out = by_out,
+                      .num_rows = rows.shape[0],
+                      .a = rows.data,
+                      .weight = weight.data,
+                      .y = y.data},
+                     stream_of(args));
 }
 
 /// Rows beyond the extent of ragged ones are multiplied too: each gives a row of the result that
 /// nobody reads.
-void run_with_bias(const KernelArgs& args) {
-  Gemm product = forward_product(args.in(0), args.in(1));
-  const Tensor& out = args.out(0);
-  const auto* bias = args.in(2).as<float>();
+void run_with_bias(const Args<Linear>& args) {
+  Gemm product = forward_product(args.in(Linear::kX), args.in(Linear::kWeight));
+  const Tensor& out = args.out(Linear::kY);
+  const auto* bias = args.in(Linear::kBias).as<float>();
   const bool bf16 = out.dtype == DType::kBF16;
   auto* const sums = bf16 ? reinterpret_cast<float*>(args.workspace.data()) : out.as<float>();
   const int64_t rows = product.m;
@@ -92,19 +87,28 @@ void run_with_bias(const KernelArgs& args) {
   }
 }
 
-void linear(const Operator& op, const KernelArgs& args) {
-  const Extra extra = static_cast<const Linear&>(op).extra();
+void linear(const Linear& op, const Args<Linear>& args) {
+  using Op = Linear;
+  const Extra extra = op.extra();
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& weight = args.in(Op::kWeight);
+  const Tensor& y = args.out(Op::kY);
   if (extra == Extra::kBias) return run_with_bias(args);
-  if (is_ragged(args) && args.in(1).num_elements() > 0) return multiply_ragged(args, true);
-  Gemm product = forward_product(args.in(0), args.in(1));
-  product.c = args.out(0).data;
-  multiply(args, product, extra == Extra::kAddend ? args.in(2).data : nullptr);
+  const int64_t* extent = args.in_extent(Op::kX);
+  if (extent != nullptr && weight.num_elements() > 0)
+    return multiply_ragged(args, x, extent, weight, y, true);
+  Gemm product = forward_product(x, weight);
+  product.c = y.data;
+  multiply(args, product, extra == Extra::kAddend ? args.in(Op::kAddend).data : nullptr);
 }
 
-void linear_dgrad(const Operator& op, const KernelArgs& args) {
-  const Tensor& grad = args.in(0);
-  const Tensor& weight = args.in(1);
-  if (is_ragged(args) && weight.num_elements() > 0) return multiply_ragged(args, false);
+void linear_dgrad(const LinearDgrad& op, const Args<LinearDgrad>& args) {
+  using Op = LinearDgrad;
+  const Tensor& grad = args.in(Op::kGrad);
+  const Tensor& weight = args.in(Op::kWeight);
+  const int64_t* extent = args.in_extent(Op::kGrad);
+  if (extent != nullptr && weight.num_elements() > 0)
+    return multiply_ragged(args, grad, extent, weight, args.out(Op::kGradX), false);
   multiply(args,
            {.m = grad.shape[0],
             .n = weight.shape[1],
@@ -113,21 +117,22 @@ void linear_dgrad(const Operator& op, const KernelArgs& args) {
             .lda = grad.shape[1],
             .b = weight.data,
             .ldb = weight.shape[1],
-            .c = args.out(0).data,
+            .c = args.out(Op::kGradX).data,
             .ldc = weight.shape[1],
             .input_type = grad.dtype,
             .output_type = grad.dtype},
-           static_cast<const LinearDgrad&>(op).addend() ? args.in(2).data : nullptr);
+           op.addend() ? args.in(Op::kAddend).data : nullptr);
 }
 
-void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& x = args.in(0);
-  const Tensor& grad = args.in(1);
-  const Tensor& sum = args.out(0);
+void linear_wgrad(const LinearWgrad& /*op*/, const Args<LinearWgrad>& args) {
+  using Op = LinearWgrad;
+  const Tensor& x = args.in(Op::kX);
+  const Tensor& grad = args.in(Op::kGrad);
+  const Tensor& sum = args.out(Op::kGradWeight);
   if (!sum || sum.num_elements() == 0) return;
-  if (is_ragged(args)) {
+  if (args.in_extent(Op::kX) != nullptr) {
     return cuda::grouped_wgrad(
-        {.experts = single_expert(args, grad.shape[1], x.shape[1], args.in_extent(0)),
+        {.experts = single_expert(args, grad.shape[1], x.shape[1], args.in_extent(Op::kX)),
          .dtype = x.dtype,
          .num_rows = x.shape[0],
          .narrow = grad.data,
@@ -151,15 +156,16 @@ void linear_wgrad(const Operator& /*op*/, const KernelArgs& args) {
                   .accumulate = !args.set_accumulators});
 }
 
-void linear_bias_grad(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& grad = args.in(0);
-  if (!args.out(0)) return;
+void linear_bias_grad(const LinearBiasGrad& /*op*/, const Args<LinearBiasGrad>& args) {
+  using Op = LinearBiasGrad;
+  const Tensor& grad = args.in(Op::kGrad);
+  if (!args.out(Op::kGradBias)) return;
   const int64_t width = grad.shape[1];
   cuda::launch_column_sums({.dtype = grad.dtype,
-                            .rows = cuda::rows_of(args, 0, width),
+                            .rows = cuda::rows_of(args, Op::kGrad, width),
                             .cols = width,
                             .x = grad.data,
-                            .accumulator = args.out(0).as<float>(),
+                            .accumulator = args.out(Op::kGradBias).as<float>(),
                             .partials = reinterpret_cast<float*>(args.workspace.data()),
                             .num_sms = context_of(args).num_sms()},
                            stream_of(args));
@@ -171,29 +177,34 @@ int64_t row_range_bytes(const ValueType& rows) {
 }
 
 /// Where ragged rows begin and end, or F32 sums before the bias.
-int64_t linear_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  if (static_cast<const Linear&>(op).extra() != Extra::kBias) return row_range_bytes(inputs[0]);
-  if (inputs[0].dtype == DType::kF32) return 0;
-  const int64_t num_columns = inputs[1].shape[0];
-  return std::min(inputs[0].shape[0], rows_before_bias(num_columns)) * num_columns *
+int64_t linear_workspace(const Linear& op, std::span<const ValueType> inputs) {
+  if (op.extra() != Extra::kBias) return row_range_bytes(inputs[Linear::kX]);
+  if (inputs[Linear::kX].dtype == DType::kF32) return 0;
+  const int64_t num_columns = inputs[Linear::kWeight].shape[0];
+  return std::min(inputs[Linear::kX].shape[0], rows_before_bias(num_columns)) * num_columns *
          static_cast<int64_t>(sizeof(float));
 }
 
-int64_t grads_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  return row_range_bytes(inputs[0]);
+int64_t dgrad_workspace(const LinearDgrad& /*op*/, std::span<const ValueType> inputs) {
+  return row_range_bytes(inputs[LinearDgrad::kGrad]);
 }
 
-int64_t bias_grad_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  return cuda::column_sums_bytes(inputs[0].shape[1]);
+int64_t wgrad_workspace(const LinearWgrad& /*op*/, std::span<const ValueType> inputs) {
+  return row_range_bytes(inputs[LinearWgrad::kX]);
+}
+
+int64_t bias_grad_workspace(const LinearBiasGrad& /*op*/, std::span<const ValueType> inputs) {
+  return cuda::column_sums_bytes(inputs[LinearBiasGrad::kGrad].shape[1]);
 }
 
 }  // namespace
 
 void add_linear_cuda(KernelTable& table) {
-  table["linear"] = {linear, linear_workspace};
-  table["linear_dgrad"] = {linear_dgrad, grads_workspace};
-  table["linear_wgrad"] = Kernel(linear_wgrad, grads_workspace).setting_accumulators();
-  table["linear_bias_grad"] = {linear_bias_grad, bias_grad_workspace};
+  add_kernel<Linear>(table, linear, {.workspace = linear_workspace});
+  add_kernel<LinearDgrad>(table, linear_dgrad, {.workspace = dgrad_workspace});
+  add_kernel<LinearWgrad>(table, linear_wgrad,
+                          {.workspace = wgrad_workspace, .sets_accumulators = true});
+  add_kernel<LinearBiasGrad>(table, linear_bias_grad, {.workspace = bias_grad_workspace});
 }
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ struct RowGradient {
 /// the steps that the kernels are made of. Every step is parallel over rows or is a product.
 class Head {
  public:
-  /// The first three inputs are x, weight and labels. Throws UserError for a label outside the
+  /// The first inputs are HeadOperands. Throws UserError for a label outside the
   /// whole vocabulary that is not kIgnoredLabel.
   Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& needs,
        const VocabularyPart& part);

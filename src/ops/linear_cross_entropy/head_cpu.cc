@@ -24,9 +24,9 @@ Head::Head(const KernelArgs& args, const HeadSizes& sizes, const HeadNeeds& need
       needs_(needs),
       layout_(sizes_, needs),
       first_row_(part.first_row),
-      x_(args.in(0)),
-      weight_(args.in(1)),
-      labels_(args.in(2).as<int32_t>()),
+      x_(args.in(HeadOperands::kX)),
+      weight_(args.in(HeadOperands::kWeight)),
+      labels_(args.in(HeadOperands::kLabels).as<int32_t>()),
       scratch_(args.workspace.data()) {
   check_labels(part.vocab_size);
 }

@@ -14,8 +14,10 @@ constexpr int64_t kMaxColumns = int64_t{1} << 30;
 
 int64_t scratch_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
                       bool makes_gradients) {
-  const HeadCut cut(inputs[0].shape, inputs[1].shape, spec);
-  return HeadScratch(cut, inputs[0].dtype, makes_gradients && inputs[0].ragged()).num_bytes;
+  const HeadCut cut(inputs[HeadOperands::kX].shape, inputs[HeadOperands::kWeight].shape, spec);
+  return HeadScratch(cut, inputs[HeadOperands::kX].dtype,
+                     makes_gradients && inputs[HeadOperands::kX].ragged())
+      .num_bytes;
 }
 
 }  // namespace
@@ -45,12 +47,13 @@ int64_t gradients_scratch_bytes(std::span<const ValueType> inputs, const CrossEn
 Head::Head(const KernelArgs& args, const CrossEntropySpec& spec, int64_t first_column,
            int64_t vocab_size, bool makes_gradients)
     : args_(args),
-      cut_(args.in(0).shape, args.in(1).shape, spec),
-      scratch_(cut_, args.in(0).dtype, makes_gradients && args.in_extent(0) != nullptr),
+      cut_(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape, spec),
+      scratch_(cut_, args.in(HeadOperands::kX).dtype,
+               makes_gradients && args.in_extent(HeadOperands::kX) != nullptr),
       first_column_(first_column),
       vocab_size_(vocab_size),
-      x_(args.in(0)),
-      weight_(args.in(1)) {
+      x_(args.in(HeadOperands::kX)),
+      weight_(args.in(HeadOperands::kWeight)) {
   ensure(cut_.V <= kMaxColumns, "a vocabulary of {}: its columns are counted in 32 bits", cut_.V);
 }
 
@@ -60,8 +63,8 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                       .num_columns = cut_.V,
                       .stride = cut_.stride,
                       .first_token = first_token,
-                      .extent = args_.in_extent(0),
-                      .labels = args_.in(2).as<int32_t>(),
+                      .extent = args_.in_extent(HeadOperands::kX),
+                      .labels = args_.in(HeadOperands::kLabels).as<int32_t>(),
                       .first_column = first_column_,
                       .vocab_size = vocab_size_,
                       .ignored = kIgnoredLabel,

@@ -30,6 +30,12 @@ HeadWorkspace::HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs) {
   dx = take(narrow || by_parts, num_sums * sizes.chunk * sizes.H, DType::kF32);
 }
 
+int64_t head_workspace_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
+                             const HeadNeeds& needs) {
+  const HeadSizes sizes(inputs[HeadOperands::kX].shape, inputs[HeadOperands::kWeight].shape, spec);
+  return HeadWorkspace(sizes, needs).num_bytes;
+}
+
 HeadNeeds forward_needs(DType type) {
   return {.statistics = true, .type = type};
 }

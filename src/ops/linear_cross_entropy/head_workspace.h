@@ -50,4 +50,8 @@ HeadNeeds fused_needs(DType type, const CrossEntropySpec& spec);
 /// The sizes of the fused operator, which are those of its parts where it has some.
 HeadSizes fused_sizes(const Shape& x, const Shape& weight, const CrossEntropySpec& spec);
 
+/// Scratch memory of an operator whose first inputs are HeadOperands.
+int64_t head_workspace_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
+                             const HeadNeeds& needs);
+
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 #include "ops/gemm/gemm.h"
-#include "ops/linear_cross_entropy/head_workspace.h"
 #include "ops/many_threads.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
@@ -16,11 +16,6 @@ ValueType per_token(const ValueType& x) {
 }
 
 const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
-
-int64_t workspace_bytes(std::span<const ValueType> inputs, const CrossEntropySpec& spec,
-                        const HeadNeeds& needs) {
-  return HeadWorkspace(HeadSizes(inputs[0].shape, inputs[1].shape, spec), needs).num_bytes;
-}
 
 }  // namespace
 
@@ -50,10 +45,9 @@ void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
                                         size_t num_inputs) const {
   check_shape(*this, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
               inputs.size());
-  const ValueType& x = inputs[0];
-  const ValueType& weight = inputs[1];
-  check_shape(*this, x.dtype == DType::kF32 || x.dtype == DType::kBF16,
-              "x must be f32 or bf16, got {}", x.to_string());
+  const ValueType& x = inputs[kX];
+  const ValueType& weight = inputs[kWeight];
+  check_shape(*this, is_storage(x.dtype), "x must be f32 or bf16, got {}", x.to_string());
   check_shape(*this, x.shape.rank() == 2 && x.ragged_dim <= 0, "x must be [T, H], got {}",
               x.to_string());
   check_shape(*this,
@@ -61,23 +55,24 @@ void CrossEntropyOperator::check_inputs(std::span<const ValueType> inputs,
                   weight.shape[1] == x.shape[1] && weight.shape[0] >= 1,
               "weight must be {} [V, {}] with V at least 1, got {}", dtype_name(x.dtype),
               x.shape[1], weight.to_string());
-  check_shape(*this, inputs[2] == with_dtype(per_token(x), DType::kI32),
+  check_shape(*this, inputs[kLabels] == with_dtype(per_token(x), DType::kI32),
               "labels must be {}, got {}", with_dtype(per_token(x), DType::kI32).to_string(),
-              inputs[2].to_string());
-  check_shape(*this, inputs[3] == kScalar, "scale must be f32 [1], got {}", inputs[3].to_string());
+              inputs[kLabels].to_string());
+  check_shape(*this, inputs[kScale] == kScalar, "scale must be f32 [1], got {}",
+              inputs[kScale].to_string());
 }
 
 Cost CrossEntropyOperator::product_cost(int num_products, std::span<const ValueType> inputs,
                                         std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = 2.0 * num_products * static_cast<double>(inputs[0].shape.num_elements()) *
-               static_cast<double>(inputs[1].shape[0]);
+  cost.flops = 2.0 * num_products * static_cast<double>(inputs[kX].shape.num_elements()) *
+               static_cast<double>(inputs[kWeight].shape[0]);
   return cost;
 }
 
 std::vector<ValueType> LinearCrossEntropy::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 4);
-  return {kScalar, per_token(inputs[0]), per_token(inputs[0])};
+  return {kScalar, per_token(inputs[kX]), per_token(inputs[kX])};
 }
 
 Cost LinearCrossEntropy::cost(std::span<const ValueType> inputs,
@@ -86,28 +81,24 @@ Cost LinearCrossEntropy::cost(std::span<const ValueType> inputs,
 }
 
 void LinearCrossEntropy::differentiate(GradientBuilder& builder) const {
-  ensure(!builder.grad_output(1) && !builder.grad_output(2),
+  ensure(!builder.grad_output(kTokenLoss) && !builder.grad_output(kLse),
          "linear_cross_entropy: only the loss may have a gradient");
-  ensure(!builder.needs_grad(3), "linear_cross_entropy: the scale has no gradient");
+  ensure(!builder.needs_grad(kScale), "linear_cross_entropy: the scale has no gradient");
   const std::vector<ValueId> grads =
       builder.emit(std::make_shared<LinearCrossEntropyBackward>(spec()),
-                   {builder.input(0), builder.input(1), builder.input(2), builder.input(3),
-                    builder.output(2), *builder.grad_output(0)},
-                   {1});
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
-}
-
-int64_t LinearCrossEntropy::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return workspace_bytes(inputs, spec(), forward_needs(inputs[0].dtype));
+                   {builder.input(kX), builder.input(kWeight), builder.input(kLabels),
+                    builder.input(kScale), builder.output(kLse), *builder.grad_output(kLoss)},
+                   {kWeight});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[LinearCrossEntropyBackward::kGradX]);
 }
 
 std::vector<ValueType> LinearCrossEntropyBackward::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 6);
-  check_shape(*this, inputs[4] == per_token(inputs[0]), "lse must be {}, got {}",
-              per_token(inputs[0]).to_string(), inputs[4].to_string());
-  check_shape(*this, inputs[5] == kScalar, "grad_loss must be f32 [1], got {}",
-              inputs[5].to_string());
-  return {inputs[0], with_dtype(inputs[1], DType::kF32)};
+  check_shape(*this, inputs[kForwardLse] == per_token(inputs[kX]), "lse must be {}, got {}",
+              per_token(inputs[kX]).to_string(), inputs[kForwardLse].to_string());
+  check_shape(*this, inputs[kGradLoss] == kScalar, "grad_loss must be f32 [1], got {}",
+              inputs[kGradLoss].to_string());
+  return {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
 }
 
 Cost LinearCrossEntropyBackward::cost(std::span<const ValueType> inputs,
@@ -115,13 +106,9 @@ Cost LinearCrossEntropyBackward::cost(std::span<const ValueType> inputs,
   return product_cost(2, inputs, outputs);
 }
 
-int64_t LinearCrossEntropyBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return workspace_bytes(inputs, spec(), backward_needs(inputs[0].dtype));
-}
-
 std::vector<ValueType> LinearCrossEntropyFused::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 4);
-  return {kScalar, per_token(inputs[0]), inputs[0], with_dtype(inputs[1], DType::kF32)};
+  return {kScalar, per_token(inputs[kX]), inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
 }
 
 Cost LinearCrossEntropyFused::cost(std::span<const ValueType> inputs,
@@ -130,14 +117,7 @@ Cost LinearCrossEntropyFused::cost(std::span<const ValueType> inputs,
 }
 
 void LinearCrossEntropyFused::differentiate(GradientBuilder& builder) const {
-  if (builder.needs_grad(0)) builder.set_grad_input(0, builder.output(2));
-}
-
-int64_t LinearCrossEntropyFused::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  const Shape& x = inputs[0].shape;
-  const Shape& weight = inputs[1].shape;
-  return HeadWorkspace(fused_sizes(x, weight, spec()), fused_needs(inputs[0].dtype, spec()))
-      .num_bytes;
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, builder.output(kGradX));
 }
 
 OperatorPtr make_linear_cross_entropy(const CrossEntropySpec& spec) {

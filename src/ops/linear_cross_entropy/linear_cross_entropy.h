@@ -33,9 +33,17 @@ struct CrossEntropySpec {
 /// The label of a token that has none: it adds nothing to the loss and gets no gradient.
 inline constexpr int32_t kIgnoredLabel = -100;
 
+/// The first inputs of every operator with the head's product.
+struct HeadOperands {
+  enum Input : int { kX, kWeight, kLabels };
+};
+
 /// What the three operators have in common.
 class CrossEntropyOperator : public Operator {
  public:
+  /// The first inputs of all three.
+  enum Input : int { kX = HeadOperands::kX, kWeight, kLabels, kScale };
+
   /// Throws UserError where a size is below 1.
   explicit CrossEntropyOperator(const CrossEntropySpec& spec);
   std::string attributes() const override;
@@ -59,24 +67,27 @@ class CrossEntropyOperator : public Operator {
 /// V). A gradient can reach the loss only.
 class LinearCrossEntropy final : public CrossEntropyOperator {
  public:
+  static constexpr std::string_view kName = "linear_cross_entropy";
+  enum Output : int { kLoss, kTokenLoss, kLse };
   using CrossEntropyOperator::CrossEntropyOperator;
-  std::string_view name() const override { return "linear_cross_entropy"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 /// (x, weight, labels, scale, lse F32 [T], grad_loss F32 [1]) -> (dx A [T, H], dweight F32 [V, H]
 /// added to). The logits are computed again; their gradients are rounded to A for the two products.
 class LinearCrossEntropyBackward final : public CrossEntropyOperator {
  public:
+  static constexpr std::string_view kName = "linear_cross_entropy_backward";
+  enum Input : int { kX, kWeight, kLabels, kScale, kForwardLse, kGradLoss };
+  enum Output : int { kGradX, kGradWeight };
   using CrossEntropyOperator::CrossEntropyOperator;
-  std::string_view name() const override { return "linear_cross_entropy_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == 1; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
 };
 
 /// (x, weight, labels, scale) -> (loss F32 [1], token_loss F32 [T], dx A [T, H], dweight F32 [V, H]
@@ -85,15 +96,16 @@ class LinearCrossEntropyBackward final : public CrossEntropyOperator {
 /// agree to rounding.
 class LinearCrossEntropyFused final : public CrossEntropyOperator {
  public:
+  static constexpr std::string_view kName = "linear_cross_entropy_fused";
+  enum Output : int { kLoss, kTokenLoss, kGradX, kGradWeight };
   using CrossEntropyOperator::CrossEntropyOperator;
-  std::string_view name() const override { return "linear_cross_entropy_fused"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   /// dx is the gradient already: the gradient that reaches the loss must be 1.
   void differentiate(GradientBuilder& builder) const override;
-  bool accumulates(int output) const override { return output == 3; }
+  bool accumulates(int output) const override { return output == kGradWeight; }
   bool recomputable() const override { return false; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 OperatorPtr make_linear_cross_entropy(const CrossEntropySpec& spec = {});

@@ -6,9 +6,9 @@
 namespace tessera {
 namespace {
 
-Head make_head(const Operator& op, const KernelArgs& args, const HeadNeeds& needs) {
-  const CrossEntropySpec& spec = static_cast<const CrossEntropyOperator&>(op).spec();
-  const HeadSizes sizes(args.in(0).shape, args.in(1).shape, spec);
+Head make_head(const CrossEntropyOperator& op, const KernelArgs& args, const HeadNeeds& needs) {
+  const HeadSizes sizes(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape,
+                        op.spec());
   return {args, sizes, needs, {.first_row = 0, .vocab_size = sizes.V}};
 }
 
@@ -32,8 +32,9 @@ auto gradient_of(const Head& head, HeadRange rows, float coef, const float* lse)
   };
 }
 
-void forward(const Operator& op, const KernelArgs& args) {
-  const Head head = make_head(op, args, forward_needs(args.in(0).dtype));
+void forward(const LinearCrossEntropy& op, const Args<LinearCrossEntropy>& args) {
+  using Op = LinearCrossEntropy;
+  const Head head = make_head(op, args, forward_needs(args.in(Op::kX).dtype));
   const HeadSizes& sizes = head.sizes();
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
@@ -41,48 +42,54 @@ void forward(const Operator& op, const KernelArgs& args) {
       head.multiply_logits(rows, head.block_at(v));
       head.exponentiate_block(rows, head.block_at(v));
     }
-    finish_chunk(head, rows, args.out(1).as<float>() + t, args.out(2).as<float>() + t);
+    finish_chunk(head, rows, args.out(Op::kTokenLoss).as<float>() + t,
+                 args.out(Op::kLse).as<float>() + t);
   }
-  *args.out(0).as<float>() = scaled_sum(args.out(1).span<float>(), *args.in(3).as<float>());
+  *args.out(Op::kLoss).as<float>() =
+      scaled_sum(args.out(Op::kTokenLoss).span<float>(), *args.in(Op::kScale).as<float>());
 }
 
-void backward(const Operator& op, const KernelArgs& args) {
-  const Head head = make_head(op, args, backward_needs(args.in(0).dtype));
+void backward(const LinearCrossEntropyBackward& op, const Args<LinearCrossEntropyBackward>& args) {
+  using Op = LinearCrossEntropyBackward;
+  const Head head = make_head(op, args, backward_needs(args.in(Op::kX).dtype));
   const HeadSizes& sizes = head.sizes();
-  const float coef = *args.in(3).as<float>() * *args.in(5).as<float>();
+  const float coef = *args.in(Op::kScale).as<float>() * *args.in(Op::kGradLoss).as<float>();
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
-    const auto of_row = gradient_of(head, rows, coef, args.in(4).as<float>() + t);
+    const auto of_row = gradient_of(head, rows, coef, args.in(Op::kForwardLse).as<float>() + t);
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), args.out(0),
-                              {args.out(1), args.set_accumulators});
+      head.multiply_gradients(rows, head.block_at(v), args.out(Op::kGradX),
+                              {args.out(Op::kGradWeight), args.set_accumulators});
     }
   }
 }
 
-HeadWeightGradient weight_gradient(const KernelArgs& args) {
-  return {args.out(3), args.set_accumulators};
+using Fused = LinearCrossEntropyFused;
+
+HeadWeightGradient weight_gradient(const Args<Fused>& args) {
+  return {args.out(Fused::kGradWeight), args.set_accumulators};
 }
 
 /// The fused kernel's steps for one chunk, all threads at one block of the vocabulary.
-void run_chunk(const Head& head, const KernelArgs& args, HeadRange rows) {
+void run_chunk(const Head& head, const Args<Fused>& args, HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
   for (int64_t v = 0; v < sizes.V; v += sizes.block) {
     head.multiply_logits(rows, head.block_at(v));
     head.exponentiate_block(rows, head.block_at(v));
   }
-  finish_chunk(head, rows, args.out(1).as<float>() + rows.first, head.chunk_lse());
-  const auto of_row = gradient_of(head, rows, *args.in(3).as<float>(), head.chunk_lse());
+  finish_chunk(head, rows, args.out(Fused::kTokenLoss).as<float>() + rows.first, head.chunk_lse());
+  const auto of_row =
+      gradient_of(head, rows, *args.in(Fused::kScale).as<float>(), head.chunk_lse());
   for (int64_t v = 0; v < sizes.V; v += sizes.block) {
     head.grad_from_exponentials(rows, head.block_at(v), of_row);
-    head.multiply_gradients(rows, head.block_at(v), args.out(2), weight_gradient(args));
+    head.multiply_gradients(rows, head.block_at(v), args.out(Fused::kGradX), weight_gradient(args));
   }
 }
 
 /// The same, each block by one thread. Which thread takes which does not change any sum.
-void run_chunk_by_parts(const Head& head, const KernelArgs& args, HeadRange rows) {
+void run_chunk_by_parts(const Head& head, const Args<Fused>& args, HeadRange rows) {
   const HeadSizes& sizes = head.sizes();
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) {
@@ -90,8 +97,9 @@ void run_chunk_by_parts(const Head& head, const KernelArgs& args, HeadRange rows
     head.multiply_logits(rows, cols);
     head.exponentiate_block(rows, cols);
   }
-  finish_chunk(head, rows, args.out(1).as<float>() + rows.first, head.chunk_lse());
-  const auto of_row = gradient_of(head, rows, *args.in(3).as<float>(), head.chunk_lse());
+  finish_chunk(head, rows, args.out(Fused::kTokenLoss).as<float>() + rows.first, head.chunk_lse());
+  const auto of_row =
+      gradient_of(head, rows, *args.in(Fused::kScale).as<float>(), head.chunk_lse());
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t part = 0; part < head.num_parts(); ++part) {
     const HeadRange blocks = head.blocks_of_part(part);
@@ -102,26 +110,47 @@ void run_chunk_by_parts(const Head& head, const KernelArgs& args, HeadRange rows
     }
   }
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows.count; ++row) head.sum_parts(rows, row, args.out(2));
+  for (int64_t row = 0; row < rows.count; ++row) head.sum_parts(rows, row, args.out(Fused::kGradX));
 }
 
-void fused(const Operator& op, const KernelArgs& args) {
-  const CrossEntropySpec& spec = static_cast<const CrossEntropyOperator&>(op).spec();
-  const HeadSizes sizes = fused_sizes(args.in(0).shape, args.in(1).shape, spec);
-  const Head head(args, sizes, fused_needs(args.in(0).dtype, spec),
+void fused(const Fused& op, const Args<Fused>& args) {
+  const CrossEntropySpec& spec = op.spec();
+  const HeadSizes sizes =
+      fused_sizes(args.in(Fused::kX).shape, args.in(Fused::kWeight).shape, spec);
+  const Head head(args, sizes, fused_needs(args.in(Fused::kX).dtype, spec),
                   {.first_row = 0, .vocab_size = sizes.V});
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     (spec.parts ? run_chunk_by_parts : run_chunk)(head, args, head.chunk_at(t));
   }
-  *args.out(0).as<float>() = scaled_sum(args.out(1).span<float>(), *args.in(3).as<float>());
+  *args.out(Fused::kLoss).as<float>() =
+      scaled_sum(args.out(Fused::kTokenLoss).span<float>(), *args.in(Fused::kScale).as<float>());
+}
+
+int64_t forward_workspace(const LinearCrossEntropy& op, std::span<const ValueType> inputs) {
+  return head_workspace_bytes(inputs, op.spec(),
+                              forward_needs(inputs[LinearCrossEntropy::kX].dtype));
+}
+
+int64_t backward_workspace(const LinearCrossEntropyBackward& op,
+                           std::span<const ValueType> inputs) {
+  return head_workspace_bytes(inputs, op.spec(),
+                              backward_needs(inputs[LinearCrossEntropyBackward::kX].dtype));
+}
+
+int64_t fused_workspace(const Fused& op, std::span<const ValueType> inputs) {
+  const ValueType& x = inputs[Fused::kX];
+  const HeadSizes sizes = fused_sizes(x.shape, inputs[Fused::kWeight].shape, op.spec());
+  return HeadWorkspace(sizes, fused_needs(x.dtype, op.spec())).num_bytes;
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_linear_cross_entropy_cpu, table) {
-  table["linear_cross_entropy"] = forward;
-  table["linear_cross_entropy_backward"] = Kernel(backward).setting_accumulators();
-  table["linear_cross_entropy_fused"] = Kernel(fused).setting_accumulators();
+  add_kernel<LinearCrossEntropy>(table, forward, {.workspace = forward_workspace});
+  add_kernel<LinearCrossEntropyBackward>(
+      table, backward, {.workspace = backward_workspace, .sets_accumulators = true});
+  add_kernel<LinearCrossEntropyFused>(table, fused,
+                                      {.workspace = fused_workspace, .sets_accumulators = true});
   add_vocab_lse_cpu(table);
 }
 

@@ -297,7 +297,8 @@ void run_fused(const Case& c, const std::vector<TestInput>& inputs, const Tensor
     tensors.push_back(input.tensor);
     types.push_back({.dtype = tensors.back().dtype, .shape = tensors.back().shape});
   }
-  const Buffer workspace(op->cpu_workspace_bytes(types), "a test");
+  const Buffer workspace(kernels().at(std::string(op->name())).workspace_bytes(*op, types),
+                         "a test");
   const OwnedTensor loss(DType::kF32, {1});
   const OwnedTensor token_loss(DType::kF32, {c.T});
   const Tensor outputs[] = {loss, token_loss, dx, dweight};

@@ -1,6 +1,5 @@
 #include "ops/linear_cross_entropy/vocab_lse.h"
 
-#include "ops/linear_cross_entropy/head_workspace.h"
 #include "ops/storage.h"
 
 namespace tessera {
@@ -12,11 +11,6 @@ ValueType per_token(const ValueType& x, DType dtype) {
   type.dtype = dtype;
   type.shape = {x.shape[0]};
   return type;
-}
-
-int64_t workspace_bytes(std::span<const ValueType> inputs, const VocabLseSpec& spec,
-                        const HeadNeeds& needs) {
-  return HeadWorkspace(HeadSizes(inputs[0].shape, inputs[1].shape, spec.cut), needs).num_bytes;
 }
 
 }  // namespace
@@ -37,8 +31,8 @@ std::string VocabLseOperator::attributes() const {
 void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t num_inputs) const {
   check_shape(*this, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
               inputs.size());
-  const ValueType& x = inputs[0];
-  const ValueType& weight = inputs[1];
+  const ValueType& x = inputs[kX];
+  const ValueType& weight = inputs[kWeight];
   check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
               "x must be f32 or bf16 [T, H], got {}", x.to_string());
   check_shape(*this,
@@ -49,21 +43,21 @@ void VocabLseOperator::check_inputs(std::span<const ValueType> inputs, size_t nu
   check_shape(*this, spec_.first_row + weight.shape[0] <= spec_.vocab_size,
               "rows from {} on of weight {} go past the vocabulary of {}", spec_.first_row,
               weight.to_string(), spec_.vocab_size);
-  check_shape(*this, inputs[2] == per_token(x, DType::kI32), "labels must be {}, got {}",
-              per_token(x, DType::kI32).to_string(), inputs[2].to_string());
+  check_shape(*this, inputs[kLabels] == per_token(x, DType::kI32), "labels must be {}, got {}",
+              per_token(x, DType::kI32).to_string(), inputs[kLabels].to_string());
 }
 
 Cost VocabLseOperator::product_cost(int num_products, std::span<const ValueType> inputs,
                                     std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = 2.0 * num_products * static_cast<double>(inputs[0].shape.num_elements()) *
-               static_cast<double>(inputs[1].shape[0]);
+  cost.flops = 2.0 * num_products * static_cast<double>(inputs[kX].shape.num_elements()) *
+               static_cast<double>(inputs[kWeight].shape[0]);
   return cost;
 }
 
 std::vector<ValueType> VocabLse::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 3);
-  const ValueType result = per_token(inputs[0], DType::kF32);
+  const ValueType result = per_token(inputs[kX], DType::kF32);
   return {result, result};
 }
 
@@ -72,38 +66,30 @@ Cost VocabLse::cost(std::span<const ValueType> inputs, std::span<const ValueType
 }
 
 void VocabLse::differentiate(GradientBuilder& builder) const {
-  const auto grad_lse = builder.grad_output(0);
-  const auto grad_label_logit = builder.grad_output(1);
+  const auto grad_lse = builder.grad_output(kLse);
+  const auto grad_label_logit = builder.grad_output(kLabelLogit);
   ensure(grad_lse && grad_label_logit, "vocab_lse: a gradient must reach both outputs");
   const std::vector<ValueId> grads =
       builder.emit(std::make_shared<VocabLseBackward>(spec()),
-                   {builder.input(0), builder.input(1), builder.input(2), builder.output(0),
-                    *grad_lse, *grad_label_logit},
-                   {1});
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
-}
-
-int64_t VocabLse::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return workspace_bytes(inputs, spec(), forward_needs(inputs[0].dtype));
+                   {builder.input(kX), builder.input(kWeight), builder.input(kLabels),
+                    builder.output(kLse), *grad_lse, *grad_label_logit},
+                   {kWeight});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[VocabLseBackward::kGradX]);
 }
 
 std::vector<ValueType> VocabLseBackward::infer(std::span<const ValueType> inputs) const {
   check_inputs(inputs, 6);
-  const ValueType per_row = per_token(inputs[0], DType::kF32);
-  for (size_t i = 3; i < 6; ++i) {
+  const ValueType per_row = per_token(inputs[kX], DType::kF32);
+  for (int i = kForwardLse; i <= kGradLabelLogit; ++i) {
     check_shape(*this, inputs[i] == per_row, "input {} must be {}, got {}", i, per_row.to_string(),
                 inputs[i].to_string());
   }
-  return {inputs[0], with_dtype(inputs[1], DType::kF32)};
+  return {inputs[kX], with_dtype(inputs[kWeight], DType::kF32)};
 }
 
 Cost VocabLseBackward::cost(std::span<const ValueType> inputs,
                             std::span<const ValueType> outputs) const {
   return product_cost(2, inputs, outputs);
-}
-
-int64_t VocabLseBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return workspace_bytes(inputs, spec(), backward_needs(inputs[0].dtype));
 }
 
 OperatorPtr make_vocab_lse(const VocabLseSpec& spec) {

@@ -16,6 +16,9 @@ struct VocabLseSpec {
 /// its own tokens, from which vocab_loss (ops/vocab_loss) makes the loss.
 class VocabLseOperator : public Operator {
  public:
+  /// The first inputs of both.
+  enum Input : int { kX = HeadOperands::kX, kWeight, kLabels };
+
   /// Throws UserError where a size is impossible.
   explicit VocabLseOperator(const VocabLseSpec& spec);
   const VocabLseSpec& spec() const { return spec_; }
@@ -39,12 +42,13 @@ class VocabLseOperator : public Operator {
 /// linear_cross_entropy.
 class VocabLse final : public VocabLseOperator {
  public:
+  static constexpr std::string_view kName = "vocab_lse";
+  enum Output : int { kLse, kLabelLogit };
   using VocabLseOperator::VocabLseOperator;
-  std::string_view name() const override { return "vocab_lse"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 /// (x, weight, labels, lse F32 [T], grad_lse F32 [T], grad_label_logit F32 [T]) -> (dx A [T, H],
@@ -52,12 +56,14 @@ class VocabLse final : public VocabLseOperator {
 /// for the two products.
 class VocabLseBackward final : public VocabLseOperator {
  public:
+  static constexpr std::string_view kName = "vocab_lse_backward";
+  enum Input : int { kX, kWeight, kLabels, kForwardLse, kGradLse, kGradLabelLogit };
+  enum Output : int { kGradX, kGradWeight };
   using VocabLseOperator::VocabLseOperator;
-  std::string_view name() const override { return "vocab_lse_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == 1; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
 };
 
 OperatorPtr make_vocab_lse(const VocabLseSpec& spec);

@@ -8,19 +8,20 @@
 namespace tessera {
 namespace {
 
-Head make_shard_head(const Operator& op, const KernelArgs& args, const HeadNeeds& needs) {
-  const VocabLseSpec& spec = static_cast<const VocabLseOperator&>(op).spec();
-  return {args,
-          HeadSizes(args.in(0).shape, args.in(1).shape, spec.cut),
-          needs,
-          {.first_row = spec.first_row, .vocab_size = spec.vocab_size}};
+Head make_shard_head(const VocabLseOperator& op, const KernelArgs& args, const HeadNeeds& needs) {
+  const VocabLseSpec& spec = op.spec();
+  return {
+      args,
+      HeadSizes(args.in(HeadOperands::kX).shape, args.in(HeadOperands::kWeight).shape, spec.cut),
+      needs,
+      {.first_row = spec.first_row, .vocab_size = spec.vocab_size}};
 }
 
-void vocab_lse(const Operator& op, const KernelArgs& args) {
-  const Head head = make_shard_head(op, args, forward_needs(args.in(0).dtype));
+void vocab_lse(const VocabLse& op, const Args<VocabLse>& args) {
+  const Head head = make_shard_head(op, args, forward_needs(args.in(VocabLse::kX).dtype));
   const HeadSizes& sizes = head.sizes();
-  float* lse = args.out(0).as<float>();
-  float* label_logit = args.out(1).as<float>();
+  float* lse = args.out(VocabLse::kLse).as<float>();
+  float* label_logit = args.out(VocabLse::kLabelLogit).as<float>();
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
     std::fill_n(head.label_logits(), rows.count, 0.0F);
@@ -34,14 +35,15 @@ void vocab_lse(const Operator& op, const KernelArgs& args) {
   }
 }
 
-void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
-  const Head head = make_shard_head(op, args, backward_needs(args.in(0).dtype));
+void vocab_lse_backward(const VocabLseBackward& op, const Args<VocabLseBackward>& args) {
+  using Op = VocabLseBackward;
+  const Head head = make_shard_head(op, args, backward_needs(args.in(Op::kX).dtype));
   const HeadSizes& sizes = head.sizes();
-  const Tensor& dx = args.out(0);
-  if (sizes.V == 0) std::memset(dx.data, 0, static_cast<size_t>(dx.num_bytes()));
-  const float* lse = args.in(3).as<float>();
-  const float* grad_lse = args.in(4).as<float>();
-  const float* grad_label_logit = args.in(5).as<float>();
+  const Tensor& dx = args.out(Op::kGradX);
+  if (sizes.V == 0) std::memset(dx.data, 0, dx.num_bytes());
+  const float* lse = args.in(Op::kForwardLse).as<float>();
+  const float* grad_lse = args.in(Op::kGradLse).as<float>();
+  const float* grad_label_logit = args.in(Op::kGradLabelLogit).as<float>();
   for (int64_t t = 0; t < sizes.T; t += sizes.chunk) {
     const HeadRange rows = head.chunk_at(t);
     const auto of_row = [=](int64_t row) {
@@ -50,16 +52,29 @@ void vocab_lse_backward(const Operator& op, const KernelArgs& args) {
     for (int64_t v = 0; v < sizes.V; v += sizes.block) {
       head.multiply_logits(rows, head.block_at(v));
       head.grad_from_logits(rows, head.block_at(v), of_row);
-      head.multiply_gradients(rows, head.block_at(v), dx, {args.out(1), args.set_accumulators});
+      head.multiply_gradients(rows, head.block_at(v), dx,
+                              {args.out(Op::kGradWeight), args.set_accumulators});
     }
   }
+}
+
+int64_t vocab_lse_workspace(const VocabLse& op, std::span<const ValueType> inputs) {
+  return head_workspace_bytes(inputs, op.spec().cut, forward_needs(inputs[VocabLse::kX].dtype));
+}
+
+int64_t vocab_lse_backward_workspace(const VocabLseBackward& op,
+                                     std::span<const ValueType> inputs) {
+  return head_workspace_bytes(inputs, op.spec().cut,
+                              backward_needs(inputs[VocabLseBackward::kX].dtype));
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_vocab_lse_cpu, table) {
-  table["vocab_lse"] = vocab_lse;
-  table["vocab_lse_backward"] = Kernel(vocab_lse_backward).setting_accumulators();
+  add_kernel<VocabLse>(table, vocab_lse, {.workspace = vocab_lse_workspace});
+  add_kernel<VocabLseBackward>(
+      table, vocab_lse_backward,
+      {.workspace = vocab_lse_backward_workspace, .sets_accumulators = true});
 }
 
 }  // namespace tessera

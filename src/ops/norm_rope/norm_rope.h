@@ -10,12 +10,16 @@ namespace tessera {
 /// gives it). Dim T may be ragged.
 class NormRope final : public Operator {
  public:
+  static constexpr std::string_view kName = "norm_rope";
+  enum Input : int { kX, kWeight, kPositions };
+  enum Output : int { kY, kRstd };
+
   static constexpr int64_t kMaxHeadSize = 1024;
 
   /// Throws UserError for heads of more than kMaxHeadSize, and for what RmsNorm and Rope refuse.
   NormRope(double eps, const RotarySpec& spec);
 
-  std::string_view name() const override { return "norm_rope"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -31,13 +35,16 @@ class NormRope final : public Operator {
 /// [T, N·D], grad of weight F32 [D], accumulated in a fixed order).
 class NormRopeBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "norm_rope_backward";
+  enum Input : int { kX, kWeight, kPositions, kRstd, kGrad };
+  enum Output : int { kGradX, kGradWeight };
+
   explicit NormRopeBackward(const RotarySpec& spec) : back_(spec, true) {}
 
-  std::string_view name() const override { return "norm_rope_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return back_.attributes(); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
-  bool accumulates(int output) const override { return output == 1; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
   const RotarySpec& spec() const { return back_.spec(); }
 
  private:

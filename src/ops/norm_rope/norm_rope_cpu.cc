@@ -13,17 +13,16 @@ namespace {
 /// A head between the norm and the rotation.
 using HeadRow = std::array<float, NormRope::kMaxHeadSize>;
 
-void norm_rope(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const NormRope&>(base);
+void norm_rope(const NormRope& op, const Args<NormRope>& args) {
   const RotarySpec& spec = op.spec();
-  const Tensor& x = args.in(0);
-  const float* weight = args.in(1).as<float>();
-  const int32_t* positions = args.in(2).as<int32_t>();
-  float* rstd = args.out(1).as<float>();
+  const Tensor& x = args.in(NormRope::kX);
+  const float* weight = args.in(NormRope::kWeight).as<float>();
+  const int32_t* positions = args.in(NormRope::kPositions).as<int32_t>();
+  float* rstd = args.out(NormRope::kRstd).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(NormRope::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < x.shape[0]; ++t) {
       TokenAngles angles;
@@ -40,18 +39,19 @@ void norm_rope(const Operator& base, const KernelArgs& args) {
   });
 }
 
-void norm_rope_backward(const Operator& base, const KernelArgs& args) {
-  const RotarySpec& spec = static_cast<const NormRopeBackward&>(base).spec();
-  const Tensor& x = args.in(0);
-  const float* weight = args.in(1).as<float>();
-  const int32_t* positions = args.in(2).as<int32_t>();
-  const float* rstd = args.in(3).as<float>();
-  float* accumulator = args.out(1) ? args.out(1).as<float>() : nullptr;
+void norm_rope_backward(const NormRopeBackward& op, const Args<NormRopeBackward>& args) {
+  using Op = NormRopeBackward;
+  const RotarySpec& spec = op.spec();
+  const Tensor& x = args.in(Op::kX);
+  const float* weight = args.in(Op::kWeight).as<float>();
+  const int32_t* positions = args.in(Op::kPositions).as<int32_t>();
+  const float* rstd = args.in(Op::kRstd).as<float>();
+  float* accumulator = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* x_rows = x.as<T>();
-    const T* grad_rows = args.in(4).as<T>();
-    T* grad_x = args.out(0).as<T>();
+    const T* grad_rows = args.in(Op::kGrad).as<T>();
+    T* grad_x = args.out(Op::kGradX).as<T>();
     const auto add_token = [&](int64_t t, float* sums) {
       TokenAngles angles;
       HeadRow turned_back;
@@ -72,11 +72,17 @@ void norm_rope_backward(const Operator& base, const KernelArgs& args) {
   });
 }
 
+int64_t norm_rope_backward_workspace(const NormRopeBackward& /*op*/,
+                                     std::span<const ValueType> inputs) {
+  return column_sums_bytes(inputs[NormRopeBackward::kWeight].shape[0]);
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_norm_rope_cpu, table) {
-  table["norm_rope"] = norm_rope;
-  table["norm_rope_backward"] = norm_rope_backward;
+  add_kernel<NormRope>(table, norm_rope);
+  add_kernel<NormRopeBackward>(table, norm_rope_backward,
+                               {.workspace = norm_rope_backward_workspace});
 }
 
 }  // namespace tessera

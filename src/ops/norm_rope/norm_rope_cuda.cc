@@ -16,27 +16,22 @@ bool is_fused(const RotarySpec& spec) {
                                spec.interleaved) > 0;
 }
 
-cuda::RopeRows rotation(const RotarySpec& spec, const KernelArgs& args, bool inverse,
-                        const void* from, void* to) {
-  return cuda::rope_rows(spec, args, args.in(2), inverse, from, to);
-}
-
 /// Heads that the fused kernel does not take are normed into scratch memory and turned from there.
-void norm_rope(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const NormRope&>(base);
-  const Tensor& x = args.in(0);
-  const auto* weight = args.in(1).as<float>();
-  auto* rstd = args.out(1).as<float>();
+void norm_rope(const NormRope& op, const Args<NormRope>& args) {
+  const Tensor& x = args.in(NormRope::kX);
+  const auto* weight = args.in(NormRope::kWeight).as<float>();
+  auto* rstd = args.out(NormRope::kRstd).as<float>();
   if (is_fused(op.spec())) {
-    cuda::launch_norm_rope({.rope = rotation(op.spec(), args, false, x.data, args.out(0).data),
-                            .weight = weight,
-                            .rstd = rstd,
-                            .eps = op.eps()},
-                           stream_of(args));
+    cuda::launch_norm_rope(
+        {.rope = cuda::rope_rows(op.spec(), args, false, x.data, args.out(NormRope::kY).data),
+         .weight = weight,
+         .rstd = rstd,
+         .eps = op.eps()},
+        stream_of(args));
     return;
   }
   cuda::launch_rmsnorm({.dtype = x.dtype,
-                        .rows = cuda::rows_of(args, 0, op.spec().head_size),
+                        .rows = cuda::rows_of(args, NormRope::kX, op.spec().head_size),
                         .hidden = op.spec().head_size,
                         .eps = op.eps(),
                         .x = x.data,
@@ -45,22 +40,24 @@ void norm_rope(const Operator& base, const KernelArgs& args) {
                         .rstd = rstd,
                         .num_sms = context_of(args).num_sms()},
                        stream_of(args));
-  cuda::launch_rope(rotation(op.spec(), args, false, args.workspace.data(), args.out(0).data),
-                    stream_of(args));
+  cuda::launch_rope(
+      cuda::rope_rows(op.spec(), args, false, args.workspace.data(), args.out(NormRope::kY).data),
+      stream_of(args));
 }
 
-void norm_rope_backward(const Operator& base, const KernelArgs& args) {
-  const RotarySpec& spec = static_cast<const NormRopeBackward&>(base).spec();
-  const Tensor& x = args.in(0);
-  const auto* weight = args.in(1).as<float>();
-  const auto* rstd = args.in(3).as<float>();
-  const void* grad = args.in(4).data;
-  void* grad_x = args.out(0).data;
-  float* grad_weight = args.out(1) ? args.out(1).as<float>() : nullptr;
+void norm_rope_backward(const NormRopeBackward& op, const Args<NormRopeBackward>& args) {
+  using Op = NormRopeBackward;
+  const RotarySpec& spec = op.spec();
+  const Tensor& x = args.in(Op::kX);
+  const auto* weight = args.in(Op::kWeight).as<float>();
+  const auto* rstd = args.in(Op::kRstd).as<float>();
+  const void* grad = args.in(Op::kGrad).data;
+  void* grad_x = args.out(Op::kGradX).data;
+  float* grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   auto* partials = reinterpret_cast<float*>(args.workspace.data());
   const int num_sms = context_of(args).num_sms();
   if (is_fused(spec)) {
-    cuda::launch_norm_rope_backward({.rope = rotation(spec, args, true, grad, grad_x),
+    cuda::launch_norm_rope_backward({.rope = cuda::rope_rows(spec, args, true, grad, grad_x),
                                      .x = x.data,
                                      .weight = weight,
                                      .rstd = rstd,
@@ -71,9 +68,9 @@ void norm_rope_backward(const Operator& base, const KernelArgs& args) {
     return;
   }
   void* turned_back = args.workspace.data() + cuda::column_partials_bytes(spec.head_size);
-  cuda::launch_rope(rotation(spec, args, true, grad, turned_back), stream_of(args));
+  cuda::launch_rope(cuda::rope_rows(spec, args, true, grad, turned_back), stream_of(args));
   cuda::launch_rmsnorm_backward({.dtype = x.dtype,
-                                 .rows = cuda::rows_of(args, 0, spec.head_size),
+                                 .rows = cuda::rows_of(args, Op::kX, spec.head_size),
                                  .hidden = spec.head_size,
                                  .x = x.data,
                                  .weight = weight,
@@ -92,20 +89,21 @@ int64_t heads_bytes(const RotarySpec& spec, const ValueType& x) {
   return is_fused(spec) ? 0 : x.num_bytes();
 }
 
-int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  return heads_bytes(static_cast<const NormRope&>(op).spec(), inputs[0]);
+int64_t forward_workspace(const NormRope& op, std::span<const ValueType> inputs) {
+  return heads_bytes(op.spec(), inputs[NormRope::kX]);
 }
 
-int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  const RotarySpec& spec = static_cast<const NormRopeBackward&>(op).spec();
-  return cuda::column_partials_bytes(spec.head_size) + heads_bytes(spec, inputs[0]);
+int64_t backward_workspace(const NormRopeBackward& op, std::span<const ValueType> inputs) {
+  const RotarySpec& spec = op.spec();
+  return cuda::column_partials_bytes(spec.head_size) +
+         heads_bytes(spec, inputs[NormRopeBackward::kX]);
 }
 
 }  // namespace
 
 void add_norm_rope_cuda(KernelTable& table) {
-  table["norm_rope"] = Kernel(norm_rope, forward_workspace);
-  table["norm_rope_backward"] = Kernel(norm_rope_backward, backward_workspace);
+  add_kernel<NormRope>(table, norm_rope, {.workspace = forward_workspace});
+  add_kernel<NormRopeBackward>(table, norm_rope_backward, {.workspace = backward_workspace});
 }
 
 }  // namespace tessera

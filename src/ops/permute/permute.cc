@@ -35,11 +35,11 @@ double multiply_adds(const ValueType& rows) {
 
 std::vector<ValueType> Permute::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
-  check_rows(*this, inputs[0], "x");
-  check_source(*this, inputs[1]);
-  check_row_of(*this, inputs[2]);
-  check_same_first_dim(*this, inputs[0], inputs[2], "x and row_of_TK");
-  return {rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1])};
+  check_rows(*this, inputs[kX], "x");
+  check_source(*this, inputs[kSource]);
+  check_row_of(*this, inputs[kRowOf]);
+  check_same_first_dim(*this, inputs[kX], inputs[kRowOf], "x and row_of_TK");
+  return {rows_like(inputs[kSource], inputs[kX].dtype, inputs[kX].shape[1])};
 }
 
 Cost Permute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
@@ -48,18 +48,18 @@ Cost Permute::cost(std::span<const ValueType> inputs, std::span<const ValueType>
 
 void Permute::differentiate(GradientBuilder& builder) const {
   builder.set_grad_input(
-      0, builder.emit(make_unpermute(),
-                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+      kX, builder.emit(make_unpermute(), {*builder.grad_output(kRows), builder.input(kRowOf),
+                                          builder.input(kSource)})[Unpermute::kY]);
 }
 
 std::vector<ValueType> Unpermute::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, addend_ ? 4 : 3);
-  check_rows(*this, inputs[0], "y");
-  check_row_of(*this, inputs[1]);
-  check_source(*this, inputs[2]);
-  check_same_first_dim(*this, inputs[0], inputs[2], "y and source_R");
-  const ValueType tokens = rows_like(inputs[1], inputs[0].dtype, inputs[0].shape[1]);
-  if (addend_) check_addend(*this, inputs[3], tokens);
+  check_rows(*this, inputs[kRows], "y");
+  check_row_of(*this, inputs[kRowOf]);
+  check_source(*this, inputs[kSource]);
+  check_same_first_dim(*this, inputs[kRows], inputs[kSource], "y and source_R");
+  const ValueType tokens = rows_like(inputs[kRowOf], inputs[kRows].dtype, inputs[kRows].shape[1]);
+  if (addend_) check_addend(*this, inputs[kAddend], tokens);
   return {tokens};
 }
 
@@ -74,48 +74,52 @@ OperatorPtr Unpermute::with_addend(std::span<const ValueType> /*inputs*/) const 
 }
 
 void Unpermute::differentiate(GradientBuilder& builder) const {
-  if (addend_ && builder.needs_grad(3)) builder.set_grad_input(3, *builder.grad_output(0));
-  builder.set_grad_input(0, builder.emit(make_permute(), {*builder.grad_output(0), builder.input(2),
-                                                          builder.input(1)})[0]);
+  if (addend_ && builder.needs_grad(kAddend))
+    builder.set_grad_input(kAddend, *builder.grad_output(kY));
+  builder.set_grad_input(
+      kRows, builder.emit(make_permute(), {*builder.grad_output(kY), builder.input(kSource),
+                                           builder.input(kRowOf)})[Permute::kRows]);
 }
 
 std::vector<ValueType> PermuteProbs::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
-  check_source(*this, inputs[1]);
-  check_row_of(*this, inputs[2]);
-  check_probs(*this, inputs[0], inputs[2].shape);
-  return {with_dtype(inputs[1], DType::kF32)};
+  check_source(*this, inputs[kSource]);
+  check_row_of(*this, inputs[kRowOf]);
+  check_probs(*this, inputs[kProbs], inputs[kRowOf].shape);
+  return {with_dtype(inputs[kSource], DType::kF32)};
 }
 
 void PermuteProbs::differentiate(GradientBuilder& builder) const {
   builder.set_grad_input(
-      0, builder.emit(make_unpermute_probs(),
-                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+      kProbs,
+      builder.emit(make_unpermute_probs(), {*builder.grad_output(kRowProbs), builder.input(kRowOf),
+                                            builder.input(kSource)})[UnpermuteProbs::kProbs]);
 }
 
 std::vector<ValueType> UnpermuteProbs::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
-  check_row_of(*this, inputs[1]);
-  check_source(*this, inputs[2]);
-  check_probs(*this, inputs[0], inputs[2].shape);
-  return {with_dtype(inputs[1], DType::kF32)};
+  check_row_of(*this, inputs[kRowOf]);
+  check_source(*this, inputs[kSource]);
+  check_probs(*this, inputs[kRowProbs], inputs[kSource].shape);
+  return {with_dtype(inputs[kRowOf], DType::kF32)};
 }
 
 void UnpermuteProbs::differentiate(GradientBuilder& builder) const {
   builder.set_grad_input(
-      0, builder.emit(make_permute_probs(),
-                      {*builder.grad_output(0), builder.input(2), builder.input(1)})[0]);
+      kRowProbs,
+      builder.emit(make_permute_probs(), {*builder.grad_output(kProbs), builder.input(kSource),
+                                          builder.input(kRowOf)})[PermuteProbs::kRowProbs]);
 }
 
 std::vector<ValueType> UnpermuteWeighted::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, addend_ ? 5 : 4);
-  check_rows(*this, inputs[0], "y");
-  check_row_of(*this, inputs[2]);
-  check_source(*this, inputs[3]);
-  check_probs(*this, inputs[1], inputs[2].shape);
-  check_same_first_dim(*this, inputs[0], inputs[3], "y and source_R");
-  const ValueType tokens = rows_like(inputs[2], inputs[0].dtype, inputs[0].shape[1]);
-  if (addend_) check_addend(*this, inputs[4], tokens);
+  check_rows(*this, inputs[kRows], "y");
+  check_row_of(*this, inputs[kRowOf]);
+  check_source(*this, inputs[kSource]);
+  check_probs(*this, inputs[kProbs], inputs[kRowOf].shape);
+  check_same_first_dim(*this, inputs[kRows], inputs[kSource], "y and source_R");
+  const ValueType tokens = rows_like(inputs[kRowOf], inputs[kRows].dtype, inputs[kRows].shape[1]);
+  if (addend_) check_addend(*this, inputs[kAddend], tokens);
   return {tokens};
 }
 
@@ -123,7 +127,7 @@ Cost UnpermuteWeighted::cost(std::span<const ValueType> inputs,
                              std::span<const ValueType> outputs) const {
   Cost cost = moved_bytes(inputs.first(3), outputs);
   if (addend_) cost += moved_bytes(inputs.subspan(4), {});
-  cost.flops = multiply_adds(inputs[0]);
+  cost.flops = multiply_adds(inputs[kRows]);
   return cost;
 }
 
@@ -132,28 +136,31 @@ OperatorPtr UnpermuteWeighted::with_addend(std::span<const ValueType> /*inputs*/
 }
 
 void UnpermuteWeighted::differentiate(GradientBuilder& builder) const {
-  if (addend_ && builder.needs_grad(4)) builder.set_grad_input(4, *builder.grad_output(0));
-  const auto grads =
-      builder.emit(std::make_shared<UnpermuteWeightedBackward>(),
-                   {*builder.grad_output(0), builder.input(0), builder.input(1), builder.input(3)});
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
-  if (builder.needs_grad(1)) builder.set_grad_input(1, grads[1]);
+  if (addend_ && builder.needs_grad(kAddend))
+    builder.set_grad_input(kAddend, *builder.grad_output(kY));
+  const auto grads = builder.emit(std::make_shared<UnpermuteWeightedBackward>(),
+                                  {*builder.grad_output(kY), builder.input(kRows),
+                                   builder.input(kProbs), builder.input(kSource)});
+  if (builder.needs_grad(kRows))
+    builder.set_grad_input(kRows, grads[UnpermuteWeightedBackward::kGradRows]);
+  if (builder.needs_grad(kProbs))
+    builder.set_grad_input(kProbs, grads[UnpermuteWeightedBackward::kGradProbs]);
 }
 
 std::vector<ValueType> UnpermuteWeightedBackward::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 4);
-  check_rows(*this, inputs[0], "grad");
-  check_rows(*this, inputs[1], "y");
-  check_source(*this, inputs[3]);
-  check_same_first_dim(*this, inputs[1], inputs[3], "y and source_R");
-  check_same_first_dim(*this, inputs[0], inputs[2], "grad and probs");
-  return {inputs[1], inputs[2]};
+  check_rows(*this, inputs[kGrad], "grad");
+  check_rows(*this, inputs[kRows], "y");
+  check_source(*this, inputs[kSource]);
+  check_same_first_dim(*this, inputs[kRows], inputs[kSource], "y and source_R");
+  check_same_first_dim(*this, inputs[kGrad], inputs[kProbs], "grad and probs");
+  return {inputs[kRows], inputs[kProbs]};
 }
 
 Cost UnpermuteWeightedBackward::cost(std::span<const ValueType> inputs,
                                      std::span<const ValueType> outputs) const {
   Cost cost = moved_bytes(inputs, outputs);
-  cost.flops = 2 * multiply_adds(inputs[1]);
+  cost.flops = 2 * multiply_adds(inputs[kRows]);
   return cost;
 }
 

@@ -16,7 +16,10 @@ namespace tessera {
 /// Tokens to rows: (x A [T, H], source_R, row_of_TK) -> A [R, H]. Its gradient is Unpermute.
 class Permute final : public Operator, public GathersRows {
  public:
-  std::string_view name() const override { return "permute"; }
+  static constexpr std::string_view kName = "permute";
+  enum Input : int { kX, kSource, kRowOf };
+  enum Output : int { kRows };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -26,9 +29,13 @@ class Permute final : public Operator, public GathersRows {
 /// sum of each token's rows, plus the addend. Its gradient is Permute.
 class Unpermute final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "unpermute";
+  enum Input : int { kRows, kRowOf, kSource, kAddend };
+  enum Output : int { kY };
+
   explicit Unpermute(bool addend = false) : addend_(addend) {}
 
-  std::string_view name() const override { return "unpermute"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
@@ -44,7 +51,10 @@ class Unpermute final : public Operator, public TakesAddend {
 /// Its gradient is UnpermuteProbs.
 class PermuteProbs final : public Operator {
  public:
-  std::string_view name() const override { return "permute_probs"; }
+  static constexpr std::string_view kName = "permute_probs";
+  enum Input : int { kProbs, kSource, kRowOf };
+  enum Output : int { kRowProbs };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -53,7 +63,10 @@ class PermuteProbs final : public Operator {
 /// 0 where there is no row. Its gradient is PermuteProbs.
 class UnpermuteProbs final : public Operator {
  public:
-  std::string_view name() const override { return "unpermute_probs"; }
+  static constexpr std::string_view kName = "unpermute_probs";
+  enum Input : int { kRowProbs, kRowOf, kSource };
+  enum Output : int { kProbs };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -62,9 +75,13 @@ class UnpermuteProbs final : public Operator {
 /// A [T, H]) -> A [T, H]. The classic combine, which keeps y for the gradient of the probabilities.
 class UnpermuteWeighted final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "unpermute_weighted";
+  enum Input : int { kRows, kProbs, kRowOf, kSource, kAddend };
+  enum Output : int { kY };
+
   explicit UnpermuteWeighted(bool addend = false) : addend_(addend) {}
 
-  std::string_view name() const override { return "unpermute_weighted"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
@@ -80,7 +97,10 @@ class UnpermuteWeighted final : public Operator, public TakesAddend {
 /// (dy A [R, H] = p · grad_t, dprobs F32 [T, K] = ⟨y_r, grad_t⟩, 0 without a row).
 class UnpermuteWeightedBackward final : public Operator {
  public:
-  std::string_view name() const override { return "unpermute_weighted_backward"; }
+  static constexpr std::string_view kName = "unpermute_weighted_backward";
+  enum Input : int { kGrad, kRows, kProbs, kSource };
+  enum Output : int { kGradRows, kGradProbs };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };

@@ -8,8 +8,9 @@
 namespace tessera {
 namespace {
 
-void permute(const Operator& /*op*/, const KernelArgs& args) {
-  gather_rows(args.in(0), args.in(1), top_k_of(args.in(2).shape), args.out(0));
+void permute(const Permute& /*op*/, const Args<Permute>& args) {
+  gather_rows(args.in(Permute::kX), args.in(Permute::kSource),
+              top_k_of(args.in(Permute::kRowOf).shape), args.out(Permute::kRows));
 }
 
 /// One token's rows, the same for every element of them.
@@ -49,17 +50,20 @@ void combine(const Tensor& y, const float* probs_TK, const Tensor& row_of_TK, co
   }
 }
 
-void unpermute(const Operator& op, const KernelArgs& args) {
-  const Tensor* addend = static_cast<const Unpermute&>(op).addend() ? &args.in(3) : nullptr;
-  const bool is_f32 = args.in(0).dtype == DType::kF32;
-  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), nullptr, args.in(1), addend, args.out(0));
+void unpermute(const Unpermute& op, const Args<Unpermute>& args) {
+  const Tensor* addend = op.addend() ? &args.in(Unpermute::kAddend) : nullptr;
+  const bool is_f32 = args.in(Unpermute::kRows).dtype == DType::kF32;
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(Unpermute::kRows), nullptr,
+                                            args.in(Unpermute::kRowOf), addend,
+                                            args.out(Unpermute::kY));
 }
 
-void unpermute_weighted(const Operator& op, const KernelArgs& args) {
-  const Tensor* addend = static_cast<const UnpermuteWeighted&>(op).addend() ? &args.in(4) : nullptr;
-  const bool is_f32 = args.in(0).dtype == DType::kF32;
-  (is_f32 ? combine<float> : combine<Bf16>)(args.in(0), args.in(1).as<float>(), args.in(2), addend,
-                                            args.out(0));
+void unpermute_weighted(const UnpermuteWeighted& op, const Args<UnpermuteWeighted>& args) {
+  using Op = UnpermuteWeighted;
+  const Tensor* addend = op.addend() ? &args.in(Op::kAddend) : nullptr;
+  const bool is_f32 = args.in(Op::kRows).dtype == DType::kF32;
+  (is_f32 ? combine<float> : combine<Bf16>)(args.in(Op::kRows), args.in(Op::kProbs).as<float>(),
+                                            args.in(Op::kRowOf), addend, args.out(Op::kY));
 }
 
 /// to = prob · grad; returns ⟨y, grad⟩.
@@ -75,31 +79,33 @@ float backward_row(const T* grad, const T* y, float prob, int64_t width, T* to) 
 }
 
 template <typename T>
-void weighted_backward(const KernelArgs& args) {
-  const T* grad_TH = args.in(0).as<T>();
-  const T* y_RH = args.in(1).as<T>();
-  const float* probs_TK = args.in(2).as<float>();
-  const int32_t* source_R = args.in(3).as<int32_t>();
-  T* grad_y_RH = args.out(0).as<T>();
-  const auto grad_probs_TK = args.out(1).span<float>();
-  const int64_t top_k = top_k_of(args.in(2).shape);
-  const int64_t width = args.in(0).shape[1];
+void weighted_backward(const Args<UnpermuteWeightedBackward>& args) {
+  using Op = UnpermuteWeightedBackward;
+  const T* grad_TH = args.in(Op::kGrad).as<T>();
+  const T* y_RH = args.in(Op::kRows).as<T>();
+  const float* probs_TK = args.in(Op::kProbs).as<float>();
+  const int32_t* source_R = args.in(Op::kSource).as<int32_t>();
+  T* grad_y_RH = args.out(Op::kGradRows).as<T>();
+  const auto grad_probs_TK = args.out(Op::kGradProbs).span<float>();
+  const int64_t top_k = top_k_of(args.in(Op::kProbs).shape);
+  const int64_t width = args.in(Op::kGrad).shape[1];
   std::ranges::fill(grad_probs_TK, 0.0F);
 #pragma omp parallel for schedule(static)
-  for (int64_t r = 0; r < args.in(3).shape[0]; ++r) {
+  for (int64_t r = 0; r < args.in(Op::kSource).shape[0]; ++r) {
     const int32_t source = source_R[r];
     T* to = grad_y_RH + r * width;
     if (source < 0) {
       std::fill_n(to, width, T(0.0F));
       continue;
     }
-    grad_probs_TK[static_cast<size_t>(source)] = backward_row(
-        grad_TH + source / top_k * width, y_RH + r * width, probs_TK[source], width, to);
+    grad_probs_TK[source] = backward_row(grad_TH + source / top_k * width, y_RH + r * width,
+                                         probs_TK[source], width, to);
   }
 }
 
-void unpermute_weighted_backward(const Operator& /*op*/, const KernelArgs& args) {
-  const bool is_f32 = args.in(0).dtype == DType::kF32;
+void unpermute_weighted_backward(const UnpermuteWeightedBackward& /*op*/,
+                                 const Args<UnpermuteWeightedBackward>& args) {
+  const bool is_f32 = args.in(UnpermuteWeightedBackward::kGrad).dtype == DType::kF32;
   (is_f32 ? weighted_backward<float> : weighted_backward<Bf16>)(args);
 }
 
@@ -114,20 +120,25 @@ void gather(const Tensor& from, const Tensor& index, const Tensor& to) {
   }
 }
 
-/// For both directions: the second input says where each element comes from.
-void permute_probs(const Operator& /*op*/, const KernelArgs& args) {
-  gather(args.in(0), args.in(1), args.out(0));
+void permute_probs(const PermuteProbs& /*op*/, const Args<PermuteProbs>& args) {
+  using Op = PermuteProbs;
+  gather(args.in(Op::kProbs), args.in(Op::kSource), args.out(Op::kRowProbs));
+}
+
+void unpermute_probs(const UnpermuteProbs& /*op*/, const Args<UnpermuteProbs>& args) {
+  using Op = UnpermuteProbs;
+  gather(args.in(Op::kRowProbs), args.in(Op::kRowOf), args.out(Op::kProbs));
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_permute_cpu, table) {
-  table["permute"] = permute;
-  table["unpermute"] = unpermute;
-  table["permute_probs"] = permute_probs;
-  table["unpermute_probs"] = permute_probs;
-  table["unpermute_weighted"] = unpermute_weighted;
-  table["unpermute_weighted_backward"] = unpermute_weighted_backward;
+  add_kernel<Permute>(table, permute);
+  add_kernel<Unpermute>(table, unpermute);
+  add_kernel<PermuteProbs>(table, permute_probs);
+  add_kernel<UnpermuteProbs>(table, unpermute_probs);
+  add_kernel<UnpermuteWeighted>(table, unpermute_weighted);
+  add_kernel<UnpermuteWeightedBackward>(table, unpermute_weighted_backward);
 }
 
 }  // namespace tessera

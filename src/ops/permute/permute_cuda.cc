@@ -23,83 +23,102 @@ RowMaps maps_of(const KernelArgs& args, size_t row_of, size_t source) {
           .top_k = static_cast<int>(top_k_of(args.in(row_of).shape))};
 }
 
-void permute(const Operator& /*op*/, const KernelArgs& args) {
-  launch_permute({.maps = maps_of(args, 2, 1),
-                  .row_bytes = args.in(0).shape[1] * dtype_size(args.in(0).dtype),
-                  .x_TH = args.in(0).data,
-                  .rows_RH = args.out(0).data},
-                 stream_of(args));
+void permute(const Permute& /*op*/, const Args<Permute>& args) {
+  launch_permute(
+      {.maps = maps_of(args, Permute::kRowOf, Permute::kSource),
+       .row_bytes = args.in(Permute::kX).shape[1] * dtype_size(args.in(Permute::kX).dtype),
+       .x_TH = args.in(Permute::kX).data,
+       .rows_RH = args.out(Permute::kRows).data},
+      stream_of(args));
   check(cudaGetLastError());
 }
 
-void combine(const KernelArgs& args, const RowMaps& maps, const float* probs, const void* addend) {
-  launch_combine({.maps = maps,
-                  .type = type_of(args.in(0)),
-                  .width = args.in(0).shape[1],
-                  .y_RH = args.in(0).data,
+/// What Unpermute and UnpermuteWeighted have in common.
+template <typename Op>
+void combine(const Op& op, const Args<Op>& args, const float* probs) {
+  const Tensor& rows = args.in(Op::kRows);
+  launch_combine({.maps = maps_of(args, Op::kRowOf, Op::kSource),
+                  .type = type_of(rows),
+                  .width = rows.shape[1],
+                  .y_RH = rows.data,
                   .probs_TK = probs,
-                  .addend_TH = addend,
-                  .out_TH = args.out(0).data},
+                  .addend_TH = op.addend() ? args.in(Op::kAddend).data : nullptr,
+                  .out_TH = args.out(Op::kY).data},
                  stream_of(args));
   check(cudaGetLastError());
 }
 
-void unpermute(const Operator& op, const KernelArgs& args) {
-  const bool addend = static_cast<const Unpermute&>(op).addend();
-  combine(args, maps_of(args, 1, 2), nullptr, addend ? args.in(3).data : nullptr);
+void unpermute(const Unpermute& op, const Args<Unpermute>& args) {
+  combine(op, args, nullptr);
 }
 
-void unpermute_weighted(const Operator& op, const KernelArgs& args) {
-  const bool addend = static_cast<const UnpermuteWeighted&>(op).addend();
-  combine(args, maps_of(args, 2, 3), args.in(1).as<float>(), addend ? args.in(4).data : nullptr);
+void unpermute_weighted(const UnpermuteWeighted& op, const Args<UnpermuteWeighted>& args) {
+  combine(op, args, args.in(UnpermuteWeighted::kProbs).as<float>());
 }
 
-void unpermute_weighted_backward(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& probs = args.in(2);
+void unpermute_weighted_backward(const UnpermuteWeightedBackward& /*op*/,
+                                 const Args<UnpermuteWeightedBackward>& args) {
+  using Op = UnpermuteWeightedBackward;
+  const Tensor& probs = args.in(Op::kProbs);
   launch_combine_backward({.maps = {.row_of_TK = nullptr,
-                                    .source_R = args.in(3).as<int32_t>(),
+                                    .source_R = args.in(Op::kSource).as<int32_t>(),
                                     .num_tokens = probs.shape[0],
-                                    .num_rows = args.in(3).shape[0],
-                                    .token_extent = args.in_extent(2),
-                                    .row_extent = args.in_extent(3),
+                                    .num_rows = args.in(Op::kSource).shape[0],
+                                    .token_extent = args.in_extent(Op::kProbs),
+                                    .row_extent = args.in_extent(Op::kSource),
                                     .top_k = static_cast<int>(top_k_of(probs.shape))},
-                           .type = type_of(args.in(1)),
-                           .width = args.in(1).shape[1],
-                           .grad_TH = args.in(0).data,
-                           .y_RH = args.in(1).data,
+                           .type = type_of(args.in(Op::kRows)),
+                           .width = args.in(Op::kRows).shape[1],
+                           .grad_TH = args.in(Op::kGrad).data,
+                           .y_RH = args.in(Op::kRows).data,
                            .probs_TK = probs.as<float>(),
                            .row_of_TK = reinterpret_cast<int32_t*>(args.workspace.data()),
-                           .grad_y_RH = args.out(0).data,
-                           .grad_probs_TK = args.out(1).as<float>()},
+                           .grad_y_RH = args.out(Op::kGradRows).data,
+                           .grad_probs_TK = args.out(Op::kGradProbs).as<float>()},
                           stream_of(args));
   check(cudaGetLastError());
 }
 
-int64_t backward_workspace(const Operator& /*op*/, std::span<const ValueType> inputs) {
-  return inputs[2].shape.num_elements() * int64_t{sizeof(int32_t)};
+int64_t backward_workspace(const UnpermuteWeightedBackward& /*op*/,
+                           std::span<const ValueType> inputs) {
+  return inputs[UnpermuteWeightedBackward::kProbs].shape.num_elements() * int64_t{sizeof(int32_t)};
 }
 
-/// For both directions: the second input says where each element comes from.
-void permute_probs(const Operator& /*op*/, const KernelArgs& args) {
-  launch_gather_values({.count = args.in(1).shape[0],
-                        .extent = args.in_extent(1),
-                        .per_row = static_cast<int>(top_k_of(args.in(1).shape)),
-                        .from = args.in(0).as<float>(),
-                        .idx = args.in(1).as<int32_t>(),
-                        .to = args.out(0).as<float>()},
-                       stream_of(args));
+/// to[i] = from[index[i]]; `extent`, if any, counts the rows of index.
+void gather(const Tensor& from, const Tensor& index, const int64_t* extent, const Tensor& to,
+            cudaStream_t stream) {
+  launch_gather_values({.count = index.shape[0],
+                        .extent = extent,
+                        .per_row = static_cast<int>(top_k_of(index.shape)),
+                        .from = from.as<float>(),
+                        .idx = index.as<int32_t>(),
+                        .to = to.as<float>()},
+                       stream);
   check(cudaGetLastError());
+}
+
+void permute_probs(const PermuteProbs& /*op*/, const Args<PermuteProbs>& args) {
+  using Op = PermuteProbs;
+  gather(args.in(Op::kProbs), args.in(Op::kSource), args.in_extent(Op::kSource),
+         args.out(Op::kRowProbs), stream_of(args));
+}
+
+void unpermute_probs(const UnpermuteProbs& /*op*/, const Args<UnpermuteProbs>& args) {
+  using Op = UnpermuteProbs;
+  gather(args.in(Op::kRowProbs), args.in(Op::kRowOf), args.in_extent(Op::kRowOf),
+         args.out(Op::kProbs), stream_of(args));
 }
 
 }  // namespace
 
 void add_permute_cuda(KernelTable& table) {
-  table["permute"] = permute;
-  table["unpermute"] = unpermute;
-  table["permute_probs"] = permute_probs;
-  table["unpermute_probs"] = permute_probs;
-  table["unpermute_weighted"] = unpermute_weighted;
-  table["unpermute_weighted_backward"] = Kernel(unpermute_weighted_backward, backward_workspace);
+  add_kernel<Permute>(table, permute);
+  add_kernel<Unpermute>(table, unpermute);
+  add_kernel<PermuteProbs>(table, permute_probs);
+  add_kernel<UnpermuteProbs>(table, unpermute_probs);
+  add_kernel<UnpermuteWeighted>(table, unpermute_weighted);
+  add_kernel<UnpermuteWeightedBackward>(table, unpermute_weighted_backward,
+                                        {.workspace = backward_workspace});
 }
 
 }  // namespace tessera

@@ -37,9 +37,9 @@ void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const T
   for (int64_t r = 0; r < source_R.shape[0]; ++r) {
     std::byte* row = to + r * row_bytes;
     if (source[r] < 0) {
-      std::memset(row, 0, static_cast<size_t>(row_bytes));
+      std::memset(row, 0, row_bytes);
     } else {
-      std::memcpy(row, from + source[r] / top_k * row_bytes, static_cast<size_t>(row_bytes));
+      std::memcpy(row, from + source[r] / top_k * row_bytes, row_bytes);
     }
   }
 }

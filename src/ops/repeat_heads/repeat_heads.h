@@ -8,6 +8,9 @@ namespace tessera {
 /// A is F32 or BF16; the rows may be ragged. Each is the other's gradient.
 class HeadRepetition : public Operator {
  public:
+  enum Input : int { kX };
+  enum Output : int { kY };
+
   /// `num_heads` heads without copies, `times` copies of each. Throws UserError where one is below
   /// 1.
   HeadRepetition(int64_t num_heads, int64_t times);
@@ -27,8 +30,9 @@ class HeadRepetition : public Operator {
 /// (x A [T, n·D]) -> A [T, n·times·D]: the copies of a head stand side by side.
 class RepeatHeads final : public HeadRepetition {
  public:
+  static constexpr std::string_view kName = "repeat_heads";
   using HeadRepetition::HeadRepetition;
-  std::string_view name() const override { return "repeat_heads"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -37,8 +41,9 @@ class RepeatHeads final : public HeadRepetition {
 /// once.
 class SumHeads final : public HeadRepetition {
  public:
+  static constexpr std::string_view kName = "sum_heads";
   using HeadRepetition::HeadRepetition;
-  std::string_view name() const override { return "sum_heads"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;

@@ -14,20 +14,19 @@ struct Heads {
   int64_t times = 1;
   int64_t size = 0;
 
-  Heads(const Operator& op, const Tensor& once)
-      : times(static_cast<const HeadRepetition&>(op).times()) {
-    const int64_t num_heads = static_cast<const HeadRepetition&>(op).num_heads();
-    count = once.shape[0] * num_heads;
-    size = once.shape[1] / num_heads;
-  }
+  Heads(const HeadRepetition& op, const Tensor& once)
+      : count(once.shape[0] * op.num_heads()),
+        times(op.times()),
+        size(once.shape[1] / op.num_heads()) {}
 };
 
-void repeat_heads(const Operator& op, const KernelArgs& args) {
-  const Heads heads(op, args.in(0));
-  with_storage(args.in(0).dtype, [&](auto storage) {
+void repeat_heads(const RepeatHeads& op, const Args<RepeatHeads>& args) {
+  using Op = RepeatHeads;
+  const Heads heads(op, args.in(Op::kX));
+  with_storage(args.in(Op::kX).dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* from = args.in(0).as<T>();
-    T* to = args.out(0).as<T>();
+    const T* from = args.in(Op::kX).as<T>();
+    T* to = args.out(Op::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t head = 0; head < heads.count; ++head) {
       for (int64_t copy = 0; copy < heads.times; ++copy)
@@ -47,12 +46,12 @@ void sum_copies(const T* copies, const Heads& heads, T* sum) {
   });
 }
 
-void sum_heads(const Operator& op, const KernelArgs& args) {
-  const Heads heads(op, args.out(0));
-  with_storage(args.in(0).dtype, [&](auto storage) {
+void sum_heads(const SumHeads& op, const Args<SumHeads>& args) {
+  const Heads heads(op, args.out(SumHeads::kY));
+  with_storage(args.in(SumHeads::kX).dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* from = args.in(0).as<T>();
-    T* to = args.out(0).as<T>();
+    const T* from = args.in(SumHeads::kX).as<T>();
+    T* to = args.out(SumHeads::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t head = 0; head < heads.count; ++head)
       sum_copies(from + head * heads.times * heads.size, heads, to + head * heads.size);
@@ -62,8 +61,8 @@ void sum_heads(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_repeat_heads_cpu, table) {
-  table["repeat_heads"] = repeat_heads;
-  table["sum_heads"] = sum_heads;
+  add_kernel<RepeatHeads>(table, repeat_heads);
+  add_kernel<SumHeads>(table, sum_heads);
 }
 
 }  // namespace tessera

@@ -6,30 +6,30 @@ namespace tessera {
 namespace {
 
 /// `once` is the tensor without copies.
-cuda::HeadCopies describe(const Operator& op, const KernelArgs& args, const Tensor& once) {
-  const auto& heads = static_cast<const HeadRepetition&>(op);
+template <typename Op>
+cuda::HeadCopies describe(const Op& heads, const Args<Op>& args, const Tensor& once) {
   return {.dtype = once.dtype,
-          .rows = cuda::rows_of(args, 0, args.in(0).shape[1]),
+          .rows = cuda::rows_of(args, Op::kX, args.in(Op::kX).shape[1]),
           .num_heads = static_cast<int>(heads.num_heads()),
           .head_size = static_cast<int>(once.shape[1] / heads.num_heads()),
           .times = static_cast<int>(heads.times()),
-          .in = args.in(0).data,
-          .out = args.out(0).data};
+          .in = args.in(Op::kX).data,
+          .out = args.out(Op::kY).data};
 }
 
-void repeat_heads(const Operator& op, const KernelArgs& args) {
-  cuda::launch_repeat_heads(describe(op, args, args.in(0)), cuda::stream_of(args));
+void repeat_heads(const RepeatHeads& op, const Args<RepeatHeads>& args) {
+  cuda::launch_repeat_heads(describe(op, args, args.in(RepeatHeads::kX)), cuda::stream_of(args));
 }
 
-void sum_heads(const Operator& op, const KernelArgs& args) {
-  cuda::launch_sum_heads(describe(op, args, args.out(0)), cuda::stream_of(args));
+void sum_heads(const SumHeads& op, const Args<SumHeads>& args) {
+  cuda::launch_sum_heads(describe(op, args, args.out(SumHeads::kY)), cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_repeat_heads_cuda(KernelTable& table) {
-  table["repeat_heads"] = repeat_heads;
-  table["sum_heads"] = sum_heads;
+  add_kernel<RepeatHeads>(table, repeat_heads);
+  add_kernel<SumHeads>(table, sum_heads);
 }
 
 }  // namespace tessera

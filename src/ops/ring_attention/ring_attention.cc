@@ -1,7 +1,5 @@
 #include "ops/ring_attention/ring_attention.h"
 
-#include "ops/ring_attention/ring_workspace.h"
-
 namespace tessera {
 
 RingAttentionOperator::RingAttentionOperator(const AttentionSpec& spec, int64_t num_rows,
@@ -34,7 +32,7 @@ double RingAttentionOperator::rank_flops() const {
 
 std::vector<ValueType> RingAttention::infer(std::span<const ValueType> inputs) const {
   std::vector<ValueType> outputs = infer_forward(inputs);
-  check_tokens(inputs[0]);
+  check_tokens(inputs[attention::kQ]);
   return outputs;
 }
 
@@ -60,7 +58,7 @@ RingAttentionBackward::RingAttentionBackward(const AttentionSpec& spec, int64_t 
 
 std::vector<ValueType> RingAttentionBackward::infer(std::span<const ValueType> inputs) const {
   std::vector<ValueType> outputs = infer_backward(inputs, with_grad_lse_);
-  check_tokens(inputs[0]);
+  check_tokens(inputs[attention::kQ]);
   return outputs;
 }
 
@@ -81,14 +79,6 @@ OperatorPtr make_ring_attention_backward(const AttentionSpec& spec, int64_t num_
                                          bool with_grad_lse) {
   return std::make_shared<RingAttentionBackward>(spec, num_rows, row_length, std::move(comm),
                                                  with_grad_lse);
-}
-
-int64_t RingAttention::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return ring_attention_workspace(*this, inputs);
-}
-
-int64_t RingAttentionBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return ring_attention_backward_workspace(*this, inputs);
 }
 
 }  // namespace tessera

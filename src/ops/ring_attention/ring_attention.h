@@ -58,22 +58,28 @@ class RingAttentionOperator : public AttentionOperator {
 
 class RingAttention final : public RingAttentionOperator {
  public:
+  static constexpr std::string_view kName = "ring_attention";
+  using Input = attention::Input;
+  using Output = attention::Output;
+
   using RingAttentionOperator::RingAttentionOperator;
-  std::string_view name() const override { return "ring_attention"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 };
 
 class RingAttentionBackward final : public RingAttentionOperator {
  public:
+  static constexpr std::string_view kName = "ring_attention_backward";
+  using Input = attention::BackwardInput;
+  using Output = attention::BackwardOutput;
+
   RingAttentionBackward(const AttentionSpec& spec, int64_t num_rows, int64_t row_length,
                         CommunicatorPtr comm, bool with_grad_lse);
-  std::string_view name() const override { return "ring_attention_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   bool with_grad_lse_;

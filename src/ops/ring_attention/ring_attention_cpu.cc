@@ -2,7 +2,6 @@
 #include "ops/ring_attention/key_ring.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/ring_attention/ring_work.h"
-#include "ops/ring_attention/ring_workspace.h"
 
 namespace tessera {
 namespace {
@@ -52,7 +51,7 @@ Tensor sized_as(const ValueType& type) {
 }
 
 std::span<std::byte> rest(const KernelArgs& args, const Carver& carver) {
-  return args.workspace.subspan(static_cast<size_t>(carver.used()));
+  return args.workspace.subspan(carver.used());
 }
 
 void add_queries(WorkList& work, const RingAttentionOperator& op,
@@ -62,8 +61,7 @@ void add_queries(WorkList& work, const RingAttentionOperator& op,
                    [&](const TokenSpan& span) { work.add_queries(span); });
 }
 
-void ring_attention_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& ring = static_cast<const RingAttention&>(op);
+void ring_attention_kernel(const RingAttention& ring, const KernelArgs& args) {
   const std::span<const int32_t> cu_seqlens = args.in(kForwardCuSeqlens).span<int32_t>();
   Carver carver(args.workspace.data());
   ForwardMemory memory(ring, args.in(kK), args.in(kV), std::ssize(cu_seqlens) - 1, carver);
@@ -121,8 +119,7 @@ void run_backward_ring(const RingAttentionBackward& ring, BackwardMemory& memory
   }
 }
 
-void ring_attention_backward_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& ring = static_cast<const RingAttentionBackward&>(op);
+void ring_attention_backward_kernel(const RingAttentionBackward& ring, const KernelArgs& args) {
   const std::span<const int32_t> cu_seqlens = args.in(kBackwardCuSeqlens).span<int32_t>();
   Carver carver(args.workspace.data());
   BackwardMemory memory(ring, args.in(kK), args.in(kV), std::ssize(cu_seqlens) - 1, carver);
@@ -139,31 +136,30 @@ void ring_attention_backward_kernel(const Operator& op, const KernelArgs& args) 
 
 /// Bytes of `Memory` for the inputs of `op`; input number `cu_seqlens` is cu_seqlens.
 template <typename Memory, typename Op>
-int64_t memory_bytes(const Op& op, std::span<const ValueType> inputs, size_t cu_seqlens) {
+int64_t memory_bytes(const Op& op, std::span<const ValueType> inputs, int cu_seqlens) {
   Carver counter(nullptr);
   const Memory counted(op, sized_as(inputs[kK]), sized_as(inputs[kV]),
                        inputs[cu_seqlens].shape[0] - 1, counter);
   return counter.used();
 }
 
-}  // namespace
-
-TESSERA_LEVELED(int64_t, ring_attention_workspace,
-                (const RingAttention& op, std::span<const ValueType> inputs), (op, inputs)) {
+int64_t ring_attention_workspace(const RingAttention& op, std::span<const ValueType> inputs) {
   return memory_bytes<ForwardMemory>(op, inputs, kForwardCuSeqlens) +
          forward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
-TESSERA_LEVELED(int64_t, ring_attention_backward_workspace,
-                (const RingAttentionBackward& op, std::span<const ValueType> inputs),
-                (op, inputs)) {
+int64_t ring_attention_backward_workspace(const RingAttentionBackward& op,
+                                          std::span<const ValueType> inputs) {
   return memory_bytes<BackwardMemory>(op, inputs, kBackwardCuSeqlens) +
          backward_scratch_bytes(op, inputs[kQ].dtype);
 }
 
+}  // namespace
+
 TESSERA_CPU_KERNELS(add_ring_attention_cpu, table) {
-  table["ring_attention"] = ring_attention_kernel;
-  table["ring_attention_backward"] = ring_attention_backward_kernel;
+  add_kernel<RingAttention>(table, ring_attention_kernel, {.workspace = ring_attention_workspace});
+  add_kernel<RingAttentionBackward>(table, ring_attention_backward_kernel,
+                                    {.workspace = ring_attention_backward_workspace});
 }
 
 }  // namespace tessera

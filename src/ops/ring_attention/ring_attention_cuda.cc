@@ -137,7 +137,7 @@ Tensor scratch_tensor(const KernelArgs& args, int64_t offset, DType dtype, const
 /// of this rank's.
 class RingCall {
  public:
-  RingCall(const RingAttentionOperator& op, const KernelArgs& args, size_t cu_seqlens)
+  RingCall(const RingAttentionOperator& op, const KernelArgs& args, int cu_seqlens)
       : op_(op),
         args_(args),
         queries_(queries_of(op)),
@@ -202,8 +202,7 @@ class RingCall {
   std::vector<Tensor> inputs_;
 };
 
-void run_forward(const Operator& op, const KernelArgs& args) {
-  const auto& ring = static_cast<const RingAttention&>(op);
+void run_forward(const RingAttention& ring, const KernelArgs& args) {
   RingCall call(ring, args, Input::kForwardCuSeqlens);
   if (call.sizes().is_empty()) return;
   WorkspaceLayout layout;
@@ -293,8 +292,7 @@ void store_sums(const Tensor& sums, const Tensor& out, const KernelArgs& args) {
     cuda::launch_round(sums.as<float>(), out.data, sums.num_elements(), stream_of(args));
 }
 
-void run_backward(const Operator& op, const KernelArgs& args) {
-  const auto& ring = static_cast<const RingAttentionBackward&>(op);
+void run_backward(const RingAttentionBackward& ring, const KernelArgs& args) {
   RingCall call(ring, args, BackwardInput::kBackwardCuSeqlens);
   const RingSizes& sizes = call.sizes();
   if (sizes.is_empty()) return;
@@ -325,16 +323,14 @@ void run_backward(const Operator& op, const KernelArgs& args) {
   store_sums(own_v, grad_v, args);
 }
 
-int64_t forward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  const auto& ring = static_cast<const RingAttention&>(op);
+int64_t forward_workspace(const RingAttention& ring, std::span<const ValueType> inputs) {
   WorkspaceLayout layout;
   const ForwardMemory memory(
       {ring, inputs[Input::kQ].dtype, inputs[Input::kForwardCuSeqlens].shape[0] - 1}, layout);
   return layout.num_bytes();
 }
 
-int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs) {
-  const auto& ring = static_cast<const RingAttentionBackward&>(op);
+int64_t backward_workspace(const RingAttentionBackward& ring, std::span<const ValueType> inputs) {
   WorkspaceLayout layout;
   const BackwardMemory memory(
       {ring, inputs[Input::kQ].dtype, inputs[BackwardInput::kBackwardCuSeqlens].shape[0] - 1},
@@ -345,8 +341,8 @@ int64_t backward_workspace(const Operator& op, std::span<const ValueType> inputs
 }  // namespace
 
 void add_ring_attention_cuda(KernelTable& table) {
-  table["ring_attention"] = Kernel(run_forward, forward_workspace);
-  table["ring_attention_backward"] = Kernel(run_backward, backward_workspace);
+  add_kernel<RingAttention>(table, run_forward, {.workspace = forward_workspace});
+  add_kernel<RingAttentionBackward>(table, run_backward, {.workspace = backward_workspace});
 }
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ void check_operands(const Operator& op, const ValueType& x, const ValueType& wei
 /// One F32 for each head of a row.
 ValueType statistics_type(ValueType x, const ValueType& weight) {
   const int64_t heads = x.shape.last() / weight.shape[0];
-  const auto dims = x.shape.dims().first(static_cast<size_t>(x.shape.rank() - 1));
+  const auto dims = x.shape.dims().first(x.shape.rank() - 1);
   std::vector<int64_t> kept(dims.begin(), dims.end());
   if (heads != 1) kept.push_back(heads);
   x.dtype = DType::kF32;
@@ -41,39 +41,36 @@ std::string RmsNorm::attributes() const {
 
 std::vector<ValueType> RmsNorm::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and weight, got {} inputs", inputs.size());
-  check_operands(*this, inputs[0], inputs[1]);
-  return {inputs[0], statistics_type(inputs[0], inputs[1])};
+  check_operands(*this, inputs[kX], inputs[kWeight]);
+  return {inputs[kX], statistics_type(inputs[kX], inputs[kWeight])};
 }
 
 void RmsNorm::differentiate(GradientBuilder& builder) const {
-  ensure(!builder.grad_output(1), "rmsnorm: rstd is a statistic and takes no gradient");
-  const auto grad = builder.grad_output(0);
+  ensure(!builder.grad_output(kRstd), "rmsnorm: rstd is a statistic and takes no gradient");
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  const auto grads =
-      builder.emit(std::make_shared<RmsNormBackward>(),
-                   {builder.input(0), builder.input(1), builder.output(1), *grad}, {1});
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
+  const auto grads = builder.emit(
+      std::make_shared<RmsNormBackward>(),
+      {builder.input(kX), builder.input(kWeight), builder.output(kRstd), *grad}, {kWeight});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[RmsNormBackward::kGradX]);
 }
 
 std::vector<ValueType> RmsNormBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == (addend_ ? 5 : 4),
               "takes x, weight, rstd{} gradient{}, got {} inputs", addend_ ? "," : " and",
               addend_ ? " and addend" : "", inputs.size());
-  check_operands(*this, inputs[0], inputs[1]);
-  check_shape(*this, inputs[2] == statistics_type(inputs[0], inputs[1]), "rstd must be {}, got {}",
-              statistics_type(inputs[0], inputs[1]).to_string(), inputs[2].to_string());
-  check_shape(*this, inputs[3] == inputs[0], "the gradient must be {} as x is, got {}",
-              inputs[0].to_string(), inputs[3].to_string());
-  if (addend_) check_addend(*this, inputs[4], inputs[0]);
-  return {inputs[0], inputs[1]};
+  check_operands(*this, inputs[kX], inputs[kWeight]);
+  check_shape(*this, inputs[kForwardRstd] == statistics_type(inputs[kX], inputs[kWeight]),
+              "rstd must be {}, got {}", statistics_type(inputs[kX], inputs[kWeight]).to_string(),
+              inputs[kForwardRstd].to_string());
+  check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient must be {} as x is, got {}",
+              inputs[kX].to_string(), inputs[kGrad].to_string());
+  if (addend_) check_addend(*this, inputs[kAddend], inputs[kX]);
+  return {inputs[kX], inputs[kWeight]};
 }
 
 OperatorPtr RmsNormBackward::with_addend(std::span<const ValueType> /*inputs*/) const {
   return addend_ ? nullptr : std::make_shared<RmsNormBackward>(true);
-}
-
-int64_t RmsNormBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return column_sums_bytes(inputs[1].shape[0]);
 }
 
 OperatorPtr make_rmsnorm(double eps) {

@@ -11,10 +11,14 @@ namespace tessera {
 /// may be ragged.
 class RmsNorm final : public Operator {
  public:
+  static constexpr std::string_view kName = "rmsnorm";
+  enum Input : int { kX, kWeight };
+  enum Output : int { kY, kRstd };
+
   /// Throws UserError unless eps >= 0.
   explicit RmsNorm(double eps);
 
-  std::string_view name() const override { return "rmsnorm"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -28,13 +32,16 @@ class RmsNorm final : public Operator {
 /// (grad of x, plus the addend, A [.., H], grad of weight F32 [D], accumulated in a fixed order).
 class RmsNormBackward final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "rmsnorm_backward";
+  enum Input : int { kX, kWeight, kForwardRstd, kGrad, kAddend };
+  enum Output : int { kGradX, kGradWeight };
+
   explicit RmsNormBackward(bool addend = false) : addend_(addend) {}
 
-  std::string_view name() const override { return "rmsnorm_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return addend_ ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
-  bool accumulates(int output) const override { return output == 1; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
   bool addend() const { return addend_; }
 

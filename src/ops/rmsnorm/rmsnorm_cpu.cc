@@ -9,17 +9,17 @@
 namespace tessera {
 namespace {
 
-void rmsnorm(const Operator& op, const KernelArgs& args) {
-  const float eps = static_cast<const RmsNorm&>(op).eps();
-  const Tensor& x = args.in(0);
-  const int64_t hidden = args.in(1).shape[0];
+void rmsnorm(const RmsNorm& op, const Args<RmsNorm>& args) {
+  const float eps = op.eps();
+  const Tensor& x = args.in(RmsNorm::kX);
+  const int64_t hidden = args.in(RmsNorm::kWeight).shape[0];
   const int64_t rows = x.num_elements() / hidden;
-  const float* weight = args.in(1).as<float>();
-  float* rstd = args.out(1).as<float>();
+  const float* weight = args.in(RmsNorm::kWeight).as<float>();
+  float* rstd = args.out(RmsNorm::kRstd).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(RmsNorm::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
       const T* x_H = from + row * hidden;
@@ -30,19 +30,20 @@ void rmsnorm(const Operator& op, const KernelArgs& args) {
   });
 }
 
-void rmsnorm_backward(const Operator& op, const KernelArgs& args) {
-  const bool has_addend = static_cast<const RmsNormBackward&>(op).addend();
-  const Tensor& x = args.in(0);
-  const int64_t hidden = args.in(1).shape[0];
-  const float* weight = args.in(1).as<float>();
-  const float* rstd = args.in(2).as<float>();
-  float* accumulator = args.out(1) ? args.out(1).as<float>() : nullptr;
+void rmsnorm_backward(const RmsNormBackward& op, const Args<RmsNormBackward>& args) {
+  using Op = RmsNormBackward;
+  const bool has_addend = op.addend();
+  const Tensor& x = args.in(Op::kX);
+  const int64_t hidden = args.in(Op::kWeight).shape[0];
+  const float* weight = args.in(Op::kWeight).as<float>();
+  const float* rstd = args.in(Op::kForwardRstd).as<float>();
+  float* accumulator = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* x_rows = x.as<T>();
-    const T* grad_rows = args.in(3).as<T>();
-    const T* addend_rows = has_addend ? args.in(4).as<T>() : nullptr;
-    T* grad_x = args.out(0).as<T>();
+    const T* grad_rows = args.in(Op::kGrad).as<T>();
+    const T* addend_rows = has_addend ? args.in(Op::kAddend).as<T>() : nullptr;
+    T* grad_x = args.out(Op::kGradX).as<T>();
     add_column_sums(accumulator, x.num_elements() / hidden, hidden, args.workspace,
                     [=](int64_t row, float* sums) {
                       const int64_t at = row * hidden;
@@ -54,11 +55,16 @@ void rmsnorm_backward(const Operator& op, const KernelArgs& args) {
   });
 }
 
+int64_t rmsnorm_backward_workspace(const RmsNormBackward& /*op*/,
+                                   std::span<const ValueType> inputs) {
+  return column_sums_bytes(inputs[RmsNormBackward::kWeight].shape[0]);
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_rmsnorm_cpu, table) {
-  table["rmsnorm"] = rmsnorm;
-  table["rmsnorm_backward"] = rmsnorm_backward;
+  add_kernel<RmsNorm>(table, rmsnorm);
+  add_kernel<RmsNormBackward>(table, rmsnorm_backward, {.workspace = rmsnorm_backward_workspace});
 }
 
 }  // namespace tessera

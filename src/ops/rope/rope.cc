@@ -39,8 +39,8 @@ std::string Rope::attributes() const {
 
 std::vector<ValueType> Rope::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and positions, got {} inputs", inputs.size());
-  const ValueType& x = inputs[0];
-  const ValueType& positions = inputs[1];
+  const ValueType& x = inputs[kX];
+  const ValueType& positions = inputs[kPositions];
   check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
               "x must be f32 or bf16 [T, heads * head size], got {}", x.to_string());
   check_shape(*this, x.shape[1] == spec_.num_heads * spec_.head_size,
@@ -52,10 +52,10 @@ std::vector<ValueType> Rope::infer(std::span<const ValueType> inputs) const {
 }
 
 void Rope::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !builder.needs_grad(0)) return;
+  const auto grad = builder.grad_output(kY);
+  if (!grad || !builder.needs_grad(kX)) return;
   const auto backward = std::make_shared<Rope>(spec_, !inverse_);
-  builder.set_grad_input(0, builder.emit(backward, {*grad, builder.input(1)})[0]);
+  builder.set_grad_input(kX, builder.emit(backward, {*grad, builder.input(kPositions)})[Rope::kY]);
 }
 
 OperatorPtr make_rope(RotarySpec spec) {

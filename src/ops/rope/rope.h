@@ -32,6 +32,9 @@ struct RotarySpec {
 /// that is its own gradient.
 class Rope final : public Operator {
  public:
+  enum Input : int { kX, kPositions };
+  enum Output : int { kY };
+
   /// Heads are at most this wide, so that a token's angles fit on the stack.
   static constexpr int64_t kMaxRotaryDim = 1024;
 

@@ -6,16 +6,15 @@
 namespace tessera {
 namespace {
 
-void rope(const Operator& op, const KernelArgs& args) {
-  const auto& rotation = static_cast<const Rope&>(op);
+void rope(const Rope& rotation, const Args<Rope>& args) {
   const RotarySpec& spec = rotation.spec();
-  const Tensor& x = args.in(0);
+  const Tensor& x = args.in(Rope::kX);
   const int64_t tokens = x.shape[0];
-  const int32_t* positions = args.in(1).as<int32_t>();
+  const int32_t* positions = args.in(Rope::kPositions).as<int32_t>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(Rope::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
       TokenAngles angles;
@@ -31,8 +30,8 @@ void rope(const Operator& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_rope_cpu, table) {
-  table["rope"] = rope;
-  table["rope_backward"] = rope;
+  add_kernel<Rope>(table, "rope", rope);
+  add_kernel<Rope>(table, "rope_backward", rope);
 }
 
 }  // namespace tessera

@@ -3,18 +3,17 @@
 namespace tessera {
 namespace {
 
-void rope(const Operator& op, const KernelArgs& args) {
-  const auto& rotation = static_cast<const Rope&>(op);
-  cuda::launch_rope(cuda::rope_rows(rotation.spec(), args, args.in(1), rotation.inverse(),
-                                    args.in(0).data, args.out(0).data),
+void rope(const Rope& rotation, const Args<Rope>& args) {
+  cuda::launch_rope(cuda::rope_rows(rotation.spec(), args, rotation.inverse(),
+                                    args.in(Rope::kX).data, args.out(Rope::kY).data),
                     cuda::stream_of(args));
 }
 
 }  // namespace
 
 void add_rope_cuda(KernelTable& table) {
-  table["rope"] = rope;
-  table["rope_backward"] = rope;
+  add_kernel<Rope>(table, "rope", rope);
+  add_kernel<Rope>(table, "rope_backward", rope);
 }
 
 }  // namespace tessera

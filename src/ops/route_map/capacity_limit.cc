@@ -31,20 +31,21 @@ std::string CapacityLimit::attributes() const {
 std::vector<ValueType> CapacityLimit::infer(std::span<const ValueType> inputs) const {
   const size_t expected = spec_.has_positions ? 3 : 2;
   check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
-  const ValueType& expert_idx = inputs[0];
+  const ValueType& expert_idx = inputs[kExpertIdx];
   check_shape(*this,
               expert_idx.dtype == DType::kI32 && expert_idx.shape.rank() == 2 &&
                   expert_idx.shape[1] == spec_.route.top_k && !expert_idx.ragged(),
               "expert_idx must be i32 [T, {}], got {}", spec_.route.top_k, expert_idx.to_string());
-  check_shape(*this, inputs[1] == with_dtype(expert_idx, DType::kF32),
-              "probs must be f32 {}, got {}", expert_idx.shape.to_string(), inputs[1].to_string());
+  check_shape(*this, inputs[kProbs] == with_dtype(expert_idx, DType::kF32),
+              "probs must be f32 {}, got {}", expert_idx.shape.to_string(),
+              inputs[kProbs].to_string());
   const int64_t num_tokens = expert_idx.shape[0];
   const IndexRange& own = spec_.tokens;
   check_shape(*this, own.begin >= 0 && own.count >= 0 && own.end() <= num_tokens,
               "tokens {} to {} are not among the {}", own.begin, own.end(), num_tokens);
   if (spec_.has_positions) {
-    check_shape(*this, inputs[2] == (ValueType{DType::kI32, {num_tokens}}),
-                "positions must be i32 [{}], got {}", num_tokens, inputs[2].to_string());
+    check_shape(*this, inputs[kPositions] == (ValueType{DType::kI32, {num_tokens}}),
+                "positions must be i32 [{}], got {}", num_tokens, inputs[kPositions].to_string());
   }
   return {{DType::kI32, {own.count, spec_.route.top_k}}, {DType::kI64, {1}}};
 }
@@ -58,10 +59,6 @@ CapacityLimitWorkspace::CapacityLimitWorkspace(const RouteMapSpec& spec, int64_t
   probs = layout.add<float>(num_assignments);
   row_of = layout.add<int32_t>(num_tokens);
   num_bytes = layout.num_bytes();
-}
-
-int64_t CapacityLimit::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return CapacityLimitWorkspace(spec_.route, inputs[0].shape[0]).num_bytes;
 }
 
 OperatorPtr make_capacity_limit(const CapacityLimitSpec& spec) {

@@ -28,18 +28,21 @@ struct CapacityLimitSpec {
 /// never recomputed.
 class CapacityLimit final : public Operator {
  public:
+  static constexpr std::string_view kName = "capacity_limit";
+  enum Input : int { kExpertIdx, kProbs, kPositions };
+  enum Output : int { kKept, kDropped };
+
   /// Throws UserError for an impossible combination, or no capacity factor.
   explicit CapacityLimit(const CapacityLimitSpec& spec);
 
   const CapacityLimitSpec& spec() const { return spec_; }
   const RouteMap& route() const { return route_; }
 
-  std::string_view name() const override { return "capacity_limit"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}
   bool recomputable() const override { return false; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   CapacityLimitSpec spec_;
@@ -61,6 +64,6 @@ struct CapacityLimitWorkspace {
 OperatorPtr make_capacity_limit(const CapacityLimitSpec& spec);
 
 /// The CPU kernel; add_route_map_cpu registers it.
-void capacity_limit(const Operator& op, const KernelArgs& args);
+void capacity_limit(const CapacityLimit& op, const Args<CapacityLimit>& args);
 
 }  // namespace tessera

@@ -16,11 +16,12 @@ struct Ordered {
 };
 
 /// Inverts the positions. Throws InternalError unless each token has exactly one row.
-void find_rows(const KernelArgs& args, bool has_positions, const Ordered& ordered) {
+void find_rows(const Args<CapacityLimit>& args, bool has_positions, const Ordered& ordered) {
   const auto num_tokens = ordered.num_tokens;
   std::fill_n(ordered.row_of_T, num_tokens, -1);
   for (int64_t row = 0; row < num_tokens; ++row) {
-    const int64_t token = has_positions ? args.in(2).as<int32_t>()[row] : row;
+    const int64_t token =
+        has_positions ? args.in(CapacityLimit::kPositions).as<int32_t>()[row] : row;
     ensure(token >= 0 && token < num_tokens && ordered.row_of_T[token] < 0,
            "capacity_limit: the positions are no permutation of {} tokens: {} is wrong or double",
            num_tokens, token);
@@ -28,9 +29,9 @@ void find_rows(const KernelArgs& args, bool has_positions, const Ordered& ordere
   }
 }
 
-void put_in_order(const KernelArgs& args, const Ordered& ordered) {
-  const auto* expert_idx = args.in(0).as<int32_t>();
-  const auto* probs = args.in(1).as<float>();
+void put_in_order(const Args<CapacityLimit>& args, const Ordered& ordered) {
+  const auto* expert_idx = args.in(CapacityLimit::kExpertIdx).as<int32_t>();
+  const auto* probs = args.in(CapacityLimit::kProbs).as<float>();
   const int64_t top_k = ordered.top_k;
 #pragma omp parallel for schedule(static)
   for (int64_t token = 0; token < ordered.num_tokens; ++token) {
@@ -57,17 +58,16 @@ int64_t keep_own(const ExpertSort& sort, const Ordered& ordered, const IndexRang
   return kept;
 }
 
-int64_t count_assigned(const KernelArgs& args, const IndexRange& own, int64_t top_k) {
-  const auto* first = args.in(0).as<int32_t>() + own.begin * top_k;
+int64_t count_assigned(const Args<CapacityLimit>& args, const IndexRange& own, int64_t top_k) {
+  const auto* first = args.in(CapacityLimit::kExpertIdx).as<int32_t>() + own.begin * top_k;
   return std::count_if(first, first + own.count * top_k, [](int32_t e) { return e >= 0; });
 }
 
 }  // namespace
 
-void capacity_limit(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const CapacityLimit&>(base);
+void capacity_limit(const CapacityLimit& op, const Args<CapacityLimit>& args) {
   const RouteMapSpec& rule = op.spec().route;
-  const int64_t num_tokens = args.in(0).shape[0];
+  const int64_t num_tokens = args.in(CapacityLimit::kExpertIdx).shape[0];
   const CapacityLimitWorkspace layout(rule, num_tokens);
   const Ordered ordered{.num_tokens = num_tokens,
                         .top_k = rule.top_k,
@@ -84,9 +84,9 @@ void capacity_limit(const Operator& base, const KernelArgs& args) {
   sort.run();
 
   const IndexRange& own = op.spec().tokens;
-  auto* own_idx = args.out(0).as<int32_t>();
+  auto* own_idx = args.out(CapacityLimit::kKept).as<int32_t>();
   std::fill_n(own_idx, own.count * rule.top_k, -1);
-  *args.out(1).as<int64_t>() =
+  *args.out(CapacityLimit::kDropped).as<int64_t>() =
       count_assigned(args, own, rule.top_k) - keep_own(sort, ordered, own, own_idx);
 }
 

@@ -123,7 +123,7 @@ bool RouteMap::needs_probs() const {
 std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2 || (inputs.size() == 1 && !needs_probs()),
               "takes expert_idx and probs, got {} inputs", inputs.size());
-  const ValueType& expert_idx = inputs[0];
+  const ValueType& expert_idx = inputs[kExpertIdx];
   const bool is_list = expert_idx.shape.rank() == 1 && spec_.top_k == 1;
   const bool is_matrix = expert_idx.shape.rank() == 2 && expert_idx.shape[1] == spec_.top_k;
   check_shape(
@@ -132,9 +132,9 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
   check_shape(*this, !expert_idx.ragged() || spec_.capacity_factor == 0,
               "a capacity factor needs a fixed number of tokens, got {}", expert_idx.to_string());
   if (inputs.size() == 2) {
-    check_shape(*this, inputs[1].dtype == DType::kF32 && inputs[1].shape == expert_idx.shape,
-                "probs must be f32 {}, got {}", expert_idx.shape.to_string(),
-                inputs[1].to_string());
+    check_shape(
+        *this, inputs[kProbs].dtype == DType::kF32 && inputs[kProbs].shape == expert_idx.shape,
+        "probs must be f32 {}, got {}", expert_idx.shape.to_string(), inputs[kProbs].to_string());
   }
   const int64_t rows = max_rows(expert_idx.shape[0]);
   check_shape(*this, rows <= std::numeric_limits<int32_t>::max(),
@@ -143,14 +143,10 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
   ValueType source_R{.dtype = DType::kI32, .shape = {rows}};
   if (!spec_.has_slots()) {
     source_R.ragged_dim = 0;
-    source_R.extent = own_output(RouteMapOutput::kExtent);
+    source_R.extent = Extent::own_output(RouteMap::kExtent);
   }
   const auto i64 = [](int64_t n) { return ValueType{.dtype = DType::kI64, .shape = {n}}; };
   return {expert_idx, source_R, i64(spec_.num_local() + 1), i64(1), i64(1), i64(spec_.num_local())};
-}
-
-int64_t RouteMap::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return ExpertSortWorkspace(inputs[0].shape.num_elements(), spec_.num_local()).num_bytes;
 }
 
 OperatorPtr make_route_map(const RouteMapSpec& spec) {

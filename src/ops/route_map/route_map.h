@@ -69,6 +69,10 @@ struct RouteMapSpec {
 /// since routing is decided once.
 class RouteMap final : public Operator {
  public:
+  static constexpr std::string_view kName = "route_map";
+  enum Input : int { kExpertIdx, kProbs };
+  enum Output : int { kRowOfTK, kSourceR, kOffsets, kExtent, kDropped, kCountsKept };
+
   /// Throws UserError for an impossible combination.
   explicit RouteMap(const RouteMapSpec& spec);
 
@@ -79,11 +83,10 @@ class RouteMap final : public Operator {
   /// The most rows that `num_tokens` tokens can make, padding included.
   int64_t max_rows(int64_t num_tokens) const;
 
-  std::string_view name() const override { return "route_map"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool recomputable() const override { return false; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   bool needs_probs() const;
@@ -91,10 +94,8 @@ class RouteMap final : public Operator {
   RouteMapSpec spec_;
 };
 
-/// Outputs of the operator by name.
-struct RouteMapOutput {
-  enum : size_t { kRowOfTK, kSourceR, kOffsets, kExtent, kDropped, kCountsKept };
-};
+/// For those who want its outputs alone.
+using RouteMapOutput = RouteMap;
 
 OperatorPtr make_route_map(const RouteMapSpec& spec);
 

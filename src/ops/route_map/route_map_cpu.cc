@@ -15,12 +15,14 @@ struct Rows {
   int64_t* offsets;
 };
 
-ExpertSort bind(const RouteMap& op, const KernelArgs& args) {
-  ExpertSort sort = ExpertSort::in_workspace(op.spec(), args.in(0).num_elements(), args.workspace);
-  sort.capacity = op.capacity(args.in(0).shape[0]);
-  sort.expert_of = args.in(0).as<int32_t>();
-  sort.probs = args.inputs.size() > 1 ? args.in(1).as<float>() : nullptr;
-  sort.counts_kept = args.out(RouteMapOutput::kCountsKept).as<int64_t>();
+ExpertSort bind(const RouteMap& op, const Args<RouteMap>& args) {
+  const Tensor& expert_idx = args.in(RouteMap::kExpertIdx);
+  ExpertSort sort = ExpertSort::in_workspace(op.spec(), expert_idx.num_elements(), args.workspace);
+  sort.capacity = op.capacity(expert_idx.shape[0]);
+  sort.expert_of = expert_idx.as<int32_t>();
+  const bool has_probs = std::ssize(args.inputs) > RouteMap::kProbs;
+  sort.probs = has_probs ? args.in(RouteMap::kProbs).as<float>() : nullptr;
+  sort.counts_kept = args.out(RouteMap::kCountsKept).as<int64_t>();
   return sort;
 }
 
@@ -58,28 +60,39 @@ void write_expert(const Rows& rows, int64_t expert) {
   std::fill(rows.source_of + first + kept, rows.source_of + rows.offsets[expert + 1], -1);
 }
 
-void route_map(const Operator& op, const KernelArgs& args) {
-  const ExpertSort sort = bind(static_cast<const RouteMap&>(op), args);
-  const Tensor& source = args.out(RouteMapOutput::kSourceR);
+void route_map(const RouteMap& op, const Args<RouteMap>& args) {
+  const ExpertSort sort = bind(op, args);
+  const Tensor& source = args.out(RouteMap::kSourceR);
   const Rows rows{.sort = sort,
-                  .row_of = args.out(RouteMapOutput::kRowOfTK).as<int32_t>(),
+                  .row_of = args.out(RouteMap::kRowOfTK).as<int32_t>(),
                   .source_of = source.as<int32_t>(),
-                  .offsets = args.out(RouteMapOutput::kOffsets).as<int64_t>()};
-  *args.out(RouteMapOutput::kDropped).as<int64_t>() = sort.run();
+                  .offsets = args.out(RouteMap::kOffsets).as<int64_t>()};
+  *args.out(RouteMap::kDropped).as<int64_t>() = sort.run();
   const int64_t num_rows = place_experts(rows);
   ensure(num_rows <= source.shape[0], "route_map: {} rows, at most {} were expected", num_rows,
          source.shape[0]);
   std::fill_n(rows.row_of, sort.num_assignments, -1);
 #pragma omp parallel for schedule(dynamic)
   for (int64_t expert = 0; expert < sort.num_local(); ++expert) write_expert(rows, expert);
-  *args.out(RouteMapOutput::kExtent).as<int64_t>() = num_rows;
+  *args.out(RouteMap::kExtent).as<int64_t>() = num_rows;
+}
+
+int64_t capacity_limit_workspace(const CapacityLimit& op, std::span<const ValueType> inputs) {
+  return CapacityLimitWorkspace(op.spec().route, inputs[CapacityLimit::kExpertIdx].shape[0])
+      .num_bytes;
+}
+
+int64_t route_map_workspace(const RouteMap& op, std::span<const ValueType> inputs) {
+  return ExpertSortWorkspace(inputs[RouteMap::kExpertIdx].shape.num_elements(),
+                             op.spec().num_local())
+      .num_bytes;
 }
 
 }  // namespace
 
 void add_route_map_cpu(KernelTable& table) {
-  table["route_map"] = route_map;
-  table["capacity_limit"] = capacity_limit;
+  add_kernel<RouteMap>(table, route_map, {.workspace = route_map_workspace});
+  add_kernel<CapacityLimit>(table, capacity_limit, {.workspace = capacity_limit_workspace});
 }
 
 }  // namespace tessera

@@ -86,27 +86,29 @@ struct Sort {
   }
 };
 
-void route_map(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const RouteMap&>(base);
+void route_map(const RouteMap& op, const Args<RouteMap>& args) {
   const RouteMapSpec& spec = op.spec();
-  const int64_t num_assignments = args.in(0).num_elements();
+  const int64_t num_assignments = args.in(RouteMap::kExpertIdx).num_elements();
   WorkspaceLayout layout;
   const SortWorkspace parts(num_assignments, spec.num_local(), layout);
-  const Tensor& source = args.out(RouteMapOutput::kSourceR);
-  auto* row_of = args.out(RouteMapOutput::kRowOfTK).as<int32_t>();
-  auto* counts_kept = args.out(RouteMapOutput::kCountsKept).as<int64_t>();
-  auto* offsets = args.out(RouteMapOutput::kOffsets).as<int64_t>();
+  const Tensor& source = args.out(RouteMap::kSourceR);
+  auto* row_of = args.out(RouteMap::kRowOfTK).as<int32_t>();
+  auto* counts_kept = args.out(RouteMap::kCountsKept).as<int64_t>();
+  auto* offsets = args.out(RouteMap::kOffsets).as<int64_t>();
   Sort sort{.spec = spec,
-            .assignments = assignments_of(spec, args.in(0).as<int32_t>(), num_assignments),
-            .capacity = op.capacity(args.in(0).shape[0]),
-            .probs = args.inputs.size() > 1 ? args.in(1).as<float>() : nullptr,
+            .assignments =
+                assignments_of(spec, args.in(RouteMap::kExpertIdx).as<int32_t>(), num_assignments),
+            .capacity = op.capacity(args.in(RouteMap::kExpertIdx).shape[0]),
+            .probs = std::ssize(args.inputs) > RouteMap::kProbs
+                         ? args.in(RouteMap::kProbs).as<float>()
+                         : nullptr,
             .counts_RN = workspace_part<int32_t>(args.workspace, parts.counts),
             .starts = workspace_part<int64_t>(args.workspace, parts.starts),
             .sorted = workspace_part<int32_t>(args.workspace, parts.sorted),
             .counts_kept = counts_kept,
             .row_of_TK = row_of,
             .stream = stream_of(args)};
-  sort.assignments.num_tokens = args.in_extent(0);
+  sort.assignments.num_tokens = args.in_extent(RouteMap::kExpertIdx);
   const RouteOffsets rows{.num_local = sort.assignments.num_local,
                           .alignment = spec.alignment,
                           .rows_each = spec.pad_to_capacity ? sort.capacity : 0,
@@ -116,8 +118,8 @@ void route_map(const Operator& base, const KernelArgs& args) {
                           .starts = sort.starts,
                           .counts_kept = counts_kept,
                           .offsets = offsets,
-                          .extent = args.out(RouteMapOutput::kExtent).as<int64_t>(),
-                          .dropped = args.out(RouteMapOutput::kDropped).as<int64_t>()};
+                          .extent = args.out(RouteMap::kExtent).as<int64_t>(),
+                          .dropped = args.out(RouteMap::kDropped).as<int64_t>()};
   if (!spec.limits_rows() && !spec.has_slots()) {
     sort.run_dropless(rows, source.as<int32_t>());
     check(cudaGetLastError());
@@ -136,11 +138,12 @@ void route_map(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-int64_t route_map_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const RouteMapSpec& spec = static_cast<const RouteMap&>(base).spec();
-  check_limit(base, spec.num_local(), kRouteMaxExperts, "experts");
+int64_t route_map_workspace(const RouteMap& op, std::span<const ValueType> inputs) {
+  const RouteMapSpec& spec = op.spec();
+  check_limit(op, spec.num_local(), kRouteMaxExperts, "experts");
   WorkspaceLayout layout;
-  const SortWorkspace parts(inputs[0].shape.num_elements(), spec.num_local(), layout);
+  const SortWorkspace parts(inputs[RouteMap::kExpertIdx].shape.num_elements(), spec.num_local(),
+                            layout);
   return layout.num_bytes();
 }
 
@@ -161,13 +164,13 @@ struct LimitWorkspace {
         row_of(layout.add<int32_t>(spec.has_positions ? num_tokens : 0)) {}
 };
 
-void capacity_limit_cuda(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const CapacityLimit&>(base);
+void capacity_limit_cuda(const CapacityLimit& op, const Args<CapacityLimit>& args) {
+  using Op = CapacityLimit;
   const CapacityLimitSpec& spec = op.spec();
-  const int64_t num_tokens = args.in(0).shape[0];
+  const int64_t num_tokens = args.in(Op::kExpertIdx).shape[0];
   const LimitWorkspace parts(spec, num_tokens);
-  const auto* expert_idx = args.in(0).as<int32_t>();
-  const auto* probs = args.in(1).as<float>();
+  const auto* expert_idx = args.in(Op::kExpertIdx).as<int32_t>();
+  const auto* probs = args.in(Op::kProbs).as<float>();
   int32_t* row_of = nullptr;
   const cudaStream_t stream = stream_of(args);
   if (spec.has_positions) {
@@ -176,7 +179,7 @@ void capacity_limit_cuda(const Operator& base, const KernelArgs& args) {
     auto* ordered_probs = workspace_part<float>(args.workspace, parts.probs);
     launch_capacity_order({.num_tokens = num_tokens,
                            .top_k = static_cast<int>(spec.route.top_k),
-                           .positions = args.in(2).as<int32_t>(),
+                           .positions = args.in(Op::kPositions).as<int32_t>(),
                            .expert_idx_TK = expert_idx,
                            .probs_TK = probs,
                            .row_of_T = row_of,
@@ -202,28 +205,28 @@ void capacity_limit_cuda(const Operator& base, const KernelArgs& args) {
                        .top_k = sort.assignments.top_k,
                        .begin = spec.tokens.begin,
                        .count = spec.tokens.count,
-                       .expert_idx_TK = args.in(0).as<int32_t>(),
+                       .expert_idx_TK = args.in(Op::kExpertIdx).as<int32_t>(),
                        .row_of_T = row_of,
                        .starts = sort.starts,
                        .counts_kept = sort.counts_kept,
                        .sorted = sort.sorted,
-                       .own_idx = args.out(0).as<int32_t>(),
-                       .dropped = args.out(1).as<int64_t>()},
+                       .own_idx = args.out(Op::kKept).as<int32_t>(),
+                       .dropped = args.out(Op::kDropped).as<int64_t>()},
                       stream);
   check(cudaGetLastError());
 }
 
-int64_t capacity_limit_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const auto& spec = static_cast<const CapacityLimit&>(base).spec();
-  check_limit(base, spec.route.num_local(), kRouteMaxExperts, "experts");
-  return LimitWorkspace(spec, inputs[0].shape[0]).layout.num_bytes();
+int64_t capacity_limit_workspace(const CapacityLimit& op, std::span<const ValueType> inputs) {
+  const auto& spec = op.spec();
+  check_limit(op, spec.route.num_local(), kRouteMaxExperts, "experts");
+  return LimitWorkspace(spec, inputs[CapacityLimit::kExpertIdx].shape[0]).layout.num_bytes();
 }
 
 }  // namespace
 
 void add_route_map_cuda(KernelTable& table) {
-  table["route_map"] = Kernel(route_map, route_map_workspace);
-  table["capacity_limit"] = Kernel(capacity_limit_cuda, capacity_limit_workspace);
+  add_kernel<RouteMap>(table, route_map, {.workspace = route_map_workspace});
+  add_kernel<CapacityLimit>(table, capacity_limit_cuda, {.workspace = capacity_limit_workspace});
 }
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/router/router_workspace.h"
+#include "ops/storage.h"
 
 namespace tessera {
 namespace {
@@ -51,10 +51,6 @@ std::string_view scope_name(BalanceScope scope) {
   throw InternalError("router: unknown balance scope");
 }
 
-bool is_activation(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16;
-}
-
 /// The forward and the backward product each multiply [T, H] with [E, H] this often.
 double product_flops(const ValueType& x, int64_t num_experts) {
   return 2.0 * static_cast<double>(x.shape.num_elements()) * static_cast<double>(num_experts);
@@ -70,9 +66,11 @@ Router::Router(const RouterSpec& spec) : spec_(spec) {
   check_spec(spec);
 }
 
-int Router::scope_input() const {
-  if (spec_.balance_scope == BalanceScope::kMicroBatch) return -1;
-  return spec_.expert_bias ? 3 : 2;
+OperandSet<Router::Input> Router::input_set() const {
+  return OperandSet<Input>{kX, kWeight}
+      .add(kExpertBias, spec_.expert_bias)
+      .add(kPriorCounts, spec_.balance_scope == BalanceScope::kGlobalBatch)
+      .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence);
 }
 
 std::string Router::attributes() const {
@@ -93,23 +91,23 @@ std::string Router::attributes() const {
 
 std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
   const int64_t num_experts = spec_.num_experts;
-  const size_t expected = 2 + (spec_.expert_bias ? 1 : 0) + (scope_input() >= 0 ? 1 : 0);
-  check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
-  const ValueType& x = inputs[0];
-  check_shape(*this, is_activation(x.dtype) && x.shape.rank() == 2 && !x.ragged(),
+  const OperandSet<Input> operands = input_set();
+  check_shape(*this, std::ssize(inputs) == operands.size(), "takes {} inputs, got {}",
+              operands.size(), inputs.size());
+  const ValueType& x = inputs[kX];
+  check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && !x.ragged(),
               "x must be f32 or bf16 [T, H], got {}", x.to_string());
-  const auto check_f32 = [&](int idx, std::string_view what, const Shape& shape) {
-    const ValueType& type = inputs[static_cast<size_t>(idx)];
+  const auto check_f32 = [&](Input input, std::string_view what, const Shape& shape) {
+    if (!operands.has(input)) return;
+    const ValueType& type = inputs[operands.position(input)];
     check_shape(*this, type == f32(shape), "{} must be f32 {}, got {}", what, shape.to_string(),
                 type.to_string());
   };
-  check_f32(1, "weight", {num_experts, x.shape[1]});
-  if (spec_.expert_bias) check_f32(bias_input(), "expert_bias", {num_experts});
-  if (spec_.balance_scope == BalanceScope::kGlobalBatch) {
-    check_f32(scope_input(), "prior_counts", {num_experts});
-  }
-  if (spec_.balance_scope == BalanceScope::kSequence) {
-    const ValueType& cu_seqlens = inputs[static_cast<size_t>(scope_input())];
+  check_f32(kWeight, "weight", {num_experts, x.shape[1]});
+  check_f32(kExpertBias, "expert_bias", {num_experts});
+  check_f32(kPriorCounts, "prior_counts", {num_experts});
+  if (operands.has(kCuSeqlens)) {
+    const ValueType& cu_seqlens = inputs[operands.position(kCuSeqlens)];
     check_shape(
         *this,
         cu_seqlens.dtype == DType::kI32 && cu_seqlens.shape.rank() == 1 && cu_seqlens.shape[0] >= 1,
@@ -128,58 +126,73 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
 
 Cost Router::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  cost.flops = product_flops(inputs[0], spec_.num_experts);
+  cost.flops = product_flops(inputs[kX], spec_.num_experts);
   return cost;
 }
 
-int64_t Router::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  const bool by_sequence = spec_.balance_scope == BalanceScope::kSequence;
-  const RouterSizes sizes{
-      .num_tokens = inputs[0].shape[0],
-      .hidden_size = inputs[0].shape[1],
-      .num_experts = spec_.num_experts,
-      .num_segments = by_sequence ? inputs[static_cast<size_t>(scope_input())].shape[0] - 1 : 1};
-  return RouterWorkspace::of_forward(sizes).num_bytes;
-}
-
 void Router::differentiate(GradientBuilder& builder) const {
-  const auto grad_probs = builder.grad_output(RouterOutput::kProbs);
-  const auto grad_balance = builder.grad_output(RouterOutput::kBalanceLoss);
-  const auto grad_z = builder.grad_output(RouterOutput::kZLoss);
-  const auto grad_means = builder.grad_output(RouterOutput::kScoreMeans);
-  const auto grad_logits = builder.grad_output(RouterOutput::kLogits);
+  using Backward = RouterBackward;
+  const auto grad_probs = builder.grad_output(kProbs);
+  const auto grad_balance = builder.grad_output(kBalanceLoss);
+  const auto grad_z = builder.grad_output(kZLoss);
+  const auto grad_means = builder.grad_output(kScoreMeans);
+  const auto grad_logits = builder.grad_output(kLogits);
+  if (!grad_probs && !grad_balance && !grad_z && !grad_means && !grad_logits) return;
   const RouterGradients gradients{.probs = grad_probs.has_value(),
                                   .balance_loss = grad_balance.has_value(),
                                   .z_loss = grad_z.has_value(),
                                   .score_means = grad_means.has_value(),
                                   .logits = grad_logits.has_value(),
-                                  .x = builder.needs_grad(0),
-                                  .weight = builder.needs_grad(1)};
-  if (!grad_probs && !grad_balance && !grad_z && !grad_means && !grad_logits) return;
-  std::vector<ValueId> inputs{builder.input(0), builder.input(1),
-                              builder.output(RouterOutput::kLogits),
-                              builder.output(RouterOutput::kExpertIdx)};
-  if (gradients.balance_loss) {
-    if (spec_.balance_scope != BalanceScope::kSequence) {
-      inputs.push_back(builder.output(RouterOutput::kCounts));
-    }
-    if (scope_input() >= 0) inputs.push_back(builder.input(scope_input()));
-  }
-  for (const auto& grad : {grad_probs, grad_balance, grad_z, grad_means, grad_logits}) {
-    if (grad) inputs.push_back(*grad);
-  }
-  const auto accumulators = gradients.weight ? std::vector<int>{1} : std::vector<int>{};
-  const auto outputs =
-      builder.emit(std::make_shared<RouterBackward>(spec_, gradients), inputs, accumulators);
-  if (gradients.x) builder.set_grad_input(0, outputs[0]);
+                                  .x = builder.needs_grad(kX),
+                                  .weight = builder.needs_grad(kWeight)};
+  const auto backward = std::make_shared<Backward>(spec_, gradients);
+  const OperandSet<Backward::Input> operands = backward->input_set();
+  std::vector<ValueId> inputs(operands.size());
+  const auto set = [&](Backward::Input input, ValueId id) {
+    inputs[operands.position(input)] = id;
+  };
+  set(Backward::kX, builder.input(kX));
+  set(Backward::kWeight, builder.input(kWeight));
+  set(Backward::kLogits, builder.output(kLogits));
+  set(Backward::kExpertIdx, builder.output(kExpertIdx));
+  if (operands.has(Backward::kCounts)) set(Backward::kCounts, builder.output(kCounts));
+  if (operands.has(Backward::kPriorCounts))
+    set(Backward::kPriorCounts, builder.input(input_set().position(kPriorCounts)));
+  if (operands.has(Backward::kCuSeqlens))
+    set(Backward::kCuSeqlens, builder.input(input_set().position(kCuSeqlens)));
+  if (grad_probs) set(Backward::kGradProbs, *grad_probs);
+  if (grad_balance) set(Backward::kGradBalanceLoss, *grad_balance);
+  if (grad_z) set(Backward::kGradZLoss, *grad_z);
+  if (grad_means) set(Backward::kGradScoreMeans, *grad_means);
+  if (grad_logits) set(Backward::kGradLogits, *grad_logits);
+  const auto accumulators = gradients.weight ? std::vector<int>{kWeight} : std::vector<int>{};
+  const auto outputs = builder.emit(backward, inputs, accumulators);
+  if (gradients.x) builder.set_grad_input(kX, outputs[Backward::kGradX]);
+}
+
+OperandSet<RouterBackward::Input> RouterBackward::input_set() const {
+  const BalanceScope scope = spec_.balance_scope;
+  const bool balance = gradients_.balance_loss;
+  return OperandSet<Input>{kX, kWeight, kLogits, kExpertIdx}
+      .add(kCounts, balance && scope != BalanceScope::kSequence)
+      .add(kPriorCounts, balance && scope == BalanceScope::kGlobalBatch)
+      .add(kCuSeqlens, balance && scope == BalanceScope::kSequence)
+      .add(kGradProbs, gradients_.probs)
+      .add(kGradBalanceLoss, balance)
+      .add(kGradZLoss, gradients_.z_loss)
+      .add(kGradScoreMeans, gradients_.score_means)
+      .add(kGradLogits, gradients_.logits)
+      .add(kAddend, gradients_.addend);
 }
 
 std::vector<ValueType> RouterBackward::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() >= 5, "takes at least 5 inputs, got {}", inputs.size());
-  if (gradients_.addend) check_addend(*this, inputs.back(), inputs[0]);
+  const OperandSet<Input> operands = input_set();
+  check_shape(*this, std::ssize(inputs) == operands.size(), "takes {} inputs, got {}",
+              operands.size(), inputs.size());
+  if (gradients_.addend) check_addend(*this, inputs[operands.position(kAddend)], inputs[kX]);
   std::vector<ValueType> outputs;
-  if (gradients_.x) outputs.push_back(inputs[0]);
-  if (gradients_.weight) outputs.push_back(inputs[1]);
+  if (gradients_.x) outputs.push_back(inputs[kX]);
+  if (gradients_.weight) outputs.push_back(inputs[kWeight]);
   return outputs;
 }
 
@@ -187,18 +200,8 @@ Cost RouterBackward::cost(std::span<const ValueType> inputs,
                           std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
   const int products = (gradients_.x ? 1 : 0) + (gradients_.weight ? 1 : 0);
-  cost.flops = products * product_flops(inputs[0], spec_.num_experts);
+  cost.flops = products * product_flops(inputs[kX], spec_.num_experts);
   return cost;
-}
-
-int64_t RouterBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  const bool by_sequence =
-      gradients_.balance_loss && spec_.balance_scope == BalanceScope::kSequence;
-  const RouterSizes sizes{.num_tokens = inputs[0].shape[0],
-                          .hidden_size = inputs[0].shape[1],
-                          .num_experts = spec_.num_experts,
-                          .num_segments = by_sequence ? inputs[4].shape[0] - 1 : 1};
-  return RouterWorkspace::of_backward(sizes).num_bytes;
 }
 
 OperatorPtr RouterBackward::with_addend(std::span<const ValueType> /*inputs*/) const {

@@ -80,30 +80,29 @@ struct RouterSpec {
 /// BalanceLoss (ops/balance), whose gradient arrives at the logits.
 class Router final : public Operator {
  public:
+  static constexpr std::string_view kName = "router";
+  enum Input : int { kX, kWeight, kExpertBias, kPriorCounts, kCuSeqlens };
+  enum Output : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
+
   /// Throws UserError for an impossible combination.
   explicit Router(const RouterSpec& spec);
 
   const RouterSpec& spec() const { return spec_; }
-  /// Input indices; -1 where the spec has no such input.
-  int bias_input() const { return spec_.expert_bias ? 2 : -1; }
-  int scope_input() const;
+  OperandSet<Input> input_set() const;
 
-  std::string_view name() const override { return "router"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
   bool recomputable() const override { return false; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   RouterSpec spec_;
 };
 
-/// Outputs of the router by name.
-struct RouterOutput {
-  enum : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
-};
+/// For those who want its outputs alone.
+using RouterOutput = Router;
 
 /// Which gradients reach the router and which are wanted of it.
 struct RouterGradients {
@@ -123,18 +122,41 @@ struct RouterGradients {
 /// (dx A [T, H], plus the addend, if wanted, dweight F32 [E, H] accumulated if wanted).
 class RouterBackward final : public Operator, public TakesAddend {
  public:
+  static constexpr std::string_view kName = "router_backward";
+  enum Input : int {
+    kX,
+    kWeight,
+    kLogits,
+    kExpertIdx,
+    kCounts,
+    kPriorCounts,
+    kCuSeqlens,
+    kGradProbs,
+    kGradBalanceLoss,
+    kGradZLoss,
+    kGradScoreMeans,
+    kGradLogits,
+    kAddend
+  };
+  enum Output : int { kGradX, kGradWeight };
+
   RouterBackward(const RouterSpec& spec, const RouterGradients& gradients)
       : spec_(spec), gradients_(gradients) {}
 
   const RouterSpec& spec() const { return spec_; }
   const RouterGradients& gradients() const { return gradients_; }
+  OperandSet<Input> input_set() const;
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>().add(kGradX, gradients_.x).add(kGradWeight, gradients_.weight);
+  }
 
-  std::string_view name() const override { return "router_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return gradients_.addend ? "addend" : ""; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  bool accumulates(int output) const override { return output == (gradients_.x ? 1 : 0); }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override {
+    return gradients_.weight && output == output_set().position(kGradWeight);
+  }
   OperatorPtr with_addend(std::span<const ValueType> inputs) const override;
 
  private:

@@ -128,33 +128,6 @@ void backward_token(const BackwardCall& c, const BalanceSegments& segments, int6
   if (c.grad_z != nullptr) add_z_gradient(c, logits, scratch, dl);
 }
 
-/// The tensors that only some calls have, taken in the order of the inputs.
-struct OptionalInputs {
-  const Tensor* counts = nullptr;
-  const Tensor* scope = nullptr;
-  const Tensor* grad_probs = nullptr;
-  const Tensor* grad_balance = nullptr;
-  const Tensor* grad_z = nullptr;
-  const Tensor* grad_means = nullptr;
-  const Tensor* grad_logits = nullptr;
-};
-
-OptionalInputs optional_inputs(const RouterBackward& op, const KernelArgs& args) {
-  size_t next = 4;
-  const auto take = [&](bool present) { return present ? &args.in(next++) : nullptr; };
-  const RouterGradients& gradients = op.gradients();
-  const BalanceScope scope = op.spec().balance_scope;
-  OptionalInputs result;
-  result.counts = take(gradients.balance_loss && scope != BalanceScope::kSequence);
-  result.scope = take(gradients.balance_loss && scope != BalanceScope::kMicroBatch);
-  result.grad_probs = take(gradients.probs);
-  result.grad_balance = take(gradients.balance_loss);
-  result.grad_z = take(gradients.z_loss);
-  result.grad_means = take(gradients.score_means);
-  result.grad_logits = take(gradients.logits);
-  return result;
-}
-
 const float* floats(const Tensor* tensor) {
   return tensor == nullptr ? nullptr : tensor->as<float>();
 }
@@ -220,31 +193,31 @@ struct ProductGradients {
   }
 };
 
-BackwardCall bind(const RouterBackward& op, const KernelArgs& args, const OptionalInputs& optional,
+BackwardCall bind(const RouterBackward& op, const Args<RouterBackward>& args,
                   const RouterSizes& sizes) {
+  using Op = RouterBackward;
   const RouterWorkspace layout = RouterWorkspace::of_backward(sizes);
   return {.spec = op.spec(),
           .sizes = sizes,
-          .logits_TE = args.in(2).as<float>(),
-          .expert_idx_TK = args.in(3).as<int32_t>(),
-          .grad_probs_TK = floats(optional.grad_probs),
-          .grad_balance = floats(optional.grad_balance),
-          .grad_z = floats(optional.grad_z),
-          .grad_means_E = floats(optional.grad_means),
-          .given_grad_logits_TE = floats(optional.grad_logits),
+          .logits_TE = args.in(Op::kLogits).as<float>(),
+          .expert_idx_TK = args.in(Op::kExpertIdx).as<int32_t>(),
+          .grad_probs_TK = floats(args.find_in(Op::kGradProbs)),
+          .grad_balance = floats(args.find_in(Op::kGradBalanceLoss)),
+          .grad_z = floats(args.find_in(Op::kGradZLoss)),
+          .grad_means_E = floats(args.find_in(Op::kGradScoreMeans)),
+          .given_grad_logits_TE = floats(args.find_in(Op::kGradLogits)),
           .scratch = workspace_part<float>(args.workspace, layout.scratch),
           .fractions = workspace_part<float>(args.workspace, layout.fractions),
           .grad_logits_TE = workspace_part<float>(args.workspace, layout.grad_logits)};
 }
 
-void backward_logits(const BackwardCall& c, const OptionalInputs& optional,
-                     const BalanceSegments& segments, std::span<const int32_t> expert_idx) {
+void backward_logits(const BackwardCall& c, const Args<RouterBackward>& args,
+                     const BalanceSegments& segments) {
+  using Op = RouterBackward;
   if (c.grad_balance != nullptr) {
-    const auto counts = optional.counts == nullptr
-                            ? std::span<const float>()
-                            : std::span<const float>(optional.counts->span<float>());
-    balance_fractions({segments, expert_idx, c.spec.top_k, counts,
-                       prior_counts(c.spec, optional.scope), c.spec.balance_group_size},
+    balance_fractions({segments, args.in(Op::kExpertIdx).span<int32_t>(), c.spec.top_k,
+                       floats_of(args.find_in(Op::kCounts)),
+                       floats_of(args.find_in(Op::kPriorCounts)), c.spec.balance_group_size},
                       {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
   }
 #pragma omp parallel for schedule(static)
@@ -259,26 +232,26 @@ void backward_logits(const BackwardCall& c, const OptionalInputs& optional,
 
 inline namespace TESSERA_CPU_LEVEL {
 
-void router_backward(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const RouterBackward&>(base);
-  const OptionalInputs optional = optional_inputs(op, args);
-  const Tensor& x = args.in(0);
-  const BalanceSegments segments = balance_segments(op.spec(), optional.scope, x.shape[0]);
+void router_backward(const RouterBackward& op, const Args<RouterBackward>& args) {
+  using Op = RouterBackward;
+  const Tensor& x = args.in(Op::kX);
+  const BalanceSegments segments = balance_segments(args, x.shape[0]);
   const RouterSizes sizes{.num_tokens = x.shape[0],
                           .hidden_size = x.shape[1],
                           .num_experts = op.spec().num_experts,
                           .num_segments = segments.size()};
-  const BackwardCall call = bind(op, args, optional, sizes);
-  backward_logits(call, optional, segments, args.in(3).span<int32_t>());
+  const BackwardCall call = bind(op, args, sizes);
+  backward_logits(call, args, segments);
 
-  const Tensor* grad_x = op.gradients().x ? &args.out(0) : nullptr;
-  const bool weight_wanted = op.gradients().weight && args.out(op.gradients().x ? 1 : 0);
+  const Tensor* grad_x = args.find_out(Op::kGradX);
+  const Tensor* grad_weight = args.find_out(Op::kGradWeight);
+  const bool weight_wanted = grad_weight != nullptr && *grad_weight;
   const ProductGradients products{
       .call = call,
-      .weight_EH = args.in(1).as<float>(),
-      .grad_weight_EH = weight_wanted ? args.out(op.gradients().x ? 1 : 0).as<float>() : nullptr,
+      .weight_EH = args.in(Op::kWeight).as<float>(),
+      .grad_weight_EH = weight_wanted ? grad_weight->as<float>() : nullptr,
       .grad_x = grad_x,
-      .addend = op.gradients().addend ? &args.inputs.back() : nullptr,
+      .addend = args.find_in(Op::kAddend),
       .widened =
           workspace_part<float>(args.workspace, RouterWorkspace::of_backward(sizes).widened)};
   for_each_row_chunk(x, products.widened, [&](int64_t first, int64_t num_rows, const float* rows) {

@@ -18,7 +18,7 @@ int64_t BalanceSegments::of(int64_t token) const {
 
 void count_experts(std::span<const int32_t> expert_idx, std::span<float> counts) {
   std::ranges::fill(counts, 0.0F);
-  for (const int32_t expert : expert_idx) counts[static_cast<size_t>(expert)] += 1.0F;
+  for (const int32_t expert : expert_idx) counts[expert] += 1.0F;
 }
 
 void counts_to_fractions(std::span<float> counts, int64_t group_size) {
@@ -27,7 +27,7 @@ void counts_to_fractions(std::span<float> counts, int64_t group_size) {
   for (float& count : counts) count *= scale;
   if (group_size == 1) return;
   for (size_t first = 0; first < counts.size(); first += static_cast<size_t>(group_size)) {
-    const auto group = counts.subspan(first, static_cast<size_t>(group_size));
+    const auto group = counts.subspan(first, group_size);
     std::ranges::fill(group, std::accumulate(group.begin(), group.end(), 0.0F));
   }
 }
@@ -43,8 +43,7 @@ void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
   for (int64_t s = 0; s < c.segments.size(); ++s) {
     const auto first = static_cast<size_t>(c.segments.begin(s) * c.top_k);
     const auto last = static_cast<size_t>(c.segments.end(s) * c.top_k);
-    const auto row =
-        fractions.subspan(static_cast<size_t>(s * num_experts), static_cast<size_t>(num_experts));
+    const auto row = fractions.subspan(s * num_experts, num_experts);
     count_experts(c.expert_idx_TK.subspan(first, last - first), row);
     counts_to_fractions(row, c.group_size);
   }

@@ -25,7 +25,7 @@ class BalanceSegments {
  private:
   int64_t bound(int64_t idx) const {
     if (cu_seqlens_.empty()) return idx * num_tokens_;
-    return cu_seqlens_[static_cast<size_t>(idx)];
+    return cu_seqlens_[idx];
   }
 
   std::span<const int32_t> cu_seqlens_;

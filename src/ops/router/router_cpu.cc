@@ -129,26 +129,23 @@ void write_score_means(const Forward& f, std::span<float> means_E) {
   }
 }
 
-Forward bind(const Router& op, const KernelArgs& args, const RouterSizes& sizes) {
+Forward bind(const Router& op, const Args<Router>& args, const RouterSizes& sizes) {
   const RouterWorkspace layout = RouterWorkspace::of_forward(sizes);
-  const int bias = op.bias_input();
+  const Tensor* bias = args.find_in(Router::kExpertBias);
   return {.spec = op.spec(),
           .sizes = sizes,
-          .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
-          .logits_TE = args.out(RouterOutput::kLogits).as<float>(),
-          .probs_TK = args.out(RouterOutput::kProbs).as<float>(),
-          .expert_idx_TK = args.out(RouterOutput::kExpertIdx).as<int32_t>(),
+          .bias_E = bias == nullptr ? nullptr : bias->as<float>(),
+          .logits_TE = args.out(Router::kLogits).as<float>(),
+          .probs_TK = args.out(Router::kProbs).as<float>(),
+          .expert_idx_TK = args.out(Router::kExpertIdx).as<int32_t>(),
           .scratch = workspace_part<float>(args.workspace, layout.scratch),
           .fractions = workspace_part<float>(args.workspace, layout.fractions),
           .partials = workspace_part<double>(args.workspace, layout.partials)};
 }
 
-void router(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const Router&>(base);
-  const Tensor* scope =
-      op.scope_input() < 0 ? nullptr : &args.in(static_cast<size_t>(op.scope_input()));
-  const Tensor& x = args.in(0);
-  const BalanceSegments segments = balance_segments(op.spec(), scope, x.shape[0]);
+void router(const Router& op, const Args<Router>& args) {
+  const Tensor& x = args.in(Router::kX);
+  const BalanceSegments segments = balance_segments(args, x.shape[0]);
   const RouterSizes sizes{.num_tokens = x.shape[0],
                           .hidden_size = x.shape[1],
                           .num_experts = op.spec().num_experts,
@@ -156,29 +153,37 @@ void router(const Operator& base, const KernelArgs& args) {
   const Forward f = bind(op, args, sizes);
   float* widened =
       workspace_part<float>(args.workspace, RouterWorkspace::of_forward(sizes).widened);
-  compute_logits(x, args.in(1).as<float>(), f.logits_TE, widened, sizes);
+  compute_logits(x, args.in(Router::kWeight).as<float>(), f.logits_TE, widened, sizes);
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) route_block(f, block);
 
-  const auto counts = args.out(RouterOutput::kCounts).span<float>();
-  const auto expert_idx = args.out(RouterOutput::kExpertIdx).span<int32_t>();
+  const auto counts = args.out(Router::kCounts).span<float>();
+  const auto expert_idx = args.out(Router::kExpertIdx).span<int32_t>();
   count_experts(expert_idx, counts);
-  balance_fractions({segments, expert_idx, op.spec().top_k, counts, prior_counts(op.spec(), scope),
-                     op.spec().balance_group_size},
+  balance_fractions({segments, expert_idx, op.spec().top_k, counts,
+                     floats_of(args.find_in(Router::kPriorCounts)), op.spec().balance_group_size},
                     {f.fractions, static_cast<size_t>(segments.size() * sizes.num_experts)});
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) balance_block(f, segments, block);
-  *args.out(RouterOutput::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
-  *args.out(RouterOutput::kBalanceLoss).as<float>() =
+  *args.out(Router::kZLoss).as<float>() = mean_of_partials(f, 0, 1.0);
+  *args.out(Router::kBalanceLoss).as<float>() =
       mean_of_partials(f, 1, static_cast<double>(sizes.num_experts / op.spec().balance_group_size));
-  write_score_means(f, args.out(RouterOutput::kScoreMeans).span<float>());
+  write_score_means(f, args.out(Router::kScoreMeans).span<float>());
+}
+
+int64_t router_workspace(const Router& op, std::span<const ValueType> inputs) {
+  return RouterWorkspace::of_forward(router_sizes(op, inputs)).num_bytes;
+}
+
+int64_t router_backward_workspace(const RouterBackward& op, std::span<const ValueType> inputs) {
+  return RouterWorkspace::of_backward(router_sizes(op, inputs)).num_bytes;
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_router_cpu, table) {
-  table["router"] = router;
-  table["router_backward"] = router_backward;
+  add_kernel<Router>(table, router, {.workspace = router_workspace});
+  add_kernel<RouterBackward>(table, router_backward, {.workspace = router_backward_workspace});
 }
 
 }  // namespace tessera

@@ -90,16 +90,21 @@ int64_t num_segments(const Input* cu_seqlens) {
   return cu_seqlens == nullptr ? 1 : cu_seqlens->shape[0] - 1;
 }
 
-template <typename Input>
-const Input* segment_bounds(const Router& op, std::span<const Input> inputs) {
-  const bool by_sequence = op.spec().balance_scope == BalanceScope::kSequence;
-  return by_sequence ? &inputs[static_cast<size_t>(op.scope_input())] : nullptr;
+/// cu_seqlens among the types of the inputs, or null.
+template <typename Op>
+const ValueType* find_bounds(const Op& op, std::span<const ValueType> inputs) {
+  const auto operands = op.input_set();
+  return operands.has(Op::kCuSeqlens) ? &inputs[operands.position(Op::kCuSeqlens)] : nullptr;
+}
+
+const float* floats(const Tensor* tensor) {
+  return tensor == nullptr ? nullptr : tensor->as<float>();
 }
 
 /// One forward call.
 struct Forward {
   const Router& op;
-  const KernelArgs& args;
+  const Args<Router>& args;
   RouterRule rule;
   RouterShape shape;
   const Tensor* bounds;  ///< cu_seqlens, where the balance loss goes by sequence
@@ -111,24 +116,25 @@ struct Forward {
     return workspace_part<T>(args.workspace, offset);
   }
   template <typename T>
-  T* out(int idx) const {
-    return args.out(static_cast<size_t>(idx)).as<T>();
+  T* out(Router::Output output) const {
+    return args.out(output).as<T>();
   }
 
   void multiply() const {
     if (shape.num_tokens == 0) return;
-    const auto* weight = args.in(1).as<float>();
-    auto* logits = out<float>(RouterOutput::kLogits);
+    const auto* weight = args.in(Router::kWeight).as<float>();
+    auto* logits = out<float>(Router::kLogits);
     if (!has_tensor_logits(shape)) {
       launch_router_logits(
-          {.shape = shape, .x = args.in(0).data, .weight = weight, .logits_TE = logits}, stream);
+          {.shape = shape, .x = args.in(Router::kX).data, .weight = weight, .logits_TE = logits},
+          stream);
       return;
     }
     auto* terms = part<std::byte>(layout.weight_terms);
     launch_split_weight(shape, weight, RouterTerms::kThree, terms, stream);
     const int num_sms = context_of(args).num_sms();
     launch_router_tensor_logits(
-        {.x = make_tensor_map({args.in(0).data, shape.num_tokens, shape.hidden_size},
+        {.x = make_tensor_map({args.in(Router::kX).data, shape.num_tokens, shape.hidden_size},
                               kRouterTileTokens),
          .terms =
              make_tensor_map({terms, 3 * shape.num_experts, shape.hidden_size},
@@ -142,23 +148,19 @@ struct Forward {
   }
 
   void choose() const {
-    const int bias = op.bias_input();
-    launch_route_tokens(
-        {.rule = rule,
-         .num_tokens = shape.num_tokens,
-         .logits_TE = out<float>(RouterOutput::kLogits),
-         .bias_E = bias < 0 ? nullptr : args.in(static_cast<size_t>(bias)).as<float>(),
-         .probs_TK = out<float>(RouterOutput::kProbs),
-         .expert_idx_TK = out<int32_t>(RouterOutput::kExpertIdx),
-         .share_sums = part<float>(layout.share_sums),
-         .counts = part<int32_t>(layout.counts),
-         .z_sums = part<double>(layout.z_sums)},
-        stream);
+    launch_route_tokens({.rule = rule,
+                         .num_tokens = shape.num_tokens,
+                         .logits_TE = out<float>(Router::kLogits),
+                         .bias_E = floats(args.find_in(Router::kExpertBias)),
+                         .probs_TK = out<float>(Router::kProbs),
+                         .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
+                         .share_sums = part<float>(layout.share_sums),
+                         .counts = part<int32_t>(layout.counts),
+                         .z_sums = part<double>(layout.z_sums)},
+                        stream);
   }
 
   void add_totals() const {
-    const bool global = op.spec().balance_scope == BalanceScope::kGlobalBatch;
-    const auto scope = static_cast<size_t>(op.scope_input());
     launch_router_totals(
         {.num_experts = rule.num_experts,
          .group_size = static_cast<int>(op.spec().balance_group_size),
@@ -166,13 +168,13 @@ struct Forward {
          .share_sums = part<float>(layout.share_sums),
          .counts = part<int32_t>(layout.counts),
          .z_sums = part<double>(layout.z_sums),
-         .prior_counts_E = global ? args.in(scope).as<float>() : nullptr,
+         .prior_counts_E = floats(args.find_in(Router::kPriorCounts)),
          .share_parts = part<double>(layout.share_parts),
          .count_parts = part<int32_t>(layout.count_parts),
-         .score_means_E = out<float>(RouterOutput::kScoreMeans),
-         .counts_E = out<float>(RouterOutput::kCounts),
-         .z_loss = out<float>(RouterOutput::kZLoss),
-         .balance_loss = bounds == nullptr ? out<float>(RouterOutput::kBalanceLoss) : nullptr},
+         .score_means_E = out<float>(Router::kScoreMeans),
+         .counts_E = out<float>(Router::kCounts),
+         .z_loss = out<float>(Router::kZLoss),
+         .balance_loss = bounds == nullptr ? out<float>(Router::kBalanceLoss) : nullptr},
         stream);
   }
 
@@ -183,7 +185,7 @@ struct Forward {
                               .num_segments = num_segments(bounds),
                               .num_tokens = shape.num_tokens,
                               .cu_seqlens = bounds->as<int32_t>(),
-                              .expert_idx_TK = out<int32_t>(RouterOutput::kExpertIdx),
+                              .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
                               .fractions_SE = part<float>(layout.fractions)},
                              stream);
     launch_segment_balance({.num_experts = rule.num_experts,
@@ -191,7 +193,7 @@ struct Forward {
                             .num_segments = num_segments(bounds),
                             .num_tokens = shape.num_tokens,
                             .cu_seqlens = bounds->as<int32_t>(),
-                            .logits_TE = out<float>(RouterOutput::kLogits),
+                            .logits_TE = out<float>(Router::kLogits),
                             .fractions_SE = part<float>(layout.fractions),
                             .balance_sums = part<double>(layout.balance_sums)},
                            stream);
@@ -199,15 +201,15 @@ struct Forward {
         {.num_groups = static_cast<int>(rule.num_experts / op.spec().balance_group_size),
          .num_tokens = shape.num_tokens,
          .balance_sums = part<double>(layout.balance_sums),
-         .balance_loss = out<float>(RouterOutput::kBalanceLoss)},
+         .balance_loss = out<float>(Router::kBalanceLoss)},
         stream);
   }
 };
 
-void router(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const Router&>(base);
-  const RouterShape shape = shape_of(args.in(0).dtype, args.in(0).shape, args.in(1).shape);
-  const Tensor* bounds = segment_bounds(op, args.inputs);
+void router(const Router& op, const Args<Router>& args) {
+  const Tensor& x = args.in(Router::kX);
+  const RouterShape shape = shape_of(x.dtype, x.shape, args.in(Router::kWeight).shape);
+  const Tensor* bounds = args.find_in(Router::kCuSeqlens);
   const Forward forward{.op = op,
                         .args = args,
                         .rule = rule_of(op.spec()),
@@ -222,47 +224,22 @@ void router(const Operator& base, const KernelArgs& args) {
   check(cudaGetLastError());
 }
 
-int64_t router_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const auto& op = static_cast<const Router&>(base);
+int64_t router_workspace(const Router& op, std::span<const ValueType> inputs) {
   check_limit(op, op.spec().num_experts, kRouterMaxExperts, "experts");
-  const RouterShape shape = shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape);
-  return Workspace::of_forward(shape, num_segments(segment_bounds(op, inputs))).num_bytes;
+  const RouterShape shape =
+      shape_of(inputs[Router::kX].dtype, inputs[Router::kX].shape, inputs[Router::kWeight].shape);
+  return Workspace::of_forward(shape, num_segments(find_bounds(op, inputs))).num_bytes;
 }
-
-/// The inputs that only some backward calls have, in their order; null where absent.
-struct OptionalInputs {
-  const float* counts = nullptr;
-  const float* prior_counts = nullptr;
-  const Tensor* cu_seqlens = nullptr;
-  const float* grad_probs = nullptr;
-  const float* grad_balance = nullptr;
-  const float* grad_z = nullptr;
-  const float* grad_means = nullptr;
-  const float* grad_logits = nullptr;
-
-  OptionalInputs(const RouterBackward& op, const KernelArgs& args) {
-    size_t next = 4;
-    const auto take = [&](bool present) { return present ? args.in(next++).as<float>() : nullptr; };
-    const RouterGradients& gradients = op.gradients();
-    const BalanceScope scope = op.spec().balance_scope;
-    counts = take(gradients.balance_loss && scope != BalanceScope::kSequence);
-    prior_counts = take(gradients.balance_loss && scope == BalanceScope::kGlobalBatch);
-    if (gradients.balance_loss && scope == BalanceScope::kSequence) cu_seqlens = &args.in(next++);
-    grad_probs = take(gradients.probs);
-    grad_balance = take(gradients.balance_loss);
-    grad_z = take(gradients.z_loss);
-    grad_means = take(gradients.score_means);
-    grad_logits = take(gradients.logits);
-  }
-};
 
 /// One backward call.
 struct BackwardCall {
-  const RouterBackward& op;
-  const KernelArgs& args;
+  using Op = RouterBackward;
+
+  const Op& op;
+  const Args<Op>& args;
   RouterRule rule;
   RouterShape shape;
-  OptionalInputs optional;
+  const Tensor* bounds;  ///< cu_seqlens, where the balance loss goes by sequence
   Workspace layout;
   cudaStream_t stream;
 
@@ -274,11 +251,11 @@ struct BackwardCall {
   void make_fractions() const {
     const int group_size = static_cast<int>(op.spec().balance_group_size);
     auto* fractions = part<float>(layout.fractions);
-    if (optional.cu_seqlens == nullptr) {
+    if (bounds == nullptr) {
       launch_router_fractions({.num_experts = rule.num_experts,
                                .group_size = group_size,
-                               .counts_E = optional.counts,
-                               .prior_counts_E = optional.prior_counts,
+                               .counts_E = floats(args.find_in(Op::kCounts)),
+                               .prior_counts_E = floats(args.find_in(Op::kPriorCounts)),
                                .fractions_E = fractions},
                               stream);
       return;
@@ -286,17 +263,16 @@ struct BackwardCall {
     launch_segment_fractions({.num_experts = rule.num_experts,
                               .top_k = rule.top_k,
                               .group_size = group_size,
-                              .num_segments = num_segments(optional.cu_seqlens),
+                              .num_segments = num_segments(bounds),
                               .num_tokens = shape.num_tokens,
-                              .cu_seqlens = optional.cu_seqlens->as<int32_t>(),
-                              .expert_idx_TK = args.in(3).as<int32_t>(),
+                              .cu_seqlens = bounds->as<int32_t>(),
+                              .expert_idx_TK = args.in(Op::kExpertIdx).as<int32_t>(),
                               .fractions_SE = fractions},
                              stream);
   }
 
   void make_grad_logits() const {
-    if (optional.grad_balance != nullptr) make_fractions();
-    const Tensor* bounds = optional.cu_seqlens;
+    if (op.gradients().balance_loss) make_fractions();
     const bool split = can_split_router(shape);
     auto* grad_logits = part<float>(layout.grad_logits);
     launch_router_backward_tokens(
@@ -305,32 +281,32 @@ struct BackwardCall {
          .num_tokens = shape.num_tokens,
          .num_segments = num_segments(bounds),
          .cu_seqlens = bounds == nullptr ? nullptr : bounds->as<int32_t>(),
-         .logits_TE = args.in(2).as<float>(),
-         .expert_idx_TK = args.in(3).as<int32_t>(),
+         .logits_TE = args.in(Op::kLogits).as<float>(),
+         .expert_idx_TK = args.in(Op::kExpertIdx).as<int32_t>(),
          .fractions_SE = part<float>(layout.fractions),
-         .grad_probs_TK = optional.grad_probs,
-         .grad_balance = optional.grad_balance,
-         .grad_z = optional.grad_z,
-         .grad_means_E = optional.grad_means,
-         .given_grad_logits_TE = optional.grad_logits,
+         .grad_probs_TK = floats(args.find_in(Op::kGradProbs)),
+         .grad_balance = floats(args.find_in(Op::kGradBalanceLoss)),
+         .grad_z = floats(args.find_in(Op::kGradZLoss)),
+         .grad_means_E = floats(args.find_in(Op::kGradScoreMeans)),
+         .given_grad_logits_TE = floats(args.find_in(Op::kGradLogits)),
          .grad_logits_TE = split ? nullptr : grad_logits,
          .grad_terms_T4E = split ? grad_logits : nullptr},
         stream);
   }
 
   void multiply() const {
-    const bool x_wanted = op.gradients().x;
-    const size_t weight_output = x_wanted ? 1 : 0;
-    const bool weight_wanted = op.gradients().weight && args.out(weight_output);
+    const Tensor* grad_x = args.find_out(Op::kGradX);
+    const Tensor* grad_weight = args.find_out(Op::kGradWeight);
+    const bool weight_wanted = grad_weight != nullptr && *grad_weight;
     const RouterProductGrads grads{
         .shape = shape,
         .grad_logits_TE = part<float>(layout.grad_logits),
-        .x = args.in(0).data,
-        .weight = args.in(1).as<float>(),
+        .x = args.in(Op::kX).data,
+        .weight = args.in(Op::kWeight).as<float>(),
         .partials = part<float>(layout.partials),
-        .addend = op.gradients().addend ? args.inputs.back().data : nullptr,
-        .grad_x = x_wanted ? args.out(0).data : nullptr,
-        .grad_weight_EH = weight_wanted ? args.out(weight_output).as<float>() : nullptr};
+        .addend = op.gradients().addend ? args.in(Op::kAddend).data : nullptr,
+        .grad_x = grad_x != nullptr ? grad_x->data : nullptr,
+        .grad_weight_EH = weight_wanted ? grad_weight->as<float>() : nullptr};
     can_split_router(shape) ? multiply_terms(grads) : launch_router_product_grads(grads, stream);
   }
 
@@ -373,38 +349,36 @@ struct BackwardCall {
   }
 };
 
-void router_backward(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const RouterBackward&>(base);
-  const RouterShape shape = shape_of(args.in(0).dtype, args.in(0).shape, args.in(1).shape);
-  const OptionalInputs optional(op, args);
-  const BackwardCall call{
-      .op = op,
-      .args = args,
-      .rule = rule_of(op.spec()),
-      .shape = shape,
-      .optional = optional,
-      .layout = Workspace::of_backward(shape, num_segments(optional.cu_seqlens)),
-      .stream = stream_of(args)};
+void router_backward(const RouterBackward& op, const Args<RouterBackward>& args) {
+  using Op = RouterBackward;
+  const Tensor& x = args.in(Op::kX);
+  const RouterShape shape = shape_of(x.dtype, x.shape, args.in(Op::kWeight).shape);
+  const Tensor* bounds = args.find_in(Op::kCuSeqlens);
+  const BackwardCall call{.op = op,
+                          .args = args,
+                          .rule = rule_of(op.spec()),
+                          .shape = shape,
+                          .bounds = bounds,
+                          .layout = Workspace::of_backward(shape, num_segments(bounds)),
+                          .stream = stream_of(args)};
   call.make_grad_logits();
   call.multiply();
   check(cudaGetLastError());
 }
 
-int64_t router_backward_workspace(const Operator& base, std::span<const ValueType> inputs) {
-  const auto& op = static_cast<const RouterBackward&>(base);
+int64_t router_backward_workspace(const RouterBackward& op, std::span<const ValueType> inputs) {
+  using Op = RouterBackward;
   check_limit(op, op.spec().num_experts, kRouterMaxExperts, "experts");
-  const bool by_sequence =
-      op.gradients().balance_loss && op.spec().balance_scope == BalanceScope::kSequence;
-  return Workspace::of_backward(shape_of(inputs[0].dtype, inputs[0].shape, inputs[1].shape),
-                                num_segments(by_sequence ? &inputs[4] : nullptr))
-      .num_bytes;
+  const ValueType& x = inputs[Op::kX];
+  const RouterShape shape = shape_of(x.dtype, x.shape, inputs[Op::kWeight].shape);
+  return Workspace::of_backward(shape, num_segments(find_bounds(op, inputs))).num_bytes;
 }
 
 }  // namespace
 
 void add_router_cuda(KernelTable& table) {
-  table["router"] = Kernel(router, router_workspace);
-  table["router_backward"] = Kernel(router_backward, router_backward_workspace);
+  add_kernel<Router>(table, router, {.workspace = router_workspace});
+  add_kernel<RouterBackward>(table, router_backward, {.workspace = router_backward_workspace});
 }
 
 }  // namespace tessera

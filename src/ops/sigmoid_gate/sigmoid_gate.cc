@@ -16,26 +16,26 @@ void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) 
 
 std::vector<ValueType> SigmoidGate::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes two inputs, got {}", inputs.size());
-  check_gate(*this, inputs[0], inputs[1]);
-  return {inputs[0]};
+  check_gate(*this, inputs[kX], inputs[kLogit]);
+  return {inputs[kX]};
 }
 
 void SigmoidGate::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
   const auto grads = builder.emit(std::make_shared<SigmoidGateBackward>(),
-                                  {builder.input(0), builder.input(1), *grad});
+                                  {builder.input(kX), builder.input(kLogit), *grad});
   for (int idx = 0; idx < 2; ++idx) {
-    if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[static_cast<size_t>(idx)]);
+    if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[idx]);
   }
 }
 
 std::vector<ValueType> SigmoidGateBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 3, "takes three inputs, got {}", inputs.size());
-  check_gate(*this, inputs[0], inputs[1]);
-  check_shape(*this, inputs[2] == inputs[0], "the gradient is {}, expected {}",
-              inputs[2].to_string(), inputs[0].to_string());
-  return {inputs[0], inputs[1]};
+  check_gate(*this, inputs[kX], inputs[kLogit]);
+  check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient is {}, expected {}",
+              inputs[kGrad].to_string(), inputs[kX].to_string());
+  return {inputs[kX], inputs[kLogit]};
 }
 
 OperatorPtr make_sigmoid_gate() {

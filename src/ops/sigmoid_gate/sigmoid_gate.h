@@ -8,7 +8,10 @@ namespace tessera {
 /// (y A [T,H], logit A [T,1]) -> A [T,H].
 class SigmoidGate final : public Operator {
  public:
-  std::string_view name() const override { return "sigmoid_gate"; }
+  static constexpr std::string_view kName = "sigmoid_gate";
+  enum Input : int { kX, kLogit };
+  enum Output : int { kY };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -16,7 +19,10 @@ class SigmoidGate final : public Operator {
 /// (y, logit, grad_out A [T,H]) -> (grad_y A [T,H], grad_logit A [T,1]).
 class SigmoidGateBackward final : public Operator {
  public:
-  std::string_view name() const override { return "sigmoid_gate_backward"; }
+  static constexpr std::string_view kName = "sigmoid_gate_backward";
+  enum Input : int { kX, kLogit, kGrad };
+  enum Output : int { kGradX, kGradLogit };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 };
 

@@ -12,12 +12,13 @@ float sigmoid_of(float x) {
 }
 
 template <typename T>
-void gate_rows(const KernelArgs& args) {
-  const T* y = args.in(0).as<T>();
-  const T* logit = args.in(1).as<T>();
-  T* out = args.out(0).as<T>();
-  const int64_t width = args.in(0).shape.last();
-  const int64_t rows = args.in(0).shape[0];
+void gate_rows(const Args<SigmoidGate>& args) {
+  using Op = SigmoidGate;
+  const T* y = args.in(Op::kX).as<T>();
+  const T* logit = args.in(Op::kLogit).as<T>();
+  T* out = args.out(Op::kY).as<T>();
+  const int64_t width = args.in(Op::kX).shape.last();
+  const int64_t rows = args.in(Op::kX).shape[0];
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const float gate = sigmoid_of(logit[row]);
@@ -29,14 +30,15 @@ void gate_rows(const KernelArgs& args) {
 }
 
 template <typename T>
-void gate_rows_backward(const KernelArgs& args) {
-  const T* y = args.in(0).as<T>();
-  const T* logit = args.in(1).as<T>();
-  const T* grad = args.in(2).as<T>();
-  T* grad_y = args.out(0).as<T>();
-  T* grad_logit = args.out(1).as<T>();
-  const int64_t width = args.in(0).shape.last();
-  const int64_t rows = args.in(0).shape[0];
+void gate_rows_backward(const Args<SigmoidGateBackward>& args) {
+  using Op = SigmoidGateBackward;
+  const T* y = args.in(Op::kX).as<T>();
+  const T* logit = args.in(Op::kLogit).as<T>();
+  const T* grad = args.in(Op::kGrad).as<T>();
+  T* grad_y = args.out(Op::kGradX).as<T>();
+  T* grad_logit = args.out(Op::kGradLogit).as<T>();
+  const int64_t width = args.in(Op::kX).shape.last();
+  const int64_t rows = args.in(Op::kX).shape[0];
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const float gate = sigmoid_of(logit[row]);
@@ -51,20 +53,21 @@ void gate_rows_backward(const KernelArgs& args) {
   }
 }
 
-void sigmoid_gate_kernel(const Operator& /*op*/, const KernelArgs& args) {
-  args.out(0).dtype == DType::kF32 ? gate_rows<float>(args) : gate_rows<Bf16>(args);
+void sigmoid_gate_kernel(const SigmoidGate& /*op*/, const Args<SigmoidGate>& args) {
+  args.out(SigmoidGate::kY).dtype == DType::kF32 ? gate_rows<float>(args) : gate_rows<Bf16>(args);
 }
 
-void sigmoid_gate_backward_kernel(const Operator& /*op*/, const KernelArgs& args) {
-  args.out(0).dtype == DType::kF32 ? gate_rows_backward<float>(args)
-                                   : gate_rows_backward<Bf16>(args);
+void sigmoid_gate_backward_kernel(const SigmoidGateBackward& /*op*/,
+                                  const Args<SigmoidGateBackward>& args) {
+  args.out(SigmoidGateBackward::kGradX).dtype == DType::kF32 ? gate_rows_backward<float>(args)
+                                                             : gate_rows_backward<Bf16>(args);
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_sigmoid_gate_cpu, table) {
-  table["sigmoid_gate"] = sigmoid_gate_kernel;
-  table["sigmoid_gate_backward"] = sigmoid_gate_backward_kernel;
+  add_kernel<SigmoidGate>(table, sigmoid_gate_kernel);
+  add_kernel<SigmoidGateBackward>(table, sigmoid_gate_backward_kernel);
 }
 
 }  // namespace tessera

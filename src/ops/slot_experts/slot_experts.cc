@@ -15,7 +15,7 @@ std::string SlotExperts::attributes() const {
 
 std::vector<ValueType> SlotExperts::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes the counts, got {} inputs", inputs.size());
-  const ValueType& counts = inputs[0];
+  const ValueType& counts = inputs[kCounts];
   check_shape(*this,
               counts.dtype == DType::kI64 && counts.shape.rank() == 1 && !counts.ragged() &&
                   counts.shape[0] % spec_.num_experts == 0,

@@ -19,10 +19,14 @@ struct SlotExpertsSpec {
 /// slot's rows are more than it has.
 class SlotExperts final : public Operator {
  public:
+  static constexpr std::string_view kName = "slot_experts";
+  enum Input : int { kCounts };
+  enum Output : int { kExpertIdx };
+
   explicit SlotExperts(const SlotExpertsSpec& spec);
   const SlotExpertsSpec& spec() const { return spec_; }
 
-  std::string_view name() const override { return "slot_experts"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}

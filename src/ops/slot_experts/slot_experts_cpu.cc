@@ -17,19 +17,20 @@ void write_slot(const SlotExpertsSpec& spec, const int64_t* counts, int32_t* exp
   std::fill(expert_of + row, expert_of + spec.slot_rows, -1);
 }
 
-void slot_experts(const Operator& op, const KernelArgs& args) {
-  const SlotExpertsSpec& spec = static_cast<const SlotExperts&>(op).spec();
-  const int64_t num_slots = args.in(0).num_elements() / spec.num_experts;
+void slot_experts(const SlotExperts& op, const Args<SlotExperts>& args) {
+  using Op = SlotExperts;
+  const SlotExpertsSpec& spec = op.spec();
+  const int64_t num_slots = args.in(Op::kCounts).num_elements() / spec.num_experts;
   for (int64_t slot = 0; slot < num_slots; ++slot) {
-    write_slot(spec, args.in(0).as<int64_t>() + slot * spec.num_experts,
-               args.out(0).as<int32_t>() + slot * spec.slot_rows);
+    write_slot(spec, args.in(Op::kCounts).as<int64_t>() + slot * spec.num_experts,
+               args.out(Op::kExpertIdx).as<int32_t>() + slot * spec.slot_rows);
   }
 }
 
 }  // namespace
 
 void add_slot_experts_cpu(KernelTable& table) {
-  table["slot_experts"] = slot_experts;
+  add_kernel<SlotExperts>(table, slot_experts);
 }
 
 }  // namespace tessera

@@ -16,38 +16,40 @@ ValueType sums_type(const ValueType& x) {
   return {DType::kF32, {x.shape[0]}};
 }
 
-void check_operands(const Operator& op, std::span<const ValueType> inputs, size_t count) {
+/// Those that the norm and its gradient have in common.
+template <typename Op>
+void check_operands(const Op& op, std::span<const ValueType> inputs, size_t count) {
   check_shape(op, inputs.size() == count, "takes {} inputs, got {}", count, inputs.size());
-  const ValueType& x = inputs[0];
+  const ValueType& x = inputs[Op::kX];
   check_rows(op, x);
   const ValueType weight{DType::kF32, {x.shape[1]}};
-  check_shape(op, inputs[1] == weight, "the weight must be {}, got {}", weight.to_string(),
-              inputs[1].to_string());
-  check_shape(op, inputs[2] == sums_type(x), "the square sums must be {}, got {}",
-              sums_type(x).to_string(), inputs[2].to_string());
+  check_shape(op, inputs[Op::kWeight] == weight, "the weight must be {}, got {}",
+              weight.to_string(), inputs[Op::kWeight].to_string());
+  check_shape(op, inputs[Op::kSquareSums] == sums_type(x), "the square sums must be {}, got {}",
+              sums_type(x).to_string(), inputs[Op::kSquareSums].to_string());
 }
 
 }  // namespace
 
 std::vector<ValueType> SquareSums::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes x, got {} inputs", inputs.size());
-  check_rows(*this, inputs[0]);
-  return {sums_type(inputs[0])};
+  check_rows(*this, inputs[kX]);
+  return {sums_type(inputs[kX])};
 }
 
 void SquareSums::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !builder.needs_grad(0)) return;
-  builder.set_grad_input(
-      0, builder.emit(std::make_shared<SquareSumsBackward>(), {builder.input(0), *grad})[0]);
+  const auto grad = builder.grad_output(kSums);
+  if (!grad || !builder.needs_grad(kX)) return;
+  builder.set_grad_input(0, builder.emit(std::make_shared<SquareSumsBackward>(),
+                                         {builder.input(kX), *grad})[SquareSumsBackward::kGradX]);
 }
 
 std::vector<ValueType> SquareSumsBackward::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes x and gradient, got {} inputs", inputs.size());
-  check_rows(*this, inputs[0]);
-  check_shape(*this, inputs[1] == sums_type(inputs[0]), "the gradient must be {}, got {}",
-              sums_type(inputs[0]).to_string(), inputs[1].to_string());
-  return {inputs[0]};
+  check_rows(*this, inputs[kX]);
+  check_shape(*this, inputs[kGrad] == sums_type(inputs[kX]), "the gradient must be {}, got {}",
+              sums_type(inputs[kX]).to_string(), inputs[kGrad].to_string());
+  return {inputs[kX]};
 }
 
 SpreadNorm::SpreadNorm(const SpreadNormSpec& spec) : spec_(spec) {
@@ -62,28 +64,25 @@ std::string SpreadNorm::attributes() const {
 
 std::vector<ValueType> SpreadNorm::infer(std::span<const ValueType> inputs) const {
   check_operands(*this, inputs, 3);
-  return {inputs[0]};
+  return {inputs[kX]};
 }
 
 void SpreadNorm::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
+  const auto grad = builder.grad_output(kY);
   if (!grad) return;
-  const auto grads =
-      builder.emit(std::make_shared<SpreadNormBackward>(spec_),
-                   {builder.input(0), builder.input(1), builder.input(2), *grad}, {1});
-  if (builder.needs_grad(0)) builder.set_grad_input(0, grads[0]);
-  if (builder.needs_grad(2)) builder.set_grad_input(2, grads[1]);
+  const auto grads = builder.emit(
+      std::make_shared<SpreadNormBackward>(spec_),
+      {builder.input(kX), builder.input(kWeight), builder.input(kSquareSums), *grad}, {kWeight});
+  if (builder.needs_grad(kX)) builder.set_grad_input(kX, grads[SpreadNormBackward::kGradX]);
+  if (builder.needs_grad(kSquareSums))
+    builder.set_grad_input(kSquareSums, grads[SpreadNormBackward::kGradSquareSums]);
 }
 
 std::vector<ValueType> SpreadNormBackward::infer(std::span<const ValueType> inputs) const {
   check_operands(*this, inputs, 4);
-  check_shape(*this, inputs[3] == inputs[0], "the gradient must be {} as x is, got {}",
-              inputs[0].to_string(), inputs[3].to_string());
-  return {inputs[0], inputs[2], inputs[1]};
-}
-
-int64_t SpreadNormBackward::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  return column_sums_bytes(inputs[1].shape[0]);
+  check_shape(*this, inputs[kGrad] == inputs[kX], "the gradient must be {} as x is, got {}",
+              inputs[kX].to_string(), inputs[kGrad].to_string());
+  return {inputs[kX], inputs[kSquareSums], inputs[kWeight]};
 }
 
 OperatorPtr make_square_sums() {

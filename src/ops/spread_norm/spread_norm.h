@@ -12,7 +12,10 @@ namespace tessera {
 /// x A [T, n] -> F32 [T]: each row's sum of squares.
 class SquareSums final : public Operator {
  public:
-  std::string_view name() const override { return "square_sums"; }
+  static constexpr std::string_view kName = "square_sums";
+  enum Input : int { kX };
+  enum Output : int { kSums };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
 };
@@ -20,7 +23,10 @@ class SquareSums final : public Operator {
 /// (x A [T, n], grad F32 [T]) -> grad of x A [T, n].
 class SquareSumsBackward final : public Operator {
  public:
-  std::string_view name() const override { return "square_sums_backward"; }
+  static constexpr std::string_view kName = "square_sums_backward";
+  enum Input : int { kX, kGrad };
+  enum Output : int { kGradX };
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 };
 
@@ -34,10 +40,14 @@ struct SpreadNormSpec {
 /// F32 [n], square sums F32 [T]) -> A [T, n].
 class SpreadNorm final : public Operator {
  public:
+  static constexpr std::string_view kName = "spread_norm";
+  enum Input : int { kX, kWeight, kSquareSums };
+  enum Output : int { kY };
+
   /// Throws UserError unless there is an element and eps >= 0.
   explicit SpreadNorm(const SpreadNormSpec& spec);
 
-  std::string_view name() const override { return "spread_norm"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -51,12 +61,15 @@ class SpreadNorm final : public Operator {
 /// grad of the square sums F32 [T], grad of weight F32 [n], accumulated in a fixed order).
 class SpreadNormBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "spread_norm_backward";
+  enum Input : int { kX, kWeight, kSquareSums, kGrad };
+  enum Output : int { kGradX, kGradSquareSums, kGradWeight };
+
   explicit SpreadNormBackward(const SpreadNormSpec& spec) : spec_(spec) {}
 
-  std::string_view name() const override { return "spread_norm_backward"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
-  bool accumulates(int output) const override { return output == 2; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  bool accumulates(int output) const override { return output == kGradWeight; }
   const SpreadNormSpec& spec() const { return spec_; }
 
  private:

@@ -18,10 +18,10 @@ float rstd_of(const SpreadNormSpec& spec, float square_sum) {
   return 1.0F / std::sqrt(mean + static_cast<float>(spec.eps));
 }
 
-void square_sums(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& x = args.in(0);
+void square_sums(const SquareSums& /*op*/, const Args<SquareSums>& args) {
+  const Tensor& x = args.in(SquareSums::kX);
   const int64_t width = x.shape[1];
-  float* sums = args.out(0).as<float>();
+  float* sums = args.out(SquareSums::kSums).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     const auto* rows = x.as<decltype(storage)>();
 #pragma omp parallel for schedule(static)
@@ -36,14 +36,15 @@ void square_sums(const Operator& /*op*/, const KernelArgs& args) {
   });
 }
 
-void square_sums_backward(const Operator& /*op*/, const KernelArgs& args) {
-  const Tensor& x = args.in(0);
+void square_sums_backward(const SquareSumsBackward& /*op*/, const Args<SquareSumsBackward>& args) {
+  using Op = SquareSumsBackward;
+  const Tensor& x = args.in(Op::kX);
   const int64_t width = x.shape[1];
-  const float* grad = args.in(1).as<float>();
+  const float* grad = args.in(Op::kGrad).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(Op::kGradX).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       const int64_t at = row * width;
@@ -55,16 +56,17 @@ void square_sums_backward(const Operator& /*op*/, const KernelArgs& args) {
   });
 }
 
-void spread_norm(const Operator& op, const KernelArgs& args) {
-  const SpreadNormSpec& spec = static_cast<const SpreadNorm&>(op).spec();
-  const Tensor& x = args.in(0);
+void spread_norm(const SpreadNorm& op, const Args<SpreadNorm>& args) {
+  using Op = SpreadNorm;
+  const SpreadNormSpec& spec = op.spec();
+  const Tensor& x = args.in(Op::kX);
   const int64_t width = x.shape[1];
-  const float* weight = args.in(1).as<float>();
-  const float* sums = args.in(2).as<float>();
+  const float* weight = args.in(Op::kWeight).as<float>();
+  const float* sums = args.in(Op::kSquareSums).as<float>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* from = x.as<T>();
-    T* to = args.out(0).as<T>();
+    T* to = args.out(Op::kY).as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       const int64_t at = row * width;
@@ -100,20 +102,21 @@ struct BackwardRow {
   }
 };
 
-void spread_norm_backward(const Operator& op, const KernelArgs& args) {
-  const SpreadNormSpec& spec = static_cast<const SpreadNormBackward&>(op).spec();
-  const Tensor& x = args.in(0);
+void spread_norm_backward(const SpreadNormBackward& op, const Args<SpreadNormBackward>& args) {
+  using Op = SpreadNormBackward;
+  const SpreadNormSpec& spec = op.spec();
+  const Tensor& x = args.in(Op::kX);
   const int64_t width = x.shape[1];
-  const float* weight = args.in(1).as<float>();
-  const float* square_sum = args.in(2).as<float>();
-  float* grad_sum = args.out(1).as<float>();
-  float* accumulator = args.out(2) ? args.out(2).as<float>() : nullptr;
+  const float* weight = args.in(Op::kWeight).as<float>();
+  const float* square_sum = args.in(Op::kSquareSums).as<float>();
+  float* grad_sum = args.out(Op::kGradSquareSums).as<float>();
+  float* accumulator = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr;
   const float share = -0.5F / static_cast<float>(spec.num_elements);
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
     const T* x_rows = x.as<T>();
-    const T* grad_rows = args.in(3).as<T>();
-    T* grad_x = args.out(0).as<T>();
+    const T* grad_rows = args.in(Op::kGrad).as<T>();
+    T* grad_x = args.out(Op::kGradX).as<T>();
     add_column_sums(accumulator, x.shape[0], width, args.workspace, [=](int64_t row, float* sums) {
       const int64_t at = row * width;
       const float rstd = rstd_of(spec, square_sum[row]);
@@ -123,13 +126,19 @@ void spread_norm_backward(const Operator& op, const KernelArgs& args) {
   });
 }
 
+int64_t spread_norm_backward_workspace(const SpreadNormBackward& /*op*/,
+                                       std::span<const ValueType> inputs) {
+  return column_sums_bytes(inputs[SpreadNormBackward::kWeight].shape[0]);
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_spread_norm_cpu, table) {
-  table["square_sums"] = square_sums;
-  table["square_sums_backward"] = square_sums_backward;
-  table["spread_norm"] = spread_norm;
-  table["spread_norm_backward"] = spread_norm_backward;
+  add_kernel<SquareSums>(table, square_sums);
+  add_kernel<SquareSumsBackward>(table, square_sums_backward);
+  add_kernel<SpreadNorm>(table, spread_norm);
+  add_kernel<SpreadNormBackward>(table, spread_norm_backward,
+                                 {.workspace = spread_norm_backward_workspace});
 }
 
 }  // namespace tessera

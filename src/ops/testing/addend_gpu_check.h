@@ -23,15 +23,15 @@ inline void check_addend_on_gpu(const Operator& plain,
     std::vector<ValueId> sums;
     for (int i = 0; i < std::ssize(results); ++i) {
       if (plain.accumulates(i))
-        sums.push_back(program.add_accumulator(
-            fmt::format("sum{}", i), with_dtype(results[static_cast<size_t>(i)], DType::kF32)));
+        sums.push_back(
+            program.add_accumulator(fmt::format("sum{}", i), with_dtype(results[i], DType::kF32)));
     }
     const auto outputs =
         program.add(dynamic_cast<const TakesAddend&>(plain).with_addend(given.types), ids,
                     numbered_outputs(given.types, plain), sums);
     std::vector<ValueId> read;
     for (int i = 0; i < std::ssize(results); ++i)
-      if (!plain.accumulates(i)) read.push_back(outputs[static_cast<size_t>(i)]);
+      if (!plain.accumulates(i)) read.push_back(outputs[i]);
     program.set_outputs(read);
     return checked;
   };

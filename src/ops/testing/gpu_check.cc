@@ -49,9 +49,7 @@ class Run {
   }
 
   const Program& program() const { return executable_.program(); }
-  void bind(ValueId id, const Tensor& memory) {
-    bindings_.tensors[static_cast<size_t>(id)] = memory;
-  }
+  void bind(ValueId id, const Tensor& memory) { bindings_.tensors[id] = memory; }
   /// Takes memory for a bound value, filled from the host's `value`, or with NaN.
   void allocate(ValueId id, const Tensor* value) {
     const ValueType& type = program().type(id);
@@ -90,7 +88,7 @@ class Run {
 
  private:
   void poison(void* data, int64_t num_bytes) const {
-    const std::vector<std::byte> bytes(static_cast<size_t>(num_bytes), std::byte{0xFF});
+    const std::vector<std::byte> bytes(num_bytes, std::byte{0xFF});
     device_.copy(data, bytes.data(), num_bytes);
   }
 
@@ -310,8 +308,7 @@ void check_operator_on_gpu(const OperatorPtr& op,
     const std::vector<ValueId> outputs =
         checked.program.add(op, ids, numbered_outputs(given.types, *op));
     checked.program.set_outputs(outputs);
-    for (const int output : outputs_with_grad)
-      checked.request.outputs.push_back(outputs[static_cast<size_t>(output)]);
+    for (const int output : outputs_with_grad) checked.request.outputs.push_back(outputs[output]);
     for (size_t i = 0; i < ids.size() && !outputs_with_grad.empty(); ++i) {
       if (given.names[i].starts_with("x")) checked.request.inputs.push_back(ids[i]);
     }

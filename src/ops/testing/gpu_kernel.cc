@@ -22,7 +22,7 @@ OwnedTensor rows_then_nan(const ValueType& type, int64_t extent, Random& random)
 }  // namespace
 
 ValueType ragged_rows(DType dtype, const Shape& shape) {
-  return {.dtype = dtype, .shape = shape, .ragged_dim = 0, .extent = 0};
+  return {.dtype = dtype, .shape = shape, .ragged_dim = 0, .extent = ValueId(0)};
 }
 
 void check_ragged_operator_on_gpu(const OperatorPtr& op,
@@ -52,8 +52,7 @@ void check_ragged_operator_on_gpu(const OperatorPtr& op,
     const std::vector<ValueId> outputs =
         checked.program.add(op, ids, numbered_outputs(given.types, *op));
     checked.program.set_outputs(outputs);
-    for (const int output : outputs_with_grad)
-      checked.request.outputs.push_back(outputs[static_cast<size_t>(output)]);
+    for (const int output : outputs_with_grad) checked.request.outputs.push_back(outputs[output]);
     for (size_t i = 0; i < ids.size() && !outputs_with_grad.empty(); ++i)
       if (given.names[i].starts_with("x")) checked.request.inputs.push_back(ids[i]);
     return checked;
@@ -79,7 +78,7 @@ void run_kernel(const Operator& op, const Backend& backend, std::span<const Tens
   for (const Tensor& input : inputs) types.push_back({.dtype = input.dtype, .shape = input.shape});
   const int64_t bytes = std::max<int64_t>(backend.workspace_bytes(op, types), 1);
   const Buffer workspace(bytes, "scratch memory", backend.device());
-  const std::vector<std::byte> garbage(static_cast<size_t>(bytes), std::byte{0xFF});
+  const std::vector<std::byte> garbage(bytes, std::byte{0xFF});
   backend.device().copy(workspace.data(), garbage.data(), bytes);
   const std::vector<const int64_t*> extents(inputs.size() + outputs.size(), nullptr);
   backend.kernel(op)(op, {.inputs = inputs,

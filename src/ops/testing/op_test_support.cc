@@ -368,13 +368,14 @@ std::vector<OwnedTensor> run_operator(const Operator& op, const KernelTable& ker
   for (size_t i = 0; i < types.size(); ++i) {
     guarded.emplace_back(types[i], op.accumulates(static_cast<int>(i)));
     outputs.push_back(guarded.back().tensor());
-    if (const int extent = own_input_index(types[i].extent); types[i].ragged() && extent >= 0)
+    const Extent extent = types[i].extent;
+    if (types[i].ragged() && extent.kind() == Extent::Kind::kOwnInput)
       outputs.back().shape[types[i].ragged_dim] =
-          *inputs[static_cast<size_t>(extent)].tensor.get().as<int64_t>();
+          *inputs[extent.index()].tensor.get().as<int64_t>();
   }
   std::vector<Tensor> arguments;
   for (const TestInput& input : inputs) arguments.push_back(input.tensor.get());
-  const int64_t workspace_bytes = op.cpu_workspace_bytes(input_types(inputs));
+  const int64_t workspace_bytes = Backend(kernels).workspace_bytes(op, input_types(inputs));
   Buffer workspace(workspace_bytes, "a test's workspace");
   std::fill_n(workspace.data(), workspace_bytes, kPoison);
   kernels.at(std::string(op.name()))(
@@ -384,9 +385,9 @@ std::vector<OwnedTensor> run_operator(const Operator& op, const KernelTable& ker
   for (size_t i = 0; i < types.size(); ++i) {
     guarded[i].expect_guards_intact(op.name(), i);
     Tensor result = outputs[i];
-    if (const int extent = own_output_index(types[i].extent); types[i].ragged() && extent >= 0) {
-      result.shape[types[i].ragged_dim] = *outputs[static_cast<size_t>(extent)].as<int64_t>();
-    }
+    const Extent extent = types[i].extent;
+    if (types[i].ragged() && extent.kind() == Extent::Kind::kOwnOutput)
+      result.shape[types[i].ragged_dim] = *outputs[extent.index()].as<int64_t>();
     results.push_back(copy_of(result));
   }
   return results;

@@ -36,16 +36,14 @@ void ProgramRun::bind_forward() {
     if (forward_.value(id).kind == ValueKind::kIntermediate && !forward_.is_output(id)) continue;
     const ValueType& type = forward_.type(id);
     values_.emplace(id, OwnedTensor(type.dtype, type.shape));
-    forward_bindings_.tensors[static_cast<size_t>(id)] = bound(value(id));
+    forward_bindings_.tensors[id] = bound(value(id));
   }
 }
 
 void ProgramRun::bind_backward() {
   backward_bindings_ = backward_run_.make_bindings();
   backward_bindings_.transient = transient_.data();
-  const auto tensor = [&](ValueId id) -> Tensor& {
-    return backward_bindings_.tensors[static_cast<size_t>(id)];
-  };
+  const auto tensor = [&](ValueId id) -> Tensor& { return backward_bindings_.tensors[id]; };
   for (const auto* links : {&backward_.saved, &backward_.bound}) {
     for (const Link& link : *links) {
       tensor(link.backward) = forward_run_.at_bound(forward_bindings_, link.forward);

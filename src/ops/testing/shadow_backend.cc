@@ -44,13 +44,12 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     host_device().release(data, num_bytes);
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
-    if (num_bytes > 0)
-      std::memcpy(reach(to), reach(const_cast<void*>(from)), static_cast<size_t>(num_bytes));
+    if (num_bytes > 0) std::memcpy(reach(to), reach(const_cast<void*>(from)), num_bytes);
   }
   void zero(void* data, int64_t num_bytes) override {
     if (num_bytes == 0) return;
     ensure(reach(data) != data, "zero: memory that is not the device's");
-    std::memset(reach(data), 0, static_cast<size_t>(num_bytes));
+    std::memset(reach(data), 0, num_bytes);
   }
   void synchronize() override {}
   Mark mark() override { return host_device().mark(); }
@@ -142,13 +141,14 @@ void run_on_host(const Operator& op, const KernelArgs& args) {
   context.kernels.find(op.name())->second(op, HostArguments(context.device, args).get());
 }
 
-int64_t workspace_on_host(const Operator& op, std::span<const ValueType> inputs) {
-  return op.cpu_workspace_bytes(inputs);
-}
-
 Kernel disguise(const Kernel& kernel) {
-  const Kernel disguised(run_on_host, workspace_on_host);
-  return kernel.sets_accumulators() ? disguised.setting_accumulators() : disguised;
+  return Kernel::of<Operator>(
+      run_on_host,
+      {.workspace =
+           [kernel](const Operator& op, std::span<const ValueType> inputs) {
+             return Backend({{std::string(op.name()), kernel}}).workspace_bytes(op, inputs);
+           },
+       .sets_accumulators = kernel.sets_accumulators()});
 }
 
 class ShadowCommunicator final : public Communicator {

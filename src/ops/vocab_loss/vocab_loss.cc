@@ -5,12 +5,14 @@ namespace {
 
 const ValueType kScalar = {.dtype = DType::kF32, .shape = {1}};
 
-void check_inputs(const Operator& op, std::span<const ValueType> inputs, size_t num_inputs,
+/// Those that the loss and its gradient have in common, and scalars behind them.
+template <typename Op>
+void check_inputs(const Op& op, std::span<const ValueType> inputs, size_t num_inputs,
                   int64_t num_parts) {
   check_shape(op, inputs.size() == num_inputs, "takes {} inputs, got {}", num_inputs,
               inputs.size());
-  const ValueType& lse = inputs[0];
-  const ValueType& labels = inputs[2];
+  const ValueType& lse = inputs[Op::kLse];
+  const ValueType& labels = inputs[Op::kLabels];
   check_shape(op, labels.dtype == DType::kI32 && labels.shape.rank() == 1 && !labels.ragged(),
               "labels must be i32 [T], got {}", labels.to_string());
   const int64_t tokens = labels.shape[0];
@@ -18,9 +20,9 @@ void check_inputs(const Operator& op, std::span<const ValueType> inputs, size_t 
               lse.dtype == DType::kF32 &&
                   (lse.shape == Shape{num_parts * tokens} || lse.shape == Shape{num_parts, tokens}),
               "lse must be f32 [{} · {}], got {}", num_parts, tokens, lse.to_string());
-  check_shape(op, inputs[1] == lse, "label_logit must be {} as lse is, got {}", lse.to_string(),
-              inputs[1].to_string());
-  for (size_t i = 3; i < num_inputs; ++i) {
+  check_shape(op, inputs[Op::kLabelLogit] == lse, "label_logit must be {} as lse is, got {}",
+              lse.to_string(), inputs[Op::kLabelLogit].to_string());
+  for (size_t i = Op::kScale; i < num_inputs; ++i) {
     check_shape(op, inputs[i] == kScalar, "input {} must be f32 [1], got {}", i,
                 inputs[i].to_string());
   }
@@ -34,24 +36,24 @@ VocabLoss::VocabLoss(int64_t num_parts) : num_parts_(num_parts) {
 
 std::vector<ValueType> VocabLoss::infer(std::span<const ValueType> inputs) const {
   check_inputs(*this, inputs, 4, num_parts_);
-  return {kScalar, with_dtype(inputs[2], DType::kF32)};
+  return {kScalar, with_dtype(inputs[kLabels], DType::kF32)};
 }
 
 void VocabLoss::differentiate(GradientBuilder& builder) const {
-  ensure(!builder.grad_output(1), "vocab_loss: only the loss may have a gradient");
-  ensure(!builder.needs_grad(3), "vocab_loss: the scale has no gradient");
+  ensure(!builder.grad_output(kTokenLoss), "vocab_loss: only the loss may have a gradient");
+  ensure(!builder.needs_grad(kScale), "vocab_loss: the scale has no gradient");
   const std::vector<ValueId> grads =
       builder.emit(std::make_shared<VocabLossBackward>(num_parts_),
-                   {builder.input(0), builder.input(1), builder.input(2), builder.input(3),
-                    *builder.grad_output(0)});
+                   {builder.input(kLse), builder.input(kLabelLogit), builder.input(kLabels),
+                    builder.input(kScale), *builder.grad_output(kLoss)});
   for (int idx = 0; idx < 2; ++idx) {
-    if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[static_cast<size_t>(idx)]);
+    if (builder.needs_grad(idx)) builder.set_grad_input(idx, grads[idx]);
   }
 }
 
 std::vector<ValueType> VocabLossBackward::infer(std::span<const ValueType> inputs) const {
   check_inputs(*this, inputs, 5, num_parts_);
-  return {inputs[0], inputs[1]};
+  return {inputs[kLse], inputs[kLabelLogit]};
 }
 
 OperatorPtr make_vocab_loss(int64_t num_parts) {

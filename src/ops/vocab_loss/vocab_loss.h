@@ -15,11 +15,15 @@ namespace tessera {
 /// some may be -inf, but not all. A gradient can reach the loss only.
 class VocabLoss final : public Operator {
  public:
+  static constexpr std::string_view kName = "vocab_loss";
+  enum Input : int { kLse, kLabelLogit, kLabels, kScale };
+  enum Output : int { kLoss, kTokenLoss };
+
   /// Throws UserError where `num_parts` is below 1.
   explicit VocabLoss(int64_t num_parts);
   int64_t num_parts() const { return num_parts_; }
 
-  std::string_view name() const override { return "vocab_loss"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return fmt::format("parts={}", num_parts_); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -32,10 +36,14 @@ class VocabLoss final : public Operator {
 /// their shapes; 0 for ignored tokens.
 class VocabLossBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "vocab_loss_backward";
+  enum Input : int { kLse, kLabelLogit, kLabels, kScale, kGradLoss };
+  enum Output : int { kGradLse, kGradLabelLogit };
+
   explicit VocabLossBackward(int64_t num_parts) : num_parts_(num_parts) {}
   int64_t num_parts() const { return num_parts_; }
 
-  std::string_view name() const override { return "vocab_loss_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override { return fmt::format("parts={}", num_parts_); }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 

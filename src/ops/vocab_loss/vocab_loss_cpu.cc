@@ -37,15 +37,17 @@ struct TokenParts {
   }
 };
 
-TokenParts parts_of(const KernelArgs& args, int64_t num_parts, int64_t token) {
-  return {args.in(0).as<float>() + token, args.in(1).as<float>() + token, num_parts,
-          args.in(2).shape[0]};
+template <typename Op>
+TokenParts parts_of(const Args<Op>& args, int64_t num_parts, int64_t token) {
+  return {args.in(Op::kLse).template as<float>() + token,
+          args.in(Op::kLabelLogit).template as<float>() + token, num_parts,
+          args.in(Op::kLabels).shape[0]};
 }
 
-void vocab_loss(const Operator& op, const KernelArgs& args) {
-  const int64_t num_parts = static_cast<const VocabLoss&>(op).num_parts();
-  const auto labels = args.in(2).span<int32_t>();
-  float* token_loss = args.out(1).as<float>();
+void vocab_loss(const VocabLoss& op, const Args<VocabLoss>& args) {
+  const int64_t num_parts = op.num_parts();
+  const auto labels = args.in(VocabLoss::kLabels).span<int32_t>();
+  float* token_loss = args.out(VocabLoss::kTokenLoss).as<float>();
   double sum = 0;
   for (size_t t = 0; t < labels.size(); ++t) {
     const auto token = static_cast<int64_t>(t);
@@ -54,7 +56,8 @@ void vocab_loss(const Operator& op, const KernelArgs& args) {
                         : static_cast<float>(parts_of(args, num_parts, token).loss());
     sum += token_loss[t];
   }
-  *args.out(0).as<float>() = static_cast<float>(*args.in(3).as<float>() * sum);
+  *args.out(VocabLoss::kLoss).as<float>() =
+      static_cast<float>(*args.in(VocabLoss::kScale).as<float>() * sum);
 }
 
 /// Writes a token's gradients for the loss's gradient `coef`.
@@ -69,24 +72,26 @@ void store_gradients(const TokenParts& parts, float coef, float* grad_lse,
   }
 }
 
-void vocab_loss_backward(const Operator& op, const KernelArgs& args) {
-  const int64_t num_parts = static_cast<const VocabLossBackward&>(op).num_parts();
-  const auto labels = args.in(2).span<int32_t>();
-  const float coef = *args.in(3).as<float>() * *args.in(4).as<float>();
-  for (size_t output = 0; output < 2; ++output)
+void vocab_loss_backward(const VocabLossBackward& op, const Args<VocabLossBackward>& args) {
+  using Op = VocabLossBackward;
+  const int64_t num_parts = op.num_parts();
+  const auto labels = args.in(Op::kLabels).span<int32_t>();
+  const float coef = *args.in(Op::kScale).as<float>() * *args.in(Op::kGradLoss).as<float>();
+  for (const auto output : {Op::kGradLse, Op::kGradLabelLogit})
     std::ranges::fill(args.out(output).span<float>(), 0.0F);
   for (int64_t token = 0; token < std::ssize(labels); ++token) {
-    if (labels[static_cast<size_t>(token)] == kIgnoredLabel) continue;
-    store_gradients(parts_of(args, num_parts, token), coef, args.out(0).as<float>() + token,
-                    args.out(1).as<float>() + token);
+    if (labels[token] == kIgnoredLabel) continue;
+    store_gradients(parts_of(args, num_parts, token), coef,
+                    args.out(Op::kGradLse).as<float>() + token,
+                    args.out(Op::kGradLabelLogit).as<float>() + token);
   }
 }
 
 }  // namespace
 
 void add_vocab_loss_cpu(KernelTable& table) {
-  table["vocab_loss"] = vocab_loss;
-  table["vocab_loss_backward"] = vocab_loss_backward;
+  add_kernel<VocabLoss>(table, vocab_loss);
+  add_kernel<VocabLossBackward>(table, vocab_loss_backward);
 }
 
 }  // namespace tessera

@@ -9,37 +9,39 @@ namespace {
 
 using namespace cuda;
 
-VocabParts parts_of(const KernelArgs& args, int64_t num_parts) {
-  return {.lse = args.in(0).as<float>(),
-          .label_logit = args.in(1).as<float>(),
-          .labels = args.in(2).as<int32_t>(),
+template <typename Op>
+VocabParts parts_of(const Args<Op>& args, int64_t num_parts) {
+  return {.lse = args.in(Op::kLse).template as<float>(),
+          .label_logit = args.in(Op::kLabelLogit).template as<float>(),
+          .labels = args.in(Op::kLabels).template as<int32_t>(),
           .num_parts = static_cast<int>(num_parts),
-          .num_tokens = args.in(2).shape[0],
+          .num_tokens = args.in(Op::kLabels).shape[0],
           .ignored = kIgnoredLabel};
 }
 
-void vocab_loss(const Operator& op, const KernelArgs& args) {
-  const VocabParts parts = parts_of(args, static_cast<const VocabLoss&>(op).num_parts());
-  float* const token_loss = args.out(1).as<float>();
+void vocab_loss(const VocabLoss& op, const Args<VocabLoss>& args) {
+  const VocabParts parts = parts_of(args, op.num_parts());
+  float* const token_loss = args.out(VocabLoss::kTokenLoss).as<float>();
   launch_vocab_losses(parts, token_loss, stream_of(args));
-  launch_sum_losses(token_loss, parts.num_tokens, nullptr, args.in(3).as<float>(),
-                    args.out(0).as<float>(), stream_of(args));
+  launch_sum_losses(token_loss, parts.num_tokens, nullptr, args.in(VocabLoss::kScale).as<float>(),
+                    args.out(VocabLoss::kLoss).as<float>(), stream_of(args));
 }
 
-void vocab_loss_backward(const Operator& op, const KernelArgs& args) {
-  launch_vocab_loss_gradients(parts_of(args, static_cast<const VocabLossBackward&>(op).num_parts()),
-                              {.scale = args.in(3).as<float>(),
-                               .grad_loss = args.in(4).as<float>(),
-                               .grad_lse = args.out(0).as<float>(),
-                               .grad_label_logit = args.out(1).as<float>()},
+void vocab_loss_backward(const VocabLossBackward& op, const Args<VocabLossBackward>& args) {
+  using Op = VocabLossBackward;
+  launch_vocab_loss_gradients(parts_of(args, op.num_parts()),
+                              {.scale = args.in(Op::kScale).as<float>(),
+                               .grad_loss = args.in(Op::kGradLoss).as<float>(),
+                               .grad_lse = args.out(Op::kGradLse).as<float>(),
+                               .grad_label_logit = args.out(Op::kGradLabelLogit).as<float>()},
                               stream_of(args));
 }
 
 }  // namespace
 
 void add_vocab_loss_cuda(KernelTable& table) {
-  table["vocab_loss"] = vocab_loss;
-  table["vocab_loss_backward"] = vocab_loss_backward;
+  add_kernel<VocabLoss>(table, vocab_loss);
+  add_kernel<VocabLossBackward>(table, vocab_loss_backward);
 }
 
 }  // namespace tessera

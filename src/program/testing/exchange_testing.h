@@ -16,32 +16,32 @@ class SlowCopy final : public Operator {
  public:
   static constexpr int64_t kWorkspaceBytes = 192;
 
-  std::string_view name() const override { return "slow_copy"; }
+  static constexpr std::string_view kName = "slow_copy";
+  enum Input : int { kX };
+  enum Output : int { kY };
+
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override {
-    return {inputs[0]};
+    return {inputs[kX]};
   }
   bool communicates() const override { return true; }
   void differentiate(GradientBuilder& builder) const override {
-    if (const auto grad = builder.grad_output(0))
-      builder.set_grad_input(0, builder.emit(std::make_shared<SlowCopy>(), {*grad})[0]);
-  }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> /*inputs*/) const override {
-    return kWorkspaceBytes;
+    if (const auto grad = builder.grad_output(kY))
+      builder.set_grad_input(kX, builder.emit(std::make_shared<SlowCopy>(), {*grad})[kY]);
   }
 };
 
 class SlowCopyWork final : public Work {
  public:
-  explicit SlowCopyWork(const KernelArgs& args)
-      : from_(args.in(0)), to_(args.out(0)), workspace_(args.workspace) {
+  explicit SlowCopyWork(const Args<SlowCopy>& args)
+      : from_(args.in(SlowCopy::kX)), to_(args.out(SlowCopy::kY)), workspace_(args.workspace) {
     std::ranges::fill(workspace_, kMark);
     poison();
   }
   void wait() override {
     for (const std::byte byte : workspace_)
       ensure(byte == kMark, "the scratch memory of an exchange under way was overwritten");
-    if (from_.num_bytes() > 0)
-      std::memcpy(to_.data, from_.data, static_cast<size_t>(from_.num_bytes()));
+    if (from_.num_bytes() > 0) std::memcpy(to_.data, from_.data, from_.num_bytes());
   }
   bool done() override {
     poison();
@@ -53,7 +53,7 @@ class SlowCopyWork final : public Work {
   static constexpr auto kMark = std::byte{0x5A};
 
   void poison() const {
-    if (to_.num_bytes() > 0) std::memset(to_.data, 0xFF, static_cast<size_t>(to_.num_bytes()));
+    if (to_.num_bytes() > 0) std::memset(to_.data, 0xFF, to_.num_bytes());
   }
 
   Tensor from_;
@@ -61,14 +61,24 @@ class SlowCopyWork final : public Work {
   std::span<std::byte> workspace_;
 };
 
-inline Pending start_slow_copy(const Operator& /*op*/, const KernelArgs& args) {
+inline Pending start_slow_copy(const SlowCopy& /*op*/, const Args<SlowCopy>& args) {
   return Pending(std::make_unique<SlowCopyWork>(args));
 }
 
 /// The same result at once, as the reference.
-inline void run_slow_copy(const Operator& /*op*/, const KernelArgs& args) {
-  if (args.in(0).num_bytes() > 0)
-    std::memcpy(args.out(0).data, args.in(0).data, static_cast<size_t>(args.in(0).num_bytes()));
+inline void run_slow_copy(const SlowCopy& /*op*/, const Args<SlowCopy>& args) {
+  const Tensor& x = args.in(SlowCopy::kX);
+  if (x.num_bytes() > 0) std::memcpy(args.out(SlowCopy::kY).data, x.data, x.num_bytes());
+}
+
+inline int64_t slow_copy_workspace(const SlowCopy& /*op*/, std::span<const ValueType> /*inputs*/) {
+  return SlowCopy::kWorkspaceBytes;
+}
+
+/// A kernel of SlowCopy that calls `run`.
+template <typename Run>
+Kernel slow_copy_kernel(Run run) {
+  return Kernel::of<SlowCopy>(run, {.workspace = slow_copy_workspace});
 }
 
 }  // namespace tessera::testing

@@ -177,7 +177,7 @@ class BoundBlock {
                                     program_.derived.accumulators, weights_, prefix_),
                     weights_, backward_);
     bind_rest(program_.backward, backward_);
-    const std::vector<Value>& values = program_.backward.program().values();
+    const IdVector<ValueId, Value>& values = program_.backward.program().values();
     for (size_t id = 0; id < values.size(); ++id) {
       if (values[id].kind == ValueKind::kAccumulator)
         backward_.unset.push_back(static_cast<ValueId>(id));

@@ -163,7 +163,7 @@ TEST_F(FullSharding, Bf16RunsContinueBitwise) {
 
 /// The first value of a weight that this rank holds, if any.
 float* first_value(ModelState& state, const std::string& name) {
-  for (const NamedSlice& held : state.optimizer().weight_slices(Extent::kHeld)) {
+  for (const NamedSlice& held : state.optimizer().weight_slices(HeldPart::kHeld)) {
     if (held.name == name) return held.tensor.as<float>();
   }
   return nullptr;

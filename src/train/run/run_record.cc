@@ -53,7 +53,7 @@ class RankRecorder {
       : trainer_(trainer), record_(record), mutex_(mutex), diverged_(diverged) {}
 
   void run(int64_t steps) {
-    add(optimizer().weight_slices(Extent::kOwned), record_.start);
+    add(optimizer().weight_slices(HeldPart::kOwned), record_.start);
     for (int64_t step = 0; step < steps; ++step) {
       const StepOutcome outcome = trainer_.step();
       if (step == 0) add(optimizer().gradient_slices(), record_.gradients);
@@ -63,10 +63,10 @@ class RankRecorder {
     }
     trainer_.state().wait_weights();
     const auto biases = list_biases(trainer_, trainer_.state().experts());
-    add(optimizer().weight_slices(Extent::kOwned), record_.weights);
+    add(optimizer().weight_slices(HeldPart::kOwned), record_.weights);
     if (is_first()) add(biases, record_.biases);
     trainer_.layout().world->barrier();
-    find_diverged(optimizer().weight_slices(Extent::kHeld), record_.weights);
+    find_diverged(optimizer().weight_slices(HeldPart::kHeld), record_.weights);
     find_diverged(biases, record_.biases);
     trainer_.layout().world->barrier();
   }

@@ -193,7 +193,7 @@ void ModelState::initialize(uint64_t seed) {
 
 /// Fresh weights for the parameters whose names are `of` a kind.
 void ModelState::initialize(uint64_t seed, const std::function<bool(const std::string&)>& of) {
-  for (const NamedSlice& held : optimizer().weight_slices(Extent::kHeld)) {
+  for (const NamedSlice& held : optimizer().weight_slices(HeldPart::kHeld)) {
     if (of(held.name))
       initialize_weight(parameters_.find(held.name).spec, held.slice, held.tensor, seed);
   }
@@ -205,7 +205,7 @@ void ModelState::wait_weights() {
 }
 
 std::vector<NamedSlice> ModelState::owned_model() const {
-  auto slices = optimizer().weight_slices(Extent::kOwned);
+  auto slices = optimizer().weight_slices(HeldPart::kOwned);
   if (!names_biases_) return slices;
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
@@ -213,11 +213,11 @@ std::vector<NamedSlice> ModelState::owned_model() const {
 }
 
 std::vector<NamedSlice> ModelState::owned_optimizer() const {
-  return optimizer().state_slices(Extent::kOwned);
+  return optimizer().state_slices(HeldPart::kOwned);
 }
 
 std::vector<NamedSlice> ModelState::held_model() const {
-  auto slices = optimizer().weight_slices(Extent::kHeld);
+  auto slices = optimizer().weight_slices(HeldPart::kHeld);
   for (const NamedTensor& bias : name_expert_biases(config_, experts_))
     slices.push_back(whole_slice(bias));
   return slices;
@@ -250,7 +250,7 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  reader.load_group(TensorGroup::kOptimizer, optimizer().state_slices(Extent::kHeld),
+  reader.load_group(TensorGroup::kOptimizer, optimizer().state_slices(HeldPart::kHeld),
                     global_optimizer(config_, dtype_));
 }
 
