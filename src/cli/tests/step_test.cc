@@ -4,6 +4,7 @@
 namespace tessera {
 namespace {
 
+using Json = nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -75,7 +76,7 @@ TEST_F(CliStep, DrawsATimeline) {
   }
   for (const char* part : {"{{", "http:", "https:", "src="})
     EXPECT_THAT(page, Not(HasSubstr(part)));
-  expect_refused(step({"--step-html", path("none/step.html")}), {"none/step.html"});
+  expect_refused(step({"--step-html", path("none/step.html")}), {path("none")});
 }
 
 }  // namespace
