@@ -132,12 +132,12 @@ void run(const BenchOptions& options) {
       if (warm) operators[std::string(event.node.op->name())] += event.seconds();
     };
     const auto start = Clock::now();
-    state.begin_step();
+    state.step_parameters().begin();
     model.begin_step();
     const double zeroed = seconds_since(start);
     model.run(tokens.view(), scales, observe);
     const auto update = Clock::now();
-    state.update({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
+    state.optimizer().step({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
     if (!warm) continue;
     operators["(zero gradients)"] += zeroed;
     operators["(gradient norm, AdamW)"] += seconds_since(update);
