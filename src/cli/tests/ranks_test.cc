@@ -294,11 +294,12 @@ TEST_F(CliTrace, ShowsComputationUnderFullShardingsTransfers) {
                                         {"dense_replicas_1.inner reduce_scatter", "backward"}});
 }
 
-/// Hidden states are sent while the next micro-batch is computed; receives are waited for at once.
+/// Hidden states are sent while the next micro-batch is computed, and received ahead of the run
+/// that reads them where their memory is free.
 TEST_F(CliTrace, ShowsComputationUnderAPipelinesSends) {
   const auto ranks =
       trace_hidden({"--parallel.pp=2", "--train.micro_batch=1"}, {{"pp send", "forward"}});
-  EXPECT_EQ(ranks[1].count_hidden("pp receive", "forward"), 0);
+  EXPECT_GT(ranks[1].count_hidden("pp receive", "forward"), 0);
   EXPECT_THAT(ranks[1].kinds(), ::testing::Contains("pp_gradients send"));
 }
 
