@@ -290,7 +290,7 @@ StepResult FullySharded::step(const StepInput& input) {
   if (!result.updated) return result;
   std::vector<size_t> all(shapes_.size());
   std::iota(all.begin(), all.end(), size_t{0});
-  state_->update(all, input, result.clip_factor);
+  state_->update(all, input.observer);
   return result;
 }
 

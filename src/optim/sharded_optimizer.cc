@@ -67,6 +67,8 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
+  device_ = &backend.device();
+  if (is_alone()) make_events();
 }
 
 void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
@@ -148,6 +150,22 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
   return exchanges;
 }
 
+void ShardedOptimizer::make_events() {
+  clipped_ = device_->make_event();
+  update_of_.resize(parameters_.size());
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    updates_.push_back({.done = device_->make_event()});
+    for (const size_t idx : parameters_of(buckets_[i])) update_of_[idx] = i;
+  }
+}
+
+std::span<const size_t> ShardedOptimizer::parameters_of(const BucketPlace& place) const {
+  const Group& group = groups_[place.group];
+  const IndexRange& parameters = group.buckets[place.bucket].parameters;
+  return std::span(group.parameters)
+      .subspan(static_cast<size_t>(parameters.begin), static_cast<size_t>(parameters.count));
+}
+
 void ShardedOptimizer::poll() {
   for (Group& group : groups_) {
     group.reducer->poll();
@@ -190,33 +208,79 @@ void ShardedOptimizer::gather_all() {
 }
 
 StepResult ShardedOptimizer::step(const StepInput& input) {
+  if (is_alone()) {
+    prepare(input);
+    give_clip({}, input.observer);
+    device_->synchronize();
+    give_update(input.observer);
+    return clip_result();
+  }
   finish_gradients();
   phase_ = Phase::kIdle;
   const StepResult result = state_->judge(input);
   if (!result.updated) return result;
   for (const BucketPlace& place : buckets_) {
-    Group& group = groups_[place.group];
-    const IndexRange& parameters = group.buckets[place.bucket].parameters;
-    state_->update(
-        std::span(group.parameters)
-            .subspan(static_cast<size_t>(parameters.begin), static_cast<size_t>(parameters.count)),
-        input, result.clip_factor);
-    if (sharding_.shard_state) group.gatherer->start(place.bucket);
+    state_->update(parameters_of(place), input.observer);
+    if (sharding_.shard_state) groups_[place.group].gatherer->start(place.bucket);
     poll();
   }
   return result;
 }
 
+void ShardedOptimizer::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  finish_gradients();
+  phase_ = Phase::kIdle;
+  state_->give_clip(losses, observer);
+}
+
+void ShardedOptimizer::give_update(const UpdateObserver& observer) {
+  order_update();
+  give_ordered_update(observer);
+}
+
+void ShardedOptimizer::order_update() {
+  clipped_->record();
+  const LaneScope lane(*device_, Device::Lane::kSide);
+  clipped_->precede_next();
+  expect_updates();
+}
+
+void ShardedOptimizer::give_ordered_update(const UpdateObserver& observer) {
+  const LaneScope lane(*device_, Device::Lane::kSide);
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    state_->update(parameters_of(buckets_[i]), observer);
+    updates_[i].done->record();
+  }
+}
+
+void ShardedOptimizer::expect_updates() {
+  if (is_alone()) phase_ = Phase::kIdle;
+  for (LaneUpdate& update : updates_) update.awaited = false;
+}
+
+void ShardedOptimizer::await(LaneUpdate& update) {
+  if (!update.awaited) update.done->precede_next();
+  update.awaited = true;
+}
+
 void ShardedOptimizer::wait_weights(size_t idx) {
   poll();
   group_of(idx).gatherer->wait(in_group_[idx]);
+  if (!updates_.empty()) await(updates_[update_of_[idx]]);
 }
 
 void ShardedOptimizer::wait_all_weights() {
   for (Group& group : groups_) group.gatherer->wait_all();
+  for (LaneUpdate& update : updates_) await(update);
+}
+
+// The last of them comes after all others.
+void ShardedOptimizer::join_updates() const {
+  if (!updates_.empty()) updates_.back().done->precede_next();
 }
 
 std::vector<NamedSlice> ShardedOptimizer::weight_slices(Extent extent) const {
+  join_updates();
   if (extent == Extent::kOwned) return state_->weight_slices(Extent::kOwned);
   std::vector<NamedSlice> all;
   for (const ReplicatedParameter& p : parameters_)

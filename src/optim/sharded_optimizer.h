@@ -55,24 +55,54 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void finish_gradients() override;
   void discard_gradients() override;
   StepResult step(const StepInput& input) override;
+
+  /// Whether this is the only rank: then a step may be given to the device without waiting for it.
+  bool is_alone() const { return state_->is_alone(); }
+  /// As AdamWOptimizer's, in place of step(). Updates go to the device's side lane, in the order of
+  /// the forward pass; wait_weights() makes what is given after it wait for them. Before the next
+  /// step's give_clip(), and before anybody else reads weights, state or gradients, all must have
+  /// been waited for.
+  void prepare(const StepInput& input) { state_->prepare(input); }
+  /// Begins a step anew: wait_weights() waits for each update, also where it was waited for, since
+  /// a device may record the step, to repeat it later.
+  void expect_updates();
+  void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
+  void give_update(const UpdateObserver& observer);
+  /// The two parts of it: where a device repeats what it recorded on the side lane, the former is
+  /// needed alone. The side lane's work from now on comes after what the main lane was given;
+  void order_update();
+  /// and the work.
+  void give_ordered_update(const UpdateObserver& observer);
+  StepResult clip_result() const { return state_->clip_result(); }
+
   /// Returns when this rank has the updated weights of parameter `idx`.
   void wait_weights(size_t idx);
   /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
   void wait_all_weights();
+  /// The same for updates on the side lane, for whoever reads anything of this rank's.
+  void join_updates() const;
 
   /// Where state is sharded, what is held of it is what is owned.
   std::vector<NamedSlice> state_slices(Extent extent) const override {
+    join_updates();
     return state_->state_slices(extent);
   }
-  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
+  std::vector<NamedSlice> master_slices() const override {
+    join_updates();
+    return state_->master_slices();
+  }
   /// All of this rank's weights, or its own rows of them.
   std::vector<NamedSlice> weight_slices(Extent extent) const override;
   std::vector<NamedSlice> gradient_slices() const override {
+    join_updates();
     return state_->gradient_slices(Extent::kOwned);
   }
   /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
   void round_masters();
-  void reset_masters() const override { state_->reset_masters(); }
+  void reset_masters() const override {
+    join_updates();
+    state_->reset_masters();
+  }
 
   /// Bytes of state that such an optimizer allocates on this rank: exact. Reads the dtype and shape
   /// of weights, and groups.
@@ -115,6 +145,11 @@ class ShardedOptimizer final : public DistributedOptimizer {
     size_t group = 0;
     size_t bucket = 0;
   };
+  /// The update of a bucket where this is the only rank.
+  struct LaneUpdate {
+    std::unique_ptr<DeviceEvent> done;
+    bool awaited = true;  ///< what is given to the main lane comes after it
+  };
   enum class Phase : uint8_t { kIdle, kReducing, kReduced };
 
   static std::vector<Group> cut(std::span<const ReplicaPlace> places,
@@ -136,6 +171,9 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void connect(Group& group, const ReplicaGroup& replicas, const Backend& backend);
   void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
   static std::vector<BucketPlace> order_buckets(const std::vector<Group>& groups);
+  void make_events();
+  std::span<const size_t> parameters_of(const BucketPlace& place) const;
+  static void await(LaneUpdate& update);
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();
   void gather_all();
@@ -148,6 +186,11 @@ class ShardedOptimizer final : public DistributedOptimizer {
   std::vector<size_t> in_group_;      ///< each parameter's index in its group
   std::vector<BucketPlace> buckets_;  ///< in the order of the forward pass
   std::unique_ptr<HeldState> state_;
+  Device* device_ = nullptr;
+  // Of one rank:
+  std::unique_ptr<DeviceEvent> clipped_;  ///< the last step's clipping
+  std::vector<LaneUpdate> updates_;       ///< by bucket in buckets_
+  std::vector<size_t> update_of_;         ///< by parameter: its bucket in buckets_
   Phase phase_ = Phase::kIdle;
 };
 

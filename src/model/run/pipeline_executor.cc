@@ -80,6 +80,7 @@ void PipelineExecutor::forward(const PipelineStep& step, const MicroBatch& batch
       place_.activations->receive(message, previous_stage()).wait();
   }
   run.load(batch, scales);
+  loaded_.push_back({slot, step.micro_batch});
   run.forward(observer, hooks);
   if (is_last(step.chunk)) return;
   std::vector<Pending>& sends = at(slot).sends;
@@ -106,8 +107,17 @@ void PipelineExecutor::backward(const PipelineStep& step, const NodeObserver& ob
 MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
                                        const LossScales& scales, const NodeObserver& observer,
                                        const PassHooks& hooks) {
+  give(batches, scales, observer, hooks);
+  model_.device().synchronize();
+  return collect();
+}
+
+void PipelineExecutor::give(const std::vector<MicroBatch>& batches, const LossScales& scales,
+                            const NodeObserver& observer, const PassHooks& hooks) {
   const std::vector<bool> last_passes = find_last_passes(steps_);
-  std::vector<RunSlot> finished;
+  loaded_.clear();
+  finished_.clear();
+  losses_.clear();
   for (size_t i = 0; i < steps_.size(); ++i) {
     const PipelineStep& step = steps_[i];
     if (step.pass == PipelinePass::kForward) {
@@ -120,15 +130,32 @@ MicroBatchResult PipelineExecutor::run(const std::vector<MicroBatch>& batches,
     if (last_passes[i]) {
       model_.run_at(slot).backward_weights(observer, last);
       model_.run_at(slot).finish();
-      finished.push_back(slot);
+      finished_.push_back(slot);
+      if (const Tensor loss = model_.run_at(slot).finished_loss()) losses_.push_back(loss);
       at(slot).micro_batch = -1;
     }
   }
   finish_sends();
-  model_.device().synchronize();
+}
+
+void PipelineExecutor::give_again(const std::vector<MicroBatch>& batches,
+                                  const LossScales& scales) {
+  for (const Loading& loading : loaded_) {
+    model_.run_at(loading.slot).stage(batches.at(static_cast<size_t>(loading.micro_batch)), scales);
+  }
+  for (const RunSlot& slot : finished_) model_.run_at(slot).finish_again();
+}
+
+MicroBatchResult PipelineExecutor::collect() {
   MicroBatchResult result;
-  for (const RunSlot& slot : finished) result += model_.run_at(slot).collect();
+  for (const RunSlot& slot : finished_) result += model_.run_at(slot).collect();
   return result;
+}
+
+void PipelineExecutor::forget() {
+  for (auto& places : places_) {
+    for (Place& place : places) place.micro_batch = -1;
+  }
 }
 
 double PipelineExecutor::evaluate(const MicroBatch& batch, const NodeObserver& observer) {

@@ -32,6 +32,17 @@ class PipelineExecutor {
   /// as gradients are completed, in the last pass of the last micro-batch.
   MicroBatchResult run(const std::vector<MicroBatch>& batches, const LossScales& scales,
                        const NodeObserver& observer = {}, const PassHooks& hooks = {});
+  /// The parts of run(), for whoever gives the device more before it waits: gives all of it,
+  void give(const std::vector<MicroBatch>& batches, const LossScales& scales,
+            const NodeObserver& observer = {}, const PassHooks& hooks = {});
+  /// or, where the device repeats what was given, what the host does for it;
+  void give_again(const std::vector<MicroBatch>& batches, const LossScales& scales);
+  /// and the result. REQUIRES that the device has come to the end of what was given.
+  MicroBatchResult collect();
+  /// Where this rank's losses of what was given will be, F32 [1].
+  const std::vector<Tensor>& losses() const { return losses_; }
+  /// Forgets what was given, in vain.
+  void forget();
   /// The summed loss of this rank's valid tokens; 0 in all stages but the last.
   double evaluate(const MicroBatch& batch, const NodeObserver& observer = {});
 
@@ -65,6 +76,14 @@ class PipelineExecutor {
   PipelinePlace place_;
   std::vector<PipelineStep> steps_;
   std::vector<std::vector<Place>> places_;  // by chunk
+  // Of what was given last:
+  struct Loading {
+    RunSlot slot;
+    int64_t micro_batch = 0;
+  };
+  std::vector<Loading> loaded_;
+  std::vector<RunSlot> finished_;
+  std::vector<Tensor> losses_;
 };
 
 }  // namespace tessera

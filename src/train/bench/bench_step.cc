@@ -9,6 +9,7 @@
 #include "core/stopwatch.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/device_overhead.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
@@ -86,26 +87,25 @@ class StepBench {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
     executor_.emplace(model_, layout_.pipeline, layout_.steps);
+    steps_.emplace(model_, state_, *executor_, backend_, records_whole_steps(layout_, model_));
   }
 
-  /// Returns the seconds of a step.
+  /// Returns the seconds of a step. On a GPU the update is under way then, beside the next step:
+  /// each of consecutive steps has the end of the one before.
   double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
     const int64_t waits = backend_.device().num_waits();
     const auto start = Clock::now();
-    state_.begin_step();
-    model_.begin_step();
     std::vector<MicroBatch> micro_batches;
     for (RandomTokens& tokens : batches_) micro_batches.push_back(tokens.view());
-    executor_->run(micro_batches, loss_scales(settings_, tokens_of_step()), observer,
-                   state_.hooks());
-    state_.update({.step_idx = step_idx_++,
-                   .lr = kLearningRate,
-                   .max_grad_norm = settings_.train.max_grad_norm,
-                   .observer = update_observer});
+    steps_->run(micro_batches, loss_scales(settings_, tokens_of_step()),
+                {.step_idx = step_idx_++,
+                 .lr = kLearningRate,
+                 .max_grad_norm = settings_.train.max_grad_norm,
+                 .observer = update_observer},
+                observer);
     if (settings_.model.moe.has_expert_bias())
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
     num_waits_ = backend_.device().num_waits() - waits;
-    backend_.device().synchronize();
     return seconds_since(start);
   }
 
@@ -117,7 +117,7 @@ class StepBench {
   LaunchCost measure_launches(GraphMode mode) {
     RunControl& control = backend_.control();
     const GraphMode before = std::exchange(control.graphs, mode);
-    while (step_idx_ < 2) step();
+    while (step_idx_ < 3) step();
     control.waits_before_programs = true;
     control.num_operators = control.num_operations = 0;
     control.seconds = 0;
@@ -178,6 +178,7 @@ class StepBench {
   MemoryPrediction prediction_;
   ModelState state_;
   std::optional<PipelineExecutor> executor_;
+  std::optional<RecordedSteps> steps_;
   int64_t step_idx_ = 0;
   int64_t num_waits_ = 0;
 };

@@ -6,6 +6,7 @@
 
 #include "checkpoint/together.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/device_overhead.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
@@ -107,6 +108,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
   });
   executor_ = std::make_unique<PipelineExecutor>(*model_, layout_.pipeline, layout_.steps);
+  if (state_->is_alone()) {
+    steps_ = std::make_unique<RecordedSteps>(*model_, *state_, *executor_, backend(),
+                                             records_whole_steps(layout_, *model_));
+  }
   batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
   const Tensor sum = view(std::span(&flops, 1), {1});
@@ -149,12 +154,14 @@ LossScales Trainer::fetch(StepOutcome& outcome) {
   return loss_scales(settings_, counts[0]);
 }
 
-StepOutcome Trainer::accumulate(const NodeObserver& observer) {
-  StepOutcome outcome;
-  const LossScales scales = fetch(outcome);
+std::vector<MicroBatch> Trainer::view_batches() {
   std::vector<MicroBatch> micro_batches;
   for (Batch& batch : batches_) micro_batches.push_back(view_batch(batch));
-  const MicroBatchResult result = executor_->run(micro_batches, scales, observer, state_->hooks());
+  return micro_batches;
+}
+
+void Trainer::take_losses(const MicroBatchResult& result, const LossScales& scales,
+                          StepOutcome& outcome) const {
   const double share = 1.0 / static_cast<double>(settings_.train.num_micro_batches());
   outcome.loss = result.loss;
   if (outcome.mtp_labels > 0)
@@ -162,9 +169,28 @@ StepOutcome Trainer::accumulate(const NodeObserver& observer) {
   outcome.balance_loss = result.balance_loss * share;
   outcome.z_loss = result.z_loss * share;
   outcome.dropped = result.dropped;
+}
+
+void Trainer::run_alone(const LossScales& scales, const StepInput& input,
+                        const NodeObserver& observer, StepOutcome& outcome) {
+  const RecordedSteps::Result result = steps_->run(view_batches(), scales, input, observer);
+  take_losses(result.parts, scales, outcome);
+  outcome.update = result.update;
+}
+
+void Trainer::run_together(const LossScales& scales, const StepInput& input,
+                           const NodeObserver& observer, StepOutcome& outcome) {
+  state_->begin_step();
+  model_->begin_step();
+  take_losses(executor_->run(view_batches(), scales, observer, state_->hooks()), scales, outcome);
   sum_over_ranks(outcome);
   sum_expert_counts();
-  return outcome;
+  if (std::isfinite(outcome.loss)) {
+    outcome.update = state_->update(input);
+  } else {
+    state_->discard_gradients();
+    outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
+  }
 }
 
 void Trainer::sum_over_ranks(StepOutcome& outcome) const {
@@ -214,18 +240,16 @@ StepOutcome Trainer::step(const NodeObserver& observer, const UpdateObserver& up
 }
 
 StepOutcome Trainer::run_step(const NodeObserver& observer, const UpdateObserver& update_observer) {
-  state_->begin_step();
-  model_->begin_step();
-  StepOutcome outcome = accumulate(observer);
-  const double lr = learning_rate(settings_.schedule, position_.step);
-  if (std::isfinite(outcome.loss)) {
-    outcome.update = state_->update({.step_idx = position_.step - position_.skipped_steps,
-                                     .lr = lr,
-                                     .max_grad_norm = settings_.train.max_grad_norm,
-                                     .observer = update_observer});
+  StepOutcome outcome;
+  const LossScales scales = fetch(outcome);
+  const StepInput input{.step_idx = position_.step - position_.skipped_steps,
+                        .lr = learning_rate(settings_.schedule, position_.step),
+                        .max_grad_norm = settings_.train.max_grad_norm,
+                        .observer = update_observer};
+  if (steps_) {
+    run_alone(scales, input, observer, outcome);
   } else {
-    state_->discard_gradients();
-    outcome.update = {.grad_norm = std::numeric_limits<double>::quiet_NaN()};
+    run_together(scales, input, observer, outcome);
   }
   refuse_nonfinite(outcome);
   if (outcome.skipped()) {

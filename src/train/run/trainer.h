@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/progress.h"
+#include "train/run/recorded_steps.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
@@ -71,8 +72,8 @@ class Trainer {
   /// What the user should know of weights that a new run started from.
   const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
-  /// gradient where the settings say stop; then nothing was updated. Observers on a GPU are told of
-  /// the update when it is next synchronised.
+  /// gradient where the settings say stop; then nothing was updated. A rank that is alone returns
+  /// while its GPU is still updating the weights, as ModelState has it.
   StepOutcome step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {});
   /// Mean validation loss, or NaN where no data is held out.
   double validate();
@@ -92,7 +93,14 @@ class Trainer {
 
   StepOutcome run_step(const NodeObserver& observer, const UpdateObserver& update_observer);
   LossScales fetch(StepOutcome& outcome);
-  StepOutcome accumulate(const NodeObserver& observer);
+  std::vector<MicroBatch> view_batches();
+  /// The step of a rank that is alone, and of one of many.
+  void run_alone(const LossScales& scales, const StepInput& input, const NodeObserver& observer,
+                 StepOutcome& outcome);
+  void run_together(const LossScales& scales, const StepInput& input, const NodeObserver& observer,
+                    StepOutcome& outcome);
+  void take_losses(const MicroBatchResult& result, const LossScales& scales,
+                   StepOutcome& outcome) const;
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
   void refuse_nonfinite(const StepOutcome& outcome) const;
@@ -107,6 +115,7 @@ class Trainer {
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<PipelineExecutor> executor_;
+  std::unique_ptr<RecordedSteps> steps_;  // of a rank that is alone
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;

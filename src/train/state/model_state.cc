@@ -191,7 +191,24 @@ void ModelState::initialize(uint64_t seed, const std::function<bool(const std::s
   optimizer().reset_masters();
 }
 
+// Whoever asks may read or write them.
+ParameterSet& ModelState::parameters() {
+  if (replicated_) replicated_->join_updates();
+  return parameters_;
+}
+
+const ParameterSet& ModelState::parameters() const {
+  if (replicated_) replicated_->join_updates();
+  return parameters_;
+}
+
+void ModelState::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  parameters_.settle_gradients();
+  replicated_->give_clip(losses, observer);
+}
+
 void ModelState::begin_step() {
+  if (replicated_) replicated_->expect_updates();
   if (sharded_) {
     sharded_->begin_step();
   } else {

@@ -61,8 +61,8 @@ class ModelState {
   void initialize(uint64_t seed);
 
   /// Where `weights()` is null, with the addresses of all weights and gradients.
-  ParameterSet& parameters() { return parameters_; }
-  const ParameterSet& parameters() const { return parameters_; }
+  ParameterSet& parameters();
+  const ParameterSet& parameters() const;
   /// Gives the model its weights; null where they stay where they are.
   WeightStore* weights() { return module_weights_.get(); }
   std::vector<ExpertState>& experts() { return experts_; }
@@ -80,6 +80,19 @@ class ModelState {
   /// Sums the gradients over all replicas, clips and updates; the weights are on their way to the
   /// replicas then.
   StepResult update(const StepInput& input);
+  /// Whether one rank has all: then, in place of update(), a step is given to the device without
+  /// waiting for it, as ShardedOptimizer's. AdamW works beside the forward passes of the next step,
+  /// whose hooks wait for their own weights.
+  bool is_alone() const { return replicated_ && replicated_->is_alone(); }
+  void prepare_update(const StepInput& input) { replicated_->prepare(input); }
+  /// The gradients' norm, and what it and the losses make of the step.
+  void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
+  void order_update() { replicated_->order_update(); }
+  void give_ordered_update(const UpdateObserver& observer) {
+    replicated_->give_ordered_update(observer);
+  }
+  /// REQUIRES that the device has come to the end of what give_clip() gave.
+  StepResult clip_result() const { return replicated_->clip_result(); }
   /// Ends a step without an update.
   void discard_gradients();
 
