@@ -2,20 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <functional>
 #include <limits>
-#include <map>
 
+#include "checkpoint/checkpoint_testing.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/testing.h"
 #include "core/error.h"
 
 namespace tessera {
@@ -27,54 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
-
-class CheckpointTest : public FolderTest {
- protected:
-  CheckpointTest() {
-    model_.add("embed", DType::kF32, {11, 3});
-    model_.add("layers.0.w", DType::kBF16, {5, 7});
-    model_.add("layers.0.empty", DType::kF32, {0, 7});
-    optimizer_.add("embed.m", DType::kF32, {11, 3});
-    optimizer_.add("count", DType::kI64, {});
-  }
-
-  SaveResult save(int64_t step, int64_t keep_last = 0) const {
-    return save_checkpoint(root_, {.step = step,
-                                   .model = model_.named(),
-                                   .optimizer = optimizer_.named(),
-                                   .state = fmt::format("{{\"step\":{}}}", step),
-                                   .keep_last = keep_last,
-                                   .shard_bytes = 100});
-  }
-
-  void expect_loads(const fs::path& path) const {
-    const CheckpointReader reader(path);
-    for (const auto& [name, tensor] : model_.named()) {
-      const OwnedTensor loaded(tensor.dtype, tensor.shape);
-      reader.load_into(name, loaded);
-      EXPECT_TRUE(same_bits(loaded, tensor)) << name;
-    }
-  }
-
-  std::vector<std::string> root_names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(root_))
-      names.push_back(entry.path().filename());
-    std::ranges::sort(names);
-    return names;
-  }
-
-  /// Changes one byte of a file.
-  static void flip(const fs::path& path, int64_t at) {
-    std::string text = read_text_file(path);
-    text[static_cast<size_t>(at)] = static_cast<char>(text[static_cast<size_t>(at)] ^ 1);
-    write_file_synced(path, text);
-  }
-
-  const fs::path root_ = folder_ / "runs" / "checkpoints";
-  RandomTensors model_{1};
-  RandomTensors optimizer_{2};
-};
 
 TEST_F(CheckpointTest, RoundTripIsBitwise) {
   const SaveResult result = save(120);
@@ -325,176 +269,6 @@ TEST_F(CheckpointTest, AReaderOutlivesTheRemovalOfItsFolder) {
   const OwnedTensor loaded(DType::kF32, {11, 3});
   reader.load_into("embed", loaded);
   EXPECT_TRUE(same_bits(loaded, model_.named()[0].tensor));
-}
-
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t num_bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{num_bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    ::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  sighandler_t handler_;
-};
-
-TEST_F(CheckpointTest, AFailedWriteAtAnySizeLeavesTheOthers) {
-  save(1);
-  // The largest file is the manifest; a limit below its size fails the save in one file or another.
-  const auto largest =
-      static_cast<rlim_t>(fs::file_size(root_ / "step-00000001" / "manifest.json"));
-  for (rlim_t limit = 0; limit < largest; limit += 37) {
-    const FileSizeLimit limited(limit);
-    EXPECT_THAT([&] { save(2); },
-                ThrowsMessage<UserError>(AllOf(HasSubstr("step 2 not saved"), HasSubstr("write"),
-                                               HasSubstr("limit on the size"))));
-    ASSERT_THAT(root_names(), ElementsAre("latest", "step-00000001"));
-  }
-  expect_loads(*find_latest(root_).path);
-}
-
-/// Mounts a file system of 1 MiB in a mount namespace of this process. False where that is not
-/// allowed.
-bool mount_small_disk(const fs::path& folder) {
-  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-  if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
-  return ::mount("none", folder.c_str(), "tmpfs", 0, "size=1m") == 0;
-}
-
-constexpr int kNotAllowed = 77;
-
-/// Runs in a process of its own: saves on a small disk until it is full. The exit code: 0 when the
-/// message is right and the earlier checkpoint loads.
-int fill_small_disk(const fs::path& root) {
-  if (!mount_small_disk(root)) return kNotAllowed;
-  RandomTensors tensors(1);
-  tensors.add("w", DType::kU8, {600'000});
-  save_checkpoint(root, {.step = 1, .model = tensors.named()});
-  try {
-    save_checkpoint(root, {.step = 2, .model = tensors.named()});
-    return 2;
-  } catch (const UserError& error) {
-    const std::string message = error.what();
-    if (message.find("disk or quota is full") == std::string::npos) return 3;
-  }
-  const OwnedTensor loaded(DType::kU8, {600'000});
-  CheckpointReader(*find_latest(root).path).load_into("w", loaded);
-  if (!same_bits(loaded, tensors.named()[0].tensor)) return 4;
-  return list_prefixed(root, ".tmp").empty() ? 0 : 5;
-}
-
-TEST_F(CheckpointTest, AFullDiskLeavesTheOthers) {
-  make_folder(root_);
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(fill_small_disk(root_));
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "mounting is not allowed here";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-/// Cuts `rectangle` at random until pieces are small, so that they cover it exactly.
-void random_partition(Random& random, const Rectangle& rectangle, std::vector<Rectangle>& pieces) {
-  const int rank = rectangle.shape.rank();
-  const int dim = rank == 0 ? 0 : static_cast<int>(random.next_below(static_cast<uint64_t>(rank)));
-  if (rank == 0 || rectangle.shape[dim] < 2 || random.next_below(5) == 0) {
-    pieces.push_back(rectangle);
-    return;
-  }
-  const auto cut =
-      1 + static_cast<int64_t>(random.next_below(static_cast<uint64_t>(rectangle.shape[dim] - 1)));
-  Rectangle first = rectangle;
-  Rectangle second = rectangle;
-  first.shape[dim] = cut;
-  second.offset[dim] += cut;
-  second.shape[dim] -= cut;
-  random_partition(random, first, pieces);
-  random_partition(random, second, pieces);
-}
-
-/// The elements of a part of a dense I32 tensor, by index arithmetic alone.
-std::vector<int32_t> plain_part(const Tensor& tensor, const Rectangle& part) {
-  std::vector<int32_t> elements;
-  const auto all = tensor.span<int32_t>();
-  for (int64_t i = 0; i < part.shape.num_elements(); ++i) {
-    int64_t rest = i;
-    int64_t at = 0;
-    int64_t stride = 1;
-    for (int dim = part.shape.rank() - 1; dim >= 0; --dim) {
-      at += (part.offset[dim] + rest % part.shape[dim]) * stride;
-      rest /= part.shape[dim];
-      stride *= tensor.shape[dim];
-    }
-    elements.push_back(all[static_cast<size_t>(at)]);
-  }
-  return elements;
-}
-
-/// Writes a checkpoint of one tensor in pieces, spread over several files as several processes
-/// would.
-void write_in_pieces(const fs::path& path, const Tensor& tensor,
-                     const std::vector<Rectangle>& pieces, Random& random) {
-  Manifest manifest;
-  TensorRecord record{TensorGroup::kModel, tensor.dtype, tensor.shape, {}};
-  std::map<std::string, std::vector<NamedTensor>> files;
-  std::vector<std::vector<int32_t>> storage;
-  for (const Rectangle& piece : pieces) {
-    const std::string file = fmt::format("model-{:05}.safetensors", random.next_below(3));
-    const std::string key = fmt::format("w.{}", storage.size());
-    storage.push_back(plain_part(tensor, piece));
-    files[file].push_back({key, view(std::span(storage.back()), piece.shape)});
-    record.pieces.push_back({file, key, piece});
-  }
-  make_folder(path);
-  for (const auto& [file, tensors] : files) {
-    const WrittenFile written = write_safetensors(path / file, tensors);
-    manifest.files[file] = {written.num_bytes, written.checksum};
-  }
-  manifest.tensors["w"] = record;
-  const std::string text = manifest_text(manifest);
-  write_file_synced(path / "manifest.json", text);
-  write_file_synced(path / "COMPLETE", complete_marker(text));
-}
-
-Shape random_shape(Random& random) {
-  std::vector<int64_t> dims;
-  for (uint64_t rank = random.next_below(5); rank > 0; --rank) {
-    dims.push_back(static_cast<int64_t>(random.next_below(7)));
-  }
-  return Shape(dims);
-}
-
-TEST_F(CheckpointTest, LoadsAnyPartFromAnyPartition) {
-  Random random(6, 0);
-  for (int trial = 0; trial < 40; ++trial) {
-    RandomTensors tensors(static_cast<uint64_t>(trial));
-    tensors.add("w", DType::kI32, random_shape(random));
-    const Tensor& tensor = tensors.named()[0].tensor;
-    std::vector<Rectangle> pieces;
-    random_partition(random, whole(tensor.shape), pieces);
-    const fs::path path = root_ / fmt::format("partition-{}", trial);
-    write_in_pieces(path, tensor, pieces, random);
-    const CheckpointReader reader(path);
-    const OwnedTensor all(DType::kI32, tensor.shape);
-    reader.load_into("w", all);
-    EXPECT_TRUE(same_bits(all, tensor));
-    // Another partition, as another layout would read it.
-    std::vector<Rectangle> wanted;
-    random_partition(random, whole(tensor.shape), wanted);
-    for (const Rectangle& part : wanted) {
-      const OwnedTensor loaded(DType::kI32, part.shape);
-      reader.load_part("w", part.offset, loaded);
-      const auto found = loaded.get().span<int32_t>();
-      EXPECT_EQ(std::vector<int32_t>(found.begin(), found.end()), plain_part(tensor, part));
-    }
-  }
 }
 
 }  // namespace

@@ -153,11 +153,6 @@ void FullySharded::begin_step() {
   finished_ = false;
 }
 
-bool FullySharded::can_gather(size_t module) {
-  return plan_.modules[module].weight_bytes == 0 || find_weights(module) != nullptr ||
-         find_free(weight_slots_) != nullptr;
-}
-
 void FullySharded::gather(size_t module) {
   if (plan_.modules[module].weight_bytes == 0 || find_weights(module) != nullptr) return;
   Slot* const slot = find_free(weight_slots_);

@@ -65,8 +65,6 @@ class FullySharded final : public DistributedOptimizer {
   /// Starts to gather a module's weights; nothing if it is there. Throws InternalError if all
   /// buffers are in use.
   void gather(size_t module);
-  /// Whether it is there, or has room.
-  bool can_gather(size_t module);
   /// A parameter's whole weight, of a module that is gathered or about to be: waits for it. Valid
   /// until the module is released.
   Tensor weight(size_t parameter);

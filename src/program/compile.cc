@@ -184,9 +184,9 @@ std::span<const Pass> compile_passes() {
 Compiled compile(Program forward, Goal goal, const CompileOptions& options,
                  const Backend& backend) {
   check_options(goal, options);
-  Compilation c{goal, options, backend, {}};
-  c.programs.report = {.program = forward.name(), .goal = goal, .effects = {}};
-  c.programs.forward = std::move(forward);
+  CompileReport report{.program = forward.name(), .goal = goal, .effects = {}};
+  Compilation c{goal, options, backend,
+                Compiled{.forward = std::move(forward), .report = std::move(report)}};
   std::vector<PassEffect>& effects = c.programs.report.effects;
   effects.push_back(measure("as built", "", c));
   for (const Pass& pass : kPasses) {

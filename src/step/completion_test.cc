@@ -157,8 +157,9 @@ TEST_P(Completion, WeightsAreWaitedForWhereTheyAreNeeded) {
   std::map<BufferId, int32_t> waits, readers;
   for (const TaskId id : plan.tasks.ids()) {
     const Task& task = plan.tasks[id];
-    if (task.action == TaskAction::kGatherBucket && task.phase == TaskPhase::kWait)
+    if (task.action == TaskAction::kGatherBucket && task.phase == TaskPhase::kWait) {
       EXPECT_TRUE(waits.emplace(task.writes[0], number_of(id)).second);
+    }
     if (task.kind != TaskKind::kRun) continue;
     for (const BufferId buffer : task.reads) readers.emplace(buffer, number_of(id));
   }

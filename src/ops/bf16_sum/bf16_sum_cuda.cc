@@ -5,10 +5,6 @@
 namespace tessera {
 namespace {
 
-int64_t no_workspace(const Operator& /*op*/, std::span<const ValueType> /*inputs*/) {
-  return 0;
-}
-
 void round_to_bf16(const RoundToBf16& /*op*/, const Args<RoundToBf16>& args) {
   using Op = RoundToBf16;
   cuda::launch_round_to_bf16(args.in(Op::kX).as<float>(), args.in(Op::kX).num_elements(),
