@@ -30,9 +30,7 @@ void Backend::check_formats(const Operator& op, std::span<const ValueType> types
 }
 
 int64_t Backend::workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const {
-  const Kernel& found = kernel(op);
-  if (is_host() && !found.has_workspace()) return op.cpu_workspace_bytes(inputs);
-  return found.workspace_bytes(op, inputs);
+  return kernel(op).workspace_bytes(op, inputs);
 }
 
 }  // namespace tessera

@@ -59,9 +59,6 @@ bool is_unscaled(const Format& format) {
   return !format.scale.is_scaled() && format.element != DType::kF16;
 }
 
-Kernel::Kernel(PlainStart start, PlainWorkspace workspace)
-    : start_(start), options_{.workspace = workspace} {}
-
 void Kernel::check_class(const Operator& op) const {
   if (class_ == nullptr) return;
   const std::type_info& given = typeid(op);

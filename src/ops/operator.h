@@ -85,8 +85,6 @@ class Operator {
   /// memory plans and the interpreter hold inputs, outputs and scratch memory until it is waited
   /// for (program/dependencies.h).
   virtual bool communicates() const { return false; }
-  /// Scratch memory that the CPU kernel needs, planned with the values.
-  virtual int64_t cpu_workspace_bytes(std::span<const ValueType> /*inputs*/) const { return 0; }
 };
 
 /// What the kernels of a back end share: a stream, handles of libraries. Each back end has its own.
@@ -185,25 +183,6 @@ class Kernel {
   using Start = std::function<Pending(const Operator& op, const KernelArgs& args)>;
 
   Kernel() = default;
-
-  // For operators that are not registered by add_kernel yet.
-  using PlainRun = void (*)(const Operator& op, const KernelArgs& args);
-  using PlainStart = Pending (*)(const Operator& op, const KernelArgs& args);
-  using PlainWorkspace = int64_t (*)(const Operator& op, std::span<const ValueType> inputs);
-  Kernel(PlainRun run, PlainWorkspace workspace = nullptr)
-      : run_(run), options_{.workspace = workspace} {}
-  Kernel(PlainStart start, PlainWorkspace workspace = nullptr);
-  Kernel setting_accumulators() const {
-    Kernel kernel = *this;
-    kernel.options_.sets_accumulators = true;
-    return kernel;
-  }
-  Kernel telling_the_host() const {
-    Kernel kernel = *this;
-    kernel.options_.tells_the_host = true;
-    return kernel;
-  }
-  bool has_workspace() const { return options_.workspace != nullptr; }
 
   /// The kernel that calls run(const Op&, const Args<Op>&), or run(const Op&, const KernelArgs&),
   /// which returns nothing or a Pending. With Op = Operator it is for operators of any class.

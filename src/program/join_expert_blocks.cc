@@ -57,7 +57,7 @@ class BlockJoiner {
 
   /// The offsets that a product's topology was made from, -1 where they are not known.
   ValueId offsets_of(const Node& product) const {
-    const auto found = producer_.find(product.inputs[kTopologyInput]);
+    const auto found = producer_.find(product.inputs[BlockSparseProduct::kRowOffsets]);
     if (found == producer_.end() || op_of<BlockTopologyOp>(found->second) == nullptr) return -1;
     return nodes_[found->second].inputs[0];
   }

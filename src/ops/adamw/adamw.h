@@ -30,10 +30,12 @@ struct AdamWSpec {
 // clang-format on
 class AdamW final : public Operator {
  public:
+  static constexpr std::string_view kName = "adamw";
+
   /// Throws UserError where a rate is out of range.
   explicit AdamW(const AdamWSpec& spec);
 
-  std::string_view name() const override { return "adamw"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;

@@ -52,8 +52,7 @@ void update_slice(const AdamWFactors& factors, const Slice& all, int64_t n) {
   }
 }
 
-void adamw(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const AdamW&>(base);
+void adamw(const AdamW& op, const KernelArgs& args) {
   const size_t num_slices = args.inputs.size() - 1;
   const AdamWFactors factors = make_adamw_factors(op.spec(), args.in(num_slices).as<float>());
   for (size_t i = 0; i < num_slices; ++i) {
@@ -68,7 +67,7 @@ void adamw(const Operator& base, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_adamw_cpu, table) {
-  table["adamw"] = adamw;
+  add_kernel<AdamW>(table, adamw);
 }
 
 }  // namespace tessera

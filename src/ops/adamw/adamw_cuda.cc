@@ -5,8 +5,7 @@
 namespace tessera {
 namespace {
 
-void adamw(const Operator& base, const KernelArgs& args) {
-  const auto& op = static_cast<const AdamW&>(base);
+void adamw(const AdamW& op, const KernelArgs& args) {
   const size_t num_slices = args.inputs.size() - 1;
   std::vector<cuda::AdamWSlice> slices;
   for (size_t i = 0; i < num_slices; ++i) {
@@ -25,7 +24,7 @@ void adamw(const Operator& base, const KernelArgs& args) {
 }  // namespace
 
 void add_adamw_cuda(KernelTable& table) {
-  table["adamw"] = adamw;
+  add_kernel<AdamW>(table, adamw);
 }
 
 }  // namespace tessera

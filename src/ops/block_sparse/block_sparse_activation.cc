@@ -47,26 +47,27 @@ std::string BlockSparseActivation::attributes() const {
 
 std::vector<ValueType> BlockSparseActivation::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4, "4 inputs expected, got {}", inputs.size());
-  const ValueType& col_indices = inputs[3];
+  const ValueType& col_indices = inputs[kColIndices];
   check_shape(*this, col_indices.dtype == DType::kI32 && col_indices.shape.rank() == 1,
               "column indices must be I32 of rank 1, got {}", col_indices.to_string());
   const int64_t num_blocks = col_indices.shape[0];
-  check_values(*this, spec_, inputs[0], pre_blocks(spec_, num_blocks), "the pre-activation");
-  check_rows(*this, spec_, inputs[1], inputs[2]);
+  check_values(*this, spec_, inputs[kPre], pre_blocks(spec_, num_blocks), "the pre-activation");
+  check_rows(*this, spec_, inputs[kProbs], inputs[kRowOffsets]);
   ValueType type = col_indices;
-  type.dtype = inputs[0].dtype;
+  type.dtype = inputs[kPre].dtype;
   type.shape = {num_blocks, spec_.block_size, spec_.block_size};
   return {type};
 }
 
 void BlockSparseActivation::differentiate(GradientBuilder& builder) const {
-  const auto grad = builder.grad_output(0);
-  if (!grad || !(builder.needs_grad(0) || builder.needs_grad(1))) return;
-  const auto grads = builder.emit(std::make_shared<BlockSparseActivationBackward>(spec_),
-                                  {*grad, builder.input(0), builder.input(1), builder.input(2)});
-  for (int i = 0; i < 2; ++i) {
-    if (builder.needs_grad(i)) builder.set_grad_input(i, grads[static_cast<size_t>(i)]);
-  }
+  const auto grad = builder.grad_output(kOut);
+  if (!grad || !(builder.needs_grad(kPre) || builder.needs_grad(kProbs))) return;
+  const auto grads =
+      builder.emit(std::make_shared<BlockSparseActivationBackward>(spec_),
+                   {*grad, builder.input(kPre), builder.input(kProbs), builder.input(kRowOffsets)});
+  using Backward = BlockSparseActivationBackward;
+  if (builder.needs_grad(kPre)) builder.set_grad_input(kPre, grads[Backward::kGradPre]);
+  if (builder.needs_grad(kProbs)) builder.set_grad_input(kProbs, grads[Backward::kGradProbs]);
 }
 
 std::string BlockSparseActivationBackward::attributes() const {
@@ -76,14 +77,14 @@ std::string BlockSparseActivationBackward::attributes() const {
 std::vector<ValueType> BlockSparseActivationBackward::infer(
     std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 4, "4 inputs expected, got {}", inputs.size());
-  check_shape(*this, inputs[0].shape.rank() == 3 && inputs[0].dtype == inputs[1].dtype,
+  check_shape(*this, inputs[kGrad].shape.rank() == 3 && inputs[kGrad].dtype == inputs[kPre].dtype,
               "the gradient must be sparse values in the pre-activation's type, got {}",
-              inputs[0].to_string());
-  const int64_t num_blocks = inputs[0].shape[0];
-  check_values(*this, spec_, inputs[0], num_blocks, "the gradient");
-  check_values(*this, spec_, inputs[1], pre_blocks(spec_, num_blocks), "the pre-activation");
-  check_rows(*this, spec_, inputs[2], inputs[3]);
-  return {inputs[1], inputs[2]};
+              inputs[kGrad].to_string());
+  const int64_t num_blocks = inputs[kGrad].shape[0];
+  check_values(*this, spec_, inputs[kGrad], num_blocks, "the gradient");
+  check_values(*this, spec_, inputs[kPre], pre_blocks(spec_, num_blocks), "the pre-activation");
+  check_rows(*this, spec_, inputs[kProbs], inputs[kRowOffsets]);
+  return {inputs[kPre], inputs[kProbs]};
 }
 
 OperatorPtr make_block_sparse_activation(const BlockSparseActivationSpec& spec) {

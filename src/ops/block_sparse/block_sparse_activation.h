@@ -28,10 +28,14 @@ struct BlockSparseActivationSpec {
 /// section 4.1.2). A row of probability 0, padding say, gives zeros.
 class BlockSparseActivation final : public Operator {
  public:
+  static constexpr std::string_view kName = "block_sparse_activation";
+  enum Input : int { kPre, kProbs, kRowOffsets, kColIndices };
+  enum Output : int { kOut };
+
   explicit BlockSparseActivation(const BlockSparseActivationSpec& spec);
 
   const BlockSparseActivationSpec& spec() const { return spec_; }
-  std::string_view name() const override { return "block_sparse_activation"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& builder) const override;
@@ -43,10 +47,14 @@ class BlockSparseActivation final : public Operator {
 /// (grad [nnz2, B, B], pre, probs_R, row_offsets) -> (grad_pre as pre, grad_probs_R F32 [R]).
 class BlockSparseActivationBackward final : public Operator {
  public:
+  static constexpr std::string_view kName = "block_sparse_activation_backward";
+  enum Input : int { kGrad, kPre, kProbs, kRowOffsets };
+  enum Output : int { kGradPre, kGradProbs };
+
   explicit BlockSparseActivationBackward(const BlockSparseActivationSpec& spec) : spec_(spec) {}
 
   const BlockSparseActivationSpec& spec() const { return spec_; }
-  std::string_view name() const override { return "block_sparse_activation_backward"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 

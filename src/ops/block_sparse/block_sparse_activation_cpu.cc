@@ -65,12 +65,13 @@ SparseRows sparse_rows(const BlockSparseActivationSpec& spec, const Tensor& row_
 }
 
 template <typename Function, bool kGated, typename T>
-void forward(const BlockSparseActivationSpec& spec, const KernelArgs& args) {
-  const T* pre = args.in(0).as<T>();
-  const float* probs = args.in(1).as<float>();
-  T* out = args.out(0).as<T>();
-  const int64_t num_rows = args.in(1).num_elements();
-  const SparseRows rows = sparse_rows(spec, args.in(2), num_rows);
+void forward(const BlockSparseActivationSpec& spec, const Args<BlockSparseActivation>& args) {
+  using Op = BlockSparseActivation;
+  const T* pre = args.in(Op::kPre).as<T>();
+  const float* probs = args.in(Op::kProbs).as<float>();
+  T* out = args.out(Op::kOut).as<T>();
+  const int64_t num_rows = args.in(Op::kProbs).num_elements();
+  const SparseRows rows = sparse_rows(spec, args.in(Op::kRowOffsets), num_rows);
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t start = rows.start(row);
@@ -80,14 +81,16 @@ void forward(const BlockSparseActivationSpec& spec, const KernelArgs& args) {
 }
 
 template <typename Function, bool kGated, typename T>
-void backward(const BlockSparseActivationSpec& spec, const KernelArgs& args) {
-  const T* grad = args.in(0).as<T>();
-  const T* pre = args.in(1).as<T>();
-  const float* probs = args.in(2).as<float>();
-  T* grad_pre = args.out(0).as<T>();
-  float* grad_probs = args.out(1).as<float>();
-  const int64_t num_rows = args.in(2).num_elements();
-  const SparseRows rows = sparse_rows(spec, args.in(3), num_rows);
+void backward(const BlockSparseActivationSpec& spec,
+              const Args<BlockSparseActivationBackward>& args) {
+  using Op = BlockSparseActivationBackward;
+  const T* grad = args.in(Op::kGrad).as<T>();
+  const T* pre = args.in(Op::kPre).as<T>();
+  const float* probs = args.in(Op::kProbs).as<float>();
+  T* grad_pre = args.out(Op::kGradPre).as<T>();
+  float* grad_probs = args.out(Op::kGradProbs).as<float>();
+  const int64_t num_rows = args.in(Op::kProbs).num_elements();
+  const SparseRows rows = sparse_rows(spec, args.in(Op::kRowOffsets), num_rows);
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t start = rows.start(row);
@@ -113,25 +116,28 @@ void dispatch(Activation activation, DType dtype, Run run) {
   });
 }
 
-void forward_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& spec = static_cast<const BlockSparseActivation&>(op).spec();
-  dispatch(spec.activation, args.in(0).dtype, [&]<typename Function, bool kGated, typename T>() {
-    forward<Function, kGated, T>(spec, args);
-  });
+void forward_kernel(const BlockSparseActivation& op, const Args<BlockSparseActivation>& args) {
+  const BlockSparseActivationSpec& spec = op.spec();
+  dispatch(spec.activation, args.in(BlockSparseActivation::kPre).dtype,
+           [&]<typename Function, bool kGated, typename T>() {
+             forward<Function, kGated, T>(spec, args);
+           });
 }
 
-void backward_kernel(const Operator& op, const KernelArgs& args) {
-  const auto& spec = static_cast<const BlockSparseActivationBackward&>(op).spec();
-  dispatch(spec.activation, args.in(0).dtype, [&]<typename Function, bool kGated, typename T>() {
-    backward<Function, kGated, T>(spec, args);
-  });
+void backward_kernel(const BlockSparseActivationBackward& op,
+                     const Args<BlockSparseActivationBackward>& args) {
+  const BlockSparseActivationSpec& spec = op.spec();
+  dispatch(spec.activation, args.in(BlockSparseActivationBackward::kGrad).dtype,
+           [&]<typename Function, bool kGated, typename T>() {
+             backward<Function, kGated, T>(spec, args);
+           });
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_block_sparse_activation_cpu, table) {
-  table["block_sparse_activation"] = forward_kernel;
-  table["block_sparse_activation_backward"] = backward_kernel;
+  add_kernel<BlockSparseActivation>(table, forward_kernel);
+  add_kernel<BlockSparseActivationBackward>(table, backward_kernel);
 }
 
 }  // namespace tessera

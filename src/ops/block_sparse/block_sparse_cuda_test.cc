@@ -151,7 +151,7 @@ class BlockSparseCuda : public GpuTest {
         "other", sparse_left ? dense(dtype, cross, c.outer, transposed, ragged, extent)
                              : dense(dtype, c.outer, cross, transposed, ragged, extent));
     std::vector<ValueId> inputs = {sparse_left ? sparse : other, sparse_left ? other : sparse};
-    inputs.insert(inputs.end(), t.begin(), t.begin() + kNumTopologyInputs);
+    inputs.insert(inputs.end(), t.begin(), t.begin() + BlockTopologyOp::kNumBlocks);
     if (p.by_rows()) {
       // DDSᵀ has the rows as its last dim, and takes them from a value's last dim.
       ValueType like{DType::kF32, {rows}, 0, extent};

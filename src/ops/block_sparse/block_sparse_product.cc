@@ -1,7 +1,5 @@
 #include "ops/block_sparse/block_sparse_product.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -47,6 +45,8 @@ ValueType matrix_type(DType dtype, const Dim& rows, const Dim& cols) {
   return type;
 }
 
+using Product = BlockSparseProduct;
+
 /// Block-rows, block-columns and blocks of the topology among a product's inputs, at their bounds.
 struct TopologyBound {
   int64_t num_block_rows = 0;
@@ -55,25 +55,24 @@ struct TopologyBound {
 };
 
 TopologyBound topology_bound(std::span<const ValueType> inputs) {
-  const auto length = [&](int idx) {
-    return inputs[static_cast<size_t>(kTopologyInput + idx)].shape[0];
-  };
-  return {length(0) - 1, length(3) - 1, length(1)};
+  return {inputs[Product::kRowOffsets].shape[0] - 1, inputs[Product::kColOffsets].shape[0] - 1,
+          inputs[Product::kColIndices].shape[0]};
 }
 
 void check_topology(const Operator& op, std::span<const ValueType> inputs) {
-  for (int i = 0; i < kNumTopologyInputs; ++i) {
-    const ValueType& type = inputs[static_cast<size_t>(kTopologyInput + i)];
+  for (int i = Product::kRowOffsets; i <= Product::kTransposeIndices; ++i) {
+    const ValueType& type = inputs[i];
     check_shape(op, type.dtype == DType::kI32 && type.shape.rank() == 1,
-                "topology tensor {} must be I32 of rank 1, got {}", i, type.to_string());
+                "topology tensor {} must be I32 of rank 1, got {}", i - Product::kRowOffsets,
+                type.to_string());
   }
   const TopologyBound bound = topology_bound(inputs);
   check_shape(op, bound.num_block_rows >= 0 && bound.num_block_cols >= 0,
               "topology offsets must not be empty");
-  for (const int i : {2, 4}) {
-    const int64_t length = inputs[static_cast<size_t>(kTopologyInput + i)].shape[0];
+  for (const int i : {Product::kRowIndices, Product::kTransposeIndices}) {
+    const int64_t length = inputs[i].shape[0];
     check_shape(op, length == bound.num_blocks, "topology tensor {} has {} entries for {} blocks",
-                i, length, bound.num_blocks);
+                i - Product::kRowOffsets, length, bound.num_blocks);
   }
 }
 
@@ -101,21 +100,21 @@ void check_sparse_cols(const Operator& op, const Dim& dim, int64_t block_size,
 ValueType infer_sdd(const BlockSparseProduct& op, std::span<const ValueType> inputs) {
   const BlockSparseProductSpec& spec = op.spec();
   const TopologyBound bound = topology_bound(inputs);
-  const auto [rows, inner] = matrix_dims(inputs[0], spec.transpose_left);
-  const auto [right_inner, cols] = matrix_dims(inputs[1], spec.transpose_right);
+  const auto [rows, inner] = matrix_dims(inputs[Product::kLeft], spec.transpose_left);
+  const auto [right_inner, cols] = matrix_dims(inputs[Product::kRight], spec.transpose_right);
   check_shape(op, inner == right_inner, "inner dims differ: left {}, right {}",
-              inputs[0].to_string(), inputs[1].to_string());
+              inputs[Product::kLeft].to_string(), inputs[Product::kRight].to_string());
   check_sparse_rows(op, rows, spec.block_size, bound.num_block_rows);
   check_sparse_cols(op, cols, spec.block_size, bound.num_block_cols);
-  ValueType type = inputs[kTopologyInput + 1];
-  type.dtype = inputs[0].dtype;
+  ValueType type = inputs[Product::kColIndices];
+  type.dtype = inputs[Product::kLeft].dtype;
   type.shape = {bound.num_blocks, spec.block_size, spec.block_size};
   return type;
 }
 
 /// The output's row count where it is the sparse matrix's, from the `rows` input.
 Dim rows_dim(const BlockSparseProduct& op, std::span<const ValueType> inputs, int output_dim) {
-  const ValueType& rows = inputs[kRowsInput];
+  const ValueType& rows = inputs[Product::kRows];
   check_shape(op, rows.shape.rank() >= 1, "the rows input needs a dim");
   return dim_of(rows, std::min(output_dim, rows.shape.rank() - 1));
 }
@@ -124,8 +123,9 @@ ValueType infer_dense(const BlockSparseProduct& op, std::span<const ValueType> i
   const BlockSparseProductSpec& spec = op.spec();
   const TopologyBound bound = topology_bound(inputs);
   const bool sparse_left = op.is_sparse(0);
-  const ValueType& dense = inputs[sparse_left ? 1 : 0];
-  check_sparse(op, inputs[sparse_left ? 0 : 1], spec.block_size, bound.num_blocks);
+  const ValueType& dense = inputs[sparse_left ? Product::kRight : Product::kLeft];
+  check_sparse(op, inputs[sparse_left ? Product::kLeft : Product::kRight], spec.block_size,
+               bound.num_blocks);
   const auto [dense_rows, dense_cols] =
       matrix_dims(dense, sparse_left ? spec.transpose_right : spec.transpose_left);
   const Dim inner = sparse_left ? dense_rows : dense_cols;
@@ -177,7 +177,7 @@ std::string BlockSparseProduct::attributes() const {
 }
 
 std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inputs) const {
-  const size_t expected = kRowsInput + (needs_rows() ? 1 : 0);
+  const size_t expected = Product::kRows + (needs_rows() ? 1 : 0);
   check_shape(*this, inputs.size() == expected, "{} inputs expected, got {}", expected,
               inputs.size());
   check_topology(*this, inputs);
@@ -186,10 +186,12 @@ std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inpu
     check_shape(*this, experts_->total() == num_cols, "experts of {} columns for a topology of {}",
                 experts_->total(), num_cols);
   }
-  const DType dtype = inputs[0].dtype;
-  check_shape(*this, dtype == inputs[1].dtype && (dtype == DType::kF32 || dtype == DType::kBF16),
-              "operands must both be F32 or both BF16, got {} and {}", inputs[0].to_string(),
-              inputs[1].to_string());
+  const DType dtype = inputs[Product::kLeft].dtype;
+  check_shape(
+      *this,
+      dtype == inputs[Product::kRight].dtype && (dtype == DType::kF32 || dtype == DType::kBF16),
+      "operands must both be F32 or both BF16, got {} and {}", inputs[Product::kLeft].to_string(),
+      inputs[Product::kRight].to_string());
   const bool sdd = spec_.kind == ProductKind::kSdd;
   for (int operand = 0; operand < 2; ++operand) {
     const int rank = is_sparse(operand) ? 3 : 2;
@@ -203,10 +205,10 @@ std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inpu
 Cost BlockSparseProduct::cost(std::span<const ValueType> inputs,
                               std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  if (needs_rows()) cost.bytes -= static_cast<double>(inputs[kRowsInput].num_bytes());
+  if (needs_rows()) cost.bytes -= static_cast<double>(inputs[Product::kRows].num_bytes());
   // The dim of the dense operand that is not one of the sparse matrix's.
-  const auto [left_rows, left_cols] = matrix_dims(inputs[0], spec_.transpose_left);
-  const auto [right_rows, right_cols] = matrix_dims(inputs[1], spec_.transpose_right);
+  const auto [left_rows, left_cols] = matrix_dims(inputs[Product::kLeft], spec_.transpose_left);
+  const auto [right_rows, right_cols] = matrix_dims(inputs[Product::kRight], spec_.transpose_right);
   const Dim& free = spec_.kind == ProductKind::kSdd   ? left_cols
                     : spec_.kind == ProductKind::kDsd ? right_cols
                                                       : left_rows;
@@ -214,12 +216,6 @@ Cost BlockSparseProduct::cost(std::span<const ValueType> inputs,
   cost.flops = 2.0 * static_cast<double>(topology_bound(inputs).num_blocks) * block_elements *
                static_cast<double>(free.bound);
   return cost;
-}
-
-int64_t BlockSparseProduct::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
-  const bool rounds_sums =
-      spec_.kind != ProductKind::kSdd && !spec_.accumulate && inputs[0].dtype == DType::kBF16;
-  return rounds_sums ? omp_get_max_threads() * product_scratch_bytes(spec_.block_size) : 0;
 }
 
 /// The product that gives one operand's gradient.
@@ -243,7 +239,7 @@ void BlockSparseProduct::emit_gradient(GradientBuilder& builder, int operand,
                              .accumulate = accumulate,
                              .expert_sizes = spec_.expert_sizes});
   std::vector<ValueId> inputs = {gradient.left, gradient.right};
-  for (int i = 0; i < kNumTopologyInputs; ++i) inputs.push_back(builder.input(kTopologyInput + i));
+  for (int i = kRowOffsets; i <= kTransposeIndices; ++i) inputs.push_back(builder.input(i));
   if (product->needs_rows()) inputs.push_back(builder.input(operand));
   if (accumulate) {
     builder.emit(product, inputs, {operand});

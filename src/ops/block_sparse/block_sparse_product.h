@@ -52,6 +52,18 @@ struct BlockSparseProductSpec {
 /// Deterministic; BF16 is accumulated in FP32 over the whole sum, however many blocks it runs over.
 class BlockSparseProduct final : public Operator {
  public:
+  enum Input : int {
+    kLeft,
+    kRight,
+    kRowOffsets,
+    kColIndices,
+    kRowIndices,
+    kColOffsets,
+    kTransposeIndices,
+    kRows  ///< last, where needs_rows()
+  };
+  enum Output : int { kOut };
+
   /// Throws UserError where the block size is not supported, or an expert's size does not fit it.
   explicit BlockSparseProduct(const BlockSparseProductSpec& spec);
 
@@ -72,7 +84,6 @@ class BlockSparseProduct final : public Operator {
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   void differentiate(GradientBuilder& builder) const override;
   bool accumulates(int output) const override { return output == 0 && spec_.accumulate; }
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
 
  private:
   struct Gradient;
@@ -83,11 +94,6 @@ class BlockSparseProduct final : public Operator {
 };
 
 OperatorPtr make_block_sparse_product(const BlockSparseProductSpec& spec);
-
-/// Inputs of a product: the index of the first topology tensor, and of `rows`.
-inline constexpr int kTopologyInput = 2;
-inline constexpr int kNumTopologyInputs = 5;
-inline constexpr int kRowsInput = kTopologyInput + kNumTopologyInputs;
 
 /// FP32 scratch that one thread needs for a tile of a BF16 output which several rectangles add up
 /// to.

@@ -41,13 +41,16 @@ Matrix matrix_of(const Tensor& tensor, bool transposed) {
 /// The topology among the inputs, its rows cut to the actual ones.
 TopologyView topology_of(const BlockSparseProductSpec& spec, const KernelArgs& args,
                          int64_t num_rows) {
-  const auto tensor = [&](size_t idx) { return args.in(kTopologyInput + idx).span<int32_t>(); };
+  using Op = BlockSparseProduct;
+  const auto tensor = [&](Op::Input input) { return args.in(input).span<int32_t>(); };
   ensure(num_rows % spec.block_size == 0, "{} rows are not a multiple of the block size {}",
          num_rows, spec.block_size);
   const auto num_offsets = static_cast<size_t>(num_rows / spec.block_size) + 1;
-  ensure(num_offsets <= tensor(0).size(), "{} rows exceed the topology's bound", num_rows);
-  TopologyView view{spec.block_size, tensor(0).first(num_offsets), tensor(1), tensor(2), tensor(3),
-                    tensor(4)};
+  ensure(num_offsets <= tensor(Op::kRowOffsets).size(), "{} rows exceed the topology's bound",
+         num_rows);
+  TopologyView view{spec.block_size,         tensor(Op::kRowOffsets).first(num_offsets),
+                    tensor(Op::kColIndices), tensor(Op::kRowIndices),
+                    tensor(Op::kColOffsets), tensor(Op::kTransposeIndices)};
   ensure(view.num_blocks() <= static_cast<int64_t>(view.col_indices.size()),
          "topology of {} blocks with {} indices", view.num_blocks(), view.col_indices.size());
   return view;
@@ -112,9 +115,9 @@ void run_slices(const TopologyView& topology, WalkOrder order, int num_threads, 
 /// Sparse output: each rectangle is one product of a row range of the left and a column range of
 /// the right operand.
 void run_sdd(const BlockSparseProductSpec& spec, const KernelArgs& args) {
-  const Matrix left = matrix_of(args.in(0), spec.transpose_left);
-  const Matrix right = matrix_of(args.in(1), spec.transpose_right);
-  const Tensor& out = args.out(0);
+  const Matrix left = matrix_of(args.in(BlockSparseProduct::kLeft), spec.transpose_left);
+  const Matrix right = matrix_of(args.in(BlockSparseProduct::kRight), spec.transpose_right);
+  const Tensor& out = args.out(BlockSparseProduct::kOut);
   const int64_t size = spec.block_size;
   const auto topology = topology_of(spec, args, left.transposed ? left.ld : left.rows);
   ensure(topology.num_blocks() == out.shape[0], "{} blocks for a topology of {}", out.shape[0],
@@ -157,10 +160,11 @@ class DenseProduct {
         sparse_left_(spec.kind == ProductKind::kDsd),
         sparse_transposed_(sparse_left_ ? spec.transpose_left : spec.transpose_right),
         order_(sparse_left_ != sparse_transposed_ ? WalkOrder::kRows : WalkOrder::kCols),
-        sparse_(args.in(sparse_left_ ? 0 : 1)),
-        dense_(matrix_of(args.in(sparse_left_ ? 1 : 0),
-                         sparse_left_ ? spec.transpose_right : spec.transpose_left)),
-        out_(args.out(0)),
+        sparse_(args.in(sparse_left_ ? BlockSparseProduct::kLeft : BlockSparseProduct::kRight)),
+        dense_(matrix_of(
+            args.in(sparse_left_ ? BlockSparseProduct::kRight : BlockSparseProduct::kLeft),
+            sparse_left_ ? spec.transpose_right : spec.transpose_left)),
+        out_(args.out(BlockSparseProduct::kOut)),
         topology_(topology_of(spec, args, sparse_rows())),
         scratch_(args.workspace) {
     ensure(topology_.num_blocks() == sparse_.shape[0], "{} blocks for a topology of {}",
@@ -306,13 +310,20 @@ class DenseProduct {
   std::span<std::byte> scratch_;
 };
 
-void sdd_kernel(const Operator& op, const KernelArgs& args) {
-  run_sdd(static_cast<const BlockSparseProduct&>(op).spec(), args);
+void sdd_kernel(const BlockSparseProduct& op, const KernelArgs& args) {
+  run_sdd(op.spec(), args);
 }
 
-void dense_kernel(const Operator& op, const KernelArgs& args) {
-  if (!args.out(0)) return;
-  DenseProduct(static_cast<const BlockSparseProduct&>(op).spec(), args).run();
+void dense_kernel(const BlockSparseProduct& op, const KernelArgs& args) {
+  if (!args.out(BlockSparseProduct::kOut)) return;
+  DenseProduct(op.spec(), args).run();
+}
+
+/// A dense output in BF16 is summed up in FP32 first, a tile for each thread.
+int64_t dense_workspace(const BlockSparseProduct& op, std::span<const ValueType> inputs) {
+  const bool rounds_sums =
+      !op.spec().accumulate && inputs[BlockSparseProduct::kLeft].dtype == DType::kBF16;
+  return rounds_sums ? omp_get_max_threads() * product_scratch_bytes(op.spec().block_size) : 0;
 }
 
 }  // namespace
@@ -322,9 +333,9 @@ TESSERA_LEVELED(int64_t, product_scratch_bytes, (int64_t block_size), (block_siz
 }
 
 TESSERA_CPU_KERNELS(add_block_sparse_product_cpu, table) {
-  table["sdd"] = sdd_kernel;
-  table["dsd"] = dense_kernel;
-  table["dds"] = dense_kernel;
+  add_kernel<BlockSparseProduct>(table, "sdd", sdd_kernel);
+  for (const std::string_view name : {"dsd", "dds"})
+    add_kernel<BlockSparseProduct>(table, name, dense_kernel, {.workspace = dense_workspace});
 }
 
 }  // namespace tessera

@@ -36,7 +36,8 @@ std::string BlockTopologyOp::attributes() const {
 
 std::vector<ValueType> BlockTopologyOp::infer(std::span<const ValueType> inputs) const {
   const auto num_offsets = static_cast<int64_t>(spec_.expert_sizes.size()) + 1;
-  check_shape(*this, inputs.size() == 1 && inputs[0] == ValueType{DType::kI64, {num_offsets}},
+  check_shape(*this,
+              inputs.size() == 1 && inputs[kOffsets] == ValueType{DType::kI64, {num_offsets}},
               "one input expected: offsets i64 [{}]", num_offsets);
   const int64_t num_cols =
       std::accumulate(spec_.expert_sizes.begin(), spec_.expert_sizes.end(), int64_t{0});

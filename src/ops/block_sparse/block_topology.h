@@ -33,11 +33,22 @@ struct BlockTopologySpec {
 /// Depends on a routing decision: never recomputed, no gradient.
 class BlockTopologyOp final : public Operator {
  public:
+  static constexpr std::string_view kName = "block_topology";
+  enum Input : int { kOffsets };
+  enum Output : int {
+    kRowOffsets,
+    kColIndices,
+    kRowIndices,
+    kColOffsets,
+    kTransposeIndices,
+    kNumBlocks
+  };
+
   /// Throws UserError where a size does not fit the block size, naming the nearest that does.
   explicit BlockTopologyOp(BlockTopologySpec spec);
 
   const BlockTopologySpec& spec() const { return spec_; }
-  std::string_view name() const override { return "block_topology"; }
+  std::string_view name() const override { return kName; }
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}

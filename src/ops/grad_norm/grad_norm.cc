@@ -18,7 +18,7 @@ Cost SumOfSquares::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-int64_t SumOfSquares::cpu_workspace_bytes(std::span<const ValueType> inputs) const {
+int64_t SumOfSquares::workspace_bytes(std::span<const ValueType> inputs) {
   int64_t num_chunks = 0;
   for (const ValueType& x : inputs) num_chunks += (x.shape.num_elements() + kChunk - 1) / kChunk;
   return num_chunks * dtype_size(DType::kF64);

@@ -9,13 +9,15 @@ namespace tessera {
 /// infinity in x makes its sum NaN or infinite; finite values never overflow it.
 class SumOfSquares final : public Operator {
  public:
+  static constexpr std::string_view kName = "sum_of_squares";
   /// Elements whose sum is one partial result; the partial results are added from first to last.
   static constexpr int64_t kChunk = 16384;
 
-  std::string_view name() const override { return "sum_of_squares"; }
+  std::string_view name() const override { return kName; }
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
-  int64_t cpu_workspace_bytes(std::span<const ValueType> inputs) const override;
+  /// Scratch memory that both back ends' kernels need: a partial result for each chunk.
+  static int64_t workspace_bytes(std::span<const ValueType> inputs);
 };
 
 OperatorPtr make_sum_of_squares();

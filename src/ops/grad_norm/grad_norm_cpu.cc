@@ -49,16 +49,20 @@ double sum_of_squares(const Tensor& tensor, double* partial) {
 }
 
 /// One input after the other, so all use the same workspace.
-void sums_of_squares(const Operator& /*op*/, const KernelArgs& args) {
+void sums_of_squares(const SumOfSquares& /*op*/, const KernelArgs& args) {
   auto* partial = reinterpret_cast<double*>(args.workspace.data());
   for (size_t i = 0; i < args.inputs.size(); ++i)
-    args.out(0).as<double>()[i] = sum_of_squares(args.inputs[i], partial);
+    args.outputs.front().as<double>()[i] = sum_of_squares(args.inputs[i], partial);
+}
+
+int64_t workspace_bytes(const SumOfSquares& /*op*/, std::span<const ValueType> inputs) {
+  return SumOfSquares::workspace_bytes(inputs);
 }
 
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_grad_norm_cpu, table) {
-  table["sum_of_squares"] = sums_of_squares;
+  add_kernel<SumOfSquares>(table, sums_of_squares, {.workspace = workspace_bytes});
 }
 
 }  // namespace tessera

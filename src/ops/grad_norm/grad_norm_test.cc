@@ -22,7 +22,7 @@ std::vector<double> run_all(std::vector<std::vector<float>> xs) {
     inputs.push_back(view(std::span(x), {static_cast<int64_t>(x.size())}));
     types.push_back({.dtype = DType::kF32, .shape = inputs.back().shape});
   }
-  const Buffer workspace(op->cpu_workspace_bytes(types), "a test");
+  const Buffer workspace(SumOfSquares::workspace_bytes(types), "a test");
   const OwnedTensor output(DType::kF64, {std::ssize(xs)});
   const Tensor outputs[] = {output};
   kernels.at("sum_of_squares")(
