@@ -63,7 +63,7 @@ struct BalanceLossSpec {
   int64_t total_tokens = 0;
   /// Compare groups of this many consecutive experts, as RouterSpec::balance_group_size.
   int64_t group_size = 1;
-  /// Whether counts of this step's earlier micro-batches count too (BalanceScope::kGlobalBatch).
+  /// Whether counts of this step's earlier micro-batches count too (BalanceTokens::kGlobalBatch).
   bool has_prior_counts = false;
 };
 

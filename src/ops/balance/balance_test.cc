@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <span>
 
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
@@ -27,8 +29,8 @@ KernelTable kernels() {
 /// A micro-batch, by sequences, and what is asked of its routers.
 struct Case {
   RouterSpec spec;
-  std::vector<int32_t> cu_seqlens;  ///< one segment where the scope is no sequence
-  std::vector<float> prior_counts = {};
+  std::vector<int32_t> cu_seqlens;       ///< one segment where the scope is no sequence
+  std::vector<float> prior_counts = {};  ///< of the step's micro-batches before; empty: not counted
 
   int64_t num_tokens() const { return cu_seqlens.back(); }
   int64_t num_segments() const {
@@ -48,7 +50,7 @@ struct Case {
   BalanceLossSpec loss() const {
     return {.total_tokens = num_tokens(),
             .group_size = spec.balance_group_size,
-            .has_prior_counts = spec.balance_scope == BalanceScope::kGlobalBatch};
+            .has_prior_counts = !prior_counts.empty()};
   }
 };
 
@@ -87,7 +89,26 @@ void collect(const Tensor& grad_x, const Tensor& grad_weight, Result& result) {
   }
 }
 
-/// One router over all tokens, with its own losses.
+/// The gradient of the loss over the step so far by the score means, and its value: D · Σ_d f_d·P_d
+/// with f of the counts and those before.
+double balance_with_prior(const Case& c, std::span<const float> counts,
+                          std::span<const float> score_means, std::span<float> grad_means) {
+  const auto group_size = static_cast<size_t>(c.spec.balance_group_size);
+  std::vector<double> total(counts.begin(), counts.end());
+  for (size_t e = 0; e < total.size(); ++e) total[e] += static_cast<double>(c.prior_counts[e]);
+  const double sum = std::accumulate(total.begin(), total.end(), 0.0);
+  const double num_groups = static_cast<double>(total.size() / group_size);
+  double loss = 0;
+  for (size_t e = 0; e < total.size(); ++e) {
+    const auto first = total.begin() + static_cast<ptrdiff_t>(e / group_size * group_size);
+    const double group = std::accumulate(first, first + static_cast<ptrdiff_t>(group_size), 0.0);
+    loss += num_groups * group / sum * static_cast<double>(score_means[e]);
+    grad_means[e] = static_cast<float>(kGradBalance * num_groups * group / sum);
+  }
+  return loss;
+}
+
+/// One router over all tokens, with its own losses; with counts before, by its score means.
 Result run_whole(const Case& c, const Values& values) {
   Program program("whole");
   std::vector<ValueId> inputs = {
@@ -95,28 +116,31 @@ Result run_whole(const Case& c, const Values& values) {
       program.add_weight("weight", {DType::kF32, {c.spec.num_experts, kHidden}})};
   if (c.spec.balance_scope == BalanceScope::kSequence) {
     inputs.push_back(program.add_input("cu", {DType::kI32, {std::ssize(c.cu_seqlens)}}));
-  } else if (c.spec.balance_scope == BalanceScope::kGlobalBatch) {
-    inputs.push_back(program.add_input("prior", {DType::kF32, {c.spec.num_experts}}));
   }
   const auto routed = program.add(make_router(c.spec), inputs);
   const ValueId probs = routed[RouterOutput::kProbs];
-  const ValueId balance = routed[RouterOutput::kBalanceLoss];
+  const bool by_means = !c.prior_counts.empty();
+  const ValueId counts = routed[RouterOutput::kCounts];
+  const ValueId balance = routed[by_means ? RouterOutput::kScoreMeans : RouterOutput::kBalanceLoss];
   const ValueId z = routed[RouterOutput::kZLoss];
-  program.set_outputs({probs, balance, z});
+  program.set_outputs({probs, counts, balance, z});
   const ProgramRun run(program, {{probs, balance, z}, {inputs[0]}}, kernels());
   copy(run.value(inputs[0]), values.x.get().as<float>());
   copy(run.value(inputs[1]), values.weight.get().as<float>());
   if (c.spec.balance_scope == BalanceScope::kSequence) {
     std::ranges::copy(c.cu_seqlens, run.value(inputs[2]).as<int32_t>());
-  } else if (c.spec.balance_scope == BalanceScope::kGlobalBatch) {
-    copy(run.value(inputs[2]), c.prior_counts.data());
   }
   copy(run.grad(probs), values.grad_probs.get().as<float>());
   *run.grad(balance).as<float>() = kGradBalance;
   *run.grad(z).as<float>() = kGradZ;
   run.run_forward();
+  double loss = *run.value(balance).as<float>();
+  if (by_means) {
+    loss = balance_with_prior(c, run.value(counts).span<float>(), run.value(balance).span<float>(),
+                              run.grad(balance).span<float>());
+  }
   run.run_backward();
-  Result result{*run.value(balance).as<float>(), *run.value(z).as<float>(), {}, {}};
+  Result result{loss, *run.value(z).as<float>(), {}, {}};
   collect(run.grad(inputs[0]), run.grad(inputs[1]), result);
   return result;
 }
@@ -215,15 +239,18 @@ void expect_ranks_make_the_whole(const Case& c, const std::vector<int64_t>& size
   }
 }
 
-Case make_case(BalanceScope scope, ScoreFunction score, int64_t group_size, Random& random) {
+enum class Tokens { kMicroBatch, kSequence, kStepSoFar };
+
+Case make_case(Tokens tokens, ScoreFunction score, int64_t group_size, Random& random) {
   Case c{.spec = {.num_experts = 12,
                   .top_k = 3,
                   .score = score,
                   .normalize_top_k = true,
-                  .balance_scope = scope,
+                  .balance_scope = tokens == Tokens::kSequence ? BalanceScope::kSequence
+                                                               : BalanceScope::kMicroBatch,
                   .balance_group_size = group_size},
          .cu_seqlens = {0, 4, 4, 19, 41}};
-  for (int e = 0; e < 12 && scope == BalanceScope::kGlobalBatch; ++e) {
+  for (int e = 0; e < 12 && tokens == Tokens::kStepSoFar; ++e) {
     c.prior_counts.push_back(static_cast<float>(random.next_below(40)));
   }
   return c;
@@ -232,11 +259,10 @@ Case make_case(BalanceScope scope, ScoreFunction score, int64_t group_size, Rand
 TEST(Balance, PartsOfRanksMakeTheRoutersOwnLoss) {
   Random random(1, 0);
   uint64_t seed = 0;
-  for (const BalanceScope scope :
-       {BalanceScope::kMicroBatch, BalanceScope::kSequence, BalanceScope::kGlobalBatch}) {
+  for (const Tokens tokens : {Tokens::kMicroBatch, Tokens::kSequence, Tokens::kStepSoFar}) {
     for (const ScoreFunction score : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
       for (const int64_t group_size : {1, 4}) {
-        const Case c = make_case(scope, score, group_size, random);
+        const Case c = make_case(tokens, score, group_size, random);
         SCOPED_TRACE(make_router(c.spec)->attributes());
         for (const auto& sizes :
              std::vector<std::vector<int64_t>>{{41}, {20, 21}, {0, 7, 34}, {11, 10, 10, 10}}) {
@@ -249,7 +275,7 @@ TEST(Balance, PartsOfRanksMakeTheRoutersOwnLoss) {
 
 TEST(Balance, NoTokensNoLoss) {
   Random random(1, 0);
-  Case c = make_case(BalanceScope::kMicroBatch, ScoreFunction::kSoftmax, 1, random);
+  Case c = make_case(Tokens::kMicroBatch, ScoreFunction::kSoftmax, 1, random);
   c.cu_seqlens = {0, 0};
   const Values values(c, 1);
   EXPECT_EQ(run_ranks(c, values, {0, 0}).balance, 0.0);

@@ -45,8 +45,6 @@ std::string_view scope_name(BalanceScope scope) {
       return "micro_batch";
     case BalanceScope::kSequence:
       return "sequence";
-    case BalanceScope::kGlobalBatch:
-      return "global_batch";
   }
   throw InternalError("router: unknown balance scope");
 }
@@ -69,7 +67,6 @@ Router::Router(const RouterSpec& spec) : spec_(spec) {
 OperandSet<Router::Input> Router::input_set() const {
   return OperandSet<Input>{kX, kWeight}
       .add(kExpertBias, spec_.expert_bias)
-      .add(kPriorCounts, spec_.balance_scope == BalanceScope::kGlobalBatch)
       .add(kCuSeqlens, spec_.balance_scope == BalanceScope::kSequence);
 }
 
@@ -105,7 +102,6 @@ std::vector<ValueType> Router::infer(std::span<const ValueType> inputs) const {
   };
   check_f32(kWeight, "weight", {num_experts, x.shape[1]});
   check_f32(kExpertBias, "expert_bias", {num_experts});
-  check_f32(kPriorCounts, "prior_counts", {num_experts});
   if (operands.has(kCuSeqlens)) {
     const ValueType& cu_seqlens = inputs[operands.position(kCuSeqlens)];
     check_shape(
@@ -156,8 +152,6 @@ void Router::differentiate(GradientBuilder& builder) const {
   set(Backward::kLogits, builder.output(kLogits));
   set(Backward::kExpertIdx, builder.output(kExpertIdx));
   if (operands.has(Backward::kCounts)) set(Backward::kCounts, builder.output(kCounts));
-  if (operands.has(Backward::kPriorCounts))
-    set(Backward::kPriorCounts, builder.input(input_set().position(kPriorCounts)));
   if (operands.has(Backward::kCuSeqlens))
     set(Backward::kCuSeqlens, builder.input(input_set().position(kCuSeqlens)));
   if (grad_probs) set(Backward::kGradProbs, *grad_probs);
@@ -175,7 +169,6 @@ OperandSet<RouterBackward::Input> RouterBackward::input_set() const {
   const bool balance = gradients_.balance_loss;
   return OperandSet<Input>{kX, kWeight, kLogits, kExpertIdx}
       .add(kCounts, balance && scope != BalanceScope::kSequence)
-      .add(kPriorCounts, balance && scope == BalanceScope::kGlobalBatch)
       .add(kCuSeqlens, balance && scope == BalanceScope::kSequence)
       .add(kGradProbs, gradients_.probs)
       .add(kGradBalanceLoss, balance)

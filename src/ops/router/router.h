@@ -20,8 +20,8 @@ enum class GroupScore {
   kTopTwoSum,  ///< the sum of its two best (DeepSeek-V3)
 };
 
-/// The tokens over which the balance loss compares experts.
-enum class BalanceScope { kMicroBatch, kSequence, kGlobalBatch };
+/// The tokens over which a router's own balance loss compares experts.
+enum class BalanceScope { kMicroBatch, kSequence };
 
 struct RouterSpec {
   int64_t num_experts = 1;
@@ -49,13 +49,10 @@ struct RouterSpec {
 };
 
 /// Chooses top_k experts for every token:
-///   (x A [T, H], weight F32 [E, H], [expert_bias F32 [E]], [prior_counts F32 [E]],
-///    [cu_seqlens I32 [num_seqs + 1]]) ->
+///   (x A [T, H], weight F32 [E, H], [expert_bias F32 [E]], [cu_seqlens I32 [num_seqs + 1]]) ->
 ///   probs F32 [T, K], expert_idx I32 [T, K], logits F32 [T, E], counts F32 [E],
 ///   balance_loss F32 [1], z_loss F32 [1], score_means F32 [E]
-/// expert_bias is there when the spec says so; prior_counts (tokens by expert of this step's
-/// earlier micro-batches) for BalanceScope::kGlobalBatch; cu_seqlens for BalanceScope::kSequence,
-/// from 0 to T.
+/// expert_bias is there when the spec says so; cu_seqlens for BalanceScope::kSequence, from 0 to T.
 ///
 /// Logits, scores and losses are F32 even for BF16 x, which is widened, not rounded. A token's
 /// experts come best first. Of equal ones the lower expert (or group) index wins; NaN ranks with
@@ -64,11 +61,10 @@ struct RouterSpec {
 /// balance_loss = E · Σ_e f_e · P_e, 1 when balanced: f_e is the expert's fraction of the
 /// assignments, P_e the mean over tokens of its score, scores taken over all experts and summing to
 /// 1 (Switch Transformer, 2021; DeepSeek-V3 for sigmoid). By sequence, it is the mean of the
-/// sequences' losses weighted by their tokens. Over the global batch, f_e is of prior_counts and
-/// this micro-batch together, P_e of this micro-batch. With groups of experts it is D · Σ_d f_d ·
-/// P_d over the D groups, f_d and P_d being their experts' sums. score_means is P_e over the
-/// micro-batch, for losses that span more than one router. z_loss is the mean of
-/// logsumexp(logits)² (ST-MoE, 2022). All three are 0 where T is 0.
+/// sequences' losses weighted by their tokens. With groups of experts it is D · Σ_d f_d · P_d over
+/// the D groups, f_d and P_d being their experts' sums. score_means is P_e over the micro-batch,
+/// for losses that span more than one router. z_loss is the mean of logsumexp(logits)² (ST-MoE,
+/// 2022). All three are 0 where T is 0.
 ///
 /// Gradients of probs, logits, both losses and score_means reach x and weight; the choice, counts
 /// and f_e are constants. Never recomputed: routing is decided once.
@@ -76,12 +72,13 @@ struct RouterSpec {
 /// Where the tokens of a micro-batch are spread over ranks, a rank's router sees its own T_r of T
 /// tokens. z_loss and score_means are means over those: the micro-batch's are the sums over ranks
 /// of T_r/T times a rank's, so the caller puts that factor into the gradient that it gives them
-/// (and into the value that it reports). balance_loss is no such sum: see BalanceStatistics and
-/// BalanceLoss (ops/balance), whose gradient arrives at the logits.
+/// (and into the value that it reports). balance_loss is no such sum, nor can it span a step's
+/// micro-batches: see BalanceStatistics and BalanceLoss (ops/balance), whose gradient arrives at
+/// the logits.
 class Router final : public Operator {
  public:
   static constexpr std::string_view kName = "router";
-  enum Input : int { kX, kWeight, kExpertBias, kPriorCounts, kCuSeqlens };
+  enum Input : int { kX, kWeight, kExpertBias, kCuSeqlens };
   enum Output : int { kProbs, kExpertIdx, kLogits, kCounts, kBalanceLoss, kZLoss, kScoreMeans };
 
   /// Throws UserError for an impossible combination.
@@ -116,7 +113,7 @@ struct RouterGradients {
   bool addend = false;  ///< something is added to the gradient of x
 };
 
-/// (x, weight, logits, expert_idx, [counts, [prior_counts]] or [cu_seqlens] for the balance loss,
+/// (x, weight, logits, expert_idx, counts or cu_seqlens for the balance loss where there is its,
 ///  then the gradients that there are: probs F32 [T, K], balance_loss F32 [1], z_loss F32 [1],
 ///  score_means F32 [E], logits F32 [T, E], at last the addend A [T, H] if there is one) ->
 /// (dx A [T, H], plus the addend, if wanted, dweight F32 [E, H] accumulated if wanted).
@@ -129,7 +126,6 @@ class RouterBackward final : public Operator, public TakesAddend {
     kLogits,
     kExpertIdx,
     kCounts,
-    kPriorCounts,
     kCuSeqlens,
     kGradProbs,
     kGradBalanceLoss,

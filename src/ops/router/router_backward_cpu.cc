@@ -216,8 +216,7 @@ void backward_logits(const BackwardCall& c, const Args<RouterBackward>& args,
   using Op = RouterBackward;
   if (c.grad_balance != nullptr) {
     balance_fractions({segments, args.in(Op::kExpertIdx).span<int32_t>(), c.spec.top_k,
-                       floats_of(args.find_in(Op::kCounts)),
-                       floats_of(args.find_in(Op::kPriorCounts)), c.spec.balance_group_size},
+                       floats_of(args.find_in(Op::kCounts)), c.spec.balance_group_size},
                       {c.fractions, static_cast<size_t>(segments.size() * c.sizes.num_experts)});
   }
 #pragma omp parallel for schedule(static)

@@ -35,7 +35,6 @@ void counts_to_fractions(std::span<float> counts, int64_t group_size) {
 void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
   if (c.segments.size() == 1 && !c.counts_E.empty()) {
     std::ranges::copy(c.counts_E, fractions.begin());
-    for (size_t e = 0; e < c.prior_counts_E.size(); ++e) fractions[e] += c.prior_counts_E[e];
     return counts_to_fractions(fractions, c.group_size);
   }
   const int64_t num_experts = std::ssize(fractions) / std::max<int64_t>(c.segments.size(), 1);

@@ -40,14 +40,13 @@ void count_experts(std::span<const int32_t> expert_idx, std::span<float> counts)
 void counts_to_fractions(std::span<float> counts_E, int64_t group_size);
 
 /// The fraction of the assignments that each expert, or the group that it is of, has, by segment
-/// (zeros where there are none). One segment takes `counts`, with `prior_counts` added where there
-/// are such; several count their own tokens' experts.
+/// (zeros where there are none). One segment takes `counts`; several count their own tokens'
+/// experts.
 struct BalanceCounts {
   const BalanceSegments& segments;
   std::span<const int32_t> expert_idx_TK;
   int64_t top_k = 1;
   std::span<const float> counts_E;
-  std::span<const float> prior_counts_E;  ///< empty but for the global batch
   int64_t group_size = 1;
 };
 void balance_fractions(const BalanceCounts& counts, std::span<float> fractions);

@@ -160,8 +160,7 @@ void router(const Router& op, const Args<Router>& args) {
   const auto counts = args.out(Router::kCounts).span<float>();
   const auto expert_idx = args.out(Router::kExpertIdx).span<int32_t>();
   count_experts(expert_idx, counts);
-  balance_fractions({segments, expert_idx, op.spec().top_k, counts,
-                     floats_of(args.find_in(Router::kPriorCounts)), op.spec().balance_group_size},
+  balance_fractions({segments, expert_idx, op.spec().top_k, counts, op.spec().balance_group_size},
                     {f.fractions, static_cast<size_t>(segments.size() * sizes.num_experts)});
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < sizes.num_blocks(); ++block) balance_block(f, segments, block);

@@ -168,7 +168,6 @@ struct Forward {
          .share_sums = part<float>(layout.share_sums),
          .counts = part<int32_t>(layout.counts),
          .z_sums = part<double>(layout.z_sums),
-         .prior_counts_E = floats(args.find_in(Router::kPriorCounts)),
          .share_parts = part<double>(layout.share_parts),
          .count_parts = part<int32_t>(layout.count_parts),
          .score_means_E = out<float>(Router::kScoreMeans),
@@ -255,7 +254,6 @@ struct BackwardCall {
       launch_router_fractions({.num_experts = rule.num_experts,
                                .group_size = group_size,
                                .counts_E = floats(args.find_in(Op::kCounts)),
-                               .prior_counts_E = floats(args.find_in(Op::kPriorCounts)),
                                .fractions_E = fractions},
                               stream);
       return;

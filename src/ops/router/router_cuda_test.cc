@@ -29,8 +29,6 @@ OperatorInputs inputs_of(const Case& c, DType dtype) {
     inputs.types.push_back(type);
   };
   if (c.spec.expert_bias) add("bias", {DType::kF32, {c.spec.num_experts}});
-  if (c.spec.balance_scope == BalanceScope::kGlobalBatch)
-    add("prior", {DType::kF32, {c.spec.num_experts}});
   if (c.spec.balance_scope == BalanceScope::kSequence) add("cu_seqlens", {DType::kI32, {5}});
   return inputs;
 }
@@ -44,10 +42,6 @@ OwningCheck check_of(const Case& c, uint64_t seed) {
   const double deviation = 1 / std::sqrt(static_cast<double>(c.hidden_size));
   check.give("w", testing::random_tensor(DType::kBF16, {c.spec.num_experts, c.hidden_size}, random,
                                          deviation));
-  std::vector<float> prior;
-  for (int64_t e = 0; e < c.spec.num_experts; ++e)
-    prior.push_back(static_cast<float>(random.next_below(50)));
-  check.give("prior", testing::tensor_of({c.spec.num_experts}, prior));
   check.give("bias", testing::random_tensor(DType::kF32, {c.spec.num_experts}, random, 0.2));
   const auto t = static_cast<int32_t>(c.num_tokens);
   check.give("cu_seqlens", testing::tensor_of_i32({5}, {0, t / 5, t / 5, t - t / 3, t}));
@@ -130,8 +124,7 @@ TEST_F(RouterCuda, TinyManyExperts) {
 TEST_F(RouterCuda, PublishedRulesInEveryScope) {
   uint64_t seed = 1;
   for (const RouterSpec& spec : published_specs()) {
-    for (const BalanceScope scope :
-         {BalanceScope::kMicroBatch, BalanceScope::kSequence, BalanceScope::kGlobalBatch}) {
+    for (const BalanceScope scope : {BalanceScope::kMicroBatch, BalanceScope::kSequence}) {
       RouterSpec scoped = spec;
       scoped.balance_scope = scope;
       check({scoped, 70}, ++seed);

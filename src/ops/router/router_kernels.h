@@ -55,9 +55,8 @@ struct RouterTotals {
   const float* share_sums;
   const int32_t* counts;
   const double* z_sums;
-  const float* prior_counts_E;  ///< null: none
-  double* share_parts;          ///< scratch memory [kRouterTotalParts, E]
-  int32_t* count_parts;         ///< likewise
+  double* share_parts;   ///< scratch memory [kRouterTotalParts, E]
+  int32_t* count_parts;  ///< likewise
   float* score_means_E;
   float* counts_E;
   float* z_loss;
@@ -65,13 +64,11 @@ struct RouterTotals {
 };
 void launch_router_totals(const RouterTotals& totals, cudaStream_t stream);
 
-/// The f of the balance loss: counts (and prior counts, where not null) divided by their sum, an
-/// expert having the sum of its group.
+/// The f of the balance loss: counts divided by their sum, an expert having the sum of its group.
 struct RouterFractions {
   int num_experts;
   int group_size;
   const float* counts_E;
-  const float* prior_counts_E;
   float* fractions_E;
 };
 void launch_router_fractions(const RouterFractions& fractions, cudaStream_t stream);

@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions
   __shared__ float counts_E[kRouterMaxExperts];
   __shared__ double scratch[kThreads / kLanes];
   const int e = threadIdx.x;
-  if (e < p.num_experts)
-    counts_E[e] = p.counts_E[e] + (p.prior_counts_E == nullptr ? 0.0F : p.prior_counts_E[e]);
+  if (e < p.num_experts) counts_E[e] = p.counts_E[e];
   __syncthreads();
   write_fractions<kThreads>(counts_E, p.num_experts, p.group_size, scratch, p.fractions_E);
 }
@@ -156,11 +155,9 @@ __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTot
   __shared__ float counts_E[kRouterMaxExperts];
   const int e = threadIdx.x;
   double z = 0;
-  float prior = 0;
   if (blockIdx.x == 0) {
     for (int64_t block = e; block < router_blocks(p.num_tokens); block += kTotalThreads)
       z += p.z_sums[block];
-    if (p.prior_counts_E != nullptr && e < p.num_experts) prior = p.prior_counts_E[e];
   }
   add_blocks(p);
   __threadfence();
@@ -175,7 +172,7 @@ __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTot
   if (e < p.num_experts) {
     p.score_means_E[e] = static_cast<float>(share / num_tokens);
     p.counts_E[e] = count;
-    counts_E[e] = count + prior;
+    counts_E[e] = count;
   }
   __syncthreads();
   // Of assignments, of squared log-sum-exps, and of assignments · shares.

@@ -120,13 +120,11 @@ Row sum_groups(const Row& values, int64_t group_size) {
   return sums;
 }
 
-/// E · Σ f·P over tokens [first, last), or D · Σ f·P over groups of experts; `prior` are counts of
-/// other tokens.
+/// E · Σ f·P over tokens [first, last), or D · Σ f·P over groups of experts.
 double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& logits,
-                     size_t first, size_t last, const std::vector<float>& prior) {
+                     size_t first, size_t last) {
   const auto num_experts = static_cast<size_t>(c.spec.num_experts);
-  Row f(prior.begin(), prior.end());
-  f.resize(num_experts, 0.0);
+  Row f(num_experts, 0.0);
   Row p(num_experts, 0.0);
   for (size_t t = first; t < last; ++t) {
     for (const int32_t e : r.experts[t]) f[static_cast<size_t>(e)] += 1;
@@ -164,7 +162,7 @@ void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
     if (bounds[s] == bounds[s + 1]) continue;
     const double weight = (bounds[s + 1] - bounds[s]) / static_cast<double>(logits.size());
     r.balance_loss += weight * plain_balance(c, r, logits, static_cast<size_t>(bounds[s]),
-                                             static_cast<size_t>(bounds[s + 1]), c.prior_counts);
+                                             static_cast<size_t>(bounds[s + 1]));
   }
 }
 

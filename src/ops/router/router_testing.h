@@ -16,7 +16,6 @@ struct Case {
   int64_t num_tokens = 0;
   DType dtype = DType::kF32;
   std::vector<float> bias = {};
-  std::vector<float> prior_counts = {};
   std::vector<int32_t> cu_seqlens = {};
 };
 
@@ -27,10 +26,6 @@ inline std::vector<TestInput> make_inputs(const Case& c, Random& random) {
                 Role::kWeight, "weight"});
   if (c.spec.expert_bias) {
     inputs.push_back({tensor_of({c.spec.num_experts}, c.bias), Role::kConstant, "expert_bias"});
-  }
-  if (c.spec.balance_scope == BalanceScope::kGlobalBatch) {
-    inputs.push_back(
-        {tensor_of({c.spec.num_experts}, c.prior_counts), Role::kConstant, "prior_counts"});
   }
   if (c.spec.balance_scope == BalanceScope::kSequence) {
     inputs.push_back(
@@ -74,9 +69,6 @@ inline Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, R
   Case c{.spec = spec, .num_tokens = num_tokens};
   for (int64_t e = 0; e < spec.num_experts; ++e) {
     if (spec.expert_bias) c.bias.push_back(static_cast<float>(0.2 * random.next_normal()));
-    if (scope == BalanceScope::kGlobalBatch) {
-      c.prior_counts.push_back(static_cast<float>(random.next_below(50)));
-    }
   }
   if (scope == BalanceScope::kSequence) {  // uneven, one of them empty
     const auto t = static_cast<int32_t>(num_tokens);
@@ -85,7 +77,6 @@ inline Case make_case(RouterSpec spec, BalanceScope scope, int64_t num_tokens, R
   return c;
 }
 
-inline constexpr BalanceScope kScopes[] = {BalanceScope::kMicroBatch, BalanceScope::kSequence,
-                                           BalanceScope::kGlobalBatch};
+inline constexpr BalanceScope kScopes[] = {BalanceScope::kMicroBatch, BalanceScope::kSequence};
 
 }  // namespace tessera::testing::router
