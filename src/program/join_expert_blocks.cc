@@ -7,6 +7,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/expert_activation/expert_activation.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/route_map/route_map.h"
 
 namespace tessera {
 namespace {
@@ -29,15 +30,16 @@ class BlockJoiner {
   }
 
   Program run() {
-    bool joined = false;
+    std::vector<ValueId> offsets;
     for (size_t idx = 0; idx < nodes_.size(); ++idx) {
       if (const auto experts = find_experts(idx)) {
         join(*experts);
-        joined = true;
+        offsets.push_back(experts->offsets);
       }
     }
-    if (!joined) return program_;
+    if (offsets.empty()) return program_;
     std::erase_if(nodes_, [this](const Node& node) { return is_idle_topology(node); });
+    std::ranges::for_each(offsets, [this](ValueId id) { drop_padding(id); });
     return program_.with_inferred_nodes(std::move(nodes_));
   }
 
@@ -121,6 +123,24 @@ class BlockJoiner {
                return std::ranges::find(reader.inputs, id) != reader.inputs.end();
              });
     });
+  }
+
+  /// Rows are no longer padded to blocks where none are left, unless other ranks know their bounds.
+  void drop_padding(ValueId offsets) {
+    const auto needs_padding = [offsets](const Node& node) {
+      const bool reads = std::ranges::find(node.inputs, offsets) != node.inputs.end();
+      return node.op->communicates() || (reads && node.op->name() == "block_topology");
+    };
+    if (std::ranges::any_of(nodes_, needs_padding)) return;
+    for (Node& node : nodes_) {
+      const auto* map = dynamic_cast<const RouteMap*>(node.op.get());
+      if (map == nullptr || map->spec().has_slots() ||
+          std::ranges::find(node.outputs, offsets) == node.outputs.end())
+        continue;
+      RouteMapSpec spec = map->spec();
+      spec.alignment = 1;
+      node.op = make_route_map(spec);
+    }
   }
 
   const Program& program_;

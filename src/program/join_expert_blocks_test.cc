@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "ops/block_sparse/layer_testing.h"
+#include "ops/permute/permute.h"
+#include "ops/route_map/route_map.h"
 
 namespace tessera {
 namespace {
@@ -30,6 +32,29 @@ TEST(JoinExpertBlocks, ExpertsOfOneSizeAreGrouped) {
   EXPECT_EQ(joined.type(v.y_RH).shape, program.type(v.y_RH).shape);
   EXPECT_EQ(joined.outputs(), program.outputs());
   EXPECT_EQ(joined.type(joined.find("pre")).shape, (Shape{layer_case({}).max_rows(), 64}));
+}
+
+TEST(JoinExpertBlocks, RowsAreNotPaddedToBlocksThatAreNone) {
+  constexpr int64_t kTokens = 24;
+  const LayerCase layer = layer_case({32, 32, 32});
+  Program program("experts");
+  const ValueId x = program.add_input("x", {DType::kBF16, {kTokens, layer.hidden}});
+  const ValueId chosen = program.add_input("chosen", {DType::kI32, {kTokens, 1}});
+  const ValueId probs = program.add_input("probs", {DType::kF32, {kTokens, 1}});
+  const auto map = program.add(make_route_map({.num_experts = 3, .alignment = 16}), {chosen});
+  const ValueId source = map[RouteMapOutput::kSourceR];
+  const ValueId row_of = map[RouteMapOutput::kRowOfTK];
+  LayerValues v{.offsets = map[RouteMapOutput::kOffsets]};
+  v.rows_RH = program.add1(make_permute(), {x, source, row_of}, "rows");
+  v.probs_R = program.add1(make_permute_probs(), {probs, source, row_of}, "row_probs");
+  v.w1 = program.add_weight("w1", {DType::kBF16, {2 * layer.inner(), layer.hidden}});
+  v.w2 = program.add_weight("w2", {DType::kBF16, {layer.inner(), layer.hidden}});
+  v.y_RH = add_block_sparse_experts(layer, v, program);
+  program.set_outputs({program.add1(make_unpermute(), {v.y_RH, row_of, source}, "y")});
+  const Program joined = join_expert_blocks(program);
+  EXPECT_GT(program.type(v.rows_RH).shape[0], kTokens);
+  EXPECT_EQ(joined.type(v.rows_RH).shape[0], kTokens);
+  EXPECT_EQ(joined.type(v.y_RH).shape[0], kTokens);
 }
 
 TEST(JoinExpertBlocks, OthersStay) {

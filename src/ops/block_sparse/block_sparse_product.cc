@@ -59,6 +59,16 @@ TopologyBound topology_bound(std::span<const ValueType> inputs) {
           inputs[Product::kColIndices].shape[0]};
 }
 
+/// Elements of the blocks at their bound; of experts with as many rows each, where they are known,
+/// since the bound has all rows at the widest.
+double num_sparse_elements(const TopologyBound& bound, int64_t block_size,
+                           const ExpertSizes* experts) {
+  const auto block = static_cast<double>(block_size);
+  if (experts == nullptr) return static_cast<double>(bound.num_blocks) * block * block;
+  return static_cast<double>(bound.num_block_rows) * block * static_cast<double>(experts->total()) /
+         static_cast<double>(experts->num_experts());
+}
+
 void check_topology(const Operator& op, std::span<const ValueType> inputs) {
   for (int i = Product::kRowOffsets; i <= Product::kTransposeIndices; ++i) {
     const ValueType& type = inputs[i];
@@ -212,8 +222,7 @@ Cost BlockSparseProduct::cost(std::span<const ValueType> inputs,
   const Dim& free = spec_.kind == ProductKind::kSdd   ? left_cols
                     : spec_.kind == ProductKind::kDsd ? right_cols
                                                       : left_rows;
-  const auto block_elements = static_cast<double>(spec_.block_size * spec_.block_size);
-  cost.flops = 2.0 * static_cast<double>(topology_bound(inputs).num_blocks) * block_elements *
+  cost.flops = 2.0 * num_sparse_elements(topology_bound(inputs), spec_.block_size, experts()) *
                static_cast<double>(free.bound);
   return cost;
 }

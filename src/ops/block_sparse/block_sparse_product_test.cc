@@ -336,6 +336,10 @@ TEST(BlockSparseProduct, CountsTheFlopsOfItsBlocks) {
     const BlockSparseProduct op(spec);
     EXPECT_EQ(op.cost(types, op.infer(types)).flops,
               2.0 * 5 * 64 * static_cast<double>(pattern.num_blocks()));
+    BlockSparseProductSpec of_experts = spec;
+    of_experts.expert_sizes = {8, 24};
+    const BlockSparseProduct experts(of_experts);
+    EXPECT_EQ(experts.cost(types, experts.infer(types)).flops, 2.0 * 5 * (3 * 8) * 16);
   }
 }
 

@@ -59,12 +59,13 @@ inline LayerValues add_layer_inputs(const LayerCase& layer, Program& program) {
   return v;
 }
 
-/// As the comment of block_sparse.h composes it.
-inline LayerValues build_block_sparse_layer(const LayerCase& layer, Program& program) {
-  LayerValues v = add_layer_inputs(layer, program);
+/// As the comment of block_sparse.h composes it, over all inputs; gives y_RH.
+inline ValueId add_block_sparse_experts(const LayerCase& layer, const LayerValues& v,
+                                        Program& program) {
   const int64_t size = layer.block_size;
+  const int64_t max_rows = program.type(v.rows_RH).shape[0];
   const auto topology = [&](const std::vector<int64_t>& sizes) {
-    return program.add(make_block_topology({size, sizes, layer.max_rows()}), {v.offsets});
+    return program.add(make_block_topology({size, sizes, max_rows}), {v.offsets});
   };
   const auto t1 = topology(layer.first_sizes());
   const auto t2 = topology(layer.sizes);
@@ -72,8 +73,13 @@ inline LayerValues build_block_sparse_layer(const LayerCase& layer, Program& pro
                                    {v.rows_RH, v.w1, t1[0], t1[1], t1[2], t1[3], t1[4]}, "pre");
   const ValueId act = program.add1(make_block_sparse_activation({layer.activation, size}),
                                    {pre, v.probs_R, t2[0], t2[1]}, "act");
-  v.y_RH = program.add1(make_block_sparse_fc2(size, layer.sizes),
-                        {act, v.w2, t2[0], t2[1], t2[2], t2[3], t2[4], v.probs_R}, "y");
+  return program.add1(make_block_sparse_fc2(size, layer.sizes),
+                      {act, v.w2, t2[0], t2[1], t2[2], t2[3], t2[4], v.probs_R}, "y");
+}
+
+inline LayerValues build_block_sparse_layer(const LayerCase& layer, Program& program) {
+  LayerValues v = add_layer_inputs(layer, program);
+  v.y_RH = add_block_sparse_experts(layer, v, program);
   program.set_outputs({v.y_RH});
   return v;
 }
