@@ -92,10 +92,11 @@ Run time_operator(const Operator& op, const std::vector<Tensor>& inputs) {
     run.outputs.emplace_back(type.dtype, type.shape);
     outputs.push_back(run.outputs.back());
   }
-  const Buffer workspace(op.cpu_workspace_bytes(types), "workspace");
+  const Kernel& kernel = kernels.find(op.name())->second;
+  const Buffer workspace(kernel.workspace_bytes(op, types), "workspace");
   const KernelArgs args{
       inputs, outputs, {workspace.data(), static_cast<size_t>(workspace.num_bytes())}};
-  run.seconds = best_seconds([&] { kernels.at(std::string(op.name()))(op, args); });
+  run.seconds = best_seconds([&] { kernel(op, args); });
   return run;
 }
 

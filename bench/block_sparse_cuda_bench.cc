@@ -100,7 +100,7 @@ void time_blocks(const Gpu& gpu, const ExpertShape& shape, int64_t block,
     spec.block_size = block;
     spec.expert_sizes = sizes;
     const auto op = std::make_shared<BlockSparseProduct>(spec);
-    for (size_t i = 0; i < kNumTopologyInputs; ++i) inputs.push_back(topology.output(i));
+    for (size_t i = 0; i < BlockTopologyOp::kNumBlocks; ++i) inputs.push_back(topology.output(i));
     if (op->needs_rows()) inputs.push_back(with.dense);
     Call call(gpu, op, inputs);
     if (op->needs_rows()) call.make_result_ragged(extent.get().as<int64_t>());

@@ -83,7 +83,7 @@ class Call {
       owned_.emplace_back(type.dtype, type.shape);
       outputs_.push_back(owned_.back());
     }
-    workspace_ = Buffer(op_->cpu_workspace_bytes(types), "a benchmark");
+    workspace_ = Buffer(kernel_.workspace_bytes(*op_, types), "a benchmark");
   }
   void operator()() const {
     kernel_(*op_,

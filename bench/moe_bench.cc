@@ -74,7 +74,7 @@ class Runner {
 
   void run(const Operator& op, const std::vector<Tensor>& inputs,
            const std::vector<OwnedTensor>& outputs) {
-    const int64_t bytes = op.cpu_workspace_bytes(types(inputs));
+    const int64_t bytes = kernels_.find(op.name())->second.workspace_bytes(op, types(inputs));
     if (workspace_.num_bytes() < bytes) workspace_ = Buffer(bytes, "workspace");
     const std::vector<Tensor> out(outputs.begin(), outputs.end());
     kernels_.find(op.name())->second(

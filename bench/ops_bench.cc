@@ -85,17 +85,19 @@ class Copy {
 /// One operator with tensors for its inputs, outputs and scratch.
 class Call {
  public:
-  Call(OperatorPtr op, const std::vector<ValueType>& inputs)
-      : op_(std::move(op)), workspace_(op_->cpu_workspace_bytes(inputs), "a benchmark") {
+  Call(const KernelTable& kernels, OperatorPtr op, const std::vector<ValueType>& inputs)
+      : op_(std::move(op)),
+        kernel_(kernels.find(op_->name())->second),
+        workspace_(kernel_.workspace_bytes(*op_, inputs), "a benchmark") {
     const std::vector<ValueType> outputs = op_->infer(inputs);
     cost_ = op_->cost(inputs, outputs);
     for (const ValueType& type : inputs) add(random_tensor(type), inputs_);
     for (const ValueType& type : outputs) add(OwnedTensor(type.dtype, type.shape), outputs_);
   }
   const Cost& cost() const { return cost_; }
-  void run(const KernelTable& kernels) const {
+  void run() const {
     const auto scratch = static_cast<size_t>(workspace_.num_bytes());
-    kernels.at(std::string(op_->name()))(*op_, {inputs_, outputs_, {workspace_.data(), scratch}});
+    kernel_(*op_, {inputs_, outputs_, {workspace_.data(), scratch}});
   }
 
  private:
@@ -105,6 +107,7 @@ class Call {
   }
 
   OperatorPtr op_;
+  Kernel kernel_;
   Buffer workspace_;
   Cost cost_;
   std::vector<OwnedTensor> memory_;
@@ -115,13 +118,13 @@ class Call {
 void report(const KernelTable& kernels, DType dtype, OperatorPtr op,
             const std::vector<ValueType>& inputs) {
   const std::string name = fmt::format("{} {}", op->name(), op->attributes()).substr(0, 34);
-  const Call call(std::move(op), inputs);
+  const Call call(kernels, std::move(op), inputs);
   const Copy copy(call.cost().bytes);
   double kernel_best = 1e30;
   double copy_best = 1e30;
   for (int round = 0; round < kRounds; ++round) {
     copy_best = std::min(copy_best, seconds([&] { copy.run(); }));
-    kernel_best = std::min(kernel_best, seconds([&] { call.run(kernels); }));
+    kernel_best = std::min(kernel_best, seconds([&] { call.run(); }));
   }
   fmt::print("{:4} {:34} {:7.1f} GB/s {:6.0f} % of a copy\n", dtype_name(dtype), name,
              call.cost().bytes / kernel_best * 1e-9, 100.0 * copy_best / kernel_best);
@@ -164,10 +167,10 @@ void report_memory_bound(DType dtype, int64_t tokens, int64_t hidden) {
 void report_product(const KernelTable& kernels, DType dtype, OperatorPtr op,
                     const std::vector<ValueType>& inputs) {
   const std::string name(op->name());
-  const Call call(std::move(op), inputs);
+  const Call call(kernels, std::move(op), inputs);
   double best = 1e30;
   for (int round = 0; round < kRounds; ++round) {
-    best = std::min(best, seconds([&] { call.run(kernels); }));
+    best = std::min(best, seconds([&] { call.run(); }));
   }
   fmt::print("{:4} {:14} {} x {} {:7.0f} GFLOP/s\n", dtype_name(dtype), name,
              inputs[0].shape.to_string(), inputs[1].shape.to_string(),
