@@ -18,10 +18,12 @@ class CliKillTest : public CliTest {
       saved = kill_one(saved, random.next_uniform());
       if (::testing::Test::HasFailure()) return;
     }
-    const Finished last = succeed(command(saved + 60));
+    const Finished last = succeed_with_notes(command(saved + 60));
     EXPECT_THAT(last.out, ::testing::HasSubstr("continuing after step "));
     expect_every_step_once(saved + 60);
-    EXPECT_EQ(succeed_json({"generate", path("run"), "--json", "--max-tokens", "2"})["checkpoint"],
+    const Finished text =
+        succeed_with_notes({"generate", path("run"), "--json", "--max-tokens", "2"});
+    EXPECT_EQ(nlohmann::json::parse(text.out)["checkpoint"],
               path("run/checkpoints/" + checkpoints("run").back()));
   }
 
@@ -29,6 +31,14 @@ class CliKillTest : public CliTest {
   Arguments command(int64_t steps) const {
     return train("run", {"--run.checkpoint_interval=1", "--train.validation_interval=0",
                          "--optim.schedule=constant", "--train.steps=" + std::to_string(steps)});
+  }
+
+  /// Runs what must succeed, where a kill within a save may have left one to be noted.
+  Finished succeed_with_notes(const Arguments& arguments) const {
+    Finished finished = run_tessera(arguments);
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    EXPECT_THAT(finished.err, ::testing::MatchesRegex("(tessera: note: [^\n]*\n)*"));
+    return finished;
   }
 
   /// Lets a run go on from at least step `saved`, kills it, and gives the last step that it saved.
