@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/process/stopwatch.h"
 #include "core/random.h"
-#include "core/stopwatch.h"
 #include "core/tensor.h"
 #include "ops/gemm/gemm.h"
 

@@ -11,8 +11,8 @@
 #include <map>
 
 #include "core/memory.h"
+#include "core/process/stopwatch.h"
 #include "core/random.h"
-#include "core/stopwatch.h"
 #include "ops/registry/cpu_kernels.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"

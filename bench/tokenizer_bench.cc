@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "tokenizer/tokenizer.h"
 
 namespace {

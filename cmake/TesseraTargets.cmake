@@ -74,7 +74,7 @@ function(tessera_cuda_library name sources)
   tessera_use_precompiled(${name} tessera_core)
 endfunction()
 
-# CPU levels above that of the whole program, AVX2 (docs/design.md): their names as in core/cpu_level.h. Files with vector
+# CPU levels above that of the whole program, AVX2 (docs/design.md): their names as in core/process/cpu_level.h. Files with vector
 # code are compiled for each. What such an object has of inline functions and templates must be its own: the linker would
 # otherwise be free to take that copy for all callers, on processors without these instructions too. -fno-weak makes them
 # local, and the test cpu_level_objects looks for what is not. Its warnings of copies are those of constants, hence -w;

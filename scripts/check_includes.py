@@ -12,7 +12,10 @@ SRC = pathlib.Path(__file__).resolve().parent.parent / "src"
 
 # ops/ is three rooms: what an operator is (files directly in ops/), the operators, and the table of them all.
 LAYERS = [
+    "core/text",
     "core",
+    "core/file",
+    "core/process core/config",
     "comm",
     "comm/thread comm/tcp comm/mpi",
     "comm/launch",

@@ -5,10 +5,10 @@
 #include <system_error>
 #include <utility>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/hash.h"
+#include "core/file/hash.h"
 #include "core/memory.h"
-#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

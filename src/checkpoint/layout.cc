@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "core/error.h"
-#include "core/file.h"
-#include "core/hash.h"
+#include "core/file/file.h"
+#include "core/file/hash.h"
 
 namespace tessera {
 namespace {

@@ -9,11 +9,11 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/together.h"
+#include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/host_tensor.h"
 #include "core/memory.h"
-#include "core/names.h"
-#include "core/strict_json.h"
+#include "core/text/names.h"
 
 namespace tessera {
 namespace {

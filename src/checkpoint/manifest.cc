@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/cover.h"
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

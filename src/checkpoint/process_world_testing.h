@@ -11,7 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/error.h"
 #include "comm/rows.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include "checkpoint/layout.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

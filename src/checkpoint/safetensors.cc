@@ -9,10 +9,10 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "core/names.h"
-#include "core/strict_json.h"
+#include "core/text/names.h"
 
 namespace tessera {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/file.h"
-#include "core/hash.h"
+#include "core/file/file.h"
+#include "core/file/hash.h"
 #include "core/tensor.h"
 
 namespace tessera {

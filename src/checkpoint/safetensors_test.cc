@@ -8,7 +8,7 @@
 
 #include "checkpoint/testing.h"
 #include "core/error.h"
-#include "core/hash.h"
+#include "core/file/hash.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include "checkpoint/write_part.h"
 #include "comm/error.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

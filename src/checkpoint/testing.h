@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/memory.h"
 #include "core/random.h"
 #include "core/tensor.h"

@@ -7,11 +7,11 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "core/config.h"
-#include "core/cpu_level.h"
+#include "core/config/config.h"
 #include "core/error.h"
 #include "core/limits.h"
-#include "core/names.h"
+#include "core/process/cpu_level.h"
+#include "core/text/names.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/standard_output.h"
+#include "core/process/standard_output.h"
 #include "data/text/tokenize.h"
 #include "hf/upcycle.h"
 #include "tokenizer/tokenizer.h"

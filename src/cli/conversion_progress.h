@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "hf/convert.h"
 #include "train/run/stop_signal.h"
 

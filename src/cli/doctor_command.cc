@@ -5,8 +5,8 @@
 
 #include "cli/commands.h"
 #include "comm/launch/mpi_world.h"
-#include "core/cpu_level.h"
 #include "core/memory.h"
+#include "core/process/cpu_level.h"
 #include "ops/gemm/gemm.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/machine.h"

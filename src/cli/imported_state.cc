@@ -1,6 +1,6 @@
 #include "cli/imported_state.h"
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
 

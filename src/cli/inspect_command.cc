@@ -5,7 +5,7 @@
 
 #include "cli/commands.h"
 #include "core/memory.h"
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "model/build/moe_blocks.h"
 #include "model/run/forward_model.h"
 #include "program/print.h"

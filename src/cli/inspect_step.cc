@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "core/file.h"
-#include "core/progress.h"
+#include "core/file/file.h"
+#include "core/process/progress.h"
 #include "step/print_plan.h"
 #include "train/metrics/step_page.h"
 #include "train/state/planned_rank.h"

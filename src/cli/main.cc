@@ -8,8 +8,8 @@
 #include "core/error.h"
 #include "core/exit_code.h"
 #include "core/limits.h"
-#include "core/message.h"
-#include "core/standard_output.h"
+#include "core/process/standard_output.h"
+#include "core/text/message.h"
 
 namespace tessera {
 namespace {

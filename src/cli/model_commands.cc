@@ -4,7 +4,7 @@
 
 #include "cli/commands.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/infer/logits.h"
 #include "train/infer/multiple_choice.h"
 

@@ -8,8 +8,8 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "core/progress.h"
-#include "core/stopwatch.h"
+#include "core/process/progress.h"
+#include "core/process/stopwatch.h"
 
 namespace tessera {
 namespace {

@@ -3,8 +3,8 @@
 #include <iostream>
 
 #include "cli/commands.h"
-#include "core/file.h"
-#include "core/progress.h"
+#include "core/file/file.h"
+#include "core/process/progress.h"
 
 namespace tessera {
 

@@ -8,10 +8,10 @@
 #include "cli/conversion_progress.h"
 #include "cli/imported_state.h"
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/memory.h"
-#include "core/progress.h"
-#include "core/stopwatch.h"
+#include "core/process/progress.h"
+#include "core/process/stopwatch.h"
 #include "train/run/stop_signal.h"
 #include "train/state/checkpointing.h"
 

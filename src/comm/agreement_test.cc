@@ -8,7 +8,7 @@
 
 #include "comm/compared_environment.h"
 #include "comm/thread/thread_world.h"
-#include "core/build_id.h"
+#include "core/process/build_id.h"
 
 namespace tessera {
 namespace {

@@ -22,7 +22,8 @@ class InternalError : public std::logic_error {
 };
 
 /// Throw with the formatted message. Not inline: each caller is smaller, and kernels that are
-/// compiled for a CPU level of their own (core/cpu_level.h) throw the types that others catch.
+/// compiled for a CPU level of their own (core/process/cpu_level.h) throw the types that others
+/// catch.
 [[noreturn]] void throw_user_error(fmt::string_view format, fmt::format_args args);
 [[noreturn]] void throw_internal_error(fmt::string_view format, fmt::format_args args);
 

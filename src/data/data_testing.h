@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/random.h"
 #include "data/token_file.h"
 #include "data/token_file_writer.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/random.h"
 
 namespace tessera {

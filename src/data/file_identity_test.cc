@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "core/hash.h"
-#include "core/path.h"
+#include "core/file/hash.h"
+#include "core/file/path.h"
 #include "data/token_format.h"
 
 namespace tessera {

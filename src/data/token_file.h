@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

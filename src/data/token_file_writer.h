@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "data/token_file.h"
 
 namespace tessera {

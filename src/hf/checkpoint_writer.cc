@@ -2,7 +2,7 @@
 
 #include "checkpoint/layout.h"
 #include "checkpoint/manifest.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "hf/tensor_writer.h"
 
 namespace tessera {

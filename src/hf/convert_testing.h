@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "hf/convert.h"
 #include "hf/elements.h"
 #include "hf/family/hf_tensors.h"

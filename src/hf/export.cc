@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 #include "hf/convert.h"
 #include "hf/family/name_list.h"
 #include "hf/family/write_config.h"

@@ -1,7 +1,7 @@
 #include "hf/folder_builder.h"
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/memory.h"
 
 namespace tessera {

@@ -4,9 +4,9 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 #include "hf/elements.h"
 
 namespace tessera {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 #include "hf/checkpoint_writer.h"
 #include "hf/convert.h"
 #include "hf/elements.h"

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 #include "hf/elements.h"
 #include "hf/family/tensor_map.h"
 

@@ -4,8 +4,8 @@
 #include <unordered_map>
 
 #include "core/error.h"
-#include "core/file.h"
-#include "core/progress.h"
+#include "core/file/file.h"
+#include "core/process/progress.h"
 #include "core/random.h"
 #include "core/saturating.h"
 #include "hf/checkpoint_writer.h"

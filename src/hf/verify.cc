@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/hash.h"
+#include "core/file/hash.h"
 #include "hf/elements.h"
 #include "hf/family/name_list.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/cpu_level.h"
+#include "core/process/cpu_level.h"
 
 /// Sources with vector code are compiled once for each CPU level that the program is built with,
 /// and what they offer to others is chosen when the program runs. They are listed in

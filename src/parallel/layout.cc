@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/names.h"
-#include "core/nearest.h"
+#include "core/text/names.h"
+#include "core/text/nearest.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 #include "parallel/options.h"
 
 #include "core/error.h"
-#include "core/nearest.h"
+#include "core/text/nearest.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "core/config.h"
+#include "core/config/config.h"
 #include "parallel/dispatch_choice.h"
 #include "parallel/layout.h"
 #include "parallel/pipeline_layout.h"

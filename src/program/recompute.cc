@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "core/names.h"
+#include "core/text/names.h"
 #include "program/import.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "core/stopwatch.h"
+#include "core/process/stopwatch.h"
 #include "program/dependencies.h"
 
 namespace tessera {

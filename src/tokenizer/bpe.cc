@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 #include "tokenizer/text/unicode.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "tokenizer/text/unicode.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

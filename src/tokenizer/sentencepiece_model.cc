@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace tessera {
 namespace {

@@ -9,9 +9,9 @@
 #include <exception>
 #include <utility>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/random.h"
-#include "core/strict_json.h"
 #include "tokenizer/sentencepiece_model.h"
 #include "tokenizer/text/workspace_pool.h"
 #include "tokenizer/word_cache.h"

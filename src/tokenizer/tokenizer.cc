@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "core/error.h"
-#include "core/file.h"
-#include "core/path.h"
+#include "core/file/file.h"
+#include "core/file/path.h"
 #include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/end_of_document.h"
 #include "tokenizer/sentencepiece_tokenizer.h"

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
 #include "core/random.h"
-#include "core/strict_json.h"
 #include "tokenizer/tokenizer_json_parts.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 
 namespace tessera {
 namespace {

@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/names.h"
-#include "core/strict_json.h"
-#include "core/utf8.h"
+#include "core/text/names.h"
+#include "core/text/utf8.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe_merger.h"
 #include "tokenizer/cut_finder.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "data/text/chunk_reader.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "cli/tests/cli_testing.h"
-#include "core/hash.h"
+#include "core/file/hash.h"
 
 namespace tessera {
 namespace {

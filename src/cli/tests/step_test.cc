@@ -1,5 +1,5 @@
 #include "cli/tests/cli_testing.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

@@ -24,7 +24,7 @@
 #include "comm/process_world.h"
 #include "comm/tcp/tcp_transport.h"
 #include "core/exit_code.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "comm/launch/launch.h"
 #include "core/exit_code.h"
 #include "core/limits.h"
-#include "core/message.h"
+#include "core/text/message.h"
 
 namespace tessera {
 namespace {

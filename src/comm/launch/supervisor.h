@@ -7,7 +7,7 @@
 #include <ostream>
 #include <string>
 
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

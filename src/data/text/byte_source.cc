@@ -1,7 +1,7 @@
 #include "data/text/byte_source.h"
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "data/text/compressed_source.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/hash.h"
+#include "core/file/hash.h"
 #include "core/random.h"
 #include "data/text/json_document.h"
 #include "data/token_file_writer.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

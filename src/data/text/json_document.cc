@@ -6,9 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/names.h"
-#include "core/strict_json.h"
+#include "core/text/names.h"
 #include "data/text/text_check.h"
 
 namespace tessera {

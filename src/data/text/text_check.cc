@@ -1,7 +1,7 @@
 #include "data/text/text_check.h"
 
 #include "core/error.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "core/error.h"
-#include "core/path.h"
+#include "core/file/path.h"
 #include "data/text/byte_source.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file.h"
-#include "core/stopwatch.h"
+#include "core/file/file.h"
+#include "core/process/stopwatch.h"
 #include "data/text/chunk_encoder.h"
 #include "data/text/ordered_pipeline.h"
 #include "data/text/tokenize_state.h"

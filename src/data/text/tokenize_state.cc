@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/random.h"
 #include "data/token_file.h"
 

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/names.h"
-#include "core/strict_json.h"
+#include "core/text/names.h"
 
 namespace tessera {
 namespace {

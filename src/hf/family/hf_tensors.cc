@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 #include "hf/family/name_list.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "core/strict_json.h"
+#include "core/config/strict_json.h"
 
 namespace tessera {
 

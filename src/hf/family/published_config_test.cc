@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "hf/family/hf_config.h"
 
 namespace tessera {

@@ -1,8 +1,8 @@
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/strict_json.h"
+#include "core/file/file.h"
 #include "hf/family/config_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/rope_json.h"

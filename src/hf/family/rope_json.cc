@@ -3,9 +3,9 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/names.h"
-#include "core/strict_json.h"
+#include "core/text/names.h"
 
 namespace tessera {
 namespace {

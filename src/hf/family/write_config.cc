@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 #include "hf/family/config_json.h"
 #include "hf/family/hf_config.h"
 #include "hf/family/rope_json.h"

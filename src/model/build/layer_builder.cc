@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/nearest.h"
+#include "core/text/nearest.h"
 #include "model/build/token_share.h"
 #include "ops/add_bias/add_bias.h"
 #include "ops/collective/collective.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/nearest.h"
+#include "core/text/nearest.h"
 #include "model/config/limits.h"
 #include "model/config/rotary.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/config.h"
+#include "core/config/config.h"
 #include "ops/activation/activation.h"
 #include "ops/gather.h"
 #include "ops/route_map/route_map.h"

@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "core/saturating.h"
 #include "model/config/config.h"
 #include "model/config/limits.h"

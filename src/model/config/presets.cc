@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/names.h"
+#include "core/text/names.h"
 #include "model/config/config.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/shared_library.h"
+#include "core/process/shared_library.h"
 
 namespace tessera::cuda {
 namespace {

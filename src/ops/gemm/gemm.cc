@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/cpu_level.h"
+#include "core/process/cpu_level.h"
 #include "ops/gemm/convert_rows.h"
 #include "ops/gemm/matmul_primitive.h"
 #include "ops/gemm/shaped_products.h"

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "core/cpu_level.h"
+#include "core/process/cpu_level.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/cpu_level.h"
+#include "core/process/cpu_level.h"
 #include "core/random.h"
 #include "ops/activation_kind.h"
 #include "ops/gemm/testing/vector_functions.h"

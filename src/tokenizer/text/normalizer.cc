@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "core/error.h"
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 
 namespace tessera {
 namespace {

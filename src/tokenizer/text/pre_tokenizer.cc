@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "core/utf8.h"
+#include "core/text/utf8.h"
 #include "tokenizer/text/normalizer.h"
 #include "tokenizer/text/unicode.h"
 

@@ -2,8 +2,8 @@
 
 #include <array>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 #include "tokenizer/text/pcre2_handle.h"
 
 namespace tessera {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/strict_json.h"
 #include "tokenizer/text/regex.h"
 #include "tokenizer/text/regex_category.h"
 #include "tokenizer/text/unicode.h"

@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/process/stopwatch.h"
 #include "core/random.h"
-#include "core/stopwatch.h"
 #include "step/place_saved.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "core/stopwatch.h"
+#include "core/process/stopwatch.h"
 #include "data/sampler.h"
 #include "model/config/limits.h"
 #include "model/run/forward_model.h"

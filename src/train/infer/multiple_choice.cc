@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/config/strict_json.h"
 #include "core/error.h"
-#include "core/stopwatch.h"
-#include "core/strict_json.h"
+#include "core/process/stopwatch.h"
 #include "data/sampler.h"
 #include "model/run/forward_model.h"
 #include "train/setup/training_data.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

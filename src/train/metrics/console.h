@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "train/metrics/step_record.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/memory.h"
-#include "core/progress.h"
+#include "core/process/progress.h"
 
 namespace tessera {
 namespace {

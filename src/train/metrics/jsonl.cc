@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/metrics/findings.h"
 #include "train/metrics/jsonl.h"
 #include "train/metrics/page.h"

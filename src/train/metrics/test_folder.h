@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

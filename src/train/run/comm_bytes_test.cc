@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "comm/thread/thread_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "data/token_file_writer.h"
 #include "train/run/trainer.h"
 #include "train/verify/verify.h"

@@ -7,7 +7,7 @@
 
 #include "comm/planned_world.h"
 #include "comm/thread/thread_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/run/trainer.h"
 #include "train/setup/replica_groups.h"
 #include "train/testing/layout_runs.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/testing/layout_runs.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include "checkpoint/together.h"
 #include "comm/error.h"
 #include "core/error.h"
-#include "core/file.h"
-#include "core/stopwatch.h"
+#include "core/file/file.h"
+#include "core/process/stopwatch.h"
 
 namespace tessera {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 

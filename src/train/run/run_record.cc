@@ -8,7 +8,7 @@
 
 #include "comm/thread/thread_world.h"
 #include "core/host_tensor.h"
-#include "core/stopwatch.h"
+#include "core/process/stopwatch.h"
 
 namespace tessera {
 namespace {

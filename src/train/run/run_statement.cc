@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "comm/compared_environment.h"
-#include "core/build_id.h"
+#include "core/process/build_id.h"
 #include "data/file_identity.h"
 #include "data/text/text_source.h"
 #include "data/token_file.h"

@@ -7,7 +7,7 @@
 #include <iostream>
 
 #include "comm/staged_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/state/planned_rank.h"
 #include "train/testing/layout_runs.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/thread/thread_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"

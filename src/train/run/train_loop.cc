@@ -10,7 +10,7 @@
 #include "checkpoint/together.h"
 #include "comm/error.h"
 #include "core/memory.h"
-#include "core/stopwatch.h"
+#include "core/process/stopwatch.h"
 #include "model/build/moe_blocks.h"
 #include "train/infer/generate.h"
 #include "train/infer/loaded_model.h"

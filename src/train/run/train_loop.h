@@ -4,7 +4,7 @@
 #include <string>
 
 #include "comm/communicator.h"
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "train/setup/settings.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <ostream>
 #include <string>
 
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "step/step_runner.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/run_layout.h"

@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "core/host_tensor.h"
+#include "core/process/stopwatch.h"
 #include "core/random.h"
-#include "core/stopwatch.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "runtime/executable.h"

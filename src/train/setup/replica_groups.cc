@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "core/nearest.h"
+#include "core/text/nearest.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/config.h"
+#include "core/config/config.h"
 #include "data/row_source.h"
 #include "data/text/text_source.h"
 #include "model/config/config.h"

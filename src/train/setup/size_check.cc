@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/memory.h"
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "core/saturating.h"
 #include "model/config/limits.h"
 

@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/together.h"
-#include "core/file.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-#include "core/progress.h"
+#include "core/process/progress.h"
 #include "train/state/checkpointing.h"
 
 namespace tessera {

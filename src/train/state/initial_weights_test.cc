@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "comm/thread/thread_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "train/run/trainer.h"
 #include "train/testing/layout_runs.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "train/run/trainer.h"

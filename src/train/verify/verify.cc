@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "comm/thread/thread_world.h"
-#include "core/file.h"
+#include "core/file/file.h"
 #include "core/random.h"
 #include "data/token_file_writer.h"
 #include "parallel/layout.h"
