@@ -94,8 +94,7 @@ Run time_operator(const Operator& op, const std::vector<Tensor>& inputs) {
   }
   const Kernel& kernel = kernels.find(op.name())->second;
   const Buffer workspace(kernel.workspace_bytes(op, types), "workspace");
-  const KernelArgs args{
-      inputs, outputs, {workspace.data(), static_cast<size_t>(workspace.num_bytes())}};
+  const KernelArgs args{inputs, outputs, workspace.bytes()};
   run.seconds = best_seconds([&] { kernel(op, args); });
   return run;
 }

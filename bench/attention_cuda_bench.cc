@@ -52,8 +52,7 @@ struct GpuTensor {
   Tensor view;
 
   explicit GpuTensor(const ValueType& type)
-      : memory(static_cast<size_t>(type.num_bytes())),
-        view{memory.as<void>(), type.dtype, type.shape} {}
+      : memory(type.num_bytes()), view{memory.as<void>(), type.dtype, type.shape} {}
 };
 
 GpuTensor random_tensor(const ValueType& type, uint64_t seed) {
@@ -65,7 +64,7 @@ GpuTensor random_tensor(const ValueType& type, uint64_t seed) {
   for (float& value : values) value = static_cast<float>(3.46 * (random.next_uniform() - 0.5));
   for (int64_t i = 0; i < type.shape.num_elements(); ++i) {
     // The second term keeps rows apart that are kDistinct values from each other.
-    const float value = values[static_cast<size_t>((i + i / kDistinct * 12347) % kDistinct)];
+    const float value = values[(i + i / kDistinct * 12347) % kDistinct];
     if (type.dtype == DType::kF32) {
       reinterpret_cast<float*>(host.data())[i] = value;
     } else {
@@ -121,7 +120,7 @@ Timed time_operator(const Backend& backend, const Operator& op, const std::vecto
     outputs.push_back(timed.outputs.back().view);
   }
   const int64_t bytes = backend.workspace_bytes(op, types);
-  const cuda::DeviceBuffer workspace(static_cast<size_t>(bytes));
+  const cuda::DeviceBuffer workspace(bytes);
   const std::vector<const int64_t*> extents(inputs.size() + outputs.size());
   const KernelArgs args{.inputs = inputs,
                         .outputs = outputs,

@@ -100,9 +100,9 @@ void compare(const LayerCase& layer, const std::string& what) {
 /// Rows by expert, all alike or one with half of them.
 std::vector<int64_t> routing(const Sizes& sizes, bool skewed) {
   const int64_t rest = std::max<int64_t>(sizes.experts - 1, 1);
-  std::vector<int64_t> rows(static_cast<size_t>(sizes.experts),
+  std::vector<int64_t> rows(sizes.experts,
                             skewed ? sizes.rows / 2 / rest : sizes.rows / sizes.experts);
-  if (skewed) rows[static_cast<size_t>(sizes.experts / 2)] = sizes.rows / 2;
+  if (skewed) rows[sizes.experts / 2] = sizes.rows / 2;
   return rows;
 }
 
@@ -113,13 +113,12 @@ void run(const Sizes& sizes) {
              kRounds);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool skewed : {false, true}) {
-      const LayerCase layer{
-          .dtype = dtype,
-          .block_size = sizes.block_size,
-          .hidden = sizes.hidden,
-          .sizes = std::vector<int64_t>(static_cast<size_t>(sizes.experts), sizes.inner),
-          .rows = routing(sizes, skewed),
-          .spare_rows = 0};
+      const LayerCase layer{.dtype = dtype,
+                            .block_size = sizes.block_size,
+                            .hidden = sizes.hidden,
+                            .sizes = std::vector<int64_t>(sizes.experts, sizes.inner),
+                            .rows = routing(sizes, skewed),
+                            .spare_rows = 0};
       compare(layer, fmt::format("{} {}", dtype_name(dtype), skewed ? "skewed" : "balanced"));
     }
   }
@@ -133,7 +132,7 @@ int main(int argc, char** argv) {
   const std::array fields = {&sizes.rows, &sizes.hidden, &sizes.inner, &sizes.experts,
                              &sizes.block_size};
   for (int i = 1; i < argc && i <= static_cast<int>(fields.size()); ++i) {
-    *fields[static_cast<size_t>(i - 1)] = std::atoll(argv[i]);
+    *fields[i - 1] = std::atoll(argv[i]);
   }
   tessera::run(sizes);
 }

@@ -26,9 +26,7 @@ struct ExpertShape {
   double flops() const {
     return 2.0 * static_cast<double>(num_rows) * static_cast<double>(hidden * inner);
   }
-  std::vector<int64_t> sizes() const {
-    return std::vector<int64_t>(static_cast<size_t>(num_experts), inner);
-  }
+  std::vector<int64_t> sizes() const { return std::vector<int64_t>(num_experts, inner); }
 };
 
 constexpr ExpertShape kShapes[] = {{"mixtral", 8, 65536, 4096, 14336},
@@ -39,7 +37,7 @@ constexpr ExpertShape kShapes[] = {{"mixtral", 8, 65536, 4096, 14336},
 /// `alignment`.
 std::vector<int64_t> route(const ExpertShape& shape, int64_t alignment) {
   Random random(5, 1);
-  std::vector<int64_t> counts(static_cast<size_t>(shape.num_experts));
+  std::vector<int64_t> counts(shape.num_experts);
   for (int64_t row = 0; row < shape.num_rows; ++row) ++counts[random.next_below(counts.size())];
   std::vector<int64_t> offsets = {0};
   for (const int64_t count : counts)

@@ -68,8 +68,7 @@ double fewest_bytes(const Operator& op, const std::vector<ValueType>& inputs) {
   const std::vector<ValueType> outputs = op.infer(inputs);
   double total = bytes_of(inputs) + bytes_of(outputs);
   for (int i = 0; i < std::ssize(outputs); ++i)
-    if (op.accumulates(i))
-      total += static_cast<double>(outputs[static_cast<size_t>(i)].num_bytes());
+    if (op.accumulates(i)) total += static_cast<double>(outputs[i].num_bytes());
   return total;
 }
 
@@ -253,9 +252,9 @@ class Bench {
   void run(const Case& c) const {
     const int sets = c.bytes > kManyBytes ? 1 : 4;
     const int calls = c.bytes > kManyBytes ? 4 : 24;
-    std::vector<std::vector<OwnedTensor>> kept(static_cast<size_t>(sets));
-    std::vector<std::vector<Tensor>> inputs(static_cast<size_t>(sets));
-    std::vector<std::vector<Tensor>> outputs(static_cast<size_t>(sets));
+    std::vector<std::vector<OwnedTensor>> kept(sets);
+    std::vector<std::vector<Tensor>> inputs(sets);
+    std::vector<std::vector<Tensor>> outputs(sets);
     for (size_t set = 0; set < static_cast<size_t>(sets); ++set) {
       for (const ValueType& type : c.inputs) {
         kept[set].push_back(make_input(*c.op, type));
@@ -272,7 +271,7 @@ class Bench {
     const std::vector<const int64_t*> extents(inputs[0].size() + outputs[0].size(), nullptr);
     const Kernel& kernel = backend_.kernel(*c.op);
     const double seconds = time_calls(stream_, calls, [&](int i) {
-      const auto set = static_cast<size_t>(i % sets);
+      const size_t set = i % sets;
       kernel(*c.op, {.inputs = inputs[set],
                      .outputs = outputs[set],
                      .workspace = {workspace.data(), static_cast<size_t>(scratch)},
@@ -298,9 +297,9 @@ class Bench {
     std::vector<Buffer> places;
     for (int i = 0; i < 2 * sets; ++i) places.emplace_back(bytes, "a copy", backend_.device());
     return time_calls(stream_, calls, [&](int i) {
-      const auto from = static_cast<size_t>(2 * (i % sets));
-      cuda::check(cudaMemcpyAsync(places[from + 1].data(), places[from].data(),
-                                  static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
+      const size_t from = 2 * (i % sets);
+      cuda::check(cudaMemcpyAsync(places[from + 1].data(), places[from].data(), bytes,
+                                  cudaMemcpyDeviceToDevice, stream_));
     });
   }
 

@@ -49,12 +49,12 @@ const std::vector<Case> kCases = {
 };
 
 std::vector<std::byte> random_matrix(DType dtype, int64_t count) {
-  std::vector<std::byte> memory(static_cast<size_t>(count * dtype_size(dtype)));
+  std::vector<std::byte> memory(count * dtype_size(dtype));
   Random random(1, 1);
   std::vector<float> block(65537);
   for (float& value : block) value = static_cast<float>(random.next_normal());
   for (int64_t i = 0; i < count; ++i) {
-    const float value = block[static_cast<size_t>(i) % block.size()];
+    const float value = block[i % block.size()];
     if (dtype == DType::kBF16) {
       reinterpret_cast<Bf16*>(memory.data())[i] = Bf16(value);
     } else {

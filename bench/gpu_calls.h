@@ -133,7 +133,7 @@ class Call {
   KernelArgs args() const {
     return {.inputs = inputs_,
             .outputs = outputs_,
-            .workspace = {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())},
+            .workspace = workspace_.bytes(),
             .extents = extents_,
             .context = gpu_.backend().context()};
   }

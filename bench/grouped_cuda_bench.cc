@@ -61,23 +61,23 @@ struct Routing {
 
 Routing route(const Shape& shape) {
   Random random(1, 1);
-  std::vector<std::vector<int>> rows_of(static_cast<size_t>(shape.num_experts));
+  std::vector<std::vector<int>> rows_of(shape.num_experts);
   std::vector<size_t> experts(rows_of.size());
   std::iota(experts.begin(), experts.end(), 0);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
     for (int64_t k = 0; k < shape.top_k; ++k) {
-      const auto at = static_cast<size_t>(k);
+      const size_t at = k;
       std::swap(experts[at], experts[at + random.next_below(experts.size() - at)]);
       rows_of[experts[at]].push_back(static_cast<int>(t * shape.top_k + k));
     }
   }
-  Routing routing{{0}, {}, std::vector<int>(static_cast<size_t>(shape.num_rows()))};
+  Routing routing{{0}, {}, std::vector<int>(shape.num_rows())};
   for (const std::vector<int>& rows : rows_of) {
     routing.sources.insert(routing.sources.end(), rows.begin(), rows.end());
     routing.offsets.push_back(static_cast<int64_t>(routing.sources.size()));
   }
   for (size_t row = 0; row < routing.sources.size(); ++row)
-    routing.row_of[static_cast<size_t>(routing.sources[row])] = static_cast<int>(row);
+    routing.row_of[routing.sources[row]] = static_cast<int>(row);
   return routing;
 }
 
@@ -97,7 +97,7 @@ DeviceBuffer random_values(int64_t count) {
     for (Bf16& value : values) value = Bf16(2 * static_cast<float>(random.next_uniform()) - 1);
     return to_device(values);
   }();
-  const auto total = static_cast<size_t>(count);
+  const size_t total = count;
   DeviceBuffer buffer(total * sizeof(Bf16));
   for (size_t done = 0; done < total; done += kBlock)
     check(cudaMemcpyAsync(buffer.as<Bf16>() + done, block.as<Bf16>(),

@@ -85,10 +85,7 @@ class Call {
     }
     workspace_ = Buffer(kernel_.workspace_bytes(*op_, types), "a benchmark");
   }
-  void operator()() const {
-    kernel_(*op_,
-            {inputs_, outputs_, {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}});
-  }
+  void operator()() const { kernel_(*op_, {inputs_, outputs_, workspace_.bytes()}); }
 
  private:
   OperatorPtr op_;

@@ -77,8 +77,7 @@ class Runner {
     const int64_t bytes = kernels_.find(op.name())->second.workspace_bytes(op, types(inputs));
     if (workspace_.num_bytes() < bytes) workspace_ = Buffer(bytes, "workspace");
     const std::vector<Tensor> out(outputs.begin(), outputs.end());
-    kernels_.find(op.name())->second(
-        op, {inputs, out, {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}});
+    kernels_.find(op.name())->second(op, {inputs, out, workspace_.bytes()});
   }
 
  private:
@@ -101,7 +100,7 @@ struct Setting {
 /// Offsets of R rows over E experts: even, or with `share` of them at expert 0 and the rest uneven.
 OwnedTensor make_offsets(const Setting& s, double share, Random& random) {
   OwnedTensor offsets(DType::kI64, {s.num_experts + 1});
-  std::vector<double> weights(static_cast<size_t>(s.num_experts), 1.0);
+  std::vector<double> weights(s.num_experts, 1.0);
   if (share > 0) {
     double rest = 0;
     for (size_t e = 1; e < weights.size(); ++e) rest += weights[e] = 0.5 + random.next_uniform();
@@ -137,7 +136,7 @@ void plain_product(const Setting& s, const Tensor& a, const Tensor& weight, cons
 void bench_products(const Setting& s) {
   Runner runner;
   Random random(1, 2);
-  const std::vector<int64_t> sizes(static_cast<size_t>(s.num_experts), s.inner_size);
+  const std::vector<int64_t> sizes(s.num_experts, s.inner_size);
   const auto wide = random_values(s.dtype, {s.num_rows(), s.hidden_size}, random);
   const auto narrow = random_values(s.dtype, {s.num_rows(), s.inner_size}, random);
   const auto weight = random_values(s.dtype, {s.num_experts * s.inner_size, s.hidden_size}, random);
@@ -218,7 +217,7 @@ void bench_movement(const Setting& s) {
   const auto probs_R = time("permute_probs", *make_permute_probs(), {probs, source_R, row_of_TK});
   const ExpertActivation activation(
       {.kind = Activation::kSwiGLU,
-       .expert_sizes = std::vector<int64_t>(static_cast<size_t>(s.num_experts), s.inner_size),
+       .expert_sizes = std::vector<int64_t>(s.num_experts, s.inner_size),
        .apply_prob = true});
   const auto pre = random_values(s.dtype, {s.num_rows(), 2 * s.inner_size}, random);
   const Tensor& offsets = map[RouteMapOutput::kOffsets];

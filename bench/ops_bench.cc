@@ -71,8 +71,7 @@ class Copy {
     constexpr int64_t kChunk = 65536;
 #pragma omp parallel for schedule(static)
     for (int64_t at = 0; at < half_; at += kChunk) {
-      std::memcpy(to_.data() + at, from_.data() + at,
-                  static_cast<size_t>(std::min(kChunk, half_ - at)));
+      std::memcpy(to_.data() + at, from_.data() + at, std::min(kChunk, half_ - at));
     }
   }
 
@@ -96,7 +95,7 @@ class Call {
   }
   const Cost& cost() const { return cost_; }
   void run() const {
-    const auto scratch = static_cast<size_t>(workspace_.num_bytes());
+    const size_t scratch = workspace_.num_bytes();
     kernel_(*op_, {inputs_, outputs_, {workspace_.data(), scratch}});
   }
 

@@ -57,7 +57,7 @@ class Timer {
  private:
   template <typename Run>
   double once(const Run& run) const {
-    cuda::check(cudaMemsetAsync(flush_.data(), 1, static_cast<size_t>(kFlushBytes), stream_));
+    cuda::check(cudaMemsetAsync(flush_.data(), 1, kFlushBytes, stream_));
     cuda::check(cudaEventRecord(begin_, stream_));
     run();
     cuda::check(cudaEventRecord(end_, stream_));
@@ -94,14 +94,13 @@ class Call {
     for (size_t i = 0; i < outputs_.size(); ++i) extents_.push_back(extent);
   }
 
-  const Tensor& out(int idx) const { return outputs_[static_cast<size_t>(idx)]; }
+  const Tensor& out(int idx) const { return outputs_[idx]; }
   void operator()() const {
-    gpu_.kernel (*op_)(
-        *op_, {.inputs = inputs_,
-               .outputs = outputs_,
-               .workspace = {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())},
-               .extents = extents_,
-               .context = gpu_.context()});
+    gpu_.kernel (*op_)(*op_, {.inputs = inputs_,
+                              .outputs = outputs_,
+                              .workspace = workspace_.bytes(),
+                              .extents = extents_,
+                              .context = gpu_.context()});
   }
 
  private:
@@ -145,8 +144,8 @@ double copy_rate(const Backend& gpu, const Timer& timer) {
   const Buffer from(kCopyBytes, "a copy", gpu.device());
   const Buffer to(kCopyBytes, "a copy", gpu.device());
   const double microseconds = timer.median([&] {
-    cuda::check(cudaMemcpyAsync(to.data(), from.data(), static_cast<size_t>(kCopyBytes),
-                                cudaMemcpyDeviceToDevice, timer.stream()));
+    cuda::check(cudaMemcpyAsync(to.data(), from.data(), kCopyBytes, cudaMemcpyDeviceToDevice,
+                                timer.stream()));
   });
   return 2.0 * static_cast<double>(kCopyBytes) / microseconds * 1e-3;
 }

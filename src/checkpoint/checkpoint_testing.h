@@ -50,7 +50,7 @@ class CheckpointTest : public FolderTest {
   /// Changes one byte of a file.
   static void flip(const std::filesystem::path& path, int64_t at) {
     std::string text = read_text_file(path);
-    text[static_cast<size_t>(at)] = static_cast<char>(text[static_cast<size_t>(at)] ^ 1);
+    text[at] = static_cast<char>(text[at] ^ 1);
     write_file_synced(path, text);
   }
 

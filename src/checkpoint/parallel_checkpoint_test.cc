@@ -103,14 +103,14 @@ class ParallelCheckpoint : public FolderTest {
 /// The error of each rank, "" where there was none. No rank may wait for ever.
 std::vector<std::string> errors_of(int64_t num_ranks,
                                    const std::function<void(Communicator&)>& action) {
-  std::vector<std::string> errors(static_cast<size_t>(num_ranks));
+  std::vector<std::string> errors(num_ranks);
   run_thread_world(num_ranks,
                    [&](World& world) {
                      const CommunicatorPtr all = world.make_world_group();
                      try {
                        action(*all);
                      } catch (const std::exception& error) {
-                       errors[static_cast<size_t>(world.rank())] = error.what();
+                       errors[world.rank()] = error.what();
                      }
                      all->barrier();  // the ranks are still in step
                    },
@@ -276,9 +276,8 @@ TEST_F(FaultySave, AFullDiskOfOneRankEndsTheSaveOnAll) {
   const auto errors = errors_of(3, [&](Communicator& world) {
     // 21000 bytes on rank 1, less on the others.
     const std::vector<IndexRange> rows = {{0, 18'000}, {18'000, 21'000}, {39'000, 18'000}};
-    const LocalSlices local(
-        {{"large", Slice::of_rows({57'000}, {rows[static_cast<size_t>(world.rank())]})}},
-        large.named());
+    const LocalSlices local({{"large", Slice::of_rows({57'000}, {rows[world.rank()]})}},
+                            large.named());
     save_checkpoint(root_, {.step = 2, .model = local.named()}, world);
   });
   ::setrlimit(RLIMIT_FSIZE, &before);

@@ -41,7 +41,7 @@ std::vector<int32_t> plain_part(const Tensor& tensor, const Rectangle& part) {
       rest /= part.shape[dim];
       stride *= tensor.shape[dim];
     }
-    elements.push_back(all[static_cast<size_t>(at)]);
+    elements.push_back(all[at]);
   }
   return elements;
 }

@@ -34,16 +34,16 @@ class ProcessCommunicator : public Communicator {
 
   Pending do_all_gather_v(const Tensor& in, const Tensor& out,
                           std::span<const int64_t> rows) override {
-    const auto own_bytes = rows[static_cast<size_t>(rank())] * row_bytes(in);
+    const auto own_bytes = rows[rank()] * row_bytes(in);
     for (int64_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) send_bytes(in.data, own_bytes, peer);
     }
     for (int64_t peer = 0; peer < size(); ++peer) {
       std::byte* part = row_data(out, rows_before(rows, peer));
       if (peer != rank()) {
-        receive_bytes(part, rows[static_cast<size_t>(peer)] * row_bytes(out), peer);
+        receive_bytes(part, rows[peer] * row_bytes(out), peer);
       } else {
-        std::memmove(part, in.data, static_cast<size_t>(own_bytes));
+        std::memmove(part, in.data, own_bytes);
       }
     }
     return {};
@@ -65,7 +65,7 @@ class ProcessCommunicator : public Communicator {
   }
   void do_barrier() override {
     uint8_t own = 0;
-    std::vector<uint8_t> all(static_cast<size_t>(size()));
+    std::vector<uint8_t> all(size());
     const std::vector<int64_t> rows(all.size(), 1);
     do_all_gather_v(view(std::span(&own, 1), {1}), view(std::span(all), {size()}), rows).wait();
   }
@@ -85,8 +85,7 @@ class ProcessCommunicator : public Communicator {
   void send_bytes(const void* data, int64_t count, int64_t to) {
     const auto* next = static_cast<const std::byte*>(data);
     while (count > 0) {
-      const ssize_t sent = ::send(peers_[static_cast<size_t>(to)].get(), next,
-                                  static_cast<size_t>(count), MSG_NOSIGNAL);
+      const ssize_t sent = ::send(peers_[to].get(), next, count, MSG_NOSIGNAL);
       if (sent <= 0) throw CommError(fmt::format("rank {} is lost", to));
       next += sent;
       count -= sent;
@@ -95,8 +94,7 @@ class ProcessCommunicator : public Communicator {
   void receive_bytes(void* data, int64_t count, int64_t from) {
     auto* next = static_cast<std::byte*>(data);
     while (count > 0) {
-      const ssize_t received =
-          ::recv(peers_[static_cast<size_t>(from)].get(), next, static_cast<size_t>(count), 0);
+      const ssize_t received = ::recv(peers_[from].get(), next, static_cast<size_t>(count), 0);
       if (received <= 0) throw CommError(fmt::format("rank {} is lost", from));
       next += received;
       count -= received;
@@ -127,7 +125,7 @@ inline int run_rank(int64_t rank, std::vector<FileDescriptor> peers,
 /// Starts the ranks' processes, which end with run_rank's codes.
 inline std::vector<pid_t> fork_ranks(int64_t num_ranks,
                                      const std::function<void(Communicator&)>& body) {
-  const auto count = static_cast<size_t>(num_ranks);
+  const size_t count = num_ranks;
   // ends[a][b] is a's end of the connection with b.
   std::vector<std::vector<FileDescriptor>> ends(count);
   for (auto& row : ends) row.resize(count);

@@ -15,8 +15,7 @@ using Index = std::array<int64_t, Shape::kMaxRank>;
 int64_t position(const Rectangle& rectangle, const Index& index) {
   int64_t linear = 0;
   for (int dim = 0; dim < rectangle.shape.rank(); ++dim) {
-    linear =
-        linear * rectangle.shape[dim] + index[static_cast<size_t>(dim)] - rectangle.offset[dim];
+    linear = linear * rectangle.shape[dim] + index[dim] - rectangle.offset[dim];
   }
   return linear;
 }
@@ -41,7 +40,7 @@ void convert_run(const std::byte* from, std::byte* to, int64_t count) {
 
 void copy_run(const std::byte* from, DType from_type, std::byte* to, DType to_type, int64_t count) {
   if (from_type == to_type) {
-    std::memcpy(to, from, static_cast<size_t>(count * dtype_size(to_type)));
+    std::memcpy(to, from, count * dtype_size(to_type));
   } else if (from_type == DType::kF32) {
     convert_run<float, Bf16>(from, to, count);
   } else {
@@ -52,7 +51,7 @@ void copy_run(const std::byte* from, DType from_type, std::byte* to, DType to_ty
 /// Moves `index` to the next run of `part`; false after the last one.
 bool advance(Index& index, const Rectangle& part, int num_dims) {
   for (int dim = num_dims - 1; dim >= 0; --dim) {
-    int64_t& i = index[static_cast<size_t>(dim)];
+    int64_t& i = index[dim];
     if (++i < part.offset[dim] + part.shape[dim]) return true;
     i = part.offset[dim];
   }

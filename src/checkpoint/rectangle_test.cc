@@ -92,9 +92,9 @@ TEST(Rectangle, CopiesExactlyThePart) {
     const Rectangle to = random_part(random, all);
     const auto part = intersect(from, to);
     if (!part) continue;
-    std::vector<int32_t> source(static_cast<size_t>(from.shape.num_elements()));
+    std::vector<int32_t> source(from.shape.num_elements());
     for (size_t i = 0; i < source.size(); ++i) source[i] = static_cast<int32_t>(i);
-    std::vector<int32_t> target(static_cast<size_t>(to.shape.num_elements()), -1);
+    std::vector<int32_t> target(to.shape.num_elements(), -1);
     copy_rectangle(*part, {reinterpret_cast<std::byte*>(source.data()), DType::kI32, from},
                    {reinterpret_cast<std::byte*>(target.data()), DType::kI32, to});
     const auto expected = by_index(from, source);

@@ -115,7 +115,7 @@ std::string header_text(std::span<const NamedTensor> tensors, std::span<const si
   if (text.back() == ',') text.pop_back();
   text += '}';
   const auto length = static_cast<int64_t>(text.size());
-  text.append(static_cast<size_t>(align_up(kLengthBytes + length) - kLengthBytes - length), ' ');
+  text.append(align_up(kLengthBytes + length) - kLengthBytes - length, ' ');
   return text;
 }
 
@@ -141,8 +141,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string
   const int64_t length = read_header_length(file, where);
   const int64_t data_begin = kLengthBytes + length;
   const auto file_bytes = static_cast<int64_t>(file.size());
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes,
-                              static_cast<size_t>(length));
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
   const std::string header_name = fmt::format("{}: header", where);
   const json root = parse_strict_json(text, header_name, kMaxHeaderDepth);
   require(root.is_object(), "{}: expected a JSON object, found {}", header_name, root.type_name());
@@ -178,8 +177,7 @@ const SafetensorsEntry& SafetensorsReader::entry(std::string_view name) const {
 }
 
 std::span<const std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entry) const {
-  return file_.bytes().subspan(static_cast<size_t>(entry.begin),
-                               static_cast<size_t>(entry.end - entry.begin));
+  return file_.bytes().subspan(entry.begin, entry.end - entry.begin);
 }
 
 void SafetensorsReader::read(std::string_view name, const Tensor& out) const {

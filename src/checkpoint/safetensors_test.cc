@@ -241,7 +241,7 @@ TEST_F(SafetensorsFile, ChangedBytesNeverLeaveTheFile) {
   tensors.add("b", DType::kU8, {5});
   write_safetensors(folder_ / "a", tensors.named());
   const std::string file = read_text_file(folder_ / "a");
-  const auto header_bytes = static_cast<size_t>(SafetensorsReader(folder_ / "a").entry("a").begin);
+  const size_t header_bytes = SafetensorsReader(folder_ / "a").entry("a").begin;
   for (size_t i = 0; i < header_bytes; ++i) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string changed = file;

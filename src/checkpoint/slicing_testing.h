@@ -23,16 +23,13 @@ class Slicing {
   };
 
   Slicing(int64_t num_ranks, const std::vector<NamedTensor>& tensors, uint64_t seed)
-      : num_ranks_(num_ranks),
-        held_(static_cast<size_t>(num_ranks)),
-        owned_(held_.size()),
-        random_(seed, 0) {
+      : num_ranks_(num_ranks), held_(num_ranks), owned_(held_.size()), random_(seed, 0) {
     for (const auto& [name, tensor] : tensors) spread(name, tensor.shape);
   }
 
   int64_t num_ranks() const { return num_ranks_; }
-  const std::vector<Item>& held(int64_t rank) const { return held_[static_cast<size_t>(rank)]; }
-  const std::vector<Item>& owned(int64_t rank) const { return owned_[static_cast<size_t>(rank)]; }
+  const std::vector<Item>& held(int64_t rank) const { return held_[rank]; }
+  const std::vector<Item>& owned(int64_t rank) const { return owned_[rank]; }
 
  private:
   int64_t below(int64_t bound) {
@@ -40,10 +37,10 @@ class Slicing {
   }
 
   void hold(int64_t rank, const std::string& name, const Slice& slice) {
-    held_[static_cast<size_t>(rank)].push_back({name, slice});
+    held_[rank].push_back({name, slice});
   }
   void own(int64_t rank, const std::string& name, const Slice& slice) {
-    owned_[static_cast<size_t>(rank)].push_back({name, slice});
+    owned_[rank].push_back({name, slice});
   }
   void give(int64_t rank, const std::string& name, const Slice& slice) {
     hold(rank, name, slice);
@@ -95,7 +92,7 @@ class Slicing {
   void spread_rows(const std::string& name, const Shape& shape) {
     const auto ranges = cut(shape[0], num_ranks_);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      give(rank, name, Slice::of_rows(shape, {ranges[static_cast<size_t>(rank)]}));
+      give(rank, name, Slice::of_rows(shape, {ranges[rank]}));
     }
   }
 
@@ -103,11 +100,11 @@ class Slicing {
   void spread_blocks(const std::string& name, const Shape& shape) {
     std::vector<std::vector<IndexRange>> rows(held_.size());
     for (const IndexRange& range : cut(shape[0], 3 * num_ranks_)) {
-      auto& own = rows[static_cast<size_t>(below(num_ranks_))];
+      auto& own = rows[below(num_ranks_)];
       own.insert(own.begin() + below(std::ssize(own) + 1), range);
     }
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      give(rank, name, Slice::of_rows(shape, rows[static_cast<size_t>(rank)]));
+      give(rank, name, Slice::of_rows(shape, rows[rank]));
     }
   }
 
@@ -117,7 +114,7 @@ class Slicing {
     const auto first = cut(half, num_ranks_);
     auto second = cut(shape[0] - half, num_ranks_);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      const auto i = static_cast<size_t>(rank);
+      const size_t i = rank;
       second[i].begin += half;
       hold(rank, name, Slice::of_rows(shape, {first[i], second[i]}));
       if (rank % 2 == 0) {
@@ -132,7 +129,7 @@ class Slicing {
   void spread_columns(const std::string& name, const Shape& shape) {
     const auto ranges = cut(shape[1], num_ranks_);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      give(rank, name, Slice::of_columns(shape, ranges[static_cast<size_t>(rank)]));
+      give(rank, name, Slice::of_columns(shape, ranges[rank]));
     }
   }
 
@@ -152,8 +149,8 @@ class Slicing {
     const auto experts = cut(shape[0] / inner, num_groups);
     const auto parts = cut(inner, num_parts);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      const IndexRange& own = experts[static_cast<size_t>(rank / num_parts)];
-      const IndexRange& part = parts[static_cast<size_t>(rank % num_parts)];
+      const IndexRange& own = experts[rank / num_parts];
+      const IndexRange& part = parts[rank % num_parts];
       std::vector<IndexRange> rows;
       for (int64_t expert = own.begin; expert < own.end(); ++expert) {
         rows.push_back({expert * inner + part.begin, part.count});
@@ -168,11 +165,11 @@ class Slicing {
     const int64_t num_shares = num_ranks_ / num_groups;
     const auto columns = cut(shape[1], num_groups);
     for (int64_t group = 0; group < num_groups; ++group) {
-      const Slice held = Slice::of_columns(shape, columns[static_cast<size_t>(group)]);
+      const Slice held = Slice::of_columns(shape, columns[group]);
       const auto shares = cut(held.num_rows(), num_shares);
       for (int64_t share = 0; share < num_shares; ++share) {
         const int64_t rank = group * num_shares + share;
-        const IndexRange& rows = shares[static_cast<size_t>(share)];
+        const IndexRange& rows = shares[share];
         hold(rank, name, held);
         own(rank, name, held.take_rows(rows.begin, rows.count));
       }

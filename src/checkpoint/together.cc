@@ -52,7 +52,7 @@ class SometimesCall {
 };
 
 std::vector<int64_t> gather_numbers(Communicator& world, int64_t number) {
-  std::vector<int64_t> numbers(static_cast<size_t>(world.size()));
+  std::vector<int64_t> numbers(world.size());
   world.all_gather(view(std::span(&number, 1), {1}), view(std::span(numbers), {world.size()}))
       .wait();
   return numbers;
@@ -65,7 +65,7 @@ Tensor bytes_of(std::string& text) {
 void broadcast_text(Communicator& world, std::string& text, int64_t root) {
   int64_t length = std::ssize(text);
   world.broadcast(view(std::span(&length, 1), {1}), root).wait();
-  text.resize(static_cast<size_t>(length));
+  text.resize(length);
   if (length > 0) world.broadcast(bytes_of(text), root).wait();
 }
 
@@ -118,7 +118,7 @@ std::vector<std::string> gather_texts(Communicator& world, std::string text) {
   std::vector<std::string> texts = {std::move(text)};
   for (int64_t rank = 1; rank < world.size(); ++rank) {
     std::string& other = texts.emplace_back();
-    other.resize(static_cast<size_t>(lengths[static_cast<size_t>(rank)]));
+    other.resize(lengths[rank]);
     if (!other.empty()) world.receive(bytes_of(other), rank).wait();
   }
   return texts;
@@ -132,7 +132,7 @@ std::vector<std::string> broadcast_texts(Communicator& world,
   auto count = static_cast<int64_t>(lengths.size());
   world.broadcast(view(std::span(&count, 1), {1}), 0).wait();
   if (count == 0) return {};
-  lengths.resize(static_cast<size_t>(count));
+  lengths.resize(count);
   world.broadcast(view(std::span(lengths), {count}), 0).wait();
   std::string joined;
   if (world.rank() == 0) {
@@ -142,7 +142,7 @@ std::vector<std::string> broadcast_texts(Communicator& world,
   std::vector<std::string> result;
   size_t at = 0;
   for (const int64_t length : lengths) {
-    result.push_back(joined.substr(at, static_cast<size_t>(length)));
+    result.push_back(joined.substr(at, length));
     at += static_cast<size_t>(length);
   }
   return result;

@@ -23,10 +23,10 @@ enum class Thrown { kNothing, kUserError, kInternalError };
 /// What `together` throws on each rank when some ranks' actions throw.
 std::vector<std::pair<Thrown, std::string>> run_together(
     int64_t num_ranks, const std::function<void(int64_t rank)>& action) {
-  std::vector<std::pair<Thrown, std::string>> thrown(static_cast<size_t>(num_ranks));
+  std::vector<std::pair<Thrown, std::string>> thrown(num_ranks);
   run_thread_world(num_ranks, [&](World& world) {
     const CommunicatorPtr all = world.make_world_group();
-    auto& own = thrown[static_cast<size_t>(world.rank())];
+    auto& own = thrown[world.rank()];
     try {
       together(*all, [&] { action(world.rank()); });
     } catch (const UserError& error) {
@@ -126,7 +126,7 @@ TEST(Together, TextsOfAnyLengthArrive) {
     }
     run_thread_world(num_ranks, [&](World& world) {
       const CommunicatorPtr all = world.make_world_group();
-      const auto rank = static_cast<size_t>(world.rank());
+      const size_t rank = world.rank();
       const auto gathered = gather_texts(*all, expected[rank]);
       EXPECT_EQ(gathered, rank == 0 ? expected : std::vector<std::string>{});
       EXPECT_EQ(broadcast_texts(*all, rank == 0 ? expected : std::vector<std::string>{"own"}),

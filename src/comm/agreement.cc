@@ -108,7 +108,7 @@ void put(std::string& bytes, const std::string& text) {
 std::string take(std::string_view& bytes) {
   const size_t colon = bytes.find(':');
   ensure(colon != std::string_view::npos, "a rank's statement is cut short");
-  const auto length = static_cast<size_t>(std::stoull(std::string(bytes.substr(0, colon))));
+  const size_t length = std::stoull(std::string(bytes.substr(0, colon)));
   ensure(length <= bytes.size() - colon - 1, "a rank's statement is cut short");
   std::string text(bytes.substr(colon + 1, length));
   bytes.remove_prefix(colon + 1 + length);
@@ -154,7 +154,7 @@ struct Summary {
 };
 
 std::vector<Summary> exchange_summaries(Communicator& all, Summary own) {
-  std::vector<Summary> summaries(static_cast<size_t>(all.size()));
+  std::vector<Summary> summaries(all.size());
   const auto bytes = static_cast<int64_t>(sizeof(Summary));
   all.all_gather({&own, DType::kU8, {1, bytes}},
                  {summaries.data(), DType::kU8, {all.size(), bytes}})
@@ -184,7 +184,7 @@ std::vector<RankStatement> gather(Communicator& all, const std::vector<Summary>&
   }
   std::vector<RankStatement> statements = {from_bytes(own)};
   for (int64_t rank = 1; rank < all.size(); ++rank) {
-    std::string bytes(static_cast<size_t>(summaries[static_cast<size_t>(rank)].num_bytes), '\0');
+    std::string bytes(summaries[rank].num_bytes, '\0');
     all.receive({bytes.data(), DType::kU8, {std::ssize(bytes)}}, rank).wait();
     statements.push_back(from_bytes(bytes));
   }

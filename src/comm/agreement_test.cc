@@ -87,7 +87,7 @@ std::pair<std::set<bool>, std::string> run_ranks(const std::vector<RankStatement
   std::mutex mutex;
   testing::internal::CaptureStderr();
   run_thread_world(std::ssize(statements), [&](World& world) {
-    const bool agree = ranks_agree(world, statements[static_cast<size_t>(world.rank())]);
+    const bool agree = ranks_agree(world, statements[world.rank()]);
     EXPECT_EQ(world.statistics().counts().size(), 0);
     world.make_world_group()->barrier();  // ranks can go on in any case
     const std::lock_guard lock(mutex);

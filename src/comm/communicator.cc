@@ -42,7 +42,7 @@ Pending copy_bytes(const Tensor& in, const Tensor& out, int64_t num_bytes) {
   if (device != nullptr) {
     device->copy(out.data, in.data, num_bytes);
   } else {
-    std::memmove(out.data, in.data, static_cast<size_t>(num_bytes));
+    std::memmove(out.data, in.data, num_bytes);
   }
   return {};
 }
@@ -171,7 +171,7 @@ Pending Communicator::all_gather_v(const Tensor& in, const Tensor& out,
                                    std::span<const int64_t> rows) {
   check_rows(in, out, "all_gather");
   check_counts(rows, size(), "all_gather");
-  const int64_t own = rows[static_cast<size_t>(rank_)];
+  const int64_t own = rows[rank_];
   check_room(in, own, "all_gather");
   check_room(out, sum_rows(rows), "all_gather");
   const int64_t bytes = (size() - 1) * own * row_bytes(in);
@@ -193,7 +193,7 @@ Pending Communicator::reduce_scatter_v(const Tensor& in, const Tensor& out,
   check_rows(in, out, "reduce_scatter");
   check_counts(rows, size(), "reduce_scatter");
   ensure(can_reduce(in.dtype), "reduce_scatter of {}", dtype_name(in.dtype));
-  const int64_t own = rows[static_cast<size_t>(rank_)];
+  const int64_t own = rows[rank_];
   check_room(in, sum_rows(rows), "reduce_scatter");
   check_room(out, own, "reduce_scatter");
   const int64_t bytes = (sum_rows(rows) - own) * row_bytes(in);
@@ -228,10 +228,9 @@ Pending Communicator::all_to_all_v(const Tensor& in, const Tensor& out,
   check_counts(receive_rows, size(), "all_to_all");
   check_room(in, sum_rows(send_rows), "all_to_all");
   check_room(out, sum_rows(receive_rows), "all_to_all");
-  const int64_t own = send_rows[static_cast<size_t>(rank_)];
-  ensure(own == receive_rows[static_cast<size_t>(rank_)],
-         "all_to_all: {} rows to itself, {} from itself", own,
-         receive_rows[static_cast<size_t>(rank_)]);
+  const int64_t own = send_rows[rank_];
+  ensure(own == receive_rows[rank_], "all_to_all: {} rows to itself, {} from itself", own,
+         receive_rows[rank_]);
   const int64_t bytes = (sum_rows(send_rows) - own) * row_bytes(in);
   count(CommKind::kAllToAll, bytes);
   if (size() == 1) return copy_rows(in, out, own);
@@ -292,7 +291,7 @@ void World::abort(int exit_code) {
 }
 
 CommunicatorPtr World::make_world_group() {
-  std::vector<int64_t> ranks(static_cast<size_t>(size()));
+  std::vector<int64_t> ranks(size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return make_group("world", ranks);
 }

@@ -65,14 +65,13 @@ void Operation::advance() {
 
 FailedWait Operation::describe_wait() const {
   FailedWait wait;
-  wait.rank = group_->ranks[static_cast<size_t>(group_->rank)];
+  wait.rank = group_->ranks[group_->rank];
   wait.kind = kind_;
   wait.number = number_;
   wait.group = group_->name;
   wait.ranks = group_->ranks;
   if (exchange_) {
-    for (const int64_t peer : exchange_->unfinished())
-      wait.missing.push_back(group_->ranks[static_cast<size_t>(peer)]);
+    for (const int64_t peer : exchange_->unfinished()) wait.missing.push_back(group_->ranks[peer]);
   }
   std::ranges::sort(wait.missing);
   wait.missing.erase(std::unique(wait.missing.begin(), wait.missing.end()), wait.missing.end());

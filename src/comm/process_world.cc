@@ -52,12 +52,10 @@ class ProcessCommunicator : public Communicator {
                       all_to_all_schedule(place(), in, out, send_rows, receive_rows));
   }
   Pending do_send(const Tensor& tensor, int64_t to) override {
-    return start(CommKind::kSend, num_sent_[static_cast<size_t>(to)]++,
-                 message_schedule(true, to, tensor));
+    return start(CommKind::kSend, num_sent_[to]++, message_schedule(true, to, tensor));
   }
   Pending do_receive(const Tensor& tensor, int64_t from) override {
-    return start(CommKind::kReceive, num_received_[static_cast<size_t>(from)]++,
-                 message_schedule(false, from, tensor));
+    return start(CommKind::kReceive, num_received_[from]++, message_schedule(false, from, tensor));
   }
   Pending do_broadcast(const Tensor& tensor, int64_t root) override {
     return collective(CommKind::kBroadcast, broadcast_schedule(place(), tensor, root));
@@ -119,7 +117,7 @@ class ProcessWorld : public World {
 
 void ProcessWorld::exchange_process_names() {
   ProcessName own = ProcessName::of_this_process();
-  std::vector<ProcessName> names(static_cast<size_t>(size()));
+  std::vector<ProcessName> names(size());
   const auto bytes = static_cast<int64_t>(sizeof(ProcessName));
   make_world_group()
       ->all_gather({&own, DType::kU8, {1, bytes}}, {names.data(), DType::kU8, {size(), bytes}})

@@ -49,7 +49,7 @@ void reduce_block(ReduceOp op, std::span<const void* const> inputs, T* out, int6
       for (int64_t i = 0; i < count; ++i) sum[i] = larger(sum[i], static_cast<Sum>(next[i]));
     }
   }
-  for (int64_t i = 0; i < count; ++i) out[begin + i] = T(result[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < count; ++i) out[begin + i] = T(result[i]);
 }
 
 template <typename T>

@@ -52,7 +52,7 @@ class PartReduction {
   int64_t num_pieces() const { return num_pieces_; }
   /// Piece `step` of rank `owner`'s part, in elements of the whole.
   Range piece(int64_t owner, int64_t step) const {
-    const Range part = parts_[static_cast<size_t>(owner)];
+    const Range part = parts_[owner];
     const int64_t skip = std::min(part.count, step * piece_);
     return {part.begin + skip, std::min(piece_, part.count - skip)};
   }
@@ -125,11 +125,11 @@ Schedule all_gather_schedule(const Place& place, const Tensor& in, const Tensor&
                              std::span<const int64_t> rows) {
   return [=, rows = RowCounts(rows.begin(), rows.end())](int64_t step, Round& round) {
     if (step > 0) return false;
-    const int64_t own = rows[static_cast<size_t>(place.rank)] * row_bytes(in);
+    const int64_t own = rows[place.rank] * row_bytes(in);
     for (int64_t distance = 1; distance < place.size; ++distance) {
       const int64_t from = peer_at(place, place.size - distance);
       add_message(round, false, from, row_data(out, rows_before(rows, from)),
-                  rows[static_cast<size_t>(from)] * row_bytes(out));
+                  rows[from] * row_bytes(out));
       add_message(round, true, peer_at(place, distance), in.data, own);
     }
     copy_bytes(in.data, row_data(out, rows_before(rows, place.rank)), own);
@@ -148,13 +148,13 @@ Schedule all_to_all_schedule(const Place& place, const Tensor& in, const Tensor&
       const int64_t from = peer_at(place, place.size - distance);
       const int64_t to = peer_at(place, distance);
       add_message(round, false, from, row_data(out, rows_before(receive_rows, from)),
-                  receive_rows[static_cast<size_t>(from)] * row_bytes(out));
+                  receive_rows[from] * row_bytes(out));
       add_message(round, true, to, row_data(in, rows_before(send_rows, to)),
-                  send_rows[static_cast<size_t>(to)] * row_bytes(in));
+                  send_rows[to] * row_bytes(in));
     }
     copy_bytes(row_data(in, rows_before(send_rows, place.rank)),
                row_data(out, rows_before(receive_rows, place.rank)),
-               send_rows[static_cast<size_t>(place.rank)] * row_bytes(in));
+               send_rows[place.rank] * row_bytes(in));
     return true;
   };
 }

@@ -91,7 +91,7 @@ class StagedCommunicator final : public Communicator {
   }
   void do_barrier() override { host_->barrier(); }
 
-  int64_t own(Rows rows) const { return rows[static_cast<size_t>(rank())]; }
+  int64_t own(Rows rows) const { return rows[rank()]; }
   template <typename Start>
   static Pending exchange(const Tensor& in, const Tensor& out, const Start& start) {
     auto work = std::make_unique<StagedWork>(HostTensor(in, HostTensor::Access::kRead),

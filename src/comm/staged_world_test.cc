@@ -72,7 +72,7 @@ TEST(StagedWorld, CollectivesOfADevicesTensors) {
   for (const int64_t ranks : {2, 3, 5}) {
     run_thread_world(ranks, [&](World& world) {
       const Rows rows = rows_of_ranks(ranks);
-      const int64_t own = rows[static_cast<size_t>(world.rank())];
+      const int64_t own = rows[world.rank()];
       const Rows equal(static_cast<size_t>(ranks), own);
       check_operation(world, "all_gather_v", own, sum_rows(rows),
                       [&](Communicator& group, const Tensor& in, const Tensor& out) {

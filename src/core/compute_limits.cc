@@ -109,7 +109,7 @@ class Probe {
   int start(int num_threads, std::optional<int64_t> stack) {
     pthread_attr_t attributes;
     ::pthread_attr_init(&attributes);
-    if (stack) ::pthread_attr_setstacksize(&attributes, static_cast<size_t>(*stack));
+    if (stack) ::pthread_attr_setstacksize(&attributes, *stack);
     int error = 0;
     while (error == 0 && num_started() < num_threads) {
       pthread_t thread{};

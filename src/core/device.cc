@@ -14,10 +14,10 @@ namespace {
 constexpr int64_t kMapThreshold = 1 << 20;
 
 std::byte* map_memory(int64_t num_bytes) {
-  void* memory = mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
-  madvise(memory, static_cast<size_t>(num_bytes), MADV_HUGEPAGE);
+  madvise(memory, num_bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(memory);
 }
 
@@ -29,13 +29,13 @@ class HostDevice final : public Device {
 
   std::byte* allocate(int64_t num_bytes) override {
     if (num_bytes >= kMapThreshold) return map_memory(num_bytes);
-    void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(align_up(num_bytes)));
+    void* memory = std::aligned_alloc(kAlignment, align_up(num_bytes));
     if (memory != nullptr) std::memset(memory, 0, num_bytes);
     return static_cast<std::byte*>(memory);
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
     if (num_bytes >= kMapThreshold) {
-      munmap(data, static_cast<size_t>(num_bytes));
+      munmap(data, num_bytes);
     } else {
       std::free(data);
     }

@@ -68,7 +68,7 @@ void give_threads_the_stack() {
   if (::getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   if (::pthread_getattr_default_np(&attributes) != 0) return;
   ::pthread_attr_getstacksize(&attributes, &size);
-  const auto wanted = static_cast<size_t>(std::min(limit.rlim_cur, kStack));
+  const size_t wanted = std::min(limit.rlim_cur, kStack);
   if (size < wanted && ::pthread_attr_setstacksize(&attributes, wanted) == 0)
     ::pthread_setattr_default_np(&attributes);
   ::pthread_attr_destroy(&attributes);

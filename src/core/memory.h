@@ -30,6 +30,7 @@ class Buffer {
 
   std::byte* data() const { return data_; }
   int64_t num_bytes() const { return num_bytes_; }
+  std::span<std::byte> bytes() const { return {data_, static_cast<size_t>(num_bytes_)}; }
   /// A view of elements at a byte offset. Throws InternalError when it would leave the buffer.
   Tensor tensor(int64_t offset, DType dtype, const Shape& shape) const;
 

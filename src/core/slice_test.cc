@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 std::vector<int32_t> iota(int64_t count) {
-  std::vector<int32_t> values(static_cast<size_t>(count));
+  std::vector<int32_t> values(count);
   std::iota(values.begin(), values.end(), 0);
   return values;
 }
@@ -53,7 +53,7 @@ TEST(Slice, RandomCutsCoverTheWhole) {
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t begin = rows * part / parts;
       const Slice slice = all.take_rows(begin, rows * (part + 1) / parts - begin);
-      std::vector<int32_t> local(static_cast<size_t>(slice.shape().num_elements()));
+      std::vector<int32_t> local(slice.shape().num_elements());
       copy_slice_from(slice, view(std::span(whole), all.global),
                       view(std::span(local), slice.shape()));
       copy_slice_into(slice, view(std::span(local), slice.shape()),

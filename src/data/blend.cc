@@ -71,7 +71,7 @@ DrawOrder::DrawOrder(const std::vector<double>& weights) : places_(weights.size(
   ensure(weights.size() <= std::numeric_limits<uint16_t>::max(), "{} datasets", weights.size());
   const std::vector<int64_t> parts = integer_weights(weights, kMaxPeriod);
   const int64_t period = std::accumulate(parts.begin(), parts.end(), int64_t{0});
-  order_.reserve(static_cast<size_t>(period));
+  order_.reserve(period);
   DueQueue waiting;  // by the sample from which on they may be drawn
   DueQueue open;     // by the sample before which they must be
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -80,28 +80,28 @@ DrawOrder::DrawOrder(const std::vector<double>& weights) : places_(weights.size(
   for (int64_t sample = 0; sample < period; ++sample) {
     for (; !waiting.empty() && waiting.top().first <= sample; waiting.pop()) {
       const int64_t dataset = waiting.top().second;
-      const int64_t part = parts[static_cast<size_t>(dataset)];
-      const auto drawn = static_cast<int64_t>(places_[static_cast<size_t>(dataset)].size());
+      const int64_t part = parts[dataset];
+      const auto drawn = static_cast<int64_t>(places_[dataset].size());
       open.emplace(((drawn + 1) * period + part - 1) / part, dataset);
     }
     ensure(!open.empty() && open.top().first > sample, "no dataset is due at sample {}", sample);
     const int64_t dataset = open.top().second;
     open.pop();
-    auto& places = places_[static_cast<size_t>(dataset)];
+    auto& places = places_[dataset];
     order_.push_back(static_cast<uint16_t>(dataset));
     places.push_back(static_cast<uint32_t>(sample));
-    const int64_t part = parts[static_cast<size_t>(dataset)];
+    const int64_t part = parts[dataset];
     waiting.emplace(static_cast<int64_t>(places.size()) * period / part, dataset);
   }
 }
 
 Draw DrawOrder::at(int64_t sample) const {
-  const int64_t dataset = order_[static_cast<size_t>(sample % period())];
+  const int64_t dataset = order_[sample % period()];
   return {dataset, count(dataset, sample)};
 }
 
 int64_t DrawOrder::count(int64_t dataset, int64_t num_samples) const {
-  const auto& places = places_[static_cast<size_t>(dataset)];
+  const auto& places = places_[dataset];
   const auto before = std::ranges::lower_bound(places, num_samples % period()) - places.begin();
   return num_samples / period() * static_cast<int64_t>(places.size()) + before;
 }
@@ -109,14 +109,14 @@ int64_t DrawOrder::count(int64_t dataset, int64_t num_samples) const {
 Blend::Blend(const std::vector<BlendPhase>& phases) {
   ensure(!phases.empty() && phases.front().first_sample == 0, "a blend begins at sample 0");
   num_datasets_ = static_cast<int64_t>(phases.front().weights.size());
-  std::vector<int64_t> drawn(static_cast<size_t>(num_datasets_), 0);
+  std::vector<int64_t> drawn(num_datasets_, 0);
   for (const BlendPhase& phase : phases) {
     ensure(std::cmp_equal(phase.weights.size(), num_datasets_), "a weight for each dataset");
     if (!phases_.empty()) {
       const int64_t length = phase.first_sample - phases_.back().first_sample;
       ensure(length > 0, "phases of a blend out of order");
       for (int64_t i = 0; i < num_datasets_; ++i) {
-        drawn[static_cast<size_t>(i)] += phases_.back().order.count(i, length);
+        drawn[i] += phases_.back().order.count(i, length);
       }
     }
     phases_.push_back({phase.first_sample, DrawOrder(phase.weights), drawn});
@@ -131,14 +131,13 @@ const Blend::Phase& Blend::phase_of(int64_t sample) const {
 Draw Blend::at(int64_t sample) const {
   const Phase& phase = phase_of(sample);
   Draw draw = phase.order.at(sample - phase.first_sample);
-  draw.index += phase.drawn_before[static_cast<size_t>(draw.dataset)];
+  draw.index += phase.drawn_before[draw.dataset];
   return draw;
 }
 
 int64_t Blend::count(int64_t dataset, int64_t num_samples) const {
   const Phase& phase = phase_of(num_samples);
-  return phase.drawn_before[static_cast<size_t>(dataset)] +
-         phase.order.count(dataset, num_samples - phase.first_sample);
+  return phase.drawn_before[dataset] + phase.order.count(dataset, num_samples - phase.first_sample);
 }
 
 }  // namespace tessera

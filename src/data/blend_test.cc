@@ -48,7 +48,7 @@ TEST(BlendTest, SharesAreKeptAtEveryPrefix) {
         ASSERT_EQ(order.count(static_cast<int64_t>(i), sample), drawn[i]);
       }
       const Draw draw = order.at(sample);
-      ASSERT_EQ(draw.index, drawn[static_cast<size_t>(draw.dataset)]++);
+      ASSERT_EQ(draw.index, drawn[draw.dataset]++);
     }
   }
 }
@@ -85,11 +85,11 @@ TEST(BlendTest, ChangesCarryOnWhereEachDatasetIs) {
         ASSERT_EQ(blend.count(static_cast<int64_t>(i), sample), drawn[i]);
       }
       const Draw draw = blend.at(sample);
-      ASSERT_EQ(draw.index, drawn[static_cast<size_t>(draw.dataset)]++);
+      ASSERT_EQ(draw.index, drawn[draw.dataset]++);
       const auto phase = std::ranges::find_if(
           phases.rbegin(), phases.rend(),
           [&](const BlendPhase& candidate) { return candidate.first_sample <= sample; });
-      ASSERT_GT(phase->weights[static_cast<size_t>(draw.dataset)], 0);
+      ASSERT_GT(phase->weights[draw.dataset], 0);
     }
     for (size_t i = 0; i < num_datasets; ++i) {
       EXPECT_EQ(Blend(phases).count(static_cast<int64_t>(i), first + 50), drawn[i]);

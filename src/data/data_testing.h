@@ -89,7 +89,7 @@ inline std::string random_text(Random& random, size_t num_bytes) {
 }
 
 inline std::vector<int32_t> read_ids(const TokenFile& file) {
-  std::vector<int32_t> ids(static_cast<size_t>(file.num_tokens()));
+  std::vector<int32_t> ids(file.num_tokens());
   file.read(0, ids);
   return ids;
 }

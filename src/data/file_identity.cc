@@ -35,7 +35,7 @@ void add_sample(Hash& hash, const std::filesystem::path& path, int64_t most_bloc
   InputFile file(path);
   const int64_t num_blocks = (file.num_bytes() + kBlock - 1) / kBlock;
   const int64_t taken = std::min(num_blocks, most_blocks);
-  std::vector<std::byte> block(static_cast<size_t>(kBlock));
+  std::vector<std::byte> block(kBlock);
   for (int64_t i = 0; i < taken; ++i) {
     const auto place =
         static_cast<double>(i) / static_cast<double>(std::max<int64_t>(taken - 1, 1));

@@ -25,24 +25,24 @@ std::vector<PackedPiece> cut_documents(std::span<const int64_t> offsets, const T
 class RowsByRoom {
  public:
   explicit RowsByRoom(int64_t row_length)
-      : rows_(static_cast<size_t>(row_length) + 1), filled_(rows_.size() / 64 + 1, 0) {}
+      : rows_(row_length + 1), filled_(rows_.size() / 64 + 1, 0) {}
 
   void add(int64_t room, int64_t row) {
-    rows_[static_cast<size_t>(room)].push_back(row);
-    filled_[static_cast<size_t>(room / 64)] |= uint64_t{1} << (room % 64);
+    rows_[room].push_back(row);
+    filled_[room / 64] |= uint64_t{1} << (room % 64);
   }
   /// The least room of at least `length` that some row has, or -1.
   int64_t find(int64_t length) const {
-    auto word = static_cast<size_t>(length / 64);
+    size_t word = length / 64;
     uint64_t bits = filled_[word] >> (length % 64) << (length % 64);
     while (bits == 0 && ++word < filled_.size()) bits = filled_[word];
     return bits == 0 ? -1 : static_cast<int64_t>(word) * 64 + std::countr_zero(bits);
   }
   int64_t take(int64_t room) {
-    auto& rows = rows_[static_cast<size_t>(room)];
+    auto& rows = rows_[room];
     const int64_t row = rows.back();
     rows.pop_back();
-    if (rows.empty()) filled_[static_cast<size_t>(room / 64)] &= ~(uint64_t{1} << (room % 64));
+    if (rows.empty()) filled_[room / 64] &= ~(uint64_t{1} << (room % 64));
     return row;
   }
 
@@ -69,8 +69,8 @@ int64_t assign_rows(const std::vector<PackedPiece>& pieces, int64_t row_length,
 }  // namespace
 
 std::span<const PackedPiece> PackedRows::row(int64_t row_idx) const {
-  const auto first = static_cast<size_t>(row_offsets[static_cast<size_t>(row_idx)]);
-  const auto last = static_cast<size_t>(row_offsets[static_cast<size_t>(row_idx) + 1]);
+  const size_t first = row_offsets[row_idx];
+  const size_t last = row_offsets[row_idx + 1];
   return std::span(pieces).subspan(first, last - first);
 }
 
@@ -83,15 +83,15 @@ PackedRows pack_documents(std::span<const int64_t> document_offsets, const Token
   const int64_t num_rows = assign_rows(pieces, row_length, row_of);
   // A counting sort by row.
   PackedRows rows;
-  rows.row_offsets.assign(static_cast<size_t>(num_rows) + 1, 0);
-  for (const int64_t row : row_of) ++rows.row_offsets[static_cast<size_t>(row) + 1];
+  rows.row_offsets.assign(num_rows + 1, 0);
+  for (const int64_t row : row_of) ++rows.row_offsets[row + 1];
   for (size_t i = 1; i < rows.row_offsets.size(); ++i) {
     rows.row_offsets[i] += rows.row_offsets[i - 1];
   }
   std::vector<int64_t> next(rows.row_offsets.begin(), rows.row_offsets.end() - 1);
   rows.pieces.resize(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    rows.pieces[static_cast<size_t>(next[static_cast<size_t>(row_of[i])]++)] = pieces[i];
+    rows.pieces[next[row_of[i]]++] = pieces[i];
   }
   return rows;
 }

@@ -28,7 +28,7 @@ Documents random_documents(Random& random) {
 /// Every token of the range in exactly one row, rows not overfull, pieces within documents.
 void check_cover(const PackedRows& rows, const Documents& documents, const TokenRange& range,
                  int64_t row_length) {
-  std::vector<int> seen(static_cast<size_t>(documents.num_tokens()), 0);
+  std::vector<int> seen(documents.num_tokens(), 0);
   for (int64_t i = 0; i < rows.num_rows(); ++i) {
     int64_t filled = 0;
     ASSERT_FALSE(rows.row(i).empty());
@@ -44,13 +44,13 @@ void check_cover(const PackedRows& rows, const Documents& documents, const Token
         ASSERT_EQ(piece.length, document_end - document_begin) << "cut without need";
       }
       for (int64_t at = piece.begin; at < piece.begin + piece.length; ++at) {
-        ++seen[static_cast<size_t>(at)];
+        ++seen[at];
       }
     }
     ASSERT_LE(filled, row_length);
   }
   for (int64_t at = 0; at < documents.num_tokens(); ++at) {
-    ASSERT_EQ(seen[static_cast<size_t>(at)], at >= range.begin && at < range.end ? 1 : 0) << at;
+    ASSERT_EQ(seen[at], at >= range.begin && at < range.end ? 1 : 0) << at;
   }
 }
 

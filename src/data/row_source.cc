@@ -81,7 +81,7 @@ class StreamRows final : public RowSource {
     place_tokens(file_, begin, true, row.tokens, row.labels);
     int64_t start = 0;
     for (const int64_t border : borders_in(begin)) {
-      row.labels[static_cast<size_t>(border - 1)] = kNoLabel;
+      row.labels[border - 1] = kNoLabel;
       end_stretch(start, border, row, ends);
       start = border;
     }
@@ -135,7 +135,7 @@ class PackedDocuments final : public RowSource {
     const size_t row_length = row.tokens.size();
     size_t start = 0;
     for (const PackedPiece& piece : rows_.row(row_idx)) {
-      const auto length = static_cast<size_t>(piece.length);
+      const size_t length = piece.length;
       place_tokens(file_, piece.begin, !piece.ends_document, row.tokens.subspan(start, length),
                    row.labels.subspan(start, length));
       if (split_documents_) {

@@ -57,12 +57,12 @@ void check(const SamplerConfig& config) {
 }
 
 void resize(Batch& batch, int64_t num_tokens, int64_t max_sequences) {
-  const auto size = static_cast<size_t>(num_tokens);
+  const size_t size = num_tokens;
   batch.tokens.resize(size);
   batch.labels.resize(size);
   batch.positions.resize(size);
   batch.cu_seqlens.clear();
-  batch.cu_seqlens.reserve(static_cast<size_t>(max_sequences) + 1);
+  batch.cu_seqlens.reserve(max_sequences + 1);
   batch.cu_seqlens.push_back(0);
   batch.num_valid = 0;
 }
@@ -122,7 +122,7 @@ int64_t BatchSource::steps_per_epoch() const {
 }
 
 const TokenRange& BatchSource::range(int64_t dataset) const {
-  return datasets_[static_cast<size_t>(dataset)].range;
+  return datasets_[dataset].range;
 }
 
 int64_t BatchSource::num_tokens() const {
@@ -152,7 +152,7 @@ void BatchSource::fetch(int64_t step, int64_t micro_batch, Batch& batch) const {
   ensure(step >= 0 && micro_batch >= 0 && micro_batch < config_.num_micro_batches,
          "micro-batch {} of {} at step {}", micro_batch, config_.num_micro_batches, step);
   const int64_t num_tokens = config_.micro_batch_size * config_.sequence_length;
-  const auto length = static_cast<size_t>(config_.sequence_length);
+  const size_t length = config_.sequence_length;
   const int64_t first = (step * config_.num_micro_batches + micro_batch) * config_.micro_batch_size;
   resize(batch, num_tokens, max_sequences());
   std::vector<int32_t> ends;
@@ -170,14 +170,13 @@ void BatchSource::fetch(int64_t step, int64_t micro_batch, Batch& batch) const {
     for (const int32_t end : ends) batch.cu_seqlens.push_back(static_cast<int32_t>(base) + end);
     batch.num_valid += static_cast<int64_t>(length) - std::ranges::count(row.labels, kNoLabel);
   }
-  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences()) + 1,
-                          static_cast<int32_t>(num_tokens));
+  batch.cu_seqlens.resize(max_sequences() + 1, static_cast<int32_t>(num_tokens));
 }
 
 void BatchSource::fill_training_row(int64_t sample, const RowView& row,
                                     std::vector<int32_t>& ends) const {
   const Draw draw = blend_.at(sample);
-  const RowSource& rows = *datasets_[static_cast<size_t>(draw.dataset)].rows;
+  const RowSource& rows = *datasets_[draw.dataset].rows;
   const int64_t epoch = draw.index / rows.num_rows();
   const Permutation order(static_cast<uint64_t>(rows.num_rows()),
                           epoch_key(config_.seed, epoch, Stream::kOrder));
@@ -195,7 +194,7 @@ void BatchSource::fill_row_in_order(int64_t sample, const RowView& row,
     row_idx = static_cast<int64_t>(order(static_cast<uint64_t>(row_idx)));
   }
   const auto after = std::ranges::upper_bound(rows_before_, row_idx);
-  const auto dataset = static_cast<size_t>(after - rows_before_.begin() - 1);
+  const size_t dataset = after - rows_before_.begin() - 1;
   datasets_[dataset].rows->fill(row_idx - rows_before_[dataset], 0, row, ends);
   if (sample >= num_rows_) std::ranges::fill(row.labels, kNoLabel);
 }

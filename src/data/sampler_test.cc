@@ -32,7 +32,7 @@ class SamplerTest : public ::testing::Test {
     TokenFileWriter writer(prefix, kVocab);
     int32_t next = first;
     for (const int64_t length : lengths) {
-      std::vector<int32_t> ids(static_cast<size_t>(length));
+      std::vector<int32_t> ids(length);
       std::iota(ids.begin(), ids.end(), next);
       next += static_cast<int32_t>(length);
       writer.append(ids);
@@ -367,7 +367,7 @@ TEST_F(SamplerTest, SilentTokensAreNoLabels) {
       for (size_t i = 0; i < batch.labels.size(); ++i) {
         if (batch.labels[i] == kNoLabel) continue;
         ++num_valid;
-        ASSERT_TRUE(has_loss[static_cast<size_t>(batch.labels[i] - 1)]);
+        ASSERT_TRUE(has_loss[batch.labels[i] - 1]);
       }
       EXPECT_EQ(batch.num_valid, num_valid);
     }
@@ -375,7 +375,7 @@ TEST_F(SamplerTest, SilentTokensAreNoLabels) {
     if (config.packing != Packing::kBestFit) continue;
     const Seen seen = watch(source, config, 2 * source.num_windows());
     for (int64_t offset = 1; offset < file->num_tokens(); ++offset) {
-      if (!has_loss[static_cast<size_t>(offset)]) continue;
+      if (!has_loss[offset]) continue;
       if (file->document_at(offset) != file->document_at(offset - 1)) continue;
       EXPECT_GT(seen.labels.count(static_cast<int32_t>(offset + 1)), 0) << offset;
     }
@@ -417,8 +417,8 @@ TEST_F(SamplerTest, BlendsDrawEachDatasetInItsOwnEpochs) {
       for (int64_t micro = 0; micro < 3; ++micro) {
         source.fetch(step, micro, batch);
         for (int64_t row = 0; row < 2; ++row) {
-          const int32_t token = batch.tokens[static_cast<size_t>(row * 5)];
-          windows[static_cast<size_t>((token - 1) / kIdsPerFile)].push_back(token);
+          const int32_t token = batch.tokens[row * 5];
+          windows[(token - 1) / kIdsPerFile].push_back(token);
         }
       }
     }

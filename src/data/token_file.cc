@@ -113,7 +113,7 @@ std::vector<int64_t> read_documents(std::span<const std::byte> idx, const IndexL
   const int64_t id_bytes = dtype_size(layout.dtype);
   const int64_t last = layout.num_document_indices - 1;
   std::vector<int64_t> offsets;
-  offsets.reserve(static_cast<size_t>(layout.num_document_indices));
+  offsets.reserve(layout.num_document_indices);
   int64_t previous = 0;
   for (int64_t i = 0; i <= last; ++i) {
     const auto index = load<int64_t>(idx, layout.document_indices() + i * kOffsetBytes);
@@ -170,10 +170,10 @@ constexpr int64_t kHashBlock = int64_t{1} << 18;
 
 /// Adds [begin, end) of a file, without leaving it in this process's memory as its map would.
 void hash_range(InputFile& file, int64_t begin, int64_t end, Hash64& hash) {
-  std::vector<std::byte> block(static_cast<size_t>(std::min(kHashBlock, end - begin)));
+  std::vector<std::byte> block(std::min(kHashBlock, end - begin));
   file.seek(begin);
   while (begin < end) {
-    const auto wanted = static_cast<size_t>(std::min(kHashBlock, end - begin));
+    const size_t wanted = std::min(kHashBlock, end - begin);
     const size_t count = file.read(std::span(block).first(wanted));
     if (count == 0) return;
     hash.update(std::span(block).first(count));

@@ -93,7 +93,7 @@ class TokenFileTest : public ::testing::Test {
 };
 
 std::vector<int32_t> read_all(const TokenFile& file) {
-  std::vector<int32_t> ids(static_cast<size_t>(file.num_tokens()));
+  std::vector<int32_t> ids(file.num_tokens());
   file.read(0, ids);
   return ids;
 }

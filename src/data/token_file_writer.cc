@@ -145,7 +145,7 @@ void TokenFileWriter::GrowingFile::flush() {
 
 void TokenFileWriter::GrowingFile::truncate(int64_t num_bytes) {
   if (num_bytes >= file.num_bytes()) {
-    pending.resize(static_cast<size_t>(num_bytes - file.num_bytes()));
+    pending.resize(num_bytes - file.num_bytes());
     return;
   }
   pending.clear();
@@ -193,7 +193,7 @@ void TokenFileWriter::append_packed(std::span<const std::byte> packed, bool has_
     counts_.sequence_has_loss = has_loss;
     const int64_t room = options_.max_sequence_tokens - counts_.sequence_tokens;
     const int64_t count = std::min(room, static_cast<int64_t>(packed.size()) / id_bytes_);
-    const auto size = static_cast<size_t>(count * id_bytes_);
+    const size_t size = count * id_bytes_;
     tokens_.append(packed.first(size));
     packed = packed.subspan(size);
     counts_.num_tokens += count;

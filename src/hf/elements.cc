@@ -106,7 +106,7 @@ void convert_elements(const std::byte* from, DType from_type, std::byte* to, DTy
   ensure(is_float_storage(from_type) && is_float_storage(to_type), "convert_elements: {} to {}",
          dtype_name(from_type), dtype_name(to_type));
   if (from_type == to_type) {
-    if (count > 0) std::memcpy(to, from, static_cast<size_t>(count * dtype_size(to_type)));
+    if (count > 0) std::memcpy(to, from, count * dtype_size(to_type));
   } else if (from_type == DType::kF32) {
     convert_to<float>(from, to, to_type, count);
   } else if (from_type == DType::kBF16) {
@@ -127,7 +127,7 @@ void transpose_columns(const MatrixView& from, int64_t first, int64_t count, std
   };
   if (from.dtype == to_type) return move(to);
   const int64_t num_elements = from.rows * count;
-  std::vector<std::byte> buffer(static_cast<size_t>(num_elements * dtype_size(from.dtype)));
+  std::vector<std::byte> buffer(num_elements * dtype_size(from.dtype));
   move(buffer.data());
   convert_elements(buffer.data(), from.dtype, to, to_type, num_elements);
 }

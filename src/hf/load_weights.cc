@@ -58,8 +58,7 @@ void load_hf_tensors(const ImportedConfig& config, const HfTensors& source,
   check_storage(map, source);
   const std::vector<Tensor> own = order_tensors(map, tensors);
   for (const Tensor& tensor : own) {
-    if (tensor.num_bytes() > 0)
-      std::memset(tensor.data, 0, static_cast<size_t>(tensor.num_bytes()));
+    if (tensor.num_bytes() > 0) std::memset(tensor.data, 0, tensor.num_bytes());
   }
   for (const TensorLink& link : map.links) {
     load_link(link, *source.find(map.hf[link.hf].name), own[link.own]);

@@ -25,8 +25,7 @@ class HfSource final : public ElementSource {
   DType dtype(size_t tensor) const override { return tensors_[tensor]->entry->dtype; }
   std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
     const int64_t size = dtype_size(dtype(tensor));
-    return tensors_[tensor]->bytes().subspan(static_cast<size_t>(begin * size),
-                                             static_cast<size_t>(count * size));
+    return tensors_[tensor]->bytes().subspan(begin * size, count * size);
   }
   const std::string& name(size_t tensor) const override { return map_.hf[tensor].name; }
   void drop_pages() override {
@@ -55,7 +54,7 @@ class CheckpointSource final : public ElementSource {
     offset[0] = begin / row;
     part[0] = count / row;
     if (shape.rank() == 2) offset[1] = 0;
-    const auto num_bytes = static_cast<size_t>(count * dtype_size(dtype(tensor)));
+    const size_t num_bytes = count * dtype_size(dtype(tensor));
     buffer_.resize(std::max(buffer_.size(), num_bytes));
     reader_.load_part(map_.own[tensor].name, offset, {buffer_.data(), dtype(tensor), part});
     return std::span<const std::byte>(buffer_).first(num_bytes);
@@ -96,7 +95,7 @@ class Transfer {
     if (!request_.pad) return;
     int64_t num_bytes = count * dtype_size(request_.padding_dtype);
     for (; num_bytes > 0; num_bytes -= kPieceBytes) {
-      const auto size = static_cast<size_t>(std::min(num_bytes, kPieceBytes));
+      const size_t size = std::min(num_bytes, kPieceBytes);
       buffer_.assign(size, std::byte{0});
       sink_(buffer_);
     }
@@ -136,7 +135,7 @@ class Transfer {
   }
 
   std::byte* room(int64_t num_bytes) {
-    buffer_.resize(static_cast<size_t>(num_bytes));
+    buffer_.resize(num_bytes);
     return buffer_.data();
   }
 

@@ -110,7 +110,7 @@ class UpcyclePlanner {
 std::vector<float> make_router(const UpcycleSpec& spec, const std::string& name, int64_t hidden) {
   const double given = spec.router_deviation;
   const double deviation = given > 0 ? given : (spec.normalize ? 0.02 : 1e-6);
-  std::vector<float> rows(static_cast<size_t>(spec.copies * hidden));
+  std::vector<float> rows(spec.copies * hidden);
   fill_normal(rows, spec.seed, hash64(name), static_cast<float>(deviation));
   std::vector<float> router;
   for (int64_t expert = 0; expert < spec.num_experts(); ++expert) {
@@ -123,7 +123,7 @@ std::vector<float> make_router(const UpcycleSpec& spec, const std::string& name,
 /// Multiplies elements, rounding once.
 std::vector<std::byte> scale_elements(std::span<const std::byte> bytes, DType dtype, double scale) {
   const auto count = std::ssize(bytes) / dtype_size(dtype);
-  std::vector<float> values(static_cast<size_t>(count));
+  std::vector<float> values(count);
   auto* wide = reinterpret_cast<std::byte*>(values.data());
   convert_elements(bytes.data(), dtype, wide, DType::kF32, count);
   for (float& value : values) value = static_cast<float>(value * scale);

@@ -88,7 +88,7 @@ Pending BucketReduction::start_exchange(std::byte* memory, std::byte* staging) c
   math_.round(elements(part, DType::kF32, {0, before}), elements(part, DType::kBF16, {0, before}));
   math_.round(elements(part, DType::kF32, {before + own_.count, after}),
               elements(part, DType::kBF16, {before, after}));
-  const auto own = static_cast<size_t>(outer_->rank());
+  const size_t own = outer_->rank();
   std::vector<int64_t> send = outer_rows_;
   std::vector<int64_t> receive(outer_rows_.size(), own_.count);
   send[own] = receive[own] = 0;
@@ -98,7 +98,7 @@ Pending BucketReduction::start_exchange(std::byte* memory, std::byte* staging) c
 }
 
 Pending BucketReduction::start_piece(std::byte* memory, std::byte* staging, int64_t piece) const {
-  const auto own = static_cast<size_t>(outer_->rank());
+  const size_t own = outer_->rank();
   std::vector<int64_t> send(shares_.size(), 0);
   std::vector<int64_t> receive(shares_.size(), piece_of(own_, piece).count);
   receive[own] = 0;

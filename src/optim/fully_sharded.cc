@@ -41,7 +41,7 @@ std::string common_name(std::span<const ReplicatedParameter> parameters,
   for (const size_t idx : module) {
     const std::string& name = parameters[idx].parameter.name;
     const auto differs = std::ranges::mismatch(common, name).in1;
-    common = common.substr(0, static_cast<size_t>(differs - common.begin()));
+    common = common.substr(0, differs - common.begin());
   }
   if (module.size() > 1) common = common.substr(0, common.rfind('.'));
   return std::string(common);

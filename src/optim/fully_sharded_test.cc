@@ -49,7 +49,7 @@ int64_t draw(const Case& c, int64_t step, int64_t micro_batch) {
 /// replicas.
 std::vector<float> summed_gradient(const Case& c, size_t idx, const std::vector<int64_t>& ranks,
                                    int64_t step) {
-  const auto shard_size = static_cast<size_t>(c.model.cuts[c.model.parameters[idx].cut].inner_size);
+  const size_t shard_size = c.model.cuts[c.model.parameters[idx].cut].inner_size;
   const bool rounded = c.sharding.compression == GradientCompression::kBf16 && shard_size > 1;
   std::vector<float> total;
   for (size_t first = 0; first < ranks.size(); first += shard_size) {
@@ -310,7 +310,7 @@ TEST(FullySharded, BytesArePredictedAndFallWithTheGroup) {
                              .parameters = {{.name = "w", .global = {4096, 64}}}};
   const auto parameters = parameters_of(model, 0);
   const auto bytes = [&](int64_t size) {
-    std::vector<int64_t> ranks(static_cast<size_t>(size));
+    std::vector<int64_t> ranks(size);
     std::iota(ranks.begin(), ranks.end(), 0);
     const CommunicatorPtr shard = make_planned_world(0, size)->make_group("dp", ranks);
     return FullySharded::count_bytes({{.shard = shard}}, parameters, {{0}}, {});

@@ -12,7 +12,7 @@ std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGrou
   std::vector<Item> items;
   if (group.size() == 1) return items;
   for (const Bucket& bucket : buckets) {
-    const auto count = static_cast<size_t>(bucket.parameters.count);
+    const size_t count = bucket.parameters.count;
     const IndexRange own = bucket.elements(group.rank());
     constexpr int64_t kBytes = sizeof(float);
     const int64_t piece_bytes = count == 1 ? options.piece_bytes : 0;
@@ -38,7 +38,7 @@ GradientReducer::GradientReducer(const ReplicaGroup& group, const std::vector<Bu
   if (items_.empty()) return;
   places_.resize(grads.size());
   for (size_t item = 0; item < buckets.size(); ++item) {
-    const auto first = static_cast<size_t>(buckets[item].parameters.begin);
+    const size_t first = buckets[item].parameters.begin;
     for (size_t i = 0; i < items_[item].ready.size(); ++i) places_[first + i] = {item, i};
   }
 }

@@ -32,7 +32,7 @@ StepResult HeldState::judge(const StepInput& input) {
   for (const HeldParameter& p : parameters_) grads.push_back(take_rows(p.parameter.grad, p.owned));
   const std::vector<double> sums = adamw_.sums_of_squares(grads, input.observer);
   double own = std::accumulate(sums.begin(), sums.end(), 0.0);
-  std::vector<double> all(static_cast<size_t>(world_->size()));
+  std::vector<double> all(world_->size());
   world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
   return AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
 }

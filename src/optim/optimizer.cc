@@ -130,7 +130,7 @@ size_t AdamWOptimizer::find_kind(const Parameter& parameter, const AdamWOptions&
     return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
            kind.lr_multiplier == parameter.lr_multiplier;
   });
-  if (found != kinds_.end()) return static_cast<size_t>(found - kinds_.begin());
+  if (found != kinds_.end()) return found - kinds_.begin();
   kinds_.push_back({make_adamw(spec), parameter.lr_multiplier});
   return kinds_.size() - 1;
 }
@@ -156,8 +156,7 @@ std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grad
   std::vector<Tensor> inputs;
   for (const Tensor& grad : grads) inputs.push_back(flat(grad));
   const Tensor outputs[] = {sums_.tensor(0, DType::kF64, {std::ssize(grads)})};
-  run_kernel(*sum_of_squares_, inputs, outputs,
-             {workspace_.data(), static_cast<size_t>(workspace_.num_bytes())}, observer);
+  run_kernel(*sum_of_squares_, inputs, outputs, workspace_.bytes(), observer);
   backend_.device().synchronize();
   const auto* sums = reinterpret_cast<const double*>(sums_.data());
   return {sums, sums + grads.size()};

@@ -38,8 +38,8 @@ struct ReplicaCut {
     const int64_t place = std::ranges::find(ranks, world.rank()) - ranks.begin();
     std::vector<int64_t> inner, outer;
     for (int64_t i = 0; i < std::ssize(ranks); ++i) {
-      if (i / inner_size == place / inner_size) inner.push_back(ranks[static_cast<size_t>(i)]);
-      if (i % inner_size == place % inner_size) outer.push_back(ranks[static_cast<size_t>(i)]);
+      if (i / inner_size == place / inner_size) inner.push_back(ranks[i]);
+      if (i % inner_size == place % inner_size) outer.push_back(ranks[i]);
     }
     return {.outer = world.make_group(name + ".outer", outer),
             .inner = world.make_group(name + ".inner", inner)};
@@ -73,7 +73,7 @@ struct SpreadModel {
   }
 
   std::vector<float> random_values(size_t idx, uint64_t stream, int64_t count) const {
-    std::vector<float> values(static_cast<size_t>(count));
+    std::vector<float> values(count);
     fill_normal(values, seed, mix(stream, idx), 1.0F);
     return values;
   }
@@ -206,10 +206,10 @@ inline ReplicaCut random_cut(Random& random, const std::string& name, int64_t nu
   }
   const int64_t size = sizes[random.next_below(sizes.size())];
   const int64_t stride = random.next_below(2) == 0 ? 1 : num_ranks / size;
-  cut.groups.resize(static_cast<size_t>(num_ranks / size));
+  cut.groups.resize(num_ranks / size);
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     const int64_t group = stride == 1 ? rank / size : rank % (num_ranks / size);
-    cut.groups[static_cast<size_t>(group)].push_back(rank);
+    cut.groups[group].push_back(rank);
   }
   if (size % 2 == 0 && random.next_below(2) == 0)
     cut.inner_size = random.next_below(2) == 0 ? 2 : size;

@@ -16,7 +16,7 @@ int64_t elements_of_row(const Shape& shape) {
 int64_t nearest_row(const Bucket& bucket, std::span<const Shape> shapes, int64_t target) {
   const auto after = std::ranges::upper_bound(bucket.offsets, target);
   if (after == bucket.offsets.end()) return bucket.num_elements();
-  const auto k = static_cast<size_t>(after - bucket.offsets.begin() - 1);
+  const size_t k = after - bucket.offsets.begin() - 1;
   const int64_t row = elements_of_row(shapes[k]);
   const int64_t rows_before = std::min((target - bucket.offsets[k]) / row, shapes[k][0] - 1);
   const int64_t below = bucket.offsets[k] + rows_before * row;
@@ -27,8 +27,8 @@ int64_t nearest_row(const Bucket& bucket, std::span<const Shape> shapes, int64_t
 }  // namespace
 
 IndexRange Bucket::elements(int64_t first, int64_t count) const {
-  const int64_t begin = bounds[static_cast<size_t>(first)];
-  return {begin, bounds[static_cast<size_t>(first + count)] - begin};
+  const int64_t begin = bounds[first];
+  return {begin, bounds[first + count] - begin};
 }
 
 Bucket make_bucket(std::span<const Shape> shapes, int64_t num_shares, int64_t alignment) {

@@ -57,13 +57,13 @@ TEST(MakeBuckets, SharesCoverEveryRowOnceAndAreBalanced) {
          make_buckets(shapes, static_cast<int64_t>(random.next_below(600)), num_shares)) {
       int64_t largest_row = 0;
       for (int64_t k = 0; k < bucket.parameters.count; ++k) {
-        const auto idx = static_cast<size_t>(bucket.parameters.begin + k);
+        const size_t idx = bucket.parameters.begin + k;
         EXPECT_FALSE(seen[idx]);
         seen[idx] = true;
         largest_row = std::max(largest_row, row_size(shapes[idx]));
         int64_t next_row = 0;
         for (int64_t share = 0; share < num_shares; ++share) {
-          const IndexRange rows = share_rows(bucket, static_cast<size_t>(k), shapes[idx], share);
+          const IndexRange rows = share_rows(bucket, k, shapes[idx], share);
           EXPECT_TRUE(rows.count == 0 || rows.begin == next_row);
           next_row += rows.count;
         }
@@ -93,9 +93,8 @@ TEST(MakeBuckets, AlignedParametersAreCutAtRowsToo) {
         num_rows += rows.count;
         if (rows.count == 0 || row_size(shapes[k]) == 0) continue;
         const int64_t first = bucket.offsets[k] + rows.begin * row_size(shapes[k]);
-        EXPECT_GE(first, bucket.bounds[static_cast<size_t>(share)]);
-        EXPECT_LE(first + rows.count * row_size(shapes[k]),
-                  bucket.bounds[static_cast<size_t>(share + 1)]);
+        EXPECT_GE(first, bucket.bounds[share]);
+        EXPECT_LE(first + rows.count * row_size(shapes[k]), bucket.bounds[share + 1]);
       }
       EXPECT_EQ(num_rows, shapes[k][0]);
     }

@@ -44,10 +44,9 @@ std::vector<ShardedOptimizer::Rows> ShardedOptimizer::find_rows(
   for (const Group& group : groups) {
     for (const Bucket& bucket : group.buckets) {
       for (int64_t k = 0; k < bucket.parameters.count; ++k) {
-        const size_t idx = group.parameters[static_cast<size_t>(bucket.parameters.begin + k)];
+        const size_t idx = group.parameters[bucket.parameters.begin + k];
         const Shape& shape = parameters[idx].parameter.weight.shape;
-        const IndexRange owned =
-            share_rows(bucket, static_cast<size_t>(k), shape, group.place.rank);
+        const IndexRange owned = share_rows(bucket, k, shape, group.place.rank);
         rows[idx] = {owned, sharding.shard_state ? owned : IndexRange{0, shape[0]}};
       }
     }
@@ -115,7 +114,7 @@ std::vector<ShardedOptimizer::BucketPlace> ShardedOptimizer::order_buckets(
   std::ranges::sort(buckets, {}, [&](const BucketPlace& place) {
     const Group& group = groups[place.group];
     const IndexRange& parameters = group.buckets[place.bucket].parameters;
-    return group.parameters[static_cast<size_t>(parameters.begin)];
+    return group.parameters[parameters.begin];
   });
   return buckets;
 }
@@ -136,7 +135,7 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
     std::vector<Tensor> held;
     const IndexRange& range = group.buckets[place.bucket].parameters;
     for (int64_t k = range.begin; k < range.begin + range.count; ++k) {
-      const size_t idx = group.parameters[static_cast<size_t>(k)];
+      const size_t idx = group.parameters[k];
       const Tensor& weight = parameters[idx].parameter.weight;
       bucket.parameters.push_back(idx);
       bucket.weight_bytes += weight.num_bytes();

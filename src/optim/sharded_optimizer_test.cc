@@ -84,7 +84,7 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
       for (int64_t step = 0; step < kNumSteps; ++step) {
         const StepInput input = {.step_idx = step, .lr = 0.01, .grad_scale = 0.5};
         const StepResult result = rank.step(input, order);
-        const double norm = norms[static_cast<size_t>(step)];
+        const double norm = norms[step];
         EXPECT_NEAR(result.grad_norm, norm, 1e-12 * norm);
       }
       rank.optimizer->wait_all_weights();

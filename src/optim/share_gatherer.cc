@@ -30,8 +30,8 @@ ShareGatherer::Item ShareGatherer::make_item(const ReplicaGroup& group, const Bu
                                              std::span<const Tensor> tensors) {
   const std::vector<int64_t> bounds = byte_bounds(bucket, tensors);
   const auto range = [&](int64_t first, int64_t count) {
-    const int64_t begin = bounds[static_cast<size_t>(first)];
-    return IndexRange{begin, bounds[static_cast<size_t>(first + count)] - begin};
+    const int64_t begin = bounds[first];
+    return IndexRange{begin, bounds[first + count] - begin};
   };
   const int64_t width = group.outer->size();
   const int64_t first = group.rank() / width * width;

@@ -35,7 +35,7 @@ void TransferQueue::advance(size_t idx, size_t limit) {
 void TransferQueue::poll() {
   bool removed = true;
   while (removed) {
-    const auto under_way = static_cast<size_t>(std::min(std::ssize(transfers_), num_slots_));
+    const size_t under_way = std::min(std::ssize(transfers_), num_slots_);
     size_t limit = std::numeric_limits<size_t>::max();
     for (size_t i = 0; i < under_way; ++i) {
       advance(i, limit);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/id_vector.h"
 #include "core/text/names.h"
 #include "core/text/nearest.h"
 
@@ -33,7 +34,7 @@ std::vector<Axis> parse_order(std::string_view text, std::span<const Axis> axes,
     const auto found = std::ranges::find(names, name);
     require(found != names.end(), "{} \"{}\": '{}' is none of the axes {}{}", key, text, name,
             fmt::join(names, ", "), did_you_mean(name, names));
-    order.push_back(axes[static_cast<size_t>(found - names.begin())]);
+    order.push_back(axes[found - names.begin()]);
   }
   for (const Axis axis : axes) {
     require(std::ranges::count(order, axis) == 1, "{} \"{}\" must name each of {} once", key, text,
@@ -113,7 +114,7 @@ bool is_in(std::span<const Axis> axes, Axis axis) {
 }  // namespace
 
 std::string_view axis_name(Axis axis) {
-  return kAxisNames[static_cast<size_t>(axis)];
+  return kAxisNames[number_of(axis)];
 }
 
 int64_t least_ranks(const LayoutSpec& spec) {

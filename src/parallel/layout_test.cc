@@ -89,7 +89,7 @@ void expect_partition(const Layout& layout, Axis axis) {
     }
   }
   std::ranges::sort(seen);
-  std::vector<int64_t> all(static_cast<size_t>(layout.num_ranks()));
+  std::vector<int64_t> all(layout.num_ranks());
   std::iota(all.begin(), all.end(), 0);
   EXPECT_EQ(seen, all);
 }

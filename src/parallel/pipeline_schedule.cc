@@ -96,7 +96,7 @@ Steps schedule_stage(const PipelineSpec& spec, int64_t stage) {
   // Later stages wait longer at the end, which is what they keep weight gradients for.
   BackwardWriter writer(spec.split_weights, stage, steps);
   size_t next_forward = 0;
-  const auto warm_up = static_cast<size_t>(num_warm_up(spec, stage));
+  const size_t warm_up = num_warm_up(spec, stage);
   while (next_forward < warm_up) steps.push_back(forward[next_forward++]);
   for (const PipelineStep& step : backward) {
     if (next_forward < forward.size()) steps.push_back(forward[next_forward++]);
@@ -111,8 +111,7 @@ class Dependencies {
  public:
   explicit Dependencies(const PipelineSpec& spec)
       : spec_(spec),
-        ends_(static_cast<size_t>(2 * spec.num_stages * spec.num_chunks * spec.num_micro_batches),
-              kNever) {}
+        ends_(2 * spec.num_stages * spec.num_chunks * spec.num_micro_batches, kNever) {}
 
   static constexpr double kNever = -1;
 
@@ -190,7 +189,7 @@ char pass_letter(PipelinePass pass) {
 }
 
 size_t column(double time, double scale) {
-  return static_cast<size_t>(std::lround(time * scale));
+  return std::lround(time * scale);
 }
 
 std::string draw_stage(const std::vector<TimedStep>& steps, double scale, size_t width) {
@@ -225,11 +224,11 @@ std::vector<bool> find_last_passes(const std::vector<PipelineStep>& steps) {
 }
 
 std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int64_t num_chunks) {
-  std::vector<int64_t> now(static_cast<size_t>(num_chunks), 0);
+  std::vector<int64_t> now(num_chunks, 0);
   std::vector<int64_t> most(now.size(), 0);
   const std::vector<bool> last = find_last_passes(steps);
   for (size_t i = 0; i < steps.size(); ++i) {
-    const auto chunk = static_cast<size_t>(steps[i].chunk);
+    const size_t chunk = steps[i].chunk;
     if (steps[i].pass == PipelinePass::kForward) most[chunk] = std::max(most[chunk], ++now[chunk]);
     if (last[i]) --now[chunk];
   }

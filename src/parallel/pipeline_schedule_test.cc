@@ -89,7 +89,7 @@ TEST(PipelineSchedule, HoldsNoMoreThanItsKindAllows) {
     const auto timeline = simulate_pipeline(spec, make_pipeline_schedule(spec));
     const int64_t all = spec.num_micro_batches * spec.num_chunks;
     for (int64_t stage = 0; stage < spec.num_stages; ++stage) {
-      const int64_t held = timeline.most_in_flight[static_cast<size_t>(stage)];
+      const int64_t held = timeline.most_in_flight[stage];
       const int64_t after = spec.num_stages - stage - 1;
       const int64_t delayed = spec.split_weights ? stage : 0;
       int64_t bound = all;

@@ -9,8 +9,7 @@ namespace {
 std::vector<int64_t> pick(const std::vector<int64_t>& ranks, int64_t first, int64_t stride,
                           int64_t count) {
   std::vector<int64_t> picked;
-  for (int64_t i = 0; i < count; ++i)
-    picked.push_back(ranks[static_cast<size_t>(first + i * stride)]);
+  for (int64_t i = 0; i < count; ++i) picked.push_back(ranks[first + i * stride]);
   return picked;
 }
 
@@ -29,6 +28,15 @@ StageGroups single_rank_groups() {
           .experts = single("experts")};
 }
 
+StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel) {
+  return {.replicated_attention =
+              parallel.attention == AttentionParallel::kUlysses && layout.degree(Axis::kTp) > 1,
+          .head_inner = heads_degree(parallel, layout.degree(Axis::kCp)),
+          .dispatcher = parallel.dispatcher,
+          .all_to_all_efficiency = parallel.all_to_all_efficiency,
+          .exchange = parallel.exchange};
+}
+
 StageGroups join_stage_groups(World& world, const Layout& layout, const ParallelSpec& parallel) {
   const int64_t rank = world.rank();
   const auto along = [&](const char* name, auto... axes) {
@@ -36,7 +44,8 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
     return world.make_group(name, layout.group(rank, list));
   };
   const int64_t tp = layout.degree(Axis::kTp);
-  const int64_t inner = heads_degree(parallel, layout.degree(Axis::kCp));
+  const StagePolicy policy = make_stage_policy(layout, parallel);
+  const int64_t inner = policy.head_inner;
   const int64_t rings = layout.degree(Axis::kCp) / inner;
   const int64_t ring_rank = layout.coordinate(rank, Axis::kCp) / inner;
   const int64_t inner_rank = layout.coordinate(rank, Axis::kCp) % inner;
@@ -46,12 +55,8 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   groups.tp = along("tp", Axis::kTp);
   groups.ring = world.make_group("ring", pick(cp, inner_rank, inner, rings));
   groups.ring->connect_neighbours();
-  groups.replicated_attention = parallel.attention == AttentionParallel::kUlysses && tp > 1;
-  groups.head_inner = inner;
-  groups.dispatcher = parallel.dispatcher;
-  groups.all_to_all_efficiency = parallel.all_to_all_efficiency;
-  groups.exchange = parallel.exchange;
-  if (groups.replicated_attention) {
+  groups.policy = policy;
+  if (policy.replicated_attention) {
     const std::array axes = {Axis::kTp, Axis::kCp};
     groups.heads = world.make_group(
         "heads", pick(layout.group(rank, axes), ring_rank * inner * tp, 1, inner * tp));

@@ -7,8 +7,19 @@
 
 namespace tessera {
 
+/// How the ranks of a stage share their work: what the user asks for, the same on all of them.
+struct StagePolicy {
+  /// Attention weights are whole on every rank, and heads are spread by all-to-all over TP too.
+  bool replicated_attention = false;
+  int64_t head_inner = 1;  ///< ranks of CP that StageGroups::heads joins: U
+  DispatcherRequest dispatcher = DispatcherRequest::kAuto;
+  double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
+  ExchangeSizes exchange = ExchangeSizes::kExact;
+};
+StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel);
+
 /// The groups in which the programs of one rank communicate, each of one rank where its axis has
-/// degree 1. Every rank of a stage is in one of each.
+/// degree 1, and what they do there. Every rank of a stage is in one of each.
 struct StageGroups {
   CommunicatorPtr tp;           ///< tensor and sequence parallelism
   CommunicatorPtr ring;         ///< context parallelism by ring exchange
@@ -19,12 +30,7 @@ struct StageGroups {
   CommunicatorPtr etp;      ///< shards of an expert's inner dim
   CommunicatorPtr ep;       ///< different experts
   CommunicatorPtr experts;  ///< ETP · EP, ETP fastest
-  /// Attention weights are whole on every rank, and heads are spread by all-to-all over TP too.
-  bool replicated_attention = false;
-  int64_t head_inner = 1;  ///< ranks of CP that `heads` joins: U
-  DispatcherRequest dispatcher = DispatcherRequest::kAuto;
-  double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
-  ExchangeSizes exchange = ExchangeSizes::kExact;
+  StagePolicy policy;
 
   /// Ranks that share a micro-batch, TP · CP.
   int64_t token_ranks() const { return micro_batch->size(); }

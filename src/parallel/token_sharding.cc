@@ -58,7 +58,7 @@ void check_token_sharding(const TokenSharding& sharding) {
 std::vector<int64_t> ring_tokens(const TokenSharding& sharding, int64_t ring_coordinate) {
   check_coordinate("ring", ring_coordinate, sharding.ring);
   std::vector<int64_t> tokens;
-  tokens.reserve(static_cast<size_t>(sharding.tokens_per_ring_rank()));
+  tokens.reserve(sharding.tokens_per_ring_rank());
   sharding.zigzag().for_each_run(ring_coordinate, [&](const IndexRange& run) {
     for (int64_t token = run.begin; token < run.end(); ++token) tokens.push_back(token);
   });

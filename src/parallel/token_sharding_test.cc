@@ -71,7 +71,7 @@ TEST(TokenSharding, EveryTokenOnceAndEquallyMany) {
       EXPECT_TRUE(std::ranges::is_sorted(joined));
       all.insert(all.end(), joined.begin(), joined.end());
     }
-    std::vector<int64_t> expected(static_cast<size_t>(sharding.num_rows * sharding.row_length));
+    std::vector<int64_t> expected(sharding.num_rows * sharding.row_length);
     std::iota(expected.begin(), expected.end(), 0);
     std::ranges::sort(all);
     EXPECT_EQ(all, expected);

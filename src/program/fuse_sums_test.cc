@@ -142,7 +142,7 @@ int64_t peak_of_live(const Program& program) {
   for (int at = 0; at < std::ssize(program.nodes()); ++at) {
     int64_t live = 0;
     for (ValueId id = 0; id < program.num_values(); ++id) {
-      const Lifetime& lifetime = lifetimes[static_cast<size_t>(id)];
+      const Lifetime& lifetime = lifetimes[id];
       const bool lives = lifetime.first <= at && at <= lifetime.last;
       if (lives && program.value(id).kind == ValueKind::kIntermediate && !program.is_output(id))
         live += program.type(id).num_bytes();

@@ -167,11 +167,11 @@ TEST(MemoryPlan, ValuesThatLiveTogetherDoNotOverlap) {
     const auto lifetimes = find_lifetimes(program);
     for (ValueId a = 0; a < program.num_values(); ++a) {
       for (ValueId b = 0; b < a; ++b) {
-        const Placement& pa = plan.values[static_cast<size_t>(a)];
-        const Placement& pb = plan.values[static_cast<size_t>(b)];
+        const Placement& pa = plan.values[a];
+        const Placement& pb = plan.values[b];
         if (pa.storage != Storage::kTransient || pb.storage != Storage::kTransient) continue;
-        const Lifetime& la = lifetimes[static_cast<size_t>(a)];
-        const Lifetime& lb = lifetimes[static_cast<size_t>(b)];
+        const Lifetime& la = lifetimes[a];
+        const Lifetime& lb = lifetimes[b];
         const bool together = la.first <= lb.last && lb.first <= la.last;
         const int64_t bytes = program.type(a).num_bytes();
         const bool apart = pa.offset + bytes <= pb.offset || pb.offset + bytes <= pa.offset;

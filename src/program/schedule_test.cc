@@ -47,12 +47,10 @@ TEST(Schedule, RandomProgramsKeepDependenciesBitsAndMemory) {
     const double growth = round % 3 == 0 ? 0.0 : 0.3 * (round % 3);
     const std::vector<int> order = find_schedule(program, {}, {.memory_growth = growth});
     std::vector<int> place(order.size());
-    for (size_t i = 0; i < order.size(); ++i)
-      place[static_cast<size_t>(order[i])] = static_cast<int>(i);
+    for (size_t i = 0; i < order.size(); ++i) place[order[i]] = static_cast<int>(i);
     const auto dependencies = find_dependencies(program);
     for (size_t node = 0; node < order.size(); ++node) {
-      for (const int before : dependencies[node])
-        EXPECT_LT(place[static_cast<size_t>(before)], place[node]);
+      for (const int before : dependencies[node]) EXPECT_LT(place[before], place[node]);
     }
     const Program scheduled = program.reordered(order);
     EXPECT_EQ(testing::run_on_noise(scheduled, table), testing::run_on_noise(program, table))

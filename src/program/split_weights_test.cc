@@ -105,14 +105,14 @@ class SplitRun {
       const Value& value = forward_.value(id);
       if (value.kind == ValueKind::kIntermediate && !forward_.is_output(id)) continue;
       const bool is_weight = value.kind == ValueKind::kWeight;
-      bindings.tensors[static_cast<size_t>(id)] =
+      bindings.tensors[id] =
           own(batch.values, id, value.type, is_weight ? 77 : static_cast<uint64_t>(1 + idx));
     }
     program.run(bindings);
     for (const Link& link : whole_.saved) {
       const Tensor value = program.at_bound(bindings, link.forward);
       const Tensor& copy = own(batch.values, link.forward, forward_.type(link.forward));
-      std::memcpy(copy.data, value.data, static_cast<size_t>(value.num_bytes()));
+      std::memcpy(copy.data, value.data, value.num_bytes());
     }
     for (const Link& link : whole_.grad_outputs)
       own(batch.values, grad_key(link.forward), forward_.type(link.forward),
@@ -125,9 +125,7 @@ class SplitRun {
                                    const std::vector<ValueId>& wanted = {}) {
     const Executable program(backward.program, kernels_, kept);
     Bindings bindings = start(program, batch);
-    const auto bind = [&](ValueId id, const Tensor& tensor) {
-      bindings.tensors[static_cast<size_t>(id)] = tensor;
-    };
+    const auto bind = [&](ValueId id, const Tensor& tensor) { bindings.tensors[id] = tensor; };
     for (const auto& [id, tensor] : batch.kept) {
       if (&backward == &split_.weight) bind(id, tensor);
     }

@@ -7,7 +7,7 @@ namespace tessera {
 namespace {
 
 Tensor& slot(Bindings& bindings, ValueId id) {
-  return bindings.tensors[static_cast<size_t>(id)];
+  return bindings.tensors[id];
 }
 
 /// Gives a later program the forward values that it reads.
@@ -54,7 +54,7 @@ Bindings bind_weight_pass(const DerivedProgram& program, const Bindings& forward
   for (const Link& link : pass.derived.grad_outputs) {
     const auto given =
         std::ranges::find(program.derived.grad_outputs, link.forward, &Link::forward);
-    slot(bindings, link.backward) = backward.tensors[static_cast<size_t>(given->backward)];
+    slot(bindings, link.backward) = backward.tensors[given->backward];
   }
   for (const KeptValue& kept : pass.kept)
     slot(bindings, kept.weight_part) = program.backward.at_bound(backward, kept.input_part);

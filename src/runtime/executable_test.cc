@@ -84,7 +84,7 @@ TEST(Accumulators, ThatHoldNothingAreZeroAfterAnOperatorWithoutRows) {
   for (ValueId id = 0; id < program.num_values(); ++id) {
     const ValueType& type = program.type(id);
     OwnedTensor& tensor = memory.emplace(id, OwnedTensor(type.dtype, type.shape)).first->second;
-    std::memset(tensor.get().data, 0, static_cast<size_t>(tensor.get().num_bytes()));
+    std::memset(tensor.get().data, 0, tensor.get().num_bytes());
     bindings.tensors[id] = tensor.get();
   }
   const std::span<float> sums = memory.at(sum).get().span<float>();

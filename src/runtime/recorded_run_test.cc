@@ -136,7 +136,7 @@ class Rig {
       const Value& value = program.value(id);
       if (value.kind == ValueKind::kIntermediate && !program.is_output(id)) continue;
       memory_.emplace(id, OwnedTensor(value.type.dtype, value.type.shape, "a test", *device));
-      bindings.tensors[static_cast<size_t>(id)] = memory_.at(id);
+      bindings.tensors[id] = memory_.at(id);
     }
   }
   void fill(uint64_t seed) const {
@@ -362,7 +362,7 @@ TEST(Segments, CoverTheProgram) {
     }
     EXPECT_EQ(next, program.nodes().size());
     for (size_t i = 0; i < waits.size(); ++i) {
-      const auto wait = static_cast<size_t>(waits[i]);
+      const size_t wait = waits[i];
       const bool cuts = program.nodes()[i].op->communicates() && wait < next;
       EXPECT_TRUE(!cuts || begins.contains(wait));
     }

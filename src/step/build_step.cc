@@ -55,7 +55,7 @@ class StepBuilder {
   bool is_last(int64_t chunk) const {
     return stages().rank() == num_stages() - 1 && chunk == request_.pipeline.num_chunks - 1;
   }
-  ChunkTasks& chunk(const StepPass& pass) { return chunks_[static_cast<size_t>(pass.step.chunk)]; }
+  ChunkTasks& chunk(const StepPass& pass) { return chunks_[pass.step.chunk]; }
   static Place place_of(const StepPass& pass) { return {pass.step.chunk, pass.place}; }
 
   std::unique_ptr<ParameterTasks> write_parameters() {

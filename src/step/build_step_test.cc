@@ -81,14 +81,13 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
     const PipelineLayout pipeline =
         even_pipeline_layout(c.num_stages, c.num_chunks, config().layer_counts());
     ModelPart part{.groups = join_stage_groups(*world, layout, parallel), .split_weights = c.split};
-    for (size_t i = static_cast<size_t>(stage); i < pipeline.chunks.size();
-         i += static_cast<size_t>(c.num_stages))
+    for (size_t i = stage; i < pipeline.chunks.size(); i += static_cast<size_t>(c.num_stages))
       part.chunks.push_back(pipeline.chunks[i]);
     const auto ranks = layout.group(stage, Axis::kPp);
     const PipelinePlace place{.activations = world->make_group("pp", ranks),
                               .gradients = world->make_group("pp_gradients", ranks),
                               .num_chunks = c.num_chunks};
-    const auto steps = make_pipeline_schedule(spec())[static_cast<size_t>(stage)];
+    const auto steps = make_pipeline_schedule(spec())[stage];
     part.in_flight = count_in_flight(steps, c.num_chunks);
     const auto parameters = ParameterSet::without_memory(
         list_parameters(config(), DType::kF32, part.groups, part.chunks));

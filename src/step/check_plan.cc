@@ -195,7 +195,7 @@ void list_messages(const StepPlan& plan, Messages& sends, Messages& receives) {
     const bool sent = task.kind == TaskKind::kSend;
     if (task.phase != TaskPhase::kStart || (!sent && task.kind != TaskKind::kReceive)) continue;
     const Lane& lane = plan.lanes[task.lane];
-    const int64_t peer = lane.ranks.at(static_cast<size_t>(task.subject.peer));
+    const int64_t peer = lane.ranks.at(task.subject.peer);
     const BufferId buffer = sent ? task.reads.at(0) : task.writes.at(0);
     (sent ? sends[{lane.name, plan.rank, peer}] : receives[{lane.name, peer, plan.rank}])
         .push_back(fmt::format("stream {} of micro-batch {} with {} bytes", task.subject.stream,

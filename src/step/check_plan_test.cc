@@ -180,7 +180,7 @@ TEST(StepMemory, CountsWhatIsAlive) {
   EXPECT_EQ(memory.most, 256);
   EXPECT_EQ(memory.placed, 256);
   EXPECT_EQ(plan.tasks[memory.fullest].name, "late");
-  EXPECT_EQ(memory.purposes[static_cast<size_t>(Purpose::kHidden)].most, 64);
+  EXPECT_EQ(memory.purposes[number_of(Purpose::kHidden)].most, 64);
 }
 
 TEST(PrintPlan, IsOneLineATask) {

@@ -34,7 +34,7 @@ ChunkTasks::ChunkTasks(PlanWriter& writer, const StagePrograms& programs,
     : writer_(writer),
       programs_(programs),
       placement_(placement),
-      chunk_(programs.part.chunks.at(static_cast<size_t>(chunk))),
+      chunk_(programs.part.chunks.at(chunk)),
       idx_(chunk),
       streams_(programs, chunk_),
       balances_model_(balances_whole_model(programs.config)) {}
@@ -55,9 +55,8 @@ BufferId ChunkTasks::make_saved(const std::string& what, const StepRun& run, int
                                 std::vector<int64_t> SavedOffsets::*offsets) {
   std::optional<int64_t> offset;
   if (placement_ != nullptr) {
-    const SavedOffsets& own =
-        placement_->offsets[static_cast<size_t>(idx_)][static_cast<size_t>(run.place)];
-    offset = (own.*offsets).at(static_cast<size_t>(run.ref.idx));
+    const SavedOffsets& own = placement_->offsets[idx_][run.place];
+    offset = (own.*offsets).at(run.ref.idx);
   }
   return make(what, {run.micro_batch, run.place}, what, bytes, Purpose::kSaved, Home::kDevice,
               offset);

@@ -37,7 +37,7 @@ class RecordedParameters final : public StepParameters {
   void begin() override { parameters_.reset_gradients(); }
   void start(TaskAction action, int64_t unit) override {
     if (action != TaskAction::kReduceBucket) return;
-    const size_t idx = exchanges_.buckets[static_cast<size_t>(unit)].parameters[0];
+    const size_t idx = exchanges_.buckets[unit].parameters[0];
     parameters_.settle_gradient(idx);
     EXPECT_TRUE(complete.emplace(idx, gradient(idx)).second);
   }

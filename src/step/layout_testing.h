@@ -219,14 +219,14 @@ class LayoutStep {
     ModelPart part{.groups = join_stage_groups(world, layout, parallel),
                    .split_weights = parallel.split_weights};
     for (int64_t i = stage; i < std::ssize(pipeline.chunks); i += pipeline.num_stages)
-      part.chunks.push_back(pipeline.chunks[static_cast<size_t>(i)]);
+      part.chunks.push_back(pipeline.chunks[i]);
     const auto along = layout.group(world.rank(), Axis::kPp);
     const PipelinePlace place{.activations = world.make_group("pp", along),
                               .gradients = world.make_group("pp_gradients", along),
                               .num_chunks = pipeline.chunks_per_stage()};
     const int64_t data_ranks = part.groups.dp->size();
     const auto steps = make_pipeline_schedule(
-        pipeline_spec(parallel, pipeline, kMicroBatches / data_ranks))[static_cast<size_t>(stage)];
+        pipeline_spec(parallel, pipeline, kMicroBatches / data_ranks))[stage];
     part.in_flight = count_in_flight(steps, place.num_chunks);
     for (int64_t g = part.groups.dp->rank(); g < kMicroBatches; g += data_ranks)
       batches_.emplace_back(config_, kSequences, kLength, static_cast<uint64_t>(g));
@@ -293,13 +293,13 @@ using RunLayoutRanks =
 
 /// A step over c.num_ranks ranks; twice, to the same bits.
 inline StepResult run_layout(const LayoutCase& c, DType dtype, const RunLayoutRanks& run_ranks) {
-  std::vector<StepResult> of_ranks(static_cast<size_t>(c.num_ranks));
+  std::vector<StepResult> of_ranks(c.num_ranks);
   run_ranks(c.num_ranks, [&](World& world, const Backend& backend) {
     LayoutStep step(c, dtype, world, backend);
     std::map<std::string, OwnedTensor> first;
     step.run();
     step.add_gradients(first);
-    StepResult& own = of_ranks[static_cast<size_t>(world.rank())];
+    StepResult& own = of_ranks[world.rank()];
     own.losses = step.run();
     step.add_gradients(own.gradients);
     for (const auto& [name, gradient] : first) {

@@ -27,8 +27,8 @@ class ModuleTasks final : public ParameterTasks {
       : writer_(writer),
         exchanges_(exchanges),
         runs_(runs),
-        weight_slots_(static_cast<size_t>(exchanges.weight_buffers)),
-        gradient_slots_(static_cast<size_t>(exchanges.gradient_buffers)) {}
+        weight_slots_(exchanges.weight_buffers),
+        gradient_slots_(exchanges.gradient_buffers) {}
 
   void before_run(size_t idx, Task& task) override {
     const StepRun& run = runs_[idx];
@@ -107,13 +107,12 @@ class ModuleTasks final : public ParameterTasks {
 
   const UnitExchange& unit_of(size_t parameter, size_t& unit) const {
     const auto& units = at(exchanges_.module_of[parameter]).units;
-    unit = static_cast<size_t>(std::ranges::find_if(units,
-                                                    [&](const UnitExchange& u) {
-                                                      return std::ranges::find(u.parameters,
-                                                                               parameter) !=
-                                                             u.parameters.end();
-                                                    }) -
-                               units.begin());
+    unit = std::ranges::find_if(units,
+                                [&](const UnitExchange& u) {
+                                  return std::ranges::find(u.parameters, parameter) !=
+                                         u.parameters.end();
+                                }) -
+           units.begin();
     return units.at(unit);
   }
 
@@ -159,9 +158,8 @@ class ModuleTasks final : public ParameterTasks {
     ensure(slot != nullptr, "module {} is needed while all {} buffers are in use", module,
            weight_slots_.size());
     slot->module = module;
-    slot->buffer =
-        take("gathered weights", module, static_cast<size_t>(slot - weight_slots_.data()),
-             at(module).gathered_bytes, Purpose::kGathered, exchanges_.max_weight_bytes);
+    slot->buffer = take("gathered weights", module, slot - weight_slots_.data(),
+                        at(module).gathered_bytes, Purpose::kGathered, exchanges_.max_weight_bytes);
     Task task = exchange(module, TaskAction::kGatherModule, "gather weights", sharded_units(module),
                          &UnitExchange::weight_bytes);
     read(task, weight_shares());
@@ -215,8 +213,8 @@ class ModuleTasks final : public ParameterTasks {
     for (const UnitExchange& unit : at(module).units)
       bytes += unit.is_sharded ? unit.gradient_bytes : 0;
     slot->module = module;
-    slot->buffer = take("gradients", module, static_cast<size_t>(slot - gradient_slots_.data()),
-                        bytes, Purpose::kReduced, exchanges_.max_gradient_bytes);
+    slot->buffer = take("gradients", module, slot - gradient_slots_.data(), bytes,
+                        Purpose::kReduced, exchanges_.max_gradient_bytes);
     return *slot;
   }
 

@@ -40,10 +40,9 @@ class SlabFinder {
       : programs_(programs), placement_(placement) {}
 
   void add(const StepRun& run, int at) {
-    const auto idx = static_cast<size_t>(run.ref.idx);
-    SavedOffsets& offsets =
-        placement_.offsets[static_cast<size_t>(run.chunk)][static_cast<size_t>(run.place)];
-    const PipelineChunk& chunk = programs_.part.chunks[static_cast<size_t>(run.chunk)];
+    const size_t idx = run.ref.idx;
+    SavedOffsets& offsets = placement_.offsets[run.chunk][run.place];
+    const PipelineChunk& chunk = programs_.part.chunks[run.chunk];
     const bool forward = run.ref.direction == PassDirection::kForward;
     if (run.ref.part == ProgramPart::kHead)
       return touch(offsets.heads.at(idx), head_saved_bytes(programs_, run.ref.idx), forward, at);

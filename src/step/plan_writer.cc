@@ -13,7 +13,7 @@ void insert(std::vector<BufferId>& buffers, BufferId buffer) {
 std::string lane_name(LaneKind kind) {
   constexpr std::array<const char*, 7> kNames = {"compute",    "",          "",    "copies in",
                                                  "copies out", "optimizer", "host"};
-  return kNames[static_cast<size_t>(kind)];
+  return kNames[number_of(kind)];
 }
 
 std::string wait_name(const Task& start) {

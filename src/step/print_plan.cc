@@ -134,7 +134,7 @@ std::string print_plan(const StepPlan& plan, const PlanTimes& times, size_t max_
   const size_t first = std::min(plan.tasks.size(), max_tasks * 2 / 3);
   const size_t left_out = plan.tasks.size() > max_tasks ? plan.tasks.size() - max_tasks : size_t{0};
   for (const TaskId id : plan.tasks.ids()) {
-    const auto at = static_cast<size_t>(number_of(id));
+    const size_t at = number_of(id);
     if (left_out > 0 && at == first)
       text += fmt::format("       ... {} more tasks; --all prints them\n", left_out);
     if (at >= first && at < first + left_out) continue;

@@ -82,7 +82,7 @@ class Simulation {
   Key key_of(const StepPlan& plan, LaneId id, const Task& task) const {
     const Lane& lane = plan.lanes[id];
     if (lane.kind != LaneKind::kMessages) return {lane.name, lane.ranks, -1, -1};
-    const int64_t peer = lane.ranks.at(static_cast<size_t>(task.subject.peer));
+    const int64_t peer = lane.ranks.at(task.subject.peer);
     const bool sends = task.kind == TaskKind::kSend;
     return {lane.name, lane.ranks, sends ? plan.rank : peer, sends ? peer : plan.rank};
   }

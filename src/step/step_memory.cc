@@ -15,8 +15,8 @@ struct Changes {
   std::vector<int64_t> taken, freed;
 
   void add(const BufferLife& life, int64_t bytes) {
-    taken[static_cast<size_t>(number_of(life.first))] += bytes;
-    freed[static_cast<size_t>(number_of(life.last))] += bytes;
+    taken[number_of(life.first)] += bytes;
+    freed[number_of(life.last)] += bytes;
   }
   /// The most alive at a time, and when.
   std::pair<int64_t, size_t> find_most() const {
@@ -32,7 +32,7 @@ struct Changes {
 };
 
 size_t idx(Purpose purpose) {
-  return static_cast<size_t>(purpose);
+  return number_of(purpose);
 }
 
 bool is_planned(const StepPlan& plan, const StepBuffer& buffer) {
@@ -80,9 +80,8 @@ StepMemory find_step_memory(const StepPlan& plan) {
     const int64_t bytes = align_up(buffer.bytes);
     all.add(lives[id], bytes);
     by_purpose[idx(plan.purpose(id))].add(lives[id], bytes);
-    requests.push_back({bytes,
-                        {number_of(lives[id].first), number_of(lives[id].last)},
-                        &offsets[static_cast<size_t>(number_of(id))]});
+    requests.push_back(
+        {bytes, {number_of(lives[id].first), number_of(lives[id].last)}, &offsets[number_of(id)]});
   }
   for (size_t p = 0; p < by_purpose.size(); ++p)
     memory.purposes[p].most = by_purpose[p].find_most().first;

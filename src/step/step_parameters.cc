@@ -19,7 +19,7 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
 }
 
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
-  const auto bucket = static_cast<size_t>(unit);
+  const size_t bucket = unit;
   if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(bucket);
   if (action != TaskAction::kReduceBucket) refuse(action);
   for (const size_t parameter : optimizer_.buckets().at(bucket).parameters) {
@@ -29,7 +29,7 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 }
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
-  const auto bucket = static_cast<size_t>(unit);
+  const size_t bucket = unit;
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(bucket);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(bucket);
@@ -41,18 +41,18 @@ void ReplicatedParameters::finish_gradients() {
 }
 
 void ReplicatedParameters::update(int64_t unit, const StepInput& input, const StepResult& result) {
-  optimizer_.update(static_cast<size_t>(unit), input, result);
+  optimizer_.update(unit, input, result);
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {
-  const auto module = static_cast<size_t>(unit);
+  const size_t module = unit;
   if (action == TaskAction::kGatherModule) return sharded_.gather(module);
   if (action != TaskAction::kReduceModule) refuse(action);
   sharded_.reduce(module);
 }
 
 void ShardedParameters::wait(TaskAction action, int64_t unit) {
-  const auto module = static_cast<size_t>(unit);
+  const size_t module = unit;
   if (action == TaskAction::kGatherModule) return sharded_.wait_gathering(module);
   if (action != TaskAction::kReduceModule) refuse(action);
   sharded_.wait_reduction(module);
@@ -64,9 +64,9 @@ void ShardedParameters::update(int64_t /*unit*/, const StepInput& input, const S
 
 void ShardedParameters::bind(const ProgramParameters& program, Bindings& bindings) {
   for (const auto& [value, parameter] : program.weights)
-    bindings.tensors[static_cast<size_t>(value)] = sharded_.weight(parameter);
+    bindings.tensors[value] = sharded_.weight(parameter);
   for (const auto& [value, parameter] : program.gradients)
-    bindings.tensors[static_cast<size_t>(value)] = sharded_.gradient(parameter);
+    bindings.tensors[value] = sharded_.gradient(parameter);
 }
 
 void ShardedParameters::done(const ProgramParameters& program) {

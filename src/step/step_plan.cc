@@ -61,13 +61,13 @@ std::string_view purpose_name(Purpose purpose) {
   constexpr std::array<std::string_view, 7> kNames = {
       "saved activations", "hidden states",       "working memory", "inputs",
       "gathered weights",  "gradients to reduce", "state"};
-  return kNames[static_cast<size_t>(purpose)];
+  return kNames[number_of(purpose)];
 }
 
 std::string_view task_kind_name(TaskKind kind) {
   constexpr std::array<std::string_view, 7> kNames = {"run",  "send",      "receive", "exchange",
                                                       "copy", "optimizer", "host"};
-  return kNames[static_cast<size_t>(kind)];
+  return kNames[number_of(kind)];
 }
 
 IdVector<TaskId, std::optional<TaskId>> find_waits(const StepPlan& plan) {

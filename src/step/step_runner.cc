@@ -85,7 +85,7 @@ class StepRunner::Run {
     const ChunkRun& run = chunk_run(task);
     const ChunkRun::Messages messages = forward ? run.forward_messages() : run.backward_messages();
     Communicator& group = forward ? *runner_.pipeline_.activations : *runner_.pipeline_.gradients;
-    const auto stream = static_cast<size_t>(task.subject.stream);
+    const size_t stream = task.subject.stream;
     messages_[id] = task.kind == TaskKind::kSend
                         ? group.send(messages.out.at(stream), task.subject.peer)
                         : group.receive(messages.in.at(stream), task.subject.peer);

@@ -64,9 +64,7 @@ class GivenBatches : public StepHost {
   GivenBatches(std::vector<MicroBatch> batches, const LossScales& scales)
       : batches_(std::move(batches)), scales_(scales) {}
 
-  const MicroBatch& micro_batch(int64_t idx) override {
-    return batches_.at(static_cast<size_t>(idx));
-  }
+  const MicroBatch& micro_batch(int64_t idx) override { return batches_.at(idx); }
   const LossScales& scales() override { return scales_; }
   bool share(const MicroBatchResult& own) override {
     result_ = own;

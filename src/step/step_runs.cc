@@ -16,7 +16,7 @@ PassDirection direction_of(PipelinePass pass) {
 /// The places of one chunk: the micro-batches that have them, -1 for free ones.
 class Places {
  public:
-  explicit Places(int64_t count) : micro_batches_(static_cast<size_t>(count), -1) {}
+  explicit Places(int64_t count) : micro_batches_(count, -1) {}
 
   int64_t find(int64_t micro_batch) const {
     const auto found = std::ranges::find(micro_batches_, micro_batch);
@@ -26,10 +26,10 @@ class Places {
   }
   int64_t take(int64_t micro_batch) {
     const int64_t place = find(-1);
-    micro_batches_[static_cast<size_t>(place)] = micro_batch;
+    micro_batches_[place] = micro_batch;
     return place;
   }
-  void give_back(int64_t place) { micro_batches_[static_cast<size_t>(place)] = -1; }
+  void give_back(int64_t place) { micro_batches_[place] = -1; }
 
  private:
   std::vector<int64_t> micro_batches_;
@@ -41,7 +41,7 @@ class RunLister {
       : programs_(programs), parameters_(parameters) {}
 
   void add(StepPass pass, const std::vector<ProgramRef>& refs) {
-    const PipelineChunk& chunk = programs_.part.chunks[static_cast<size_t>(pass.step.chunk)];
+    const PipelineChunk& chunk = programs_.part.chunks[pass.step.chunk];
     pass.first_run = result_.runs.size();
     for (const ProgramRef& ref : refs) {
       result_.runs.push_back({.ref = ref,
@@ -84,10 +84,10 @@ StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* p
   for (size_t i = 0; i < steps.size(); ++i) {
     const PipelineStep& step = steps[i];
     const bool begins = step.pass == PipelinePass::kForward;
-    Places& of_chunk = places.at(static_cast<size_t>(step.chunk));
+    Places& of_chunk = places.at(step.chunk);
     const int64_t place =
         begins ? of_chunk.take(step.micro_batch) : of_chunk.find(step.micro_batch);
-    const PipelineChunk& chunk = programs.part.chunks[static_cast<size_t>(step.chunk)];
+    const PipelineChunk& chunk = programs.part.chunks[step.chunk];
     std::vector<ProgramRef> refs = list_pass(programs, chunk, direction_of(step.pass));
     if (last[i] && step.pass == PipelinePass::kBackward) {
       // A schedule may split weight gradients off in the programs alone.

@@ -133,7 +133,7 @@ void BpeModel::merge_short(Scratch& scratch) const {
   while (ids.size() > 1) {
     const auto best = std::ranges::min_element(ranks);  // the leftmost of equal ones
     if (*best == kNoRank) return;
-    const size_t i = static_cast<size_t>(best - ranks.begin());
+    const size_t i = best - ranks.begin();
     ids[i] = merges_.find(ids[i], ids[i + 1])->id;
     ids.erase(ids.begin() + static_cast<ptrdiff_t>(i) + 1);
     ranks.erase(best);

@@ -32,7 +32,7 @@ std::vector<std::string> read_vocabulary(const json& vocab, std::string_view whe
           vocab.type_name());
   std::vector<std::string> tokens;
   for (const auto& [token, id_value] : vocab.items()) {
-    const auto id = static_cast<size_t>(token_id(id_value, where));
+    const size_t id = token_id(id_value, where);
     require(!token.empty(), "{}: the vocabulary has an empty token", where);
     if (id >= tokens.size()) tokens.resize(id + 1);
     require(tokens[id].empty(), "{}: tokens {} and {} both have id {}", where,

@@ -73,7 +73,7 @@ class WordCounter {
       : style_(find_style(options.split)),
         splitter_(*find_word_splitter(style_.regex)),
         special_(special_tokens(options), Normalizer()),
-        counts_(static_cast<size_t>(omp_get_max_threads())) {
+        counts_(omp_get_max_threads()) {
     if (style_.nfc) normalizer_ = Normalizer({{.kind = NormalizerStep::Kind::kNfc}});
   }
 

@@ -53,7 +53,7 @@ TEST_F(CliChoices, PackingDoesNotChangeLikelihoods) {
   std::string lines = probe;
   for (int i = 0; i < 150; ++i) {
     lines += fmt::format(R"({{"prompt": "{}", "choices": ["yes", "no"], "answer": {}}})",
-                         std::string(static_cast<size_t>(i % 37), 'x'), i % 2) +
+                         std::string(i % 37, 'x'), i % 2) +
              "\n";
     if (i == 75) lines += probe;
   }

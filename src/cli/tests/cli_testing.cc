@@ -77,7 +77,7 @@ void ChildProcess::Stream::close() {
 void ChildProcess::Stream::read() {
   char buffer[256];
   const ssize_t count = ::read(file, buffer, sizeof(buffer));
-  if (count > 0) text.append(buffer, static_cast<size_t>(count));
+  if (count > 0) text.append(buffer, count);
   if (count == 0) close();
 }
 

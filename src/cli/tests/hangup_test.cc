@@ -94,7 +94,7 @@ TEST_F(CliHangup, OfATerminalThatIsGoneSaves) {
   while (seen.find("  5/") == std::string::npos) {
     const ssize_t count = ::read(terminal.get(), buffer, sizeof(buffer));
     ASSERT_GT(count, 0) << seen;
-    seen.append(buffer, static_cast<size_t>(count));
+    seen.append(buffer, count);
   }
   terminal.reset();
   EXPECT_EQ(child.wait().code, 0);

@@ -68,7 +68,7 @@ class CliKillTest : public CliTest {
     const auto steps = read_steps("run");
     ASSERT_EQ(static_cast<int64_t>(steps.size()), num_steps);
     for (int64_t i = 0; i < num_steps; ++i) {
-      EXPECT_EQ(steps[static_cast<size_t>(i)]["step"], i + 1);
+      EXPECT_EQ(steps[i]["step"], i + 1);
     }
   }
 };

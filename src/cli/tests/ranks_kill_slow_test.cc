@@ -87,7 +87,7 @@ TEST_F(CliRanksKill, SurvivorsEndAndTheRunGoesOn) {
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
   Random random(11, 0);
   for (int kill = 0; kill < 20 && !HasFailure(); ++kill) strike_one(random, SIGKILL, {}, 20);
-  const auto saved = static_cast<size_t>(saved_step());
+  const size_t saved = saved_step();
   const int64_t reached = read_steps("run").back()["step"];
   const std::string end = "--train.steps=" + std::to_string(reached + 3);
   // On fewer ranks to the end.

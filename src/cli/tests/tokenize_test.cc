@@ -18,7 +18,7 @@ class CliTokenize : public CliTest {
   }
   std::string ids() const {
     const TokenFile file(path("out"), 257);
-    std::vector<int32_t> ids(static_cast<size_t>(file.num_tokens()));
+    std::vector<int32_t> ids(file.num_tokens());
     file.read(0, ids);
     std::string text;
     for (const int32_t id : ids) text += id == 256 ? '$' : static_cast<char>(id);

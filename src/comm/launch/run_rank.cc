@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kFirstRankTells{500};
 constexpr std::chrono::milliseconds kLook{20};
 
 std::vector<int64_t> all_ranks(const World& world) {
-  std::vector<int64_t> ranks(static_cast<size_t>(world.size()));
+  std::vector<int64_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }

@@ -75,7 +75,7 @@ bool Supervisor::take_text() {
   if (!printed_) return false;
   std::array<char, 512> buffer{};  // a pipe or terminal that is ready takes as much at once
   const ssize_t count = read(printed_.get(), buffer.data(), buffer.size());
-  if (count > 0) text_.assign(buffer.data(), static_cast<size_t>(count));
+  if (count > 0) text_.assign(buffer.data(), count);
   if (count == 0) printed_.reset();
   return count > 0;
 }

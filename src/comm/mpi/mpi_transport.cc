@@ -88,7 +88,7 @@ class MpiExchange : public Exchange {
     if (code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
     for (size_t i = 0; i < static_cast<size_t>(std::max(num_done, 0)); ++i) {
       if (code == MPI_ERR_IN_STATUS) check(statuses_[i].MPI_ERROR, "a message");
-      finish(pieces_[static_cast<size_t>(indices_[i])], statuses_[i]);
+      finish(pieces_[indices_[i]], statuses_[i]);
     }
     return num_left_ == 0;
   }
@@ -153,7 +153,7 @@ class MpiChannel : public Channel {
   std::unique_ptr<Exchange> start(std::span<const Message> messages, int64_t tag) override {
     auto exchange = std::make_unique<MpiExchange>();
     for (const Message& message : messages) {
-      const Member& member = members_[static_cast<size_t>(message.peer)];
+      const Member& member = members_[message.peer];
       exchange->start(message, member.rank, static_cast<int>(member.number * kNumTags + tag));
     }
     return exchange;
@@ -183,7 +183,7 @@ class MpiTransport : public Transport {
             "this MPI library has no message tags of 2^30 - 1, which Tessera needs; use Open MPI");
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
-    num_channels_.resize(static_cast<size_t>(size_));
+    num_channels_.resize(size_);
   }
   ~MpiTransport() override {
     if (gave_up_) return;
@@ -220,7 +220,7 @@ std::unique_ptr<Channel> MpiTransport::make_channel(const std::string& name,
                                                     const std::vector<int64_t>& ranks) {
   std::vector<MpiChannel::Member> members;
   for (const int64_t rank : ranks) {
-    const int64_t number = num_channels_[static_cast<size_t>(rank)]++;
+    const int64_t number = num_channels_[rank]++;
     ensure(number < max_channels_, "group \"{}\": more than {} groups with rank {}", name,
            max_channels_, rank);
     members.push_back({static_cast<int>(rank), number});

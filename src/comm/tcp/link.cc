@@ -331,7 +331,7 @@ void Link::read_some() {
         lose(fmt::format("cannot be reached: {}", system_error()));
       return;
     }
-    take(static_cast<size_t>(count));
+    take(count);
     taken += static_cast<uint64_t>(count);
     if (static_cast<size_t>(count) < room) return;
   }

@@ -79,8 +79,8 @@ class Joining {
 Joining::Joining(const TcpJoin& join)
     : join_(join),
       deadline_(begin_ + to_duration(join.timeout_seconds)),
-      peers_(static_cast<size_t>(join.num_ranks)),
-      listeners_(static_cast<size_t>(join.num_ranks)) {
+      peers_(join.num_ranks),
+      listeners_(join.num_ranks) {
   own_.num_ranks = static_cast<uint32_t>(join.num_ranks);
   own_.rank = static_cast<uint32_t>(join.rank);
   own_.run = make_run_name(join.run);
@@ -101,7 +101,7 @@ std::vector<int> Joining::descriptors() const {
 std::vector<int64_t> Joining::missing(int64_t first) const {
   std::vector<int64_t> ranks;
   for (int64_t rank = first; rank < join_.num_ranks; ++rank) {
-    if (rank != join_.rank && !peers_[static_cast<size_t>(rank)].socket) ranks.push_back(rank);
+    if (rank != join_.rank && !peers_[rank].socket) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -191,7 +191,7 @@ void Joining::gather() {
   ensure(getrandom(token.data(), token.size(), 0) == std::ssize(token), "getrandom: {}",
          system_error());
   for (int64_t rank = 1; rank < join_.num_ranks; ++rank) {
-    const TcpPeer& peer = peers_[static_cast<size_t>(rank)];
+    const TcpPeer& peer = peers_[rank];
     try {
       send_all(peer.socket, bytes_of(token), deadline_);
       send_all(peer.socket, std::as_bytes(std::span(listeners_)), deadline_);
@@ -309,13 +309,13 @@ TcpPeer Joining::reach(int64_t rank, const Address& address) {
 // Nobody waits for answers before it has greeted all: then none waits for another in a circle.
 void Joining::connect_lower() {
   for (int64_t rank = 1; rank < join_.rank; ++rank) {
-    Address address = listeners_[static_cast<size_t>(rank)];
+    Address address = listeners_[rank];
     // Rank 0 sees ranks on its own machine at an address that means another machine elsewhere.
     if (address.is_loopback() && !join_.one_machine) {
       address = peers_[0].address;
-      address.port = listeners_[static_cast<size_t>(rank)].port;
+      address.port = listeners_[rank].port;
     }
-    peers_[static_cast<size_t>(rank)] = reach(rank, address);
+    peers_[rank] = reach(rank, address);
   }
 }
 
@@ -325,7 +325,7 @@ void Joining::await_higher() {
 
 void Joining::hear_lower() {
   for (int64_t rank = 1; rank < join_.rank; ++rank) {
-    const TcpPeer& peer = peers_[static_cast<size_t>(rank)];
+    const TcpPeer& peer = peers_[rank];
     try {
       Reply reply;
       receive_all(peer.socket, writable_bytes_of(reply), deadline_);

@@ -139,7 +139,7 @@ void send_all(const Socket& socket, std::span<const std::byte> bytes,
   while (!bytes.empty()) {
     const ssize_t count = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     require(count >= 0 || would_block(), "{}", system_error());
-    if (count > 0) bytes = bytes.subspan(static_cast<size_t>(count));
+    if (count > 0) bytes = bytes.subspan(count);
     require(bytes.empty() || wait_for(socket, POLLOUT, deadline), "no answer");
   }
 }
@@ -150,7 +150,7 @@ void receive_all(const Socket& socket, std::span<std::byte> bytes, TcpClock::tim
     const ssize_t count = recv(socket.get(), bytes.data(), bytes.size(), 0);
     require(count != 0, "the connection was closed");
     require(count > 0 || would_block(), "{}", system_error());
-    if (count > 0) bytes = bytes.subspan(static_cast<size_t>(count));
+    if (count > 0) bytes = bytes.subspan(count);
   }
 }
 
@@ -167,7 +167,7 @@ std::optional<size_t> find_closed(std::span<const int> descriptors) {
   for (const int descriptor : descriptors) states.push_back({descriptor, POLLRDHUP, 0});
   if (poll(states.data(), states.size(), 0) <= 0) return std::nullopt;
   const auto closed = std::ranges::find_if(states, [](const pollfd& s) { return s.revents != 0; });
-  return static_cast<size_t>(closed - states.begin());
+  return closed - states.begin();
 }
 
 }  // namespace tessera

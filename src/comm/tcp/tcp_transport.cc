@@ -19,9 +19,9 @@ class Mesh {
   explicit Mesh(std::vector<TcpPeer> peers);
 
   bool has_link(size_t rank) const { return entries_[rank].link.has_value(); }
-  Link& link(int64_t rank) { return *entries_[static_cast<size_t>(rank)].link; }
+  Link& link(int64_t rank) { return *entries_[rank].link; }
   /// How many channels were made with a rank: the number of the next.
-  uint32_t& num_channels(int64_t rank) { return entries_[static_cast<size_t>(rank)].num_channels; }
+  uint32_t& num_channels(int64_t rank) { return entries_[rank].num_channels; }
 
   void send(int64_t rank, const Envelope& envelope, Transfer& transfer);
   void receive(int64_t rank, const Envelope& envelope, Transfer& transfer);
@@ -79,12 +79,12 @@ void Mesh::watch(size_t rank) {
 
 void Mesh::send(int64_t rank, const Envelope& envelope, Transfer& transfer) {
   link(rank).send(envelope, transfer);
-  watch(static_cast<size_t>(rank));
+  watch(rank);
 }
 
 void Mesh::receive(int64_t rank, const Envelope& envelope, Transfer& transfer) {
   link(rank).receive(envelope, transfer);
-  watch(static_cast<size_t>(rank));
+  watch(rank);
 }
 
 void Mesh::progress(int milliseconds) {
@@ -206,7 +206,7 @@ TcpChannel::TcpChannel(std::shared_ptr<Mesh> mesh, const std::string& name,
 std::unique_ptr<Exchange> TcpChannel::start(std::span<const Message> messages, int64_t tag) {
   auto exchange = std::make_unique<TcpExchange>(mesh_, messages);
   for (Transfer& transfer : exchange->transfers()) {
-    const Member& member = members_[static_cast<size_t>(transfer.message.peer)];
+    const Member& member = members_[transfer.message.peer];
     const Envelope envelope = {member.channel, static_cast<uint32_t>(tag), group_};
     if (transfer.message.is_send) {
       mesh_->send(member.rank, envelope, transfer);

@@ -140,20 +140,20 @@ void check_all_gather(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
   const bool in_place = f.random.next_below(3) == 0;
   const RowCounts rows = random_rows(f.random, f.size(), equal);
-  const int64_t own = rows[static_cast<size_t>(f.rank())];
+  const int64_t own = rows[f.rank()];
   const OwnedTensor in = input(f, f.rank(), which, own);
   const OwnedTensor out(f.dtype, {sum_rows(rows) + (equal ? 0 : kSlack), f.columns});
   Tensor from = in;
   if (in_place && own > 0) {
     from.data = row_data(out, rows_before(rows, f.rank()));
-    std::memcpy(from.data, in.get().data, static_cast<size_t>(from.num_bytes()));
+    std::memcpy(from.data, in.get().data, from.num_bytes());
   }
   {
     const Counted counted(f, CommKind::kAllGather, (f.size() - 1) * own * row_bytes(in));
     (equal ? f.group->all_gather(from, out) : f.group->all_gather_v(from, out, rows)).wait();
   }
   for (int64_t member = 0; member < f.size(); ++member) {
-    const int64_t n = rows[static_cast<size_t>(member)];
+    const int64_t n = rows[member];
     expect_rows(out, rows_before(rows, member), input(f, member, which, n), 0, n, "all_gather");
   }
 }
@@ -162,7 +162,7 @@ void check_reduce_scatter(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
   const RowCounts rows = random_rows(f.random, f.size(), equal);
   const int64_t total = sum_rows(rows);
-  const int64_t own = rows[static_cast<size_t>(f.rank())];
+  const int64_t own = rows[f.rank()];
   const OwnedTensor in = input(f, f.rank(), which, total);
   const OwnedTensor out(f.dtype, {own + (equal ? 0 : kSlack), f.columns});
   {
@@ -196,15 +196,12 @@ void check_all_reduce(Fixture& f, uint64_t which) {
 void check_all_to_all(Fixture& f, uint64_t which) {
   const bool equal = f.random.next_below(2) == 0;
   const RowCounts table = random_rows(f.random, f.size() * f.size(), equal);  // [from, to]
-  const auto cell = [&](int64_t from, int64_t to) {
-    return table[static_cast<size_t>(from * f.size() + to)];
-  };
+  const auto cell = [&](int64_t from, int64_t to) { return table[from * f.size() + to]; };
   const auto sent_by = [&](int64_t from) {
     return RowCounts(table.begin() + from * f.size(), table.begin() + (from + 1) * f.size());
   };
-  RowCounts receive(static_cast<size_t>(f.size()));
-  for (int64_t from = 0; from < f.size(); ++from)
-    receive[static_cast<size_t>(from)] = cell(from, f.rank());
+  RowCounts receive(f.size());
+  for (int64_t from = 0; from < f.size(); ++from) receive[from] = cell(from, f.rank());
   const RowCounts send = sent_by(f.rank());
   const OwnedTensor in = input(f, f.rank(), which, sum_rows(send));
   const OwnedTensor out(f.dtype, {sum_rows(receive) + (equal ? 0 : kSlack), f.columns});
@@ -306,7 +303,7 @@ void check_random_collectives(World& world, uint64_t seed, int64_t num_rounds, S
               .order = order};
     f.group->connect_neighbours();
     ASSERT_EQ(f.group->ranks(), ranks);
-    ASSERT_EQ(ranks[static_cast<size_t>(f.rank())], world.rank());
+    ASSERT_EQ(ranks[f.rank()], world.rank());
     for (uint64_t which = 0; which < 10; ++which) check_kind(f, which);
   }
 }
@@ -398,9 +395,8 @@ void check_wait_order(World& world, uint64_t seed) {
     for (Pending& p : pending) p.wait();
   }
   for (int64_t i = 0; i < 6; ++i) {
-    EXPECT_EQ(sums[static_cast<size_t>(i)].get().as<int64_t>()[999],
-              size * (size - 1) / 2 + size * i);
-    EXPECT_EQ(gathered[static_cast<size_t>(i)].get().as<int64_t>()[size - 1], size - 1);
+    EXPECT_EQ(sums[i].get().as<int64_t>()[999], size * (size - 1) / 2 + size * i);
+    EXPECT_EQ(gathered[i].get().as<int64_t>()[size - 1], size - 1);
   }
 }
 

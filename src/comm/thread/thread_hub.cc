@@ -47,11 +47,11 @@ void ThreadHub::check_kind(const ThreadGroup& group, const ThreadOperation& oper
                            CommKind kind, int64_t rank) {
   if (operation.kind == kind) return;
   const auto other = std::ranges::find(operation.came, true) - operation.came.begin();
-  const int64_t world_rank = group.ranks[static_cast<size_t>(rank)];
+  const int64_t world_rank = group.ranks[rank];
   const InternalError error(
       fmt::format("collective {} of group \"{}\": rank {} starts {}, but rank {} started {}",
                   operation.number, group.name, world_rank, comm_kind_name(kind),
-                  group.ranks[static_cast<size_t>(other)], comm_kind_name(operation.kind)));
+                  group.ranks[other], comm_kind_name(operation.kind)));
   fail_locked(world_rank, std::make_exception_ptr(error));
   throw error;
 }
@@ -68,7 +68,7 @@ ThreadOperationPtr ThreadHub::collective(ThreadGroup& group, CommKind kind, int6
   const ThreadOperationPtr operation = slot;
   check_kind(group, *operation, kind, rank);
   if (std::ranges::count(operation->came, false) == 1) group.collectives.erase(number);
-  come(lock, group, operation, static_cast<size_t>(rank), std::move(post));
+  come(lock, group, operation, rank, std::move(post));
   return operation;
 }
 
@@ -114,7 +114,7 @@ void ThreadHub::run(Lock& lock, const ThreadGroup& group, int64_t rank,
   operation.running = false;
   operation.done = failure == nullptr;
   if (failure) {
-    fail_locked(group.ranks[static_cast<size_t>(rank)], failure);
+    fail_locked(group.ranks[rank], failure);
     std::rethrow_exception(failure);
   }
   changed_.notify_all();
@@ -137,7 +137,7 @@ void ThreadHub::wait(const ThreadGroup& group, int64_t rank, const ThreadOperati
 void ThreadHub::give_up(const ThreadGroup& group, int64_t rank, const ThreadOperation& operation,
                         double seconds) {
   FailedWait wait;
-  wait.rank = group.ranks[static_cast<size_t>(rank)];
+  wait.rank = group.ranks[rank];
   wait.kind = operation.kind == CommKind::kSend && operation.members[1] == rank ? CommKind::kReceive
                                                                                 : operation.kind;
   wait.number = operation.number;
@@ -145,8 +145,7 @@ void ThreadHub::give_up(const ThreadGroup& group, int64_t rank, const ThreadOper
   wait.ranks = group.ranks;
   wait.seconds = seconds;
   for (size_t i = 0; i < operation.members.size(); ++i) {
-    if (!operation.came[i])
-      wait.missing.push_back(group.ranks[static_cast<size_t>(operation.members[i])]);
+    if (!operation.came[i]) wait.missing.push_back(group.ranks[operation.members[i]]);
   }
   wait.reason =
       failure_ ? failure_text_ : fmt::format("the time limit is {} s", options_.timeout_seconds);

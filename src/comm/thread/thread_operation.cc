@@ -55,7 +55,7 @@ void all_to_all(const Posts& posts) {
 }
 
 void broadcast(const Posts& posts) {
-  const Tensor& root = posts[static_cast<size_t>(posts[0].root)].in;
+  const Tensor& root = posts[posts[0].root].in;
   for (const ThreadPost& post : posts) copy_bytes(root.data, post.in.data, root.num_bytes());
 }
 

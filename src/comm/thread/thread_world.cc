@@ -24,9 +24,7 @@ class ThreadWork : public Work {
 
   void wait() override { hub_->wait(*group_, rank_, *operation_); }
   bool done() override { return hub_->done(*operation_); }
-  void abandon() noexcept override {
-    hub_->abandon(group_->ranks[static_cast<size_t>(rank_)], *operation_);
-  }
+  void abandon() noexcept override { hub_->abandon(group_->ranks[rank_], *operation_); }
 
  private:
   std::shared_ptr<ThreadHub> hub_;

@@ -233,7 +233,7 @@ void ConfigSchema::add_names(std::string key, std::vector<std::string> names, st
     if (at == names.end()) {
       return fmt::format("must be {}, found {}{}", type, found, did_you_mean(*text, names));
     }
-    set_index(static_cast<size_t>(at - names.begin()));
+    set_index(at - names.begin());
     return std::string();
   };
   auto get = [names, get_index = std::move(get_index)] { return ConfigValue(names[get_index()]); };
@@ -250,7 +250,7 @@ void ConfigSchema::add_choice(std::string key, std::string* field, std::vector<s
   auto get_index = [names, field, key] {
     const auto at = std::ranges::find(names, *field);
     ensure(at != names.end(), "{} holds the unknown name '{}'", key, *field);
-    return static_cast<size_t>(at - names.begin());
+    return at - names.begin();
   };
   auto set_index = [names, field](size_t index) { *field = names[index]; };
   add_names(std::move(key), names, std::move(help), set_index, get_index);

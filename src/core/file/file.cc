@@ -68,7 +68,7 @@ void FileDescriptor::reset() noexcept {
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   // O_NONBLOCK: a pipe must be refused, not waited for.
   const FileDescriptor file = open_file(path, O_RDONLY | O_NONBLOCK, "read");
-  const auto size = static_cast<size_t>(regular_file_size(file.get(), path));
+  const size_t size = regular_file_size(file.get(), path);
   if (size == 0) return;
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (memory == MAP_FAILED) file_error("map", path, errno);

@@ -21,7 +21,7 @@ int write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), text.size());
     if (written >= 0) {
-      text.remove_prefix(static_cast<size_t>(written));
+      text.remove_prefix(written);
       continue;
     }
     const int error = errno;
@@ -72,7 +72,7 @@ class StandardOutput::Buffer : public std::streambuf {
  protected:
   std::streamsize xsputn(const char* text, std::streamsize count) override {
     const std::lock_guard lock(mutex_);
-    const std::string_view added(text, static_cast<size_t>(count));
+    const std::string_view added(text, count);
     if (!finished_ && !reader_left_) held_ += added;
     const bool ends_line = is_terminal_ && added.find('\n') != std::string_view::npos;
     if (ends_line || held_.size() >= kHeldBack) flush();

@@ -48,8 +48,8 @@ TEST_F(StandardOutputTest, WritesEverythingInOrder) {
   std::string expected;
   StandardOutput output(stream_, writer.get(), errors_);
   for (int i = 0; i < 1000; ++i) {
-    stream_ << i << ' ' << std::string(static_cast<size_t>(i % 50), 'x') << '\n';
-    expected += fmt::format("{} {}\n", i, std::string(static_cast<size_t>(i % 50), 'x'));
+    stream_ << i << ' ' << std::string(i % 50, 'x') << '\n';
+    expected += fmt::format("{} {}\n", i, std::string(i % 50, 'x'));
   }
   EXPECT_EQ(output.finish(0), 0);
   stream_ << "after the end";

@@ -27,7 +27,7 @@ uint64_t hash_chunk(const TextChunk& chunk) {
 EncodedChunk ChunkEncoder::encode(const TextChunk& chunk) const {
   EncodedChunk encoded;
   encoded.content_hash = hash_chunk(chunk);
-  if (files_[static_cast<size_t>(chunk.begin.file)].is_jsonl) {
+  if (files_[chunk.begin.file].is_jsonl) {
     encode_lines(chunk, encoded);
   } else {
     encode_text(chunk, encoded);
@@ -63,8 +63,7 @@ int64_t ChunkEncoder::append_end(EncodedChunk& encoded) const {
 }
 
 void ChunkEncoder::encode_text(const TextChunk& chunk, EncodedChunk& encoded) const {
-  encoded.damage = check_text(chunk.text, files_[static_cast<size_t>(chunk.begin.file)].path,
-                              chunk.begin.offset);
+  encoded.damage = check_text(chunk.text, files_[chunk.begin.file].path, chunk.begin.offset);
   for (const TextPart& part : chunk.parts) {
     const std::string_view text =
         std::string_view(chunk.text).substr(part.begin, part.end - part.begin);
@@ -74,8 +73,7 @@ void ChunkEncoder::encode_text(const TextChunk& chunk, EncodedChunk& encoded) co
     try {
       out.num_tokens = append_text(text, part.continues, encoded);
     } catch (const UserError& error) {
-      user_error("{}: {}", files_[static_cast<size_t>(chunk.begin.file)].path.string(),
-                 error.what());
+      user_error("{}: {}", files_[chunk.begin.file].path.string(), error.what());
     }
     if (part.ends_document) out.num_tokens += append_end(encoded);
   }
@@ -83,7 +81,7 @@ void ChunkEncoder::encode_text(const TextChunk& chunk, EncodedChunk& encoded) co
 
 void ChunkEncoder::encode_lines(const TextChunk& chunk, EncodedChunk& encoded) const {
   encoded.skipped = for_each_json_document(
-      chunk, files_[static_cast<size_t>(chunk.begin.file)].path, source_,
+      chunk, files_[chunk.begin.file].path, source_,
       [&](const std::vector<DocumentPart>& document) { encode_document(document, encoded); });
 }
 

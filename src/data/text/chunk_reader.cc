@@ -75,11 +75,11 @@ void ChunkReader::seek(const TextPosition& position) {
 std::optional<TextChunk> ChunkReader::next() {
   if (position_.file >= static_cast<int64_t>(files_.size())) return std::nullopt;
   if (!input_) open();
-  return files_[static_cast<size_t>(position_.file)].is_jsonl ? take_lines() : take_text();
+  return files_[position_.file].is_jsonl ? take_lines() : take_text();
 }
 
 void ChunkReader::open() {
-  input_ = open_byte_source(files_[static_cast<size_t>(position_.file)].path);
+  input_ = open_byte_source(files_[position_.file].path);
   input_ended_ = false;
   buffer_.clear();
   if (position_.offset > 0) return input_->skip(position_.offset);

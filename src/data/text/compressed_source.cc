@@ -42,10 +42,10 @@ class CompressedSource : public ByteSource {
   }
 
   void skip(int64_t num_bytes) final {
-    std::vector<std::byte> passed(static_cast<size_t>(std::min<int64_t>(num_bytes, 1 << 20)));
+    std::vector<std::byte> passed(std::min<int64_t>(num_bytes, 1 << 20));
     while (num_bytes > 0) {
       const auto wanted = std::min<int64_t>(num_bytes, static_cast<int64_t>(passed.size()));
-      const size_t count = read(std::span(passed).first(static_cast<size_t>(wanted)));
+      const size_t count = read(std::span(passed).first(wanted));
       require(count > 0, "{} has become shorter", path());
       num_bytes -= static_cast<int64_t>(count);
     }

@@ -51,7 +51,7 @@ void for_each_document(const TextSource& source, const UseText& use) {
   DocumentStream documents(use);
   TextDamage damage;
   while (const auto chunk = reader.next()) {
-    const TextFile& file = files[static_cast<size_t>(chunk->begin.file)];
+    const TextFile& file = files[chunk->begin.file];
     if (file.is_jsonl) {
       read_lines(*chunk, file, source, documents);
       continue;

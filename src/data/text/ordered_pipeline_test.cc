@@ -60,7 +60,7 @@ TEST(OrderedPipelineTest, ConsumesEverythingInOrder) {
       Doubling doubling{.count = count};
       doubling.run(num_threads, 6);
       ASSERT_EQ(static_cast<int64_t>(doubling.consumed.size()), count);
-      for (int64_t i = 0; i < count; ++i) EXPECT_EQ(doubling.consumed[static_cast<size_t>(i)], i);
+      for (int64_t i = 0; i < count; ++i) EXPECT_EQ(doubling.consumed[i], i);
       EXPECT_LE(doubling.most_in_flight, 6);
     }
   }

@@ -192,7 +192,7 @@ TEST_F(TextSourceTest, LargeDocumentsAreEncodedInPieces) {
   const TextSource source = source_of(write("large.txt", text));
   const TokenizeSummary prepared = prepare_tokens(source, *tokenizer, path("cache"));
   const TokenFile file(prepared.prefix, tokenizer->vocab_size());
-  std::vector<int32_t> ids(static_cast<size_t>(file.num_tokens()));
+  std::vector<int32_t> ids(file.num_tokens());
   file.read(0, ids);
   EXPECT_EQ(ids.size(), text.size() + 1);
   EXPECT_EQ(tokenizer->decode(ids), text);

@@ -74,7 +74,7 @@ class Tokenization {
   int64_t new_text_bytes() const { return progress_.text_bytes; }
 
  private:
-  const TextFile& file_at(int64_t index) const { return files_[static_cast<size_t>(index)]; }
+  const TextFile& file_at(int64_t index) const { return files_[index]; }
 
   void consume(const TextChunk& chunk, const EncodedChunk& encoded) {
     check_damage(chunk, encoded);

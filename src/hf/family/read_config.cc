@@ -144,8 +144,7 @@ std::vector<int64_t> read_layer_types(const ConfigJson& config, int64_t num_laye
           num_layers);
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < num_layers; ++i) {
-    const std::string& type =
-        json_text(types[static_cast<size_t>(i)], "a type in layer_types", config.where());
+    const std::string& type = json_text(types[i], "a type in layer_types", config.where());
     require(type == "full_attention" || type == "sliding_attention",
             "{}: the layer type {} is not supported; supported are full_attention and "
             "sliding_attention",

@@ -110,7 +110,7 @@ struct NextTokenBatch {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t position = i % length;
       positions.push_back(static_cast<int32_t>(position));
-      labels.push_back(position + 1 == length ? -100 : tokens[static_cast<size_t>(i + 1)]);
+      labels.push_back(position + 1 == length ? -100 : tokens[i + 1]);
       if (position == 0) cu_seqlens.push_back(static_cast<int32_t>(i));
     }
     cu_seqlens.push_back(static_cast<int32_t>(count));
@@ -174,9 +174,8 @@ std::vector<double> GroundTruth::logits() {
   std::vector<double> result;
   for (int64_t sequence = 0; sequence < num_sequences(); ++sequence) {
     cache.set_length(0);
-    const auto first = static_cast<size_t>(sequence * length());
-    const auto rows = to_doubles(
-        forward.run_logits(std::span(ids).subspan(first, static_cast<size_t>(length()))));
+    const size_t first = sequence * length();
+    const auto rows = to_doubles(forward.run_logits(std::span(ids).subspan(first, length())));
     const int64_t width = model().vocab_size;
     const int64_t kept = shape("logits")[2];
     for (int64_t row = 0; row < length(); ++row)
@@ -213,7 +212,7 @@ std::map<std::string, std::vector<double>> GroundTruth::own_gradients() const {
   std::map<std::string, std::vector<double>> own;
   for (const ModelParameter& p : parameters_.all()) own[p.spec.name] = to_doubles(p.grad);
   for (const NamedTensor& bias : name_expert_biases(config_.model, experts_))  // no parameters
-    own[bias.name].assign(static_cast<size_t>(bias.tensor.num_elements()), 0.0);
+    own[bias.name].assign(bias.tensor.num_elements(), 0.0);
   return own;
 }
 
@@ -232,8 +231,8 @@ GradientErrors GroundTruth::compare_gradients() const {
     const std::vector<double>& actual = own.at(map.own[link.own].name);
     for (int64_t i = 0; i < link.num_elements(); ++i) {
       const int64_t at = link.transposed ? i % link.cols * link.rows + i / link.cols : i;
-      const double a = actual[static_cast<size_t>(link.own_begin + i)];
-      const double b = expected[static_cast<size_t>(link.hf_begin + at)];
+      const double a = actual[link.own_begin + i];
+      const double b = expected[link.hf_begin + at];
       errors[link.hf].add(a, b);
       total.add(a, b);
     }
@@ -253,7 +252,7 @@ std::vector<double> row_errors(const std::vector<double>& actual,
   ensure(actual.size() == expected.size(), "{} elements where {} are expected", actual.size(),
          expected.size());
   std::vector<double> errors;
-  const auto width = static_cast<size_t>(row_size);
+  const size_t width = row_size;
   for (size_t begin = 0; begin < actual.size(); begin += width) {
     RelativeError error;
     for (size_t i = begin; i < begin + width; ++i) error.add(actual[i], expected[i]);

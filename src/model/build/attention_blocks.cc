@@ -36,7 +36,7 @@ struct AttentionShare {
 AttentionShare attention_share(const LayerBuilder& builder) {
   const ModelConfig& config = builder.config;
   const int64_t tp = builder.tp();
-  if (tp == 1 || builder.groups.replicated_attention)
+  if (tp == 1 || builder.groups.policy.replicated_attention)
     return {.num_heads = config.num_heads, .num_kv_heads = config.kv_heads(), .kv_copies = tp};
   const int64_t copies = std::max<int64_t>(tp / config.kv_heads(), 1);
   return {.by_heads = true,

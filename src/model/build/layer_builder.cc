@@ -70,7 +70,7 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
     check_divides(tp, config.dense_inner_size(), "parallel.tp", "the dense layers' inner size");
   if (config.num_moe_layers() > 0 && config.moe.shared_inner_size > 0)
     check_divides(tp, config.moe.shared_inner_size, "parallel.tp", "moe.shared_inner_size");
-  if (groups.replicated_attention) return;
+  if (groups.policy.replicated_attention) return;
   check_divides(tp, config.num_heads, "parallel.tp", "model.num_heads");
   const int64_t kv = config.kv_heads();
   require(kv % tp == 0 || tp % kv == 0,
@@ -82,7 +82,7 @@ void check_tensor_parallel(const ModelConfig& config, const StageGroups& groups)
 void check_head_exchange(const ModelConfig& config, const StageGroups& groups) {
   const int64_t parts = groups.heads->size();
   if (parts == 1) return;
-  const bool by_heads = !groups.replicated_attention;
+  const bool by_heads = !groups.policy.replicated_attention;
   const int64_t tp = by_heads ? groups.tp->size() : 1;
   const int64_t heads = config.num_heads / tp;
   const int64_t kv = std::max<int64_t>(config.kv_heads() / tp, 1);

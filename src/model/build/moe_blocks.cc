@@ -117,7 +117,7 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
   const StageGroups& groups = builder.groups;
   const bool sparse = moe.experts == ExpertPath::kBlockSparse;
   DispatchSpec spec{.kind = choose_dispatcher(builder.config, groups).kind,
-                    .exchange = groups.exchange,
+                    .exchange = groups.policy.exchange,
                     .num_experts = moe.num_experts,
                     .top_k = moe.top_k,
                     .ep = groups.ep,
@@ -147,7 +147,7 @@ ExpertShare expert_share(const LayerBuilder& builder) {
       .experts = {builder.groups.ep->rank() * count, count}, .sizes = {}, .first_sizes = {}};
   const auto sizes = moe.expert_sizes();
   for (int64_t e = share.experts.begin; e < share.experts.end(); ++e) {
-    const int64_t size = sizes[static_cast<size_t>(e)] / builder.groups.etp->size();
+    const int64_t size = sizes[e] / builder.groups.etp->size();
     share.sizes.push_back(size);
     share.first_sizes.push_back(builder.config.is_gated() ? 2 * size : size);
   }
@@ -162,7 +162,7 @@ Slice expert_rows(const LayerBuilder& builder, const ExpertShare& share, int64_t
   int64_t at = 0;
   const auto sizes = builder.config.moe.expert_sizes();
   for (int64_t e = 0; e < std::ssize(sizes); ++e) {
-    const int64_t size = sizes[static_cast<size_t>(e)];
+    const int64_t size = sizes[e];
     const bool local = e >= share.experts.begin && e < share.experts.end();
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t count = size / builder.groups.etp->size();
@@ -281,7 +281,7 @@ ValueId build_shared_expert(LayerBuilder& builder, ValueId normed) {
 /// Rows that a bounded all-to-all moves to each rank of EP for each token, capacities not rounded
 /// up (max_rows_to_peer has them for a number of tokens); 0 where sizes are exact.
 double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
-  if (groups.exchange == ExchangeSizes::kExact) return 0;
+  if (groups.policy.exchange == ExchangeSizes::kExact) return 0;
   const int64_t local_experts = moe.num_experts / groups.ep->size();
   const auto most = static_cast<double>(std::min(moe.top_k, local_experts));
   const bool whole_groups = local_experts % moe.capacity_group_size == 0;
@@ -297,9 +297,9 @@ DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& g
   return choose_dispatcher({.top_k = config.moe.top_k,
                             .ep = groups.ep->size(),
                             .etp = groups.etp->size(),
-                            .all_to_all_efficiency = groups.all_to_all_efficiency,
+                            .all_to_all_efficiency = groups.policy.all_to_all_efficiency,
                             .rows_per_peer = rows_per_peer(config.moe, groups)},
-                           groups.dispatcher);
+                           groups.policy.dispatcher);
 }
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {

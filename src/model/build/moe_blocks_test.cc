@@ -77,7 +77,7 @@ class PlainMoe {
     std::vector<size_t> order(scores.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::sort(order, [&](size_t a, size_t b) { return scores[a] > scores[b]; });
-    order.resize(static_cast<size_t>(config_.moe.top_k));
+    order.resize(config_.moe.top_k);
     double total = 0;
     for (const size_t e : order) total += scores[e];
     Row sum(in.size(), 0.0);
@@ -92,9 +92,9 @@ class PlainMoe {
     const Matrix& first = weights_.at("moe.experts.gate_up.weight");
     const Matrix& down = weights_.at("moe.experts.down.weight");
     const auto sizes = config_.moe.expert_sizes();
-    const auto size = static_cast<size_t>(sizes[e]);
-    const auto begin = static_cast<size_t>(
-        std::accumulate(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(e), int64_t{0}));
+    const size_t size = sizes[e];
+    const size_t begin =
+        std::accumulate(sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(e), int64_t{0});
     const Row act =
         gated(times(first, 2 * begin, size, in), times(first, 2 * begin + size, size, in));
     Row out(down.width, 0.0);

@@ -28,7 +28,7 @@ ValueType batch_ids(const Context& c) {
 }
 /// Of the tokens that attention rotates.
 ValueType rotated_ids(const Context& c) {
-  return c.groups.replicated_attention ? own_ids(c) : group_ids(c);
+  return c.groups.policy.replicated_attention ? own_ids(c) : group_ids(c);
 }
 ValueType sequence_bounds(const Context& c) {
   return i32(c.shape.max_sequences + 1);
@@ -166,7 +166,7 @@ std::span<const PortRule> port_rules() {
 }
 
 const PortRule& port_rule(Port port) {
-  return kRules[static_cast<size_t>(port)];
+  return kRules[number_of(port)];
 }
 
 Port PortMap::port_of(ValueId id) const {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/id_vector.h"
 #include "model/config/config.h"
 #include "parallel/stage_groups.h"
 #include "program/program.h"
@@ -119,10 +120,10 @@ class PortTable {
     ensure(has(port), "nothing is there for port '{}'", port_name(port));
     return *entry(port);
   }
-  void set(Port port, T value) { entries_[static_cast<size_t>(port)] = std::move(value); }
+  void set(Port port, T value) { entries_[number_of(port)] = std::move(value); }
 
  private:
-  const std::optional<T>& entry(Port port) const { return entries_[static_cast<size_t>(port)]; }
+  const std::optional<T>& entry(Port port) const { return entries_[number_of(port)]; }
 
   std::array<std::optional<T>, kNumPorts> entries_;
 };

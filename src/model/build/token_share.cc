@@ -11,22 +11,23 @@ TokenSharding token_sharding(const BatchShape& shape, const StageGroups& groups)
   return {.num_rows = length > 0 ? shape.num_tokens / length : 0,
           .row_length = length,
           .ring = groups.ring->size(),
-          .all_to_all = groups.head_inner,
+          .all_to_all = groups.policy.head_inner,
           .tp = groups.tp->size()};
 }
 
 TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
   TokenShare share;
   if (groups.token_ranks() == 1) {
-    share.own.resize(static_cast<size_t>(shape.num_tokens));
+    share.own.resize(shape.num_tokens);
     std::iota(share.own.begin(), share.own.end(), int64_t{0});
     share.group = share.own;
     return share;
   }
   const TokenSharding sharding = token_sharding(shape, groups);
   check_token_sharding(sharding);
-  const int64_t inner =
-      groups.replicated_attention ? groups.heads->rank() / groups.tp->size() : groups.heads->rank();
+  const int64_t inner = groups.policy.replicated_attention
+                            ? groups.heads->rank() / groups.tp->size()
+                            : groups.heads->rank();
   for (int64_t t = 0; t < sharding.tp; ++t) {
     const auto tokens = local_tokens(sharding, groups.ring->rank(), inner, t);
     share.group.insert(share.group.end(), tokens.begin(), tokens.end());

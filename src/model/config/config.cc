@@ -370,7 +370,7 @@ void validate_latent_experts(const ModelConfig& config) {
 
 std::vector<int64_t> MoeConfig::expert_sizes() const {
   if (!inner_sizes.empty()) return inner_sizes;
-  return std::vector<int64_t>(static_cast<size_t>(num_experts), inner_size);
+  return std::vector<int64_t>(num_experts, inner_size);
 }
 
 int64_t ModelConfig::dense_inner_size() const {

@@ -91,7 +91,7 @@ struct ExpertPart {
   std::vector<int64_t> sizes(const MoeCase& c, int64_t blocks) const {
     std::vector<int64_t> result;
     for (int64_t e = experts.begin; e < experts.end(); ++e) {
-      result.push_back(blocks * c.sizes[static_cast<size_t>(e)] / parts);
+      result.push_back(blocks * c.sizes[e] / parts);
     }
     return result;
   }
@@ -100,7 +100,7 @@ struct ExpertPart {
     std::vector<IndexRange> rows;
     int64_t at = 0;
     for (int64_t e = 0; e < c.num_experts(); ++e) {
-      const int64_t size = c.sizes[static_cast<size_t>(e)];
+      const int64_t size = c.sizes[e];
       for (int64_t block = 0; block < blocks; ++block, at += size) {
         if (e < experts.begin || e >= experts.end()) continue;
         rows.push_back({at + part * (size / parts), size / parts});
@@ -123,9 +123,9 @@ struct MoeValues {
     router = random_tensor(DType::kF32, {c.num_experts(), c.hidden}, random, 0.4);
     fc1 = random_tensor(c.dtype, {2 * c.total_size(), c.hidden}, random, 0.3);
     fc2 = random_tensor(c.dtype, {c.total_size(), c.hidden}, random, 0.3);
-    token_at.resize(static_cast<size_t>(c.num_tokens()));
+    token_at.resize(c.num_tokens());
     std::iota(token_at.begin(), token_at.end(), 0);
-    const auto size = static_cast<size_t>(c.micro_batch_tokens());
+    const size_t size = c.micro_batch_tokens();
     for (size_t first = 0; c.shuffled && first < token_at.size(); first += size) {
       for (size_t i = size; i > 1; --i) {
         std::swap(token_at[first + i - 1], token_at[first + random.next_below(i)]);
@@ -250,7 +250,7 @@ inline void copy_tokens(const MoeShare& share, const Tensor& whole, const Tensor
     const Tensor token = row_of(whole, share.tokens[i]);
     const Tensor place = row_of(local, static_cast<int64_t>(i));
     std::memcpy(into_whole ? token.data : place.data, into_whole ? place.data : token.data,
-                static_cast<size_t>(token.num_bytes()));
+                token.num_bytes());
   }
 }
 
@@ -285,7 +285,7 @@ inline void collect(const MoeCase& c, const MoeShare& share, const MoeProgram& m
   add_slice_into(share.part.slice(c, 2), run.grad(moe.fc1), result.grad_fc1);
   add_slice_into(share.part.slice(c, 1), run.grad(moe.fc2), result.grad_fc2);
   result.dropped += *run.value(moe.dispatched.dropped).as<int64_t>();
-  const auto at = static_cast<size_t>(rank);
+  const size_t at = rank;
   Tensor rows = run.value(moe.dispatched.rows_RH);
   result.max_rows[at] = rows.shape[0];
   rows.shape[0] = run.value(moe.dispatched.offsets).span<int64_t>().back();
@@ -358,7 +358,7 @@ inline MoeResult run_on_one(const MoeCase& c, const MoeValues& values) {
   for (int64_t first = 0; first < c.num_tokens(); first += std::max<int64_t>(size, 1)) {
     MoeShare share{.spec = c.dispatch(),
                    .part = {.experts = {0, c.num_experts()}},
-                   .tokens = std::vector<int64_t>(static_cast<size_t>(size)),
+                   .tokens = std::vector<int64_t>(size),
                    .positions = {}};
     std::iota(share.tokens.begin(), share.tokens.end(), first);
     const MoeProgram moe(c, share.spec, share.part, size);

@@ -32,10 +32,10 @@ void set_scalar(const MirroredTensor& tensor, float value) {
 
 std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int64_t num_tokens,
                                         int64_t shift) {
-  std::vector<int64_t> shifted(static_cast<size_t>(num_tokens), -1);
+  std::vector<int64_t> shifted(num_tokens, -1);
   for (size_t sequence = 1; sequence < cu_seqlens.size(); ++sequence) {
     for (int64_t token = cu_seqlens[sequence - 1]; token + shift < cu_seqlens[sequence]; ++token)
-      shifted[static_cast<size_t>(token)] = token + shift;
+      shifted[token] = token + shift;
   }
   return shifted;
 }
@@ -46,9 +46,8 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
   for (int64_t shift = 1; shift <= mtp_layers; ++shift) {
     const auto shifted =
         shift_in_sequences(batch.cu_seqlens.span<int32_t>(), std::ssize(labels), shift);
-    count += std::ranges::count_if(shifted, [&](int64_t i) {
-      return i >= 0 && labels[static_cast<size_t>(i)] != kIgnoredLabel;
-    });
+    count += std::ranges::count_if(shifted,
+                                   [&](int64_t i) { return i >= 0 && labels[i] != kIgnoredLabel; });
   }
   return count;
 }
@@ -113,7 +112,7 @@ PortTensors BatchInputs::ports() const {
 }
 
 PortTensors BatchInputs::prediction_ports(int64_t layer) const {
-  const Prediction& prediction = predictions[static_cast<size_t>(layer)];
+  const Prediction& prediction = predictions[layer];
   PortTensors all = ports();
   all.set(Port::kTokens, prediction.tokens);
   all.set(Port::kLabels, prediction.labels);
@@ -157,7 +156,7 @@ void BatchInputs::load_predictions(const MicroBatch& batch, const TokenShare& sh
                                const std::vector<int64_t>& idx, const MirroredTensor& to) {
     const int32_t* source = from.as<int32_t>();
     std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) {
-      const int64_t at = shifted[static_cast<size_t>(i)];
+      const int64_t at = shifted[i];
       return at >= 0 ? source[at] : kIgnoredLabel;
     });
     to.upload();
@@ -169,7 +168,7 @@ void BatchInputs::load_predictions(const MicroBatch& batch, const TokenShare& sh
     take_shifted(batch.labels, shifted, share.own, predictions[i].labels);
     take_shifted(batch.labels, shifted, share.group, predictions[i].gathered_labels);
     for (int64_t token = 0; token < total; ++token) {
-      int64_t& at = shifted[static_cast<size_t>(token)];
+      int64_t& at = shifted[token];
       if (at < 0) at = *std::ranges::upper_bound(ends, static_cast<int32_t>(token)) - 1;
     }
     take_shifted(batch.tokens, shifted, share.group, predictions[i].tokens);

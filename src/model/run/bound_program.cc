@@ -6,7 +6,7 @@ BoundProgram& BoundChunk::find(const ProgramRef& ref) {
   const auto choose = [&](BoundPasses& passes) -> BoundProgram& {
     return ref.direction == PassDirection::kForward ? passes.forward : passes.backward;
   };
-  const auto idx = static_cast<size_t>(ref.idx);
+  const size_t idx = ref.idx;
   switch (ref.part) {
     case ProgramPart::kEmbedding:
       return choose(embedding);

@@ -66,13 +66,13 @@ BoundChunk ChunkBinder::bind(std::vector<ExpertState>& experts) {
 }
 
 void ChunkBinder::bind_layers(std::vector<ExpertState>& experts) {
-  bound_.layers.resize(static_cast<size_t>(chunk_.all_layers()));
+  bound_.layers.resize(chunk_.all_layers());
   size_t next_experts = 0;
   for (int64_t layer = 0; layer < chunk_.first_layer; ++layer)
     next_experts += programs_.config.is_moe_layer(layer) ? 1 : 0;
   int64_t next_moe = 0;
   for (int64_t i = 0; i < chunk_.all_layers(); ++i) {
-    BoundLayer& layer = bound_.layers[static_cast<size_t>(i)];
+    BoundLayer& layer = bound_.layers[i];
     if (programs_.config.is_moe_layer(chunk_.first_layer + i)) {
       layer.experts = &experts.at(next_experts++);
       layer.moe_idx = next_moe++;
@@ -104,7 +104,7 @@ PortTensors ChunkBinder::head_ports(int64_t depth) const {
 }
 
 BoundPasses ChunkBinder::bind_head(int64_t depth) const {
-  const auto& [layout, derived] = programs_.heads[static_cast<size_t>(depth)];
+  const auto& [layout, derived] = programs_.heads[depth];
   PortGradients gradients;
   gradients.given.set(Port::kLoss, memory_.inputs.grad_loss);
   gradients.wanted.set(Port::kHidden, memory_.grad_out(depth));
@@ -116,7 +116,7 @@ BoundPasses ChunkBinder::bind_head(int64_t depth) const {
 }
 
 void ChunkBinder::bind_layer(int64_t idx) {
-  BoundLayer& layer = bound_.layers[static_cast<size_t>(idx)];
+  BoundLayer& layer = bound_.layers[idx];
   const int64_t number = chunk_.first_layer + idx;
   layer.kind = &programs_.kind_of(number);
   const auto& [layout, derived] = *layer.kind;

@@ -32,7 +32,7 @@ struct ChunkMemory {
 
   Tensor stream(int64_t idx) const;
   std::byte* saved_at(const std::vector<int64_t>& offsets, int64_t idx) const {
-    return saved + offsets.at(static_cast<size_t>(idx));
+    return saved + offsets.at(idx);
   }
   /// The hidden states that leave the chunk, by depth (see ChunkStreams), and their gradients.
   Tensor hidden_out(int64_t depth) const { return stream(streams.hidden_at_depth(depth)); }

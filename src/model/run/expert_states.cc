@@ -8,7 +8,7 @@
 namespace tessera {
 
 std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& device) {
-  std::vector<ExpertState> experts(static_cast<size_t>(config.num_moe_layers()));
+  std::vector<ExpertState> experts(config.num_moe_layers());
   for (ExpertState& state : experts) {
     const auto make = [&](std::string_view what) {
       return OwnedTensor(DType::kF32, {config.moe.num_experts}, what, device, MemoryKind::kShared);

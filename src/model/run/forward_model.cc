@@ -251,7 +251,7 @@ Tensor ForwardModel::run_loss(const MicroBatch& batch) {
   const auto load = [](const Tensor& from, const MirroredTensor& to) {
     ensure(from.dtype == to.get().dtype && from.shape == to.get().shape,
            "ForwardModel: a batch of another shape");
-    std::memcpy(to.get().data, from.data, static_cast<size_t>(from.num_bytes()));
+    std::memcpy(to.get().data, from.data, from.num_bytes());
     to.upload();
   };
   ensure(impl_->cache == nullptr, "run_loss with a cache");

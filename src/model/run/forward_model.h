@@ -22,8 +22,8 @@ class KeyValueCache {
   int64_t capacity() const { return capacity_; }
   int64_t length() const { return length_; }
   void set_length(int64_t length) { length_ = length; }
-  Tensor keys(int64_t layer) const { return keys_[static_cast<size_t>(layer)]; }
-  Tensor values(int64_t layer) const { return values_[static_cast<size_t>(layer)]; }
+  Tensor keys(int64_t layer) const { return keys_[layer]; }
+  Tensor values(int64_t layer) const { return values_[layer]; }
 
  private:
   int64_t capacity_;

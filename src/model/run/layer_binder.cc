@@ -4,7 +4,7 @@ namespace tessera {
 namespace {
 
 Tensor& slot(Bindings& bindings, ValueId id) {
-  return bindings.tensors[static_cast<size_t>(id)];
+  return bindings.tensors[id];
 }
 
 void bind_gradients(const std::vector<Link>& links, const PortMap& ports,

@@ -42,13 +42,15 @@ ParameterSpec make_spec(const ModelConfig& config, std::string name, const Value
 }
 
 template <typename Built>
-void append_weights(const ModelConfig& config, const Built& built, const std::string& prefix,
+void append_weights(const ModelConfig& config, const Built& built, std::optional<int64_t> layer,
                     std::set<std::string>& known, std::vector<ParameterSpec>& specs) {
+  const std::string prefix = layer ? layer_parameter_name(config, *layer, "") : "";
   for (const Value& value : built.forward.values()) {
     if (value.kind != ValueKind::kWeight) continue;
     const std::string name = prefix + value.name;
-    if (known.insert(name).second)
-      specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
+    if (!known.insert(name).second) continue;
+    specs.push_back(make_spec(config, name, value.type, built.placements.at(value.name)));
+    specs.back().layer = layer;
   }
 }
 
@@ -97,12 +99,11 @@ void fill_random(const ParameterSpec& spec, const Slice& part, const Tensor& wei
       std::array<float, kBlock> values{};
       const int64_t begin = std::max(first, block * kBlock);
       const int64_t end = std::min(first + count, (block + 1) * kBlock);
-      fill_normal(std::span(values).first(static_cast<size_t>(end - block * kBlock)), seed,
+      fill_normal(std::span(values).first(end - block * kBlock), seed,
                   mix(stream, static_cast<uint64_t>(block)),
                   static_cast<float>(spec.init_deviation));
       store(weight, local + begin - first,
-            std::span(values).subspan(static_cast<size_t>(begin - block * kBlock),
-                                      static_cast<size_t>(end - begin)));
+            std::span(values).subspan(begin - block * kBlock, end - begin));
     }
   });
 }
@@ -117,13 +118,6 @@ std::string layer_parameter_name(const ModelConfig& config, int64_t layer,
                                  std::string_view weight) {
   if (!config.is_mtp_layer(layer)) return layer_parameter_name(layer, weight);
   return fmt::format("mtp.{}.{}", layer - config.num_layers, weight);
-}
-
-std::string layer_prefix(const std::string& name) {
-  for (const std::string_view layers : {"layers.", "mtp."}) {
-    if (name.starts_with(layers)) return name.substr(0, name.find('.', layers.size()) + 1);
-  }
-  return "";
 }
 
 std::string mtp_layer_of(const std::string& name) {
@@ -156,14 +150,15 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   std::set<std::string> known;
   for (const PipelineChunk& chunk : chunks) {
     if (chunk.embedding || chunk.num_mtp > 0)
-      append_weights(config, build_embedding(config, shape, groups), "", known, specs);
+      append_weights(config, build_embedding(config, shape, groups), std::nullopt, known, specs);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const int64_t layer = chunk.first_layer + i;
-      append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups),
-                     layer_parameter_name(config, layer, ""), known, specs);
+      append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups), layer,
+                     known, specs);
     }
     for (int64_t depth = 0; chunk.loss && depth <= config.mtp_layers; ++depth)
-      append_weights(config, build_head(config, shape, groups, false, depth), "", known, specs);
+      append_weights(config, build_head(config, shape, groups, false, depth), std::nullopt, known,
+                     specs);
   }
   return specs;
 }
@@ -287,8 +282,7 @@ void ParameterSet::zero_gradients() {
   constexpr int64_t kBlock = 1 << 20;
 #pragma omp parallel for schedule(static)
   for (int64_t begin = 0; begin < gradients_.num_bytes(); begin += kBlock) {
-    std::memset(gradients_.data() + begin, 0,
-                static_cast<size_t>(std::min(kBlock, gradients_.num_bytes() - begin)));
+    std::memset(gradients_.data() + begin, 0, std::min(kBlock, gradients_.num_bytes() - begin));
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,8 @@ namespace tessera {
 /// One weight of the model, the part of it that this rank holds, and how it starts.
 struct ParameterSpec {
   std::string name;  ///< "layers.3.attn.q.weight"
+  /// In the order of all layers, those of multi-token prediction last; none for the ends.
+  std::optional<int64_t> layer;
   DType dtype = DType::kF32;
   Shape shape;  ///< of this rank's part
   WeightPlacement placement;
@@ -38,9 +41,6 @@ PipelineChunk whole_model(const ModelConfig& config);
 std::string layer_parameter_name(int64_t layer, std::string_view weight);
 /// The same where `layer` may be one of multi-token prediction: "mtp.0.attn.q.weight".
 std::string layer_parameter_name(const ModelConfig& config, int64_t layer, std::string_view weight);
-/// What the names of a layer's weights begin with, given one of them: "layers.3." or "mtp.0."; ""
-/// for a weight of no layer.
-std::string layer_prefix(const std::string& name);
 
 /// Which layer of multi-token prediction a weight or expert bias is of alone, as its name has it:
 /// "0" for "mtp.0.attn.q.weight" and for the norm of that layer's head; "" for any other.

@@ -116,7 +116,7 @@ const Executable& find_executable(const StagePrograms& programs, const PipelineC
     case kLayer:
       return choose(programs.kind_of(chunk.first_layer + ref.idx).derived, ref.direction);
     case kHead:
-      return choose(programs.heads.at(static_cast<size_t>(ref.idx)).derived, ref.direction);
+      return choose(programs.heads.at(ref.idx).derived, ref.direction);
     case kEvaluationHead:
       break;
   }
@@ -142,7 +142,7 @@ ProgramParameters find_parameters(const StagePrograms& programs, const PipelineC
       return tessera::find_parameters(run, run, programs.evaluation_layout.accumulators, parameters,
                                       "");
   }
-  const HeadPasses& head = programs.heads.at(static_cast<size_t>(ref.idx));
+  const HeadPasses& head = programs.heads.at(ref.idx);
   return find_parameters(run, {head.layout, head.derived, ref.direction}, parameters, "");
 }
 

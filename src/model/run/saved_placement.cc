@@ -7,12 +7,12 @@ SavedPlacement list_saved(const StagePrograms& programs) {
   const ModelPart& part = programs.part;
   for (size_t c = 0; c < part.chunks.size(); ++c) {
     const PipelineChunk& chunk = part.chunks[c];
-    const auto num_layers = static_cast<size_t>(chunk.all_layers());
+    const size_t num_layers = chunk.all_layers();
     const SavedOffsets offsets{
         .layers = std::vector<int64_t>(num_layers, 0),
         .kept = std::vector<int64_t>(num_layers, 0),
         .heads = std::vector<int64_t>(chunk.loss ? programs.heads.size() : 0, 0)};
-    placement.offsets.emplace_back(static_cast<size_t>(part.in_flight[c]), offsets);
+    placement.offsets.emplace_back(part.in_flight[c], offsets);
   }
   return placement;
 }
@@ -28,7 +28,7 @@ int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chu
 }
 
 int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth) {
-  return programs.heads.at(static_cast<size_t>(depth)).derived.forward.plan().saved_bytes;
+  return programs.heads.at(depth).derived.forward.plan().saved_bytes;
 }
 
 SavedPlacement place_in_line(const StagePrograms& programs) {

@@ -33,7 +33,7 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
-      const SavedOffsets& offsets = placement_.offsets[chunk][static_cast<size_t>(place)];
+      const SavedOffsets& offsets = placement_.offsets[chunk][place];
       runs_[chunk].push_back(std::make_unique<ChunkRun>(
           *programs_, part.chunks[chunk], *tokens_, parameters, experts, *memory_, offsets, store));
     }
@@ -52,7 +52,7 @@ void TrainingModel::begin_step() {
 }
 
 ChunkRun& TrainingModel::run_at(const RunSlot& at) {
-  return *runs_.at(static_cast<size_t>(at.chunk)).at(static_cast<size_t>(at.place));
+  return *runs_.at(at.chunk).at(at.place);
 }
 
 ChunkRun& TrainingModel::only_run() const {

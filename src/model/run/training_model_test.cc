@@ -202,7 +202,7 @@ TEST(Evaluate, EqualsTheTrainingLossAndChangesNothing) {
 /// A head of one token, x · weightᵀ after RMSNorm with weight 1, and −log p of the label.
 double plain_loss(std::vector<double> x, const Tensor& weight, int64_t label) {
   const auto rows = weight.span<float>();
-  std::vector<double> logits(static_cast<size_t>(weight.shape[0]), 0.0);
+  std::vector<double> logits(weight.shape[0], 0.0);
   double squares = 0;
   for (const double value : x) squares += value * value;
   const double rstd = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 1e-5);
@@ -211,7 +211,7 @@ double plain_loss(std::vector<double> x, const Tensor& weight, int64_t label) {
     for (size_t i = 0; i < x.size(); ++i) logits[row] += x[i] * rstd * rows[row * x.size() + i];
     sum += std::exp(logits[row]);
   }
-  return std::log(sum) - logits[static_cast<size_t>(label)];
+  return std::log(sum) - logits[label];
 }
 
 void fill(const ModelRig& rig, const std::string& name, float diagonal) {
@@ -242,11 +242,10 @@ TEST(Prediction, SeesTheLaterTokenAndLearnsTheOneAfterIt) {
   for (const int64_t shift : {1, 2}) {
     for (int64_t i = 0; i < 12; ++i) {
       const int64_t end = i < 5 ? 5 : i < 6 ? 6 : 12;
-      if (i + shift >= end || batch.labels[static_cast<size_t>(i + shift)] < 0) continue;
-      const auto first = embedding.begin() + batch.tokens[static_cast<size_t>(i + shift)] * 16;
+      if (i + shift >= end || batch.labels[i + shift] < 0) continue;
+      const auto first = embedding.begin() + batch.tokens[i + shift] * 16;
       std::vector<double> x(first, first + 16);
-      expected += plain_loss(x, rig.parameters.find("head.weight").weight,
-                             batch.labels[static_cast<size_t>(i + shift)]);
+      expected += plain_loss(x, rig.parameters.find("head.weight").weight, batch.labels[i + shift]);
       ++count;
     }
   }

@@ -21,9 +21,9 @@ ProgramParameters find_parameters(const Program& program, const Program& forward
 void bind_parameters(const ProgramParameters& program, const ParameterSet& parameters,
                      Bindings& bindings) {
   for (const ProgramParameters::Place& place : program.weights)
-    bindings.tensors[static_cast<size_t>(place.value)] = parameters.all()[place.parameter].weight;
+    bindings.tensors[place.value] = parameters.all()[place.parameter].weight;
   for (const ProgramParameters::Place& place : program.gradients)
-    bindings.tensors[static_cast<size_t>(place.value)] = parameters.all()[place.parameter].grad;
+    bindings.tensors[place.value] = parameters.all()[place.parameter].grad;
 }
 
 }  // namespace tessera

@@ -25,10 +25,10 @@ class MovingStore final : public WeightStore {
   void bind(const ProgramParameters& program, Bindings& bindings) override {
     for (const auto& place : program.weights) copies_.emplace(place.parameter, copy(place));
     for (const auto& [value, parameter] : program.weights)
-      bindings.tensors[static_cast<size_t>(value)] = copies_.at(parameter);
+      bindings.tensors[value] = copies_.at(parameter);
     for (const auto& [value, parameter] : program.gradients) {
       sums_[parameter] = OwnedTensor(DType::kF32, set_.all()[parameter].grad.shape);
-      bindings.tensors[static_cast<size_t>(value)] = sums_[parameter];
+      bindings.tensors[value] = sums_[parameter];
     }
   }
   void done(const ProgramParameters& program) override {
@@ -51,7 +51,7 @@ class MovingStore final : public WeightStore {
   OwnedTensor copy(const ProgramParameters::Place& place) const {
     const Tensor& weight = set_.all()[place.parameter].weight;
     OwnedTensor result(weight.dtype, weight.shape);
-    std::memcpy(result.get().data, weight.data, static_cast<size_t>(weight.num_bytes()));
+    std::memcpy(result.get().data, weight.data, weight.num_bytes());
     return result;
   }
 

@@ -45,7 +45,7 @@ struct Reference {
   Reference(Activation kind, const Tensor& input, const Tensor& grad) {
     const auto x = to_doubles(input);
     const auto g = to_doubles(grad);
-    const auto width = static_cast<size_t>(grad.shape.last());
+    const size_t width = grad.shape.last();
     grad_x.resize(x.size());
     for (size_t i = 0; i < g.size(); ++i) {
       const size_t at = is_gated(kind) ? i / width * 2 * width + i % width : i;

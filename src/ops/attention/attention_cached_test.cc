@@ -29,16 +29,16 @@ OwnedTensor rows_of(const Tensor& matrix, int64_t begin, int64_t end) {
   OwnedTensor rows(matrix.dtype, {end - begin, matrix.shape[1]});
   const int64_t row_bytes = matrix.shape[1] * dtype_size(matrix.dtype);
   std::memcpy(rows.get().data, static_cast<const std::byte*>(matrix.data) + begin * row_bytes,
-              static_cast<size_t>(rows.get().num_bytes()));
+              rows.get().num_bytes());
   return rows;
 }
 
 /// The first rows of `matrix` in a cache whose other rows are NaN: nothing may read those.
 OwnedTensor cache_of(const Tensor& matrix, int64_t valid, int64_t capacity) {
   OwnedTensor cache(matrix.dtype, {capacity, matrix.shape[1]});
-  std::memset(cache.get().data, 0xFF, static_cast<size_t>(cache.get().num_bytes()));
+  std::memset(cache.get().data, 0xFF, cache.get().num_bytes());
   const int64_t bytes = valid * matrix.shape[1] * dtype_size(matrix.dtype);
-  std::memcpy(cache.get().data, matrix.data, static_cast<size_t>(bytes));
+  std::memcpy(cache.get().data, matrix.data, bytes);
   return cache;
 }
 

@@ -161,7 +161,7 @@ TEST_F(AttentionCudaTest, RandomCases) {
         heads(kv_heads * (1 + draw(4)), kv_heads, 8 + 8 * draw(16), 8 + 8 * draw(16));
     if (draw(2) == 0) spec.window = 1 + draw(300);
     if (draw(3) == 0) spec.scale = 0.01 + 0.2 * random.next_uniform();
-    std::vector<int64_t> lengths(static_cast<size_t>(draw(5)));
+    std::vector<int64_t> lengths(draw(5));
     for (int64_t& length : lengths) length = draw(3) == 0 ? draw(5) : draw(400);
     check({spec, lengths});
   }

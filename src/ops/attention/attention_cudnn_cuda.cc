@@ -311,7 +311,7 @@ class CudnnAttention::Impl {
         std::ssize(std::span(scratch_->as<std::byte>(), scratch_->num_bytes())) < needed) {
       cuda::check(cudaStreamSynchronize(stream_));
       scratch_.reset();
-      scratch_.emplace(static_cast<size_t>(needed), "cuDNN");
+      scratch_.emplace(needed, "cuDNN");
       context_.change_version();  // recorded work has the former's address
     }
     return plan;

@@ -36,8 +36,8 @@ struct ReferenceAttention {
 
   void run_forward() {
     const int64_t tokens = num_tokens();
-    o.assign(static_cast<size_t>(tokens * spec.num_heads * spec.head_size_v), 0);
-    lse.assign(static_cast<size_t>(spec.num_heads * tokens), 0);
+    o.assign(tokens * spec.num_heads * spec.head_size_v, 0);
+    lse.assign(spec.num_heads * tokens, 0);
     for_each_row([&](const Row& row) {
       const std::vector<double> probs = softmax(row, lse[row.lse_index]);
       for (int64_t c = 0; c < spec.head_size_v; ++c) {
@@ -66,7 +66,7 @@ struct ReferenceAttention {
     size_t lse_index;
 
     static size_t index(int64_t row, int64_t heads, int64_t head, int64_t size, int64_t c) {
-      return static_cast<size_t>((row * heads + head) * size + c);
+      return (row * heads + head) * size + c;
     }
     size_t q_at(const ReferenceAttention& a, int64_t c) const {
       return index(token, a.spec.num_heads, head, a.spec.head_size, c);

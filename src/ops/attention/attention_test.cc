@@ -50,7 +50,7 @@ std::vector<int32_t> cumulative(const std::vector<int64_t>& lengths) {
 
 OwnedTensor copy_tensor(const Tensor& tensor) {
   OwnedTensor copy(tensor.dtype, tensor.shape);
-  std::memcpy(copy.get().data, tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  std::memcpy(copy.get().data, tensor.data, tensor.num_bytes());
   return copy;
 }
 
@@ -113,7 +113,7 @@ double norm(std::span<const double> values) {
 /// in some rows; therefore the root mean square of all rows' norms counts too, once.
 void expect_close(const Tensor& actual, const std::vector<double>& expected, int64_t head_size,
                   double tolerance, const std::string& what) {
-  const auto width = static_cast<size_t>(head_size);
+  const size_t width = head_size;
   const std::vector<double> values = to_doubles(actual);
   ASSERT_EQ(values.size(), expected.size()) << what;
   const double num_rows = static_cast<double>(values.size()) / static_cast<double>(head_size);
@@ -202,7 +202,7 @@ TEST(AttentionTest, RandomCases) {
     AttentionSpec spec = heads(kv_heads * (1 + draw(5)), kv_heads, 1 + draw(70), draw(70));
     if (draw(2) == 0) spec.window = 1 + draw(200);
     if (draw(3) == 0) spec.scale = 0.01 + random.next_uniform();
-    std::vector<int64_t> lengths(static_cast<size_t>(draw(4)));
+    std::vector<int64_t> lengths(draw(4));
     for (int64_t& length : lengths) length = draw(2) == 0 ? draw(5) : draw(200);
     expect_matches_reference({spec, lengths});
   }
@@ -253,7 +253,7 @@ TEST(AttentionTest, KeysOfOtherSequencesDoNotMatter) {
 void expect_at_most_twice(const Tensor& actual, const std::vector<double>& naive,
                           const std::vector<double>& exact, const std::string& what) {
   const auto values = to_doubles(actual);
-  const auto width = static_cast<size_t>(actual.shape.last());
+  const size_t width = actual.shape.last();
   for (size_t row = 0; row * width < values.size(); ++row) {
     double error = 0;
     double naive_error = 0;

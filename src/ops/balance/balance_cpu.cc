@@ -123,8 +123,7 @@ void balance_loss(const BalanceLoss& op, const Args<BalanceLoss>& args) {
   const Tensor& counts = args.in(Op::kCounts);
   const Tensor& score_sums = args.in(Op::kScoreSums);
   const int64_t num_experts = counts.shape[1];
-  const std::span fractions(workspace_part<float>(args.workspace, 0),
-                            static_cast<size_t>(num_experts));
+  const std::span fractions(workspace_part<float>(args.workspace, 0), num_experts);
   double sum = 0;
   for (int64_t segment = 0; segment < counts.shape[0]; ++segment) {
     make_fractions(row_of(counts, segment), prior_counts(spec, args), spec.group_size, fractions);

@@ -78,12 +78,12 @@ constexpr float kGradBalance = 0.7F;
 constexpr float kGradZ = 0.3F;
 
 void copy(const Tensor& to, const float* from) {
-  if (to.num_bytes() > 0) std::memcpy(to.data, from, static_cast<size_t>(to.num_bytes()));
+  if (to.num_bytes() > 0) std::memcpy(to.data, from, to.num_bytes());
 }
 
 void collect(const Tensor& grad_x, const Tensor& grad_weight, Result& result) {
   for (const float g : grad_x.span<float>()) result.grad_x.push_back(g);
-  result.grad_weight.resize(static_cast<size_t>(grad_weight.num_elements()), 0.0);
+  result.grad_weight.resize(grad_weight.num_elements(), 0.0);
   for (size_t i = 0; i < result.grad_weight.size(); ++i) {
     result.grad_weight[i] += static_cast<double>(grad_weight.span<float>()[i]);
   }
@@ -93,7 +93,7 @@ void collect(const Tensor& grad_x, const Tensor& grad_weight, Result& result) {
 /// with f of the counts and those before.
 double balance_with_prior(const Case& c, std::span<const float> counts,
                           std::span<const float> score_means, std::span<float> grad_means) {
-  const auto group_size = static_cast<size_t>(c.spec.balance_group_size);
+  const size_t group_size = c.spec.balance_group_size;
   std::vector<double> total(counts.begin(), counts.end());
   for (size_t e = 0; e < total.size(); ++e) total[e] += static_cast<double>(c.prior_counts[e]);
   const double sum = std::accumulate(total.begin(), total.end(), 0.0);
@@ -204,7 +204,7 @@ Result run_ranks(const Case& c, const Values& values, const std::vector<int64_t>
     ranks.emplace_back(c, values, first, size);
     first += size;
   }
-  std::vector<float> all_counts(static_cast<size_t>(c.num_segments() * c.spec.num_experts), 0.0F);
+  std::vector<float> all_counts(c.num_segments() * c.spec.num_experts, 0.0F);
   for (const Rank& rank : ranks) {
     rank.run->run_forward();
     const auto counts = rank.run->value(rank.counts).span<float>();

@@ -46,12 +46,12 @@ struct SparseRows {
   int64_t block_size = 0;
 
   int64_t width(int64_t row) const {
-    const auto block_row = static_cast<size_t>(row / block_size);
+    const size_t block_row = row / block_size;
     return (row_offsets[block_row + 1] - row_offsets[block_row]) * block_size;
   }
   int64_t start(int64_t row) const {
     const int64_t block_row = row / block_size;
-    const int64_t panel = row_offsets[static_cast<size_t>(block_row)] * block_size * block_size;
+    const int64_t panel = row_offsets[block_row] * block_size * block_size;
     return panel + row % block_size * width(row);
   }
 };

@@ -114,7 +114,7 @@ bool run_expert_dsd(const BlockSparseProduct& op, const KernelArgs& args) {
   if (!matrix) return false;
   // Rows of no expert are zero, unless they are beyond the actual ones.
   if (args.out_extent(Product::kOut) == nullptr)
-    check(cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()), stream_of(args)));
+    check(cudaMemsetAsync(out.data, 0, out.num_bytes(), stream_of(args)));
   expert_rows({.matrix = *matrix,
                .gives_values = false,
                .dense = out.data,
@@ -164,8 +164,7 @@ void dense_product(const BlockSparseProduct& op, const KernelArgs& args) {
   const BlockSparseProductSpec& spec = op.spec();
   const Tensor& out = args.out(Product::kOut);
   if (!out || run_expert_dsd(op, args) || run_expert_wgrad(op, args)) return;
-  if (args.set_accumulators)
-    check(cudaMemsetAsync(out.data, 0, static_cast<size_t>(out.num_bytes()), stream_of(args)));
+  if (args.set_accumulators) check(cudaMemsetAsync(out.data, 0, out.num_bytes(), stream_of(args)));
   const bool sparse_left = op.is_sparse(0);
   const bool sparse_transposed = sparse_left ? spec.transpose_left : spec.transpose_right;
   const bool dense_transposed = sparse_left ? spec.transpose_right : spec.transpose_left;
@@ -199,7 +198,7 @@ void dense_product(const BlockSparseProduct& op, const KernelArgs& args) {
 int64_t check_ragged(const BlockSparseProduct& op, std::span<const ValueType> inputs) {
   const BlockSparseProductSpec& spec = op.spec();
   for (int operand = 0; operand < 2; ++operand) {
-    const ValueType& type = inputs[static_cast<size_t>(operand)];
+    const ValueType& type = inputs[operand];
     if (op.is_sparse(operand) || !type.ragged()) continue;
     const bool transposed = operand == 0 ? spec.transpose_left : spec.transpose_right;
     // The dim, as the operand enters, that is the sparse matrix's rows; -1: neither is.

@@ -205,7 +205,7 @@ std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inpu
   const bool sdd = spec_.kind == ProductKind::kSdd;
   for (int operand = 0; operand < 2; ++operand) {
     const int rank = is_sparse(operand) ? 3 : 2;
-    const ValueType& type = inputs[static_cast<size_t>(operand)];
+    const ValueType& type = inputs[operand];
     check_shape(*this, type.shape.rank() == rank, "operand {} must have rank {}, got {}", operand,
                 rank, type.to_string());
   }

@@ -24,10 +24,8 @@ struct Dense {
 
   Dense(int64_t num_rows, int64_t num_cols)
       : rows(num_rows), cols(num_cols), values(static_cast<size_t>(num_rows * num_cols), 0.0) {}
-  double& at(int64_t row, int64_t col) { return values[static_cast<size_t>(row * cols + col)]; }
-  double at(int64_t row, int64_t col) const {
-    return values[static_cast<size_t>(row * cols + col)];
-  }
+  double& at(int64_t row, int64_t col) { return values[row * cols + col]; }
+  double at(int64_t row, int64_t col) const { return values[row * cols + col]; }
 };
 
 Dense dense_of(const Tensor& tensor) {
@@ -67,9 +65,7 @@ struct Pattern {
   int64_t rows() const { return block_rows * size(); }
   int64_t cols() const { return block_cols * size(); }
   int64_t num_blocks() const { return topology.view().num_blocks(); }
-  bool has(int64_t row, int64_t col) const {
-    return mask[static_cast<size_t>(row * block_cols + col)] != 0;
-  }
+  bool has(int64_t row, int64_t col) const { return mask[row * block_cols + col] != 0; }
 
   /// Calls visit(row, col, index): each element of a block that is there, with its place in the
   /// documented storage: the blocks of a block-row side by side.
@@ -83,7 +79,7 @@ struct Pattern {
       }
       const auto width = static_cast<int64_t>(cols_there.size()) * size();
       for (int64_t i = 0; i < size() * width; ++i) {
-        const int64_t block_col = cols_there[static_cast<size_t>(i % width / size())];
+        const int64_t block_col = cols_there[i % width / size()];
         visit(block_row * size() + i / width, block_col * size() + i % size(), start + i);
       }
       start += size() * width;
@@ -93,10 +89,7 @@ struct Pattern {
 
 Pattern make_pattern(int64_t block_rows, int64_t block_cols, double density, int64_t block_size,
                      Random& random) {
-  Pattern pattern{std::vector<uint8_t>(static_cast<size_t>(block_rows * block_cols)),
-                  block_rows,
-                  block_cols,
-                  {}};
+  Pattern pattern{std::vector<uint8_t>(block_rows * block_cols), block_rows, block_cols, {}};
   for (uint8_t& there : pattern.mask) there = random.next_uniform() < density ? 1 : 0;
   pattern.topology = make_mask_topology(pattern.mask, block_rows, block_cols, block_size);
   return pattern;
@@ -105,9 +98,8 @@ Pattern make_pattern(int64_t block_rows, int64_t block_cols, double density, int
 Dense dense_of_sparse(const Tensor& values, const Pattern& pattern) {
   const std::vector<double> elements = to_doubles(values);
   Dense matrix(pattern.rows(), pattern.cols());
-  pattern.for_each_element([&](int64_t row, int64_t col, int64_t idx) {
-    matrix.at(row, col) = elements[static_cast<size_t>(idx)];
-  });
+  pattern.for_each_element(
+      [&](int64_t row, int64_t col, int64_t idx) { matrix.at(row, col) = elements[idx]; });
   return matrix;
 }
 
@@ -168,7 +160,7 @@ struct Case {
   }
 
   Dense entering(const std::vector<TestInput>& inputs, int operand) const {
-    const Tensor& tensor = inputs[static_cast<size_t>(operand)].tensor.get();
+    const Tensor& tensor = inputs[operand].tensor.get();
     const Dense matrix = sparse(operand) ? dense_of_sparse(tensor, *pattern) : dense_of(tensor);
     return transpose_if(transposed(operand), matrix);
   }
@@ -197,10 +189,9 @@ OwnedTensor expected_output(const Case& test, const std::vector<TestInput>& inpu
     return tensor_of_doubles({product.rows, product.cols}, product.values);
   }
   const Shape shape{test.pattern->num_blocks(), test.pattern->size(), test.pattern->size()};
-  std::vector<double> values(static_cast<size_t>(shape.num_elements()));
-  test.pattern->for_each_element([&](int64_t row, int64_t col, int64_t idx) {
-    values[static_cast<size_t>(idx)] = product.at(row, col);
-  });
+  std::vector<double> values(shape.num_elements());
+  test.pattern->for_each_element(
+      [&](int64_t row, int64_t col, int64_t idx) { values[idx] = product.at(row, col); });
   return tensor_of_doubles(shape, values);
 }
 

@@ -79,7 +79,7 @@ class Reference {
   }
 
   void run_row(size_t row, int64_t inner_start, int64_t size) {
-    const auto hidden = static_cast<size_t>(layer_.hidden);
+    const size_t hidden = layer_.hidden;
     const double* x = &rows_[row * hidden];
     const double* grad = &grad_y_[row * hidden];
     const double prob = probs_[row];
@@ -119,7 +119,7 @@ void expect_rows(const Tensor& actual, const std::vector<double>& expected, int6
                  double tolerance, const std::string& what) {
   Tensor part = actual;
   part.shape[0] = num_rows;
-  const auto count = static_cast<size_t>(part.num_elements());
+  const size_t count = part.num_elements();
   const auto reference = testing::tensor_of(
       part.shape,
       std::vector<float>(expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(count)));
@@ -131,11 +131,10 @@ void expect_values(const Tensor& actual, const std::vector<double>& expected, in
                    double tolerance, const std::string& what) {
   double largest = 1e-30;
   for (int64_t i = 0; i < count; ++i) {
-    largest = std::max(largest, std::abs(expected[static_cast<size_t>(i)]));
+    largest = std::max(largest, std::abs(expected[i]));
   }
   for (int64_t i = 0; i < count; ++i) {
-    EXPECT_NEAR(actual.as<float>()[i], expected[static_cast<size_t>(i)], tolerance * largest)
-        << what << " of row " << i;
+    EXPECT_NEAR(actual.as<float>()[i], expected[i], tolerance * largest) << what << " of row " << i;
   }
 }
 

@@ -108,7 +108,7 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
   ensure(from.num_bytes() <= to.num_bytes(), "copy of {} into {} bytes", from.num_bytes(),
          to.num_bytes());
   if (from.num_bytes() > 0) {
-    std::memcpy(to.data, from.data, static_cast<size_t>(from.num_bytes()));
+    std::memcpy(to.data, from.data, from.num_bytes());
   }
 }
 
@@ -120,9 +120,9 @@ inline void fill_inputs(const LayerCase& layer, const LayerValues& v, const Prog
   *run.value(v.extent).as<int64_t>() = offsets.back();
   std::ranges::copy(offsets, run.value(v.offsets).as<int64_t>());
   for (const ValueId id : {v.rows_RH, v.probs_R}) {
-    std::memset(run.value(id).data, 0xFF, static_cast<size_t>(run.value(id).num_bytes()));
+    std::memset(run.value(id).data, 0xFF, run.value(id).num_bytes());
     const int64_t row_bytes = (id == v.rows_RH ? layer.hidden * dtype_size(layer.dtype) : 4);
-    std::memset(run.value(id).data, 0, static_cast<size_t>(row_bytes * offsets.back()));
+    std::memset(run.value(id).data, 0, row_bytes * offsets.back());
   }
   for (size_t expert = 0; expert < layer.rows.size(); ++expert) {
     const int64_t count = layer.rows[expert];

@@ -6,18 +6,16 @@ namespace tessera {
 namespace {
 
 int64_t at(std::span<const int32_t> values, int64_t idx) {
-  return values[static_cast<size_t>(idx)];
+  return values[idx];
 }
 
 std::span<const int32_t> cols_of_row(const TopologyView& topology, int64_t row) {
-  return topology.col_indices.subspan(static_cast<size_t>(at(topology.row_offsets, row)),
-                                      static_cast<size_t>(topology.row_width(row)));
+  return topology.col_indices.subspan(at(topology.row_offsets, row), topology.row_width(row));
 }
 
 std::span<const int32_t> blocks_of_col(const TopologyView& topology, int64_t col) {
   const int64_t start = at(topology.col_offsets, col);
-  return topology.transpose_indices.subspan(
-      static_cast<size_t>(start), static_cast<size_t>(at(topology.col_offsets, col + 1) - start));
+  return topology.transpose_indices.subspan(start, at(topology.col_offsets, col + 1) - start);
 }
 
 /// Whether rows (columns) a and b have blocks in the same columns (rows).

@@ -16,13 +16,13 @@ void index_transpose(int64_t num_blocks, const TopologyArrays& arrays) {
   const auto offsets = arrays.col_offsets;
   std::ranges::fill(offsets, 0);
   for (int64_t block = 0; block < num_blocks; ++block) {
-    const auto col = static_cast<size_t>(arrays.col_indices[static_cast<size_t>(block)]);
+    const size_t col = arrays.col_indices[block];
     ++offsets[col + 1];
   }
   for (size_t col = 1; col < offsets.size(); ++col) offsets[col] += offsets[col - 1];
   for (int64_t block = 0; block < num_blocks; ++block) {
-    const auto col = static_cast<size_t>(arrays.col_indices[static_cast<size_t>(block)]);
-    arrays.transpose_indices[static_cast<size_t>(offsets[col]++)] = static_cast<int32_t>(block);
+    const size_t col = arrays.col_indices[block];
+    arrays.transpose_indices[offsets[col]++] = static_cast<int32_t>(block);
   }
   // Each offset has moved to its column's end, which is the start of the next.
   std::shift_right(offsets.begin(), offsets.end(), 1);
@@ -38,11 +38,11 @@ BlockTopology allocate_topology(int64_t num_block_rows, int64_t num_block_cols, 
                                 int64_t block_size) {
   BlockTopology topology;
   topology.block_size = block_size;
-  topology.row_offsets.resize(static_cast<size_t>(num_block_rows) + 1);
-  topology.col_offsets.resize(static_cast<size_t>(num_block_cols) + 1);
-  topology.col_indices.resize(static_cast<size_t>(num_blocks));
-  topology.row_indices.resize(static_cast<size_t>(num_blocks));
-  topology.transpose_indices.resize(static_cast<size_t>(num_blocks));
+  topology.row_offsets.resize(num_block_rows + 1);
+  topology.col_offsets.resize(num_block_cols + 1);
+  topology.col_indices.resize(num_blocks);
+  topology.row_indices.resize(num_blocks);
+  topology.transpose_indices.resize(num_blocks);
   return topology;
 }
 
@@ -59,12 +59,12 @@ void check_offsets(std::span<const int64_t> offsets, size_t num_experts, int64_t
 
 /// Appends one block-row with `num_cols` neighbouring blocks from `first_col`.
 void append_row(int64_t row, int64_t first_col, int64_t num_cols, const TopologyArrays& arrays) {
-  const int32_t start = arrays.row_offsets[static_cast<size_t>(row)];
+  const int32_t start = arrays.row_offsets[row];
   for (int64_t i = 0; i < num_cols; ++i) {
-    arrays.col_indices[static_cast<size_t>(start + i)] = static_cast<int32_t>(first_col + i);
-    arrays.row_indices[static_cast<size_t>(start + i)] = static_cast<int32_t>(row);
+    arrays.col_indices[start + i] = static_cast<int32_t>(first_col + i);
+    arrays.row_indices[start + i] = static_cast<int32_t>(row);
   }
-  arrays.row_offsets[static_cast<size_t>(row) + 1] = static_cast<int32_t>(start + num_cols);
+  arrays.row_offsets[row + 1] = static_cast<int32_t>(start + num_cols);
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ int64_t build_expert_topology(std::span<const int64_t> offsets,
       append_row(row, first_col, num_cols, arrays);
     first_col += num_cols;
   }
-  const int32_t num_blocks = arrays.row_offsets[static_cast<size_t>(row)];
+  const int32_t num_blocks = arrays.row_offsets[row];
   std::fill(arrays.row_offsets.begin() + row, arrays.row_offsets.end(), num_blocks);
   index_transpose(num_blocks, arrays);
   return num_blocks;
@@ -140,11 +140,11 @@ BlockTopology make_mask_topology(std::span<const uint8_t> mask, int64_t num_bloc
   size_t block = 0;
   for (int64_t row = 0; row < num_block_rows; ++row) {
     for (int64_t col = 0; col < num_block_cols; ++col) {
-      if (mask[static_cast<size_t>(row * num_block_cols + col)] == 0) continue;
+      if (mask[row * num_block_cols + col] == 0) continue;
       topology.col_indices[block] = static_cast<int32_t>(col);
       topology.row_indices[block++] = static_cast<int32_t>(row);
     }
-    topology.row_offsets[static_cast<size_t>(row) + 1] = static_cast<int32_t>(block);
+    topology.row_offsets[row + 1] = static_cast<int32_t>(block);
   }
   index_transpose(num_blocks, arrays_of(topology));
   return topology;

@@ -30,9 +30,7 @@ struct TopologyView {
   int64_t num_block_rows() const { return static_cast<int64_t>(row_offsets.size()) - 1; }
   int64_t num_block_cols() const { return static_cast<int64_t>(col_offsets.size()) - 1; }
   int64_t num_blocks() const { return row_offsets.back(); }
-  int64_t row_width(int64_t row) const {
-    return row_offsets[static_cast<size_t>(row) + 1] - row_offsets[static_cast<size_t>(row)];
-  }
+  int64_t row_width(int64_t row) const { return row_offsets[row + 1] - row_offsets[row]; }
 };
 
 /// The same arrays to be written. Those of nnz entries may be longer than needed, and so may

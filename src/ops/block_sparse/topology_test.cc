@@ -19,21 +19,20 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<uint8_t> random_mask(int64_t rows, int64_t cols, double density, Random& random) {
-  std::vector<uint8_t> mask(static_cast<size_t>(rows * cols));
+  std::vector<uint8_t> mask(rows * cols);
   for (uint8_t& there : mask) there = random.next_uniform() < density ? 1 : 0;
   return mask;
 }
 
 /// The mask that a topology stands for, read by rows, with each block's place in CSR order + 1.
 std::vector<int> blocks_by_rows(const TopologyView& topology) {
-  std::vector<int> places(
-      static_cast<size_t>(topology.num_block_rows() * topology.num_block_cols()), 0);
+  std::vector<int> places(topology.num_block_rows() * topology.num_block_cols(), 0);
   for (int64_t row = 0; row < topology.num_block_rows(); ++row) {
     for (int64_t i = 0; i < topology.row_width(row); ++i) {
-      const auto block = static_cast<size_t>(topology.row_offsets[static_cast<size_t>(row)] + i);
+      const size_t block = topology.row_offsets[row] + i;
       EXPECT_EQ(topology.row_indices[block], row);
       const int64_t at = row * topology.num_block_cols() + topology.col_indices[block];
-      places[static_cast<size_t>(at)] = static_cast<int>(block) + 1;
+      places[at] = static_cast<int>(block) + 1;
     }
   }
   return places;
@@ -41,16 +40,15 @@ std::vector<int> blocks_by_rows(const TopologyView& topology) {
 
 /// The same read by columns, through the transpose indices.
 std::vector<int> blocks_by_cols(const TopologyView& topology) {
-  std::vector<int> places(
-      static_cast<size_t>(topology.num_block_rows() * topology.num_block_cols()), 0);
+  std::vector<int> places(topology.num_block_rows() * topology.num_block_cols(), 0);
   for (int64_t col = 0; col < topology.num_block_cols(); ++col) {
-    const auto start = static_cast<size_t>(topology.col_offsets[static_cast<size_t>(col)]);
-    const auto end = static_cast<size_t>(topology.col_offsets[static_cast<size_t>(col) + 1]);
+    const size_t start = topology.col_offsets[col];
+    const size_t end = topology.col_offsets[col + 1];
     for (size_t i = start; i < end; ++i) {
-      const auto block = static_cast<size_t>(topology.transpose_indices[i]);
+      const size_t block = topology.transpose_indices[i];
       EXPECT_EQ(topology.col_indices[block], col);
       const int64_t at = topology.row_indices[block] * topology.num_block_cols() + col;
-      places[static_cast<size_t>(at)] = static_cast<int>(block) + 1;
+      places[at] = static_cast<int>(block) + 1;
     }
   }
   return places;
@@ -60,12 +58,12 @@ std::vector<int> blocks_by_cols(const TopologyView& topology) {
 /// expects each block to be covered once.
 std::vector<int64_t> offsets_by_stripes(const TopologyView& topology, WalkOrder order) {
   const int64_t cols = topology.num_block_cols();
-  std::vector<int64_t> offsets(static_cast<size_t>(topology.num_block_rows() * cols), 0);
+  std::vector<int64_t> offsets(topology.num_block_rows() * cols, 0);
   const bool rows_first = order == WalkOrder::kRows;
   const auto mark = [&](const Stripe& stripe, const Rectangle& rectangle, int64_t a, int64_t b) {
     const int64_t down = rows_first ? a - stripe.first : b - rectangle.cross_first;
     const int64_t right = rows_first ? b - rectangle.cross_first : a - stripe.first;
-    int64_t& offset = offsets[static_cast<size_t>(rows_first ? a * cols + b : b * cols + a)];
+    int64_t& offset = offsets[rows_first ? a * cols + b : b * cols + a];
     EXPECT_EQ(offset, 0) << "covered twice";
     offset = rectangle.offset + (down * rectangle.ld + right) * topology.block_size + 1;
   };
@@ -83,15 +81,13 @@ std::vector<int64_t> offsets_by_stripes(const TopologyView& topology, WalkOrder 
 
 /// What offsets_by_stripes must give, from the documented storage alone.
 std::vector<int64_t> offsets_by_definition(const TopologyView& topology) {
-  std::vector<int64_t> offsets(
-      static_cast<size_t>(topology.num_block_rows() * topology.num_block_cols()), 0);
+  std::vector<int64_t> offsets(topology.num_block_rows() * topology.num_block_cols(), 0);
   const int64_t size = topology.block_size;
   for (int64_t row = 0; row < topology.num_block_rows(); ++row) {
-    const int64_t start = topology.row_offsets[static_cast<size_t>(row)];
+    const int64_t start = topology.row_offsets[row];
     for (int64_t i = 0; i < topology.row_width(row); ++i) {
-      const int64_t col = topology.col_indices[static_cast<size_t>(start + i)];
-      offsets[static_cast<size_t>(row * topology.num_block_cols() + col)] =
-          start * size * size + i * size + 1;
+      const int64_t col = topology.col_indices[start + i];
+      offsets[row * topology.num_block_cols() + col] = start * size * size + i * size + 1;
     }
   }
   return offsets;
@@ -164,7 +160,7 @@ TEST(Topology, ExpertsAreTheBlockDiagonalMask) {
   const std::vector<int64_t> sizes = {8, 24, 16};
   const BlockTopology experts = make_expert_topology(offsets, sizes, 8);
   std::vector<uint8_t> mask(6 * 6, 0);
-  for (const int at : {0 * 6 + 0, 1 * 6 + 0}) mask[static_cast<size_t>(at)] = 1;
+  for (const int at : {0 * 6 + 0, 1 * 6 + 0}) mask[at] = 1;
   for (size_t row = 2; row < 6; ++row) mask[row * 6 + 4] = mask[row * 6 + 5] = 1;
   const BlockTopology expected = make_mask_topology(mask, 6, 6, 8);
   EXPECT_EQ(experts.row_offsets, expected.row_offsets);

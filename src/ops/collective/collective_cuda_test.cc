@@ -77,7 +77,7 @@ int64_t total(const Counts& counts) {
 /// How many rows go from each rank to each, the same on all ranks; some are 0.
 std::vector<Counts> make_traffic(int64_t ranks, uint64_t seed) {
   Random random(seed, 99);
-  std::vector<Counts> rows(static_cast<size_t>(ranks));
+  std::vector<Counts> rows(ranks);
   for (Counts& from : rows) {
     for (int64_t to = 0; to < ranks; ++to)
       from.push_back(random.next_below(3) == 0 ? 0 : static_cast<int64_t>(random.next_below(40)));
@@ -87,7 +87,7 @@ std::vector<Counts> make_traffic(int64_t ranks, uint64_t seed) {
 
 Counts column(const std::vector<Counts>& rows, int64_t to) {
   Counts counts;
-  for (const Counts& from : rows) counts.push_back(from[static_cast<size_t>(to)]);
+  for (const Counts& from : rows) counts.push_back(from[to]);
   return counts;
 }
 
@@ -125,7 +125,7 @@ class RaggedCollectiveCuda : public CollectiveCuda {
     });
   }
   static RaggedCase all_to_all(const CommunicatorPtr& group, const std::vector<Counts>& traffic) {
-    const Counts& sent = traffic[static_cast<size_t>(group->rank())];
+    const Counts& sent = traffic[group->rank()];
     const Counts received = column(traffic, group->rank());
     return {make_all_to_all_v(group, total(received) + kSpareRows),
             {sent, received},
@@ -175,7 +175,7 @@ TEST_F(RaggedCollectiveCuda, AllGatherV) {
     const Counts& counts = traffic[0];
     return RaggedCase{make_all_gather_v(group, total(counts) + kSpareRows),
                       {counts},
-                      counts[static_cast<size_t>(group->rank())],
+                      counts[group->rank()],
                       total(counts)};
   });
 }
@@ -183,7 +183,7 @@ TEST_F(RaggedCollectiveCuda, AllGatherV) {
 TEST_F(RaggedCollectiveCuda, ReduceScatterV) {
   check_ragged([](const CommunicatorPtr& group, const std::vector<Counts>& traffic) {
     const Counts& counts = traffic[0];
-    const int64_t own = counts[static_cast<size_t>(group->rank())];
+    const int64_t own = counts[group->rank()];
     return RaggedCase{make_reduce_scatter_v(group, own + kSpareRows), {counts}, total(counts), own};
   });
 }

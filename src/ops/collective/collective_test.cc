@@ -63,7 +63,7 @@ TEST(AllGather, PutsTheRanksRowsOneAfterTheOther) {
 TEST(ReduceScatter, SumsTheRanksParts) {
   for (const Case& c : cases({DType::kF32, DType::kBF16, DType::kI64})) {
     check_values(c, c.rows * c.ranks, c.rows, make_reduce_scatter, [&](int64_t rank) {
-      std::vector<float> sum(static_cast<size_t>(c.rows * c.row_elements()), 0.0F);
+      std::vector<float> sum(c.rows * c.row_elements(), 0.0F);
       for (int64_t from = 0; from < c.ranks; ++from) {
         const auto values = integers_of(from, c.rows * c.ranks * c.row_elements(), kSeed);
         add_to(sum, rows_of(values, c.row_elements(), rank * c.rows, c.rows));
@@ -76,7 +76,7 @@ TEST(ReduceScatter, SumsTheRanksParts) {
 TEST(AllReduceConstant, SumsOverTheRanks) {
   for (const Case& c : cases({DType::kF32, DType::kI32, DType::kI64})) {
     check_values(c, c.rows, c.rows, make_all_reduce_constant, [&](int64_t /*rank*/) {
-      std::vector<float> sum(static_cast<size_t>(c.rows * c.row_elements()), 0.0F);
+      std::vector<float> sum(c.rows * c.row_elements(), 0.0F);
       for (int64_t from = 0; from < c.ranks; ++from)
         add_to(sum, integers_of(from, c.rows * c.row_elements(), kSeed));
       return sum;

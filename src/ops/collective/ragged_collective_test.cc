@@ -37,15 +37,15 @@ struct Traffic {
         from.push_back(random.next_below(3) == 0 ? 0 : static_cast<int64_t>(random.next_below(6)));
     }
   }
-  const Counts& sent(int64_t rank) const { return rows[static_cast<size_t>(rank)]; }
+  const Counts& sent(int64_t rank) const { return rows[rank]; }
   Counts received(int64_t rank) const {
     Counts counts;
-    for (const Counts& from : rows) counts.push_back(from[static_cast<size_t>(rank)]);
+    for (const Counts& from : rows) counts.push_back(from[rank]);
     return counts;
   }
   /// Counts that all ranks share, for gathering.
   const Counts& shared() const { return rows[0]; }
-  int64_t own(int64_t rank) const { return shared()[static_cast<size_t>(rank)]; }
+  int64_t own(int64_t rank) const { return shared()[rank]; }
 };
 
 TestInput counts_input(const Counts& counts) {
@@ -78,7 +78,7 @@ struct RaggedCheck {
                          make_tensor(dtype, shape_of_rows(arriving, width), expected), "ragged");
     const auto fixed = run_operator(*op, collective_kernels(), inputs(false));
     const int64_t max_rows = static_cast<const RaggedCollective&>(*op).max_rows();
-    expected.resize(static_cast<size_t>(max_rows * row_elements()), 0.0F);
+    expected.resize(max_rows * row_elements(), 0.0F);
     expect_bitwise_equal(fixed[0], make_tensor(dtype, shape_of_rows(max_rows, width), expected),
                          "fixed");
   }
@@ -104,9 +104,8 @@ TEST(AllToAllV, RowsArriveInTheOrderOfTheirSenders) {
           const int64_t rank = world.rank();
           std::vector<float> expected;
           for (int64_t from = 0; from < t.ranks; ++from) {
-            append(expected,
-                   rows_of(check.rows(from, total(t.sent(from))), check.row_elements(),
-                           before(t.sent(from), rank), t.sent(from)[static_cast<size_t>(rank)]));
+            append(expected, rows_of(check.rows(from, total(t.sent(from))), check.row_elements(),
+                                     before(t.sent(from), rank), t.sent(from)[rank]));
           }
           const auto op =
               make_all_to_all_v(world.make_world_group(), total(t.received(rank)) + kSpareRows);
@@ -133,7 +132,7 @@ TEST(ReduceScatterV, SumsCountedRows) {
   for_each_traffic({DType::kF32, DType::kBF16}, [](const Traffic& t, const RaggedCheck& check) {
     run_thread_world(t.ranks, [&](World& world) {
       const int64_t rank = world.rank();
-      std::vector<float> expected(static_cast<size_t>(t.own(rank) * check.row_elements()));
+      std::vector<float> expected(t.own(rank) * check.row_elements());
       for (int64_t from = 0; from < t.ranks; ++from) {
         add_to(expected, rows_of(check.rows(from, total(t.shared())), check.row_elements(),
                                  before(t.shared(), rank), t.own(rank)));
@@ -254,7 +253,7 @@ TEST(AllToAllV, CountsTheBytesThatLeave) {
     run_operator(*op, collective_kernels(),
                  list_inputs(TestInput{make_tensor(DType::kF32, {100, 4}, check.rows(rank, 100))},
                              counts_input(t.sent(rank)), counts_input(t.received(rank))));
-    const int64_t leaving = total(t.sent(rank)) - t.sent(rank)[static_cast<size_t>(rank)];
+    const int64_t leaving = total(t.sent(rank)) - t.sent(rank)[rank];
     EXPECT_EQ(world.statistics().count("world", CommKind::kAllToAll).bytes, leaving * 4 * 4);
   });
 }

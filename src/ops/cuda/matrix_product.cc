@@ -135,10 +135,10 @@ MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* 
 /// A product over nothing is zero.
 void MatrixProducts::finish_empty(const Gemm& product, const void* addend) const {
   if (product.accumulate) return;
-  const auto value_bytes = static_cast<size_t>(dtype_size(product.output_type));
+  const size_t value_bytes = dtype_size(product.output_type);
   const auto pitch = static_cast<size_t>(product.ldc) * value_bytes;
   const auto width = static_cast<size_t>(product.n) * value_bytes;
-  const auto height = static_cast<size_t>(product.m);
+  const size_t height = product.m;
   check(addend == nullptr ? cudaMemset2DAsync(product.c, pitch, 0, width, height, stream_)
                           : cudaMemcpy2DAsync(product.c, pitch, addend, pitch, width, height,
                                               cudaMemcpyDeviceToDevice, stream_));

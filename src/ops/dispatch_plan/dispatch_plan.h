@@ -23,9 +23,7 @@ struct DispatchPlanSpec {
   int64_t ep_size() const { return std::ssize(first_experts) - 1; }
   int64_t num_experts() const { return first_experts.back(); }
   int64_t first_local() const { return first_experts[ep_rank]; }
-  int64_t num_local() const {
-    return first_experts[static_cast<size_t>(ep_rank) + 1] - first_local();
-  }
+  int64_t num_local() const { return first_experts[ep_rank + 1] - first_local(); }
 };
 
 // clang-format off

@@ -19,7 +19,7 @@ struct Counts {
   int64_t between(int64_t ep_rank, int64_t etp_rank, int64_t target) const {
     int64_t sum = 0;
     const auto& first = spec.first_experts;
-    for (int64_t e = first[target]; e < first[static_cast<size_t>(target) + 1]; ++e) {
+    for (int64_t e = first[target]; e < first[target + 1]; ++e) {
       sum += of(ep_rank, etp_rank, e);
     }
     return sum;

@@ -27,8 +27,7 @@ struct Simulation {
 
   int64_t num_ranks() const { return spec.ep_size() * spec.etp_size; }
   int64_t count(int64_t ep_rank, int64_t etp_rank, int64_t expert) const {
-    return counts[static_cast<size_t>((ep_rank * spec.etp_size + etp_rank) * spec.num_experts() +
-                                      expert)];
+    return counts[(ep_rank * spec.etp_size + etp_rank) * spec.num_experts() + expert];
   }
   /// What a rank has before the exchange: by expert.
   Rows own_rows(int64_t ep_rank, int64_t etp_rank) const {
@@ -41,8 +40,7 @@ struct Simulation {
     return rows;
   }
   bool holds(int64_t ep_rank, int64_t expert) const {
-    return spec.first_experts[static_cast<size_t>(ep_rank)] <= expert &&
-           expert < spec.first_experts[static_cast<size_t>(ep_rank) + 1];
+    return spec.first_experts[ep_rank] <= expert && expert < spec.first_experts[ep_rank + 1];
   }
   /// The rows of one rank for another of its EP group.
   Rows sent(int64_t from, int64_t to, int64_t etp_rank) const {
@@ -91,7 +89,7 @@ void expect_rank_right(const Simulation& simulation) {
   const DispatchPlanSpec& spec = simulation.spec;
   const Plan plan = run(spec, simulation.counts);
   for (int64_t peer = 0; peer < spec.ep_size(); ++peer) {
-    const auto at = static_cast<size_t>(peer);
+    const size_t at = peer;
     EXPECT_EQ(plan.send_rows[at], std::ssize(simulation.sent(spec.ep_rank, peer, spec.etp_rank)));
     EXPECT_EQ(plan.receive_rows[at],
               std::ssize(simulation.sent(peer, spec.ep_rank, spec.etp_rank)));
@@ -100,7 +98,7 @@ void expect_rank_right(const Simulation& simulation) {
   std::vector<int32_t> expert_idx;
   for (int64_t etp_rank = 0; etp_rank < spec.etp_size; ++etp_rank) {
     const Rows rows = simulation.received(spec.ep_rank, etp_rank);
-    EXPECT_EQ(plan.gather_rows[static_cast<size_t>(etp_rank)], std::ssize(rows));
+    EXPECT_EQ(plan.gather_rows[etp_rank], std::ssize(rows));
     for (const Row& row : rows) {
       expert_idx.push_back(static_cast<int32_t>(row.expert - spec.first_local()));
     }

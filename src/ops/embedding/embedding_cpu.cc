@@ -44,7 +44,7 @@ void embed(const Embedding& op, const Args<Embedding>& args) {
   const std::span<const int32_t> tokens = args.in(Embedding::kTokens).span<int32_t>();
   const Tensor& table = args.in(Embedding::kTable);
   const LocalRows rows(op.spec(), table.shape[0], tokens);
-  const auto row_bytes = static_cast<size_t>(table.shape[1] * dtype_size(table.dtype));
+  const size_t row_bytes = table.shape[1] * dtype_size(table.dtype);
   const auto* from = static_cast<const std::byte*>(table.data);
   auto* to = static_cast<std::byte*>(args.out(Embedding::kRows).data);
 #pragma omp parallel for schedule(static)
@@ -53,7 +53,7 @@ void embed(const Embedding& op, const Args<Embedding>& args) {
     if (row < 0) {
       std::memset(to + t * row_bytes, 0, row_bytes);
     } else {
-      std::memcpy(to + t * row_bytes, from + static_cast<size_t>(row) * row_bytes, row_bytes);
+      std::memcpy(to + t * row_bytes, from + row * row_bytes, row_bytes);
     }
   }
 }

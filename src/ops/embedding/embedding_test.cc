@@ -44,7 +44,7 @@ TEST(Embedding, CopiesRowsBitwise) {
         std::vector<float> expected;
         for (const int32_t token : tokens) {
           for (int64_t i = 0; i < hidden; ++i) {
-            expected.push_back(static_cast<float>(table[static_cast<size_t>(token * hidden + i)]));
+            expected.push_back(static_cast<float>(table[token * hidden + i]));
           }
         }
         expect_bitwise_equal(outputs[0], tensor_of({count, hidden}, expected, dtype), "rows");
@@ -61,11 +61,11 @@ TEST(Embedding, AccumulatesRepeatedTokens) {
       const auto tokens = random_tokens(97, 5, random);
       const auto inputs = make_inputs(tokens, {6, hidden}, dtype, random);
       std::vector<float> grad;
-      std::vector<float> expected(static_cast<size_t>(6 * hidden), 0.0F);
+      std::vector<float> expected(6 * hidden, 0.0F);
       for (const int32_t token : tokens) {
         for (int64_t i = 0; i < hidden; ++i) {
           grad.push_back(static_cast<float>(random.next_below(17)) - 8.0F);
-          expected[static_cast<size_t>(token * hidden + i)] += grad.back();
+          expected[token * hidden + i] += grad.back();
         }
       }
       std::vector<OwnedTensor> grad_outputs;

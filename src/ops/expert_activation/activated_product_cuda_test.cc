@@ -53,7 +53,7 @@ TEST_F(ActivatedProductCuda, RandomCases) {
     return static_cast<int64_t>(random.next_below(static_cast<uint64_t>(bound)));
   };
   for (uint64_t seed = 200; seed < 216; ++seed) {
-    const auto num_experts = static_cast<size_t>(1 + below(12));
+    const size_t num_experts = 1 + below(12);
     ActivatedCase test{.sizes = std::vector<int64_t>(num_experts, 8 * (1 + below(40))),
                        .wide = 8 * (1 + below(40)),
                        .slack = below(2) * below(90),

@@ -110,7 +110,7 @@ class ActivatedRig {
     const OwnedTensor values = random_tensor(DType::kF32, shape, random_);
     const std::span<float> numbers = values.get().span<float>();
     if (!all) {
-      const auto used = static_cast<size_t>((test_.num_rows() - test_.slack) * width);
+      const size_t used = (test_.num_rows() - test_.slack) * width;
       std::ranges::fill(numbers.subspan(used), std::numeric_limits<float>::quiet_NaN());
     }
     return tensor_of(shape, {numbers.begin(), numbers.end()}, dtype);
@@ -122,13 +122,13 @@ class ActivatedRig {
 
   /// Rows of tokens in a random order, some of them none.
   void make_maps() {
-    std::vector<int32_t> source(static_cast<size_t>(test_.num_rows()));
+    std::vector<int32_t> source(test_.num_rows());
     std::iota(source.begin(), source.end(), 0);
     for (size_t i = source.size(); i > 1; --i)
       std::swap(source[i - 1], source[random_.next_below(i)]);
     for (size_t i = 0; i < source.size(); i += 7) source[i] = -1;
     maps_.push_back(give(tensor_of_i32({test_.num_rows()}, source)));
-    const std::vector<int32_t> row_of(static_cast<size_t>(num_tokens() * test_.top_k), 0);
+    const std::vector<int32_t> row_of(num_tokens() * test_.top_k, 0);
     maps_.push_back(give(tensor_of_i32({num_tokens(), test_.top_k}, row_of)));
   }
 
@@ -145,7 +145,7 @@ class ActivatedRig {
       types.push_back({.dtype = input.dtype, .shape = input.shape});
     std::vector<Tensor> outputs;
     for (const ValueType& type : op.infer(types)) {
-      const std::vector<float> guards(static_cast<size_t>(type.shape.num_elements()), kGuard);
+      const std::vector<float> guards(type.shape.num_elements(), kGuard);
       outputs.push_back(give(tensor_of(type.shape, guards, type.dtype)));
     }
     run_kernel(op, backend_, inputs, outputs);

@@ -89,7 +89,7 @@ class ExpertActivationCuda : public testing::GpuTest {
     std::vector<OwnedTensor> results, device_results;
     std::vector<Tensor> host_out, device_out;
     for (const ValueType& type : op.infer(types)) {
-      const std::vector<float> guard(static_cast<size_t>(type.shape.num_elements()), kGuard);
+      const std::vector<float> guard(type.shape.num_elements(), kGuard);
       results.push_back(testing::tensor_of(type.shape, guard, type.dtype));
       device_results.push_back(testing::copy_to(gpu(), results.back()));
       host_out.push_back(results.back());

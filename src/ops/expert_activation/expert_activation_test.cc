@@ -91,8 +91,8 @@ void expect_forward_right(const Case& c, DType dtype) {
   const auto act = testing::to_doubles(
       testing::run_operator(*make_expert_activation(c.spec), kernels(), inputs)[0]);
   const auto pre = testing::to_doubles(inputs[0].tensor);
-  const auto pre_width = static_cast<size_t>(c.pre_width());
-  const auto act_width = static_cast<size_t>(c.act_width());
+  const size_t pre_width = c.pre_width();
+  const size_t act_width = c.act_width();
   const double tolerance = dtype == DType::kF32 ? 1e-6 : 4e-3;
   for_each_row(c, [&](size_t row, size_t size) {
     const double prob =
@@ -177,7 +177,7 @@ TEST(ExpertActivation, GradientsOfDifferentSizesAreThoseOfEachExpertAlone) {
   grads[0] = testing::random_tensor(DType::kF32, {c.num_rows(), c.act_width()}, random);
   const auto together =
       testing::run_gradients(make_expert_activation(c.spec), kernels(), inputs, grads);
-  const auto pre_width = static_cast<size_t>(c.pre_width());
+  const size_t pre_width = c.pre_width();
   for_each_row(c, [&](size_t row, size_t size) {
     const auto part = [&](const OwnedTensor& tensor, size_t width, size_t count) {
       const float* from = tensor.get().as<float>() + row * width;

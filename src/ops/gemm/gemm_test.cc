@@ -18,11 +18,11 @@ struct Stored {
 
   Stored(int64_t num_rows, int64_t num_cols, int64_t padding, Random& random)
       : rows(num_rows), cols(num_cols), leading_dim(num_cols + padding) {
-    elements.resize(static_cast<size_t>(rows * leading_dim));
+    elements.resize(rows * leading_dim);
     for (T& x : elements) x = T(static_cast<float>(random.next_normal()));
   }
   double at(int64_t row, int64_t col) const {
-    return static_cast<float>(elements[static_cast<size_t>(row * leading_dim + col)]);
+    return static_cast<float>(elements[row * leading_dim + col]);
   }
 };
 

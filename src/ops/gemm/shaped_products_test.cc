@@ -12,7 +12,7 @@ namespace {
 
 std::vector<Bf16> random_values(int64_t count, uint64_t seed) {
   Random random(11, seed);
-  std::vector<Bf16> values(static_cast<size_t>(count));
+  std::vector<Bf16> values(count);
   for (Bf16& value : values) value = Bf16(static_cast<float>(random.next_normal()));
   return values;
 }
@@ -44,8 +44,8 @@ struct Operands {
     double sum = 0;
     for (int64_t i = 0; i < gemm.k; ++i) {
       const int64_t idx = gemm.transpose_b ? col * gemm.ldb + i : i * gemm.ldb + col;
-      sum += static_cast<double>(static_cast<float>(a[static_cast<size_t>(row * gemm.lda + i)])) *
-             static_cast<double>(static_cast<float>(b[static_cast<size_t>(idx)]));
+      sum += static_cast<double>(static_cast<float>(a[row * gemm.lda + i])) *
+             static_cast<double>(static_cast<float>(b[idx]));
     }
     return sum;
   }
@@ -71,7 +71,7 @@ TEST_F(ShapedProductsTest, AgreeWithSumsInDoubleAndLeavePadding) {
       if (!run(x.gemm)) GTEST_SKIP() << "this CPU has no products of BF16";
       for (int64_t row = 0; row < x.gemm.m; ++row) {
         for (int64_t col = 0; col < x.gemm.ldc; ++col) {
-          const auto idx = static_cast<size_t>(row * x.gemm.ldc + col);
+          const size_t idx = row * x.gemm.ldc + col;
           const bool padding = col >= x.gemm.n;
           const double expected =
               padding ? before[idx] : x.exact(row, col) + (accumulate ? before[idx] : 0.0F);

@@ -98,13 +98,13 @@ TEST(Simd, Bf16StoresRoundAsBf16Does) {
 template <typename T, typename Sum, typename Apply>
 void check_parts(const Sum& sum, const Apply& apply_to) {
   for (int64_t count = 0; count <= 2 * vector_lanes() + 1; ++count) {
-    std::vector<T> from(static_cast<size_t>(count)), to(static_cast<size_t>(count) + 1, T(-5.0F));
-    for (int64_t i = 0; i < count; ++i) from[static_cast<size_t>(i)] = T(static_cast<float>(i));
+    std::vector<T> from(count), to(static_cast<size_t>(count) + 1, T(-5.0F));
+    for (int64_t i = 0; i < count; ++i) from[i] = T(static_cast<float>(i));
     const int64_t expected = count * (count - 1) / 2;
     EXPECT_EQ(sum(from), static_cast<float>(expected));
     apply_to(VectorFunction::kAddOne, from, to.data());
     for (int64_t i = 0; i < count; ++i) {
-      EXPECT_EQ(static_cast<float>(to[static_cast<size_t>(i)]), static_cast<float>(i + 1));
+      EXPECT_EQ(static_cast<float>(to[i]), static_cast<float>(i + 1));
     }
     EXPECT_EQ(static_cast<float>(to.back()), -5.0F);
   }

@@ -26,9 +26,7 @@ std::vector<double> run_all(std::vector<std::vector<float>> xs) {
   const OwnedTensor output(DType::kF64, {std::ssize(xs)});
   const Tensor outputs[] = {output};
   kernels.at("sum_of_squares")(
-      *op, {.inputs = inputs,
-            .outputs = outputs,
-            .workspace = {workspace.data(), static_cast<size_t>(workspace.num_bytes())}});
+      *op, {.inputs = inputs, .outputs = outputs, .workspace = workspace.bytes()});
   const auto sums = output.get().span<double>();
   return {sums.begin(), sums.end()};
 }
@@ -39,7 +37,7 @@ double run(const std::vector<float>& x) {
 
 std::vector<float> random_values(int64_t n, uint64_t seed) {
   Random random(seed, 7);
-  std::vector<float> x(static_cast<size_t>(n));
+  std::vector<float> x(n);
   for (float& value : x) value = static_cast<float>(random.next_normal());
   return x;
 }

@@ -91,7 +91,7 @@ struct GatherProgram {
 };
 
 inline void copy_to(const Tensor& to, const Tensor& from) {
-  if (to.num_bytes() > 0) std::memcpy(to.data, from.data, static_cast<size_t>(to.num_bytes()));
+  if (to.num_bytes() > 0) std::memcpy(to.data, from.data, to.num_bytes());
 }
 
 /// y, the gradient of x and that of the weight, which held something before, on random numbers.

@@ -76,7 +76,7 @@ TEST_F(GatheredProductsCuda, RandomCases) {
     const int64_t size = 8 * (1 + below(40));
     check({.num_tokens = below(300),
            .slack = below(2) * below(90),
-           .sizes = std::vector<int64_t>(static_cast<size_t>(num_experts), size),
+           .sizes = std::vector<int64_t>(num_experts, size),
            .top_k = 1 + below(std::min<int64_t>(num_experts, 8)),
            .width = 8 * (1 + below(40)),
            .alignment = below(2) == 0 ? 1 : 16},

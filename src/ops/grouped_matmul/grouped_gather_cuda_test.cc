@@ -48,14 +48,14 @@ std::vector<T> to_host(const DeviceBuffer& buffer) {
 }
 
 std::vector<Bf16> random_values(int64_t count, Random& random) {
-  std::vector<Bf16> values(static_cast<size_t>(count));
+  std::vector<Bf16> values(count);
   for (Bf16& value : values) value = Bf16(2 * static_cast<float>(random.next_uniform()) - 1);
   return values;
 }
 
 /// Where rows come from: any token, one in eight nowhere; what no expert has must not be read.
 std::vector<int> random_sources(const Case& test, Random& random) {
-  std::vector<int> sources(static_cast<size_t>(test.num_rows()), std::numeric_limits<int>::max());
+  std::vector<int> sources(test.num_rows(), std::numeric_limits<int>::max());
   for (size_t row = 0; row < static_cast<size_t>(test.num_used()); ++row) {
     const auto source = random.next_below(static_cast<uint64_t>(test.num_tokens * test.top_k));
     sources[row] = random.next_below(8) == 0 ? -1 : static_cast<int>(source);
@@ -65,13 +65,12 @@ std::vector<int> random_sources(const Case& test, Random& random) {
 
 std::vector<Bf16> permute(const Case& test, const std::vector<Bf16>& tokens,
                           const std::vector<int>& sources) {
-  std::vector<Bf16> rows(static_cast<size_t>(test.num_rows() * test.wide), Bf16(kNan));
+  std::vector<Bf16> rows(test.num_rows() * test.wide, Bf16(kNan));
   for (int64_t row = 0; row < test.num_used(); ++row) {
-    const int source = sources[static_cast<size_t>(row)];
+    const int source = sources[row];
     for (int64_t column = 0; column < test.wide; ++column) {
-      rows[static_cast<size_t>(row * test.wide + column)] =
-          source < 0 ? Bf16(0.0F)
-                     : tokens[static_cast<size_t>(source / test.top_k * test.wide + column)];
+      rows[row * test.wide + column] =
+          source < 0 ? Bf16(0.0F) : tokens[source / test.top_k * test.wide + column];
     }
   }
   return rows;
@@ -83,8 +82,7 @@ class Rig {
   Rig(const Case& test, Random& random) : Rig(test, random, random_sources(test, random)) {}
 
   std::vector<uint16_t> run_rows(bool gathers) const {
-    const std::vector<uint16_t> guard(static_cast<size_t>(test_.num_rows() * test_.largest()),
-                                      0x1234);
+    const std::vector<uint16_t> guard(test_.num_rows() * test_.largest(), 0x1234);
     const DeviceBuffer y = to_device(guard);
     GroupedRowsParams params = {
         .weight =
@@ -106,8 +104,7 @@ class Rig {
   }
 
   std::vector<uint32_t> run_wgrad(bool gathers, bool accumulate) const {
-    const DeviceBuffer grad =
-        to_device(std::vector<float>(static_cast<size_t>(test_.total() * test_.wide), 0.5F));
+    const DeviceBuffer grad = to_device(std::vector<float>(test_.total() * test_.wide, 0.5F));
     GroupedWgradParams params = {
         .narrow = make_tensor_map({narrow_.as<void>(), test_.num_rows(), test_.largest()},
                                   kGroupedReduction),

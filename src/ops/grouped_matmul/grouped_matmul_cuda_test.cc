@@ -40,8 +40,7 @@ struct Case {
 /// Values of a type on the GPU; rows after those given are NaN.
 template <typename T>
 DeviceBuffer to_device_as(const Tensor& values, int64_t num_rows) {
-  std::vector<T> all(static_cast<size_t>(num_rows * values.shape[1]),
-                     T(std::numeric_limits<float>::quiet_NaN()));
+  std::vector<T> all(num_rows * values.shape[1], T(std::numeric_limits<float>::quiet_NaN()));
   for (size_t i = 0; i < static_cast<size_t>(values.num_elements()); ++i)
     all[i] = T(values.as<float>()[i]);
   return to_device(all);
@@ -54,7 +53,7 @@ DeviceBuffer to_device_as(DType dtype, const Tensor& values, int64_t num_rows) {
 
 OwnedTensor random_bf16_values(int64_t rows, int64_t columns, Random& random) {
   OwnedTensor tensor = testing::random_tensor(DType::kF32, {rows, columns}, random);
-  for (float& value : std::span(tensor.get().as<float>(), static_cast<size_t>(rows * columns)))
+  for (float& value : std::span(tensor.get().as<float>(), rows * columns))
     value = static_cast<float>(Bf16(value));
   return tensor;
 }
@@ -90,7 +89,7 @@ class Rig {
   std::vector<float> run_wgrad(bool accumulate, bool by_counter = true) const {
     const DeviceBuffer narrow = to_device_as(test_.dtype, narrow_, test_.num_rows());
     const DeviceBuffer wide = to_device_as(test_.dtype, wide_, test_.num_rows());
-    std::vector<float> grad(static_cast<size_t>(test_.total() * test_.wide), kBefore);
+    std::vector<float> grad(test_.total() * test_.wide, kBefore);
     const DeviceBuffer device_grad = to_device(grad);
     grouped_wgrad({.experts = experts(),
                    .dtype = test_.dtype,
@@ -134,7 +133,7 @@ class Rig {
   std::vector<float> run_rows_as(bool by_out, bool by_counter) const {
     const DeviceBuffer a = to_device_as<T>(by_out ? wide_ : narrow_, test_.num_rows());
     const DeviceBuffer weight = to_device_as<T>(weight_, test_.total());
-    std::vector<T> y(static_cast<size_t>(test_.num_rows() * y_columns(by_out)), T(kGuard));
+    std::vector<T> y(test_.num_rows() * y_columns(by_out), T(kGuard));
     const DeviceBuffer device_y = to_device(y);
     grouped_rows({.experts = experts(),
                   .dtype = test_.dtype,
@@ -154,7 +153,7 @@ class Rig {
     const std::vector<int64_t> tokens = ends(test_.rows_of);
     auto* const values = narrow_.get().as<float>();
     for (int64_t row = 0; row < test_.num_tokens(); ++row) {
-      const int64_t used = test_.sizes[static_cast<size_t>(expert_of(row, tokens))];
+      const int64_t used = test_.sizes[expert_of(row, tokens)];
       std::fill(values + row * test_.largest() + used, values + (row + 1) * test_.largest(),
                 std::numeric_limits<float>::quiet_NaN());
     }
@@ -198,8 +197,7 @@ class Rig {
   static OwnedTensor copy(const OwnedTensor& tensor) {
     OwnedTensor result(tensor.get().dtype, tensor.get().shape);
     if (tensor.get().num_bytes() > 0)
-      std::memcpy(result.get().data, tensor.get().data,
-                  static_cast<size_t>(tensor.get().num_bytes()));
+      std::memcpy(result.get().data, tensor.get().data, tensor.get().num_bytes());
     return result;
   }
 
@@ -215,12 +213,10 @@ class Rig {
     const int64_t columns = y_columns(by_out);
     for (int64_t row = 0; row < test_.num_rows(); ++row) {
       const bool is_token = row < test_.num_tokens();
-      const int64_t used = !is_token ? 0
-                           : by_out  ? test_.sizes[static_cast<size_t>(expert_of(row, tokens))]
-                                     : columns;
+      const int64_t used = !is_token ? 0 : by_out ? test_.sizes[expert_of(row, tokens)] : columns;
       for (int64_t column = 0; column < columns; ++column) {
         const int64_t i = row * columns + column;
-        const float value = y[static_cast<size_t>(i)];
+        const float value = y[i];
         if (column >= used) {
           ASSERT_EQ(value, kGuard) << "row " << row << ", column " << column << " was written";
           continue;
@@ -239,10 +235,10 @@ class Rig {
   Gradient make_gradient() const {
     const std::vector<int64_t> blocks = ends(test_.sizes);
     const std::vector<int64_t> tokens = ends(test_.rows_of);
-    const auto count = static_cast<size_t>(test_.total() * test_.wide);
+    const size_t count = test_.total() * test_.wide;
     Gradient gradient{std::vector<double>(count), std::vector<double>(count)};
     for (int64_t t = 0; t < test_.num_tokens(); ++t) {
-      const auto expert = static_cast<size_t>(expert_of(t, tokens));
+      const size_t expert = expert_of(t, tokens);
       const float* narrow = narrow_.get().as<float>() + t * test_.largest();
       const float* wide = wide_.get().as<float>() + t * test_.wide;
       double* sums = gradient.sums.data() + blocks[expert] * test_.wide;

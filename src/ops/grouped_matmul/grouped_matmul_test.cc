@@ -68,7 +68,7 @@ void for_each_row(const Case& c, Run run) {
   size_t row = 0;
   size_t block = 0;
   for (size_t e = 0; e < c.rows_of.size(); ++e) {
-    const auto size = static_cast<size_t>(c.spec.group_sizes[e]);
+    const size_t size = c.spec.group_sizes[e];
     for (int64_t i = 0; i < c.rows_of[e]; ++i) run(row++, block, size);
     block += size;
   }
@@ -76,7 +76,7 @@ void for_each_row(const Case& c, Run run) {
 
 /// y of one routed row in double: W_e a or W_eᵀ a.
 std::vector<double> plain_row(const Case& c, const double* a, const double* block, size_t size) {
-  const auto hidden = static_cast<size_t>(c.hidden_size);
+  const size_t hidden = c.hidden_size;
   std::vector<double> y(c.out() ? size : hidden, 0.0);
   for (size_t g = 0; g < size; ++g) {
     for (size_t h = 0; h < hidden; ++h) {
@@ -167,7 +167,7 @@ void clear_unused(const Case& c, const Tensor& narrow) {
 OwnedTensor plain_wgrad(const Case& c, const Tensor& narrow, const Tensor& wide) {
   const auto n = testing::to_doubles(narrow);
   const auto w = testing::to_doubles(wide);
-  const auto hidden = static_cast<size_t>(c.hidden_size);
+  const size_t hidden = c.hidden_size;
   std::vector<double> grad(static_cast<size_t>(c.weight_rows()) * hidden, 0.0);
   for_each_row(c, [&](size_t row, size_t block, size_t size) {
     for (size_t g = 0; g < size; ++g) {
@@ -217,12 +217,12 @@ TEST(GroupedMatmul, RowsDoNotDependOnTheOtherRows) {
     const auto inputs = many.inputs(DType::kF32, random);
     auto few_inputs = few.inputs(DType::kF32, random);
     std::memcpy(few_inputs[0].tensor.get().data, inputs[0].tensor.get().data,
-                static_cast<size_t>(few_inputs[0].tensor.get().num_bytes()));
+                few_inputs[0].tensor.get().num_bytes());
     std::memcpy(few_inputs[1].tensor.get().data, inputs[1].tensor.get().data,
-                static_cast<size_t>(few_inputs[1].tensor.get().num_bytes()));
+                few_inputs[1].tensor.get().num_bytes());
     const auto all = testing::run_operator(*make_grouped_matmul(many.spec), kernels(), inputs);
     const auto some = testing::run_operator(*make_grouped_matmul(few.spec), kernels(), few_inputs);
-    const auto width = static_cast<size_t>(side == GroupedSide::kOut ? 32 : 40);
+    const size_t width = side == GroupedSide::kOut ? 32 : 40;
     for (size_t row = 0; row < 5; ++row) {
       for (size_t i = 0; i < width; ++i) {
         const size_t at = row * static_cast<size_t>(many.out_width()) + i;

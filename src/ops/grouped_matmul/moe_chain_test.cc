@@ -137,7 +137,7 @@ struct Memory {
 
   OwnedTensor& add(const Program& program, Bindings& bindings, ValueId id) {
     OwnedTensor& tensor = tensors[id] = OwnedTensor(program.type(id).dtype, program.type(id).shape);
-    bindings.tensors[static_cast<size_t>(id)] = tensor;
+    bindings.tensors[id] = tensor;
     return tensor;
   }
   std::byte* add_slab(int64_t num_bytes) { return slabs.emplace_back(num_bytes, "a test").data(); }
@@ -156,7 +156,7 @@ Result run(const Layer& layer, const Values& values, Weighting weighting, const 
   Memory memory;
   Bindings forward = forward_run.make_bindings();
   for (size_t i = 0; i < chain.bound.size(); ++i) {
-    forward.tensors[static_cast<size_t>(chain.bound[i])] = *values.all()[i];
+    forward.tensors[chain.bound[i]] = *values.all()[i];
   }
   for (const ValueId id : chain.program.outputs()) memory.add(chain.program, forward, id);
   forward.saved = memory.add_slab(forward_run.plan().saved_bytes);
@@ -169,10 +169,10 @@ Result run(const Layer& layer, const Values& values, Weighting weighting, const 
     for (const Link& link : *links) {
       Tensor tensor = forward_run.view(forward, link.forward);
       tensor.shape = backward.program.type(link.backward).shape;
-      bindings.tensors[static_cast<size_t>(link.backward)] = tensor;
+      bindings.tensors[link.backward] = tensor;
     }
   }
-  bindings.tensors[static_cast<size_t>(backward.grad_outputs[0].backward)] = grad_y;
+  bindings.tensors[backward.grad_outputs[0].backward] = grad_y;
   std::map<ValueId, ValueId> grad_of;
   for (const auto* links : {&backward.grad_inputs, &backward.accumulators}) {
     for (const Link& link : *links) {
@@ -232,7 +232,7 @@ class PlainLayer {
   }
 
   Row token(size_t t) const {
-    const auto top_k = static_cast<size_t>(layer_.top_k);
+    const size_t top_k = layer_.top_k;
     const double* x = values_[0].data() + t * hidden();
     double chosen_sum = 0;
     for (size_t i = t * top_k; i < (t + 1) * top_k; ++i) {
@@ -247,7 +247,7 @@ class PlainLayer {
   }
 
   void add_expert(size_t expert, double prob, const double* x, Row& y) const {
-    const auto size = static_cast<size_t>(layer_.expert_sizes[expert]);
+    const size_t size = layer_.expert_sizes[expert];
     for (size_t f = 0; f < size; ++f) {
       const double gate = dot(values_[2], 2 * starts_[expert] + f, x);
       const double up = dot(values_[2], 2 * starts_[expert] + size + f, x);

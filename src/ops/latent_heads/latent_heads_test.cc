@@ -33,8 +33,8 @@ constexpr LatentHeadsSpec kSpecs[] = {
 double key_of(const LatentHeadsSpec& s, const std::vector<double>& kv,
               const std::vector<double>& shared, int64_t t, int64_t n, int64_t i) {
   const int64_t width = s.nope_size + s.value_size;
-  return i < s.nope_size ? kv[static_cast<size_t>((t * s.num_heads + n) * width + i)]
-                         : shared[static_cast<size_t>(t * s.rope_size + i - s.nope_size)];
+  return i < s.nope_size ? kv[(t * s.num_heads + n) * width + i]
+                         : shared[t * s.rope_size + i - s.nope_size];
 }
 
 void check_forward(const LatentHeadsSpec& s, int64_t tokens, DType dtype) {
@@ -52,7 +52,7 @@ void check_forward(const LatentHeadsSpec& s, int64_t tokens, DType dtype) {
         ASSERT_EQ(keys[key_at++], key_of(s, kv, shared, t, n, i)) << t << " " << n << " " << i;
       const int64_t row = (t * s.num_heads + n) * (s.nope_size + s.value_size) + s.nope_size;
       for (int64_t i = 0; i < s.value_size; ++i)
-        ASSERT_EQ(values[value_at++], kv[static_cast<size_t>(row + i)]) << t << " " << n;
+        ASSERT_EQ(values[value_at++], kv[row + i]) << t << " " << n;
     }
   }
 }

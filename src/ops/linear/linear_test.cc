@@ -42,8 +42,7 @@ struct Reference {
     const auto x = to_doubles(inputs[0].tensor);
     const auto w = to_doubles(inputs[1].tensor);
     const auto g = to_doubles(grad);
-    const auto b = c.bias ? to_doubles(inputs[2].tensor)
-                          : std::vector<double>(static_cast<size_t>(c.out), 0.0);
+    const auto b = c.bias ? to_doubles(inputs[2].tensor) : std::vector<double>(c.out, 0.0);
     const auto at = [](int64_t row, int64_t col, int64_t cols) {
       return static_cast<size_t>(row * cols + col);
     };
@@ -54,9 +53,8 @@ struct Reference {
     };
     for (int64_t t = 0; t < c.tokens; ++t) {
       for (int64_t o = 0; o < c.out; ++o) {
-        y.push_back(static_cast<float>(b[static_cast<size_t>(o)] + dot(c.in, [&](int64_t i) {
-                                         return x[at(t, i, c.in)] * w[at(o, i, c.in)];
-                                       })));
+        y.push_back(static_cast<float>(
+            b[o] + dot(c.in, [&](int64_t i) { return x[at(t, i, c.in)] * w[at(o, i, c.in)]; })));
       }
       for (int64_t i = 0; i < c.in; ++i) {
         grad_x.push_back(static_cast<float>(

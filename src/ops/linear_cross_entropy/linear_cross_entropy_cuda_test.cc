@@ -33,7 +33,7 @@ std::vector<int32_t> random_labels(const Case& c, Random& random) {
     const auto label = static_cast<int32_t>(random.next_below(static_cast<uint64_t>(vocabulary)));
     labels.push_back(random.next_below(4) == 0 ? kIgnoredLabel : label);
   }
-  for (int64_t t = c.extent; t >= 0 && t < c.T; ++t) labels[static_cast<size_t>(t)] = 1 << 30;
+  for (int64_t t = c.extent; t >= 0 && t < c.T; ++t) labels[t] = 1 << 30;
   return labels;
 }
 
@@ -165,7 +165,7 @@ class GpuRun {
       const Value& value = program.value(id);
       if (value.kind == ValueKind::kIntermediate && !program.is_output(id)) continue;
       values_.emplace_back(value.type.dtype, value.type.shape, "a value", device_);
-      bindings.tensors[static_cast<size_t>(id)] = values_.back();
+      bindings.tensors[id] = values_.back();
       const auto found = given.find(value.name);
       if (found != given.end()) fill(values_.back(), found->second);
     }
@@ -185,7 +185,7 @@ class GpuRun {
   }
   std::vector<float> read(const Bindings& bindings, ValueId id) const {
     const Tensor tensor = executable_.at_bound(bindings, id);
-    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    std::vector<float> values(tensor.num_elements());
     device_.copy(values.data(), tensor.data, tensor.num_bytes());
     return values;
   }

@@ -77,15 +77,14 @@ void add_token(Reference& r, const Case& c, int64_t t, int32_t label, std::vecto
   for (const double logit : logits) sum += std::exp(logit - maximum);
   const double lse = maximum + std::log(sum);
   r.lse.push_back(lse);
-  r.token_loss.push_back(label == kIgnoredLabel ? 0.0 : lse - logits[static_cast<size_t>(label)]);
+  r.token_loss.push_back(label == kIgnoredLabel ? 0.0 : lse - logits[label]);
   r.loss += kScale * r.token_loss.back();
   if (label == kIgnoredLabel) return;
   for (int64_t v = 0; v < c.V; ++v) {
-    const double grad =
-        kScale * (std::exp(logits[static_cast<size_t>(v)] - lse) - (v == label ? 1 : 0));
+    const double grad = kScale * (std::exp(logits[v] - lse) - (v == label ? 1 : 0));
     for (int64_t h = 0; h < c.H; ++h) {
-      r.dx[static_cast<size_t>(t * c.H + h)] += grad * weight[static_cast<size_t>(v * c.H + h)];
-      r.dweight[static_cast<size_t>(v * c.H + h)] += grad * x[static_cast<size_t>(t * c.H + h)];
+      r.dx[t * c.H + h] += grad * weight[v * c.H + h];
+      r.dweight[v * c.H + h] += grad * x[t * c.H + h];
     }
   }
 }
@@ -97,11 +96,10 @@ Reference make_reference(const Case& c, const std::vector<TestInput>& inputs) {
   r.dx.resize(x.size());
   r.dweight.resize(weight.size());
   for (int64_t t = 0; t < c.T; ++t) {
-    std::vector<double> logits(static_cast<size_t>(c.V));
+    std::vector<double> logits(c.V);
     for (int64_t v = 0; v < c.V; ++v) {
       for (int64_t h = 0; h < c.H; ++h) {
-        logits[static_cast<size_t>(v)] +=
-            x[static_cast<size_t>(t * c.H + h)] * weight[static_cast<size_t>(v * c.H + h)];
+        logits[v] += x[t * c.H + h] * weight[v * c.H + h];
       }
     }
     add_token(r, c, t, inputs[2].tensor.get().as<int32_t>()[t], std::move(logits), x, weight);
@@ -302,8 +300,7 @@ void run_fused(const Case& c, const std::vector<TestInput>& inputs, const Tensor
   const OwnedTensor loss(DType::kF32, {1});
   const OwnedTensor token_loss(DType::kF32, {c.T});
   const Tensor outputs[] = {loss, token_loss, dx, dweight};
-  kernels().at("linear_cross_entropy_fused")(
-      *op, {tensors, outputs, {workspace.data(), static_cast<size_t>(workspace.num_bytes())}});
+  kernels().at("linear_cross_entropy_fused")(*op, {tensors, outputs, workspace.bytes()});
 }
 
 TEST(LinearCrossEntropyFused, AddsToTheAccumulatorOrSkipsIt) {

@@ -60,11 +60,9 @@ std::vector<Case> cases() {
 std::vector<double> logits_of(const Case& c, const std::vector<TestInput>& inputs, int64_t token) {
   const std::vector<double> x = testing::to_doubles(inputs[0].tensor);
   const std::vector<double> weight = testing::to_doubles(inputs[1].tensor);
-  std::vector<double> logits(static_cast<size_t>(c.num_rows));
+  std::vector<double> logits(c.num_rows);
   for (int64_t v = 0; v < c.num_rows; ++v) {
-    for (int64_t h = 0; h < c.H; ++h)
-      logits[static_cast<size_t>(v)] +=
-          x[static_cast<size_t>(token * c.H + h)] * weight[static_cast<size_t>(v * c.H + h)];
+    for (int64_t h = 0; h < c.H; ++h) logits[v] += x[token * c.H + h] * weight[v * c.H + h];
   }
   return logits;
 }
@@ -84,9 +82,9 @@ TEST(VocabLse, MatchesTheDefinition) {
       } else {
         EXPECT_NEAR(lse, std::log(sum), 3e-6 * (1 + std::abs(std::log(sum))));
       }
-      const int64_t row = labels[static_cast<size_t>(t)] - c.first_row;
-      const bool is_here = labels[static_cast<size_t>(t)] >= 0 && row >= 0 && row < c.num_rows;
-      const double logit = is_here ? logits[static_cast<size_t>(row)] : 0.0;
+      const int64_t row = labels[t] - c.first_row;
+      const bool is_here = labels[t] >= 0 && row >= 0 && row < c.num_rows;
+      const double logit = is_here ? logits[row] : 0.0;
       EXPECT_NEAR(outputs[1].get().as<float>()[t], logit, 3e-6 * (1 + std::abs(logit)));
     }
   }

@@ -406,7 +406,7 @@ void launch_norm_rope(const NormRopeRows& call, cudaStream_t stream) {
     constexpr int kGroups = kThreads / kLanes;
     const Items items(call.rope, kForwardHeads, kGroups);
     const auto blocks = static_cast<unsigned>(count_blocks(call.rope, kForwardHeads, kGroups));
-    const auto shared_bytes = static_cast<size_t>(kTable ? items.table_bytes(call.rope) : 0);
+    const size_t shared_bytes = kTable ? items.table_bytes(call.rope) : 0;
     launch_early(norm_rope_rows<T, kLanes, kTable>, {blocks, kThreads, shared_bytes}, stream, call,
                  items);
   });

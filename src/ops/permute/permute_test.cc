@@ -34,8 +34,7 @@ struct Maps {
 };
 
 Maps random_maps(int64_t num_tokens, int64_t top_k, Random& random) {
-  Maps maps{
-      num_tokens, top_k, std::vector<int32_t>(static_cast<size_t>(num_tokens * top_k), -1), {}};
+  Maps maps{num_tokens, top_k, std::vector<int32_t>(num_tokens * top_k, -1), {}};
   for (size_t i = 0; i < maps.row_of_TK.size(); ++i) {
     if (random.next_below(5) > 0) maps.source_R.push_back(static_cast<int32_t>(i));
     if (random.next_below(5) == 0) maps.source_R.push_back(-1);
@@ -45,7 +44,7 @@ Maps random_maps(int64_t num_tokens, int64_t top_k, Random& random) {
   }
   for (size_t r = 0; r < maps.source_R.size(); ++r) {
     const int32_t source = maps.source_R[r];
-    if (source >= 0) maps.row_of_TK[static_cast<size_t>(source)] = static_cast<int32_t>(r);
+    if (source >= 0) maps.row_of_TK[source] = static_cast<int32_t>(r);
   }
   return maps;
 }
@@ -67,10 +66,10 @@ TestInput values(DType dtype, const Shape& shape, Random& random, const std::str
 /// Rows of x by source_R, zeros for padding.
 OwnedTensor plain_permute(const Maps& maps, const TestInput& x) {
   const auto from = testing::to_doubles(x.tensor);
-  const auto width = static_cast<size_t>(x.tensor.get().shape[1]);
+  const size_t width = x.tensor.get().shape[1];
   std::vector<float> rows;
   for (const int32_t source : maps.source_R) {
-    const auto t = static_cast<size_t>(source / maps.top_k);
+    const size_t t = source / maps.top_k;
     for (size_t h = 0; h < width; ++h) {
       rows.push_back(source < 0 ? 0.0F : static_cast<float>(from[t * width + h]));
     }
@@ -81,7 +80,7 @@ OwnedTensor plain_permute(const Maps& maps, const TestInput& x) {
 /// Σ_k of each token's rows in order of k, in float, weighted where there are probabilities.
 OwnedTensor plain_unpermute(const Maps& maps, const TestInput& y, const float* probs_TK) {
   const auto rows = testing::to_doubles(y.tensor);
-  const auto width = static_cast<size_t>(y.tensor.get().shape[1]);
+  const size_t width = y.tensor.get().shape[1];
   std::vector<float> tokens;
   for (size_t t = 0; t < static_cast<size_t>(maps.num_tokens); ++t) {
     for (size_t h = 0; h < width; ++h) {
@@ -89,7 +88,7 @@ OwnedTensor plain_unpermute(const Maps& maps, const TestInput& y, const float* p
       for (size_t i = t * static_cast<size_t>(maps.top_k);
            i < (t + 1) * static_cast<size_t>(maps.top_k); ++i) {
         if (maps.row_of_TK[i] < 0) continue;
-        const auto row = static_cast<size_t>(maps.row_of_TK[i]);
+        const size_t row = maps.row_of_TK[i];
         const auto value = static_cast<float>(rows[row * width + h]);
         sum += probs_TK == nullptr ? value : value * probs_TK[i];
       }
@@ -168,7 +167,7 @@ TEST(Permute, ProbabilitiesGoToRowsAndBack) {
     std::vector<float> back;
     const auto given = probs.tensor.get().span<float>();
     for (const int32_t source : maps.source_R) {
-      there.push_back(source < 0 ? 0.0F : given[static_cast<size_t>(source)]);
+      there.push_back(source < 0 ? 0.0F : given[source]);
     }
     for (size_t i = 0; i < given.size(); ++i) {
       back.push_back(maps.row_of_TK[i] < 0 ? 0.0F : given[i]);

@@ -32,8 +32,7 @@ TEST(RepeatHeads, PutsTheCopiesSideBySide) {
       std::vector<float> expected;
       for (int64_t head = 0; head < tokens * heads; ++head) {
         for (int64_t i = 0; i < times * size; ++i)
-          expected.push_back(
-              static_cast<float>(values[static_cast<size_t>(head * size + i % size)]));
+          expected.push_back(static_cast<float>(values[head * size + i % size]));
       }
       const auto outputs = run_operator(*make_repeat_heads(heads, times), kernels(), inputs);
       expect_bitwise_equal(outputs[0], tensor_of({tokens, heads * times * size}, expected, dtype),
@@ -53,8 +52,7 @@ TEST(SumHeads, SumsTheCopiesAndRoundsOnce) {
       for (int64_t i = 0; i < tokens * heads * size; ++i) {
         float sum = 0;
         for (int64_t copy = 0; copy < times; ++copy)
-          sum += static_cast<float>(
-              values[static_cast<size_t>((i / size * times + copy) * size + i % size)]);
+          sum += static_cast<float>(values[(i / size * times + copy) * size + i % size]);
         expected.push_back(sum);
       }
       const auto outputs = run_operator(*make_sum_heads(heads, times), kernels(), inputs);

@@ -38,8 +38,7 @@ OwnedTensor take(const Tensor& whole, int64_t matrices, const Zigzag& tokens, in
     tokens.for_each_run(rank, [&](const IndexRange& run) {
       const int64_t first = matrix * tokens.num_tokens() + run.begin;
       const int64_t num_bytes = run.count * row_bytes;
-      std::memcpy(to, static_cast<const std::byte*>(whole.data) + first * row_bytes,
-                  static_cast<size_t>(num_bytes));
+      std::memcpy(to, static_cast<const std::byte*>(whole.data) + first * row_bytes, num_bytes);
       to += num_bytes;
     });
   }

@@ -100,7 +100,7 @@ OwnedTensor take(const Tensor& whole, const Zigzag& tokens, int64_t rank, bool c
   shape[columns ? 1 : 0] = tokens.tokens_per_rank();
   OwnedTensor part(whole.dtype, shape);
   for_each_piece(whole, tokens, rank, columns, [&](int64_t from, int64_t to, int64_t bytes) {
-    std::memcpy(element(part, to), element(whole, from), static_cast<size_t>(bytes));
+    std::memcpy(element(part, to), element(whole, from), bytes);
   });
   return part;
 }
@@ -108,13 +108,13 @@ OwnedTensor take(const Tensor& whole, const Zigzag& tokens, int64_t rank, bool c
 void put(const Tensor& part, const Zigzag& tokens, int64_t rank, const Tensor& whole,
          bool columns = false) {
   for_each_piece(whole, tokens, rank, columns, [&](int64_t to, int64_t from, int64_t bytes) {
-    std::memcpy(element(whole, to), element(part, from), static_cast<size_t>(bytes));
+    std::memcpy(element(whole, to), element(part, from), bytes);
   });
 }
 
 OwnedTensor copy_tensor(const Tensor& tensor) {
   OwnedTensor copy(tensor.dtype, tensor.shape);
-  std::memcpy(copy.get().data, tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  std::memcpy(copy.get().data, tensor.data, tensor.num_bytes());
   return copy;
 }
 
@@ -182,7 +182,7 @@ Results run_ring(const Problem& problem, const std::function<void(const World&)>
 std::vector<double> row_errors(const Tensor& actual, const Tensor& exact) {
   const auto x = to_doubles(actual);
   const auto y = to_doubles(exact);
-  const auto width = static_cast<size_t>(std::max<int64_t>(actual.shape.last(), 1));
+  const size_t width = std::max<int64_t>(actual.shape.last(), 1);
   std::vector<double> errors(x.size() / width);
   for (size_t i = 0; i < x.size(); ++i) errors[i / width] += (x[i] - y[i]) * (x[i] - y[i]);
   for (double& error : errors) error = std::sqrt(error);
@@ -222,7 +222,7 @@ void expect_matches_plain(const Case& test) {
 }
 
 std::vector<int64_t> equal_lengths(int64_t count, int64_t length) {
-  return std::vector<int64_t>(static_cast<size_t>(count), length);
+  return std::vector<int64_t>(count, length);
 }
 
 TEST(RingAttention, WholeRows) {
@@ -397,8 +397,7 @@ TEST(RingAttention, GradientOfTheOutputAlone) {
   const Problem problem({heads(2, 1, 8), 2, 1, 24, {24}});
   const Zigzag tokens = problem.test.tokens();
   Problem without(problem.test);
-  std::memset(without.grad_lse.get().data, 0,
-              static_cast<size_t>(without.grad_lse.get().num_bytes()));
+  std::memset(without.grad_lse.get().data, 0, without.grad_lse.get().num_bytes());
   const Results expected = run_ring(without);
   run_thread_world(2, [&](World& world) {
     std::vector<TestInput> inputs;

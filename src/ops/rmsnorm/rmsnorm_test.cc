@@ -82,7 +82,7 @@ void check_case(const Shape& shape, DType dtype) {
   const double tolerance = dtype == DType::kF32 ? 2e-6 : 4e-3;
   const auto outputs = run_operator(*make_rmsnorm(kEps), kernels(), inputs);
   expect_rows_near(outputs[0], tensor_of(shape, expected.y), tolerance, "y");
-  const Shape rows(shape.dims().first(static_cast<size_t>(shape.rank() - 1)));
+  const Shape rows(shape.dims().first(shape.rank() - 1));
   EXPECT_EQ(outputs[1].get().shape, rows);
   expect_rows_near(outputs[1], tensor_of(rows, expected.rstd), 1e-6, "rstd");
   const auto grads = run_backward(inputs, grad);

@@ -51,12 +51,12 @@ Partner partner_of(size_t at, size_t dim, bool interleaved) {
 /// product of DeepSeek-V2's apply_rotary_emb for neighbours.
 std::vector<float> reference(const RotarySpec& spec, const std::vector<double>& x,
                              const std::vector<int32_t>& positions, double direction) {
-  const auto dim = static_cast<size_t>(spec.rotary_dim());
-  const auto head_size = static_cast<size_t>(spec.head_size);
+  const size_t dim = spec.rotary_dim();
+  const size_t head_size = spec.head_size;
   std::vector<float> result;
   for (size_t i = 0; i < x.size(); ++i) {
     const size_t in_head = i % head_size;
-    const auto offset = static_cast<size_t>(spec.offset);
+    const size_t offset = spec.offset;
     if (in_head < offset || in_head >= offset + dim) {
       result.push_back(static_cast<float>(x[i]));
       continue;

@@ -38,7 +38,7 @@ std::vector<testing::TestInput> inputs_of(const Batch& batch) {
 
 Batch random_batch(const RouteMapSpec& spec, int64_t num_tokens, Random& random) {
   Batch batch{num_tokens, spec.top_k, {}, {}};
-  std::vector<int32_t> experts(static_cast<size_t>(spec.num_experts));
+  std::vector<int32_t> experts(spec.num_experts);
   for (int64_t t = 0; t < num_tokens; ++t) {
     std::iota(experts.begin(), experts.end(), 0);
     for (size_t k = 0; k < static_cast<size_t>(spec.top_k); ++k) {
@@ -68,7 +68,7 @@ Batch shuffle(const Batch& batch, const std::vector<int32_t>& positions) {
   Batch result{batch.num_tokens, batch.top_k, {}, {}};
   for (const int32_t token : positions) {
     for (int64_t k = 0; k < batch.top_k; ++k) {
-      const auto i = static_cast<size_t>(token * batch.top_k + k);
+      const size_t i = token * batch.top_k + k;
       result.expert_idx.push_back(batch.expert_idx[i]);
       result.probs.push_back(batch.probs[i]);
     }
@@ -77,7 +77,7 @@ Batch shuffle(const Batch& batch, const std::vector<int32_t>& positions) {
 }
 
 std::vector<int32_t> random_order(int64_t num_tokens, Random& random) {
-  std::vector<int32_t> order(static_cast<size_t>(num_tokens));
+  std::vector<int32_t> order(num_tokens);
   std::iota(order.begin(), order.end(), 0);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.next_below(i)]);
   return order;
@@ -105,9 +105,8 @@ void expect_ranks_agree(const RouteMapSpec& spec, int64_t num_ranks, int64_t tok
     dropped_here += *outputs[1].get().as<int64_t>();
     const auto kept = outputs[0].get().span<int32_t>();
     for (int64_t i = 0; i < own.count * spec.top_k; ++i) {
-      const int64_t token = positions[static_cast<size_t>(own.begin + i / spec.top_k)];
-      EXPECT_EQ(kept[static_cast<size_t>(i)],
-                expected[static_cast<size_t>(token * spec.top_k + i % spec.top_k)])
+      const int64_t token = positions[own.begin + i / spec.top_k];
+      EXPECT_EQ(kept[i], expected[token * spec.top_k + i % spec.top_k])
           << "rank " << rank << ", assignment " << i;
     }
   }

@@ -32,7 +32,7 @@ OwningCheck check_of(const Case& c, uint64_t seed) {
   Random random(seed, 1);
   std::vector<int32_t> idx;
   std::vector<float> probs;
-  std::vector<int32_t> experts(static_cast<size_t>(c.spec.num_experts));
+  std::vector<int32_t> experts(c.spec.num_experts);
   for (int64_t t = 0; t < c.bound; ++t) {
     for (size_t e = 0; e < experts.size(); ++e) experts[e] = static_cast<int32_t>(e);
     const size_t fixed = random.next_uniform() < c.skew ? 1 : 0;

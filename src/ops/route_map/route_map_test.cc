@@ -59,7 +59,7 @@ Map run(const RouteMapSpec& spec, const Assignments& assignments) {
 Assignments random_assignments(const RouteMapSpec& spec, int64_t num_tokens, double skew,
                                Random& random) {
   Assignments result{.num_tokens = num_tokens, .expert_idx = {}, .probs = {}};
-  std::vector<int32_t> experts(static_cast<size_t>(spec.num_experts));
+  std::vector<int32_t> experts(spec.num_experts);
   for (int64_t t = 0; t < num_tokens; ++t) {
     for (size_t e = 0; e < experts.size(); ++e) experts[e] = static_cast<int32_t>(e);
     const size_t fixed = random.next_uniform() < skew ? 1 : 0;
@@ -82,13 +82,11 @@ std::vector<int32_t> kept_of(const RouteMapSpec& spec, const Assignments& a, int
       all.push_back(static_cast<int32_t>(i));
   }
   if (spec.drop_policy == DropPolicy::kProbs) {
-    std::ranges::stable_sort(all, [&](int32_t x, int32_t y) {
-      return a.probs[static_cast<size_t>(x)] > a.probs[static_cast<size_t>(y)];
-    });
+    std::ranges::stable_sort(all, [&](int32_t x, int32_t y) { return a.probs[x] > a.probs[y]; });
   }
-  if (static_cast<int64_t>(all.size()) > capacity) all.resize(static_cast<size_t>(capacity));
+  if (static_cast<int64_t>(all.size()) > capacity) all.resize(capacity);
   std::ranges::sort(all);
-  std::erase_if(all, [&](int32_t i) { return a.expert_idx[static_cast<size_t>(i)] != expert; });
+  std::erase_if(all, [&](int32_t i) { return a.expert_idx[i] != expert; });
   return all;
 }
 
@@ -112,11 +110,11 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
     if (!is_local(e)) continue;
     const auto local = static_cast<int64_t>(map.offsets.size());
     if (spec.has_slots() && local % spec.slot_experts == 0)
-      map.source_R.resize(static_cast<size_t>(local / spec.slot_experts * spec.slot_rows), -1);
+      map.source_R.resize(local / spec.slot_experts * spec.slot_rows, -1);
     map.offsets.push_back(static_cast<int64_t>(map.source_R.size()));
     const auto kept = kept_of(spec, a, e, capacity);
     for (const int32_t i : kept) {
-      map.row_of_TK[static_cast<size_t>(i)] = static_cast<int32_t>(map.source_R.size());
+      map.row_of_TK[i] = static_cast<int32_t>(map.source_R.size());
       map.source_R.push_back(i);
     }
     size_t rows = spec.pad_to_capacity ? static_cast<size_t>(capacity) : kept.size();
@@ -126,8 +124,7 @@ Map plain_map(const RouteMapSpec& spec, const Assignments& a) {
     map.dropped -= map.counts_kept.back();
   }
   map.dropped += std::ranges::count_if(a.expert_idx, is_local);
-  if (spec.has_slots())
-    map.source_R.resize(static_cast<size_t>(spec.num_slots() * spec.slot_rows), -1);
+  if (spec.has_slots()) map.source_R.resize(spec.num_slots() * spec.slot_rows, -1);
   map.extent = static_cast<int64_t>(map.source_R.size());
   map.offsets.push_back(map.extent);
   return map;

@@ -26,7 +26,7 @@ void counts_to_fractions(std::span<float> counts, int64_t group_size) {
   const float scale = sum > 0 ? 1.0F / sum : 0.0F;
   for (float& count : counts) count *= scale;
   if (group_size == 1) return;
-  for (size_t first = 0; first < counts.size(); first += static_cast<size_t>(group_size)) {
+  for (size_t first = 0; first < counts.size(); first += group_size) {
     const auto group = counts.subspan(first, group_size);
     std::ranges::fill(group, std::accumulate(group.begin(), group.end(), 0.0F));
   }
@@ -40,8 +40,8 @@ void balance_fractions(const BalanceCounts& c, std::span<float> fractions) {
   const int64_t num_experts = std::ssize(fractions) / std::max<int64_t>(c.segments.size(), 1);
 #pragma omp parallel for schedule(static)
   for (int64_t s = 0; s < c.segments.size(); ++s) {
-    const auto first = static_cast<size_t>(c.segments.begin(s) * c.top_k);
-    const auto last = static_cast<size_t>(c.segments.end(s) * c.top_k);
+    const size_t first = c.segments.begin(s) * c.top_k;
+    const size_t last = c.segments.end(s) * c.top_k;
     const auto row = fractions.subspan(s * num_experts, num_experts);
     count_experts(c.expert_idx_TK.subspan(first, last - first), row);
     counts_to_fractions(row, c.group_size);

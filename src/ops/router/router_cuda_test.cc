@@ -137,7 +137,7 @@ TEST_F(RouterCuda, AnyNumberOfTokensAndAnyWidth) {
   for (const int64_t num_tokens : {0, 1, 31, 33, 1500}) {
     for (const int64_t hidden_size : {5, 8, 130, 256}) {
       for (const int which : {1, 4}) {
-        check({published_specs()[static_cast<size_t>(which)], num_tokens, hidden_size}, ++seed);
+        check({published_specs()[which], num_tokens, hidden_size}, ++seed);
       }
     }
   }
@@ -251,8 +251,8 @@ void check_choice(const RouterSpec& spec, const std::vector<float>& logits, cons
   OwningCheck check;
   check.dtypes = {DType::kF32};
   check.give("x", testing::tensor_of({num_tokens, num_experts}, logits));
-  std::vector<float> diagonal(static_cast<size_t>(num_experts * num_experts), 0.0F);
-  for (int64_t e = 0; e < num_experts; ++e) diagonal[static_cast<size_t>(e * num_experts + e)] = 1;
+  std::vector<float> diagonal(num_experts * num_experts, 0.0F);
+  for (int64_t e = 0; e < num_experts; ++e) diagonal[e * num_experts + e] = 1;
   check.give("w", testing::tensor_of({num_experts, num_experts}, diagonal));
   const auto build = [&](DType /*dtype*/) {
     testing::CheckedProgram checked{Program("choice"), {}};

@@ -60,16 +60,14 @@ Row scores_of(const RouterSpec& spec, const Row& logits) {
 std::vector<int32_t> best(const Row& keys, int64_t count) {
   std::vector<int32_t> order(keys.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
-    return keys[static_cast<size_t>(a)] > keys[static_cast<size_t>(b)];
-  });
-  order.resize(static_cast<size_t>(count));
+  std::ranges::stable_sort(order, [&](int32_t a, int32_t b) { return keys[a] > keys[b]; });
+  order.resize(count);
   return order;
 }
 
 /// Experts of groups that are not chosen fall to minus infinity.
 Row limit_to_groups(const RouterSpec& spec, Row keys) {
-  const auto size = static_cast<size_t>(spec.num_experts / spec.num_groups);
+  const size_t size = spec.num_experts / spec.num_groups;
   Row group_keys;
   for (size_t first = 0; first < keys.size(); first += size) {
     Row members(keys.begin() + static_cast<std::ptrdiff_t>(first),
@@ -90,7 +88,7 @@ Row limit_to_groups(const RouterSpec& spec, Row keys) {
 Row probs_of(const RouterSpec& spec, const Row& logits, const std::vector<int32_t>& experts) {
   const Row scores = scores_of(spec, logits);
   Row result;
-  for (const int32_t e : experts) result.push_back(scores[static_cast<size_t>(e)]);
+  for (const int32_t e : experts) result.push_back(scores[e]);
   if (spec.normalize_top_k || spec.order == ScoreOrder::kAfterTopK) {
     const double sum = std::accumulate(result.begin(), result.end(), 0.0);
     for (double& p : result) p /= sum;
@@ -123,11 +121,11 @@ Row sum_groups(const Row& values, int64_t group_size) {
 /// E · Σ f·P over tokens [first, last), or D · Σ f·P over groups of experts.
 double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& logits,
                      size_t first, size_t last) {
-  const auto num_experts = static_cast<size_t>(c.spec.num_experts);
+  const size_t num_experts = c.spec.num_experts;
   Row f(num_experts, 0.0);
   Row p(num_experts, 0.0);
   for (size_t t = first; t < last; ++t) {
-    for (const int32_t e : r.experts[t]) f[static_cast<size_t>(e)] += 1;
+    for (const int32_t e : r.experts[t]) f[e] += 1;
     const Row scores = scores_of(c.spec, logits[t]);
     const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
     for (size_t e = 0; e < num_experts; ++e) p[e] += scores[e] / sum;
@@ -141,7 +139,7 @@ double plain_balance(const Case& c, const Reference& r, const std::vector<Row>& 
 }
 
 void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
-  r.score_means.assign(static_cast<size_t>(c.spec.num_experts), 0.0);
+  r.score_means.assign(c.spec.num_experts, 0.0);
   if (logits.empty()) return;
   for (const Row& row : logits) {
     const Row scores = scores_of(c.spec, row);
@@ -168,14 +166,14 @@ void add_losses(const Case& c, const std::vector<Row>& logits, Reference& r) {
 
 Reference plain_router(const Case& c, const std::vector<TestInput>& inputs) {
   Reference r;
-  r.counts.assign(static_cast<size_t>(c.spec.num_experts), 0.0);
+  r.counts.assign(c.spec.num_experts, 0.0);
   const auto logits = logits_of(inputs);
   for (const Row& row : logits) {
     Row keys = c.spec.order == ScoreOrder::kAfterTopK ? row : scores_of(c.spec, row);
     for (size_t e = 0; e < c.bias.size(); ++e) keys[e] += static_cast<double>(c.bias[e]);
     r.experts.push_back(best(limit_to_groups(c.spec, keys), c.spec.top_k));
     r.probs.push_back(probs_of(c.spec, row, r.experts.back()));
-    for (const int32_t e : r.experts.back()) r.counts[static_cast<size_t>(e)] += 1;
+    for (const int32_t e : r.experts.back()) r.counts[e] += 1;
   }
   add_losses(c, logits, r);
   return r;
@@ -231,9 +229,8 @@ TEST(Router, Bf16InputsAreWidenedNotRounded) {
 std::vector<OwnedTensor> run_on_logits(const RouterSpec& spec, const std::vector<float>& logits,
                                        float scale = 1) {
   const int64_t num_experts = spec.num_experts;
-  std::vector<float> diagonal(static_cast<size_t>(num_experts * num_experts), 0.0F);
-  for (int64_t e = 0; e < num_experts; ++e)
-    diagonal[static_cast<size_t>(e * num_experts + e)] = scale;
+  std::vector<float> diagonal(num_experts * num_experts, 0.0F);
+  for (int64_t e = 0; e < num_experts; ++e) diagonal[e * num_experts + e] = scale;
   return testing::run_operator(
       *make_router(spec), kernels(),
       testing::list_inputs(

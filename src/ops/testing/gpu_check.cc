@@ -217,7 +217,7 @@ HostValues run_on(const CheckedProgram& checked, const Backend& backend, Inputs&
 std::vector<double> row_errors(const Tensor& actual, const Tensor& expected) {
   const std::vector<double> a = to_doubles(actual);
   const std::vector<double> b = to_doubles(expected);
-  const auto width = static_cast<size_t>(std::max<int64_t>(expected.shape.last(), 1));
+  const size_t width = std::max<int64_t>(expected.shape.last(), 1);
   const size_t rows = b.size() / width;
   std::vector<double> difference(rows), norm(rows);
   for (size_t i = 0; i < rows * width; ++i) {

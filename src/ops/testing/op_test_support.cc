@@ -49,8 +49,7 @@ std::vector<ValueType> input_types(const std::vector<TestInput>& inputs) {
 
 OwnedTensor copy_of(const Tensor& tensor) {
   OwnedTensor copy(tensor.dtype, tensor.shape);
-  if (tensor.num_bytes() > 0)
-    std::memcpy(copy.get().data, tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  if (tensor.num_bytes() > 0) std::memcpy(copy.get().data, tensor.data, tensor.num_bytes());
   return copy;
 }
 
@@ -83,7 +82,7 @@ class GradientRig {
     Bindings bindings = bind_backward(grad_outputs);
     std::vector<OwnedTensor> start;
     for (const Link& link : backward_.accumulators) {
-      Tensor accumulator = bindings.tensors[static_cast<size_t>(link.backward)];
+      Tensor accumulator = bindings.tensors[link.backward];
       for (float& x : accumulator.span<float>()) {
         x = accumulator_noise == nullptr ? 0.0F
                                          : static_cast<float>(accumulator_noise->next_normal());
@@ -97,7 +96,7 @@ class GradientRig {
     }
     for (size_t i = 0; i < backward_.accumulators.size(); ++i) {
       const Link& link = backward_.accumulators[i];
-      OwnedTensor grad = copy_of(bindings.tensors[static_cast<size_t>(link.backward)]);
+      OwnedTensor grad = copy_of(bindings.tensors[link.backward]);
       const auto before = start[i].get().span<float>();
       const auto after = grad.get().span<float>();
       for (size_t j = 0; j < after.size(); ++j) after[j] -= before[j];
@@ -144,11 +143,11 @@ class GradientRig {
   void allocate(const std::vector<TestInput>& inputs) {
     forward_bindings_ = forward_run_.make_bindings();
     for (size_t i = 0; i < inputs.size(); ++i) {
-      forward_bindings_.tensors[static_cast<size_t>(inputs_[i])] = inputs[i].tensor.get();
+      forward_bindings_.tensors[inputs_[i]] = inputs[i].tensor.get();
     }
     for (const ValueId id : outputs_) {
       output_memory_.emplace_back(forward_.type(id).dtype, forward_.type(id).shape);
-      forward_bindings_.tensors[static_cast<size_t>(id)] = output_memory_.back().get();
+      forward_bindings_.tensors[id] = output_memory_.back().get();
     }
     transient_ =
         Buffer(std::max(forward_run_.plan().transient_bytes, backward_run_.plan().transient_bytes),
@@ -163,7 +162,7 @@ class GradientRig {
     const auto bind_forward = [&](const Link& link) {
       Tensor tensor = forward_run_.view(forward_bindings_, link.forward);
       tensor.shape = backward_.program.type(link.backward).shape;
-      bindings.tensors[static_cast<size_t>(link.backward)] = tensor;
+      bindings.tensors[link.backward] = tensor;
     };
     std::ranges::for_each(backward_.saved, bind_forward);
     std::ranges::for_each(backward_.bound, bind_forward);
@@ -181,20 +180,20 @@ class GradientRig {
     const ValueType& type = backward_.program.type(link.backward);
     bound_grads_.emplace_back(type.dtype, type.shape);
     const auto at = std::ranges::find(outputs_, link.forward) - outputs_.begin();
-    const Tensor& grad = grad_outputs[static_cast<size_t>(at)].get();
+    const Tensor& grad = grad_outputs[at].get();
     ensure(grad.num_bytes() <= type.num_bytes(), "gradient larger than its bound");
     if (grad.num_bytes() > 0) {
-      std::memcpy(bound_grads_.back().get().data, grad.data, static_cast<size_t>(grad.num_bytes()));
+      std::memcpy(bound_grads_.back().get().data, grad.data, grad.num_bytes());
     }
-    bindings.tensors[static_cast<size_t>(link.backward)] = bound_grads_.back().get();
+    bindings.tensors[link.backward] = bound_grads_.back().get();
   }
 
   /// A gradient that passes through is bound already.
   void bind_result(ValueId id, Bindings& bindings) {
-    if (bindings.tensors[static_cast<size_t>(id)]) return;
+    if (bindings.tensors[id]) return;
     const ValueType& type = backward_.program.type(id);
     bound_grads_.emplace_back(type.dtype, type.shape);
-    bindings.tensors[static_cast<size_t>(id)] = bound_grads_.back().get();
+    bindings.tensors[id] = bound_grads_.back().get();
   }
 
   size_t index_of(ValueId forward_input) const {
@@ -314,7 +313,7 @@ std::vector<double> widen(const Tensor& tensor) {
 }  // namespace
 
 OwnedTensor random_tensor(DType dtype, const Shape& shape, Random& random, double deviation) {
-  std::vector<float> values(static_cast<size_t>(shape.num_elements()));
+  std::vector<float> values(shape.num_elements());
   for (float& value : values) value = static_cast<float>(random.next_normal() * deviation);
   return tensor_of(shape, values, dtype);
 }
@@ -421,7 +420,7 @@ void expect_rows_near(const Tensor& actual, const Tensor& expected, double toler
   ASSERT_EQ(actual.shape.to_string(), expected.shape.to_string()) << what;
   const auto a = to_doubles(actual);
   const auto b = to_doubles(expected);
-  const auto width = static_cast<size_t>(std::max<int64_t>(actual.shape.last(), 1));
+  const size_t width = std::max<int64_t>(actual.shape.last(), 1);
   for (size_t row = 0; row * width < a.size(); ++row) {
     const double error = row_error(std::span(a).subspan(row * width, width),
                                    std::span(b).subspan(row * width, width));

@@ -23,7 +23,7 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   bool is_host() const override { return false; }
 
   std::byte* allocate(int64_t num_bytes) override {
-    const auto size = static_cast<size_t>(num_bytes);
+    const size_t size = num_bytes;
     void* const begin = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (begin == MAP_FAILED) return nullptr;
     auto* const address = static_cast<std::byte*>(begin);
@@ -32,7 +32,7 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
     ranges_.erase(data);
-    ::munmap(data, static_cast<size_t>(num_bytes));
+    ::munmap(data, num_bytes);
   }
   std::byte* allocate_shared(int64_t num_bytes) override {
     std::byte* const data = host_device().allocate(num_bytes);

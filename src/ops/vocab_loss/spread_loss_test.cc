@@ -39,7 +39,7 @@ struct SpreadHead {
   SpreadHead(int64_t num_ranks, DType type, uint64_t seed);
 
   int64_t vocab() const { return first_rows.back(); }
-  int64_t first_row(int64_t rank) const { return first_rows[static_cast<size_t>(rank)]; }
+  int64_t first_row(int64_t rank) const { return first_rows[rank]; }
   int64_t num_rows(int64_t rank) const { return first_row(rank + 1) - first_row(rank); }
   void check_rank(World& world, float& loss) const;
 };
@@ -85,7 +85,7 @@ Tensor rows_of(const Tensor& tensor, int64_t begin, int64_t count) {
 
 void copy(const Tensor& from, const Tensor& to) {
   ASSERT_EQ(from.shape, to.shape);
-  if (from.num_bytes() > 0) std::memcpy(to.data, from.data, static_cast<size_t>(from.num_bytes()));
+  if (from.num_bytes() > 0) std::memcpy(to.data, from.data, from.num_bytes());
 }
 
 /// The program of one rank.
@@ -147,10 +147,9 @@ TEST(SpreadLoss, EqualsTheLossOverTheWholeVocabulary) {
       for (uint64_t seed = 1; seed <= 4; ++seed) {
         SCOPED_TRACE(fmt::format("{} ranks, {}, seed {}", ranks, dtype_name(dtype), seed));
         const SpreadHead head(ranks, dtype, seed);
-        std::vector<float> losses(static_cast<size_t>(ranks));
-        run_thread_world(ranks, [&](World& world) {
-          head.check_rank(world, losses[static_cast<size_t>(world.rank())]);
-        });
+        std::vector<float> losses(ranks);
+        run_thread_world(ranks,
+                         [&](World& world) { head.check_rank(world, losses[world.rank()]); });
         double loss = 0;
         for (const float part : losses) loss += part;
         const double expected = *head.outputs[0].get().as<float>();

@@ -53,7 +53,7 @@ class VocabLossCuda : public GpuTest {
                          const std::vector<int64_t>& first_rows) const {
     run_gpu_ranks(ranks, [&](World& world, const Backend& gpu) {
       SCOPED_TRACE(fmt::format("{} ranks, {} tokens of {}", ranks, tokens, hidden));
-      const auto rank = static_cast<size_t>(world.rank());
+      const size_t rank = world.rank();
       const CommunicatorPtr group = world.make_world_group();
       const int64_t first = first_rows[rank];
       const int64_t vocab = first_rows.back();

@@ -56,8 +56,8 @@ TEST(VocabLoss, JoinsTheParts) {
         double sum = 0;
         double logit = 0;
         for (int64_t p = 0; p < c.parts; ++p) {
-          sum += std::exp(lse[static_cast<size_t>(p * c.tokens + t)]);
-          logit += logits[static_cast<size_t>(p * c.tokens + t)];
+          sum += std::exp(lse[p * c.tokens + t]);
+          logit += logits[p * c.tokens + t];
         }
         const bool ignored = inputs[2].tensor.get().as<int32_t>()[t] == kIgnored;
         const double expected = ignored ? 0.0 : std::log(sum) - logit;

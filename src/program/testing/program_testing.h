@@ -24,7 +24,7 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(const Program& program
         memory.emplace(id, OwnedTensor(value.type.dtype, value.type.shape)).first->second;
     Random random(5, static_cast<uint64_t>(id));
     for (float& x : tensor.get().span<float>()) x = static_cast<float>(random.next_normal());
-    bindings.tensors[static_cast<size_t>(id)] = tensor;
+    bindings.tensors[id] = tensor;
   }
   const Buffer transient(run.plan().transient_bytes, "a test");
   std::fill_n(transient.data(), transient.num_bytes(), std::byte{0xFF});

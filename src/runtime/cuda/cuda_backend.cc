@@ -84,7 +84,7 @@ void check_gpu(int index) {
       list.why);
   require(index >= 0 && index < std::ssize(list.gpus), "there is no GPU {}: {} can be seen", index,
           list.gpus.size());
-  const GpuInfo& gpu = list.gpus[static_cast<size_t>(index)];
+  const GpuInfo& gpu = list.gpus[index];
   require(gpu.is_supported(),
           "GPU {} is a {} of compute capability {}.{}; the kernels need a Hopper GPU (9.0): an "
           "H100, H200 or GH200. Choose one by CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"",

@@ -46,7 +46,7 @@ std::string CudaDevice::name() const {
 
 std::byte* CudaDevice::allocate(int64_t num_bytes) {
   void* data = nullptr;
-  const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(num_bytes));
+  const cudaError_t status = cudaMalloc(&data, num_bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // so that the next call does not report it
     return nullptr;
@@ -68,14 +68,14 @@ void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
 
 std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
   void* data = nullptr;
-  const cudaError_t status = cudaHostAlloc(&data, static_cast<size_t>(num_bytes),
-                                           cudaHostAllocMapped | cudaHostAllocPortable);
+  const cudaError_t status =
+      cudaHostAlloc(&data, num_bytes, cudaHostAllocMapped | cudaHostAllocPortable);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return nullptr;
   }
   check(status);
-  std::memset(data, 0, static_cast<size_t>(num_bytes));
+  std::memset(data, 0, num_bytes);
   return static_cast<std::byte*>(data);
 }
 
@@ -86,7 +86,7 @@ void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept
 
 void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0) return;
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream_));
+  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, stream_));
   if (!is_known(to) || !is_known(from)) synchronize();
 }
 
@@ -104,7 +104,7 @@ void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
 }
 
 void CudaDevice::zero(void* data, int64_t num_bytes) {
-  if (num_bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(num_bytes), stream_));
+  if (num_bytes > 0) check(cudaMemsetAsync(data, 0, num_bytes, stream_));
 }
 
 cudaError_t CudaDevice::wait_watched(const std::function<cudaError_t()>& query) const {

@@ -38,9 +38,9 @@ int UploadRing::begin_next_part() {
 int UploadRing::upload(void* to, const void* from, int64_t num_bytes) {
   const int waits = used_ + num_bytes > kMostBytes ? begin_next_part() : 0;
   std::byte* const at = part() + used_;
-  std::memcpy(at, from, static_cast<size_t>(num_bytes));
+  std::memcpy(at, from, num_bytes);
   used_ += align_up(num_bytes);
-  check(cudaMemcpyAsync(to, at, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice, stream_));
+  check(cudaMemcpyAsync(to, at, num_bytes, cudaMemcpyHostToDevice, stream_));
   return waits;
 }
 

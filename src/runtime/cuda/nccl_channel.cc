@@ -86,7 +86,7 @@ void NcclChannel::abort() noexcept {
 }
 
 FailedWait NcclChannel::describe_wait(CommKind kind, int64_t number) const {
-  return {.rank = place_.ranks[static_cast<size_t>(place_.rank)],
+  return {.rank = place_.ranks[place_.rank],
           .kind = kind,
           .number = number,
           .group = place_.group,

@@ -130,7 +130,7 @@ class NcclCommunicator final : public Communicator {
         host_(std::move(host)),
         nccl_(NcclLibrary::get()),
         all_(*shared_, {name(), ranks(), rank()}, *host_),
-        num_messages_(static_cast<size_t>(size())) {}
+        num_messages_(size()) {}
 
   void connect_neighbours() override;
 
@@ -147,7 +147,7 @@ class NcclCommunicator final : public Communicator {
 
   ncclComm_t comm() { return all_.channel().comm(); }
   cudaStream_t stream() { return all_.channel().stream(); }
-  size_t own() const { return static_cast<size_t>(rank()); }
+  size_t own() const { return rank(); }
   bool is_observed() const { return shared_->statistics->observed(); }
   template <typename Issue>
   Pending start(CommKind kind, const Issue& issue) {
@@ -187,8 +187,7 @@ void NcclCommunicator::connect_neighbours() {
     const int64_t second = (first + 1) % size();
     for (const auto& [from, to] : {std::pair(first, second), std::pair(second, first)}) {
       if (messages_.contains({from, to}) || (from != rank() && to != rank())) continue;
-      const std::vector<int64_t> pair{ranks()[static_cast<size_t>(from)],
-                                      ranks()[static_cast<size_t>(to)]};
+      const std::vector<int64_t> pair{ranks()[from], ranks()[to]};
       const CommunicatorPtr host =
           shared_->host.make_group(fmt::format("{} {} to {}", name(), from, to), pair);
       auto& pair_channel = messages_[{from, to}] = std::make_unique<Watched>(
@@ -223,8 +222,7 @@ NcclChannel& NcclCommunicator::messages(int64_t from, int64_t to) {
 
 void NcclCommunicator::copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0 || to == from) return;
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(num_bytes), cudaMemcpyDeviceToDevice,
-                        stream()));
+  check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice, stream()));
 }
 
 Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, Rows rows) {
@@ -232,13 +230,13 @@ Pending NcclCommunicator::do_all_gather_v(const Tensor& in, const Tensor& out, R
   return start(CommKind::kAllGather, [&] {
     const int64_t width = row_bytes(in);
     if (all_equal(rows)) {
-      nccl_.check(nccl_.all_gather(in.data, out.data, static_cast<size_t>(rows[0] * width),
-                                   ncclUint8, comm(), stream()));
+      nccl_.check(
+          nccl_.all_gather(in.data, out.data, rows[0] * width, ncclUint8, comm(), stream()));
       return;
     }
     together([&] {
       for (int64_t p = 0; p < size(); ++p) {
-        const auto num_bytes = static_cast<size_t>(rows[static_cast<size_t>(p)] * width);
+        const size_t num_bytes = rows[p] * width;
         void* const part = row_data(out, rows_before(rows, p));
         if (num_bytes > 0)
           nccl_.check(nccl_.broadcast(p == rank() ? in.data : part, part, num_bytes, ncclUint8,
@@ -255,13 +253,13 @@ Pending NcclCommunicator::do_reduce_scatter_v(const Tensor& in, const Tensor& ou
     const int64_t width = row_elements(in);
     const ncclDataType_t type = type_of(in.dtype);
     if (all_equal(rows)) {
-      nccl_.check(nccl_.reduce_scatter(in.data, out.data, static_cast<size_t>(rows[0] * width),
-                                       type, ncclSum, comm(), stream()));
+      nccl_.check(nccl_.reduce_scatter(in.data, out.data, rows[0] * width, type, ncclSum, comm(),
+                                       stream()));
       return;
     }
     together([&] {
       for (int64_t p = 0; p < size(); ++p) {
-        const auto count = static_cast<size_t>(rows[static_cast<size_t>(p)] * width);
+        const size_t count = rows[p] * width;
         if (count > 0)
           nccl_.check(nccl_.reduce(row_data(in, rows_before(rows, p)), out.data, count, type,
                                    ncclSum, static_cast<int>(p), comm(), stream()));
@@ -286,7 +284,7 @@ void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) 
   Bf16* const scratch = static_cast<Bf16*>(sum_scratch().as<void>());
   for (int64_t first = 0; first < most; first += kSumPiece) {
     const auto piece = [&](int64_t p) {
-      return std::clamp<int64_t>(rows[static_cast<size_t>(p)] * width - first, 0, kSumPiece);
+      return std::clamp<int64_t>(rows[p] * width - first, 0, kSumPiece);
     };
     const int64_t count = piece(rank());
     together([&] {
@@ -294,12 +292,11 @@ void NcclCommunicator::sum_bf16(const Tensor& in, const Tensor& out, Rows rows) 
       for (int64_t p = 0; p < size(); ++p) {
         if (p == rank()) continue;
         if (piece(p) > 0)
-          nccl_.check(nccl_.send(values + rows_before(rows, p) * width + first,
-                                 static_cast<size_t>(piece(p)), ncclBfloat16, static_cast<int>(p),
-                                 comm(), stream()));
+          nccl_.check(nccl_.send(values + rows_before(rows, p) * width + first, piece(p),
+                                 ncclBfloat16, static_cast<int>(p), comm(), stream()));
         if (count > 0)
-          nccl_.check(nccl_.receive(to, static_cast<size_t>(count), ncclBfloat16,
-                                    static_cast<int>(p), comm(), stream()));
+          nccl_.check(
+              nccl_.receive(to, count, ncclBfloat16, static_cast<int>(p), comm(), stream()));
         to += count;
       }
     });
@@ -327,7 +324,7 @@ void NcclCommunicator::all_reduce_bf16(const Tensor& in, const Tensor& out) {
   sum_bf16(flat_in, part_of_own, parts);
   together([&] {
     for (int64_t p = 0; p < size(); ++p) {
-      const auto num = static_cast<size_t>(parts[static_cast<size_t>(p)]);
+      const size_t num = parts[p];
       void* const part = out.as<Bf16>() + std::min(p * share, count);
       if (num > 0)
         nccl_.check(
@@ -340,9 +337,8 @@ Pending NcclCommunicator::do_all_reduce(const Tensor& in, const Tensor& out, Red
   if (in.device == nullptr) return host_->all_reduce(in, out, op);
   return start(CommKind::kAllReduce, [&] {
     if (in.dtype == DType::kBF16 && op == ReduceOp::kSum) return all_reduce_bf16(in, out);
-    nccl_.check(nccl_.all_reduce(in.data, out.data, static_cast<size_t>(in.num_elements()),
-                                 type_of(in.dtype), op == ReduceOp::kSum ? ncclSum : ncclMax,
-                                 comm(), stream()));
+    nccl_.check(nccl_.all_reduce(in.data, out.data, in.num_elements(), type_of(in.dtype),
+                                 op == ReduceOp::kSum ? ncclSum : ncclMax, comm(), stream()));
   });
 }
 
@@ -356,8 +352,8 @@ Pending NcclCommunicator::do_all_to_all_v(const Tensor& in, const Tensor& out, R
     together([&] {
       for (int64_t p = 0; p < size(); ++p) {
         if (p == rank()) continue;
-        const auto sent = static_cast<size_t>(send_rows[static_cast<size_t>(p)] * width);
-        const auto received = static_cast<size_t>(receive_rows[static_cast<size_t>(p)] * width);
+        const size_t sent = send_rows[p] * width;
+        const size_t received = receive_rows[p] * width;
         if (sent > 0)
           nccl_.check(nccl_.send(row_data(in, rows_before(send_rows, p)), sent, ncclUint8,
                                  static_cast<int>(p), comm(), stream()));
@@ -374,11 +370,10 @@ Pending NcclCommunicator::do_send(const Tensor& tensor, int64_t to) {
   NcclChannel& channel = messages(rank(), to);
   const auto issue = [&] {
     if (tensor.num_bytes() > 0)
-      nccl_.check(nccl_.send(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 1,
-                             channel.comm(), channel.stream()));
+      nccl_.check(nccl_.send(tensor.data, tensor.num_bytes(), ncclUint8, 1, channel.comm(),
+                             channel.stream()));
   };
-  return channel.start(CommKind::kSend, num_messages_[static_cast<size_t>(to)]++, issue,
-                       is_observed());
+  return channel.start(CommKind::kSend, num_messages_[to]++, issue, is_observed());
 }
 
 Pending NcclCommunicator::do_receive(const Tensor& tensor, int64_t from) {
@@ -386,18 +381,17 @@ Pending NcclCommunicator::do_receive(const Tensor& tensor, int64_t from) {
   NcclChannel& channel = messages(from, rank());
   const auto issue = [&] {
     if (tensor.num_bytes() > 0)
-      nccl_.check(nccl_.receive(tensor.data, static_cast<size_t>(tensor.num_bytes()), ncclUint8, 0,
-                                channel.comm(), channel.stream()));
+      nccl_.check(nccl_.receive(tensor.data, tensor.num_bytes(), ncclUint8, 0, channel.comm(),
+                                channel.stream()));
   };
-  return channel.start(CommKind::kReceive, num_messages_[static_cast<size_t>(from)]++, issue,
-                       is_observed());
+  return channel.start(CommKind::kReceive, num_messages_[from]++, issue, is_observed());
 }
 
 Pending NcclCommunicator::do_broadcast(const Tensor& tensor, int64_t root) {
   if (tensor.device == nullptr) return host_->broadcast(tensor, root);
   return start(CommKind::kBroadcast, [&] {
-    nccl_.check(nccl_.broadcast(tensor.data, tensor.data, static_cast<size_t>(tensor.num_bytes()),
-                                ncclUint8, static_cast<int>(root), comm(), stream()));
+    nccl_.check(nccl_.broadcast(tensor.data, tensor.data, tensor.num_bytes(), ncclUint8,
+                                static_cast<int>(root), comm(), stream()));
   });
 }
 

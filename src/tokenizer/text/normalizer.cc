@@ -32,7 +32,7 @@ void append_normalized(std::string_view text, Kind kind, std::string& out) {
                    static_cast<utf8proc_ssize_t>(text.size()), &result, unicode_options(kind));
   const std::unique_ptr<utf8proc_uint8_t, Free> owner(result);
   require(size >= 0, "normalizing {} bytes of text failed: {}", text.size(), utf8proc_errmsg(size));
-  out.append(reinterpret_cast<const char*>(result), static_cast<size_t>(size));
+  out.append(reinterpret_cast<const char*>(result), size);
 }
 
 /// Normalizes what is UTF-8 and copies the rest. Runs of ASCII cannot change, except for the last
@@ -43,7 +43,7 @@ std::string normalize_unicode(std::string_view text, Kind kind) {
   while (!text.empty()) {
     const auto* const other =
         std::ranges::find_if(text, [](char c) { return static_cast<unsigned char>(c) >= 0x80; });
-    const auto num_ascii = static_cast<size_t>(other - text.begin());
+    const size_t num_ascii = other - text.begin();
     const size_t kept = num_ascii == text.size() ? num_ascii : num_ascii - (num_ascii > 0 ? 1 : 0);
     out += text.substr(0, kept);
     text.remove_prefix(kept);

@@ -54,7 +54,7 @@ void fill_with_noise(const Tensor& tensor, uint64_t seed) {
 #pragma omp parallel for schedule(static)
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     std::array<float, kBlock> values{};
-    const auto block = std::span(values).first(static_cast<size_t>(std::min(kBlock, size - begin)));
+    const auto block = std::span(values).first(std::min(kBlock, size - begin));
     fill_normal(block, seed, static_cast<uint64_t>(begin), 1.0F);
     if (tensor.dtype == DType::kBF16) {
       std::ranges::transform(block, host.get().as<Bf16>() + begin, [](float x) { return Bf16(x); });
@@ -138,19 +138,15 @@ class BoundBlock {
                : layout_.at(Port::kBalanceLoss);
   }
 
-  static Tensor& at(Bindings& bindings, ValueId id) {
-    return bindings.tensors[static_cast<size_t>(id)];
-  }
-  static const Tensor& at(const Bindings& bindings, ValueId id) {
-    return bindings.tensors[static_cast<size_t>(id)];
-  }
+  static Tensor& at(Bindings& bindings, ValueId id) { return bindings.tensors[id]; }
+  static const Tensor& at(const Bindings& bindings, ValueId id) { return bindings.tensors[id]; }
 
   /// Memory of zeros for every bound value that has none.
   void bind_rest(const Executable& program, Bindings& bindings) {
     bindings.saved = saved_.data();
     bindings.transient = transient_.data();
     for (ValueId id = 0; id < program.program().num_values(); ++id) {
-      const bool bound = program.plan().values[static_cast<size_t>(id)].storage == Storage::kBound;
+      const bool bound = program.plan().values[id].storage == Storage::kBound;
       if (!bound || at(bindings, id)) continue;
       const ValueType& type = program.program().type(id);
       memory_.emplace_back(type.dtype, type.shape, "inputs and outputs of the block",
@@ -194,9 +190,9 @@ class BoundBlock {
   }
 
   std::vector<int32_t> positions() const {
-    std::vector<int32_t> positions(static_cast<size_t>(shape_.num_tokens));
+    std::vector<int32_t> positions(shape_.num_tokens);
     for (int64_t i = 0; i < shape_.num_tokens; ++i)
-      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % shape_.sequence_length);
+      positions[i] = static_cast<int32_t>(i % shape_.sequence_length);
     return positions;
   }
   std::vector<int32_t> sequence_bounds() const {

@@ -48,8 +48,7 @@ std::vector<int64_t> split_evenly(int64_t total, int64_t parts) {
 std::vector<int64_t> balanced_rows(const RouteMap& map, int64_t num_tokens) {
   const RouteMapSpec& spec = map.spec();
   const int64_t capacity = map.capacity(num_tokens);
-  if (spec.pad_to_capacity)
-    return std::vector<int64_t>(static_cast<size_t>(spec.num_experts), capacity);
+  if (spec.pad_to_capacity) return std::vector<int64_t>(spec.num_experts, capacity);
   const int64_t num_groups = spec.num_experts / spec.capacity_group_size;
   std::vector<int64_t> rows;
   for (const int64_t group : split_evenly(num_tokens * spec.top_k, num_groups)) {

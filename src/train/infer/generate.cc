@@ -15,7 +15,7 @@ namespace {
 template <typename T>
 std::vector<double> widen_row(const Tensor& logits, int64_t row) {
   const T* begin = logits.as<T>() + row * logits.shape.last();
-  std::vector<double> result(static_cast<size_t>(logits.shape.last()));
+  std::vector<double> result(logits.shape.last());
   std::transform(begin, begin + logits.shape.last(), result.begin(),
                  [](T x) { return static_cast<double>(static_cast<float>(x)); });
   return result;
@@ -31,11 +31,11 @@ std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, i
   const auto count = static_cast<int64_t>(ids.size());
   const int64_t kept = top_k > 0 ? std::min(top_k, count) : count;
   std::partial_sort(ids.begin(), ids.begin() + kept, ids.end(), [&](int32_t a, int32_t b) {
-    const double pa = log_probabilities[static_cast<size_t>(a)];
-    const double pb = log_probabilities[static_cast<size_t>(b)];
+    const double pa = log_probabilities[a];
+    const double pb = log_probabilities[b];
     return pa != pb ? pa > pb : a < b;
   });
-  ids.resize(static_cast<size_t>(kept));
+  ids.resize(kept);
   return ids;
 }
 
@@ -43,10 +43,9 @@ std::vector<int32_t> rank_tokens(const std::vector<double>& log_probabilities, i
 std::vector<double> weigh_tokens(const std::vector<double>& log_probabilities,
                                  std::vector<int32_t>& ids, const GenerateOptions& options) {
   std::vector<double> weights;
-  const double best = log_probabilities[static_cast<size_t>(ids.front())];
+  const double best = log_probabilities[ids.front()];
   for (const int32_t id : ids) {
-    weights.push_back(
-        std::exp((log_probabilities[static_cast<size_t>(id)] - best) / options.temperature));
+    weights.push_back(std::exp((log_probabilities[id] - best) / options.temperature));
   }
   const double goal = options.top_p * std::accumulate(weights.begin(), weights.end(), 0.0);
   double reached = 0;
@@ -137,7 +136,7 @@ Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of
   const Tensor prompt_logits = prefill->run_logits(prompt);
   for (size_t i = 0; i + 1 < prompt.size(); ++i) {
     const auto row = log_softmax(prompt_logits, static_cast<int64_t>(i));
-    result.prompt.push_back({prompt[i + 1], row[static_cast<size_t>(prompt[i + 1])]});
+    result.prompt.push_back({prompt[i + 1], row[prompt[i + 1]]});
   }
   std::vector<double> next = log_softmax(prompt_logits, static_cast<int64_t>(prompt.size()) - 1);
   const auto decode = make_model(1, cache);
@@ -147,7 +146,7 @@ Generated Generator::generate(const std::vector<int32_t>& prompt, int32_t end_of
       result.ended = true;
       break;
     }
-    result.tokens.push_back({id, next[static_cast<size_t>(id)]});
+    result.tokens.push_back({id, next[id]});
     if (on_token) on_token(result.tokens.back());
     next = log_softmax(decode->run_logits(std::span(&id, 1)), 0);
   }

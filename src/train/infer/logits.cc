@@ -46,9 +46,9 @@ void write_logits(LoadedModel& model, const std::filesystem::path& input_ids,
   ForwardModel forward(config, {.num_tokens = length, .dtype = dtype}, ForwardGoal::kLogits,
                        model.backend(), model.parameters(), model.experts(), &cache);
   std::vector<float> logits;
-  for (size_t first = 0; first < ids.size(); first += static_cast<size_t>(length)) {
+  for (size_t first = 0; first < ids.size(); first += length) {
     cache.set_length(0);
-    widen(forward.run_logits(std::span(ids).subspan(first, static_cast<size_t>(length))), logits);
+    widen(forward.run_logits(std::span(ids).subspan(first, length)), logits);
   }
   const int64_t nonfinite = count_nonfinite(std::as_bytes(std::span(logits)), DType::kF32);
   require(nonfinite == 0 || allow_nonfinite,

@@ -109,21 +109,20 @@ class PackedBatch {
     begins_.push_back(static_cast<int32_t>(batch_.tokens.size()));
     const auto size = static_cast<int64_t>(sequence.tokens.size());
     for (int64_t i = 0; i < size; ++i) {
-      batch_.tokens.push_back(sequence.tokens[static_cast<size_t>(i)]);
+      batch_.tokens.push_back(sequence.tokens[i]);
       batch_.positions.push_back(static_cast<int32_t>(i));
       const bool scored = i + 1 >= sequence.first && i + 1 < size;
-      batch_.labels.push_back(scored ? sequence.tokens[static_cast<size_t>(i + 1)] : kNoLabel);
+      batch_.labels.push_back(scored ? sequence.tokens[i + 1] : kNoLabel);
     }
   }
 
   /// The batch, filled up, and the sum of the losses of each sequence in it; starts a new batch.
   std::vector<double> run(ForwardModel& forward) {
     const auto used = static_cast<int32_t>(batch_.tokens.size());
-    const auto total = static_cast<size_t>(num_tokens_);
+    const size_t total = num_tokens_;
     batch_.cu_seqlens = begins_;
     batch_.cu_seqlens.push_back(used);
-    batch_.cu_seqlens.resize(static_cast<size_t>(max_sequences_) + 2,
-                             static_cast<int32_t>(num_tokens_));
+    batch_.cu_seqlens.resize(max_sequences_ + 2, static_cast<int32_t>(num_tokens_));
     batch_.tokens.resize(total, 0);
     batch_.labels.resize(total, kNoLabel);
     for (auto i = static_cast<int32_t>(batch_.positions.size()); i < num_tokens_; ++i)

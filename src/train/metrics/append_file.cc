@@ -24,7 +24,7 @@ void AppendFile::append(std::string_view bytes) {
     const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) user_error("cannot write {}: {}", path_.string(), describe_errno(errno));
-    bytes.remove_prefix(static_cast<size_t>(written));
+    bytes.remove_prefix(written);
   }
 }
 
@@ -52,7 +52,7 @@ std::string AppendFile::read_all() const {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) user_error("cannot read {}: {}", path_.string(), describe_errno(errno));
     if (count == 0) return content;
-    content.append(block.data(), static_cast<size_t>(count));
+    content.append(block.data(), count);
   }
 }
 

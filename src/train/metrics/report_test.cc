@@ -51,7 +51,7 @@ TEST(Report, HoldsEveryStepOfAShortRun) {
   const auto curve = chart_of(data, "loss")["curves"][0];
   ASSERT_EQ(curve["value"].size(), 20U);
   for (int64_t step = 1; step <= 20; ++step) {
-    const auto i = static_cast<size_t>(step - 1);
+    const size_t i = step - 1;
     EXPECT_EQ(curve["step"][i], step);
     EXPECT_NEAR(curve["value"][i].get<double>(), run.step(step).loss, 1e-4);
   }

@@ -110,7 +110,7 @@ TEST(Downsample, KeepsEndsSpikesAndGaps) {
     EXPECT_TRUE(std::any_of(thin.values.begin(), thin.values.end(),
                             [](double v) { return std::isnan(v); }));
     for (size_t i = 0; i < thin.values.size(); ++i) {
-      const double original = series.values[static_cast<size_t>(thin.steps[i] / 3)];
+      const double original = series.values[thin.steps[i] / 3];
       EXPECT_TRUE(thin.values[i] == original ||
                   (std::isnan(thin.values[i]) && std::isnan(original)));
     }

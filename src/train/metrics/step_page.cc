@@ -45,7 +45,7 @@ Json memory_json(const StepPlan& plan, const PlanTimes& times) {
   const std::vector<int64_t> alive = find_alive_bytes(plan);
   for (const TaskId id : plan.tasks.ids()) {
     if (plan.tasks[id].phase == TaskPhase::kStart) continue;
-    points.push_back({times[id].begin, alive[static_cast<size_t>(number_of(id))]});
+    points.push_back({times[id].begin, alive[number_of(id)]});
   }
   return points;
 }

@@ -31,7 +31,7 @@ uint64_t word_at(const std::string& text, size_t offset, size_t num_bytes) {
 std::vector<std::string> records_of(const std::string& file) {
   std::vector<std::string> records;
   for (size_t offset = 0; offset < file.size();) {
-    const auto length = static_cast<size_t>(word_at(file, offset, 8));
+    const size_t length = word_at(file, offset, 8);
     EXPECT_EQ(word_at(file, offset + 8, 4), masked_crc32c(file.substr(offset, 8)));
     records.push_back(file.substr(offset + 12, length));
     EXPECT_EQ(word_at(file, offset + 12 + length, 4), masked_crc32c(records.back()));

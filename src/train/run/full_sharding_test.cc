@@ -57,7 +57,7 @@ std::map<std::string, std::vector<std::byte>> initial_weights(const Settings& se
     for (const NamedSlice& part : state.owned_model()) {
       auto& bytes = whole[part.name];
       const Tensor all = {nullptr, part.tensor.dtype, part.slice.global};
-      bytes.resize(static_cast<size_t>(all.num_bytes()));
+      bytes.resize(all.num_bytes());
       copy_slice_into(part.slice, part.tensor, {bytes.data(), all.dtype, all.shape});
     }
   });

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 std::vector<float> as_floats(const Tensor& anywhere) {
   const HostTensor host(anywhere, HostTensor::Access::kRead);
   const Tensor& tensor = host.get();
-  std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+  std::vector<float> values(tensor.num_elements());
   if (tensor.dtype == DType::kBF16) {
     std::ranges::copy(tensor.span<Bf16>(), values.begin());
   } else {
@@ -36,7 +36,7 @@ std::vector<NamedSlice> list_biases(const Trainer& trainer,
 }
 
 bool is_copy(const NamedSlice& part, WholeTensor& whole) {
-  std::vector<float> expected(static_cast<size_t>(part.tensor.num_elements()));
+  std::vector<float> expected(part.tensor.num_elements());
   copy_slice_from(part.slice, view(std::span(whole.values), whole.shape),
                   view(std::span(expected), part.tensor.shape));
   if (part.tensor.dtype == DType::kBF16) {
@@ -96,8 +96,7 @@ void gather_parts(const std::vector<NamedSlice>& slices, WholeTensors& whole) {
   for (const NamedSlice& slice : slices) {
     WholeTensor& tensor = whole[slice.name];
     tensor.shape = slice.slice.global;
-    tensor.values.resize(static_cast<size_t>(tensor.shape.num_elements()),
-                         std::numeric_limits<float>::quiet_NaN());
+    tensor.values.resize(tensor.shape.num_elements(), std::numeric_limits<float>::quiet_NaN());
     std::vector<float> part = as_floats(slice.tensor);
     copy_slice_into(slice.slice, view(std::span(part), slice.tensor.shape),
                     view(std::span(tensor.values), tensor.shape));

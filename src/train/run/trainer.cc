@@ -51,8 +51,7 @@ int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
 
 /// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
 void pad_sequences(Batch& batch, int64_t max_sequences) {
-  batch.cu_seqlens.resize(static_cast<size_t>(max_sequences + 1),
-                          static_cast<int32_t>(batch.tokens.size()));
+  batch.cu_seqlens.resize(max_sequences + 1, static_cast<int32_t>(batch.tokens.size()));
 }
 
 }  // namespace
@@ -112,7 +111,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   plan_ = build_step(request);
   evaluation_ = build_evaluation(request);
   runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
-  batches_.resize(static_cast<size_t>(layout_.num_micro_batches));
+  batches_.resize(layout_.num_micro_batches);
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
@@ -205,9 +204,7 @@ class Trainer::Step final : public StepHost {
     scales_ = trainer_.fetch(outcome_);
     for (Batch& batch : trainer_.batches_) micro_batches_.push_back(view_batch(batch));
   }
-  const MicroBatch& micro_batch(int64_t idx) override {
-    return micro_batches_.at(static_cast<size_t>(idx));
-  }
+  const MicroBatch& micro_batch(int64_t idx) override { return micro_batches_.at(idx); }
   const LossScales& scales() override { return scales_; }
 
   bool share(const MicroBatchResult& own) override {

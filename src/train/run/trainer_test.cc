@@ -89,7 +89,7 @@ TEST(LoadedModel, LeavesPredictionOut) {
   const auto& trained = trainer->state().parameters();
   for (const ModelParameter& p : loaded.parameters().all()) {
     EXPECT_FALSE(is_mtp_parameter(p.spec.name)) << p.spec.name;
-    const auto bytes = static_cast<size_t>(p.weight.num_bytes());
+    const size_t bytes = p.weight.num_bytes();
     EXPECT_EQ(std::memcmp(p.weight.data, trained.find(p.spec.name).weight.data, bytes), 0);
   }
   EXPECT_EQ(std::ssize(loaded.experts()), settings.model.num_layers);
@@ -216,13 +216,11 @@ TEST(SampleToken, CutsByTopKAndTopP) {
   const std::vector<double> logs = {std::log(0.1), std::log(0.5), std::log(0.3), std::log(0.1)};
   Random random(1, 1);
   std::vector<int> seen(4);
-  for (int i = 0; i < 400; ++i)
-    ++seen[static_cast<size_t>(sample_token(logs, {.top_k = 2}, random))];
+  for (int i = 0; i < 400; ++i) ++seen[sample_token(logs, {.top_k = 2}, random)];
   EXPECT_EQ(seen[0] + seen[3], 0);
   EXPECT_NEAR(seen[1] / 400.0, 0.625, 0.08);
   seen.assign(4, 0);
-  for (int i = 0; i < 400; ++i)
-    ++seen[static_cast<size_t>(sample_token(logs, {.top_p = 0.85}, random))];
+  for (int i = 0; i < 400; ++i) ++seen[sample_token(logs, {.top_p = 0.85}, random)];
   EXPECT_EQ(seen[3], 0);
   EXPECT_GT(seen[0], 0);  // of equal probabilities the lower id comes first
   EXPECT_EQ(sample_token(logs, {.temperature = 0}, random), 1);

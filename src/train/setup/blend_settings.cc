@@ -21,7 +21,7 @@ std::string_view trim(std::string_view text) {
 template <typename T>
 bool take_number(std::string_view& text, T& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  text.remove_prefix(end - text.data());
   return error == std::errc();
 }
 
@@ -64,7 +64,7 @@ class PlanBuilder {
  private:
   size_t find(const std::string& prefix) {
     const auto at = std::ranges::find(plan_.prefixes, prefix);
-    const auto index = static_cast<size_t>(at - plan_.prefixes.begin());
+    const size_t index = at - plan_.prefixes.begin();
     if (at == plan_.prefixes.end()) plan_.prefixes.push_back(prefix);
     return index;
   }

@@ -114,8 +114,7 @@ RankDevice choose_device(const Settings& settings, World& host) {
     check_host(settings);
     return {.backend = make_cpu_kernels(), .world = nullptr};
   }
-  RankDevice device =
-      on_device(settings, make_cuda_backend(gpus[static_cast<size_t>(host.rank())]));
+  RankDevice device = on_device(settings, make_cuda_backend(gpus[host.rank()]));
   device.backend.control().graphs = settings.run.cuda_graphs;
   device.world =
       make_gpu_world(host, device.backend, {.timeout_seconds = settings.run.comm_timeout});

@@ -64,7 +64,7 @@ int64_t bytes_of_dispatch(const Settings& settings, const StageGroups& groups) {
     return bytes_of_group(groups.experts->size(), {.rings = true, .sums_bf16 = bf16}) +
            bytes_of_group(groups.ep->size(), {}) + bytes_of_group(groups.etp->size(), {});
   }
-  const bool counts = groups.exchange == ExchangeSizes::kExact;
+  const bool counts = groups.policy.exchange == ExchangeSizes::kExact;
   return bytes_of_group(groups.experts->size(), {.rings = counts}) +
          bytes_of_group(groups.ep->size(), {.pairs = true}) +
          bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});

@@ -85,7 +85,7 @@ RankGpus find_own_gpus() {
 std::vector<RankGpus> exchange_gpus(const RankGpus& own, World& world) {
   Record record = pack(own);
   constexpr auto kBytes = static_cast<int64_t>(sizeof(Record));
-  std::vector<Record> records(static_cast<size_t>(world.size()));
+  std::vector<Record> records(world.size());
   world.make_group("gpus", world.make_world_group()->ranks())
       ->all_gather({&record, DType::kU8, {kBytes}},
                    {records.data(), DType::kU8, {kBytes * world.size()}})
@@ -108,8 +108,7 @@ GpuAssignment assign_gpus(std::span<const RankGpus> ranks) {
                                  "(`tessera doctor` says why)",
                                  r, ranks[r].machine)};
     owners[*found] = r;
-    assignment.indices.push_back(
-        ranks[r].indices[static_cast<size_t>(found - ranks[r].gpus.begin())]);
+    assignment.indices.push_back(ranks[r].indices[found - ranks[r].gpus.begin()]);
   }
   return assignment;
 }

@@ -35,7 +35,7 @@ void fill_with_noise(const Tensor& tensor) {
   std::vector<float> block(65537);  // prime: no row begins where another does
   for (float& value : block) value = static_cast<float>(random.next_normal());
   for (int64_t i = 0; i < tensor.num_elements(); ++i) {
-    const float value = block[static_cast<size_t>(i) % block.size()];
+    const float value = block[i % block.size()];
     if (tensor.dtype == DType::kBF16) {
       host.get().as<Bf16>()[i] = Bf16(value);
     } else {
@@ -139,7 +139,7 @@ double measure_matrix_peak(const Backend& backend, DType dtype) {
   std::vector<OwnedTensor> memory;
   for (const ValueId id : {x, weight, y}) {
     memory.emplace_back(type.dtype, type.shape, "measuring matrix products", device);
-    bindings.tensors[static_cast<size_t>(id)] = memory.back();
+    bindings.tensors[id] = memory.back();
   }
   fill_with_noise(memory[0]);
   fill_with_noise(memory[1]);

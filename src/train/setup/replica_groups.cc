@@ -17,7 +17,7 @@ std::vector<int64_t> embedding_stages(const Settings& settings) {
       make_pipeline_layout(settings.parallel, settings.model.layer_counts());
   std::set<int64_t> stages;
   for (int64_t chunk = 0; chunk < std::ssize(pipeline.chunks); ++chunk) {
-    const PipelineChunk& part = pipeline.chunks[static_cast<size_t>(chunk)];
+    const PipelineChunk& part = pipeline.chunks[chunk];
     if (part.embedding || part.num_mtp > 0 || (part.loss && settings.model.tie_embeddings))
       stages.insert(chunk % pipeline.num_stages);
   }
@@ -40,8 +40,7 @@ std::vector<int64_t> at_stages(const Layout& layout, const std::vector<int64_t>&
                                const std::vector<int64_t>& stages) {
   std::vector<int64_t> result;
   for (const int64_t stage : stages) {
-    for (const int64_t rank : ranks)
-      result.push_back(layout.group(rank, Axis::kPp)[static_cast<size_t>(stage)]);
+    for (const int64_t rank : ranks) result.push_back(layout.group(rank, Axis::kPp)[stage]);
   }
   return result;
 }
@@ -178,7 +177,7 @@ ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, Wor
                                group.ranks.begin() + first + group.inner);
     std::vector<int64_t> outer;
     for (int64_t i = place % group.inner; i < std::ssize(group.ranks); i += group.inner)
-      outer.push_back(group.ranks[static_cast<size_t>(i)]);
+      outer.push_back(group.ranks[i]);
     groups_.push_back({.inner = world.make_group(group.name + ".inner", inner),
                        .outer = world.make_group(group.name, outer),
                        .placement = group.placement,
@@ -190,13 +189,13 @@ size_t ReplicaGroups::find(const ParameterSpec& spec) const {
   const WeightPlacement& placement = spec.placement;
   const auto embedding = std::ranges::find_if(groups_, &Group::embedding);
   if (spec.name == "embedding.weight" && embedding != groups_.end())
-    return static_cast<size_t>(embedding - groups_.begin());
+    return embedding - groups_.begin();
   const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
     return !group.embedding && group.placement.expert == placement.expert &&
            (placement.expert || group.placement.tp_copies == placement.tp_copies);
   });
   ensure(found != groups_.end(), "no group of ranks holds '{}' alike", spec.name);
-  return static_cast<size_t>(found - groups_.begin());
+  return found - groups_.begin();
 }
 
 std::vector<ReplicaGroup> ReplicaGroups::for_reduction() const {

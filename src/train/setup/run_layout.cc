@@ -24,8 +24,7 @@ int64_t count_micro_batches(const Settings& settings, const Layout& layout) {
 
 std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t stage) {
   std::vector<PipelineChunk> chunks;
-  for (size_t i = static_cast<size_t>(stage); i < pipeline.chunks.size();
-       i += static_cast<size_t>(pipeline.num_stages))
+  for (size_t i = stage; i < pipeline.chunks.size(); i += pipeline.num_stages)
     chunks.push_back(pipeline.chunks[i]);
   return chunks;
 }
@@ -54,7 +53,7 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                 .num_micro_batches = count_micro_batches(settings, layout)};
   run.schedule = pipeline_spec(parallel, pipeline, run.num_micro_batches);
   check_schedule(run.schedule);
-  run.steps = make_pipeline_schedule(run.schedule)[static_cast<size_t>(stage)];
+  run.steps = make_pipeline_schedule(run.schedule)[stage];
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);
   return run;
 }

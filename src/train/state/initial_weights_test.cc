@@ -28,7 +28,7 @@ void gather(const std::vector<NamedSlice>& parts, Tensors& whole) {
   for (const NamedSlice& part : parts) {
     auto& bytes = whole[part.name];
     const Tensor all = {nullptr, part.tensor.dtype, part.slice.global};
-    bytes.resize(static_cast<size_t>(all.num_bytes()));
+    bytes.resize(all.num_bytes());
     copy_slice_into(part.slice, part.tensor, {bytes.data(), all.dtype, all.shape});
   }
 }

@@ -42,9 +42,9 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
 }
 
 std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {
-  std::vector<std::string> names;
-  for (const ModelParameter& parameter : parameters.all()) names.push_back(parameter.spec.name);
-  return list_modules(names);
+  std::vector<std::optional<int64_t>> layers;
+  for (const ModelParameter& parameter : parameters.all()) layers.push_back(parameter.spec.layer);
+  return list_modules(layers);
 }
 
 ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {

@@ -2,21 +2,18 @@
 
 #include <map>
 
-#include "model/run/parameters.h"
-
 namespace tessera {
 
-std::vector<std::vector<size_t>> list_modules(const std::vector<std::string>& parameters) {
+std::vector<std::vector<size_t>> list_modules(const std::vector<std::optional<int64_t>>& layers) {
   std::vector<std::vector<size_t>> modules;
-  std::map<std::string, size_t> layers;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const std::string prefix = layer_prefix(parameters[i]);
-    const auto layer = layers.find(prefix);
-    if (layer != layers.end()) {
-      modules[layer->second].push_back(i);
+  std::map<int64_t, size_t> module_of;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto known = layers[i] ? module_of.find(*layers[i]) : module_of.end();
+    if (known != module_of.end()) {
+      modules[known->second].push_back(i);
       continue;
     }
-    if (!prefix.empty()) layers[prefix] = modules.size();
+    if (layers[i]) module_of[*layers[i]] = modules.size();
     modules.push_back({i});
   }
   return modules;

@@ -33,9 +33,7 @@ TEST(PlannedStep, CountsTheMemoryThatTrainingTakes) {
     const PlannedRank rank = plan_rank(layout.settings, 0, layout.num_ranks);
     const StepMemory memory = find_step_memory(plan_step(layout.settings, rank));
     const ActivationBytes expected = rank.model.activation_bytes();
-    const auto slabs = [&](Purpose purpose) {
-      return memory.purposes[static_cast<size_t>(purpose)].slabs;
-    };
+    const auto slabs = [&](Purpose purpose) { return memory.purposes[number_of(purpose)].slabs; };
     EXPECT_EQ(align_up(slabs(Purpose::kSaved), kSlabAlignment), expected.saved);
     EXPECT_EQ(slabs(Purpose::kWorking), align_up(expected.transient));
     // Gradients that nobody gives or takes have a stream all the same.

@@ -31,11 +31,11 @@ class Draw {
     for (int64_t d = 1; d <= number; ++d) {
       if (number % d == 0) divisors.push_back(d);
     }
-    return divisors[static_cast<size_t>(upto(std::ssize(divisors)))];
+    return divisors[upto(std::ssize(divisors))];
   }
   std::string order(std::vector<std::string> axes) {
     for (size_t i = axes.size(); i > 1; --i)
-      std::swap(axes[i - 1], axes[static_cast<size_t>(upto(static_cast<int64_t>(i)))]);
+      std::swap(axes[i - 1], axes[upto(static_cast<int64_t>(i))]);
     return fmt::format("{}", fmt::join(axes, "-"));
   }
 
@@ -225,8 +225,8 @@ void draw_training(Draw& draw, RandomLayout& result) {
 
 /// Embedding, layers and loss in as many chunks as before, cut anywhere.
 std::string draw_cuts(Draw& draw, const ModelConfig& model, int64_t num_chunks) {
-  std::string text = fmt::format("E{}{}L", std::string(static_cast<size_t>(model.num_layers), 't'),
-                                 std::string(static_cast<size_t>(model.mtp_layers), 'm'));
+  std::string text =
+      fmt::format("E{}{}L", std::string(model.num_layers, 't'), std::string(model.mtp_layers, 'm'));
   std::set<int64_t> cuts;
   while (std::ssize(cuts) < num_chunks - 1) cuts.insert(1 + draw.upto(std::ssize(text) - 1));
   for (auto cut = cuts.rbegin(); cut != cuts.rend(); ++cut)

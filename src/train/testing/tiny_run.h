@@ -76,7 +76,7 @@ inline void expect_same_state(Trainer& a, Trainer& b) {
     for (size_t i = 0; i < left.size(); ++i) {
       const HostTensor one(left[i].tensor, HostTensor::Access::kRead);
       const HostTensor other(right[i].tensor, HostTensor::Access::kRead);
-      const auto bytes = static_cast<size_t>(left[i].tensor.num_bytes());
+      const size_t bytes = left[i].tensor.num_bytes();
       EXPECT_EQ(std::memcmp(one.get().data, other.get().data, bytes), 0) << left[i].name;
     }
   };

@@ -10,9 +10,9 @@ namespace {
 constexpr double kLeast = 1e-30;
 
 std::vector<int64_t> unravel(int64_t element, const Shape& shape) {
-  std::vector<int64_t> index(static_cast<size_t>(shape.rank()));
+  std::vector<int64_t> index(shape.rank());
   for (int dim = shape.rank() - 1; dim >= 0; --dim) {
-    index[static_cast<size_t>(dim)] = element % shape[dim];
+    index[dim] = element % shape[dim];
     element /= shape[dim];
   }
   return index;
