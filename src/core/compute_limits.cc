@@ -145,7 +145,11 @@ class Probe {
   bool over_ = false;
 };
 
-void check_threads_start(int num_threads) {
+/// Beside the threads that compute, those of stop signals and of the lock of a run's folder.
+constexpr int kHelperThreads = 2;
+
+void check_threads_start(int num_computing) {
+  const int num_threads = num_computing + kHelperThreads;
   const auto stack = stack_variable();
   int started = 1;
   int error = 0;
@@ -157,9 +161,9 @@ void check_threads_start(int num_threads) {
   if (error == 0) return;
   const std::string limit = describe_thread_limit();
   user_error(
-      "only {} of {} threads could be started: {}{}{}{}; raise the limit, or set "
+      "only {} of {} threads could be started ({} that compute): {}{}{}{}; raise the limit, or set "
       "OMP_NUM_THREADS to fewer",
-      started, num_threads, std::generic_category().message(error),
+      started, num_threads, num_computing, std::generic_category().message(error),
       stack ? fmt::format("; OMP_STACKSIZE gives each a stack of {}", format_bytes(*stack)) : "",
       limit.empty() ? "" : "; ", limit);
 }

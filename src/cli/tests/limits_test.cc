@@ -43,7 +43,7 @@ TEST_F(CliLimits, AnAbsurdNumberOfThreadsIsRefused) {
 
 TEST_F(CliLimits, ThreadsThatCannotBeStartedAreTold) {
   expect_error(run_with("OMP_STACKSIZE", "100000G"),
-               {"only 1 of 2 threads could be started", "OMP_STACKSIZE", "97.66 TiB"});
+               {"only 1 of 4 threads could be started (2 that compute)", "OMP_STACKSIZE", "97.66 TiB"});
 }
 
 TEST_F(CliLimits, SmallStacksAreRefused) {

@@ -144,13 +144,29 @@ std::string stop_hint(const std::optional<FolderOwner>& owner, const FolderOwner
       folder.string(), describe(owner), proof, stop_hint(owner, this_process()));
 }
 
+/// Refuses what is in the way of a folder and does not go away by itself.
+void refuse_obstacle(const fs::path& path) {
+  std::error_code error;
+  const bool is_link = fs::is_symlink(fs::symlink_status(path, error));
+  const bool leads_nowhere = is_link && !fs::exists(path, error);
+  require(!leads_nowhere, "{} is a link to {}, which does not exist; make it, or remove the link",
+          path.string(), fs::read_symlink(path, error).string());
+  const fs::file_status found = fs::status(path, error);
+  require(!fs::exists(found) || fs::is_directory(found),
+          "{} is a file, where a folder is needed; choose another run.folder, or move the file",
+          path.string());
+}
+
 /// Makes the folders that are missing down to this one and puts them in front of `made`, the
 /// innermost first. False where another process removed one meanwhile.
 bool make_missing(const fs::path& folder, std::vector<fs::path>& made) {
   std::vector<fs::path> missing;
-  for (fs::path at = folder; at.has_relative_path() && !path_exists(at); at = at.parent_path()) {
+  fs::path at = folder;
+  for (; at.has_relative_path() && !path_exists(at); at = at.parent_path()) {
+    refuse_obstacle(at);
     missing.push_back(at);
   }
+  refuse_obstacle(at);
   for (auto path = missing.rbegin(); path != missing.rend(); ++path) {
     if (::mkdir(path->c_str(), 0777) == 0) {
       made.insert(made.begin(), *path);

@@ -70,6 +70,24 @@ TEST_F(RunLockTest, TheSecondIsRefusedByNameByAnyPathAndWritesNothing) {
   }
 }
 
+TEST_F(RunLockTest, WhatIsInTheWayOfTheFolderIsNamed) {
+  make_folder(root_);
+  write_file_synced(root_ / "file", "x");
+  fs::create_symlink(root_ / "nowhere", root_ / "link");
+  for (const fs::path& path : {root_ / "file", root_ / "file" / "first"}) {
+    EXPECT_THAT([&] { RunLock(path, quick(true)); },
+                ThrowsMessage<UserError>(AllOf(HasSubstr((root_ / "file").string() + " is a file"),
+                                               HasSubstr("run.folder"))));
+  }
+  for (const fs::path& path : {root_ / "link", root_ / "link" / "first"}) {
+    EXPECT_THAT([&] { RunLock(path, quick(true)); },
+                ThrowsMessage<UserError>(AllOf(HasSubstr((root_ / "link").string() + " is a link"),
+                                               HasSubstr("nowhere, which does not exist"))));
+  }
+  EXPECT_EQ(read_text_file(root_ / "file"), "x");
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2);
+}
+
 TEST_F(RunLockTest, LeavesNoTrace) {
   EXPECT_EQ(take(), "");
   EXPECT_FALSE(fs::exists(root_)) << "folders that it made";
