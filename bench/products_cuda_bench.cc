@@ -103,7 +103,8 @@ void time_fused(const Gpu& gpu, const Report& report, const std::vector<Tensor>&
       report.print(fmt::format("fused, chunks of {} tokens", head.cut().chunk), fused);
   const cuda::HeadRows rows = head.multiply_logits(0);
   const auto chunks = static_cast<double>(head.cut().T) / static_cast<double>(rows.num_rows);
-  const double bytes = static_cast<double>(rows.num_rows * rows.num_columns) * (rows.bf16 ? 6 : 8);
+  const double bytes = static_cast<double>(rows.num_rows * rows.num_columns) *
+                       (is_low_precision(rows.dtype) ? 6 : 8);
   const double softmax = report.print_bytes("  softmax of a chunk", bytes, [&] {
     cuda::launch_head_fused(rows, {.token_loss = args.out(1).as<float>()},
                             {.scale = args.in(3).as<float>()}, gpu.context().stream());

@@ -94,8 +94,7 @@ bool contains(const Rectangle& outer, const Rectangle& inner) {
 }
 
 bool can_copy(DType from, DType to) {
-  const auto is_float = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; };
-  return from == to || (is_float(from) && is_float(to));
+  return from == to || (is_storage(from) && is_storage(to));
 }
 
 void copy_rectangle(const Rectangle& part, const RectangleElements& from,

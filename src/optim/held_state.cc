@@ -52,7 +52,7 @@ std::vector<NamedSlice> HeldState::state_slices(HeldPart part) const {
   size_t at = 0;
   const std::vector<NamedTensor> state = adamw_.state();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int num_tensors = parameters_[i].parameter.weight.dtype == DType::kBF16 ? 3 : 2;
+    const int num_tensors = is_low_precision(parameters_[i].parameter.weight.dtype) ? 3 : 2;
     for (int t = 0; t < num_tensors; ++t) append(slices, i, part, state[at++]);
   }
   return slices;
@@ -63,7 +63,7 @@ std::vector<NamedSlice> HeldState::master_slices() const {
   size_t at = 0;
   const std::vector<NamedTensor> masters = adamw_.masters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].parameter.weight.dtype == DType::kBF16)
+    if (is_low_precision(parameters_[i].parameter.weight.dtype))
       append(slices, i, HeldPart::kHeld, masters[at++]);
   }
   return slices;

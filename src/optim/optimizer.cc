@@ -33,8 +33,8 @@ StateLayout layout_state(const Tensor& weight) {
 }
 
 void check_parameter(const Parameter& p) {
-  ensure(p.weight.dtype == DType::kF32 || p.weight.dtype == DType::kBF16,
-         "optimizer: weight '{}' is {}", p.name, dtype_name(p.weight.dtype));
+  ensure(is_storage(p.weight.dtype), "optimizer: weight '{}' is {}", p.name,
+         dtype_name(p.weight.dtype));
   ensure(p.grad.dtype == DType::kF32 && p.grad.shape == p.weight.shape,
          "optimizer: '{}' has weight {} but gradient {} {}", p.name, p.weight.shape.to_string(),
          dtype_name(p.grad.dtype), p.grad.shape.to_string());

@@ -107,7 +107,7 @@ class AdamWOptimizer {
     Tensor v;
     size_t kind;
 
-    bool has_master() const { return parameter.weight.dtype == DType::kBF16; }
+    bool has_master() const { return is_low_precision(parameter.weight.dtype); }
   };
 
   /// What parameters that are updated with the same factors share.

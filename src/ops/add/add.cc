@@ -6,8 +6,8 @@ std::vector<ValueType> Add::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 2, "takes two inputs, got {}", inputs.size());
   check_shape(*this, inputs[kA] == inputs[kB], "operands differ: {} and {}", inputs[kA].to_string(),
               inputs[kB].to_string());
-  check_shape(*this, inputs[kA].dtype == DType::kF32 || inputs[kA].dtype == DType::kBF16,
-              "operands are {}, expected f32 or bf16", dtype_name(inputs[kA].dtype));
+  check_shape(*this, is_storage(inputs[kA].dtype), "operands are {}, expected f32 or bf16",
+              dtype_name(inputs[kA].dtype));
   return {inputs[kA]};
 }
 

@@ -89,7 +89,7 @@ void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* del
                 .num_rows = o.shape[0],
                 .num_heads = static_cast<int>(spec.num_heads),
                 .head_size_v = static_cast<int>(spec.head_size_v)},
-               o.dtype == DType::kBF16, stream_of(args));
+               o.dtype, stream_of(args));
 }
 
 void set_backward(TensorParams& params, const AttentionSpec& spec, const KernelArgs& args,
@@ -250,7 +250,7 @@ void run_forward(const Attention& op, const KernelArgs& args) {
     device::ExactParams params = device::exact_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
-    device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
+    device::launch_exact_forward(params, q.dtype, stream);
   }
 }
 
@@ -293,8 +293,8 @@ void run_backward(const AttentionBackward& op, const KernelArgs& args) {
   } else {
     device::ExactParams params = device::exact_params(spec, args, list);
     device::set_backward(params, args, scratch.delta(args));
-    device::launch_exact_query_grad(params, q.dtype == DType::kBF16, stream);
-    device::launch_exact_key_grads(params, q.dtype == DType::kBF16, stream);
+    device::launch_exact_query_grad(params, q.dtype, stream);
+    device::launch_exact_key_grads(params, q.dtype, stream);
   }
 }
 
@@ -312,7 +312,7 @@ void run_cached(const AttentionCached& op, const KernelArgs& args) {
                              device::kExactBlock, stream);
   device::ExactParams params = device::exact_params(spec, args, list);
   params.o = args.out(Output::kO).data;
-  device::launch_exact_forward(params, q.dtype == DType::kBF16, stream);
+  device::launch_exact_forward(params, q.dtype, stream);
 }
 
 int64_t forward_workspace(const Attention& op, std::span<const ValueType> inputs) {

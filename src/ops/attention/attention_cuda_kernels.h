@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 /// The device code of attention, as the host calls it. All pointers but those of tensor maps'
 /// owners are the GPU's; results for rows beyond the sequences are left unwritten.
 namespace tessera::cuda::attention {
@@ -132,7 +134,7 @@ struct DeltaParams {
   int num_heads;
   int head_size_v;
 };
-void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream);
+void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream);
 
 /// Plain FP32 arithmetic, any head sizes, F32 or BF16 values.
 struct ExactParams {
@@ -151,9 +153,9 @@ struct ExactParams {
   void* grad_v;
 };
 inline constexpr int kExactBlock = 64;
-void launch_exact_forward(const ExactParams& params, bool bf16, cudaStream_t stream);
-void launch_exact_query_grad(const ExactParams& params, bool bf16, cudaStream_t stream);
-void launch_exact_key_grads(const ExactParams& params, bool bf16, cudaStream_t stream);
+void launch_exact_forward(const ExactParams& params, DType dtype, cudaStream_t stream);
+void launch_exact_query_grad(const ExactParams& params, DType dtype, cudaStream_t stream);
+void launch_exact_key_grads(const ExactParams& params, DType dtype, cudaStream_t stream);
 
 /// BF16 on the tensor cores. Tensor maps are of heads, by boxes of kTensorBox rows; head sizes must
 /// be multiples of 8 and fit (tensor_fits).

@@ -13,6 +13,7 @@
 
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -386,23 +387,23 @@ void launch_by_keys(const ExactParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_exact_forward(const ExactParams& params, bool bf16, cudaStream_t stream) {
-  const auto run = bf16 ? launch<__nv_bfloat16, Result::kOutput> : launch<float, Result::kOutput>;
-  run(params, params.heads.num_heads, params.heads.head_size_v, stream);
+void launch_exact_forward(const ExactParams& params, DType dtype, cudaStream_t stream) {
+  with_type(dtype, [&]<typename T>() {
+    launch<T, Result::kOutput>(params, params.heads.num_heads, params.heads.head_size_v, stream);
+  });
 }
 
-void launch_exact_query_grad(const ExactParams& params, bool bf16, cudaStream_t stream) {
-  const auto run = bf16 ? launch<__nv_bfloat16, Result::kGradQ> : launch<float, Result::kGradQ>;
-  run(params, params.heads.num_heads, params.heads.head_size, stream);
+void launch_exact_query_grad(const ExactParams& params, DType dtype, cudaStream_t stream) {
+  with_type(dtype, [&]<typename T>() {
+    launch<T, Result::kGradQ>(params, params.heads.num_heads, params.heads.head_size, stream);
+  });
 }
 
-void launch_exact_key_grads(const ExactParams& params, bool bf16, cudaStream_t stream) {
-  if (params.ring.num_runs > 0) {
-    const auto run = bf16 ? launch_by_keys<__nv_bfloat16, true> : launch_by_keys<float, true>;
-    return run(params, stream);
-  }
-  const auto run = bf16 ? launch_by_keys<__nv_bfloat16, false> : launch_by_keys<float, false>;
-  run(params, stream);
+void launch_exact_key_grads(const ExactParams& params, DType dtype, cudaStream_t stream) {
+  with_type(dtype, [&]<typename T>() {
+    params.ring.num_runs > 0 ? launch_by_keys<T, true>(params, stream)
+                             : launch_by_keys<T, false>(params, stream);
+  });
 }
 
 }  // namespace tessera::cuda::attention

@@ -258,8 +258,7 @@ void launch_transpose(const float* from, float* to, int64_t rows, int64_t column
   check(cudaGetLastError());
 }
 
-void launch_delta(const DeltaParams& params, bool bf16, cudaStream_t stream) {
-  const DType dtype = bf16 ? DType::kBF16 : DType::kF32;
+void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream) {
   const bool vectors =
       are_whole_vectors(dtype, params.head_size_v) && are_aligned(params.o, params.grad_o);
   with_vectors(dtype, vectors, [&]<typename T, int kWidth>() {

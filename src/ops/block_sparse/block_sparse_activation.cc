@@ -20,8 +20,8 @@ void check_values(const Operator& op, const BlockSparseActivationSpec& spec, con
   check_shape(op, type.shape == Shape({num_blocks, spec.block_size, spec.block_size}),
               "{} must be [{}, {}, {}], got {}", what, num_blocks, spec.block_size, spec.block_size,
               type.to_string());
-  check_shape(op, type.dtype == DType::kF32 || type.dtype == DType::kBF16,
-              "{} must be F32 or BF16, got {}", what, dtype_name(type.dtype));
+  check_shape(op, is_storage(type.dtype), "{} must be F32 or BF16, got {}", what,
+              dtype_name(type.dtype));
 }
 
 void check_rows(const Operator& op, const BlockSparseActivationSpec& spec, const ValueType& probs,

@@ -197,11 +197,9 @@ std::vector<ValueType> BlockSparseProduct::infer(std::span<const ValueType> inpu
                 experts_->total(), num_cols);
   }
   const DType dtype = inputs[Product::kLeft].dtype;
-  check_shape(
-      *this,
-      dtype == inputs[Product::kRight].dtype && (dtype == DType::kF32 || dtype == DType::kBF16),
-      "operands must both be F32 or both BF16, got {} and {}", inputs[Product::kLeft].to_string(),
-      inputs[Product::kRight].to_string());
+  check_shape(*this, dtype == inputs[Product::kRight].dtype && is_storage(dtype),
+              "operands must both be F32 or both BF16, got {} and {}",
+              inputs[Product::kLeft].to_string(), inputs[Product::kRight].to_string());
   const bool sdd = spec_.kind == ProductKind::kSdd;
   for (int operand = 0; operand < 2; ++operand) {
     const int rank = is_sparse(operand) ? 3 : 2;

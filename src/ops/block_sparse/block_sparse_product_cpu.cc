@@ -183,7 +183,7 @@ class DenseProduct {
 
   /// The output's extent in the dim that is not the sparse matrix's.
   int64_t outer_extent() const { return out_.shape[sparse_left_ ? 1 : 0]; }
-  bool rounds_sums() const { return out_.dtype == DType::kBF16; }
+  bool rounds_sums() const { return is_low_precision(out_.dtype); }
 
   int num_threads() const {
     const int64_t slots =
@@ -322,7 +322,7 @@ void dense_kernel(const BlockSparseProduct& op, const KernelArgs& args) {
 /// A dense output in BF16 is summed up in FP32 first, a tile for each thread.
 int64_t dense_workspace(const BlockSparseProduct& op, std::span<const ValueType> inputs) {
   const bool rounds_sums =
-      !op.spec().accumulate && inputs[BlockSparseProduct::kLeft].dtype == DType::kBF16;
+      !op.spec().accumulate && is_low_precision(inputs[BlockSparseProduct::kLeft].dtype);
   return rounds_sums ? omp_get_max_threads() * product_scratch_bytes(op.spec().block_size) : 0;
 }
 

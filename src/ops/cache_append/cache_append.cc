@@ -14,8 +14,8 @@ std::vector<ValueType> CacheAppend::infer(std::span<const ValueType> inputs) con
   check_shape(*this, inputs.size() == 2, "takes rows and start, found {} inputs", inputs.size());
   const ValueType& rows = inputs[kRows];
   const ValueType& start = inputs[kStart];
-  check_shape(*this, rows.dtype == DType::kF32 || rows.dtype == DType::kBF16,
-              "rows must be f32 or bf16, found {}", rows.to_string());
+  check_shape(*this, is_storage(rows.dtype), "rows must be f32 or bf16, found {}",
+              rows.to_string());
   check_shape(*this, rows.shape.rank() == 2, "rows are {}, expected [T, C]", rows.to_string());
   check_shape(*this, start.dtype == DType::kI32 && start.shape.num_elements() == 1,
               "start is {}, expected i32 [1]", start.to_string());

@@ -26,7 +26,7 @@ CublasHandle make_handle() {
 }
 
 cudaDataType_t data_type(DType dtype) {
-  ensure(dtype == DType::kF32 || dtype == DType::kBF16, "a product of {}", dtype_name(dtype));
+  ensure(is_storage(dtype), "a product of {}", dtype_name(dtype));
   return dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 

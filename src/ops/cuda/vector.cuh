@@ -20,17 +20,19 @@ using BFloat16 = __nv_bfloat16;
 template <typename T>
 constexpr int kVectorWidth = 16 / static_cast<int>(sizeof(T));
 
+/// Calls run.operator()<T>() for a storage type (core/dtype.h).
+template <typename Run>
+void with_type(DType dtype, Run run) {
+  dtype == DType::kF32 ? run.template operator()<float>() : run.template operator()<BFloat16>();
+}
+
 /// Calls run.operator()<T, kWidth>() for the element type: with whole vectors, or else one element
 /// at a time, for tensors whose rows or addresses are no multiples of 16 bytes.
 template <typename Run>
 void with_vectors(DType dtype, bool vectors, Run run) {
-  if (dtype == DType::kF32) {
-    vectors ? run.template operator()<float, kVectorWidth<float>>()
-            : run.template operator()<float, 1>();
-  } else {
-    vectors ? run.template operator()<BFloat16, kVectorWidth<BFloat16>>()
-            : run.template operator()<BFloat16, 1>();
-  }
+  with_type(dtype, [&]<typename T>() {
+    vectors ? run.template operator()<T, kVectorWidth<T>>() : run.template operator()<T, 1>();
+  });
 }
 
 /// Whether all addresses are multiples of 16 bytes (null is).

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
 #include "ops/cuda/divider.h"
 #include "ops/grouped_matmul/grouped_tile_model.h"
 
@@ -71,7 +72,8 @@ struct PlainRowsParams {
   const int* source;  ///< as in GroupedRowsParams
   int top_k;
 };
-void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream);
+void launch_plain_rows(const PlainRowsParams& params, bool by_out, DType dtype,
+                       cudaStream_t stream);
 
 struct PlainWgradParams {
   const void* narrow;
@@ -87,7 +89,7 @@ struct PlainWgradParams {
   const int* source;  ///< as in GroupedWgradParams
   int top_k;
 };
-void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream);
+void launch_plain_wgrad(const PlainWgradParams& params, DType dtype, cudaStream_t stream);
 
 /// Blocks of two that run at once on the current GPU.
 int num_clusters();

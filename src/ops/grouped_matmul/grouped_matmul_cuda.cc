@@ -37,8 +37,7 @@ bool fits_tensor_cores(const ExpertBlocks& experts, DType dtype,
 }
 
 void check_type(DType dtype) {
-  ensure(dtype == DType::kF32 || dtype == DType::kBF16, "a grouped product of {}",
-         dtype_name(dtype));
+  ensure(is_storage(dtype), "a grouped product of {}", dtype_name(dtype));
 }
 
 void run_plain(const GroupedRows& product, cudaStream_t stream) {
@@ -54,7 +53,7 @@ void run_plain(const GroupedRows& product, cudaStream_t stream) {
                      .largest = experts.largest,
                      .source = product.gather.source,
                      .top_k = product.gather.top_k},
-                    product.by_out, product.dtype == DType::kBF16, stream);
+                    product.by_out, product.dtype, stream);
 }
 
 void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
@@ -71,7 +70,7 @@ void run_plain(const GroupedWgrad& product, cudaStream_t stream) {
                       .accumulate = product.accumulate,
                       .source = product.gather.source,
                       .top_k = product.gather.top_k},
-                     product.dtype == DType::kBF16, stream);
+                     product.dtype, stream);
 }
 
 /// Rows of the wide operand that lie in memory.

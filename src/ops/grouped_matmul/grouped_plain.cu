@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
+#include "ops/cuda/vector.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 
@@ -224,21 +225,23 @@ void launch(void (*kernel)(Params), const Params& params, int64_t extent, int64_
 
 }  // namespace
 
-void launch_plain_rows(const PlainRowsParams& params, bool by_out, bool bf16, cudaStream_t stream) {
+void launch_plain_rows(const PlainRowsParams& params, bool by_out, DType dtype,
+                       cudaStream_t stream) {
   const int64_t columns = by_out ? params.largest : params.wide;
-  const auto choose = [&]<typename T>(T) {
-    if (!by_out) return plain_rows_kernel<T, false, false>;
-    return params.source == nullptr ? plain_rows_kernel<T, true, false>
-                                    : plain_rows_kernel<T, true, true>;
-  };
-  launch(bf16 ? choose(__nv_bfloat16{}) : choose(0.0F), params, params.num_rows, columns, stream);
+  with_type(dtype, [&]<typename T>() {
+    auto* kernel = plain_rows_kernel<T, false, false>;
+    if (by_out) kernel = plain_rows_kernel<T, true, false>;
+    if (by_out && params.source != nullptr) kernel = plain_rows_kernel<T, true, true>;
+    launch(kernel, params, params.num_rows, columns, stream);
+  });
 }
 
-void launch_plain_wgrad(const PlainWgradParams& params, bool bf16, cudaStream_t stream) {
-  const auto choose = [&]<typename T>(T) {
-    return params.source == nullptr ? plain_wgrad_kernel<T, false> : plain_wgrad_kernel<T, true>;
-  };
-  launch(bf16 ? choose(__nv_bfloat16{}) : choose(0.0F), params, params.total, params.wide, stream);
+void launch_plain_wgrad(const PlainWgradParams& params, DType dtype, cudaStream_t stream) {
+  with_type(dtype, [&]<typename T>() {
+    const auto kernel =
+        params.source == nullptr ? plain_wgrad_kernel<T, false> : plain_wgrad_kernel<T, true>;
+    launch(kernel, params, params.total, params.wide, stream);
+  });
 }
 
 }  // namespace tessera::cuda

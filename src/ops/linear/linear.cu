@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
+#include "ops/cuda/vector.cuh"
 #include "ops/linear/linear_kernels.h"
 
 namespace tessera::cuda {
@@ -61,11 +62,12 @@ void launch_bias(const float* products, const float* bias, void* out, int64_t nu
 
 }  // namespace
 
-void launch_add_bias(const float* products, const float* bias, void* out, bool bf16,
+void launch_add_bias(const float* products, const float* bias, void* out, DType dtype,
                      int64_t num_rows, int64_t num_columns, cudaStream_t stream) {
   if (num_rows == 0 || num_columns == 0) return;
-  bf16 ? launch_bias<__nv_bfloat16>(products, bias, out, num_rows, num_columns, stream)
-       : launch_bias<float>(products, bias, out, num_rows, num_columns, stream);
+  with_type(dtype, [&]<typename T>() {
+    launch_bias<T>(products, bias, out, num_rows, num_columns, stream);
+  });
 }
 
 void launch_row_range(const int64_t* extent, int64_t* offsets, cudaStream_t stream) {

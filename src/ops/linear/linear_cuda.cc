@@ -70,10 +70,10 @@ void run_with_bias(const Args<Linear>& args) {
   Gemm product = forward_product(args.in(Linear::kX), args.in(Linear::kWeight));
   const Tensor& out = args.out(Linear::kY);
   const auto* bias = args.in(Linear::kBias).as<float>();
-  const bool bf16 = out.dtype == DType::kBF16;
-  auto* const sums = bf16 ? reinterpret_cast<float*>(args.workspace.data()) : out.as<float>();
+  const bool narrow = is_low_precision(out.dtype);
+  auto* const sums = narrow ? reinterpret_cast<float*>(args.workspace.data()) : out.as<float>();
   const int64_t rows = product.m;
-  const int64_t step = bf16 ? rows_before_bias(product.n) : std::max<int64_t>(rows, 1);
+  const int64_t step = narrow ? rows_before_bias(product.n) : std::max<int64_t>(rows, 1);
   product.output_type = DType::kF32;
   product.c = sums;
   for (int64_t first = 0; first < rows; first += step) {
@@ -81,7 +81,7 @@ void run_with_bias(const Args<Linear>& args) {
     multiply(args, product);
     cuda::launch_add_bias(
         sums, bias, static_cast<std::byte*>(out.data) + first * product.n * dtype_size(out.dtype),
-        bf16, product.m, product.n, stream_of(args));
+        out.dtype, product.m, product.n, stream_of(args));
     product.a = static_cast<const std::byte*>(product.a) +
                 product.m * product.k * dtype_size(product.input_type);
   }

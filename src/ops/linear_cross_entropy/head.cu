@@ -253,8 +253,8 @@ template <bool kLosses, bool kGradients>
 void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients& gradients,
             cudaStream_t stream) {
   if (rows.num_rows == 0) return;
-  const auto kernel =
-      rows.bf16 ? head_kernel<Bf16, kLosses, kGradients> : head_kernel<float, kLosses, kGradients>;
+  const auto kernel = rows.dtype == DType::kF32 ? head_kernel<float, kLosses, kGradients>
+                                                : head_kernel<Bf16, kLosses, kGradients>;
   kernel<<<static_cast<unsigned>(rows.num_rows), kThreads, 0, stream>>>(rows, losses, gradients);
   check(cudaGetLastError());
 }

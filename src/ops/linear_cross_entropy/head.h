@@ -104,7 +104,7 @@ class Head {
   float* statistics(int64_t offset, HeadRange cols) const {
     return floats(offset) + cols.first / sizes_.block * sizes_.chunk;
   }
-  bool narrow() const { return x_.dtype == DType::kBF16; }
+  bool narrow() const { return is_low_precision(x_.dtype); }
   /// By parts, gradients take the place of the logits, each row that of its own.
   bool grads_in_place() const { return !narrow() || needs_.num_parts > 0; }
   void* grad_logits(HeadRange rows, HeadRange cols) const {

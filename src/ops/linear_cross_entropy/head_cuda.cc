@@ -68,7 +68,7 @@ HeadRows Head::multiply_logits(int64_t first_token) const {
                       .first_column = first_column_,
                       .vocab_size = vocab_size_,
                       .ignored = kIgnoredLabel,
-                      .bf16 = x_.dtype == DType::kBF16};
+                      .dtype = x_.dtype};
   multiply(args_, {.transpose_b = true,
                    .m = rows.num_rows,
                    .n = cut_.V,
@@ -99,7 +99,7 @@ const void* Head::finite_rows(const HeadRows& rows) const {
 }
 
 void Head::multiply_gradients(const HeadRows& rows, const Tensor& dx, const Tensor& dweight) const {
-  const int64_t stride = cut_.stride * (rows.bf16 ? 2 : 1);
+  const int64_t stride = cut_.stride * (is_low_precision(rows.dtype) ? 2 : 1);
   multiply(args_, {.m = rows.num_rows,
                    .n = cut_.H,
                    .k = cut_.V,

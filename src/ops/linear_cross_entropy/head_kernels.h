@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace tessera::cuda {
 
 /// The logits of a chunk of tokens, and the tokens' labels. `stride` is a multiple of 4 and at
@@ -18,8 +20,8 @@ struct HeadRows {
   const int32_t* labels = nullptr;  ///< of all tokens
   int64_t first_column = 0;         ///< of the whole vocabulary
   int64_t vocab_size = 0;
-  int32_t ignored = 0;  ///< the label of a token without one
-  bool bf16 = false;    ///< the type of x and of the gradients
+  int32_t ignored = 0;        ///< the label of a token without one
+  DType dtype = DType::kF32;  ///< the type of x and of the gradients
 };
 
 /// What is found of each token, indexed over all tokens; null where it is not wanted. A token whose

@@ -17,7 +17,7 @@ HeadWorkspace::HeadWorkspace(const HeadSizes& sizes, const HeadNeeds& needs) {
     if (wanted) num_bytes += align_up(num_elements * dtype_size(dtype));
     return offset;
   };
-  const bool narrow = needs.gradients && needs.type == DType::kBF16;
+  const bool narrow = needs.gradients && is_low_precision(needs.type);
   const bool by_parts = needs.num_parts > 0;
   const int64_t num_sums = by_parts ? std::min(needs.num_parts, sizes.num_blocks()) : 1;
   const int64_t columns = needs.all_blocks ? sizes.V : sizes.block;

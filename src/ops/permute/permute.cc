@@ -10,7 +10,7 @@ void check_count(const Operator& op, std::span<const ValueType> inputs, size_t e
 }
 
 void check_rows(const Operator& op, const ValueType& rows, std::string_view what) {
-  const bool is_activation = rows.dtype == DType::kF32 || rows.dtype == DType::kBF16;
+  const bool is_activation = is_storage(rows.dtype);
   check_shape(op, is_activation && rows.shape.rank() == 2,
               "{} must be f32 or bf16 with 2 dims, got {}", what, rows.to_string());
 }

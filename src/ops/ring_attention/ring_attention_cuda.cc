@@ -222,7 +222,7 @@ void run_forward(const RingAttention& ring, const KernelArgs& args) {
            [&](const auto& params) { device::launch_tensor_forward(params, stream_of(args)); });
   } else {
     launch(device::exact_params(spec, whole, list), [&](const auto& params) {
-      device::launch_exact_forward(params, dtype == DType::kBF16, stream_of(args));
+      device::launch_exact_forward(params, dtype, stream_of(args));
     });
   }
 }
@@ -252,19 +252,19 @@ class RingGradients {
     if (uses_tensor_cores()) {
       device::launch_tensor_key_grads(set(tensor_params(keys_)), stream_of(args_));
     } else {
-      device::launch_exact_key_grads(set(exact_params(keys_)), is_bf16(), stream_of(args_));
+      device::launch_exact_key_grads(set(exact_params(keys_)), dtype(), stream_of(args_));
     }
   }
   void find_query_grads() const {
     if (uses_tensor_cores()) {
       device::launch_tensor_query_grad(tensor_params(queries_), stream_of(args_));
     } else {
-      device::launch_exact_query_grad(exact_params(queries_), is_bf16(), stream_of(args_));
+      device::launch_exact_query_grad(exact_params(queries_), dtype(), stream_of(args_));
     }
   }
 
  private:
-  bool is_bf16() const { return call_.sizes().dtype == DType::kBF16; }
+  DType dtype() const { return call_.sizes().dtype; }
   bool uses_tensor_cores() const { return device::uses_tensor_cores(spec_, call_.sizes().dtype); }
   device::TensorParams tensor_params(const device::WorkList& list) const {
     device::TensorParams params = device::tensor_params(spec_, whole_, list);

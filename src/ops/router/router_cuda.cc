@@ -27,10 +27,7 @@ RouterRule rule_of(const RouterSpec& spec) {
 
 /// `weight` is [E, H].
 RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
-  return {.num_tokens = x[0],
-          .hidden_size = x[1],
-          .num_experts = weight[0],
-          .bf16 = dtype == DType::kBF16};
+  return {.num_tokens = x[0], .hidden_size = x[1], .num_experts = weight[0], .dtype = dtype};
 }
 
 /// Scratch memory for the terms of the weight, where they are used.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 /// The router's work on the GPU. Shape letters as in router.h; a *block* is kRouterBlockTokens
 /// consecutive tokens, whose partial sums are taken together, whatever the GPU.
 namespace tessera::cuda {
@@ -136,7 +138,7 @@ struct RouterShape {
   int64_t num_tokens;
   int64_t hidden_size;
   int64_t num_experts;
-  bool bf16;  ///< x and its gradient
+  DType dtype;  ///< x and its gradient
 };
 
 /// Whether logits are made from BF16 terms of the weight by launch_router_tensor_logits, rather

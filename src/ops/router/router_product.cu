@@ -1,5 +1,6 @@
 // The router's products in F32 on the ordinary cores, for any shape.
 #include "ops/cuda/exact_product.cuh"
+#include "ops/cuda/vector.cuh"
 #include "ops/router/router_kernels.h"
 
 namespace tessera::cuda {
@@ -47,10 +48,6 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int router_tile_columns(int64_t num_columns) {
   return num_columns <= 16 ? 16 : num_columns <= 64 ? 64 : 128;
-}
-
-int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
 }
 
 template <int kColumns, typename P>
@@ -150,33 +147,24 @@ void launch_add_splits(const RouterShape& s, const float* partials, int num_spli
 }
 
 void launch_router_logits(const RouterLogits& p, cudaStream_t stream) {
-  if (p.shape.bf16) {
-    multiply_logits(p.shape, static_cast<const __nv_bfloat16*>(p.x), p.weight, p.logits_TE, stream);
-  } else {
-    multiply_logits(p.shape, static_cast<const float*>(p.x), p.weight, p.logits_TE, stream);
-  }
+  with_type(p.shape.dtype, [&]<typename T>() {
+    multiply_logits(p.shape, static_cast<const T*>(p.x), p.weight, p.logits_TE, stream);
+  });
 }
 
 void launch_router_product_grads(const RouterProductGrads& p, cudaStream_t stream) {
   const RouterShape& s = p.shape;
   if (s.num_tokens == 0 || s.num_experts * s.hidden_size == 0) return;
   if (p.grad_weight_EH != nullptr) {
-    if (s.bf16) {
-      multiply_grad_weight(s, p.grad_logits_TE, static_cast<const __nv_bfloat16*>(p.x), p.partials,
-                           stream);
-    } else {
-      multiply_grad_weight(s, p.grad_logits_TE, static_cast<const float*>(p.x), p.partials, stream);
-    }
+    with_type(s.dtype, [&]<typename T>() {
+      multiply_grad_weight(s, p.grad_logits_TE, static_cast<const T*>(p.x), p.partials, stream);
+    });
     // Rounding the splits up to whole steps may leave fewer of them.
     launch_add_splits(s, p.partials, static_cast<int>(divide_up(s.num_tokens, split_tokens(s))),
                       p.grad_weight_EH, stream);
   }
   if (p.grad_x == nullptr) return;
-  if (s.bf16) {
-    multiply_grad_x<__nv_bfloat16>(p, stream);
-  } else {
-    multiply_grad_x<float>(p, stream);
-  }
+  with_type(s.dtype, [&]<typename T>() { multiply_grad_x<T>(p, stream); });
 }
 
 }  // namespace tessera::cuda

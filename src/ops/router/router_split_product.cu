@@ -26,11 +26,11 @@ unsigned blocks_of(int64_t count) {
 }  // namespace
 
 bool has_tensor_logits(const RouterShape& s) {
-  return s.bf16 && s.hidden_size > 0 && s.hidden_size % 8 == 0;
+  return is_low_precision(s.dtype) && s.hidden_size > 0 && s.hidden_size % 8 == 0;
 }
 
 bool can_split_router(const RouterShape& s) {
-  return s.bf16 && s.hidden_size % 8 == 0 && s.num_experts % 8 == 0;
+  return is_low_precision(s.dtype) && s.hidden_size % 8 == 0 && s.num_experts % 8 == 0;
 }
 
 void launch_split_weight(const RouterShape& s, const float* weight_EH, RouterTerms which,

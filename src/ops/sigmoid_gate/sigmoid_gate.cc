@@ -8,8 +8,7 @@ void check_gate(const Operator& op, const ValueType& y, const ValueType& logit) 
               "takes y [T,H] and logit [T,1], got {} and {}", y.to_string(), logit.to_string());
   check_shape(op, logit.shape[0] == y.shape[0] && logit.shape[1] == 1 && logit.dtype == y.dtype,
               "logit is {}, expected one per row of y {}", logit.to_string(), y.to_string());
-  check_shape(op, y.dtype == DType::kF32 || y.dtype == DType::kBF16,
-              "y is {}, expected f32 or bf16", dtype_name(y.dtype));
+  check_shape(op, is_storage(y.dtype), "y is {}, expected f32 or bf16", dtype_name(y.dtype));
 }
 
 }  // namespace

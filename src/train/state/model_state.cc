@@ -86,7 +86,7 @@ std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtyp
   for (const ParameterSpec& spec : list_parameters(config, dtype)) {
     all.push_back({spec.name + ".m", spec.shape});
     all.push_back({spec.name + ".v", spec.shape});
-    if (spec.dtype == DType::kBF16) all.push_back({spec.name + ".master", spec.shape});
+    if (is_low_precision(spec.dtype)) all.push_back({spec.name + ".master", spec.shape});
   }
   return all;
 }
