@@ -10,6 +10,22 @@ namespace {
 
 }  // namespace
 
+void StepParameters::prepare(const StepInput& /*input*/) {
+  refuse(TaskAction::kJudge);
+}
+
+void StepParameters::give_clip(std::span<const Tensor> /*losses*/) {
+  refuse(TaskAction::kJudge);
+}
+
+void StepParameters::order_updates() {
+  refuse(TaskAction::kUpdate);
+}
+
+StepResult StepParameters::wait_clip() {
+  refuse(TaskAction::kJudge);
+}
+
 void LocalParameters::start(TaskAction action, int64_t /*unit*/) {
   refuse(action);
 }
@@ -20,6 +36,7 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
 
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
   const size_t bucket = unit;
+  if (action == TaskAction::kUpdate) return optimizer_.start_update(bucket, observer_);
   if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(bucket);
   if (action != TaskAction::kReduceBucket) refuse(action);
   for (const size_t parameter : optimizer_.buckets().at(bucket).parameters) {
@@ -30,6 +47,7 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
   const size_t bucket = unit;
+  if (action == TaskAction::kUpdate) return optimizer_.wait_update(bucket);
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(bucket);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(bucket);
@@ -42,6 +60,15 @@ void ReplicatedParameters::finish_gradients() {
 
 void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
   optimizer_.update(unit, input.observer);
+}
+
+void ReplicatedParameters::prepare(const StepInput& input) {
+  observer_ = input.observer;
+  optimizer_.prepare(input);
+}
+
+void ReplicatedParameters::give_clip(std::span<const Tensor> losses) {
+  optimizer_.give_clip(losses, observer_);
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {
