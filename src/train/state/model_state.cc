@@ -1,7 +1,6 @@
 #include "train/state/model_state.h"
 
 #include <algorithm>
-#include <ranges>
 #include <set>
 
 #include "comm/planned_world.h"
@@ -68,8 +67,7 @@ std::vector<GlobalTensor> global_model(const ModelConfig& config, DType dtype) {
 }
 
 /// The layers of multi-token prediction that tensors are of.
-template <typename Names>
-std::set<std::string> mtp_layers_of(const Names& names) {
+std::set<std::string> mtp_layers_of(const std::vector<std::string>& names) {
   std::set<std::string> layers;
   for (const std::string& name : names) {
     if (is_mtp_parameter(name)) layers.insert(mtp_layer_of(name));
@@ -226,7 +224,9 @@ std::vector<NamedSlice> ModelState::held_model() const {
 LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
   std::vector<GlobalTensor> all = global_model(config_, dtype_);
   std::vector<NamedSlice> held = held_model();
-  const auto own_layers = mtp_layers_of(all | std::views::transform(&GlobalTensor::name));
+  std::vector<std::string> own_names;
+  for (const GlobalTensor& tensor : all) own_names.push_back(tensor.name);
+  const auto own_layers = mtp_layers_of(own_names);
   const auto saved_layers = mtp_layers_of(reader.names(TensorGroup::kModel));
   const auto is_added = [&](const std::string& name) {
     return is_mtp_parameter(name) && !saved_layers.contains(mtp_layer_of(name));
