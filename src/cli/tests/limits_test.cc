@@ -5,8 +5,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
-
 std::function<void()> limit(__rlimit_resource resource, rlim_t most) {
   return [resource, most] {
     const rlimit both{most, most};
@@ -42,8 +40,9 @@ TEST_F(CliLimits, AnAbsurdNumberOfThreadsIsRefused) {
 }
 
 TEST_F(CliLimits, ThreadsThatCannotBeStartedAreTold) {
-  expect_error(run_with("OMP_STACKSIZE", "100000G"),
-               {"only 1 of 4 threads could be started (2 that compute)", "OMP_STACKSIZE", "97.66 TiB"});
+  expect_error(
+      run_with("OMP_STACKSIZE", "100000G"),
+      {"only 1 of 4 threads could be started (2 that compute)", "OMP_STACKSIZE", "97.66 TiB"});
 }
 
 TEST_F(CliLimits, SmallStacksAreRefused) {
