@@ -66,9 +66,8 @@ Routing route(const Shape& shape) {
   std::iota(experts.begin(), experts.end(), 0);
   for (int64_t t = 0; t < shape.num_tokens; ++t) {
     for (int64_t k = 0; k < shape.top_k; ++k) {
-      const size_t at = k;
-      std::swap(experts[at], experts[at + random.next_below(experts.size() - at)]);
-      rows_of[experts[at]].push_back(static_cast<int>(t * shape.top_k + k));
+      std::swap(experts[k], experts[k + random.next_below(experts.size() - k)]);
+      rows_of[experts[k]].push_back(static_cast<int>(t * shape.top_k + k));
     }
   }
   Routing routing{{0}, {}, std::vector<int>(shape.num_rows())};

@@ -94,10 +94,7 @@ class Call {
     for (const ValueType& type : outputs) add(OwnedTensor(type.dtype, type.shape), outputs_);
   }
   const Cost& cost() const { return cost_; }
-  void run() const {
-    const size_t scratch = workspace_.num_bytes();
-    kernel_(*op_, {inputs_, outputs_, {workspace_.data(), scratch}});
-  }
+  void run() const { kernel_(*op_, {inputs_, outputs_, workspace_.bytes()}); }
 
  private:
   void add(OwnedTensor tensor, std::vector<Tensor>& views) {

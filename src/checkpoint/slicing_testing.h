@@ -114,14 +114,13 @@ class Slicing {
     const auto first = cut(half, num_ranks_);
     auto second = cut(shape[0] - half, num_ranks_);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
-      const size_t i = rank;
-      second[i].begin += half;
-      hold(rank, name, Slice::of_rows(shape, {first[i], second[i]}));
+      second[rank].begin += half;
+      hold(rank, name, Slice::of_rows(shape, {first[rank], second[rank]}));
       if (rank % 2 == 0) {
-        own(rank, name, Slice::of_rows(shape, {first[i], second[i]}));
+        own(rank, name, Slice::of_rows(shape, {first[rank], second[rank]}));
       } else {
-        own(rank, name, Slice::of_rows(shape, {first[i]}));
-        own(rank, name, Slice::of_rows(shape, {second[i]}));
+        own(rank, name, Slice::of_rows(shape, {first[rank]}));
+        own(rank, name, Slice::of_rows(shape, {second[rank]}));
       }
     }
   }

@@ -57,10 +57,9 @@ void check(const SamplerConfig& config) {
 }
 
 void resize(Batch& batch, int64_t num_tokens, int64_t max_sequences) {
-  const size_t size = num_tokens;
-  batch.tokens.resize(size);
-  batch.labels.resize(size);
-  batch.positions.resize(size);
+  batch.tokens.resize(num_tokens);
+  batch.labels.resize(num_tokens);
+  batch.positions.resize(num_tokens);
   batch.cu_seqlens.clear();
   batch.cu_seqlens.reserve(max_sequences + 1);
   batch.cu_seqlens.push_back(0);

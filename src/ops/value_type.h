@@ -24,7 +24,7 @@ class ValueId {
     ++index_;
     return *this;
   }
-  constexpr auto operator<=>(const ValueId&) const = default;
+  constexpr auto operator<=>(const ValueId&) const = default;  // NOLINT(modernize-use-nullptr)
 
  private:
   int32_t index_ = -1;

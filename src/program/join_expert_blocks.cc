@@ -129,7 +129,7 @@ class BlockJoiner {
   void drop_padding(ValueId offsets) {
     const auto needs_padding = [offsets](const Node& node) {
       const bool reads = std::ranges::find(node.inputs, offsets) != node.inputs.end();
-      return node.op->communicates() || (reads && node.op->name() == "block_topology");
+      return node.op->communicates() || (reads && node.op->name() == BlockTopologyOp::kName);
     };
     if (std::ranges::any_of(nodes_, needs_padding)) return;
     for (Node& node : nodes_) {

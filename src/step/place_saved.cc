@@ -40,16 +40,16 @@ class SlabFinder {
       : programs_(programs), placement_(placement) {}
 
   void add(const StepRun& run, int at) {
-    const size_t idx = run.ref.idx;
+    const int64_t idx = run.ref.idx;
     SavedOffsets& offsets = placement_.offsets[run.chunk][run.place];
     const PipelineChunk& chunk = programs_.part.chunks[run.chunk];
     const bool forward = run.ref.direction == PassDirection::kForward;
     if (run.ref.part == ProgramPart::kHead)
-      return touch(offsets.heads.at(idx), head_saved_bytes(programs_, run.ref.idx), forward, at);
+      return touch(offsets.heads.at(idx), head_saved_bytes(programs_, idx), forward, at);
     if (run.ref.part != ProgramPart::kLayer) return;
-    touch(offsets.layers.at(idx), layer_saved_bytes(programs_, chunk, run.ref.idx), forward, at);
+    touch(offsets.layers.at(idx), layer_saved_bytes(programs_, chunk, idx), forward, at);
     if (forward) return;
-    touch(offsets.kept.at(idx), layer_kept_bytes(programs_, chunk, run.ref.idx),
+    touch(offsets.kept.at(idx), layer_kept_bytes(programs_, chunk, idx),
           run.ref.direction == PassDirection::kBackward, at);
   }
 

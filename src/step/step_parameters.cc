@@ -19,20 +19,18 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
 }
 
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
-  const size_t bucket = unit;
-  if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(bucket);
+  if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
-  for (const size_t parameter : optimizer_.buckets().at(bucket).parameters) {
+  for (const size_t parameter : optimizer_.buckets().at(unit).parameters) {
     parameters_.settle_gradient(parameter);
     optimizer_.ready(parameter);
   }
 }
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
-  const size_t bucket = unit;
-  if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(bucket);
+  if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
-  optimizer_.wait_reduction(bucket);
+  optimizer_.wait_reduction(unit);
 }
 
 void ReplicatedParameters::finish_gradients() {
@@ -45,17 +43,15 @@ void ReplicatedParameters::update(int64_t unit, const StepInput& input, const St
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {
-  const size_t module = unit;
-  if (action == TaskAction::kGatherModule) return sharded_.gather(module);
+  if (action == TaskAction::kGatherModule) return sharded_.gather(unit);
   if (action != TaskAction::kReduceModule) refuse(action);
-  sharded_.reduce(module);
+  sharded_.reduce(unit);
 }
 
 void ShardedParameters::wait(TaskAction action, int64_t unit) {
-  const size_t module = unit;
-  if (action == TaskAction::kGatherModule) return sharded_.wait_gathering(module);
+  if (action == TaskAction::kGatherModule) return sharded_.wait_gathering(unit);
   if (action != TaskAction::kReduceModule) refuse(action);
-  sharded_.wait_reduction(module);
+  sharded_.wait_reduction(unit);
 }
 
 void ShardedParameters::update(int64_t /*unit*/, const StepInput& input, const StepResult& result) {

@@ -285,13 +285,12 @@ inline void collect(const MoeCase& c, const MoeShare& share, const MoeProgram& m
   add_slice_into(share.part.slice(c, 2), run.grad(moe.fc1), result.grad_fc1);
   add_slice_into(share.part.slice(c, 1), run.grad(moe.fc2), result.grad_fc2);
   result.dropped += *run.value(moe.dispatched.dropped).as<int64_t>();
-  const size_t at = rank;
   Tensor rows = run.value(moe.dispatched.rows_RH);
-  result.max_rows[at] = rows.shape[0];
+  result.max_rows[rank] = rows.shape[0];
   rows.shape[0] = run.value(moe.dispatched.offsets).span<int64_t>().back();
-  result.rows[at] = rows.shape[0];
+  result.rows[rank] = rows.shape[0];
   const auto* bytes = static_cast<const std::byte*>(rows.data);
-  result.expert_in[at].assign(bytes, bytes + rows.num_bytes());
+  result.expert_in[rank].assign(bytes, bytes + rows.num_bytes());
 }
 
 inline DispatchSpec spec_of_rank(const MoeCase& c, World& world) {

@@ -89,9 +89,8 @@ void expect_rank_right(const Simulation& simulation) {
   const DispatchPlanSpec& spec = simulation.spec;
   const Plan plan = run(spec, simulation.counts);
   for (int64_t peer = 0; peer < spec.ep_size(); ++peer) {
-    const size_t at = peer;
-    EXPECT_EQ(plan.send_rows[at], std::ssize(simulation.sent(spec.ep_rank, peer, spec.etp_rank)));
-    EXPECT_EQ(plan.receive_rows[at],
+    EXPECT_EQ(plan.send_rows[peer], std::ssize(simulation.sent(spec.ep_rank, peer, spec.etp_rank)));
+    EXPECT_EQ(plan.receive_rows[peer],
               std::ssize(simulation.sent(peer, spec.ep_rank, spec.etp_rank)));
   }
   EXPECT_EQ(plan.received, std::ssize(simulation.received(spec.ep_rank, spec.etp_rank)));

@@ -45,11 +45,10 @@ void rotate_halves(To* y, const From* x, const TokenAngles& angles, int64_t pair
 template <typename To, typename From>
 void rotate_neighbours(To* y, const From* x, const TokenAngles& angles, int64_t pairs) {
   for (int64_t i = 0; i < pairs; ++i) {
-    const size_t at = i;
     const auto first = static_cast<float>(x[2 * i]);
     const auto second = static_cast<float>(x[2 * i + 1]);
-    y[2 * i] = To(first * angles.cosines[at] - second * angles.sines[at]);
-    y[2 * i + 1] = To(second * angles.cosines[at] + first * angles.sines[at]);
+    y[2 * i] = To(first * angles.cosines[i] - second * angles.sines[i]);
+    y[2 * i + 1] = To(second * angles.cosines[i] + first * angles.sines[i]);
   }
 }
 

@@ -60,9 +60,8 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
     EXPECT_EQ(lines.steps[0].balance_loss, record.balance_loss);
     ASSERT_EQ(lines.steps[0].expert_load.size(), static_cast<size_t>(layers));
     for (int64_t i = 0; i < layers; ++i) {
-      const size_t layer = i;
-      EXPECT_EQ(lines.steps[0].expert_load[layer].tokens_per_expert,
-                record.expert_load[layer].tokens_per_expert);
+      EXPECT_EQ(lines.steps[0].expert_load[i].tokens_per_expert,
+                record.expert_load[i].tokens_per_expert);
     }
   }
 }
