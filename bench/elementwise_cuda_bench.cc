@@ -193,7 +193,7 @@ void add_heads(Cases& cases) {
 void add_optimizer(Cases& cases) {
   cases.push_back({"adamw",
                    make_adamw({.bf16_weight = true}),
-                   {{DType::kF32, {kParameters}}, {DType::kF32, {4}}},
+                   {{DType::kF32, {kParameters}}, {DType::kF32, {8}}, {DType::kF32, {2}}},
                    kParameters * (7 * 4.0 + 2.0)});
   add(cases, "sum_of_squares", make_sum_of_squares(), {{DType::kF32, {kParameters}}});
 }
@@ -239,7 +239,7 @@ class Bench {
       : backend_(make_cuda_backend(0)),
         stream_(static_cast<cuda::CudaContext*>(backend_.context())->stream()),
         numbers_(1 << 22),
-        step_params_(adamw_step_params({}, 1e-3, 10, 1.0)) {
+        factors_(make_adamw_factors({}, 1e-3, 10)) {
     fill_normal(numbers_, 1, 1, 1.0F);
     for (const float number : numbers_) halves_.emplace_back(number);
     copy_bandwidth_ = measure_copy();
@@ -260,7 +260,10 @@ class Bench {
         kept[set].push_back(make_input(*c.op, type));
         inputs[set].push_back(kept[set].back());
       }
-      if (c.op->name() == "adamw") inputs[set][1].data = const_cast<float*>(step_params_.data());
+      if (c.op->name() == "adamw") {
+        backend_.device().copy(inputs[set][1].data, &factors_, sizeof(factors_));
+        backend_.device().copy(inputs[set][2].data, &grad_scale_, sizeof(grad_scale_));
+      }
       for (const ValueType& type : c.op->infer(c.inputs)) {
         kept[set].emplace_back(type.dtype, type.shape, "results", backend_.device());
         outputs[set].push_back(kept[set].back());
@@ -342,7 +345,8 @@ class Bench {
   cudaStream_t stream_;
   std::vector<float> numbers_;
   std::vector<Bf16> halves_;
-  std::array<float, 4> step_params_;
+  AdamWFactors factors_;
+  AdamWGradScale grad_scale_{1, 0};
   double copy_bandwidth_ = 0;
 };
 

@@ -165,10 +165,12 @@ void bench_flat(int64_t n) {
   const OwnedTensor grad = random_tensor(DType::kF32, {n}, 1.0F);
   const OwnedTensor copy(DType::kF32, {n});
   const KernelTable kernels = all_kernels();
-  const OwnedTensor params(DType::kF32, {4});
-  std::ranges::copy(adamw_step_params({}, 1e-3, 1, 1.0), params.get().as<float>());
-  const Call plain(make_adamw({}), kernels, {grad, params});
-  const Call narrow(make_adamw({.bf16_weight = true}), kernels, {grad, params});
+  AdamWFactors own_factors = make_adamw_factors({}, 1e-3, 1);
+  AdamWGradScale own_scale{1, 0};
+  const Tensor factors = view_of(own_factors);
+  const Tensor scale = view_of(own_scale);
+  const Call plain(make_adamw({}), kernels, {grad, factors, scale});
+  const Call narrow(make_adamw({.bf16_weight = true}), kernels, {grad, factors, scale});
   const Call norm(make_sum_of_squares(), kernels, {grad});
   const auto copy_all = [&] {
     const float* from = grad.get().as<float>();

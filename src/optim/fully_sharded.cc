@@ -311,16 +311,16 @@ StepResult FullySharded::judge(const StepInput& input) {
   return state_->judge(input);
 }
 
-void FullySharded::update(const StepInput& input, const StepResult& result) {
+void FullySharded::update(const StepInput& input) {
   std::vector<size_t> all(shapes_.size());
   std::iota(all.begin(), all.end(), size_t{0});
-  state_->update(all, input, result.clip_factor);
+  state_->update(all, input.observer);
 }
 
 StepResult FullySharded::step(const StepInput& input) {
   finish_gradients();
   const StepResult result = judge(input);
-  if (result.updated) update(input, result);
+  if (result.updated) update(input);
   return result;
 }
 

@@ -88,7 +88,7 @@ class FullySharded final : public DistributedOptimizer {
   /// The parts of a step: after finish_gradients the norm and what follows from it, on all ranks
   /// together; and where that updates, the update of all shares.
   StepResult judge(const StepInput& input);
-  void update(const StepInput& input, const StepResult& result);
+  void update(const StepInput& input);
   void discard_gradients() override { finish_gradients(); }
 
   /// Of shares that several replicas hold, the first owns.

@@ -25,16 +25,28 @@ HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr worl
       world_(std::move(world)),
       adamw_(plain(parameters_), options, backend) {}
 
+std::vector<Tensor> HeldState::owned_gradients() const {
+  std::vector<Tensor> grads;
+  for (const HeldParameter& p : parameters_) grads.push_back(take_rows(p.parameter.grad, p.owned));
+  return grads;
+}
+
+void HeldState::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  ensure(is_alone(), "the norm of {} ranks' gradients is asked of one", world_->size());
+  adamw_.give_clip(owned_gradients(), losses, observer);
+}
+
 // Summed rank by rank, and not by an all-reduce, so that all ranks have the same bits in every back
 // end.
 StepResult HeldState::judge(const StepInput& input) {
-  std::vector<Tensor> grads;
-  for (const HeldParameter& p : parameters_) grads.push_back(take_rows(p.parameter.grad, p.owned));
-  const std::vector<double> sums = adamw_.sums_of_squares(grads, input.observer);
+  const std::vector<double> sums = adamw_.sums_of_squares(owned_gradients(), input.observer);
   double own = std::accumulate(sums.begin(), sums.end(), 0.0);
   std::vector<double> all(world_->size());
   world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
-  return AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
+  const auto result = AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
+  adamw_.prepare(input);
+  adamw_.give_factors(input.grad_scale, result);
+  return result;
 }
 
 void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, HeldPart part,

@@ -32,13 +32,18 @@ class HeldState {
   HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
             const AdamWOptions& options, const Backend& backend = optimizer_on_host());
 
+  /// Whether this is the only rank, which needs no other to know the norm.
+  bool is_alone() const { return world_->size() == 1; }
   /// What a step makes of the gradients of all ranks of the world, each owned element counting
-  /// once: the same bits on all ranks, who all call it.
+  /// once: the same bits on all ranks, who all call it. update() does nothing where it is not to.
   StepResult judge(const StepInput& input);
+  /// The same without waiting for it, as AdamWOptimizer's. REQUIRES is_alone().
+  void prepare(const StepInput& input) { adamw_.prepare(input); }
+  void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
+  StepResult clip_result() const { return adamw_.clip_result(); }
   /// Updates the held rows of parameters, by their places in the list.
-  void update(std::span<const size_t> parameters, const StepInput& input,
-              double clip_factor) const {
-    adamw_.update(parameters, input, clip_factor);
+  void update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
+    adamw_.update(parameters, observer);
   }
 
   /// "<parameter>.m", ".v" and, for BF16 weights, ".master": F32.
@@ -54,6 +59,7 @@ class HeldState {
   int64_t state_bytes() const { return adamw_.state_bytes(); }
 
  private:
+  std::vector<Tensor> owned_gradients() const;
   void append(std::vector<NamedSlice>& slices, size_t idx, HeldPart part,
               const NamedTensor& tensor) const;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "core/host_tensor.h"
@@ -54,6 +55,8 @@ Tensor flat(Tensor tensor) {
   return tensor;
 }
 
+constexpr int64_t kNumFactors = sizeof(AdamWFactors) / sizeof(float);
+
 ValueType type_of(const Tensor& tensor) {
   return {.dtype = tensor.dtype, .shape = tensor.shape};
 }
@@ -80,7 +83,7 @@ Backend optimizer_on_host() {
 
 AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
                                const AdamWOptions& options, const Backend& backend)
-    : backend_(backend), sum_of_squares_(make_sum_of_squares()) {
+    : backend_(backend), sum_of_squares_(make_sum_of_squares()), grad_clip_(make_grad_clip()) {
   int64_t state_bytes = 0;
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
@@ -92,14 +95,34 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
   state_ = Buffer(state_bytes, "optimizer state", device);
   workspace_ =
       Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
-  sums_ = Buffer(std::ssize(parameters) * static_cast<int64_t>(sizeof(double)), "the gradient norm",
-                 device, MemoryKind::kShared);
   int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
     slots_.push_back(make_slot(parameter, find_kind(parameter, options), offset));
     offset += layout_state(parameter.weight).num_bytes;
   }
+  shared_ = make_step_tensors(MemoryKind::kShared);
+  own_ = make_step_tensors(MemoryKind::kOwn);
   reset_masters();
+}
+
+AdamWOptimizer::StepTensors AdamWOptimizer::make_step_tensors(MemoryKind kind) const {
+  const std::array<ValueType, 5> types = {{{DType::kF64, {std::ssize(slots_)}},
+                                           {DType::kF64, {2}},
+                                           {DType::kF64, {2}},
+                                           {DType::kF32, {2}},
+                                           {DType::kF32, {std::ssize(kinds_), kNumFactors}}}};
+  int64_t bytes = 0;
+  for (const ValueType& type : types) bytes += align_up(type.num_bytes());
+  StepTensors tensors{.memory = Buffer(bytes, "an update's factors", backend_.device(), kind)};
+  int64_t offset = 0;
+  size_t next = 0;
+  for (Tensor* tensor :
+       {&tensors.sums, &tensors.limits, &tensors.norm, &tensors.grad_scale, &tensors.factors}) {
+    const ValueType& type = types[next++];
+    *tensor = tensors.memory.tensor(offset, type.dtype, type.shape);
+    offset += align_up(type.num_bytes());
+  }
+  return tensors;
 }
 
 void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
@@ -148,30 +171,38 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_
           .kind = kind};
 }
 
-std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads,
-                                                    const UpdateObserver& observer) {
+/// Gives the device the sums of squares, and returns where they will be.
+Tensor AdamWOptimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver& observer) {
   ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
          slots_.size());
-  if (grads.empty()) return {};
+  Tensor sums = own_.sums;
+  sums.shape = {std::ssize(grads)};
+  if (grads.empty()) return sums;
   std::vector<Tensor> inputs;
   for (const Tensor& grad : grads) inputs.push_back(flat(grad));
-  const Tensor outputs[] = {sums_.tensor(0, DType::kF64, {std::ssize(grads)})};
-  run_kernel(*sum_of_squares_, inputs, outputs, workspace_.bytes(), observer);
-  backend_.device().synchronize();
-  const auto* sums = reinterpret_cast<const double*>(sums_.data());
-  return {sums, sums + grads.size()};
+  run_kernel(*sum_of_squares_, inputs, std::span(&sums, 1), workspace_.bytes(), observer);
+  return sums;
 }
 
-double AdamWOptimizer::global_sum_of_squares(const UpdateObserver& observer) {
+std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads,
+                                                    const UpdateObserver& observer) {
+  const Tensor sums = give_sums(grads, observer);
+  backend_.device().copy(shared_.sums.data, sums.data, sums.num_bytes());
+  backend_.device().synchronize();
+  const auto known = shared_.sums.span<double>().first(grads.size());
+  return {known.begin(), known.end()};
+}
+
+std::vector<Tensor> AdamWOptimizer::all_grads() const {
   std::vector<Tensor> grads;
   for (const Slot& slot : slots_) grads.push_back(slot.parameter.grad);
-  double total = 0;
-  for (const double sum : sums_of_squares(grads, observer)) total += sum;
-  return total;
+  return grads;
 }
 
 double AdamWOptimizer::grad_norm(double grad_scale) {
-  return norm_of(global_sum_of_squares(), grad_scale);
+  double total = 0;
+  for (const double sum : sums_of_squares(all_grads())) total += sum;
+  return norm_of(total, grad_scale);
 }
 
 StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) {
@@ -181,39 +212,80 @@ StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) 
   return result;
 }
 
-StepResult AdamWOptimizer::step(const StepInput& input) {
-  const StepResult result = judge(global_sum_of_squares(input.observer), input);
-  if (!result.updated) return result;
-  std::vector<size_t> all(slots_.size());
-  std::iota(all.begin(), all.end(), size_t{0});
-  update(all, input, result.clip_factor);
-  return result;
+void AdamWOptimizer::prepare(const StepInput& input) {
+  double* const limits = shared_.limits.as<double>();
+  limits[0] = input.grad_scale;
+  limits[1] = input.max_grad_norm;
+  float* next = shared_.factors.as<float>();
+  for (const Kind& kind : kinds_) {
+    const AdamWFactors factors =
+        make_adamw_factors(static_cast<const AdamW&>(*kind.op).spec(),
+                           input.lr * kind.lr_multiplier, input.step_idx + 1);
+    std::memcpy(next, &factors, sizeof(factors));
+    next += kNumFactors;
+  }
 }
 
-void AdamWOptimizer::update(std::span<const size_t> parameters, const StepInput& input,
-                            double clip_factor) const {
+void AdamWOptimizer::give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses,
+                               const UpdateObserver& observer) {
+  std::vector<Tensor> inputs = {give_sums(grads, observer), shared_.limits};
+  inputs.insert(inputs.end(), losses.begin(), losses.end());
+  const Tensor outputs[] = {shared_.norm, own_.grad_scale};
+  run_kernel(*grad_clip_, inputs, outputs, {}, observer);
+  backend_.device().copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
+}
+
+StepResult AdamWOptimizer::clip_result() const {
+  const double* const norm = shared_.norm.as<double>();
+  return {.grad_norm = norm[0], .clip_factor = norm[1], .updated = std::isfinite(norm[0])};
+}
+
+void AdamWOptimizer::give_factors(double grad_scale, const StepResult& result) {
+  float* const own = shared_.grad_scale.as<float>();
+  own[0] = static_cast<float>(grad_scale * result.clip_factor);
+  own[1] = result.updated ? 0.0F : 1.0F;
+  Device& device = backend_.device();
+  device.copy(own_.grad_scale.data, own, own_.grad_scale.num_bytes());
+  device.copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
+}
+
+StepResult AdamWOptimizer::step(const StepInput& input) {
+  prepare(input);
+  give_clip(all_grads(), {}, input.observer);
+  backend_.device().synchronize();
+  std::vector<size_t> all(slots_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  update(all, input.observer);
+  return clip_result();
+}
+
+void AdamWOptimizer::update(std::span<const size_t> parameters,
+                            const UpdateObserver& observer) const {
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
     std::vector<const Slot*> slots;
     for (const size_t idx : parameters) {
       if (slots_[idx].kind == kind) slots.push_back(&slots_[idx]);
     }
-    if (!slots.empty()) update_kind(kinds_[kind], slots, input, clip_factor);
+    if (!slots.empty()) update_kind(kind, slots, observer);
   }
 }
 
-void AdamWOptimizer::update_kind(const Kind& kind, std::span<const Slot* const> slots,
-                                 const StepInput& input, double clip_factor) const {
-  const AdamWSpec& spec = static_cast<const AdamW&>(*kind.op).spec();
-  std::array<float, 4> params = adamw_step_params(
-      spec, input.lr * kind.lr_multiplier, input.step_idx + 1, input.grad_scale * clip_factor);
+void AdamWOptimizer::update_kind(size_t kind, std::span<const Slot* const> slots,
+                                 const UpdateObserver& observer) const {
+  const OperatorPtr& op = kinds_[kind].op;
   std::vector<Tensor> inputs, outputs;
   for (const Slot* slot : slots) {
     inputs.push_back(flat(slot->parameter.grad));
     for (const Tensor& tensor : {slot->master, slot->m, slot->v}) outputs.push_back(flat(tensor));
-    if (spec.bf16_weight) outputs.push_back(flat(slot->parameter.weight));
+    if (static_cast<const AdamW&>(*op).spec().bf16_weight)
+      outputs.push_back(flat(slot->parameter.weight));
   }
-  inputs.push_back(view(std::span<float>(params), {4}));
-  run_kernel(*kind.op, inputs, outputs, {}, input.observer);
+  Tensor factors = own_.factors;
+  factors.data = factors.as<float>() + static_cast<int64_t>(kind) * kNumFactors;
+  factors.shape = {kNumFactors};
+  inputs.push_back(factors);
+  inputs.push_back(own_.grad_scale);
+  run_kernel(*op, inputs, outputs, {}, observer);
 }
 
 std::vector<NamedTensor> AdamWOptimizer::state() const {

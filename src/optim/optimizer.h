@@ -73,14 +73,29 @@ class AdamWOptimizer {
   /// Clips and updates.
   StepResult step(const StepInput& input);
 
-  /// The parts of a step, for whoever has but a part of the gradients. Σ x² in double of F32
-  /// tensors, of which number i is no larger than parameter i;
+  /// The parts of a step, each of which gives the device work and returns. The host's part: what
+  /// the step is to be, which the device reads when it comes to the clipping. REQUIRES that it has
+  /// come to that of the last step.
+  void prepare(const StepInput& input);
+  /// The norm of F32 tensors, of which number i is no larger than parameter i, and what it and the
+  /// losses, F32 [1], which the device reaches, make of the step: where one of them is not finite,
+  /// update() does nothing. REQUIRES that all updates of the last step come before.
+  void give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses = {},
+                 const UpdateObserver& observer = {});
+  /// What came of it, once the device has come to it. A loss that was not finite makes the norm
+  /// NaN.
+  StepResult clip_result() const;
+  /// The update of parameters, by their places in the list. Those of one kind are one operator.
+  void update(std::span<const size_t> parameters, const UpdateObserver& observer = {}) const;
+
+  /// The parts for whoever has but a part of the gradients, in place of give_clip(). Σ x² in double
+  /// of such tensors, which is waited for;
   std::vector<double> sums_of_squares(std::span<const Tensor> grads,
                                       const UpdateObserver& observer = {});
   /// what a step makes of the sum over all gradients (`updated` says whether it is to go on);
   static StepResult judge(double sum_of_squares, const StepInput& input);
-  /// and the update of parameters, by their places in the list. Those of one kind are one operator.
-  void update(std::span<const size_t> parameters, const StepInput& input, double clip_factor) const;
+  /// and what update() is to do about it.
+  void give_factors(double grad_scale, const StepResult& result);
 
   /// Views of all state, parameter by parameter, F32 of the weight's shape: "<parameter>.m",
   /// "<parameter>.v" and "<parameter>.master". After filling masters call round_masters.
@@ -117,9 +132,10 @@ class AdamWOptimizer {
   };
 
   size_t find_kind(const Parameter& parameter, const AdamWOptions& options);
-  void update_kind(const Kind& kind, std::span<const Slot* const> slots, const StepInput& input,
-                   double clip_factor) const;
-  double global_sum_of_squares(const UpdateObserver& observer = {});
+  void update_kind(size_t kind, std::span<const Slot* const> slots,
+                   const UpdateObserver& observer) const;
+  Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer);
+  std::vector<Tensor> all_grads() const;
   Slot make_slot(const Parameter& parameter, size_t kind, int64_t state_offset) const;
 
   void run_kernel(const Operator& op, std::span<const Tensor> inputs,
@@ -128,10 +144,23 @@ class AdamWOptimizer {
 
   Backend backend_;
   OperatorPtr sum_of_squares_;
+  OperatorPtr grad_clip_;
+  std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it
   Buffer state_;
   Buffer workspace_;
-  Buffer sums_;  // one of each parameter, where the host reaches them
-  std::vector<Kind> kinds_;
+  /// Small tensors of a step. Of the host's and the device's part, one is a copy of the other.
+  struct StepTensors {
+    Buffer memory;
+    Tensor sums;        ///< F64, of each parameter
+    Tensor limits;      ///< F64 [2], as GradClip's
+    Tensor norm;        ///< F64 [2], likewise
+    Tensor grad_scale;  ///< F32 [2], likewise
+    Tensor factors;     ///< F32 [kinds, 8]: AdamWFactors
+  };
+  StepTensors make_step_tensors(MemoryKind kind) const;
+
+  StepTensors shared_;  ///< which the host reaches
+  StepTensors own_;     ///< the device's
   std::vector<Slot> slots_;
 };
 

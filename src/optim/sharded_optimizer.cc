@@ -200,8 +200,8 @@ StepResult ShardedOptimizer::judge(const StepInput& input) {
   return state_->judge(input);
 }
 
-void ShardedOptimizer::update(size_t bucket, const StepInput& input, const StepResult& result) {
-  state_->update(buckets().at(bucket).parameters, input, result.clip_factor);
+void ShardedOptimizer::update(size_t bucket, const UpdateObserver& observer) {
+  state_->update(buckets().at(bucket).parameters, observer);
 }
 
 void ShardedOptimizer::start_gathering(size_t bucket) {
@@ -219,7 +219,7 @@ StepResult ShardedOptimizer::step(const StepInput& input) {
   const StepResult result = judge(input);
   if (!result.updated) return result;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    update(bucket, input, result);
+    update(bucket, input.observer);
     start_gathering(bucket);
   }
   return result;

@@ -64,7 +64,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// after finish_gradients the norm and what follows from it, on all ranks together;
   StepResult judge(const StepInput& input);
   /// where that updates, each bucket in order, with its weights on their way behind it.
-  void update(size_t bucket, const StepInput& input, const StepResult& result);
+  void update(size_t bucket, const UpdateObserver& observer);
   void start_gathering(size_t bucket);
   void wait_gathering(size_t bucket);
   /// Starts what can start by now.

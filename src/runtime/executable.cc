@@ -319,7 +319,13 @@ void Executable::record(PreparedRun& run) const {
 void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
                                const NodeObserver& observer) const {
   RunControl& control = backend_.control();
-  if (control.waits_before_programs) backend_.device().synchronize();
+  const bool recorded_with_more = backend_.device().is_recording();
+  if (recorded_with_more) {
+    ensure(std::ranges::all_of(segments_, &Segment::recordable),
+           "program '{}' tells the host what comes out, or communicates", program_.name());
+  } else if (control.waits_before_programs) {
+    backend_.device().synchronize();
+  }
   const auto start = Clock::now();
   PreparedRun& run = prepare(bindings);
   const int64_t version = backend_.context() != nullptr ? backend_.context()->version() : 0;
@@ -327,7 +333,7 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
     for (auto& work : run.recorded) work.reset();
     run.state = PreparedRun::State::kNew;
   }
-  const bool graphs = control.graphs != GraphMode::kOff && !observer;
+  const bool graphs = control.graphs != GraphMode::kOff && !observer && !recorded_with_more;
   if (graphs && run.state == PreparedRun::State::kRun) record(run);
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];

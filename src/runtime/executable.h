@@ -38,7 +38,9 @@ class Exchanges;
 /// so one object may run for many layers with different bindings; runs allocate nothing of the
 /// program's own. On a GPU a run gives the device its work and returns; what kernels are given is
 /// kept for each of the bindings, and from the second run with them on the device replays what it
-/// recorded (RunControl::graphs). Copies share that, and run on one thread at a time.
+/// recorded (RunControl::graphs); where the device records already, a run becomes part of that, and
+/// one that needs the host throws InternalError. Copies share that, and run on one thread at a
+/// time.
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws

@@ -45,7 +45,7 @@ class RecordedParameters final : public StepParameters {
   void finish_gradients() override { parameters_.settle_gradients(); }
   StepResult judge(const StepInput&) override { return {.updated = true}; }
   void discard() override {}
-  void update(int64_t, const StepInput&, const StepResult&) override {}
+  void update(int64_t, const StepInput&) override {}
 
   std::vector<float> gradient(size_t idx) const {
     const auto values = parameters_.all()[idx].grad.span<float>();

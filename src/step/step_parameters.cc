@@ -38,8 +38,8 @@ void ReplicatedParameters::finish_gradients() {
   optimizer_.finish_gradients();
 }
 
-void ReplicatedParameters::update(int64_t unit, const StepInput& input, const StepResult& result) {
-  optimizer_.update(unit, input, result);
+void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
+  optimizer_.update(unit, input.observer);
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {
@@ -54,8 +54,8 @@ void ShardedParameters::wait(TaskAction action, int64_t unit) {
   sharded_.wait_reduction(unit);
 }
 
-void ShardedParameters::update(int64_t /*unit*/, const StepInput& input, const StepResult& result) {
-  sharded_.update(input, result);
+void ShardedParameters::update(int64_t /*unit*/, const StepInput& input) {
+  sharded_.update(input);
 }
 
 void ShardedParameters::bind(const ProgramParameters& program, Bindings& bindings) {

@@ -29,7 +29,7 @@ class StepParameters {
   virtual StepResult judge(const StepInput& input) = 0;
   virtual void discard() = 0;
   /// A bucket's update, or that of all where `unit` is -1.
-  virtual void update(int64_t unit, const StepInput& input, const StepResult& result) = 0;
+  virtual void update(int64_t unit, const StepInput& input) = 0;
 
  protected:
   StepParameters() = default;
@@ -46,7 +46,7 @@ class LocalParameters final : public StepParameters {
   void finish_gradients() override { parameters_.settle_gradients(); }
   StepResult judge(const StepInput& /*input*/) override { return {}; }
   void discard() override {}
-  void update(int64_t, const StepInput&, const StepResult&) override {}
+  void update(int64_t, const StepInput&) override {}
 
  private:
   ParameterSet& parameters_;
@@ -66,7 +66,7 @@ class ReplicatedParameters final : public StepParameters {
   void finish_gradients() override;
   StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
   void discard() override { optimizer_.discard_gradients(); }
-  void update(int64_t unit, const StepInput& input, const StepResult& result) override;
+  void update(int64_t unit, const StepInput& input) override;
 
  private:
   ParameterSet& parameters_;
@@ -85,7 +85,7 @@ class ShardedParameters final : public StepParameters, public WeightStore {
   void finish_gradients() override { sharded_.finish_gradients(); }
   StepResult judge(const StepInput& input) override { return sharded_.judge(input); }
   void discard() override { sharded_.discard_gradients(); }
-  void update(int64_t unit, const StepInput& input, const StepResult& result) override;
+  void update(int64_t unit, const StepInput& input) override;
 
   void bind(const ProgramParameters& program, Bindings& bindings) override;
   void done(const ProgramParameters& program) override;

@@ -130,7 +130,7 @@ class StepRunner::Run {
       case TaskAction::kJudge:
         return judge();
       case TaskAction::kUpdate:
-        return parameters.update(task.subject.unit, input_, update_);
+        return parameters.update(task.subject.unit, input_);
       case TaskAction::kEnd:
         return host_.end(update_);
       default:

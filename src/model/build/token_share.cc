@@ -21,6 +21,7 @@ TokenShare share_tokens(const BatchShape& shape, const StageGroups& groups) {
     share.own.resize(shape.num_tokens);
     std::iota(share.own.begin(), share.own.end(), int64_t{0});
     share.group = share.own;
+    share.is_whole = true;
     return share;
   }
   const TokenSharding sharding = token_sharding(shape, groups);

@@ -15,17 +15,41 @@ void check_array(const Tensor& array, int64_t size, std::string_view what) {
          array.shape.to_string(), size);
 }
 
-void take(const Tensor& from, const std::vector<int64_t>& idx, const MirroredTensor& to) {
+void take(const Tensor& from, const std::vector<int64_t>& idx, bool is_whole, const Tensor& to) {
   const int32_t* source = from.as<int32_t>();
-  std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) { return source[i]; });
+  if (is_whole) {
+    std::copy_n(source, idx.size(), to.as<int32_t>());
+    return;
+  }
+  std::ranges::transform(idx, to.as<int32_t>(), [&](int64_t i) { return source[i]; });
 }
 
-/// Both sides begin as zero.
-void set_scalar(const MirroredTensor& tensor, float value) {
-  float& known = *tensor.get().as<float>();
-  if (known == value) return;
-  known = value;
+void take_shifted(const Tensor& from, const std::vector<int64_t>& shifted,
+                  const std::vector<int64_t>& idx, const Tensor& to) {
+  const int32_t* source = from.as<int32_t>();
+  std::ranges::transform(idx, to.as<int32_t>(), [&](int64_t i) {
+    const int64_t at = shifted[i];
+    return at >= 0 ? source[at] : kIgnoredLabel;
+  });
+}
+
+MirroredTensor make_one(Device& device) {
+  MirroredTensor tensor(DType::kF32, {1}, device);
+  *tensor.get().as<float>() = 1;
   tensor.upload();
+  return tensor;
+}
+
+MirroredTensor make_token_order(const BatchShape& shape, const StageGroups& groups,
+                                Device& device) {
+  MirroredTensor tensor(DType::kI32, {shape.num_tokens}, device);
+  int32_t* order = tensor.get().as<int32_t>();
+  const TokenSharding sharding = token_sharding(shape, groups);
+  for (int64_t place = 0; place < sharding.ring; ++place) {
+    for (const int64_t token : ring_tokens(sharding, place)) *order++ = static_cast<int32_t>(token);
+  }
+  tensor.upload();
+  return tensor;
 }
 
 }  // namespace
@@ -54,47 +78,58 @@ int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers) {
 
 BatchInputs::BatchInputs(const BatchShape& shape, const StageGroups& groups,
                          const ModelConfig& config, Device& device)
-    : token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
-      segments_are_sequences_(config.moe.balance_scope == BalanceTokens::kSequence) {
+    : token_order(make_token_order(shape, groups, device)),
+      grad_loss(make_one(device)),
+      token_loss(DType::kF32, {own_tokens(shape, groups)}, "losses of tokens", device),
+      device_(&device) {
   const PortContext context{.config = config, .shape = shape, .groups = groups};
-  const auto make = [&](Port port) {
+  block_ = Buffer(place(context, nullptr, nullptr), "inputs of a micro-batch", device);
+  place(context, block_.data(), device.is_host() ? nullptr : &device);
+}
+
+/// Sets the block's tensors, and returns its bytes.
+int64_t BatchInputs::place(const PortContext& context, std::byte* block, Device* device) {
+  int64_t offset = 0;
+  const auto next = [&](Port port) {
     const ValueType type = port_type(port, context);
-    return MirroredTensor(type.dtype, type.shape, device);
+    const Tensor tensor{block == nullptr ? nullptr : block + offset, type.dtype, type.shape,
+                        device};
+    offset += align_up(tensor.num_bytes());
+    return tensor;
   };
-  tokens = make(Port::kTokens);
-  labels = make(Port::kLabels);
-  gathered_labels = make(Port::kGatheredLabels);
-  positions = make(Port::kPositions);
-  cu_seqlens = make(Port::kCuSeqlens);
-  segments = make(Port::kSegments);
-  token_order = make(Port::kTokenOrder);
-  loss_scale = make(Port::kLossScale);
-  mtp_scale = make(Port::kLossScale);
-  grad_loss = make(Port::kLoss);
-  grad_balance = make(Port::kBalanceLoss);
-  grad_z_loss = make(Port::kZLoss);
-  set_scalar(grad_loss, 1);
-  for (int64_t i = 0; i < config.mtp_layers; ++i) {
-    predictions.push_back({.tokens = make(Port::kTokens),
-                           .labels = make(Port::kLabels),
-                           .gathered_labels = make(Port::kGatheredLabels)});
+  // A rank whose own tokens are all has the gathered labels in the same memory.
+  const auto gathered = [&](const Tensor& own) {
+    return context.groups.token_ranks() == 1 ? own : next(Port::kGatheredLabels);
+  };
+  tokens = next(Port::kTokens);
+  labels = next(Port::kLabels);
+  gathered_labels = gathered(labels);
+  positions = next(Port::kPositions);
+  cu_seqlens = next(Port::kCuSeqlens);
+  segments_are_sequences_ = context.config.moe.balance_scope == BalanceTokens::kSequence;
+  loss_scale = next(Port::kLossScale);
+  mtp_scale = next(Port::kLossScale);
+  grad_balance = next(Port::kBalanceLoss);
+  grad_z_loss = next(Port::kZLoss);
+  predictions.resize(context.config.mtp_layers);
+  for (Prediction& prediction : predictions) {
+    prediction.tokens = next(Port::kTokens);
+    prediction.labels = next(Port::kLabels);
+    prediction.gathered_labels = gathered(prediction.labels);
   }
-  int32_t* order = token_order.get().as<int32_t>();
-  const TokenSharding sharding = token_sharding(shape, groups);
-  for (int64_t place = 0; place < sharding.ring; ++place) {
-    for (const int64_t token : ring_tokens(sharding, place)) *order++ = static_cast<int32_t>(token);
-  }
-  token_order.upload();
+  staged_bytes_ = offset;
+  segments = next(Port::kSegments);  // last: else zeros that nobody brings
+  if (segments_are_sequences_) staged_bytes_ = offset;
+  return offset;
 }
 
 int64_t BatchInputs::count_bytes(const BatchShape& shape, const StageGroups& groups,
                                  const ModelConfig& config) {
   const PortContext context{.config = config, .shape = shape, .groups = groups};
-  const auto bytes = [&](Port port) { return port_type(port, context).num_bytes(); };
-  const int64_t labelled =
-      bytes(Port::kTokens) + bytes(Port::kLabels) + bytes(Port::kGatheredLabels);
-  return (1 + config.mtp_layers) * labelled + bytes(Port::kPositions) + bytes(Port::kCuSeqlens) +
-         bytes(Port::kSegments) + bytes(Port::kTokenOrder) + bytes(Port::kTokenLoss);
+  BatchInputs inputs;
+  return inputs.place(context, nullptr, nullptr) +
+         port_type(Port::kTokenOrder, context).num_bytes() +
+         port_type(Port::kTokenLoss, context).num_bytes();
 }
 
 PortTensors BatchInputs::ports() const {
@@ -121,66 +156,76 @@ PortTensors BatchInputs::prediction_ports(int64_t layer) const {
   return all;
 }
 
-void BatchInputs::load(const MicroBatch& batch, const TokenShare& share) {
+std::byte* BatchInputs::next_block() {
+  if (device_->is_host()) return block_.data();
+  if (num_released_ == num_staged_) clear();
+  if (num_staged_ == staging_.size()) {
+    staging_.emplace_back(staged_bytes_, "inputs of micro-batches", *device_, MemoryKind::kShared);
+  }
+  return staging_[num_staged_++].data();
+}
+
+/// At the same place in the block that the host fills.
+Tensor BatchInputs::staged(const Tensor& tensor) const {
+  const std::ptrdiff_t offset = static_cast<std::byte*>(tensor.data) - block_.data();
+  return {staged_ + offset, tensor.dtype, tensor.shape};
+}
+
+void BatchInputs::bring() {
+  if (device_->is_host()) return;
+  ensure(num_brought_ < num_staged_, "a micro-batch is brought that was not staged");
+  device_->copy(block_.data(), staging_[num_brought_++].data(), staged_bytes_);
+}
+
+void BatchInputs::stage(const MicroBatch& batch, const TokenShare& share, const LossScales& scales,
+                        int64_t token_ranks) {
   const auto total = static_cast<int64_t>(batch.tokens.num_elements());
   for (const auto& [array, what] :
        {std::pair{batch.tokens, "tokens"}, std::pair{batch.labels, "labels"},
         std::pair{batch.positions, "positions"}})
     check_array(array, total, what);
-  check_array(batch.cu_seqlens, cu_seqlens.get().num_elements(), "cu_seqlens");
-  take(batch.tokens, share.group, tokens);
-  take(batch.labels, share.own, labels);
-  take(batch.labels, share.group, gathered_labels);
-  take(batch.positions,
-       positions.get().num_elements() == std::ssize(share.own) ? share.own : share.group,
-       positions);
-  std::ranges::copy(batch.cu_seqlens.span<int32_t>(), cu_seqlens.get().as<int32_t>());
-  load_predictions(batch, share);
+  check_array(batch.cu_seqlens, cu_seqlens.num_elements(), "cu_seqlens");
+  staged_ = next_block();
+  take(batch.tokens, share.group, share.is_whole, staged(tokens));
+  take(batch.labels, share.own, share.is_whole, staged(labels));
+  if (!share.is_whole) take(batch.labels, share.group, false, staged(gathered_labels));
+  take(batch.positions, positions.num_elements() == std::ssize(share.own) ? share.own : share.group,
+       share.is_whole, staged(positions));
+  std::ranges::copy(batch.cu_seqlens.span<int32_t>(), staged(cu_seqlens).as<int32_t>());
+  stage_predictions(batch, share);
+  if (segments_are_sequences_) stage_segments(batch, share);
+  *staged(loss_scale).as<float>() = scales.loss;
+  *staged(mtp_scale).as<float>() = scales.mtp;
+  *staged(grad_balance).as<float>() = scales.balance;
+  // Of the mean over all tokens, each rank has its share.
+  *staged(grad_z_loss).as<float>() = scales.z_loss / static_cast<float>(token_ranks);
+}
 
-  for (const MirroredTensor* given : {&tokens, &labels, &gathered_labels, &positions, &cu_seqlens})
-    given->upload();
-
-  if (!segments_are_sequences_) return;
+void BatchInputs::stage_segments(const MicroBatch& batch, const TokenShare& share) {
   const auto ends = batch.cu_seqlens.span<int32_t>();
+  int32_t* const to = staged(segments).as<int32_t>();
   for (size_t i = 0; i < share.own.size(); ++i) {
     const auto after = std::ranges::upper_bound(ends, static_cast<int32_t>(share.own[i]));
-    segments.get().as<int32_t>()[i] = static_cast<int32_t>(after - ends.begin() - 1);
+    to[i] = static_cast<int32_t>(after - ends.begin() - 1);
   }
-  segments.upload();
 }
 
 /// Where a sequence ends before the shifted token there is nothing to predict; the layer is shown
 /// the sequence's last token then, which no prediction depends on.
-void BatchInputs::load_predictions(const MicroBatch& batch, const TokenShare& share) {
-  const auto take_shifted = [](const Tensor& from, const std::vector<int64_t>& shifted,
-                               const std::vector<int64_t>& idx, const MirroredTensor& to) {
-    const int32_t* source = from.as<int32_t>();
-    std::ranges::transform(idx, to.get().as<int32_t>(), [&](int64_t i) {
-      const int64_t at = shifted[i];
-      return at >= 0 ? source[at] : kIgnoredLabel;
-    });
-    to.upload();
-  };
+void BatchInputs::stage_predictions(const MicroBatch& batch, const TokenShare& share) {
   const int64_t total = batch.tokens.num_elements();
   const auto ends = batch.cu_seqlens.span<int32_t>();
   for (size_t i = 0; i < predictions.size(); ++i) {
     auto shifted = shift_in_sequences(ends, total, static_cast<int64_t>(i) + 1);
-    take_shifted(batch.labels, shifted, share.own, predictions[i].labels);
-    take_shifted(batch.labels, shifted, share.group, predictions[i].gathered_labels);
+    take_shifted(batch.labels, shifted, share.own, staged(predictions[i].labels));
+    if (!share.is_whole)
+      take_shifted(batch.labels, shifted, share.group, staged(predictions[i].gathered_labels));
     for (int64_t token = 0; token < total; ++token) {
       int64_t& at = shifted[token];
       if (at < 0) at = *std::ranges::upper_bound(ends, static_cast<int32_t>(token)) - 1;
     }
-    take_shifted(batch.tokens, shifted, share.group, predictions[i].tokens);
+    take_shifted(batch.tokens, shifted, share.group, staged(predictions[i].tokens));
   }
-}
-
-void BatchInputs::set_scales(const LossScales& scales, int64_t token_ranks) {
-  set_scalar(loss_scale, scales.loss);
-  set_scalar(mtp_scale, scales.mtp);
-  set_scalar(grad_balance, scales.balance);
-  // Of the mean over all tokens, each rank has its share.
-  set_scalar(grad_z_loss, scales.z_loss / static_cast<float>(token_ranks));
 }
 
 }  // namespace tessera

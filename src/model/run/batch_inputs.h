@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "core/memory.h"
@@ -37,27 +38,30 @@ std::vector<int64_t> shift_in_sequences(std::span<const int32_t> cu_seqlens, int
 /// together: layer k (from 1) at a token that which the token k further on has.
 int64_t count_mtp_labels(const MicroBatch& batch, int64_t mtp_layers);
 
-/// A rank's part of the micro-batch in hand, and the scalars that its programs read.
+/// A rank's part of the micro-batch in hand, and the scalars that its programs read: tensors of the
+/// device, together in one block. On a device the host fills blocks in memory that both reach, one
+/// for each micro-batch of a step, so that what copies them can be recorded.
 struct BatchInputs {
-  MirroredTensor tokens;           ///< I32 [T_g]
-  MirroredTensor labels;           ///< I32 [T_l]
-  MirroredTensor gathered_labels;  ///< I32 [T_g]
-  MirroredTensor positions;        ///< I32, of the tokens that attention rotates
-  MirroredTensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
-  MirroredTensor
-      segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
-  MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
-  MirroredTensor loss_scale, grad_loss, grad_balance, grad_z_loss;
-  OwnedTensor token_loss;  ///< the device's
+  Tensor tokens;           ///< I32 [T_g]
+  Tensor labels;           ///< I32 [T_l]
+  Tensor gathered_labels;  ///< I32 [T_g]
+  Tensor positions;        ///< I32, of the tokens that attention rotates
+  Tensor cu_seqlens;       ///< I32 [max_sequences+1], of the whole micro-batch
+  Tensor segments;  ///< I32 [T_l]: the sequence of each token, or 0 where all are one segment
+  Tensor loss_scale, grad_balance, grad_z_loss, mtp_scale;  ///< F32 [1]
 
   /// What a layer of multi-token prediction and its head see.
   struct Prediction {
-    MirroredTensor tokens;           ///< I32 [T_g]
-    MirroredTensor labels;           ///< I32 [T_l]
-    MirroredTensor gathered_labels;  ///< I32 [T_g]
+    Tensor tokens;           ///< I32 [T_g]
+    Tensor labels;           ///< I32 [T_l]
+    Tensor gathered_labels;  ///< I32 [T_g]
   };
   std::vector<Prediction> predictions;  ///< by layer
-  MirroredTensor mtp_scale;
+
+  // The same for all micro-batches, or made on the way.
+  MirroredTensor token_order;  ///< I32 [T]: the tokens of all ranks that share the micro-batch
+  MirroredTensor grad_loss;
+  OwnedTensor token_loss;  ///< the device's
 
   BatchInputs(const BatchShape& shape, const StageGroups& groups, const ModelConfig& config,
               Device& device);
@@ -69,13 +73,33 @@ struct BatchInputs {
   /// The same for a layer of multi-token prediction and its head.
   PortTensors prediction_ports(int64_t layer) const;
 
-  void load(const MicroBatch& batch, const TokenShare& share);
-  void set_scales(const LossScales& scales, int64_t token_ranks);
+  /// The host's part: leaves a micro-batch for bring(), in order. On the host it is there at once.
+  void stage(const MicroBatch& batch, const TokenShare& share, const LossScales& scales,
+             int64_t token_ranks);
+  /// The device's part: gives it the first one staged that it was not given.
+  void bring();
+  /// The device has come past the bring() of the first one staged that was not released.
+  void release() { ++num_released_; }
+  /// Forgets all that is staged. REQUIRES that the device is past it.
+  void clear() { num_staged_ = num_brought_ = num_released_ = 0; }
 
  private:
-  void load_predictions(const MicroBatch& batch, const TokenShare& share);
+  BatchInputs() = default;
+  int64_t place(const PortContext& context, std::byte* block, Device* device);
+  Tensor staged(const Tensor& tensor) const;
+  void stage_segments(const MicroBatch& batch, const TokenShare& share);
+  void stage_predictions(const MicroBatch& batch, const TokenShare& share);
+  std::byte* next_block();
 
-  bool segments_are_sequences_;
+  Device* device_ = nullptr;
+  Buffer block_;
+  int64_t staged_bytes_ = 0;  ///< of the block, from its beginning: what is brought
+  bool segments_are_sequences_ = false;
+  std::vector<Buffer> staging_;
+  std::byte* staged_ = nullptr;  ///< the block that the host fills now
+  size_t num_staged_ = 0;
+  size_t num_brought_ = 0;
+  size_t num_released_ = 0;
 };
 
 }  // namespace tessera

@@ -31,20 +31,23 @@ ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const Pipel
       .inputs = BatchInputs::count_bytes(programs.shape, programs.part.groups, programs.config)};
 }
 
-void ChunkRun::load(const MicroBatch& batch, const LossScales& scales) {
+void ChunkRun::stage(const MicroBatch& batch, const LossScales& scales) {
   scales_ = scales;
-  memory_.inputs.load(batch, tokens_);
-  memory_.inputs.set_scales(scales, programs_.part.groups.token_ranks());
+  memory_.inputs.stage(batch, tokens_, scales, programs_.part.groups.token_ranks());
+}
+
+void ChunkRun::bring() {
+  memory_.inputs.bring();
   bring_expert_biases();
 }
 
-/// Gives the device the biases, which the host moves.
+/// Gives the device the biases, which the host moves between steps, when it has waited for it.
 void ChunkRun::bring_expert_biases() {
   if (device().is_host()) return;
   for (const BoundLayer& layer : bound_.layers) {
     if (layer.experts == nullptr || !layer.kind->layout.has(Port::kExpertBias)) continue;
     const Tensor bias = layer.experts->bias;
-    device().upload(layer.expert_bias.get().data, bias.data, bias.num_bytes());
+    device().copy(layer.expert_bias.get().data, bias.data, bias.num_bytes());
   }
 }
 
@@ -110,12 +113,23 @@ void ChunkRun::finish() {
   model_balances_.push_back(model_balance_);
 }
 
+void ChunkRun::finish_again() {
+  memory_.statistics.publish_again();
+  model_balances_.push_back(model_balance_);
+}
+
+Tensor ChunkRun::finished_loss() const {
+  return chunk_.loss ? memory_.statistics.published_loss(0) : Tensor();
+}
+
 void ChunkRun::forget_results() {
+  memory_.inputs.clear();
   memory_.statistics.clear();
   model_balances_.clear();
 }
 
 MicroBatchResult ChunkRun::collect() {
+  memory_.inputs.release();
   memory_.statistics.take();
   MicroBatchResult result;
   if (chunk_.loss) {
@@ -141,6 +155,7 @@ MicroBatchResult ChunkRun::collect() {
 }
 
 double ChunkRun::collect_loss() {
+  memory_.inputs.release();
   memory_.statistics.take();
   model_balances_.pop_front();
   return chunk_.loss ? memory_.statistics.taken_loss(0) : 0;

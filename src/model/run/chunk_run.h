@@ -37,7 +37,14 @@ class ChunkRun {
   };
   static Bytes count_bytes(const StagePrograms& programs, const PipelineChunk& chunk);
 
-  void load(const MicroBatch& batch, const LossScales& scales);
+  void load(const MicroBatch& batch, const LossScales& scales) {
+    stage(batch, scales);
+    bring();
+  }
+  /// The host's and the device's part of it: where a device repeats the work of a step, the former
+  /// is needed alone.
+  void stage(const MicroBatch& batch, const LossScales& scales);
+  void bring();
   /// The decoder's hidden states that enter and leave; a chunk without the embedding is given the
   /// former.
   Tensor hidden_in(int64_t idx = 0) const { return memory_.stream(memory_.streams.hidden(idx)); }
@@ -64,6 +71,11 @@ class ChunkRun {
   /// To be called after the last pass of a micro-batch: leaves its result for collect(). The device
   /// is not waited for.
   void finish();
+  /// The same where the device repeats the work of a step.
+  void finish_again();
+  /// The loss that finish() left, F32 [1], where the device and the host reach it; null in a chunk
+  /// without the loss.
+  Tensor finished_loss() const;
   /// Of the first micro-batch that finished and was not collected; adds its counts of assignments
   /// to the experts' step counts. REQUIRES that the device was synchronised since finish().
   MicroBatchResult collect();

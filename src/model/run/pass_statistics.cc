@@ -55,10 +55,19 @@ Buffer PassStatistics::make_copy() const {
   return {block_.num_bytes(), "losses and counts of experts", device_, MemoryKind::kShared};
 }
 
-void PassStatistics::publish() {
+size_t PassStatistics::next_copy() {
   if (num_taken_ == num_published_) clear();
-  if (num_published_ == copies_.size()) copies_.push_back(make_copy());
-  device_.copy(copies_[num_published_++].data(), block_.data(), block_.num_bytes());
+  return num_published_++;
+}
+
+void PassStatistics::publish() {
+  const size_t idx = next_copy();
+  if (idx == copies_.size()) copies_.push_back(make_copy());
+  device_.copy(copies_[idx].data(), block_.data(), block_.num_bytes());
+}
+
+void PassStatistics::publish_again() {
+  ensure(next_copy() < copies_.size(), "statistics of a micro-batch that never ran");
 }
 
 void PassStatistics::read() {

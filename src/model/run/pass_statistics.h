@@ -33,6 +33,10 @@ class PassStatistics {
   /// Copies what is there, after all work given before. Copies take memory once: as many as wait at
   /// a time.
   void publish();
+  /// The same for a device that repeats the work of a step: it makes the copy anew.
+  void publish_again();
+  /// A loss of the copy published last.
+  Tensor published_loss(int64_t idx) const { return loss_in(copies_.at(num_published_ - 1), idx); }
   /// Goes on to the oldest copy that waits. REQUIRES that one waits.
   void take();
   /// Forgets the copies that wait.
@@ -48,6 +52,7 @@ class PassStatistics {
 
  private:
   Buffer make_copy() const;
+  size_t next_copy();
   LayerStatistics layer_in(const Buffer& block, int64_t idx) const;
   Tensor loss_in(const Buffer& block, int64_t idx) const;
 

@@ -27,13 +27,16 @@ std::string AdamW::attributes() const {
 }
 
 std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() >= 2,
-              "takes at least 2 inputs (grad of each slice, step_params), got {}", inputs.size());
-  const ValueType& params = inputs.back();
-  check_shape(*this, params == ValueType{.dtype = DType::kF32, .shape = {4}},
-              "step_params must be f32 [4], got {}", params.to_string());
+  check_shape(*this, inputs.size() > kNumTrailing,
+              "takes at least 3 inputs (grad of each slice, factors, grad_scale), got {}",
+              inputs.size());
+  const auto trailing = inputs.last(kNumTrailing);
+  check_shape(*this, trailing[kFactors] == ValueType{.dtype = DType::kF32, .shape = {8}},
+              "factors must be f32 [8], got {}", trailing[kFactors].to_string());
+  check_shape(*this, trailing[kGradScale] == ValueType{.dtype = DType::kF32, .shape = {2}},
+              "grad_scale must be f32 [2], got {}", trailing[kGradScale].to_string());
   std::vector<ValueType> outputs;
-  for (const ValueType& grad : inputs.first(inputs.size() - 1)) {
+  for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
     check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
                 "grad must be f32 [n], got {}", grad.to_string());
     outputs.insert(outputs.end(), 3, grad);
@@ -44,7 +47,7 @@ std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
 
 Cost AdamW::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
-  for (const ValueType& grad : inputs.first(inputs.size() - 1)) {
+  for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
     const auto n = static_cast<double>(grad.shape.num_elements());
     cost.bytes += 3 * n * static_cast<double>(sizeof(float));  // master, m and v are read as well
     cost.flops += 15 * n;
@@ -56,24 +59,28 @@ OperatorPtr make_adamw(const AdamWSpec& spec) {
   return std::make_shared<AdamW>(spec);
 }
 
-std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
-                                       double grad_scale) {
+AdamWFactors make_adamw_factors(const AdamWSpec& spec, double lr, int64_t update) {
   ensure(update >= 1, "adamw: updates are counted from 1, got {}", update);
   const auto count = static_cast<double>(update);
-  return {static_cast<float>(lr), static_cast<float>(1.0 - std::pow(spec.beta1, count)),
-          static_cast<float>(1.0 - std::pow(spec.beta2, count)), static_cast<float>(grad_scale)};
-}
-
-AdamWFactors make_adamw_factors(const AdamWSpec& spec, const float* step_params) {
-  const double lr = step_params[0];
-  return {.grad_scale = step_params[3],
-          .decay = static_cast<float>(1.0 - lr * spec.weight_decay),
+  const double rate = static_cast<float>(lr);
+  const double bias1 = static_cast<float>(1.0 - std::pow(spec.beta1, count));
+  const double bias2 = static_cast<float>(1.0 - std::pow(spec.beta2, count));
+  return {.decay = static_cast<float>(1.0 - rate * spec.weight_decay),
           .new_m = static_cast<float>(1.0 - spec.beta1),
           .old_v = static_cast<float>(spec.beta2),
           .new_v = static_cast<float>(1.0 - spec.beta2),
-          .sqrt_bias2 = static_cast<float>(std::sqrt(static_cast<double>(step_params[2]))),
+          .sqrt_bias2 = static_cast<float>(std::sqrt(bias2)),
           .eps = static_cast<float>(spec.eps),
-          .step_size = static_cast<float>(lr / step_params[1])};
+          .step_size = static_cast<float>(rate / bias1),
+          .unused = 0};
+}
+
+Tensor view_of(AdamWFactors& factors) {
+  return {&factors, DType::kF32, {sizeof(factors) / sizeof(float)}};
+}
+
+Tensor view_of(AdamWGradScale& grad_scale) {
+  return {&grad_scale, DType::kF32, {sizeof(grad_scale) / sizeof(float)}};
 }
 
 }  // namespace tessera

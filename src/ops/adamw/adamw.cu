@@ -18,7 +18,7 @@ struct AdamWMap {
     Pack<float, kWidth> v;
   };
 
-  AdamWFactors f;
+  AdamWStep step;
   AdamWSlice slice;
   int64_t first;
 
@@ -30,14 +30,18 @@ struct AdamWMap {
     return {load_pack<kWidth>(slice.grad + i), load_pack<kWidth>(slice.master + i),
             load_pack<kWidth>(slice.m + i), load_pack<kWidth>(slice.v + i)};
   }
+  /// What decides about the step is looked at here, where the loads above are under way already.
   __device__ void store(int64_t /*row*/, uint32_t vector, const Loaded& loaded) const {
+    const AdamWGradScale grad_scale = *step.grad_scale;
+    if (grad_scale.found_inf != 0) return;
+    const AdamWFactors f = *step.factors;
     const int64_t begin = at(vector);
     Floats<kWidth> master = to_floats(loaded.master);
     Floats<kWidth> m = to_floats(loaded.m);
     Floats<kWidth> v = to_floats(loaded.v);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float g = loaded.grad.at[i] * f.grad_scale;
+      const float g = loaded.grad.at[i] * grad_scale.scale;
       m[i] += (g - m[i]) * f.new_m;
       v[i] = v[i] * f.old_v + f.new_v * g * g;
       const float denominator = sqrtf(v[i]) / f.sqrt_bias2 + f.eps;
@@ -65,33 +69,83 @@ constexpr int kListBlock = kListThreads * kListWidth;
 constexpr int64_t kListedElements = int64_t{1} << 20;  // above: longer than a launch takes, alone
 
 template <int kWidth, bool kWeight>
-__device__ __forceinline__ void update_vector(const AdamWFactors& factors, const AdamWSlice& slice,
+__device__ __forceinline__ void update_vector(const AdamWStep& step, const AdamWSlice& slice,
                                               int64_t first) {
-  const AdamWMap<kWidth, kWeight> map{factors, slice, first};
+  const AdamWMap<kWidth, kWeight> map{step, slice, first};
   map.store(0, 0, map.load(0, 0));
 }
 
 template <bool kWeight>
 __global__ void __launch_bounds__(kListThreads)
-    update_list(const __grid_constant__ SliceList list, const AdamWFactors factors) {
+    update_list(const __grid_constant__ SliceList list, const AdamWStep step) {
   const int block = static_cast<int>(blockIdx.x);
   const int i = find_part(list.first_block, list.count, block);
   const AdamWSlice slice = list.slices[i];
   const int64_t first = static_cast<int64_t>(block - list.first_block[i]) * kListBlock +
                         static_cast<int64_t>(threadIdx.x) * kListWidth;
   if (first + kListWidth <= slice.count && (list.aligned >> i & 1) != 0) {
-    update_vector<kListWidth, kWeight>(factors, slice, first);
+    update_vector<kListWidth, kWeight>(step, slice, first);
   } else {
     for (int64_t at = first; at < min(first + kListWidth, slice.count); ++at)
-      update_vector<1, kWeight>(factors, slice, at);
+      update_vector<1, kWeight>(step, slice, at);
   }
 }
 
-void launch_list(const AdamWFactors& factors, SliceList& list, cudaStream_t stream) {
+// Beside other kernels: a block takes a multiprocessor to itself, and one part after the other.
+constexpr int kFewThreads = 512;
+constexpr int kFewUnroll = 4;
+constexpr int kFewStep = kFewThreads * kListWidth;
+constexpr int kFewBlock = kFewStep * kFewUnroll;
+
+/// Vectors of one slice from `first` on, kFewUnroll of them, so that enough bytes are under way.
+template <bool kWeight>
+__device__ __forceinline__ void update_vectors(const AdamWStep& step, const AdamWSlice& slice,
+                                               int64_t first) {
+  using Map = AdamWMap<kListWidth, kWeight>;
+  typename Map::Loaded loaded[kFewUnroll];
+#pragma unroll
+  for (int u = 0; u < kFewUnroll; ++u)
+    loaded[u] = Map{step, slice, first + u * kFewStep}.load(0, 0);
+#pragma unroll
+  for (int u = 0; u < kFewUnroll; ++u)
+    Map{step, slice, first + u * kFewStep}.store(0, 0, loaded[u]);
+}
+
+template <bool kWeight>
+__global__ void __launch_bounds__(kFewThreads, 1)
+    update_list_on_few(const __grid_constant__ SliceList list, const AdamWStep step) {
+  for (int part = static_cast<int>(blockIdx.x); part < list.first_block[list.count];
+       part += static_cast<int>(gridDim.x)) {
+    const int i = find_part(list.first_block, list.count, part);
+    const AdamWSlice slice = list.slices[i];
+    const int64_t first = static_cast<int64_t>(part - list.first_block[i]) * kFewBlock;
+    const int64_t end = min(first + kFewBlock, slice.count);
+    const bool aligned = (list.aligned >> i & 1) != 0;
+    if (end - first == kFewBlock && aligned) {
+      update_vectors<kWeight>(step, slice, first + static_cast<int64_t>(threadIdx.x) * kListWidth);
+      continue;
+    }
+    const int64_t whole = aligned ? first + (end - first) / kListWidth * kListWidth : first;
+    for (int64_t at = first + static_cast<int64_t>(threadIdx.x) * kListWidth; at < whole;
+         at += kFewStep)
+      update_vector<kListWidth, kWeight>(step, slice, at);
+    for (int64_t at = whole + threadIdx.x; at < end; at += kFewThreads)
+      update_vector<1, kWeight>(step, slice, at);
+  }
+}
+
+void launch_list(const AdamWStep& step, SliceList& list, const AdamWLaunch& launch) {
   const int blocks = list.first_block[list.count];
   if (blocks > 0) {
-    const auto kernel = list.slices[0].weight != nullptr ? update_list<true> : update_list<false>;
-    kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, stream>>>(list, factors);
+    const bool weight = list.slices[0].weight != nullptr;
+    if (launch.num_sms > 0) {
+      const auto kernel = weight ? update_list_on_few<true> : update_list_on_few<false>;
+      kernel<<<static_cast<unsigned>(std::min(blocks, launch.num_sms)), kFewThreads, 0,
+               launch.stream>>>(list, step);
+    } else {
+      const auto kernel = weight ? update_list<true> : update_list<false>;
+      kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, launch.stream>>>(list, step);
+    }
     check(cudaGetLastError());
   }
   list.count = 0;
@@ -102,8 +156,8 @@ bool is_aligned(const AdamWSlice& slice) {
   return are_aligned(slice.grad, slice.master, slice.m, slice.v, slice.weight);
 }
 
-void append(SliceList& list, const AdamWSlice& slice) {
-  const int blocks = static_cast<int>(divide_up(slice.count, kListBlock));
+void append(SliceList& list, const AdamWSlice& slice, int block_size) {
+  const int blocks = static_cast<int>(divide_up(slice.count, block_size));
   list.slices[list.count] = slice;
   list.first_block[list.count + 1] = list.first_block[list.count] + blocks;
   list.aligned |= uint64_t{is_aligned(slice)} << list.count;
@@ -111,39 +165,40 @@ void append(SliceList& list, const AdamWSlice& slice) {
 }
 
 template <int kWidth>
-void launch(const AdamWFactors& factors, const AdamWSlice& slice, int64_t first, int64_t end,
+void launch(const AdamWStep& step, const AdamWSlice& slice, int64_t first, int64_t end,
             cudaStream_t stream) {
   const int64_t vectors = std::min(end - first, kMaxElements) / kWidth;
   if (slice.weight != nullptr) {
-    launch_map(AdamWMap<kWidth, true>{factors, slice, first}, {.bound = 1}, vectors, stream);
+    launch_map(AdamWMap<kWidth, true>{step, slice, first}, {.bound = 1}, vectors, stream);
   } else {
-    launch_map(AdamWMap<kWidth, false>{factors, slice, first}, {.bound = 1}, vectors, stream);
+    launch_map(AdamWMap<kWidth, false>{step, slice, first}, {.bound = 1}, vectors, stream);
   }
-  if (first + kMaxElements < end) launch<kWidth>(factors, slice, first + kMaxElements, end, stream);
+  if (first + kMaxElements < end) launch<kWidth>(step, slice, first + kMaxElements, end, stream);
 }
 
-void launch_alone(const AdamWFactors& factors, const AdamWSlice& slice, cudaStream_t stream) {
+void launch_alone(const AdamWStep& step, const AdamWSlice& slice, cudaStream_t stream) {
   constexpr int kWidth = kVectorWidth<float>;
   const int64_t whole = is_aligned(slice) ? slice.count / kWidth * kWidth : 0;
-  launch<kWidth>(factors, slice, 0, whole, stream);
-  launch<1>(factors, slice, whole, slice.count, stream);
+  launch<kWidth>(step, slice, 0, whole, stream);
+  launch<1>(step, slice, whole, slice.count, stream);
 }
 
 }  // namespace
 
-void launch_adamw(const AdamWFactors& factors, std::span<const AdamWSlice> slices,
-                  cudaStream_t stream) {
+void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices,
+                  const AdamWLaunch& launch) {
+  const bool on_few = launch.num_sms > 0;
   SliceList list = {};
   for (const AdamWSlice& slice : slices) {
-    if (slice.count > kListedElements) {
-      launch_alone(factors, slice, stream);
+    if (slice.count > kListedElements && !on_few) {
+      launch_alone(step, slice, launch.stream);
       continue;
     }
     if (slice.count == 0) continue;
-    if (list.count == SliceList::kMax) launch_list(factors, list, stream);
-    append(list, slice);
+    if (list.count == SliceList::kMax) launch_list(step, list, launch);
+    append(list, slice, on_few ? kFewBlock : kListBlock);
   }
-  launch_list(factors, list, stream);
+  launch_list(step, list, launch);
 }
 
 }  // namespace tessera::cuda

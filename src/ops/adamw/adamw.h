@@ -1,7 +1,5 @@
 #pragma once
 
-#include <array>
-
 #include "ops/adamw/adamw_factors.h"
 #include "ops/operator.h"
 
@@ -24,9 +22,9 @@ struct AdamWSpec {
 ///   m = m + (1 - beta1) · (g - m)
 ///   v = beta2 · v + (1 - beta2) · g²
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
-/// Inputs: of each slice grad F32 [n]; then step_params F32 [4] = {lr, bias1, bias2, scale}, as adamw_step_params makes
-/// them, which is the host's memory in every back end, read when the kernel is given to the device. Outputs, updated in
-/// place, slice by slice: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
+/// Inputs: of each slice grad F32 [n]; then factors F32 [8], an AdamWFactors, and grad_scale F32 [2] = {scale, found_inf},
+/// an AdamWGradScale, both in the device's memory; where found_inf is not 0 nothing changes. Outputs, updated in place,
+/// slice by slice: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
 // clang-format on
 class AdamW final : public Operator {
  public:
@@ -42,6 +40,8 @@ class AdamW final : public Operator {
   bool accumulates(int /*output*/) const override { return true; }
   bool recomputable() const override { return false; }
   const AdamWSpec& spec() const { return spec_; }
+  /// Inputs behind the gradients, counted from the first.
+  enum Trailing : int { kFactors, kGradScale, kNumTrailing };
   /// Outputs of one slice.
   size_t num_outputs() const { return spec_.bf16_weight ? 4 : 3; }
 
@@ -51,12 +51,13 @@ class AdamW final : public Operator {
 
 OperatorPtr make_adamw(const AdamWSpec& spec);
 
-/// The operator's last input for update number `update`, counted from 1: bias1 = 1 - beta1^update
-/// and so on.
-std::array<float, 4> adamw_step_params(const AdamWSpec& spec, double lr, int64_t update,
-                                       double grad_scale);
+/// The operator's input `factors` for update number `update`, counted from 1. The rate and
+/// bias = 1 - beta^update are rounded to floats first.
+AdamWFactors make_adamw_factors(const AdamWSpec& spec, double lr, int64_t update);
 
-AdamWFactors make_adamw_factors(const AdamWSpec& spec, const float* step_params);
+/// The operator's inputs behind the gradients, as tensors of this memory.
+Tensor view_of(AdamWFactors& factors);
+Tensor view_of(AdamWGradScale& grad_scale);
 
 void add_adamw_cpu(KernelTable& table);
 void add_adamw_cuda(KernelTable& table);

@@ -5,8 +5,12 @@
 namespace tessera {
 namespace {
 
+/// Beside a forward pass, which is bound by arithmetic, an update gets one in so many
+/// multiprocessors: they reach most of the memory's bandwidth.
+constexpr int kShareAside = 4;
+
 void adamw(const AdamW& op, const KernelArgs& args) {
-  const size_t num_slices = args.inputs.size() - 1;
+  const size_t num_slices = args.inputs.size() - AdamW::kNumTrailing;
   std::vector<cuda::AdamWSlice> slices;
   for (size_t i = 0; i < num_slices; ++i) {
     const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
@@ -17,8 +21,14 @@ void adamw(const AdamW& op, const KernelArgs& args) {
                       .v = out[2].as<float>(),
                       .weight = op.spec().bf16_weight ? out[3].data : nullptr});
   }
-  cuda::launch_adamw(make_adamw_factors(op.spec(), args.in(num_slices).as<float>()), slices,
-                     cuda::stream_of(args));
+  const float* factors = args.in(num_slices + AdamW::kFactors).as<float>();
+  const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
+  const cuda::CudaContext& context = cuda::context_of(args);
+  cuda::launch_adamw({reinterpret_cast<const AdamWFactors*>(factors),
+                      reinterpret_cast<const AdamWGradScale*>(grad_scale)},
+                     slices,
+                     {.num_sms = context.is_aside() ? context.num_sms() / kShareAside : 0,
+                      .stream = context.stream()});
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 class AdamWCuda : public testing::GpuTest {
  protected:
-  /// Three steps on both back ends from the same state, of slices of one tensor of each kind.
+  /// Four steps on both back ends from the same state, of slices of one tensor of each kind.
   void check(const std::vector<IndexRange>& slices, bool bf16_weight) const {
     SCOPED_TRACE(fmt::format("{} slices, the first of {} elements from {} on, weight {}",
                              slices.size(), slices[0].count, slices[0].begin, bf16_weight));
@@ -17,23 +17,37 @@ class AdamWCuda : public testing::GpuTest {
     const OperatorPtr op = make_adamw(spec);
     const int64_t size = slices.back().end() + 1;
     Random random(static_cast<uint64_t>(size), 9);
-    std::vector<OwnedTensor> host, device;
+    std::vector<OwnedTensor> host, device, aside;
     for (int i = 0; i < 5; ++i) {
       host.push_back(testing::random_tensor(i < 4 ? DType::kF32 : DType::kBF16, {size}, random,
                                             i == 0 ? 1.0 : 0.1));
       if (i == 3) make_positive(host.back());
       device.push_back(testing::copy_to(gpu(), host.back()));
+      aside.push_back(testing::copy_to(gpu(), host.back()));
     }
-    for (int64_t update = 1; update <= 3; ++update) {
-      std::array<float, 4> params = adamw_step_params(spec, 1e-2, update, 0.5);
-      run(*op, cpu(), host, params, slices);
-      run(*op, gpu(), device, params, slices);
+    for (int64_t update = 1; update <= 4; ++update) {
+      // The last update is left out.
+      Step step{make_adamw_factors(spec, 1e-2, update), {0.5F, update == 4 ? 1.0F : 0.0F}};
+      run(*op, cpu(), host, view_of(step.factors), view_of(step.grad_scale), slices);
+      const OwnedTensor factors = testing::copy_to(gpu(), view_of(step.factors));
+      const OwnedTensor grad_scale = testing::copy_to(gpu(), view_of(step.grad_scale));
+      run(*op, gpu(), device, factors, grad_scale, slices);
+      run_aside(*op, aside, factors, grad_scale, slices);
     }
     // Also what lies between the slices, which no kernel touches.
-    for (size_t i = 1; i < 5; ++i) expect_near(host[i], device[i], i);
+    for (size_t i = 1; i < 5; ++i) {
+      expect_near(host[i], device[i], i);
+      EXPECT_EQ(testing::to_doubles(testing::copy_to_host(gpu(), aside[i])),
+                testing::to_doubles(testing::copy_to_host(gpu(), device[i])))
+          << "output " << i - 1;
+    }
   }
 
  private:
+  struct Step {
+    AdamWFactors factors;
+    AdamWGradScale grad_scale;
+  };
   static void make_positive(const Tensor& tensor) {
     for (float& x : tensor.span<float>()) x = std::abs(x);
   }
@@ -42,17 +56,38 @@ class AdamWCuda : public testing::GpuTest {
             tensor.dtype,
             {range.count}};
   }
-  static void run(const Operator& op, const Backend& backend,
-                  const std::vector<OwnedTensor>& tensors, std::array<float, 4>& params,
-                  const std::vector<IndexRange>& slices) {
-    std::vector<Tensor> inputs, outputs;
+  /// Inputs and outputs.
+  using Operands = std::pair<std::vector<Tensor>, std::vector<Tensor>>;
+  static Operands operands(const Operator& op, const std::vector<OwnedTensor>& tensors,
+                           const Tensor& factors, const Tensor& grad_scale,
+                           const std::vector<IndexRange>& slices) {
+    Operands operands;
     for (const IndexRange& slice : slices) {
-      inputs.push_back(part(tensors[0], slice));
+      operands.first.push_back(part(tensors[0], slice));
       for (size_t i = 0; i < static_cast<const AdamW&>(op).num_outputs(); ++i)
-        outputs.push_back(part(tensors[i + 1], slice));
+        operands.second.push_back(part(tensors[i + 1], slice));
     }
-    inputs.push_back(view(std::span<float>(params), {4}));
+    operands.first.push_back(factors);
+    operands.first.push_back(grad_scale);
+    return operands;
+  }
+  static void run(const Operator& op, const Backend& backend,
+                  const std::vector<OwnedTensor>& tensors, const Tensor& factors,
+                  const Tensor& grad_scale, const std::vector<IndexRange>& slices) {
+    const auto [inputs, outputs] = operands(op, tensors, factors, grad_scale, slices);
     testing::run_kernel(op, backend, inputs, outputs);
+  }
+  /// On the device's side lane.
+  static void run_aside(const Operator& op, const std::vector<OwnedTensor>& tensors,
+                        const Tensor& factors, const Tensor& grad_scale,
+                        const std::vector<IndexRange>& slices) {
+    const auto [inputs, outputs] = operands(op, tensors, factors, grad_scale, slices);
+    {
+      const LaneScope lane(gpu().device(), Device::Lane::kSide);
+      gpu().kernel(op)(
+          op, {.inputs = inputs, .outputs = outputs, .workspace = {}, .context = gpu().context()});
+    }
+    gpu().device().synchronize();
   }
   void expect_near(const Tensor& host, const Tensor& device, size_t which) const {
     const OwnedTensor copy = testing::copy_to_host(gpu(), device);

@@ -2,9 +2,8 @@
 
 namespace tessera {
 
-/// What one step of AdamW multiplies by, worked out in double from the step's parameters.
-struct AdamWFactors {
-  float grad_scale;
+/// What one step of AdamW multiplies by, worked out in double: the operator's input `factors`.
+struct alignas(16) AdamWFactors {
   float decay;
   float new_m;
   float old_v;
@@ -12,6 +11,14 @@ struct AdamWFactors {
   float sqrt_bias2;
   float eps;
   float step_size;
+  float unused;
+};
+
+/// What gradients are multiplied by, and whether the step is left out: the operator's input
+/// `grad_scale`, which GradClip makes.
+struct alignas(8) AdamWGradScale {
+  float scale;
+  float found_inf;  ///< not 0: nothing is updated
 };
 
 }  // namespace tessera

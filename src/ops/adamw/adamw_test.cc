@@ -42,13 +42,14 @@ struct State {
 };
 
 void run_step(const AdamWSpec& spec, std::vector<float> grad, double lr, int64_t update,
-              double grad_scale, State& state) {
+              double grad_scale, State& state, float found_inf = 0) {
   const OperatorPtr op = make_adamw(spec);
   KernelTable kernels;
   add_adamw_cpu(kernels);
-  std::array<float, 4> params = adamw_step_params(spec, lr, update, grad_scale);
+  AdamWFactors factors = make_adamw_factors(spec, lr, update);
+  AdamWGradScale scale{static_cast<float>(grad_scale), found_inf};
   const Tensor inputs[] = {view(std::span(grad), {static_cast<int64_t>(grad.size())}),
-                           view(std::span<float>(params), {4})};
+                           view_of(factors), view_of(scale)};
   std::vector<Tensor> outputs = {state.inner(state.master), state.inner(state.m),
                                  state.inner(state.v)};
   if (spec.bf16_weight) outputs.push_back(state.inner(state.weight));
@@ -153,7 +154,8 @@ TEST(AdamW, SlicesAreUpdatedAsEachAlone) {
   const OperatorPtr op = make_adamw(spec);
   KernelTable kernels;
   add_adamw_cpu(kernels);
-  std::array<float, 4> params = adamw_step_params(spec, 1e-2, 1, 0.5);
+  AdamWFactors factors = make_adamw_factors(spec, 1e-2, 1);
+  AdamWGradScale scale{0.5F, 0};
   Random random(4, 4);
   std::vector<State> together, alone;
   std::vector<std::vector<float>> grads;
@@ -173,7 +175,8 @@ TEST(AdamW, SlicesAreUpdatedAsEachAlone) {
       outputs.push_back(state.inner(*data));
     outputs.push_back(state.inner(state.weight));
   }
-  inputs.push_back(view(std::span<float>(params), {4}));
+  inputs.push_back(view_of(factors));
+  inputs.push_back(view_of(scale));
   kernels.at("adamw")(*op, {.inputs = inputs, .outputs = outputs, .workspace = {}});
   for (size_t i = 0; i < grads.size(); ++i) {
     EXPECT_EQ(together[i].master, alone[i].master) << i;
@@ -182,6 +185,21 @@ TEST(AdamW, SlicesAreUpdatedAsEachAlone) {
     for (size_t at = 0; at < together[i].weight.size(); ++at)
       EXPECT_EQ(together[i].weight[at].bits, alone[i].weight[at].bits) << i;
   }
+}
+
+/// Whatever the gradients are.
+TEST(AdamW, FoundInfinityLeavesAllAsItIs) {
+  State state(1001);
+  Random random(3, 3);
+  for (std::vector<float>* data : {&state.master, &state.m, &state.v})
+    fill_normal(random, state.inner(*data).span<float>());
+  const State before = state;
+  run_step({.bf16_weight = true}, std::vector<float>(1001, NAN), 1e-2, 1, 1.0, state, 1);
+  EXPECT_EQ(state.master, before.master);
+  EXPECT_EQ(state.m, before.m);
+  EXPECT_EQ(state.v, before.v);
+  for (size_t i = 0; i < before.weight.size(); ++i)
+    EXPECT_EQ(state.weight[i].bits, before.weight[i].bits);
 }
 
 TEST(AdamW, DoesNotDependOnThreads) {
@@ -210,21 +228,22 @@ TEST(AdamW, RefusesRatesOutOfRange) {
 
 TEST(AdamW, ShapeRule) {
   const ValueType grad = {.dtype = DType::kF32, .shape = {10}};
-  const ValueType params = {.dtype = DType::kF32, .shape = {4}};
+  const ValueType factors = {.dtype = DType::kF32, .shape = {8}};
+  const ValueType scale = {.dtype = DType::kF32, .shape = {2}};
   const OperatorPtr op = make_adamw({.bf16_weight = true});
-  const std::vector<ValueType> outputs = op->infer(std::vector{grad, params});
+  const std::vector<ValueType> outputs = op->infer(std::vector{grad, factors, scale});
   ASSERT_EQ(outputs.size(), 4U);
   EXPECT_EQ(outputs[0], grad);
   EXPECT_EQ(outputs[3], with_dtype(grad, DType::kBF16));
   const ValueType other = {.dtype = DType::kF32, .shape = {3}};
-  const std::vector<ValueType> of_two = op->infer(std::vector{grad, other, params});
+  const std::vector<ValueType> of_two = op->infer(std::vector{grad, other, factors, scale});
   ASSERT_EQ(of_two.size(), 8U);
   EXPECT_EQ(of_two[4], other);
   EXPECT_EQ(of_two[7], with_dtype(other, DType::kBF16));
-  EXPECT_THROW(op->infer(std::vector{params}), UserError);
-  EXPECT_THROW(op->infer(std::vector{grad}), UserError);
-  EXPECT_THROW(op->infer(std::vector{grad, grad}), UserError);
-  EXPECT_THROW(op->infer(std::vector{with_dtype(grad, DType::kBF16), params}), UserError);
+  EXPECT_THROW(op->infer(std::vector{factors, scale}), UserError);
+  EXPECT_THROW(op->infer(std::vector{grad, factors}), UserError);
+  EXPECT_THROW(op->infer(std::vector{grad, scale, factors}), UserError);
+  EXPECT_THROW(op->infer(std::vector{with_dtype(grad, DType::kBF16), factors, scale}), UserError);
 }
 
 }  // namespace

@@ -24,6 +24,26 @@ int64_t SumOfSquares::workspace_bytes(std::span<const ValueType> inputs) {
   return num_chunks * dtype_size(DType::kF64);
 }
 
+std::vector<ValueType> GradClip::infer(std::span<const ValueType> inputs) const {
+  check_shape(*this, inputs.size() >= kFirstLoss,
+              "takes at least 2 inputs (sums, limits, losses), got {}", inputs.size());
+  const ValueType& sums = inputs[kSums];
+  check_shape(*this, sums.dtype == DType::kF64 && sums.shape.rank() == 1 && !sums.ragged(),
+              "sums must be f64 [n], got {}", sums.to_string());
+  const ValueType pair = {.dtype = DType::kF64, .shape = {2}};
+  check_shape(*this, inputs[kLimits] == pair, "limits must be f64 [2], got {}",
+              inputs[kLimits].to_string());
+  for (const ValueType& loss : inputs.subspan(kFirstLoss)) {
+    check_shape(*this, loss == ValueType{.dtype = DType::kF32, .shape = {1}},
+                "losses must be f32 [1], got {}", loss.to_string());
+  }
+  return {pair, with_dtype(pair, DType::kF32)};
+}
+
+OperatorPtr make_grad_clip() {
+  return std::make_shared<GradClip>();
+}
+
 OperatorPtr make_sum_of_squares() {
   return std::make_shared<SumOfSquares>();
 }

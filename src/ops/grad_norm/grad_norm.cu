@@ -110,6 +110,61 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
+constexpr int kClipThreads = 256;
+
+/// The losses that one launch looks at.
+struct LossList {
+  static constexpr int kMax = 256;
+  const float* losses[kMax];
+  int count;
+};
+
+/// The sums in order, by one thread from what a block loads; the result is thread 0's.
+__device__ __forceinline__ double add_in_order(const double* sums, int64_t count) {
+  __shared__ double values[kClipThreads];
+  double total = 0;
+  for (int64_t first = 0; first < count; first += kClipThreads) {
+    const int64_t at = first + threadIdx.x;
+    if (at < count) values[threadIdx.x] = sums[at];
+    __syncthreads();
+    const int here = static_cast<int>(min(count - first, int64_t{kClipThreads}));
+    if (threadIdx.x == 0)
+      for (int i = 0; i < here; ++i) total = __dadd_rn(total, values[i]);
+    __syncthreads();
+  }
+  return total;
+}
+
+// Each operation is rounded by itself, as on the host.
+__device__ __forceinline__ void clip(const GradClipArgs& args, double total, bool bad_loss) {
+  const double grad_scale = args.limits[0];
+  const double max_norm = args.limits[1];
+  const double norm = bad_loss ? nan("") : __dmul_rn(__dsqrt_rn(total), fabs(grad_scale));
+  const bool finite = isfinite(norm);
+  double factor = 1;
+  if (finite && max_norm > 0) factor = fmin(1.0, __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6)));
+  args.norm[0] = norm;
+  args.norm[1] = factor;
+  args.grad_scale[0] = static_cast<float>(__dmul_rn(grad_scale, factor));
+  args.grad_scale[1] = finite ? 0.0F : 1.0F;
+}
+
+/// Launches before the last leave in grad_scale[1] whether a loss so far was not finite.
+__global__ void __launch_bounds__(kClipThreads)
+    clip_gradients(const __grid_constant__ LossList list, const GradClipArgs args, bool first,
+                   bool last) {
+  const int own = static_cast<int>(threadIdx.x);
+  const bool own_bad = own < list.count && !isfinite(*list.losses[own]);
+  const bool any_bad = __syncthreads_or(own_bad) != 0 || (!first && args.grad_scale[1] != 0);
+  if (!last) {
+    __syncthreads();
+    if (own == 0) args.grad_scale[1] = any_bad ? 1.0F : 0.0F;
+    return;
+  }
+  const double total = add_in_order(args.sums, args.num_sums);
+  if (own == 0) clip(args, total, any_bad);
+}
+
 int64_t num_chunks(const SquaresSlice& slice) {
   return divide_up(slice.count, kSquaresChunk);
 }
@@ -179,6 +234,21 @@ void launch_sums_of_squares(std::span<const SquaresSlice> slices, double* partia
                                                                                sums + begin);
     check(cudaGetLastError());
   }
+}
+
+void launch_grad_clip(const GradClipArgs& args, std::span<const float* const> losses,
+                      cudaStream_t stream) {
+  static_assert(LossList::kMax == kClipThreads);
+  bool first = true;
+  do {
+    const auto here = losses.first(std::min<size_t>(LossList::kMax, losses.size()));
+    losses = losses.subspan(here.size());
+    LossList list = {.losses = {}, .count = static_cast<int>(here.size())};
+    std::copy(here.begin(), here.end(), list.losses);
+    clip_gradients<<<1, kClipThreads, 0, stream>>>(list, args, first, losses.empty());
+    check(cudaGetLastError());
+    first = false;
+  } while (!losses.empty());
 }
 
 }  // namespace tessera::cuda

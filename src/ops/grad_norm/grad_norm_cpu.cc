@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops/cpu_dispatch.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -59,9 +61,28 @@ int64_t workspace_bytes(const SumOfSquares& /*op*/, std::span<const ValueType> i
   return SumOfSquares::workspace_bytes(inputs);
 }
 
+void grad_clip(const GradClip& /*op*/, const KernelArgs& args) {
+  double total = 0;
+  for (const double sum : args.in(GradClip::kSums).span<double>()) total += sum;
+  const double* const limits = args.in(GradClip::kLimits).as<double>();
+  double norm = std::sqrt(total) * std::abs(limits[0]);
+  for (const Tensor& loss : args.inputs.subspan(GradClip::kFirstLoss)) {
+    if (!std::isfinite(*loss.as<float>())) norm = std::numeric_limits<double>::quiet_NaN();
+  }
+  const bool finite = std::isfinite(norm);
+  const double clip = finite && limits[1] > 0 ? std::min(1.0, limits[1] / (norm + 1e-6)) : 1.0;
+  double* const result = args.out(GradClip::kNorm).as<double>();
+  result[0] = norm;
+  result[1] = clip;
+  float* const grad_scale = args.out(GradClip::kGradScale).as<float>();
+  grad_scale[0] = static_cast<float>(limits[0] * clip);
+  grad_scale[1] = finite ? 0.0F : 1.0F;
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_grad_norm_cpu, table) {
+  add_kernel<GradClip>(table, grad_clip);
   add_kernel<SumOfSquares>(table, sums_of_squares, {.workspace = workspace_bytes});
 }
 

@@ -18,9 +18,23 @@ int64_t workspace_bytes(const SumOfSquares& /*op*/, std::span<const ValueType> i
   return SumOfSquares::workspace_bytes(inputs);
 }
 
+void grad_clip(const GradClip& /*op*/, const KernelArgs& args) {
+  std::vector<const float*> losses;
+  for (const Tensor& loss : args.inputs.subspan(GradClip::kFirstLoss))
+    losses.push_back(loss.as<float>());
+  const Tensor& sums = args.in(GradClip::kSums);
+  cuda::launch_grad_clip({.sums = sums.as<double>(),
+                          .num_sums = sums.num_elements(),
+                          .limits = args.in(GradClip::kLimits).as<double>(),
+                          .norm = args.out(GradClip::kNorm).as<double>(),
+                          .grad_scale = args.out(GradClip::kGradScale).as<float>()},
+                         losses, cuda::stream_of(args));
+}
+
 }  // namespace
 
 void add_grad_norm_cuda(KernelTable& table) {
+  add_kernel<GradClip>(table, grad_clip);
   add_kernel<SumOfSquares>(table, sum_of_squares, {.workspace = workspace_bytes});
 }
 

@@ -60,6 +60,42 @@ TEST_F(GradNormCuda, IntoMemoryOfTheHost) {
   EXPECT_NEAR(*result.as<double>(), expected, 1e-12 * expected);
 }
 
+/// The host's bits, from any number of sums and losses.
+TEST_F(GradNormCuda, ClipsAsTheHostDoes) {
+  Random random(11, 2);
+  for (int round = 0; round < 200; ++round) {
+    const auto draw = [&] { return std::exp(20 * (random.next_uniform() - 0.5)); };
+    std::vector<double> sums(random.next_below(round % 10 == 0 ? 3000 : 40));
+    for (double& sum : sums) sum = draw();
+    if (round % 20 == 7 && !sums.empty()) sums.back() = INFINITY;
+    std::vector<double> limits = {draw(), round % 5 == 0 ? 0 : draw()};
+    std::vector<float> losses(random.next_below(round % 9 == 0 ? 900 : 8), 1.0F);
+    if (round % 15 == 4 && !losses.empty()) losses[random.next_below(losses.size())] = NAN;
+    std::vector<Tensor> host = {view(std::span(sums), {std::ssize(sums)}),
+                                view(std::span(limits), {2})};
+    for (float& loss : losses) host.push_back(view(std::span(&loss, 1), {1}));
+    std::vector<OwnedTensor> own;
+    std::vector<Tensor> device;
+    for (const Tensor& tensor : host)
+      device.push_back(own.emplace_back(testing::copy_to(gpu(), tensor)));
+    const OwnedTensor norms[] = {OwnedTensor(DType::kF64, {2}),
+                                 OwnedTensor(DType::kF64, {2}, "a test", gpu().device())};
+    const OwnedTensor scales[] = {OwnedTensor(DType::kF32, {2}),
+                                  OwnedTensor(DType::kF32, {2}, "a test", gpu().device())};
+    const Tensor on_host[] = {norms[0], scales[0]};
+    const Tensor on_device[] = {norms[1], scales[1]};
+    testing::run_kernel(*make_grad_clip(), cpu(), host, on_host);
+    testing::run_kernel(*make_grad_clip(), gpu(), device, on_device);
+    const OwnedTensor norm = testing::copy_to_host(gpu(), norms[1]);
+    const OwnedTensor scale = testing::copy_to_host(gpu(), scales[1]);
+    for (size_t i = 0; i < 2; ++i) {
+      const auto bits = [](auto value) { return std::isnan(value) ? -1.0 : double(value); };
+      ASSERT_EQ(bits(norm.get().as<double>()[i]), bits(on_host[0].as<double>()[i])) << round;
+      ASSERT_EQ(bits(scale.get().as<float>()[i]), bits(on_host[1].as<float>()[i])) << round;
+    }
+  }
+}
+
 TEST_F(GradNormCuda, NanStaysNan) {
   std::vector<float> values(50'000, 1.0F);
   values[49'999] = NAN;

@@ -20,4 +20,16 @@ struct SquaresSlice {
 void launch_sums_of_squares(std::span<const SquaresSlice> slices, double* partials, double* sums,
                             cudaStream_t stream);
 
+/// The operands of GradClip beside the losses; `limits` and `norm` may be the host's memory where
+/// the device reaches it.
+struct GradClipArgs {
+  const double* sums;
+  int64_t num_sums;
+  const double* limits;
+  double* norm;
+  float* grad_scale;
+};
+void launch_grad_clip(const GradClipArgs& args, std::span<const float* const> losses,
+                      cudaStream_t stream);
+
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -96,6 +97,65 @@ TEST(SumOfSquares, NanAndInfinityShow) {
     x[position] = -std::numeric_limits<float>::infinity();
     EXPECT_TRUE(std::isinf(run(x)));
   }
+}
+
+struct Clip {
+  double norm, factor;
+  float scale, found_inf;
+};
+
+Clip clip(std::vector<double> sums, double grad_scale, double max_norm,
+          std::vector<float> losses = {}) {
+  KernelTable kernels;
+  add_grad_norm_cpu(kernels);
+  std::array<double, 2> limits = {grad_scale, max_norm};
+  std::vector<Tensor> inputs = {view(std::span(sums), {std::ssize(sums)}),
+                                view(std::span<double>(limits), {2})};
+  for (float& loss : losses) inputs.push_back(view(std::span(&loss, 1), {1}));
+  std::array<double, 2> norm = {-1, -1};
+  std::array<float, 2> scale = {-1, -1};
+  const Tensor outputs[] = {view(std::span<double>(norm), {2}), view(std::span<float>(scale), {2})};
+  kernels.at("grad_clip")(*make_grad_clip(),
+                          {.inputs = inputs, .outputs = outputs, .workspace = {}});
+  return {norm[0], norm[1], scale[0], scale[1]};
+}
+
+TEST(GradClip, ClipsToTheLargestNorm) {
+  const Clip above = clip({9, 16}, 2, 5);
+  EXPECT_EQ(above.norm, 10);
+  EXPECT_EQ(above.factor, 5 / (10 + 1e-6));
+  EXPECT_EQ(above.scale, static_cast<float>(2 * above.factor));
+  EXPECT_EQ(above.found_inf, 0);
+  EXPECT_EQ(clip({9, 16}, 1, 0).factor, 1);
+  EXPECT_EQ(clip({9, 16}, -1, 100).scale, -1);
+  EXPECT_EQ(clip({}, 0.5, 1, {1, 2}).norm, 0);
+  EXPECT_EQ(clip({}, 0.5, 1, {1, 2}).scale, 0.5F);
+}
+
+TEST(GradClip, FindsWhatIsNotFinite) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const Clip of_norm = clip({1, infinity}, 1, 1, {0});
+  EXPECT_EQ(of_norm.norm, infinity);
+  EXPECT_EQ(of_norm.factor, 1);
+  EXPECT_EQ(of_norm.found_inf, 1);
+  EXPECT_TRUE(std::isnan(clip({std::nan(""), 1}, 1, 1).norm));
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const Clip of_loss = clip({4}, 1, 1, {1, bad, 2});
+    EXPECT_TRUE(std::isnan(of_loss.norm));
+    EXPECT_EQ(of_loss.found_inf, 1);
+    EXPECT_EQ(of_loss.factor, 1);
+  }
+}
+
+TEST(GradClip, RefusesOtherTypes) {
+  const ValueType sums = {.dtype = DType::kF64, .shape = {3}};
+  const ValueType limits = {.dtype = DType::kF64, .shape = {2}};
+  const ValueType loss = {.dtype = DType::kF32, .shape = {1}};
+  EXPECT_EQ(make_grad_clip()->infer(std::vector{sums, limits, loss, loss}).size(), 2U);
+  EXPECT_THROW(make_grad_clip()->infer(std::vector{sums}), UserError);
+  EXPECT_THROW(make_grad_clip()->infer(std::vector{loss, limits}), UserError);
+  EXPECT_THROW(make_grad_clip()->infer(std::vector{sums, sums}), UserError);
+  EXPECT_THROW(make_grad_clip()->infer(std::vector{sums, limits, limits}), UserError);
 }
 
 TEST(SumOfSquares, RefusesOtherTypes) {

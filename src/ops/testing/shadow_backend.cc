@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "core/memory.h"
@@ -12,7 +15,30 @@
 namespace tessera::testing {
 namespace {
 
-/// Address ranges without memory, each of which stands for memory elsewhere.
+using Work = std::function<void()>;
+
+/// What a shadow device recorded: work to give it, or what happens when work is given.
+struct Recorded {
+  Work work;
+  bool is_given = true;
+};
+
+class RecordedShadow final : public RecordedWork {
+ public:
+  RecordedShadow(std::vector<Recorded> recorded, std::function<void(Work)> give)
+      : recorded_(std::move(recorded)), give_(std::move(give)) {}
+  void run() const override {
+    for (const Recorded& next : recorded_) next.is_given ? give_(next.work) : next.work();
+  }
+  int64_t num_operations() const override { return std::ssize(recorded_); }
+
+ private:
+  std::vector<Recorded> recorded_;
+  std::function<void(Work)> give_;
+};
+
+/// Address ranges without memory, each of which stands for memory elsewhere. Work of the main lane
+/// is done when it is given; that of the side lane as late as its events allow.
 class ShadowDevice final : public Device, public std::enable_shared_from_this<ShadowDevice> {
  public:
   ~ShadowDevice() override {
@@ -31,6 +57,7 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     return address;
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
+    finish_side(given_aside_);
     ranges_.erase(data);
     ::munmap(data, num_bytes);
   }
@@ -44,14 +71,49 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     host_device().release(data, num_bytes);
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
-    if (num_bytes > 0) std::memcpy(reach(to), reach(const_cast<void*>(from)), num_bytes);
+    give([=, this] {
+      if (num_bytes > 0) std::memcpy(reach(to), reach(const_cast<void*>(from)), num_bytes);
+    });
+  }
+  void upload(void* to, const void* from, int64_t num_bytes) override {
+    ensure(!recording_, "shadow: an upload was recorded");
+    copy(to, from, num_bytes);
   }
   void zero(void* data, int64_t num_bytes) override {
     if (num_bytes == 0) return;
     ensure(reach(data) != data, "zero: memory that is not the device's");
-    std::memset(reach(data), 0, num_bytes);
+    give([=, this] { std::memset(reach(data), 0, num_bytes); });
   }
-  void synchronize() override {}
+  void synchronize() override {
+    ensure(!recording_, "shadow: a wait of the host was recorded");
+    finish_side(given_aside_);
+  }
+  std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<Event>(*this); }
+  Lane choose_lane(Lane lane) override { return std::exchange(lane_, lane); }
+  bool begin_recording() override {
+    recording_ = true;
+    return true;
+  }
+  bool is_recording() const override { return recording_; }
+  Recording end_recording() override {
+    recording_ = false;
+    const auto give_to = [this, lane = lane_](Work work) {
+      const LaneScope scope(*this, lane);
+      give(std::move(work));
+    };
+    return {.work = std::make_unique<RecordedShadow>(std::exchange(recorded_, {}), give_to),
+            .why_not = ""};
+  }
+  void give(Work work) {
+    if (recording_) {
+      recorded_.push_back({std::move(work)});
+    } else if (lane_ == Lane::kSide) {
+      aside_.push_back(std::move(work));
+      ++given_aside_;
+    } else {
+      work();
+    }
+  }
   Mark mark() override { return host_device().mark(); }
   void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
     host_device().when_known(begin, end, std::move(use));
@@ -78,6 +140,35 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   }
 
  private:
+  /// Of the side lane; of the main lane all is done.
+  class Event final : public DeviceEvent {
+   public:
+    explicit Event(ShadowDevice& device) : device_(device) {}
+    void record() override {
+      if (device_.lane_ == Lane::kMain) return;
+      const auto record = [this] { at_ = device_.given_aside_; };
+      device_.recording_ ? device_.recorded_.push_back({record, false}) : record();
+    }
+    void precede_next() override {
+      if (device_.lane_ == Lane::kMain) device_.give([this] { device_.finish_side(at_); });
+    }
+    void synchronize() override { device_.finish_side(at_); }
+
+   private:
+    ShadowDevice& device_;
+    int64_t at_ = 0;
+  };
+
+  /// The first pieces of the side lane's work, up to that many of all it was given.
+  void finish_side(int64_t count) {
+    while (done_aside_ < count) {
+      const Work work = std::move(aside_.front());
+      aside_.pop_front();
+      ++done_aside_;
+      work();
+    }
+  }
+
   /// Memory that the host reaches too, whoever the tensor says it is of.
   bool is_shared(const std::byte* data) const {
     const auto after = shared_.upper_bound(data);
@@ -92,12 +183,17 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   };
   std::map<std::byte*, Range> ranges_;
   std::map<const std::byte*, int64_t> shared_;
+  Lane lane_ = Lane::kMain;
+  bool recording_ = false;
+  std::vector<Recorded> recorded_;
+  std::deque<Work> aside_;
+  int64_t given_aside_ = 0;
+  int64_t done_aside_ = 0;
 };
 
 struct ShadowContext final : public KernelContext {
-  ShadowContext(const ShadowDevice& own, KernelTable table)
-      : device(own), kernels(std::move(table)) {}
-  const ShadowDevice& device;
+  ShadowContext(ShadowDevice& own, KernelTable table) : device(own), kernels(std::move(table)) {}
+  ShadowDevice& device;
   KernelTable kernels;
 };
 
@@ -136,9 +232,33 @@ class HostArguments {
   std::span<std::byte> workspace_;
 };
 
+/// A kernel's arguments, for when the call that was given them is over.
+struct KeptArguments {
+  explicit KeptArguments(const KernelArgs& args)
+      : inputs(args.inputs.begin(), args.inputs.end()),
+        outputs(args.outputs.begin(), args.outputs.end()),
+        extents(args.extents.begin(), args.extents.end()),
+        workspace(args.workspace),
+        set_accumulators(args.set_accumulators) {}
+  KernelArgs get() const {
+    return {.inputs = inputs,
+            .outputs = outputs,
+            .workspace = workspace,
+            .extents = extents,
+            .set_accumulators = set_accumulators};
+  }
+  std::vector<Tensor> inputs, outputs;
+  std::vector<const int64_t*> extents;
+  std::span<std::byte> workspace;
+  bool set_accumulators;
+};
+
 void run_on_host(const Operator& op, const KernelArgs& args) {
   const auto& context = static_cast<const ShadowContext&>(*args.context);
-  context.kernels.find(op.name())->second(op, HostArguments(context.device, args).get());
+  context.device.give([&op, &context, kept = KeptArguments(args)] {
+    const KernelArgs own = kept.get();
+    context.kernels.find(op.name())->second(op, HostArguments(context.device, own).get());
+  });
 }
 
 Kernel disguise(const Kernel& kernel) {
@@ -219,7 +339,7 @@ Backend make_shadow_backend(KernelTable host_kernels) {
   for (const auto& [name, kernel] : host_kernels) kernels[name] = disguise(kernel);
   Backend backend(device, std::make_shared<ShadowContext>(*device, std::move(host_kernels)),
                   std::move(kernels));
-  backend.control().graphs = GraphMode::kOff;  // it cannot record
+  backend.control().graphs = GraphMode::kOff;
   return backend;
 }
 

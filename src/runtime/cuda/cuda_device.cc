@@ -19,25 +19,58 @@ bool is_known(const void* address) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
+/// In a recording an event becomes a node that other recordings, and work that is not recorded, see
+/// as well.
+class CudaEvent final : public DeviceEvent {
+ public:
+  explicit CudaEvent(CudaDevice& device) : device_(device) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+  void record() override {
+    check(cudaEventRecordWithFlags(
+        event_, *device_.current_stream(),
+        device_.is_recording() ? cudaEventRecordExternal : cudaEventRecordDefault));
+  }
+  void precede_next() override {
+    check(
+        cudaStreamWaitEvent(*device_.current_stream(), event_,
+                            device_.is_recording() ? cudaEventWaitExternal : cudaEventWaitDefault));
+  }
+  void synchronize() override { device_.wait(event_); }
+
+ private:
+  CudaDevice& device_;
+  cudaEvent_t event_ = nullptr;
+};
+
 }  // namespace
 
 CudaDevice::CudaDevice(int index) : index_(index) {
   const cudaError_t status = cudaSetDevice(index);
   require(status == cudaSuccess, "GPU {} cannot be used: {}; `tessera doctor` lists what is there",
           index, cudaGetErrorString(status));
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  check(cudaStreamCreateWithFlags(&streams_[0], cudaStreamNonBlocking));
+  // Of its kernels, which are few blocks, those of the main lane are not to take the place.
+  int lowest = 0;
+  int highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  check(cudaStreamCreateWithPriority(&streams_[1], cudaStreamNonBlocking, highest));
+  check(cudaEventCreateWithFlags(&side_end_, cudaEventDisableTiming));
+  stream_ = streams_[0];
 }
 
 CudaDevice::~CudaDevice() {
   give_up_if_unwinding();
   uploads_.reset();
-  cudaStreamSynchronize(stream_);
+  for (cudaStream_t stream : streams_) cudaStreamSynchronize(stream);
+  cudaEventDestroy(side_end_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   for (const SpanPtr& span : spans_) {
     cudaEventDestroy(span->begin);
     cudaEventDestroy(span->end);
   }
-  cudaStreamDestroy(stream_);
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
 }
 
 std::string CudaDevice::name() const {
@@ -87,20 +120,23 @@ void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept
 void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0) return;
   check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, stream_));
+  if (is_recording_)
+    return;  // memory that the runtime does not know would have ended the recording
   if (!is_known(to) || !is_known(from)) synchronize();
 }
 
 // Pinned memory, too, since the host may change it.
 void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes == 0) return;
+  ensure(!is_recording_, "{}: an upload cannot be recorded, since its bytes change", name());
   if (num_bytes > UploadRing::kMostBytes) {
     copy(to, from, num_bytes);
     synchronize();
     return;
   }
   if (!uploads_)
-    uploads_ = std::make_unique<UploadRing>(stream_, [this](cudaEvent_t event) { wait(event); });
-  num_waits_ += uploads_->upload(to, from, num_bytes);
+    uploads_ = std::make_unique<UploadRing>(stream(), [this](cudaEvent_t event) { wait(event); });
+  uploads_->upload(to, from, num_bytes);
 }
 
 void CudaDevice::zero(void* data, int64_t num_bytes) {
@@ -126,20 +162,47 @@ cudaError_t CudaDevice::wait_watched(const std::function<cudaError_t()>& query) 
   }
 }
 
-void CudaDevice::wait(cudaEvent_t event) const {
-  check(watch_.look ? wait_watched([=] { return cudaEventQuery(event); })
-                    : cudaEventSynchronize(event));
-}
-
-void CudaDevice::synchronize() {
-  ++num_waits_;
-  const cudaError_t status = watch_.look ? wait_watched([this] { return cudaStreamQuery(stream_); })
-                                         : cudaStreamSynchronize(stream_);
+void CudaDevice::ensure_done(cudaError_t status) const {
   ensure(
       status == cudaSuccess,
       "{}: work that was given before failed: {}; with CUDA_LAUNCH_BLOCKING=1 in the environment "
       "the message names the operator",
       name(), cudaGetErrorString(status));
+}
+
+void CudaDevice::wait(cudaEvent_t event) {
+  ++num_waits_;
+  ensure_done(watch_.look ? wait_watched([=] { return cudaEventQuery(event); })
+                          : cudaEventSynchronize(event));
+}
+
+std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
+  return std::make_unique<CudaEvent>(*this);
+}
+
+Device::Lane CudaDevice::choose_lane(Lane lane) {
+  const Lane before = stream_ == streams_[0] ? Lane::kMain : Lane::kSide;
+  ensure(lane == before || !is_recording_, "{}: a recording is of one lane", name());
+  stream_ = streams_[static_cast<size_t>(lane)];
+  if (lane == Lane::kSide) side_has_work_ = true;
+  return before;
+}
+
+/// What is given to the main lane from now on comes after all work of the side lane.
+void CudaDevice::join_lanes() {
+  if (!side_has_work_) return;
+  check(cudaEventRecord(side_end_, streams_[1]));
+  check(cudaStreamWaitEvent(streams_[0], side_end_, cudaEventWaitDefault));
+  side_has_work_ = false;
+}
+
+void CudaDevice::synchronize() {
+  ensure(!is_recording_, "{}: a wait of the host cannot be recorded", name());
+  ++num_waits_;
+  ensure(stream_ == streams_[0], "{}: waited for while work goes to the side lane", name());
+  join_lanes();
+  ensure_done(watch_.look ? wait_watched([this] { return cudaStreamQuery(stream_); })
+                          : cudaStreamSynchronize(stream_));
   if (!intervals_.empty() || !span_uses_.empty()) tell_intervals();
   num_marks_ = 0;
 }
@@ -147,10 +210,12 @@ void CudaDevice::synchronize() {
 // Other threads may do with the GPU what they like meanwhile.
 bool CudaDevice::begin_recording() {
   check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  is_recording_ = true;
   return true;
 }
 
 Recording CudaDevice::end_recording() {
+  is_recording_ = false;
   return end_stream_recording(stream_);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// One GPU with a stream, in the order of which it does all its work.
+/// One GPU with a stream for each lane.
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
   /// Makes GPU `index` the calling thread's. Throws UserError where it cannot be had.
@@ -22,7 +23,10 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::string name() const override;
   bool is_host() const override { return false; }
   int index() const { return index_; }
-  cudaStream_t stream() const { return stream_; }
+  /// The main lane's.
+  cudaStream_t stream() const { return streams_[0]; }
+  /// Where the current lane's stream is found.
+  const cudaStream_t* current_stream() const { return &stream_; }
 
   std::byte* allocate(int64_t num_bytes) override;
   void release(std::byte* data, int64_t num_bytes) noexcept override;
@@ -33,14 +37,20 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   void upload(void* to, const void* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
+  std::unique_ptr<DeviceEvent> make_event() override;
+  Lane choose_lane(Lane lane) override;
   int64_t num_waits() const override { return num_waits_; }
   /// CUDA graphs.
   bool begin_recording() override;
   Recording end_recording() override;
+  bool is_recording() const override { return is_recording_; }
   Mark mark() override;
   void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override;
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
+
+  /// Returns when the GPU has come to the event; throws where work before it failed.
+  void wait(cudaEvent_t event);
 
   /// A stretch of work on another stream of this GPU, whose times are wanted.
   struct Span {
@@ -78,11 +88,16 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   void tell_intervals();
   /// Until `query` answers other than cudaErrorNotReady; looks after the watch meanwhile.
   cudaError_t wait_watched(const std::function<cudaError_t()>& query) const;
-  void wait(cudaEvent_t event) const;
+  void ensure_done(cudaError_t status) const;
+  void join_lanes();
   void give_up_if_unwinding() const noexcept;
 
   int index_;
-  cudaStream_t stream_ = nullptr;
+  std::array<cudaStream_t, 2> streams_{};  ///< by lane
+  cudaStream_t stream_ = nullptr;          ///< the current lane's
+  bool side_has_work_ = false;             ///< that nothing waited for
+  cudaEvent_t side_end_ = nullptr;
+  bool is_recording_ = false;
   std::unique_ptr<UploadRing> uploads_;
   int64_t num_waits_ = 0;
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()

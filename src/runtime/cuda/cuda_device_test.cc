@@ -87,13 +87,90 @@ TEST_F(CudaDeviceTest, ReplaysWhatItRecorded) {
 /// Waiting cannot be recorded; what comes after works as always.
 TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
   const Buffer buffer(64, "a test", device());
+  const std::vector<int> source(16, 7);
   ASSERT_TRUE(device().begin_recording());
+  EXPECT_TRUE(device().is_recording());
   EXPECT_THROW(device().synchronize(), InternalError);
+  EXPECT_THROW(device().upload(buffer.data(), source.data(), 64), InternalError);
+  EXPECT_NE(cudaStreamSynchronize(static_cast<cuda::CudaDevice&>(device()).stream()), cudaSuccess);
   const Recording recording = device().end_recording();
   EXPECT_FALSE(recording.work);
   EXPECT_THAT(recording.why_not, HasSubstr("could not be recorded"));
   device().zero(buffer.data(), 64);
   EXPECT_NO_THROW(device().synchronize());
+}
+
+/// Work that takes the GPU some hundred microseconds, in the current lane.
+void delay(Device& device, const Buffer& buffer) {
+  for (int i = 0; i < 16; ++i) device.zero(buffer.data(), buffer.num_bytes());
+}
+
+/// What one lane reads another wrote, late, whether the writing and the reading are recorded or
+/// not.
+TEST_F(CudaDeviceTest, LanesWaitForEvents) {
+  const Buffer large(64 << 20, "a test", device());
+  const Buffer value(4096, "a test", device());
+  const Buffer copy(4096, "a test", device());
+  const Buffer given(4096, "a test", device(), MemoryKind::kShared);
+  const auto written = device().make_event();
+  ASSERT_TRUE(device().begin_recording());
+  written->precede_next();
+  device().copy(copy.data(), value.data(), 4096);
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  const auto write = [&] {
+    delay(device(), large);
+    device().copy(value.data(), given.data(), 4096);
+    written->record();
+  };
+  std::unique_ptr<RecordedWork> writing;
+  {
+    const LaneScope lane(device(), Device::Lane::kSide);
+    ASSERT_TRUE(device().begin_recording());
+    write();
+    writing = device().end_recording().work;
+    ASSERT_TRUE(writing);
+  }
+  for (int i = 1; i <= 60; ++i) {
+    device().synchronize();
+    std::ranges::fill(given.tensor(0, DType::kI32, {1024}).span<int32_t>(), i);
+    {
+      const LaneScope lane(device(), Device::Lane::kSide);
+      i % 3 == 0 ? write() : writing->run();
+    }
+    if (i % 2 == 0) {
+      recording.work->run();
+    } else {
+      written->precede_next();
+      device().copy(copy.data(), value.data(), 4096);
+    }
+    ASSERT_EQ(read(copy), std::vector<int>(1024, i)) << "round " << i;
+  }
+}
+
+TEST_F(CudaDeviceTest, TheHostWaitsForAnEventAlone) {
+  const Buffer large(64 << 20, "a test", device());
+  const Buffer given(64, "a test", device(), MemoryKind::kShared);
+  const Buffer there(64, "a test", device());
+  const std::vector<int> source(16, 7);
+  device().copy(there.data(), source.data(), 64);
+  const auto event = device().make_event();
+  EXPECT_NO_THROW(event->synchronize()) << "never recorded";
+  const int64_t before = device().num_waits();
+  device().copy(given.data(), there.data(), 64);
+  event->record();
+  delay(device(), large);
+  event->synchronize();
+  EXPECT_EQ(given.tensor(0, DType::kI32, {16}).span<int32_t>()[15], 7);
+  EXPECT_EQ(device().num_waits(), before + 1);
+  {
+    const LaneScope lane(device(), Device::Lane::kSide);
+    delay(device(), large);
+    device().copy(given.data(), large.data(), 64);
+    EXPECT_THROW(device().synchronize(), InternalError) << "from within the lane";
+  }
+  device().synchronize();
+  EXPECT_EQ(given.tensor(0, DType::kI32, {16}).span<int32_t>()[15], 0);
 }
 
 }  // namespace

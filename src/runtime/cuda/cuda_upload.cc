@@ -22,26 +22,24 @@ UploadRing::~UploadRing() {
   cudaFreeHost(memory_);
 }
 
-int UploadRing::begin_next_part() {
+void UploadRing::begin_next_part() {
   check(cudaEventRecord(left_[part_], stream_));
   part_ = (part_ + 1) % kParts;
   used_ = 0;
   // Complete at once where the part was never used.
   const cudaError_t status = cudaEventQuery(left_[part_]);
-  if (status == cudaSuccess) return 0;
+  if (status == cudaSuccess) return;
   if (status != cudaErrorNotReady) check(status);
   cudaGetLastError();
   wait_(left_[part_]);
-  return 1;
 }
 
-int UploadRing::upload(void* to, const void* from, int64_t num_bytes) {
-  const int waits = used_ + num_bytes > kMostBytes ? begin_next_part() : 0;
+void UploadRing::upload(void* to, const void* from, int64_t num_bytes) {
+  if (used_ + num_bytes > kMostBytes) begin_next_part();
   std::byte* const at = part() + used_;
   std::memcpy(at, from, num_bytes);
   used_ += align_up(num_bytes);
   check(cudaMemcpyAsync(to, at, num_bytes, cudaMemcpyHostToDevice, stream_));
-  return waits;
 }
 
 }  // namespace tessera::cuda

@@ -23,14 +23,14 @@ class UploadRing {
   UploadRing(const UploadRing&) = delete;
   UploadRing& operator=(const UploadRing&) = delete;
 
-  /// Returns how often the host waited. REQUIRES num_bytes <= kMostBytes.
-  int upload(void* to, const void* from, int64_t num_bytes);
+  /// REQUIRES num_bytes <= kMostBytes.
+  void upload(void* to, const void* from, int64_t num_bytes);
 
  private:
   static constexpr size_t kParts = 4;
 
   std::byte* part() const { return memory_ + static_cast<int64_t>(part_) * kMostBytes; }
-  int begin_next_part();
+  void begin_next_part();
 
   cudaStream_t stream_;
   std::function<void(cudaEvent_t)> wait_;

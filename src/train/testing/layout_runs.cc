@@ -14,6 +14,19 @@
 namespace tessera::testing {
 namespace {
 
+ParallelSpec degrees(int64_t tp, int64_t cp, int64_t dp, int64_t pp, int64_t ep, int64_t etp) {
+  ParallelSpec parallel;
+  parallel.layout.tp = tp;
+  parallel.layout.cp = cp;
+  parallel.layout.dp = dp;
+  parallel.layout.pp = pp;
+  parallel.layout.ep = ep;
+  parallel.layout.etp = etp;
+  return parallel;
+}
+
+}  // namespace
+
 void write_tokens(const Settings& settings) {
   if (std::filesystem::exists(settings.data.tokens + ".idx")) return;
   TokenFileWriter writer(settings.data.tokens, settings.model.vocab_size);
@@ -28,19 +41,6 @@ void write_tokens(const Settings& settings) {
   }
   writer.finish();
 }
-
-ParallelSpec degrees(int64_t tp, int64_t cp, int64_t dp, int64_t pp, int64_t ep, int64_t etp) {
-  ParallelSpec parallel;
-  parallel.layout.tp = tp;
-  parallel.layout.cp = cp;
-  parallel.layout.dp = dp;
-  parallel.layout.pp = pp;
-  parallel.layout.ep = ep;
-  parallel.layout.etp = etp;
-  return parallel;
-}
-
-}  // namespace
 
 std::vector<NamedLayout> layouts_for_checkpoints() {
   std::vector<NamedLayout> layouts = {

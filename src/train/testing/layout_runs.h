@@ -20,6 +20,9 @@ struct NamedLayout {
 /// Layouts that have little in common: each axis alone, folded and combined.
 std::vector<NamedLayout> layouts_for_checkpoints();
 
+/// Writes random documents to settings.data.tokens, unless they are there.
+void write_tokens(const Settings& settings);
+
 /// A small MoE model that all of them can run, with expert biases, shared experts, a tied head and
 /// multi-token prediction.
 /// Its tokens are in `folder`, where they are made if need be.

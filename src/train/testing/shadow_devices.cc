@@ -11,4 +11,10 @@ RankDevice choose_shadow(const Settings& /*settings*/, World& host) {
   return {.backend = std::move(backend), .world = std::move(world)};
 }
 
+RankDevice choose_recording_shadow(const Settings& settings, World& host) {
+  RankDevice device = choose_shadow(settings, host);
+  device.backend.control().graphs = GraphMode::kOn;
+  return device;
+}
+
 }  // namespace tessera::testing
