@@ -62,11 +62,15 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
       sharding_(sharding),
       groups_(cut(places_of(groups), parameters_, sharding)),
       rows_(find_rows(groups_, parameters_, sharding)),
-      in_group_(parameters_.size()) {
+      in_group_(parameters_.size()),
+      device_(backend.device()) {
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
   exchanges_ = list_exchanges(groups, parameters_, sharding);
+  if (!is_alone()) return;
+  clipped_ = device_.make_event();
+  for (size_t i = 0; i < buckets_.size(); ++i) updated_.push_back(device_.make_event());
 }
 
 void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
@@ -204,6 +208,29 @@ void ShardedOptimizer::update(size_t bucket, const UpdateObserver& observer) {
   state_->update(buckets().at(bucket).parameters, observer);
 }
 
+void ShardedOptimizer::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
+  phase_ = Phase::kIdle;
+  state_->give_clip(losses, observer);
+}
+
+void ShardedOptimizer::order_updates() {
+  clipped_->record();
+  const LaneScope lane(device_, Device::Lane::kSide);
+  clipped_->precede_next();
+}
+
+void ShardedOptimizer::start_update(size_t bucket, const UpdateObserver& observer) {
+  const LaneScope lane(device_, Device::Lane::kSide);
+  update(bucket, observer);
+  updated_.at(bucket)->record();
+}
+
+StepResult ShardedOptimizer::wait_clip() {
+  clipped_->synchronize();
+  return state_->clip_result();
+}
+
 void ShardedOptimizer::start_gathering(size_t bucket) {
   const BucketPlace& place = buckets_.at(bucket);
   if (sharding_.shard_state) groups_[place.group].gatherer->start(place.bucket);
@@ -232,9 +259,16 @@ void ShardedOptimizer::wait_weights(size_t idx) {
 
 void ShardedOptimizer::wait_all_weights() {
   for (Group& group : groups_) group.gatherer->wait_all();
+  join_updates();
+}
+
+// They may have come in any order.
+void ShardedOptimizer::join_updates() const {
+  for (const auto& update : updated_) update->precede_next();
 }
 
 std::vector<NamedSlice> ShardedOptimizer::weight_slices(HeldPart part) const {
+  join_updates();
   if (part == HeldPart::kOwned) return state_->weight_slices(HeldPart::kOwned);
   std::vector<NamedSlice> all;
   for (const ReplicatedParameter& p : parameters_)

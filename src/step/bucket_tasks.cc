@@ -17,37 +17,43 @@ int64_t others_share(int64_t bytes, int64_t num_ranks) {
 class BucketTasks final : public ParameterTasks {
  public:
   BucketTasks(PlanWriter& writer, const ReplicatedExchanges& exchanges,
-              const std::vector<StepRun>& runs, size_t num_parameters, bool trains)
+              const std::vector<StepRun>& runs, size_t num_parameters,
+              const BucketTaskOptions& options)
       : writer_(writer),
         exchanges_(exchanges),
         runs_(runs),
-        trains_(trains),
+        options_(options),
         bucket_of_(num_parameters, kNoBucket) {
     for (size_t b = 0; b < exchanges.buckets.size(); ++b) {
       for (const size_t parameter : exchanges.buckets[b].parameters) bucket_of_[parameter] = b;
       order_.push_back(b);
     }
     weight_waits_.resize(exchanges.buckets.size());
+    update_waits_.resize(exchanges.buckets.size());
     reductions_.resize(exchanges.buckets.size());
     std::ranges::sort(order_, {}, [&](size_t b) {
       return std::pair(exchanges.buckets[b].group, exchanges.buckets[b].idx);
     });
-    if (trains) find_completions();
+    if (options.trains) find_completions();
   }
 
   void before_run(size_t idx, Task& task) override {
     const ProgramParameters& parameters = runs_[idx].parameters;
     for (const ProgramParameters::Place& place : parameters.weights) {
       const size_t bucket = bucket_of_[place.parameter];
+      wait_update(bucket);
       wait_weights(bucket);
       read(task, weights(bucket));
     }
-    for (const ProgramParameters::Place& place : parameters.gradients)
-      tessera::update(task, gradients(bucket_of_[place.parameter]));
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      const size_t bucket = bucket_of_[place.parameter];
+      wait_update(bucket);
+      tessera::update(task, gradients(bucket));
+    }
   }
 
   void after_run(size_t idx) override {
-    if (!trains_) return;
+    if (!options_.trains) return;
     for (const size_t bucket : completed_by_[idx]) start_reduction(bucket);
   }
 
@@ -59,12 +65,15 @@ class BucketTasks final : public ParameterTasks {
     add_finish();
   }
 
-  void update(const Communicator& world) override {
-    add_judge(world);
+  std::optional<TaskId> update(const Communicator& world,
+                               const std::vector<BufferId>& results) override {
+    add_judge(world, results);
     for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
       add_update(b);
       if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
     }
+    if (!options_.updates_aside) return std::nullopt;
+    return writer_.wait_for(*judge_);
   }
 
  private:
@@ -123,7 +132,8 @@ class BucketTasks final : public ParameterTasks {
   }
 
   void wait_weights(size_t bucket) {
-    if (!trains_ || !exchanges_.shard_state || !is_exchanged(bucket) || weight_waits_[bucket])
+    if (!options_.trains || !exchanges_.shard_state || !is_exchanged(bucket) ||
+        weight_waits_[bucket])
       return;
     Task task = exchange(bucket, TaskAction::kGatherBucket, "wait: gather weights",
                          at(bucket).weight_bytes);
@@ -132,6 +142,28 @@ class BucketTasks final : public ParameterTasks {
     task.inside.clear();
     write(task, weights(bucket));
     weight_waits_[bucket] = writer_.add(std::move(task));
+  }
+
+  /// The task that updates a bucket, or waits for it.
+  Task update_task(size_t bucket) {
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kUpdate,
+              .lane = writer_.lane(LaneKind::kOptimizer),
+              .name = "AdamW, " + name(bucket),
+              .subject = {.unit = static_cast<int64_t>(bucket)}};
+    read(task, gradients(bucket));
+    tessera::update(task, state(bucket));
+    tessera::update(task, weights(bucket));
+    return task;
+  }
+
+  /// For what the step before started.
+  void wait_update(size_t bucket) {
+    if (!options_.updates_aside || bucket == kNoBucket || update_waits_[bucket]) return;
+    Task task = update_task(bucket);
+    task.phase = TaskPhase::kWait;
+    task.name = "wait: " + task.name;
+    update_waits_[bucket] = writer_.add(std::move(task));
   }
 
   /// Gatherings and reductions of a group share communicators, so the former must have ended.
@@ -145,7 +177,10 @@ class BucketTasks final : public ParameterTasks {
   }
 
   void add_finish() {
-    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) wait_weights(b);
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
+      wait_update(b);
+      wait_weights(b);
+    }
     Task task{.action = TaskAction::kFinishGradients,
               .lane = writer_.lane(LaneKind::kHost),
               .name = "gradients are complete"};
@@ -160,7 +195,7 @@ class BucketTasks final : public ParameterTasks {
     writer_.add(std::move(task));
   }
 
-  void add_judge(const Communicator& world) {
+  void add_judge(const Communicator& world, const std::vector<BufferId>& results) {
     Task task{.kind = TaskKind::kOptimizer,
               .action = TaskAction::kJudge,
               .lane = writer_.lane(LaneKind::kOptimizer),
@@ -171,22 +206,25 @@ class BucketTasks final : public ParameterTasks {
           at(bucket).gradient_bytes / (exchanges_.shard_state ? at(bucket).num_ranks() : 1);
     }
     if (world.size() > 1) task.inside.push_back({writer_.group(world), 1, sizeof(double)});
-    judge_ = writer_.add(std::move(task));
+    if (!options_.updates_aside) {
+      judge_ = writer_.add(std::move(task));
+      return;
+    }
+    for (const BufferId result : results) read(task, result);
+    judge_ = writer_.start(std::move(task));
   }
 
   void add_update(size_t bucket) {
-    Task task{.kind = TaskKind::kOptimizer,
-              .action = TaskAction::kUpdate,
-              .lane = writer_.lane(LaneKind::kOptimizer),
-              .name = "AdamW, " + name(bucket),
-              .after = {*judge_},
-              .bytes = 2 * at(bucket).state_bytes,
-              .subject = {.unit = static_cast<int64_t>(bucket)},
-              .only_on_update = true};
-    read(task, gradients(bucket));
-    tessera::update(task, state(bucket));
-    tessera::update(task, weights(bucket));
-    writer_.add(std::move(task));
+    Task task = update_task(bucket);
+    task.after = {*judge_};
+    task.bytes = 2 * at(bucket).state_bytes;
+    if (!options_.updates_aside) {
+      task.only_on_update = true;
+      writer_.add(std::move(task));
+      return;
+    }
+    const TaskId start = writer_.start(std::move(task));
+    writer_.set_start(*update_waits_[bucket], start);
   }
 
   void start_gathering(size_t bucket) {
@@ -201,11 +239,11 @@ class BucketTasks final : public ParameterTasks {
   PlanWriter& writer_;
   const ReplicatedExchanges& exchanges_;
   const std::vector<StepRun>& runs_;
-  bool trains_;
+  BucketTaskOptions options_;
   std::vector<size_t> bucket_of_;                  // by parameter
   std::vector<size_t> order_;                      // of the reductions
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
-  std::vector<std::optional<TaskId>> weight_waits_, reductions_;
+  std::vector<std::optional<TaskId>> weight_waits_, update_waits_, reductions_;
   std::optional<TaskId> judge_;
 };
 
@@ -214,8 +252,9 @@ class BucketTasks final : public ParameterTasks {
 std::unique_ptr<ParameterTasks> write_bucket_tasks(PlanWriter& writer,
                                                    const ReplicatedExchanges& exchanges,
                                                    const std::vector<StepRun>& runs,
-                                                   size_t num_parameters, bool trains) {
-  return std::make_unique<BucketTasks>(writer, exchanges, runs, num_parameters, trains);
+                                                   size_t num_parameters,
+                                                   const BucketTaskOptions& options) {
+  return std::make_unique<BucketTasks>(writer, exchanges, runs, num_parameters, options);
 }
 
 }  // namespace tessera

@@ -30,18 +30,23 @@ class StepBuilder {
       send(pass);
     }
     wait_all_sends();
+    if (updates_aside()) update();
     collect();
     share_results();
-    if (updates()) {
-      parameters_->finish_gradients();
-      parameters_->update(*request_.world);
-      end();
-    }
+    if (updates() && !updates_aside()) update();
+    if (updates()) end();
     return std::move(writer_).take();
   }
 
  private:
   bool updates() const { return trains_ && request_.sharding.updates(); }
+  /// One rank needs no other to know what comes of the step: its device updates, or skips the step,
+  /// before the host has seen the losses.
+  bool updates_aside() const {
+    const auto is_whole = [](const BucketExchange& bucket) { return bucket.num_ranks() == 1; };
+    return updates() && request_.sharding.replicated && request_.world->size() == 1 &&
+           std::ranges::all_of(request_.sharding.replicated->buckets, is_whole);
+  }
 
   /// A chunk's place, with what is still being sent from it.
   using Place = std::pair<int64_t, int64_t>;
@@ -63,7 +68,8 @@ class StepBuilder {
     if (sharding.sharded) return write_module_tasks(writer_, *sharding.sharded, passes_.runs);
     static const ReplicatedExchanges kNone;
     return write_bucket_tasks(writer_, sharding.replicated ? *sharding.replicated : kNone,
-                              passes_.runs, request_.parameters.all().size(), trains_);
+                              passes_.runs, request_.parameters.all().size(),
+                              {.trains = trains_, .updates_aside = updates_aside()});
   }
 
   Task host_task(TaskAction action, std::string name) {
@@ -157,12 +163,24 @@ class StepBuilder {
     }
   }
 
+  std::vector<BufferId> results() {
+    std::vector<BufferId> all;
+    for (const StepPass& pass : passes_.passes) {
+      if (pass.ends) all.push_back(chunk(pass).results(pass.step.micro_batch));
+    }
+    return all;
+  }
+
+  void update() {
+    parameters_->finish_gradients();
+    judged_ = parameters_->update(*request_.world, results());
+  }
+
   void collect() {
     Task task = host_task(trains_ ? TaskAction::kCollect : TaskAction::kCollectLosses,
                           "results of all micro-batches");
-    for (const StepPass& pass : passes_.passes) {
-      if (pass.ends) read(task, chunk(pass).results(pass.step.micro_batch));
-    }
+    for (const BufferId result : results()) read(task, result);
+    if (judged_) task.after.push_back(*judged_);
     collected_ = writer_.add(std::move(task));
   }
 
@@ -184,6 +202,7 @@ class StepBuilder {
   std::unique_ptr<ParameterTasks> parameters_;
   std::map<Place, std::vector<TaskId>> sends_;
   std::optional<TaskId> collected_;
+  std::optional<TaskId> judged_;  // where the device judges: the host learns of it
 };
 
 }  // namespace

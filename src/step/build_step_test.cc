@@ -7,6 +7,7 @@
 #include "parallel/options.h"
 #include "step/check_plan.h"
 #include "step/place_saved.h"
+#include "step/reorder_plan.h"
 #include "step/step_memory.h"
 
 namespace tessera {
@@ -183,6 +184,85 @@ TEST_P(BuildStep, SlabsShareMemory) {
   for (size_t i = 0; i < placed_.size(); ++i) EXPECT_LE(placed_[i], in_line_[i]);
   if (c.split && c.num_micro_batches == 5) {
     EXPECT_LT(placed_[0], in_line_[0]);
+  }
+}
+
+/// The plan of one rank that updates, with a bucket for each parameter.
+StepPlan build_alone() {
+  const ModelConfig config = tiny_config();
+  const auto parameters = ParameterSet::without_memory(list_parameters(config, DType::kF32));
+  TrainingModel model(config, tiny_shape(1, 4), {}, make_cpu_kernels());
+  const CommunicatorPtr alone = make_single_communicator("replicas");
+  ReplicatedExchanges exchanges;
+  for (size_t i = 0; i < parameters.all().size(); ++i) {
+    const int64_t bytes = parameters.all()[i].weight.num_bytes();
+    exchanges.buckets.push_back({.group = 0,
+                                 .idx = static_cast<int64_t>(i),
+                                 .parameters = {i},
+                                 .outer = alone,
+                                 .inner = nullptr,
+                                 .weight_bytes = bytes,
+                                 .gradient_bytes = bytes,
+                                 .state_bytes = 2 * bytes});
+  }
+  return build_step({.programs = model.programs(),
+                     .parameters = parameters,
+                     .pipeline = {.activations = make_single_communicator("pp"),
+                                  .gradients = make_single_communicator("pp_gradients"),
+                                  .num_chunks = 1},
+                     .steps = make_pipeline_schedule({PipelineKind::kOneFOneB, 1, 1, 2, false})[0],
+                     .world = make_single_communicator("world"),
+                     .sharding = {.replicated = exchanges}});
+}
+
+TaskId find(const StepPlan& plan, TaskAction action, TaskPhase phase) {
+  for (const TaskId id : plan.tasks.ids()) {
+    if (plan.tasks[id].action == action && plan.tasks[id].phase == phase) return id;
+  }
+  return plan.tasks.next();
+}
+
+/// The host knows what comes of a step when its device has been given all of it; AdamW is waited
+/// for in the next step, by whoever reads its weights.
+TEST(BuildStepAlone, UpdatesBesideTheNextStep) {
+  const StepPlan plan = build_alone();
+  check_plan(plan);
+  const TaskId judged = find(plan, TaskAction::kJudge, TaskPhase::kWait);
+  EXPECT_LT(judged, find(plan, TaskAction::kCollect, TaskPhase::kWhole));
+  int num_updates = 0;
+  int waits_behind_runs = 0;
+  for (const TaskId id : plan.tasks.ids()) {
+    const Task& task = plan.tasks[id];
+    if (task.action != TaskAction::kUpdate) continue;
+    ASSERT_NE(task.phase, TaskPhase::kWhole) << task.name;
+    EXPECT_FALSE(task.only_on_update);
+    EXPECT_EQ(plan.lanes[task.lane].kind, LaneKind::kOptimizer);
+    if (task.phase == TaskPhase::kStart) {
+      ++num_updates;
+      EXPECT_LT(id, judged);
+      continue;
+    }
+    EXPECT_LT(id, *task.started_by);
+    waits_behind_runs += id > find(plan, TaskAction::kRunProgram, TaskPhase::kWhole) ? 1 : 0;
+  }
+  EXPECT_EQ(num_updates, std::ssize(list_parameters(tiny_config(), DType::kF32)));
+  EXPECT_GT(waits_behind_runs, num_updates / 2);
+}
+
+/// A run that reads weights before their update was waited for is found.
+TEST(BuildStepAlone, ReadersWaitForTheirUpdates) {
+  const StepPlan plan = build_alone();
+  for (const TaskId id : plan.tasks.ids()) {
+    const Task& wait = plan.tasks[id];
+    if (wait.action != TaskAction::kUpdate || wait.phase != TaskPhase::kWait) continue;
+    std::vector<TaskId> order;
+    for (const TaskId other : plan.tasks.ids()) {
+      if (other != id) order.push_back(other);
+      if (other > id && plan.tasks[other].kind == TaskKind::kRun && order.back() == other &&
+          std::ranges::find(order, id) == order.end())
+        order.push_back(id);
+    }
+    EXPECT_THROW(check_plan(reorder(plan, order)), InternalError) << wait.name;
   }
 }
 

@@ -63,7 +63,8 @@ class ModuleTasks final : public ParameterTasks {
     writer_.add(std::move(task));
   }
 
-  void update(const Communicator& world) override {
+  std::optional<TaskId> update(const Communicator& world,
+                               const std::vector<BufferId>& /*results*/) override {
     Task judge{.kind = TaskKind::kOptimizer,
                .action = TaskAction::kJudge,
                .lane = writer_.lane(LaneKind::kOptimizer),
@@ -80,6 +81,7 @@ class ModuleTasks final : public ParameterTasks {
     read(task, gradient_shares());
     tessera::update(task, weight_shares());
     writer_.add(std::move(task));
+    return std::nullopt;
   }
 
  private:

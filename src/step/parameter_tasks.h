@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "optim/step_exchanges.h"
 #include "step/plan_writer.h"
@@ -21,21 +22,29 @@ class ParameterTasks {
   virtual void after_run(size_t idx) = 0;
   /// All sums are in their owners' rows after it.
   virtual void finish_gradients() = 0;
-  /// Norm, clipping, AdamW, and new weights on their way.
-  virtual void update(const Communicator& world) = 0;
+  /// Norm, clipping, AdamW, and new weights on their way. Where the device decides about the step,
+  /// by the norm and the `results`, the host learns of it in the task that is returned.
+  virtual std::optional<TaskId> update(const Communicator& world,
+                                       const std::vector<BufferId>& results) = 0;
 
  protected:
   ParameterTasks() = default;
 };
 
+struct BucketTaskOptions {
+  bool trains = true;          ///< the runs are a training step's, not an evaluation's
+  bool updates_aside = false;  ///< AdamW works beside the next step: on one rank
+};
+
 /// Weights and gradients stay where they are; gradients are reduced bucket by bucket when no later
 /// run adds to them, and the updated weights, gathered since the step before, are waited for in
 /// front of their first reader. `runs` must outlive it. Without buckets nothing is exchanged or
-/// updated. `trains`: the runs are a training step's, not an evaluation's.
+/// updated.
 std::unique_ptr<ParameterTasks> write_bucket_tasks(PlanWriter& writer,
                                                    const ReplicatedExchanges& exchanges,
                                                    const std::vector<StepRun>& runs,
-                                                   size_t num_parameters, bool trains);
+                                                   size_t num_parameters,
+                                                   const BucketTaskOptions& options);
 
 /// Full sharding: modules are gathered for the runs that read them, as early as the run before, and
 /// the gradients of each run are reduced behind it; both as far as there are buffers.

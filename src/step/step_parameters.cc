@@ -10,6 +10,22 @@ namespace {
 
 }  // namespace
 
+void StepParameters::prepare(const StepInput& /*input*/) {
+  refuse(TaskAction::kJudge);
+}
+
+void StepParameters::give_clip(std::span<const Tensor> /*losses*/) {
+  refuse(TaskAction::kJudge);
+}
+
+void StepParameters::order_updates() {
+  refuse(TaskAction::kUpdate);
+}
+
+StepResult StepParameters::wait_clip() {
+  refuse(TaskAction::kJudge);
+}
+
 void LocalParameters::start(TaskAction action, int64_t /*unit*/) {
   refuse(action);
 }
@@ -19,6 +35,7 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
 }
 
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
+  if (action == TaskAction::kUpdate) return optimizer_.start_update(unit, observer_);
   if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   for (const size_t parameter : optimizer_.buckets().at(unit).parameters) {
@@ -28,6 +45,7 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 }
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
+  if (action == TaskAction::kUpdate) return optimizer_.wait_update(unit);
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(unit);
@@ -40,6 +58,15 @@ void ReplicatedParameters::finish_gradients() {
 
 void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
   optimizer_.update(unit, input.observer);
+}
+
+void ReplicatedParameters::prepare(const StepInput& input) {
+  observer_ = input.observer;
+  optimizer_.prepare(input);
+}
+
+void ReplicatedParameters::give_clip(std::span<const Tensor> losses) {
+  optimizer_.give_clip(losses, observer_);
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {

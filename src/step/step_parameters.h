@@ -31,6 +31,13 @@ class StepParameters {
   /// A bucket's update, or that of all where `unit` is -1.
   virtual void update(int64_t unit, const StepInput& input) = 0;
 
+  /// Where the device judges and updates, as ShardedOptimizer's; updates of buckets are started and
+  /// waited for.
+  virtual void prepare(const StepInput& input);
+  virtual void give_clip(std::span<const Tensor> losses);
+  virtual void order_updates();
+  virtual StepResult wait_clip();
+
  protected:
   StepParameters() = default;
 };
@@ -67,10 +74,15 @@ class ReplicatedParameters final : public StepParameters {
   StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
   void discard() override { optimizer_.discard_gradients(); }
   void update(int64_t unit, const StepInput& input) override;
+  void prepare(const StepInput& input) override;
+  void give_clip(std::span<const Tensor> losses) override;
+  void order_updates() override { optimizer_.order_updates(); }
+  StepResult wait_clip() override { return optimizer_.wait_clip(); }
 
  private:
   ParameterSet& parameters_;
   ShardedOptimizer& optimizer_;
+  UpdateObserver observer_;  // of the step that was prepared
 };
 
 /// With modules that are gathered while they are used: also gives programs their weights.

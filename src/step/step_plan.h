@@ -92,8 +92,10 @@ enum class TaskAction : uint8_t {
   kGatherModule,     ///< full sharding: a module's weights become whole
   kReduceModule,     ///< full sharding: a module's gradients are summed into the shares
   kSumReplicas,      ///< hybrid sharding: the shares' gradients are summed over the copies
-  kJudge,            ///< global norm, clip factor, and whether the step updates
-  kUpdate,           ///< AdamW on a bucket, or on all that this rank holds
+  kJudge,            ///< global norm, clip factor, and whether the step updates; started, the
+                     ///< device decides, and waited for, the host knows
+  kUpdate,           ///< AdamW on a bucket, or on all that this rank holds; started, it works
+                     ///< beside what comes next, and does nothing where the step is skipped
   kEnd,              ///< what follows an update on the host
 };
 

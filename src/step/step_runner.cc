@@ -47,12 +47,19 @@ class StepRunner::Run {
   }
 
   void run_observed(TaskId id) {
-    const Device::Mark begin = device().mark();
+    const Device::Mark begin = mark(plan_.tasks[id]);
     run_named(id);
-    device().when_known(begin, device().mark(),
+    device().when_known(begin, mark(plan_.tasks[id]),
                         [&task = plan_.tasks[id], observer = observers_.tasks](auto from, auto to) {
                           observer(task, from, to);
                         });
+  }
+
+  /// In the lane that does the task's work.
+  Device::Mark mark(const Task& task) const {
+    const bool aside = task.action == TaskAction::kUpdate && task.phase == TaskPhase::kStart;
+    const LaneScope lane(device(), aside ? Device::Lane::kSide : Device::Lane::kMain);
+    return device().mark();
   }
 
   void run_named(TaskId id) {
@@ -69,6 +76,8 @@ class StepRunner::Run {
   void run_task(TaskId id) {
     const Task& task = plan_.tasks[id];
     if (is_message(task.action)) return run_message(id);
+    if (task.action == TaskAction::kJudge && task.phase != TaskPhase::kWhole)
+      return judge_on_device(task.phase);
     if (task.phase == TaskPhase::kStart)
       return runner_.parameters_.start(task.action, task.subject.unit);
     if (task.phase == TaskPhase::kWait)
@@ -103,9 +112,7 @@ class StepRunner::Run {
       case TaskAction::kSumBalance:
         return run.sum_balance();
       case TaskAction::kPublish:
-        run.finish();
-        finished_.push_back(&run);
-        return;
+        return publish(run);
       default:
         refuse(task);
     }
@@ -148,8 +155,17 @@ class StepRunner::Run {
     runner_.parameters_.progress();
   }
 
+  void publish(ChunkRun& run) {
+    run.finish();
+    finished_.push_back(&run);
+    if (const Tensor loss = run.finished_loss()) losses_.push_back(loss);
+  }
+
+  /// Observers are told of the device's work when it is synchronised.
+  bool is_observed() const { return observers_.nodes || observers_.tasks || input_.observer; }
+
   void collect() {
-    device().synchronize();
+    if (!knows_results_ || is_observed()) device().synchronize();
     for (ChunkRun* run : finished_) result_ += run->collect();
   }
 
@@ -167,6 +183,20 @@ class StepRunner::Run {
     update_ = runner_.parameters_.judge(input_);
   }
 
+  /// Started, it is the device's work, which comes behind that of the results; then the host waits.
+  void judge_on_device(TaskPhase phase) {
+    StepParameters& parameters = runner_.parameters_;
+    if (phase == TaskPhase::kWait) {
+      update_ = parameters.wait_clip();
+      knows_results_ = true;
+      return;
+    }
+    input_ = host_.update_input();
+    parameters.prepare(input_);
+    parameters.give_clip(losses_);
+    parameters.order_updates();
+  }
+
   StepRunner& runner_;
   const StepPlan& plan_;
   StepHost& host_;
@@ -174,7 +204,9 @@ class StepRunner::Run {
   IdVector<TaskId, Pending> messages_;  // by start
   std::vector<TaskId> under_way_;       // messages that were not complete when last looked at
   std::vector<ChunkRun*> finished_;     // whose results wait, in order
+  std::vector<Tensor> losses_;          // of those that have one
   MicroBatchResult result_;
+  bool knows_results_ = false;  // the device has come to the end of the results
   bool may_update_ = false;
   StepInput input_;
   StepResult update_;

@@ -23,7 +23,7 @@ class StepHost {
   virtual const MicroBatch& micro_batch(int64_t idx) = 0;
   virtual const LossScales& scales() = 0;
   /// Given this rank's parts of the results; whether the step may update, the same on all ranks,
-  /// who come to it together.
+  /// who come to it together. Where the device judges, it has decided the same.
   virtual bool share(const MicroBatchResult& own) = 0;
   virtual StepInput update_input() { return {}; }
   virtual void end(const StepResult& /*update*/) {}

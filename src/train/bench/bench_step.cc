@@ -101,7 +101,8 @@ class StepBench {
     runner_.emplace(model_, layout_.pipeline, state_.step_parameters());
   }
 
-  /// Returns the seconds of a step.
+  /// Returns the seconds of a step. On a GPU the update is under way then, beside the next step:
+  /// each of consecutive steps has the end of the one before.
   double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
     const int64_t waits = backend_.device().num_waits();
     const auto start = Clock::now();

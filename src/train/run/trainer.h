@@ -72,8 +72,9 @@ class Trainer {
   /// What the user should know of weights that a new run started from.
   const std::vector<std::string>& initial_notes() const { return initial_notes_; }
   /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
-  /// gradient where the settings say stop; then nothing was updated. Observers on a GPU are told of
-  /// the update when it is next synchronised.
+  /// gradient where the settings say stop; then nothing was updated. The GPU of a rank that is
+  /// alone may still be updating when it returns, and what reads weights waits for that. Observers
+  /// on a GPU are told of the update when it is next synchronised.
   StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
