@@ -38,6 +38,13 @@ struct StepObservers {
   TaskObserver tasks = {};
 };
 
+/// What plans are run with.
+struct StepParts {
+  TrainingModel& model;
+  PipelinePlace pipeline;
+  StepParameters& parameters;
+};
+
 /// Runs plans on whatever device the model is on: takes their tasks in order, starting and waiting
 /// for exchanges as they say. One object serves all steps of a run; all ranks of the pipeline must
 /// construct it. An error names the task in which it came. Not thread-safe. All references must
@@ -50,12 +57,10 @@ class StepRunner {
   /// way when something throws is given up.
   void run(const StepPlan& plan, StepHost& host, const StepObservers& observers = {});
 
- private:
-  class Run;
+  const StepParts& parts() const { return parts_; }
 
-  TrainingModel& model_;
-  PipelinePlace pipeline_;
-  StepParameters& parameters_;
+ private:
+  StepParts parts_;
 };
 
 /// A step's host that is given all micro-batches and keeps this rank's results.

@@ -10,6 +10,7 @@
 #include "step/place_saved.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/device_overhead.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
@@ -99,6 +100,7 @@ class StepBench {
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
     plan_ = build_step(request_step(settings_, layout_, model_, state_.parameters()));
     runner_.emplace(model_, layout_.pipeline, state_.step_parameters());
+    steps_.emplace(*runner_, plan_, records_whole_steps(layout_, model_));
   }
 
   /// Returns the seconds of a step. On a GPU the update is under way then, beside the next step:
@@ -113,7 +115,7 @@ class StepBench {
                       .lr = kLearningRate,
                       .max_grad_norm = settings_.train.max_grad_norm,
                       .observer = update_observer});
-    runner_->run(plan_, host, {.nodes = observer});
+    steps_->run(host, {.nodes = observer});
     if (settings_.model.moe.has_expert_bias())
       update_expert_biases(state_.experts(), settings_.model.moe.bias_update_speed);
     num_waits_ = backend_.device().num_waits() - waits;
@@ -196,6 +198,7 @@ class StepBench {
   ModelState state_;
   StepPlan plan_;
   std::optional<StepRunner> runner_;
+  std::optional<RecordedSteps> steps_;
   int64_t step_idx_ = 0;
   int64_t num_waits_ = 0;
 };

@@ -7,6 +7,7 @@
 #include "checkpoint/together.h"
 #include "step/place_saved.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/device_overhead.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
@@ -111,6 +112,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   plan_ = build_step(request);
   evaluation_ = build_evaluation(request);
   runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
+  steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_));
   batches_.resize(layout_.num_micro_batches);
   double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
   const Tensor sum = view(std::span(&flops, 1), {1});
@@ -259,7 +261,7 @@ void Trainer::finish_step(const StepOutcome& outcome) {
 StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& update_observer) {
   return with_prediction(prediction_, [&] {
     Step step(*this, update_observer);
-    runner_->run(plan_, step, observers);
+    steps_->run(step, observers);
     return step.outcome();
   });
 }

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/process/progress.h"
-#include "step/step_runner.h"
+#include "train/run/recorded_steps.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
@@ -114,6 +114,7 @@ class Trainer {
   StepPlan plan_;
   StepPlan evaluation_;
   std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<RecordedSteps> steps_;  // of `plan_`
   RunPosition position_;
   std::vector<std::string> initial_notes_;
   std::vector<Batch> batches_;

@@ -100,9 +100,12 @@ int64_t bytes_of_made_groups(const RunLayout& layout) {
   return bytes;
 }
 
-/// Each program is recorded once for every layer and place of a micro-batch's activations; backward
-/// programs twice where the first micro-batch of a step sets the gradients and others add to them.
-int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
+constexpr int64_t kMostInStep = 16384;  ///< operators of a step that is recorded as a whole
+
+/// Operators in graphs. Of a whole step those of all micro-batches; otherwise each program is
+/// recorded once for every layer and place of a micro-batch's activations, backward programs twice
+/// where the first micro-batch of a step sets the gradients and others add to them.
+int64_t count_operators(const RunLayout& layout, const TrainingModel& model, bool whole_steps) {
   const int64_t backward_runs = layout.num_micro_batches > 1 ? 2 : 1;
   int64_t operators = 0;
   for (size_t c = 0; c < layout.part.chunks.size(); ++c) {
@@ -111,15 +114,27 @@ int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const LayerKind kind = model.config().layer_kind(chunk.first_layer + i);
       const DerivedProgram& program = model.layer_program(kind);
+      const int64_t backward = std::ssize(program.backward.program().nodes());
       of_chunk += std::ssize(program.forward.program().nodes()) +
-                  backward_runs * std::ssize(program.backward.program().nodes());
+                  (whole_steps ? backward : backward_runs * backward);
     }
-    operators += of_chunk * (layout.part.in_flight.empty() ? 1 : layout.part.in_flight[c]);
+    const int64_t places = layout.part.in_flight.empty() ? 1 : layout.part.in_flight[c];
+    operators += of_chunk * (whole_steps ? layout.num_micro_batches : places);
   }
+  return operators;
+}
+
+int64_t graph_bytes(const RunLayout& layout, const TrainingModel& model) {
+  const int64_t operators = count_operators(layout, model, records_whole_steps(layout, model));
   return align_up(operators * kOperatorBytes, kGraphPage);
 }
 
 }  // namespace
+
+bool records_whole_steps(const RunLayout& layout, const TrainingModel& model) {
+  return layout.num_ranks() == 1 &&
+         count_operators(layout, model, /*whole_steps=*/true) <= kMostInStep;
+}
 
 DeviceOverhead predict_overhead(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
