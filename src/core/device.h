@@ -31,8 +31,8 @@ struct Recording {
   std::string why_not;
 };
 
-/// A place in the order of a device's work, which other work or the host waits for. It must not
-/// outlive the device. This one is of devices that have done work when it was given.
+/// A place in the order of a device's work, for which the host waits. It must not outlive the
+/// device. This one is of devices that have done work when it was given.
 class DeviceEvent {
  public:
   DeviceEvent() = default;
@@ -40,18 +40,15 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
   virtual ~DeviceEvent() = default;
 
-  /// Puts it behind all work given so far to the current lane.
+  /// Puts it behind all work given so far. Not while the device records.
   virtual void record() {}
-  /// Work given from now on to the current lane begins after the event; at once where it was never
-  /// recorded.
-  virtual void precede_next() {}
-  /// Returns when the device has come to it. Throws as Device::synchronize().
+  /// Returns when the device has come to it, at once where it was never recorded. Throws as
+  /// Device::synchronize().
   virtual void synchronize() {}
 };
 
 /// A processor's memory, and the work that it does in the order in which it is given. Work on a GPU
 /// goes on after the call that gave it; what the host reads or writes must be synchronised with it.
-/// A device may have a second lane, whose work it does in order too, beside that of the first.
 class Device {
  public:
   Device() = default;
@@ -81,23 +78,17 @@ class Device {
   virtual void upload(void* to, const void* from, int64_t num_bytes) { copy(to, from, num_bytes); }
   /// Zeroes memory of the device, after all work given before.
   virtual void zero(void* data, int64_t num_bytes) = 0;
-  /// Returns when all work of both lanes is done. Throws InternalError where some of it failed.
+  /// Returns when all work is done. Throws InternalError where some of it failed.
   virtual void synchronize() = 0;
   /// An event that was not recorded yet.
   virtual std::unique_ptr<DeviceEvent> make_event() { return std::make_unique<DeviceEvent>(); }
 
-  enum class Lane : uint8_t { kMain, kSide };
-  /// Chooses the lane that takes all work from now on, and returns the one before. What is given to
-  /// a lane knows nothing of the other's work, but through events. Devices without a second lane
-  /// take all work in order.
-  virtual Lane choose_lane(Lane /*lane*/) { return Lane::kMain; }
-
   /// How often the host has waited for its work.
   virtual int64_t num_waits() const { return 0; }
 
-  /// Makes the device record the work that this thread gives the current lane, up to
-  /// end_recording(), and do none of it; the host may neither wait for the device meanwhile nor
-  /// upload. False where it cannot record.
+  /// Makes the device record the work that this thread gives it, up to end_recording(), and do none
+  /// of it; the host may neither wait for the device meanwhile nor upload. False where it cannot
+  /// record.
   virtual bool begin_recording() { return false; }
   /// Whether it records now.
   virtual bool is_recording() const { return false; }
@@ -115,20 +106,6 @@ class Device {
   virtual int64_t used_bytes() const = 0;
   /// What to advise where memory cannot be had, with what is in use, e.g. "12 of 140 GiB are free".
   virtual std::string describe_memory() const { return ""; }
-};
-
-/// Gives a device's work to a lane until the end of a scope.
-class LaneScope {
- public:
-  LaneScope(Device& device, Device::Lane lane)
-      : device_(device), before_(device.choose_lane(lane)) {}
-  ~LaneScope() { device_.choose_lane(before_); }
-  LaneScope(const LaneScope&) = delete;
-  LaneScope& operator=(const LaneScope&) = delete;
-
- private:
-  Device& device_;
-  Device::Lane before_;
 };
 
 /// The host's memory; its work is done at once.

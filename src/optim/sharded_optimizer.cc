@@ -62,15 +62,12 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
       sharding_(sharding),
       groups_(cut(places_of(groups), parameters_, sharding)),
       rows_(find_rows(groups_, parameters_, sharding)),
-      in_group_(parameters_.size()),
-      device_(backend.device()) {
+      in_group_(parameters_.size()) {
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
   exchanges_ = list_exchanges(groups, parameters_, sharding);
-  if (!is_alone()) return;
-  clipped_ = device_.make_event();
-  for (size_t i = 0; i < buckets_.size(); ++i) updated_.push_back(device_.make_event());
+  clipped_ = backend.device().make_event();
 }
 
 void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
@@ -214,18 +211,6 @@ void ShardedOptimizer::give_clip(std::span<const Tensor> losses, const UpdateObs
   state_->give_clip(losses, observer);
 }
 
-void ShardedOptimizer::order_updates() {
-  clipped_->record();
-  const LaneScope lane(device_, Device::Lane::kSide);
-  clipped_->precede_next();
-}
-
-void ShardedOptimizer::start_update(size_t bucket, const UpdateObserver& observer) {
-  const LaneScope lane(device_, Device::Lane::kSide);
-  update(bucket, observer);
-  updated_.at(bucket)->record();
-}
-
 StepResult ShardedOptimizer::wait_clip() {
   clipped_->synchronize();
   return state_->clip_result();
@@ -259,16 +244,9 @@ void ShardedOptimizer::wait_weights(size_t idx) {
 
 void ShardedOptimizer::wait_all_weights() {
   for (Group& group : groups_) group.gatherer->wait_all();
-  join_updates();
-}
-
-// They may have come in any order.
-void ShardedOptimizer::join_updates() const {
-  for (const auto& update : updated_) update->precede_next();
 }
 
 std::vector<NamedSlice> ShardedOptimizer::weight_slices(HeldPart part) const {
-  join_updates();
   if (part == HeldPart::kOwned) return state_->weight_slices(HeldPart::kOwned);
   std::vector<NamedSlice> all;
   for (const ReplicatedParameter& p : parameters_)

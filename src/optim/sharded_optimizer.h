@@ -71,48 +71,35 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void poll();
 
   /// Whether this is the only rank, whose device can be given all of a step before the host knows
-  /// what comes of it. In place of judge() and update(): the host's part,
+  /// what comes of it. In place of judge(): the host's part,
   bool is_alone() const { return state_->is_alone(); }
   void prepare(const StepInput& input) { state_->prepare(input); }
   /// the norm with what it and the losses make of the step, as AdamWOptimizer's;
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
-  /// that the side lane's work from now on comes after all that the main lane was given;
-  void order_updates();
-  /// there the update of each bucket, which changes nothing where the step is skipped;
-  void start_update(size_t bucket, const UpdateObserver& observer);
-  /// that the main lane's work from now on comes after it, as before anything reads what it writes;
-  void wait_update(size_t bucket) { updated_.at(bucket)->precede_next(); }
-  /// and, when the device has come to where order_updates() was called, what came of the step.
+  /// a mark behind it, which no recording takes;
+  void mark_clip() { clipped_->record(); }
+  /// and, when the device has come to the mark, what came of the step. The updates, which change
+  /// nothing where it is skipped, may be under way by then.
   StepResult wait_clip();
 
   /// Returns when this rank has the updated weights of parameter `idx`.
   void wait_weights(size_t idx);
   /// The same for all; also before the optimizer is destroyed, since other ranks count on this one.
   void wait_all_weights();
-  /// That of all updates on the side lane, for whoever reads weights, state or gradients.
-  void join_updates() const;
 
   /// Where state is sharded, what is held of it is what is owned.
   std::vector<NamedSlice> state_slices(HeldPart part) const override {
-    join_updates();
     return state_->state_slices(part);
   }
-  std::vector<NamedSlice> master_slices() const override {
-    join_updates();
-    return state_->master_slices();
-  }
+  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
   /// All of this rank's weights, or its own rows of them.
   std::vector<NamedSlice> weight_slices(HeldPart part) const override;
   std::vector<NamedSlice> gradient_slices() const override {
-    join_updates();
     return state_->gradient_slices(HeldPart::kOwned);
   }
   /// Sets BF16 weights to their masters, rounded; on all ranks, who all call it.
   void round_masters();
-  void reset_masters() const override {
-    join_updates();
-    state_->reset_masters();
-  }
+  void reset_masters() const override { state_->reset_masters(); }
 
   /// Bytes of state that such an optimizer allocates on this rank: exact. Reads the dtype and shape
   /// of weights, and groups.
@@ -189,10 +176,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   ReplicatedExchanges exchanges_;     ///< of the same buckets
   std::unique_ptr<HeldState> state_;
   Phase phase_ = Phase::kIdle;
-  // Of a rank that is alone:
-  Device& device_;
-  std::unique_ptr<DeviceEvent> clipped_;               ///< the end of give_clip()
-  std::vector<std::unique_ptr<DeviceEvent>> updated_;  ///< by bucket
+  std::unique_ptr<DeviceEvent> clipped_;  ///< behind give_clip()
 };
 
 }  // namespace tessera

@@ -29,7 +29,6 @@ class BucketTasks final : public ParameterTasks {
       order_.push_back(b);
     }
     weight_waits_.resize(exchanges.buckets.size());
-    update_waits_.resize(exchanges.buckets.size());
     reductions_.resize(exchanges.buckets.size());
     std::ranges::sort(order_, {}, [&](size_t b) {
       return std::pair(exchanges.buckets[b].group, exchanges.buckets[b].idx);
@@ -41,15 +40,11 @@ class BucketTasks final : public ParameterTasks {
     const ProgramParameters& parameters = runs_[idx].parameters;
     for (const ProgramParameters::Place& place : parameters.weights) {
       const size_t bucket = bucket_of_[place.parameter];
-      wait_update(bucket);
       wait_weights(bucket);
       read(task, weights(bucket));
     }
-    for (const ProgramParameters::Place& place : parameters.gradients) {
-      const size_t bucket = bucket_of_[place.parameter];
-      wait_update(bucket);
-      tessera::update(task, gradients(bucket));
-    }
+    for (const ProgramParameters::Place& place : parameters.gradients)
+      tessera::update(task, gradients(bucket_of_[place.parameter]));
   }
 
   void after_run(size_t idx) override {
@@ -72,7 +67,7 @@ class BucketTasks final : public ParameterTasks {
       add_update(b);
       if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
     }
-    if (!options_.updates_aside) return std::nullopt;
+    if (!options_.device_judges) return std::nullopt;
     return writer_.wait_for(*judge_);
   }
 
@@ -144,28 +139,6 @@ class BucketTasks final : public ParameterTasks {
     weight_waits_[bucket] = writer_.add(std::move(task));
   }
 
-  /// The task that updates a bucket, or waits for it.
-  Task update_task(size_t bucket) {
-    Task task{.kind = TaskKind::kOptimizer,
-              .action = TaskAction::kUpdate,
-              .lane = writer_.lane(LaneKind::kOptimizer),
-              .name = "AdamW, " + name(bucket),
-              .subject = {.unit = static_cast<int64_t>(bucket)}};
-    read(task, gradients(bucket));
-    tessera::update(task, state(bucket));
-    tessera::update(task, weights(bucket));
-    return task;
-  }
-
-  /// For what the step before started.
-  void wait_update(size_t bucket) {
-    if (!options_.updates_aside || bucket == kNoBucket || update_waits_[bucket]) return;
-    Task task = update_task(bucket);
-    task.phase = TaskPhase::kWait;
-    task.name = "wait: " + task.name;
-    update_waits_[bucket] = writer_.add(std::move(task));
-  }
-
   /// Gatherings and reductions of a group share communicators, so the former must have ended.
   void start_reduction(size_t bucket) {
     if (!is_exchanged(bucket) || reductions_[bucket]) return;
@@ -177,10 +150,7 @@ class BucketTasks final : public ParameterTasks {
   }
 
   void add_finish() {
-    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
-      wait_update(b);
-      wait_weights(b);
-    }
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) wait_weights(b);
     Task task{.action = TaskAction::kFinishGradients,
               .lane = writer_.lane(LaneKind::kHost),
               .name = "gradients are complete"};
@@ -206,7 +176,7 @@ class BucketTasks final : public ParameterTasks {
           at(bucket).gradient_bytes / (exchanges_.shard_state ? at(bucket).num_ranks() : 1);
     }
     if (world.size() > 1) task.inside.push_back({writer_.group(world), 1, sizeof(double)});
-    if (!options_.updates_aside) {
+    if (!options_.device_judges) {
       judge_ = writer_.add(std::move(task));
       return;
     }
@@ -215,16 +185,18 @@ class BucketTasks final : public ParameterTasks {
   }
 
   void add_update(size_t bucket) {
-    Task task = update_task(bucket);
-    task.after = {*judge_};
-    task.bytes = 2 * at(bucket).state_bytes;
-    if (!options_.updates_aside) {
-      task.only_on_update = true;
-      writer_.add(std::move(task));
-      return;
-    }
-    const TaskId start = writer_.start(std::move(task));
-    writer_.set_start(*update_waits_[bucket], start);
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kUpdate,
+              .lane = writer_.lane(LaneKind::kOptimizer),
+              .name = "AdamW, " + name(bucket),
+              .after = {*judge_},
+              .bytes = 2 * at(bucket).state_bytes,
+              .subject = {.unit = static_cast<int64_t>(bucket)},
+              .only_on_update = !options_.device_judges};
+    read(task, gradients(bucket));
+    tessera::update(task, state(bucket));
+    tessera::update(task, weights(bucket));
+    writer_.add(std::move(task));
   }
 
   void start_gathering(size_t bucket) {
@@ -243,7 +215,7 @@ class BucketTasks final : public ParameterTasks {
   std::vector<size_t> bucket_of_;                  // by parameter
   std::vector<size_t> order_;                      // of the reductions
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
-  std::vector<std::optional<TaskId>> weight_waits_, update_waits_, reductions_;
+  std::vector<std::optional<TaskId>> weight_waits_, reductions_;
   std::optional<TaskId> judge_;
 };
 

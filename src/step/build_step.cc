@@ -30,10 +30,10 @@ class StepBuilder {
       send(pass);
     }
     wait_all_sends();
-    if (updates_aside()) update();
+    if (device_judges()) update();
     collect();
     share_results();
-    if (updates() && !updates_aside()) update();
+    if (updates() && !device_judges()) update();
     if (updates()) end();
     return std::move(writer_).take();
   }
@@ -42,7 +42,7 @@ class StepBuilder {
   bool updates() const { return trains_ && request_.sharding.updates(); }
   /// One rank needs no other to know what comes of the step: its device updates, or skips the step,
   /// before the host has seen the losses.
-  bool updates_aside() const {
+  bool device_judges() const {
     const auto is_whole = [](const BucketExchange& bucket) { return bucket.num_ranks() == 1; };
     return updates() && request_.sharding.replicated && request_.world->size() == 1 &&
            std::ranges::all_of(request_.sharding.replicated->buckets, is_whole);
@@ -69,7 +69,7 @@ class StepBuilder {
     static const ReplicatedExchanges kNone;
     return write_bucket_tasks(writer_, sharding.replicated ? *sharding.replicated : kNone,
                               passes_.runs, request_.parameters.all().size(),
-                              {.trains = trains_, .updates_aside = updates_aside()});
+                              {.trains = trains_, .device_judges = device_judges()});
   }
 
   Task host_task(TaskAction action, std::string name) {

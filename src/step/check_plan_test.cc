@@ -183,30 +183,6 @@ TEST(StepMemory, CountsWhatIsAlive) {
   EXPECT_EQ(memory.purposes[number_of(Purpose::kHidden)].most, 64);
 }
 
-/// Work on the optimizer's lane goes on beside the runs, up to whoever waits for it.
-TEST(SimulatePlans, LanesWorkSideBySide) {
-  const MachineRates rates = {.flops = 1e12, .memory_bytes = 1e12};
-  for (const int64_t gigabytes : {1, 5}) {
-    StepPlan plan;
-    const LaneId compute = plan.lanes.add({LaneKind::kCompute, "compute"});
-    const LaneId aside = plan.lanes.add({LaneKind::kOptimizer, "optimizer"});
-    const TaskId start = plan.tasks.add({.kind = TaskKind::kOptimizer,
-                                         .phase = TaskPhase::kStart,
-                                         .lane = aside,
-                                         .name = "AdamW",
-                                         .bytes = gigabytes * 1'000'000'000});
-    plan.tasks.add({.kind = TaskKind::kRun, .lane = compute, .name = "forward", .flops = 2e9});
-    Task wait = plan.tasks[start];
-    wait.phase = TaskPhase::kWait;
-    wait.bytes = 0;
-    wait.started_by = start;
-    const TaskId last = plan.tasks.add(std::move(wait));
-    const PlanTimes times = simulate_plans(std::vector{plan}, rates)[0];
-    EXPECT_NEAR(times[start].end, 1e-3 * static_cast<double>(gigabytes), 1e-9);
-    EXPECT_NEAR(times[last].end, gigabytes == 1 ? 2e-3 : 5e-3, 1e-9);
-  }
-}
-
 TEST(PrintPlan, IsOneLineATask) {
   const std::vector<StepPlan> plans = {small_plan(0), small_plan(1)};
   const MachineRates rates = {

@@ -33,7 +33,7 @@ class ParameterTasks {
 
 struct BucketTaskOptions {
   bool trains = true;          ///< the runs are a training step's, not an evaluation's
-  bool updates_aside = false;  ///< AdamW works beside the next step: on one rank
+  bool device_judges = false;  ///< and updates before the host knows of it: on one rank
 };
 
 /// Weights and gradients stay where they are; gradients are reduced bucket by bucket when no later

@@ -65,19 +65,12 @@ void PlanRun::stage_again(const std::vector<TaskId>& loads,
 }
 
 void PlanRun::run_observed(TaskId id) {
-  const Device::Mark begin = mark(plan_.tasks[id]);
+  const Device::Mark begin = device().mark();
   run_named(id);
-  device().when_known(begin, mark(plan_.tasks[id]),
+  device().when_known(begin, device().mark(),
                       [&task = plan_.tasks[id], observer = observers_.tasks](auto from, auto to) {
                         observer(task, from, to);
                       });
-}
-
-/// In the lane that does the task's work.
-Device::Mark PlanRun::mark(const Task& task) const {
-  const bool aside = task.action == TaskAction::kUpdate && task.phase == TaskPhase::kStart;
-  const LaneScope lane(device(), aside ? Device::Lane::kSide : Device::Lane::kMain);
-  return device().mark();
 }
 
 void PlanRun::run_named(TaskId id) {
@@ -201,7 +194,7 @@ void PlanRun::judge_on_device(TaskPhase phase) {
   }
   parameters.prepare(input_);
   parameters.give_clip(losses_);
-  if (!device().is_recording()) order_updates();
+  if (!device().is_recording()) mark_clip();
 }
 
 }  // namespace tessera

@@ -25,8 +25,8 @@ class PlanRun {
   void begin_anew();
   /// The host's part of the passes and the clipping, where the device repeats its own.
   void stage_again(const std::vector<TaskId>& loads, const std::vector<TaskId>& publications);
-  /// Behind the clipping, which is not part of a recording.
-  void order_updates() { parts_.parameters.order_updates(); }
+  /// Behind the clipping, where the device repeats it.
+  void mark_clip() { parts_.parameters.mark_clip(); }
 
  private:
   Device& device() const { return parts_.model.device(); }
@@ -35,7 +35,6 @@ class PlanRun {
   }
 
   void run_observed(TaskId id);
-  Device::Mark mark(const Task& task) const;
   void run_named(TaskId id);
   void run_task(TaskId id);
   void run_message(TaskId id);

@@ -74,7 +74,6 @@ class Simulation {
     double now = 0;
     bool arrived = false;  ///< at the next task, which waits for others
     std::map<TaskId, std::vector<Started>> started;
-    std::map<LaneId, double> busy;  ///< until when lanes work beside the rank's tasks
     PlanTimes times;
   };
 
@@ -146,11 +145,7 @@ class Simulation {
     const auto id = static_cast<TaskId>(rank.next);
     const Task& task = plans_[i].tasks[id];
     TaskTime& time = rank.times[id];
-    if (task.phase == TaskPhase::kStart && !communicates(plans_[i], task.lane)) {
-      double& busy = rank.busy[task.lane];
-      time.begin = std::max(busy, rank.now);
-      time.end = busy = time.begin + work_seconds(plans_[i], task);
-    } else if (task.phase == TaskPhase::kStart) {
+    if (task.phase == TaskPhase::kStart && communicates(plans_[i], task.lane)) {
       rank.started[id] = start(i, task);
       time = {rank.now, rank.now};
     } else if (task.phase == TaskPhase::kWait) {
@@ -165,11 +160,8 @@ class Simulation {
   static bool wait(Rank& rank, TaskId start, TaskTime& time) {
     time.begin = time.end = rank.now;
     const auto started = rank.started.find(start);
-    if (started == rank.started.end()) {
-      // Of the step before, or beside the rank's tasks, where times are zero until they start.
-      time.end = rank.now = std::max(rank.now, rank.times[start].end);
-      return true;
-    }
+    // Of the step before, or what the rank's own device did in the order of the tasks.
+    if (started == rank.started.end() || started->second.empty()) return true;
     const std::optional<TaskTime> exchange = find(started->second);
     if (!exchange) return false;
     rank.times[start] = *exchange;

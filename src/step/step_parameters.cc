@@ -18,8 +18,8 @@ void StepParameters::give_clip(std::span<const Tensor> /*losses*/) {
   refuse(TaskAction::kJudge);
 }
 
-void StepParameters::order_updates() {
-  refuse(TaskAction::kUpdate);
+void StepParameters::mark_clip() {
+  refuse(TaskAction::kJudge);
 }
 
 StepResult StepParameters::wait_clip() {
@@ -35,7 +35,6 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
 }
 
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
-  if (action == TaskAction::kUpdate) return optimizer_.start_update(unit, observer_);
   if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   for (const size_t parameter : optimizer_.buckets().at(unit).parameters) {
@@ -45,7 +44,6 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 }
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
-  if (action == TaskAction::kUpdate) return optimizer_.wait_update(unit);
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(unit);

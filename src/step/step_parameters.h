@@ -31,11 +31,10 @@ class StepParameters {
   /// A bucket's update, or that of all where `unit` is -1.
   virtual void update(int64_t unit, const StepInput& input) = 0;
 
-  /// Where the device judges and updates, as ShardedOptimizer's; updates of buckets are started and
-  /// waited for.
+  /// Where the device judges, as ShardedOptimizer's.
   virtual void prepare(const StepInput& input);
   virtual void give_clip(std::span<const Tensor> losses);
-  virtual void order_updates();
+  virtual void mark_clip();
   virtual StepResult wait_clip();
 
  protected:
@@ -76,7 +75,7 @@ class ReplicatedParameters final : public StepParameters {
   void update(int64_t unit, const StepInput& input) override;
   void prepare(const StepInput& input) override;
   void give_clip(std::span<const Tensor> losses) override;
-  void order_updates() override { optimizer_.order_updates(); }
+  void mark_clip() override { optimizer_.mark_clip(); }
   StepResult wait_clip() override { return optimizer_.wait_clip(); }
 
  private:

@@ -94,8 +94,8 @@ enum class TaskAction : uint8_t {
   kSumReplicas,      ///< hybrid sharding: the shares' gradients are summed over the copies
   kJudge,            ///< global norm, clip factor, and whether the step updates; started, the
                      ///< device decides, and waited for, the host knows
-  kUpdate,           ///< AdamW on a bucket, or on all that this rank holds; started, it works
-                     ///< beside what comes next, and does nothing where the step is skipped
+  kUpdate,           ///< AdamW on a bucket, or on all that this rank holds; where the device
+                     ///< judged, it does nothing in a step that is skipped
   kEnd,              ///< what follows an update on the host
 };
 

@@ -31,6 +31,8 @@ struct AdamWMap {
             load_pack<kWidth>(slice.m + i), load_pack<kWidth>(slice.v + i)};
   }
   /// What decides about the step is looked at here, where the loads above are under way already.
+  /// Each rounding is written out: the compiler would join products and sums otherwise in each
+  /// kernel, and a parameter's bits would depend on how ranks and launches cut it.
   __device__ void store(int64_t /*row*/, uint32_t vector, const Loaded& loaded) const {
     const AdamWGradScale grad_scale = *step.grad_scale;
     if (grad_scale.found_inf != 0) return;
@@ -41,11 +43,13 @@ struct AdamWMap {
     Floats<kWidth> v = to_floats(loaded.v);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float g = loaded.grad.at[i] * grad_scale.scale;
-      m[i] += (g - m[i]) * f.new_m;
-      v[i] = v[i] * f.old_v + f.new_v * g * g;
-      const float denominator = sqrtf(v[i]) / f.sqrt_bias2 + f.eps;
-      master[i] = master[i] * f.decay - f.step_size * (m[i] / denominator);
+      const float grad = loaded.grad.at[i];
+      const float g = __fmul_rn(grad, grad_scale.scale);
+      m[i] = __fmaf_rn(__fmaf_rn(grad, grad_scale.scale, -m[i]), f.new_m, m[i]);
+      v[i] = __fmaf_rn(g, __fmul_rn(f.new_v, g), __fmul_rn(v[i], f.old_v));
+      const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v[i]), f.sqrt_bias2), f.eps);
+      const float change = __fmul_rn(f.step_size, __fdiv_rn(m[i], denominator));
+      master[i] = __fmaf_rn(master[i], f.decay, -change);
     }
     cuda::store(slice.master + begin, master);
     cuda::store(slice.m + begin, m);
@@ -91,61 +95,11 @@ __global__ void __launch_bounds__(kListThreads)
   }
 }
 
-// Beside other kernels: a block takes a multiprocessor to itself, and one part after the other.
-constexpr int kFewThreads = 512;
-constexpr int kFewUnroll = 4;
-constexpr int kFewStep = kFewThreads * kListWidth;
-constexpr int kFewBlock = kFewStep * kFewUnroll;
-
-/// Vectors of one slice from `first` on, kFewUnroll of them, so that enough bytes are under way.
-template <bool kWeight>
-__device__ __forceinline__ void update_vectors(const AdamWStep& step, const AdamWSlice& slice,
-                                               int64_t first) {
-  using Map = AdamWMap<kListWidth, kWeight>;
-  typename Map::Loaded loaded[kFewUnroll];
-#pragma unroll
-  for (int u = 0; u < kFewUnroll; ++u)
-    loaded[u] = Map{step, slice, first + u * kFewStep}.load(0, 0);
-#pragma unroll
-  for (int u = 0; u < kFewUnroll; ++u)
-    Map{step, slice, first + u * kFewStep}.store(0, 0, loaded[u]);
-}
-
-template <bool kWeight>
-__global__ void __launch_bounds__(kFewThreads, 1)
-    update_list_on_few(const __grid_constant__ SliceList list, const AdamWStep step) {
-  for (int part = static_cast<int>(blockIdx.x); part < list.first_block[list.count];
-       part += static_cast<int>(gridDim.x)) {
-    const int i = find_part(list.first_block, list.count, part);
-    const AdamWSlice slice = list.slices[i];
-    const int64_t first = static_cast<int64_t>(part - list.first_block[i]) * kFewBlock;
-    const int64_t end = min(first + kFewBlock, slice.count);
-    const bool aligned = (list.aligned >> i & 1) != 0;
-    if (end - first == kFewBlock && aligned) {
-      update_vectors<kWeight>(step, slice, first + static_cast<int64_t>(threadIdx.x) * kListWidth);
-      continue;
-    }
-    const int64_t whole = aligned ? first + (end - first) / kListWidth * kListWidth : first;
-    for (int64_t at = first + static_cast<int64_t>(threadIdx.x) * kListWidth; at < whole;
-         at += kFewStep)
-      update_vector<kListWidth, kWeight>(step, slice, at);
-    for (int64_t at = whole + threadIdx.x; at < end; at += kFewThreads)
-      update_vector<1, kWeight>(step, slice, at);
-  }
-}
-
-void launch_list(const AdamWStep& step, SliceList& list, const AdamWLaunch& launch) {
+void launch_list(const AdamWStep& step, SliceList& list, cudaStream_t stream) {
   const int blocks = list.first_block[list.count];
   if (blocks > 0) {
-    const bool weight = list.slices[0].weight != nullptr;
-    if (launch.num_sms > 0) {
-      const auto kernel = weight ? update_list_on_few<true> : update_list_on_few<false>;
-      kernel<<<static_cast<unsigned>(std::min(blocks, launch.num_sms)), kFewThreads, 0,
-               launch.stream>>>(list, step);
-    } else {
-      const auto kernel = weight ? update_list<true> : update_list<false>;
-      kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, launch.stream>>>(list, step);
-    }
+    const auto kernel = list.slices[0].weight != nullptr ? update_list<true> : update_list<false>;
+    kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, stream>>>(list, step);
     check(cudaGetLastError());
   }
   list.count = 0;
@@ -156,8 +110,8 @@ bool is_aligned(const AdamWSlice& slice) {
   return are_aligned(slice.grad, slice.master, slice.m, slice.v, slice.weight);
 }
 
-void append(SliceList& list, const AdamWSlice& slice, int block_size) {
-  const int blocks = static_cast<int>(divide_up(slice.count, block_size));
+void append(SliceList& list, const AdamWSlice& slice) {
+  const int blocks = static_cast<int>(divide_up(slice.count, kListBlock));
   list.slices[list.count] = slice;
   list.first_block[list.count + 1] = list.first_block[list.count] + blocks;
   list.aligned |= uint64_t{is_aligned(slice)} << list.count;
@@ -185,20 +139,18 @@ void launch_alone(const AdamWStep& step, const AdamWSlice& slice, cudaStream_t s
 
 }  // namespace
 
-void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices,
-                  const AdamWLaunch& launch) {
-  const bool on_few = launch.num_sms > 0;
+void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices, cudaStream_t stream) {
   SliceList list = {};
   for (const AdamWSlice& slice : slices) {
-    if (slice.count > kListedElements && !on_few) {
-      launch_alone(step, slice, launch.stream);
+    if (slice.count > kListedElements) {
+      launch_alone(step, slice, stream);
       continue;
     }
     if (slice.count == 0) continue;
-    if (list.count == SliceList::kMax) launch_list(step, list, launch);
-    append(list, slice, on_few ? kFewBlock : kListBlock);
+    if (list.count == SliceList::kMax) launch_list(step, list, stream);
+    append(list, slice);
   }
-  launch_list(step, list, launch);
+  launch_list(step, list, stream);
 }
 
 }  // namespace tessera::cuda

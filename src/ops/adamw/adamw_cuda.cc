@@ -5,10 +5,6 @@
 namespace tessera {
 namespace {
 
-/// Beside a forward pass, which is bound by arithmetic, an update gets one in so many
-/// multiprocessors: they reach most of the memory's bandwidth.
-constexpr int kShareAside = 4;
-
 void adamw(const AdamW& op, const KernelArgs& args) {
   const size_t num_slices = args.inputs.size() - AdamW::kNumTrailing;
   std::vector<cuda::AdamWSlice> slices;
@@ -23,12 +19,9 @@ void adamw(const AdamW& op, const KernelArgs& args) {
   }
   const float* factors = args.in(num_slices + AdamW::kFactors).as<float>();
   const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
-  const cuda::CudaContext& context = cuda::context_of(args);
   cuda::launch_adamw({reinterpret_cast<const AdamWFactors*>(factors),
                       reinterpret_cast<const AdamWGradScale*>(grad_scale)},
-                     slices,
-                     {.num_sms = context.is_aside() ? context.num_sms() / kShareAside : 0,
-                      .stream = context.stream()});
+                     slices, cuda::stream_of(args));
 }
 
 }  // namespace

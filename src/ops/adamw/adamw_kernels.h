@@ -23,15 +23,7 @@ struct AdamWStep {
   const AdamWGradScale* grad_scale;
 };
 
-/// Where kernels run: beside others they keep to `num_sms` multiprocessors, which are enough for
-/// most of the memory's bandwidth; 0: on all.
-struct AdamWLaunch {
-  int num_sms = 0;
-  cudaStream_t stream = nullptr;
-};
-
 /// Slices that are small share launches.
-void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices,
-                  const AdamWLaunch& launch);
+void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices, cudaStream_t stream);
 
 }  // namespace tessera::cuda

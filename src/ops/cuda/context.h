@@ -10,18 +10,13 @@
 
 namespace tessera::cuda {
 
-/// What the kernels of one GPU share: the stream that they are given to, in order, and whatever
-/// else each keeps (handles of libraries, plans), made when it is first asked for.
+/// What the kernels of one GPU share: the stream that all are given to, in order, and whatever else
+/// each keeps (handles of libraries, plans), made when it is first asked for.
 class CudaContext final : public KernelContext {
  public:
-  /// `stream` is where the stream is found, which may be another from call to call
-  /// (Device::choose_lane).
-  CudaContext(const cudaStream_t* stream, int num_sms)
-      : stream_(stream), main_(*stream), num_sms_(num_sms) {}
+  CudaContext(cudaStream_t stream, int num_sms) : stream_(stream), num_sms_(num_sms) {}
 
-  cudaStream_t stream() const { return *stream_; }
-  /// Whether that is the side lane's, beside which other kernels are to run.
-  bool is_aside() const { return *stream_ != main_; }
+  cudaStream_t stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
   /// The context's one T, made from the context.
   template <typename T>
@@ -36,8 +31,7 @@ class CudaContext final : public KernelContext {
   void change_version() { ++version_; }
 
  private:
-  const cudaStream_t* stream_;
-  cudaStream_t main_;
+  cudaStream_t stream_;
   int num_sms_;
   std::map<std::type_index, std::shared_ptr<void>> kept_;
   int64_t version_ = 0;

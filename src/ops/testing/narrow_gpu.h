@@ -10,7 +10,7 @@ namespace tessera::testing {
 /// turn take several pieces of it even of a tiny shape.
 inline Backend make_narrow_gpu() {
   auto device = std::make_shared<cuda::CudaDevice>(0);
-  auto context = std::make_shared<cuda::CudaContext>(device->current_stream(), 1);
+  auto context = std::make_shared<cuda::CudaContext>(device->stream(), 1);
   return {std::move(device), std::move(context), make_cuda_kernels()};
 }
 

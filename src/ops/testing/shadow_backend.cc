@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <utility>
@@ -17,28 +16,19 @@ namespace {
 
 using Work = std::function<void()>;
 
-/// What a shadow device recorded: work to give it, or what happens when work is given.
-struct Recorded {
-  Work work;
-  bool is_given = true;
-};
-
 class RecordedShadow final : public RecordedWork {
  public:
-  RecordedShadow(std::vector<Recorded> recorded, std::function<void(Work)> give)
-      : recorded_(std::move(recorded)), give_(std::move(give)) {}
+  explicit RecordedShadow(std::vector<Work> recorded) : recorded_(std::move(recorded)) {}
   void run() const override {
-    for (const Recorded& next : recorded_) next.is_given ? give_(next.work) : next.work();
+    for (const Work& work : recorded_) work();
   }
   int64_t num_operations() const override { return std::ssize(recorded_); }
 
  private:
-  std::vector<Recorded> recorded_;
-  std::function<void(Work)> give_;
+  std::vector<Work> recorded_;
 };
 
-/// Address ranges without memory, each of which stands for memory elsewhere. Work of the main lane
-/// is done when it is given; that of the side lane as late as its events allow.
+/// Address ranges without memory, each of which stands for memory elsewhere.
 class ShadowDevice final : public Device, public std::enable_shared_from_this<ShadowDevice> {
  public:
   ~ShadowDevice() override {
@@ -57,7 +47,6 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     return address;
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
-    finish_side(given_aside_);
     ranges_.erase(data);
     ::munmap(data, num_bytes);
   }
@@ -84,12 +73,7 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     ensure(reach(data) != data, "zero: memory that is not the device's");
     give([=, this] { std::memset(reach(data), 0, num_bytes); });
   }
-  void synchronize() override {
-    ensure(!recording_, "shadow: a wait of the host was recorded");
-    finish_side(given_aside_);
-  }
-  std::unique_ptr<DeviceEvent> make_event() override { return std::make_unique<Event>(*this); }
-  Lane choose_lane(Lane lane) override { return std::exchange(lane_, lane); }
+  void synchronize() override { ensure(!recording_, "shadow: a wait of the host was recorded"); }
   bool begin_recording() override {
     recording_ = true;
     return true;
@@ -97,23 +81,9 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   bool is_recording() const override { return recording_; }
   Recording end_recording() override {
     recording_ = false;
-    const auto give_to = [this, lane = lane_](Work work) {
-      const LaneScope scope(*this, lane);
-      give(std::move(work));
-    };
-    return {.work = std::make_unique<RecordedShadow>(std::exchange(recorded_, {}), give_to),
-            .why_not = ""};
+    return {.work = std::make_unique<RecordedShadow>(std::exchange(recorded_, {})), .why_not = ""};
   }
-  void give(Work work) {
-    if (recording_) {
-      recorded_.push_back({std::move(work)});
-    } else if (lane_ == Lane::kSide) {
-      aside_.push_back(std::move(work));
-      ++given_aside_;
-    } else {
-      work();
-    }
-  }
+  void give(Work work) { recording_ ? recorded_.push_back(std::move(work)) : work(); }
   Mark mark() override { return host_device().mark(); }
   void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
     host_device().when_known(begin, end, std::move(use));
@@ -140,35 +110,6 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   }
 
  private:
-  /// Of the side lane; of the main lane all is done.
-  class Event final : public DeviceEvent {
-   public:
-    explicit Event(ShadowDevice& device) : device_(device) {}
-    void record() override {
-      if (device_.lane_ == Lane::kMain) return;
-      const auto record = [this] { at_ = device_.given_aside_; };
-      device_.recording_ ? device_.recorded_.push_back({record, false}) : record();
-    }
-    void precede_next() override {
-      if (device_.lane_ == Lane::kMain) device_.give([this] { device_.finish_side(at_); });
-    }
-    void synchronize() override { device_.finish_side(at_); }
-
-   private:
-    ShadowDevice& device_;
-    int64_t at_ = 0;
-  };
-
-  /// The first pieces of the side lane's work, up to that many of all it was given.
-  void finish_side(int64_t count) {
-    while (done_aside_ < count) {
-      const Work work = std::move(aside_.front());
-      aside_.pop_front();
-      ++done_aside_;
-      work();
-    }
-  }
-
   /// Memory that the host reaches too, whoever the tensor says it is of.
   bool is_shared(const std::byte* data) const {
     const auto after = shared_.upper_bound(data);
@@ -183,12 +124,8 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   };
   std::map<std::byte*, Range> ranges_;
   std::map<const std::byte*, int64_t> shared_;
-  Lane lane_ = Lane::kMain;
   bool recording_ = false;
-  std::vector<Recorded> recorded_;
-  std::deque<Work> aside_;
-  int64_t given_aside_ = 0;
-  int64_t done_aside_ = 0;
+  std::vector<Work> recorded_;
 };
 
 struct ShadowContext final : public KernelContext {

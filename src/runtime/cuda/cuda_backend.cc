@@ -96,7 +96,7 @@ Backend make_cuda_backend(int index) {
   auto device = std::make_shared<cuda::CudaDevice>(index);
   int num_sms = 0;
   cuda::check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, index));
-  auto context = std::make_shared<cuda::CudaContext>(device->current_stream(), num_sms);
+  auto context = std::make_shared<cuda::CudaContext>(device->stream(), num_sms);
   return {std::move(device), std::move(context), make_cuda_kernels()};
 }
 

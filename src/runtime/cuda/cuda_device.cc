@@ -19,8 +19,6 @@ bool is_known(const void* address) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// In a recording an event becomes a node that other recordings, and work that is not recorded, see
-/// as well.
 class CudaEvent final : public DeviceEvent {
  public:
   explicit CudaEvent(CudaDevice& device) : device_(device) {
@@ -28,14 +26,8 @@ class CudaEvent final : public DeviceEvent {
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
   void record() override {
-    check(cudaEventRecordWithFlags(
-        event_, *device_.current_stream(),
-        device_.is_recording() ? cudaEventRecordExternal : cudaEventRecordDefault));
-  }
-  void precede_next() override {
-    check(
-        cudaStreamWaitEvent(*device_.current_stream(), event_,
-                            device_.is_recording() ? cudaEventWaitExternal : cudaEventWaitDefault));
+    ensure(!device_.is_recording(), "{}: an event cannot be recorded in a graph", device_.name());
+    check(cudaEventRecord(event_, device_.stream()));
   }
   void synchronize() override { device_.wait(event_); }
 
@@ -50,27 +42,19 @@ CudaDevice::CudaDevice(int index) : index_(index) {
   const cudaError_t status = cudaSetDevice(index);
   require(status == cudaSuccess, "GPU {} cannot be used: {}; `tessera doctor` lists what is there",
           index, cudaGetErrorString(status));
-  check(cudaStreamCreateWithFlags(&streams_[0], cudaStreamNonBlocking));
-  // Of its kernels, which are few blocks, those of the main lane are not to take the place.
-  int lowest = 0;
-  int highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  check(cudaStreamCreateWithPriority(&streams_[1], cudaStreamNonBlocking, highest));
-  check(cudaEventCreateWithFlags(&side_end_, cudaEventDisableTiming));
-  stream_ = streams_[0];
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 
 CudaDevice::~CudaDevice() {
   give_up_if_unwinding();
   uploads_.reset();
-  for (cudaStream_t stream : streams_) cudaStreamSynchronize(stream);
-  cudaEventDestroy(side_end_);
+  cudaStreamSynchronize(stream_);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
   for (const SpanPtr& span : spans_) {
     cudaEventDestroy(span->begin);
     cudaEventDestroy(span->end);
   }
-  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  cudaStreamDestroy(stream_);
 }
 
 std::string CudaDevice::name() const {
@@ -135,7 +119,7 @@ void CudaDevice::upload(void* to, const void* from, int64_t num_bytes) {
     return;
   }
   if (!uploads_)
-    uploads_ = std::make_unique<UploadRing>(stream(), [this](cudaEvent_t event) { wait(event); });
+    uploads_ = std::make_unique<UploadRing>(stream_, [this](cudaEvent_t event) { wait(event); });
   uploads_->upload(to, from, num_bytes);
 }
 
@@ -180,27 +164,9 @@ std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
   return std::make_unique<CudaEvent>(*this);
 }
 
-Device::Lane CudaDevice::choose_lane(Lane lane) {
-  const Lane before = stream_ == streams_[0] ? Lane::kMain : Lane::kSide;
-  ensure(lane == before || !is_recording_, "{}: a recording is of one lane", name());
-  stream_ = streams_[static_cast<size_t>(lane)];
-  if (lane == Lane::kSide) side_has_work_ = true;
-  return before;
-}
-
-/// What is given to the main lane from now on comes after all work of the side lane.
-void CudaDevice::join_lanes() {
-  if (!side_has_work_) return;
-  check(cudaEventRecord(side_end_, streams_[1]));
-  check(cudaStreamWaitEvent(streams_[0], side_end_, cudaEventWaitDefault));
-  side_has_work_ = false;
-}
-
 void CudaDevice::synchronize() {
   ensure(!is_recording_, "{}: a wait of the host cannot be recorded", name());
   ++num_waits_;
-  ensure(stream_ == streams_[0], "{}: waited for while work goes to the side lane", name());
-  join_lanes();
   ensure_done(watch_.look ? wait_watched([this] { return cudaStreamQuery(stream_); })
                           : cudaStreamSynchronize(stream_));
   if (!intervals_.empty() || !span_uses_.empty()) tell_intervals();

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,7 +12,7 @@
 
 namespace tessera::cuda {
 
-/// One GPU with a stream for each lane.
+/// One GPU with a stream, in the order of which it does all its work.
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
   /// Makes GPU `index` the calling thread's. Throws UserError where it cannot be had.
@@ -23,10 +22,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::string name() const override;
   bool is_host() const override { return false; }
   int index() const { return index_; }
-  /// The main lane's.
-  cudaStream_t stream() const { return streams_[0]; }
-  /// Where the current lane's stream is found.
-  const cudaStream_t* current_stream() const { return &stream_; }
+  cudaStream_t stream() const { return stream_; }
 
   std::byte* allocate(int64_t num_bytes) override;
   void release(std::byte* data, int64_t num_bytes) noexcept override;
@@ -38,7 +34,6 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
   std::unique_ptr<DeviceEvent> make_event() override;
-  Lane choose_lane(Lane lane) override;
   int64_t num_waits() const override { return num_waits_; }
   /// CUDA graphs.
   bool begin_recording() override;
@@ -89,14 +84,10 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   /// Until `query` answers other than cudaErrorNotReady; looks after the watch meanwhile.
   cudaError_t wait_watched(const std::function<cudaError_t()>& query) const;
   void ensure_done(cudaError_t status) const;
-  void join_lanes();
   void give_up_if_unwinding() const noexcept;
 
   int index_;
-  std::array<cudaStream_t, 2> streams_{};  ///< by lane
-  cudaStream_t stream_ = nullptr;          ///< the current lane's
-  bool side_has_work_ = false;             ///< that nothing waited for
-  cudaEvent_t side_end_ = nullptr;
+  cudaStream_t stream_ = nullptr;
   bool is_recording_ = false;
   std::unique_ptr<UploadRing> uploads_;
   int64_t num_waits_ = 0;

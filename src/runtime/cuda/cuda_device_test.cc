@@ -100,52 +100,9 @@ TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
   EXPECT_NO_THROW(device().synchronize());
 }
 
-/// Work that takes the GPU some hundred microseconds, in the current lane.
+/// Work that takes the GPU some hundred microseconds.
 void delay(Device& device, const Buffer& buffer) {
   for (int i = 0; i < 16; ++i) device.zero(buffer.data(), buffer.num_bytes());
-}
-
-/// What one lane reads another wrote, late, whether the writing and the reading are recorded or
-/// not.
-TEST_F(CudaDeviceTest, LanesWaitForEvents) {
-  const Buffer large(64 << 20, "a test", device());
-  const Buffer value(4096, "a test", device());
-  const Buffer copy(4096, "a test", device());
-  const Buffer given(4096, "a test", device(), MemoryKind::kShared);
-  const auto written = device().make_event();
-  ASSERT_TRUE(device().begin_recording());
-  written->precede_next();
-  device().copy(copy.data(), value.data(), 4096);
-  const Recording recording = device().end_recording();
-  ASSERT_TRUE(recording.work) << recording.why_not;
-  const auto write = [&] {
-    delay(device(), large);
-    device().copy(value.data(), given.data(), 4096);
-    written->record();
-  };
-  std::unique_ptr<RecordedWork> writing;
-  {
-    const LaneScope lane(device(), Device::Lane::kSide);
-    ASSERT_TRUE(device().begin_recording());
-    write();
-    writing = device().end_recording().work;
-    ASSERT_TRUE(writing);
-  }
-  for (int i = 1; i <= 60; ++i) {
-    device().synchronize();
-    std::ranges::fill(given.tensor(0, DType::kI32, {1024}).span<int32_t>(), i);
-    {
-      const LaneScope lane(device(), Device::Lane::kSide);
-      i % 3 == 0 ? write() : writing->run();
-    }
-    if (i % 2 == 0) {
-      recording.work->run();
-    } else {
-      written->precede_next();
-      device().copy(copy.data(), value.data(), 4096);
-    }
-    ASSERT_EQ(read(copy), std::vector<int>(1024, i)) << "round " << i;
-  }
 }
 
 TEST_F(CudaDeviceTest, TheHostWaitsForAnEventAlone) {
@@ -163,14 +120,6 @@ TEST_F(CudaDeviceTest, TheHostWaitsForAnEventAlone) {
   event->synchronize();
   EXPECT_EQ(given.tensor(0, DType::kI32, {16}).span<int32_t>()[15], 7);
   EXPECT_EQ(device().num_waits(), before + 1);
-  {
-    const LaneScope lane(device(), Device::Lane::kSide);
-    delay(device(), large);
-    device().copy(given.data(), large.data(), 64);
-    EXPECT_THROW(device().synchronize(), InternalError) << "from within the lane";
-  }
-  device().synchronize();
-  EXPECT_EQ(given.tensor(0, DType::kI32, {16}).span<int32_t>()[15], 0);
 }
 
 }  // namespace

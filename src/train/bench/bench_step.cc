@@ -103,8 +103,8 @@ class StepBench {
     steps_.emplace(*runner_, plan_, records_whole_steps(layout_, model_));
   }
 
-  /// Returns the seconds of a step. On a GPU the update is under way then, beside the next step:
-  /// each of consecutive steps has the end of the one before.
+  /// Returns the seconds of a step. A GPU may still be updating then: of consecutive steps each has
+  /// the end of the one before.
   double step(const NodeObserver& observer = {}, const UpdateObserver& update_observer = {}) {
     const int64_t waits = backend_.device().num_waits();
     const auto start = Clock::now();

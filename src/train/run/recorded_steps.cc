@@ -31,11 +31,10 @@ bool is_recordable(const Task& task) {
     case TaskAction::kLoadInputs:
     case TaskAction::kRunProgram:
     case TaskAction::kPublish:
+    case TaskAction::kUpdate:
       return task.inside.empty();
     case TaskAction::kFinishGradients:
       return task.kind == TaskKind::kHost;
-    case TaskAction::kUpdate:
-      return task.phase != TaskPhase::kWhole;
     case TaskAction::kJudge:
       return task.phase == TaskPhase::kStart;
     default:
@@ -66,7 +65,7 @@ void RecordedSteps::split_plan() {
     state_ = State::kPlain;
     return;
   }
-  updates_ = std::min(find(TaskAction::kUpdate, TaskPhase::kStart), results_);
+  updates_ = std::min(find(TaskAction::kUpdate, TaskPhase::kWhole), results_);
   passes_ = TaskId{1};
   ensure(plan_.tasks[TaskId{0}].action == TaskAction::kBegin, "a step begins with '{}'",
          plan_.tasks[TaskId{0}].name);
@@ -119,10 +118,7 @@ bool RecordedSteps::record(PlanRun& run) {
   Recording passes = record_tasks(run, passes_, updates_);
   num_operators_ = std::exchange(control.num_operators, operators_before) - operators_before;
   Recording updates;
-  if (passes.work) {
-    const LaneScope lane(device(), Device::Lane::kSide);
-    updates = record_tasks(run, updates_, results_);
-  }
+  if (passes.work) updates = record_tasks(run, updates_, results_);
   if (!updates.work) {
     run.begin_anew();
     return give_up(passes.work ? updates.why_not : passes.why_not);
@@ -141,7 +137,7 @@ bool RecordedSteps::repeat(PlanRun& run) {
     return false;
   }
   recorded_passes_->run();
-  run.order_updates();
+  run.mark_clip();
   recorded_updates_->run();
   RunControl& control = backend_.control();
   control.num_operators += num_operators_;

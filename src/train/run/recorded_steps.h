@@ -14,10 +14,11 @@ namespace tessera {
 /// all of it. Not thread-safe. All references must outlive it.
 ///
 /// The first step's kernels are launched one by one; the second is recorded, and from then on a
-/// step is two launches (RunControl::graphs): the passes with the clipping, and the updates on the
-/// side lane. What the host changes from step to step lies in memory that the device reads: inputs,
-/// the learning rate, what clips. What cannot be recorded is noted once, and its programs are
-/// recorded one by one; steps with observers run plainly.
+/// step is two launches (RunControl::graphs): the passes with the clipping, and the updates, while
+/// which the host, which has waited for the clipping alone, prepares the next step. What the host
+/// changes from step to step lies in memory that the device reads: inputs, the learning rate, what
+/// clips. What cannot be recorded is noted once, and its programs are recorded one by one; steps
+/// with observers run plainly.
 class RecordedSteps {
  public:
   /// `records`: whether whole steps may be recorded, which takes memory with each operator.
@@ -50,7 +51,7 @@ class RecordedSteps {
   State state_;
   // The plan's parts. Before the first of them the host begins, after the last it takes what came.
   TaskId passes_{};   ///< to the clipping
-  TaskId updates_{};  ///< on the side lane
+  TaskId updates_{};  ///< behind it
   TaskId results_{};  ///< for which the host waits
   std::vector<TaskId> loads_, publications_;
   std::unique_ptr<RecordedWork> recorded_passes_, recorded_updates_;

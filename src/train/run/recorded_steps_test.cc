@@ -1,5 +1,4 @@
-// Steps that a device repeats, beside steps on the host. The device does AdamW as late as whoever
-// waits for the weights allows.
+// Steps that a device repeats, beside steps on the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -198,17 +198,6 @@ void ModelState::initialize(uint64_t seed, const std::function<bool(const std::s
   optimizer().reset_masters();
 }
 
-// Whoever asks may read or write what they hold.
-ParameterSet& ModelState::parameters() {
-  if (replicated_) replicated_->join_updates();
-  return parameters_;
-}
-
-const ParameterSet& ModelState::parameters() const {
-  if (replicated_) replicated_->join_updates();
-  return parameters_;
-}
-
 void ModelState::wait_weights() {
   if (replicated_) replicated_->wait_all_weights();
 }

@@ -61,8 +61,8 @@ class ModelState {
   void initialize(uint64_t seed);
 
   /// Where `weights()` is null, with the addresses of all weights and gradients.
-  ParameterSet& parameters();
-  const ParameterSet& parameters() const;
+  ParameterSet& parameters() { return parameters_; }
+  const ParameterSet& parameters() const { return parameters_; }
   /// Gives the model its weights; null where they stay where they are.
   WeightStore* weights() { return sharded_parameters_.get(); }
   /// What a step's tasks ask of all this: see StepRunner.
