@@ -61,15 +61,6 @@ ValueType type_of(const Tensor& tensor) {
   return {.dtype = tensor.dtype, .shape = tensor.shape};
 }
 
-double norm_of(double sum_of_squares, double grad_scale) {
-  return std::sqrt(sum_of_squares) * std::abs(grad_scale);
-}
-
-/// torch.nn.utils.clip_grad_norm_'s coefficient.
-double clip_factor(double norm, double max_norm) {
-  return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-}
-
 }  // namespace
 
 Backend optimizer_on_host() {

@@ -1,5 +1,8 @@
 #include "ops/grad_norm/grad_norm.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace tessera {
 
 std::vector<ValueType> SumOfSquares::infer(std::span<const ValueType> inputs) const {
@@ -38,6 +41,14 @@ std::vector<ValueType> GradClip::infer(std::span<const ValueType> inputs) const 
                 "losses must be f32 [1], got {}", loss.to_string());
   }
   return {pair, with_dtype(pair, DType::kF32)};
+}
+
+double norm_of(double sum_of_squares, double grad_scale) {
+  return std::sqrt(sum_of_squares) * std::abs(grad_scale);
+}
+
+double clip_factor(double norm, double max_norm) {
+  return max_norm > 0.0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
 }
 
 OperatorPtr make_grad_clip() {

@@ -38,6 +38,10 @@ class GradClip final : public Operator {
   bool recomputable() const override { return false; }
 };
 
+/// GradClip's norm, where all losses are finite, and its clip factor, where the norm is.
+double norm_of(double sum_of_squares, double grad_scale);
+double clip_factor(double norm, double max_norm);
+
 OperatorPtr make_sum_of_squares();
 OperatorPtr make_grad_clip();
 

@@ -65,12 +65,12 @@ void grad_clip(const GradClip& /*op*/, const KernelArgs& args) {
   double total = 0;
   for (const double sum : args.in(GradClip::kSums).span<double>()) total += sum;
   const double* const limits = args.in(GradClip::kLimits).as<double>();
-  double norm = std::sqrt(total) * std::abs(limits[0]);
+  double norm = norm_of(total, limits[0]);
   for (const Tensor& loss : args.inputs.subspan(GradClip::kFirstLoss)) {
     if (!std::isfinite(*loss.as<float>())) norm = std::numeric_limits<double>::quiet_NaN();
   }
   const bool finite = std::isfinite(norm);
-  const double clip = finite && limits[1] > 0 ? std::min(1.0, limits[1] / (norm + 1e-6)) : 1.0;
+  const double clip = finite ? clip_factor(norm, limits[1]) : 1.0;
   double* const result = args.out(GradClip::kNorm).as<double>();
   result[0] = norm;
   result[1] = clip;
