@@ -70,9 +70,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// Starts what can start by now.
   void poll();
 
-  /// Whether this is the only rank, whose device can be given all of a step before the host knows
-  /// what comes of it. In place of judge(): the host's part,
-  bool is_alone() const { return state_->is_alone(); }
+  /// On a rank that is alone, in place of judge(), so that its device can be given all of a step
+  /// before the host knows what comes of it: the host's part,
   void prepare(const StepInput& input) { state_->prepare(input); }
   /// the norm with what it and the losses make of the step, as AdamWOptimizer's;
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);

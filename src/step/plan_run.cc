@@ -193,7 +193,7 @@ void PlanRun::judge_on_device(TaskPhase phase) {
     return;
   }
   parameters.prepare(input_);
-  parameters.give_clip(losses_);
+  parameters.give_clip(losses_, input_);
   if (!device().is_recording()) mark_clip();
 }
 

@@ -14,7 +14,7 @@ void StepParameters::prepare(const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
 
-void StepParameters::give_clip(std::span<const Tensor> /*losses*/) {
+void StepParameters::give_clip(std::span<const Tensor> /*losses*/, const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
 
@@ -58,13 +58,8 @@ void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
   optimizer_.update(unit, input.observer);
 }
 
-void ReplicatedParameters::prepare(const StepInput& input) {
-  observer_ = input.observer;
-  optimizer_.prepare(input);
-}
-
-void ReplicatedParameters::give_clip(std::span<const Tensor> losses) {
-  optimizer_.give_clip(losses, observer_);
+void ReplicatedParameters::give_clip(std::span<const Tensor> losses, const StepInput& input) {
+  optimizer_.give_clip(losses, input.observer);
 }
 
 void ShardedParameters::start(TaskAction action, int64_t unit) {

@@ -33,7 +33,7 @@ class StepParameters {
 
   /// Where the device judges, as ShardedOptimizer's.
   virtual void prepare(const StepInput& input);
-  virtual void give_clip(std::span<const Tensor> losses);
+  virtual void give_clip(std::span<const Tensor> losses, const StepInput& input);
   virtual void mark_clip();
   virtual StepResult wait_clip();
 
@@ -73,15 +73,14 @@ class ReplicatedParameters final : public StepParameters {
   StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
   void discard() override { optimizer_.discard_gradients(); }
   void update(int64_t unit, const StepInput& input) override;
-  void prepare(const StepInput& input) override;
-  void give_clip(std::span<const Tensor> losses) override;
+  void prepare(const StepInput& input) override { optimizer_.prepare(input); }
+  void give_clip(std::span<const Tensor> losses, const StepInput& input) override;
   void mark_clip() override { optimizer_.mark_clip(); }
   StepResult wait_clip() override { return optimizer_.wait_clip(); }
 
  private:
   ParameterSet& parameters_;
   ShardedOptimizer& optimizer_;
-  UpdateObserver observer_;  // of the step that was prepared
 };
 
 /// With modules that are gathered while they are used: also gives programs their weights.
