@@ -22,6 +22,8 @@ LAYERS = [
     "ops",
     "ops/gemm",
     "ops/cuda",
+    "ops/cuda/ptx",
+    "ops/cuda/tile ops/cuda/pipeline",
     "ops/*",
     "ops/registry",
     "program",
@@ -57,6 +59,9 @@ LEVELS = levels()
 
 def room_of(path):
     """The room of a path below src/, such as "model/run" or "ops/*" for an operator's folder."""
+    inner = "/".join(path.parts[:3])
+    if len(path.parts) > 3 and inner in LEVELS:
+        return inner
     room = "/".join(path.parts[:2]) if len(path.parts) > 2 else path.parts[0]
     if room.startswith("ops/") and room not in LEVELS:
         return "ops/*"

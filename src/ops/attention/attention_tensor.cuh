@@ -6,11 +6,12 @@
 #include <cuda_bf16.h>
 
 #include "ops/attention/attention_cuda_kernels.h"
-#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
-#include "ops/cuda/head_box.cuh"
-#include "ops/cuda/register_product.cuh"
-#include "ops/cuda/warp_roles.cuh"
+#include "ops/cuda/pipeline/ring_cursor.cuh"
+#include "ops/cuda/pipeline/warp_roles.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/head_box.cuh"
+#include "ops/cuda/ptx/register_product.cuh"
 
 namespace tessera::cuda::attention {
 

@@ -2,8 +2,8 @@
 // addresses are multiples of 8 values, all else on the ordinary cores.
 #include "ops/block_sparse/block_sparse_kernels.h"
 #include "ops/cuda/check.h"
-#include "ops/cuda/exact_product.cuh"
-#include "ops/cuda/fragment_tile.cuh"
+#include "ops/cuda/tile/exact_product.cuh"
+#include "ops/cuda/tile/fragment_tile.cuh"
 
 namespace tessera::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // 8 gate rows and the 8 up rows that belong to them in alternation, so that a thread's accumulators
 // hold both factors of each feature.
 #include "ops/cuda/activation_math.cuh"
-#include "ops/cuda/pairs_box.cuh"
+#include "ops/cuda/ptx/pairs_box.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/expert_activation/activated_store.cuh"
 #include "ops/grouped_matmul/grouped_pipeline.cuh"

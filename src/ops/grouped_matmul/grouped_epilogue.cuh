@@ -4,8 +4,8 @@
 
 #include <concepts>
 
-#include "ops/cuda/bulk_copy.cuh"
-#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_tile_model.h"
 

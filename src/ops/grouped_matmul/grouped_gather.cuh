@@ -2,8 +2,8 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/divider.h"
+#include "ops/cuda/ptx/bulk_copy.cuh"
 
 /// Rows of tokens that a product reads where they lie, gathered on the way to shared memory.
 ///

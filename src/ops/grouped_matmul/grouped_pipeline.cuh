@@ -2,11 +2,13 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/block_box.cuh"
-#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
-#include "ops/cuda/warp_roles.cuh"
-#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/cuda/pipeline/ring_cursor.cuh"
+#include "ops/cuda/pipeline/warp_roles.cuh"
+#include "ops/cuda/pipeline/work_queue.cuh"
+#include "ops/cuda/ptx/block_box.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/grouped_matmul/grouped_epilogue.cuh"
 #include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"

@@ -2,7 +2,7 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 
 /// How results of grouped products leave shared memory, where tiles of tokens by kColumns BF16

@@ -2,10 +2,10 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/block_box.cuh"
-#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
-#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/cuda/ptx/block_box.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_wgrad_lines.cuh"

@@ -4,7 +4,9 @@
 
 #include <type_traits>
 
-#include "ops/cuda/warp_roles.cuh"
+#include "ops/cuda/pipeline/ring_cursor.cuh"
+#include "ops/cuda/pipeline/warp_roles.cuh"
+#include "ops/cuda/pipeline/work_queue.cuh"
 #include "ops/grouped_matmul/expert_values.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 

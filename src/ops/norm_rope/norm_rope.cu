@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx/async_copy.cuh"
 #include "ops/rope/rope_device.cuh"
 
 namespace tessera::cuda {

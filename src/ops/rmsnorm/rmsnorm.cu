@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "ops/cuda/async_copy.cuh"
 #include "ops/cuda/column_sums.cuh"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/ptx/async_copy.cuh"
 
 namespace tessera::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // The router's products in F32 on the ordinary cores, for any shape.
-#include "ops/cuda/exact_product.cuh"
+#include "ops/cuda/tile/exact_product.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/router/router_kernels.h"
 

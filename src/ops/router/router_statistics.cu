@@ -1,5 +1,5 @@
 // What the router says of all tokens together: counts, score means and losses.
-#include "ops/cuda/barrier.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 

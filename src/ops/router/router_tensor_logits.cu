@@ -3,10 +3,11 @@
 // tokens, share the terms; x is read once for each tile of experts.
 #include <cuda_bf16.h>
 
-#include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/check.h"
-#include "ops/cuda/warp_roles.cuh"
-#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/cuda/pipeline/ring_cursor.cuh"
+#include "ops/cuda/pipeline/warp_roles.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/router/router_kernels.h"
 
 namespace tessera::cuda {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "ops/cuda/warpgroup_product.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 
 namespace tessera::cuda {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/cuda/barrier.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
 
 /// Copies from global to shared memory that a thread starts and waits for by itself (cp.async), so
 /// that bytes are under way without registers. What a thread has copied, it may read after the

@@ -65,25 +65,6 @@ struct Barrier {
   }
 };
 
-/// A place in a ring of stages, and the parity of its turn.
-template <int kStages>
-struct RingCursor {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(int count) {
-    const int to = stage + count;
-    parity ^= to / kStages % 2;
-    stage = to % kStages;
-  }
-};
-
 /// Writes 16 bytes to the same place in shared memory of a block of the cluster; completes on that
 /// block's `full`.
 __device__ __forceinline__ void send(void* to, int4 value, Barrier* full, uint32_t cluster_rank) {

@@ -2,7 +2,7 @@
 
 #include <cuda.h>
 
-#include "ops/cuda/barrier.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
 
 namespace tessera::cuda {
 

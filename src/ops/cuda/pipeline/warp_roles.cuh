@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/cuda/barrier.cuh"
+#include "ops/cuda/ptx/barrier.cuh"
 
 namespace tessera::cuda {
 
