@@ -51,8 +51,8 @@ std::string describe_feed(const GpuFeed& feed) {
       fmt::format("host: {} operators of a step's programs, {:.2f} us each given one by one",
                   feed.one_by_one.num_operators, 1e6 * feed.one_by_one.per_operator());
   if (feed.graphs) {
-    text += fmt::format(", {:.2f} us with CUDA graphs ({} kernels and copies)",
-                        1e6 * feed.graphs->per_operator(), feed.graphs->num_operations);
+    text += fmt::format(", {:.0f} us for all as CUDA graphs ({} kernels and copies)",
+                        1e6 * feed.graphs->seconds, feed.graphs->num_operations);
   }
   if (!feed.why_no_graph.empty())
     text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);
