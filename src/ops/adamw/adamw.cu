@@ -1,4 +1,5 @@
 #include "ops/adamw/adamw_kernels.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -82,6 +83,7 @@ __device__ __forceinline__ void update_vector(const AdamWStep& step, const AdamW
 template <bool kWeight>
 __global__ void __launch_bounds__(kListThreads)
     update_list(const __grid_constant__ SliceList list, const AdamWStep step) {
+  wait_for_earlier();
   const int block = static_cast<int>(blockIdx.x);
   const int i = find_part(list.first_block, list.count, block);
   const AdamWSlice slice = list.slices[i];
@@ -99,8 +101,7 @@ void launch_list(const AdamWStep& step, SliceList& list, cudaStream_t stream) {
   const int blocks = list.first_block[list.count];
   if (blocks > 0) {
     const auto kernel = list.slices[0].weight != nullptr ? update_list<true> : update_list<false>;
-    kernel<<<static_cast<unsigned>(blocks), kListThreads, 0, stream>>>(list, step);
-    check(cudaGetLastError());
+    launch_early(kernel, {static_cast<unsigned>(blocks), kListThreads}, stream, list, step);
   }
   list.count = 0;
   list.aligned = 0;

@@ -1,4 +1,5 @@
 // The gradient of the router's logits: a warp to a token.
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 #include "ops/router/router_terms.cuh"
@@ -170,6 +171,7 @@ struct TokenBackward {
 
 template <int kPer>
 __global__ void __launch_bounds__(kWarps* kLanes) backward_tokens(const RouterBackwardTokens p) {
+  wait_for_earlier();
   __shared__ __align__(16) float scratch_E[kWarps][TokenScores<kPer>::kRowValues];
   const int warp = threadIdx.x / kLanes;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
@@ -185,7 +187,7 @@ void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStrea
   const int num_experts = tokens.rule.num_experts;
   const auto blocks = static_cast<unsigned>((tokens.num_tokens + kWarps - 1) / kWarps);
   with_experts_per_lane(num_experts, [&]<int kPer>() {
-    backward_tokens<kPer><<<blocks, kWarps * kLanes, 0, stream>>>(tokens);
+    launch_early(backward_tokens<kPer>, {blocks, kWarps * kLanes}, stream, tokens);
   });
 }
 

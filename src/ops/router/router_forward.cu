@@ -1,4 +1,5 @@
 // Scores, choice and probabilities: a warp to a token, and each block's statistics.
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
 
@@ -343,6 +344,7 @@ __device__ __forceinline__ void write_sums(const RouterTokens& p, const BlockScr
 
 template <int kPer, bool kPlain>
 __global__ void __launch_bounds__(kWarpsOf<kPer>* kLanes) route_tokens(const RouterTokens p) {
+  wait_for_earlier();
   __shared__ __align__(16) BlockScratch<kPer> block;
   const int warp = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
@@ -405,9 +407,9 @@ void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(router_blocks(tokens.num_tokens));
   with_experts_per_lane(rule.num_experts, [&]<int kPer>() {
     if (plain) {
-      route_tokens<kPer, true><<<blocks, kWarpsOf<kPer> * kLanes, 0, stream>>>(tokens);
+      launch_early(route_tokens<kPer, true>, {blocks, kWarpsOf<kPer> * kLanes}, stream, tokens);
     } else {
-      route_tokens<kPer, false><<<blocks, kWarpsOf<kPer> * kLanes, 0, stream>>>(tokens);
+      launch_early(route_tokens<kPer, false>, {blocks, kWarpsOf<kPer> * kLanes}, stream, tokens);
     }
   });
 }
