@@ -1,30 +1,15 @@
 // A stable counting sort of assignments by expert. Every place is computed, none is taken by
 // whoever comes first, so the order is that of the tokens.
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/fail.cuh"
-#include "ops/route_map/route_map_kernels.h"
+#include "ops/route_map/route_assignments.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr unsigned kAllLanes = 0xFFFFFFFFU;
-constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kPerWarp = kRouteRun / kWarps;
 constexpr int kScanThreads = 1024;  // at least one to an expert
 constexpr int kFillThreads = 256;
-
-__device__ __forceinline__ int64_t count_of(const RouteAssignments& a) {
-  return a.num_tokens == nullptr ? a.bound : *a.num_tokens * a.top_k;
-}
-
-/// The local index of an assignment's expert, -1 where it has none here.
-__device__ __forceinline__ int local_expert(const RouteAssignments& a, int64_t i) {
-  const int expert = a.expert_of[i];
-  if (expert < -1 || expert >= a.num_experts) fail("route_map: no expert has the index", expert);
-  const int local = expert - a.first_local;
-  return local >= 0 && local < a.num_local ? local : -1;
-}
 
 __global__ void __launch_bounds__(kWarps* kLanes) count_runs(const RouteCount p) {
   wait_for_earlier();
@@ -36,22 +21,12 @@ __global__ void __launch_bounds__(kWarps* kLanes) count_runs(const RouteCount p)
   const int64_t last = min(first + kRouteRun, count_of(a));
   for (int64_t i = first + threadIdx.x; i < last; i += blockDim.x) {
     if (p.row_of_TK != nullptr) p.row_of_TK[i] = -1;
-    const int expert = local_expert(a, i);
+    const int expert = local_expert(a, a.expert_of[i]);
     if (expert >= 0) atomicAdd(&counts[expert], 1);
   }
   __syncthreads();
   for (int e = threadIdx.x; e < a.num_local; e += blockDim.x)
     p.counts_RN[static_cast<int64_t>(blockIdx.x) * a.num_local + e] = counts[e];
-}
-
-template <typename T>
-__device__ __forceinline__ T warp_inclusive_sum(T value, int lane) {
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    const T before = __shfl_up_sync(kAllLanes, value, step);
-    if (lane >= step) value += before;
-  }
-  return value;
 }
 
 /// Each thread's sum of the values of the threads before it; `total` is that of all.
@@ -179,7 +154,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
 #pragma unroll
   for (int step = 0; step < kPerWarp / kLanes; ++step) {
     const int64_t i = first + step * kLanes + lane;
-    experts[step] = i < count ? local_expert(a, i) : -1;
+    experts[step] = i < count ? local_expert(a, a.expert_of[i]) : -1;
     if (experts[step] >= 0) atomicAdd(&own[experts[step]], 1);
   }
   __syncthreads();

@@ -51,6 +51,10 @@ struct Sort {
 
   /// Where nothing can be dropped: straight to the experts' rows.
   void run_dropless(const RouteOffsets& rows, int32_t* source_R) const {
+    if (is_route_few(assignments.bound, assignments.num_local, rows.alignment)) {
+      launch_route_few({assignments, source_R, row_of_TK, rows}, stream);
+      return;
+    }
     launch_route_count({assignments, counts_RN, row_of_TK}, stream);
     launch_route_places({.num_local = assignments.num_local,
                          .num_runs = route_runs(assignments.bound),

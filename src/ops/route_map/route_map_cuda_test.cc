@@ -85,6 +85,43 @@ TEST_F(RouteMapCuda, SizesOfTraining) {
   check({{.num_experts = 16, .top_k = 8}, 40001, 40001}, 5);
 }
 
+/// The most that one block lays out, and a little more than it can: of tokens, of experts, of an
+/// alignment.
+TEST_F(RouteMapCuda, FewAndMoreThanFew) {
+  uint64_t seed = 200;
+  for (const int64_t num_experts : {1, 8, 32, 33, 64, 65}) {
+    for (const int64_t num_tokens : {0, 1, 1023, 1024, 1025, 2049, 4096, 4097, 8191, 8192, 8193}) {
+      check({.spec = {.num_experts = num_experts, .alignment = 1 + num_tokens % 3 * 16},
+             .num_tokens = num_tokens,
+             .bound = num_tokens,
+             .skew = 0.3,
+             .absent = 0.1},
+            ++seed);
+    }
+  }
+  for (const int64_t alignment : {65536, 65537})
+    check({{.num_experts = 64, .top_k = 2, .alignment = alignment}, 700, 701}, ++seed);
+}
+
+/// Local experts in the middle of all, tokens of which fewer are there than may be, and experts
+/// without any.
+TEST_F(RouteMapCuda, FewOfSomeExperts) {
+  uint64_t seed = 280;
+  for (const int64_t num_tokens : {0, 1, 511, 2047, 2048}) {
+    check({.spec = {.num_experts = 100, .top_k = 3, .alignment = 8, .local_experts = {30, 64}},
+           .num_tokens = num_tokens,
+           .bound = 2100,
+           .has_probs = false},
+          ++seed);
+    check({.spec = {.num_experts = 8, .top_k = 2},
+           .num_tokens = num_tokens,
+           .bound = 2100,
+           .skew = 1,
+           .absent = 0.6},
+          ++seed);
+  }
+}
+
 TEST_F(RouteMapCuda, RandomSpecs) {
   Random random(7, 1);
   for (int trial = 0; trial < 60; ++trial) {
@@ -137,7 +174,11 @@ TEST_F(RouteMapCuda, Slots) {
 
 /// Assignments of two runs.
 TEST_F(RouteMapCuda, TinyMap) {
-  check({{.num_experts = 7, .top_k = 2, .alignment = 4}, 520, 530, 0.5, 0.2}, 300, true);
+  check({{.num_experts = 67, .top_k = 2, .alignment = 4}, 520, 530, 0.5, 0.2}, 300, true);
+}
+
+TEST_F(RouteMapCuda, TinyFew) {
+  check({{.num_experts = 7, .top_k = 2, .alignment = 4}, 520, 530, 0.5, 0.2}, 303, true);
 }
 
 TEST_F(RouteMapCuda, TinyCapacity) {

@@ -8,6 +8,7 @@
 ///   count the experts of each run of assignments -> place the runs, and the experts' rows ->
 ///   sort the assignments into these; where a capacity may drop some, sort them into scratch
 ///   memory, choose what each group keeps, place the experts' rows, and write the rows.
+/// Of few assignments that are all kept, one kernel does everything.
 namespace tessera::cuda {
 
 constexpr int kRouteMaxExperts = 1024;
@@ -75,6 +76,26 @@ struct RouteSort {
   int32_t* place_of;  ///< result: where in `sorted` each assignment is; null: not wanted
 };
 void launch_route_sort(const RouteSort& sort, cudaStream_t stream);
+
+/// What launch_route_few can lay out, and does sooner than kernels that follow one another.
+constexpr int64_t kRouteFewAssignments = 8192;
+constexpr int64_t kRouteFewExperts = 64;
+constexpr int64_t kRouteFewAlignment = 65536;  ///< so that 32 bits hold the rows of all experts
+
+constexpr bool is_route_few(int64_t num_assignments, int64_t num_local, int64_t alignment) {
+  return num_assignments <= kRouteFewAssignments && num_local <= kRouteFewExperts &&
+         alignment <= kRouteFewAlignment;
+}
+
+/// Everything, where nothing is dropped and there are no slots: both maps, padding included, and
+/// what `rows` says, whose counts_kept is a result and whose starts are not read.
+struct RouteFew {
+  RouteAssignments assignments;
+  int32_t* source_R;
+  int32_t* row_of_TK;
+  RouteOffsets rows;
+};
+void launch_route_few(const RouteFew& few, cudaStream_t stream);
 
 /// Leaves of each capacity group of experts the best `capacity` assignments, or fails where it has
 /// more than `rows_limit` (0: no limit). What an expert keeps stands, in order, at its start.
