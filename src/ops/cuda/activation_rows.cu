@@ -285,7 +285,6 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
       }
     });
   });
-  check(cudaGetLastError());
 }
 
 void launch_activation_backward(const ActivationRows& call, const SizedExperts& experts,
@@ -314,7 +313,6 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
     grads.act == nullptr ? launch.template operator()<Function, kGated, false>()
                          : launch.template operator()<Function, kGated, true>();
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace tessera::cuda

@@ -182,7 +182,6 @@ void sum_alone(const SquaresSlice& slice, double* partials, cudaStream_t stream)
   } else {
     launch_early(sum_chunks<1>, {blocks, kThreads}, stream, slice.x, slice.count, partials);
   }
-  check(cudaGetLastError());
 }
 
 /// Slices one after the other whose partial results are too: small ones gather in a list.

@@ -459,7 +459,6 @@ void launch_rmsnorm(const RmsNormRows& call, cudaStream_t stream) {
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     launch_forward<T, kWidth>(params, call.num_sms, stream);
   });
-  check(cudaGetLastError());
 }
 
 void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t stream) {
@@ -477,7 +476,6 @@ void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t strea
                                  .hidden = static_cast<int>(call.hidden)};
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     const int blocks = launch_backward<T, kWidth>(params, call.num_sms, stream);
-    check(cudaGetLastError());
     if (call.grad_weight != nullptr)
       launch_add_partials(call.grad_weight, call.partials, blocks, call.hidden, stream);
   });

@@ -1,4 +1,3 @@
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/cuda/matrix_product.h"
@@ -217,7 +216,6 @@ void router(const Router& op, const Args<Router>& args) {
   forward.choose();
   forward.add_totals();
   if (bounds != nullptr) forward.balance_segments();
-  check(cudaGetLastError());
 }
 
 int64_t router_workspace(const Router& op, std::span<const ValueType> inputs) {
@@ -358,7 +356,6 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
                           .stream = stream_of(args)};
   call.make_grad_logits();
   call.multiply();
-  check(cudaGetLastError());
 }
 
 int64_t router_backward_workspace(const RouterBackward& op, std::span<const ValueType> inputs) {

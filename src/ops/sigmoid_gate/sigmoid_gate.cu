@@ -100,7 +100,6 @@ void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGate
                  static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
                  static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace tessera::cuda
