@@ -167,6 +167,7 @@ class Products {
         .num_experts = static_cast<int>(shape_.num_experts),
         .num_columns = static_cast<int>(shape_.hidden),
         .num_rows = shape_.num_rows(),
+        .weight_rows = shape_.num_experts * shape_.inner,
         .accumulate = accumulate,
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);

@@ -115,6 +115,7 @@ class Rig {
         .num_experts = static_cast<int>(test_.sizes.size()),
         .num_columns = static_cast<int>(test_.wide),
         .num_rows = test_.num_rows(),
+        .weight_rows = test_.total(),
         .accumulate = accumulate,
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);

@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "ops/cuda/divider.h"
 #include "ops/grouped_matmul/grouped_tile_model.h"
+#include "ops/grouped_matmul/grouped_wgrad_model.h"
 
 namespace tessera::cuda {
 
@@ -47,7 +48,8 @@ struct GroupedWgradParams {
   const int64_t* offsets;
   int num_experts;
   int num_columns;
-  int64_t num_rows;  ///< that there is room for, of all experts
+  int64_t num_rows;     ///< that there is room for, of all experts
+  int64_t weight_rows;  ///< of all experts' matrices
   bool accumulate;
   int* counter;
   const int* source;  ///< null: rows of `wide` as they lie; else row r is wide's row source[r] /
@@ -56,7 +58,11 @@ struct GroupedWgradParams {
   const void* tokens;  ///< `wide` itself when source is set (the map `wide` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
 };
+/// In the tiles that choose_wgrad_tiles takes.
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
+/// In one of wgrad_candidates.
+void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& tiles,
+                          cudaStream_t stream);
 
 /// Products of any type and shape; see GroupedRows and GroupedWgrad (grouped_matmul_cuda.h).
 struct PlainRowsParams {

@@ -110,6 +110,7 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
       .num_rows = product.num_rows,
+      .weight_rows = experts.total,
       .accumulate = product.accumulate,
       .counter = product.counter,
       .source = product.gather.source,

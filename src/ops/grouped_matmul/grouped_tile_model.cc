@@ -20,14 +20,6 @@ constexpr int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-double stage_cycles(int columns) {
-  constexpr double kValueBytes = 2;
-  // Of both, each block loads one half.
-  constexpr double kWeightBytes = kValueBytes * kFeatures * kReduction / 2;
-  const double token_bytes = kValueBytes * columns * kReduction / 2;
-  return std::max(kCyclesPerColumn * columns, (kWeightBytes + token_bytes) / kBytesPerCycle);
-}
-
 /// When clusters that take one tile after the other are ready for the next.
 class Clusters {
  public:
@@ -52,6 +44,13 @@ class Clusters {
 };
 
 }  // namespace
+
+double stage_cycles(int columns) {
+  constexpr double kValueBytes = 2;
+  constexpr double kWeightBytes = kValueBytes * kFeatures * kReduction / 2;
+  const double token_bytes = kValueBytes * columns * kReduction / 2;
+  return std::max(kCyclesPerColumn * columns, (kWeightBytes + token_bytes) / kBytesPerCycle);
+}
 
 TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters,
                              bool gathered) {

@@ -72,6 +72,10 @@ constexpr double kModelClockHz = 1.755e9;
 /// Heights of tiles to compare; the kernels take the first.
 inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128, 96, 64};
 
+/// What a block takes for a stage of a cluster's tile of 256 by `columns` results: the longer of
+/// its products and its loads, of one half of each operand.
+double stage_cycles(int columns);
+
 /// What tiles of at most max_rows rows would take on `num_clusters` clusters that take one tile
 /// after the other. A stage of 64 values of the reduction takes the longer of its products and its
 /// loads, a tile some more cycles to begin and to end. Of gathered rows it knows the columns, not

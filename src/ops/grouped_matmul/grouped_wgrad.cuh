@@ -21,8 +21,8 @@
 /// warpgroups take every second tile each, *ping-pong*: one multiplies while the other stores.
 /// Their tiles are as large as the registers allow, since the operands' way from the L2 cache is
 /// the next bound. Where experts have many tokens, the two share a larger tile, *cooperative*:
-/// fewer bytes for each product, and thus less power, which bounds the GPU's clock. The bits are
-/// the same.
+/// fewer bytes for each product, and thus less power, which bounds the GPU's clock. Gathered rows
+/// are taken cooperatively. grouped_wgrad_model.h chooses; the bits are the same.
 namespace tessera::cuda {
 namespace wgrad {
 
