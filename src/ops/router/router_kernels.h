@@ -110,6 +110,23 @@ struct SegmentLoss {
 };
 void launch_segment_loss(const SegmentLoss& loss, cudaStream_t stream);
 
+/// Three terms that add up to the weight, or two of which the first comes again.
+enum class RouterTerms { kThree, kTwoAndFirst };
+/// The weight and where its BF16 terms go: the first ones of all `count` values, the second ones,
+/// and the third or first ones.
+struct RouterWeight {
+  const float* values_EH;
+  int64_t count;  ///< E · H; 0: no terms are wanted
+  RouterTerms which;
+  void* terms_3EH;
+};
+
+/// Whether launches take so much of the time that launch_router_backward_tokens does what would
+/// otherwise be launches before and after it.
+constexpr bool is_router_few(int64_t num_tokens, int64_t num_experts) {
+  return num_tokens <= 8192 && num_experts <= 32;
+}
+
 /// The gradient of the logits. Gradients that have not arrived are null.
 struct RouterBackwardTokens {
   RouterRule rule;
@@ -129,6 +146,10 @@ struct RouterBackwardTokens {
   /// BF16 terms of the gradient, of each token the first ones twice, then the second and the third
   /// ones; null: not wanted.
   void* grad_terms_T4E;
+  /// Of one segment, where is_router_few: the fractions are made from these as
+  /// launch_router_fractions does, and fractions_SE is not read; null otherwise.
+  const float* counts_E;
+  RouterWeight weight;  ///< made into terms where is_router_few; count 0 otherwise
 };
 void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream);
 
@@ -148,11 +169,7 @@ bool has_tensor_logits(const RouterShape& shape);
 /// rather than by launch_router_product_grads.
 bool can_split_router(const RouterShape& shape);
 
-/// Three terms that add up to the weight, or two of which the first comes again.
-enum class RouterTerms { kThree, kTwoAndFirst };
-/// terms_3EH: the first terms of all values, the second ones, and the third or first ones.
-void launch_split_weight(const RouterShape& shape, const float* weight_EH, RouterTerms which,
-                         void* terms_3EH, cudaStream_t stream);
+void launch_split_weight(const RouterWeight& weight, cudaStream_t stream);
 
 /// Tokens of a thread block of launch_router_tensor_logits.
 constexpr int kRouterTileTokens = 128;

@@ -19,13 +19,8 @@ __device__ void write_fractions(float* counts_E, int num_experts, int group_size
   double mine = 0;
   for (int e = threadIdx.x; e < num_experts; e += kBlock) mine += counts_E[e];
   const auto sum = static_cast<float>(block_sum<kBlock>(mine, scratch));
-  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
-  for (int e = threadIdx.x; e < num_experts; e += kBlock) {
-    const int first = e / group_size * group_size;
-    float group = 0;
-    for (int i = first; i < first + group_size; ++i) group += counts_E[i] * scale;
-    fractions_E[e] = group;
-  }
+  for (int e = threadIdx.x; e < num_experts; e += kBlock)
+    fractions_E[e] = group_fraction(counts_E, e, group_size, sum);
 }
 
 __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions p) {
