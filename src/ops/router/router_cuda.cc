@@ -1,5 +1,6 @@
 #include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
 #include "ops/cuda/matrix_product.h"
 #include "ops/cuda/tensor_map.h"
@@ -102,6 +103,19 @@ const float* floats(const Tensor* tensor) {
   return tensor == nullptr ? nullptr : tensor->as<float>();
 }
 
+/// What a context's forward calls, one after the other, count their last block by: see
+/// RouterTokens::totals_counter. Of a context: CudaContext::get.
+class RouterCounter {
+ public:
+  explicit RouterCounter(const CudaContext& context) : memory_(sizeof(unsigned), "the router") {
+    check(cudaMemsetAsync(get(), 0, memory_.num_bytes(), context.stream()));
+  }
+  unsigned* get() const { return memory_.as<unsigned>(); }
+
+ private:
+  DeviceBuffer memory_;
+};
+
 /// One forward call.
 struct Forward {
   const Router& op;
@@ -157,25 +171,29 @@ struct Forward {
                          .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
                          .share_sums = part<float>(layout.share_sums),
                          .counts = part<int32_t>(layout.counts),
-                         .z_sums = part<double>(layout.z_sums)},
+                         .z_sums = part<double>(layout.z_sums),
+                         .totals = totals(),
+                         .totals_counter = context_of(args).get<RouterCounter>().get()},
                         stream);
   }
 
   void add_totals() const {
-    launch_router_totals(
-        {.num_experts = rule.num_experts,
-         .group_size = static_cast<int>(op.spec().balance_group_size),
-         .num_tokens = shape.num_tokens,
-         .share_sums = part<float>(layout.share_sums),
-         .counts = part<int32_t>(layout.counts),
-         .z_sums = part<double>(layout.z_sums),
-         .share_parts = part<double>(layout.share_parts),
-         .count_parts = part<int32_t>(layout.count_parts),
-         .score_means_E = out<float>(Router::kScoreMeans),
-         .counts_E = out<float>(Router::kCounts),
-         .z_loss = out<float>(Router::kZLoss),
-         .balance_loss = bounds == nullptr ? out<float>(Router::kBalanceLoss) : nullptr},
-        stream);
+    if (!is_router_few(shape.num_tokens, shape.num_experts)) launch_router_totals(totals(), stream);
+  }
+
+  RouterTotals totals() const {
+    return {.num_experts = rule.num_experts,
+            .group_size = static_cast<int>(op.spec().balance_group_size),
+            .num_tokens = shape.num_tokens,
+            .share_sums = part<float>(layout.share_sums),
+            .counts = part<int32_t>(layout.counts),
+            .z_sums = part<double>(layout.z_sums),
+            .share_parts = part<double>(layout.share_parts),
+            .count_parts = part<int32_t>(layout.count_parts),
+            .score_means_E = out<float>(Router::kScoreMeans),
+            .counts_E = out<float>(Router::kCounts),
+            .z_loss = out<float>(Router::kZLoss),
+            .balance_loss = bounds == nullptr ? out<float>(Router::kBalanceLoss) : nullptr};
   }
 
   void balance_segments() const {

@@ -32,19 +32,13 @@ struct RouterRule {
   bool top_two_groups;  ///< a group is ranked by its two best experts
 };
 
-/// Scores, choice and probabilities of every token, and each block's statistics.
-struct RouterTokens {
-  RouterRule rule;
-  int64_t num_tokens;
-  const float* logits_TE;
-  const float* bias_E;  ///< null: none
-  float* probs_TK;
-  int32_t* expert_idx_TK;
-  float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
-  int32_t* counts;    ///< [blocks, E]
-  double* z_sums;     ///< [blocks]
-};
-void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
+/// So few that launches take most of the time: the kernels of the tokens do what would otherwise be
+/// launches beside them.
+constexpr int64_t kRouterFewTokens = 8192;
+constexpr int64_t kRouterFewExperts = 32;
+constexpr bool is_router_few(int64_t num_tokens, int64_t num_experts) {
+  return num_tokens > 0 && num_tokens <= kRouterFewTokens && num_experts <= kRouterFewExperts;
+}
 
 /// Thread blocks that add the statistics of all tokens' blocks up.
 constexpr int kRouterTotalParts = 8;
@@ -65,6 +59,23 @@ struct RouterTotals {
   float* balance_loss;  ///< of all tokens as one segment; null: not wanted
 };
 void launch_router_totals(const RouterTotals& totals, cudaStream_t stream);
+
+/// Scores, choice and probabilities of every token, and each block's statistics.
+struct RouterTokens {
+  RouterRule rule;
+  int64_t num_tokens;
+  const float* logits_TE;
+  const float* bias_E;  ///< null: none
+  float* probs_TK;
+  int32_t* expert_idx_TK;
+  float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
+  int32_t* counts;    ///< [blocks, E]
+  double* z_sums;     ///< [blocks]
+  /// Where is_router_few, the totals are added up too; not used otherwise.
+  RouterTotals totals;
+  unsigned* totals_counter;  ///< in the GPU's memory, zero before and after
+};
+void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
 
 /// The f of the balance loss: counts divided by their sum, an expert having the sum of its group.
 struct RouterFractions {
@@ -120,12 +131,6 @@ struct RouterWeight {
   RouterTerms which;
   void* terms_3EH;
 };
-
-/// Whether launches take so much of the time that launch_router_backward_tokens does what would
-/// otherwise be launches before and after it.
-constexpr bool is_router_few(int64_t num_tokens, int64_t num_experts) {
-  return num_tokens <= 8192 && num_experts <= 32;
-}
 
 /// The gradient of the logits. Gradients that have not arrived are null.
 struct RouterBackwardTokens {
