@@ -1,4 +1,5 @@
 #include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
 #include "ops/cuda/matrix_product.h"
 #include "ops/cuda/tensor_map.h"
@@ -29,9 +30,13 @@ RouterShape shape_of(DType dtype, const Shape& x, const Shape& weight) {
   return {.num_tokens = x[0], .hidden_size = x[1], .num_experts = weight[0], .dtype = dtype};
 }
 
+int64_t num_weights(const RouterShape& shape) {
+  return shape.num_experts * shape.hidden_size;
+}
+
 /// Scratch memory for the terms of the weight, where they are used.
 int64_t weight_terms_bytes(const RouterShape& shape, bool used) {
-  return used ? 3 * shape.num_experts * shape.hidden_size * 2 : 0;
+  return used ? 3 * num_weights(shape) * 2 : 0;
 }
 
 /// Where the parts of the scratch memory start, in bytes; those of the forward kernel, then those
@@ -97,6 +102,19 @@ const float* floats(const Tensor* tensor) {
   return tensor == nullptr ? nullptr : tensor->as<float>();
 }
 
+/// What a context's forward calls, one after the other, count their last block by: see
+/// RouterTokens::totals_counter. Of a context: CudaContext::get.
+class RouterCounter {
+ public:
+  explicit RouterCounter(const CudaContext& context) : memory_(sizeof(unsigned), "the router") {
+    check(cudaMemsetAsync(get(), 0, memory_.num_bytes(), context.stream()));
+  }
+  unsigned* get() const { return memory_.as<unsigned>(); }
+
+ private:
+  DeviceBuffer memory_;
+};
+
 /// One forward call.
 struct Forward {
   const Router& op;
@@ -127,7 +145,7 @@ struct Forward {
       return;
     }
     auto* terms = part<std::byte>(layout.weight_terms);
-    launch_split_weight(shape, weight, RouterTerms::kThree, terms, stream);
+    launch_split_weight({weight, num_weights(shape), RouterTerms::kThree, terms}, stream);
     const int num_sms = context_of(args).num_sms();
     launch_router_tensor_logits(
         {.x = make_tensor_map({args.in(Router::kX).data, shape.num_tokens, shape.hidden_size},
@@ -152,25 +170,29 @@ struct Forward {
                          .expert_idx_TK = out<int32_t>(Router::kExpertIdx),
                          .share_sums = part<float>(layout.share_sums),
                          .counts = part<int32_t>(layout.counts),
-                         .z_sums = part<double>(layout.z_sums)},
+                         .z_sums = part<double>(layout.z_sums),
+                         .totals = totals(),
+                         .totals_counter = context_of(args).get<RouterCounter>().get()},
                         stream);
   }
 
   void add_totals() const {
-    launch_router_totals(
-        {.num_experts = rule.num_experts,
-         .group_size = static_cast<int>(op.spec().balance_group_size),
-         .num_tokens = shape.num_tokens,
-         .share_sums = part<float>(layout.share_sums),
-         .counts = part<int32_t>(layout.counts),
-         .z_sums = part<double>(layout.z_sums),
-         .share_parts = part<double>(layout.share_parts),
-         .count_parts = part<int32_t>(layout.count_parts),
-         .score_means_E = out<float>(Router::kScoreMeans),
-         .counts_E = out<float>(Router::kCounts),
-         .z_loss = out<float>(Router::kZLoss),
-         .balance_loss = bounds == nullptr ? out<float>(Router::kBalanceLoss) : nullptr},
-        stream);
+    if (!is_router_few(shape.num_tokens, shape.num_experts)) launch_router_totals(totals(), stream);
+  }
+
+  RouterTotals totals() const {
+    return {.num_experts = rule.num_experts,
+            .group_size = static_cast<int>(op.spec().balance_group_size),
+            .num_tokens = shape.num_tokens,
+            .share_sums = part<float>(layout.share_sums),
+            .counts = part<int32_t>(layout.counts),
+            .z_sums = part<double>(layout.z_sums),
+            .share_parts = part<double>(layout.share_parts),
+            .count_parts = part<int32_t>(layout.count_parts),
+            .score_means_E = out<float>(Router::kScoreMeans),
+            .counts_E = out<float>(Router::kCounts),
+            .z_loss = out<float>(Router::kZLoss),
+            .balance_loss = bounds == nullptr ? out<float>(Router::kBalanceLoss) : nullptr};
   }
 
   void balance_segments() const {
@@ -242,6 +264,20 @@ struct BackwardCall {
     return workspace_part<T>(args.workspace, offset);
   }
 
+  bool is_few() const { return is_router_few(shape.num_tokens, shape.num_experts); }
+  bool makes_grad_x() const { return args.find_out(Op::kGradX) != nullptr; }
+  /// What the weight's terms are made from, for the gradient of x.
+  RouterWeight weight() const {
+    return {.values_EH = args.in(Op::kWeight).as<float>(),
+            .count = can_split_router(shape) && makes_grad_x() ? num_weights(shape) : 0,
+            .which = RouterTerms::kTwoAndFirst,
+            .terms_3EH = part<std::byte>(layout.weight_terms)};
+  }
+  /// The counts that the tokens' own kernel makes the fractions from, or null.
+  const float* counts_for_tokens() const {
+    return is_few() && bounds == nullptr ? floats(args.find_in(Op::kCounts)) : nullptr;
+  }
+
   void make_fractions() const {
     const int group_size = static_cast<int>(op.spec().balance_group_size);
     auto* fractions = part<float>(layout.fractions);
@@ -265,7 +301,8 @@ struct BackwardCall {
   }
 
   void make_grad_logits() const {
-    if (op.gradients().balance_loss) make_fractions();
+    const float* counts = counts_for_tokens();
+    if (op.gradients().balance_loss && counts == nullptr) make_fractions();
     const bool split = can_split_router(shape);
     auto* grad_logits = part<float>(layout.grad_logits);
     launch_router_backward_tokens(
@@ -283,7 +320,9 @@ struct BackwardCall {
          .grad_means_E = floats(args.find_in(Op::kGradScoreMeans)),
          .given_grad_logits_TE = floats(args.find_in(Op::kGradLogits)),
          .grad_logits_TE = split ? nullptr : grad_logits,
-         .grad_terms_T4E = split ? grad_logits : nullptr},
+         .grad_terms_T4E = split ? grad_logits : nullptr,
+         .counts_E = counts,
+         .weight = is_few() ? weight() : RouterWeight{}},
         stream);
   }
 
@@ -324,15 +363,15 @@ struct BackwardCall {
       launch_add_splits(shape, grads.partials, 3, grads.grad_weight_EH, stream);
     }
     if (grads.grad_x == nullptr) return;
-    auto* weight_terms = part<std::byte>(layout.weight_terms);
-    launch_split_weight(shape, grads.weight, RouterTerms::kTwoAndFirst, weight_terms, stream);
+    const RouterWeight terms = weight();
+    if (!is_few()) launch_split_weight(terms, stream);
     cuda::multiply(args,
                    {.m = shape.num_tokens,
                     .n = hidden_size,
                     .k = 3 * num_experts,
                     .a = grad_terms,
                     .lda = 4 * num_experts,
-                    .b = weight_terms,
+                    .b = terms.terms_3EH,
                     .ldb = hidden_size,
                     .c = grads.grad_x,
                     .ldc = hidden_size,

@@ -117,6 +117,11 @@ TEST_F(RouterCuda, TinySequences) {
   check_tiny(of_size({.normalize_top_k = true}, 40, 3), BalanceScope::kSequence, DType::kBF16);
 }
 
+TEST_F(RouterCuda, TinyFew) {
+  check_tiny(of_size({.normalize_top_k = true, .balance_group_size = 4}, 16, 3),
+             BalanceScope::kMicroBatch, DType::kBF16);
+}
+
 TEST_F(RouterCuda, TinyManyExperts) {
   check_tiny(of_size({.normalize_top_k = true}, 72, 3), BalanceScope::kMicroBatch, DType::kBF16);
 }
@@ -196,6 +201,32 @@ TEST_F(RouterCuda, ManyTokens) {
     testing::check_operator_on_gpu(
         make_router(c.spec), [&](DType dtype) { return inputs_of(c, dtype); }, {}, cpu(), gpu(),
         check);
+  }
+}
+
+/// The most tokens and experts for which the gradient of the logits takes what is otherwise
+/// launched beside it, and one more of each.
+TEST_F(RouterCuda, FewAndMoreThanFew) {
+  uint64_t seed = 500;
+  for (const auto& [num_tokens, num_experts] :
+       std::vector<std::pair<int64_t, int64_t>>{{8192, 8}, {8193, 8}, {2048, 32}, {2048, 40}}) {
+    for (const int64_t group_size : {1, 4}) {
+      for (const int output : {RouterOutput::kProbs, RouterOutput::kBalanceLoss}) {
+        SCOPED_TRACE(
+            fmt::format("T={} E={} by {} output {}", num_tokens, num_experts, group_size, output));
+        const Case c{
+            of_size({.normalize_top_k = true, .balance_group_size = group_size}, num_experts, 2),
+            num_tokens};
+        Random random(++seed, 1);
+        OwningCheck check;
+        check.tolerance_f32 = 5e-5;
+        check.give("x", steps({num_tokens, c.hidden_size}, 3, 1.0F, random));
+        check.give("w", steps({num_experts, c.hidden_size}, 7, 1.0F / 64, random));
+        testing::check_operator_on_gpu(
+            make_router(c.spec), [&](DType dtype) { return inputs_of(c, dtype); }, {output}, cpu(),
+            gpu(), check);
+      }
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
+#include "ops/router/router_totals.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -342,7 +343,8 @@ __device__ __forceinline__ void write_sums(const RouterTokens& p, const BlockScr
   p.z_sums[blockIdx.x] = sum;
 }
 
-template <int kPer, bool kPlain>
+/// kFew: the last block adds the totals up.
+template <int kPer, bool kPlain, bool kFew>
 __global__ void __launch_bounds__(kWarpsOf<kPer>* kLanes) route_tokens(const RouterTokens p) {
   wait_for_earlier();
   __shared__ __align__(16) BlockScratch<kPer> block;
@@ -395,6 +397,10 @@ __global__ void __launch_bounds__(kWarpsOf<kPer>* kLanes) route_tokens(const Rou
   if (lane == 0) block.z_sums[warp] = z_sum;
   __syncthreads();
   write_sums(p, block);
+  if constexpr (kFew) {
+    static_assert(kWarpsOf<kPer> == kRouterTotalParts);
+    if (is_last_block(p.totals_counter)) add_few_totals(p.totals);
+  }
 }
 
 }  // namespace
@@ -406,11 +412,14 @@ void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream) {
                      rule.top_groups == rule.num_groups;
   const auto blocks = static_cast<unsigned>(router_blocks(tokens.num_tokens));
   with_experts_per_lane(rule.num_experts, [&]<int kPer>() {
-    if (plain) {
-      launch_early(route_tokens<kPer, true>, {blocks, kWarpsOf<kPer> * kLanes}, stream, tokens);
-    } else {
-      launch_early(route_tokens<kPer, false>, {blocks, kWarpsOf<kPer> * kLanes}, stream, tokens);
+    const auto launch = [&](auto kernel) {
+      launch_early(kernel, {blocks, kWarpsOf<kPer> * kLanes}, stream, tokens);
+    };
+    if constexpr (kPer == 1) {
+      if (is_router_few(tokens.num_tokens, rule.num_experts))
+        return launch(plain ? route_tokens<1, true, true> : route_tokens<1, false, true>);
     }
+    launch(plain ? route_tokens<kPer, true, false> : route_tokens<kPer, false, false>);
   });
 }
 

@@ -32,19 +32,13 @@ struct RouterRule {
   bool top_two_groups;  ///< a group is ranked by its two best experts
 };
 
-/// Scores, choice and probabilities of every token, and each block's statistics.
-struct RouterTokens {
-  RouterRule rule;
-  int64_t num_tokens;
-  const float* logits_TE;
-  const float* bias_E;  ///< null: none
-  float* probs_TK;
-  int32_t* expert_idx_TK;
-  float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
-  int32_t* counts;    ///< [blocks, E]
-  double* z_sums;     ///< [blocks]
-};
-void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
+/// So few that launches take most of the time: the kernels of the tokens do what would otherwise be
+/// launches beside them.
+constexpr int64_t kRouterFewTokens = 8192;
+constexpr int64_t kRouterFewExperts = 32;
+constexpr bool is_router_few(int64_t num_tokens, int64_t num_experts) {
+  return num_tokens > 0 && num_tokens <= kRouterFewTokens && num_experts <= kRouterFewExperts;
+}
 
 /// Thread blocks that add the statistics of all tokens' blocks up.
 constexpr int kRouterTotalParts = 8;
@@ -65,6 +59,23 @@ struct RouterTotals {
   float* balance_loss;  ///< of all tokens as one segment; null: not wanted
 };
 void launch_router_totals(const RouterTotals& totals, cudaStream_t stream);
+
+/// Scores, choice and probabilities of every token, and each block's statistics.
+struct RouterTokens {
+  RouterRule rule;
+  int64_t num_tokens;
+  const float* logits_TE;
+  const float* bias_E;  ///< null: none
+  float* probs_TK;
+  int32_t* expert_idx_TK;
+  float* share_sums;  ///< [blocks, E] sums of the scores made to sum to 1
+  int32_t* counts;    ///< [blocks, E]
+  double* z_sums;     ///< [blocks]
+  /// Where is_router_few, the totals are added up too; not used otherwise.
+  RouterTotals totals;
+  unsigned* totals_counter;  ///< in the GPU's memory, zero before and after
+};
+void launch_route_tokens(const RouterTokens& tokens, cudaStream_t stream);
 
 /// The f of the balance loss: counts divided by their sum, an expert having the sum of its group.
 struct RouterFractions {
@@ -110,6 +121,17 @@ struct SegmentLoss {
 };
 void launch_segment_loss(const SegmentLoss& loss, cudaStream_t stream);
 
+/// Three terms that add up to the weight, or two of which the first comes again.
+enum class RouterTerms { kThree, kTwoAndFirst };
+/// The weight and where its BF16 terms go: the first ones of all `count` values, the second ones,
+/// and the third or first ones.
+struct RouterWeight {
+  const float* values_EH;
+  int64_t count;  ///< E · H; 0: no terms are wanted
+  RouterTerms which;
+  void* terms_3EH;
+};
+
 /// The gradient of the logits. Gradients that have not arrived are null.
 struct RouterBackwardTokens {
   RouterRule rule;
@@ -129,6 +151,10 @@ struct RouterBackwardTokens {
   /// BF16 terms of the gradient, of each token the first ones twice, then the second and the third
   /// ones; null: not wanted.
   void* grad_terms_T4E;
+  /// Of one segment, where is_router_few: the fractions are made from these as
+  /// launch_router_fractions does, and fractions_SE is not read; null otherwise.
+  const float* counts_E;
+  RouterWeight weight;  ///< made into terms where is_router_few; count 0 otherwise
 };
 void launch_router_backward_tokens(const RouterBackwardTokens& tokens, cudaStream_t stream);
 
@@ -148,11 +174,7 @@ bool has_tensor_logits(const RouterShape& shape);
 /// rather than by launch_router_product_grads.
 bool can_split_router(const RouterShape& shape);
 
-/// Three terms that add up to the weight, or two of which the first comes again.
-enum class RouterTerms { kThree, kTwoAndFirst };
-/// terms_3EH: the first terms of all values, the second ones, and the third or first ones.
-void launch_split_weight(const RouterShape& shape, const float* weight_EH, RouterTerms which,
-                         void* terms_3EH, cudaStream_t stream);
+void launch_split_weight(const RouterWeight& weight, cudaStream_t stream);
 
 /// Tokens of a thread block of launch_router_tensor_logits.
 constexpr int kRouterTileTokens = 128;

@@ -202,6 +202,16 @@ struct TokenScores {
   }
 };
 
+/// The fraction of `sum` assignments that the experts of e's group have.
+__device__ __forceinline__ float group_fraction(const float* counts_E, int e, int group_size,
+                                                float sum) {
+  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
+  const int first = e / group_size * group_size;
+  float group = 0;
+  for (int i = first; i < first + group_size; ++i) group += counts_E[i] * scale;
+  return group;
+}
+
 /// The segment of a token: cu_seqlens rise from 0 to the number of tokens.
 __device__ __forceinline__ int64_t segment_of(const int32_t* cu_seqlens, int64_t num_segments,
                                               int64_t token) {

@@ -3,6 +3,7 @@
 #include "ops/cuda/ptx/barrier.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
+#include "ops/router/router_totals.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -20,13 +21,8 @@ __device__ void write_fractions(float* counts_E, int num_experts, int group_size
   double mine = 0;
   for (int e = threadIdx.x; e < num_experts; e += kBlock) mine += counts_E[e];
   const auto sum = static_cast<float>(block_sum<kBlock>(mine, scratch));
-  const float scale = sum > 0 ? 1.0F / sum : 0.0F;
-  for (int e = threadIdx.x; e < num_experts; e += kBlock) {
-    const int first = e / group_size * group_size;
-    float group = 0;
-    for (int i = first; i < first + group_size; ++i) group += counts_E[i] * scale;
-    fractions_E[e] = group;
-  }
+  for (int e = threadIdx.x; e < num_experts; e += kBlock)
+    fractions_E[e] = group_fraction(counts_E, e, group_size, sum);
 }
 
 __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions p) {
@@ -137,22 +133,6 @@ __device__ __forceinline__ T add_parts(const T* parts_E, int num_experts) {
   return sum;
 }
 
-/// The sums over a block of kTotalThreads, in one order, to its first warp.
-template <int kCount>
-__device__ __forceinline__ void add_threads(double (&values)[kCount]) {
-  __shared__ double scratch[kTotalWarps][kCount];
-  const int lane = threadIdx.x % kLanes;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    values[i] = warp_sum(values[i]);
-    if (lane == 0) scratch[threadIdx.x / kLanes][i] = values[i];
-  }
-  __syncthreads();
-  if (threadIdx.x >= kLanes) return;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) values[i] = warp_sum(scratch[lane][i]);
-}
-
 /// One cluster, whose first block adds the parts up.
 __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTotalThreads)
     add_totals(const RouterTotals p) {
@@ -173,29 +153,7 @@ __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTot
 
   const double share = add_parts(p.share_parts, p.num_experts);
   const auto count = static_cast<float>(add_parts(p.count_parts, p.num_experts));
-  const auto num_tokens = static_cast<double>(max(p.num_tokens, int64_t{1}));
-  if (e < p.num_experts) {
-    p.score_means_E[e] = static_cast<float>(share / num_tokens);
-    p.counts_E[e] = count;
-    counts_E[e] = count;
-  }
-  __syncthreads();
-  // Of assignments, of squared log-sum-exps, and of assignments · shares.
-  double sums[] = {0, z, 0};
-  if (e < p.num_experts) {
-    double group = 0;
-    const int first = e / p.group_size * p.group_size;
-    for (int i = first; i < first + p.group_size; ++i) group += static_cast<double>(counts_E[i]);
-    sums[0] = static_cast<double>(counts_E[e]);
-    sums[2] = group * share;
-  }
-  add_threads(sums);
-  if (e != 0) return;
-  *p.z_loss = static_cast<float>(sums[1] / num_tokens);
-  if (p.balance_loss == nullptr) return;
-  const int num_groups = p.num_experts / p.group_size;
-  *p.balance_loss =
-      sums[0] > 0 ? static_cast<float>(num_groups * sums[2] / (sums[0] * num_tokens)) : 0.0F;
+  write_totals<kTotalWarps>(p, share, count, z, counts_E);
 }
 
 __global__ void __launch_bounds__(kTotalThreads) add_segment_losses(const SegmentLoss p) {

@@ -2,6 +2,8 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/router/router_kernels.h"
+
 namespace tessera::cuda {
 
 /// An F32 value as BF16 terms, each the rounded rest of those before: three hold all 24 bits.
@@ -19,6 +21,16 @@ __device__ __forceinline__ RouterTermValues split_into_terms(float rest) {
     rest = isfinite(value) ? rest - value : 0.0F;
   }
   return terms;
+}
+
+/// Those of the weight's i-th value, if it has as many.
+__device__ __forceinline__ void write_weight_terms(const RouterWeight& weight, int64_t i) {
+  if (i >= weight.count) return;
+  const RouterTermValues terms = split_into_terms(weight.values_EH[i]);
+  auto* const to = static_cast<__nv_bfloat16*>(weight.terms_3EH);
+  to[i] = terms.of[0];
+  to[weight.count + i] = terms.of[1];
+  to[2 * weight.count + i] = weight.which == RouterTerms::kThree ? terms.of[2] : terms.of[0];
 }
 
 }  // namespace tessera::cuda
