@@ -210,7 +210,7 @@ TEST_F(RouterCuda, FewAndMoreThanFew) {
   uint64_t seed = 500;
   for (const auto& [num_tokens, num_experts] :
        std::vector<std::pair<int64_t, int64_t>>{{8192, 8}, {8193, 8}, {2048, 32}, {2048, 40}}) {
-    for (const int64_t group_size : {1, 4}) {
+    for (const int64_t group_size : {1, 2}) {
       for (const int output : {RouterOutput::kProbs, RouterOutput::kBalanceLoss}) {
         SCOPED_TRACE(
             fmt::format("T={} E={} by {} output {}", num_tokens, num_experts, group_size, output));
@@ -219,7 +219,8 @@ TEST_F(RouterCuda, FewAndMoreThanFew) {
             num_tokens};
         Random random(++seed, 1);
         OwningCheck check;
-        check.tolerance_f32 = 5e-5;
+        // The worst of thousands of rows, whose gradients are differences of like terms.
+        check.tolerance_f32 = 2e-4;
         check.give("x", steps({num_tokens, c.hidden_size}, 3, 1.0F, random));
         check.give("w", steps({num_experts, c.hidden_size}, 7, 1.0F / 64, random));
         testing::check_operator_on_gpu(
