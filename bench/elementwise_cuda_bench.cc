@@ -140,6 +140,18 @@ void add_rotations(Cases& cases, const std::string& name, const ValueType& type,
       {type, weight, kPositions, {DType::kF32, {kTokens, heads}}, type});
 }
 
+/// As attention takes them.
+void add_rotations_of_both(Cases& cases) {
+  const RotarySpec spec = {.num_heads = kHeads,
+                           .head_size = kHeadSize,
+                           .inverse_frequencies = default_inverse_frequencies(kHeadSize, 1e6)};
+  for (const bool inverse : {false, true}) {
+    const auto op = std::make_shared<Rope>(spec, inverse, kKeyHeads);
+    add(cases, fmt::format("{} of queries and keys", op->name()), op,
+        {kQueries, kKeys, kPositions});
+  }
+}
+
 void add_activations(Cases& cases) {
   for (const Activation kind : {Activation::kSwiGLU, Activation::kGeGLU}) {
     add(cases, fmt::format("activation {}", activation_name(kind)), make_activation(kind),
@@ -203,6 +215,7 @@ Cases make_cases() {
   add_norms(cases);
   add_rotations(cases, "queries", kQueries, kHeads);
   add_rotations(cases, "keys", kKeys, kKeyHeads);
+  add_rotations_of_both(cases);
   add_activations(cases);
   add_embeddings(cases);
   add_heads(cases);

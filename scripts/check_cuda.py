@@ -4,7 +4,8 @@
 It looks at text alone, so it shows that these rules hold and nothing more. nvcc's warnings (scripts/tidy.py) and
 compute-sanitizer (tools/gpu_sanitizers.sh) look at meaning.
 
-- launch: a kernel is launched in a stream that is given, and a folder that launches kernels checks cudaGetLastError().
+- launch: a kernel is launched by launch_early (ops/cuda/dependent_launch.cuh), which checks that it was, and waits for the
+  kernels before it, so that the one behind it may rely on them.
 - wait: code of operators neither allocates memory nor waits for the GPU: buffers are planned, and the host runs ahead.
 - print: a kernel's last words come from ops/cuda/fail.cuh alone.
 - again: a constant that ops/cuda defines is not defined again by an operator.
@@ -28,14 +29,24 @@ def without_comments(text):
     return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
 
 
-def launches(text):
-    """(position, number of launch parameters) of each `kernel<<<...>>>`."""
-    for match in re.finditer(r"<<<(.*?)>>>", text, re.S):
-        depth, parts = 0, 1
-        for symbol in match.group(1):
-            depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(symbol, 0)
-            parts += symbol == "," and depth == 0
-        yield match.start(), parts
+def end_of(text, position):
+    """Behind the bracket that closes the one at `position`."""
+    depth = 0
+    for at in range(position, len(text)):
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return at + 1
+    return len(text)
+
+
+def kernels(text):
+    """(position, body) of each kernel that is defined."""
+    for match in re.finditer(r"\b__global__\b", text):
+        at = match.end()
+        while text[at] not in "{;":
+            at = end_of(text, at) if text[at] == "(" else at + 1
+        if text[at] == "{":
+            yield match.start(), text[at:end_of(text, at)]
 
 
 def line_of(text, position):
@@ -43,12 +54,11 @@ def line_of(text, position):
 
 
 def check_launches(path, text):
-    found = list(launches(text))
-    for position, parts in found:
-        if parts != 4:
-            yield line_of(text, position), "launch: give blocks, threads, shared memory and the stream"
-    if found and not any("cudaGetLastError" in beside.read_text() for beside in path.parent.glob("*.c*")):
-        yield line_of(text, found[0][0]), "launch: this folder launches kernels and never checks cudaGetLastError()"
+    for match in re.finditer("<<<", text):
+        yield line_of(text, match.start()), "launch: use launch_early"
+    for position, body in kernels(text):
+        if "wait_for_earlier();" not in body:
+            yield line_of(text, position), "launch: this kernel never calls wait_for_earlier()"
 
 
 def check_waits(path, text):

@@ -51,8 +51,8 @@ std::string describe_feed(const GpuFeed& feed) {
       fmt::format("host: {} operators of a step's programs, {:.2f} us each given one by one",
                   feed.one_by_one.num_operators, 1e6 * feed.one_by_one.per_operator());
   if (feed.graphs) {
-    text += fmt::format(", {:.2f} us with CUDA graphs ({} kernels and copies)",
-                        1e6 * feed.graphs->per_operator(), feed.graphs->num_operations);
+    text += fmt::format(", {:.0f} us for all as CUDA graphs ({} kernels and copies)",
+                        1e6 * feed.graphs->seconds, feed.graphs->num_operations);
   }
   if (!feed.why_no_graph.empty())
     text += fmt::format("; some could not be recorded: {}", feed.why_no_graph);
@@ -157,7 +157,7 @@ nlohmann::json to_json(const ProductTiles& product) {
   };
   nlohmann::json choices = nlohmann::json::array();
   for (const ProductTiles::Choice& choice : product.choices)
-    choices.push_back(describe(choice, choices.empty()));
+    choices.push_back(describe(choice, choice.max_rows == product.taken_rows));
   nlohmann::json result = {{"product", product.name}, {"expert_sizes", product.expert_sizes},
                            {"width", product.width},  {"by_rows", product.by_rows},
                            {"flops", product.flops},  {"choices", choices}};
@@ -197,7 +197,7 @@ void print(const ProductTiles& product) {
         100 * choice.tiles.idle, 1e6 * choice.seconds, product.flops / choice.seconds / 1e12, what);
   };
   for (const ProductTiles::Choice& choice : product.choices)
-    print_choice(choice, &choice == product.choices.data() ? " (taken)" : "");
+    print_choice(choice, choice.max_rows == product.taken_rows ? " (taken)" : "");
   if (product.gathered) print_choice(*product.gathered, " (taken where rows are gathered)");
 }
 

@@ -124,31 +124,49 @@ ValueId build_projection(LayerBuilder& builder, const AttentionShare& share,
   return builder.norm(norm_name, projected, by_head ? config.head_dim() : width, config.norm_eps);
 }
 
-/// A projection rotated, normed at once where it is not yet.
-ValueId build_rotated(LayerBuilder& builder, const std::string& name, ValueId projected,
-                      RotarySpec rotary, int64_t num_heads) {
+/// A projection normed and rotated at once.
+ValueId build_normed_rotation(LayerBuilder& builder, const std::string& name, ValueId projected,
+                              RotarySpec rotary, int64_t num_heads) {
   const ModelConfig& config = builder.config;
-  const std::string result = name + "_rotated";
-  if (!norms_in_rotation(config))
-    return build_rotation(builder, projected, rotary, num_heads, result.c_str());
   rotary.num_heads = num_heads;
   const std::string norm = fmt::format("attn.{}_norm", name);
   const ValueId weight = builder.f32_weight(norm + ".weight", builder.whole({config.head_dim()}));
   return builder.program().add(make_norm_rope(config.norm_eps, rotary),
                                {projected, weight, builder.port(Port::kPositions)},
-                               {result, norm + ".rstd"})[0];
+                               {name + "_rotated", norm + ".rstd"})[0];
+}
+
+/// Queries and keys rotated, normed at once where they are not yet. One operator rotates both,
+/// unless ranks exchange heads: the queries' exchange then begins before the keys are there.
+void rotate(LayerBuilder& builder, const AttentionShare& share, RotarySpec rotary,
+            QueryKeyValue& x) {
+  if (norms_in_rotation(builder.config)) {
+    x.q = build_normed_rotation(builder, "q", x.q, rotary, share.num_heads);
+    x.k = build_normed_rotation(builder, "k", x.k, rotary, share.num_kv_heads);
+  } else if (builder.groups.heads->size() > 1) {
+    x.q = build_rotation(builder, x.q, rotary, share.num_heads, "q_rotated");
+    x.k = build_rotation(builder, x.k, rotary, share.num_kv_heads, "k_rotated");
+  } else {
+    rotary.num_heads = share.num_heads;
+    const auto rotated = builder.program().add(make_rope(std::move(rotary), share.num_kv_heads),
+                                               {x.q, x.k, builder.port(Port::kPositions)},
+                                               {"q_rotated", "k_rotated"});
+    x.q = rotated[Rope::kY];
+    x.k = rotated[Rope::kSecondY];
+  }
 }
 
 QueryKeyValue build_standard(LayerBuilder& builder, const AttentionShare& share, ValueId normed,
                              const RotarySpec& rotary) {
   const ModelConfig& config = builder.config;
   const ValueId x = share.by_heads ? builder.gather_tokens(normed, "attn_in") : normed;
-  const ValueId q = build_projection(builder, share, "q", true, x);
-  const ValueId k = build_projection(builder, share, "k", false, x);
-  const ValueId v = build_head_linear(builder, share, "attn.v", x, false,
-                                      config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
-  return {build_rotated(builder, "q", q, rotary, share.num_heads),
-          build_rotated(builder, "k", k, rotary, share.num_kv_heads), v};
+  QueryKeyValue result;
+  result.q = build_projection(builder, share, "q", true, x);
+  result.k = build_projection(builder, share, "k", false, x);
+  result.v = build_head_linear(builder, share, "attn.v", x, false,
+                               config.kv_heads() * config.head_dim(), config.qkv_bias, "v");
+  rotate(builder, share, rotary, result);
+  return result;
 }
 
 /// The queries of latent attention, through a latent of their own where there is one.

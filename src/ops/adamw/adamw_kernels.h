@@ -23,7 +23,7 @@ struct AdamWStep {
   const AdamWGradScale* grad_scale;
 };
 
-/// Slices that are small share launches.
+/// One launch for up to 64 slices.
 void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -13,6 +13,7 @@
 
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
@@ -351,6 +352,7 @@ struct Worker {
 
 template <typename T, Result kResult, bool kRing>
 __global__ void __launch_bounds__(kThreads) exact_kernel(ExactParams params) {
+  wait_for_earlier();
   extern __shared__ __align__(16) unsigned char memory[];
   using Own = Worker<T, kResult, kRing>;
   const int num_heads = Own::kByKeys ? params.heads.num_kv_heads : params.heads.num_heads;
@@ -374,8 +376,7 @@ void launch(const ExactParams& params, int num_heads, int width, cudaStream_t st
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   const dim3 grid(static_cast<unsigned>(params.list.capacity * num_heads),
                   static_cast<unsigned>((width + kChunk - 1) / kChunk));
-  kernel<<<grid, kThreads, sizeof(Shared), stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(kernel, {grid, kThreads, sizeof(Shared)}, stream, params);
 }
 
 template <typename T, bool kRing>

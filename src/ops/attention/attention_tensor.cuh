@@ -7,6 +7,7 @@
 
 #include "ops/attention/attention_cuda_kernels.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
@@ -226,8 +227,8 @@ struct TaskLoop {
 template <typename Shared, typename Kernel>
 void launch_tensor(Kernel kernel, const TensorParams& params, int num_blocks, cudaStream_t stream) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  kernel<<<static_cast<unsigned>(num_blocks), kTensorThreads, sizeof(Shared), stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(kernel, {static_cast<unsigned>(num_blocks), kTensorThreads, sizeof(Shared)}, stream,
+               params);
 }
 
 }  // namespace tessera::cuda::attention

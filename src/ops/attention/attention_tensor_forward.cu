@@ -3,6 +3,7 @@
 // probabilities, the products of the tile before with its values run (after Shah et al.,
 // FlashAttention-3, 2024).
 #include "ops/attention/attention_tensor.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -258,6 +259,7 @@ using Roles = WarpRoles<24, 240, kConsumers>;
 template <int kDepth, int kDepthV>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     forward_kernel(const __grid_constant__ TensorParams params) {
+  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   if (threadIdx.x == 0) shared.init();

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "ops/attention/attention_tensor.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -311,6 +312,7 @@ using Roles = WarpRoles<24, 240, kConsumers>;
 template <int kDepth, int kDepthV, Want kWant, bool kRing>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     key_grads_kernel(const __grid_constant__ TensorParams params) {
+  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   // One task each: to go through several takes registers that there are not.

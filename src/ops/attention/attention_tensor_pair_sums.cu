@@ -2,6 +2,7 @@
 // takes 128 queries of one head and adds up the keys they see, 64 at a time, by the factors that
 // the kernel of the keys' gradients left.
 #include "ops/attention/attention_tensor.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -169,6 +170,7 @@ using Roles = WarpRoles<72, 216, kConsumers>;
 template <int kDepth>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     pair_sums_kernel(const __grid_constant__ TensorParams params) {
+  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth>*>(memory);
   if (*params.pairs.fit == 0) return;

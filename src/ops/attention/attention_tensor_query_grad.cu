@@ -1,6 +1,7 @@
 // The gradient of attention's queries on Hopper's tensor cores: each thread block takes 128 queries
 // of one head and goes over the keys they see, 64 at a time and the last first.
 #include "ops/attention/attention_tensor.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
@@ -219,6 +220,7 @@ using Roles = WarpRoles<24, 240, kConsumers>;
 template <int kDepth, int kDepthV>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     query_grad_kernel(const __grid_constant__ TensorParams params) {
+  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   if (params.pairs.tiles != nullptr && *params.pairs.fit != 0) return;  // they are summed up

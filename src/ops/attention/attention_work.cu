@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_cuda_kernels.h"
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
@@ -72,6 +72,7 @@ __device__ void place_pairs(const WorkList& list, const int* cu_seqlens, int num
 __global__ void __launch_bounds__(kListThreads)
     list_sequences_kernel(WorkList list, const int* cu_seqlens, int num_sequences, int num_tokens,
                           int block) {
+  wait_for_earlier();
   for (int i = threadIdx.x; i <= list.capacity; i += kListThreads) list.num_of_length[i] = 0;
   if (threadIdx.x == 0) *list.num_items = 0;
   __syncthreads();
@@ -131,6 +132,7 @@ __device__ void for_each_ring_block(const RingQueries& queries, const int* cu_se
 __global__ void __launch_bounds__(kListThreads)
     list_ring_kernel(WorkList list, RingQueries queries, const int* cu_seqlens, int num_sequences,
                      int block, int num_lengths) {
+  wait_for_earlier();
   for (int i = threadIdx.x; i < num_lengths; i += kListThreads) list.num_of_length[i] = 0;
   if (threadIdx.x == 0) *list.num_items = 0;
   __syncthreads();
@@ -149,6 +151,7 @@ __global__ void __launch_bounds__(kListThreads)
 
 __global__ void list_cached_kernel(WorkList list, const int* length, int num_queries, int capacity,
                                    int block) {
+  wait_for_earlier();
   const bool valid = num_queries <= *length && *length <= capacity;
   const int num_blocks = valid ? (num_queries + block - 1) / block : 0;
   if (threadIdx.x == 0) *list.num_items = num_blocks;
@@ -159,6 +162,7 @@ __global__ void list_cached_kernel(WorkList list, const int* length, int num_que
 }
 
 __global__ void sequence_offsets_kernel(SequenceOffsets params) {
+  wait_for_earlier();
   for (int s = threadIdx.x; s <= params.num_sequences; s += blockDim.x) {
     const int begin = min(max(params.cu_seqlens[s], 0), params.num_tokens);
     if (s < params.num_sequences)
@@ -169,6 +173,7 @@ __global__ void sequence_offsets_kernel(SequenceOffsets params) {
 }
 
 __global__ void transpose_kernel(const float* from, float* to, int64_t rows, int64_t columns) {
+  wait_for_earlier();
   const int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (at < rows * columns) to[at] = from[at % rows * columns + at / rows];
 }
@@ -176,6 +181,7 @@ __global__ void transpose_kernel(const float* from, float* to, int64_t rows, int
 /// kLanes neighbouring lanes take a row, a vector each at a time.
 template <typename T, int kWidth, int kLanes>
 __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params) {
+  wait_for_earlier();
   const int64_t row = int64_t{blockIdx.x} * (kDeltaThreads / kLanes) + threadIdx.x / kLanes;
   const bool is_row = row < params.num_rows * params.num_heads;
   const int lane = threadIdx.x % kLanes;
@@ -196,9 +202,8 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params
 template <typename T, int kWidth, int kLanes>
 void launch_delta_with(const DeltaParams& params, cudaStream_t stream) {
   const int64_t blocks = divide_up(params.num_rows * params.num_heads, kDeltaThreads / kLanes);
-  delta_kernel<T, kWidth, kLanes>
-      <<<static_cast<unsigned>(blocks), kDeltaThreads, 0, stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(delta_kernel<T, kWidth, kLanes>, {static_cast<unsigned>(blocks), kDeltaThreads},
+               stream, params);
 }
 
 }  // namespace
@@ -214,9 +219,8 @@ int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block) {
 
 void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
                            int num_tokens, int block, cudaStream_t stream) {
-  list_sequences_kernel<<<1, kListThreads, 0, stream>>>(list, cu_seqlens, num_sequences, num_tokens,
-                                                        block);
-  check(cudaGetLastError());
+  launch_early(list_sequences_kernel, {1, kListThreads}, stream, list, cu_seqlens, num_sequences,
+               num_tokens, block);
 }
 
 int64_t max_ring_lengths(int64_t num_tokens, int block) {
@@ -233,29 +237,25 @@ int64_t max_ring_items(const RingQueries& queries, int64_t num_sequences, int bl
 void launch_list_ring(const WorkList& list, const RingQueries& queries, const int* cu_seqlens,
                       int num_sequences, int block, cudaStream_t stream) {
   const int64_t num_tokens = int64_t{queries.num_rows} * queries.row_length;
-  list_ring_kernel<<<1, kListThreads, 0, stream>>>(
-      list, queries, cu_seqlens, num_sequences, block,
-      static_cast<int>(max_ring_lengths(num_tokens, block)));
-  check(cudaGetLastError());
+  launch_early(list_ring_kernel, {1, kListThreads}, stream, list, queries, cu_seqlens,
+               num_sequences, block, static_cast<int>(max_ring_lengths(num_tokens, block)));
 }
 
 void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
                         int block, cudaStream_t stream) {
-  list_cached_kernel<<<1, kWarp, 0, stream>>>(list, length, num_queries, capacity, block);
-  check(cudaGetLastError());
+  launch_early(list_cached_kernel, {1, kWarp}, stream, list, length, num_queries, capacity, block);
 }
 
 void launch_sequence_offsets(const SequenceOffsets& params, cudaStream_t stream) {
-  sequence_offsets_kernel<<<1, kWarp, 0, stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(sequence_offsets_kernel, {1, kWarp}, stream, params);
 }
 
 void launch_transpose(const float* from, float* to, int64_t rows, int64_t columns,
                       cudaStream_t stream) {
   constexpr int kThreads = 256;
   const int64_t blocks = (rows * columns + kThreads - 1) / kThreads;
-  transpose_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(from, to, rows, columns);
-  check(cudaGetLastError());
+  launch_early(transpose_kernel, {static_cast<unsigned>(blocks), kThreads}, stream, from, to, rows,
+               columns);
 }
 
 void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream) {

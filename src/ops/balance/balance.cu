@@ -1,4 +1,5 @@
 #include "ops/balance/balance_kernels.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/router/router_scores.cuh"
 
@@ -16,6 +17,7 @@ constexpr int64_t kLeastRun = 32;  // tokens
 /// A block adds up the tokens of one segment (x) in one run (y): warp by warp, then the warps'.
 template <int kPer>
 __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
+  wait_for_earlier();
   extern __shared__ double sums[];
   const int64_t segment = blockIdx.x;
   const int warp = threadIdx.x / kLanes;
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) add_tokens(const BalanceSums p) {
 }
 
 __global__ void __launch_bounds__(kThreads) add_runs(const BalanceSums p) {
+  wait_for_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t count = p.num_segments * p.num_experts;
   if (i >= count) return;
@@ -80,6 +83,7 @@ __global__ void __launch_bounds__(kThreads) add_runs(const BalanceSums p) {
 
 template <int kPer>
 __global__ void __launch_bounds__(kThreads) backward_tokens(const BalanceSumsBackward p) {
+  wait_for_earlier();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
   if (token >= p.num_tokens) return;
   const TokenScores<kPer> scores{p.num_experts, static_cast<int>(threadIdx.x) % kLanes};
@@ -99,6 +103,7 @@ __global__ void __launch_bounds__(kThreads) backward_tokens(const BalanceSumsBac
 }
 
 __global__ void __launch_bounds__(kThreads) make_fractions(const BalanceFractions p) {
+  wait_for_earlier();
   __shared__ float counts_E[kBalanceMaxExperts];
   __shared__ double scratch[kWarps];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.num_experts;
@@ -120,6 +125,7 @@ __global__ void __launch_bounds__(kThreads) make_fractions(const BalanceFraction
 }
 
 __global__ void __launch_bounds__(kOneBlock) make_loss(const BalanceDot p) {
+  wait_for_earlier();
   __shared__ double scratch[kOneBlock / kLanes];
   double sum = 0;
   for (int64_t i = threadIdx.x; i < p.count; i += kOneBlock)
@@ -134,6 +140,7 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 /// One thread an expert; `after` may be `earlier`, which is read first.
 __global__ void add_counts(RunningSums sums) {
+  wait_for_earlier();
   const int expert = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (expert >= sums.num_experts) return;
   float sum = sums.earlier_E[expert];
@@ -158,31 +165,33 @@ void launch_balance_sums(const BalanceSums& sums, cudaStream_t stream) {
   const size_t num_bytes =
       static_cast<size_t>(sums.num_experts) * (sizeof(double) + sizeof(int32_t));
   with_experts_per_lane(sums.num_experts, [&]<int kPer>() {
-    add_tokens<kPer><<<grid, kThreads, num_bytes, stream>>>(sums);
+    launch_early(add_tokens<kPer>, {grid, kThreads, num_bytes}, stream, sums);
   });
   const int64_t count = sums.num_segments * sums.num_experts;
-  add_runs<<<static_cast<unsigned>(divide_up(count, kThreads)), kThreads, 0, stream>>>(sums);
+  launch_early(add_runs, {static_cast<unsigned>(divide_up(count, kThreads)), kThreads}, stream,
+               sums);
 }
 
 void launch_balance_sums_backward(const BalanceSumsBackward& backward, cudaStream_t stream) {
   if (backward.num_tokens == 0) return;
   const auto blocks = static_cast<unsigned>(divide_up(backward.num_tokens, kWarps));
   with_experts_per_lane(backward.num_experts, [&]<int kPer>() {
-    backward_tokens<kPer><<<blocks, kThreads, 0, stream>>>(backward);
+    launch_early(backward_tokens<kPer>, {blocks, kThreads}, stream, backward);
   });
 }
 
 void launch_balance_fractions(const BalanceFractions& fractions, cudaStream_t stream) {
-  make_fractions<<<static_cast<unsigned>(fractions.num_segments), kThreads, 0, stream>>>(fractions);
+  launch_early(make_fractions, {static_cast<unsigned>(fractions.num_segments), kThreads}, stream,
+               fractions);
 }
 
 void launch_balance_dot(const BalanceDot& dot, cudaStream_t stream) {
-  make_loss<<<1, kOneBlock, 0, stream>>>(dot);
+  launch_early(make_loss, {1, kOneBlock}, stream, dot);
 }
 
 void launch_running_counts(const RunningSums& sums, cudaStream_t stream) {
-  add_counts<<<static_cast<unsigned>(divide_up(sums.num_experts, kThreads)), kThreads, 0, stream>>>(
-      sums);
+  launch_early(add_counts, {static_cast<unsigned>(divide_up(sums.num_experts, kThreads)), kThreads},
+               stream, sums);
 }
 
 }  // namespace tessera::cuda

@@ -1,6 +1,5 @@
 #include "ops/balance/balance.h"
 #include "ops/balance/balance_kernels.h"
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/workspace.h"
@@ -42,7 +41,6 @@ void balance_statistics(const BalanceStatistics& op, const Args<BalanceStatistic
                        .counts_GE = args.out(BalanceStatistics::kCounts).as<float>(),
                        .score_sums_GE = args.out(BalanceStatistics::kScoreSums).as<float>()},
                       stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t statistics_workspace(const BalanceStatistics& op, std::span<const ValueType> inputs) {
@@ -63,7 +61,6 @@ void balance_statistics_backward(const BalanceStatisticsBackward& op,
                                 .segments_T = args.in(Op::kSegments).as<int32_t>(),
                                 .grad_logits_TE = args.out(Op::kGradLogits).as<float>()},
                                stream_of(args));
-  check(cudaGetLastError());
 }
 
 template <typename Op>
@@ -93,7 +90,6 @@ void balance_loss(const BalanceLoss& op, const Args<BalanceLoss>& args) {
                       .score_sums_GE = args.in(Op::kScoreSums).as<float>(),
                       .loss = args.out(Op::kLoss).as<float>()},
                      stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t loss_workspace(const BalanceLoss& op, std::span<const ValueType> inputs) {
@@ -108,7 +104,6 @@ void balance_loss_backward(const BalanceLossBackward& op, const Args<BalanceLoss
   fractions.grad = args.in(Op::kGradLoss).as<float>();
   fractions.fractions_GE = args.out(Op::kGradScoreSums).as<float>();
   if (args.in(Op::kCounts).shape[0] > 0) launch_balance_fractions(fractions, stream_of(args));
-  check(cudaGetLastError());
 }
 
 void running_counts(const RunningCounts& op, const Args<RunningCounts>& args) {
@@ -124,7 +119,6 @@ void running_counts(const RunningCounts& op, const Args<RunningCounts>& args) {
                          .before_E = args.out(RunningCounts::kBefore).as<float>(),
                          .after_E = args.out(RunningCounts::kAfter).as<float>()},
                         stream_of(args));
-  check(cudaGetLastError());
 }
 
 }  // namespace

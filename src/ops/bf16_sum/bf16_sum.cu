@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/bf16_sum/bf16_sum_kernels.h"
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -24,11 +24,13 @@ __device__ int64_t index_step() {
 
 __global__ void __launch_bounds__(kThreads)
     round_values(const float* x, int64_t count, __nv_bfloat16* rounded) {
+  wait_for_earlier();
   for (int64_t i = first_index(); i < count; i += index_step())
     rounded[i] = __float2bfloat16_rn(x[i]);
 }
 
 __global__ void __launch_bounds__(kThreads) sum_parts(const Bf16PartsSum s) {
+  wait_for_earlier();
   const auto* const others = static_cast<const __nv_bfloat16*>(s.others);
   for (int64_t i = first_index(); i < s.count; i += index_step()) {
     const float own = __bfloat162float(__float2bfloat16_rn(s.own_part[i]));
@@ -45,15 +47,13 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const Bf16PartsSum s) {
 
 void launch_round_to_bf16(const float* x, int64_t count, void* rounded, cudaStream_t stream) {
   if (count == 0) return;
-  round_values<<<blocks_for(count), kThreads, 0, stream>>>(x, count,
-                                                           static_cast<__nv_bfloat16*>(rounded));
-  check(cudaGetLastError());
+  launch_early(round_values, {blocks_for(count), kThreads}, stream, x, count,
+               static_cast<__nv_bfloat16*>(rounded));
 }
 
 void launch_sum_bf16_parts(const Bf16PartsSum& call, cudaStream_t stream) {
   if (call.count == 0) return;
-  sum_parts<<<blocks_for(call.count), kThreads, 0, stream>>>(call);
-  check(cudaGetLastError());
+  launch_early(sum_parts, {blocks_for(call.count), kThreads}, stream, call);
 }
 
 }  // namespace tessera::cuda

@@ -2,6 +2,7 @@
 
 #include "ops/block_sparse/block_sparse_kernels.h"
 #include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -45,6 +46,7 @@ __device__ __forceinline__ int64_t own_row(const SparseActivation& p) {
 
 template <typename T, typename Function, bool kGated>
 __global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivation p) {
+  wait_for_earlier();
   const int64_t row = own_row(p);
   if (row < 0) return;
   const SparseRow place(p, row);
@@ -68,6 +70,7 @@ __global__ void __launch_bounds__(kWarps* kLanes) activate(const SparseActivatio
 
 template <typename T, typename Function, bool kGated>
 __global__ void __launch_bounds__(kWarps* kLanes) activate_backward(const SparseActivation p) {
+  wait_for_earlier();
   const int64_t row = own_row(p);
   if (row < 0) return;
   const SparseRow place(p, row);
@@ -123,14 +126,15 @@ unsigned blocks_of(const SparseActivation& p) {
 void launch_sparse_activation(const SparseActivation& p, cudaStream_t stream) {
   if (p.num_rows == 0) return;
   with_kinds(p, [&]<typename T, typename Function, bool kGated>() {
-    activate<T, Function, kGated><<<blocks_of(p), kWarps * kLanes, 0, stream>>>(p);
+    launch_early(activate<T, Function, kGated>, {blocks_of(p), kWarps * kLanes}, stream, p);
   });
 }
 
 void launch_sparse_activation_backward(const SparseActivation& p, cudaStream_t stream) {
   if (p.num_rows == 0) return;
   with_kinds(p, [&]<typename T, typename Function, bool kGated>() {
-    activate_backward<T, Function, kGated><<<blocks_of(p), kWarps * kLanes, 0, stream>>>(p);
+    launch_early(activate_backward<T, Function, kGated>, {blocks_of(p), kWarps * kLanes}, stream,
+                 p);
   });
 }
 

@@ -32,7 +32,6 @@ void block_topology(const BlockTopologyOp& op, const Args<BlockTopologyOp>& args
         build.first_cols[e] + static_cast<int32_t>(spec.expert_sizes[e] / spec.block_size);
   }
   launch_build_topology(build, stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t topology_workspace(const BlockTopologyOp& op, std::span<const ValueType> /*inputs*/) {
@@ -157,7 +156,6 @@ void sdd(const BlockSparseProduct& op, const KernelArgs& args) {
                         .right = operand_of(args, Product::kRight, spec.transpose_right),
                         .values = args.out(Product::kOut).data},
                        stream_of(args));
-  check(cudaGetLastError());
 }
 
 void dense_product(const BlockSparseProduct& op, const KernelArgs& args) {
@@ -189,7 +187,6 @@ void dense_product(const BlockSparseProduct& op, const KernelArgs& args) {
        .out_columns = {out.shape[1], out_ragged ? args.out_extent(Product::kOut) : nullptr},
        .rows = by_rows ? args.out_extent(Product::kOut) : nullptr},
       stream_of(args));
-  check(cudaGetLastError());
 }
 
 /// No memory is needed; this is where a product is seen with its types. A dense operand may be
@@ -239,7 +236,6 @@ void sparse_activation(const BlockSparseActivation& op, const Args<BlockSparseAc
   SparseActivation call = activation_of(op, args);
   call.out = args.out(BlockSparseActivation::kOut).data;
   launch_sparse_activation(call, stream_of(args));
-  check(cudaGetLastError());
 }
 
 void sparse_activation_backward(const BlockSparseActivationBackward& op,
@@ -250,7 +246,6 @@ void sparse_activation_backward(const BlockSparseActivationBackward& op,
   call.grad_pre = args.out(Op::kGradPre).data;
   call.grad_probs_R = args.out(Op::kGradProbs).as<float>();
   launch_sparse_activation_backward(call, stream_of(args));
-  check(cudaGetLastError());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // addresses are multiples of 8 values, all else on the ordinary cores.
 #include "ops/block_sparse/block_sparse_kernels.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/tile/exact_product.cuh"
 #include "ops/cuda/tile/fragment_tile.cuh"
 
@@ -44,6 +45,7 @@ struct OutputPlace {
 /// Part `part` of block blockIdx.x / parts, a tile of its rows and columns.
 template <typename T, bool kLeftInner, bool kRightInner, int kColumns>
 __global__ void __launch_bounds__(kExactThreads) make_sparse(const SparseOutput p, int parts) {
+  wait_for_earlier();
   using Left = ExactOperand<T, kLeftInner>;
   using Right = ExactOperand<T, kRightInner>;
   using Tile = ExactTile<Left, Right, kColumns>;
@@ -78,6 +80,7 @@ __global__ void __launch_bounds__(kExactThreads) make_sparse(const SparseOutput 
 /// Part `part` of the rows (columns) of block-row (block-column) blockIdx.x / parts.
 template <typename T, bool kByRows, bool kCrossContiguous>
 __global__ void __launch_bounds__(kExactThreads) make_dense(const DenseOutput p, int parts) {
+  wait_for_earlier();
   constexpr int kColumns = 64;
   using Sparse = ExactOperand<T, kByRows>;
   using Dense = ExactOperand<T, kCrossContiguous>;
@@ -119,6 +122,7 @@ __global__ void __launch_bounds__(kExactThreads) make_dense(const DenseOutput p,
 template <bool kLeftInner, bool kRightInner, int kColumns>
 __global__ void __launch_bounds__(FragmentTile<1, kLeftInner, 1, kRightInner, kColumns>::kThreads)
     make_sparse_fragments(const SparseOutput p, int parts) {
+  wait_for_earlier();
   using Tile = FragmentTile<1, kLeftInner, 1, kRightInner, kColumns>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(memory);
@@ -158,6 +162,7 @@ __global__ void __launch_bounds__(FragmentTile<1, kLeftInner, 1, kRightInner, kC
 template <bool kByRows, bool kCrossContiguous>
 __global__ void __launch_bounds__(FragmentTile<1, kByRows, 1, kCrossContiguous, 128>::kThreads)
     make_dense_fragments(const DenseOutput p, int parts) {
+  wait_for_earlier();
   constexpr int kColumns = 128;
   using Tile = FragmentTile<1, kByRows, 1, kCrossContiguous, kColumns>;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -214,7 +219,7 @@ void launch_sparse_fragments(const SparseOutput& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = make_sparse_fragments<kLeftInner, kRightInner, kColumns>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<blocks, Tile::kThreads, kBytes, stream>>>(p, parts);
+  launch_early(kernel, {blocks, Tile::kThreads, kBytes}, stream, p, parts);
 }
 
 template <bool kByRows, bool kCrossContiguous>
@@ -229,7 +234,7 @@ void launch_dense_fragments(const DenseOutput& p, cudaStream_t stream) {
   constexpr int kBytes = sizeof(typename Tile::Shared);
   const auto kernel = make_dense_fragments<kByRows, kCrossContiguous>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<grid, Tile::kThreads, kBytes, stream>>>(p, parts);
+  launch_early(kernel, {grid, Tile::kThreads, kBytes}, stream, p, parts);
 }
 
 /// Actual extents are multiples of the block size.
@@ -259,9 +264,11 @@ void launch_sparse_by(const SparseOutput& p, cudaStream_t stream) {
   const int parts = divide_up(size, kExactRows) * divide_up(size, columns);
   const auto blocks = static_cast<unsigned>(p.topology.max_blocks * parts);
   if (columns == 16) {
-    make_sparse<T, kLeftInner, kRightInner, 16><<<blocks, kExactThreads, 0, stream>>>(p, parts);
+    launch_early(make_sparse<T, kLeftInner, kRightInner, 16>, {blocks, kExactThreads}, stream, p,
+                 parts);
   } else {
-    make_sparse<T, kLeftInner, kRightInner, 64><<<blocks, kExactThreads, 0, stream>>>(p, parts);
+    launch_early(make_sparse<T, kLeftInner, kRightInner, 64>, {blocks, kExactThreads}, stream, p,
+                 parts);
   }
 }
 
@@ -286,7 +293,7 @@ void launch_dense_by(const DenseOutput& p, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(stripes * parts),
                   static_cast<unsigned>(divide_up(p.outer, 64)));
   if (grid.x == 0 || grid.y == 0) return;
-  make_dense<T, kByRows, kCrossContiguous><<<grid, kExactThreads, 0, stream>>>(p, parts);
+  launch_early(make_dense<T, kByRows, kCrossContiguous>, {grid, kExactThreads}, stream, p, parts);
 }
 
 template <typename T>

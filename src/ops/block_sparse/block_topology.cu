@@ -1,4 +1,5 @@
 #include "ops/block_sparse/block_sparse_kernels.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 
 namespace tessera::cuda {
@@ -25,6 +26,7 @@ __device__ __forceinline__ int find_expert(const T* values, int n, int64_t value
 
 /// Every block first adds up where the experts' blocks begin, then writes its part of each array.
 __global__ void __launch_bounds__(kThreads) build(const __grid_constant__ BuildTopology p) {
+  wait_for_earlier();
   __shared__ int32_t first_rows[kTopologyMaxExperts + 1];
   __shared__ int32_t first_blocks[kTopologyMaxExperts + 1];
   const int expert = threadIdx.x;
@@ -84,7 +86,8 @@ void launch_build_topology(const BuildTopology& topology, cudaStream_t stream) {
   const int64_t work = topology.max_blocks > topology.max_block_rows ? topology.max_blocks
                                                                      : topology.max_block_rows + 1;
   const int64_t wanted = (work + kThreads - 1) / kThreads;
-  build<<<static_cast<unsigned>(wanted < 128 ? wanted : 128), kThreads, 0, stream>>>(topology);
+  launch_early(build, {static_cast<unsigned>(wanted < 128 ? wanted : 128), kThreads}, stream,
+               topology);
 }
 
 }  // namespace tessera::cuda

@@ -83,6 +83,7 @@ void expert_wgrad(const ExpertWgrad& product, cudaStream_t stream) {
   params.num_experts = experts.num_experts;
   params.num_columns = static_cast<int>(product.grad_by_rows ? experts.wide : experts.total);
   params.num_rows = product.num_rows;
+  params.weight_rows = experts.total;
   params.accumulate = product.accumulate;
   params.counter = product.counter;
   params.dense_columns = static_cast<int>(experts.wide);

@@ -15,16 +15,25 @@ void launch(const ExpertWgradParams& params, cudaStream_t stream) {
       : wgrad::launch<Schedule<kTileColumns, kPingPong, false, false, kSparse>>(params, stream);
 }
 
+/// The sparse operand lies along the gradient's rows or along its columns.
+WgradShape shape_of(const ExpertWgradParams& params, SparseOperand sparse) {
+  const int64_t own = params.weight_rows / params.num_experts;
+  return {.num_experts = params.num_experts,
+          .tokens = params.num_rows / params.num_experts,
+          .rows = sparse == SparseOperand::kRows ? own : params.dense_columns,
+          .columns = sparse == SparseOperand::kRows ? params.dense_columns : own,
+          .accumulate = params.accumulate};
+}
+
 template <SparseOperand kSparse>
 void launch(const ExpertWgradParams& params, cudaStream_t stream) {
-  switch (choose_tiles(params)) {
-    case WgradTiles::kCooperative:
-      return launch<kCooperativeColumns, false, kSparse>(params, stream);
-    case WgradTiles::kPingPong:
-      return launch<kPingPongColumns, true, kSparse>(params, stream);
-    case WgradTiles::kAddsHere:
-      return wgrad::launch<Schedule<kPingPongColumnsToAddHere, true, true, false, kSparse>>(params,
-                                                                                            stream);
+  switch (choose_wgrad_tiles(shape_of(params, kSparse), num_clusters()).columns) {
+    case 256:
+      return launch<256, false, kSparse>(params, stream);
+    case 192:
+      return launch<192, true, kSparse>(params, stream);
+    default:
+      return wgrad::launch<Schedule<128, true, true, false, kSparse>>(params, stream);
   }
 }
 

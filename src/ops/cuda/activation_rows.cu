@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda {
@@ -168,6 +169,7 @@ template <typename Function, bool kGated, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     activate_rows(const __grid_constant__ Params p, const __grid_constant__ SizedExperts experts,
                   int row_warps) {
+  wait_for_earlier();
   const Share share(row_warps);
   if (share.row >= p.rows.in_use()) return;
   const int size = size_of(share.row, p.size, experts);
@@ -214,6 +216,7 @@ template <typename Function, bool kGated, bool kGivesAct, typename T, int kWidth
 __global__ void __launch_bounds__(kThreads, kBlocks)
     differentiate_rows(const __grid_constant__ Params p,
                        const __grid_constant__ SizedExperts experts, int row_warps) {
+  wait_for_earlier();
   __shared__ float dots[kWarps];
   const Share share(row_warps);
   const bool holds = share.row < p.rows.in_use();
@@ -277,12 +280,11 @@ void launch_activation(const ActivationRows& call, const SizedExperts& experts, 
                    call.size / kWidth, stream);
       } else {
         const RowLaunch rows(call, kWidth);
-        activate_rows<Function, kGated, T, kWidth>
-            <<<rows.blocks, rows.threads, 0, stream>>>(params, experts, rows.row_warps);
+        launch_early(activate_rows<Function, kGated, T, kWidth>, {rows.blocks, rows.threads},
+                     stream, params, experts, rows.row_warps);
       }
     });
   });
-  check(cudaGetLastError());
 }
 
 void launch_activation_backward(const ActivationRows& call, const SizedExperts& experts,
@@ -302,8 +304,8 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
                    call.size / kWidth, stream);
       } else {
         const RowLaunch rows(call, kWidth);
-        differentiate_rows<Function, kGated, kGivesAct, T, kWidth>
-            <<<rows.blocks, rows.threads, 0, stream>>>(params, experts, rows.row_warps);
+        launch_early(differentiate_rows<Function, kGated, kGivesAct, T, kWidth>,
+                     {rows.blocks, rows.threads}, stream, params, experts, rows.row_warps);
       }
     });
   };
@@ -311,7 +313,6 @@ void launch_activation_backward(const ActivationRows& call, const SizedExperts& 
     grads.act == nullptr ? launch.template operator()<Function, kGated, false>()
                          : launch.template operator()<Function, kGated, true>();
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace tessera::cuda

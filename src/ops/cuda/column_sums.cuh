@@ -35,6 +35,7 @@ template <int kWidth, typename Terms>
 __global__ void __launch_bounds__(kColumnThreads)
     sum_columns(const __grid_constant__ Terms terms, RowCount rows, int64_t cols, int lanes,
                 float* partials) {
+  wait_for_earlier();
   __shared__ float shared[kColumnThreads * kWidth];
   const int64_t num_rows = rows.in_use();
   const int lane = static_cast<int>(threadIdx.x) % lanes;
@@ -76,9 +77,8 @@ void launch_sum_columns(const Terms& terms, const RowCount& rows, int64_t cols, 
   const int64_t resident = std::max<int64_t>(kBlocks * num_sms / slabs, 1);
   const int64_t blocks = std::min({wanted, resident, max_column_blocks(cols)});
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(slabs));
-  sum_columns<kWidth, Terms>
-      <<<grid, kColumnThreads, 0, stream>>>(terms, rows, cols, lanes, partials);
-  check(cudaGetLastError());
+  launch_early(sum_columns<kWidth, Terms>, {grid, kColumnThreads}, stream, terms, rows, cols, lanes,
+               partials);
   launch_add_partials(accumulator, partials, static_cast<int>(blocks), cols, stream);
 }
 

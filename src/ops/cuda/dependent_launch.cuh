@@ -4,8 +4,8 @@
 
 #include "ops/cuda/check.h"
 
-/// A kernel that is started while the one before it in its stream still runs, so that its start
-/// costs no time of its own (CUDA's programmatic dependent launch).
+/// How all kernels are launched: a kernel is started while the one before it in its stream still
+/// runs, so that its start costs no time of its own (CUDA's programmatic dependent launch).
 namespace tessera::cuda {
 
 /// In the earlier kernel: the next one, if it was launched by launch_early, may take the
@@ -27,7 +27,7 @@ struct LaunchShape {
   size_t shared_bytes = 0;
 };
 
-/// Launches a kernel that calls wait_for_earlier.
+/// Launches a kernel, which must call wait_for_earlier. Throws as check().
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {

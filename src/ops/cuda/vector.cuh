@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/divider.h"
 #include "ops/cuda/rows.h"
 
@@ -187,6 +188,7 @@ template <typename Map>
 __global__ void __launch_bounds__(kMapThreads, Map::kBlocks)
     map_vectors(const __grid_constant__ Map map, RowCount rows, int64_t first_row,
                 Divider row_vectors) {
+  wait_for_earlier();
   const int64_t end = (rows.in_use() - first_row) * row_vectors.divisor();
   const uint32_t first = blockIdx.x * (kMapThreads * Map::kUnroll) + threadIdx.x;
   typename Map::Loaded loaded[Map::kUnroll];
@@ -216,10 +218,9 @@ void launch_map(const Map& map, const RowCount& rows, int64_t row_vectors, cudaS
   for (int64_t first = 0; first < rows.bound; first += slice) {
     const int64_t count = std::min(slice, rows.bound - first);
     const int64_t blocks = divide_up(count * row_vectors, kMapThreads * Map::kUnroll);
-    map_vectors<<<static_cast<unsigned>(blocks), kMapThreads, 0, stream>>>(
-        map, RowCount{first + count, rows.extent, rows.scale}, first,
-        Divider(static_cast<uint32_t>(row_vectors)));
-    check(cudaGetLastError());
+    launch_early(map_vectors<Map>, {static_cast<unsigned>(blocks), kMapThreads}, stream, map,
+                 RowCount{first + count, rows.extent, rows.scale}, first,
+                 Divider(static_cast<uint32_t>(row_vectors)));
   }
 }
 

@@ -1,3 +1,4 @@
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/dispatch_plan/dispatch_plan_kernels.h"
 
@@ -28,6 +29,7 @@ struct Counts {
 
 __global__ void __launch_bounds__(kThreads)
     plan_exchange(const __grid_constant__ DispatchPlanning p) {
+  wait_for_earlier();
   const Counts counts{p};
   for (int peer = threadIdx.x; peer < p.ep_size; peer += kThreads) {
     p.send_rows[peer] = counts.between(p.ep_rank, p.etp_rank, peer);
@@ -55,6 +57,7 @@ __global__ void __launch_bounds__(kThreads)
 /// A *run* is one source rank's rows for one local expert, in the order in which they stand. One
 /// warp adds their lengths up.
 __global__ void __launch_bounds__(32) place_runs(const __grid_constant__ DispatchPlanning p) {
+  wait_for_earlier();
   const Counts counts{p};
   const int lane = threadIdx.x;
   const int first_local = p.first_experts[p.ep_rank];
@@ -82,6 +85,7 @@ __global__ void __launch_bounds__(32) place_runs(const __grid_constant__ Dispatc
 
 __global__ void __launch_bounds__(kThreads)
     write_experts(const __grid_constant__ DispatchPlanning p) {
+  wait_for_earlier();
   const int num_local = p.first_experts[p.ep_rank + 1] - p.first_experts[p.ep_rank];
   const int num_runs = p.etp_size * p.ep_size * num_local;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -102,10 +106,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_dispatch_plan(const DispatchPlanning& plan, cudaStream_t stream) {
-  plan_exchange<<<1, kThreads, 0, stream>>>(plan);
-  place_runs<<<1, 32, 0, stream>>>(plan);
+  launch_early(plan_exchange, {1, kThreads}, stream, plan);
+  launch_early(place_runs, {1, 32}, stream, plan);
   const int64_t blocks = (plan.max_gathered + kThreads - 1) / kThreads;
-  if (blocks > 0) write_experts<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(plan);
+  if (blocks > 0)
+    launch_early(write_experts, {static_cast<unsigned>(blocks), kThreads}, stream, plan);
 }
 
 }  // namespace tessera::cuda

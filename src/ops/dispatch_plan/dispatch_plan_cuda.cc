@@ -1,4 +1,3 @@
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/host_counts.h"
 #include "ops/cuda/limits.h"
@@ -31,7 +30,6 @@ void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
   for (size_t rank = 0; rank < spec.first_experts.size(); ++rank)
     plan.first_experts[rank] = static_cast<int32_t>(spec.first_experts[rank]);
   launch_dispatch_plan(plan, stream_of(args));
-  check(cudaGetLastError());
   auto& counts = context_of(args).get<HostCounts>();
   for (const auto output :
        {DispatchPlan::kSendRows, DispatchPlan::kReceiveRows, DispatchPlan::kGatherRows})

@@ -5,6 +5,7 @@
 // in memory is a matter of chance, what is added in which order is not.
 #include <algorithm>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/embedding/embedding_device.cuh"
 
@@ -210,6 +211,7 @@ __device__ void append_tile(const ListParams& p, ListShared& shared, int count) 
 
 /// Block b lists the positions of the rows that are b modulo the number of blocks.
 __global__ void __launch_bounds__(kListThreads) list_tokens(const __grid_constant__ ListParams p) {
+  wait_for_earlier();
   __shared__ ListShared shared;
   const int64_t count = p.tokens.rows.in_use();
   const int64_t tiles = divide_up(count, kTile);
@@ -251,6 +253,7 @@ template <typename T, int kColumns>
 __global__ void __launch_bounds__(kSegmentThreads, kSegmentBlocks)
     add_segments(const __grid_constant__ Scratch scratch, const T* grad, int hidden,
                  float* accumulator) {
+  wait_for_earlier();
   // There is memory for as many segments as blocks; read before it is known whether one is there.
   const Segment segment = scratch.segments[blockIdx.x];
   if (static_cast<int>(blockIdx.x) >= scratch.taken->segments) return;
@@ -286,6 +289,7 @@ __global__ void __launch_bounds__(kSegmentThreads, kSegmentBlocks)
 template <int kColumns>
 __global__ void __launch_bounds__(256)
     add_split_rows(const __grid_constant__ Scratch scratch, int hidden, float* accumulator) {
+  wait_for_earlier();
   const int pieces = (hidden + 32 * kColumns - 1) / (32 * kColumns);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t work = static_cast<int64_t>(scratch.taken->split_rows) * pieces;
@@ -323,8 +327,7 @@ void list_positions(const EmbeddingBackwardCall& call, const Scratch& scratch,
                              .lists_shift = shift,
                              .num_slots = static_cast<int>(divide_up(call.tokens.num_rows, lists)),
                              .scratch = scratch};
-  list_tokens<<<static_cast<unsigned>(lists), kListThreads, 0, stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(list_tokens, {static_cast<unsigned>(lists), kListThreads}, stream, params);
 }
 
 template <typename T, int kColumns>
@@ -332,14 +335,12 @@ void add_lists(const EmbeddingBackwardCall& call, const Scratch& scratch, cudaSt
   const auto hidden = static_cast<int>(call.hidden);
   const auto threads = static_cast<unsigned>(
       std::min<int64_t>(divide_up(hidden, 32 * kColumns) * 32, kSegmentThreads));
-  add_segments<T, kColumns><<<static_cast<unsigned>(call.tokens.rows.bound), threads, 0, stream>>>(
-      scratch, static_cast<const T*>(call.grad), hidden, call.accumulator);
-  check(cudaGetLastError());
+  launch_early(add_segments<T, kColumns>, {static_cast<unsigned>(call.tokens.rows.bound), threads},
+               stream, scratch, static_cast<const T*>(call.grad), hidden, call.accumulator);
   // Columns of a lane that an accumulator's vector holds.
   constexpr int kSplitColumns = kColumns == 1 ? 1 : kVectorWidth<float>;
-  add_split_rows<kSplitColumns>
-      <<<static_cast<unsigned>(call.num_sms), 256, 0, stream>>>(scratch, hidden, call.accumulator);
-  check(cudaGetLastError());
+  launch_early(add_split_rows<kSplitColumns>, {static_cast<unsigned>(call.num_sms), 256}, stream,
+               scratch, hidden, call.accumulator);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // stages of the next tile's products the gradients of 32 tokens take the place of their gates and
 // ups, which TMA has fetched, and leave, and it fetches the next.
 #include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/expert_activation/activated_product_kernels.h"
 #include "ops/expert_activation/activated_store.cuh"
 #include "ops/grouped_matmul/grouped_pipeline.cuh"
@@ -212,6 +213,7 @@ constexpr int kSumParts = 8;
 
 /// A block sums kSumRows rows: thread (part, row) every kSumParts-th partial sum.
 __global__ void __launch_bounds__(kSumRows* kSumParts) sum_probs(ProbSums sums) {
+  wait_for_earlier();
   __shared__ float parts[kSumParts][kSumRows];
   const int lane = threadIdx.x % kSumRows;
   const int part = threadIdx.x / kSumRows;
@@ -239,8 +241,7 @@ void launch_activation_grad(const ActivationGradParams& params, cudaStream_t str
 void launch_prob_sums(const ProbSums& sums, cudaStream_t stream) {
   if (sums.num_rows == 0) return;
   const auto blocks = static_cast<unsigned>((sums.num_rows + kSumRows - 1) / kSumRows);
-  sum_probs<<<blocks, kSumRows * kSumParts, 0, stream>>>(sums);
-  check(cudaGetLastError());
+  launch_early(sum_probs, {blocks, kSumRows * kSumParts}, stream, sums);
 }
 
 }  // namespace tessera::cuda

@@ -1,3 +1,4 @@
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/grad_norm/grad_norm_kernels.h"
@@ -64,6 +65,7 @@ __device__ __forceinline__ int length_of(int64_t count, int64_t begin) {
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
     sum_chunks(const float* x, int64_t count, double* partials) {
+  wait_for_earlier();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSquaresChunk;
   const double sum = sum_chunk<kWidth>(x + begin, length_of(count, begin));
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -79,6 +81,7 @@ struct SliceList {
 
 __global__ void __launch_bounds__(kThreads)
     sum_chunks_of_list(const __grid_constant__ SliceList list, double* partials) {
+  wait_for_earlier();
   const int chunk = static_cast<int>(blockIdx.x);
   const int i = find_part(list.first_chunk, list.count, chunk);
   const SquaresSlice slice = list.slices[i];
@@ -100,6 +103,7 @@ struct SumList {
 
 __global__ void __launch_bounds__(kSumThreads)
     add_chunks(const __grid_constant__ SumList list, const double* partials, double* sums) {
+  wait_for_earlier();
   const int end = list.num_chunks[blockIdx.x + 1];
   double total = 0;
 #pragma unroll 4
@@ -153,6 +157,7 @@ __device__ __forceinline__ void clip(const GradClipArgs& args, double total, boo
 __global__ void __launch_bounds__(kClipThreads)
     clip_gradients(const __grid_constant__ LossList list, const GradClipArgs args, bool first,
                    bool last) {
+  wait_for_earlier();
   const int own = static_cast<int>(threadIdx.x);
   const bool own_bad = own < list.count && !isfinite(*list.losses[own]);
   const bool any_bad = __syncthreads_or(own_bad) != 0 || (!first && args.grad_scale[1] != 0);
@@ -172,12 +177,11 @@ int64_t num_chunks(const SquaresSlice& slice) {
 void sum_alone(const SquaresSlice& slice, double* partials, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(num_chunks(slice));
   if (are_aligned(slice.x)) {
-    sum_chunks<kVectorWidth<float>>
-        <<<blocks, kThreads, 0, stream>>>(slice.x, slice.count, partials);
+    launch_early(sum_chunks<kVectorWidth<float>>, {blocks, kThreads}, stream, slice.x, slice.count,
+                 partials);
   } else {
-    sum_chunks<1><<<blocks, kThreads, 0, stream>>>(slice.x, slice.count, partials);
+    launch_early(sum_chunks<1>, {blocks, kThreads}, stream, slice.x, slice.count, partials);
   }
-  check(cudaGetLastError());
 }
 
 /// Slices one after the other whose partial results are too: small ones gather in a list.
@@ -201,8 +205,8 @@ class ChunkSums {
   void flush() {
     const int chunks = list_.first_chunk[list_.count];
     if (chunks > 0) {
-      sum_chunks_of_list<<<static_cast<unsigned>(chunks), kThreads, 0, stream_>>>(list_, partials_);
-      check(cudaGetLastError());
+      launch_early(sum_chunks_of_list, {static_cast<unsigned>(chunks), kThreads}, stream_, list_,
+                   partials_);
     }
     partials_ += chunks;
     list_.count = 0;
@@ -230,9 +234,8 @@ void launch_sums_of_squares(std::span<const SquaresSlice> slices, double* partia
     list.first += list.num_chunks[begin == 0 ? 0 : SumList::kMax];
     for (size_t i = 0; i < part.size(); ++i)
       list.num_chunks[i + 1] = list.num_chunks[i] + static_cast<int>(num_chunks(part[i]));
-    add_chunks<<<static_cast<unsigned>(part.size()), kSumThreads, 0, stream>>>(list, partials,
-                                                                               sums + begin);
-    check(cudaGetLastError());
+    launch_early(add_chunks, {static_cast<unsigned>(part.size()), kSumThreads}, stream, list,
+                 partials, sums + begin);
   }
 }
 
@@ -245,8 +248,7 @@ void launch_grad_clip(const GradClipArgs& args, std::span<const float* const> lo
     losses = losses.subspan(here.size());
     LossList list = {.losses = {}, .count = static_cast<int>(here.size())};
     std::copy(here.begin(), here.end(), list.losses);
-    clip_gradients<<<1, kClipThreads, 0, stream>>>(list, args, first, losses.empty());
-    check(cudaGetLastError());
+    launch_early(clip_gradients, {1, kClipThreads}, stream, list, args, first, losses.empty());
     first = false;
   } while (!losses.empty());
 }

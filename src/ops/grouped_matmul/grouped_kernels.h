@@ -8,6 +8,7 @@
 #include "core/dtype.h"
 #include "ops/cuda/divider.h"
 #include "ops/grouped_matmul/grouped_tile_model.h"
+#include "ops/grouped_matmul/grouped_wgrad_model.h"
 
 namespace tessera::cuda {
 
@@ -34,7 +35,11 @@ struct GroupedRowsParams {
   Divider top_k;
   const void* tokens;  ///< `a` itself when source is set (the map `a` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
+  int max_rows;        ///< of a tile, as set_max_rows has it; 0: as many as the kernel's tiles have
+  Divider row_tiles;   ///< by max_rows
 };
+/// One of kTileHeights. The results are the same bits with each.
+void set_max_rows(GroupedRowsParams& params, int max_rows);
 /// Sets what a product takes of the experts, their weights' columns among it.
 void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter);
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
@@ -47,7 +52,8 @@ struct GroupedWgradParams {
   const int64_t* offsets;
   int num_experts;
   int num_columns;
-  int64_t num_rows;  ///< that there is room for, of all experts
+  int64_t num_rows;     ///< that there is room for, of all experts
+  int64_t weight_rows;  ///< of all experts' matrices
   bool accumulate;
   int* counter;
   const int* source;  ///< null: rows of `wide` as they lie; else row r is wide's row source[r] /
@@ -56,7 +62,11 @@ struct GroupedWgradParams {
   const void* tokens;  ///< `wide` itself when source is set (the map `wide` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
 };
+/// In the tiles that choose_wgrad_tiles takes.
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
+/// In one of wgrad_candidates.
+void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& tiles,
+                          cudaStream_t stream);
 
 /// Products of any type and shape; see GroupedRows and GroupedWgrad (grouped_matmul_cuda.h).
 struct PlainRowsParams {

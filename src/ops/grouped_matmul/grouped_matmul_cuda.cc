@@ -95,6 +95,13 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
       .tokens = product.a,
       .num_source = product.num_rows};
   set_experts(params, experts, product.counter);
+  set_max_rows(params,
+               choose_tile_rows({.num_experts = experts.num_experts,
+                                 .rows = product.num_rows / experts.num_experts,
+                                 .features = product.by_out ? experts.largest : experts.wide,
+                                 .reduction = product.by_out ? experts.wide : experts.largest,
+                                 .gathered = product.gather.source != nullptr},
+                                num_clusters()));
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -110,6 +117,7 @@ void run_on_tensor_cores(const GroupedWgrad& product, cudaStream_t stream) {
       .num_experts = experts.num_experts,
       .num_columns = static_cast<int>(experts.wide),
       .num_rows = product.num_rows,
+      .weight_rows = experts.total,
       .accumulate = product.accumulate,
       .counter = product.counter,
       .source = product.gather.source,
@@ -127,6 +135,11 @@ int num_clusters() {
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
   return count / 2;
+}
+
+void set_max_rows(GroupedRowsParams& params, int max_rows) {
+  params.max_rows = max_rows < kGroupedMaxRows ? max_rows : 0;
+  params.row_tiles = Divider(static_cast<uint32_t>(max_rows));
 }
 
 void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter) {

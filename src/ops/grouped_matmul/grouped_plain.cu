@@ -2,7 +2,7 @@
 // fit: tiles in shared memory, sums in F32, in the order of the reduction.
 #include <cuda_bf16.h>
 
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
@@ -150,6 +150,7 @@ __device__ Place find_place(int num_experts, const TilesOf& tiles_of) {
 
 template <typename T, bool kByOut, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsParams params) {
+  wait_for_earlier();
   const int64_t* const offsets = params.offsets;
   const Place place = find_place(params.num_experts, [&](int e) {
     return static_cast<int>(num_tiles(offsets[e + 1] - offsets[e]));
@@ -183,6 +184,7 @@ __global__ void __launch_bounds__(kThreads) plain_rows_kernel(const PlainRowsPar
 
 template <typename T, bool kGather>
 __global__ void __launch_bounds__(kThreads) plain_wgrad_kernel(const PlainWgradParams params) {
+  wait_for_earlier();
   const int* const block_begin = params.block_begin;
   const Place place = find_place(params.num_experts, [&](int e) {
     return static_cast<int>(num_tiles(block_begin[e + 1] - block_begin[e]));
@@ -219,8 +221,7 @@ void launch(void (*kernel)(Params), const Params& params, int64_t extent, int64_
   const dim3 grid(static_cast<unsigned>(tiles),
                   static_cast<unsigned>((num_columns + kTile - 1) / kTile));
   const size_t shared = static_cast<size_t>(params.num_experts + 1) * sizeof(int);
-  kernel<<<grid, kThreads, shared, stream>>>(params);
-  check(cudaGetLastError());
+  launch_early(kernel, {grid, kThreads, shared}, stream, params);
 }
 
 }  // namespace

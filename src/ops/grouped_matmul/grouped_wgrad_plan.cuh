@@ -9,23 +9,17 @@
 #include "ops/cuda/pipeline/work_queue.cuh"
 #include "ops/grouped_matmul/expert_values.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
+#include "ops/grouped_matmul/grouped_wgrad_model.h"
 
 /// How the gradient of the experts' matrices is cut into tiles, and how warpgroups share them
 /// (grouped_wgrad.cuh).
 namespace tessera::cuda {
 namespace wgrad {
 
-constexpr int kRows = 256;  // of the gradient, of a cluster
+constexpr int kRows = kWgradRows;  // of the gradient, of a cluster
 constexpr int kTokens = kGroupedReduction;
-constexpr int kStep = 16;  // tokens that one instruction multiplies
-// Of an expert whose tiles are taken ping-pong, as the GPU's power has it (docs/log.md).
-constexpr int64_t kMostRowsWrittenPingPong = 3072;
-constexpr int64_t kMostRowsAddedPingPong = 6144;
-constexpr int kShortStages = 12;       // of a tile that leaves no time to find the next one
-constexpr int kStagesToAddThere = 12;  // the L2 cache takes longer to add than shorter products
-constexpr int kPingPongColumns = 192;
-constexpr int kPingPongColumnsToAddHere = 128;  // with registers left for what is added to
-constexpr int kCooperativeColumns = 256;
+constexpr int kStep = 16;         // tokens that one instruction multiplies
+constexpr int kShortStages = 12;  // of a tile that leaves no time to find the next one
 constexpr size_t kStageBytes = 220 * 1024;
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kTile = 64 * kTokens;  // values of one copy
@@ -77,20 +71,21 @@ struct Schedule {
   static constexpr int kClusterColumns = kTileColumns;
   static constexpr int kColumns = kGathers ? kClusterColumns / 2 : kClusterColumns;
   static constexpr int kBlockRows = kGathers ? kRows : kRows / 2;
+  static constexpr int kWideTiles = (kColumns + 63) / 64;  // of a stage, the last may be half taken
   static constexpr int kHalves = kBlockRows / 64 / (kPingPong ? 1 : 2);
   static constexpr int kGroupsAhead = kPingPong ? 2 : 4;  // see lines::Before
   static_assert(!kPingPong || !kGathers, "slower, and not tested");
 
   struct Stage {
     Value narrow[kBlockRows / 64][kTile];
-    Value wide[kColumns / 64][kTile];
+    Value wide[kWideTiles][kTile];
   };
   static constexpr int kStages = kStageBytes / sizeof(Stage);
   using Cursor = RingCursor<kStages>;
   /// Whether a tile's values are added to in registers instead of in the L2 cache.
   static __device__ __forceinline__ bool adds_here(int num_stages) {
     if constexpr (!kAccumulate || !kPingPong) return kAccumulate;
-    return kColumns <= kPingPongColumnsToAddHere && num_stages < kStagesToAddThere;
+    return kColumns <= kWgradColumnsToAddHere && num_stages < kWgradStagesToAddThere;
   }
 
   struct Shared {
@@ -161,18 +156,6 @@ struct Plan {
     }
   }
 };
-
-/// How tiles are cut and taken, see Schedule.
-enum class WgradTiles { kCooperative, kPingPong, kAddsHere };
-
-/// By the rows of an expert, on average of those that there is room for.
-inline WgradTiles choose_tiles(const GroupedWgradParams& params) {
-  const int64_t rows = params.num_rows / params.num_experts;
-  if (rows > (params.accumulate ? kMostRowsAddedPingPong : kMostRowsWrittenPingPong))
-    return WgradTiles::kCooperative;
-  const bool adds_here = params.accumulate && rows < kStagesToAddThere * kTokens;
-  return adds_here ? WgradTiles::kAddsHere : WgradTiles::kPingPong;
-}
 
 }  // namespace wgrad
 }  // namespace tessera::cuda

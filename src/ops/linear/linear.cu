@@ -1,6 +1,6 @@
 #include <cuda_bf16.h>
 
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/linear/linear_kernels.h"
 
@@ -19,6 +19,7 @@ template <typename T, int kVector>
 __global__ void __launch_bounds__(kThreads)
     add_bias_kernel(const float* products, const float* bias, T* out, int64_t num_rows,
                     int64_t num_columns) {
+  wait_for_earlier();
   using Floats = Vector<float, kVector>;
   const int64_t column = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kVector;
   if (column >= num_columns) return;
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void row_range_kernel(const int64_t* extent, int64_t* offsets) {
+  wait_for_earlier();
   offsets[0] = 0;
   offsets[1] = *extent;
 }
@@ -55,9 +57,8 @@ void launch_bias(const float* products, const float* bias, void* out, int64_t nu
   const dim3 grid(blocks_of(vectors ? num_columns / kVector : num_columns),
                   static_cast<unsigned>(rows < 65535 ? rows : 65535));
   const auto kernel = vectors ? add_bias_kernel<T, kVector> : add_bias_kernel<T, 1>;
-  kernel<<<grid, kThreads, 0, stream>>>(products, bias, static_cast<T*>(out), num_rows,
-                                        num_columns);
-  check(cudaGetLastError());
+  launch_early(kernel, {grid, kThreads}, stream, products, bias, static_cast<T*>(out), num_rows,
+               num_columns);
 }
 
 }  // namespace
@@ -71,8 +72,7 @@ void launch_add_bias(const float* products, const float* bias, void* out, DType 
 }
 
 void launch_row_range(const int64_t* extent, int64_t* offsets, cudaStream_t stream) {
-  row_range_kernel<<<1, 1, 0, stream>>>(extent, offsets);
-  check(cudaGetLastError());
+  launch_early(row_range_kernel, {1, 1}, stream, extent, offsets);
 }
 
 }  // namespace tessera::cuda

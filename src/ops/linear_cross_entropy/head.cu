@@ -2,7 +2,7 @@
 // and writes the gradients over the logits in a second one, which finds them in the L2 cache.
 #include <cuda_bf16.h>
 
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/linear_cross_entropy/head_kernels.h"
 
 namespace tessera::cuda {
@@ -231,6 +231,7 @@ __device__ float find_losses(const HeadRows& rows, const HeadLosses& losses, con
 template <typename T, bool kLosses, bool kGradients>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     head_kernel(const HeadRows rows, const HeadLosses losses, const HeadGradients gradients) {
+  wait_for_earlier();
   float* const row = rows.logits + blockIdx.x * rows.stride;
   const auto num_columns = static_cast<int>(rows.num_columns);
   const int64_t token = rows.first_token + blockIdx.x;
@@ -255,8 +256,8 @@ void launch(const HeadRows& rows, const HeadLosses& losses, const HeadGradients&
   if (rows.num_rows == 0) return;
   const auto kernel = rows.dtype == DType::kF32 ? head_kernel<float, kLosses, kGradients>
                                                 : head_kernel<Bf16, kLosses, kGradients>;
-  kernel<<<static_cast<unsigned>(rows.num_rows), kThreads, 0, stream>>>(rows, losses, gradients);
-  check(cudaGetLastError());
+  launch_early(kernel, {static_cast<unsigned>(rows.num_rows), kThreads}, stream, rows, losses,
+               gradients);
 }
 
 constexpr int kSumThreads = 1024;
@@ -264,6 +265,7 @@ constexpr int kSumThreads = 1024;
 __global__ void __launch_bounds__(kSumThreads)
     sum_losses_kernel(const float* token_loss, int64_t num_tokens, const int64_t* extent,
                       const float* scale, float* loss) {
+  wait_for_earlier();
   __shared__ double sums[kSumThreads];
   const int64_t end = extent != nullptr ? *extent : num_tokens;
   double sum = 0;
@@ -278,6 +280,7 @@ __global__ void __launch_bounds__(kSumThreads)
 
 template <typename T>
 __global__ void copy_rows_kernel(const HeadCopy copy) {
+  wait_for_earlier();
   const int64_t width = copy.row_bytes / static_cast<int64_t>(sizeof(T));
   const int64_t token = copy.first_token + blockIdx.x;
   const T* const from = static_cast<const T*>(copy.from) + token * width;
@@ -304,8 +307,8 @@ void launch_head_fused(const HeadRows& rows, const HeadLosses& losses,
 
 void launch_sum_losses(const float* token_loss, int64_t num_tokens, const int64_t* extent,
                        const float* scale, float* loss, cudaStream_t stream) {
-  sum_losses_kernel<<<1, kSumThreads, 0, stream>>>(token_loss, num_tokens, extent, scale, loss);
-  check(cudaGetLastError());
+  launch_early(sum_losses_kernel, {1, kSumThreads}, stream, token_loss, num_tokens, extent, scale,
+               loss);
 }
 
 void launch_copy_rows(const HeadCopy& copy, cudaStream_t stream) {
@@ -314,8 +317,7 @@ void launch_copy_rows(const HeadCopy& copy, cudaStream_t stream) {
       reinterpret_cast<uintptr_t>(copy.from) | reinterpret_cast<uintptr_t>(copy.to);
   const bool vectors = (addresses | static_cast<uintptr_t>(copy.row_bytes)) % sizeof(uint4) == 0;
   const auto kernel = vectors ? copy_rows_kernel<uint4> : copy_rows_kernel<uint16_t>;
-  kernel<<<static_cast<unsigned>(copy.num_rows), 256, 0, stream>>>(copy);
-  check(cudaGetLastError());
+  launch_early(kernel, {static_cast<unsigned>(copy.num_rows), 256}, stream, copy);
 }
 
 }  // namespace tessera::cuda

@@ -387,7 +387,6 @@ void with_heads(const RopeRows& rope, int item_heads, Run run) {
     if (lanes == 16) with_lanes.template operator()<T, 16>();
     if (lanes == 32) with_lanes.template operator()<T, 32>();
   });
-  check(cudaGetLastError());
 }
 
 /// Blocks for all items of a call.

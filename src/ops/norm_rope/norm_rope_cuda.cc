@@ -42,7 +42,7 @@ void norm_rope(const NormRope& op, const Args<NormRope>& args) {
                        stream_of(args));
   cuda::launch_rope(
       cuda::rope_rows(op.spec(), args, false, args.workspace.data(), args.out(NormRope::kY).data),
-      stream_of(args));
+      {}, stream_of(args));
 }
 
 void norm_rope_backward(const NormRopeBackward& op, const Args<NormRopeBackward>& args) {
@@ -68,7 +68,7 @@ void norm_rope_backward(const NormRopeBackward& op, const Args<NormRopeBackward>
     return;
   }
   void* turned_back = args.workspace.data() + cuda::column_partials_bytes(spec.head_size);
-  cuda::launch_rope(cuda::rope_rows(spec, args, true, grad, turned_back), stream_of(args));
+  cuda::launch_rope(cuda::rope_rows(spec, args, true, grad, turned_back), {}, stream_of(args));
   cuda::launch_rmsnorm_backward({.dtype = x.dtype,
                                  .rows = cuda::rows_of(args, Op::kX, spec.head_size),
                                  .hidden = spec.head_size,

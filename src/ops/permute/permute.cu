@@ -3,6 +3,7 @@
 // expert's rows are far apart in time there, but each is long enough to move at full speed.
 #include <cuda_bf16.h>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/permute/permute_kernels.h"
 
 namespace tessera::cuda {
@@ -111,6 +112,7 @@ unsigned padding_blocks(const RowMaps& maps) {
 template <typename Raw, int kVectors, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     permute_rows(const PermuteRows p, int64_t vectors, int parts, unsigned copying_blocks) {
+  wait_for_earlier();
   if (blockIdx.x >= copying_blocks)
     return clear_padding<Raw>(p.maps, vectors, p.rows_RH, blockIdx.x - copying_blocks);
   const int lane = threadIdx.x % kLanes;
@@ -149,6 +151,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int kValues, int kRows, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     combine_rows(const CombineRows p, int64_t vectors, int parts) {
+  wait_for_earlier();
   using Vec = Vector<T, kValues>;
   using Raw = typename Vec::Raw;
   const int64_t work = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
@@ -204,11 +207,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) clear_row_of(const CombineBackward p) {
+  wait_for_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i < p.maps.num_tokens * p.maps.top_k) p.row_of_TK[i] = -1;
 }
 
 __global__ void __launch_bounds__(kThreads) invert_source(const CombineBackward p) {
+  wait_for_earlier();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= actual(p.maps.row_extent, p.maps.num_rows)) return;
   const int32_t source = p.maps.source_R[row];
@@ -226,6 +231,7 @@ __device__ __forceinline__ float warp_sum(float value) {
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads)
     combine_backward(const CombineBackward p, int64_t vectors, unsigned copying_blocks) {
+  wait_for_earlier();
   using Vec = Vector<T, kValues>;
   using Raw = typename Vec::Raw;
   if (blockIdx.x >= copying_blocks)
@@ -271,6 +277,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) gather_values(const GatherValues p) {
+  wait_for_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= actual(p.extent, p.count) * p.per_row) return;
   const int32_t at = p.idx[i];
@@ -288,7 +295,8 @@ void permute_with(const PermuteRows& p, int64_t vectors, cudaStream_t stream) {
   const auto copying = static_cast<unsigned>(divide_up(works, kWarps));
   const unsigned blocks = copying + padding_blocks(p.maps);
   if (vectors == 0 || blocks == 0) return;
-  permute_rows<Raw, kVectors, kTokens><<<blocks, kThreads, 0, stream>>>(p, vectors, parts, copying);
+  launch_early(permute_rows<Raw, kVectors, kTokens>, {blocks, kThreads}, stream, p, vectors, parts,
+               copying);
 }
 
 /// Takes 3 or 4 vectors a lane, whichever leaves fewer lanes idle.
@@ -312,7 +320,8 @@ void combine_with(const CombineRows& p, cudaStream_t stream) {
   const auto parts = static_cast<int>(divide_up(vectors, kLanes * kVectors));
   const auto blocks = static_cast<unsigned>(divide_up(p.maps.num_tokens * parts, kWarps));
   if (blocks == 0) return;
-  combine_rows<T, kValues, kRows, kVectors><<<blocks, kThreads, 0, stream>>>(p, vectors, parts);
+  launch_early(combine_rows<T, kValues, kRows, kVectors>, {blocks, kThreads}, stream, p, vectors,
+               parts);
 }
 
 /// The fewer rows a token has, the more of each must be under way.
@@ -328,7 +337,8 @@ void backward_by(const CombineBackward& p, cudaStream_t stream) {
   const auto copying = static_cast<unsigned>(divide_up(assignments, kWarps));
   const unsigned blocks = copying + padding_blocks(p.maps);
   if (blocks == 0) return;
-  combine_backward<T, kValues><<<blocks, kThreads, 0, stream>>>(p, p.width / kValues, copying);
+  launch_early(combine_backward<T, kValues>, {blocks, kThreads}, stream, p, p.width / kValues,
+               copying);
 }
 
 }  // namespace
@@ -357,8 +367,9 @@ void launch_combine_backward(const CombineBackward& p, cudaStream_t stream) {
     return static_cast<unsigned>(divide_up(count, kThreads));
   };
   const int64_t assignments = p.maps.num_tokens * p.maps.top_k;
-  if (assignments > 0) clear_row_of<<<blocks_for(assignments), kThreads, 0, stream>>>(p);
-  if (p.maps.num_rows > 0) invert_source<<<blocks_for(p.maps.num_rows), kThreads, 0, stream>>>(p);
+  if (assignments > 0) launch_early(clear_row_of, {blocks_for(assignments), kThreads}, stream, p);
+  if (p.maps.num_rows > 0)
+    launch_early(invert_source, {blocks_for(p.maps.num_rows), kThreads}, stream, p);
   const bool aligned = is_aligned(p.grad_TH) && is_aligned(p.y_RH) && is_aligned(p.grad_y_RH);
   if (p.type == RowType::kF32) {
     aligned&& p.width % 4 == 0 ? backward_by<float, 4>(p, stream)
@@ -372,7 +383,8 @@ void launch_combine_backward(const CombineBackward& p, cudaStream_t stream) {
 void launch_gather_values(const GatherValues& gather, cudaStream_t stream) {
   const int64_t count = gather.count * gather.per_row;
   if (count == 0) return;
-  gather_values<<<static_cast<unsigned>(divide_up(count, kThreads)), kThreads, 0, stream>>>(gather);
+  launch_early(gather_values, {static_cast<unsigned>(divide_up(count, kThreads)), kThreads}, stream,
+               gather);
 }
 
 }  // namespace tessera::cuda

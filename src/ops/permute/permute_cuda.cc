@@ -1,4 +1,3 @@
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/permute/permute.h"
 #include "ops/permute/permute_kernels.h"
@@ -30,7 +29,6 @@ void permute(const Permute& /*op*/, const Args<Permute>& args) {
        .x_TH = args.in(Permute::kX).data,
        .rows_RH = args.out(Permute::kRows).data},
       stream_of(args));
-  check(cudaGetLastError());
 }
 
 /// What Unpermute and UnpermuteWeighted have in common.
@@ -45,7 +43,6 @@ void combine(const Op& op, const Args<Op>& args, const float* probs) {
                   .addend_TH = op.addend() ? args.in(Op::kAddend).data : nullptr,
                   .out_TH = args.out(Op::kY).data},
                  stream_of(args));
-  check(cudaGetLastError());
 }
 
 void unpermute(const Unpermute& op, const Args<Unpermute>& args) {
@@ -76,7 +73,6 @@ void unpermute_weighted_backward(const UnpermuteWeightedBackward& /*op*/,
                            .grad_y_RH = args.out(Op::kGradRows).data,
                            .grad_probs_TK = args.out(Op::kGradProbs).as<float>()},
                           stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t backward_workspace(const UnpermuteWeightedBackward& /*op*/,
@@ -94,7 +90,6 @@ void gather(const Tensor& from, const Tensor& index, const int64_t* extent, cons
                         .idx = index.as<int32_t>(),
                         .to = to.as<float>()},
                        stream);
-  check(cudaGetLastError());
 }
 
 void permute_probs(const PermuteProbs& /*op*/, const Args<PermuteProbs>& args) {

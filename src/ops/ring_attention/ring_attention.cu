@@ -1,3 +1,4 @@
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/ring_attention/ring_attention_kernels.h"
 
@@ -35,6 +36,7 @@ constexpr int kRoundThreads = 256;
 
 __global__ void __launch_bounds__(kRoundThreads)
     round_kernel(const float* from, BFloat16* to, int64_t count) {
+  wait_for_earlier();
   const int64_t at = int64_t{blockIdx.x} * kRoundThreads + threadIdx.x;
   if (at < count) to[at] = __float2bfloat16_rn(from[at]);
 }
@@ -51,8 +53,8 @@ void launch_order_tokens(const attention::RingQueries& queries, const void* from
 void launch_round(const float* from, void* to, int64_t count, cudaStream_t stream) {
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(divide_up(count, kRoundThreads));
-  round_kernel<<<blocks, kRoundThreads, 0, stream>>>(from, static_cast<BFloat16*>(to), count);
-  check(cudaGetLastError());
+  launch_early(round_kernel, {blocks, kRoundThreads}, stream, from, static_cast<BFloat16*>(to),
+               count);
 }
 
 }  // namespace tessera::cuda

@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(kThreads, forward_blocks(kLanes, kThreads))
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kWideThreads)
     rmsnorm_wide_rows(const __grid_constant__ ForwardParams p) {
+  wait_for_earlier();
   const int64_t num_rows = p.rows.in_use();
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   constexpr int kStep = kWideThreads * kWidth;
@@ -288,6 +289,7 @@ __global__ void __launch_bounds__(kThreads, BackwardCut<kLanes, kThreads>::kBloc
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kWideThreads)
     rmsnorm_backward_wide_rows(const __grid_constant__ BackwardParams p) {
+  wait_for_earlier();
   const int64_t num_rows = p.rows.in_use();
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   constexpr int kStep = kWideThreads * kWidth;
@@ -372,7 +374,7 @@ void launch_forward(const ForwardParams& params, int num_sms, cudaStream_t strea
   const int64_t rows = params.rows.bound;
   if (vectors > kMaxThreads) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(rows, 4 * num_sms));
-    rmsnorm_wide_rows<T, kWidth><<<blocks, kWideThreads, 0, stream>>>(params);
+    launch_early(rmsnorm_wide_rows<T, kWidth>, {blocks, kWideThreads}, stream, params);
     return;
   }
   const auto launch = [&]<int kLanes, int kThreads>() {
@@ -421,8 +423,8 @@ int launch_backward(const BackwardParams& params, int num_sms, cudaStream_t stre
   if (vectors > kMaxThreads) {
     const auto blocks =
         static_cast<int>(std::min<int64_t>({rows, 4 * num_sms, kMaxColumnPartials}));
-    rmsnorm_backward_wide_rows<T, kWidth>
-        <<<static_cast<unsigned>(blocks), kWideThreads, 0, stream>>>(params);
+    launch_early(rmsnorm_backward_wide_rows<T, kWidth>,
+                 {static_cast<unsigned>(blocks), kWideThreads}, stream, params);
     return blocks;
   }
   int num_blocks = 0;
@@ -457,7 +459,6 @@ void launch_rmsnorm(const RmsNormRows& call, cudaStream_t stream) {
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     launch_forward<T, kWidth>(params, call.num_sms, stream);
   });
-  check(cudaGetLastError());
 }
 
 void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t stream) {
@@ -475,7 +476,6 @@ void launch_rmsnorm_backward(const RmsNormBackwardRows& call, cudaStream_t strea
                                  .hidden = static_cast<int>(call.hidden)};
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     const int blocks = launch_backward<T, kWidth>(params, call.num_sms, stream);
-    check(cudaGetLastError());
     if (call.grad_weight != nullptr)
       launch_add_partials(call.grad_weight, call.partials, blocks, call.hidden, stream);
   });

@@ -28,18 +28,20 @@ struct RotarySpec {
 /// Rotary position embedding (Su et al., "RoFormer", 2021) in the rotate-half convention of Hugging
 /// Face's Llama: element i of the rotated part pairs with element i + rotary_dim / 2, and both turn
 /// by position · inverse_frequencies[i]; or neighbours pair, as in the original (DeepSeek). (x A
-/// [T, N·D], positions I32 [T]) -> A [T, N·D]. Dim T may be ragged. With `inverse` it turns back:
-/// that is its own gradient.
+/// [T, N·D], with second_heads: A [T, N2·D], positions I32 [T]) -> (A [T, N·D], with second_heads:
+/// A [T, N2·D]), both turned by the same angles: queries and keys. Dim T may be ragged. With
+/// `inverse` it turns back: that is its own gradient.
 class Rope final : public Operator {
  public:
-  enum Input : int { kX, kPositions };
-  enum Output : int { kY };
+  enum Input : int { kX, kSecondX, kPositions };
+  enum Output : int { kY, kSecondY };
 
   /// Heads are at most this wide, so that a token's angles fit on the stack.
   static constexpr int64_t kMaxRotaryDim = 1024;
 
-  /// Throws UserError where the rotated part is empty or larger than a head.
-  Rope(RotarySpec spec, bool inverse);
+  /// `second_heads`: those of the second tensor; 0: there is none. Throws UserError where that is
+  /// negative, and where the rotated part is empty or larger than a head.
+  Rope(RotarySpec spec, bool inverse, int64_t second_heads = 0);
 
   std::string_view name() const override { return inverse_ ? "rope_backward" : "rope"; }
   std::string attributes() const override;
@@ -47,13 +49,26 @@ class Rope final : public Operator {
   void differentiate(GradientBuilder& builder) const override;
   const RotarySpec& spec() const { return spec_; }
   bool inverse() const { return inverse_; }
+  int64_t second_heads() const { return second_heads_; }
+  OperandSet<Input> input_set() const {
+    return OperandSet<Input>{kX, kPositions}.add(kSecondX, second_heads_ > 0);
+  }
+  OperandSet<Output> output_set() const {
+    return OperandSet<Output>{kY}.add(kSecondY, second_heads_ > 0);
+  }
 
  private:
+  void check_heads(const ValueType& x, int64_t num_heads) const;
+  /// Turns the gradient of y, whose tensor has `num_heads` heads, back.
+  void differentiate_one(GradientBuilder& builder, Input x, Output y, int64_t num_heads) const;
+
   RotarySpec spec_;
   bool inverse_;
+  int64_t second_heads_;
 };
 
-OperatorPtr make_rope(RotarySpec spec);
+/// Of one tensor, or of two by the same angles.
+OperatorPtr make_rope(RotarySpec spec, int64_t second_heads = 0);
 void add_rope_cpu(KernelTable& table);
 void add_rope_cuda(KernelTable& table);
 

@@ -6,23 +6,36 @@
 namespace tessera {
 namespace {
 
+/// All heads of a tensor [T, num_heads · head size].
+template <typename T>
+struct Heads {
+  const T* from = nullptr;
+  T* to = nullptr;
+  int64_t num_heads = 0;
+
+  void rotate(int64_t token, const TokenAngles& angles, const RotarySpec& spec) const {
+    for (int64_t head = token * num_heads; head < (token + 1) * num_heads; ++head)
+      rotate_head(to + head * spec.head_size, from + head * spec.head_size, angles, spec);
+  }
+};
+
 void rope(const Rope& rotation, const Args<Rope>& args) {
   const RotarySpec& spec = rotation.spec();
   const Tensor& x = args.in(Rope::kX);
-  const int64_t tokens = x.shape[0];
   const int32_t* positions = args.in(Rope::kPositions).as<int32_t>();
   with_storage(x.dtype, [&](auto storage) {
     using T = decltype(storage);
-    const T* from = x.as<T>();
-    T* to = args.out(Rope::kY).as<T>();
+    const Heads<T> first = {x.as<T>(), args.out(Rope::kY).as<T>(), spec.num_heads};
+    Heads<T> second;
+    if (rotation.second_heads() > 0)
+      second = {args.in(Rope::kSecondX).as<T>(), args.out(Rope::kSecondY).as<T>(),
+                rotation.second_heads()};
 #pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t t = 0; t < x.shape[0]; ++t) {
       TokenAngles angles;
       angles.fill(spec, positions[t], rotation.inverse());
-      for (int64_t head = 0; head < spec.num_heads; ++head) {
-        const int64_t at = (t * spec.num_heads + head) * spec.head_size;
-        rotate_head(to + at, from + at, angles, spec);
-      }
+      first.rotate(t, angles, spec);
+      second.rotate(t, angles, spec);
     }
   });
 }

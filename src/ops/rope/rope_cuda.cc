@@ -4,9 +4,14 @@ namespace tessera {
 namespace {
 
 void rope(const Rope& rotation, const Args<Rope>& args) {
+  cuda::RopeHeads second;
+  if (rotation.second_heads() > 0)
+    second = {.num_heads = static_cast<int>(rotation.second_heads()),
+              .x = args.in(Rope::kSecondX).data,
+              .y = args.out(Rope::kSecondY).data};
   cuda::launch_rope(cuda::rope_rows(rotation.spec(), args, rotation.inverse(),
                                     args.in(Rope::kX).data, args.out(Rope::kY).data),
-                    cuda::stream_of(args));
+                    second, cuda::stream_of(args));
 }
 
 }  // namespace

@@ -24,6 +24,14 @@ struct RopeRows {
   void* y;
   float frequencies[kMaxRopePairs];
 };
-void launch_rope(const RopeRows& call, cudaStream_t stream);
+
+/// Another tensor whose rows turn by the same angles, of heads of the same size; without heads:
+/// none.
+struct RopeHeads {
+  int num_heads = 0;
+  const void* x = nullptr;
+  void* y = nullptr;
+};
+void launch_rope(const RopeRows& call, const RopeHeads& second, cudaStream_t stream);
 
 }  // namespace tessera::cuda

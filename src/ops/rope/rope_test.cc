@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "ops/testing/op_test.h"
 
@@ -118,6 +119,77 @@ TEST(Rope, RotatesNeighboursAndPartsOfAHead) {
   }
 }
 
+/// Two tensors, the second of `second_heads` heads, and their positions.
+std::vector<TestInput> make_two(const RotarySpec& spec, int64_t second_heads,
+                                const std::vector<int32_t>& positions, DType dtype,
+                                Random& random) {
+  auto inputs = make_inputs(spec, positions, dtype, random);
+  const auto tokens = static_cast<int64_t>(positions.size());
+  const Shape shape = {tokens, second_heads * spec.head_size};
+  inputs.insert(inputs.begin() + 1,
+                {random_tensor(dtype, shape, random), Role::kValue, "second x"});
+  return inputs;
+}
+
+OwnedTensor copy_of(const Tensor& tensor) {
+  OwnedTensor copy(tensor.dtype, tensor.shape);
+  std::memcpy(copy.get().data, tensor.data, tensor.num_bytes());
+  return copy;
+}
+
+std::vector<OwnedTensor> one_gradient(const Tensor& gradient) {
+  std::vector<OwnedTensor> given;
+  given.push_back(copy_of(gradient));
+  return given;
+}
+
+/// One of the two with the same positions.
+std::vector<TestInput> one_of(const std::vector<TestInput>& two, size_t idx) {
+  return list_inputs(TestInput{copy_of(two[idx].tensor), Role::kValue, "x"},
+                     TestInput{copy_of(two[2].tensor), Role::kConstant, "positions"});
+}
+
+TEST(Rope, TwoTensorsTurnAsEachAlone) {
+  const std::vector<int32_t> positions = {0, 1, 2, 511, 4095, 131071, 7, 0};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int64_t second_heads : {1, 2, 5}) {
+      SCOPED_TRACE(fmt::format("{} heads, {}", second_heads, dtype_name(dtype)));
+      Random random(24, second_heads);
+      const RotarySpec specs[] = {make_spec(3, 24, 16, 1.1F),
+                                  make_spec(second_heads, 24, 16, 1.1F)};
+      const auto inputs = make_two(specs[0], second_heads, positions, dtype, random);
+      const OperatorPtr both = make_rope(specs[0], second_heads);
+      const auto outputs = run_operator(*both, kernels(), inputs);
+      std::vector<OwnedTensor> given;
+      for (int i = 0; i < 2; ++i)
+        given.push_back(random_tensor(dtype, inputs[i].tensor.get().shape, random));
+      const auto grads = run_gradients(both, kernels(), inputs, given);
+      for (int i = 0; i < 2; ++i) {
+        const auto alone = one_of(inputs, i);
+        const OperatorPtr rope = make_rope(specs[i]);
+        expect_bitwise_equal(outputs[i], run_operator(*rope, kernels(), alone)[0], "y");
+        const auto own = run_gradients(rope, kernels(), alone, one_gradient(given[i]));
+        expect_bitwise_equal(grads[i], own[0], "gradient");
+      }
+    }
+  }
+}
+
+TEST(Rope, OneOfTwoTensorsMayHaveNoGradient) {
+  Random random(25, 1);
+  const RotarySpec specs[] = {make_spec(3, 8, 6), make_spec(2, 8, 6)};
+  for (int i = 0; i < 2; ++i) {
+    auto inputs = make_two(specs[0], 2, {0, 3, 100}, DType::kF32, random);
+    inputs[1 - i].role = Role::kConstant;
+    std::vector<OwnedTensor> given(2);
+    given[i] = random_tensor(DType::kF32, inputs[i].tensor.get().shape, random);
+    const auto grads = run_gradients(make_rope(specs[0], 2), kernels(), inputs, given);
+    const auto own =
+        run_gradients(make_rope(specs[i]), kernels(), one_of(inputs, i), one_gradient(given[i]));
+    expect_bitwise_equal(grads[i], own[0], "gradient");
+  }
+}
+
 TEST(Rope, PositionZeroIsTheIdentity) {
   Random random(22, 1);
   const RotarySpec spec = make_spec(2, 16, 16);
@@ -130,6 +202,8 @@ TEST(Rope, GradientsAgainstFiniteDifferences) {
   Random random(23, 1);
   const RotarySpec spec = make_spec(2, 10, 6, 0.8F);
   check_gradients(make_rope(spec), kernels(), make_inputs(spec, {0, 3, 100}, DType::kF32, random));
+  check_gradients(make_rope(spec, 3), kernels(),
+                  make_two(spec, 3, {0, 3, 100}, DType::kF32, random));
 }
 
 TEST(Rope, DefaultFrequencies) {
@@ -144,12 +218,14 @@ TEST(Rope, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make_rope(make_spec(1, 4, 6)), UserError);
   EXPECT_THROW(make_rope(make_spec(0, 8, 8)), UserError);
   EXPECT_THROW(make_rope(make_spec(1, 4096, 2048)), UserError);
+  EXPECT_THROW(make_rope(make_spec(1, 8, 8), -1), UserError);
   EXPECT_THROW(make_rope({.num_heads = 1, .head_size = 8, .inverse_frequencies = {}}), UserError);
   RotarySpec beyond = make_spec(1, 8, 6);
   beyond.offset = 4;
   EXPECT_THROW(make_rope(beyond), UserError);
-  const auto refuses = [](const std::vector<ValueType>& types, const char* message) {
-    EXPECT_THAT([&] { make_rope(make_spec(2, 8, 8))->infer(types); },
+  const auto refuses = [](const std::vector<ValueType>& types, const char* message,
+                          int64_t second_heads = 0) {
+    EXPECT_THAT([&] { make_rope(make_spec(2, 8, 8), second_heads)->infer(types); },
                 ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(message)));
   };
   const ValueType x{DType::kF32, {4, 16}};
@@ -157,6 +233,10 @@ TEST(Rope, RefusesWhatDoesNotFit) {
   refuses({with_last_dim(x, 24), positions}, "rope: 2 heads of 8 need rows of 16");
   refuses({x, with_dtype(positions, DType::kI64)}, "rope: positions must be i32 [4]");
   refuses({x, {DType::kI32, {5}}}, "rope: positions must be i32 [4], got i32 [5]");
+  refuses({x, positions}, "rope: takes 3 inputs, got 2", 1);
+  refuses({x, x, positions}, "rope: 1 heads of 8 need rows of 8", 1);
+  refuses({x, {DType::kBF16, {4, 8}}, positions}, "rope: both tensors must have the same type", 1);
+  refuses({x, {DType::kF32, {3, 8}}, positions}, "rope: both tensors must have the same type", 1);
 }
 
 }  // namespace

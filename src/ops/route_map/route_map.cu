@@ -1,5 +1,6 @@
 // A stable counting sort of assignments by expert. Every place is computed, none is taken by
 // whoever comes first, so the order is that of the tokens.
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/route_map/route_assignments.cuh"
 
 namespace tessera::cuda {
@@ -11,6 +12,7 @@ constexpr int kScanThreads = 1024;  // at least one to an expert
 constexpr int kFillThreads = 256;
 
 __global__ void __launch_bounds__(kWarps* kLanes) count_runs(const RouteCount p) {
+  wait_for_earlier();
   extern __shared__ int32_t counts[];
   const RouteAssignments& a = p.assignments;
   for (int e = threadIdx.x; e < a.num_local; e += blockDim.x) counts[e] = 0;
@@ -118,6 +120,7 @@ __device__ __forceinline__ void place_runs_of_experts(const RoutePlaces& p, int3
 }
 
 __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) {
+  wait_for_earlier();
   __shared__ int32_t totals[kScanThreads];
   totals[threadIdx.x] = 0;
   __syncthreads();
@@ -137,6 +140,7 @@ __global__ void __launch_bounds__(kScanThreads) place_runs(const RoutePlaces p) 
 }
 
 __global__ void __launch_bounds__(kWarps* kLanes) sort_runs(const RouteSort p) {
+  wait_for_earlier();
   extern __shared__ int32_t places[];  // [kWarps, N]
   const RouteAssignments& a = p.assignments;
   const int lane = threadIdx.x % kLanes;
@@ -250,6 +254,7 @@ __device__ int64_t compact(const Rank& rank, int32_t* assignments, int64_t n, ui
 }
 
 __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
+  wait_for_earlier();
   const int first = blockIdx.x * p.group_size;
   const int last = first + p.group_size;
   int32_t* assignments = p.sorted + p.starts[first];
@@ -275,12 +280,14 @@ __global__ void __launch_bounds__(kScanThreads) keep_best(const RouteKeep p) {
 }
 
 __global__ void __launch_bounds__(kScanThreads) place_experts(const RouteOffsets p) {
+  wait_for_earlier();
   const int e = threadIdx.x;
   place_rows(p, e < p.num_local ? p.counts_kept[e] : 0, p.starts[p.num_local]);
 }
 
 /// Blocks (x) share the rows of an expert (y).
 __global__ void __launch_bounds__(kFillThreads) write_rows(const RouteRows p) {
+  wait_for_earlier();
   const int e = blockIdx.y;
   const int32_t* sorted = p.sorted + p.starts[e];
   const int64_t first = p.offsets[e];
@@ -295,11 +302,13 @@ __global__ void __launch_bounds__(kFillThreads) write_rows(const RouteRows p) {
 }
 
 __global__ void __launch_bounds__(kFillThreads) clear_rows(const CapacityOrder p) {
+  wait_for_earlier();
   const int64_t t = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   if (t < p.num_tokens) p.row_of_T[t] = -1;
 }
 
 __global__ void __launch_bounds__(kFillThreads) put_in_order(const CapacityOrder p) {
+  wait_for_earlier();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kFillThreads + threadIdx.x;
   if (row >= p.num_tokens) return;
   const int64_t token = p.positions[row];
@@ -314,6 +323,7 @@ __global__ void __launch_bounds__(kFillThreads) put_in_order(const CapacityOrder
 
 /// Starts with all dropped.
 __global__ void __launch_bounds__(kScanThreads) drop_own(const CapacityOwn p) {
+  wait_for_earlier();
   const int32_t* idx = p.expert_idx_TK + p.begin * p.top_k;
   int64_t assigned = 0;
   for (int64_t i = threadIdx.x; i < p.count * p.top_k; i += kScanThreads) {
@@ -326,6 +336,7 @@ __global__ void __launch_bounds__(kScanThreads) drop_own(const CapacityOwn p) {
 }
 
 __global__ void __launch_bounds__(kFillThreads) keep_own(const CapacityOwn p) {
+  wait_for_earlier();
   const int e = blockIdx.y;
   const int32_t* sorted = p.sorted + p.starts[e];
   const int64_t kept = p.counts_kept[e];
@@ -360,11 +371,11 @@ void launch_route_count(const RouteCount& count, cudaStream_t stream) {
   const auto runs = static_cast<unsigned>(route_runs(count.assignments.bound));
   if (runs == 0) return;
   const size_t num_bytes = static_cast<size_t>(count.assignments.num_local) * sizeof(int32_t);
-  count_runs<<<runs, kWarps * kLanes, num_bytes, stream>>>(count);
+  launch_early(count_runs, {runs, kWarps * kLanes, num_bytes}, stream, count);
 }
 
 void launch_route_places(const RoutePlaces& places, cudaStream_t stream) {
-  place_runs<<<1, kScanThreads, 0, stream>>>(places);
+  launch_early(place_runs, {1, kScanThreads}, stream, places);
 }
 
 void launch_route_sort(const RouteSort& sort, cudaStream_t stream) {
@@ -372,30 +383,30 @@ void launch_route_sort(const RouteSort& sort, cudaStream_t stream) {
   if (runs == 0) return;
   const size_t num_bytes =
       kWarps * static_cast<size_t>(sort.assignments.num_local) * sizeof(int32_t);
-  sort_runs<<<runs, kWarps * kLanes, num_bytes, stream>>>(sort);
+  launch_early(sort_runs, {runs, kWarps * kLanes, num_bytes}, stream, sort);
 }
 
 void launch_route_keep(const RouteKeep& keep, cudaStream_t stream) {
-  keep_best<<<static_cast<unsigned>(keep.num_groups), kScanThreads, 0, stream>>>(keep);
+  launch_early(keep_best, {static_cast<unsigned>(keep.num_groups), kScanThreads}, stream, keep);
 }
 
 void launch_route_offsets(const RouteOffsets& offsets, cudaStream_t stream) {
-  place_experts<<<1, kScanThreads, 0, stream>>>(offsets);
+  launch_early(place_experts, {1, kScanThreads}, stream, offsets);
 }
 
 void launch_route_rows(const RouteRows& rows, cudaStream_t stream) {
-  write_rows<<<expert_grid(rows.num_local), kFillThreads, 0, stream>>>(rows);
+  launch_early(write_rows, {expert_grid(rows.num_local), kFillThreads}, stream, rows);
 }
 
 void launch_capacity_order(const CapacityOrder& order, cudaStream_t stream) {
   if (order.num_tokens == 0) return;
-  clear_rows<<<blocks_for(order.num_tokens), kFillThreads, 0, stream>>>(order);
-  put_in_order<<<blocks_for(order.num_tokens), kFillThreads, 0, stream>>>(order);
+  launch_early(clear_rows, {blocks_for(order.num_tokens), kFillThreads}, stream, order);
+  launch_early(put_in_order, {blocks_for(order.num_tokens), kFillThreads}, stream, order);
 }
 
 void launch_capacity_own(const CapacityOwn& own, cudaStream_t stream) {
-  drop_own<<<1, kScanThreads, 0, stream>>>(own);
-  keep_own<<<expert_grid(own.num_experts), kFillThreads, 0, stream>>>(own);
+  launch_early(drop_own, {1, kScanThreads}, stream, own);
+  launch_early(keep_own, {expert_grid(own.num_experts), kFillThreads}, stream, own);
 }
 
 }  // namespace tessera::cuda

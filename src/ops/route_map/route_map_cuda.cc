@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/route_map/capacity_limit.h"
@@ -126,7 +125,6 @@ void route_map(const RouteMap& op, const Args<RouteMap>& args) {
                           .dropped = args.out(RouteMap::kDropped).as<int64_t>()};
   if (!spec.limits_rows() && !spec.has_slots()) {
     sort.run_dropless(rows, source.as<int32_t>());
-    check(cudaGetLastError());
     return;
   }
   sort.run();
@@ -139,7 +137,6 @@ void route_map(const RouteMap& op, const Args<RouteMap>& args) {
                      .row_of_TK = row_of,
                      .source_R = source.as<int32_t>()},
                     sort.stream);
-  check(cudaGetLastError());
 }
 
 int64_t route_map_workspace(const RouteMap& op, std::span<const ValueType> inputs) {
@@ -217,7 +214,6 @@ void capacity_limit_cuda(const CapacityLimit& op, const Args<CapacityLimit>& arg
                        .own_idx = args.out(Op::kKept).as<int32_t>(),
                        .dropped = args.out(Op::kDropped).as<int64_t>()},
                       stream);
-  check(cudaGetLastError());
 }
 
 int64_t capacity_limit_workspace(const CapacityLimit& op, std::span<const ValueType> inputs) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
@@ -245,7 +244,6 @@ void router(const Router& op, const Args<Router>& args) {
   forward.choose();
   forward.add_totals();
   if (bounds != nullptr) forward.balance_segments();
-  check(cudaGetLastError());
 }
 
 int64_t router_workspace(const Router& op, std::span<const ValueType> inputs) {
@@ -403,7 +401,6 @@ void router_backward(const RouterBackward& op, const Args<RouterBackward>& args)
                           .stream = stream_of(args)};
   call.make_grad_logits();
   call.multiply();
-  check(cudaGetLastError());
 }
 
 int64_t router_backward_workspace(const RouterBackward& op, std::span<const ValueType> inputs) {

@@ -1,4 +1,5 @@
 // The router's products in F32 on the ordinary cores, for any shape.
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/tile/exact_product.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/router/router_kernels.h"
@@ -30,6 +31,7 @@ struct Product {
 template <int kColumns, typename A, bool kAReduction, bool kBReduction, typename C>
 __global__ void __launch_bounds__(kThreads)
     multiply(const Product<A, kAReduction, kBReduction, C> p) {
+  wait_for_earlier();
   using Tile = ExactTile<ExactOperand<A, kAReduction>, ExactOperand<float, kBReduction>, kColumns>;
   __shared__ typename Tile::Shared shared;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTileRows;
@@ -50,13 +52,14 @@ constexpr int router_tile_columns(int64_t num_columns) {
   return num_columns <= 16 ? 16 : num_columns <= 64 ? 64 : 128;
 }
 
-template <int kColumns, typename P>
-void launch_tiles(const P& product, cudaStream_t stream) {
+template <int kColumns, typename A, bool kAReduction, bool kBReduction, typename C>
+void launch_tiles(const Product<A, kAReduction, kBReduction, C>& product, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(divide_up(product.a.rows, kTileRows)),
                   static_cast<unsigned>(divide_up(product.b.rows, kColumns)),
                   static_cast<unsigned>(divide_up(product.reduction, product.split)));
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  multiply<kColumns><<<grid, kThreads, 0, stream>>>(product);
+  launch_early(multiply<kColumns, A, kAReduction, kBReduction, C>, {grid, kThreads}, stream,
+               product);
 }
 
 template <typename P>
@@ -119,6 +122,7 @@ void multiply_grad_weight(const RouterShape& s, const float* grad_logits_TE, con
 
 __global__ void __launch_bounds__(256)
     add_splits(const float* partials, int num_splits, int64_t count, float* to) {
+  wait_for_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= count) return;
   float sum = 0;
@@ -142,8 +146,8 @@ void launch_add_splits(const RouterShape& s, const float* partials, int num_spli
                        float* grad_weight_EH, cudaStream_t stream) {
   const int64_t count = s.num_experts * s.hidden_size;
   if (count == 0) return;
-  add_splits<<<static_cast<unsigned>(divide_up(count, 256)), 256, 0, stream>>>(
-      partials, num_splits, count, grad_weight_EH);
+  launch_early(add_splits, {static_cast<unsigned>(divide_up(count, 256)), 256}, stream, partials,
+               num_splits, count, grad_weight_EH);
 }
 
 void launch_router_logits(const RouterLogits& p, cudaStream_t stream) {

@@ -1,4 +1,5 @@
 // What the router says of all tokens together: counts, score means and losses.
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/barrier.cuh"
 #include "ops/router/router_kernels.h"
 #include "ops/router/router_scores.cuh"
@@ -25,6 +26,7 @@ __device__ void write_fractions(float* counts_E, int num_experts, int group_size
 }
 
 __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions p) {
+  wait_for_earlier();
   __shared__ float counts_E[kRouterMaxExperts];
   __shared__ double scratch[kThreads / kLanes];
   const int e = threadIdx.x;
@@ -35,6 +37,7 @@ __global__ void __launch_bounds__(kThreads) make_fractions(const RouterFractions
 
 __global__ void __launch_bounds__(kSegmentThreads)
     make_segment_fractions(const SegmentFractions p) {
+  wait_for_earlier();
   __shared__ int32_t counts[kRouterMaxExperts];
   __shared__ float counts_E[kRouterMaxExperts];
   __shared__ double scratch[kSegmentThreads / kLanes];
@@ -55,6 +58,7 @@ __global__ void __launch_bounds__(kSegmentThreads)
 
 template <int kPer>
 __global__ void __launch_bounds__(kWarps* kLanes) add_segment_balance(const SegmentBalance p) {
+  wait_for_earlier();
   __shared__ double sums[kWarps];
   const int warp = threadIdx.x / kLanes;
   const TokenScores<kPer> scores{p.num_experts, static_cast<int>(threadIdx.x) % kLanes};
@@ -132,6 +136,7 @@ __device__ __forceinline__ T add_parts(const T* parts_E, int num_experts) {
 /// One cluster, whose first block adds the parts up.
 __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTotalThreads)
     add_totals(const RouterTotals p) {
+  wait_for_earlier();
   __shared__ float counts_E[kRouterMaxExperts];
   const int e = threadIdx.x;
   double z = 0;
@@ -152,6 +157,7 @@ __global__ void __cluster_dims__(kRouterTotalParts, 1, 1) __launch_bounds__(kTot
 }
 
 __global__ void __launch_bounds__(kTotalThreads) add_segment_losses(const SegmentLoss p) {
+  wait_for_earlier();
   __shared__ double scratch[kTotalWarps];
   double balance = 0;
   for (int64_t block = threadIdx.x; block < router_blocks(p.num_tokens); block += kTotalThreads)
@@ -165,29 +171,29 @@ __global__ void __launch_bounds__(kTotalThreads) add_segment_losses(const Segmen
 }  // namespace
 
 void launch_router_totals(const RouterTotals& totals, cudaStream_t stream) {
-  add_totals<<<kRouterTotalParts, kTotalThreads, 0, stream>>>(totals);
+  launch_early(add_totals, {kRouterTotalParts, kTotalThreads}, stream, totals);
 }
 
 void launch_router_fractions(const RouterFractions& fractions, cudaStream_t stream) {
-  make_fractions<<<1, kThreads, 0, stream>>>(fractions);
+  launch_early(make_fractions, {1, kThreads}, stream, fractions);
 }
 
 void launch_segment_fractions(const SegmentFractions& fractions, cudaStream_t stream) {
   if (fractions.num_segments == 0) return;
-  make_segment_fractions<<<static_cast<unsigned>(fractions.num_segments), kSegmentThreads, 0,
-                           stream>>>(fractions);
+  launch_early(make_segment_fractions,
+               {static_cast<unsigned>(fractions.num_segments), kSegmentThreads}, stream, fractions);
 }
 
 void launch_segment_balance(const SegmentBalance& balance, cudaStream_t stream) {
   if (balance.num_tokens == 0) return;
   const auto blocks = static_cast<unsigned>(router_blocks(balance.num_tokens));
   with_experts_per_lane(balance.num_experts, [&]<int kPer>() {
-    add_segment_balance<kPer><<<blocks, kWarps * kLanes, 0, stream>>>(balance);
+    launch_early(add_segment_balance<kPer>, {blocks, kWarps * kLanes}, stream, balance);
   });
 }
 
 void launch_segment_loss(const SegmentLoss& loss, cudaStream_t stream) {
-  add_segment_losses<<<1, kTotalThreads, 0, stream>>>(loss);
+  launch_early(add_segment_losses, {1, kTotalThreads}, stream, loss);
 }
 
 }  // namespace tessera::cuda

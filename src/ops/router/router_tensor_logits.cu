@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
@@ -225,6 +226,7 @@ __device__ __forceinline__ void multiply(Shared<kExperts>& shared, const RouterT
 template <int kExperts, bool kLong>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     multiply_terms(const __grid_constant__ RouterTensorLogits p) {
+  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kExperts>*>(memory);
   if (threadIdx.x == 0) {
@@ -264,7 +266,8 @@ void launch(const RouterTensorLogits& p, cudaStream_t stream) {
   const int64_t tiles = (p.num_tokens + 2 * kTokens - 1) / (2 * kTokens) *
                         ((p.num_experts + kExperts - 1) / kExperts);
   const int64_t clusters = tiles < p.num_sms / 2 ? tiles : p.num_sms / 2;
-  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, sizeof(Shared<kExperts>), stream>>>(p);
+  launch_early(kernel, {static_cast<unsigned>(2 * clusters), kThreads, sizeof(Shared<kExperts>)},
+               stream, p);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "ops/sigmoid_gate/sigmoid_gate_kernels.h"
 
 #include "ops/cuda/activation_math.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda {
@@ -40,6 +41,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(32 * kWarps)
     gate_rows_backward(RowCount rows, int width, const T* y, const T* logit, const T* grad,
                        T* grad_y, T* grad_logit) {
+  wait_for_earlier();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= rows.in_use()) return;
   const int64_t at = row * width;
@@ -93,12 +95,11 @@ void launch_sigmoid_gate_backward(const SigmoidGateRows& call, const SigmoidGate
       are_whole_vectors(call.dtype, call.width) && are_aligned(call.y, grads.grad, grads.grad_y);
   with_vectors(call.dtype, vectors, [&]<typename T, int kWidth>() {
     const auto blocks = static_cast<unsigned>(divide_up(call.rows.bound, kWarps));
-    gate_rows_backward<T, kWidth><<<blocks, 32 * kWarps, 0, stream>>>(
-        call.rows, static_cast<int>(call.width), static_cast<const T*>(call.y),
-        static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
-        static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
+    launch_early(gate_rows_backward<T, kWidth>, {blocks, 32 * kWarps}, stream, call.rows,
+                 static_cast<int>(call.width), static_cast<const T*>(call.y),
+                 static_cast<const T*>(call.logit), static_cast<const T*>(grads.grad),
+                 static_cast<T*>(grads.grad_y), static_cast<T*>(grads.grad_logit));
   });
-  check(cudaGetLastError());
 }
 
 }  // namespace tessera::cuda

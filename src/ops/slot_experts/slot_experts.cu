@@ -1,3 +1,4 @@
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/fail.cuh"
 #include "ops/slot_experts/slot_experts_kernels.h"
 
@@ -41,6 +42,7 @@ __device__ int find_expert(const int64_t* ends, int num_experts, int64_t row) {
 
 /// Blocks (x) share the rows of a slot (y).
 __global__ void __launch_bounds__(kThreads) write_experts(const SlotFilling p) {
+  wait_for_earlier();
   __shared__ int64_t ends[kSlotMaxExperts];
   for (int64_t slot = blockIdx.y; slot < p.num_slots; slot += gridDim.y) {
     find_ends(p, slot, ends);
@@ -59,7 +61,7 @@ void launch_slot_experts(const SlotFilling& filling, cudaStream_t stream) {
   const dim3 grid(
       static_cast<unsigned>(blocks < 64 ? blocks : 64),
       static_cast<unsigned>(filling.num_slots < kMostSlots ? filling.num_slots : kMostSlots));
-  write_experts<<<grid, kThreads, 0, stream>>>(filling);
+  launch_early(write_experts, {grid, kThreads}, stream, filling);
 }
 
 }  // namespace tessera::cuda

@@ -1,4 +1,3 @@
-#include "ops/cuda/check.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/limits.h"
 #include "ops/slot_experts/slot_experts.h"
@@ -18,7 +17,6 @@ void slot_experts(const SlotExperts& op, const Args<SlotExperts>& args) {
                        .counts = args.in(Op::kCounts).as<int64_t>(),
                        .expert_of = args.out(Op::kExpertIdx).as<int32_t>()},
                       stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t workspace_bytes(const SlotExperts& op, std::span<const ValueType> /*inputs*/) {

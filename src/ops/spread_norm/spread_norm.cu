@@ -1,5 +1,6 @@
 // A warp takes a row, a vector of 16 bytes a lane where rows are multiples of that.
 #include "ops/cuda/column_sums.cuh"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/spread_norm/spread_norm_kernels.h"
 
 namespace tessera::cuda {
@@ -27,6 +28,7 @@ __device__ __forceinline__ void for_each_vector(const T* from, int64_t width, Ta
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads)
     add_squares(const SpreadRows p, const T* x, float* sums) {
+  wait_for_earlier();
   const int64_t row = own_row();
   if (row >= p.num_rows) return;
   float sum = 0;
@@ -41,6 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads)
     scale_rows(const SpreadRows p, const T* x, const float* grad, T* grad_x) {
+  wait_for_earlier();
   const int64_t row = own_row();
   if (row >= p.num_rows) return;
   const float factor = 2.0F * grad[row];
@@ -55,6 +58,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads) normalize(const SpreadNormRows p, T* y) {
+  wait_for_earlier();
   const int64_t row = own_row();
   if (row >= p.rows.num_rows) return;
   const int64_t width = p.rows.width;
@@ -72,6 +76,7 @@ __global__ void __launch_bounds__(kThreads) normalize(const SpreadNormRows p, T*
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads)
     differentiate_rows(const SpreadNormRows p, const SpreadNormGrads g) {
+  wait_for_earlier();
   const int64_t row = own_row();
   if (row >= p.rows.num_rows) return;
   const int64_t width = p.rows.width;
@@ -136,8 +141,8 @@ void launch_square_sums(const SpreadRows& rows, const void* x, float* sums, cuda
   with_row_vectors(
       rows,
       [&]<typename T, int kValues>() {
-        add_squares<T, kValues>
-            <<<row_blocks(rows), kThreads, 0, stream>>>(rows, static_cast<const T*>(x), sums);
+        launch_early(add_squares<T, kValues>, {row_blocks(rows), kThreads}, stream, rows,
+                     static_cast<const T*>(x), sums);
       },
       x);
 }
@@ -147,8 +152,8 @@ void launch_square_sums_backward(const SpreadRows& rows, const void* x, const fl
   with_row_vectors(
       rows,
       [&]<typename T, int kValues>() {
-        scale_rows<T, kValues><<<row_blocks(rows), kThreads, 0, stream>>>(
-            rows, static_cast<const T*>(x), grad, static_cast<T*>(grad_x));
+        launch_early(scale_rows<T, kValues>, {row_blocks(rows), kThreads}, stream, rows,
+                     static_cast<const T*>(x), grad, static_cast<T*>(grad_x));
       },
       x, grad_x);
 }
@@ -157,8 +162,8 @@ void launch_spread_norm(const SpreadNormRows& norm, void* y, cudaStream_t stream
   with_row_vectors(
       norm.rows,
       [&]<typename T, int kValues>() {
-        normalize<T, kValues>
-            <<<row_blocks(norm.rows), kThreads, 0, stream>>>(norm, static_cast<T*>(y));
+        launch_early(normalize<T, kValues>, {row_blocks(norm.rows), kThreads}, stream, norm,
+                     static_cast<T*>(y));
       },
       norm.x, y);
 }
@@ -169,7 +174,8 @@ void launch_spread_norm_backward(const SpreadNormRows& norm, const SpreadNormGra
   with_row_vectors(
       rows,
       [&]<typename T, int kValues>() {
-        differentiate_rows<T, kValues><<<row_blocks(rows), kThreads, 0, stream>>>(norm, grads);
+        launch_early(differentiate_rows<T, kValues>, {row_blocks(rows), kThreads}, stream, norm,
+                     grads);
         if (grads.grad_weight == nullptr) return;
         launch_sum_columns<kValues>(
             WeightTerms<T, kValues>{norm, static_cast<const T*>(grads.grad)},

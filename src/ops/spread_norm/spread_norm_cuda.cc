@@ -1,4 +1,3 @@
-#include "ops/cuda/check.h"
 #include "ops/cuda/column_sums.h"
 #include "ops/cuda/context.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -27,7 +26,6 @@ void square_sums(const SquareSums& /*op*/, const Args<SquareSums>& args) {
   using Op = SquareSums;
   launch_square_sums(rows_of(args.in(Op::kX)), args.in(Op::kX).data,
                      args.out(Op::kSums).as<float>(), stream_of(args));
-  check(cudaGetLastError());
 }
 
 void square_sums_backward(const SquareSumsBackward& /*op*/, const Args<SquareSumsBackward>& args) {
@@ -35,12 +33,10 @@ void square_sums_backward(const SquareSumsBackward& /*op*/, const Args<SquareSum
   launch_square_sums_backward(rows_of(args.in(Op::kX)), args.in(Op::kX).data,
                               args.in(Op::kGrad).as<float>(), args.out(Op::kGradX).data,
                               stream_of(args));
-  check(cudaGetLastError());
 }
 
 void spread_norm(const SpreadNorm& op, const Args<SpreadNorm>& args) {
   launch_spread_norm(norm_of(op.spec(), args), args.out(SpreadNorm::kY).data, stream_of(args));
-  check(cudaGetLastError());
 }
 
 void spread_norm_backward(const SpreadNormBackward& op, const Args<SpreadNormBackward>& args) {
@@ -54,7 +50,6 @@ void spread_norm_backward(const SpreadNormBackward& op, const Args<SpreadNormBac
        .grad_weight = args.out(Op::kGradWeight) ? args.out(Op::kGradWeight).as<float>() : nullptr,
        .num_sms = context_of(args).num_sms()},
       stream_of(args));
-  check(cudaGetLastError());
 }
 
 int64_t backward_workspace(const SpreadNormBackward& /*op*/, std::span<const ValueType> inputs) {

@@ -1,4 +1,4 @@
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/vocab_loss/vocab_loss_kernels.h"
 
 namespace tessera::cuda {
@@ -26,6 +26,7 @@ __device__ Total total_of(const VocabParts& parts, int64_t token) {
 }
 
 __global__ void __launch_bounds__(kThreads) losses_kernel(VocabParts parts, float* token_loss) {
+  wait_for_earlier();
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= parts.num_tokens) return;
   if (parts.labels[token] == parts.ignored) {
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(kThreads) losses_kernel(VocabParts parts, floa
 
 __global__ void __launch_bounds__(kThreads)
     gradients_kernel(VocabParts parts, VocabLossGradients gradients) {
+  wait_for_earlier();
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= parts.num_tokens) return;
   const bool ignored = parts.labels[token] == parts.ignored;
@@ -62,15 +64,13 @@ unsigned num_blocks(const VocabParts& parts) {
 
 void launch_vocab_losses(const VocabParts& parts, float* token_loss, cudaStream_t stream) {
   if (parts.num_tokens == 0) return;
-  losses_kernel<<<num_blocks(parts), kThreads, 0, stream>>>(parts, token_loss);
-  check(cudaGetLastError());
+  launch_early(losses_kernel, {num_blocks(parts), kThreads}, stream, parts, token_loss);
 }
 
 void launch_vocab_loss_gradients(const VocabParts& parts, const VocabLossGradients& gradients,
                                  cudaStream_t stream) {
   if (parts.num_tokens == 0) return;
-  gradients_kernel<<<num_blocks(parts), kThreads, 0, stream>>>(parts, gradients);
-  check(cudaGetLastError());
+  launch_early(gradients_kernel, {num_blocks(parts), kThreads}, stream, parts, gradients);
 }
 
 }  // namespace tessera::cuda

@@ -84,6 +84,35 @@ TEST_F(CudaDeviceTest, ReplaysWhatItRecorded) {
   }
 }
 
+/// Small fills become kernels of the graph, as long as those that the runtime keeps and in any
+/// form.
+TEST_F(CudaDeviceTest, ReplaysFillsOfAnySize) {
+  const Buffer bytes(1 << 20, "a test", device());
+  const cudaStream_t stream = static_cast<cuda::CudaDevice&>(device()).stream();
+  const auto at = [&](int64_t offset) { return bytes.data() + offset; };
+  ASSERT_TRUE(device().begin_recording());
+  device().zero(at(1), 3);
+  device().zero(at(64), 40000);
+  device().zero(at(50000), 70000);
+  ASSERT_EQ(cudaMemset2DAsync(at(200001), 100, 7, 33, 5, stream), cudaSuccess);
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  EXPECT_EQ(recording.work->num_operations(), 4);
+  std::vector<std::byte> expected(1 << 20, std::byte{1});
+  device().copy(bytes.data(), expected.data(), 1 << 20);
+  const auto fill = [&](int64_t offset, int64_t count, int value) {
+    std::fill_n(expected.begin() + offset, count, std::byte(value));
+  };
+  fill(1, 3, 0);
+  fill(64, 40000, 0);
+  fill(50000, 70000, 0);
+  for (int row = 0; row < 5; ++row) fill(200001 + 100 * row, 33, 7);
+  recording.work->run();
+  std::vector<std::byte> found(1 << 20);
+  device().copy(found.data(), bytes.data(), 1 << 20);
+  EXPECT_TRUE(found == expected);
+}
+
 /// Waiting cannot be recorded; what comes after works as always.
 TEST_F(CudaDeviceTest, SaysWhyItCouldNotRecord) {
   const Buffer buffer(64, "a test", device());

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/check.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "runtime/cuda/nccl_sum.h"
 
 namespace tessera::cuda {
@@ -12,6 +12,7 @@ constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 1024;
 
 __global__ void __launch_bounds__(kThreads) sum_parts(const Bf16Sum s) {
+  wait_for_earlier();
   const auto* const own_part = static_cast<const __nv_bfloat16*>(s.own_part);
   const auto* const others = static_cast<const __nv_bfloat16*>(s.others);
   auto* const out = static_cast<__nv_bfloat16*>(s.out);
@@ -31,8 +32,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const Bf16Sum s) {
 void launch_bf16_sum(const Bf16Sum& sum, cudaStream_t stream) {
   if (sum.count == 0) return;
   const int64_t blocks = std::min((sum.count + kThreads - 1) / kThreads, kMaxBlocks);
-  sum_parts<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(sum);
-  check(cudaGetLastError());
+  launch_early(sum_parts, {static_cast<unsigned>(blocks), kThreads}, stream, sum);
 }
 
 }  // namespace tessera::cuda

@@ -127,18 +127,25 @@ class StepBench {
   /// What timing an operator takes itself.
   double mark_seconds() const { return mark_seconds_; }
 
-  /// Of a step with or without graphs; what is to be recorded has been after two steps.
+  /// Of a step with or without graphs, the median of a few; what is to be recorded has been after
+  /// two steps.
   LaunchCost measure_launches(GraphMode mode) {
+    constexpr int kSteps = 5;
     RunControl& control = backend_.control();
     const GraphMode before = std::exchange(control.graphs, mode);
     while (step_idx_ < 2) step();
     control.waits_before_programs = true;
-    control.num_operators = control.num_operations = 0;
-    control.seconds = 0;
-    step();
+    std::vector<double> seconds;
+    for (int i = 0; i < kSteps; ++i) {
+      control.num_operators = control.num_operations = 0;
+      control.seconds = 0;
+      step();
+      seconds.push_back(control.seconds);
+    }
     control.waits_before_programs = false;
     control.graphs = before;
-    return {control.num_operators, control.num_operations, control.seconds};
+    std::ranges::sort(seconds);
+    return {control.num_operators, control.num_operations, median_of_sorted(seconds)};
   }
   GpuFeed describe_feed() {
     GpuFeed feed{.num_waits = num_waits_};
