@@ -226,7 +226,6 @@ __device__ __forceinline__ void multiply(Shared<kExperts>& shared, const RouterT
 template <int kExperts, bool kLong>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     multiply_terms(const __grid_constant__ RouterTensorLogits p) {
-  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kExperts>*>(memory);
   if (threadIdx.x == 0) {
@@ -238,6 +237,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     }
     fence_barrier_init();
   }
+  wait_for_earlier();
+  let_next_begin();  // all blocks run at once, so the next kernel's take no place of theirs
   if constexpr (kExperts == kFewExperts) write_own_terms(p);
   __syncthreads();
   sync_cluster();
