@@ -221,7 +221,8 @@ TEST_F(RouterCuda, FewAndMoreThanFew) {
             num_tokens};
         Random random(++seed, 1);
         OwningCheck check;
-        check.tolerance_f32 = 5e-5;
+        // The worst of thousands of rows, whose gradients are differences of like terms.
+        check.tolerance_f32 = 2e-4;
         check.give("x", steps({num_tokens, c.hidden_size}, 3, 1.0F, random));
         check.give("w", steps({num_experts, c.hidden_size}, 7, 1.0F / 64, random));
         testing::check_operator_on_gpu(
