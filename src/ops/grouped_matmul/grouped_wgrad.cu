@@ -15,6 +15,18 @@ void launch(const GroupedWgradParams& params, cudaStream_t stream) {
       : wgrad::launch<Schedule<kTileColumns, kPingPong, false, kGathers>>(params, stream);
 }
 
+void launch_gathered(const GroupedWgradParams& params, const WgradTiles& tiles,
+                     cudaStream_t stream) {
+  switch (tiles.columns) {
+    case 256:
+      return launch<256, false, true>(params, stream);
+    case 192:
+      return launch<192, false, true>(params, stream);
+    default:
+      return launch<128, false, true>(params, stream);
+  }
+}
+
 void launch_in_order(const GroupedWgradParams& params, const WgradTiles& tiles,
                      cudaStream_t stream) {
   switch (tiles.columns) {
@@ -34,7 +46,7 @@ void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& ti
   const bool gathered = params.source != nullptr;
   if (std::ranges::count(wgrad_candidates(gathered, params.accumulate), tiles) == 0)
     check(cudaErrorInvalidValue);
-  gathered ? launch<256, false, true>(params, stream) : launch_in_order(params, tiles, stream);
+  gathered ? launch_gathered(params, tiles, stream) : launch_in_order(params, tiles, stream);
 }
 
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
