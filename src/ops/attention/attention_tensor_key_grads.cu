@@ -90,30 +90,55 @@ struct Steps {
   }
 };
 
+/// A lane's part of the lse and delta of a stage's queries, on their way to shared memory.
+struct Sums {
+  static constexpr int kOfLane = kQueries / 32;
+  float lse[kOfLane];
+  float delta[kOfLane];
+
+  /// `first` is where those of the head and the sequence's position 0 lie. All loads are under way
+  /// before the first value is waited for.
+  __device__ __forceinline__ void load(const TensorParams& params, int64_t first, const Span& span,
+                                       int query) {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const int position = query + static_cast<int>(threadIdx.x) + i * 32;
+      const bool valid = position >= span.begin && position < span.end;
+      lse[i] = valid ? params.lse[first + position] : INFINITY;
+      delta[i] = valid ? params.delta[first + position] : 0;
+    }
+  }
+  __device__ __forceinline__ void store(float (&to_lse)[kQueries],
+                                        float (&to_delta)[kQueries]) const {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      to_lse[threadIdx.x + i * 32] = lse[i] * kLog2E;
+      to_delta[threadIdx.x + i * 32] = delta[i];
+    }
+  }
+};
+
 /// The queries of one span, by one warp.
 template <typename Shared>
 __device__ __forceinline__ void produce_span(Shared& shared, const TensorParams& params,
                                              const Task& task, const Span& span,
                                              RingCursor<Shared::kStages>& cursor) {
   const Steps steps(params, task, span);
-  const int lane = threadIdx.x;
   for (int h = 0; h < steps.num_heads; ++h) {
     const int head = steps.first_head + h;
     const int64_t head_sums = head * params.heads.num_rows + span.row;
     for (int t = 0; t < steps.num_tiles; ++t) {
       const int s = cursor.stage;
       const int query = (steps.first_tile + t) * kQueries;
+      Sums sums;  // loaded while the stage's last users end
+      sums.load(params, head_sums, span, query);
       shared.empty[s].wait(cursor.parity ^ 1);
-      if (lane == 0) {
+      if (threadIdx.x == 0) {
         shared.full[s].arrive_and_expect(sizeof(shared.stages[s]));
         shared.stages[s].q.load(&params.q, head, span.row + query, &shared.full[s]);
         shared.stages[s].grad_o.load(&params.grad_o, head, span.row + query, &shared.full[s]);
       }
-      for (int i = lane; i < kQueries; i += 32) {
-        const bool valid = query + i >= span.begin && query + i < span.end;
-        shared.lse[s][i] = valid ? params.lse[head_sums + query + i] * kLog2E : INFINITY;
-        shared.delta[s][i] = valid ? params.delta[head_sums + query + i] : 0;
-      }
+      sums.store(shared.lse[s], shared.delta[s]);
       shared.sums_full[s].arrive();
       cursor.advance();
     }
