@@ -54,10 +54,16 @@ struct WorkList {
 /// The most blocks of `block` positions that `num_sequences` sequences of `num_tokens` in all have.
 int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block);
 
-/// Sequence s being rows cu_seqlens[s] to cu_seqlens[s + 1] of queries and keys, clamped to
-/// 0 .. num_tokens.
-void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
-                           int num_tokens, int block, cudaStream_t stream);
+/// A list of blocks of `block` positions, to be made: sequence s is rows cu_seqlens[s] to
+/// cu_seqlens[s + 1] of queries and keys, clamped to 0 .. num_tokens.
+struct SequenceList {
+  WorkList list;
+  const int* cu_seqlens;
+  int num_sequences;
+  int num_tokens;
+  int block;
+};
+void launch_list_sequences(const SequenceList& sequences, cudaStream_t stream);
 /// One sequence of *length keys whose last num_queries positions are the queries. Lists nothing
 /// unless num_queries <= *length <= capacity.
 void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
@@ -135,6 +141,9 @@ struct DeltaParams {
   int head_size_v;
 };
 void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream);
+/// Makes a list too, beside the sums.
+void launch_delta_and_list(const DeltaParams& params, const SequenceList& sequences, DType dtype,
+                           cudaStream_t stream);
 
 /// Plain FP32 arithmetic, any head sizes, F32 or BF16 values.
 struct ExactParams {

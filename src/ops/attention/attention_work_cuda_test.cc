@@ -1,0 +1,249 @@
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "ops/attention/attention_cuda_kernels.h"
+#include "ops/attention/attention_testing.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_buffer.h"
+#include "ops/testing/gpu_test.h"
+
+namespace tessera::cuda::attention {
+namespace {
+
+using testing::cumulative;
+using testing::random_tensor;
+
+template <typename T>
+DeviceBuffer buffer_of(int64_t num_values) {
+  DeviceBuffer buffer(static_cast<size_t>(std::max<int64_t>(num_values, 1)) * sizeof(T));
+  check(cudaMemset(buffer.as<T>(), 0xff, buffer.num_bytes()));
+  check(cudaDeviceSynchronize());  // the kernels' stream does not wait for it
+  return buffer;
+}
+
+DeviceBuffer copy_of(const OwnedTensor& host) {
+  DeviceBuffer buffer = buffer_of<std::byte>(host.get().num_bytes());
+  if (host.get().num_bytes() == 0) return buffer;
+  check(cudaMemcpy(buffer.as<std::byte>(), host.get().data,
+                   static_cast<size_t>(host.get().num_bytes()), cudaMemcpyHostToDevice));
+  check(cudaDeviceSynchronize());
+  return buffer;
+}
+
+template <typename T>
+std::vector<T> read(const DeviceBuffer& buffer) {
+  std::vector<T> values(buffer.num_bytes() / sizeof(T));
+  buffer.copy_to(values.data());
+  return values;
+}
+
+/// A list's memory, for sequences with these ends.
+class List {
+ public:
+  List(const OwnedTensor& ends, int num_tokens, int block, bool keeps_pairs = false)
+      : num_sequences_(static_cast<int>(ends.get().shape[0] - 1)),
+        num_tokens_(num_tokens),
+        block_(block),
+        capacity_(static_cast<int>(max_items(num_tokens, num_sequences_, block))),
+        keeps_pairs_(keeps_pairs),
+        ends_(copy_of(ends)),
+        counts_(buffer_of<int>(2)),
+        num_of_length_(buffer_of<int>(capacity_ + 1)),
+        items_(buffer_of<Item>(capacity_)),
+        first_pairs_(buffer_of<int64_t>(num_sequences_)) {}
+
+  SequenceList sequences(int64_t pair_capacity = 0) const {
+    return {.list = {.num_items = counts_.as<int>(),
+                     .num_of_length = num_of_length_.as<int>(),
+                     .items = items_.as<Item>(),
+                     .capacity = capacity_,
+                     .first_pairs = keeps_pairs_ ? first_pairs_.as<int64_t>() : nullptr,
+                     .pairs_fit = counts_.as<int>() + 1,
+                     .pair_capacity = pair_capacity},
+            .cu_seqlens = ends_.as<int>(),
+            .num_sequences = num_sequences_,
+            .num_tokens = num_tokens_,
+            .block = block_};
+  }
+  int capacity() const { return capacity_; }
+  int num_items() const { return read<int>(counts_)[0]; }
+  int pairs_fit() const { return read<int>(counts_)[1]; }
+  std::vector<Item> items() const {
+    std::vector<Item> items = read<Item>(items_);
+    items.resize(static_cast<size_t>(num_items()));
+    return items;
+  }
+
+ private:
+  int num_sequences_;
+  int num_tokens_;
+  int block_;
+  int capacity_;
+  bool keeps_pairs_;
+  DeviceBuffer ends_;
+  DeviceBuffer counts_;
+  DeviceBuffer num_of_length_;
+  DeviceBuffer items_;
+  DeviceBuffer first_pairs_;
+};
+
+using ItemValues = std::tuple<int, int, int, int, int, int, int64_t>;
+
+ItemValues values_of(const Item& item) {
+  return {item.first,     item.query_row, item.key_row,    item.length,
+          item.num_after, item.begin,     item.first_pairs};
+}
+
+std::vector<ItemValues> sorted(const std::vector<Item>& items) {
+  std::vector<ItemValues> all;
+  all.reserve(items.size());
+  for (const Item& item : items) all.push_back(values_of(item));
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+class AttentionWorkCudaTest : public testing::GpuTest {
+ protected:
+  static CudaContext& context() { return static_cast<CudaContext&>(*gpu().context()); }
+  static cudaStream_t stream() { return context().stream(); }
+  static int total(const std::vector<int64_t>& lengths) {
+    return static_cast<int>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  }
+
+  static std::vector<Item> expected_items(const std::vector<int64_t>& lengths, int block,
+                                          bool keeps_pairs) {
+    std::vector<Item> items;
+    int begin = 0;
+    int64_t pairs = 0;
+    for (const int64_t length : lengths) {
+      const int size = static_cast<int>(length);
+      const int num_blocks = (size + block - 1) / block;
+      for (int b = 0; b < num_blocks; ++b)
+        items.push_back({.query_row = begin,
+                         .key_row = begin,
+                         .length = size,
+                         .first = b * block,
+                         .num_after = num_blocks - 1 - b,
+                         .begin = 0,
+                         .first_pairs = keeps_pairs ? pairs : 0});
+      begin += size;
+      pairs += num_pair_tiles(length);
+    }
+    return items;
+  }
+
+  static void expect_list(const List& list, const std::vector<Item>& expected) {
+    const std::vector<Item> items = list.items();
+    EXPECT_EQ(sorted(items), sorted(expected));
+    for (size_t i = 1; i < items.size(); ++i) ASSERT_GE(items[i - 1].first, items[i].first) << i;
+  }
+
+  void check_list(const std::vector<int64_t>& lengths, int block) const {
+    SCOPED_TRACE(fmt::format("{} sequences, {} tokens, blocks of {}", lengths.size(),
+                             total(lengths), block));
+    int64_t pairs = 0;
+    for (const int64_t length : lengths) pairs += num_pair_tiles(length);
+    for (const int64_t room : {int64_t{-1}, pairs, pairs - 1}) {
+      const bool keeps_pairs = room >= 0;
+      const List list(cumulative(lengths), total(lengths), block, keeps_pairs);
+      launch_list_sequences(list.sequences(room), stream());
+      gpu().device().synchronize();
+      expect_list(list, expected_items(lengths, block, keeps_pairs));
+      if (keeps_pairs) {
+        EXPECT_EQ(list.pairs_fit(), room >= pairs ? 1 : 0);
+      }
+    }
+  }
+
+  /// The list and the sums by one launch, and the sums by one of their own.
+  void check_beside_delta(const std::vector<int64_t>& lengths, int64_t num_heads,
+                          int64_t head_size) {
+    SCOPED_TRACE(fmt::format("{} sequences, {} tokens", lengths.size(), total(lengths)));
+    const int tokens = total(lengths);
+    const auto rows = [&] {
+      return copy_of(random_tensor(DType::kBF16, {tokens, num_heads * head_size}, random_));
+    };
+    const DeviceBuffer o = rows();
+    const DeviceBuffer grad_o = rows();
+    const DeviceBuffer alone = buffer_of<float>(tokens * num_heads);
+    const DeviceBuffer beside = buffer_of<float>(tokens * num_heads);
+    const List list(cumulative(lengths), tokens, kTensorBlock);
+    DeltaParams params{.o = o.as<void>(),
+                       .grad_o = grad_o.as<void>(),
+                       .grad_lse = nullptr,
+                       .delta = alone.as<float>(),
+                       .num_rows = tokens,
+                       .num_heads = static_cast<int>(num_heads),
+                       .head_size_v = static_cast<int>(head_size)};
+    launch_delta(params, DType::kBF16, stream());
+    params.delta = beside.as<float>();
+    launch_delta_and_list(params, list.sequences(), DType::kBF16, stream());
+    gpu().device().synchronize();
+    EXPECT_EQ(read<uint32_t>(alone), read<uint32_t>(beside));
+    expect_list(list, expected_items(lengths, kTensorBlock, false));
+  }
+
+  Random random_{7, 3};
+};
+
+std::vector<std::vector<int64_t>> various_lengths() {
+  std::vector<std::vector<int64_t>> cases = {{1},
+                                             {0, 1},
+                                             {0, 1, 0, 7, 0},
+                                             {127, 128, 129},
+                                             {1, 300, 0, 130},
+                                             {20000},
+                                             {5000, 3, 9000, 0, 1},
+                                             std::vector<int64_t>(8, 256),
+                                             std::vector<int64_t>(100, 3)};
+  for (const int num_sequences : {31, 32, 33, 64, 300}) {
+    std::vector<int64_t>& lengths = cases.emplace_back();
+    for (int s = 0; s < num_sequences; ++s) lengths.push_back(s * 97 % 401);
+  }
+  return cases;
+}
+
+TEST_F(AttentionWorkCudaTest, TinyList) {
+  check_list({130, 0, 1}, kExactBlock);
+}
+
+TEST_F(AttentionWorkCudaTest, ListsOfFewAndOfManySequences) {
+  for (const std::vector<int64_t>& lengths : various_lengths())
+    for (const int block : {kExactBlock, kTensorBlock}) check_list(lengths, block);
+}
+
+TEST_F(AttentionWorkCudaTest, NoTokenIsListed) {
+  for (const int64_t num_sequences : {1, 40}) {
+    const std::vector<int64_t> lengths(num_sequences, 0);
+    const List list(cumulative(lengths), 50, kTensorBlock);
+    launch_list_sequences(list.sequences(), stream());
+    gpu().device().synchronize();
+    EXPECT_EQ(list.num_items(), 0);
+  }
+}
+
+/// Ends that go back and beyond the tokens: what is listed stays within the list and the tokens.
+TEST_F(AttentionWorkCudaTest, EndsThatAreNone) {
+  for (const int num_sequences : {6, 40}) {
+    std::vector<int32_t> ends;
+    for (int s = 0; s <= num_sequences; ++s) ends.push_back(s % 2 == 0 ? -7 : 2000);
+    const List list(testing::tensor_of_i32({std::ssize(ends)}, ends), 600, kTensorBlock);
+    launch_list_sequences(list.sequences(), stream());
+    gpu().device().synchronize();
+    EXPECT_EQ(list.num_items(), std::min(list.capacity(), num_sequences / 2 * 5));
+    for (const Item& item : list.items()) {
+      EXPECT_GE(item.key_row, 0);
+      EXPECT_LE(item.key_row + item.length, 600);
+      EXPECT_LT(item.first, item.length);
+    }
+  }
+}
+
+TEST_F(AttentionWorkCudaTest, TheListBesideDelta) {
+  for (const std::vector<int64_t>& lengths : various_lengths())
+    check_beside_delta(lengths, 3, lengths.size() % 2 == 0 ? 64 : 40);
+}
+
+}  // namespace
+}  // namespace tessera::cuda::attention
