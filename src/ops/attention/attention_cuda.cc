@@ -257,6 +257,8 @@ void run_forward(const Attention& op, const KernelArgs& args) {
 
 /// By chunks of key-value heads for whose pairs there is room.
 void launch_tensor_backward(device::TensorParams params, cudaStream_t stream) {
+  if (device::tensor_gradients_share(params))
+    return device::launch_tensor_gradients(params, stream);
   device::KeptPairs& pairs = params.pairs;
   const int chunk = pairs.num_kv_heads;
   for (int first = 0; first < params.heads.num_kv_heads; first += chunk) {

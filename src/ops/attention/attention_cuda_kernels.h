@@ -197,5 +197,9 @@ void launch_tensor_forward(const TensorParams& params, cudaStream_t stream);
 void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream);
 void launch_tensor_pair_sums(const TensorParams& params, cudaStream_t stream);
 void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream);
+/// Whether one launch computes both with the same results and sooner, as with heads of up to 64
+/// whose blocks of keys leave half of the GPU idle.
+bool tensor_gradients_share(const TensorParams& params);
+void launch_tensor_gradients(const TensorParams& params, cudaStream_t stream);
 
 }  // namespace tessera::cuda::attention

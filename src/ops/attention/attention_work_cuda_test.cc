@@ -6,6 +6,7 @@
 #include "ops/attention/attention_testing.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
+#include "ops/cuda/tensor_map.h"
 #include "ops/testing/gpu_test.h"
 
 namespace tessera::cuda::attention {
@@ -243,6 +244,124 @@ TEST_F(AttentionWorkCudaTest, EndsThatAreNone) {
 TEST_F(AttentionWorkCudaTest, TheListBesideDelta) {
   for (const std::vector<int64_t>& lengths : various_lengths())
     check_beside_delta(lengths, 3, lengths.size() % 2 == 0 ? 64 : 40);
+}
+
+/// All of a backward's gradients, by two launches or by one.
+class GradientsTest : public AttentionWorkCudaTest {
+ protected:
+  struct Shape {
+    Heads heads;
+    std::vector<int64_t> lengths;
+  };
+  struct Memory {
+    DeviceBuffer q, k, v, grad_o, lse, delta;
+    List list;
+  };
+  using Bits = std::vector<std::vector<uint16_t>>;
+
+  static Shape shape_of(int num_heads, int num_kv_heads, int size, std::vector<int64_t> lengths,
+                        int window = 0) {
+    return {.heads = {.num_heads = num_heads,
+                      .num_kv_heads = num_kv_heads,
+                      .head_size = size,
+                      .head_size_v = size,
+                      .window = window,
+                      .num_rows = total(lengths),
+                      .scale = 0.125F},
+            .lengths = std::move(lengths)};
+  }
+
+  Memory memory_of(const Shape& shape) {
+    const Heads& heads = shape.heads;
+    const auto rows = [&](int64_t num_heads, int64_t size, DType dtype) {
+      return copy_of(random_tensor(dtype, {heads.num_rows, num_heads * size}, random_));
+    };
+    return {
+        .q = rows(heads.num_heads, heads.head_size, DType::kBF16),
+        .k = rows(heads.num_kv_heads, heads.head_size, DType::kBF16),
+        .v = rows(heads.num_kv_heads, heads.head_size_v, DType::kBF16),
+        .grad_o = rows(heads.num_heads, heads.head_size_v, DType::kBF16),
+        .lse = rows(heads.num_heads, 1, DType::kF32),
+        .delta = rows(heads.num_heads, 1, DType::kF32),
+        .list = List(cumulative(shape.lengths), static_cast<int>(heads.num_rows), kTensorBlock)};
+  }
+
+  static TensorParams params_of(const Shape& shape, const Memory& memory) {
+    const Heads& heads = shape.heads;
+    const auto map = [&](const DeviceBuffer& rows, int64_t num_heads, int64_t size) {
+      return make_heads_map({rows.as<void>(), heads.num_rows, num_heads, size}, kTensorBox);
+    };
+    const WorkList list = memory.list.sequences().list;
+    return {.q = map(memory.q, heads.num_heads, heads.head_size),
+            .k = map(memory.k, heads.num_kv_heads, heads.head_size),
+            .v = map(memory.v, heads.num_kv_heads, heads.head_size_v),
+            .grad_o = map(memory.grad_o, heads.num_heads, heads.head_size_v),
+            .num_items = list.num_items,
+            .items = list.items,
+            .max_items = list.capacity,
+            .num_sms = context().num_sms(),
+            .heads = heads,
+            .delta = memory.delta.as<float>(),
+            .lse = memory.lse.as<float>(),
+            .pairs = {.num_kv_heads = heads.num_kv_heads}};
+  }
+
+  static Bits run(TensorParams params, bool by_one) {
+    const Heads& heads = params.heads;
+    const int64_t of_head = heads.num_rows * heads.head_size;
+    const DeviceBuffer grad_q = buffer_of<uint16_t>(of_head * heads.num_heads);
+    const DeviceBuffer grad_k = buffer_of<uint16_t>(of_head * heads.num_kv_heads);
+    const DeviceBuffer grad_v = buffer_of<uint16_t>(of_head * heads.num_kv_heads);
+    params.grad_q = grad_q.as<void>();
+    params.grad_k = grad_k.as<void>();
+    params.grad_v = grad_v.as<void>();
+    if (by_one) {
+      launch_tensor_gradients(params, stream());
+    } else {
+      launch_tensor_key_grads(params, stream());
+      launch_tensor_query_grad(params, stream());
+    }
+    gpu().device().synchronize();
+    return {read<uint16_t>(grad_q), read<uint16_t>(grad_k), read<uint16_t>(grad_v)};
+  }
+
+  void check_same(const Shape& shape) {
+    SCOPED_TRACE(fmt::format("N={}/{} D={} window={} {} sequences of {} tokens",
+                             shape.heads.num_heads, shape.heads.num_kv_heads, shape.heads.head_size,
+                             shape.heads.window, shape.lengths.size(), shape.heads.num_rows));
+    const Memory memory = memory_of(shape);
+    launch_list_sequences(memory.list.sequences(), stream());
+    TensorParams params = params_of(shape, memory);
+    ASSERT_TRUE(tensor_gradients_share(params));
+    const Bits expected = run(params, false);
+    EXPECT_EQ(run(params, true), expected);
+    params.num_sms = 2 * params.max_items * shape.heads.num_kv_heads;  // as few as may be
+    ASSERT_TRUE(tensor_gradients_share(params));
+    EXPECT_EQ(run(params, true), expected);
+  }
+};
+
+TEST_F(GradientsTest, TinyGradientsByOneLaunch) {
+  check_same(shape_of(2, 1, 64, {130, 0, 1}));
+}
+
+TEST_F(GradientsTest, OneLaunchGivesTheBitsOfTwo) {
+  check_same(shape_of(6, 2, 64, std::vector<int64_t>(8, 256)));
+  check_same(shape_of(6, 2, 64, {130, 0, 1, 300, 64}));
+  check_same(shape_of(32, 1, 64, {300, 140, 1}));
+  check_same(shape_of(4, 4, 40, {1, 0, 129}));
+  check_same(shape_of(4, 2, 64, {400, 1, 33}, 100));
+  check_same(shape_of(2, 1, 8, {2000}));
+  check_same(shape_of(3, 1, 64, {1}));
+}
+
+TEST_F(GradientsTest, TwoLaunchesWhereKeysFillTheGpu) {
+  const Shape large = shape_of(8, 8, 64, {4096});
+  const Memory memory = memory_of(large);
+  EXPECT_FALSE(tensor_gradients_share(params_of(large, memory)));
+  const Shape wide = shape_of(2, 1, 128, {200});
+  const Memory wide_memory = memory_of(wide);
+  EXPECT_FALSE(tensor_gradients_share(params_of(wide, wide_memory)));
 }
 
 }  // namespace
