@@ -241,16 +241,22 @@ void run_forward(const Attention& op, const KernelArgs& args) {
   const cudaStream_t stream = cuda::stream_of(args);
   const device::WorkList list =
       forward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1).list(args);
-  device::launch_list_sequences(sequences_of(spec, args, cu_seqlens, list), stream);
+  const device::SequenceList sequences = sequences_of(spec, args, cu_seqlens, list);
   if (device::uses_tensor_cores(spec, q.dtype)) {
     device::TensorParams params = device::tensor_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
+    if (device::tensor_forward_lists(sequences)) {
+      params.to_list = sequences;
+    } else {
+      device::launch_list_sequences(sequences, stream);
+    }
     device::launch_tensor_forward(params, stream);
   } else {
     device::ExactParams params = device::exact_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
+    device::launch_list_sequences(sequences, stream);
     device::launch_exact_forward(params, q.dtype, stream);
   }
 }

@@ -63,6 +63,8 @@ struct SequenceList {
   int num_tokens;
   int block;
 };
+/// As many sequences take no scratch memory.
+inline constexpr int kFewSequences = 32;
 void launch_list_sequences(const SequenceList& sequences, cudaStream_t stream);
 /// One sequence of *length keys whose last num_queries positions are the queries. Lists nothing
 /// unless num_queries <= *length <= capacity.
@@ -186,11 +188,16 @@ struct TensorParams {
   void* grad_k;  ///< with a ring this and grad_v are F32, in the order of gathered_row
   void* grad_v;
   KeptPairs pairs;
+  /// Forward alone: the list that the kernel is to make for itself (tensor_forward_lists), in place
+  /// of num_items and items; cu_seqlens is null where there is none.
+  SequenceList to_list;
 };
 inline constexpr int kTensorBlock = 128;
 inline constexpr int kTensorBox = 64;
 bool tensor_fits(int head_size, int head_size_v);
 void launch_tensor_forward(const TensorParams& params, cudaStream_t stream);
+/// Whether each thread block of the forward can make the list itself, in its shared memory.
+bool tensor_forward_lists(const SequenceList& sequences);
 /// Two kernels, so that every gradient is summed up by one thread block in a fixed order. The first
 /// leaves pairs for launch_tensor_pair_sums where they are kept and fit; launch_tensor_query_grad,
 /// which computes the scores again, returns at once then, and launch_tensor_pair_sums otherwise.

@@ -8,7 +8,7 @@
 namespace tessera::cuda::attention {
 
 constexpr int kWarp = 32;
-constexpr int kFewSequences = kWarp;
+static_assert(kFewSequences <= kWarp);
 
 struct Sequence {
   int begin;

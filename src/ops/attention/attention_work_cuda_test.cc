@@ -246,8 +246,8 @@ TEST_F(AttentionWorkCudaTest, TheListBesideDelta) {
     check_beside_delta(lengths, 3, lengths.size() % 2 == 0 ? 64 : 40);
 }
 
-/// All of a backward's gradients, by two launches or by one.
-class GradientsTest : public AttentionWorkCudaTest {
+/// The tensor cores' kernels, by different launches.
+class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
  protected:
   struct Shape {
     Heads heads;
@@ -325,6 +325,37 @@ class GradientsTest : public AttentionWorkCudaTest {
     return {read<uint16_t>(grad_q), read<uint16_t>(grad_k), read<uint16_t>(grad_v)};
   }
 
+  /// o and lse.
+  static Bits run_forward(TensorParams params) {
+    const Heads& heads = params.heads;
+    const int64_t num_rows = heads.num_rows * heads.num_heads;
+    const DeviceBuffer o = buffer_of<uint16_t>(num_rows * heads.head_size_v);
+    const DeviceBuffer lse = buffer_of<float>(num_rows);
+    params.o = o.as<void>();
+    params.lse = lse.as<float>();
+    launch_tensor_forward(params, stream());
+    gpu().device().synchronize();
+    return {read<uint16_t>(o), read<uint16_t>(lse)};
+  }
+
+  void check_forward(const Shape& shape) {
+    SCOPED_TRACE(fmt::format("N={}/{} D={} window={} {} sequences of {} tokens",
+                             shape.heads.num_heads, shape.heads.num_kv_heads, shape.heads.head_size,
+                             shape.heads.window, shape.lengths.size(), shape.heads.num_rows));
+    const Memory memory = memory_of(shape);
+    const SequenceList sequences = memory.list.sequences();
+    ASSERT_TRUE(tensor_forward_lists(sequences));
+    launch_list_sequences(sequences, stream());
+    TensorParams params = params_of(shape, memory);
+    const Bits expected = run_forward(params);
+    params.to_list = sequences;
+    params.num_items = nullptr;
+    params.items = nullptr;
+    EXPECT_EQ(run_forward(params), expected);
+    params.num_sms = 3;  // blocks take several tasks
+    EXPECT_EQ(run_forward(params), expected);
+  }
+
   void check_same(const Shape& shape) {
     SCOPED_TRACE(fmt::format("N={}/{} D={} window={} {} sequences of {} tokens",
                              shape.heads.num_heads, shape.heads.num_kv_heads, shape.heads.head_size,
@@ -341,11 +372,11 @@ class GradientsTest : public AttentionWorkCudaTest {
   }
 };
 
-TEST_F(GradientsTest, TinyGradientsByOneLaunch) {
+TEST_F(AttentionLaunchesCudaTest, TinyGradientsByOneLaunch) {
   check_same(shape_of(2, 1, 64, {130, 0, 1}));
 }
 
-TEST_F(GradientsTest, OneLaunchGivesTheBitsOfTwo) {
+TEST_F(AttentionLaunchesCudaTest, OneLaunchGivesTheBitsOfTwo) {
   check_same(shape_of(6, 2, 64, std::vector<int64_t>(8, 256)));
   check_same(shape_of(6, 2, 64, {130, 0, 1, 300, 64}));
   check_same(shape_of(32, 1, 64, {300, 140, 1}));
@@ -355,7 +386,29 @@ TEST_F(GradientsTest, OneLaunchGivesTheBitsOfTwo) {
   check_same(shape_of(3, 1, 64, {1}));
 }
 
-TEST_F(GradientsTest, TwoLaunchesWhereKeysFillTheGpu) {
+TEST_F(AttentionLaunchesCudaTest, TinyForwardWithItsOwnList) {
+  check_forward(shape_of(2, 1, 64, {130, 0, 1}));
+}
+
+TEST_F(AttentionLaunchesCudaTest, TheForwardsOwnListGivesTheSameBits) {
+  check_forward(shape_of(6, 2, 64, std::vector<int64_t>(8, 256)));
+  check_forward(shape_of(4, 2, 128, {130, 0, 1, 300, 64}, 100));
+  check_forward(shape_of(2, 1, 40, std::vector<int64_t>(32, 77)));
+  check_forward(shape_of(2, 2, 64, {64 * 128}));
+  check_forward(shape_of(1, 1, 64, {0, 1, 0}));
+}
+
+TEST_F(AttentionLaunchesCudaTest, LongListsAreNotTheForwards) {
+  const auto lists = [](const std::vector<int64_t>& lengths) {
+    return tensor_forward_lists(
+        List(cumulative(lengths), total(lengths), kTensorBlock).sequences());
+  };
+  EXPECT_FALSE(lists({64 * 128 + 1}));
+  EXPECT_FALSE(lists(std::vector<int64_t>(33, 1)));
+  EXPECT_TRUE(lists(std::vector<int64_t>(32, 1)));
+}
+
+TEST_F(AttentionLaunchesCudaTest, TwoLaunchesWhereKeysFillTheGpu) {
   const Shape large = shape_of(8, 8, 64, {4096});
   const Memory memory = memory_of(large);
   EXPECT_FALSE(tensor_gradients_share(params_of(large, memory)));
