@@ -164,6 +164,8 @@ template <int kDepth, int kDepthV, Want kWant, bool kRing>
 struct Consumer {
   static constexpr bool kWantKeys = kWant != Want::kValues;
   static constexpr bool kWantValues = kWant != Want::kKeys;
+  /// Whether there are registers for a stage's factors beside the next stage's pairs.
+  static constexpr bool kOverlaps = kDepth <= 64 && kDepthV <= 64 && kWant == Want::kBoth && !kRing;
   using Memory = Shared<kDepth, kDepthV>;
   Memory& shared;
   const TensorParams& params;
@@ -291,10 +293,81 @@ struct Consumer {
     shared.empty[s].arrive();
   }
 
-  __device__ __forceinline__ void run() {
-    clear_values(grad_k);
-    clear_values(grad_v);
-    shared.rows_full.wait(0);
+  __device__ __forceinline__ void start_pairs(int stage, float (&scores)[kPairs],
+                                              float (&grads)[kPairs]) {
+    begin_products();
+    start_row_products(scores, shared.k, own_group() * 64, shared.stages[stage].q);
+    start_row_products(grads, shared.v, own_group() * 64, shared.stages[stage].grad_o);
+    commit_products();
+  }
+  __device__ __forceinline__ void start_sums(int stage, const uint32_t (&factors)[kQueries / 16][4],
+                                             const uint32_t (&key_factors)[kQueries / 16][4]) {
+    begin_products();
+    start_column_products<kQueries, kDepthV>(grad_v, factors, shared.stages[stage].grad_o);
+    start_column_products<kQueries, kDepth>(grad_k, key_factors, shared.stages[stage].q);
+    commit_products();
+  }
+  /// The products' results become factors of the values' and the keys' gradients.
+  __device__ __forceinline__ void finish_pairs(const RingCursor<Memory::kStages>& cursor, int query,
+                                               float (&scores)[kPairs],
+                                               float (&grads)[kPairs]) const {
+    const int s = cursor.stage;
+    const bool masked = needs_mask(query);
+    shared.sums_full[s].wait(cursor.parity);
+    finish_scores(scores, shared.lse[s]);
+    if (masked) mask(scores, query);
+    finish_grads(scores, grads, shared.delta[s]);
+    if (masked) mask(grads, query);
+  }
+  /// After the sums of a stage.
+  __device__ __forceinline__ void release_stage(int stage) {
+    fence_values(grad_k);
+    fence_values(grad_v);
+    shared.empty[stage].arrive();
+  }
+
+  /// All stages: while one's factors are computed, the sums of the stage before run. A block of
+  /// keys is seen by one tile of queries at least.
+  __device__ __forceinline__ void add_overlapping() {
+    const Steps steps(params, task, span);
+    RingCursor<Memory::kStages> cursor;
+    float scores[kPairs];
+    float grads[kPairs];
+    uint32_t factors[kQueries / 16][4];
+    uint32_t key_factors[kQueries / 16][4];
+    int query = steps.first_tile * kQueries;
+    wait_stage(cursor, query);
+    start_pairs(cursor.stage, scores, grads);
+    wait_products<0>();
+    fence_values(scores);
+    fence_values(grads);
+    finish_pairs(cursor, query, scores, grads);
+    pack_values<kQueries>(scores, factors);
+    pack_values<kQueries>(grads, key_factors);
+    if (keeps_pairs) keep_pairs(key_factors, steps.first_head, query);
+    for (int step = 1; step < steps.num_heads * steps.num_tiles; ++step) {
+      const int before = cursor.stage;
+      cursor.advance();
+      query = (steps.first_tile + step % steps.num_tiles) * kQueries;
+      wait_stage(cursor, query);
+      start_pairs(cursor.stage, scores, grads);
+      start_sums(before, factors, key_factors);
+      wait_products<1>();
+      fence_values(scores);
+      fence_values(grads);
+      finish_pairs(cursor, query, scores, grads);
+      wait_products<0>();
+      release_stage(before);
+      pack_values<kQueries>(scores, factors);
+      pack_values<kQueries>(grads, key_factors);
+      if (keeps_pairs) keep_pairs(key_factors, steps.first_head + step / steps.num_tiles, query);
+    }
+    start_sums(cursor.stage, factors, key_factors);
+    wait_products<0>();
+    release_stage(cursor.stage);
+  }
+
+  __device__ __forceinline__ void add_one_by_one() {
     RingCursor<Memory::kStages> cursor;
     for (int idx = 0; idx < num_spans<kRing>(params); ++idx) {
       span = span_at<kRing>(params, task.item, idx);
@@ -307,6 +380,18 @@ struct Consumer {
           cursor.advance();
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    clear_values(grad_k);
+    clear_values(grad_v);
+    shared.rows_full.wait(0);
+    if constexpr (kOverlaps) {
+      span = span_at<kRing>(params, task.item, 0);
+      add_overlapping();
+    } else {
+      add_one_by_one();
     }
     store();
     if (threadIdx.x % kWarpgroup == 0) wait_stores_read<0>();  // shared memory ends with the block

@@ -252,6 +252,12 @@ class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
   struct Shape {
     Heads heads;
     std::vector<int64_t> lengths;
+
+    std::string to_string() const {
+      return fmt::format("N={}/{} D={} window={} {} sequences of {} tokens", heads.num_heads,
+                         heads.num_kv_heads, heads.head_size, heads.window, lengths.size(),
+                         heads.num_rows);
+    }
   };
   struct Memory {
     DeviceBuffer q, k, v, grad_o, lse, delta;
@@ -325,6 +331,38 @@ class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
     return {read<uint16_t>(grad_q), read<uint16_t>(grad_k), read<uint16_t>(grad_v)};
   }
 
+  /// Those of keys and values as a ring of one rank computes them, in F32, rounded here.
+  static Bits run_ring_of_one(TensorParams params) {
+    const Heads& heads = params.heads;
+    const auto tokens = static_cast<int>(heads.num_rows);
+    const int64_t num_values = heads.num_rows * heads.num_kv_heads * heads.head_size;
+    const DeviceBuffer grad_k = buffer_of<float>(num_values);
+    const DeviceBuffer grad_v = buffer_of<float>(num_values);
+    params.ring = {
+        .num_runs = 1, .chunk = tokens, .row_length = tokens, .num_rows = 1, .rank = 0, .ring = 1};
+    params.grad_k = grad_k.as<void>();
+    params.grad_v = grad_v.as<void>();
+    launch_tensor_key_grads(params, stream());
+    gpu().device().synchronize();
+    return {rounded(read<float>(grad_k)), rounded(read<float>(grad_v))};
+  }
+  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
+    std::vector<uint16_t> bits;
+    bits.reserve(values.size());
+    for (const float value : values) bits.push_back(Bf16(value).bits);
+    return bits;
+  }
+
+  /// Sums whose stages overlap, and those that have one after the other.
+  void check_stages(const Shape& shape) {
+    SCOPED_TRACE(shape.to_string());
+    const Memory memory = memory_of(shape);
+    launch_list_sequences(memory.list.sequences(), stream());
+    const TensorParams params = params_of(shape, memory);
+    const Bits bits = run(params, false);
+    EXPECT_EQ((Bits{bits[1], bits[2]}), run_ring_of_one(params));
+  }
+
   /// o and lse.
   static Bits run_forward(TensorParams params) {
     const Heads& heads = params.heads;
@@ -339,9 +377,7 @@ class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
   }
 
   void check_forward(const Shape& shape) {
-    SCOPED_TRACE(fmt::format("N={}/{} D={} window={} {} sequences of {} tokens",
-                             shape.heads.num_heads, shape.heads.num_kv_heads, shape.heads.head_size,
-                             shape.heads.window, shape.lengths.size(), shape.heads.num_rows));
+    SCOPED_TRACE(shape.to_string());
     const Memory memory = memory_of(shape);
     const SequenceList sequences = memory.list.sequences();
     ASSERT_TRUE(tensor_forward_lists(sequences));
@@ -357,9 +393,7 @@ class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
   }
 
   void check_same(const Shape& shape) {
-    SCOPED_TRACE(fmt::format("N={}/{} D={} window={} {} sequences of {} tokens",
-                             shape.heads.num_heads, shape.heads.num_kv_heads, shape.heads.head_size,
-                             shape.heads.window, shape.lengths.size(), shape.heads.num_rows));
+    SCOPED_TRACE(shape.to_string());
     const Memory memory = memory_of(shape);
     launch_list_sequences(memory.list.sequences(), stream());
     TensorParams params = params_of(shape, memory);
@@ -384,6 +418,15 @@ TEST_F(AttentionLaunchesCudaTest, OneLaunchGivesTheBitsOfTwo) {
   check_same(shape_of(4, 2, 64, {400, 1, 33}, 100));
   check_same(shape_of(2, 1, 8, {2000}));
   check_same(shape_of(3, 1, 64, {1}));
+}
+
+TEST_F(AttentionLaunchesCudaTest, StagesThatOverlapKeepTheOrderOfTheSums) {
+  check_stages(shape_of(6, 2, 64, std::vector<int64_t>(8, 256)));
+  check_stages(shape_of(6, 2, 64, {130, 0, 1, 300, 64}));
+  check_stages(shape_of(4, 4, 40, {1, 0, 129, 63, 65}));
+  check_stages(shape_of(4, 2, 64, {400, 1, 33}, 1));
+  check_stages(shape_of(4, 2, 64, {400, 1, 33}, 100));
+  check_stages(shape_of(8, 1, 64, {2000}));
 }
 
 TEST_F(AttentionLaunchesCudaTest, TinyForwardWithItsOwnList) {
