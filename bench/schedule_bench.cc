@@ -11,10 +11,10 @@
 #include "comm/planned_world.h"
 #include "core/memory.h"
 #include "model/build/layer_program.h"
+#include "program/compile/schedule.h"
 #include "program/dependencies.h"
 #include "program/differentiate.h"
 #include "program/memory_plan.h"
-#include "program/schedule.h"
 
 namespace tessera {
 namespace {

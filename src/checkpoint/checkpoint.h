@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
 #include "comm/communicator.h"
 #include "core/nonfinite.h"
 #include "core/slice.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace tessera {
 

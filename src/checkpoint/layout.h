@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/rectangle.h"
+#include "checkpoint/format/rectangle.h"
 #include "core/slice.h"
 #include "core/tensor.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "checkpoint/cover.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/cover.h"
+#include "checkpoint/format/safetensors.h"
 #include "core/error.h"
 #include "core/file/file.h"
 

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/parts.h"
 
 namespace tessera {

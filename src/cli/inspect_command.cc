@@ -8,7 +8,7 @@
 #include "core/process/progress.h"
 #include "model/build/moe_blocks.h"
 #include "model/run/forward_model.h"
-#include "program/print.h"
+#include "program/compile/print.h"
 #include "train/metrics/report.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"

@@ -1,7 +1,7 @@
 #include "hf/checkpoint_writer.h"
 
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/layout.h"
-#include "checkpoint/manifest.h"
 #include "core/file/file.h"
 #include "hf/tensor_writer.h"
 

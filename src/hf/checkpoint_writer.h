@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "hf/family/tensor_map.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "hf/convert.h"
 #include "hf/transfer.h"
 #include "hf/verify.h"

@@ -9,8 +9,8 @@
 #include "ops/route_map/route_map.h"
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
-#include "program/print.h"
-#include "program/recompute.h"
+#include "program/compile/print.h"
+#include "program/compile/recompute.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "program/compile.h"
+#include "program/compile/compile.h"
 #include "runtime/executable.h"
 
 namespace tessera {

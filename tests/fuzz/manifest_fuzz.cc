@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "core/error.h"
 
 namespace {

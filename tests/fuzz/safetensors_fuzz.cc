@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "core/error.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 
 namespace tessera {
 

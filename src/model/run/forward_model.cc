@@ -8,7 +8,7 @@
 
 #include "core/mirrored_tensor.h"
 #include "model/run/layer_binder.h"
-#include "program/compile.h"
+#include "program/compile/compile.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/rectangle.h"
+#include "checkpoint/format/rectangle.h"
 
 #include <gtest/gtest.h>
 

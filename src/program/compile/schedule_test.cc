@@ -1,4 +1,4 @@
-#include "program/schedule.h"
+#include "program/compile/schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "program/recompute.h"
+#include "program/compile/recompute.h"
 
 #include <algorithm>
 #include <map>

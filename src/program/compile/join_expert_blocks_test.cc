@@ -1,4 +1,4 @@
-#include "program/join_expert_blocks.h"
+#include "program/compile/join_expert_blocks.h"
 
 #include <gtest/gtest.h>
 

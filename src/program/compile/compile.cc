@@ -1,11 +1,11 @@
-#include "program/compile.h"
+#include "program/compile/compile.h"
 
-#include "program/fuse_gathers.h"
-#include "program/fuse_producers.h"
-#include "program/fuse_repeats.h"
-#include "program/fuse_sums.h"
-#include "program/join_expert_blocks.h"
-#include "program/schedule.h"
+#include "program/compile/fuse_gathers.h"
+#include "program/compile/fuse_producers.h"
+#include "program/compile/fuse_repeats.h"
+#include "program/compile/fuse_sums.h"
+#include "program/compile/join_expert_blocks.h"
+#include "program/compile/schedule.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "program/compile.h"
+#include "program/compile/compile.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "ops/linear/linear.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
-#include "program/print.h"
+#include "program/compile/print.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "program/split_weights.h"
+#include "program/compile/split_weights.h"
 
 #include <algorithm>
 #include <map>

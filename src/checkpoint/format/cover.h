@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "program/compile.h"
+#include "program/compile/compile.h"
 #include "program/memory_plan.h"
 
 namespace tessera {

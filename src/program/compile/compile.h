@@ -8,8 +8,8 @@
 
 #include "ops/backend.h"
 #include "ops/gather.h"
-#include "program/recompute.h"
-#include "program/split_weights.h"
+#include "program/compile/recompute.h"
+#include "program/compile/split_weights.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/cover.h"
+#include "checkpoint/format/cover.h"
 #include "core/config/strict_json.h"
 #include "core/error.h"
 

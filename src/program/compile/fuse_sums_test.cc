@@ -1,4 +1,4 @@
-#include "program/fuse_sums.h"
+#include "program/compile/fuse_sums.h"
 
 #include <gtest/gtest.h>
 

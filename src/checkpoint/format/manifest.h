@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/rectangle.h"
+#include "checkpoint/format/rectangle.h"
 #include "core/dtype.h"
 #include "core/tensor.h"
 

@@ -1,4 +1,4 @@
-#include "program/fuse_gathers.h"
+#include "program/compile/fuse_gathers.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
 #include "ops/testing/shadow_backend.h"
+#include "program/compile/recompute.h"
 #include "program/memory_plan.h"
-#include "program/recompute.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "program/schedule.h"
+#include "program/compile/schedule.h"
 
 #include <algorithm>
 #include <map>

@@ -1,9 +1,9 @@
-#include "program/fuse_gathers.h"
+#include "program/compile/fuse_gathers.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "program/fuse_nodes.h"
+#include "program/compile/fuse_nodes.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "program/print.h"
+#include "program/compile/print.h"
 
 #include <fmt/ranges.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/cover.h"
+#include "checkpoint/format/cover.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "program/fuse_repeats.h"
+#include "program/compile/fuse_repeats.h"
 
 #include <algorithm>
 #include <functional>
