@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/add/add.h"
 #include "ops/linear/linear.h"
 #include "ops/registry/cpu_kernels.h"
