@@ -13,8 +13,7 @@ namespace {
 std::vector<int64_t> widths_of(const ExpertSizes& sizes) {
   std::vector<int64_t> widths = sizes.values();
   std::ranges::sort(widths);
-  const auto repeated = std::ranges::unique(widths);
-  widths.erase(repeated.begin(), repeated.end());
+  widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
   return widths;
 }
 
