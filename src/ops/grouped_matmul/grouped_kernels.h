@@ -60,9 +60,6 @@ struct GroupedWgradParams {
 };
 /// In the tiles that choose_wgrad_tiles takes.
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
-/// In one of wgrad_candidates.
-void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& tiles,
-                          cudaStream_t stream);
 
 /// Products of any type and shape; see GroupedRows and GroupedWgrad (grouped_matmul_cuda.h).
 struct PlainRowsParams {

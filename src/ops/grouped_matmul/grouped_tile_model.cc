@@ -16,10 +16,6 @@ constexpr double kCyclesPerColumn = 4;  // 128 features by 64 values: 2048 produ
 constexpr double kBytesPerCycle = 34;   // from the L2 cache
 constexpr double kTileCycles = 6000;    // until the first stage is there, and to write the results
 
-constexpr int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 /// When clusters that take one tile after the other are ready for the next.
 class Clusters {
  public:
@@ -59,8 +55,8 @@ TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows,
   double used = 0;
   double multiplied = 0;
   for (const TiledExpert& expert : experts) {
-    const int64_t pairs = divide_up(expert.features, kFeatures);
-    const int64_t stages = divide_up(expert.reduction, kReduction);
+    const int64_t pairs = num_parts_of(expert.features, kFeatures);
+    const int64_t stages = num_parts_of(expert.reduction, kReduction);
     const int num_rows = static_cast<int>(expert.rows);
     const int num_tiles = num_row_tiles(num_rows, max_rows);
     for (int tile = 0; tile < num_tiles; ++tile) {

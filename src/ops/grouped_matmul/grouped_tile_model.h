@@ -72,6 +72,11 @@ constexpr double kModelClockHz = 1.755e9;
 /// Heights of tiles to compare; the kernels take the first.
 inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128, 96, 64};
 
+/// The parts of at most `size` that a total is cut into.
+constexpr int64_t num_parts_of(int64_t total, int64_t size) {
+  return (total + size - 1) / size;
+}
+
 /// What a block takes for a stage of a cluster's tile of 256 by `columns` results: the longer of
 /// its products and its loads, of one half of each operand.
 double stage_cycles(int columns);

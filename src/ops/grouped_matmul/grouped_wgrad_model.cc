@@ -21,10 +21,6 @@ constexpr std::array kGathered = {WgradTiles{256, false}};
 constexpr std::array kInOrder = {WgradTiles{256, false}, WgradTiles{192, true},
                                  WgradTiles{128, true}};
 
-constexpr int64_t parts_of(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 /// What a block's part of a tile takes to be written or added to, in registers or in the L2 cache.
 double store_cycles(const WgradShape& shape, const WgradTiles& tiles, int64_t columns) {
   const auto bytes = static_cast<double>(kBlockRows * columns) * sizeof(float);
@@ -36,7 +32,7 @@ double store_cycles(const WgradShape& shape, const WgradTiles& tiles, int64_t co
 /// Until a cluster has taken a tile and can begin the next. Ping-pong stores beside the next tile's
 /// products.
 double tile_cycles(const WgradShape& shape, const WgradTiles& tiles, int64_t columns) {
-  const double products = static_cast<double>(parts_of(shape.tokens, kGroupedReduction)) *
+  const double products = static_cast<double>(num_parts_of(shape.tokens, kGroupedReduction)) *
                           stage_cycles(static_cast<int>(columns));
   const double store = store_cycles(shape, tiles, columns);
   return tiles.ping_pong ? std::max(products, store) : products + store;
@@ -46,7 +42,7 @@ double tile_cycles(const WgradShape& shape, const WgradTiles& tiles, int64_t col
 int64_t last_columns(const WgradShape& shape, const WgradTiles& tiles, int64_t num_tiles) {
   if (!tiles.ping_pong) return tiles.columns;
   const int64_t left = shape.columns - (num_tiles - 1) * tiles.columns;
-  return parts_of(left, kProductColumns) * kProductColumns;
+  return num_parts_of(left, kProductColumns) * kProductColumns;
 }
 
 }  // namespace
@@ -57,14 +53,14 @@ std::span<const WgradTiles> wgrad_candidates(bool gathered, bool accumulate) {
 }
 
 double predict_wgrad(const WgradShape& shape, const WgradTiles& tiles, int num_clusters) {
-  const int64_t per_row = parts_of(shape.columns, tiles.columns);
-  const int64_t num_tiles = shape.num_experts * parts_of(shape.rows, kWgradRows) * per_row;
+  const int64_t per_row = num_parts_of(shape.columns, tiles.columns);
+  const int64_t num_tiles = shape.num_experts * num_parts_of(shape.rows, kWgradRows) * per_row;
   if (num_tiles == 0) return 0;
   const double whole = tile_cycles(shape, tiles, tiles.columns);
   const double last = tile_cycles(shape, tiles, last_columns(shape, tiles, per_row));
   const auto all = static_cast<double>(per_row);
   const double mean = (whole * (all - 1) + last) / all;
-  const auto waves = static_cast<double>(parts_of(num_tiles, num_clusters));
+  const auto waves = static_cast<double>(num_parts_of(num_tiles, num_clusters));
   const double end = tiles.ping_pong ? store_cycles(shape, tiles, tiles.columns) : 0;
   return waves * mean + end;
 }
