@@ -140,7 +140,7 @@ TEST_F(RopeCuda, TwoTensors) {
 
 TEST_F(RopeCuda, TwoTensorsHaveTheBitsOfEachAlone) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto [heads, second_heads] : {std::pair{6, 2}, {32, 8}, {3, 16}, {1, 1}}) {
+    for (const auto& [heads, second_heads] : {std::pair{6, 2}, {32, 8}, {3, 16}, {1, 1}}) {
       SCOPED_TRACE(fmt::format("{} and {} heads of {}", heads, second_heads, dtype_name(dtype)));
       check_bits({.num_heads = heads,
                   .head_size = 64,
