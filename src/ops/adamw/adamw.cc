@@ -19,11 +19,24 @@ AdamW::AdamW(const AdamWSpec& spec) : spec_(spec) {
           "adamw: eps must be finite and above 0 as a float, got {}; 1e-8 is usual", spec.eps);
   require(spec.weight_decay >= 0.0 && std::isfinite(spec.weight_decay),
           "adamw: weight_decay must be finite and at least 0, got {}", spec.weight_decay);
+  for (const DType dtype : {spec.formats.first_moment, spec.formats.second_moment})
+    require(is_storage(dtype), "adamw: moments are f32 or bf16, got {}", dtype_name(dtype));
 }
 
 std::string AdamW::attributes() const {
-  return fmt::format("beta1={} beta2={} eps={} weight_decay={}", spec_.beta1, spec_.beta2,
-                     spec_.eps, spec_.weight_decay);
+  std::string text = fmt::format("beta1={} beta2={} eps={} weight_decay={}", spec_.beta1,
+                                 spec_.beta2, spec_.eps, spec_.weight_decay);
+  if (spec_.formats.are_plain()) return text;
+  const std::string_view beside = master_suffix(spec_.master());
+  return text + fmt::format(" m={} v={} beside={}", dtype_name(spec_.formats.first_moment),
+                            dtype_name(spec_.formats.second_moment),
+                            beside.empty() ? "nothing" : beside);
+}
+
+/// The type of what an update starts from.
+DType AdamW::master_type() const {
+  if (!spec_.bf16_weight) return DType::kF32;
+  return spec_.master() == MasterKind::kNone ? DType::kBF16 : master_dtype(spec_.master());
 }
 
 std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
@@ -39,8 +52,10 @@ std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
   for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
     check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
                 "grad must be f32 [n], got {}", grad.to_string());
-    outputs.insert(outputs.end(), 3, grad);
-    if (spec_.bf16_weight) outputs.push_back(with_dtype(grad, DType::kBF16));
+    for (const DType dtype :
+         {master_type(), spec_.formats.first_moment, spec_.formats.second_moment})
+      outputs.push_back(with_dtype(grad, dtype));
+    if (num_outputs() == 4) outputs.push_back(with_dtype(grad, DType::kBF16));
   }
   return outputs;
 }
@@ -49,8 +64,11 @@ Cost AdamW::cost(std::span<const ValueType> inputs, std::span<const ValueType> o
   Cost cost = Operator::cost(inputs, outputs);
   for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
     const auto n = static_cast<double>(grad.shape.num_elements());
-    cost.bytes += 3 * n * static_cast<double>(sizeof(float));  // master, m and v are read as well
     cost.flops += 15 * n;
+    // What the update starts from and the moments are read as well.
+    for (const DType dtype :
+         {master_type(), spec_.formats.first_moment, spec_.formats.second_moment})
+      cost.bytes += n * static_cast<double>(dtype_size(dtype));
   }
   return cost;
 }
@@ -72,7 +90,7 @@ AdamWFactors make_adamw_factors(const AdamWSpec& spec, double lr, int64_t update
           .sqrt_bias2 = static_cast<float>(std::sqrt(bias2)),
           .eps = static_cast<float>(spec.eps),
           .step_size = static_cast<float>(rate / bias1),
-          .unused = 0};
+          .update = static_cast<uint32_t>(update)};
 }
 
 Tensor view_of(AdamWFactors& factors) {

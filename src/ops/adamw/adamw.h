@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/adamw/adamw_factors.h"
+#include "ops/adamw/state_formats.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -10,8 +11,12 @@ struct AdamWSpec {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  /// Whether the rounded master is written to a BF16 weight as well.
+  /// Whether the weight is BF16; an F32 one is its own master.
   bool bf16_weight = false;
+  StateFormats formats = {};
+
+  /// What is kept beside a BF16 weight.
+  MasterKind master() const { return bf16_weight ? formats.master : MasterKind::kNone; }
 };
 
 // clang-format off
@@ -24,7 +29,9 @@ struct AdamWSpec {
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
 /// Inputs: of each slice grad F32 [n]; then factors F32 [8], an AdamWFactors, and grad_scale F32 [2] = {scale, found_inf},
 /// an AdamWGradScale, both in the device's memory; where found_inf is not 0 nothing changes. Outputs, updated in place,
-/// slice by slice: master F32 [n], m F32 [n], v F32 [n], and with bf16_weight: weight BF16 [n].
+/// slice by slice: what a BF16 weight has beside it, if anything (F32 master [n], or U16 remainder [n]), or else the weight
+/// F32 or BF16 [n]; m [n] and v [n], F32 or BF16; and where something is beside it, the weight BF16 [n].
+/// What is kept in fewer bits is rounded as state_rounding.h says.
 // clang-format on
 class AdamW final : public Operator {
  public:
@@ -42,10 +49,13 @@ class AdamW final : public Operator {
   const AdamWSpec& spec() const { return spec_; }
   /// Inputs behind the gradients, counted from the first.
   enum Trailing : int { kFactors, kGradScale, kNumTrailing };
-  /// Outputs of one slice.
-  size_t num_outputs() const { return spec_.bf16_weight ? 4 : 3; }
+  /// Outputs of one slice, in this order; kWeight is there beside a master or remainder alone.
+  enum Output : int { kMaster, kFirstMoment, kSecondMoment, kWeight };
+  size_t num_outputs() const { return spec_.master() == MasterKind::kNone ? 3 : 4; }
 
  private:
+  DType master_type() const;
+
   AdamWSpec spec_;
 };
 

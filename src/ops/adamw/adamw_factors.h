@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace tessera {
 
 /// What one step of AdamW multiplies by, worked out in double: the operator's input `factors`.
@@ -11,7 +13,7 @@ struct alignas(16) AdamWFactors {
   float sqrt_bias2;
   float eps;
   float step_size;
-  float unused;
+  uint32_t update;  ///< its number, for what is rounded stochastically
 };
 
 /// What gradients are multiplied by, and whether the step is left out: the operator's input

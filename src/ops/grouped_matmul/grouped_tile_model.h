@@ -4,11 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#ifdef __CUDACC__
-#define TESSERA_HOST_DEVICE __host__ __device__
-#else
-#define TESSERA_HOST_DEVICE
-#endif
+#include "ops/host_device.h"
 
 /// How the grouped products on tensor cores cut experts' rows into tiles: shared by the kernels and
 /// by the prediction of what tiles cost.
