@@ -9,7 +9,7 @@ namespace tessera {
 class HostTensor {
  public:
   enum class Access : uint8_t {
-    kRead,   ///< the elements are there
+    kRead,   ///< the elements are there, and may be changed for store()
     kWrite,  ///< they are undefined until written; store() brings them to the tensor
   };
   HostTensor(const Tensor& tensor, Access access);

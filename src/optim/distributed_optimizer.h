@@ -28,7 +28,8 @@ class DistributedOptimizer {
   /// As HeldState's.
   virtual std::vector<NamedSlice> weight_slices(HeldPart part) const = 0;
   virtual std::vector<NamedSlice> state_slices(HeldPart part) const = 0;
-  virtual std::vector<NamedSlice> master_slices() const = 0;
+  virtual void change_masters(
+      const std::function<void(const NamedSlice& master)>& change) const = 0;
   /// The summed gradients of the owned rows, F32; to be read between finish_gradients and the next
   /// step's first gradient.
   virtual std::vector<NamedSlice> gradient_slices() const = 0;

@@ -328,7 +328,7 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
                                               const FullShardingOptions& sharding,
-                                              const Backend& backend) {
+                                              const StateFormats& formats, const Backend& backend) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
   std::vector<Tensor> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -340,7 +340,7 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
   }
   return {.weights = plan.weight_shard_bytes,
           .gradients = plan.grad_shard_bytes,
-          .state = AdamWOptimizer::state_bytes(held),
+          .state = AdamWOptimizer::state_bytes(held, formats),
           .weight_buffers = sharding.weight_buffers * plan.max_weight_bytes(),
           .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes(),
           .staging = sharding.gradient_buffers *
@@ -350,9 +350,10 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
 ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& groups,
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
-                                              const FullShardingOptions& sharding) {
+                                              const FullShardingOptions& sharding,
+                                              const StateFormats& formats) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
-  const Bytes bytes = count_bytes(groups, parameters, modules, sharding);
+  const Bytes bytes = count_bytes(groups, parameters, modules, sharding, formats);
   ShardedExchanges exchanges{.modules = {},
                              .module_of = {},
                              .weight_buffers = sharding.weight_buffers,

@@ -98,7 +98,9 @@ class FullySharded final : public DistributedOptimizer {
   std::vector<NamedSlice> state_slices(HeldPart part) const override {
     return state_->state_slices(part);
   }
-  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
+  void change_masters(const std::function<void(const NamedSlice& master)>& change) const override {
+    state_->change_masters(change);
+  }
   std::vector<NamedSlice> gradient_slices() const override {
     return state_->gradient_slices(HeldPart::kOwned);
   }
@@ -122,14 +124,15 @@ class FullySharded final : public DistributedOptimizer {
   static Bytes count_bytes(const std::vector<ShardGroup>& groups,
                            std::span<const ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules,
-                           const FullShardingOptions& sharding,
+                           const FullShardingOptions& sharding, const StateFormats& formats = {},
                            const Backend& backend = optimizer_on_host());
   Bytes bytes() const;
   /// What a step exchanges with such sharding. Of weights types and shapes are read.
   static ShardedExchanges list_exchanges(const std::vector<ShardGroup>& groups,
                                          std::span<const ReplicatedParameter> parameters,
                                          const std::vector<std::vector<size_t>>& modules,
-                                         const FullShardingOptions& sharding);
+                                         const FullShardingOptions& sharding,
+                                         const StateFormats& formats = {});
 
  private:
   /// A buffer in turn for a module.

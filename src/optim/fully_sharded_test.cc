@@ -114,12 +114,12 @@ std::vector<ReplicatedParameter> parameters_of(const SpreadModel& model, int64_t
 }
 
 struct Rank {
-  Rank(const Case& c, World& world)
+  Rank(const Case& c, World& world, const AdamWOptions& options = {})
       : c_(c),
         rank_(world.rank()),
         groups(connect(c.model, world)),
         parameters(parameters_of(c.model, rank_)),
-        sharded(groups, parameters, c.modules, world.make_world_group(), {}, c.sharding) {
+        sharded(groups, parameters, c.modules, world.make_world_group(), options, c.sharding) {
     for (const NamedSlice& s : sharded.weight_slices(HeldPart::kHeld))
       copy_slice_from(s.slice, c.model.initial_weight(index(s.name)), s.tensor);
     sharded.reset_masters();
@@ -177,10 +177,11 @@ TEST(FullySharded, ThreeStepsAreThoseOfTheWholeModelBitwise) {
   Random random(31, 0);
   for (int trial = 0; trial < 60; ++trial) {
     const Case c = random_case(random);
+    const AdamWOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
     run_thread_world(c.model.num_ranks, [&](World& world) {
-      ReferenceModel reference(c.model, {});
-      Rank rank(c, world);
+      ReferenceModel reference(c.model, options);
+      Rank rank(c, world, options);
       for (int64_t step = 0; step < kNumSteps; ++step) {
         rank.sharded.begin_step();
         for (int64_t m = 0; m < c.num_micro_batches; ++m)

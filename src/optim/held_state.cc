@@ -64,21 +64,18 @@ std::vector<NamedSlice> HeldState::state_slices(HeldPart part) const {
   size_t at = 0;
   const std::vector<NamedTensor> state = adamw_.state();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int num_tensors = is_low_precision(parameters_[i].parameter.weight.dtype) ? 3 : 2;
+    const int num_tensors = adamw_.has_master(i) ? 3 : 2;
     for (int t = 0; t < num_tensors; ++t) append(slices, i, part, state[at++]);
   }
   return slices;
 }
 
-std::vector<NamedSlice> HeldState::master_slices() const {
-  std::vector<NamedSlice> slices;
-  size_t at = 0;
-  const std::vector<NamedTensor> masters = adamw_.masters();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (is_low_precision(parameters_[i].parameter.weight.dtype))
-      append(slices, i, HeldPart::kHeld, masters[at++]);
-  }
-  return slices;
+void HeldState::change_masters(const std::function<void(const NamedSlice& master)>& change) const {
+  adamw_.change_masters([&](size_t idx, const Tensor& master) {
+    std::vector<NamedSlice> slices;
+    append(slices, idx, HeldPart::kHeld, {parameters_[idx].parameter.name, master});
+    for (const NamedSlice& slice : slices) change(slice);
+  });
 }
 
 std::vector<NamedSlice> HeldState::weight_slices(HeldPart part) const {

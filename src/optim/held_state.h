@@ -46,10 +46,10 @@ class HeldState {
     adamw_.update(parameters, observer);
   }
 
-  /// "<parameter>.m", ".v" and, for BF16 weights, ".master": F32.
+  /// As AdamWOptimizer's.
   std::vector<NamedSlice> state_slices(HeldPart part) const;
-  /// Masters of BF16 weights by the names of their parameters, as held.
-  std::vector<NamedSlice> master_slices() const;
+  /// AdamWOptimizer's change_masters, under the names of the parameters.
+  void change_masters(const std::function<void(const NamedSlice& master)>& change) const;
   std::vector<NamedSlice> weight_slices(HeldPart part) const;
   std::vector<NamedSlice> gradient_slices(HeldPart part) const;
 

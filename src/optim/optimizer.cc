@@ -8,6 +8,7 @@
 
 #include "core/host_tensor.h"
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/state_rounding.h"
 #include "ops/add/add.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/grad_norm/grad_norm.h"
@@ -19,17 +20,21 @@ namespace {
 struct StateLayout {
   int64_t m = 0;
   int64_t v = 0;
-  int64_t master = -1;  // -1: the weight is the master
+  int64_t master = -1;  // -1: nothing is beside the weight
   int64_t num_bytes = 0;
 };
 
-StateLayout layout_state(const Tensor& weight) {
-  const int64_t bytes = align_up(weight.num_elements() * dtype_size(DType::kF32));
-  StateLayout layout = {.m = 0, .v = bytes, .num_bytes = 2 * bytes};
-  if (weight.dtype == DType::kBF16) {
-    layout.master = layout.num_bytes;
-    layout.num_bytes += bytes;
-  }
+StateLayout layout_state(const Tensor& weight, const StateFormats& formats) {
+  StateLayout layout;
+  const auto place = [&](DType dtype) {
+    const int64_t offset = layout.num_bytes;
+    layout.num_bytes += align_up(weight.num_elements() * dtype_size(dtype));
+    return offset;
+  };
+  layout.m = place(formats.first_moment);
+  layout.v = place(formats.second_moment);
+  const MasterKind beside = formats.master_of(weight.dtype);
+  if (beside != MasterKind::kNone) layout.master = place(master_dtype(beside));
   return layout;
 }
 
@@ -74,12 +79,20 @@ Backend optimizer_on_host() {
 
 AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
                                const AdamWOptions& options, const Backend& backend)
-    : backend_(backend), sum_of_squares_(make_sum_of_squares()), grad_clip_(make_grad_clip()) {
+    : backend_(backend),
+      options_(options),
+      sum_of_squares_(make_sum_of_squares()),
+      grad_clip_(make_grad_clip()) {
+  require(
+      backend_.is_host() || options.formats.are_plain(),
+      "the optimizer's state is kept in fewer bits on the CPU alone so far, not on {}; leave out "
+      "optim.first_moment, optim.second_moment and optim.master, or set run.device = \"cpu\"",
+      backend_.device().name());
   int64_t state_bytes = 0;
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
     check_parameter(parameter);
-    state_bytes += layout_state(parameter.weight).num_bytes;
+    state_bytes += layout_state(parameter.weight, options_.formats).num_bytes;
     grads.push_back(type_of(flat(parameter.grad)));
   }
   Device& device = backend_.device();
@@ -88,8 +101,8 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
       Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
   int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
-    slots_.push_back(make_slot(parameter, find_kind(parameter, options), offset));
-    offset += layout_state(parameter.weight).num_bytes;
+    slots_.push_back(make_slot(parameter, find_kind(parameter), offset));
+    offset += layout_state(parameter.weight, options_.formats).num_bytes;
   }
   shared_ = make_step_tensors(MemoryKind::kShared);
   own_ = make_step_tensors(MemoryKind::kOwn);
@@ -132,13 +145,14 @@ void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inpu
                     [observer, &op](auto from, auto to) { observer(op.name(), from, to); });
 }
 
-size_t AdamWOptimizer::find_kind(const Parameter& parameter, const AdamWOptions& options) {
+size_t AdamWOptimizer::find_kind(const Parameter& parameter) {
   const AdamWSpec spec = {
-      .beta1 = options.beta1,
-      .beta2 = options.beta2,
-      .eps = options.eps,
-      .weight_decay = is_decayed(parameter, options) ? options.weight_decay : 0.0,
-      .bf16_weight = parameter.weight.dtype == DType::kBF16};
+      .beta1 = options_.beta1,
+      .beta2 = options_.beta2,
+      .eps = options_.eps,
+      .weight_decay = is_decayed(parameter, options_) ? options_.weight_decay : 0.0,
+      .bf16_weight = parameter.weight.dtype == DType::kBF16,
+      .formats = options_.formats};
   const auto found = std::ranges::find_if(kinds_, [&](const Kind& kind) {
     const AdamWSpec& own = static_cast<const AdamW&>(*kind.op).spec();
     return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
@@ -151,15 +165,19 @@ size_t AdamWOptimizer::find_kind(const Parameter& parameter, const AdamWOptions&
 
 AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_t kind,
                                                int64_t state_offset) const {
-  const StateLayout layout = layout_state(parameter.weight);
-  const auto state = [&](int64_t offset) {
-    return state_.tensor(state_offset + offset, DType::kF32, parameter.weight.shape);
+  const StateFormats& formats = options_.formats;
+  const StateLayout layout = layout_state(parameter.weight, formats);
+  const auto state = [&](int64_t offset, DType dtype) {
+    return state_.tensor(state_offset + offset, dtype, parameter.weight.shape);
   };
-  return {.parameter = parameter,
-          .master = layout.master >= 0 ? state(layout.master) : parameter.weight,
-          .m = state(layout.m),
-          .v = state(layout.v),
-          .kind = kind};
+  const MasterKind beside = formats.master_of(parameter.weight.dtype);
+  return {
+      .parameter = parameter,
+      .master = layout.master >= 0 ? state(layout.master, master_dtype(beside)) : parameter.weight,
+      .m = state(layout.m, formats.first_moment),
+      .v = state(layout.v, formats.second_moment),
+      .kind = kind,
+      .formats = formats};
 }
 
 /// Gives the device the sums of squares, and returns where they will be.
@@ -268,8 +286,7 @@ void AdamWOptimizer::update_kind(size_t kind, std::span<const Slot* const> slots
   for (const Slot* slot : slots) {
     inputs.push_back(flat(slot->parameter.grad));
     for (const Tensor& tensor : {slot->master, slot->m, slot->v}) outputs.push_back(flat(tensor));
-    if (static_cast<const AdamW&>(*op).spec().bf16_weight)
-      outputs.push_back(flat(slot->parameter.weight));
+    if (slot->beside() != MasterKind::kNone) outputs.push_back(flat(slot->parameter.weight));
   }
   Tensor factors = own_.factors;
   factors.data = factors.as<float>() + static_cast<int64_t>(kind) * kNumFactors;
@@ -285,22 +302,50 @@ std::vector<NamedTensor> AdamWOptimizer::state() const {
     const std::string& name = slot.parameter.name;
     result.push_back({name + ".m", slot.m});
     result.push_back({name + ".v", slot.v});
-    if (slot.has_master()) result.push_back({name + ".master", slot.master});
+    const std::string_view suffix = master_suffix(slot.beside());
+    if (!suffix.empty()) result.push_back({fmt::format("{}.{}", name, suffix), slot.master});
   }
   return result;
 }
 
-std::vector<NamedTensor> AdamWOptimizer::masters() const {
-  std::vector<NamedTensor> result;
-  for (const Slot& slot : slots_) {
-    if (slot.has_master()) result.push_back({slot.parameter.name, slot.master});
+/// Weight and remainder become the halves of what `change` makes of the number that they are.
+void AdamWOptimizer::Slot::change_remainder(
+    const std::function<void(const Tensor& master)>& change) const {
+  const HostTensor weight(parameter.weight, HostTensor::Access::kRead);
+  const HostTensor remainder(master, HostTensor::Access::kRead);
+  const auto upper = weight.get().span<Bf16>();
+  const auto lower = remainder.get().span<uint16_t>();
+  const OwnedTensor whole(DType::kF32, parameter.weight.shape);
+  const auto values = whole.get().span<float>();
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = std::bit_cast<float>(join_halves(upper[i].bits, lower[i]));
+  change(whole.get());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t word = leave_halfway(std::bit_cast<uint32_t>(values[i]));
+    upper[i] = Bf16(std::bit_cast<float>(word));
+    lower[i] = static_cast<uint16_t>(word & 0xffffU);
   }
-  return result;
+  weight.store();
+  remainder.store();
+}
+
+void AdamWOptimizer::change_masters(
+    const std::function<void(size_t parameter, const Tensor& master)>& change) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.beside() == MasterKind::kF32) {
+      const HostTensor master(slot.master, HostTensor::Access::kRead);
+      change(i, master.get());
+      master.store();
+    } else if (slot.beside() == MasterKind::kRemainder) {
+      slot.change_remainder([&](const Tensor& master) { change(i, master); });
+    }
+  }
 }
 
 void AdamWOptimizer::round_masters() const {
   for (const Slot& slot : slots_) {
-    if (!slot.has_master()) continue;
+    if (slot.beside() != MasterKind::kF32) continue;
     const HostTensor master(slot.master, HostTensor::Access::kRead);
     const HostTensor weight(slot.parameter.weight, HostTensor::Access::kWrite);
     std::ranges::transform(master.get().span<float>(), weight.get().as<Bf16>(),
@@ -311,7 +356,9 @@ void AdamWOptimizer::round_masters() const {
 
 void AdamWOptimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
-    if (!slot.has_master()) continue;
+    if (slot.beside() == MasterKind::kRemainder)
+      backend_.device().zero(slot.master.data, slot.master.num_bytes());
+    if (slot.beside() != MasterKind::kF32) continue;
     const HostTensor weight(slot.parameter.weight, HostTensor::Access::kRead);
     const HostTensor master(slot.master, HostTensor::Access::kWrite);
     std::ranges::copy(weight.get().span<Bf16>(), master.get().as<float>());
@@ -319,9 +366,9 @@ void AdamWOptimizer::reset_masters() const {
   }
 }
 
-int64_t AdamWOptimizer::state_bytes(std::span<const Tensor> weights) {
+int64_t AdamWOptimizer::state_bytes(std::span<const Tensor> weights, const StateFormats& formats) {
   int64_t total = 0;
-  for (const Tensor& weight : weights) total += layout_state(weight).num_bytes;
+  for (const Tensor& weight : weights) total += layout_state(weight, formats).num_bytes;
   return total;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "ops/adamw/state_formats.h"
 #include "ops/backend.h"
 
 namespace tessera {
@@ -20,6 +21,8 @@ struct AdamWOptions {
   double weight_decay = 0.1;
   /// Whether every parameter is decayed; otherwise only matrices are (rank 2 and more).
   bool decay_all = false;
+  /// How the state is kept.
+  StateFormats formats = {};
 };
 
 /// The host with the kernels that an optimizer needs.
@@ -28,7 +31,7 @@ Backend optimizer_on_host();
 /// A parameter as the optimizer sees it: views that must outlive it.
 struct Parameter {
   std::string name;
-  Tensor weight;  ///< F32: the master itself; BF16: rounded from a separate F32 master
+  Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it
   Tensor grad;    ///< F32, of the weight's shape
   /// Whether it is decayed; unset, AdamWOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
@@ -54,7 +57,7 @@ struct StepResult {
   bool updated = false;  ///< false where the norm is NaN or infinite: then nothing has changed
 };
 
-/// AdamW over a list of parameters; owns m, v and, for BF16 weights, the masters. One update:
+/// AdamW over a list of parameters; owns m, v and what is kept beside BF16 weights. One update:
 ///   norm = sqrt(Σ over parameters of Σ (grad · grad_scale)²), summed in double in the order of the
 ///   list; clip = min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_;
 ///   operator `adamw` on every parameter with scale grad_scale · clip.
@@ -64,7 +67,8 @@ class AdamWOptimizer {
  public:
   /// Weights and gradients are in the memory of the back end's device, and so is the state. Masters
   /// start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
-  /// of range, InternalError for tensors that do not fit together.
+  /// of range or formats that the device has no kernel for, InternalError for tensors that do not
+  /// fit together.
   AdamWOptimizer(const std::vector<Parameter>& parameters, const AdamWOptions& options,
                  const Backend& backend = optimizer_on_host());
 
@@ -97,12 +101,19 @@ class AdamWOptimizer {
   /// and what update() is to do about it.
   void give_factors(double grad_scale, const StepResult& result);
 
-  /// Views of all state, parameter by parameter, F32 of the weight's shape: "<parameter>.m",
-  /// "<parameter>.v" and "<parameter>.master". After filling masters call round_masters.
+  /// Views of all state, parameter by parameter, of the weight's shape: "<parameter>.m",
+  /// "<parameter>.v" and, beside a BF16 weight, "<parameter>.master" or "<parameter>.remainder".
+  /// After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
-  /// The masters alone, by the names of their parameters.
-  std::vector<NamedTensor> masters() const;
-  /// Sets the BF16 weights to their masters, rounded.
+  /// Whether something is kept beside a parameter's weight, by its place in the list.
+  bool has_master(size_t parameter) const {
+    return slots_[parameter].beside() != MasterKind::kNone;
+  }
+  /// Gives the masters, F32 of the weight's shape in the host's memory, to `change` one by one, and
+  /// keeps what it makes of them. The weights must be these rounded, or become so.
+  void change_masters(
+      const std::function<void(size_t parameter, const Tensor& master)>& change) const;
+  /// Sets the BF16 weights to their masters, rounded, where these are F32.
   void round_masters() const;
   /// Sets the masters to the BF16 weights, exactly: after the weights were loaded or initialised
   /// without masters.
@@ -110,19 +121,21 @@ class AdamWOptimizer {
 
   /// The bytes of state for such parameters: exactly what an optimizer allocates for it. Only dtype
   /// and shape of the tensors are read.
-  static int64_t state_bytes(std::span<const Tensor> weights);
+  static int64_t state_bytes(std::span<const Tensor> weights, const StateFormats& formats = {});
   int64_t state_bytes() const { return state_.num_bytes(); }
 
  private:
   /// A parameter with its state and its operator.
   struct Slot {
     Parameter parameter;
-    Tensor master;  // the weight itself where that is F32
+    Tensor master;  // or the remainder; the weight itself where nothing is beside it
     Tensor m;
     Tensor v;
     size_t kind;
+    StateFormats formats;
 
-    bool has_master() const { return is_low_precision(parameter.weight.dtype); }
+    MasterKind beside() const { return formats.master_of(parameter.weight.dtype); }
+    void change_remainder(const std::function<void(const Tensor& master)>& change) const;
   };
 
   /// What parameters that are updated with the same factors share.
@@ -131,7 +144,7 @@ class AdamWOptimizer {
     double lr_multiplier;
   };
 
-  size_t find_kind(const Parameter& parameter, const AdamWOptions& options);
+  size_t find_kind(const Parameter& parameter);
   void update_kind(size_t kind, std::span<const Slot* const> slots,
                    const UpdateObserver& observer) const;
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer);
@@ -143,6 +156,7 @@ class AdamWOptimizer {
                   const UpdateObserver& observer) const;
 
   Backend backend_;
+  AdamWOptions options_;
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
   std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it

@@ -118,6 +118,15 @@ struct SpreadModel {
   }
 };
 
+/// Any of the ways in which an optimizer keeps its state.
+inline AdamWOptions random_state(Random& random) {
+  const auto dtype = [&] { return random.next_below(2) == 0 ? DType::kF32 : DType::kBF16; };
+  const DType first_moment = dtype();
+  return {.formats = {.first_moment = first_moment,
+                      .second_moment = dtype(),
+                      .master = static_cast<MasterKind>(random.next_below(3))}};
+}
+
 /// The global model in one process, under AdamWOptimizer.
 class ReferenceModel {
  public:

@@ -122,7 +122,7 @@ std::vector<ShardedOptimizer::BucketPlace> ShardedOptimizer::order_buckets(
 
 ReplicatedExchanges ShardedOptimizer::list_exchanges(
     const std::vector<ReplicaGroup>& groups, std::span<const ReplicatedParameter> parameters,
-    const ShardingOptions& sharding) {
+    const ShardingOptions& sharding, const StateFormats& formats) {
   const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
   ReplicatedExchanges exchanges{.buckets = {}, .shard_state = sharding.shard_state};
@@ -143,7 +143,7 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
       held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[idx].held));
     }
-    bucket.state_bytes = AdamWOptimizer::state_bytes(held);
+    bucket.state_bytes = AdamWOptimizer::state_bytes(held, formats);
     exchanges.buckets.push_back(std::move(bucket));
   }
   return exchanges;
@@ -262,14 +262,15 @@ void ShardedOptimizer::round_masters() {
 
 int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
                                       std::span<const ReplicatedParameter> parameters,
-                                      const ShardingOptions& sharding) {
+                                      const ShardingOptions& sharding,
+                                      const StateFormats& formats) {
   const std::vector<Rows> rows = find_rows(cut(groups, parameters, sharding), parameters, sharding);
   std::vector<Tensor> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Tensor& weight = parameters[i].parameter.weight;
     held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[i].held));
   }
-  return AdamWOptimizer::state_bytes(held);
+  return AdamWOptimizer::state_bytes(held, formats);
 }
 
 int64_t ShardedOptimizer::count_staging(const std::vector<ReplicaGroup>& groups,

@@ -90,7 +90,9 @@ class ShardedOptimizer final : public DistributedOptimizer {
   std::vector<NamedSlice> state_slices(HeldPart part) const override {
     return state_->state_slices(part);
   }
-  std::vector<NamedSlice> master_slices() const override { return state_->master_slices(); }
+  void change_masters(const std::function<void(const NamedSlice& master)>& change) const override {
+    state_->change_masters(change);
+  }
   /// All of this rank's weights, or its own rows of them.
   std::vector<NamedSlice> weight_slices(HeldPart part) const override;
   std::vector<NamedSlice> gradient_slices() const override {
@@ -104,7 +106,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// of weights, and groups.
   static int64_t state_bytes(std::span<const ReplicaPlace> groups,
                              std::span<const ReplicatedParameter> parameters,
-                             const ShardingOptions& sharding);
+                             const ShardingOptions& sharding, const StateFormats& formats = {});
   int64_t state_bytes() const { return state_->state_bytes(); }
   /// Memory beyond weights, gradients and state, at its most.
   int64_t staging_bytes() const;
@@ -112,7 +114,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// read.
   static ReplicatedExchanges list_exchanges(const std::vector<ReplicaGroup>& groups,
                                             std::span<const ReplicatedParameter> parameters,
-                                            const ShardingOptions& sharding);
+                                            const ShardingOptions& sharding,
+                                            const StateFormats& formats = {});
   /// The same before there is such an optimizer: exact. Of the groups only sizes and places are
   /// read, of weights and gradients addresses, which say whether they lie side by side, types and
   /// shapes.

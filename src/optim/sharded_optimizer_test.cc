@@ -71,15 +71,16 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
     const int64_t gap_bytes = random.next_below(2) == 0 ? 0 : 64;
+    const AdamWOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
-    ReferenceModel reference(model, {});
+    ReferenceModel reference(model, options);
     std::vector<double> norms;
     for (int64_t step = 0; step < kNumSteps; ++step) {
       const StepInput input = {.step_idx = step, .lr = 0.01, .grad_scale = 0.5};
       norms.push_back(reference.step(input, sharding.reduction.compression).grad_norm);
     }
     run_thread_world(model.num_ranks, [&](World& world) {
-      Rank rank(model, world, {}, sharding, gap_bytes);
+      Rank rank(model, world, options, sharding, gap_bytes);
       Random order(static_cast<uint64_t>(trial), static_cast<uint64_t>(world.rank()));
       for (int64_t step = 0; step < kNumSteps; ++step) {
         const StepInput input = {.step_idx = step, .lr = 0.01, .grad_scale = 0.5};
@@ -262,8 +263,9 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
   for (int trial = 0; trial < 40; ++trial) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
+    const AdamWOptions options = random_state(random);
     run_thread_world(model.num_ranks, [&](World& world) {
-      const Rank rank(model, world, {}, sharding);
+      const Rank rank(model, world, options, sharding);
       std::vector<ReplicaPlace> places;
       for (const ReplicaGroup& group : rank.groups) places.push_back({group.size(), group.rank()});
       std::vector<ReplicatedParameter> types = rank.part.parameters;
@@ -272,7 +274,7 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
       int64_t bytes = 0;
       for (const NamedSlice& state : rank.optimizer->state_slices(HeldPart::kHeld))
         bytes += align_up(state.tensor.num_bytes());
-      EXPECT_EQ(ShardedOptimizer::state_bytes(places, types, sharding), bytes);
+      EXPECT_EQ(ShardedOptimizer::state_bytes(places, types, sharding, options.formats), bytes);
       EXPECT_EQ(rank.optimizer->state_bytes(), bytes);
     });
   }

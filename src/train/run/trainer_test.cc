@@ -46,6 +46,23 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ResumeCase{"f32", [](Settings&) {}},
         ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
+        ResumeCase{"bf16_moments",
+                   [](Settings& s) {
+                     s.adamw.formats = {.first_moment = DType::kBF16,
+                                        .second_moment = DType::kBF16};
+                   }},
+        ResumeCase{"remainders",
+                   [](Settings& s) {
+                     s.train.precision = Precision::kBF16;
+                     s.adamw.formats.master = MasterKind::kRemainder;
+                   }},
+        ResumeCase{"no_masters",
+                   [](Settings& s) {
+                     s.train.precision = Precision::kBF16;
+                     s.adamw.formats = {.first_moment = DType::kBF16,
+                                        .second_moment = DType::kBF16,
+                                        .master = MasterKind::kNone};
+                   }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
         ResumeCase{"global_balance",
                    [](Settings& s) { s.model.moe.balance_scope = BalanceTokens::kGlobalBatch; }},
@@ -65,7 +82,7 @@ TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
   const auto started = make_trainer(next);
   const auto& weights = source->state().parameters();
   int64_t num_masters = 0;
-  for (const NamedSlice& master : started->state().optimizer().master_slices()) {
+  started->state().optimizer().change_masters([&](const NamedSlice& master) {
     const auto expected = weights.find(master.name).weight.span<float>();
     const auto rounded = started->state().parameters().find(master.name).weight.span<Bf16>();
     const auto found = master.tensor.span<float>();
@@ -74,7 +91,7 @@ TEST(Trainer, MastersOfABf16RunStartFromUnroundedWeights) {
       ASSERT_EQ(static_cast<float>(rounded[i]), static_cast<float>(Bf16(expected[i])));
     }
     ++num_masters;
-  }
+  });
   EXPECT_GT(num_masters, 4);
 }
 

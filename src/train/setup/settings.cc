@@ -131,6 +131,20 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.eps", &adamw.eps, "AdamW's epsilon", above(0));
   schema.add("optim.weight_decay", &adamw.weight_decay, "Decoupled weight decay", at_least(0));
   schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
+  const std::vector<std::pair<std::string, DType>> types = {{"f32", DType::kF32},
+                                                            {"bf16", DType::kBF16}};
+  schema.add_enum("optim.first_moment", &adamw.formats.first_moment, types,
+                  "How AdamW's first moments are kept between steps; bf16 is rounded "
+                  "stochastically");
+  schema.add_enum("optim.second_moment", &adamw.formats.second_moment, types,
+                  "The same of its second moments");
+  schema.add_enum(
+      "optim.master", &adamw.formats.master,
+      {{"f32", MasterKind::kF32},
+       {"remainder", MasterKind::kRemainder},
+       {"none", MasterKind::kNone}},
+      "What is kept beside BF16 weights: an F32 copy, the 16 bits that the weight lacks "
+      "of one, or nothing, the weights then being rounded stochastically");
 }
 
 void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
@@ -213,6 +227,15 @@ ConfigSchema make_schema(Settings& settings) {
   return schema;
 }
 
+void validate_state_formats(const Settings& settings) {
+  const MasterKind master = settings.adamw.formats.master;
+  require(
+      master == MasterKind::kF32 || settings.train.precision == Precision::kBF16,
+      "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
+      "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
+      master == MasterKind::kNone ? "none" : "remainder");
+}
+
 void validate(const Settings& settings) {
   const TrainSettings& train = settings.train;
   require(train.global_batch % train.micro_batch == 0,
@@ -222,6 +245,7 @@ void validate(const Settings& settings) {
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
+  validate_state_formats(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
           train.steps);

@@ -6,6 +6,7 @@
 #include "comm/planned_world.h"
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
+#include "train/state/load_optimizer.h"
 #include "train/state/modules.h"
 
 namespace tessera {
@@ -79,16 +80,6 @@ int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::s
   return std::ranges::count_if(wanted, [&](const auto& name) { return !found.contains(name); });
 }
 
-std::vector<GlobalTensor> global_optimizer(const ModelConfig& config, DType dtype) {
-  std::vector<GlobalTensor> all;
-  for (const ParameterSpec& spec : list_parameters(config, dtype)) {
-    all.push_back({spec.name + ".m", spec.shape});
-    all.push_back({spec.name + ".v", spec.shape});
-    if (is_low_precision(spec.dtype)) all.push_back({spec.name + ".master", spec.shape});
-  }
-  return all;
-}
-
 }  // namespace
 
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run,
@@ -101,7 +92,7 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   if (shards_fully(settings, run)) {
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full(),
-                                            backend));
+                                            settings.adamw.formats, backend));
   }
   const auto replicas = groups.for_reduction();
   std::vector<ReplicaPlace> places;
@@ -111,7 +102,7 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   return {
       sizes.weights,
       sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
-      ShardedOptimizer::state_bytes(places, replicated, sharding)};
+      ShardedOptimizer::state_bytes(places, replicated, sharding, settings.adamw.formats)};
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
@@ -121,10 +112,12 @@ StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout
   const auto replicated = list_replicated(parameters, groups);
   if (shards_fully(settings, run)) {
     return {.sharded = FullySharded::list_exchanges(groups.for_full_sharding(), replicated,
-                                                    modules_of(parameters), settings.shard.full())};
+                                                    modules_of(parameters), settings.shard.full(),
+                                                    settings.adamw.formats)};
   }
   return {.replicated = ShardedOptimizer::list_exchanges(groups.for_reduction(), replicated,
-                                                         settings.shard.replicated())};
+                                                         settings.shard.replicated(),
+                                                         settings.adamw.formats)};
 }
 
 StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
@@ -149,6 +142,7 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
                        const Backend& backend)
     : config_(settings.model),
       dtype_(settings.train.dtype()),
+      master_(settings.adamw.formats.master),
       names_biases_(run.rank() == 0),
       parameters_(make_parameters(settings, run, backend.device())),
       experts_(make_expert_states(config_, backend.device())) {
@@ -240,18 +234,17 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
   reader.load_group(TensorGroup::kModel, held, all, Conversion::kFloats, is_left_out);
   refuse_nonfinite(reader, "a run cannot start from such weights; name an earlier checkpoint");
   // Masters take the values themselves, which BF16 weights have rounded.
-  for (const NamedSlice& master : optimizer().master_slices()) {
+  optimizer().change_masters([&](const NamedSlice& master) {
     if (!is_added(master.name))
       reader.load_slice(master.name, master.slice, master.tensor, Conversion::kFloats);
-  }
+  });
   return {.added = count_missing(own_layers, saved_layers),
           .left_out = count_missing(saved_layers, own_layers)};
 }
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  reader.load_group(TensorGroup::kOptimizer, optimizer().state_slices(HeldPart::kHeld),
-                    global_optimizer(config_, dtype_));
+  load_optimizer(reader, list_parameters(config_, dtype_), master_, optimizer());
 }
 
 }  // namespace tessera

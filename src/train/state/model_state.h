@@ -80,8 +80,8 @@ class ModelState {
   /// at one rank.
   std::vector<NamedSlice> owned_model() const;
   std::vector<NamedSlice> owned_optimizer() const;
-  /// Fills everything from a checkpoint of the same model and precision, whatever its layout.
-  /// Throws UserError otherwise.
+  /// Fills everything from a checkpoint of the same model and precision, whatever its layout and
+  /// the formats of its optimizer's state. Throws UserError otherwise.
   void load(const CheckpointReader& reader);
   /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
   /// multi-token prediction that only the model has start from the seed, those that only the
@@ -95,6 +95,7 @@ class ModelState {
 
   ModelConfig config_;
   DType dtype_;
+  MasterKind master_;  ///< beside BF16 weights
   bool names_biases_;  ///< one rank saves the expert biases, which all have
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;

@@ -1,0 +1,116 @@
+#include "train/state/load_optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "ops/adamw/state_rounding.h"
+#include "train/testing/tiny_run.h"
+
+namespace tessera {
+namespace {
+
+using testing::make_trainer;
+using testing::TemporaryFolder;
+using testing::tiny_settings;
+
+Settings settings_with(const TemporaryFolder& folder, const StateFormats& formats) {
+  Settings settings = tiny_settings(folder);
+  settings.train.precision = Precision::kBF16;
+  settings.adamw.formats = formats;
+  return settings;
+}
+
+std::map<std::string, std::vector<float>> read_floats(const std::vector<NamedSlice>& slices) {
+  std::map<std::string, std::vector<float>> values;
+  for (const NamedSlice& slice : slices) {
+    auto& to = values[slice.name];
+    if (slice.tensor.dtype == DType::kF32)
+      to.assign(slice.tensor.span<float>().begin(), slice.tensor.span<float>().end());
+    if (slice.tensor.dtype == DType::kBF16)
+      to.assign(slice.tensor.span<Bf16>().begin(), slice.tensor.span<Bf16>().end());
+  }
+  return values;
+}
+
+/// What weights are with all digits that the optimizer keeps, as a master of this kind has them.
+std::map<std::string, std::vector<float>> read_masters(Trainer& trainer, MasterKind as) {
+  auto values = read_floats(trainer.state().optimizer().weight_slices(HeldPart::kHeld));
+  trainer.state().optimizer().change_masters([&](const NamedSlice& master) {
+    const auto digits = master.tensor.span<float>();
+    values[master.name].assign(digits.begin(), digits.end());
+  });
+  for (auto& [name, digits] : values) {
+    for (float& x : digits) {
+      if (as == MasterKind::kRemainder)
+        x = std::bit_cast<float>(leave_halfway(std::bit_cast<uint32_t>(x)));
+    }
+  }
+  return values;
+}
+
+/// Masters go from any format to any other: all digits that both have arrive.
+TEST(LoadOptimizer, TakesMastersOfAnyFormat) {
+  constexpr MasterKind kKinds[] = {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone};
+  for (const MasterKind from : kKinds) {
+    const TemporaryFolder folder;
+    const auto saved = make_trainer(settings_with(folder, {.master = from}));
+    for (int i = 0; i < 3; ++i) saved->step();
+    saved->save("");
+    const auto weights = read_floats(saved->state().optimizer().weight_slices(HeldPart::kHeld));
+    for (const MasterKind to : kKinds) {
+      SCOPED_TRACE(fmt::format("from {} to {}", master_suffix(from), master_suffix(to)));
+      const auto loaded = make_trainer(settings_with(folder, {.master = to}));
+      ASSERT_EQ(loaded->position().step, 3);
+      EXPECT_EQ(read_floats(loaded->state().optimizer().weight_slices(HeldPart::kHeld)), weights);
+      const auto expected = to == MasterKind::kNone ? weights : read_masters(*saved, to);
+      EXPECT_EQ(read_masters(*loaded, to), expected);
+      EXPECT_TRUE(std::isfinite(loaded->step().loss));
+    }
+  }
+}
+
+TEST(LoadOptimizer, RoundsAndWidensMoments) {
+  const StateFormats narrow = {.first_moment = DType::kBF16, .second_moment = DType::kBF16};
+  const TemporaryFolder folder;
+  const auto wide = make_trainer(settings_with(folder, {}));
+  for (int i = 0; i < 3; ++i) wide->step();
+  wide->save("");
+  const auto rounded = make_trainer(settings_with(folder, narrow));
+  auto expected = read_floats(wide->state().optimizer().state_slices(HeldPart::kHeld));
+  for (auto& [name, values] : expected) {
+    if (name.ends_with(".master")) continue;
+    for (float& x : values) x = Bf16(x);
+  }
+  EXPECT_EQ(read_floats(rounded->state().optimizer().state_slices(HeldPart::kHeld)), expected);
+  rounded->save("");
+  const auto widened = make_trainer(settings_with(folder, {}));
+  EXPECT_EQ(read_floats(widened->state().optimizer().state_slices(HeldPart::kHeld)), expected);
+}
+
+TEST(LoadOptimizer, FewerBitsTakeLessMemory) {
+  const TemporaryFolder folder;
+  const auto bytes = [&](const StateFormats& formats) {
+    return make_trainer(settings_with(folder, formats))->state().bytes().optimizer;
+  };
+  const auto all = static_cast<double>(bytes({}));
+  // 12 bytes an element, of which norms and the router have 8 in any case.
+  EXPECT_NEAR(bytes({.master = MasterKind::kRemainder}) / all, 10.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kF32}) / all, 8.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kNone}) / all, 4.0 / 12, 0.02);
+}
+
+TEST(StateFormats, RefusesMastersOfF32Weights) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  for (const MasterKind kind : {MasterKind::kRemainder, MasterKind::kNone}) {
+    settings.adamw.formats.master = kind;
+    EXPECT_THROW(validate(settings), UserError);
+  }
+  settings.train.precision = Precision::kBF16;
+  validate(settings);
+}
+
+}  // namespace
+}  // namespace tessera
