@@ -107,9 +107,14 @@ class Slice {
   void update_block(const AdamWFactors& factors, float scale, int64_t first, int64_t n,
                     Block& block) const {
     const Values values = find_values(first, n, &block);
-    find_random_bits(factors.update, grad_ + first, values, block.random, n);
+    if (rounds_randomly())
+      find_random_bits(factors.update, grad_ + first, values, block.random, n);
     update(factors, scale, grad_ + first, values, n);
     keep_values(values, first, n, block.random);
+  }
+
+  bool rounds_randomly() const {
+    return m_.dtype != DType::kF32 || v_.dtype != DType::kF32 || master_.dtype == DType::kBF16;
   }
 
   Values find_values(int64_t first, int64_t n, Block* block) const {
