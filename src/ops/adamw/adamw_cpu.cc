@@ -107,8 +107,7 @@ class Slice {
   void update_block(const AdamWFactors& factors, float scale, int64_t first, int64_t n,
                     Block& block) const {
     const Values values = find_values(first, n, &block);
-    if (rounds_randomly())
-      find_random_bits(factors.update, grad_ + first, values, block.random, n);
+    if (rounds_randomly()) find_random_bits(factors.update, grad_ + first, values, block.random, n);
     update(factors, scale, grad_ + first, values, n);
     keep_values(values, first, n, block.random);
   }

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Trains one model on a text with each way of keeping the optimizer's state, and compares their validation losses.
+
+  bench/state_formats.py build/tessera --data.text=text.txt --train.steps=2000 [option of `tessera train`...]
+                         [--seeds 2] [--only NAME,...] [--json FILE]
+
+Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
+element of a BF16 weight, the mean validation loss at the end, its gap to that of F32 state, and the time of a step. The
+spread of F32 state's own losses over the seeds says what a gap is worth. See docs/training.md for what was measured.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+NARROW = ["--optim.first_moment=bf16", "--optim.second_moment=bf16"]
+
+# Name: bytes for an element beside a BF16 weight and its gradient, and the options.
+FORMATS = {
+    "f32": (12, []),
+    "first moment": (10, NARROW[:1]),
+    "moments": (8, NARROW),
+    "remainder": (10, ["--optim.master=remainder"]),
+    "moments, remainder": (6, [*NARROW, "--optim.master=remainder"]),
+    "moments, no master": (4, [*NARROW, "--optim.master=none"]),
+}
+
+
+def train(program, options, folder):
+    """The validation losses of a run by step, and the median time of its steps."""
+    command = [program, "train", *options, f"--run.folder={folder}", "--run.checkpoint_interval=0",
+               "--train.precision=bf16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["type"] == "validation"]
+    seconds = [record["step_seconds"] for record in records if record["type"] == "step"]
+    return losses[-1], statistics.median(seconds)
+
+
+def measure(arguments, options):
+    results = {}
+    for name, (num_bytes, format_options) in FORMATS.items():
+        if arguments.only and name != "f32" and name not in arguments.only.split(","):
+            continue
+        losses, seconds = [], []
+        for seed in range(1, arguments.seeds + 1):
+            with tempfile.TemporaryDirectory(prefix="tessera-state-") as folder:
+                loss, step = train(arguments.program, [*options, *format_options, f"--run.seed={seed}"],
+                                   pathlib.Path(folder) / "run")
+            losses.append(loss)
+            seconds.append(step)
+        results[name] = {"bytes": num_bytes, "losses": losses, "step_seconds": statistics.median(seconds)}
+        print_row(name, results)
+    return results
+
+
+def print_row(name, results):
+    result, plain = results[name], results["f32"]
+    gaps = [100 * (loss / other - 1) for loss, other in zip(result["losses"], plain["losses"])]
+    print(f"{name:20} {result['bytes']:5d} {statistics.mean(result['losses']):9.4f} {statistics.mean(gaps):+8.3f} % "
+          f"({', '.join(f'{gap:+.3f}' for gap in gaps)}) {1000 * result['step_seconds']:8.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--only")
+    parser.add_argument("--json")
+    arguments, options = parser.parse_known_args()
+    print(f"{'state':20} {'bytes':>5} {'loss':>9} {'gap to f32 (each seed)':>12} {'ms':>8}")
+    results = measure(arguments, options)
+    plain = results["f32"]["losses"]
+    if len(plain) > 1:
+        print(f"f32 state over its seeds: {100 * (max(plain) / min(plain) - 1):.3f} % between the least and the most")
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
