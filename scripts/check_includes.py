@@ -3,6 +3,9 @@
 
 A room is a folder of src/, or a folder within one. LAYERS lists the rooms from the bottom up, those on one line being
 beside one another: they may not include each other. Tests, and what is for tests alone, may look anywhere.
+
+An operator, or the compiler, that includes an operator's header must also link its library: what links by luck in one
+build does not in another.
 """
 import pathlib
 import re
@@ -90,9 +93,54 @@ def check(path):
             yield f'src/{relative}:{number}: includes "{found[1]}" of {other}/, which does not stand below {room}/'
 
 
+def linked_libraries():
+    """By library of an operator, or of program/, the others that CMake links it with."""
+    linked = {}
+    for path in (SRC / "ops" / "CMakeLists.txt", SRC / "program" / "CMakeLists.txt"):
+        commands = re.findall(r"(?:tessera_library|target_link_libraries)\(([^)]*)\)", path.read_text())
+        for name, *rest in (command.split() for command in commands):
+            linked.setdefault(name, set()).update(word for word in rest if word.startswith("tessera_"))
+    return linked
+
+
+def library_of(path):
+    parts = path.parts
+    if len(parts) > 2 and parts[0] == "ops":
+        return f"tessera_op_{parts[1]}"
+    return "tessera_program" if parts[0] == "program" else None
+
+
+def reachable(library, linked):
+    seen, todo = set(), [library]
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += linked.get(name, ())
+    return seen
+
+
+def check_links(path, linked):
+    relative = path.relative_to(SRC)
+    library = library_of(relative)
+    if library is None or relative.parts[1] in ("registry", "cuda", "gemm") or relative.stem.endswith("_cuda"):
+        return
+    allowed = reachable(library, linked)
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        found = re.match(r'\s*#\s*include\s+"(ops/(\w+)/[^"]+)"', line)
+        if not found or found[2] in ("cuda", "gemm"):
+            continue
+        other = f"tessera_op_{found[2]}"
+        if other not in allowed:
+            yield f'src/{relative}:{number}: includes "{found[1]}", but {library} does not link {other}'
+
+
 def main():
+    linked = linked_libraries()
     files = [path for kind in ("*.h", "*.cc", "*.cu", "*.cuh") for path in SRC.rglob(kind)]
-    problems = [problem for path in sorted(files) if not is_for_tests(path.relative_to(SRC)) for problem in check(path)]
+    checked = [path for path in sorted(files) if not is_for_tests(path.relative_to(SRC))]
+    problems = [problem for path in checked for problem in check(path)]
+    problems += [problem for path in checked if path.suffix == ".cc" for problem in check_links(path, linked)]
     print("\n".join(problems) if problems else f"includes: {len(files)} files point down")
     return 1 if problems else 0
 
