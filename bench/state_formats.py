@@ -6,7 +6,7 @@
 
 Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
 element of a BF16 weight, the mean validation loss at the end, its gap to that of F32 state, and the time of a step. The
-spread of F32 state's own losses over the seeds says what a gap is worth. See docs/training.md for what was measured.
+spread of F32 state's own losses over the seeds says what a gap is worth. docs/log.md says what was measured.
 """
 import argparse
 import json
