@@ -68,10 +68,11 @@ TEST_F(CliBackgroundSave, ARunGoesOnWithoutASaveThatFailsButEndsWithTheLast) {
 }
 
 TEST_F(CliBackgroundSave, RanksSaveTogether) {
-  const Finished finished = succeed(saving("run", {"--train.steps=7", "--ranks", "2"}));
+  const Finished finished =
+      succeed(saving("run", {"--train.steps=7", "--train.global_batch=4", "--ranks", "2"}));
   EXPECT_THAT(finished.out, HasSubstr("; training waited "));
   EXPECT_EQ(checkpoints("run").size(), 3);
-  EXPECT_THAT(succeed(saving("run", {"--train.steps=8"})).out,
+  EXPECT_THAT(succeed(saving("run", {"--train.steps=8", "--train.global_batch=4"})).out,
               HasSubstr("continuing after step 7 of 8"));
 }
 

@@ -138,9 +138,14 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
                         settings.model.num_moe_layers() *
                             align_up(settings.model.moe.num_experts * dtype_size(DType::kF32));
   if (shards_fully(settings, run)) {
-    const auto bytes = FullySharded::count_bytes(groups.for_full_sharding(), replicated,
-                                                 modules_of(parameters), settings.shard.full());
-    return bytes.weights + bytes.state + slack;
+    const auto shard_groups = groups.for_full_sharding();
+    // Of replicas the first saves.
+    const bool owns = std::ranges::any_of(shard_groups, [](const ShardGroup& group) {
+      return !group.replicas || group.replicas->rank() == 0;
+    });
+    const auto bytes = FullySharded::count_bytes(shard_groups, replicated, modules_of(parameters),
+                                                 settings.shard.full());
+    return (owns ? bytes.weights + bytes.state : 0) + slack;
   }
   return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated()) + slack;
 }
