@@ -18,6 +18,10 @@ TEST_F(CheckpointKill, OneOfSeveralRanksAtManyRandomMoments) {
   kill_savers(folder_, 4, 150, 3);
 }
 
+TEST_F(CheckpointKill, OneOfSeveralRanksWhoseThreadsWriteAtManyRandomMoments) {
+  kill_savers(folder_, 4, 150, 5, Saving::kInBackground);
+}
+
 constexpr int kNoTracing = 77;
 
 enum class Outcome { kKilled, kFinished, kNotAllowed };

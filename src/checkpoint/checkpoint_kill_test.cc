@@ -17,5 +17,13 @@ TEST_F(CheckpointKill, TheNewestCompleteOneOfSeveralRanksLoads) {
   kill_savers(folder_, 3, 10, 2);
 }
 
+TEST_F(CheckpointKill, TheNewestCompleteOneLoadsThatAThreadWrote) {
+  kill_savers(folder_, 1, 10, 3, Saving::kInBackground);
+}
+
+TEST_F(CheckpointKill, TheNewestCompleteOneOfSeveralRanksLoadsThatThreadsWrote) {
+  kill_savers(folder_, 3, 10, 4, Saving::kInBackground);
+}
+
 }  // namespace
 }  // namespace tessera

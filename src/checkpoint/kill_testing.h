@@ -8,9 +8,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
+#include "checkpoint/background_save.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/process_world_testing.h"
 #include "checkpoint/slicing_testing.h"
@@ -43,6 +46,26 @@ class SteppedCheckpoint {
   /// The same by several ranks: "a" by rows, "b" by columns, "a.m" by rows of which each rank has
   /// two ranges.
   void save(const std::filesystem::path& root, int64_t keep_last, Communicator& world) const {
+    with_request(keep_last, world,
+                 [&](const SliceSaveRequest& request) { save_checkpoint(root, request, world); });
+  }
+
+  /// The same, written by a thread while the tensors are changed.
+  void save_in_background(const std::filesystem::path& root, int64_t keep_last,
+                          Communicator& world) const {
+    Snapshot snapshot(1 << 16);
+    std::optional<BackgroundSave> save;
+    with_request(keep_last, world, [&](const SliceSaveRequest& request) {
+      save.emplace(root, request, snapshot, world);
+      for (const NamedSlice& slice : request.model)
+        std::memset(slice.tensor.data, 0xff, static_cast<size_t>(slice.tensor.num_bytes()));
+    });
+    save->wait();
+  }
+
+ private:
+  template <typename Save>
+  void with_request(int64_t keep_last, Communicator& world, const Save& save) const {
     const auto share = [&](int64_t total, int64_t first) {
       const int64_t begin = total * world.rank() / world.size();
       return IndexRange{first + begin, total * (world.rank() + 1) / world.size() - begin};
@@ -54,15 +77,14 @@ class SteppedCheckpoint {
         {{"a.m", Slice::of_rows({50, 20}, {share(20, 0), share(30, 20)})}}, optimizer_.named());
     own_model.fill();
     own_optimizer.fill();
-    save_checkpoint(root,
-                    {.step = step_,
-                     .model = own_model.named(),
-                     .optimizer = own_optimizer.named(),
-                     .state = state(),
-                     .keep_last = keep_last},
-                    world);
+    save({.step = step_,
+          .model = own_model.named(),
+          .optimizer = own_optimizer.named(),
+          .state = state(),
+          .keep_last = keep_last});
   }
 
+ public:
   void expect_equal(const CheckpointReader& reader) const {
     EXPECT_EQ(reader.step(), step_);
     EXPECT_EQ(reader.state(), state());
@@ -136,13 +158,18 @@ inline void expect_lost_peer(pid_t process) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kLostPeer) << status;
 }
 
+enum class Saving : uint8_t { kAtOnce, kInBackground };
+
 /// Saves one step after another in processes, one of which is killed after `delay`.
 inline void kill_one_saver(const std::filesystem::path& root, int64_t num_ranks, size_t killed,
-                           std::chrono::microseconds delay, std::atomic<int64_t>& saved) {
+                           std::chrono::microseconds delay, std::atomic<int64_t>& saved,
+                           Saving saving) {
   const int64_t start = saved;
   const std::vector<pid_t> ranks = fork_ranks(num_ranks, [&](Communicator& world) {
     for (int64_t step = start + 1;; ++step) {
-      if (num_ranks == 1) {
+      if (saving == Saving::kInBackground) {
+        SteppedCheckpoint(step).save_in_background(root, 2, world);
+      } else if (num_ranks == 1) {
         SteppedCheckpoint(step).save(root, 2);
       } else {
         SteppedCheckpoint(step).save(root, 2, world);
@@ -164,7 +191,7 @@ inline void kill_one_saver(const std::filesystem::path& root, int64_t num_ranks,
 /// Kills a random one of `num_ranks` savers at random moments and checks what is left, at least
 /// `num_kills` times and until some saves finished.
 inline void kill_savers(const std::filesystem::path& root, int64_t num_ranks, int num_kills,
-                        uint64_t seed) {
+                        uint64_t seed, Saving saving = Saving::kAtOnce) {
   Random random(seed, 0);
   SharedStep saved;
   double longest_us = 20'000;
@@ -172,7 +199,7 @@ inline void kill_savers(const std::filesystem::path& root, int64_t num_ranks, in
     const int64_t before = saved.get();
     const auto delay = static_cast<int64_t>(random.next_uniform() * longest_us);
     const auto killed = random.next_below(static_cast<uint64_t>(num_ranks));
-    kill_one_saver(root, num_ranks, killed, std::chrono::microseconds(delay), saved.get());
+    kill_one_saver(root, num_ranks, killed, std::chrono::microseconds(delay), saved.get(), saving);
     if (::testing::Test::HasFailure()) return;
     // A slow machine gets more time, so that kills fall on every stage of a save.
     if (saved.get() == before) longest_us *= 1.1;

@@ -94,7 +94,10 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
     rows.emplace_back("communication", overhead.communication);
     rows.emplace_back("CUDA graphs", overhead.graphs);
   }
-  rows.emplace_back("total", state.total() + activations.total() + overhead.total());
+  const int64_t snapshot = snapshot_bytes(settings, planned.layout);
+  rows.emplace_back("copy to save", snapshot);
+  rows.emplace_back("total", state.total() + activations.total() + overhead.total() +
+                                 (planned.backend.is_host() ? snapshot : 0));
   return rows;
 }
 

@@ -197,7 +197,8 @@ TEST_F(CliLayout, FullShardingTakesLessMemory) {
                                           "--ranks",
                                           "8",
                                           "--model.num_layers=24",
-                                          "--train.global_batch=64"};
+                                          "--train.global_batch=64",
+                                          "--run.background_save=false"};
     arguments.insert(arguments.end(), shard.begin(), shard.end());
     return succeed_json(arguments)["total"].get<int64_t>();
   };

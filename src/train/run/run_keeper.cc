@@ -70,6 +70,55 @@ SaveResult RunKeeper::save() {
   }
 }
 
+/// Runs what may end the save under way.
+SaveOutcome RunKeeper::outcome_of(const std::function<void()>& action) {
+  require_folder();
+  try {
+    action();
+    return {};
+  } catch (const CommError&) {
+    throw;
+  } catch (const UserError& error) {
+    saving_.reset();
+    require_folder();  // which may have been lost at this moment
+    return {.result = {}, .failure = error.what(), .write_seconds = 0};
+  }
+}
+
+SaveOutcome RunKeeper::begin_save() {
+  ensure(!is_saving(), "begin_save: another save is under way");
+  return outcome_of([&] { saving_ = trainer_.begin_save(config_toml_); });
+}
+
+std::optional<SaveOutcome> RunKeeper::go_on_with_save() {
+  if (!saving_->ready()) return std::nullopt;
+  bool done = false;
+  SaveOutcome outcome = outcome_of([&] { done = saving_->advance(); });
+  if (!outcome.failure.empty()) return outcome;
+  if (!done) return std::nullopt;
+  return end_save();
+}
+
+SaveOutcome RunKeeper::finish_save() {
+  SaveOutcome outcome = outcome_of([&] { saving_->wait(); });
+  return outcome.failure.empty() ? end_save() : outcome;
+}
+
+SaveOutcome RunKeeper::end_save() {
+  SaveOutcome outcome{
+      .result = saving_->result(), .failure = "", .write_seconds = saving_->work_seconds()};
+  saving_.reset();
+  has_checkpoints_ = true;
+  return outcome;
+}
+
+/// Before another save of a state that is newer: nobody writes when it returns.
+void RunKeeper::drop_save() {
+  if (!is_saving()) return;
+  saving_.reset();
+  trainer_.layout().world->barrier();
+}
+
 int64_t RunKeeper::act_on(int64_t event) {
   event = trainer_.agree(event);
   if (event == RunEvent::kFolderLost) rescue();
@@ -103,6 +152,7 @@ void RunKeeper::require_folder() {
 
 /// Saves what only memory holds now: in the folder where it was moved to, or else in a new one.
 void RunKeeper::rescue() {
+  drop_save();
   Communicator& world = *trainer_.layout().world;
   std::vector<std::string> texts(2);
   together(world, [&] {
@@ -137,6 +187,7 @@ void RunKeeper::rescue() {
 void RunKeeper::give_up() {
   const std::string failure = broadcast_texts(*trainer_.layout().world, {failure_}).front();
   require_folder();  // a lost one explains it
+  drop_save();
   const int64_t step = trainer_.position().step;
   if (step == 0) user_error("{}", failure);
   try {

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "train/metrics/writer.h"
@@ -24,10 +26,18 @@ struct RunEvent {
   static int64_t signal(int64_t event) { return event > kSaveAgain ? event - kSaveAgain : 0; }
 };
 
+/// What came of a save in the background.
+struct SaveOutcome {
+  SaveResult result;
+  std::string failure;       ///< why there is no checkpoint; "" where there is one
+  double write_seconds = 0;  ///< that this rank's thread worked
+};
+
 /// Keeps a run from losing what it has learned when others remove, move or take its folder, or when
 /// its files cannot be written. Every rank has one; rank 0's has the lock and the writer, and
-/// looks. All functions but `tell` and `expect_checkpoints` are collective; where the run cannot go
-/// on they save what is in memory and throw UserError, on all ranks, saying where it is.
+/// looks. All functions but `tell`, `expect_checkpoints` and `is_saving` are collective; where the
+/// run cannot go on they save what is in memory and throw UserError, on all ranks, saying where it
+/// is.
 class RunKeeper {
  public:
   /// All must outlive it. `lock` and `writer` are null but on rank 0.
@@ -46,7 +56,19 @@ class RunKeeper {
   /// Saves into the run's folder, which is looked for before.
   SaveResult save();
 
+  /// Saves in the background: one at a time. A failure to write is an outcome, not an error.
+  bool is_saving() const { return saving_ != nullptr; }
+  /// Copies the state and starts to write it. Has a failure where that could not start.
+  SaveOutcome begin_save();
+  /// Goes on where all ranks have written what they were to; has the outcome when that is known.
+  std::optional<SaveOutcome> go_on_with_save();
+  /// Waits for the outcome.
+  SaveOutcome finish_save();
+
  private:
+  SaveOutcome end_save();
+  SaveOutcome outcome_of(const std::function<void()>& action);
+  void drop_save();
   int64_t look_after_folder();
   int64_t look_at_folder();
   int64_t failed() const { return failure_.empty() ? RunEvent::kNone : RunEvent::kWriteFailed; }
@@ -60,6 +82,7 @@ class RunKeeper {
   RunLock* lock_;
   RunWriter* writer_;
   bool has_checkpoints_ = false;
+  std::unique_ptr<BackgroundSave> saving_;
   std::string failure_;  // the first one to write
   std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
 };

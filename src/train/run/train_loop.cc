@@ -17,6 +17,7 @@
 #include "train/metrics/writer.h"
 #include "train/run/run_keeper.h"
 #include "train/run/run_lock.h"
+#include "train/run/run_saver.h"
 #include "train/run/step_traffic.h"
 #include "train/run/stop_signal.h"
 #include "train/run/trace.h"
@@ -51,7 +52,8 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",
       format_bytes(memory.total()), format_bytes(memory.state.weights),
       format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
-      format_bytes(memory.activations.total()), describe_overhead(memory.overhead));
+      format_bytes(memory.activations.total()),
+      describe_overhead(memory.overhead) + describe_snapshot(memory));
   return text;
 }
 
@@ -98,6 +100,7 @@ class TrainLoop {
         request_(request),
         statistics_(world.statistics()),
         keeper_(trainer, request.config_toml, lock, writer),
+        saver_(trainer, keeper_, writer),
         writer_(writer),
         peak_(std::move(peak)) {}
 
@@ -107,7 +110,10 @@ class TrainLoop {
     first_step_ = trainer_.position().step;
     try {
       run_steps(signal);
-    } catch (const UserError&) {
+    } catch (const UserError& error) {
+      if (trainer_.layout().num_ranks() == 1 ||
+          dynamic_cast<const TrainingStopped*>(&error) != nullptr)
+        settle_quietly();
       finish_writer_quietly();
       throw;
     }
@@ -121,13 +127,14 @@ class TrainLoop {
     while (trainer_.position().step < settings_.train.steps && !RunEvent::ends_training(event)) {
       if (event == RunEvent::kSaveAgain) save_again();
       run_step();
+      saver_.go_on();
       event = keeper_.agree(signal.received());
     }
     const int64_t stop = RunEvent::signal(event);
     if (stop == 0) {
       finish();
     } else {
-      save();
+      saver_.save_now();
     }
     if (keeper_.look_again() == RunEvent::kSaveAgain) save_again();
     show_traffic();
@@ -141,8 +148,7 @@ class TrainLoop {
         fmt::format("warning: {} was removed while the run went on, with all earlier checkpoints; "
                     "saving anew what is in memory",
                     checkpoint_folder(settings_.run.folder).string()));
-    saved_step_ = -1;
-    save();
+    saver_.save_again();
   }
 
   /// What the ranks sent one another.
@@ -154,6 +160,15 @@ class TrainLoop {
 
   void note(const std::string& text) {
     if (writer_ != nullptr) writer_->note(text);
+  }
+
+  /// For a run that fails on all ranks alike, whose last save may be under way.
+  void settle_quietly() {
+    try {
+      saver_.settle();
+    } catch (const UserError& error) {
+      note(fmt::format("warning: {}", error.what()));
+    }
   }
 
   /// For a run that failed: its report helps to see why, but must not hide the reason.
@@ -198,7 +213,8 @@ class TrainLoop {
     note_zero_gradient(outcome);
     const int64_t step = trainer_.position().step;
     if (is_due(settings_.train.validation_interval)) validate();
-    if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps) save();
+    if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps)
+      saver_.save_between_steps();
   }
 
   bool is_due(int64_t interval) const {
@@ -207,7 +223,7 @@ class TrainLoop {
 
   void finish() {
     if (validated_step_ != trainer_.position().step) validate();
-    if (saved_step_ != trainer_.position().step && first_step_ < settings_.train.steps) save();
+    if (first_step_ < settings_.train.steps) saver_.save_now();
     if (trainer_.data().files.size() > 1) {
       note(trainer_.data().describe_samples(trainer_.position().step));
     }
@@ -232,12 +248,12 @@ class TrainLoop {
   /// As for a step's loss. All ranks have the same.
   void refuse_nonfinite_validation(double loss) const {
     if (std::isfinite(loss) || settings_.train.on_nonfinite == NonFinite::kSkip) return;
-    user_error(
+    throw TrainingStopped(fmt::format(
         "step {}: the validation loss is {}, though the training loss was finite; nothing was "
         "saved "
         "since the last checkpoint, which is whole. Lower optim.learning_rate, or set "
         "train.on_nonfinite = \"skip\" to go on",
-        trainer_.position().step, loss);
+        trainer_.position().step, loss));
   }
 
   /// Once a run, the first time that all gradients are exactly 0: nothing can be learnt from them.
@@ -249,14 +265,6 @@ class TrainLoop {
                     "the weights; "
                     "look at model.init_deviation and the data",
                     trainer_.position().step));
-  }
-
-  void save() {
-    if (saved_step_ == trainer_.position().step) return;
-    const SaveResult saved = keeper_.save();
-    saved_step_ = trainer_.position().step;
-    note(fmt::format("saved {}", saved.path.string()));
-    for (const std::string& warning : saved.warnings) note("warning: " + warning);
   }
 
   /// A text of the trained model, for the report, by rank 0. Of several ranks none has the whole
@@ -350,12 +358,12 @@ class TrainLoop {
   const CommStatistics& statistics_;  ///< this rank's
   StepTraffic traffic_;
   RunKeeper keeper_;
+  RunSaver saver_;
   RunWriter* writer_;
   MatrixPeak peak_;  ///< of one rank
   Clock::time_point started_;
   int64_t first_step_ = 0;
   int64_t validated_step_ = -1;
-  int64_t saved_step_ = -1;
   int64_t most_memory_ = 0;
   bool noted_zero_gradient_ = false;
   std::optional<TraceRecorder> trace_;

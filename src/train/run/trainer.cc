@@ -72,9 +72,10 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
   const ActivationBytes activations = rank.model.activation_bytes();
   if (device.is_host()) {
-    return require_host_memory(
-        state.total() + activations.total() + batch_bytes(settings, rank.layout), machine_memory(),
-        "training");
+    return require_host_memory(state.total() + activations.total() +
+                                   batch_bytes(settings, rank.layout) +
+                                   snapshot_bytes(settings, rank.layout),
+                               machine_memory(), "training");
   }
   require_memory({.state = state,
                   .activations = activations,
@@ -104,9 +105,11 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
+  prediction_.snapshot = snapshot_bytes(settings_, layout_);
   with_prediction(prediction_, [&] {
     state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
+    if (prediction_.snapshot > 0) snapshot_ = std::make_unique<Snapshot>(prediction_.snapshot);
   });
   const StepRequest request = request_step(settings_, layout_, *model_, state_->parameters());
   plan_ = build_step(request);
@@ -189,12 +192,12 @@ void Trainer::sum_expert_counts() {
 void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
   const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
   if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
-  user_error(
+  throw TrainingStopped(fmt::format(
       "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower "
       "optim.learning_rate, set "
       "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
       "checkpoint is whole",
-      position_.step + 1, outcome.loss, outcome.update.grad_norm);
+      position_.step + 1, outcome.loss, outcome.update.grad_norm));
 }
 
 /// What the tasks of a step ask of the trainer, in their order.
@@ -296,10 +299,23 @@ double Trainer::validate() {
   return totals[0] / std::max(totals[1], 1.0);
 }
 
+SavedRun Trainer::describe_run(const std::string& config_toml) const {
+  return {.keep_last = settings_.run.keep_last,
+          .config_toml = config_toml,
+          .data = data_identity_,
+          .position = position_};
+}
+
 SaveResult Trainer::save(const std::string& config_toml, const std::string& run_folder) {
   state_->wait_weights();
-  return save_run(run_folder, settings_.run.keep_last, config_toml, *state_, data_identity_,
-                  position_, *layout_.world);
+  return save_run(run_folder, describe_run(config_toml), *state_, *layout_.world);
+}
+
+std::unique_ptr<BackgroundSave> Trainer::begin_save(const std::string& config_toml) {
+  ensure(snapshot_ != nullptr, "begin_save: the run has no memory for a copy of its state");
+  state_->wait_weights();
+  return begin_save_run(settings_.run.folder, describe_run(config_toml), *state_, *snapshot_,
+                        *layout_.world);
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <string>
 
+#include "core/error.h"
 #include "core/process/progress.h"
 #include "train/run/recorded_steps.h"
 #include "train/setup/device_choice.h"
@@ -14,6 +15,12 @@
 #include "train/state/memory_prediction.h"
 
 namespace tessera {
+
+/// Training cannot go on from numbers as they are: thrown on all ranks, at the same step.
+class TrainingStopped : public UserError {
+ public:
+  using UserError::UserError;
+};
 
 /// What one optimizer step did, of all ranks together and the same on each.
 struct StepOutcome {
@@ -71,10 +78,10 @@ class Trainer {
   std::optional<ResumedRun> resume(const std::string& config_toml);
   /// What the user should know of weights that a new run started from.
   const std::vector<std::string>& initial_notes() const { return initial_notes_; }
-  /// One optimizer step over all its micro-batches. Throws UserError on a NaN or infinite loss or
-  /// gradient where the settings say stop; then nothing was updated. The GPU of a rank that is
-  /// alone may still be updating when it returns, and what reads weights waits for that. Observers
-  /// on a GPU are told of the update when it is next synchronised.
+  /// One optimizer step over all its micro-batches. Throws TrainingStopped on a NaN or infinite
+  /// loss or gradient where the settings say stop; then nothing was updated. The GPU of a rank that
+  /// is alone may still be updating when it returns, and what reads weights waits for that.
+  /// Observers on a GPU are told of the update when it is next synchronised.
   StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
   /// What this rank does in each step.
   const StepPlan& plan() const { return plan_; }
@@ -85,6 +92,11 @@ class Trainer {
   }
   /// The same into another run's folder.
   SaveResult save(const std::string& config_toml, const std::string& run_folder);
+  /// Whether the settings ask for saves while training goes on, which begin_save() needs.
+  bool saves_in_background() const { return snapshot_ != nullptr; }
+  /// Copies the state and starts to write the copy into the run's folder. The last such save must
+  /// be destroyed before. The trainer must outlive the save.
+  std::unique_ptr<BackgroundSave> begin_save(const std::string& config_toml);
   /// Assignments to each expert in the last step, by MoE layer.
   std::vector<std::vector<int64_t>> expert_loads() const;
   /// The largest of all ranks' numbers: how ranks agree to stop.
@@ -101,6 +113,7 @@ class Trainer {
   void sum_expert_counts();
   void refuse_nonfinite(const StepOutcome& outcome) const;
   void finish_step(const StepOutcome& outcome);
+  SavedRun describe_run(const std::string& config_toml) const;
 
   std::unique_ptr<World> own_world_;
   World& host_;
@@ -110,6 +123,7 @@ class Trainer {
   RunLayout layout_;
   MemoryPrediction prediction_;
   std::unique_ptr<ModelState> state_;
+  std::unique_ptr<Snapshot> snapshot_;  // null where steps wait for saves
   std::unique_ptr<TrainingModel> model_;
   StepPlan plan_;
   StepPlan evaluation_;

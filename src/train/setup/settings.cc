@@ -34,6 +34,9 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
                   "or in any case");
   schema.add("run.checkpoint_interval", &run.checkpoint_interval,
              "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
+  schema.add("run.background_save", &run.background_save,
+             "Train on while a checkpoint is written, from a copy of the state in the host's "
+             "memory; false: steps wait for the disk");
   schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all",
              between(0, kMaxSteps));
   schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",

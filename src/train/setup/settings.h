@@ -34,6 +34,8 @@ struct RunSettings {
   GraphMode cuda_graphs = GraphMode::kAuto;
   ResumeMode resume = ResumeMode::kAuto;
   int64_t checkpoint_interval = 500;
+  /// Whether training goes on while a checkpoint is written.
+  bool background_save = true;
   int64_t keep_last = 2;
   int64_t log_interval = 10;
   bool tensorboard = true;

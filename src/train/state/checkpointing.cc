@@ -114,30 +114,53 @@ bool names_checkpoint(const std::filesystem::path& path) {
   return path_exists(path / kManifestFile) || parse_step_folder(name).has_value();
 }
 
+std::string state_text(const SavedRun& run) {
+  const Json json = {{"step", run.position.step},
+                     {"tokens_seen", run.position.tokens_seen},
+                     {"skipped_steps", run.position.skipped_steps},
+                     {"num_data_tokens", run.data.num_tokens},
+                     {"data_fingerprint", run.data.fingerprint},
+                     {"config", run.config_toml}};
+  return json.dump();
+}
+
+/// What this rank saves of a run.
+class RunTensors {
+ public:
+  explicit RunTensors(const ModelState& state)
+      : model_(state.owned_model()), optimizer_(state.owned_optimizer()) {}
+  /// Refers to this object.
+  SliceSaveRequest request(const SavedRun& run) const {
+    return {.step = run.position.step,
+            .model = model_,
+            .optimizer = optimizer_,
+            .state = state_text(run),
+            .keep_last = run.keep_last};
+  }
+
+ private:
+  std::vector<NamedSlice> model_;
+  std::vector<NamedSlice> optimizer_;
+};
+
 }  // namespace
 
 std::filesystem::path checkpoint_folder(const std::string& run_folder) {
   return std::filesystem::path(run_folder) / "checkpoints";
 }
 
-SaveResult save_run(const std::string& folder, int64_t keep_last, const std::string& config_toml,
-                    const ModelState& state, const DataIdentity& data, const RunPosition& position,
+SaveResult save_run(const std::string& folder, const SavedRun& run, const ModelState& state,
                     Communicator& world) {
-  const Json json = {{"step", position.step},
-                     {"tokens_seen", position.tokens_seen},
-                     {"skipped_steps", position.skipped_steps},
-                     {"num_data_tokens", data.num_tokens},
-                     {"data_fingerprint", data.fingerprint},
-                     {"config", config_toml}};
-  const auto model = state.owned_model();
-  const auto optimizer = state.owned_optimizer();
-  return save_checkpoint(checkpoint_folder(folder),
-                         SliceSaveRequest{.step = position.step,
-                                          .model = model,
-                                          .optimizer = optimizer,
-                                          .state = json.dump(),
-                                          .keep_last = keep_last},
-                         world);
+  const RunTensors tensors(state);
+  return save_checkpoint(checkpoint_folder(folder), tensors.request(run), world);
+}
+
+std::unique_ptr<BackgroundSave> begin_save_run(const std::string& folder, const SavedRun& run,
+                                               const ModelState& state, Snapshot& snapshot,
+                                               Communicator& world) {
+  const RunTensors tensors(state);
+  return std::make_unique<BackgroundSave>(checkpoint_folder(folder), tensors.request(run), snapshot,
+                                          world);
 }
 
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "checkpoint/background_save.h"
 #include "train/setup/settings.h"
 #include "train/state/model_state.h"
 
@@ -26,11 +28,22 @@ struct DataIdentity {
 /// The folder that holds a run's checkpoints.
 std::filesystem::path checkpoint_folder(const std::string& run_folder);
 
+/// What a save says of a run, beside its tensors.
+struct SavedRun {
+  int64_t keep_last = 0;
+  const std::string& config_toml;
+  const DataIdentity& data;
+  const RunPosition& position;
+};
+
 /// Saves weights, expert biases, optimizer and position with the configuration that made them, in
 /// the run's `folder`. All ranks call; rank 0's data counts.
-SaveResult save_run(const std::string& folder, int64_t keep_last, const std::string& config_toml,
-                    const ModelState& state, const DataIdentity& data, const RunPosition& position,
+SaveResult save_run(const std::string& folder, const SavedRun& run, const ModelState& state,
                     Communicator& world);
+/// Copies the same to `snapshot` and starts to write it in the background.
+std::unique_ptr<BackgroundSave> begin_save_run(const std::string& folder, const SavedRun& run,
+                                               const ModelState& state, Snapshot& snapshot,
+                                               Communicator& world);
 
 /// A checkpoint that a run continues from.
 struct ResumedRun {

@@ -28,12 +28,27 @@ std::string describe_overhead(const DeviceOverhead& overhead) {
   return text;
 }
 
+int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout) {
+  const RunSettings& run = settings.run;
+  const bool saves_between_steps =
+      run.checkpoint_interval > 0 && run.checkpoint_interval < settings.train.steps;
+  if (!run.background_save || !saves_between_steps) return 0;
+  return ModelState::count_saved_bytes(settings, layout);
+}
+
+std::string describe_snapshot(const MemoryPrediction& prediction) {
+  if (prediction.snapshot == 0) return "";
+  return fmt::format(", {} a copy to save{}", format_bytes(prediction.snapshot),
+                     prediction.on_host ? "" : " (of the host's memory, not of the total)");
+}
+
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
                                 int64_t data_bytes) {
   MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
                               .activations = model.activation_bytes(),
-                              .overhead = predict_overhead(settings, layout, model, backend, true)};
+                              .overhead = predict_overhead(settings, layout, model, backend, true),
+                              .on_host = backend.is_host()};
   if (backend.is_host()) {
     prediction.program = process_memory().resident + library_scratch(settings.train.dtype());
     prediction.data = data_bytes;
@@ -47,11 +62,12 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 std::string describe(const MemoryPrediction& prediction) {
   const ModelState::Bytes& state = prediction.state;
   return fmt::format(
-      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{} and "
-      "{} in use before",
+      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}{} "
+      "and {} in use before",
       format_bytes(prediction.total()), format_bytes(state.weights), format_bytes(state.gradients),
       format_bytes(state.optimizer), format_bytes(prediction.activations.total()),
-      describe_overhead(prediction.overhead), format_bytes(prediction.program));
+      describe_overhead(prediction.overhead), describe_snapshot(prediction),
+      format_bytes(prediction.program));
 }
 
 void require_memory(const MemoryPrediction& prediction, const std::string& device,

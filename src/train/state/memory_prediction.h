@@ -18,10 +18,17 @@ struct MemoryPrediction {
   ModelState::Bytes state;
   ActivationBytes activations;
   DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
+  /// In the host's memory: the copy of the state that saves in the background are written from.
+  int64_t snapshot = 0;
+  bool on_host = true;  ///< where the state is; a GPU's memory holds no snapshot
   int64_t total() const {
-    return program + data + state.total() + activations.total() + overhead.total();
+    return program + data + state.total() + activations.total() + overhead.total() +
+           (on_host ? snapshot : 0);
   }
 };
+
+/// Of the copy that saves are written from: 0 where no step has to go on beside one.
+int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout);
 
 /// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
 /// (a matrix product was measured) and that the model and its state are not yet bound or made.
@@ -36,6 +43,9 @@ void require_memory(const MemoryPrediction& prediction, const std::string& devic
 
 /// ", 100 MiB kernels, 1 GiB communication, 20 MiB CUDA graphs", as far as there are any.
 std::string describe_overhead(const DeviceOverhead& overhead);
+
+/// ", 100 MiB a copy to save", and where it is beside the total, on the host of a GPU; "" for none.
+std::string describe_snapshot(const MemoryPrediction& prediction);
 
 /// "120 GiB were predicted at the peak: ... weights, ...".
 std::string describe(const MemoryPrediction& prediction);

@@ -53,6 +53,20 @@ ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
           .optimizer = bytes.state};
 }
 
+/// Bytes of weights and state of the rows that a rank owns, whether or not it keeps others' too.
+int64_t owned_bytes(const std::vector<ReplicaGroup>& groups,
+                    std::vector<ReplicatedParameter> parameters, ShardingOptions sharding) {
+  sharding.shard_state = true;
+  std::vector<ReplicaPlace> places;
+  for (const ReplicaGroup& group : groups) places.push_back({group.size(), group.rank()});
+  const int64_t state = ShardedOptimizer::state_bytes(places, parameters, sharding);
+  for (ReplicatedParameter& p : parameters) p.parameter.weight.dtype = DType::kF32;
+  // Two moments of all elements; what is missing of `state` are masters, of BF16 weights alone.
+  const int64_t moments = ShardedOptimizer::state_bytes(places, parameters, sharding);
+  const int64_t masters = state - moments;
+  return state + moments / 2 - masters / 2;
+}
+
 NamedSlice whole_slice(const NamedTensor& tensor) {
   return {tensor.name, tensor.tensor, Slice::whole(tensor.tensor.shape)};
 }
@@ -103,6 +117,28 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
       sizes.weights,
       sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
       ShardedOptimizer::state_bytes(places, replicated, sharding, settings.adamw.formats)};
+}
+
+int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
+  const auto parameters = ParameterSet::planned(held_parameters(settings, run));
+  const auto world = make_planned_world(run.rank(), run.num_ranks());
+  const ReplicaGroups groups(settings, run, *world);
+  const auto replicated = list_replicated(parameters, groups);
+  // A weight, two moments and a master of each parameter, and the expert biases.
+  const int64_t slack = std::ssize(replicated) * 4 * kAlignment +
+                        settings.model.num_moe_layers() *
+                            align_up(settings.model.moe.num_experts * dtype_size(DType::kF32));
+  if (shards_fully(settings, run)) {
+    const auto shard_groups = groups.for_full_sharding();
+    // Of replicas the first saves.
+    const bool owns = std::ranges::any_of(shard_groups, [](const ShardGroup& group) {
+      return !group.replicas || group.replicas->rank() == 0;
+    });
+    const auto bytes = FullySharded::count_bytes(shard_groups, replicated, modules_of(parameters),
+                                                 settings.shard.full());
+    return (owns ? bytes.weights + bytes.state : 0) + slack;
+  }
+  return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated()) + slack;
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {

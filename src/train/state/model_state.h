@@ -47,6 +47,9 @@ class ModelState {
   /// What construction took.
   Bytes bytes() const;
 
+  /// Bytes at most of what rank run.rank() saves: of owned_model() and owned_optimizer().
+  static int64_t count_saved_bytes(const Settings& settings, const RunLayout& run);
+
   /// What the optimizer of rank run.rank() exchanges in a step, for build_step. Its communicators
   /// are planned only, and so may the world be.
   static StepSharding plan_sharding(const Settings& settings, const RunLayout& run);
