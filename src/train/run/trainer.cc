@@ -72,10 +72,9 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
   const ActivationBytes activations = rank.model.activation_bytes();
   if (device.is_host()) {
-    return require_host_memory(state.total() + activations.total() +
-                                   batch_bytes(settings, rank.layout) +
-                                   snapshot_bytes(settings, rank.layout),
-                               machine_memory(), "training");
+    return require_host_memory(
+        state.total() + activations.total() + batch_bytes(settings, rank.layout), machine_memory(),
+        "training");
   }
   require_memory({.state = state,
                   .activations = activations,
@@ -105,7 +104,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
-  prediction_.snapshot = snapshot_bytes(settings_, layout_);
+  plan_snapshot();
   with_prediction(prediction_, [&] {
     state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
@@ -123,6 +122,19 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   step_flops_ = flops;
 }
 
+/// Where the machines have no room for the copy, training waits for saves instead.
+void Trainer::plan_snapshot() {
+  const int64_t wanted = snapshot_bytes(settings_, layout_);
+  if (wanted == 0) return;
+  prediction_.snapshot = wanted;
+  if (has_room_for_snapshot(prediction_, available_memory(), *layout_.world)) return;
+  prediction_.snapshot = 0;
+  initial_notes_.push_back(
+      fmt::format("training will wait while checkpoints are written: the machine's memory has no "
+                  "room for the copy of {} that they would be written from",
+                  format_bytes(wanted)));
+}
+
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   data_identity_.num_tokens = data_.num_tokens();
   together(*layout_.world, [&] {
@@ -133,7 +145,8 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
-    initial_notes_ = load_initial_weights(settings_, *state_, *layout_.world);
+    const auto notes = load_initial_weights(settings_, *state_, *layout_.world);
+    initial_notes_.insert(initial_notes_.end(), notes.begin(), notes.end());
   } else {
     state_->initialize(static_cast<uint64_t>(settings_.run.seed));
   }

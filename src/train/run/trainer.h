@@ -108,6 +108,7 @@ class Trainer {
 
   class Step;
 
+  void plan_snapshot();
   LossScales fetch(StepOutcome& outcome);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();

@@ -1,11 +1,11 @@
 #include "train/setup/gpu_assignment.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
+
+#include "train/setup/machine.h"
 
 namespace tessera {
 namespace {
@@ -44,12 +44,6 @@ RankGpus unpack(const Record& record) {
   return rank;
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
 /// Ranks of the machine of rank `idx`, up to and with it.
 int64_t count_on_machine(std::span<const RankGpus> ranks, size_t idx) {
   return std::ranges::count(ranks, ranks[idx].machine, &RankGpus::machine);
@@ -69,7 +63,7 @@ std::string describe_shortage(std::span<const RankGpus> ranks, size_t idx) {
 }  // namespace
 
 RankGpus find_own_gpus() {
-  RankGpus own{.machine = host_name(),
+  RankGpus own{.machine = machine_name(),
                .can_communicate = find_nccl().version > 0,
                .gpus = {},
                .indices = {}};

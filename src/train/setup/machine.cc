@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <limits>
@@ -166,6 +167,12 @@ int64_t available_memory() {
     std::getline(file, key);
   }
   return 0;
+}
+
+std::string machine_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 int64_t machine_memory() {

@@ -19,6 +19,9 @@ double measure_matrix_peak(const Backend& backend, DType dtype);
 /// "AMD EPYC, 2 threads, 23.4 GiB".
 std::string describe_machine();
 
+/// What the network calls it.
+std::string machine_name();
+
 /// Bytes of memory of this machine.
 int64_t machine_memory();
 

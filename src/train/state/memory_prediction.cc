@@ -3,9 +3,12 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
+#include <vector>
 
 #include "core/memory.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/machine.h"
 
 namespace tessera {
 namespace {
@@ -15,6 +18,18 @@ namespace {
 int64_t library_scratch(DType dtype) {
   constexpr int64_t kMebibyte = 1 << 20;
   return omp_get_max_threads() * (dtype == DType::kBF16 ? 10 : 1) * kMebibyte;
+}
+
+/// Host memory that a rank still wants, and where.
+struct MachineNeed {
+  std::array<char, 64> machine{};
+  int64_t bytes = 0;
+};
+
+MachineNeed make_need(int64_t bytes) {
+  MachineNeed need{.machine = {}, .bytes = bytes};
+  machine_name().copy(need.machine.data(), need.machine.size() - 1);
+  return need;
 }
 
 }  // namespace
@@ -34,6 +49,24 @@ int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout) {
       run.checkpoint_interval > 0 && run.checkpoint_interval < settings.train.steps;
   if (!run.background_save || !saves_between_steps) return 0;
   return ModelState::count_saved_bytes(settings, layout);
+}
+
+bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available,
+                           Communicator& world) {
+  const int64_t on_host =
+      prediction.on_host ? prediction.total() - prediction.program : prediction.snapshot;
+  MachineNeed own = make_need(on_host);
+  std::vector<MachineNeed> all(world.size());
+  constexpr int64_t kBytes = sizeof(MachineNeed);
+  world
+      .all_gather({&own, DType::kU8, {1, kBytes}}, {all.data(), DType::kU8, {world.size(), kBytes}})
+      .wait();
+  int64_t wanted = 0;
+  for (const MachineNeed& need : all) wanted += need.machine == own.machine ? need.bytes : 0;
+  int64_t lacks = wanted > available ? 1 : 0;
+  const Tensor most = view(std::span(&lacks, 1), {1});
+  world.all_reduce(most, most, ReduceOp::kMax).wait();
+  return lacks == 0;
 }
 
 std::string describe_snapshot(const MemoryPrediction& prediction) {

@@ -30,6 +30,12 @@ struct MemoryPrediction {
 /// Of the copy that saves are written from: 0 where no step has to go on beside one.
 int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout);
 
+/// Whether this rank's machine, of whose memory `available` bytes are free, has room for what its
+/// ranks still want there, snapshots included; false on all ranks where one of them finds none. All
+/// ranks of `world` call.
+bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available,
+                           Communicator& world);
+
 /// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
 /// (a matrix product was measured) and that the model and its state are not yet bound or made.
 /// `data_bytes` counts on the host alone. Throws UserError where a GPU has less.

@@ -55,15 +55,18 @@ ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
 
 /// Bytes of weights and state of the rows that a rank owns, whether or not it keeps others' too.
 int64_t owned_bytes(const std::vector<ReplicaGroup>& groups,
-                    std::vector<ReplicatedParameter> parameters, ShardingOptions sharding) {
+                    std::vector<ReplicatedParameter> parameters, ShardingOptions sharding,
+                    const StateFormats& formats) {
   sharding.shard_state = true;
   std::vector<ReplicaPlace> places;
   for (const ReplicaGroup& group : groups) places.push_back({group.size(), group.rank()});
-  const int64_t state = ShardedOptimizer::state_bytes(places, parameters, sharding);
+  const int64_t state = ShardedOptimizer::state_bytes(places, parameters, sharding, formats);
+  const int64_t plain = ShardedOptimizer::state_bytes(places, parameters, sharding);
   for (ReplicatedParameter& p : parameters) p.parameter.weight.dtype = DType::kF32;
-  // Two moments of all elements; what is missing of `state` are masters, of BF16 weights alone.
+  // Two F32 moments of all elements; what `plain` has beside them are masters, of BF16 weights
+  // alone.
   const int64_t moments = ShardedOptimizer::state_bytes(places, parameters, sharding);
-  const int64_t masters = state - moments;
+  const int64_t masters = plain - moments;
   return state + moments / 2 - masters / 2;
 }
 
@@ -135,10 +138,12 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
       return !group.replicas || group.replicas->rank() == 0;
     });
     const auto bytes = FullySharded::count_bytes(shard_groups, replicated, modules_of(parameters),
-                                                 settings.shard.full());
+                                                 settings.shard.full(), settings.adamw.formats);
     return (owns ? bytes.weights + bytes.state : 0) + slack;
   }
-  return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated()) + slack;
+  return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated(),
+                     settings.adamw.formats) +
+         slack;
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
