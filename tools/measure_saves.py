@@ -9,6 +9,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -22,7 +23,7 @@ def options_of(kind, every):
 
 
 def run(options, kind, folder):
-    """Seconds from the second line of a step to the last, and each save's wait."""
+    """Mean seconds of a step after the first, and how long training waited for each save."""
     command = [options.program, "train", f"--data.text={options.text}", f"--run.folder={os.path.join(folder, kind)}",
                f"--train.steps={options.steps}", "--run.log_interval=1", "--train.validation_interval=0",
                "--run.report=false", "--run.tensorboard=false", *options_of(kind, options.every), *options.more]
@@ -40,14 +41,17 @@ def run(options, kind, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, epilog="After --: options of train.", formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("text")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("more", nargs="*", help="after --: options of train")
-    options = parser.parse_args()
+    own, more = sys.argv[1:], []
+    if "--" in own:
+        own, more = own[:own.index("--")], own[own.index("--") + 1:]
+    options = parser.parse_args(own)
+    options.more = more
     seconds, waits = {kind: [] for kind in KINDS}, []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
