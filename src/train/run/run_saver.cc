@@ -26,7 +26,8 @@ void RunSaver::wait_for_last() {
   const int64_t step = writing_step_;
   const auto start = Clock::now();
   settle();
-  if (noted_wait_) return;
+  constexpr double kWorthANote = 1;  // seconds
+  if (noted_wait_ || seconds_since(start) < kWorthANote) return;
   noted_wait_ = true;
   note(
       fmt::format("note: training waited {:.3g} s until the checkpoint of step {} was written: the "

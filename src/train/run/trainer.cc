@@ -1,10 +1,12 @@
 #include "train/run/trainer.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 
 #include "checkpoint/together.h"
+#include "core/limits.h"
 #include "step/place_saved.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/device_overhead.h"
@@ -127,7 +129,9 @@ void Trainer::plan_snapshot() {
   const int64_t wanted = snapshot_bytes(settings_, layout_);
   if (wanted == 0) return;
   prediction_.snapshot = wanted;
-  if (has_room_for_snapshot(prediction_, available_memory(), *layout_.world)) return;
+  const int64_t available =
+      std::min(available_memory(), memory_limit_room().value_or(available_memory()));
+  if (has_room_for_snapshot(prediction_, available, *layout_.world)) return;
   prediction_.snapshot = 0;
   initial_notes_.push_back(
       fmt::format("training will wait while checkpoints are written: the machine's memory has no "

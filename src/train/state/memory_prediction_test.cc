@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "comm/thread/thread_world.h"
+
 namespace tessera {
 namespace {
 
@@ -40,6 +44,27 @@ TEST(MemoryPrediction, WhatAGpusLibrariesTakeCounts) {
   EXPECT_THAT([&] { require_memory(memory, "cuda:0", 78 * kGibibyte); },
               ::testing::ThrowsMessage<UserError>(HasSubstr("3 GiB communication")));
   EXPECT_THAT(describe(of_gibibytes(10, 4, 1)), ::testing::Not(HasSubstr("communication")));
+}
+
+/// Ranks of one machine share its memory; on the host that also holds what they train with.
+TEST(MemoryPrediction, SnapshotsNeedRoomForThoseOfAllRanksOfAMachine) {
+  const auto has_room = [](bool on_host, int64_t available) {
+    std::atomic<int> yes = 0;
+    run_thread_world(3, [&](World& world) {
+      MemoryPrediction memory = of_gibibytes(1, 2, 5);
+      memory.snapshot = 10 * kGibibyte;
+      memory.on_host = on_host;
+      // One rank finds less than the others.
+      const int64_t found = available + (world.rank() == 1 ? 0 : 100 * kGibibyte);
+      if (has_room_for_snapshot(memory, found, *world.make_world_group())) ++yes;
+    });
+    EXPECT_TRUE(yes == 0 || yes == 3) << yes;
+    return yes == 3;
+  };
+  EXPECT_TRUE(has_room(false, 30 * kGibibyte));
+  EXPECT_FALSE(has_room(false, 30 * kGibibyte - 1));
+  EXPECT_TRUE(has_room(true, int64_t{3} * (7 + 2 + 10) * kGibibyte));
+  EXPECT_FALSE(has_room(true, int64_t{3} * (7 + 2 + 10) * kGibibyte - 1));
 }
 
 TEST(MemoryPrediction, MoreInUseThanThereIsLeavesNothingFree) {
