@@ -47,7 +47,7 @@ class BackgroundSave {
   std::function<void()> before_work_;
   StagedSave save_;
   double work_seconds_ = 0;  ///< the thread's while there is one, as save_
-  std::future<void> work_;  ///< destroyed first, which waits for its thread
+  std::future<void> work_;   ///< destroyed first, which waits for its thread
 };
 
 }  // namespace tessera

@@ -44,7 +44,7 @@ class RunSaver {
   RunWriter* writer_;
   int64_t saved_step_ = -1;    ///< the last that is on the disk
   int64_t writing_step_ = -1;  ///< of the save under way
-  double stall_seconds_ = 0;  ///< that steps waited for the save under way
+  double stall_seconds_ = 0;   ///< that steps waited for the save under way
   bool noted_wait_ = false;
 };
 
