@@ -1,0 +1,100 @@
+#include <gtest/gtest.h>
+
+#include "checkpoint/snapshot.h"
+#include "comm/thread/thread_world.h"
+#include "core/file/file.h"
+#include "train/run/trainer.h"
+#include "train/testing/layout_runs.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Weights of which a BF16 run keeps this beside its moments.
+constexpr MasterKind kMasters[] = {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone};
+
+class SavedBytes : public ::testing::TestWithParam<testing::NamedLayout> {
+ protected:
+  SavedBytes() { fs::create_directories(folder_); }
+  ~SavedBytes() override { fs::remove_all(folder_); }
+
+  Settings settings() const {
+    Settings settings = testing::settings_for_layouts(folder_);
+    settings.parallel = GetParam().parallel;
+    settings.shard = GetParam().shard;
+    settings.run.folder = (folder_ / "run").string();
+    return settings;
+  }
+  static void train_on_ranks(const Settings& settings,
+                             const std::function<void(Trainer&, const RunLayout&)>& use) {
+    run_thread_world(GetParam().num_ranks, [&](World& world) {
+      Settings own = settings;
+      TrainingData data = open_training_data(own);
+      Trainer trainer(own, std::move(data), world, choose_host);
+      trainer.resume("");
+      use(trainer, trainer.layout());
+    });
+  }
+
+  const fs::path folder_ = fs::temp_directory_path() / unique_name("tessera-saved-bytes-test-");
+};
+
+/// The copy that saves are written from has room for what each rank saves, and hardly more.
+TEST_P(SavedBytes, AreCountedBeforeTheyAreTaken) {
+  Settings settings = this->settings();
+  const auto check = [&](Trainer& trainer, const RunLayout& layout) {
+    const auto model = trainer.state().owned_model();
+    const auto optimizer = trainer.state().owned_optimizer();
+    const int64_t actual = Snapshot::count_bytes(model) + Snapshot::count_bytes(optimizer);
+    const int64_t counted = ModelState::count_saved_bytes(settings, layout);
+    EXPECT_LE(actual, counted) << "rank " << layout.rank();
+    // At most a gap before each tensor and an end of a row that another rank has.
+    const auto num_tensors = std::ssize(trainer.state().parameters().all());
+    EXPECT_LE(counted, actual + 10 * num_tensors * kAlignment) << "rank " << layout.rank();
+  };
+  train_on_ranks(settings, check);
+  settings.train.precision = Precision::kBF16;
+  settings.adamw.formats = {.first_moment = DType::kBF16, .second_moment = DType::kF32};
+  for (const MasterKind master : kMasters) {
+    settings.adamw.formats.master = master;
+    train_on_ranks(settings, check);
+  }
+}
+
+TEST_P(SavedBytes, AreThoseOfTheMomentOfTheSave) {
+  Settings settings = this->settings();
+  settings.run.checkpoint_interval = 1;
+  settings.run.keep_last = 0;
+  train_on_ranks(settings, [](Trainer& trainer, const RunLayout&) {
+    trainer.step();
+    ASSERT_TRUE(trainer.saves_in_background());
+    const auto save = trainer.begin_save("");
+    trainer.step();
+    save->wait();
+    trainer.state().wait_weights();  // other ranks count on this one's part
+  });
+  settings.run.folder = (folder_ / "waiting").string();
+  settings.run.background_save = false;
+  train_on_ranks(settings, [](Trainer& trainer, const RunLayout&) {
+    trainer.step();
+    EXPECT_FALSE(trainer.saves_in_background());
+    trainer.save("");
+  });
+  const fs::path step = fs::path("checkpoints") / "step-00000001";
+  int num_files = 0;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run" / step)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    ++num_files;
+    EXPECT_TRUE(read_text_file(entry.path()) ==
+                read_text_file(folder_ / "waiting" / step / entry.path().filename()))
+        << entry.path();
+  }
+  EXPECT_GE(num_files, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SavedBytes, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera
