@@ -96,7 +96,9 @@ def check(path):
 def linked_libraries():
     """By library of an operator, or of program/, the others that CMake links it with."""
     linked = {}
-    for path in (SRC / "ops" / "CMakeLists.txt", SRC / "program" / "CMakeLists.txt"):
+    for path in (SRC / room / "CMakeLists.txt" for room in ("ops", "program")):
+        if not path.exists():
+            continue
         commands = re.findall(r"(?:tessera_library|target_link_libraries)\(([^)]*)\)", path.read_text())
         for name, *rest in (command.split() for command in commands):
             linked.setdefault(name, set()).update(word for word in rest if word.startswith("tessera_"))

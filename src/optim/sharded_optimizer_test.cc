@@ -351,10 +351,10 @@ TEST(ShardedOptimizer, HierarchicalReductionSendsPartsBetweenNodes) {
     const int64_t within = bytes("dense.inner", CommKind::kReduceScatter);
     const int64_t between = bytes("dense.outer", CommKind::kReduceScatter);
     EXPECT_EQ(within + between, 4 * (all - own.elements));
-    EXPECT_NEAR(within, 4 * all / 2, 4 * 24);
-    EXPECT_NEAR(between, 4 * all / 4, 4 * 48);
+    EXPECT_NEAR(within, 2 * all, 4 * 24);
+    EXPECT_NEAR(between, all, 4 * 48);
     EXPECT_EQ(bytes("dense.outer", CommKind::kAllGather), own.weight_bytes);
-    EXPECT_NEAR(bytes("dense.inner", CommKind::kAllGather), 2 * all / 2, 4 * 48);
+    EXPECT_NEAR(bytes("dense.inner", CommKind::kAllGather), all, 4 * 48);
   });
 }
 

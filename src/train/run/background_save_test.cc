@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
+
 #include "checkpoint/snapshot.h"
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"

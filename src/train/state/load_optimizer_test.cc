@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <map>
 
 #include "ops/adamw/state_rounding.h"
 #include "train/testing/tiny_run.h"
