@@ -177,7 +177,7 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_
       .m = state(layout.m, formats.first_moment),
       .v = state(layout.v, formats.second_moment),
       .kind = kind,
-      .formats = formats};
+      .beside = beside};
 }
 
 /// Gives the device the sums of squares, and returns where they will be.
@@ -286,7 +286,7 @@ void AdamWOptimizer::update_kind(size_t kind, std::span<const Slot* const> slots
   for (const Slot* slot : slots) {
     inputs.push_back(flat(slot->parameter.grad));
     for (const Tensor& tensor : {slot->master, slot->m, slot->v}) outputs.push_back(flat(tensor));
-    if (slot->beside() != MasterKind::kNone) outputs.push_back(flat(slot->parameter.weight));
+    if (slot->beside != MasterKind::kNone) outputs.push_back(flat(slot->parameter.weight));
   }
   Tensor factors = own_.factors;
   factors.data = factors.as<float>() + static_cast<int64_t>(kind) * kNumFactors;
@@ -302,7 +302,7 @@ std::vector<NamedTensor> AdamWOptimizer::state() const {
     const std::string& name = slot.parameter.name;
     result.push_back({name + ".m", slot.m});
     result.push_back({name + ".v", slot.v});
-    const std::string_view suffix = master_suffix(slot.beside());
+    const std::string_view suffix = master_suffix(slot.beside);
     if (!suffix.empty()) result.push_back({fmt::format("{}.{}", name, suffix), slot.master});
   }
   return result;
@@ -317,8 +317,7 @@ void AdamWOptimizer::Slot::change_remainder(
   const auto lower = remainder.get().span<uint16_t>();
   const OwnedTensor whole(DType::kF32, parameter.weight.shape);
   const auto values = whole.get().span<float>();
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = std::bit_cast<float>(join_halves(upper[i].bits, lower[i]));
+  join_masters(upper, lower, values);
   change(whole.get());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t word = leave_halfway(std::bit_cast<uint32_t>(values[i]));
@@ -333,11 +332,11 @@ void AdamWOptimizer::change_masters(
     const std::function<void(size_t parameter, const Tensor& master)>& change) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.beside() == MasterKind::kF32) {
+    if (slot.beside == MasterKind::kF32) {
       const HostTensor master(slot.master, HostTensor::Access::kRead);
       change(i, master.get());
       master.store();
-    } else if (slot.beside() == MasterKind::kRemainder) {
+    } else if (slot.beside == MasterKind::kRemainder) {
       slot.change_remainder([&](const Tensor& master) { change(i, master); });
     }
   }
@@ -345,7 +344,7 @@ void AdamWOptimizer::change_masters(
 
 void AdamWOptimizer::round_masters() const {
   for (const Slot& slot : slots_) {
-    if (slot.beside() != MasterKind::kF32) continue;
+    if (slot.beside != MasterKind::kF32) continue;
     const HostTensor master(slot.master, HostTensor::Access::kRead);
     const HostTensor weight(slot.parameter.weight, HostTensor::Access::kWrite);
     std::ranges::transform(master.get().span<float>(), weight.get().as<Bf16>(),
@@ -356,9 +355,9 @@ void AdamWOptimizer::round_masters() const {
 
 void AdamWOptimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
-    if (slot.beside() == MasterKind::kRemainder)
+    if (slot.beside == MasterKind::kRemainder)
       backend_.device().zero(slot.master.data, slot.master.num_bytes());
-    if (slot.beside() != MasterKind::kF32) continue;
+    if (slot.beside != MasterKind::kF32) continue;
     const HostTensor weight(slot.parameter.weight, HostTensor::Access::kRead);
     const HostTensor master(slot.master, HostTensor::Access::kWrite);
     std::ranges::copy(weight.get().span<Bf16>(), master.get().as<float>());

@@ -106,9 +106,7 @@ class AdamWOptimizer {
   /// After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
   /// Whether something is kept beside a parameter's weight, by its place in the list.
-  bool has_master(size_t parameter) const {
-    return slots_[parameter].beside() != MasterKind::kNone;
-  }
+  bool has_master(size_t parameter) const { return slots_[parameter].beside != MasterKind::kNone; }
   /// Gives the masters, F32 of the weight's shape in the host's memory, to `change` one by one, and
   /// keeps what it makes of them. The weights must be these rounded, or become so.
   void change_masters(
@@ -132,9 +130,8 @@ class AdamWOptimizer {
     Tensor m;
     Tensor v;
     size_t kind;
-    StateFormats formats;
+    MasterKind beside;
 
-    MasterKind beside() const { return formats.master_of(parameter.weight.dtype); }
     void change_remainder(const std::function<void(const Tensor& master)>& change) const;
   };
 

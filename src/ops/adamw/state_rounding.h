@@ -2,7 +2,9 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
 
+#include "core/dtype.h"
 #include "ops/host_device.h"
 
 /// How F32 values of the optimizer are kept in fewer bits. All of it works on the words of floats,
@@ -58,6 +60,13 @@ TESSERA_HOST_DEVICE constexpr uint32_t leave_halfway(uint32_t word) {
 TESSERA_HOST_DEVICE constexpr uint32_t join_halves(uint16_t rounded, uint16_t lower) {
   const uint32_t upper = static_cast<uint32_t>(rounded) - (lower > 0x8000U ? 1U : 0U);
   return (upper << 16U) | lower;
+}
+
+/// The same of all elements: the masters of BF16 weights with remainders.
+inline void join_masters(std::span<const Bf16> weights, std::span<const uint16_t> remainders,
+                         std::span<float> masters) {
+  for (size_t i = 0; i < masters.size(); ++i)
+    masters[i] = std::bit_cast<float>(join_halves(weights[i].bits, remainders[i]));
 }
 
 }  // namespace tessera

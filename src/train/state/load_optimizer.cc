@@ -1,7 +1,6 @@
 #include "train/state/load_optimizer.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/memory.h"
 #include "ops/adamw/state_rounding.h"
@@ -41,11 +40,8 @@ void join_master(const CheckpointReader& reader, const NamedSlice& master) {
   const OwnedTensor remainder(DType::kU16, shape);
   reader.load_slice(master.name, master.slice, weight);
   reader.load_slice(master_name(master.name, MasterKind::kRemainder), master.slice, remainder);
-  const auto upper = weight.get().span<Bf16>();
-  const auto lower = remainder.get().span<uint16_t>();
-  const auto values = master.tensor.span<float>();
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = std::bit_cast<float>(join_halves(upper[i].bits, lower[i]));
+  join_masters(weight.get().span<Bf16>(), remainder.get().span<uint16_t>(),
+               master.tensor.span<float>());
 }
 
 }  // namespace
