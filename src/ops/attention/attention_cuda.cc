@@ -79,17 +79,16 @@ void check_sizes(const Operator& op, const AttentionSpec& spec, int64_t num_toke
               spec.num_heads);
 }
 
-void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
+DeltaParams delta_params(const AttentionSpec& spec, const KernelArgs& args, float* delta) {
   const bool has_grad_lse = std::ssize(args.inputs) > BackwardInput::kGradLse;
   const Tensor& o = args.in(BackwardInput::kSavedO);
-  launch_delta({.o = o.data,
-                .grad_o = args.in(BackwardInput::kGradO).data,
-                .grad_lse = has_grad_lse ? args.in(BackwardInput::kGradLse).as<float>() : nullptr,
-                .delta = delta,
-                .num_rows = o.shape[0],
-                .num_heads = static_cast<int>(spec.num_heads),
-                .head_size_v = static_cast<int>(spec.head_size_v)},
-               o.dtype, stream_of(args));
+  return {.o = o.data,
+          .grad_o = args.in(BackwardInput::kGradO).data,
+          .grad_lse = has_grad_lse ? args.in(BackwardInput::kGradLse).as<float>() : nullptr,
+          .delta = delta,
+          .num_rows = o.shape[0],
+          .num_heads = static_cast<int>(spec.num_heads),
+          .head_size_v = static_cast<int>(spec.head_size_v)};
 }
 
 void set_backward(TensorParams& params, const AttentionSpec& spec, const KernelArgs& args,
@@ -208,12 +207,14 @@ Scratch cached_scratch(int64_t num_queries) {
   return {device::max_items(num_queries, 1, device::kExactBlock), 0};
 }
 
-void list_sequences(const AttentionSpec& spec, const KernelArgs& args, const Tensor& cu_seqlens,
-                    const device::WorkList& list) {
+device::SequenceList sequences_of(const AttentionSpec& spec, const KernelArgs& args,
+                                  const Tensor& cu_seqlens, const device::WorkList& list) {
   const Tensor& q = args.in(Input::kQ);
-  device::launch_list_sequences(
-      list, cu_seqlens.as<int32_t>(), static_cast<int>(cu_seqlens.shape[0] - 1),
-      static_cast<int>(q.shape[0]), device::block_size(spec, q.dtype), cuda::stream_of(args));
+  return {.list = list,
+          .cu_seqlens = cu_seqlens.as<int32_t>(),
+          .num_sequences = static_cast<int>(cu_seqlens.shape[0] - 1),
+          .num_tokens = static_cast<int>(q.shape[0]),
+          .block = device::block_size(spec, q.dtype)};
 }
 
 /// Whether cuDNN has run what `run` asks it for.
@@ -240,22 +241,30 @@ void run_forward(const Attention& op, const KernelArgs& args) {
   const cudaStream_t stream = cuda::stream_of(args);
   const device::WorkList list =
       forward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1).list(args);
-  list_sequences(spec, args, cu_seqlens, list);
+  const device::SequenceList sequences = sequences_of(spec, args, cu_seqlens, list);
   if (device::uses_tensor_cores(spec, q.dtype)) {
     device::TensorParams params = device::tensor_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
+    if (device::tensor_forward_lists(sequences)) {
+      params.to_list = sequences;
+    } else {
+      device::launch_list_sequences(sequences, stream);
+    }
     device::launch_tensor_forward(params, stream);
   } else {
     device::ExactParams params = device::exact_params(spec, args, list);
     params.o = args.out(Output::kO).data;
     params.lse = args.out(Output::kLse).as<float>();
+    device::launch_list_sequences(sequences, stream);
     device::launch_exact_forward(params, q.dtype, stream);
   }
 }
 
 /// By chunks of key-value heads for whose pairs there is room.
 void launch_tensor_backward(device::TensorParams params, cudaStream_t stream) {
+  if (device::tensor_gradients_share(params))
+    return device::launch_tensor_gradients(params, stream);
   device::KeptPairs& pairs = params.pairs;
   const int chunk = pairs.num_kv_heads;
   for (int first = 0; first < params.heads.num_kv_heads; first += chunk) {
@@ -283,8 +292,8 @@ void run_backward(const AttentionBackward& op, const KernelArgs& args) {
   const Scratch scratch =
       backward_scratch(spec, q.dtype, num_tokens, cu_seqlens.shape[0] - 1, options.pairs);
   const device::WorkList list = scratch.list(args);
-  list_sequences(spec, args, cu_seqlens, list);
-  device::compute_delta(spec, args, scratch.delta(args));
+  device::launch_delta_and_list(device::delta_params(spec, args, scratch.delta(args)),
+                                sequences_of(spec, args, cu_seqlens, list), q.dtype, stream);
   if (device::uses_tensor_cores(spec, q.dtype)) {
     device::TensorParams params = device::tensor_params(spec, args, list);
     device::set_backward(params, spec, args, scratch.delta(args));

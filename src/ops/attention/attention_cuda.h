@@ -22,7 +22,7 @@ ExactParams exact_params(const AttentionSpec& spec, const KernelArgs& args, cons
 void set_backward(TensorParams& params, const AttentionSpec& spec, const KernelArgs& args,
                   const float* delta);
 void set_backward(ExactParams& params, const KernelArgs& args, const float* delta);
-/// delta F32 [N, T], for inputs as make_attention_backward's.
-void compute_delta(const AttentionSpec& spec, const KernelArgs& args, float* delta);
+/// For launch_delta: delta F32 [N, T], for inputs as make_attention_backward's.
+DeltaParams delta_params(const AttentionSpec& spec, const KernelArgs& args, float* delta);
 
 }  // namespace tessera::cuda::attention

@@ -54,10 +54,18 @@ struct WorkList {
 /// The most blocks of `block` positions that `num_sequences` sequences of `num_tokens` in all have.
 int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block);
 
-/// Sequence s being rows cu_seqlens[s] to cu_seqlens[s + 1] of queries and keys, clamped to
-/// 0 .. num_tokens.
-void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
-                           int num_tokens, int block, cudaStream_t stream);
+/// A list of blocks of `block` positions, to be made: sequence s is rows cu_seqlens[s] to
+/// cu_seqlens[s + 1] of queries and keys, clamped to 0 .. num_tokens.
+struct SequenceList {
+  WorkList list;
+  const int* cu_seqlens;
+  int num_sequences;
+  int num_tokens;
+  int block;
+};
+/// As many sequences take no scratch memory.
+inline constexpr int kFewSequences = 32;
+void launch_list_sequences(const SequenceList& sequences, cudaStream_t stream);
 /// One sequence of *length keys whose last num_queries positions are the queries. Lists nothing
 /// unless num_queries <= *length <= capacity.
 void launch_list_cached(const WorkList& list, const int* length, int num_queries, int capacity,
@@ -135,6 +143,9 @@ struct DeltaParams {
   int head_size_v;
 };
 void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream);
+/// Makes a list too, beside the sums.
+void launch_delta_and_list(const DeltaParams& params, const SequenceList& sequences, DType dtype,
+                           cudaStream_t stream);
 
 /// Plain FP32 arithmetic, any head sizes, F32 or BF16 values.
 struct ExactParams {
@@ -177,16 +188,25 @@ struct TensorParams {
   void* grad_k;  ///< with a ring this and grad_v are F32, in the order of gathered_row
   void* grad_v;
   KeptPairs pairs;
+  /// Forward alone: the list that the kernel is to make for itself (tensor_forward_lists), in place
+  /// of num_items and items; cu_seqlens is null where there is none.
+  SequenceList to_list;
 };
 inline constexpr int kTensorBlock = 128;
 inline constexpr int kTensorBox = 64;
 bool tensor_fits(int head_size, int head_size_v);
 void launch_tensor_forward(const TensorParams& params, cudaStream_t stream);
+/// Whether each thread block of the forward can make the list itself, in its shared memory.
+bool tensor_forward_lists(const SequenceList& sequences);
 /// Two kernels, so that every gradient is summed up by one thread block in a fixed order. The first
 /// leaves pairs for launch_tensor_pair_sums where they are kept and fit; launch_tensor_query_grad,
 /// which computes the scores again, returns at once then, and launch_tensor_pair_sums otherwise.
 void launch_tensor_key_grads(const TensorParams& params, cudaStream_t stream);
 void launch_tensor_pair_sums(const TensorParams& params, cudaStream_t stream);
 void launch_tensor_query_grad(const TensorParams& params, cudaStream_t stream);
+/// Whether one launch computes both with the same results and sooner, as with heads of up to 64
+/// whose blocks of keys leave half of the GPU idle.
+bool tensor_gradients_share(const TensorParams& params);
+void launch_tensor_gradients(const TensorParams& params, cudaStream_t stream);
 
 }  // namespace tessera::cuda::attention

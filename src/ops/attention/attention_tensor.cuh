@@ -210,15 +210,18 @@ struct Task {
 struct TaskLoop {
   const TensorParams& params;
   int num_heads;
+  int first_block = 0;  ///< those before it have other work
   int turn = 0;
+  const int* num_items = params.num_items;
+  const Item* items = params.items;
 
   /// False after the last.
   __device__ bool next(Task& task) {
-    const auto blocks = static_cast<int>(gridDim.x);
-    const auto block = static_cast<int>(blockIdx.x);
+    const int blocks = static_cast<int>(gridDim.x) - first_block;
+    const int block = static_cast<int>(blockIdx.x) - first_block;
     const int at = turn * blocks + (turn % 2 == 0 ? block : blocks - 1 - block);
-    if (at >= *params.num_items * num_heads) return false;
-    task = {params.items[at / num_heads], at % num_heads};
+    if (at >= *num_items * num_heads) return false;
+    task = {items[at / num_heads], at % num_heads};
     ++turn;
     return true;
   }

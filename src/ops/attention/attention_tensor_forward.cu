@@ -2,6 +2,7 @@
 // goes over the keys they see, 128 at a time and the last first. While one tile's scores become
 // probabilities, the products of the tile before with its values run (after Shah et al.,
 // FlashAttention-3, 2024).
+#include "ops/attention/attention_sequence_list.cuh"
 #include "ops/attention/attention_tensor.cuh"
 #include "ops/cuda/dependent_launch.cuh"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr int kRows = kTensorBlock;
 constexpr int kKeys = 128;
 constexpr int kStages = 2;
+constexpr int kOwnItems = 64;       // the longest list that a thread block makes for itself
 constexpr int kScores = kKeys / 2;  // of a thread
 static_assert(kRows == kKeys, "the first tile of keys has one that each query sees");
 
@@ -25,6 +27,25 @@ struct Shared {
   Barrier k_empty[kStages];
   Barrier v_full[kStages];
   Barrier v_empty[kStages];
+  int num_items;
+  Item items[kOwnItems];
+
+  /// By all threads.
+  __device__ void list(SequenceList sequences) {
+    sequences.list.num_items = &num_items;
+    sequences.list.items = items;
+    sequences.list.first_pairs = nullptr;
+    list_few_sequences(sequences);
+  }
+  template <bool kOwnList>
+  __device__ TaskLoop tasks(const TensorParams& params) const {
+    TaskLoop tasks{params, params.heads.num_heads};
+    if constexpr (kOwnList) {
+      tasks.num_items = &num_items;
+      tasks.items = items;
+    }
+    return tasks;
+  }
 
   __device__ void init() {
     q_full.init(1);
@@ -49,10 +70,10 @@ __device__ Range seen_tiles(const Item& item, int window) {
   return {begin / kKeys, item.first / kKeys};
 }
 
-template <typename Shared>
+template <bool kOwnList, typename Shared>
 __device__ void produce(Shared& shared, const TensorParams& params) {
   const Heads& heads = params.heads;
-  TaskLoop tasks{params, heads.num_heads};
+  TaskLoop tasks = shared.template tasks<kOwnList>(params);
   Task task;
   RingCursor<kStages> cursor;
   for (uint32_t parity = 0; tasks.next(task); parity ^= 1) {
@@ -178,8 +199,9 @@ struct Consumer {
     softmax.add(scores);
   }
 
+  template <bool kOwnList>
   __device__ __forceinline__ void run() {
-    TaskLoop tasks{params, params.heads.num_heads};
+    TaskLoop tasks = shared.template tasks<kOwnList>(params);
     for (task_parity = 0; tasks.next(task); task_parity ^= 1) run_task();
   }
 
@@ -256,34 +278,40 @@ struct Consumer {
 
 using Roles = WarpRoles<24, 240, kConsumers>;
 
-template <int kDepth, int kDepthV>
+template <int kDepth, int kDepthV, bool kOwnList>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     forward_kernel(const __grid_constant__ TensorParams params) {
   wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDepth, kDepthV>*>(memory);
   if (threadIdx.x == 0) shared.init();
+  if constexpr (kOwnList) shared.list(params.to_list);
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     Roles::begin_feeding();
-    if (threadIdx.x == 0) produce(shared, params);
+    if (threadIdx.x == 0) produce<kOwnList>(shared, params);
   } else {
     Roles::begin_multiplying();
     Consumer<kDepth, kDepthV> consumer{shared, params, {params.heads.scale * kLog2E}};
-    consumer.run();
+    consumer.template run<kOwnList>();
   }
 }
 
 template <int kDepth, int kDepthV>
 void launch(const TensorParams& params, cudaStream_t stream) {
-  launch_tensor<Shared<kDepth, kDepthV>>(forward_kernel<kDepth, kDepthV>, params, params.num_sms,
-                                         stream);
+  const auto kernel = params.to_list.cu_seqlens != nullptr ? forward_kernel<kDepth, kDepthV, true>
+                                                           : forward_kernel<kDepth, kDepthV, false>;
+  launch_tensor<Shared<kDepth, kDepthV>>(kernel, params, params.num_sms, stream);
 }
 
 }  // namespace
 
 bool tensor_fits(int head_size, int head_size_v) {
   return head_size % 8 == 0 && head_size_v % 8 == 0 && head_size <= 192 && head_size_v <= 128;
+}
+
+bool tensor_forward_lists(const SequenceList& sequences) {
+  return sequences.num_sequences <= kFewSequences && sequences.list.capacity <= kOwnItems;
 }
 
 void launch_tensor_forward(const TensorParams& params, cudaStream_t stream) {

@@ -2,110 +2,21 @@
 #include <algorithm>
 
 #include "ops/attention/attention_cuda_kernels.h"
+#include "ops/attention/attention_sequence_list.cuh"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace tessera::cuda::attention {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kListThreads = 1024;
+constexpr int kFewThreads = 256;  // for kFewSequences
 constexpr int kDeltaThreads = 256;
+constexpr int kDeltaBlocks = 6;  // of an SM, despite the list's registers: 48 kB under way
 
-struct Sequence {
-  int begin;
-  int length;
-};
-
-/// Makes no sequence reach beyond the tokens, whatever the lengths are.
-__device__ Sequence sequence_at(const int* cu_seqlens, int s, int num_tokens) {
-  const int begin = min(max(cu_seqlens[s], 0), num_tokens);
-  const int end = min(max(cu_seqlens[s + 1], begin), num_tokens);
-  return {begin, end - begin};
-}
-
-__host__ __device__ int64_t pair_tiles(int64_t length) {
-  const int64_t tiles = (length + 63) / 64;
-  const int64_t blocks = (tiles + 1) / 2;
-  return 2 * (blocks * tiles - blocks * (blocks - 1));
-}
-
-/// Turns counts into the begins of their places, the last count's first. One warp.
-__device__ void sum_from_last(int* counts, int num_counts) {
-  const int lane = threadIdx.x % kWarp;
-  int before = 0;
-  for (int last = num_counts - 1; last >= 0; last -= kWarp) {
-    const int at = last - lane;
-    const int own = at >= 0 ? counts[at] : 0;
-    int sum = own;
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int other = __shfl_up_sync(~0U, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (at >= 0) counts[at] = before + sum - own;
-    before += __shfl_sync(~0U, sum, kWarp - 1);
-  }
-}
-
-/// By one warp: where each sequence's tiles of pairs begin, and whether all fit.
-__device__ void place_pairs(const WorkList& list, const int* cu_seqlens, int num_sequences,
-                            int num_tokens) {
-  const int lane = threadIdx.x % kWarp;
-  int64_t before = 0;
-  for (int first = 0; first < num_sequences; first += kWarp) {
-    const int s = first + lane;
-    const int64_t own =
-        s < num_sequences ? pair_tiles(sequence_at(cu_seqlens, s, num_tokens).length) : 0;
-    int64_t sum = own;
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int64_t other = __shfl_up_sync(~0U, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (s < num_sequences) list.first_pairs[s] = before + sum - own;
-    before += __shfl_sync(~0U, sum, kWarp - 1);
-  }
-  if (lane == 0) *list.pairs_fit = before <= list.pair_capacity ? 1 : 0;
-}
-
-/// Counting sort of all sequences' blocks by their number in the sequence, by one block of threads.
-/// The order of equal ones differs from run to run, and with it only the order of the work.
-__global__ void __launch_bounds__(kListThreads)
-    list_sequences_kernel(WorkList list, const int* cu_seqlens, int num_sequences, int num_tokens,
-                          int block) {
+__global__ void __launch_bounds__(kListThreads) list_sequences_kernel(SequenceList sequences) {
   wait_for_earlier();
-  for (int i = threadIdx.x; i <= list.capacity; i += kListThreads) list.num_of_length[i] = 0;
-  if (threadIdx.x == 0) *list.num_items = 0;
-  __syncthreads();
-  const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  constexpr int kWarps = kListThreads / kWarp;
-  for (int s = warp; s < num_sequences; s += kWarps) {
-    const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
-    const int num_blocks = (sequence.length + block - 1) / block;
-    for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp)
-      atomicAdd(&list.num_of_length[b], 1);
-  }
-  __syncthreads();
-  if (warp == 0) sum_from_last(list.num_of_length, list.capacity + 1);
-  if (warp == 1 && list.first_pairs != nullptr)
-    place_pairs(list, cu_seqlens, num_sequences, num_tokens);
-  __syncthreads();
-  for (int s = warp; s < num_sequences; s += kWarps) {
-    const Sequence sequence = sequence_at(cu_seqlens, s, num_tokens);
-    const int num_blocks = (sequence.length + block - 1) / block;
-    for (int b = lane; b < min(num_blocks, list.capacity); b += kWarp) {
-      const int place = atomicAdd(&list.num_of_length[b], 1);
-      if (place >= list.capacity) continue;
-      list.items[place] = {.query_row = sequence.begin,
-                           .key_row = sequence.begin,
-                           .length = sequence.length,
-                           .first = b * block,
-                           .num_after = num_blocks - 1 - b,
-                           .begin = 0,
-                           .first_pairs = list.first_pairs == nullptr ? 0 : list.first_pairs[s]};
-      atomicAdd(list.num_items, 1);
-    }
-  }
+  list_sequences(sequences);
 }
 
 /// Calls visit(block, item) for the blocks of a rank's queries, those of a sequence's run by the
@@ -178,11 +89,18 @@ __global__ void transpose_kernel(const float* from, float* to, int64_t rows, int
   if (at < rows * columns) to[at] = from[at % rows * columns + at / rows];
 }
 
-/// kLanes neighbouring lanes take a row, a vector each at a time.
-template <typename T, int kWidth, int kLanes>
-__global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params) {
+/// kLanes neighbouring lanes take a row, a vector each at a time. The first block makes the list,
+/// where there is one to be made.
+template <typename T, int kWidth, int kLanes, bool kList>
+__global__ void __launch_bounds__(kDeltaThreads, kList ? kDeltaBlocks : 1)
+    delta_kernel(DeltaParams params, SequenceList sequences) {
   wait_for_earlier();
-  const int64_t row = int64_t{blockIdx.x} * (kDeltaThreads / kLanes) + threadIdx.x / kLanes;
+  if (kList && blockIdx.x == 0) {
+    list_sequences(sequences);
+    return;
+  }
+  const int64_t block = int64_t{blockIdx.x} - (kList ? 1 : 0);
+  const int64_t row = block * (kDeltaThreads / kLanes) + threadIdx.x / kLanes;
   const bool is_row = row < params.num_rows * params.num_heads;
   const int lane = threadIdx.x % kLanes;
   float sum = 0;
@@ -200,10 +118,27 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaParams params
 }
 
 template <typename T, int kWidth, int kLanes>
-void launch_delta_with(const DeltaParams& params, cudaStream_t stream) {
-  const int64_t blocks = divide_up(params.num_rows * params.num_heads, kDeltaThreads / kLanes);
-  launch_early(delta_kernel<T, kWidth, kLanes>, {static_cast<unsigned>(blocks), kDeltaThreads},
-               stream, params);
+void launch_delta_with(const DeltaParams& params, const SequenceList* sequences,
+                       cudaStream_t stream) {
+  const int64_t num_rows = params.num_rows * params.num_heads;
+  const auto blocks = static_cast<unsigned>(divide_up(num_rows, kDeltaThreads / kLanes));
+  if (sequences == nullptr) {
+    launch_early(delta_kernel<T, kWidth, kLanes, false>, {blocks, kDeltaThreads}, stream, params,
+                 SequenceList{});
+  } else {
+    launch_early(delta_kernel<T, kWidth, kLanes, true>, {blocks + 1, kDeltaThreads}, stream, params,
+                 *sequences);
+  }
+}
+
+void launch_delta_and(const SequenceList* sequences, const DeltaParams& params, DType dtype,
+                      cudaStream_t stream) {
+  const bool vectors =
+      are_whole_vectors(dtype, params.head_size_v) && are_aligned(params.o, params.grad_o);
+  with_vectors(dtype, vectors, [&]<typename T, int kWidth>() {
+    params.head_size_v <= 16 * kWidth ? launch_delta_with<T, kWidth, 16>(params, sequences, stream)
+                                      : launch_delta_with<T, kWidth, 32>(params, sequences, stream);
+  });
 }
 
 }  // namespace
@@ -217,10 +152,9 @@ int64_t max_items(int64_t num_tokens, int64_t num_sequences, int block) {
   return (num_tokens + not_empty * (block - 1)) / block;
 }
 
-void launch_list_sequences(const WorkList& list, const int* cu_seqlens, int num_sequences,
-                           int num_tokens, int block, cudaStream_t stream) {
-  launch_early(list_sequences_kernel, {1, kListThreads}, stream, list, cu_seqlens, num_sequences,
-               num_tokens, block);
+void launch_list_sequences(const SequenceList& sequences, cudaStream_t stream) {
+  const int threads = sequences.num_sequences <= kFewSequences ? kFewThreads : kListThreads;
+  launch_early(list_sequences_kernel, {1, static_cast<unsigned>(threads)}, stream, sequences);
 }
 
 int64_t max_ring_lengths(int64_t num_tokens, int block) {
@@ -259,12 +193,12 @@ void launch_transpose(const float* from, float* to, int64_t rows, int64_t column
 }
 
 void launch_delta(const DeltaParams& params, DType dtype, cudaStream_t stream) {
-  const bool vectors =
-      are_whole_vectors(dtype, params.head_size_v) && are_aligned(params.o, params.grad_o);
-  with_vectors(dtype, vectors, [&]<typename T, int kWidth>() {
-    params.head_size_v <= 16 * kWidth ? launch_delta_with<T, kWidth, 16>(params, stream)
-                                      : launch_delta_with<T, kWidth, 32>(params, stream);
-  });
+  launch_delta_and(nullptr, params, dtype, stream);
+}
+
+void launch_delta_and_list(const DeltaParams& params, const SequenceList& sequences, DType dtype,
+                           cudaStream_t stream) {
+  launch_delta_and(&sequences, params, dtype, stream);
 }
 
 }  // namespace tessera::cuda::attention

@@ -182,9 +182,12 @@ class RingCall {
   }
   device::WorkList list_keys(const ListScratch& scratch) const {
     const device::WorkList list = scratch.list(args_.workspace);
-    device::launch_list_sequences(
-        list, cu_seqlens_.as<int32_t>(), static_cast<int>(sizes_.num_sequences),
-        static_cast<int>(sizes_.all_tokens), sizes_.block, stream_of(args_));
+    device::launch_list_sequences({.list = list,
+                                   .cu_seqlens = cu_seqlens_.as<int32_t>(),
+                                   .num_sequences = static_cast<int>(sizes_.num_sequences),
+                                   .num_tokens = static_cast<int>(sizes_.all_tokens),
+                                   .block = sizes_.block},
+                                  stream_of(args_));
     return list;
   }
 
@@ -239,7 +242,7 @@ class RingGradients {
         keys_(call.list_keys(memory.keys)),
         queries_(call.list_queries(memory.queries)),
         delta_(workspace_part<float>(args.workspace, memory.delta)) {
-    device::compute_delta(spec_, args, delta_);
+    device::launch_delta(device::delta_params(spec_, args, delta_), dtype(), stream_of(args));
   }
 
   void find_key_grads(const Tensor& grad_k, const Tensor& grad_v) const {

@@ -77,6 +77,7 @@ __device__ __forceinline__ void place_experts(const RouteOffsets& p, int lane, S
 template <int kSteps>
 __global__ void __launch_bounds__(kThreads) map_few(const RouteFew p) {
   wait_for_earlier();
+  let_next_begin();  // one block leaves the next kernel's all other SMs
   __shared__ Shared shared;
   const RouteAssignments& a = p.assignments;
   const int lane = threadIdx.x % kLanes;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_buffer.h"
 #include "ops/cuda/limits.h"
@@ -59,8 +61,9 @@ struct Workspace {
     Workspace result;
     const int64_t num_blocks = router_blocks(shape.num_tokens);
     result.fractions = layout.add<float>(num_segments * shape.num_experts);
+    const int64_t copies = std::max(router_term_copies(shape), int64_t{1});
     result.weight_terms =
-        layout.add<std::byte>(weight_terms_bytes(shape, has_tensor_logits(shape)));
+        layout.add<std::byte>(copies * weight_terms_bytes(shape, has_tensor_logits(shape)));
     result.share_sums = layout.add<float>(num_blocks * shape.num_experts);
     result.counts = layout.add<int32_t>(num_blocks * shape.num_experts);
     result.z_sums = layout.add<double>(num_blocks);
@@ -145,14 +148,17 @@ struct Forward {
       return;
     }
     auto* terms = part<std::byte>(layout.weight_terms);
-    launch_split_weight({weight, num_weights(shape), RouterTerms::kThree, terms}, stream);
+    const int64_t copies = router_term_copies(shape);
+    const RouterWeight split{weight, num_weights(shape), RouterTerms::kThree, terms};
+    if (copies == 0) launch_split_weight(split, stream);
     const int num_sms = context_of(args).num_sms();
     launch_router_tensor_logits(
         {.x = make_tensor_map({args.in(Router::kX).data, shape.num_tokens, shape.hidden_size},
                               kRouterTileTokens),
-         .terms =
-             make_tensor_map({terms, 3 * shape.num_experts, shape.hidden_size},
-                             router_tile_experts(shape.num_tokens, rule.num_experts, num_sms) / 2),
+         .terms = make_tensor_map(
+             {terms, std::max(copies, int64_t{1}) * 3 * shape.num_experts, shape.hidden_size},
+             router_tile_experts(shape.num_tokens, rule.num_experts, num_sms) / 2),
+         .own = copies == 0 ? RouterWeight{} : split,
          .logits_TE = logits,
          .num_tokens = shape.num_tokens,
          .num_experts = rule.num_experts,

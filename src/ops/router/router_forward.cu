@@ -347,6 +347,7 @@ __device__ __forceinline__ void write_sums(const RouterTokens& p, const BlockScr
 template <int kPer, bool kPlain, bool kFew>
 __global__ void __launch_bounds__(kWarpsOf<kPer>* kLanes) route_tokens(const RouterTokens p) {
   wait_for_earlier();
+  if constexpr (kFew) let_next_begin();  // all blocks run at once
   __shared__ __align__(16) BlockScratch<kPer> block;
   const int warp = threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;

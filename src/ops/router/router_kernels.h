@@ -188,10 +188,19 @@ constexpr int router_tile_experts(int64_t num_tokens, int num_experts, int num_s
   return ((num_experts + tiles - 1) / tiles + 31) / 32 * 32;
 }
 
+/// How many copies of the weight's terms launch_router_tensor_logits makes, one for each cluster of
+/// its blocks, which saves a launch before it; 0: the terms are given.
+constexpr int64_t router_term_copies(const RouterShape& s) {
+  const bool is_few = is_router_few(s.num_tokens, s.num_experts) &&
+                      s.num_experts * s.hidden_size <= 16384;  // some values a thread
+  return is_few ? (s.num_tokens + 2 * kRouterTileTokens - 1) / (2 * kRouterTileTokens) : 0;
+}
+
 /// logits_TE = x · weightᵀ, of BF16 x and the weight's three terms.
 struct RouterTensorLogits {
   CUtensorMap x;      ///< by boxes of kRouterTileTokens rows
-  CUtensorMap terms;  ///< of [3E, H], by boxes of router_tile_experts / 2 rows
+  CUtensorMap terms;  ///< of [copies (or 1), 3E, H], by boxes of router_tile_experts / 2 rows
+  RouterWeight own;   ///< what copies of the terms are made from; count 0: they are given
   float* logits_TE;
   int64_t num_tokens;
   int num_experts;

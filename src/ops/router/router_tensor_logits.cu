@@ -10,6 +10,7 @@
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/router/router_kernels.h"
+#include "ops/router/router_terms.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -27,6 +28,14 @@ using Roles = WarpRoles<40, 232>;
 constexpr int kThreads = Roles::kThreads;
 /// By which the second warpgroup begins later, so that one multiplies while the other stores.
 constexpr int kApartCycles = 700;
+/// Tiles of this many have all the experts whose terms a cluster may make itself.
+constexpr int kFewExperts = 32;
+static_assert(kRouterFewExperts <= kFewExperts);
+
+/// Orders ordinary writes of global memory before TMA's reads.
+__device__ __forceinline__ void fence_global_for_async() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 template <int kExperts>
 struct Stage {
@@ -65,11 +74,43 @@ __device__ __forceinline__ int num_stages(const RouterTensorLogits& p) {
   return (p.hidden_size + kReduction - 1) / kReduction;
 }
 
+/// By all threads: writes the cluster's own copy of the terms, where none are given. TMA reads them
+/// after the cluster's next barrier.
+__device__ __forceinline__ void write_own_terms(const RouterTensorLogits& p) {
+  constexpr int kAtOnce = 4;  // read before any is waited for
+  constexpr int kStep = 2 * kThreads;
+  if (p.own.count == 0) return;
+  RouterWeight own = p.own;
+  own.terms_3EH = static_cast<Value*>(own.terms_3EH) + blockIdx.x / 2 * (3 * own.count);
+  const int64_t begin = static_cast<int64_t>(cluster_rank()) * kThreads + threadIdx.x;
+  for (int64_t first = begin; first < own.count; first += kAtOnce * kStep) {
+    float values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = first + i * kStep;
+      values[i] = at < own.count ? own.values_EH[at] : 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = first + i * kStep;
+      if (at < own.count) write_weight_terms(own, at, values[i]);
+    }
+  }
+  fence_global_for_async();
+}
+
 /// By one thread: brings the block's tokens, and to both blocks its half of the terms.
 template <int kExperts>
 __device__ void produce(Shared<kExperts>& shared, const RouterTensorLogits& p) {
   constexpr int kHalf = kExperts / 2;
   const int own = static_cast<int>(cluster_rank()) * kHalf;
+  int copy = 0;  // its first row
+  if constexpr (kExperts == kFewExperts) {
+    if (p.own.count > 0) {
+      copy = static_cast<int>(blockIdx.x / 2) * 3 * p.num_experts;
+      fence_global_for_async();
+    }
+  }
   RingCursor<kStages<kExperts>> cursor;
   for_each_tile<kExperts>(p, [&](const Tile& tile) {
     for (int s = 0; s < num_stages(p); ++s) {
@@ -80,7 +121,7 @@ __device__ void produce(Shared<kExperts>& shared, const RouterTensorLogits& p) {
       load_box(stage.x, &p.x, {s * kReduction, static_cast<int>(tile.token)}, full);
       for (int term = 0; term < 3; ++term)
         load_box_to_all(stage.terms + (term * kExperts + own) * kReduction, &p.terms,
-                        {s * kReduction, term * p.num_experts + tile.expert + own}, full, 3);
+                        {s * kReduction, copy + term * p.num_experts + tile.expert + own}, full, 3);
       cursor.advance();
     }
   });
@@ -185,7 +226,6 @@ __device__ __forceinline__ void multiply(Shared<kExperts>& shared, const RouterT
 template <int kExperts, bool kLong>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     multiply_terms(const __grid_constant__ RouterTensorLogits p) {
-  wait_for_earlier();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kExperts>*>(memory);
   if (threadIdx.x == 0) {
@@ -197,6 +237,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     }
     fence_barrier_init();
   }
+  wait_for_earlier();
+  let_next_begin();  // all blocks run at once, so the next kernel's take no place of theirs
+  if constexpr (kExperts == kFewExperts) write_own_terms(p);
   __syncthreads();
   sync_cluster();
   if (threadIdx.x < kWarpgroup) {

@@ -23,14 +23,18 @@ __device__ __forceinline__ RouterTermValues split_into_terms(float rest) {
   return terms;
 }
 
-/// Those of the weight's i-th value, if it has as many.
-__device__ __forceinline__ void write_weight_terms(const RouterWeight& weight, int64_t i) {
-  if (i >= weight.count) return;
-  const RouterTermValues terms = split_into_terms(weight.values_EH[i]);
+/// Those of the weight's i-th value.
+__device__ __forceinline__ void write_weight_terms(const RouterWeight& weight, int64_t i,
+                                                   float value) {
+  const RouterTermValues terms = split_into_terms(value);
   auto* const to = static_cast<__nv_bfloat16*>(weight.terms_3EH);
   to[i] = terms.of[0];
   to[weight.count + i] = terms.of[1];
   to[2 * weight.count + i] = weight.which == RouterTerms::kThree ? terms.of[2] : terms.of[0];
+}
+/// Of the i-th value, if there are as many.
+__device__ __forceinline__ void write_weight_terms(const RouterWeight& weight, int64_t i) {
+  if (i < weight.count) write_weight_terms(weight, i, weight.values_EH[i]);
 }
 
 }  // namespace tessera::cuda
