@@ -83,11 +83,6 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
       grad_clip_(make_grad_clip()) {
-  require(
-      backend_.is_host() || options.formats.are_plain(),
-      "the optimizer's state is kept in fewer bits on the CPU alone so far, not on {}; leave out "
-      "optim.first_moment, optim.second_moment and optim.master, or set run.device = \"cpu\"",
-      backend_.device().name());
   int64_t state_bytes = 0;
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {

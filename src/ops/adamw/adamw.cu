@@ -1,4 +1,7 @@
+#include <type_traits>
+
 #include "ops/adamw/adamw_kernels.h"
+#include "ops/adamw/state_rounding.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/vector.cuh"
@@ -22,31 +25,111 @@ constexpr int kListStep = kListThreads * kListWidth;
 constexpr int kListBlock = kListVectors * kListStep;
 constexpr int kBlocksOfSm = 4;  // for whose registers there must be room
 
-template <int kWidth>
-struct Loaded {
-  Pack<float, kWidth> grad;
-  Pack<float, kWidth> master;
-  Pack<float, kWidth> m;
-  Pack<float, kWidth> v;
+/// How a slice is kept: the types of AdamW's outputs.
+template <typename MasterType, typename FirstMoment, typename SecondMoment, bool kHasWeight>
+struct Kept {
+  using Master = MasterType;
+  using M = FirstMoment;
+  using V = SecondMoment;
+  static constexpr bool kWeight = kHasWeight;
+  static constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
+  static constexpr bool kRandom =
+      std::is_same_v<Master, BFloat16> || !std::is_same_v<M, float> || !std::is_same_v<V, float>;
 };
 
-template <int kWidth>
-__device__ __forceinline__ Loaded<kWidth> load_elements(const AdamWSlice& slice, int64_t first) {
-  return {load_pack<kWidth>(slice.grad + first), load_pack<kWidth>(slice.master + first),
-          load_pack<kWidth>(slice.m + first), load_pack<kWidth>(slice.v + first)};
+struct Nothing {};
+
+template <typename K, int kWidth>
+struct Loaded {
+  Pack<float, kWidth> grad;
+  Pack<typename K::Master, kWidth> master;
+  Pack<typename K::M, kWidth> m;
+  Pack<typename K::V, kWidth> v;
+  std::conditional_t<K::kRemainder, Pack<BFloat16, kWidth>, Nothing> weight;
+};
+
+template <int kWidth, typename T>
+__device__ __forceinline__ Pack<T, kWidth> load_from(const void* memory, int64_t first) {
+  return load_pack<kWidth>(static_cast<const T*>(memory) + first);
+}
+
+template <typename K, int kWidth>
+__device__ __forceinline__ Loaded<K, kWidth> load_elements(const AdamWSlice& slice, int64_t first) {
+  Loaded<K, kWidth> loaded{load_pack<kWidth>(slice.grad + first),
+                           load_from<kWidth, typename K::Master>(slice.master, first),
+                           load_from<kWidth, typename K::M>(slice.m, first),
+                           load_from<kWidth, typename K::V>(slice.v, first),
+                           {}};
+  if constexpr (K::kRemainder) loaded.weight = load_from<kWidth, BFloat16>(slice.weight, first);
+  return loaded;
+}
+
+/// The numbers that an update starts from.
+template <typename K, int kWidth>
+__device__ __forceinline__ Floats<kWidth> masters_of(const Loaded<K, kWidth>& loaded) {
+  if constexpr (K::kRemainder) {
+    Floats<kWidth> masters;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      masters[i] = __uint_as_float(
+          join_halves(__bfloat16_as_ushort(loaded.weight.at[i]), loaded.master.at[i]));
+    return masters;
+  } else {
+    return to_floats(loaded.master);
+  }
+}
+
+/// Stores values as T, those of BF16 rounded by these bits of each element's.
+template <typename T, int kWidth>
+__device__ __forceinline__ void keep(void* memory, int64_t first, const Floats<kWidth>& values,
+                                     const uint32_t (&random)[kWidth], uint32_t (*bits)(uint32_t)) {
+  T* const to = static_cast<T*>(memory) + first;
+  if constexpr (std::is_same_v<T, float>) {
+    store(to, values);
+  } else {
+    Pack<BFloat16, kWidth> pack;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      pack.at[i] =
+          __ushort_as_bfloat16(round_stochastically(__float_as_uint(values[i]), bits(random[i])));
+    store(to, pack);
+  }
+}
+
+template <typename K, int kWidth>
+__device__ __forceinline__ void keep_master(const AdamWSlice& slice, int64_t first,
+                                            Floats<kWidth>& master,
+                                            const uint32_t (&random)[kWidth]) {
+  if constexpr (K::kRemainder) {
+    Pack<uint16_t, kWidth> lower;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const uint32_t word = leave_halfway(__float_as_uint(master[i]));
+      master[i] = __uint_as_float(word);
+      lower.at[i] = static_cast<uint16_t>(word & 0xffffU);
+    }
+    store(static_cast<uint16_t*>(slice.master) + first, lower);
+  } else {
+    keep<typename K::Master>(slice.master, first, master, random, weight_bits);
+  }
+  if constexpr (K::kWeight) store(static_cast<BFloat16*>(slice.weight) + first, master);
 }
 
 /// Each rounding is written out: the compiler would join products and sums otherwise in each
 /// kernel, and a parameter's bits would depend on how ranks and launches cut it.
-template <int kWidth, bool kWeight>
-__device__ __forceinline__ void update(const Loaded<kWidth>& loaded, const AdamWFactors& f,
+template <typename K, int kWidth>
+__device__ __forceinline__ void update(const Loaded<K, kWidth>& loaded, const AdamWFactors& f,
                                        float grad_scale, const AdamWSlice& slice, int64_t first) {
-  Floats<kWidth> master = to_floats(loaded.master);
+  Floats<kWidth> master = masters_of(loaded);
   Floats<kWidth> m = to_floats(loaded.m);
   Floats<kWidth> v = to_floats(loaded.v);
+  uint32_t random[kWidth] = {};
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const float grad = loaded.grad.at[i];
+    if constexpr (K::kRandom)
+      random[i] = rounding_bits(f.update, __float_as_uint(grad), __float_as_uint(m[i]),
+                                __float_as_uint(v[i]), __float_as_uint(master[i]));
     const float g = __fmul_rn(grad, grad_scale);
     m[i] = __fmaf_rn(__fmaf_rn(grad, grad_scale, -m[i]), f.new_m, m[i]);
     v[i] = __fmaf_rn(g, __fmul_rn(f.new_v, g), __fmul_rn(v[i], f.old_v));
@@ -54,13 +137,12 @@ __device__ __forceinline__ void update(const Loaded<kWidth>& loaded, const AdamW
     const float change = __fmul_rn(f.step_size, __fdiv_rn(m[i], denominator));
     master[i] = __fmaf_rn(master[i], f.decay, -change);
   }
-  store(slice.master + first, master);
-  store(slice.m + first, m);
-  store(slice.v + first, v);
-  if constexpr (kWeight) store(static_cast<BFloat16*>(slice.weight) + first, master);
+  keep_master<K>(slice, first, master, random);
+  keep<typename K::M>(slice.m, first, m, random, first_moment_bits);
+  keep<typename K::V>(slice.v, first, v, random, second_moment_bits);
 }
 
-template <bool kWeight>
+template <typename K>
 __global__ void __launch_bounds__(kListThreads, kBlocksOfSm)
     update_list(const __grid_constant__ SliceList list, const AdamWStep step) {
   wait_for_earlier();
@@ -71,35 +153,54 @@ __global__ void __launch_bounds__(kListThreads, kBlocksOfSm)
                         static_cast<int64_t>(threadIdx.x) * kListWidth;
   const bool aligned = (list.aligned >> slice_idx & 1) != 0;
   if (aligned && first + kListBlock - kListStep + kListWidth <= slice.count) {
-    Loaded<kListWidth> loaded[kListVectors];
+    Loaded<K, kListWidth> loaded[kListVectors];
 #pragma unroll
     for (int i = 0; i < kListVectors; ++i)
-      loaded[i] = load_elements<kListWidth>(slice, first + i * kListStep);
+      loaded[i] = load_elements<K, kListWidth>(slice, first + i * kListStep);
     // What decides about the step is looked at here, where the loads above are under way already.
     const AdamWGradScale grad_scale = *step.grad_scale;
     if (grad_scale.found_inf != 0) return;
     const AdamWFactors factors = *step.factors;
 #pragma unroll
     for (int i = 0; i < kListVectors; ++i)
-      update<kListWidth, kWeight>(loaded[i], factors, grad_scale.scale, slice,
-                                  first + i * kListStep);
+      update(loaded[i], factors, grad_scale.scale, slice, first + i * kListStep);
     return;
   }
   if (step.grad_scale->found_inf != 0) return;
   for (int i = 0; i < kListVectors; ++i) {
     const int64_t begin = first + i * kListStep;
     for (int64_t at = begin; at < min(begin + kListWidth, slice.count); ++at)
-      update<1, kWeight>(load_elements<1>(slice, at), *step.factors, step.grad_scale->scale, slice,
-                         at);
+      update(load_elements<K, 1>(slice, at), *step.factors, step.grad_scale->scale, slice, at);
   }
 }
 
-void launch_list(const AdamWStep& step, SliceList& list, cudaStream_t stream) {
-  const int blocks = list.first_block[list.count];
-  if (blocks > 0) {
-    const auto kernel = list.slices[0].weight != nullptr ? update_list<true> : update_list<false>;
-    launch_early(kernel, {static_cast<unsigned>(blocks), kListThreads}, stream, list, step);
+using ListKernel = void (*)(SliceList, AdamWStep);
+
+template <typename M, typename V>
+ListKernel choose_by_master(const AdamWKind& kind) {
+  switch (kind.master) {
+    case DType::kU16:
+      return update_list<Kept<uint16_t, M, V, true>>;
+    case DType::kBF16:
+      return update_list<Kept<BFloat16, M, V, false>>;
+    default:
+      return kind.has_weight ? update_list<Kept<float, M, V, true>>
+                             : update_list<Kept<float, M, V, false>>;
   }
+}
+
+ListKernel choose_kernel(const AdamWKind& kind) {
+  ListKernel kernel = nullptr;
+  with_type(kind.m, [&]<typename M>() {
+    with_type(kind.v, [&]<typename V>() { kernel = choose_by_master<M, V>(kind); });
+  });
+  return kernel;
+}
+
+void launch_list(ListKernel kernel, const AdamWStep& step, SliceList& list, cudaStream_t stream) {
+  const int blocks = list.first_block[list.count];
+  if (blocks > 0)
+    launch_early(kernel, {static_cast<unsigned>(blocks), kListThreads}, stream, list, step);
   list.count = 0;
   list.aligned = 0;
 }
@@ -118,14 +219,16 @@ void append(SliceList& list, const AdamWSlice& slice) {
 
 }  // namespace
 
-void launch_adamw(const AdamWStep& step, std::span<const AdamWSlice> slices, cudaStream_t stream) {
+void launch_adamw(const AdamWKind& kind, const AdamWStep& step, std::span<const AdamWSlice> slices,
+                  cudaStream_t stream) {
+  const ListKernel kernel = choose_kernel(kind);
   SliceList list = {};
   for (const AdamWSlice& slice : slices) {
     if (slice.count == 0) continue;
-    if (list.count == SliceList::kMax) launch_list(step, list, stream);
+    if (list.count == SliceList::kMax) launch_list(kernel, step, list, stream);
     append(list, slice);
   }
-  launch_list(step, list, stream);
+  launch_list(kernel, step, list, stream);
 }
 
 }  // namespace tessera::cuda

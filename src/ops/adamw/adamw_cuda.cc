@@ -12,14 +12,19 @@ void adamw(const AdamW& op, const KernelArgs& args) {
     const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
     slices.push_back({.count = args.in(i).num_elements(),
                       .grad = args.in(i).as<float>(),
-                      .master = out[0].as<float>(),
-                      .m = out[1].as<float>(),
-                      .v = out[2].as<float>(),
-                      .weight = op.spec().bf16_weight ? out[3].data : nullptr});
+                      .master = out[AdamW::kMaster].data,
+                      .m = out[AdamW::kFirstMoment].data,
+                      .v = out[AdamW::kSecondMoment].data,
+                      .weight = op.num_outputs() == 4 ? out[AdamW::kWeight].data : nullptr});
   }
+  const cuda::AdamWKind kind = {.master = args.out(AdamW::kMaster).dtype,
+                                .m = args.out(AdamW::kFirstMoment).dtype,
+                                .v = args.out(AdamW::kSecondMoment).dtype,
+                                .has_weight = op.num_outputs() == 4};
   const float* factors = args.in(num_slices + AdamW::kFactors).as<float>();
   const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
-  cuda::launch_adamw({reinterpret_cast<const AdamWFactors*>(factors),
+  cuda::launch_adamw(kind,
+                     {reinterpret_cast<const AdamWFactors*>(factors),
                       reinterpret_cast<const AdamWGradScale*>(grad_scale)},
                      slices, cuda::stream_of(args));
 }
