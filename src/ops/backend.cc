@@ -7,11 +7,19 @@ Backend::Backend(KernelTable kernels)
               std::move(kernels)) {}
 
 Backend::Backend(std::shared_ptr<Device> device, std::shared_ptr<KernelContext> context,
-                 KernelTable kernels)
+                 KernelTable kernels, std::shared_ptr<SideLane> side)
     : device_(std::move(device)),
       context_(std::move(context)),
+      side_(std::move(side)),
       kernels_(std::make_shared<const KernelTable>(std::move(kernels))),
       control_(std::make_shared<RunControl>()) {}
+
+int64_t Backend::kernel_version() const {
+  const auto of = [](const KernelContext* context) {
+    return context != nullptr ? context->version() : 0;
+  };
+  return of(context_.get()) + (side_ ? of(side_->context()) : 0);
+}
 
 const Kernel& Backend::kernel(const Operator& op) const {
   const auto found = kernels_->find(op.name());

@@ -85,7 +85,8 @@ std::vector<int> find_waits(const Program& program) {
   for (int idx = 0; idx < num_nodes; ++idx) {
     const NodeAccess& own = accesses[idx];
     int at = idx + 1;
-    if (program.nodes()[idx].op->communicates()) {
+    const Node& node = program.nodes()[idx];
+    if (node.op->communicates() || node.aside) {
       while (at < num_nodes && !must_wait(own, accesses[at])) ++at;
     }
     waits.push_back(at);

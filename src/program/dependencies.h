@@ -24,7 +24,8 @@ bool must_wait(const NodeAccess& exchange, const NodeAccess& later);
 std::vector<std::vector<int>> find_dependencies(const Program& program);
 
 /// For each node, the node before which it must be complete: the next one, and for a node that
-/// communicates the first that must wait for it; the number of nodes where there is none.
+/// communicates or runs aside the first that must wait for it; the number of nodes where there is
+/// none.
 std::vector<int> find_waits(const Program& program);
 
 }  // namespace tessera

@@ -27,6 +27,9 @@ struct Node {
   OperatorPtr op;
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
+  /// Runs beside the nodes behind it, up to the first that needs it (find_waits), where the back
+  /// end has a SideLane.
+  bool aside = false;
 };
 
 /// A straight-line program of operators over typed values, run from the first node to the last.

@@ -21,7 +21,11 @@ class Exchanges {
 
   /// Takes over what node `idx` started, to be complete before node `wait`.
   void add(size_t idx, Pending pending, int wait) {
-    under_way_.push_back({std::move(pending), idx, wait});
+    under_way_.push_back({std::move(pending), idx, wait, nullptr});
+  }
+  /// The same for a node that was given to a side lane.
+  void add_aside(size_t idx, SideLane& lane, int wait) {
+    under_way_.push_back({Pending(), idx, wait, &lane});
   }
   /// Waits for those that node `idx` needs.
   void wait_before(int idx) {
@@ -40,9 +44,11 @@ class Exchanges {
     Pending pending;
     size_t node = 0;
     int wait = 0;
+    SideLane* lane = nullptr;  // it is no exchange, but work there
   };
 
   void finish(Exchange& exchange) {
+    if (exchange.lane != nullptr) return exchange.lane->join();
     const Device::Mark begin = observer_ ? device_.mark() : 0;
     exchange.pending.wait();
     if (!observer_) return;
@@ -78,6 +84,9 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
     kernels_.push_back(kernel);
     apart.push_back(node.op->communicates() || kernel.tells_the_host());
   }
+  const bool some_aside = std::ranges::any_of(program_.nodes(), &Node::aside);
+  ensure(!some_aside || (backend_.side_lane() != nullptr && std::ranges::count(apart, true) == 0),
+         "program '{}': nodes run aside, and others need the host", program_.name());
   segments_ = cut_segments(apart, waits_);
 }
 
@@ -202,7 +211,13 @@ KernelArgs Executable::make_args(size_t idx, const Bindings& bindings, std::vect
           .workspace = workspace,
           .extents = backend_.is_host() ? std::span<const int64_t* const>()
                                         : std::span<const int64_t* const>(extents).subspan(first),
-          .context = backend_.context()};
+          .context = node.aside ? backend_.side_lane()->context() : backend_.context()};
+}
+
+void Executable::run_aside(size_t idx, const KernelArgs& args, Exchanges& exchanges) const {
+  SideLane& lane = *backend_.side_lane();
+  lane.give([&] { start_node(idx, args); });
+  exchanges.add_aside(idx, lane, waits_[idx]);
 }
 
 Pending Executable::start_node(size_t idx, const KernelArgs& args) const {
@@ -221,7 +236,10 @@ void Executable::run_node(size_t idx, const KernelArgs& args, const std::vector<
   exchanges.wait_before(static_cast<int>(idx));
   const Device::Mark begin = observer ? device.mark() : 0;
   for (const Tensor& sum : zeroed) device.zero(sum.data, sum.num_bytes());
-  Pending pending = start_node(idx, args);
+  const bool aside = program_.nodes()[idx].aside;
+  if (aside) run_aside(idx, args, exchanges);
+  if (aside && observer) backend_.side_lane()->join();  // so that the times are its own
+  Pending pending = aside ? Pending() : start_node(idx, args);
   const bool started = kernels_[idx].is_asynchronous();
   if (started) exchanges.add(idx, std::move(pending), waits_[idx]);
   if (observer) {
@@ -288,6 +306,7 @@ Recording Executable::record_segment(const PreparedRun& run, const Segment& segm
     Exchanges none(program_, device, nobody);
     for (size_t i = segment.begin; i < segment.end; ++i)
       run_node(i, run.args[i], run.zeroed[i], none, nobody);
+    none.wait_before(static_cast<int>(segment.end));
   } catch (const std::exception& error) {
     device.end_recording();
     return {.why_not = error.what()};
@@ -328,8 +347,7 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
   }
   const auto start = Clock::now();
   PreparedRun& run = prepare(bindings);
-  const int64_t version = backend_.context() != nullptr ? backend_.context()->version() : 0;
-  if (run.version != version) {
+  if (run.version != backend_.kernel_version()) {
     for (auto& work : run.recorded) work.reset();
     run.state = PreparedRun::State::kNew;
   }
@@ -350,7 +368,7 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
   }
   if (run.state == PreparedRun::State::kNew) {
     run.state = PreparedRun::State::kRun;
-    run.version = backend_.context() != nullptr ? backend_.context()->version() : 0;
+    run.version = backend_.kernel_version();
   }
   control.num_operators += std::ssize(program_.nodes());
   control.seconds += seconds_since(start);

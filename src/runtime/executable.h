@@ -57,7 +57,8 @@ class Executable {
   /// The same at its actual extent, which is read from the device.
   Tensor view(const Bindings& bindings, ValueId id) const;
   /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
-  /// node that needs it (find_waits), at the latest at the end of the run. Throws InternalError
+  /// node that needs it (find_waits), at the latest at the end of the run; so is a node that runs
+  /// aside, except where nodes are observed. Throws InternalError
   /// where a bound value is missing or has the wrong type or shape, and what the kernels throw.
   /// Observed nodes are given to the device one by one.
   void run(const Bindings& bindings, const NodeObserver& observer = {}) const;
@@ -72,6 +73,7 @@ class Executable {
   KernelArgs make_args(size_t idx, const Bindings& bindings, std::vector<Tensor>& tensors,
                        std::vector<const int64_t*>& extents) const;
   Pending start_node(size_t idx, const KernelArgs& args) const;
+  void run_aside(size_t idx, const KernelArgs& args, Exchanges& exchanges) const;
   void run_node(size_t idx, const KernelArgs& args, const std::vector<Tensor>& zeroed,
                 Exchanges& exchanges, const NodeObserver& observer) const;
   void run_on_host(const Bindings& bindings, Exchanges& exchanges,

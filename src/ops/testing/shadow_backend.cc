@@ -129,9 +129,34 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
 };
 
 struct ShadowContext final : public KernelContext {
-  ShadowContext(ShadowDevice& own, KernelTable table) : device(own), kernels(std::move(table)) {}
+  ShadowContext(ShadowDevice& own, KernelTable table, std::vector<Work>* lane = nullptr)
+      : device(own), kernels(std::move(table)), later(lane) {}
+  void give(Work work) const {
+    later != nullptr ? later->push_back(std::move(work)) : device.give(std::move(work));
+  }
+
   ShadowDevice& device;
   KernelTable kernels;
+  std::vector<Work>* later;  // null: the device does it at once
+};
+
+/// Does its work as late as it may.
+class LateLane final : public SideLane {
+ public:
+  LateLane(std::shared_ptr<ShadowDevice> device, KernelTable kernels)
+      : device_(std::move(device)), context_(*device_, std::move(kernels), &later_) {}
+
+  bool suits(const Cost& /*cost*/) const override { return true; }
+  KernelContext* context() const override { return &context_; }
+  void give(const std::function<void()>& start) override { start(); }
+  void join() override {
+    for (Work& work : std::exchange(later_, {})) device_->give(std::move(work));
+  }
+
+ private:
+  std::shared_ptr<ShadowDevice> device_;
+  std::vector<Work> later_;
+  mutable ShadowContext context_;
 };
 
 /// A kernel's arguments as the host's have them: actual extents, but of outputs whose extent the
@@ -192,7 +217,7 @@ struct KeptArguments {
 
 void run_on_host(const Operator& op, const KernelArgs& args) {
   const auto& context = static_cast<const ShadowContext&>(*args.context);
-  context.device.give([&op, &context, kept = KeptArguments(args)] {
+  context.give([&op, &context, kept = KeptArguments(args)] {
     const KernelArgs own = kept.get();
     context.kernels.find(op.name())->second(op, HostArguments(context.device, own).get());
   });
@@ -274,8 +299,9 @@ Backend make_shadow_backend(KernelTable host_kernels) {
   const auto device = std::make_shared<ShadowDevice>();
   KernelTable kernels;
   for (const auto& [name, kernel] : host_kernels) kernels[name] = disguise(kernel);
+  auto lane = std::make_shared<LateLane>(device, host_kernels);
   Backend backend(device, std::make_shared<ShadowContext>(*device, std::move(host_kernels)),
-                  std::move(kernels));
+                  std::move(kernels), std::move(lane));
   backend.control().graphs = GraphMode::kOff;
   return backend;
 }

@@ -6,6 +6,7 @@
 #include "program/compile/fuse_sums.h"
 #include "program/compile/join_expert_blocks.h"
 #include "program/compile/schedule.h"
+#include "program/compile/set_aside.h"
 
 namespace tessera {
 namespace {
@@ -18,6 +19,9 @@ bool in_training(const Compilation& c) {
 }
 bool on_devices(const Compilation& c) {
   return in_training(c) && !c.backend.is_host();
+}
+bool where_side_lane(const Compilation& c) {
+  return in_training(c) && c.backend.side_lane() != nullptr;
 }
 bool where_recomputing(const Compilation& c) {
   return in_training(c) && !c.options.recompute.empty();
@@ -117,6 +121,12 @@ void order_nodes(Compilation& c) {
   });
 }
 
+void set_nodes_aside(Compilation& c) {
+  change_all(c.programs, [&](const Program& program, const std::vector<ValueId>& /*kept*/) {
+    return set_aside(program, c.backend);
+  });
+}
+
 constexpr Pass kPasses[] = {
     {"fuse_sums", "operators add to their result what a sum would", always, fuse_forward_sums},
     {"join_expert_blocks", "block-sparse products of equal experts become grouped ones", on_devices,
@@ -135,6 +145,8 @@ constexpr Pass kPasses[] = {
     {"fuse_repeats", "nodes also give what others compute of the same values", in_training,
      join_repeats},
     {"schedule", "exchanges begin early, computation hides them", in_training, order_nodes},
+    {"set_aside", "weight gradients that leave most of a GPU idle run beside what follows",
+     where_side_lane, set_nodes_aside},
 };
 
 ProgramFigures measure(const Program& program, const std::vector<ValueId>& saved,

@@ -7,7 +7,10 @@
 #include "ops/linear/linear.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/testing/shadow_backend.h"
 #include "program/compile/print.h"
+#include "program/dependencies.h"
+#include "program/memory_plan.h"
 
 namespace tessera {
 namespace {
@@ -53,7 +56,8 @@ TEST(Compile, PassesComeInOneOrder) {
   }
   EXPECT_THAT(names, ElementsAre("fuse_sums", "join_expert_blocks", "fuse_gathers", "differentiate",
                                  "fuse_gradient_sums", "recompute", "fuse_gradient_gathers",
-                                 "split_weights", "fuse_producers", "fuse_repeats", "schedule"));
+                                 "split_weights", "fuse_producers", "fuse_repeats", "schedule",
+                                 "set_aside"));
 }
 
 TEST(Compile, EachGoalHasItsPasses) {
@@ -67,8 +71,35 @@ TEST(Compile, EachGoalHasItsPasses) {
                   "fuse_gradient_gathers", "fuse_repeats", "schedule"));
   const CompileOptions all = {
       .recompute = {"all"}, .fuse_activations = true, .split_weights = true};
-  // All but the one for devices.
-  EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))), std::ssize(compile_passes()));
+  // "as built", and all but the two for devices.
+  EXPECT_EQ(std::ssize(passes_of(compile_block(Goal::kTrain, all))),
+            1 + std::ssize(compile_passes()) - 2);
+}
+
+/// The weight's gradient of the linear: nobody reads it, so it may end with the program.
+TEST(Compile, SetsWeightGradientsAside) {
+  const Block block;
+  const CompileOptions options = {.gradients = block.gradients()};
+  const Backend shadow = testing::make_shadow_backend(make_cpu_kernels());
+  const Program backward = compile(block.program, Goal::kTrain, options, shadow).backward->program;
+  const auto waits = find_waits(backward);
+  int num_aside = 0;
+  for (int i = 0; i < std::ssize(backward.nodes()); ++i) {
+    const Node& node = backward.nodes()[i];
+    if (!node.aside) {
+      EXPECT_EQ(waits[i], i + 1);
+      continue;
+    }
+    ++num_aside;
+    EXPECT_TRUE(node.op->accumulates(0)) << node.op->name();
+    EXPECT_EQ(waits[i], std::ssize(backward.nodes()));
+    // What it reads is not overwritten before.
+    for (const ValueId id : node.inputs)
+      EXPECT_EQ(find_lifetimes(backward)[id].last, std::ssize(backward.nodes()) - 1);
+  }
+  EXPECT_EQ(num_aside, 1);
+  const Program on_host = compile_block(Goal::kTrain, {}).backward->program;
+  EXPECT_TRUE(std::ranges::none_of(on_host.nodes(), &Node::aside));
 }
 
 TEST(Compile, ReportsWhatEachPassLeft) {

@@ -6,6 +6,7 @@
 #include "ops/cuda/context.h"
 #include "ops/registry/cuda_kernels.h"
 #include "runtime/cuda/cuda_device.h"
+#include "runtime/cuda/cuda_side_stream.h"
 
 namespace tessera {
 namespace {
@@ -54,6 +55,17 @@ class PlannedGpu final : public Device {
   }
 };
 
+/// Its second line of work, for which memory is planned too.
+class PlannedSide final : public SideLane {
+ public:
+  bool suits(const Cost& cost) const override { return cuda::suits_side_stream(cost); }
+  KernelContext* context() const override { return nullptr; }
+  void give(const std::function<void()>& /*start*/) override {
+    throw InternalError("a GPU that is only planned for was asked to work aside");
+  }
+  void join() override {}
+};
+
 }  // namespace
 
 bool built_with_cuda() {
@@ -97,11 +109,13 @@ Backend make_cuda_backend(int index) {
   int num_sms = 0;
   cuda::check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, index));
   auto context = std::make_shared<cuda::CudaContext>(device->stream(), num_sms);
-  return {std::move(device), std::move(context), make_cuda_kernels()};
+  auto side = std::make_shared<cuda::SideStream>(device, num_sms);
+  return {std::move(device), std::move(context), make_cuda_kernels(), std::move(side)};
 }
 
 Backend make_planned_cuda_backend() {
-  return {std::make_shared<PlannedGpu>(), nullptr, make_cuda_kernels()};
+  return {std::make_shared<PlannedGpu>(), nullptr, make_cuda_kernels(),
+          std::make_shared<PlannedSide>()};
 }
 
 }  // namespace tessera

@@ -79,12 +79,9 @@ void RecordedSteps::split_plan() {
   }
 }
 
-int64_t RecordedSteps::kernel_version() const {
-  return backend_.context() != nullptr ? backend_.context()->version() : 0;
-}
-
 void RecordedSteps::drop_old_recording() {
-  if (state_ == State::kNew || state_ == State::kPlain || version_ == kernel_version()) return;
+  if (state_ == State::kNew || state_ == State::kPlain || version_ == backend_.kernel_version())
+    return;
   recorded_passes_.reset();
   recorded_updates_.reset();
   state_ = State::kNew;
@@ -150,7 +147,7 @@ void RecordedSteps::run_plainly(PlanRun& run) {
   const PlainPrograms plain(backend_.control());
   run.run(passes_, results_);
   state_ = State::kRun;
-  version_ = kernel_version();
+  version_ = backend_.kernel_version();
 }
 
 void RecordedSteps::run(StepHost& host, const StepObservers& observers) {

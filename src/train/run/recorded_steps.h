@@ -35,7 +35,6 @@ class RecordedSteps {
   };
 
   Device& device() const { return backend_.device(); }
-  int64_t kernel_version() const;
   void split_plan();
   void drop_old_recording();
   void run_plainly(PlanRun& run);
