@@ -6,14 +6,9 @@
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
 #include "model/run/saved_placement.h"
+#include "runtime/elastic_slabs.h"
 
 namespace tessera {
-
-/// The memory that all runs of a rank share, since it runs one pass at a time.
-struct SharedMemory {
-  Buffer transient;  ///< working memory of any program
-  Buffer saved;      ///< what passes save, of all chunks and micro-batches
-};
 
 /// The memory of one micro-batch in a chunk.
 struct ChunkMemory {
@@ -27,7 +22,7 @@ struct ChunkMemory {
   std::byte* saved;  ///< what is saved begins there, at these offsets
   SavedOffsets saved_offsets;
 
-  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const SharedMemory& shared,
+  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const ElasticSlabs& slabs,
               SavedOffsets offsets);
 
   Tensor stream(int64_t idx) const;
@@ -40,9 +35,10 @@ struct ChunkMemory {
 };
 
 /// Joins the programs of a chunk with that memory, with the parameters, the experts' state and the
-/// shared memory, all of which must outlive the result.
+/// slabs that all runs of a rank share, since it runs one pass at a time; all of which must outlive
+/// the result.
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
-                      std::vector<ExpertState>& experts, const SharedMemory& shared);
+                      std::vector<ExpertState>& experts, ElasticSlabs& slabs);
 
 }  // namespace tessera

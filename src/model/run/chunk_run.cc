@@ -15,15 +15,15 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
                    const TokenShare& tokens, ParameterSet& parameters,
-                   std::vector<ExpertState>& experts, const SharedMemory& shared,
+                   std::vector<ExpertState>& experts, ElasticSlabs& slabs,
                    const SavedOffsets& offsets, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
       parameters_(parameters),
       store_(store),
-      memory_(programs, chunk, shared, offsets),
-      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, shared)) {}
+      memory_(programs, chunk, slabs, offsets),
+      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, slabs)) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
   return {

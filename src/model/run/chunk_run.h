@@ -27,7 +27,7 @@ class ChunkRun {
   /// With `store`, it gives the parameters their addresses for each run of a program; without, they
   /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
-           ParameterSet& parameters, std::vector<ExpertState>& experts, const SharedMemory& shared,
+           ParameterSet& parameters, std::vector<ExpertState>& experts, ElasticSlabs& slabs,
            const SavedOffsets& offsets, WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
