@@ -1,5 +1,10 @@
 #include "runtime/cuda/cuda_pages.h"
 
+#include <cuda_runtime.h>
+
+#include <iterator>
+
+#include "core/error.h"
 #include "ops/cuda/check.h"
 
 namespace tessera::cuda {
