@@ -61,13 +61,13 @@ Cost MuonMomentum::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
-MuonUpdate::MuonUpdate(const MuonSpec& spec, int64_t batch) : spec_(spec), batch_(batch) {
+MuonUpdate::MuonUpdate(const MuonSpec& spec) : spec_(spec) {
   check_spec(spec);
 }
 
 std::string MuonUpdate::attributes() const {
   const std::string_view beside = master_suffix(spec_.master());
-  return fmt::format("weight_decay={} batch={} beside={}", spec_.weight_decay, batch_,
+  return fmt::format("weight_decay={} beside={}", spec_.weight_decay,
                      beside.empty() ? "nothing" : beside);
 }
 
@@ -83,12 +83,11 @@ std::vector<ValueType> MuonUpdate::infer(std::span<const ValueType> inputs) cons
   check_trailing(*this, inputs.last(2));
   const ValueType& o = inputs[kOrthogonal];
   check_shape(*this,
-              o.dtype == spec_.weight_dtype() && o.shape.rank() == 2 && o.shape[0] == batch_ &&
-                  !o.ragged(),
-              "orthogonal matrices must be {} [{}, n], got {}", dtype_name(spec_.weight_dtype()),
-              batch_, o.to_string());
+              o.dtype == spec_.weight_dtype() && o.shape.rank() == 2 && !o.ragged(),
+              "orthogonal matrices must be {} [batch, n], got {}", dtype_name(spec_.weight_dtype()),
+              o.to_string());
   std::vector<ValueType> outputs;
-  for (int64_t i = 0; i < batch_; ++i) {
+  for (int64_t i = 0; i < o.shape[0]; ++i) {
     outputs.push_back({master_type(), {o.shape[1]}});
     if (num_outputs() == 2) outputs.push_back({DType::kBF16, {o.shape[1]}});
   }
@@ -107,8 +106,8 @@ OperatorPtr make_muon_momentum(const MuonSpec& spec) {
   return std::make_shared<MuonMomentum>(spec);
 }
 
-OperatorPtr make_muon_update(const MuonSpec& spec, int64_t batch) {
-  return std::make_shared<MuonUpdate>(spec, batch);
+OperatorPtr make_muon_update(const MuonSpec& spec) {
+  return std::make_shared<MuonUpdate>(spec);
 }
 
 MuonFactors make_muon_factors(const MuonSpec& spec, double lr, int64_t update, int64_t rows,

@@ -66,8 +66,7 @@ class MuonUpdate final : public Operator {
   /// Outputs of one matrix.
   enum Output : int { kMaster, kWeight };
 
-  /// `batch`: the number of matrices.
-  MuonUpdate(const MuonSpec& spec, int64_t batch);
+  explicit MuonUpdate(const MuonSpec& spec);
 
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
@@ -81,11 +80,10 @@ class MuonUpdate final : public Operator {
   DType master_type() const;
 
   MuonSpec spec_;
-  int64_t batch_;
 };
 
 OperatorPtr make_muon_momentum(const MuonSpec& spec);
-OperatorPtr make_muon_update(const MuonSpec& spec, int64_t batch);
+OperatorPtr make_muon_update(const MuonSpec& spec);
 
 /// The operators' input `factors` for update number `update`, counted from 1, of matrices of this
 /// shape. The rate is rounded to a float first.

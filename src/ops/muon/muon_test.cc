@@ -75,7 +75,7 @@ class Matrices {
       if (!besides.empty()) outputs.push_back(besides[i]);
       outputs.push_back(weights[i]);
     }
-    run(*make_muon_update(spec_, batch_), {o, view_of(factors), view_of(scale)}, outputs);
+    run(*make_muon_update(spec_), {o, view_of(factors), view_of(scale)}, outputs);
   }
 
   /// With all digits that are kept.
@@ -164,7 +164,7 @@ struct Reference {
 
 void expect_follows_reference(const MuonSpec& spec, int64_t batch) {
   SCOPED_TRACE(fmt::format("{}, {}", make_muon_momentum(spec)->attributes(),
-                           make_muon_update(spec, batch)->attributes()));
+                           make_muon_update(spec)->attributes()));
   Matrices matrices(spec, batch);
   std::vector<Reference> expected(batch);
   for (int64_t i = 0; i < batch; ++i)
@@ -229,7 +229,7 @@ TEST(Muon, DoesNothingWhereTheStepIsSkipped) {
 
 TEST(Muon, RefusesWhatItCannotTake) {
   EXPECT_THROW(make_muon_momentum({.momentum = 1.0}), UserError);
-  EXPECT_THROW(make_muon_update({.weight_decay = -1}, 1), UserError);
+  EXPECT_THROW(make_muon_update({.weight_decay = -1}), UserError);
   EXPECT_THROW(make_muon_momentum({.formats = {.first_moment = DType::kI64}}), UserError);
   const ValueType grad{DType::kF32, {8}};
   const ValueType factors{DType::kF32, {8}};

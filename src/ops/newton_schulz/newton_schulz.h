@@ -12,7 +12,7 @@ namespace tessera {
 ///   G = X·Xᵀ, or Xᵀ·X where M has more rows than columns;   X = (a·I + b·G + c·G²)·X, or X·(...)
 /// with a = 3.4445, b = -4.7750, c = 2.0315. After 5 steps singular values of M / ‖M‖ above 0.01 lie between 0.65 and 1.21;
 /// smaller ones grow by a in each step. A matrix of zeros stays one.
-/// Input: M F32 or BF16 [B, rows, columns]. Output: X, of the same type. Matrices are kept in this type between products,
+/// Input: M F32 or BF16 [B, rows, columns]. Output: X, of the same type, which may lie where M does. Matrices are kept in this type between products,
 /// whose sums are F32; the norm is summed in double. Each matrix has the same bits whatever others are in the batch, on the
 /// CPU; on a GPU cuBLASLt may choose other products for another B.
 // clang-format on

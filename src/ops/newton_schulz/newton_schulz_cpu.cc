@@ -1,3 +1,5 @@
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -125,6 +127,33 @@ void orthogonalize(int64_t steps, const T* from, Places<T> at, const Sizes& size
   }
 }
 
+/// Leaves products to the calling thread.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
+/// By the sizes alone, so that a matrix has the same bits in any batch: large ones are for all
+/// threads, one after the other, small ones for one thread each.
+template <typename Run>
+void for_each_matrix(const Sizes& sizes, int64_t count, const Run& run) {
+  if (sizes.rows * sizes.cols * sizes.n > kOneThread) {
+    for (int64_t i = 0; i < count; ++i) run(i);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic) if (count > 1)
+  for (int64_t i = 0; i < count; ++i) {
+    const OneThread one;
+    run(i);
+  }
+}
+
 template <typename T>
 void run(const NewtonSchulz& op, const KernelArgs& args) {
   const Tensor& m = args.in(NewtonSchulz::kM);
@@ -134,10 +163,7 @@ void run(const NewtonSchulz& op, const KernelArgs& args) {
   if (elements == 0) return;
   const auto scratch = NewtonSchulz::scratch({.dtype = m.dtype, .shape = shape});
   std::byte* const memory = args.workspace.data();
-  // By the sizes alone, so that a matrix has the same bits in any batch.
-  const bool one_thread = elements * sizes.n <= kOneThread;
-#pragma omp parallel for schedule(dynamic) if (one_thread && shape[0] > 1)
-  for (int64_t i = 0; i < shape[0]; ++i) {
+  for_each_matrix(sizes, shape[0], [&](int64_t i) {
     const int64_t square = i * sizes.n * sizes.n;
     orthogonalize(
         op.steps(), m.as<T>() + i * elements,
@@ -146,7 +172,7 @@ void run(const NewtonSchulz& op, const KernelArgs& args) {
                   .gram = reinterpret_cast<T*>(memory + scratch.gram) + square,
                   .square = reinterpret_cast<float*>(memory + scratch.square) + square},
         sizes);
-  }
+  });
 }
 
 void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {

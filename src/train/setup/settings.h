@@ -108,7 +108,8 @@ struct Settings {
   DataSettings data;
   ModelConfig model;
   TrainSettings train;
-  AdamWOptions adamw;
+  OptimizerKind optimizer_kind = OptimizerKind::kAdamW;
+  OptimizerOptions optimizer;
   ShardSettings shard;
   ScheduleSpec schedule;
   ParallelSpec parallel;

@@ -19,7 +19,7 @@ using testing::tiny_settings;
 Settings settings_with(const TemporaryFolder& folder, const StateFormats& formats) {
   Settings settings = tiny_settings(folder);
   settings.train.precision = Precision::kBF16;
-  settings.adamw.formats = formats;
+  settings.optimizer.formats = formats;
   return settings;
 }
 
@@ -106,7 +106,7 @@ TEST(StateFormats, RefusesMastersOfF32Weights) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
   for (const MasterKind kind : {MasterKind::kRemainder, MasterKind::kNone}) {
-    settings.adamw.formats.master = kind;
+    settings.optimizer.formats.master = kind;
     EXPECT_THROW(validate(settings), UserError);
   }
   settings.train.precision = Precision::kBF16;

@@ -136,7 +136,7 @@ Verification verify_layout(const VerifyRequest& request) {
   settings.train.steps = steps;
   settings.schedule.num_steps = steps;
   const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);
-  settings.adamw.eps = std::max(settings.adamw.eps, rule.least_eps);
+  settings.optimizer.eps = std::max(settings.optimizer.eps, rule.least_eps);
   const int64_t rows = settings.train.global_batch * steps;
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);
