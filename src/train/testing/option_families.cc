@@ -124,6 +124,10 @@ constexpr OptionFamily kFamilies[] = {
     {"split_weight_gradients", [](Settings& s) { s.parallel.split_weights = true; }},
     {"clipped", [](Settings& s) { s.train.max_grad_norm = 0.1; s.optimizer.weight_decay = 0.2; }},
     {"not_clipped", [](Settings& s) { s.train.max_grad_norm = 0; s.optimizer.decay_all = true; }},
+    {"muon", [](Settings& s) { s.optimizer_kind = OptimizerKind::kMuon;
+                               s.model.moe.inner_sizes = {64, 8, 24, 128};
+                               s.model.moe.shared_inner_size = 32;
+                               s.model.moe.shared_gate = true; }},
     {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
 };
 // clang-format on
