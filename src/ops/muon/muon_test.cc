@@ -12,6 +12,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/newton_schulz/newton_schulz.h"
+#include "ops/newton_schulz/newton_schulz_reference.h"
 
 namespace tessera {
 namespace {
@@ -120,45 +121,20 @@ class Matrices {
   KernelTable kernels_;
 };
 
-/// The step of one matrix in double, with the iteration written out for a wide matrix.
+/// The step of one matrix in double.
 struct Reference {
   std::vector<double> p, m = std::vector<double>(kElements);
 
-  static std::vector<double> orthogonalize(std::vector<double> x) {
-    double squares = 0;
-    for (const double value : x) squares += value * value;
-    for (double& value : x) value /= std::sqrt(squares) + 1e-7;
-    for (int step = 0; step < 5; ++step) {
-      const auto gram = multiply(x, x, kRows, kRows, kCols, true);
-      const auto square = multiply(gram, gram, kRows, kRows, kRows, false);
-      std::vector<double> polynomial(gram.size());
-      for (size_t i = 0; i < gram.size(); ++i)
-        polynomial[i] = -4.7750 * gram[i] + 2.0315 * square[i];
-      const auto change = multiply(polynomial, x, kRows, kCols, kRows, false);
-      for (size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + change[i];
-    }
-    return x;
-  }
-  static std::vector<double> multiply(const std::vector<double>& a, const std::vector<double>& b,
-                                      int64_t rows, int64_t cols, int64_t inner, bool transposed) {
-    std::vector<double> c(rows * cols);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < cols; ++j)
-        for (int64_t k = 0; k < inner; ++k)
-          c[i * cols + j] += a[i * inner + k] * (transposed ? b[j * inner + k] : b[k * cols + j]);
-    return c;
-  }
-
   void step(const MuonSpec& spec, const Tensor& grad, double lr, double scale) {
-    std::vector<double> u(kElements);
+    testing::Matrix u{kRows, kCols, std::vector<double>(kElements)};
     for (int64_t k = 0; k < kElements; ++k) {
       const double g = grad.as<float>()[k] * scale;
       m[k] = spec.momentum * m[k] + (1 - spec.momentum) * g;
-      u[k] = spec.nesterov ? spec.momentum * m[k] + (1 - spec.momentum) * g : m[k];
+      u.at[k] = spec.nesterov ? spec.momentum * m[k] + (1 - spec.momentum) * g : m[k];
     }
-    const auto o = orthogonalize(u);
+    const auto o = testing::orthogonalize_plainly(u, 5);
     for (int64_t k = 0; k < kElements; ++k)
-      p[k] = p[k] * (1 - lr * spec.weight_decay) - lr * 0.2 * std::sqrt(17.0) * o[k];
+      p[k] = p[k] * (1 - lr * spec.weight_decay) - lr * 0.2 * std::sqrt(17.0) * o.at[k];
   }
 };
 

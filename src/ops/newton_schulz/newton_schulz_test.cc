@@ -9,52 +9,18 @@
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "ops/newton_schulz/newton_schulz_reference.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
 namespace {
 
+using testing::Matrix;
+using testing::multiply;
+using testing::norm_of;
+using testing::orthogonalize_plainly;
 using testing::TestInput;
-
-/// A matrix in double, row by row.
-struct Matrix {
-  int64_t rows = 0;
-  int64_t cols = 0;
-  std::vector<double> at;
-};
-
-Matrix multiply(const Matrix& a, const Matrix& b) {
-  Matrix c{a.rows, b.cols, std::vector<double>(a.rows * b.cols)};
-  for (int64_t i = 0; i < a.rows; ++i)
-    for (int64_t k = 0; k < a.cols; ++k)
-      for (int64_t j = 0; j < b.cols; ++j)
-        c.at[i * b.cols + j] += a.at[i * a.cols + k] * b.at[k * b.cols + j];
-  return c;
-}
-
-Matrix transpose(const Matrix& a) {
-  Matrix result{a.cols, a.rows, std::vector<double>(a.at.size())};
-  for (int64_t i = 0; i < a.rows; ++i)
-    for (int64_t j = 0; j < a.cols; ++j) result.at[j * a.rows + i] = a.at[i * a.cols + j];
-  return result;
-}
-
-/// As the paper has it: X = a·X + (b·G + c·G²)·X with G = X·Xᵀ, of a wide matrix.
-Matrix reference(Matrix x, int64_t steps) {
-  if (x.rows > x.cols) return transpose(reference(transpose(x), steps));
-  double squares = 0;
-  for (const double value : x.at) squares += value * value;
-  for (double& value : x.at) value /= std::sqrt(squares) + 1e-7;
-  for (int64_t step = 0; step < steps; ++step) {
-    Matrix gram = multiply(x, transpose(x));
-    const Matrix square = multiply(gram, gram);
-    for (size_t i = 0; i < gram.at.size(); ++i)
-      gram.at[i] = -4.7750 * gram.at[i] + 2.0315 * square.at[i];
-    const Matrix change = multiply(gram, x);
-    for (size_t i = 0; i < x.at.size(); ++i) x.at[i] = 3.4445 * x.at[i] + change.at[i];
-  }
-  return x;
-}
+using testing::transpose;
 
 /// The eigenvalues of a symmetric matrix, by Jacobi's rotations.
 std::vector<double> eigenvalues(Matrix a) {
@@ -106,15 +72,9 @@ Matrix matrix_of(const Tensor& batch, int64_t idx) {
   return {rows, cols, {begin, begin + rows * cols}};
 }
 
-double norm(const Matrix& x) {
-  double sum = 0;
-  for (const double value : x.at) sum += value * value;
-  return std::sqrt(sum);
-}
-
 double distance(Matrix a, const Matrix& b) {
   for (size_t i = 0; i < a.at.size(); ++i) a.at[i] -= b.at[i];
-  return norm(a);
+  return norm_of(a);
 }
 
 void expect_follows_reference(DType dtype, const Shape& shape, int64_t steps, Random& random) {
@@ -122,14 +82,14 @@ void expect_follows_reference(DType dtype, const Shape& shape, int64_t steps, Ra
   OwnedTensor batch = testing::random_tensor(dtype, shape, random, 1e-3);
   std::vector<Matrix> expected;
   for (int64_t i = 0; i < shape[0]; ++i)
-    expected.push_back(reference(matrix_of(batch, i), steps));
+    expected.push_back(orthogonalize_plainly(matrix_of(batch, i), steps));
   const OwnedTensor result = orthogonalize(std::move(batch), steps);
   ASSERT_EQ(result.get().shape, shape);
   ASSERT_EQ(result.get().dtype, dtype);
   for (int64_t i = 0; i < shape[0]; ++i) {
     // BF16 has 8 bits, and each step rounds the Gram matrix, the polynomial and X.
     const double tolerance = dtype == DType::kF32 ? 2e-4 : 4e-2;
-    EXPECT_LE(distance(matrix_of(result, i), expected[i]), tolerance * norm(expected[i]));
+    EXPECT_LE(distance(matrix_of(result, i), expected[i]), tolerance * norm_of(expected[i]));
   }
 }
 
@@ -179,7 +139,7 @@ TEST(NewtonSchulz, LeavesZerosAndDoesNotDependOnTheScale) {
   OwnedTensor large(DType::kF32, {1, 9, 30});
   std::ranges::transform(small.get().span<float>(), large.get().as<float>(),
                          [](float x) { return x * 1e15F; });
-  const Matrix expected = reference(matrix_of(small, 0), 5);
+  const Matrix expected = orthogonalize_plainly(matrix_of(small, 0), 5);
   EXPECT_LE(distance(matrix_of(orthogonalize(std::move(large)), 0), expected), 1e-3);
 }
 

@@ -221,7 +221,6 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.schedule.kind = ScheduleKind::kConstant;
   settings.schedule.warmup_steps = 0;
   settings.run.seed = 1 + draw.upto(1000);
-  const LayoutSpec& layout = settings.parallel.layout;
   if (layout.tp * layout.etp == 1 && draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
 }
 
