@@ -2,9 +2,9 @@
 """Trains one model on a text with AdamW and with Muon, and compares how many steps each takes.
 
   bench/muon.py build/tessera --data.text=text.txt --train.steps=2000 --train.validation_interval=50 [option of `tessera train`...]
-                [--seeds 3] [--rates 1e-3,2e-3,4e-3] [--json FILE]
+                [--seeds 3] [--rates 1e-3,2e-3,4e-3] [--muon-rates 4e-3,8e-3,16e-3] [--json FILE]
 
-Both optimizers are run at each learning rate with the same seeds and tokens. Prints, for each of them and each rate, the
+Each optimizer is run at each of its learning rates, with the same seeds and tokens. Prints, for each of them and each rate, the
 mean validation loss at the end, its standard deviation over the seeds, and the median time of a step; then, for the best
 rate of each, the first validated step at which Muon's loss is at or below AdamW's last, seed by seed: with less than
 the whole of the steps Muon needs fewer for the same loss. The schedule is that of the whole run in both, so a run of as
@@ -69,10 +69,12 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", default="1e-3,2e-3,4e-3")
+    parser.add_argument("--muon-rates", default="4e-3,8e-3,16e-3")
     parser.add_argument("--json")
     arguments, options = parser.parse_known_args()
     print(f"{'':8} {'rate':>8} {'loss':>9} {'':9} {'ms':>9}")
-    results = [measure(arguments, options, name, rate) for rate in arguments.rates.split(",") for name in OPTIMIZERS]
+    rates = {"adamw": arguments.rates, "muon": arguments.muon_rates}
+    results = [measure(arguments, options, name, rate) for name in OPTIMIZERS for rate in rates[name].split(",")]
     compare(results)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))

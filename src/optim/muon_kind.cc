@@ -11,6 +11,8 @@ namespace {
 /// an expert alone would leave most of its SMs idle.
 constexpr int64_t kHostBatch = int64_t{1} << 20;
 constexpr int64_t kGpuBatch = int64_t{1} << 25;
+/// Matrices of a batch: what one launch can count.
+constexpr int64_t kMaxBatch = int64_t{1} << 15;
 
 }  // namespace
 
@@ -33,7 +35,7 @@ bool MuonKind::is_of(const MuonSpec& spec, int64_t rows, int64_t columns) const 
 }
 
 int64_t MuonKind::batch(int64_t count) const {
-  return std::min(count, std::max<int64_t>(max_elements_ / elements(), 1));
+  return std::min(count, std::clamp<int64_t>(max_elements_ / elements(), 1, kMaxBatch));
 }
 
 /// The matrices that are orthogonalized, in place.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/newton_schulz/newton_schulz_factors.h"
 #include "ops/operator.h"
 
 namespace tessera {
@@ -22,11 +23,6 @@ class NewtonSchulz final : public Operator {
   enum Input : int { kM };
   enum Output : int { kX };
 
-  static constexpr float kA = 3.4445F;
-  static constexpr float kB = -4.7750F;
-  static constexpr float kC = 2.0315F;
-  static constexpr double kEps = 1e-7;
-
   /// Throws UserError unless `steps` is from 1 to 100.
   explicit NewtonSchulz(int64_t steps);
 
@@ -41,6 +37,7 @@ class NewtonSchulz final : public Operator {
     int64_t x = 0;       ///< a second batch: each step reads one and writes the other
     int64_t gram = 0;    ///< G, then the polynomial in it: [B, n, n] of the type, n = min(rows, columns)
     int64_t square = 0;  ///< G²: F32 [B, n, n]
+    int64_t sums = 0;    ///< F64 [B, NewtonSchulzFactors::kSums]: parts of the sums of squares, where parts are summed
     int64_t num_bytes = 0;
   };
   static Scratch scratch(const ValueType& batch);

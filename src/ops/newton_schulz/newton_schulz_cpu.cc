@@ -58,7 +58,7 @@ double sum_of_squares(const T* __restrict from, int64_t count) {
 template <typename T>
 void normalize(const T* from, T* to, int64_t count) {
   const double norm = std::sqrt(sum_of_squares(from, count));
-  const auto scale = static_cast<float>(1 / (norm + NewtonSchulz::kEps));
+  const auto scale = static_cast<float>(1 / (norm + NewtonSchulzFactors::kEps));
   for_each_chunk(count, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) to[i] = T(static_cast<float>(from[i]) * scale);
   });
@@ -98,10 +98,10 @@ void make_polynomial(T* gram, const float* square, int64_t n) {
   for (int64_t row = 0; row < n; ++row) {
     T* const g = gram + row * n;
     const float* const s = square + row * n;
-    const float diagonal = NewtonSchulz::kA + NewtonSchulz::kB * static_cast<float>(g[row]) +
-                           NewtonSchulz::kC * s[row];
+    const float diagonal = NewtonSchulzFactors::kA + NewtonSchulzFactors::kB * static_cast<float>(g[row]) +
+                           NewtonSchulzFactors::kC * s[row];
     for (int64_t i = 0; i < n; ++i)
-      g[i] = T(NewtonSchulz::kB * static_cast<float>(g[i]) + NewtonSchulz::kC * s[i]);
+      g[i] = T(NewtonSchulzFactors::kB * static_cast<float>(g[i]) + NewtonSchulzFactors::kC * s[i]);
     g[row] = T(diagonal);
   }
 }
