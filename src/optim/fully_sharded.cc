@@ -47,6 +47,20 @@ std::string common_name(std::span<const ReplicatedParameter> parameters,
   return std::string(common);
 }
 
+/// What a rank's optimizer has of each parameter.
+std::vector<Parameter> list_held(const std::vector<ShardGroup>& groups, const ShardPlan& plan,
+                                 std::span<const ReplicatedParameter> parameters) {
+  std::vector<Parameter> held;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i].parameter;
+    const ShardUnit& unit = plan.unit_of(i);
+    held.push_back(
+        take_rows(parameter, share_rows(unit.bucket, plan.places[i].idx, parameter.weight.shape,
+                                        groups[unit.group].shard->rank())));
+  }
+  return held;
+}
+
 BucketReduction make_reduction(const std::vector<ShardGroup>& groups, const ShardUnit& unit,
                                GradientCompression compression, const GradientMath& math) {
   return {{.outer = groups[unit.group].shard}, unit.bucket, compression, math};
@@ -332,14 +346,7 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
                                               const OptimizerOptions& options,
                                               const Backend& backend) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
-  std::vector<Parameter> held;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Parameter& parameter = parameters[i].parameter;
-    const ShardUnit& unit = plan.unit_of(i);
-    held.push_back(take_rows(parameter,
-                             share_rows(unit.bucket, plan.places[i].idx, parameter.weight.shape,
-                                        groups[unit.group].shard->rank())));
-  }
+  const std::vector<Parameter> held = list_held(groups, plan, parameters);
   return {.weights = plan.weight_shard_bytes,
           .gradients = plan.grad_shard_bytes,
           .state = Optimizer::state_bytes(held, options.formats),
@@ -356,6 +363,7 @@ ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& gro
                                               const FullShardingOptions& sharding,
                                               const OptimizerOptions& options) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
+  const std::vector<Parameter> held = list_held(groups, plan, parameters);
   const Bytes bytes = count_bytes(groups, parameters, modules, sharding, options);
   ShardedExchanges exchanges{.modules = {},
                              .module_of = {},
@@ -364,6 +372,7 @@ ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& gro
                              .max_weight_bytes = plan.max_weight_bytes(),
                              .max_gradient_bytes = plan.max_grad_bytes(),
                              .state_bytes = bytes.weights + bytes.gradients + bytes.state,
+                             .update_flops = Optimizer::update_flops(held, options),
                              .replicas = {}};
   for (const ShardPlan::Place& place : plan.places) exchanges.module_of.push_back(place.module);
   for (const ShardModule& module : plan.modules) {

@@ -24,8 +24,8 @@ struct HeldParameter {
   bool names_empty = false;
 };
 
-/// The optimizer of what one rank holds of a model, with the norm and the names of the whole model: what
-/// all ways of sharding have in common.
+/// The optimizer of what one rank holds of a model, with the norm and the names of the whole model:
+/// what all ways of sharding have in common.
 class HeldState {
  public:
   /// Memory of the parameters must outlive it.

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/random.h"
-#include "ops/newton_schulz/newton_schulz_reference.h"
+#include "ops/newton_schulz/newton_schulz_testing.h"
 #include "optim/optimizer.h"
 #include "optim/replicas.h"
 

@@ -55,8 +55,8 @@ void check_parameter(const Parameter& p) {
           p.name, p.lr_multiplier);
   const int64_t rows = std::accumulate(p.matrix_rows.begin(), p.matrix_rows.end(), int64_t{0});
   ensure(p.matrix_rows.empty() || (p.weight.shape.rank() == 2 && rows == p.weight.shape[0]),
-         "optimizer: '{}' is {}, and its matrices have {} rows", p.name,
-         p.weight.shape.to_string(), rows);
+         "optimizer: '{}' is {}, and its matrices have {} rows", p.name, p.weight.shape.to_string(),
+         rows);
 }
 
 bool is_decayed(const Parameter& p, const OptimizerOptions& options) {
@@ -91,8 +91,8 @@ Backend optimizer_on_host() {
   return kernels;
 }
 
-Optimizer::Optimizer(const std::vector<Parameter>& parameters,
-                               const OptimizerOptions& options, const Backend& backend)
+Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
+                     const Backend& backend)
     : backend_(backend),
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
@@ -141,8 +141,8 @@ Optimizer::StepTensors Optimizer::make_step_tensors(MemoryKind kind) const {
 }
 
 void Optimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
-                                std::span<const Tensor> outputs, std::span<std::byte> workspace,
-                                const UpdateObserver& observer) const {
+                           std::span<const Tensor> outputs, std::span<std::byte> workspace,
+                           const UpdateObserver& observer) const {
   const std::vector<const int64_t*> no_extents(inputs.size());
   Device& device = backend_.device();
   const Device::Mark begin = observer ? device.mark() : 0;
@@ -203,9 +203,9 @@ std::vector<size_t> Optimizer::find_muon(const Parameter& parameter,
              kind.lr_multiplier == parameter.lr_multiplier;
     });
     if (found == kinds.end())
-      found = kinds.insert(
-          kinds.end(), Kind{nullptr, MuonKind(spec, options.muon, rows, columns, backend),
-                            parameter.lr_multiplier});
+      found = kinds.insert(kinds.end(),
+                           Kind{nullptr, MuonKind(spec, options.muon, rows, columns, backend),
+                                parameter.lr_multiplier});
     ++found->num_matrices;
     result.push_back(found - kinds.begin());
   }
@@ -242,7 +242,7 @@ Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver&
 }
 
 std::vector<double> Optimizer::sums_of_squares(std::span<const Tensor> grads,
-                                                    const UpdateObserver& observer) {
+                                               const UpdateObserver& observer) {
   const Tensor sums = give_sums(grads, observer);
   backend_.device().copy(shared_.sums.data, sums.data, sums.num_bytes());
   backend_.device().synchronize();
@@ -290,7 +290,7 @@ void Optimizer::prepare(const StepInput& input) {
 }
 
 void Optimizer::give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses,
-                               const UpdateObserver& observer) {
+                          const UpdateObserver& observer) {
   std::vector<Tensor> inputs = {give_sums(grads, observer), shared_.limits};
   inputs.insert(inputs.end(), losses.begin(), losses.end());
   const Tensor outputs[] = {shared_.norm, own_.grad_scale};
@@ -455,11 +455,9 @@ void Optimizer::reset_masters() const {
   }
 }
 
-int64_t Optimizer::state_bytes(std::span<const Parameter> parameters,
-                               const StateFormats& formats) {
+int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const StateFormats& formats) {
   int64_t total = 0;
-  for (const Parameter& parameter : parameters)
-    total += layout_state(parameter, formats).num_bytes;
+  for (const Parameter& parameter : parameters) total += layout_state(parameter, formats).num_bytes;
   return total;
 }
 
@@ -479,6 +477,19 @@ int64_t Optimizer::workspace_bytes(std::span<const Parameter> parameters,
     if (!parameter.has_second_moment()) find_muon(parameter, options, backend, kinds);
   }
   return workspace_bytes(kinds);
+}
+
+double Optimizer::update_flops(std::span<const Parameter> parameters,
+                               const OptimizerOptions& options) {
+  const OperatorPtr op = make_newton_schulz(options.muon.ns_steps);
+  double flops = 0;
+  for (const Parameter& parameter : parameters) {
+    for (const int64_t rows : parameter.matrix_rows) {
+      const ValueType matrix{parameter.weight.dtype, {1, rows, parameter.weight.shape[1]}};
+      flops += op->cost(std::span(&matrix, 1), std::span(&matrix, 1)).flops;
+    }
+  }
+  return flops;
 }
 
 }  // namespace tessera

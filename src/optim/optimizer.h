@@ -65,8 +65,8 @@ struct StepResult {
   bool updated = false;  ///< false where the norm is NaN or infinite: then nothing has changed
 };
 
-/// AdamW over a list of parameters, and Muon over those of them that are made of matrices; owns m, v
-/// and what is kept beside BF16 weights. One update:
+/// AdamW over a list of parameters, and Muon over those of them that are made of matrices; owns m,
+/// v and what is kept beside BF16 weights. One update:
 ///   norm = sqrt(Σ over parameters of Σ (grad · grad_scale)²), summed in double in the order of the
 ///   list; clip = min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_;
 ///   operator `adamw`, or those of MuonKind, on every parameter with scale grad_scale · clip.
@@ -79,7 +79,7 @@ class Optimizer {
   /// of range or formats that the device has no kernel for, InternalError for tensors that do not
   /// fit together.
   Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
-                 const Backend& backend = optimizer_on_host());
+            const Backend& backend = optimizer_on_host());
 
   /// The global norm of grad · grad_scale.
   double grad_norm(double grad_scale);
@@ -111,8 +111,8 @@ class Optimizer {
   void give_factors(double grad_scale, const StepResult& result);
 
   /// Views of all state, parameter by parameter, of the weight's shape: "<parameter>.m",
-  /// "<parameter>.v" where AdamW updates it and, beside a BF16 weight, "<parameter>.master" or "<parameter>.remainder".
-  /// After filling masters call round_masters.
+  /// "<parameter>.v" where AdamW updates it and, beside a BF16 weight, "<parameter>.master" or
+  /// "<parameter>.remainder". After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
   /// How many of these are of one parameter, by its place in the list.
   int num_state_tensors(size_t parameter) const;
@@ -135,6 +135,9 @@ class Optimizer {
   static int64_t workspace_bytes(std::span<const Parameter> parameters,
                                  const OptimizerOptions& options, const Backend& backend);
   int64_t workspace_bytes() const { return muon_workspace_.num_bytes(); }
+  /// What Muon multiplies in an update of such parameters; the rest of an update is moving bytes.
+  static double update_flops(std::span<const Parameter> parameters,
+                             const OptimizerOptions& options);
 
  private:
   /// A parameter with its state and its operator.

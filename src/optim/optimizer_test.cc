@@ -341,8 +341,7 @@ TEST(Optimizer, DoesNotDependOnThreads) {
   Model parallel(shapes, DType::kF32);
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
-  const StepResult one =
-      Optimizer(serial.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
+  const StepResult one = Optimizer(serial.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
   omp_set_num_threads(3);
   const StepResult three =
       Optimizer(parallel.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});

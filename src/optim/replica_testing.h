@@ -154,8 +154,7 @@ class ReferenceModel {
       const SpreadParameter& p = model.parameters[i];
       weights.push_back(model.initial_weight(i));
       grads.emplace_back(DType::kF32, p.global);
-      parameters.push_back(
-          {p.name, weights[i], grads[i], p.decay, p.lr_multiplier, p.matrix_rows});
+      parameters.push_back({p.name, weights[i], grads[i], p.decay, p.lr_multiplier, p.matrix_rows});
     }
     optimizer = std::make_unique<Optimizer>(parameters, options);
   }
@@ -199,10 +198,10 @@ class RankModel {
         if (pass == 1) {
           const Tensor weight = weights_.tensor(weight_bytes, p.dtype, slice.shape());
           const Tensor grad = grads_.tensor(grad_bytes, DType::kF32, slice.shape());
-          parameters.push_back({{p.name, weight, grad, p.decay, p.lr_multiplier,
-                                 model.matrices(i, rank)},
-                                slice,
-                                p.cut});
+          parameters.push_back(
+              {{p.name, weight, grad, p.decay, p.lr_multiplier, model.matrices(i, rank)},
+               slice,
+               p.cut});
         }
         const int64_t elements = slice.shape().num_elements();
         weight_bytes += elements * dtype_size(p.dtype) + gap_bytes;
@@ -258,7 +257,8 @@ inline std::vector<int64_t> random_matrices(Random& random, int64_t rows) {
   return matrices;
 }
 
-/// Parameters of rank 1 and 2, some made of matrices, tiny ones, some with fewer rows than ranks or none; several cuts.
+/// Parameters of rank 1 and 2, some made of matrices, tiny ones, some with fewer rows than ranks or
+/// none; several cuts.
 inline SpreadModel random_model(Random& random) {
   SpreadModel model = {.num_ranks = static_cast<int64_t>(1 + random.next_below(5)),
                        .cuts = {},

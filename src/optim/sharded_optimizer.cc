@@ -66,7 +66,7 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
-  exchanges_ = list_exchanges(groups, parameters_, sharding);
+  exchanges_ = list_exchanges(groups, parameters_, sharding, options);
   clipped_ = backend.device().make_event();
 }
 
@@ -120,7 +120,7 @@ std::vector<ShardedOptimizer::BucketPlace> ShardedOptimizer::order_buckets(
 
 ReplicatedExchanges ShardedOptimizer::list_exchanges(
     const std::vector<ReplicaGroup>& groups, std::span<const ReplicatedParameter> parameters,
-    const ShardingOptions& sharding, const StateFormats& formats) {
+    const ShardingOptions& sharding, const OptimizerOptions& options) {
   const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
   ReplicatedExchanges exchanges{.buckets = {}, .shard_state = sharding.shard_state};
@@ -142,7 +142,8 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
       held.push_back(take_rows(parameter, rows[idx].held));
     }
-    bucket.state_bytes = Optimizer::state_bytes(held, formats);
+    bucket.state_bytes = Optimizer::state_bytes(held, options.formats);
+    bucket.update_flops = Optimizer::update_flops(held, options);
     exchanges.buckets.push_back(std::move(bucket));
   }
   return exchanges;
@@ -279,8 +280,7 @@ int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
 int64_t ShardedOptimizer::workspace_bytes(std::span<const ReplicaPlace> groups,
                                           std::span<const ReplicatedParameter> parameters,
                                           const ShardingOptions& sharding,
-                                          const OptimizerOptions& options,
-                                          const Backend& backend) {
+                                          const OptimizerOptions& options, const Backend& backend) {
   return Optimizer::workspace_bytes(list_held(groups, parameters, sharding), options, backend);
 }
 

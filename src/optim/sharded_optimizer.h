@@ -24,13 +24,13 @@ struct ShardingOptions {
   ReductionOptions reduction = {};
 };
 
-/// The optimizer over the parameters of one rank of many. Within each replica group every rank owns a
-/// share of the rows, or of the matrices (`make_buckets`). A step:
+/// The optimizer over the parameters of one rank of many. Within each replica group every rank owns
+/// a share of the rows, or of the matrices (`make_buckets`). A step:
 ///   backward:  ready(p) as gradients are completed: their sums over the replicas are reduced into
 ///              the owners' gradient tensors, bucket by bucket, in the background;
 ///   step:      the global norm, in which every element of the model counts once; clipping; the
-///              update of the owned rows, of which alone this rank has m, v and master; and after each bucket
-///              its weights start on their way to the other replicas;
+///              update of the owned rows, of which alone this rank has m, v and master; and after
+///              each bucket its weights start on their way to the other replicas;
 ///   forward:   wait_weights(p) before the first use of p.
 /// Without shard_state the sums of the gradients go to all replicas instead (the two halves of an
 /// all-reduce), and each updates everything, alike to the bit.
@@ -124,7 +124,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   static ReplicatedExchanges list_exchanges(const std::vector<ReplicaGroup>& groups,
                                             std::span<const ReplicatedParameter> parameters,
                                             const ShardingOptions& sharding,
-                                            const StateFormats& formats = {});
+                                            const OptimizerOptions& options = {});
   /// The same before there is such an optimizer: exact. Of the groups only sizes and places are
   /// read, of weights and gradients addresses, which say whether they lie side by side, types and
   /// shapes.

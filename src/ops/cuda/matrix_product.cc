@@ -69,8 +69,7 @@ uint32_t alignment_of(const void* pointer) {
 }
 
 /// What the first operand of a batch shares with all others.
-uint32_t alignment_of(const void* pointer, DType dtype, const ProductBatch& batch,
-                      int64_t stride) {
+uint32_t alignment_of(const void* pointer, DType dtype, const ProductBatch& batch, int64_t stride) {
   if (batch.count == 1) return alignment_of(pointer);
   const int64_t bytes = stride * dtype_size(dtype);
   return alignment_of(
@@ -129,9 +128,9 @@ MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* adde
                     (product.input_type == DType::kF32 ? 4 : 0) |
                     (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0);
   const Alignments alignments = alignments_of(product, addend, batch);
-  return {product.m,      product.n,      product.k,    product.lda,       product.ldb,
-          product.ldc,    flags,          alignments.a, alignments.b,      alignments.c,
-          alignments.addend, batch.count, batch.a_stride, batch.b_stride,  batch.c_stride};
+  return {product.m,         product.n,   product.k,      product.lda,    product.ldb,
+          product.ldc,       flags,       alignments.a,   alignments.b,   alignments.c,
+          alignments.addend, batch.count, batch.a_stride, batch.b_stride, batch.c_stride};
 }
 
 MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* addend,

@@ -91,11 +91,17 @@ class MatrixProductCuda : public testing::GpuTest {
 /// The first operand is one matrix for all, where its stride is 0.
 TEST_F(MatrixProductCuda, Batches) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto& [count, m, n, k] : {std::array<int64_t, 4>{3, 64, 128, 64},
-                                         std::array<int64_t, 4>{7, 33, 17, 21},
-                                         std::array<int64_t, 4>{1, 5, 6, 7}}) {
-      const Gemm product = {.transpose_b = true, .m = m, .n = n, .k = k, .lda = k, .ldb = k,
-                            .ldc = n, .input_type = dtype};
+    for (const auto& [count, m, n, k] :
+         {std::array<int64_t, 4>{3, 64, 128, 64}, std::array<int64_t, 4>{7, 33, 17, 21},
+          std::array<int64_t, 4>{1, 5, 6, 7}}) {
+      const Gemm product = {.transpose_b = true,
+                            .m = m,
+                            .n = n,
+                            .k = k,
+                            .lda = k,
+                            .ldb = k,
+                            .ldc = n,
+                            .input_type = dtype};
       for (const int64_t a_stride : {m * k, int64_t{0}}) {
         const ProductBatch batch = {count, a_stride, n * k, m * n};
         const OwnedTensor a = random_tensor(dtype, {count * m * k}, random());

@@ -82,8 +82,7 @@ std::vector<ValueType> MuonUpdate::infer(std::span<const ValueType> inputs) cons
               "takes 3 inputs (orthogonal matrices, factors, grad_scale), got {}", inputs.size());
   check_trailing(*this, inputs.last(2));
   const ValueType& o = inputs[kOrthogonal];
-  check_shape(*this,
-              o.dtype == spec_.weight_dtype() && o.shape.rank() == 2 && !o.ragged(),
+  check_shape(*this, o.dtype == spec_.weight_dtype() && o.shape.rank() == 2 && !o.ragged(),
               "orthogonal matrices must be {} [batch, n], got {}", dtype_name(spec_.weight_dtype()),
               o.to_string());
   std::vector<ValueType> outputs;

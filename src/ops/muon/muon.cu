@@ -32,7 +32,8 @@ template <int kWidth, typename Run>
 __device__ __forceinline__ void for_each_vector(int64_t elements, Run run) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int64_t vector = (static_cast<int64_t>(blockIdx.x) * kVectors + i) * kThreads + threadIdx.x;
+    const int64_t vector =
+        (static_cast<int64_t>(blockIdx.x) * kVectors + i) * kThreads + threadIdx.x;
     if ((vector + 1) * kWidth <= elements) run(vector * kWidth);
   }
 }
@@ -61,8 +62,8 @@ __global__ void __launch_bounds__(kThreads)
       result[i] = __fmaf_rn(__fsub_rn(m, g), f.averaged, g);
       uint32_t random = 0;
       if constexpr (!std::is_same_v<M, float>)
-        random = first_moment_bits(rounding_bits(f.update, __float_as_uint(grad[i]),
-                                                 __float_as_uint(old[i]), 0, 0));
+        random = first_moment_bits(
+            rounding_bits(f.update, __float_as_uint(grad[i]), __float_as_uint(old[i]), 0, 0));
       keep(averages.at + i, m, random);
     }
     store(kept + first, averages);
@@ -110,8 +111,8 @@ __global__ void __launch_bounds__(kThreads)
       } else {
         uint32_t random = 0;
         if constexpr (!std::is_same_v<Master, float>)
-          random = weight_bits(rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0,
-                                             __float_as_uint(old)));
+          random = weight_bits(
+              rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
         keep(master.at + i, value, random);
       }
       if constexpr (kWeight) weight.at[i] = __float2bfloat16_rn(value);

@@ -28,14 +28,13 @@ void muon_update(const MuonUpdate& op, const KernelArgs& args) {
   std::vector<cuda::MuonWeight> matrices;
   for (size_t i = 0; i < args.outputs.size(); i += op.num_outputs()) {
     const auto out = args.outputs.subspan(i, op.num_outputs());
-    matrices.push_back({out[MuonUpdate::kMaster].data,
-                        has_weight ? out[MuonUpdate::kWeight].data : nullptr});
+    matrices.push_back(
+        {out[MuonUpdate::kMaster].data, has_weight ? out[MuonUpdate::kWeight].data : nullptr});
   }
   if (matrices.empty()) return;
-  cuda::launch_muon_update(
-      args.out(MuonUpdate::kMaster).dtype, has_weight, o.dtype,
-      step_of(args.in(MuonUpdate::kFactors), args.in(MuonUpdate::kGradScale)), matrices, o.data,
-      o.shape[1], cuda::stream_of(args));
+  cuda::launch_muon_update(args.out(MuonUpdate::kMaster).dtype, has_weight, o.dtype,
+                           step_of(args.in(MuonUpdate::kFactors), args.in(MuonUpdate::kGradScale)),
+                           matrices, o.data, o.shape[1], cuda::stream_of(args));
 }
 
 }  // namespace

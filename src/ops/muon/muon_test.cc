@@ -12,7 +12,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/newton_schulz/newton_schulz.h"
-#include "ops/newton_schulz/newton_schulz_reference.h"
+#include "ops/newton_schulz/newton_schulz_testing.h"
 
 namespace tessera {
 namespace {
@@ -83,8 +83,8 @@ class Matrices {
   float weight(int64_t i, int64_t k) const {
     if (spec_.master() == MasterKind::kF32) return besides[i].get().as<float>()[k];
     if (spec_.master() != MasterKind::kRemainder) return value_of(weights[i], k);
-    return std::bit_cast<float>(join_halves(weights[i].get().as<Bf16>()[k].bits,
-                                            besides[i].get().as<uint16_t>()[k]));
+    return std::bit_cast<float>(
+        join_halves(weights[i].get().as<Bf16>()[k].bits, besides[i].get().as<uint16_t>()[k]));
   }
 
   std::vector<OwnedTensor> weights, grads, ms, besides;

@@ -36,7 +36,8 @@ NewtonSchulz::Scratch NewtonSchulz::scratch(const ValueType& batch) {
   scratch.gram = align_up(batch.num_bytes());
   scratch.square = scratch.gram + align_up(squares * dtype_size(batch.dtype));
   scratch.sums = scratch.square + align_up(squares * dtype_size(DType::kF32));
-  scratch.num_bytes = scratch.sums + align_up(batch.shape[0] * NewtonSchulzFactors::kSums * dtype_size(DType::kF64));
+  scratch.num_bytes = scratch.sums + align_up(batch.shape[0] * NewtonSchulzFactors::kSums *
+                                              dtype_size(DType::kF64));
   return scratch;
 }
 

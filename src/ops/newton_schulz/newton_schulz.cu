@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kThreads)
     const float g = static_cast<float>(gram[first + at]);
     const float s = square[first + at];
     Floats<1> value;
-    value[0] = __fmaf_rn(NewtonSchulzFactors::kC, s, __fmaf_rn(NewtonSchulzFactors::kB, g, diagonal));
+    value[0] =
+        __fmaf_rn(NewtonSchulzFactors::kC, s, __fmaf_rn(NewtonSchulzFactors::kB, g, diagonal));
     store(gram + first + at, value);
   }
 }

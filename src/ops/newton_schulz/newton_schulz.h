@@ -34,10 +34,12 @@ class NewtonSchulz final : public Operator {
 
   /// Where a batch of this type has what in scratch memory, in bytes.
   struct Scratch {
-    int64_t x = 0;       ///< a second batch: each step reads one and writes the other
-    int64_t gram = 0;    ///< G, then the polynomial in it: [B, n, n] of the type, n = min(rows, columns)
+    int64_t x = 0;  ///< a second batch: each step reads one and writes the other
+    int64_t gram =
+        0;  ///< G, then the polynomial in it: [B, n, n] of the type, n = min(rows, columns)
     int64_t square = 0;  ///< G²: F32 [B, n, n]
-    int64_t sums = 0;    ///< F64 [B, NewtonSchulzFactors::kSums]: parts of the sums of squares, where parts are summed
+    int64_t sums = 0;  ///< F64 [B, NewtonSchulzFactors::kSums]: parts of the sums of squares, where
+                       ///< parts are summed
     int64_t num_bytes = 0;
   };
   static Scratch scratch(const ValueType& batch);

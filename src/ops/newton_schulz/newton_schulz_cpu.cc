@@ -98,7 +98,8 @@ void make_polynomial(T* gram, const float* square, int64_t n) {
   for (int64_t row = 0; row < n; ++row) {
     T* const g = gram + row * n;
     const float* const s = square + row * n;
-    const float diagonal = NewtonSchulzFactors::kA + NewtonSchulzFactors::kB * static_cast<float>(g[row]) +
+    const float diagonal = NewtonSchulzFactors::kA +
+                           NewtonSchulzFactors::kB * static_cast<float>(g[row]) +
                            NewtonSchulzFactors::kC * s[row];
     for (int64_t i = 0; i < n; ++i)
       g[i] = T(NewtonSchulzFactors::kB * static_cast<float>(g[i]) + NewtonSchulzFactors::kC * s[i]);
@@ -165,13 +166,12 @@ void run(const NewtonSchulz& op, const KernelArgs& args) {
   std::byte* const memory = args.workspace.data();
   for_each_matrix(sizes, shape[0], [&](int64_t i) {
     const int64_t square = i * sizes.n * sizes.n;
-    orthogonalize(
-        op.steps(), m.as<T>() + i * elements,
-        Places<T>{.x = args.out(NewtonSchulz::kX).template as<T>() + i * elements,
-                  .next = reinterpret_cast<T*>(memory + scratch.x) + i * elements,
-                  .gram = reinterpret_cast<T*>(memory + scratch.gram) + square,
-                  .square = reinterpret_cast<float*>(memory + scratch.square) + square},
-        sizes);
+    orthogonalize(op.steps(), m.as<T>() + i * elements,
+                  Places<T>{.x = args.out(NewtonSchulz::kX).template as<T>() + i * elements,
+                            .next = reinterpret_cast<T*>(memory + scratch.x) + i * elements,
+                            .gram = reinterpret_cast<T*>(memory + scratch.gram) + square,
+                            .square = reinterpret_cast<float*>(memory + scratch.square) + square},
+                  sizes);
   });
 }
 
@@ -182,10 +182,11 @@ void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_newton_schulz_cpu, table) {
-  add_kernel<NewtonSchulz>(table, newton_schulz,
-                           {.workspace = [](const NewtonSchulz&, std::span<const ValueType> inputs) {
-                             return NewtonSchulz::scratch(inputs[NewtonSchulz::kM]).num_bytes;
-                           }});
+  add_kernel<NewtonSchulz>(
+      table, newton_schulz,
+      {.workspace = [](const NewtonSchulz&, std::span<const ValueType> inputs) {
+        return NewtonSchulz::scratch(inputs[NewtonSchulz::kM]).num_bytes;
+      }});
 }
 
 }  // namespace tessera

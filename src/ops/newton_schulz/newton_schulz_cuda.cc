@@ -37,9 +37,9 @@ void find_grams(const KernelArgs& args, const Batch& batch, const void* x) {
                         .ldc = batch.n,
                         .input_type = batch.dtype,
                         .output_type = batch.dtype};
-  cuda::multiply(args, product,
-                 cuda::ProductBatch{batch.count, batch.elements(), batch.elements(),
-                                    batch.n * batch.n});
+  cuda::multiply(
+      args, product,
+      cuda::ProductBatch{batch.count, batch.elements(), batch.elements(), batch.n * batch.n});
 }
 
 void find_squares(const KernelArgs& args, const Batch& batch) {
@@ -109,10 +109,11 @@ void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {
 }  // namespace
 
 void add_newton_schulz_cuda(KernelTable& table) {
-  add_kernel<NewtonSchulz>(table, newton_schulz,
-                           {.workspace = [](const NewtonSchulz&, std::span<const ValueType> inputs) {
-                             return NewtonSchulz::scratch(inputs[NewtonSchulz::kM]).num_bytes;
-                           }});
+  add_kernel<NewtonSchulz>(
+      table, newton_schulz,
+      {.workspace = [](const NewtonSchulz&, std::span<const ValueType> inputs) {
+        return NewtonSchulz::scratch(inputs[NewtonSchulz::kM]).num_bytes;
+      }});
 }
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 
 #include "core/memory.h"
 #include "core/random.h"
-#include "ops/newton_schulz/newton_schulz_reference.h"
+#include "ops/newton_schulz/newton_schulz_testing.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
@@ -118,8 +118,7 @@ TEST(NewtonSchulz, BringsSingularValuesNearOne) {
     for (const Shape& shape : {Shape{1, 24, 96}, Shape{1, 96, 24}, Shape{1, 1, 40}}) {
       const OwnedTensor result = orthogonalize(testing::random_tensor(dtype, shape, random, 1.0));
       const Matrix x = matrix_of(result, 0);
-      const Matrix gram =
-          x.rows > x.cols ? multiply(transpose(x), x) : multiply(x, transpose(x));
+      const Matrix gram = x.rows > x.cols ? multiply(transpose(x), x) : multiply(x, transpose(x));
       for (const double value : eigenvalues(gram)) {
         EXPECT_GT(std::sqrt(value), 0.64) << shape.to_string();
         EXPECT_LT(std::sqrt(value), 1.24) << shape.to_string();
@@ -154,9 +153,9 @@ TEST(NewtonSchulz, MatricesHaveTheSameBitsInAnyBatch) {
       std::memcpy(alone.get().data, static_cast<std::byte*>(batch.get().data) + bytes, bytes);
       const OwnedTensor together = orthogonalize(std::move(batch));
       const OwnedTensor one = orthogonalize(std::move(alone));
-      EXPECT_EQ(std::memcmp(one.get().data,
-                            static_cast<std::byte*>(together.get().data) + bytes, bytes),
-                0);
+      EXPECT_EQ(
+          std::memcmp(one.get().data, static_cast<std::byte*>(together.get().data) + bytes, bytes),
+          0);
     }
   }
 }

@@ -49,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"bf16_moments",
                    [](Settings& s) {
                      s.optimizer.formats = {.first_moment = DType::kBF16,
-                                        .second_moment = DType::kBF16};
+                                            .second_moment = DType::kBF16};
                    }},
         ResumeCase{"remainders",
                    [](Settings& s) {
@@ -60,8 +60,8 @@ INSTANTIATE_TEST_SUITE_P(
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;
                      s.optimizer.formats = {.first_moment = DType::kBF16,
-                                        .second_moment = DType::kBF16,
-                                        .master = MasterKind::kNone};
+                                            .second_moment = DType::kBF16,
+                                            .master = MasterKind::kNone};
                    }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
         ResumeCase{"global_balance",

@@ -138,7 +138,8 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.beta2", &options.beta2, "AdamW's second moment", from_below(0, 1));
   schema.add("optim.eps", &options.eps, "AdamW's epsilon", above(0));
   schema.add("optim.weight_decay", &options.weight_decay, "Decoupled weight decay", at_least(0));
-  schema.add("optim.decay_all", &options.decay_all, "Decay norms and biases too, not only matrices");
+  schema.add("optim.decay_all", &options.decay_all,
+             "Decay norms and biases too, not only matrices");
   const std::vector<std::pair<std::string, DType>> types = {{"f32", DType::kF32},
                                                             {"bf16", DType::kBF16}};
   schema.add_enum("optim.first_moment", &options.formats.first_moment, types,

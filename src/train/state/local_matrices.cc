@@ -8,11 +8,12 @@ namespace tessera {
 namespace {
 
 void require_whole(bool whole, const std::string& name) {
-  require(whole,
-          "optim.name = \"muon\" updates whole matrices, but parallel.tp or parallel.etp cuts those "
-          "of '{}'; set both to 1 and spread the model by parallel.ep, parallel.pp or optim.shard, "
-          "or set optim.name = \"adamw\"",
-          name);
+  require(
+      whole,
+      "optim.name = \"muon\" updates whole matrices, but parallel.tp or parallel.etp cuts those "
+      "of '{}'; set both to 1 and spread the model by parallel.ep, parallel.pp or optim.shard, "
+      "or set optim.name = \"adamw\"",
+      name);
 }
 
 }  // namespace

@@ -39,8 +39,7 @@ TEST(LocalMatrices, AreNotCut) {
   expect_refused(experts({{0, 2}}));
   expect_refused(experts({{0, 3}, {4, 2}}));
   expect_refused(experts({{5, 2}}));
-  expect_refused(
-      {.slice = Slice::of_columns({6, 8}, {0, 4}), .matrix_rows = {6}});
+  expect_refused({.slice = Slice::of_columns({6, 8}, {0, 4}), .matrix_rows = {6}});
 }
 
 }  // namespace

@@ -36,13 +36,12 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
     const ParameterSpec& spec = parameter.spec;
     std::vector<int64_t> matrix_rows;
     if (kind == OptimizerKind::kMuon) matrix_rows = local_matrices(spec.name, spec.placement);
-    result.push_back(
-        {.parameter = {.name = spec.name,
-                       .weight = parameter.weight,
-                       .grad = parameter.grad,
-                       .matrix_rows = std::move(matrix_rows)},
-         .slice = spec.placement.slice,
-         .group = groups.find(spec)});
+    result.push_back({.parameter = {.name = spec.name,
+                                    .weight = parameter.weight,
+                                    .grad = parameter.grad,
+                                    .matrix_rows = std::move(matrix_rows)},
+                      .slice = spec.placement.slice,
+                      .group = groups.find(spec)});
   }
   return result;
 }
@@ -163,9 +162,8 @@ StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout
                                                     modules_of(parameters), settings.shard.full(),
                                                     settings.optimizer)};
   }
-  return {.replicated = ShardedOptimizer::list_exchanges(groups.for_reduction(), replicated,
-                                                         settings.shard.replicated(),
-                                                         settings.optimizer.formats)};
+  return {.replicated = ShardedOptimizer::list_exchanges(
+              groups.for_reduction(), replicated, settings.shard.replicated(), settings.optimizer)};
 }
 
 StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
@@ -199,13 +197,13 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
   const auto parameters = list_replicated(parameters_, groups, settings.optimizer_kind);
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
-                                              modules_of(parameters_), run.world, settings.optimizer,
-                                              settings.shard.full(), backend);
+                                              modules_of(parameters_), run.world,
+                                              settings.optimizer, settings.shard.full(), backend);
     sharded_parameters_ = std::make_unique<ShardedParameters>(*sharded_);
   } else {
-    replicated_ =
-        std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
-                                           settings.optimizer, settings.shard.replicated(), backend);
+    replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                                     settings.optimizer,
+                                                     settings.shard.replicated(), backend);
     replicated_parameters_ = std::make_unique<ReplicatedParameters>(parameters_, *replicated_);
   }
 }
@@ -293,8 +291,7 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, master_},
-                 optimizer());
+  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, master_}, optimizer());
 }
 
 }  // namespace tessera
