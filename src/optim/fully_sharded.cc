@@ -47,6 +47,20 @@ std::string common_name(std::span<const ReplicatedParameter> parameters,
   return std::string(common);
 }
 
+/// What a rank's optimizer has of each parameter.
+std::vector<Parameter> list_held(const std::vector<ShardGroup>& groups, const ShardPlan& plan,
+                                 std::span<const ReplicatedParameter> parameters) {
+  std::vector<Parameter> held;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i].parameter;
+    const ShardUnit& unit = plan.unit_of(i);
+    held.push_back(
+        take_rows(parameter, share_rows(unit.bucket, plan.places[i].idx, parameter.weight.shape,
+                                        groups[unit.group].shard->rank())));
+  }
+  return held;
+}
+
 BucketReduction make_reduction(const std::vector<ShardGroup>& groups, const ShardUnit& unit,
                                GradientCompression compression, const GradientMath& math) {
   return {{.outer = groups[unit.group].shard}, unit.bucket, compression, math};
@@ -76,7 +90,7 @@ int64_t max_staging(const std::vector<ShardGroup>& groups, const ShardPlan& plan
 FullySharded::FullySharded(std::vector<ShardGroup> groups,
                            std::vector<ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
-                           const AdamWOptions& options, const FullShardingOptions& sharding,
+                           const OptimizerOptions& options, const FullShardingOptions& sharding,
                            const Backend& backend)
     : groups_(std::move(groups)),
       shapes_(shapes_of(parameters)),
@@ -109,7 +123,7 @@ void FullySharded::make_slots(const FullShardingOptions& sharding) {
 }
 
 void FullySharded::make_state(const std::vector<ReplicatedParameter>& parameters,
-                              CommunicatorPtr world, const AdamWOptions& options,
+                              CommunicatorPtr world, const OptimizerOptions& options,
                               const Backend& backend) {
   std::vector<HeldParameter> held;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -129,6 +143,7 @@ void FullySharded::make_state(const std::vector<ReplicatedParameter>& parameters
         on_device(rows_of_share(weights_.data() + unit.weight_shard, unit, weight, idx, rows));
     held.back().parameter.grad =
         on_device(rows_of_share(gradients_.data() + unit.grad_shard, unit, grad, idx, rows));
+    held.back().parameter.matrix_rows = take_matrices(p.parameter.matrix_rows, rows);
   }
   state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
 }
@@ -328,32 +343,28 @@ FullySharded::Bytes FullySharded::count_bytes(const std::vector<ShardGroup>& gro
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
                                               const FullShardingOptions& sharding,
-                                              const StateFormats& formats, const Backend& backend) {
+                                              const OptimizerOptions& options,
+                                              const Backend& backend) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
-  std::vector<Tensor> held;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor& weight = parameters[i].parameter.weight;
-    const ShardUnit& unit = plan.unit_of(i);
-    held.push_back(take_rows({nullptr, weight.dtype, weight.shape},
-                             share_rows(unit.bucket, plan.places[i].idx, weight.shape,
-                                        groups[unit.group].shard->rank())));
-  }
+  const std::vector<Parameter> held = list_held(groups, plan, parameters);
   return {.weights = plan.weight_shard_bytes,
           .gradients = plan.grad_shard_bytes,
-          .state = AdamWOptimizer::state_bytes(held, formats),
+          .state = Optimizer::state_bytes(held, options.formats),
           .weight_buffers = sharding.weight_buffers * plan.max_weight_bytes(),
           .gradient_buffers = sharding.gradient_buffers * plan.max_grad_bytes(),
           .staging = sharding.gradient_buffers *
-                     max_staging(groups, plan, sharding.compression, GradientMath(backend))};
+                     max_staging(groups, plan, sharding.compression, GradientMath(backend)),
+          .workspace = Optimizer::workspace_bytes(held, options, backend)};
 }
 
 ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& groups,
                                               std::span<const ReplicatedParameter> parameters,
                                               const std::vector<std::vector<size_t>>& modules,
                                               const FullShardingOptions& sharding,
-                                              const StateFormats& formats) {
+                                              const OptimizerOptions& options) {
   const ShardPlan plan = plan_shards(places_of(groups), parameters, modules);
-  const Bytes bytes = count_bytes(groups, parameters, modules, sharding, formats);
+  const std::vector<Parameter> held = list_held(groups, plan, parameters);
+  const Bytes bytes = count_bytes(groups, parameters, modules, sharding, options);
   ShardedExchanges exchanges{.modules = {},
                              .module_of = {},
                              .weight_buffers = sharding.weight_buffers,
@@ -361,6 +372,7 @@ ShardedExchanges FullySharded::list_exchanges(const std::vector<ShardGroup>& gro
                              .max_weight_bytes = plan.max_weight_bytes(),
                              .max_gradient_bytes = plan.max_grad_bytes(),
                              .state_bytes = bytes.weights + bytes.gradients + bytes.state,
+                             .update_flops = Optimizer::update_flops(held, options),
                              .replicas = {}};
   for (const ShardPlan::Place& place : plan.places) exchanges.module_of.push_back(place.module);
   for (const ShardModule& module : plan.modules) {
@@ -388,7 +400,8 @@ FullySharded::Bytes FullySharded::bytes() const {
           .state = state_->state_bytes(),
           .weight_buffers = weight_buffers_.num_bytes(),
           .gradient_buffers = gradient_buffers_.num_bytes(),
-          .staging = staging_.num_bytes()};
+          .staging = staging_.num_bytes(),
+          .workspace = state_->workspace_bytes()};
 }
 
 }  // namespace tessera

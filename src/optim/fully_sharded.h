@@ -52,7 +52,7 @@ class FullySharded final : public DistributedOptimizer {
   /// module. Weights are zero until weight_slices are filled; masters follow by reset_masters.
   FullySharded(std::vector<ShardGroup> groups, std::vector<ReplicatedParameter> parameters,
                const std::vector<std::vector<size_t>>& modules, CommunicatorPtr world,
-               const AdamWOptions& options, const FullShardingOptions& sharding,
+               const OptimizerOptions& options, const FullShardingOptions& sharding,
                const Backend& backend = optimizer_on_host());
 
   size_t num_modules() const { return plan_.modules.size(); }
@@ -114,9 +114,10 @@ class FullySharded final : public DistributedOptimizer {
     int64_t state = 0;
     int64_t weight_buffers = 0;
     int64_t gradient_buffers = 0;
-    int64_t staging = 0;  ///< of compressed gradients
+    int64_t staging = 0;    ///< of compressed gradients
+    int64_t workspace = 0;  ///< of updates
     int64_t total() const {
-      return weights + gradients + state + weight_buffers + gradient_buffers + staging;
+      return weights + gradients + state + weight_buffers + gradient_buffers + staging + workspace;
     }
     bool operator==(const Bytes&) const = default;
   };
@@ -124,7 +125,8 @@ class FullySharded final : public DistributedOptimizer {
   static Bytes count_bytes(const std::vector<ShardGroup>& groups,
                            std::span<const ReplicatedParameter> parameters,
                            const std::vector<std::vector<size_t>>& modules,
-                           const FullShardingOptions& sharding, const StateFormats& formats = {},
+                           const FullShardingOptions& sharding,
+                           const OptimizerOptions& options = {},
                            const Backend& backend = optimizer_on_host());
   Bytes bytes() const;
   /// What a step exchanges with such sharding. Of weights types and shapes are read.
@@ -132,7 +134,7 @@ class FullySharded final : public DistributedOptimizer {
                                          std::span<const ReplicatedParameter> parameters,
                                          const std::vector<std::vector<size_t>>& modules,
                                          const FullShardingOptions& sharding,
-                                         const StateFormats& formats = {});
+                                         const OptimizerOptions& options = {});
 
  private:
   /// A buffer in turn for a module.
@@ -150,7 +152,7 @@ class FullySharded final : public DistributedOptimizer {
   Tensor on_device(Tensor tensor) const;
   void make_slots(const FullShardingOptions& sharding);
   void make_state(const std::vector<ReplicatedParameter>& parameters, CommunicatorPtr world,
-                  const AdamWOptions& options, const Backend& backend);
+                  const OptimizerOptions& options, const Backend& backend);
   BucketReduction reduction_of(const ShardUnit& unit) const;
   /// The staging of a module's units before this one, which is where its own begins.
   int64_t staging_before(const ShardModule& module, size_t unit) const;

@@ -106,7 +106,8 @@ std::vector<ReplicatedParameter> parameters_of(const SpreadModel& model, int64_t
                            .weight = {nullptr, p.dtype, slice.shape()},
                            .grad = {nullptr, DType::kF32, slice.shape()},
                            .decay = p.decay,
-                           .lr_multiplier = p.lr_multiplier},
+                           .lr_multiplier = p.lr_multiplier,
+                           .matrix_rows = model.matrices(i, rank)},
                           slice,
                           p.cut});
   }
@@ -114,7 +115,7 @@ std::vector<ReplicatedParameter> parameters_of(const SpreadModel& model, int64_t
 }
 
 struct Rank {
-  Rank(const Case& c, World& world, const AdamWOptions& options = {})
+  Rank(const Case& c, World& world, const OptimizerOptions& options = {})
       : c_(c),
         rank_(world.rank()),
         groups(connect(c.model, world)),
@@ -177,7 +178,7 @@ TEST(FullySharded, ThreeStepsAreThoseOfTheWholeModelBitwise) {
   Random random(31, 0);
   for (int trial = 0; trial < 60; ++trial) {
     const Case c = random_case(random);
-    const AdamWOptions options = random_state(random);
+    const OptimizerOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
     run_thread_world(c.model.num_ranks, [&](World& world) {
       ReferenceModel reference(c.model, options);

@@ -20,10 +20,10 @@ std::vector<Parameter> plain(const std::vector<HeldParameter>& parameters) {
 }  // namespace
 
 HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-                     const AdamWOptions& options, const Backend& backend)
+                     const OptimizerOptions& options, const Backend& backend)
     : parameters_(std::move(parameters)),
       world_(std::move(world)),
-      adamw_(plain(parameters_), options, backend) {}
+      optimizer_(plain(parameters_), options, backend) {}
 
 std::vector<Tensor> HeldState::owned_gradients() const {
   std::vector<Tensor> grads;
@@ -33,19 +33,19 @@ std::vector<Tensor> HeldState::owned_gradients() const {
 
 void HeldState::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
   ensure(is_alone(), "the norm of {} ranks' gradients is asked of one", world_->size());
-  adamw_.give_clip(owned_gradients(), losses, observer);
+  optimizer_.give_clip(owned_gradients(), losses, observer);
 }
 
 // Summed rank by rank, and not by an all-reduce, so that all ranks have the same bits in every back
 // end.
 StepResult HeldState::judge(const StepInput& input) {
-  const std::vector<double> sums = adamw_.sums_of_squares(owned_gradients(), input.observer);
+  const std::vector<double> sums = optimizer_.sums_of_squares(owned_gradients(), input.observer);
   double own = std::accumulate(sums.begin(), sums.end(), 0.0);
   std::vector<double> all(world_->size());
   world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
-  const auto result = AdamWOptimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
-  adamw_.prepare(input);
-  adamw_.give_factors(input.grad_scale, result);
+  const auto result = Optimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
+  optimizer_.prepare(input);
+  optimizer_.give_factors(input.grad_scale, result);
   return result;
 }
 
@@ -62,16 +62,15 @@ void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, HeldPart par
 std::vector<NamedSlice> HeldState::state_slices(HeldPart part) const {
   std::vector<NamedSlice> slices;
   size_t at = 0;
-  const std::vector<NamedTensor> state = adamw_.state();
+  const std::vector<NamedTensor> state = optimizer_.state();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int num_tensors = adamw_.has_master(i) ? 3 : 2;
-    for (int t = 0; t < num_tensors; ++t) append(slices, i, part, state[at++]);
+    for (int t = 0; t < optimizer_.num_state_tensors(i); ++t) append(slices, i, part, state[at++]);
   }
   return slices;
 }
 
 void HeldState::change_masters(const std::function<void(const NamedSlice& master)>& change) const {
-  adamw_.change_masters([&](size_t idx, const Tensor& master) {
+  optimizer_.change_masters([&](size_t idx, const Tensor& master) {
     std::vector<NamedSlice> slices;
     append(slices, idx, HeldPart::kHeld, {parameters_[idx].parameter.name, master});
     for (const NamedSlice& slice : slices) change(slice);

@@ -24,39 +24,40 @@ struct HeldParameter {
   bool names_empty = false;
 };
 
-/// AdamW on what one rank holds of a model, with the norm and the names of the whole model: what
-/// all ways of sharding have in common.
+/// The optimizer of what one rank holds of a model, with the norm and the names of the whole model:
+/// what all ways of sharding have in common.
 class HeldState {
  public:
   /// Memory of the parameters must outlive it.
   HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-            const AdamWOptions& options, const Backend& backend = optimizer_on_host());
+            const OptimizerOptions& options, const Backend& backend = optimizer_on_host());
 
   /// Whether this is the only rank, which needs no other to know the norm.
   bool is_alone() const { return world_->size() == 1; }
   /// What a step makes of the gradients of all ranks of the world, each owned element counting
   /// once: the same bits on all ranks, who all call it. update() does nothing where it is not to.
   StepResult judge(const StepInput& input);
-  /// The same without waiting for it, as AdamWOptimizer's. REQUIRES is_alone().
-  void prepare(const StepInput& input) { adamw_.prepare(input); }
+  /// The same without waiting for it, as Optimizer's. REQUIRES is_alone().
+  void prepare(const StepInput& input) { optimizer_.prepare(input); }
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
-  StepResult clip_result() const { return adamw_.clip_result(); }
+  StepResult clip_result() const { return optimizer_.clip_result(); }
   /// Updates the held rows of parameters, by their places in the list.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
-    adamw_.update(parameters, observer);
+    optimizer_.update(parameters, observer);
   }
 
-  /// As AdamWOptimizer's.
+  /// As Optimizer's.
   std::vector<NamedSlice> state_slices(HeldPart part) const;
-  /// AdamWOptimizer's change_masters, under the names of the parameters.
+  /// Optimizer's change_masters, under the names of the parameters.
   void change_masters(const std::function<void(const NamedSlice& master)>& change) const;
   std::vector<NamedSlice> weight_slices(HeldPart part) const;
   std::vector<NamedSlice> gradient_slices(HeldPart part) const;
 
-  /// As AdamWOptimizer's.
-  void round_masters() const { adamw_.round_masters(); }
-  void reset_masters() const { adamw_.reset_masters(); }
-  int64_t state_bytes() const { return adamw_.state_bytes(); }
+  /// As Optimizer's.
+  void round_masters() const { optimizer_.round_masters(); }
+  void reset_masters() const { optimizer_.reset_masters(); }
+  int64_t state_bytes() const { return optimizer_.state_bytes(); }
+  int64_t workspace_bytes() const { return optimizer_.workspace_bytes(); }
 
  private:
   std::vector<Tensor> owned_gradients() const;
@@ -65,7 +66,7 @@ class HeldState {
 
   std::vector<HeldParameter> parameters_;
   CommunicatorPtr world_;
-  AdamWOptimizer adamw_;
+  Optimizer optimizer_;
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "core/host_tensor.h"
@@ -12,6 +13,8 @@
 #include "ops/add/add.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/grad_norm/grad_norm.h"
+#include "ops/newton_schulz/newton_schulz.h"
+#include "optim/replicas.h"
 
 namespace tessera {
 namespace {
@@ -19,12 +22,13 @@ namespace {
 /// Where a parameter's state lies in the flat buffer, from its own beginning.
 struct StateLayout {
   int64_t m = 0;
-  int64_t v = 0;
+  int64_t v = -1;       // -1: not kept
   int64_t master = -1;  // -1: nothing is beside the weight
   int64_t num_bytes = 0;
 };
 
-StateLayout layout_state(const Tensor& weight, const StateFormats& formats) {
+StateLayout layout_state(const Parameter& parameter, const StateFormats& formats) {
+  const Tensor& weight = parameter.weight;
   StateLayout layout;
   const auto place = [&](DType dtype) {
     const int64_t offset = layout.num_bytes;
@@ -32,7 +36,7 @@ StateLayout layout_state(const Tensor& weight, const StateFormats& formats) {
     return offset;
   };
   layout.m = place(formats.first_moment);
-  layout.v = place(formats.second_moment);
+  if (parameter.has_second_moment()) layout.v = place(formats.second_moment);
   const MasterKind beside = formats.master_of(weight.dtype);
   if (beside != MasterKind::kNone) layout.master = place(master_dtype(beside));
   return layout;
@@ -49,11 +53,18 @@ void check_parameter(const Parameter& p) {
   require(std::isfinite(p.lr_multiplier) && p.lr_multiplier >= 0.0,
           "optimizer: the learning-rate multiplier of '{}' must be finite and at least 0, got {}",
           p.name, p.lr_multiplier);
+  const int64_t rows = std::accumulate(p.matrix_rows.begin(), p.matrix_rows.end(), int64_t{0});
+  ensure(p.matrix_rows.empty() || (p.weight.shape.rank() == 2 && rows == p.weight.shape[0]),
+         "optimizer: '{}' is {}, and its matrices have {} rows", p.name, p.weight.shape.to_string(),
+         rows);
 }
 
-bool is_decayed(const Parameter& p, const AdamWOptions& options) {
+bool is_decayed(const Parameter& p, const OptimizerOptions& options) {
   return p.decay.value_or(options.decay_all || p.weight.shape.rank() >= 2);
 }
+
+/// In place of the kind of a matrix without elements.
+constexpr size_t kNoKind = std::numeric_limits<size_t>::max();
 
 Tensor flat(Tensor tensor) {
   tensor.shape = {tensor.num_elements()};
@@ -61,6 +72,7 @@ Tensor flat(Tensor tensor) {
 }
 
 constexpr int64_t kNumFactors = sizeof(AdamWFactors) / sizeof(float);
+static_assert(sizeof(MuonFactors) == sizeof(AdamWFactors));
 
 ValueType type_of(const Tensor& tensor) {
   return {.dtype = tensor.dtype, .shape = tensor.shape};
@@ -74,11 +86,13 @@ Backend optimizer_on_host() {
   add_add_cpu(kernels);
   add_bf16_sum_cpu(kernels);
   add_grad_norm_cpu(kernels);
+  add_muon_cpu(kernels);
+  add_newton_schulz_cpu(kernels);
   return kernels;
 }
 
-AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
-                               const AdamWOptions& options, const Backend& backend)
+Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
+                     const Backend& backend)
     : backend_(backend),
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
@@ -87,7 +101,7 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
     check_parameter(parameter);
-    state_bytes += layout_state(parameter.weight, options_.formats).num_bytes;
+    state_bytes += layout_state(parameter, options_.formats).num_bytes;
     grads.push_back(type_of(flat(parameter.grad)));
   }
   Device& device = backend_.device();
@@ -96,15 +110,17 @@ AdamWOptimizer::AdamWOptimizer(const std::vector<Parameter>& parameters,
       Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
   int64_t offset = 0;
   for (const Parameter& parameter : parameters) {
-    slots_.push_back(make_slot(parameter, find_kind(parameter), offset));
-    offset += layout_state(parameter.weight, options_.formats).num_bytes;
+    slots_.push_back(make_slot(parameter, offset));
+    find_kinds(slots_.back());
+    offset += layout_state(parameter, options_.formats).num_bytes;
   }
+  muon_workspace_ = Buffer(workspace_bytes(kinds_), "Muon's matrices", device);
   shared_ = make_step_tensors(MemoryKind::kShared);
   own_ = make_step_tensors(MemoryKind::kOwn);
   reset_masters();
 }
 
-AdamWOptimizer::StepTensors AdamWOptimizer::make_step_tensors(MemoryKind kind) const {
+Optimizer::StepTensors Optimizer::make_step_tensors(MemoryKind kind) const {
   const std::array<ValueType, 5> types = {{{DType::kF64, {std::ssize(slots_)}},
                                            {DType::kF64, {2}},
                                            {DType::kF64, {2}},
@@ -124,9 +140,9 @@ AdamWOptimizer::StepTensors AdamWOptimizer::make_step_tensors(MemoryKind kind) c
   return tensors;
 }
 
-void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
-                                std::span<const Tensor> outputs, std::span<std::byte> workspace,
-                                const UpdateObserver& observer) const {
+void Optimizer::run_kernel(const Operator& op, std::span<const Tensor> inputs,
+                           std::span<const Tensor> outputs, std::span<std::byte> workspace,
+                           const UpdateObserver& observer) const {
   const std::vector<const int64_t*> no_extents(inputs.size());
   Device& device = backend_.device();
   const Device::Mark begin = observer ? device.mark() : 0;
@@ -140,7 +156,13 @@ void AdamWOptimizer::run_kernel(const Operator& op, std::span<const Tensor> inpu
                     [observer, &op](auto from, auto to) { observer(op.name(), from, to); });
 }
 
-size_t AdamWOptimizer::find_kind(const Parameter& parameter) {
+void Optimizer::find_kinds(Slot& slot) {
+  slot.kinds = slot.parameter.has_second_moment()
+                   ? std::vector{find_adamw(slot.parameter)}
+                   : find_muon(slot.parameter, options_, backend_, kinds_);
+}
+
+size_t Optimizer::find_adamw(const Parameter& parameter) {
   const AdamWSpec spec = {
       .beta1 = options_.beta1,
       .beta2 = options_.beta2,
@@ -149,19 +171,50 @@ size_t AdamWOptimizer::find_kind(const Parameter& parameter) {
       .bf16_weight = parameter.weight.dtype == DType::kBF16,
       .formats = options_.formats};
   const auto found = std::ranges::find_if(kinds_, [&](const Kind& kind) {
-    const AdamWSpec& own = static_cast<const AdamW&>(*kind.op).spec();
+    if (kind.muon) return false;
+    const AdamWSpec& own = static_cast<const AdamW&>(*kind.adamw).spec();
     return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
            kind.lr_multiplier == parameter.lr_multiplier;
   });
   if (found != kinds_.end()) return found - kinds_.begin();
-  kinds_.push_back({make_adamw(spec), parameter.lr_multiplier});
+  kinds_.push_back({make_adamw(spec), std::nullopt, parameter.lr_multiplier});
   return kinds_.size() - 1;
 }
 
-AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_t kind,
-                                               int64_t state_offset) const {
+/// The kind of each matrix, which may be a new one. Those without elements have none of their own.
+std::vector<size_t> Optimizer::find_muon(const Parameter& parameter,
+                                         const OptimizerOptions& options, const Backend& backend,
+                                         std::vector<Kind>& kinds) {
+  const MuonSpec spec = {
+      .momentum = options.muon.momentum,
+      .nesterov = options.muon.nesterov,
+      .weight_decay = is_decayed(parameter, options) ? options.weight_decay : 0.0,
+      .bf16_weight = parameter.weight.dtype == DType::kBF16,
+      .formats = options.formats};
+  const int64_t columns = parameter.weight.shape[1];
+  std::vector<size_t> result;
+  for (const int64_t rows : parameter.matrix_rows) {
+    if (rows == 0 || columns == 0) {
+      result.push_back(kNoKind);
+      continue;
+    }
+    auto found = std::ranges::find_if(kinds, [&](const Kind& kind) {
+      return kind.muon && kind.muon->is_of(spec, rows, columns) &&
+             kind.lr_multiplier == parameter.lr_multiplier;
+    });
+    if (found == kinds.end())
+      found = kinds.insert(kinds.end(),
+                           Kind{nullptr, MuonKind(spec, options.muon, rows, columns, backend),
+                                parameter.lr_multiplier});
+    ++found->num_matrices;
+    result.push_back(found - kinds.begin());
+  }
+  return result;
+}
+
+Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_offset) const {
   const StateFormats& formats = options_.formats;
-  const StateLayout layout = layout_state(parameter.weight, formats);
+  const StateLayout layout = layout_state(parameter, formats);
   const auto state = [&](int64_t offset, DType dtype) {
     return state_.tensor(state_offset + offset, dtype, parameter.weight.shape);
   };
@@ -170,13 +223,13 @@ AdamWOptimizer::Slot AdamWOptimizer::make_slot(const Parameter& parameter, size_
       .parameter = parameter,
       .master = layout.master >= 0 ? state(layout.master, master_dtype(beside)) : parameter.weight,
       .m = state(layout.m, formats.first_moment),
-      .v = state(layout.v, formats.second_moment),
-      .kind = kind,
+      .v = layout.v >= 0 ? state(layout.v, formats.second_moment) : Tensor(),
+      .kinds = {},
       .beside = beside};
 }
 
 /// Gives the device the sums of squares, and returns where they will be.
-Tensor AdamWOptimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver& observer) {
+Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver& observer) {
   ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
          slots_.size());
   Tensor sums = own_.sums;
@@ -188,8 +241,8 @@ Tensor AdamWOptimizer::give_sums(std::span<const Tensor> grads, const UpdateObse
   return sums;
 }
 
-std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grads,
-                                                    const UpdateObserver& observer) {
+std::vector<double> Optimizer::sums_of_squares(std::span<const Tensor> grads,
+                                               const UpdateObserver& observer) {
   const Tensor sums = give_sums(grads, observer);
   backend_.device().copy(shared_.sums.data, sums.data, sums.num_bytes());
   backend_.device().synchronize();
@@ -197,41 +250,47 @@ std::vector<double> AdamWOptimizer::sums_of_squares(std::span<const Tensor> grad
   return {known.begin(), known.end()};
 }
 
-std::vector<Tensor> AdamWOptimizer::all_grads() const {
+std::vector<Tensor> Optimizer::all_grads() const {
   std::vector<Tensor> grads;
   for (const Slot& slot : slots_) grads.push_back(slot.parameter.grad);
   return grads;
 }
 
-double AdamWOptimizer::grad_norm(double grad_scale) {
+double Optimizer::grad_norm(double grad_scale) {
   double total = 0;
   for (const double sum : sums_of_squares(all_grads())) total += sum;
   return norm_of(total, grad_scale);
 }
 
-StepResult AdamWOptimizer::judge(double sum_of_squares, const StepInput& input) {
+StepResult Optimizer::judge(double sum_of_squares, const StepInput& input) {
   StepResult result = {.grad_norm = norm_of(sum_of_squares, input.grad_scale)};
   result.updated = std::isfinite(result.grad_norm);
   if (result.updated) result.clip_factor = clip_factor(result.grad_norm, input.max_grad_norm);
   return result;
 }
 
-void AdamWOptimizer::prepare(const StepInput& input) {
+void Optimizer::prepare(const StepInput& input) {
   double* const limits = shared_.limits.as<double>();
   limits[0] = input.grad_scale;
   limits[1] = input.max_grad_norm;
   float* next = shared_.factors.as<float>();
-  for (const Kind& kind : kinds_) {
-    const AdamWFactors factors =
-        make_adamw_factors(static_cast<const AdamW&>(*kind.op).spec(),
-                           input.lr * kind.lr_multiplier, input.step_idx + 1);
+  const auto put = [&](const auto& factors) {
     std::memcpy(next, &factors, sizeof(factors));
     next += kNumFactors;
+  };
+  for (const Kind& kind : kinds_) {
+    const double lr = input.lr * kind.lr_multiplier;
+    const int64_t update = input.step_idx + 1;
+    if (kind.muon) {
+      put(kind.muon->factors(lr, update));
+    } else {
+      put(make_adamw_factors(static_cast<const AdamW&>(*kind.adamw).spec(), lr, update));
+    }
   }
 }
 
-void AdamWOptimizer::give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses,
-                               const UpdateObserver& observer) {
+void Optimizer::give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses,
+                          const UpdateObserver& observer) {
   std::vector<Tensor> inputs = {give_sums(grads, observer), shared_.limits};
   inputs.insert(inputs.end(), losses.begin(), losses.end());
   const Tensor outputs[] = {shared_.norm, own_.grad_scale};
@@ -239,12 +298,12 @@ void AdamWOptimizer::give_clip(std::span<const Tensor> grads, std::span<const Te
   backend_.device().copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
 }
 
-StepResult AdamWOptimizer::clip_result() const {
+StepResult Optimizer::clip_result() const {
   const double* const norm = shared_.norm.as<double>();
   return {.grad_norm = norm[0], .clip_factor = norm[1], .updated = std::isfinite(norm[0])};
 }
 
-void AdamWOptimizer::give_factors(double grad_scale, const StepResult& result) {
+void Optimizer::give_factors(double grad_scale, const StepResult& result) {
   float* const own = shared_.grad_scale.as<float>();
   own[0] = static_cast<float>(grad_scale * result.clip_factor);
   own[1] = result.updated ? 0.0F : 1.0F;
@@ -253,7 +312,7 @@ void AdamWOptimizer::give_factors(double grad_scale, const StepResult& result) {
   device.copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
 }
 
-StepResult AdamWOptimizer::step(const StepInput& input) {
+StepResult Optimizer::step(const StepInput& input) {
   prepare(input);
   give_clip(all_grads(), {}, input.observer);
   backend_.device().synchronize();
@@ -263,40 +322,76 @@ StepResult AdamWOptimizer::step(const StepInput& input) {
   return clip_result();
 }
 
-void AdamWOptimizer::update(std::span<const size_t> parameters,
-                            const UpdateObserver& observer) const {
+void Optimizer::update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
   for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-    std::vector<const Slot*> slots;
-    for (const size_t idx : parameters) {
-      if (slots_[idx].kind == kind) slots.push_back(&slots_[idx]);
+    if (kinds_[kind].muon) {
+      update_by_muon(kind, parameters, observer);
+    } else {
+      update_by_adamw(kind, parameters, observer);
     }
-    if (!slots.empty()) update_kind(kind, slots, observer);
   }
 }
 
-void AdamWOptimizer::update_kind(size_t kind, std::span<const Slot* const> slots,
-                                 const UpdateObserver& observer) const {
-  const OperatorPtr& op = kinds_[kind].op;
-  std::vector<Tensor> inputs, outputs;
-  for (const Slot* slot : slots) {
-    inputs.push_back(flat(slot->parameter.grad));
-    for (const Tensor& tensor : {slot->master, slot->m, slot->v}) outputs.push_back(flat(tensor));
-    if (slot->beside != MasterKind::kNone) outputs.push_back(flat(slot->parameter.weight));
-  }
+Tensor Optimizer::factors_of(size_t kind) const {
   Tensor factors = own_.factors;
   factors.data = factors.as<float>() + static_cast<int64_t>(kind) * kNumFactors;
   factors.shape = {kNumFactors};
-  inputs.push_back(factors);
-  inputs.push_back(own_.grad_scale);
-  run_kernel(*op, inputs, outputs, {}, observer);
+  return factors;
 }
 
-std::vector<NamedTensor> AdamWOptimizer::state() const {
+void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
+                                const UpdateObserver& observer) const {
+  std::vector<Tensor> inputs, outputs;
+  for (const size_t idx : parameters) {
+    const Slot& slot = slots_[idx];
+    if (!slot.parameter.has_second_moment() || slot.kinds.front() != kind) continue;
+    inputs.push_back(flat(slot.parameter.grad));
+    for (const Tensor& tensor : {slot.master, slot.m, slot.v}) outputs.push_back(flat(tensor));
+    if (slot.beside != MasterKind::kNone) outputs.push_back(flat(slot.parameter.weight));
+  }
+  if (inputs.empty()) return;
+  inputs.push_back(factors_of(kind));
+  inputs.push_back(own_.grad_scale);
+  run_kernel(*kinds_[kind].adamw, inputs, outputs, {}, observer);
+}
+
+/// A slot's matrices of this kind.
+void Optimizer::append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices) {
+  IndexRange rows;
+  const auto part = [&](const Tensor& tensor) { return flat(take_rows(tensor, rows)); };
+  for (size_t i = 0; i < slot.parameter.matrix_rows.size(); ++i) {
+    rows = {rows.end(), slot.parameter.matrix_rows[i]};
+    if (slot.kinds[i] != kind) continue;
+    matrices.push_back({.grad = part(slot.parameter.grad),
+                        .m = part(slot.m),
+                        .master = part(slot.master),
+                        .weight = part(slot.parameter.weight)});
+  }
+}
+
+void Optimizer::update_by_muon(size_t kind, std::span<const size_t> parameters,
+                               const UpdateObserver& observer) const {
+  std::vector<MuonMatrix> matrices;
+  for (const size_t idx : parameters) append_matrices(slots_[idx], kind, matrices);
+  if (matrices.empty()) return;
+  kinds_[kind].muon->update(matrices, factors_of(kind), own_.grad_scale, muon_workspace_,
+                            [&](const Operator& op, auto inputs, auto outputs, auto workspace) {
+                              run_kernel(op, inputs, outputs, workspace, observer);
+                            });
+}
+
+int Optimizer::num_state_tensors(size_t parameter) const {
+  const Slot& slot = slots_[parameter];
+  return 1 + (slot.parameter.has_second_moment() ? 1 : 0) +
+         (slot.beside != MasterKind::kNone ? 1 : 0);
+}
+
+std::vector<NamedTensor> Optimizer::state() const {
   std::vector<NamedTensor> result;
   for (const Slot& slot : slots_) {
     const std::string& name = slot.parameter.name;
     result.push_back({name + ".m", slot.m});
-    result.push_back({name + ".v", slot.v});
+    if (slot.parameter.has_second_moment()) result.push_back({name + ".v", slot.v});
     const std::string_view suffix = master_suffix(slot.beside);
     if (!suffix.empty()) result.push_back({fmt::format("{}.{}", name, suffix), slot.master});
   }
@@ -304,7 +399,7 @@ std::vector<NamedTensor> AdamWOptimizer::state() const {
 }
 
 /// Weight and remainder become the halves of what `change` makes of the number that they are.
-void AdamWOptimizer::Slot::change_remainder(
+void Optimizer::Slot::change_remainder(
     const std::function<void(const Tensor& master)>& change) const {
   const HostTensor weight(parameter.weight, HostTensor::Access::kRead);
   const HostTensor remainder(master, HostTensor::Access::kRead);
@@ -323,7 +418,7 @@ void AdamWOptimizer::Slot::change_remainder(
   remainder.store();
 }
 
-void AdamWOptimizer::change_masters(
+void Optimizer::change_masters(
     const std::function<void(size_t parameter, const Tensor& master)>& change) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
@@ -337,7 +432,7 @@ void AdamWOptimizer::change_masters(
   }
 }
 
-void AdamWOptimizer::round_masters() const {
+void Optimizer::round_masters() const {
   for (const Slot& slot : slots_) {
     if (slot.beside != MasterKind::kF32) continue;
     const HostTensor master(slot.master, HostTensor::Access::kRead);
@@ -348,7 +443,7 @@ void AdamWOptimizer::round_masters() const {
   }
 }
 
-void AdamWOptimizer::reset_masters() const {
+void Optimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
     if (slot.beside == MasterKind::kRemainder)
       backend_.device().zero(slot.master.data, slot.master.num_bytes());
@@ -360,10 +455,41 @@ void AdamWOptimizer::reset_masters() const {
   }
 }
 
-int64_t AdamWOptimizer::state_bytes(std::span<const Tensor> weights, const StateFormats& formats) {
+int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const StateFormats& formats) {
   int64_t total = 0;
-  for (const Tensor& weight : weights) total += layout_state(weight, formats).num_bytes;
+  for (const Parameter& parameter : parameters) total += layout_state(parameter, formats).num_bytes;
   return total;
+}
+
+/// Kinds take turns in it.
+int64_t Optimizer::workspace_bytes(std::span<const Kind> kinds) {
+  int64_t bytes = 0;
+  for (const Kind& kind : kinds) {
+    if (kind.muon) bytes = std::max(bytes, kind.muon->workspace_bytes(kind.num_matrices));
+  }
+  return bytes;
+}
+
+int64_t Optimizer::workspace_bytes(std::span<const Parameter> parameters,
+                                   const OptimizerOptions& options, const Backend& backend) {
+  std::vector<Kind> kinds;
+  for (const Parameter& parameter : parameters) {
+    if (!parameter.has_second_moment()) find_muon(parameter, options, backend, kinds);
+  }
+  return workspace_bytes(kinds);
+}
+
+double Optimizer::update_flops(std::span<const Parameter> parameters,
+                               const OptimizerOptions& options) {
+  const OperatorPtr op = make_newton_schulz(options.muon.ns_steps);
+  double flops = 0;
+  for (const Parameter& parameter : parameters) {
+    for (const int64_t rows : parameter.matrix_rows) {
+      const ValueType matrix{parameter.weight.dtype, {1, rows, parameter.weight.shape[1]}};
+      flops += op->cost(std::span(&matrix, 1), std::span(&matrix, 1)).flops;
+    }
+  }
+  return flops;
 }
 
 }  // namespace tessera

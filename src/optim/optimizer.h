@@ -11,10 +11,11 @@
 #include "core/tensor.h"
 #include "ops/adamw/state_formats.h"
 #include "ops/backend.h"
+#include "optim/muon_kind.h"
 
 namespace tessera {
 
-struct AdamWOptions {
+struct OptimizerOptions {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
@@ -23,6 +24,8 @@ struct AdamWOptions {
   bool decay_all = false;
   /// How the state is kept.
   StateFormats formats = {};
+  /// Of parameters that Muon updates; they are decayed alike.
+  MuonOptions muon = {};
 };
 
 /// The host with the kernels that an optimizer needs.
@@ -33,9 +36,14 @@ struct Parameter {
   std::string name;
   Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it
   Tensor grad;    ///< F32, of the weight's shape
-  /// Whether it is decayed; unset, AdamWOptions and its rank decide.
+  /// Whether it is decayed; unset, OptimizerOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
   double lr_multiplier = 1.0;
+  /// The numbers of rows of the matrices that it consists of, one below the other, where Muon
+  /// updates it, matrix by matrix. Empty: AdamW does.
+  std::vector<int64_t> matrix_rows = {};
+
+  bool has_second_moment() const { return matrix_rows.empty(); }
 };
 
 /// Told of an update's operators by name, when the device is next synchronised, with the times at
@@ -57,20 +65,21 @@ struct StepResult {
   bool updated = false;  ///< false where the norm is NaN or infinite: then nothing has changed
 };
 
-/// AdamW over a list of parameters; owns m, v and what is kept beside BF16 weights. One update:
+/// AdamW over a list of parameters, and Muon over those of them that are made of matrices; owns m,
+/// v and what is kept beside BF16 weights. One update:
 ///   norm = sqrt(Σ over parameters of Σ (grad · grad_scale)²), summed in double in the order of the
 ///   list; clip = min(1, max_grad_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_;
-///   operator `adamw` on every parameter with scale grad_scale · clip.
+///   operator `adamw`, or those of MuonKind, on every parameter with scale grad_scale · clip.
 /// A parameter with a zero gradient (an expert that saw no token) is decayed all the same. The
 /// result does not depend on the number of threads. Not thread-safe.
-class AdamWOptimizer {
+class Optimizer {
  public:
   /// Weights and gradients are in the memory of the back end's device, and so is the state. Masters
   /// start as the BF16 weights' values, m and v as zeros. Throws UserError for options out
   /// of range or formats that the device has no kernel for, InternalError for tensors that do not
   /// fit together.
-  AdamWOptimizer(const std::vector<Parameter>& parameters, const AdamWOptions& options,
-                 const Backend& backend = optimizer_on_host());
+  Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
+            const Backend& backend = optimizer_on_host());
 
   /// The global norm of grad · grad_scale.
   double grad_norm(double grad_scale);
@@ -102,11 +111,11 @@ class AdamWOptimizer {
   void give_factors(double grad_scale, const StepResult& result);
 
   /// Views of all state, parameter by parameter, of the weight's shape: "<parameter>.m",
-  /// "<parameter>.v" and, beside a BF16 weight, "<parameter>.master" or "<parameter>.remainder".
-  /// After filling masters call round_masters.
+  /// "<parameter>.v" where AdamW updates it and, beside a BF16 weight, "<parameter>.master" or
+  /// "<parameter>.remainder". After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
-  /// Whether something is kept beside a parameter's weight, by its place in the list.
-  bool has_master(size_t parameter) const { return slots_[parameter].beside != MasterKind::kNone; }
+  /// How many of these are of one parameter, by its place in the list.
+  int num_state_tensors(size_t parameter) const;
   /// Gives the masters, F32 of the weight's shape in the host's memory, to `change` one by one, and
   /// keeps what it makes of them. The weights must be these rounded, or become so.
   void change_masters(
@@ -118,9 +127,17 @@ class AdamWOptimizer {
   void reset_masters() const;
 
   /// The bytes of state for such parameters: exactly what an optimizer allocates for it. Only dtype
-  /// and shape of the tensors are read.
-  static int64_t state_bytes(std::span<const Tensor> weights, const StateFormats& formats = {});
+  /// and shape of the weights are read, and of what matrices they are.
+  static int64_t state_bytes(std::span<const Parameter> parameters,
+                             const StateFormats& formats = {});
   int64_t state_bytes() const { return state_.num_bytes(); }
+  /// The same of the scratch memory in which Muon updates matrices.
+  static int64_t workspace_bytes(std::span<const Parameter> parameters,
+                                 const OptimizerOptions& options, const Backend& backend);
+  int64_t workspace_bytes() const { return muon_workspace_.num_bytes(); }
+  /// What Muon multiplies in an update of such parameters; the rest of an update is moving bytes.
+  static double update_flops(std::span<const Parameter> parameters,
+                             const OptimizerOptions& options);
 
  private:
   /// A parameter with its state and its operator.
@@ -128,37 +145,48 @@ class AdamWOptimizer {
     Parameter parameter;
     Tensor master;  // or the remainder; the weight itself where nothing is beside it
     Tensor m;
-    Tensor v;
-    size_t kind;
+    Tensor v;                   // of AdamW alone
+    std::vector<size_t> kinds;  // of each matrix; of AdamW one
     MasterKind beside;
 
     void change_remainder(const std::function<void(const Tensor& master)>& change) const;
   };
 
-  /// What parameters that are updated with the same factors share.
+  /// What parameters, or matrices, that are updated with the same factors share.
   struct Kind {
-    OperatorPtr op;
+    OperatorPtr adamw;             // or
+    std::optional<MuonKind> muon;  // where that is null
     double lr_multiplier;
+    int64_t num_matrices = 0;
   };
 
-  size_t find_kind(const Parameter& parameter);
-  void update_kind(size_t kind, std::span<const Slot* const> slots,
-                   const UpdateObserver& observer) const;
+  void find_kinds(Slot& slot);
+  size_t find_adamw(const Parameter& parameter);
+  static std::vector<size_t> find_muon(const Parameter& parameter, const OptimizerOptions& options,
+                                       const Backend& backend, std::vector<Kind>& kinds);
+  static int64_t workspace_bytes(std::span<const Kind> kinds);
+  Tensor factors_of(size_t kind) const;
+  void update_by_adamw(size_t kind, std::span<const size_t> parameters,
+                       const UpdateObserver& observer) const;
+  void update_by_muon(size_t kind, std::span<const size_t> parameters,
+                      const UpdateObserver& observer) const;
+  static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer);
   std::vector<Tensor> all_grads() const;
-  Slot make_slot(const Parameter& parameter, size_t kind, int64_t state_offset) const;
+  Slot make_slot(const Parameter& parameter, int64_t state_offset) const;
 
   void run_kernel(const Operator& op, std::span<const Tensor> inputs,
                   std::span<const Tensor> outputs, std::span<std::byte> workspace,
                   const UpdateObserver& observer) const;
 
   Backend backend_;
-  AdamWOptions options_;
+  OptimizerOptions options_;
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
   std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it
   Buffer state_;
   Buffer workspace_;
+  Buffer muon_workspace_;
   /// Small tensors of a step. Of the host's and the device's part, one is a copy of the other.
   struct StepTensors {
     Buffer memory;
@@ -166,7 +194,7 @@ class AdamWOptimizer {
     Tensor limits;      ///< F64 [2], as GradClip's
     Tensor norm;        ///< F64 [2], likewise
     Tensor grad_scale;  ///< F32 [2], likewise
-    Tensor factors;     ///< F32 [kinds, 8]: AdamWFactors
+    Tensor factors;     ///< F32 [kinds, 8]: AdamWFactors or MuonFactors
   };
   StepTensors make_step_tensors(MemoryKind kind) const;
 

@@ -58,9 +58,9 @@ double norm_of(const Model& model) {
   return std::sqrt(sum);
 }
 
-TEST(AdamWOptimizer, GradNormIsGlobal) {
+TEST(Optimizer, GradNormIsGlobal) {
   Model model(kShapes, DType::kF32);
-  AdamWOptimizer optimizer(model.parameters, {});
+  Optimizer optimizer(model.parameters, {});
   const double expected = norm_of(model);
   EXPECT_NEAR(optimizer.grad_norm(1.0), expected, 1e-12 * expected);
   EXPECT_NEAR(optimizer.grad_norm(0.5), 0.5 * expected, 1e-12 * expected);
@@ -70,7 +70,7 @@ TEST(AdamWOptimizer, GradNormIsGlobal) {
 struct ReferenceAdamW {
   std::vector<double> p, m, v;
 
-  void step(const std::vector<double>& grad, double lr, int64_t update, const AdamWOptions& o,
+  void step(const std::vector<double>& grad, double lr, int64_t update, const OptimizerOptions& o,
             bool decayed) {
     m.resize(p.size());
     v.resize(p.size());
@@ -129,10 +129,10 @@ double warmup_cosine(int64_t step) {
 }
 
 void expect_trajectory(bool decay_all, double grad_scale) {
-  const AdamWOptions options = {.weight_decay = 0.1, .decay_all = decay_all};
+  const OptimizerOptions options = {.weight_decay = 0.1, .decay_all = decay_all};
   const ScheduleSpec schedule = {.peak_lr = 0.1, .num_steps = 12, .warmup_steps = 3};
   Model model({{kOut, kIn}, {kOut}}, DType::kF32);
-  AdamWOptimizer optimizer(model.parameters, options);
+  Optimizer optimizer(model.parameters, options);
   ReferenceAdamW weight, bias;
   for (const float w : model.values(0)) weight.p.push_back(w);
   for (const float b : model.values(1)) bias.p.push_back(b);
@@ -169,7 +169,7 @@ void expect_trajectory(bool decay_all, double grad_scale) {
   for (size_t i = 0; i < bias.p.size(); ++i) EXPECT_NEAR(model.values(1)[i], bias.p[i], 2e-5);
 }
 
-TEST(AdamWOptimizer, TwelveStepsFollowPyTorchsArithmetic) {
+TEST(Optimizer, TwelveStepsFollowPyTorchsArithmetic) {
   expect_trajectory(false, 1.0);
   expect_trajectory(true, 1.0);
   expect_trajectory(false, 0.125);
@@ -179,7 +179,7 @@ void set_all(const Tensor& tensor, float value) {
   std::ranges::fill(tensor.span<float>(), value);
 }
 
-TEST(AdamWOptimizer, DecaysMatricesUnlessToldOtherwise) {
+TEST(Optimizer, DecaysMatricesUnlessToldOtherwise) {
   struct Expected {
     Shape shape;
     std::optional<bool> decay;
@@ -194,17 +194,17 @@ TEST(AdamWOptimizer, DecaysMatricesUnlessToldOtherwise) {
     set_all(model.weights[0], 1.0F);
     set_all(model.grads[0], 0.0F);
     model.parameters[0].decay = e.decay;
-    AdamWOptimizer optimizer(model.parameters, {.weight_decay = 0.5, .decay_all = e.decay_all});
+    Optimizer optimizer(model.parameters, {.weight_decay = 0.5, .decay_all = e.decay_all});
     optimizer.step({.lr = 0.1});
     for (const float w : model.values(0)) EXPECT_FLOAT_EQ(w, e.decayed ? 0.95F : 1.0F);
   }
 }
 
-TEST(AdamWOptimizer, ExpertWithZeroGradientIsStillDecayed) {
+TEST(Optimizer, ExpertWithZeroGradientIsStillDecayed) {
   Model model({{4, 4}, {4, 4}}, DType::kF32);
   set_all(model.weights[1], 1.0F);
   set_all(model.grads[1], 0.0F);
-  AdamWOptimizer optimizer(model.parameters, {.weight_decay = 0.1});
+  Optimizer optimizer(model.parameters, {.weight_decay = 0.1});
   double expected = 1.0;
   for (int64_t step = 0; step < 5; ++step) {
     optimizer.step({.step_idx = step, .lr = 0.1, .max_grad_norm = 1.0});
@@ -213,18 +213,18 @@ TEST(AdamWOptimizer, ExpertWithZeroGradientIsStillDecayed) {
   for (const float w : model.values(1)) EXPECT_NEAR(w, expected, 1e-6);
 }
 
-TEST(AdamWOptimizer, LearningRateMultiplierScalesStepAndDecay) {
+TEST(Optimizer, LearningRateMultiplierScalesStepAndDecay) {
   Model fast({{3, 3}}, DType::kF32);
   Model slow({{3, 3}}, DType::kF32);
   slow.parameters[0].lr_multiplier = 0.25;
-  AdamWOptimizer(fast.parameters, {}).step({.lr = 0.01});
-  AdamWOptimizer(slow.parameters, {}).step({.lr = 0.04});
+  Optimizer(fast.parameters, {}).step({.lr = 0.01});
+  Optimizer(slow.parameters, {}).step({.lr = 0.04});
   EXPECT_EQ(fast.values(0), slow.values(0));
   slow.parameters[0].lr_multiplier = -1.0;
-  EXPECT_THROW(AdamWOptimizer(slow.parameters, {}), UserError);
+  EXPECT_THROW(Optimizer(slow.parameters, {}), UserError);
 }
 
-std::vector<std::vector<float>> snapshot(const AdamWOptimizer& optimizer) {
+std::vector<std::vector<float>> snapshot(const Optimizer& optimizer) {
   std::vector<std::vector<float>> all;
   for (const NamedTensor& state : optimizer.state()) {
     const auto span = state.tensor.span<float>();
@@ -233,11 +233,11 @@ std::vector<std::vector<float>> snapshot(const AdamWOptimizer& optimizer) {
   return all;
 }
 
-TEST(AdamWOptimizer, NonFiniteGradientChangesNothing) {
+TEST(Optimizer, NonFiniteGradientChangesNothing) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     Model model(kShapes, DType::kF32);
-    AdamWOptimizer optimizer(model.parameters, {});
+    Optimizer optimizer(model.parameters, {});
     optimizer.step({.lr = 0.01});
     const auto weights = model.values(5);
     const auto state = snapshot(optimizer);
@@ -250,14 +250,14 @@ TEST(AdamWOptimizer, NonFiniteGradientChangesNothing) {
   }
 }
 
-TEST(AdamWOptimizer, Bf16WeightFollowsAnF32Master) {
+TEST(Optimizer, Bf16WeightFollowsAnF32Master) {
   Model narrow(kShapes, DType::kBF16);
   Model wide(kShapes, DType::kF32);
   for (size_t i = 0; i < kShapes.size(); ++i) {
     std::ranges::copy(narrow.weights[i].get().span<Bf16>(), wide.weights[i].get().as<float>());
   }
-  AdamWOptimizer narrow_optimizer(narrow.parameters, {});
-  AdamWOptimizer wide_optimizer(wide.parameters, {});
+  Optimizer narrow_optimizer(narrow.parameters, {});
+  Optimizer wide_optimizer(wide.parameters, {});
   for (int64_t step = 0; step < 20; ++step) {
     narrow_optimizer.step({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
     wide_optimizer.step({.step_idx = step, .lr = 1e-4, .max_grad_norm = 1.0});
@@ -271,10 +271,10 @@ TEST(AdamWOptimizer, Bf16WeightFollowsAnF32Master) {
   }
 }
 
-TEST(AdamWOptimizer, StateHasNamesShapesAndPredictedSize) {
+TEST(Optimizer, StateHasNamesShapesAndPredictedSize) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Model model(kShapes, dtype);
-    AdamWOptimizer optimizer(model.parameters, {});
+    Optimizer optimizer(model.parameters, {});
     std::vector<std::string> names;
     int64_t bytes = 0;
     for (const NamedTensor& state : optimizer.state()) {
@@ -287,22 +287,22 @@ TEST(AdamWOptimizer, StateHasNamesShapesAndPredictedSize) {
     EXPECT_EQ(names[1], "p0.v");
     EXPECT_EQ(names[2], dtype == DType::kBF16 ? "p0.master" : "p1.m");
     EXPECT_EQ(optimizer.state()[0].tensor.shape, kShapes[0]);
-    std::vector<Tensor> shapes_only;
+    std::vector<Parameter> shapes_only;
     for (const Shape& shape : kShapes)
-      shapes_only.push_back({.data = nullptr, .dtype = dtype, .shape = shape});
-    EXPECT_EQ(AdamWOptimizer::state_bytes(shapes_only), bytes);
+      shapes_only.push_back({.weight = {.data = nullptr, .dtype = dtype, .shape = shape}});
+    EXPECT_EQ(Optimizer::state_bytes(shapes_only), bytes);
   }
 }
 
 // What a checkpoint does: state and weights copied into a fresh optimizer, which then continues bit
 // for bit.
-TEST(AdamWOptimizer, RestoredStateContinuesBitwise) {
+TEST(Optimizer, RestoredStateContinuesBitwise) {
   Model model(kShapes, DType::kBF16, 1);
-  AdamWOptimizer optimizer(model.parameters, {});
+  Optimizer optimizer(model.parameters, {});
   for (int64_t step = 0; step < 3; ++step) optimizer.step({.step_idx = step, .lr = 0.01});
 
   Model restored(kShapes, DType::kBF16, 2);
-  AdamWOptimizer continued(restored.parameters, {});
+  Optimizer continued(restored.parameters, {});
   const auto saved = optimizer.state();
   const auto loaded = continued.state();
   for (size_t i = 0; i < saved.size(); ++i) {
@@ -323,9 +323,9 @@ TEST(AdamWOptimizer, RestoredStateContinuesBitwise) {
   }
 }
 
-TEST(AdamWOptimizer, ResetMastersTakesTheWeights) {
+TEST(Optimizer, ResetMastersTakesTheWeights) {
   Model model({{5, 3}}, DType::kBF16);
-  AdamWOptimizer optimizer(model.parameters, {});
+  Optimizer optimizer(model.parameters, {});
   Random random(3, 3);
   Model::fill(model.weights[0], random);
   optimizer.reset_masters();
@@ -335,29 +335,28 @@ TEST(AdamWOptimizer, ResetMastersTakesTheWeights) {
   }
 }
 
-TEST(AdamWOptimizer, DoesNotDependOnThreads) {
+TEST(Optimizer, DoesNotDependOnThreads) {
   const std::vector<Shape> shapes = {{300, 200}, {40001}};
   Model serial(shapes, DType::kF32);
   Model parallel(shapes, DType::kF32);
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
-  const StepResult one =
-      AdamWOptimizer(serial.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
+  const StepResult one = Optimizer(serial.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
   omp_set_num_threads(3);
   const StepResult three =
-      AdamWOptimizer(parallel.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
+      Optimizer(parallel.parameters, {}).step({.lr = 0.01, .max_grad_norm = 1.0});
   omp_set_num_threads(threads);
   EXPECT_EQ(one.grad_norm, three.grad_norm);
   EXPECT_EQ(serial.values(0), parallel.values(0));
   EXPECT_EQ(serial.values(1), parallel.values(1));
 }
 
-TEST(AdamWOptimizer, RefusesBadOptionsAndTensors) {
+TEST(Optimizer, RefusesBadOptionsAndTensors) {
   Model model({{2, 2}}, DType::kF32);
-  EXPECT_THROW(AdamWOptimizer(model.parameters, {.beta1 = 1.0}), UserError);
-  EXPECT_THROW(AdamWOptimizer(model.parameters, {.weight_decay = -0.1}), UserError);
+  EXPECT_THROW(Optimizer(model.parameters, {.beta1 = 1.0}), UserError);
+  EXPECT_THROW(Optimizer(model.parameters, {.weight_decay = -0.1}), UserError);
   model.parameters[0].grad.shape = {4};
-  EXPECT_THROW(AdamWOptimizer(model.parameters, {}), InternalError);
+  EXPECT_THROW(Optimizer(model.parameters, {}), InternalError);
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ struct SpreadParameter {
   size_t cut = 0;
   std::optional<bool> decay = std::nullopt;
   double lr_multiplier = 1.0;
+  std::vector<int64_t> matrix_rows = {};
 };
 
 /// A model of random weights spread over ranks, each of which makes its own gradients.
@@ -66,10 +67,26 @@ struct SpreadModel {
   Slice slice(size_t idx, int64_t rank) const {
     const ReplicaCut& cut = cuts[parameters[idx].cut];
     const auto group = static_cast<int64_t>(cut.group_of(rank));
-    const int64_t rows = parameters[idx].global[0];
-    const int64_t begin = rows * group / std::ssize(cut.groups);
-    const int64_t end = rows * (group + 1) / std::ssize(cut.groups);
-    return Slice::whole(parameters[idx].global).take_rows(begin, end - begin);
+    const IndexRange rows = group_rows(parameters[idx], group, std::ssize(cut.groups));
+    return Slice::whole(parameters[idx].global).take_rows(rows.begin, rows.count);
+  }
+
+  /// Of parameters made of matrices, whole ones.
+  static IndexRange group_rows(const SpreadParameter& p, int64_t group, int64_t num_groups) {
+    const auto bound = [&](int64_t i) {
+      if (p.matrix_rows.empty()) return p.global[0] * i / num_groups;
+      const int64_t matrices = std::ssize(p.matrix_rows) * i / num_groups;
+      return std::accumulate(p.matrix_rows.begin(), p.matrix_rows.begin() + matrices, int64_t{0});
+    };
+    return {bound(group), bound(group + 1) - bound(group)};
+  }
+
+  /// The matrices of a rank's slice.
+  std::vector<int64_t> matrices(size_t idx, int64_t rank) const {
+    const ReplicaCut& cut = cuts[parameters[idx].cut];
+    const auto group = static_cast<int64_t>(cut.group_of(rank));
+    return take_matrices(parameters[idx].matrix_rows,
+                         group_rows(parameters[idx], group, std::ssize(cut.groups)));
   }
 
   std::vector<float> random_values(size_t idx, uint64_t stream, int64_t count) const {
@@ -119,26 +136,27 @@ struct SpreadModel {
 };
 
 /// Any of the ways in which an optimizer keeps its state.
-inline AdamWOptions random_state(Random& random) {
+inline OptimizerOptions random_state(Random& random) {
   const auto dtype = [&] { return random.next_below(2) == 0 ? DType::kF32 : DType::kBF16; };
   const DType first_moment = dtype();
   return {.formats = {.first_moment = first_moment,
                       .second_moment = dtype(),
-                      .master = static_cast<MasterKind>(random.next_below(3))}};
+                      .master = static_cast<MasterKind>(random.next_below(3))},
+          .muon = {.nesterov = random.next_below(2) == 0}};
 }
 
-/// The global model in one process, under AdamWOptimizer.
+/// The global model in one process, under Optimizer.
 class ReferenceModel {
  public:
-  ReferenceModel(const SpreadModel& model, const AdamWOptions& options) : model_(model) {
+  ReferenceModel(const SpreadModel& model, const OptimizerOptions& options) : model_(model) {
     std::vector<Parameter> parameters;
     for (size_t i = 0; i < model.parameters.size(); ++i) {
       const SpreadParameter& p = model.parameters[i];
       weights.push_back(model.initial_weight(i));
       grads.emplace_back(DType::kF32, p.global);
-      parameters.push_back({p.name, weights[i], grads[i], p.decay, p.lr_multiplier});
+      parameters.push_back({p.name, weights[i], grads[i], p.decay, p.lr_multiplier, p.matrix_rows});
     }
-    optimizer = std::make_unique<AdamWOptimizer>(parameters, options);
+    optimizer = std::make_unique<Optimizer>(parameters, options);
   }
 
   StepResult step(const StepInput& input, GradientCompression compression) {
@@ -154,7 +172,7 @@ class ReferenceModel {
 
   std::vector<OwnedTensor> weights;
   std::vector<OwnedTensor> grads;
-  std::unique_ptr<AdamWOptimizer> optimizer;
+  std::unique_ptr<Optimizer> optimizer;
 
  private:
   const SpreadModel& model_;
@@ -180,7 +198,10 @@ class RankModel {
         if (pass == 1) {
           const Tensor weight = weights_.tensor(weight_bytes, p.dtype, slice.shape());
           const Tensor grad = grads_.tensor(grad_bytes, DType::kF32, slice.shape());
-          parameters.push_back({{p.name, weight, grad, p.decay, p.lr_multiplier}, slice, p.cut});
+          parameters.push_back(
+              {{p.name, weight, grad, p.decay, p.lr_multiplier, model.matrices(i, rank)},
+               slice,
+               p.cut});
         }
         const int64_t elements = slice.shape().num_elements();
         weight_bytes += elements * dtype_size(p.dtype) + gap_bytes;
@@ -225,7 +246,19 @@ inline ReplicaCut random_cut(Random& random, const std::string& name, int64_t nu
   return cut;
 }
 
-/// Parameters of rank 1 and 2, tiny ones, some with fewer rows than ranks or none; several cuts.
+/// Cuts rows into the numbers of rows of a few matrices.
+inline std::vector<int64_t> random_matrices(Random& random, int64_t rows) {
+  std::vector<int64_t> matrices;
+  while (rows > 0) {
+    const auto most = static_cast<uint64_t>(std::min<int64_t>(rows, 12));
+    matrices.push_back(static_cast<int64_t>(1 + random.next_below(most)));
+    rows -= matrices.back();
+  }
+  return matrices;
+}
+
+/// Parameters of rank 1 and 2, some made of matrices, tiny ones, some with fewer rows than ranks or
+/// none; several cuts.
 inline SpreadModel random_model(Random& random) {
   SpreadModel model = {.num_ranks = static_cast<int64_t>(1 + random.next_below(5)),
                        .cuts = {},
@@ -244,6 +277,9 @@ inline SpreadModel random_model(Random& random) {
          .dtype = random.next_below(2) == 0 ? DType::kF32 : DType::kBF16,
          .cut = random.next_below(num_cuts),
          .lr_multiplier = random.next_below(4) == 0 ? 0.5 : 1.0});
+    SpreadParameter& last = model.parameters.back();
+    if (last.global.rank() == 2 && random.next_below(2) == 0)
+      last.matrix_rows = random_matrices(random, rows);
   }
   return model;
 }

@@ -1,6 +1,7 @@
 #include "optim/replicas.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "comm/rows.h"
 #include "core/memory.h"
@@ -12,16 +13,60 @@ int64_t elements_of_row(const Shape& shape) {
   return row_elements({.data = nullptr, .dtype = DType::kF32, .shape = shape});
 }
 
-/// The place where a row or a parameter begins that is nearest to flat element `target`.
-int64_t nearest_row(const Bucket& bucket, std::span<const Shape> shapes, int64_t target) {
+/// The matrix that a row is of, or the row alone where it may be cut off.
+IndexRange find_piece(const CutTensor& tensor, int64_t row) {
+  if (tensor.matrix_rows.empty()) return {row, 1};
+  IndexRange piece;
+  for (const int64_t rows : tensor.matrix_rows) {
+    piece = {piece.end(), rows};
+    if (row < piece.end()) break;
+  }
+  return piece;
+}
+
+/// The place where a bucket may be cut, or a parameter begins, that is nearest to flat element
+/// `target`.
+int64_t nearest_cut(const Bucket& bucket, std::span<const CutTensor> tensors, int64_t target) {
   const auto after = std::ranges::upper_bound(bucket.offsets, target);
   if (after == bucket.offsets.end()) return bucket.num_elements();
   const size_t k = after - bucket.offsets.begin() - 1;
-  const int64_t row = elements_of_row(shapes[k]);
-  const int64_t rows_before = std::min((target - bucket.offsets[k]) / row, shapes[k][0] - 1);
-  const int64_t below = bucket.offsets[k] + rows_before * row;
-  const int64_t above = rows_before + 1 == shapes[k][0] ? *after : below + row;
+  const int64_t row = elements_of_row(tensors[k].shape);
+  const int64_t num_rows = tensors[k].shape[0];
+  const int64_t rows_before = std::min((target - bucket.offsets[k]) / row, num_rows - 1);
+  const IndexRange piece = find_piece(tensors[k], rows_before);
+  const int64_t below = bucket.offsets[k] + piece.begin * row;
+  const int64_t above = piece.end() == num_rows ? *after : bucket.offsets[k] + piece.end() * row;
   return target - below <= above - target ? below : above;
+}
+
+bool has_matrices(std::span<const CutTensor> tensors) {
+  return std::ranges::any_of(tensors, [](const CutTensor& t) { return !t.matrix_rows.empty(); });
+}
+
+/// The flat elements at which shares would end if rows could be cut anywhere: N·i/num_shares.
+std::vector<int64_t> even_targets(int64_t n, int64_t num_shares) {
+  std::vector<int64_t> targets;
+  // The quotient and the remainder apart: the product of large counts would overflow.
+  for (int64_t i = 0; i <= num_shares; ++i)
+    targets.push_back(n / num_shares * i + n % num_shares * i / num_shares);
+  return targets;
+}
+
+/// The same so that shares with these loads would end with equal ones, or as near as they can.
+std::vector<int64_t> balancing_targets(int64_t n, const ShareLoads& loads) {
+  double total = static_cast<double>(n);
+  for (const int64_t load : loads) total += static_cast<double>(load);
+  const double even = total / static_cast<double>(loads.size());
+  std::vector<double> ends = {0};
+  for (const int64_t load : loads)
+    ends.push_back(ends.back() + std::max(even - static_cast<double>(load), 0.0));
+  std::vector<int64_t> targets;
+  for (const double end : ends) {
+    const double target = ends.back() > 0 ? static_cast<double>(n) * (end / ends.back()) : 0.0;
+    targets.push_back(std::min<int64_t>(n, std::llround(target)));
+  }
+  targets.back() = n;
+  return targets;
 }
 
 }  // namespace
@@ -31,32 +76,40 @@ IndexRange Bucket::elements(int64_t first, int64_t count) const {
   return {begin, bounds[first + count] - begin};
 }
 
-Bucket make_bucket(std::span<const Shape> shapes, int64_t num_shares, int64_t alignment) {
-  Bucket bucket = {.parameters = {0, std::ssize(shapes)}, .offsets = {0}, .bounds = {}};
-  for (const Shape& shape : shapes)
-    bucket.offsets.push_back(align_up(bucket.offsets.back() + shape.num_elements(), alignment));
-  for (int64_t i = 0; i <= num_shares; ++i) {
-    // The quotient and the remainder apart: the product of large counts would overflow.
-    const int64_t n = bucket.num_elements();
-    const int64_t target = n / num_shares * i + n % num_shares * i / num_shares;
-    bucket.bounds.push_back(nearest_row(bucket, shapes, target));
-  }
+CutTensor cut_tensor(const Parameter& parameter) {
+  return {parameter.weight.shape, parameter.matrix_rows};
+}
+
+Bucket make_bucket(std::span<const CutTensor> tensors, int64_t num_shares, int64_t alignment,
+                   ShareLoads& loads) {
+  Bucket bucket = {.parameters = {0, std::ssize(tensors)}, .offsets = {0}, .bounds = {}};
+  for (const CutTensor& tensor : tensors)
+    bucket.offsets.push_back(
+        align_up(bucket.offsets.back() + tensor.shape.num_elements(), alignment));
+  loads.resize(num_shares);
+  const bool whole_matrices = has_matrices(tensors);
+  const auto targets = whole_matrices ? balancing_targets(bucket.num_elements(), loads)
+                                      : even_targets(bucket.num_elements(), num_shares);
+  for (const int64_t target : targets)
+    bucket.bounds.push_back(nearest_cut(bucket, tensors, target));
+  for (int64_t i = 0; whole_matrices && i < num_shares; ++i) loads[i] += bucket.elements(i).count;
   return bucket;
 }
 
-std::vector<Bucket> make_buckets(std::span<const Shape> shapes, int64_t bucket_bytes,
+std::vector<Bucket> make_buckets(std::span<const CutTensor> tensors, int64_t bucket_bytes,
                                  int64_t num_shares) {
   std::vector<Bucket> buckets;
-  size_t end = shapes.size();
+  ShareLoads loads;
+  size_t end = tensors.size();
   while (end > 0) {
     size_t begin = end - 1;
-    int64_t bytes = shapes[begin].num_elements() * dtype_size(DType::kF32);
+    int64_t bytes = tensors[begin].shape.num_elements() * dtype_size(DType::kF32);
     while (begin > 0) {
-      bytes += shapes[begin - 1].num_elements() * dtype_size(DType::kF32);
+      bytes += tensors[begin - 1].shape.num_elements() * dtype_size(DType::kF32);
       if (bytes > bucket_bytes) break;
       --begin;
     }
-    buckets.push_back(make_bucket(shapes.subspan(begin, end - begin), num_shares));
+    buckets.push_back(make_bucket(tensors.subspan(begin, end - begin), num_shares, 1, loads));
     buckets.back().parameters.begin = static_cast<int64_t>(begin);
     end = begin;
   }
@@ -77,6 +130,25 @@ Tensor take_rows(const Tensor& tensor, IndexRange rows) {
   Tensor part = tensor;
   part.shape[0] = rows.count;
   if (tensor.data != nullptr) part.data = row_data(tensor, rows.begin);
+  return part;
+}
+
+std::vector<int64_t> take_matrices(std::span<const int64_t> matrix_rows, IndexRange rows) {
+  std::vector<int64_t> taken;
+  IndexRange matrix;
+  for (const int64_t count : matrix_rows) {
+    matrix = {matrix.end(), count};
+    if (matrix.begin >= rows.begin && matrix.end() <= rows.end() && count > 0)
+      taken.push_back(count);
+  }
+  return taken;
+}
+
+Parameter take_rows(const Parameter& parameter, IndexRange rows) {
+  Parameter part = parameter;
+  part.weight = take_rows(parameter.weight, rows);
+  part.grad = take_rows(parameter.grad, rows);
+  part.matrix_rows = take_matrices(parameter.matrix_rows, rows);
   return part;
 }
 

@@ -55,18 +55,34 @@ struct Bucket {
   IndexRange elements(int64_t first, int64_t count = 1) const;
 };
 
+/// What is cut into shares: between its matrices where it consists of such, else between any rows.
+struct CutTensor {
+  Shape shape;
+  std::vector<int64_t> matrix_rows = {};  ///< as Parameter's
+};
+/// A parameter's.
+CutTensor cut_tensor(const Parameter& parameter);
+
+/// The elements that each share has of buckets with matrices, so that the next bucket can make up
+/// for what whole matrices leave uneven.
+using ShareLoads = std::vector<int64_t>;
+
 /// Cuts parameters, listed in the order in which a forward pass first uses them, into buckets,
 /// listed in the order in which a backward pass completes them: the last parameters first. A bucket
 /// takes parameters while their gradients have at most `bucket_bytes`, and at least one.
 ///
-/// Bound i is, of all places where a row begins, the one nearest to element N·i/num_shares of the
-/// bucket's N (the lower of two equally near): so no share has more than N/num_shares and a row.
-std::vector<Bucket> make_buckets(std::span<const Shape> shapes, int64_t bucket_bytes,
+/// Bound i is, of all places where a bucket may be cut, the one nearest to element N·i/num_shares
+/// of the bucket's N (the lower of two equally near): so where rows are cut no share has more than
+/// N/num_shares and a row. A bucket with matrices is cut near the places that would make the loads
+/// of all shares even, which also gives matrices that are a bucket each to all shares in turn.
+std::vector<Bucket> make_buckets(std::span<const CutTensor> tensors, int64_t bucket_bytes,
                                  int64_t num_shares);
 
 /// One bucket of all these parameters. Each begins at a multiple of `alignment` elements; what is
-/// between them is padding, which belongs to some share as well.
-Bucket make_bucket(std::span<const Shape> shapes, int64_t num_shares, int64_t alignment = 1);
+/// between them is padding, which belongs to some share as well. `loads` are those of the buckets
+/// before, of no shares where there are none, and become those with this one.
+Bucket make_bucket(std::span<const CutTensor> tensors, int64_t num_shares, int64_t alignment,
+                   ShareLoads& loads);
 
 /// The rows of the bucket's k-th parameter, of this shape, that belong to a share. Rows without
 /// elements belong to share 0.
@@ -74,5 +90,9 @@ IndexRange share_rows(const Bucket& bucket, size_t k, const Shape& shape, int64_
 
 /// A view of some rows (along the first dim) of a tensor.
 Tensor take_rows(const Tensor& tensor, IndexRange rows);
+/// The matrices among these rows, which cut none of them.
+std::vector<int64_t> take_matrices(std::span<const int64_t> matrix_rows, IndexRange rows);
+/// Those rows of weight and gradient alone.
+Parameter take_rows(const Parameter& parameter, IndexRange rows);
 
 }  // namespace tessera

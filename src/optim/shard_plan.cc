@@ -11,9 +11,11 @@ namespace {
 constexpr int64_t kParameterAlignment = kAlignment / 2;
 
 /// Sorts a module's parameters into units, in the order in which groups and types first occur.
+/// `loads` are those of each group.
 std::vector<ShardUnit> make_units(std::span<const ReplicaPlace> groups,
                                   std::span<const ReplicatedParameter> parameters,
-                                  const std::vector<size_t>& module) {
+                                  const std::vector<size_t>& module,
+                                  std::vector<ShareLoads>& loads) {
   std::vector<ShardUnit> units;
   for (const size_t idx : module) {
     const ReplicatedParameter& p = parameters[idx];
@@ -28,11 +30,11 @@ std::vector<ShardUnit> make_units(std::span<const ReplicaPlace> groups,
     unit->parameters.push_back(idx);
   }
   for (ShardUnit& unit : units) {
-    std::vector<Shape> shapes;
+    std::vector<CutTensor> tensors;
     for (const size_t idx : unit.parameters)
-      shapes.push_back(parameters[idx].parameter.weight.shape);
+      tensors.push_back(cut_tensor(parameters[idx].parameter));
     const ReplicaPlace& place = groups[unit.group];
-    unit.bucket = make_bucket(shapes, place.size, kParameterAlignment);
+    unit.bucket = make_bucket(tensors, place.size, kParameterAlignment, loads[unit.group]);
     unit.is_sharded = place.size > 1 && unit.bucket.num_elements() > 0;
     unit.own = unit.bucket.elements(place.rank);
   }
@@ -121,8 +123,9 @@ ShardPlan plan_shards(std::span<const ReplicaPlace> groups,
   check(groups, parameters, modules);
   ShardPlan plan;
   plan.places.resize(parameters.size());
+  std::vector<ShareLoads> loads(groups.size());
   for (const auto& module : modules) {
-    plan.modules.push_back({.units = make_units(groups, parameters, module)});
+    plan.modules.push_back({.units = make_units(groups, parameters, module, loads)});
     place_in_module(plan.modules.back());
   }
   place_shards(plan, groups.size());

@@ -9,9 +9,9 @@
 namespace tessera {
 
 /// Parameters of one module, one shard group and one type: they lie one after the other in a flat
-/// buffer, each aligned, whose rows are cut over the group's ranks without regard to parameters
-/// (Megatron-FSDP's non-uniform sharding; MoE paper, section 4.1.7, figure 11b). So a collective
-/// reads and writes the buffers themselves.
+/// buffer, each aligned, whose rows, or matrices, are cut over the group's ranks without regard to
+/// parameters (Megatron-FSDP's non-uniform sharding; MoE paper, section 4.1.7, figure 11b). So a
+/// collective reads and writes the buffers themselves.
 struct ShardUnit {
   size_t group = 0;
   DType dtype = DType::kF32;

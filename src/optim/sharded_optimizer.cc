@@ -24,15 +24,15 @@ std::vector<ShardedOptimizer::Group> ShardedOptimizer::cut(
     std::span<const ReplicaPlace> places, std::span<const ReplicatedParameter> parameters,
     const ShardingOptions& sharding) {
   std::vector<Group> groups(places.size());
-  std::vector<std::vector<Shape>> shapes(places.size());
+  std::vector<std::vector<CutTensor>> tensors(places.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     check(parameters[i], places.size());
     groups[parameters[i].group].parameters.push_back(i);
-    shapes[parameters[i].group].push_back(parameters[i].parameter.weight.shape);
+    tensors[parameters[i].group].push_back(cut_tensor(parameters[i].parameter));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     groups[g].place = places[g];
-    groups[g].buckets = make_buckets(shapes[g], sharding.bucket_bytes, places[g].size);
+    groups[g].buckets = make_buckets(tensors[g], sharding.bucket_bytes, places[g].size);
   }
   return groups;
 }
@@ -56,7 +56,7 @@ std::vector<ShardedOptimizer::Rows> ShardedOptimizer::find_rows(
 
 ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
                                    std::vector<ReplicatedParameter> parameters,
-                                   CommunicatorPtr world, const AdamWOptions& options,
+                                   CommunicatorPtr world, const OptimizerOptions& options,
                                    const ShardingOptions& sharding, const Backend& backend)
     : parameters_(std::move(parameters)),
       sharding_(sharding),
@@ -66,22 +66,20 @@ ShardedOptimizer::ShardedOptimizer(std::vector<ReplicaGroup> groups,
   make_state(std::move(world), options, backend);
   for (size_t g = 0; g < groups_.size(); ++g) connect(groups_[g], groups[g], backend);
   buckets_ = order_buckets(groups_);
-  exchanges_ = list_exchanges(groups, parameters_, sharding);
+  exchanges_ = list_exchanges(groups, parameters_, sharding, options);
   clipped_ = backend.device().make_event();
 }
 
-void ShardedOptimizer::make_state(CommunicatorPtr world, const AdamWOptions& options,
+void ShardedOptimizer::make_state(CommunicatorPtr world, const OptimizerOptions& options,
                                   const Backend& backend) {
   std::vector<HeldParameter> held;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ReplicatedParameter& p = parameters_[i];
     const Rows& rows = rows_[i];
-    held.push_back({.parameter = p.parameter,
+    held.push_back({.parameter = take_rows(p.parameter, rows.held),
                     .slice = p.slice.take_rows(rows.held.begin, rows.held.count),
                     .owned = {rows.owned.begin - rows.held.begin, rows.owned.count},
                     .names_empty = groups_[p.group].place.rank == 0});
-    held.back().parameter.weight = take_rows(p.parameter.weight, rows.held);
-    held.back().parameter.grad = take_rows(p.parameter.grad, rows.held);
   }
   state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
 }
@@ -122,7 +120,7 @@ std::vector<ShardedOptimizer::BucketPlace> ShardedOptimizer::order_buckets(
 
 ReplicatedExchanges ShardedOptimizer::list_exchanges(
     const std::vector<ReplicaGroup>& groups, std::span<const ReplicatedParameter> parameters,
-    const ShardingOptions& sharding, const StateFormats& formats) {
+    const ShardingOptions& sharding, const OptimizerOptions& options) {
   const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
   ReplicatedExchanges exchanges{.buckets = {}, .shard_state = sharding.shard_state};
@@ -133,17 +131,19 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
                           .parameters = {},
                           .outer = groups[place.group].outer,
                           .inner = groups[place.group].inner};
-    std::vector<Tensor> held;
+    std::vector<Parameter> held;
     const IndexRange& range = group.buckets[place.bucket].parameters;
     for (int64_t k = range.begin; k < range.begin + range.count; ++k) {
       const size_t idx = group.parameters[k];
-      const Tensor& weight = parameters[idx].parameter.weight;
+      const Parameter& parameter = parameters[idx].parameter;
+      const Tensor& weight = parameter.weight;
       bucket.parameters.push_back(idx);
       bucket.weight_bytes += weight.num_bytes();
       bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
-      held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[idx].held));
+      held.push_back(take_rows(parameter, rows[idx].held));
     }
-    bucket.state_bytes = AdamWOptimizer::state_bytes(held, formats);
+    bucket.state_bytes = Optimizer::state_bytes(held, options.formats);
+    bucket.update_flops = Optimizer::update_flops(held, options);
     exchanges.buckets.push_back(std::move(bucket));
   }
   return exchanges;
@@ -260,17 +260,28 @@ void ShardedOptimizer::round_masters() {
   if (sharding_.shard_state) gather_all();
 }
 
+std::vector<Parameter> ShardedOptimizer::list_held(std::span<const ReplicaPlace> groups,
+                                                   std::span<const ReplicatedParameter> parameters,
+                                                   const ShardingOptions& sharding) {
+  const std::vector<Rows> rows = find_rows(cut(groups, parameters, sharding), parameters, sharding);
+  std::vector<Parameter> held;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    held.push_back(take_rows(parameters[i].parameter, rows[i].held));
+  return held;
+}
+
 int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
                                       std::span<const ReplicatedParameter> parameters,
                                       const ShardingOptions& sharding,
                                       const StateFormats& formats) {
-  const std::vector<Rows> rows = find_rows(cut(groups, parameters, sharding), parameters, sharding);
-  std::vector<Tensor> held;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const Tensor& weight = parameters[i].parameter.weight;
-    held.push_back(take_rows({nullptr, weight.dtype, weight.shape}, rows[i].held));
-  }
-  return AdamWOptimizer::state_bytes(held, formats);
+  return Optimizer::state_bytes(list_held(groups, parameters, sharding), formats);
+}
+
+int64_t ShardedOptimizer::workspace_bytes(std::span<const ReplicaPlace> groups,
+                                          std::span<const ReplicatedParameter> parameters,
+                                          const ShardingOptions& sharding,
+                                          const OptimizerOptions& options, const Backend& backend) {
+  return Optimizer::workspace_bytes(list_held(groups, parameters, sharding), options, backend);
 }
 
 int64_t ShardedOptimizer::count_staging(const std::vector<ReplicaGroup>& groups,

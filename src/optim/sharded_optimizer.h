@@ -24,28 +24,27 @@ struct ShardingOptions {
   ReductionOptions reduction = {};
 };
 
-/// AdamW over the parameters of one rank of many. Within each replica group every rank owns a share
-/// of the rows (`make_buckets`). A step:
+/// The optimizer over the parameters of one rank of many. Within each replica group every rank owns
+/// a share of the rows, or of the matrices (`make_buckets`). A step:
 ///   backward:  ready(p) as gradients are completed: their sums over the replicas are reduced into
 ///              the owners' gradient tensors, bucket by bucket, in the background;
-///   step:      the global norm, in which every element of the model counts once; clipping; AdamW
-///   on
-///              the owned rows, of which alone this rank has m, v and master; and after each bucket
-///              its weights start on their way to the other replicas;
+///   step:      the global norm, in which every element of the model counts once; clipping; the
+///              update of the owned rows, of which alone this rank has m, v and master; and after
+///              each bucket its weights start on their way to the other replicas;
 ///   forward:   wait_weights(p) before the first use of p.
 /// Without shard_state the sums of the gradients go to all replicas instead (the two halves of an
 /// all-reduce), and each updates everything, alike to the bit.
 ///
-/// All numbers are the same whatever the timing. With one replica each they are AdamWOptimizer's,
+/// All numbers are the same whatever the timing. With one replica each they are Optimizer's,
 /// to the bit if the world is of one rank. Not thread-safe.
 class ShardedOptimizer final : public DistributedOptimizer {
  public:
   /// `parameters` in the order in which a forward pass first uses them, with `group` an index into
   /// `groups`. Every two ranks list the groups that they share in the same order, and the members
   /// of a group list its parameters alike. Memory of weights and gradients must outlive the
-  /// optimizer. Throws as AdamWOptimizer; InternalError for slices that do not fit their tensors.
+  /// optimizer. Throws as Optimizer; InternalError for slices that do not fit their tensors.
   ShardedOptimizer(std::vector<ReplicaGroup> groups, std::vector<ReplicatedParameter> parameters,
-                   CommunicatorPtr world, const AdamWOptions& options,
+                   CommunicatorPtr world, const OptimizerOptions& options,
                    const ShardingOptions& sharding, const Backend& backend = optimizer_on_host());
 
   /// The gradient of parameter `idx` of the list is complete on this rank, which is reached at most
@@ -73,7 +72,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// On a rank that is alone, in place of judge(), so that its device can be given all of a step
   /// before the host knows what comes of it: the host's part,
   void prepare(const StepInput& input) { state_->prepare(input); }
-  /// the norm with what it and the losses make of the step, as AdamWOptimizer's;
+  /// the norm with what it and the losses make of the step, as Optimizer's;
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
   /// a mark behind it, which no recording takes;
   void mark_clip() { clipped_->record(); }
@@ -102,12 +101,22 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void round_masters();
   void reset_masters() const override { state_->reset_masters(); }
 
+  /// What this rank's optimizer has of each parameter: the rows whose state is here.
+  static std::vector<Parameter> list_held(std::span<const ReplicaPlace> groups,
+                                          std::span<const ReplicatedParameter> parameters,
+                                          const ShardingOptions& sharding);
   /// Bytes of state that such an optimizer allocates on this rank: exact. Reads the dtype and shape
   /// of weights, and groups.
   static int64_t state_bytes(std::span<const ReplicaPlace> groups,
                              std::span<const ReplicatedParameter> parameters,
                              const ShardingOptions& sharding, const StateFormats& formats = {});
   int64_t state_bytes() const { return state_->state_bytes(); }
+  /// The same of the scratch memory of its updates.
+  static int64_t workspace_bytes(std::span<const ReplicaPlace> groups,
+                                 std::span<const ReplicatedParameter> parameters,
+                                 const ShardingOptions& sharding, const OptimizerOptions& options,
+                                 const Backend& backend = optimizer_on_host());
+  int64_t workspace_bytes() const { return state_->workspace_bytes(); }
   /// Memory beyond weights, gradients and state, at its most.
   int64_t staging_bytes() const;
   /// What a step of such an optimizer exchanges. Of weights and gradients types and shapes are
@@ -115,7 +124,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   static ReplicatedExchanges list_exchanges(const std::vector<ReplicaGroup>& groups,
                                             std::span<const ReplicatedParameter> parameters,
                                             const ShardingOptions& sharding,
-                                            const StateFormats& formats = {});
+                                            const OptimizerOptions& options = {});
   /// The same before there is such an optimizer: exact. Of the groups only sizes and places are
   /// read, of weights and gradients addresses, which say whether they lie side by side, types and
   /// shapes.
@@ -163,7 +172,7 @@ class ShardedOptimizer final : public DistributedOptimizer {
   };
   static Tensors list_tensors(const Group& group, std::span<const ReplicatedParameter> parameters);
   void connect(Group& group, const ReplicaGroup& replicas, const Backend& backend);
-  void make_state(CommunicatorPtr world, const AdamWOptions& options, const Backend& backend);
+  void make_state(CommunicatorPtr world, const OptimizerOptions& options, const Backend& backend);
   static std::vector<BucketPlace> order_buckets(const std::vector<Group>& groups);
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();

@@ -15,7 +15,7 @@ constexpr int64_t kNumSteps = 3;
 
 /// One rank of a run.
 struct Rank {
-  Rank(const SpreadModel& model, World& world, const AdamWOptions& options,
+  Rank(const SpreadModel& model, World& world, const OptimizerOptions& options,
        const ShardingOptions& sharding, int64_t gap_bytes = 0)
       : part(model, world.rank(), gap_bytes) {
     for (const ReplicaCut& cut : model.cuts) groups.push_back(cut.connect(world));
@@ -71,7 +71,7 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
     const int64_t gap_bytes = random.next_below(2) == 0 ? 0 : 64;
-    const AdamWOptions options = random_state(random);
+    const OptimizerOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
     ReferenceModel reference(model, options);
     std::vector<double> norms;
@@ -97,7 +97,7 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
   }
 }
 
-TEST(ShardedOptimizer, OneRankIsAdamWOptimizerBitwiseWithClipping) {
+TEST(ShardedOptimizer, OneRankIsOptimizerBitwiseWithClipping) {
   Random random(18, 0);
   for (int trial = 0; trial < 20; ++trial) {
     SpreadModel model = random_model(random);
@@ -263,7 +263,7 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
   for (int trial = 0; trial < 40; ++trial) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
-    const AdamWOptions options = random_state(random);
+    const OptimizerOptions options = random_state(random);
     run_thread_world(model.num_ranks, [&](World& world) {
       const Rank rank(model, world, options, sharding);
       std::vector<ReplicaPlace> places;
@@ -276,6 +276,8 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
         bytes += align_up(state.tensor.num_bytes());
       EXPECT_EQ(ShardedOptimizer::state_bytes(places, types, sharding, options.formats), bytes);
       EXPECT_EQ(rank.optimizer->state_bytes(), bytes);
+      EXPECT_EQ(ShardedOptimizer::workspace_bytes(places, types, sharding, options),
+                rank.optimizer->workspace_bytes());
     });
   }
 }

@@ -21,6 +21,7 @@ struct BucketExchange {
   int64_t weight_bytes = 0;    ///< whole
   int64_t gradient_bytes = 0;  ///< whole, F32
   int64_t state_bytes = 0;     ///< of this rank: moments and masters
+  double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
 
   int64_t num_ranks() const { return outer->size() * (inner ? inner->size() : 1); }
 };
@@ -55,6 +56,7 @@ struct ShardedExchanges {
   int64_t max_weight_bytes = 0;  ///< of one buffer
   int64_t max_gradient_bytes = 0;
   int64_t state_bytes = 0;                ///< of this rank: shares, moments and masters
+  double update_flops = 0;                ///< as BucketExchange's
   std::vector<CommunicatorPtr> replicas;  ///< hybrid sharding: who holds the same shares
 };
 

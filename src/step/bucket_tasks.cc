@@ -188,8 +188,9 @@ class BucketTasks final : public ParameterTasks {
     Task task{.kind = TaskKind::kOptimizer,
               .action = TaskAction::kUpdate,
               .lane = writer_.lane(LaneKind::kOptimizer),
-              .name = "AdamW, " + name(bucket),
+              .name = "update, " + name(bucket),
               .after = {*judge_},
+              .flops = at(bucket).update_flops,
               .bytes = 2 * at(bucket).state_bytes,
               .subject = {.unit = static_cast<int64_t>(bucket)},
               .only_on_update = !options_.device_judges};

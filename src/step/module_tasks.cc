@@ -74,7 +74,8 @@ class ModuleTasks final : public ParameterTasks {
     Task task{.kind = TaskKind::kOptimizer,
               .action = TaskAction::kUpdate,
               .lane = judge.lane,
-              .name = "AdamW, all shares",
+              .name = "update, all shares",
+              .flops = exchanges_.update_flops,
               .bytes = 2 * exchanges_.state_bytes,
               .only_on_update = true};
     task.after.push_back(writer_.add(std::move(judge)));

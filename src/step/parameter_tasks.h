@@ -22,7 +22,7 @@ class ParameterTasks {
   virtual void after_run(size_t idx) = 0;
   /// All sums are in their owners' rows after it.
   virtual void finish_gradients() = 0;
-  /// Norm, clipping, AdamW, and new weights on their way. Where the device decides about the step,
+  /// Norm, clipping, update, and new weights on their way. Where the device decides about the step,
   /// by the norm and the `results`, the host learns of it in the task that is returned.
   virtual std::optional<TaskId> update(const Communicator& world,
                                        const std::vector<BufferId>& results) = 0;

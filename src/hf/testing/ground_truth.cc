@@ -147,8 +147,8 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
   std::vector<Parameter> trained;
   for (const ModelParameter& p : parameters_.all())
     trained.push_back({.name = p.spec.name, .weight = p.weight, .grad = p.grad});
-  optimizer_ = std::make_unique<AdamWOptimizer>(
-      trained, AdamWOptions{.weight_decay = 0.1, .decay_all = true}, backend);
+  optimizer_ = std::make_unique<Optimizer>(
+      trained, OptimizerOptions{.weight_decay = 0.1, .decay_all = true}, backend);
 }
 
 std::vector<NamedTensor> GroundTruth::named_weights(const ParameterSet& parameters) const {

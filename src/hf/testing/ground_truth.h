@@ -64,7 +64,7 @@ class GroundTruth {
               DType dtype = DType::kF32, const Backend& backend = make_cpu_kernels());
 
   const ModelConfig& model() const { return config_.model; }
-  AdamWOptimizer& optimizer() { return *optimizer_; }
+  Optimizer& optimizer() { return *optimizer_; }
   /// Factor from Tessera's balance loss, whose fractions sum to 1, to Hugging Face's.
   double balance_factor() const { return static_cast<double>(model().moe.top_k); }
 
@@ -101,7 +101,7 @@ class GroundTruth {
   Backend backend_;
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;
-  std::unique_ptr<AdamWOptimizer> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<TrainingModel> training_;
 };
 

@@ -22,8 +22,11 @@ ValueId LayerBuilder::linear(const std::string& name, ValueId x, int64_t width, 
 }
 
 ValueId LayerBuilder::column_linear(const std::string& name, ValueId x, const Slice& rows,
-                                    int64_t copies, bool bias, const std::string& result) {
-  std::vector<ValueId> inputs = {x, matrix(name + ".weight", {.slice = rows, .tp_copies = copies})};
+                                    int64_t copies, bool bias, const std::string& result,
+                                    std::vector<int64_t> matrix_rows) {
+  std::vector<ValueId> inputs = {
+      x, matrix(name + ".weight",
+                {.slice = rows, .tp_copies = copies, .matrix_rows = std::move(matrix_rows)})};
   if (bias) {
     const Slice part = Slice::of_rows({rows.global[0]}, rows.rows);
     inputs.push_back(f32_weight(name + ".bias", {.slice = part, .tp_copies = copies}));

@@ -28,8 +28,11 @@ struct LayerBuilder {
   int64_t tp() const { return groups.tp->size(); }
   int64_t tp_rank() const { return groups.tp->rank(); }
 
-  /// A weight matrix [rows, columns] of which this rank holds a part.
+  /// A weight matrix [rows, columns] of which this rank holds a part: one matrix, unless the
+  /// placement says of which it consists. A single row is a vector.
   ValueId matrix(const std::string& name, WeightPlacement placement) {
+    const int64_t rows = placement.slice.global[0];
+    if (placement.matrix_rows.empty() && rows > 1) placement.matrix_rows = {rows};
     return weight(name, shape.dtype, std::move(placement));
   }
   /// The same in F32: a vector, or the router.
@@ -50,9 +53,11 @@ struct LayerBuilder {
   /// "<name>.bias".
   ValueId linear(const std::string& name, ValueId x, int64_t width, bool bias,
                  const std::string& result);
-  /// The same with the rows `rows` of the weight [width, ...]: column-parallel.
+  /// The same with the rows `rows` of the weight [width, ...]: column-parallel. `matrix_rows` as
+  /// WeightPlacement's, where the weight is not one matrix.
   ValueId column_linear(const std::string& name, ValueId x, const Slice& rows, int64_t copies,
-                        bool bias, const std::string& result);
+                        bool bias, const std::string& result,
+                        std::vector<int64_t> matrix_rows = {});
   /// x [T_g, share of `inner`] · weight [width, inner]ᵀ, summed over the tensor-parallel group;
   /// each rank keeps its own tokens: row-parallel.
   ValueId row_linear(const std::string& name, ValueId x, int64_t inner, int64_t width, bool bias,

@@ -20,7 +20,9 @@ ValueId build_mlp(LayerBuilder& builder, const std::string& name, ValueId normed
   const ValueId pre =
       builder.column_linear(fmt::format("{}.{}", name, first_matrix_name(config)), x,
                             Slice::of_rows({width, config.hidden_size}, std::move(rows)), 1,
-                            config.mlp_bias, name + "_pre");
+                            config.mlp_bias, name + "_pre",
+                            config.is_gated() ? std::vector<int64_t>{inner_size, inner_size}
+                                              : std::vector<int64_t>{inner_size});
   const ValueId act =
       builder.program().add1(make_activation(config.activation), {pre}, name + "_act");
   return builder.row_linear(name + ".down", act, inner_size, config.hidden_size, config.mlp_bias,

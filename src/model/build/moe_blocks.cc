@@ -90,8 +90,9 @@ Routing build_router(LayerBuilder& builder, ValueId normed) {
   Program& program = builder.program();
   const bool spread = spreads_balance(builder.config, builder.groups);
   const RouterSpec spec = router_spec(moe, spread);
-  const ValueId weight = builder.f32_weight(
-      "moe.router.weight", builder.whole({moe.num_experts, builder.config.hidden_size}));
+  WeightPlacement placement = builder.whole({moe.num_experts, builder.config.hidden_size});
+  placement.matrix_rows = {moe.num_experts};
+  const ValueId weight = builder.f32_weight("moe.router.weight", std::move(placement));
   std::vector<ValueId> inputs = {normed, weight};
   if (moe.has_expert_bias()) inputs.push_back(builder.port(Port::kExpertBias));
   if (spec.balance_scope == BalanceScope::kSequence)
@@ -184,7 +185,12 @@ ExpertWeights add_expert_weights(LayerBuilder& builder, const ExpertShare& share
   const ModelConfig& config = builder.config;
   const std::string first = fmt::format("moe.experts.{}.weight", first_matrix_name(config));
   const auto place = [&](int64_t parts) {
-    return WeightPlacement{.slice = expert_rows(builder, share, parts), .expert = true};
+    std::vector<int64_t> matrix_rows;
+    for (const int64_t size : config.moe.expert_sizes())
+      matrix_rows.insert(matrix_rows.end(), parts, size);
+    return WeightPlacement{.slice = expert_rows(builder, share, parts),
+                           .expert = true,
+                           .matrix_rows = std::move(matrix_rows)};
   };
   return {builder.matrix(first, place(config.is_gated() ? 2 : 1)),
           builder.matrix("moe.experts.down.weight", place(1))};

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "core/slice.h"
 
@@ -15,6 +17,10 @@ struct WeightPlacement {
   /// `tp_copies` neighbours along TP.
   bool expert = false;
   int64_t tp_copies = 1;
+  /// Of matrices that map hidden states to hidden states, or to what lies between: the numbers of
+  /// rows of those that the whole weight consists of, one below the other. Muon updates each for
+  /// itself. Empty for all else: embedding, head, norms, biases, gates.
+  std::vector<int64_t> matrix_rows = {};
 };
 
 /// By the names of a program's weights.

@@ -31,6 +31,7 @@ CublasLibrary load() {
   file.find("cublasLtDestroy", library.destroy);
   file.find("cublasLtMatrixLayoutCreate", library.layout_create);
   file.find("cublasLtMatrixLayoutDestroy", library.layout_destroy);
+  file.find("cublasLtMatrixLayoutSetAttribute", library.layout_set);
   file.find("cublasLtMatmulDescCreate", library.operation_create);
   file.find("cublasLtMatmulDescDestroy", library.operation_destroy);
   file.find("cublasLtMatmulDescSetAttribute", library.operation_set);

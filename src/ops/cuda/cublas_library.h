@@ -17,6 +17,7 @@ struct CublasLibrary {
   decltype(&::cublasLtDestroy) destroy;
   decltype(&::cublasLtMatrixLayoutCreate) layout_create;
   decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy;
+  decltype(&::cublasLtMatrixLayoutSetAttribute) layout_set;
   decltype(&::cublasLtMatmulDescCreate) operation_create;
   decltype(&::cublasLtMatmulDescDestroy) operation_destroy;
   decltype(&::cublasLtMatmulDescSetAttribute) operation_set;

@@ -38,6 +38,14 @@ CublasLayout make_layout(DType dtype, int64_t rows, int64_t columns, int64_t str
   return CublasLayout(layout);
 }
 
+void set_batch(const CublasLayout& layout, int64_t count, int64_t stride) {
+  const auto number = static_cast<int32_t>(count);
+  check_cublas(cublas().layout_set(layout.get(), CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &number,
+                                   sizeof(number)));
+  check_cublas(cublas().layout_set(layout.get(), CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                   &stride, sizeof(stride)));
+}
+
 template <typename T>
 void set(const CublasOperation& operation, cublasLtMatmulDescAttributes_t attribute,
          const T& value) {
@@ -60,6 +68,29 @@ uint32_t alignment_of(const void* pointer) {
   return 1U << static_cast<unsigned>(zeros);
 }
 
+/// What the first operand of a batch shares with all others.
+uint32_t alignment_of(const void* pointer, DType dtype, const ProductBatch& batch, int64_t stride) {
+  if (batch.count == 1) return alignment_of(pointer);
+  const int64_t bytes = stride * dtype_size(dtype);
+  return alignment_of(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(pointer) |  // NOLINT
+                                    static_cast<uintptr_t>(bytes)));
+}
+
+struct Alignments {
+  uint32_t a = 0;
+  uint32_t b = 0;
+  uint32_t c = 0;
+  uint32_t addend = 0;  ///< 0: there is none
+};
+
+Alignments alignments_of(const Gemm& product, const void* addend, const ProductBatch& batch) {
+  return {.a = alignment_of(product.a, product.input_type, batch, batch.a_stride),
+          .b = alignment_of(product.b, product.input_type, batch, batch.b_stride),
+          .c = alignment_of(product.c, product.output_type, batch, batch.c_stride),
+          .addend = addend == nullptr ? 0 : alignment_of(addend)};
+}
+
 using Preference = std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
                                    CublasDestroy<&CublasLibrary::preference_destroy>>;
 
@@ -69,18 +100,18 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
   check_cublas(cublas().preference_set(preference.get(), attribute, &value, sizeof(value)));
 }
 
-Preference make_preference(const Gemm& product, const void* addend) {
+Preference make_preference(const Alignments& alignments) {
   cublasLtMatmulPreference_t created = nullptr;
   check_cublas(cublas().preference_create(&created));
   Preference preference(created);
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(product.b));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(product.a));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments.b);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments.a);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-      alignment_of(addend == nullptr ? product.c : addend));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(product.c));
+      alignments.addend == 0 ? alignments.c : alignments.addend);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments.c);
   return preference;
 }
 
@@ -91,24 +122,19 @@ MatrixProducts::MatrixProducts(const CudaContext& context)
       stream_(context.stream()),
       workspace_(kWorkspaceBytes, "matrix products") {}
 
-MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* addend) {
+MatrixProducts::Key MatrixProducts::key_of(const Gemm& product, const void* addend,
+                                           const ProductBatch& batch) {
   const int flags = (product.transpose_a ? 1 : 0) | (product.transpose_b ? 2 : 0) |
                     (product.input_type == DType::kF32 ? 4 : 0) |
                     (product.output_type == DType::kF32 ? 8 : 0) | (product.accumulate ? 16 : 0);
-  return {product.m,
-          product.n,
-          product.k,
-          product.lda,
-          product.ldb,
-          product.ldc,
-          flags,
-          alignment_of(product.a),
-          alignment_of(product.b),
-          alignment_of(product.c),
-          addend == nullptr ? 0 : alignment_of(addend)};
+  const Alignments alignments = alignments_of(product, addend, batch);
+  return {product.m,         product.n,   product.k,      product.lda,    product.ldb,
+          product.ldc,       flags,       alignments.a,   alignments.b,   alignments.c,
+          alignments.addend, batch.count, batch.a_stride, batch.b_stride, batch.c_stride};
 }
 
-MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* addend) const {
+MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* addend,
+                                               const ProductBatch& batch) const {
   const auto stored = [&](bool transposed, int64_t rows, int64_t columns, int64_t stride) {
     return transposed ? make_layout(product.input_type, columns, rows, stride)
                       : make_layout(product.input_type, rows, columns, stride);
@@ -118,7 +144,12 @@ MatrixProducts::Plan MatrixProducts::make_plan(const Gemm& product, const void* 
             .b = stored(product.transpose_b, product.k, product.n, product.ldb),
             .c = make_layout(product.output_type, product.m, product.n, product.ldc),
             .algorithm = {}};
-  const Preference preference = make_preference(product, addend);
+  if (batch.count > 1) {
+    set_batch(plan.a, batch.count, batch.a_stride);
+    set_batch(plan.b, batch.count, batch.b_stride);
+    set_batch(plan.c, batch.count, batch.c_stride);
+  }
+  const Preference preference = make_preference(alignments_of(product, addend, batch));
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   const cublasStatus_t status =
@@ -145,13 +176,22 @@ void MatrixProducts::finish_empty(const Gemm& product, const void* addend) const
 }
 
 void MatrixProducts::run(const Gemm& product, const void* addend) {
+  run(product, addend, {});
+}
+
+void MatrixProducts::run(const Gemm& product, const ProductBatch& batch) {
+  ensure(product.k > 0 || batch.count <= 1, "a batch of {} products over nothing", batch.count);
+  if (batch.count > 0) run(product, nullptr, batch);
+}
+
+void MatrixProducts::run(const Gemm& product, const void* addend, const ProductBatch& batch) {
   ensure(addend == nullptr || !product.accumulate,
          "a product that adds to its result takes no addend");
   if (product.m == 0 || product.n == 0) return;
   if (product.k == 0) return finish_empty(product, addend);
-  const Key key = key_of(product, addend);
+  const Key key = key_of(product, addend, batch);
   auto found = plans_.find(key);
-  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product, addend)).first;
+  if (found == plans_.end()) found = plans_.emplace(key, make_plan(product, addend, batch)).first;
   const Plan& plan = found->second;
   const float alpha = 1;
   const float beta = product.accumulate || addend != nullptr ? 1 : 0;
@@ -163,6 +203,10 @@ void MatrixProducts::run(const Gemm& product, const void* addend) {
 
 void multiply(const KernelArgs& args, const Gemm& product, const void* addend) {
   context_of(args).get<MatrixProducts>().run(product, addend);
+}
+
+void multiply(const KernelArgs& args, const Gemm& product, const ProductBatch& batch) {
+  context_of(args).get<MatrixProducts>().run(product, batch);
 }
 
 }  // namespace tessera::cuda

@@ -25,6 +25,16 @@ using CublasOperation =
 using CublasLayout =
     std::unique_ptr<cublasLtMatrixLayoutOpaque_t, CublasDestroy<&CublasLibrary::layout_destroy>>;
 
+/// Products of one shape, whose operands lie at equal distances, in elements.
+struct ProductBatch {
+  int64_t count = 1;
+  int64_t a_stride = 0;
+  int64_t b_stride = 0;
+  int64_t c_stride = 0;
+
+  bool operator==(const ProductBatch&) const = default;
+};
+
 /// Products of matrices on one GPU by cuBLASLt: F32 in full precision (no TF32), BF16 with F32
 /// sums. How a product is computed is chosen once for its sizes, types and alignment, and kept; no
 /// choice adds parts in an order that may change, nor in BF16. Got by
@@ -38,6 +48,9 @@ class MatrixProducts {
   /// unless null, lies as the result does and is added before that is rounded; the product does
   /// not accumulate then.
   void run(const Gemm& product, const void* addend = nullptr);
+  /// The same with each of a batch, of which `product` is the first. How that is computed may
+  /// depend on the number of products.
+  void run(const Gemm& product, const ProductBatch& batch);
 
  private:
   struct Plan {
@@ -46,11 +59,13 @@ class MatrixProducts {
     cublasLtMatmulAlgo_t algorithm;
   };
   /// Shape, leading dims, types and transposes, with the alignments of the pointers.
+  /// and the batch.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, uint32_t,
-                         uint32_t, uint32_t, uint32_t>;
+                         uint32_t, uint32_t, uint32_t, int64_t, int64_t, int64_t, int64_t>;
 
-  static Key key_of(const Gemm& product, const void* addend);
-  Plan make_plan(const Gemm& product, const void* addend) const;
+  static Key key_of(const Gemm& product, const void* addend, const ProductBatch& batch);
+  Plan make_plan(const Gemm& product, const void* addend, const ProductBatch& batch) const;
+  void run(const Gemm& product, const void* addend, const ProductBatch& batch);
   void finish_empty(const Gemm& product, const void* addend) const;
 
   CublasHandle handle_;
@@ -61,5 +76,6 @@ class MatrixProducts {
 
 /// The product in the stream of a kernel's call.
 void multiply(const KernelArgs& args, const Gemm& product, const void* addend = nullptr);
+void multiply(const KernelArgs& args, const Gemm& product, const ProductBatch& batch);
 
 }  // namespace tessera::cuda

@@ -1,5 +1,7 @@
 #include "ops/cuda/matrix_product.h"
 
+#include <array>
+
 #include "ops/testing/gpu_test.h"
 #include "ops/testing/op_test.h"
 
@@ -73,7 +75,7 @@ class MatrixProductCuda : public testing::GpuTest {
     expect_near(result, c_host, product.output_type == DType::kF32 ? 2e-5 : 8e-3);
   }
 
- private:
+  Random& random() { return random_; }
   /// All values, those between the rows included.
   static void expect_near(const Tensor& actual, const Tensor& expected, double tolerance) {
     const std::vector<double> values = testing::to_doubles(actual);
@@ -82,8 +84,51 @@ class MatrixProductCuda : public testing::GpuTest {
       ASSERT_NEAR(values[i], truths[i], tolerance * (4 + std::abs(truths[i]))) << i;
   }
 
+ private:
   Random random_{5, 1};
 };
+
+/// The first operand is one matrix for all, where its stride is 0.
+TEST_F(MatrixProductCuda, Batches) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const auto& [count, m, n, k] :
+         {std::array<int64_t, 4>{3, 64, 128, 64}, std::array<int64_t, 4>{7, 33, 17, 21},
+          std::array<int64_t, 4>{1, 5, 6, 7}}) {
+      const Gemm product = {.transpose_b = true,
+                            .m = m,
+                            .n = n,
+                            .k = k,
+                            .lda = k,
+                            .ldb = k,
+                            .ldc = n,
+                            .input_type = dtype};
+      for (const int64_t a_stride : {m * k, int64_t{0}}) {
+        const ProductBatch batch = {count, a_stride, n * k, m * n};
+        const OwnedTensor a = random_tensor(dtype, {count * m * k}, random());
+        const OwnedTensor b = random_tensor(dtype, {count * n * k}, random());
+        const OwnedTensor expected(DType::kF32, {count * m * n});
+        const OwnedTensor a_gpu = on_gpu(a);
+        const OwnedTensor b_gpu = on_gpu(b);
+        const OwnedTensor c_gpu = on_gpu(expected);
+        Gemm first = product;
+        first.a = a_gpu.get().data;
+        first.b = b_gpu.get().data;
+        first.c = c_gpu.get().data;
+        products().run(first, batch);
+        for (int64_t i = 0; i < count; ++i) {
+          Gemm one = product;
+          one.a = static_cast<std::byte*>(a.get().data) + i * a_stride * dtype_size(dtype);
+          one.b = static_cast<std::byte*>(b.get().data) + i * n * k * dtype_size(dtype);
+          one.c = expected.get().as<float>() + i * m * n;
+          gemm(one);
+        }
+        const OwnedTensor result(DType::kF32, expected.get().shape);
+        gpu().device().copy(result.get().data, c_gpu.get().data, result.get().num_bytes());
+        expect_near(result, expected, 2e-5);
+      }
+    }
+  }
+}
 
 TEST_F(MatrixProductCuda, TinyProduct) {
   check({.transpose_b = true, .m = 33, .n = 17, .k = 20, .accumulate = true});

@@ -19,6 +19,8 @@
 #include "ops/latent_heads/latent_heads.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/muon/muon.h"
+#include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/permute/permute.h"
 #include "ops/repeat_heads/repeat_heads.h"
@@ -55,6 +57,8 @@ KernelTable make_cpu_kernels() {
   add_latent_heads_cpu(table);
   add_linear_cpu(table);
   add_linear_cross_entropy_cpu(table);
+  add_muon_cpu(table);
+  add_newton_schulz_cpu(table);
   add_norm_rope_cpu(table);
   add_permute_cpu(table);
   add_repeat_heads_cpu(table);

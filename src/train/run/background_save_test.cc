@@ -58,9 +58,9 @@ TEST_P(SavedBytes, AreCountedBeforeTheyAreTaken) {
   };
   train_on_ranks(settings, check);
   settings.train.precision = Precision::kBF16;
-  settings.adamw.formats = {.first_moment = DType::kBF16, .second_moment = DType::kF32};
+  settings.optimizer.formats = {.first_moment = DType::kBF16, .second_moment = DType::kF32};
   for (const MasterKind master : kMasters) {
-    settings.adamw.formats.master = master;
+    settings.optimizer.formats.master = master;
     train_on_ranks(settings, check);
   }
 }

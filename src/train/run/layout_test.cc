@@ -40,7 +40,7 @@ Settings small_settings() {
   settings.data.sequence_length = 8;
   settings.train.micro_batch = 1;
   settings.train.global_batch = 4;
-  settings.adamw.eps = 1e-3;
+  settings.optimizer.eps = 1e-3;
   return without_data(std::move(settings));
 }
 

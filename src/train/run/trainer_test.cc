@@ -48,20 +48,20 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
         ResumeCase{"bf16_moments",
                    [](Settings& s) {
-                     s.adamw.formats = {.first_moment = DType::kBF16,
-                                        .second_moment = DType::kBF16};
+                     s.optimizer.formats = {.first_moment = DType::kBF16,
+                                            .second_moment = DType::kBF16};
                    }},
         ResumeCase{"remainders",
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;
-                     s.adamw.formats.master = MasterKind::kRemainder;
+                     s.optimizer.formats.master = MasterKind::kRemainder;
                    }},
         ResumeCase{"no_masters",
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;
-                     s.adamw.formats = {.first_moment = DType::kBF16,
-                                        .second_moment = DType::kBF16,
-                                        .master = MasterKind::kNone};
+                     s.optimizer.formats = {.first_moment = DType::kBF16,
+                                            .second_moment = DType::kBF16,
+                                            .master = MasterKind::kNone};
                    }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},
         ResumeCase{"global_balance",

@@ -9,6 +9,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMaxBucketBytes = int64_t{1} << 40;
+constexpr int64_t kMaxNewtonSchulzSteps = 100;
 
 void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
@@ -111,6 +112,10 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
+  schema.add_enum("optim.name", &settings.optimizer_kind,
+                  {{"adamw", OptimizerKind::kAdamW}, {"muon", OptimizerKind::kMuon}},
+                  "What updates the weights; muon: Muon the matrices of hidden layers and the "
+                  "routers, AdamW embedding, head, norms and biases");
   ScheduleSpec& schedule = settings.schedule;
   schema.add("optim.learning_rate", &schedule.peak_lr, "Learning rate after warm-up", above(0));
   schema.add_enum("optim.schedule", &schedule.kind,
@@ -128,26 +133,37 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add_enum("optim.decay_shape", &schedule.decay_shape,
                   {{"linear", DecayShape::kLinear}, {"one_minus_sqrt", DecayShape::kOneMinusSqrt}},
                   "How wsd decays");
-  AdamWOptions& adamw = settings.adamw;
-  schema.add("optim.beta1", &adamw.beta1, "AdamW's first moment", from_below(0, 1));
-  schema.add("optim.beta2", &adamw.beta2, "AdamW's second moment", from_below(0, 1));
-  schema.add("optim.eps", &adamw.eps, "AdamW's epsilon", above(0));
-  schema.add("optim.weight_decay", &adamw.weight_decay, "Decoupled weight decay", at_least(0));
-  schema.add("optim.decay_all", &adamw.decay_all, "Decay norms and biases too, not only matrices");
+  OptimizerOptions& options = settings.optimizer;
+  schema.add("optim.beta1", &options.beta1, "AdamW's first moment", from_below(0, 1));
+  schema.add("optim.beta2", &options.beta2, "AdamW's second moment", from_below(0, 1));
+  schema.add("optim.eps", &options.eps, "AdamW's epsilon", above(0));
+  schema.add("optim.weight_decay", &options.weight_decay, "Decoupled weight decay", at_least(0));
+  schema.add("optim.decay_all", &options.decay_all,
+             "Decay norms and biases too, not only matrices");
   const std::vector<std::pair<std::string, DType>> types = {{"f32", DType::kF32},
                                                             {"bf16", DType::kBF16}};
-  schema.add_enum("optim.first_moment", &adamw.formats.first_moment, types,
+  schema.add_enum("optim.first_moment", &options.formats.first_moment, types,
                   "How AdamW's first moments are kept between steps; bf16 is rounded "
                   "stochastically");
-  schema.add_enum("optim.second_moment", &adamw.formats.second_moment, types,
+  schema.add_enum("optim.second_moment", &options.formats.second_moment, types,
                   "The same of its second moments");
   schema.add_enum(
-      "optim.master", &adamw.formats.master,
+      "optim.master", &options.formats.master,
       {{"f32", MasterKind::kF32},
        {"remainder", MasterKind::kRemainder},
        {"none", MasterKind::kNone}},
       "What is kept beside BF16 weights: an F32 copy, the 16 bits that the weight lacks "
       "of one, or nothing, the weights then being rounded stochastically");
+}
+
+void add_muon_options(ConfigSchema& schema, MuonOptions& muon) {
+  schema.add("optim.muon_momentum", &muon.momentum,
+             "What Muon's average of gradients keeps in a step", from_below(0, 1));
+  schema.add("optim.muon_nesterov", &muon.nesterov,
+             "Let Muon look ahead by the step's own gradient (Nesterov)");
+  schema.add("optim.muon_ns_steps", &muon.ns_steps,
+             "Steps of Newton and Schulz's iteration that orthogonalize Muon's updates",
+             between(1, kMaxNewtonSchulzSteps));
 }
 
 void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
@@ -224,6 +240,7 @@ ConfigSchema make_schema(Settings& settings) {
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
   add_optimizer_options(schema, settings);
+  add_muon_options(schema, settings.optimizer.muon);
   add_shard_options(schema, settings.shard);
   add_parallel_options(schema, settings.parallel);
   add_run_options(schema, settings.run);
@@ -231,12 +248,27 @@ ConfigSchema make_schema(Settings& settings) {
 }
 
 void validate_state_formats(const Settings& settings) {
-  const MasterKind master = settings.adamw.formats.master;
+  const MasterKind master = settings.optimizer.formats.master;
   require(
       master == MasterKind::kF32 || settings.train.precision == Precision::kBF16,
       "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
       "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
       master == MasterKind::kNone ? "none" : "remainder");
+}
+
+void validate_optimizer(const Settings& settings) {
+  if (settings.optimizer_kind == OptimizerKind::kMuon) return;
+  const MuonOptions& muon = settings.optimizer.muon;
+  const MuonOptions plain;
+  const auto refuse = [](bool is_set, std::string_view key) {
+    require(!is_set,
+            "{} is set, but optim.name is \"adamw\", which has no use for it; set optim.name = "
+            "\"muon\", or leave it out",
+            key);
+  };
+  refuse(muon.momentum != plain.momentum, "optim.muon_momentum");
+  refuse(muon.nesterov != plain.nesterov, "optim.muon_nesterov");
+  refuse(muon.ns_steps != plain.ns_steps, "optim.muon_ns_steps");
 }
 
 void validate(const Settings& settings) {
@@ -249,6 +281,7 @@ void validate(const Settings& settings) {
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);
   validate_state_formats(settings);
+  validate_optimizer(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
           train.steps);

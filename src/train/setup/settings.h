@@ -101,6 +101,12 @@ struct ShardSettings {
   FullShardingOptions full() const;
 };
 
+/// What updates the weights.
+enum class OptimizerKind : uint8_t {
+  kAdamW,
+  kMuon,  ///< of the matrices of hidden layers (WeightPlacement::matrix_rows), and AdamW the rest
+};
+
 /// Everything that a training run is told.
 struct Settings {
   std::string preset;
@@ -108,7 +114,8 @@ struct Settings {
   DataSettings data;
   ModelConfig model;
   TrainSettings train;
-  AdamWOptions adamw;
+  OptimizerKind optimizer_kind = OptimizerKind::kAdamW;
+  OptimizerOptions optimizer;
   ShardSettings shard;
   ScheduleSpec schedule;
   ParallelSpec parallel;

@@ -1,6 +1,7 @@
 #include "train/state/load_optimizer.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/memory.h"
 #include "ops/adamw/state_rounding.h"
@@ -23,13 +24,29 @@ MasterKind find_master(const CheckpointReader& reader) {
   return MasterKind::kNone;
 }
 
-std::vector<GlobalTensor> list_state(std::span<const ParameterSpec> parameters, MasterKind master) {
+bool is_muons(const ParameterSpec& spec) {
+  return !spec.placement.matrix_rows.empty();
+}
+
+/// Muon, where some matrix has no second moment.
+OptimizerKind find_kind(const CheckpointReader& reader, std::span<const ParameterSpec> parameters) {
+  const auto names = reader.names(TensorGroup::kOptimizer);
+  const std::set<std::string> found(names.begin(), names.end());
+  const bool muon = std::ranges::any_of(parameters, [&](const ParameterSpec& spec) {
+    return is_muons(spec) && found.contains(spec.name + ".m") && !found.contains(spec.name + ".v");
+  });
+  return muon ? OptimizerKind::kMuon : OptimizerKind::kAdamW;
+}
+
+std::vector<GlobalTensor> list_state(std::span<const ParameterSpec> parameters,
+                                     const KeptState& kept) {
   std::vector<GlobalTensor> all;
   for (const ParameterSpec& spec : parameters) {
     all.push_back({spec.name + ".m", spec.shape});
-    all.push_back({spec.name + ".v", spec.shape});
-    if (is_low_precision(spec.dtype) && master != MasterKind::kNone)
-      all.push_back({master_name(spec.name, master), spec.shape});
+    if (kept.kind == OptimizerKind::kAdamW || !is_muons(spec))
+      all.push_back({spec.name + ".v", spec.shape});
+    if (is_low_precision(spec.dtype) && kept.master != MasterKind::kNone)
+      all.push_back({master_name(spec.name, kept.master), spec.shape});
   }
   return all;
 }
@@ -47,21 +64,26 @@ void join_master(const CheckpointReader& reader, const NamedSlice& master) {
 }  // namespace
 
 void load_optimizer(const CheckpointReader& reader, std::span<const ParameterSpec> parameters,
-                    MasterKind master, const DistributedOptimizer& optimizer) {
-  const MasterKind found = find_master(reader);
+                    const KeptState& own, const DistributedOptimizer& optimizer) {
+  const KeptState found = {find_kind(reader, parameters), find_master(reader)};
+  require(own.kind == found.kind || own.kind == OptimizerKind::kMuon,
+          "checkpoint {} was written with optim.name = \"muon\" and has no second moments of "
+          "matrices, without which AdamW cannot go on; set optim.name = \"muon\", or start a new "
+          "run with its weights by run.init_from",
+          reader.path().string());
   std::vector<NamedSlice> slices = optimizer.state_slices(HeldPart::kHeld);
-  if (found != master) {
+  if (found.master != own.master) {
     std::erase_if(slices, [&](const NamedSlice& slice) {
       return !slice.name.ends_with(".m") && !slice.name.ends_with(".v");
     });
   }
   reader.load_group(TensorGroup::kOptimizer, slices, list_state(parameters, found),
                     Conversion::kFloats);
-  if (found == master) return;
-  if (found == MasterKind::kNone) return optimizer.reset_masters();
-  optimizer.change_masters([&](const NamedSlice& own) {
-    if (found == MasterKind::kRemainder) return join_master(reader, own);
-    reader.load_slice(master_name(own.name, found), own.slice, own.tensor);
+  if (found.master == own.master) return;
+  if (found.master == MasterKind::kNone) return optimizer.reset_masters();
+  optimizer.change_masters([&](const NamedSlice& slice) {
+    if (found.master == MasterKind::kRemainder) return join_master(reader, slice);
+    reader.load_slice(master_name(slice.name, found.master), slice.slice, slice.tensor);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "ops/adamw/state_rounding.h"
 #include "train/testing/tiny_run.h"
@@ -19,7 +20,7 @@ using testing::tiny_settings;
 Settings settings_with(const TemporaryFolder& folder, const StateFormats& formats) {
   Settings settings = tiny_settings(folder);
   settings.train.precision = Precision::kBF16;
-  settings.adamw.formats = formats;
+  settings.optimizer.formats = formats;
   return settings;
 }
 
@@ -102,11 +103,90 @@ TEST(LoadOptimizer, FewerBitsTakeLessMemory) {
   EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kNone}) / all, 4.0 / 12, 0.02);
 }
 
+/// The same with Muon.
+Settings muon_settings(const TemporaryFolder& folder, const StateFormats& formats = {}) {
+  Settings settings = settings_with(folder, formats);
+  settings.optimizer_kind = OptimizerKind::kMuon;
+  return settings;
+}
+
+TEST(LoadOptimizer, MuonContinuesBitwise) {
+  for (const StateFormats& formats :
+       {StateFormats{}, StateFormats{DType::kBF16, DType::kBF16, MasterKind::kRemainder},
+        StateFormats{DType::kBF16, DType::kBF16, MasterKind::kNone}}) {
+    const TemporaryFolder folder;
+    const auto unbroken = make_trainer(muon_settings(folder, formats));
+    for (int i = 0; i < 2; ++i) unbroken->step();
+    unbroken->save("");
+    const auto resumed = make_trainer(muon_settings(folder, formats));
+    ASSERT_EQ(resumed->position().step, 2);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(resumed->step().loss, unbroken->step().loss);
+    const auto state = [](Trainer& trainer) {
+      return read_floats(trainer.state().optimizer().state_slices(HeldPart::kHeld));
+    };
+    EXPECT_EQ(state(*resumed), state(*unbroken));
+  }
+}
+
+TEST(LoadOptimizer, MuonKeepsNoSecondMomentsOfMatrices) {
+  const TemporaryFolder folder;
+  const auto trainer = make_trainer(muon_settings(folder));
+  std::set<std::string> names;
+  for (const NamedSlice& slice : trainer->state().optimizer().state_slices(HeldPart::kHeld))
+    names.insert(slice.name);
+  for (const char* name : {"layers.0.attn.q.weight", "layers.0.moe.experts.gate_up.weight",
+                           "layers.0.moe.router.weight"}) {
+    EXPECT_TRUE(names.contains(std::string(name) + ".m")) << name;
+    EXPECT_FALSE(names.contains(std::string(name) + ".v")) << name;
+  }
+  for (const char* name : {"embedding.weight", "layers.0.attn_norm.weight"})
+    EXPECT_TRUE(names.contains(std::string(name) + ".v")) << name;
+}
+
+TEST(LoadOptimizer, MuonTakesAdamWsFirstMoments) {
+  const TemporaryFolder folder;
+  const auto adamw = make_trainer(settings_with(folder, {}));
+  for (int i = 0; i < 3; ++i) adamw->step();
+  adamw->save("");
+  const auto muon = make_trainer(muon_settings(folder));
+  ASSERT_EQ(muon->position().step, 3);
+  const auto expected = read_floats(adamw->state().optimizer().state_slices(HeldPart::kHeld));
+  for (const auto& [name, values] :
+       read_floats(muon->state().optimizer().state_slices(HeldPart::kHeld)))
+    EXPECT_EQ(values, expected.at(name)) << name;
+  EXPECT_TRUE(std::isfinite(muon->step().loss));
+}
+
+TEST(LoadOptimizer, AdamWRefusesMuonsState) {
+  const TemporaryFolder folder;
+  const auto muon = make_trainer(muon_settings(folder));
+  muon->step();
+  muon->save("");
+  try {
+    make_trainer(settings_with(folder, {}));
+    FAIL();
+  } catch (const UserError& error) {
+    for (const char* part : {"step-00000001", "second moments", "optim.name", "run.init_from"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(MuonSettings, AreRefusedWithAdamW) {
+  const TemporaryFolder folder;
+  Settings settings = tiny_settings(folder);
+  settings.optimizer.muon.ns_steps = 4;
+  EXPECT_THROW(validate(settings), UserError);
+  settings.optimizer.muon = {.momentum = 0.9};
+  EXPECT_THROW(validate(settings), UserError);
+  settings.optimizer_kind = OptimizerKind::kMuon;
+  validate(settings);
+}
+
 TEST(StateFormats, RefusesMastersOfF32Weights) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
   for (const MasterKind kind : {MasterKind::kRemainder, MasterKind::kNone}) {
-    settings.adamw.formats.master = kind;
+    settings.optimizer.formats.master = kind;
     EXPECT_THROW(validate(settings), UserError);
   }
   settings.train.precision = Precision::kBF16;

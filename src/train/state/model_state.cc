@@ -7,6 +7,7 @@
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
 #include "train/state/load_optimizer.h"
+#include "train/state/local_matrices.h"
 #include "train/state/modules.h"
 
 namespace tessera {
@@ -29,14 +30,18 @@ ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Dev
 
 /// Parameters as the optimizer's list has them.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
-                                                 const ReplicaGroups& groups) {
+                                                 const ReplicaGroups& groups, OptimizerKind kind) {
   std::vector<ReplicatedParameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
-    result.push_back(
-        {.parameter = {.name = spec.name, .weight = parameter.weight, .grad = parameter.grad},
-         .slice = spec.placement.slice,
-         .group = groups.find(spec)});
+    std::vector<int64_t> matrix_rows;
+    if (kind == OptimizerKind::kMuon) matrix_rows = local_matrices(spec.name, spec.placement);
+    result.push_back({.parameter = {.name = spec.name,
+                                    .weight = parameter.weight,
+                                    .grad = parameter.grad,
+                                    .matrix_rows = std::move(matrix_rows)},
+                      .slice = spec.placement.slice,
+                      .group = groups.find(spec)});
   }
   return result;
 }
@@ -50,24 +55,24 @@ std::vector<std::vector<size_t>> modules_of(const ParameterSet& parameters) {
 ModelState::Bytes sum_up(const FullySharded::Bytes& bytes) {
   return {.weights = bytes.weights + bytes.weight_buffers,
           .gradients = bytes.gradients + bytes.gradient_buffers + bytes.staging,
-          .optimizer = bytes.state};
+          .optimizer = bytes.state + bytes.workspace};
+}
+
+std::vector<ReplicaPlace> places_of(const std::vector<ReplicaGroup>& groups) {
+  std::vector<ReplicaPlace> places;
+  for (const ReplicaGroup& group : groups) places.push_back({group.size(), group.rank()});
+  return places;
 }
 
 /// Bytes of weights and state of the rows that a rank owns, whether or not it keeps others' too.
 int64_t owned_bytes(const std::vector<ReplicaGroup>& groups,
-                    std::vector<ReplicatedParameter> parameters, ShardingOptions sharding,
+                    std::span<const ReplicatedParameter> parameters, ShardingOptions sharding,
                     const StateFormats& formats) {
   sharding.shard_state = true;
-  std::vector<ReplicaPlace> places;
-  for (const ReplicaGroup& group : groups) places.push_back({group.size(), group.rank()});
-  const int64_t state = ShardedOptimizer::state_bytes(places, parameters, sharding, formats);
-  const int64_t plain = ShardedOptimizer::state_bytes(places, parameters, sharding);
-  for (ReplicatedParameter& p : parameters) p.parameter.weight.dtype = DType::kF32;
-  // Two F32 moments of all elements; what `plain` has beside them are masters, of BF16 weights
-  // alone.
-  const int64_t moments = ShardedOptimizer::state_bytes(places, parameters, sharding);
-  const int64_t masters = plain - moments;
-  return state + moments / 2 - masters / 2;
+  const auto owned = ShardedOptimizer::list_held(places_of(groups), parameters, sharding);
+  int64_t bytes = Optimizer::state_bytes(owned, formats);
+  for (const Parameter& parameter : owned) bytes += align_up(parameter.weight.num_bytes());
+  return bytes;
 }
 
 NamedSlice whole_slice(const NamedTensor& tensor) {
@@ -105,28 +110,29 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   const auto parameters = ParameterSet::planned(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups);
+  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
   if (shards_fully(settings, run)) {
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full(),
-                                            settings.adamw.formats, backend));
+                                            settings.optimizer, backend));
   }
   const auto replicas = groups.for_reduction();
-  std::vector<ReplicaPlace> places;
-  for (const ReplicaGroup& group : replicas) places.push_back({group.size(), group.rank()});
+  const auto places = places_of(replicas);
   const auto sizes = ParameterSet::count_bytes(specs, true);
   const ShardingOptions sharding = settings.shard.replicated();
   return {
       sizes.weights,
       sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
-      ShardedOptimizer::state_bytes(places, replicated, sharding, settings.adamw.formats)};
+      ShardedOptimizer::state_bytes(places, replicated, sharding, settings.optimizer.formats) +
+          ShardedOptimizer::workspace_bytes(places, replicated, sharding, settings.optimizer,
+                                            backend)};
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
   const auto parameters = ParameterSet::planned(held_parameters(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups);
+  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
   // A weight, two moments and a master of each parameter, and the expert biases.
   const int64_t slack = std::ssize(replicated) * 4 * kAlignment +
                         settings.model.num_moe_layers() *
@@ -138,11 +144,11 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
       return !group.replicas || group.replicas->rank() == 0;
     });
     const auto bytes = FullySharded::count_bytes(shard_groups, replicated, modules_of(parameters),
-                                                 settings.shard.full(), settings.adamw.formats);
+                                                 settings.shard.full(), settings.optimizer);
     return (owns ? bytes.weights + bytes.state : 0) + slack;
   }
   return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated(),
-                     settings.adamw.formats) +
+                     settings.optimizer.formats) +
          slack;
 }
 
@@ -150,15 +156,14 @@ StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout
   const auto parameters = ParameterSet::without_memory(held_parameters(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups);
+  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
   if (shards_fully(settings, run)) {
     return {.sharded = FullySharded::list_exchanges(groups.for_full_sharding(), replicated,
                                                     modules_of(parameters), settings.shard.full(),
-                                                    settings.adamw.formats)};
+                                                    settings.optimizer)};
   }
-  return {.replicated = ShardedOptimizer::list_exchanges(groups.for_reduction(), replicated,
-                                                         settings.shard.replicated(),
-                                                         settings.adamw.formats)};
+  return {.replicated = ShardedOptimizer::list_exchanges(
+              groups.for_reduction(), replicated, settings.shard.replicated(), settings.optimizer)};
 }
 
 StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
@@ -176,28 +181,29 @@ ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
   return {sizes.weights, sizes.gradients + replicated_->staging_bytes(),
-          replicated_->state_bytes()};
+          replicated_->state_bytes() + replicated_->workspace_bytes()};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
                        const Backend& backend)
     : config_(settings.model),
       dtype_(settings.train.dtype()),
-      master_(settings.adamw.formats.master),
+      optimizer_kind_(settings.optimizer_kind),
+      master_(settings.optimizer.formats.master),
       names_biases_(run.rank() == 0),
       parameters_(make_parameters(settings, run, backend.device())),
       experts_(make_expert_states(config_, backend.device())) {
   const ReplicaGroups groups(settings, run, world);
-  const auto parameters = list_replicated(parameters_, groups);
+  const auto parameters = list_replicated(parameters_, groups, settings.optimizer_kind);
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
-                                              modules_of(parameters_), run.world, settings.adamw,
-                                              settings.shard.full(), backend);
+                                              modules_of(parameters_), run.world,
+                                              settings.optimizer, settings.shard.full(), backend);
     sharded_parameters_ = std::make_unique<ShardedParameters>(*sharded_);
   } else {
-    replicated_ =
-        std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
-                                           settings.adamw, settings.shard.replicated(), backend);
+    replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                                     settings.optimizer,
+                                                     settings.shard.replicated(), backend);
     replicated_parameters_ = std::make_unique<ReplicatedParameters>(parameters_, *replicated_);
   }
 }
@@ -285,7 +291,7 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  load_optimizer(reader, list_parameters(config_, dtype_), master_, optimizer());
+  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, master_}, optimizer());
 }
 
 }  // namespace tessera

@@ -84,7 +84,7 @@ Settings settings_for_layouts(const std::filesystem::path& folder) {
   settings.train.steps = 4;
   settings = without_data(std::move(settings));
   settings.run.device = DeviceChoice::kCpu;  // the tests read its memory
-  settings.adamw.eps = 1e-3;
+  settings.optimizer.eps = 1e-3;
   settings.schedule = {.kind = ScheduleKind::kConstant, .peak_lr = 1e-2, .num_steps = 4};
   settings.run.resume = ResumeMode::kAuto;
   settings.data.tokens = (folder / "tokens").string();

@@ -122,8 +122,12 @@ constexpr OptionFamily kFamilies[] = {
                                         s.model.moe.shared_inner_size = 32; }},
     {"recompute_some", [](Settings& s) { s.train.recompute = {"attn_norm", "expert_in"}; }},
     {"split_weight_gradients", [](Settings& s) { s.parallel.split_weights = true; }},
-    {"clipped", [](Settings& s) { s.train.max_grad_norm = 0.1; s.adamw.weight_decay = 0.2; }},
-    {"not_clipped", [](Settings& s) { s.train.max_grad_norm = 0; s.adamw.decay_all = true; }},
+    {"clipped", [](Settings& s) { s.train.max_grad_norm = 0.1; s.optimizer.weight_decay = 0.2; }},
+    {"not_clipped", [](Settings& s) { s.train.max_grad_norm = 0; s.optimizer.decay_all = true; }},
+    {"muon", [](Settings& s) { s.optimizer_kind = OptimizerKind::kMuon;
+                               s.model.moe.inner_sizes = {64, 8, 24, 128};
+                               s.model.moe.shared_inner_size = 32;
+                               s.model.moe.shared_gate = true; }},
     {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
 };
 // clang-format on
@@ -152,7 +156,7 @@ Settings settings_of(const OptionFamily& family) {
   settings.data.sequence_length = 40;
   settings.train.micro_batch = 2;
   settings.train.global_batch = 4;
-  settings.adamw.eps = 1e-3;
+  settings.optimizer.eps = 1e-3;
   settings.schedule = {.kind = ScheduleKind::kConstant, .peak_lr = 1e-2};
   settings = without_data(std::move(settings));
   family.change(settings);

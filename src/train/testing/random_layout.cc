@@ -216,11 +216,12 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.shard.scope = draw.of({ShardScope::kNone, ShardScope::kState, ShardScope::kState,
                                   ShardScope::kFull, ShardScope::kFull, ShardScope::kFull});
   settings.shard.bucket_bytes = draw.of<int64_t>({1, 2000, 1 << 20});
-  settings.adamw.eps = 1e-3;
+  settings.optimizer.eps = 1e-3;
   settings.schedule.peak_lr = 1e-2;
   settings.schedule.kind = ScheduleKind::kConstant;
   settings.schedule.warmup_steps = 0;
   settings.run.seed = 1 + draw.upto(1000);
+  if (layout.tp * layout.etp == 1 && draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
 }
 
 /// Embedding, layers and loss in as many chunks as before, cut anywhere.

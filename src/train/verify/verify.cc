@@ -116,12 +116,14 @@ std::vector<std::string> list_names(const Settings& settings) {
 
 }  // namespace
 
-VerifyRule verify_rule(GradientCompression compression, double tolerance) {
-  VerifyRule rule{
-      .tolerances = {.scalars = tolerance, .gradients = tolerance, .weights = tolerance}};
-  if (compression == GradientCompression::kNone) return rule;
+VerifyRule verify_rule(const Settings& settings, double tolerance) {
+  const bool muon = settings.optimizer_kind == OptimizerKind::kMuon;
+  VerifyRule rule{.tolerances = {.scalars = tolerance,
+                                 .gradients = tolerance,
+                                 .weights = muon ? 100 * tolerance : tolerance}};
+  if (!compresses(settings)) return rule;
   rule.tolerances.gradients = std::max(tolerance, 0x1.0p-6);
-  rule.tolerances.weights = std::max(tolerance, 0x1.0p-4);
+  rule.tolerances.weights = std::max(tolerance, muon ? 1.0 : 0x1.0p-4);
   rule.tolerances.floor = 1e-2;
   rule.least_eps = 1;
   return rule;
@@ -135,8 +137,8 @@ Verification verify_layout(const VerifyRequest& request) {
   settings.run.folder = scratch.file("run");
   settings.train.steps = steps;
   settings.schedule.num_steps = steps;
-  const VerifyRule rule = verify_rule(settings.shard.compression, request.tolerance);
-  settings.adamw.eps = std::max(settings.adamw.eps, rule.least_eps);
+  const VerifyRule rule = verify_rule(settings, request.tolerance);
+  settings.optimizer.eps = std::max(settings.optimizer.eps, rule.least_eps);
   const int64_t rows = settings.train.global_batch * steps;
   write_random_tokens(settings, 2 * (rows + 1) * settings.data.sequence_length,
                       settings.data.tokens);

@@ -1,0 +1,192 @@
+#include <type_traits>
+
+#include "ops/adamw/state_rounding.h"
+#include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/vector.cuh"
+#include "ops/muon/muon_kernels.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVectors = 2;  // of a thread
+constexpr int kMaxMatrices = 64;
+
+template <typename Matrix>
+struct MatrixList {
+  Matrix at[kMaxMatrices];
+};
+
+/// Stores a value as T, BF16 rounded by these bits.
+template <typename T>
+__device__ __forceinline__ void keep(T* to, float value, uint32_t random) {
+  if constexpr (std::is_same_v<T, float>) {
+    *to = value;
+  } else {
+    *to = __ushort_as_bfloat16(round_stochastically(__float_as_uint(value), random));
+  }
+}
+
+/// Calls run(first element) for each vector of kWidth of a matrix that is this thread's.
+template <int kWidth, typename Run>
+__device__ __forceinline__ void for_each_vector(int64_t elements, Run run) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t vector =
+        (static_cast<int64_t>(blockIdx.x) * kVectors + i) * kThreads + threadIdx.x;
+    if ((vector + 1) * kWidth <= elements) run(vector * kWidth);
+  }
+}
+
+/// Each rounding is written out, as in AdamW's kernel.
+template <typename M, typename U, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    average_list(const __grid_constant__ MatrixList<MuonGradient> list, const MuonStep step, U* u,
+                 int64_t elements) {
+  wait_for_earlier();
+  const AdamWGradScale grad_scale = *step.grad_scale;
+  if (grad_scale.found_inf != 0) return;
+  const MuonFactors f = *step.factors;
+  const MuonGradient matrix = list.at[blockIdx.y];
+  M* const kept = static_cast<M*>(matrix.m);
+  U* const to = u + blockIdx.y * elements;
+  for_each_vector<kWidth>(elements, [&](int64_t first) {
+    const Floats<kWidth> grad = load<kWidth>(matrix.grad + first);
+    const Floats<kWidth> old = load<kWidth>(static_cast<const M*>(kept) + first);
+    Pack<M, kWidth> averages;
+    Floats<kWidth> result;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float g = __fmul_rn(grad[i], grad_scale.scale);
+      const float m = __fmaf_rn(__fsub_rn(g, old[i]), f.new_m, old[i]);
+      result[i] = __fmaf_rn(__fsub_rn(m, g), f.averaged, g);
+      uint32_t random = 0;
+      if constexpr (!std::is_same_v<M, float>)
+        random = first_moment_bits(
+            rounding_bits(f.update, __float_as_uint(grad[i]), __float_as_uint(old[i]), 0, 0));
+      keep(averages.at + i, m, random);
+    }
+    store(kept + first, averages);
+    store(to + first, result);
+  });
+}
+
+/// What the weight is with all digits that are kept.
+template <typename Master>
+__device__ __forceinline__ float join(Master master, BFloat16 weight) {
+  if constexpr (std::is_same_v<Master, uint16_t>) {
+    return __uint_as_float(join_halves(__bfloat16_as_ushort(weight), master));
+  } else {
+    return static_cast<float>(master);
+  }
+}
+
+template <typename Master, bool kWeight, typename O, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    update_list(const __grid_constant__ MatrixList<MuonWeight> list, const MuonStep step,
+                const O* o, int64_t elements) {
+  constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
+  wait_for_earlier();
+  if (step.grad_scale->found_inf != 0) return;
+  const MuonFactors f = *step.factors;
+  const MuonWeight matrix = list.at[blockIdx.y];
+  Master* const masters = static_cast<Master*>(matrix.master);
+  BFloat16* const weights = static_cast<BFloat16*>(matrix.weight);
+  const O* const from = o + blockIdx.y * elements;
+  for_each_vector<kWidth>(elements, [&](int64_t first) {
+    const Floats<kWidth> orthogonal = load<kWidth>(from + first);
+    Pack<Master, kWidth> master = load_pack<kWidth>(static_cast<const Master*>(masters) + first);
+    Pack<BFloat16, kWidth> weight{};
+    if constexpr (kRemainder)
+      weight = load_pack<kWidth>(static_cast<const BFloat16*>(weights) + first);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float old = join(master.at[i], weight.at[i]);
+      const float change = __fmul_rn(f.step_size, orthogonal[i]);
+      float value = __fmaf_rn(old, f.decay, -change);
+      if constexpr (kRemainder) {
+        const uint32_t word = leave_halfway(__float_as_uint(value));
+        value = __uint_as_float(word);
+        master.at[i] = static_cast<uint16_t>(word & 0xffffU);
+      } else {
+        uint32_t random = 0;
+        if constexpr (!std::is_same_v<Master, float>)
+          random = weight_bits(
+              rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
+        keep(master.at + i, value, random);
+      }
+      if constexpr (kWeight) weight.at[i] = __float2bfloat16_rn(value);
+    }
+    store(masters + first, master);
+    if constexpr (kWeight) store(weights + first, weight);
+  });
+}
+
+/// Calls launch(list, blocks, number of the first matrix) for up to kMaxMatrices at a time.
+template <typename Matrix, typename Launch>
+void for_each_list(std::span<const Matrix> matrices, int64_t elements, int width, Launch launch) {
+  if (elements == 0) return;
+  const int64_t of_block = static_cast<int64_t>(kThreads) * kVectors * width;
+  for (size_t first = 0; first < matrices.size(); first += kMaxMatrices) {
+    const size_t count = std::min<size_t>(kMaxMatrices, matrices.size() - first);
+    MatrixList<Matrix> list{};
+    std::ranges::copy(matrices.subspan(first, count), list.at);
+    launch(list,
+           dim3(static_cast<unsigned>(divide_up(elements, of_block)), static_cast<unsigned>(count)),
+           static_cast<int64_t>(first) * elements);
+  }
+}
+
+constexpr int kWidth = 8;  // of BF16 16 bytes
+
+template <typename Run>
+void with_width(bool vectors, Run run) {
+  vectors ? run.template operator()<kWidth>() : run.template operator()<1>();
+}
+
+template <typename Run>
+void with_master(DType master, bool has_weight, Run run) {
+  if (master == DType::kU16) return run.template operator()<uint16_t, true>();
+  if (master == DType::kBF16) return run.template operator()<BFloat16, false>();
+  has_weight ? run.template operator()<float, true>() : run.template operator()<float, false>();
+}
+
+}  // namespace
+
+void launch_muon_momentum(DType m, DType u_type, const MuonStep& step,
+                          std::span<const MuonGradient> matrices, void* u, int64_t elements,
+                          cudaStream_t stream) {
+  const bool vectors =
+      elements % kWidth == 0 && are_aligned(u) &&
+      std::ranges::all_of(matrices, [](const auto& x) { return are_aligned(x.grad, x.m); });
+  with_type(m, [&]<typename M>() {
+    with_type(u_type, [&]<typename U>() {
+      with_width(vectors, [&]<int kVector>() {
+        for_each_list(matrices, elements, kVector, [&](const auto& list, dim3 blocks, int64_t at) {
+          launch_early(average_list<M, U, kVector>, {blocks, kThreads}, stream, list, step,
+                       static_cast<U*>(u) + at, elements);
+        });
+      });
+    });
+  });
+}
+
+void launch_muon_update(DType master, bool has_weight, DType o_type, const MuonStep& step,
+                        std::span<const MuonWeight> matrices, const void* o, int64_t elements,
+                        cudaStream_t stream) {
+  const bool vectors =
+      elements % kWidth == 0 && are_aligned(o) &&
+      std::ranges::all_of(matrices, [](const auto& x) { return are_aligned(x.master, x.weight); });
+  with_type(o_type, [&]<typename O>() {
+    with_master(master, has_weight, [&]<typename Master, bool kHasWeight>() {
+      with_width(vectors, [&]<int kVector>() {
+        for_each_list(matrices, elements, kVector, [&](const auto& list, dim3 blocks, int64_t at) {
+          launch_early(update_list<Master, kHasWeight, O, kVector>, {blocks, kThreads}, stream,
+                       list, step, static_cast<const O*>(o) + at, elements);
+        });
+      });
+    });
+  });
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "ops/adamw/state_rounding.h"
+#include "ops/cpu_dispatch.h"
+#include "ops/muon/muon.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kChunk = 16384;  ///< elements that a thread takes at a time
+
+uint32_t word(float value) {
+  return std::bit_cast<uint32_t>(value);
+}
+
+void keep(float* to, float value, uint32_t /*random*/) {
+  *to = value;
+}
+void keep(Bf16* to, float value, uint32_t random) {
+  to->bits = round_stochastically(word(value), random);
+}
+
+/// Calls run(matrix, first element, end) for parts of matrices of n elements each.
+template <typename Run>
+void for_each_part(int64_t num_matrices, int64_t n, const Run& run) {
+  const int64_t parts = (n + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static) if (num_matrices * parts > 1)
+  for (int64_t i = 0; i < num_matrices * parts; ++i) {
+    const int64_t first = i % parts * kChunk;
+    run(i / parts, first, std::min(n, first + kChunk));
+  }
+}
+
+template <typename M, typename U>
+void average(const MuonFactors f, float scale, const float* __restrict grad, M* __restrict kept,
+             U* __restrict u, int64_t n) {
+  constexpr bool kRandom = !std::is_same_v<M, float>;
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = grad[i] * scale;
+    const float old = kept[i];
+    const float m = old + (g - old) * f.new_m;
+    u[i] = U(g + (m - g) * f.averaged);
+    const uint32_t random =
+        kRandom ? first_moment_bits(rounding_bits(f.update, word(grad[i]), word(old), 0, 0)) : 0;
+    keep(kept + i, m, random);
+  }
+}
+
+template <typename Run>
+void with_storage(DType dtype, const Run& run) {
+  dtype == DType::kF32 ? run.template operator()<float>() : run.template operator()<Bf16>();
+}
+
+MuonFactors read_factors(const Tensor& tensor) {
+  MuonFactors factors{};
+  std::memcpy(&factors, tensor.as<float>(), sizeof(factors));
+  return factors;
+}
+
+void muon_momentum(const MuonMomentum& op, const KernelArgs& args) {
+  const int64_t batch = std::ssize(args.inputs) - MuonMomentum::kNumTrailing;
+  const float* const scale = args.in(batch + MuonMomentum::kGradScale).as<float>();
+  if (scale[1] != 0) return;
+  const MuonFactors factors = read_factors(args.in(batch + MuonMomentum::kFactors));
+  const Tensor& u = args.out(batch);
+  const int64_t n = u.shape[1];
+  with_storage(op.spec().formats.first_moment, [&]<typename M>() {
+    with_storage(u.dtype, [&]<typename U>() {
+      for_each_part(batch, n, [&](int64_t i, int64_t first, int64_t end) {
+        average(factors, scale[0], args.in(i).as<float>() + first, args.out(i).as<M>() + first,
+                u.as<U>() + i * n + first, end - first);
+      });
+    });
+  });
+}
+
+float updated(const MuonFactors& f, float weight, float orthogonal) {
+  return weight * f.decay - f.step_size * orthogonal;
+}
+
+/// The weight is its own master.
+template <typename T>
+void update_alone(const MuonFactors f, const T* __restrict o, T* __restrict weight, int64_t n) {
+  constexpr bool kRandom = !std::is_same_v<T, float>;
+  for (int64_t i = 0; i < n; ++i) {
+    const float old = weight[i];
+    const uint32_t random =
+        kRandom ? weight_bits(rounding_bits(f.update, word(o[i]), 0, 0, word(old))) : 0;
+    keep(weight + i, updated(f, old, o[i]), random);
+  }
+}
+
+void update_master(const MuonFactors f, const Bf16* __restrict o, float* __restrict master,
+                   Bf16* __restrict weight, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    master[i] = updated(f, master[i], o[i]);
+    weight[i] = Bf16(master[i]);
+  }
+}
+
+void update_remainder(const MuonFactors f, const Bf16* __restrict o, uint16_t* __restrict remainder,
+                      Bf16* __restrict weight, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const auto old = std::bit_cast<float>(join_halves(weight[i].bits, remainder[i]));
+    const uint32_t next = leave_halfway(word(updated(f, old, o[i])));
+    weight[i] = Bf16(std::bit_cast<float>(next));
+    remainder[i] = static_cast<uint16_t>(next & 0xffffU);
+  }
+}
+
+/// Elements [first, end) of matrix i.
+void update_part(const MuonUpdate& op, const KernelArgs& args, const MuonFactors& factors,
+                 int64_t i, int64_t first, int64_t end) {
+  const Tensor& o = args.in(MuonUpdate::kOrthogonal);
+  const int64_t at = i * o.shape[1] + first;
+  const auto outputs = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
+  const Tensor& master = outputs[MuonUpdate::kMaster];
+  if (o.dtype == DType::kF32)
+    return update_alone(factors, o.as<float>() + at, master.as<float>() + first, end - first);
+  const Bf16* const from = o.as<Bf16>() + at;
+  if (op.num_outputs() == 1)
+    return update_alone(factors, from, master.as<Bf16>() + first, end - first);
+  Bf16* const weight = outputs[MuonUpdate::kWeight].as<Bf16>() + first;
+  if (op.spec().master() == MasterKind::kF32)
+    return update_master(factors, from, master.as<float>() + first, weight, end - first);
+  update_remainder(factors, from, master.as<uint16_t>() + first, weight, end - first);
+}
+
+void muon_update(const MuonUpdate& op, const KernelArgs& args) {
+  if (args.in(MuonUpdate::kGradScale).as<float>()[1] != 0) return;
+  const MuonFactors factors = read_factors(args.in(MuonUpdate::kFactors));
+  const Shape& shape = args.in(MuonUpdate::kOrthogonal).shape;
+  for_each_part(shape[0], shape[1], [&](int64_t i, int64_t first, int64_t end) {
+    update_part(op, args, factors, i, first, end);
+  });
+}
+
+}  // namespace
+
+TESSERA_CPU_KERNELS(add_muon_cpu, table) {
+  add_kernel<MuonMomentum>(table, muon_momentum);
+  add_kernel<MuonUpdate>(table, muon_update);
+}
+
+}  // namespace tessera
