@@ -14,6 +14,7 @@ namespace tessera {
 struct Bindings {
   IdVector<ValueId, Tensor> tensors;
   std::byte* saved = nullptr;
+  std::byte* offloaded = nullptr;
   std::byte* transient = nullptr;
   /// Accumulators that hold nothing yet, rather than a sum to add to.
   std::vector<ValueId> unset;

@@ -21,7 +21,7 @@ void share(const DerivedProgram& program, const Bindings& forward, const std::ve
 
 DerivedProgram derive(Program forward, const CompileOptions& options, const Backend& backend) {
   Compiled compiled = compile(std::move(forward), Goal::kTrain, options, backend);
-  Executable forward_run(std::move(compiled.forward), backend, compiled.saved);
+  Executable forward_run(std::move(compiled.forward), backend, compiled.saved, compiled.offloaded);
   Executable backward_run(std::exchange(compiled.backward->program, Program()), backend,
                           compiled.kept);
   std::optional<WeightPass> weights;

@@ -43,9 +43,11 @@ class Exchanges;
 /// time.
 class Executable {
  public:
-  /// Keeps a copy of the program. `saved` are the intermediates that outlive a run. Throws
-  /// UserError where the back end lacks a kernel, or one for the format of a value.
-  Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {});
+  /// Keeps a copy of the program. `saved` are the intermediates that outlive a run, of which some
+  /// may be `offloaded`. Throws UserError where the back end lacks a kernel, or one for the format
+  /// of a value.
+  Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {},
+             const std::vector<ValueId>& offloaded = {});
 
   const Program& program() const { return program_; }
   const MemoryPlan& plan() const { return plan_; }

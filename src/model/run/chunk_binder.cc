@@ -122,7 +122,8 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const auto& [layout, derived] = *layer.kind;
   const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""));
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
-                                      memory_.saved_at(memory_.saved_offsets.layers, idx));
+                                      memory_.saved_at(memory_.saved_offsets.layers, idx),
+                                      memory_.saved_at(memory_.saved_offsets.offloaded, idx));
   layer.backward =
       binder.bind_backward(derived, layout, layer.forward.bindings, layer_gradients(idx),
                            memory_.saved_at(memory_.saved_offsets.kept, idx));
@@ -185,7 +186,8 @@ ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chu
       hidden_shape(programs.hidden_shape()),
       dtype(programs.shape.dtype),
       saved(shared.saved.data()),
-      saved_offsets(std::move(offsets)) {}
+      saved_offsets(std::move(offsets)),
+      host(shared.host.data()) {}
 
 Tensor ChunkMemory::stream(int64_t idx) const {
   const int64_t bytes = align_up(hidden_shape.num_elements() * dtype_size(dtype));

@@ -13,6 +13,8 @@ namespace tessera {
 struct SharedMemory {
   Buffer transient;  ///< working memory of any program
   Buffer saved;      ///< what passes save, of all chunks and micro-batches
+  Buffer host;       ///< what of it waits in the host's memory
+  std::unique_ptr<CopyLane> stores, reloads;  ///< that bring it there and back; null: none does
 };
 
 /// The memory of one micro-batch in a chunk.
@@ -26,6 +28,7 @@ struct ChunkMemory {
   DType dtype;
   std::byte* saved;  ///< what is saved begins there, at these offsets
   SavedOffsets saved_offsets;
+  std::byte* host;  ///< likewise, of what is offloaded
 
   ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const SharedMemory& shared,
               SavedOffsets offsets);

@@ -22,6 +22,7 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       tokens_(tokens),
       parameters_(parameters),
       store_(store),
+      shared_(shared),
       memory_(programs, chunk, shared, offsets),
       bound_(bind_chunk(programs, chunk, memory_, parameters, experts, shared)) {}
 
@@ -72,6 +73,20 @@ void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
 
 void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {
   for (const ProgramRef& program : list_pass(programs_, chunk_, direction)) run(program, observer);
+}
+
+CopyLane::Ticket ChunkRun::store(int64_t idx) const {
+  ensure(shared_.stores != nullptr, "layer {} of the chunk is stored, but none was to be", idx);
+  return shared_.stores->give(memory_.host + memory_.saved_offsets.host.at(idx),
+                              memory_.saved_at(memory_.saved_offsets.offloaded, idx),
+                              layer_offloaded_bytes(programs_, chunk_, idx));
+}
+
+CopyLane::Ticket ChunkRun::reload(int64_t idx) const {
+  ensure(shared_.reloads != nullptr, "layer {} of the chunk is reloaded, but none was to be", idx);
+  return shared_.reloads->give(memory_.saved_at(memory_.saved_offsets.offloaded, idx),
+                               memory_.host + memory_.saved_offsets.host.at(idx),
+                               layer_offloaded_bytes(programs_, chunk_, idx));
 }
 
 void ChunkRun::sum_balance() {

@@ -25,15 +25,16 @@ DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_w
   return request;
 }
 
-KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
+KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey& key,
                               const RecomputePolicy& policy, const Backend& backend) {
-  ModelProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
+  ModelProgram layout = build_layer(stage.config, key.kind, stage.shape, stage.part.groups);
   const CompileOptions options{
       .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
       .recompute = policy,
       .gathers = stage.config.moe.fuse_gather,
       .fuse_activations = stage.config.moe.fuse_activation,
-      .split_weights = stage.part.split_weights};
+      .split_weights = stage.part.split_weights,
+      .offload = key.offloaded};
   DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
   return {std::move(layout), std::move(derived)};
 }
@@ -71,31 +72,36 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
 }
 
 /// Names are those of the whole model's layers: a stage need not have every kind.
-void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) {
-  if (policy.empty()) return;
+void check_policy(const StagePrograms& stage, const SavedPolicy& policy) {
+  if (policy.recompute.empty() && policy.offload.entries.empty()) return;
   std::set<LayerKind> kinds;
   for (int64_t i = 0; i < stage.config.all_layers(); ++i) kinds.insert(stage.config.layer_kind(i));
   std::vector<Program> programs;
   for (const LayerKind kind : kinds)
     programs.push_back(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward);
-  check_recompute_names(policy, programs);
+  check_recompute_names(policy.recompute, programs);
+  check_offload(policy, programs, stage.config.all_layers());
 }
 
 }  // namespace
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
-                             ModelPart model_part, const RecomputePolicy& policy,
+                             ModelPart model_part, const SavedPolicy& policy,
                              const Backend& where)
-    : config(model), shape(batch), part(complete(std::move(model_part), model)), backend(where) {
+    : config(model),
+      shape(batch),
+      part(complete(std::move(model_part), model)),
+      backend(where),
+      offload(policy.offload) {
   check_shares(config, shape, part.groups);
-  check_recompute(*this, policy);
+  check_policy(*this, policy);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
-      const LayerKind kind = config.layer_kind(chunk.first_layer + i);
-      if (kinds.contains(kind)) continue;
-      kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
+      const LayerProgramKey key = key_of(chunk.first_layer + i);
+      if (kinds.contains(key)) continue;
+      kinds.emplace(key, make_kind_program(*this, key, policy.recompute, backend));
     }
   }
 }

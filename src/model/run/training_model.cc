@@ -2,17 +2,35 @@
 
 #include <algorithm>
 
+#include "core/limits.h"
+#include "core/out_of_memory.h"
+
 namespace tessera {
+namespace {
+
+/// Copies between pinned memory and a device need nobody's help.
+Buffer allocate_offloaded(int64_t num_bytes, Device& device) {
+  try {
+    return {num_bytes, "offloaded activations", device, MemoryKind::kShared};
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format("{}, or name less in train.offload; {}", error.what(),
+                                  describe_lockable_memory()));
+  }
+}
+
+}  // namespace
 
 TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
-                             const RecomputePolicy& policy, const Backend& backend, ModelPart part)
+                             const SavedPolicy& policy, const Backend& backend, ModelPart part)
     : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
       placement_(place_in_line(*programs_)),
       memory_(std::make_unique<SharedMemory>()) {}
 
 ActivationBytes TrainingModel::activation_bytes() const {
-  ActivationBytes bytes{.saved = placement_.num_bytes, .transient = programs_->transient_bytes()};
+  ActivationBytes bytes{.saved = placement_.num_bytes,
+                        .transient = programs_->transient_bytes(),
+                        .offloaded = placement_.host_bytes};
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     const ChunkRun::Bytes one = ChunkRun::count_bytes(*programs_, part.chunks[chunk]);
@@ -28,6 +46,11 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers",
                               programs_->backend.device());
   memory_->saved = Buffer(placement_.num_bytes, "saved activations", programs_->backend.device());
+  memory_->host = allocate_offloaded(placement_.host_bytes, programs_->backend.device());
+  if (placement_.host_bytes > 0) {
+    memory_->stores = device().make_copy_lane();
+    memory_->reloads = device().make_copy_lane();
+  }
   const ModelPart& part = programs_->part;
   runs_.clear();
   runs_.resize(part.chunks.size());
@@ -90,13 +113,15 @@ std::vector<std::vector<double>> TrainingModel::last_counts() const {
 
 std::vector<LayerKind> TrainingModel::layer_kinds() const {
   std::vector<LayerKind> result;
-  result.reserve(programs_->kinds.size());
-  for (const auto& [kind, program] : programs_->kinds) result.push_back(kind);
+  for (const auto& [key, program] : programs_->kinds) {
+    if (result.empty() || result.back() != key.kind) result.push_back(key.kind);
+  }
   return result;
 }
 
 const DerivedProgram& TrainingModel::layer_program(LayerKind kind) const {
-  const auto found = programs_->kinds.find(kind);
+  const auto found = std::ranges::find_if(
+      programs_->kinds, [&](const auto& program) { return program.first.kind == kind; });
   ensure(found != programs_->kinds.end(), "the model has no such layer");
   return found->second.derived;
 }

@@ -20,10 +20,12 @@ struct MemoryPrediction {
   DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
   /// In the host's memory: the copy of the state that saves in the background are written from.
   int64_t snapshot = 0;
-  bool on_host = true;  ///< where the state is; a GPU's memory holds no snapshot
+  bool on_host = true;  ///< where the state is; a GPU's memory holds nothing of `beside`
+  /// In the host's memory whatever the device is.
+  int64_t beside() const { return snapshot + activations.offloaded; }
   int64_t total() const {
     return program + data + state.total() + activations.total() + overhead.total() +
-           (on_host ? snapshot : 0);
+           (on_host ? beside() : 0);
   }
 };
 
@@ -52,6 +54,9 @@ std::string describe_overhead(const DeviceOverhead& overhead);
 
 /// ", 100 MiB a copy to save", and where it is beside the total, on the host of a GPU; "" for none.
 std::string describe_snapshot(const MemoryPrediction& prediction);
+
+/// ", 2 GiB offloaded activations", likewise.
+std::string describe_offloaded(const MemoryPrediction& prediction);
 
 /// "120 GiB were predicted at the peak: ... weights, ...".
 std::string describe(const MemoryPrediction& prediction);
