@@ -104,9 +104,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                        {"hidden states", activations.hidden},
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
-  if (activations.offloaded > 0)
-    rows.emplace_back(planned.backend.is_host() ? "offloaded" : "offloaded (host)",
-                      activations.offloaded);
+  if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
   if (!planned.backend.is_host()) {
     rows.emplace_back("kernels", overhead.kernels);
     rows.emplace_back("communication", overhead.communication);

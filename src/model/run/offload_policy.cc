@@ -43,14 +43,23 @@ OffloadEntry parse_entry(const std::string& text) {
   return entry;
 }
 
-std::set<std::string> names_of(const std::vector<Program>& programs) {
+bool covers(const OffloadEntry& entry, int64_t layer) {
+  return !entry.layers || (entry.layers->first <= layer && layer <= entry.layers->last);
+}
+
+void check_entry(const OffloadEntry& entry, const std::vector<std::set<std::string>>& kept) {
   std::set<std::string> names;
-  for (const Program& program : programs) {
-    for (const Value& value : program.values()) {
-      if (value.kind == ValueKind::kIntermediate) names.insert(value.name);
-    }
+  for (size_t layer = 0; layer < kept.size(); ++layer) {
+    if (covers(entry, static_cast<int64_t>(layer)))
+      names.insert(kept[layer].begin(), kept[layer].end());
   }
-  return names;
+  if (entry.name == "all" || names.contains(entry.name)) return;
+  const std::vector<std::string> list(names.begin(), names.end());
+  throw UserError(fmt::format(
+      "train.offload has '{}', but no layer {}keeps a value of this name for its backward pass{}; "
+      "kept are {}",
+      entry.to_string(), entry.layers ? "of these " : "", did_you_mean(entry.name, list),
+      fmt::join(list, ", ")));
 }
 
 }  // namespace
@@ -71,31 +80,24 @@ std::vector<OffloadEntry> parse_offload(const std::vector<std::string>& texts) {
 std::vector<std::string> offloaded_names(const OffloadPolicy& policy, int64_t layer) {
   std::set<std::string> names;
   for (const OffloadEntry& entry : policy.entries) {
-    const auto& layers = entry.layers;
-    if (!layers || (layers->first <= layer && layer <= layers->last)) names.insert(entry.name);
+    if (covers(entry, layer)) names.insert(entry.name);
   }
   if (names.contains("all")) return {"all"};
   return {names.begin(), names.end()};
 }
 
-void check_offload(const SavedPolicy& policy, const std::vector<Program>& programs,
-                   int64_t num_layers) {
-  const std::set<std::string> known = names_of(programs);
-  std::vector<std::string> names(known.begin(), known.end());
-  names.emplace_back("all");
+void check_offload(const SavedPolicy& policy, const std::vector<std::set<std::string>>& kept) {
   for (const OffloadEntry& entry : policy.offload.entries) {
-    require(std::ranges::find(names, entry.name) != names.end(),
-            "train.offload names '{}', which is no value of a layer{}; values are {}", entry.name,
-            did_you_mean(entry.name, names), fmt::join(names, ", "));
-    const bool twice = entry.name != "all" && std::ranges::find(policy.recompute, entry.name) !=
+    const bool again = entry.name != "all" && std::ranges::find(policy.recompute, entry.name) !=
                                                   policy.recompute.end();
-    require(!twice,
+    require(!again,
             "train.offload and train.recompute both name '{}': what is computed again is not kept "
             "anywhere; leave it out of one of them",
             entry.name);
-    require(!entry.layers || entry.layers->last < num_layers,
+    require(!entry.layers || entry.layers->last < std::ssize(kept),
             "train.offload has '{}', but the model has layers 0 to {}", entry.to_string(),
-            num_layers - 1);
+            kept.size() - 1);
+    check_entry(entry, kept);
   }
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,10 +43,9 @@ std::vector<OffloadEntry> parse_offload(const std::vector<std::string>& texts);
 /// The names that the policy has for a layer, sorted, each once; {"all"} where that is among them.
 std::vector<std::string> offloaded_names(const OffloadPolicy& policy, int64_t layer);
 
-/// Throws UserError for a name that no intermediate of any of the forward programs has, with the
-/// nearest and a list, for one that is computed again instead of kept, and for layers that the
-/// model, which has `num_layers`, lacks.
-void check_offload(const SavedPolicy& policy, const std::vector<Program>& programs,
-                   int64_t num_layers);
+/// `kept` has the names of the values that each layer of the model keeps. Throws UserError for an
+/// entry that none of its layers keeps, with the nearest name and a list, or that is computed again
+/// instead, and for layers that the model lacks.
+void check_offload(const SavedPolicy& policy, const std::vector<std::set<std::string>>& kept);
 
 }  // namespace tessera

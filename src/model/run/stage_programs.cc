@@ -72,15 +72,42 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
 }
 
 /// Names are those of the whole model's layers: a stage need not have every kind.
-void check_policy(const StagePrograms& stage, const SavedPolicy& policy) {
-  if (policy.recompute.empty() && policy.offload.entries.empty()) return;
+void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) {
+  if (policy.empty()) return;
   std::set<LayerKind> kinds;
   for (int64_t i = 0; i < stage.config.all_layers(); ++i) kinds.insert(stage.config.layer_kind(i));
   std::vector<Program> programs;
   for (const LayerKind kind : kinds)
     programs.push_back(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward);
-  check_recompute_names(policy.recompute, programs);
-  check_offload(policy, programs, stage.config.all_layers());
+  check_recompute_names(policy, programs);
+}
+
+std::set<std::string> names_kept(const Executable& forward) {
+  std::set<std::string> names;
+  for (ValueId id = 0; id < forward.program().num_values(); ++id) {
+    const Storage storage = forward.plan().values[id].storage;
+    if (storage == Storage::kSaved || storage == Storage::kOffloaded)
+      names.insert(forward.program().value(id).name);
+  }
+  return names;
+}
+
+/// Likewise of all layers, whose programs show what they keep.
+void check_offload(const StagePrograms& stage, const SavedPolicy& policy, const Backend& backend) {
+  if (policy.offload.entries.empty()) return;
+  std::map<LayerKind, std::set<std::string>> of_kinds;
+  for (const auto& [key, program] : stage.kinds)
+    of_kinds.emplace(key.kind, names_kept(program.derived.forward));
+  std::vector<std::set<std::string>> kept;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) {
+    const LayerKind kind = stage.config.layer_kind(i);
+    if (!of_kinds.contains(kind)) {
+      const auto program = make_kind_program(stage, {kind, {}}, policy.recompute, backend);
+      of_kinds.emplace(kind, names_kept(program.derived.forward));
+    }
+    kept.push_back(of_kinds.at(kind));
+  }
+  check_offload(policy, kept);
 }
 
 }  // namespace
@@ -94,7 +121,7 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
       backend(where),
       offload(policy.offload) {
   check_shares(config, shape, part.groups);
-  check_policy(*this, policy);
+  check_recompute(*this, policy.recompute);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
@@ -104,6 +131,7 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
       kinds.emplace(key, make_kind_program(*this, key, policy.recompute, backend));
     }
   }
+  check_offload(*this, policy, backend);
 }
 
 int64_t StagePrograms::transient_bytes() const {

@@ -84,6 +84,63 @@ TEST_F(CudaDeviceTest, ReplaysWhatItRecorded) {
   }
 }
 
+/// Brings a buffer to the host's memory and back, with something else in it meanwhile.
+class Travel {
+ public:
+  explicit Travel(Device& device)
+      : device_(device), stores_(device.make_copy_lane()), reloads_(device.make_copy_lane()) {}
+
+  void go(const Buffer& there, const Buffer& result) {
+    const CopyLane::Ticket store = stores_->give(host_.data(), there.data(), there.num_bytes());
+    stores_->join(store);
+    device_.zero(there.data(), there.num_bytes());
+    const CopyLane::Ticket first = reloads_->give(there.data(), host_.data(), kHalf);
+    const CopyLane::Ticket second =
+        reloads_->give(there.data() + kHalf, host_.data() + kHalf, kHalf);
+    reloads_->join(first);
+    reloads_->join(second);
+    device_.copy(result.data(), there.data(), there.num_bytes());
+  }
+
+  static constexpr int64_t kHalf = 32 << 20;
+
+ private:
+  Device& device_;
+  Buffer host_{2 * kHalf, "a test", device_, MemoryKind::kShared};
+  std::unique_ptr<CopyLane> stores_, reloads_;
+};
+
+/// Copies on lanes come behind the device's work before them and before that behind their joins,
+/// given one by one and in a recording.
+TEST_F(CudaDeviceTest, LanesCopyInOrderWithTheDevice) {
+  const Buffer there(2 * Travel::kHalf, "a test", device());
+  const Buffer result(2 * Travel::kHalf, "a test", device());
+  std::vector<int> values(static_cast<size_t>(there.num_bytes()) / sizeof(int));
+  Travel travel(device());
+  const auto fill = [&](int first) {
+    std::iota(values.begin(), values.end(), first);
+    device().copy(there.data(), values.data(), there.num_bytes());
+  };
+  for (int i = 0; i < 3; ++i) {
+    fill(i);
+    travel.go(there, result);
+    EXPECT_EQ(read(result), values);
+  }
+  ASSERT_TRUE(device().begin_recording());
+  travel.go(there, result);
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  EXPECT_EQ(recording.work->num_operations(), 5);
+  for (int i = 3; i < 6; ++i) {
+    fill(i);
+    recording.work->run();
+    EXPECT_EQ(read(result), values);
+  }
+  fill(6);
+  travel.go(there, result);
+  EXPECT_EQ(read(result), values);
+}
+
 /// Small fills become kernels of the graph, as long as those that the runtime keeps and in any
 /// form.
 TEST_F(CudaDeviceTest, ReplaysFillsOfAnySize) {

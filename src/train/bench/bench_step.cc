@@ -167,7 +167,9 @@ class StepBench {
         .flops = model_.model_flops() * num_batches,
         .matrix_peak = peak_.value(),
         .memory_used = memory_used,
-        .memory_predicted = prediction_.total()};
+        .memory_predicted = prediction_.total(),
+        .saved_bytes = prediction_.activations.saved,
+        .offloaded_bytes = prediction_.activations.offloaded};
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
     return result;
