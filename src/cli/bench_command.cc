@@ -276,7 +276,8 @@ int run_bench(const BenchArguments& arguments) {
            1));
   if (result.offloaded_bytes > 0) {
     std::cout << fmt::format("saved activations: {} on the device, {} offloaded to the host\n",
-                             format_bytes(result.saved_bytes), format_bytes(result.offloaded_bytes));
+                             format_bytes(result.saved_bytes),
+                             format_bytes(result.offloaded_bytes));
   }
   if (result.gpu) std::cout << describe_feed(*result.gpu);
   std::cout << "by operator, in a step in which each is timed:\n";

@@ -71,10 +71,10 @@ std::string describe_offload(const StagePrograms& programs, const LayerProgramKe
   for (int64_t i = 0; i < programs.config.all_layers(); ++i) {
     if (programs.key_of(i) == key) layers.push_back(i);
   }
-  return fmt::format("layer{} {} offload{} {}", layers.size() == 1 ? "" : "s",
-                     fmt::join(layers, ", "), layers.size() == 1 ? "s" : "",
-                     key.offloaded.empty() ? "nothing"
-                                           : fmt::format("{}", fmt::join(key.offloaded, ", ")));
+  return fmt::format(
+      "layer{} {} offload{} {}", layers.size() == 1 ? "" : "s", fmt::join(layers, ", "),
+      layers.size() == 1 ? "s" : "",
+      key.offloaded.empty() ? "nothing" : fmt::format("{}", fmt::join(key.offloaded, ", ")));
 }
 
 void show_programs(const Settings& settings, int64_t num_ranks) {
@@ -112,8 +112,9 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   }
   const int64_t snapshot = snapshot_bytes(settings, planned.layout);
   rows.emplace_back("copy to save", snapshot);
-  rows.emplace_back("total", state.total() + activations.total() + overhead.total() +
-                                 (planned.backend.is_host() ? snapshot + activations.offloaded : 0));
+  rows.emplace_back("total",
+                    state.total() + activations.total() + overhead.total() +
+                        (planned.backend.is_host() ? snapshot + activations.offloaded : 0));
   return rows;
 }
 

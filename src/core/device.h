@@ -48,8 +48,8 @@ class DeviceEvent {
 };
 
 /// Copies beside a device's other work, done in the order in which they are given. Of either side
-/// one is the device's memory, the other what Device::allocate_shared gave. Not thread-safe. It must
-/// not outlive the device.
+/// one is the device's memory, the other what Device::allocate_shared gave. Not thread-safe. It
+/// must not outlive the device.
 class CopyLane {
  public:
   CopyLane() = default;

@@ -77,8 +77,7 @@ int64_t place_requests(std::vector<MemoryRequest>& requests) {
 }
 
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
-                       const WorkspaceRule& workspace,
-                       const std::vector<ValueId>& offloaded) {
+                       const WorkspaceRule& workspace, const std::vector<ValueId>& offloaded) {
   MemoryPlan plan;
   plan.values.resize(program.num_values());
   plan.workspace_offsets.resize(program.nodes().size());

@@ -69,11 +69,12 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
                        const std::vector<ValueId>& offloaded)
     : program_(std::move(program)),
       backend_(backend),
-      plan_(plan_memory(program_, saved,
-                        [&](const Operator& op, std::span<const ValueType> inputs) {
-                          return backend.workspace_bytes(op, inputs);
-                        },
-                        offloaded)),
+      plan_(plan_memory(
+          program_, saved,
+          [&](const Operator& op, std::span<const ValueType> inputs) {
+            return backend.workspace_bytes(op, inputs);
+          },
+          offloaded)),
       waits_(find_waits(program_)),
       prepared_(std::make_shared<PreparedRuns>()) {
   std::vector<bool> apart;

@@ -139,11 +139,11 @@ BufferId ChunkTasks::kept(const StepRun& run) {
 BufferId ChunkTasks::offloaded(int64_t layer, const Holder& holder, bool reloaded) {
   const std::string of_layer = fmt::format("of layer {}", chunk_.first_layer + layer);
   std::optional<int64_t> offset;
-  if (placement_ != nullptr)
-    offset = placement_->offsets[idx_][holder.place].offloaded.at(layer);
+  if (placement_ != nullptr) offset = placement_->offsets[idx_][holder.place].offloaded.at(layer);
   return make(fmt::format("{} {}", reloaded ? "reloaded" : "offloaded", of_layer), holder,
-              fmt::format("offloaded {}", of_layer), layer_offloaded_bytes(programs_, chunk_, layer),
-              Purpose::kSaved, Home::kDevice, offset);
+              fmt::format("offloaded {}", of_layer),
+              layer_offloaded_bytes(programs_, chunk_, layer), Purpose::kSaved, Home::kDevice,
+              offset);
 }
 
 BufferId ChunkTasks::host_copy(int64_t layer, const Holder& holder) {
@@ -158,8 +158,7 @@ void ChunkTasks::add_offloaded(const StepRun& run, Task& task) {
   const Holder holder{run.micro_batch, run.place};
   if (run.ref.direction == kForward)
     return write(task, offloaded(run.ref.idx, holder, /*reloaded=*/false));
-  read(task,
-       offloaded(run.ref.idx, holder, offloads_.contains({run.ref.idx, run.micro_batch})));
+  read(task, offloaded(run.ref.idx, holder, offloads_.contains({run.ref.idx, run.micro_batch})));
 }
 
 Task ChunkTasks::copy(const LayerOffload& offload, bool stores) {

@@ -28,8 +28,7 @@ void OffloadTasks::before_run(int run) {
   for (const LayerOffload* offload : at_run(stored_, run)) writer_.wait_for(stores_.at(offload));
   for (const LayerOffload* offload : at_run(reload_, run))
     reloads_[offload] = writer_.start(chunks_[offload->chunk].reload(*offload));
-  for (const LayerOffload* offload : at_run(backward_, run))
-    writer_.wait_for(reloads_.at(offload));
+  for (const LayerOffload* offload : at_run(backward_, run)) writer_.wait_for(reloads_.at(offload));
 }
 
 void OffloadTasks::after_run(int run) {

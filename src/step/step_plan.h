@@ -41,14 +41,14 @@ enum class Home : uint8_t { kDevice, kHost };
 
 /// What memory is for: the rows of a report.
 enum class Purpose : uint8_t {
-  kSaved,     ///< from a forward to a backward pass
-  kHidden,    ///< streams between layers, and their gradients
-  kWorking,   ///< one program's transients
-  kInputs,    ///< token ids, labels, results of a micro-batch
-  kGathered,  ///< weights of a module, whole while it is used
-  kReduced,   ///< gradients of a module, until they are reduced
+  kSaved,      ///< from a forward to a backward pass
+  kHidden,     ///< streams between layers, and their gradients
+  kWorking,    ///< one program's transients
+  kInputs,     ///< token ids, labels, results of a micro-batch
+  kGathered,   ///< weights of a module, whole while it is used
+  kReduced,    ///< gradients of a module, until they are reduced
   kOffloaded,  ///< what of the saved values waits in the host's memory
-  kState,     ///< weights, gradients and optimizer state that stay
+  kState,      ///< weights, gradients and optimizer state that stay
 };
 std::string_view purpose_name(Purpose purpose);
 

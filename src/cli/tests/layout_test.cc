@@ -104,8 +104,12 @@ TEST_F(CliLayout, RecomputesWhatOnlySomeStagesHave) {
 
 TEST_F(CliLayout, OffloadsWhatIsNamed) {
   const auto with = [](const std::string& what, const Arguments& more = {}) {
-    Arguments arguments = {"inspect", "--memory", "--json", "--model.num_layers=8",
-                           "--moe.first_dense_layers=2", "--train.offload=" + what};
+    Arguments arguments = {"inspect",
+                           "--memory",
+                           "--json",
+                           "--model.num_layers=8",
+                           "--moe.first_dense_layers=2",
+                           "--train.offload=" + what};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   };
@@ -115,7 +119,8 @@ TEST_F(CliLayout, OffloadsWhatIsNamed) {
   EXPECT_LT(some["offloaded"], all["offloaded"]);
   EXPECT_GT(some["saved activations"], all["saved activations"]);
   EXPECT_EQ(some["total"], succeed_json(with("mlp_norm@2"))["total"]);
-  expect_refused(with("expert_pr"), {"'expert_pr'", "did you mean 'expert_pre'?", "kept are", "attn_norm"});
+  expect_refused(with("expert_pr"),
+                 {"'expert_pr'", "did you mean 'expert_pre'?", "kept are", "attn_norm"});
   expect_refused(with("expert_pre@0-1"), {"'expert_pre@0-1'", "no layer of these keeps"});
   expect_refused(with("all@3-8"), {"'all@3-8'", "layers 0 to 7"});
   expect_refused(with("all@3-2"), {"end before they begin"});

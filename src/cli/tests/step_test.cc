@@ -45,9 +45,9 @@ TEST_F(CliStep, PrintsEachStagesTasks) {
 TEST_F(CliStep, PrintsCopies) {
   const std::string text =
       succeed(step({"--step", "--all", "--model.num_layers=6", "--train.offload=all"})).out;
-  for (const char* part : {"stores, reloads", "copy start     store, layer 0, micro-batch 3",
-                           "wait: store, layer 0, micro-batch 3",
-                           "reload, layer 0, micro-batch 3"}) {
+  for (const char* part :
+       {" stores, ", "copy start     store, layer 0, micro-batch 3",
+        "wait: store, layer 0, micro-batch 3", "reload, layer 0, micro-batch 3"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }

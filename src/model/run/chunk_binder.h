@@ -11,9 +11,9 @@ namespace tessera {
 
 /// The memory that all runs of a rank share, since it runs one pass at a time.
 struct SharedMemory {
-  Buffer transient;  ///< working memory of any program
-  Buffer saved;      ///< what passes save, of all chunks and micro-batches
-  Buffer host;       ///< what of it waits in the host's memory
+  Buffer transient;                           ///< working memory of any program
+  Buffer saved;                               ///< what passes save, of all chunks and micro-batches
+  Buffer host;                                ///< what of it waits in the host's memory
   std::unique_ptr<CopyLane> stores, reloads;  ///< that bring it there and back; null: none does
 };
 

@@ -64,8 +64,8 @@ class ChunkRun {
   void run(const ProgramRef& program, const NodeObserver& observer);
   /// All programs of a pass.
   void run_pass(PassDirection direction, const NodeObserver& observer);
-  /// Begins to bring the offloaded part of what layer `idx` of the chunk saved to the host's memory,
-  /// or back. Until the copy has been waited for, nobody may touch either.
+  /// Begins to bring the offloaded part of what layer `idx` of the chunk saved to the host's
+  /// memory, or back. Until the copy has been waited for, nobody may touch either.
   CopyLane::Ticket store(int64_t idx) const;
   CopyLane::Ticket reload(int64_t idx) const;
   void wait_stored(CopyLane::Ticket copy) const { shared_.stores->join(copy); }

@@ -13,10 +13,10 @@ namespace tessera {
 namespace {
 
 [[noreturn]] void refuse_entry(const std::string& text, const std::string& why) {
-  throw UserError(
-      fmt::format("train.offload has '{}', {}; an entry is the name of a value, or \"all\", perhaps "
-                  "with layers: \"expert_pre\", \"expert_pre@3\", \"all@0-5\"",
-                  text, why));
+  throw UserError(fmt::format(
+      "train.offload has '{}', {}; an entry is the name of a value, or \"all\", perhaps "
+      "with layers: \"expert_pre\", \"expert_pre@3\", \"all@0-5\"",
+      text, why));
 }
 
 int64_t parse_layer(const std::string& text, std::string_view number) {
@@ -88,8 +88,8 @@ std::vector<std::string> offloaded_names(const OffloadPolicy& policy, int64_t la
 
 void check_offload(const SavedPolicy& policy, const std::vector<std::set<std::string>>& kept) {
   for (const OffloadEntry& entry : policy.offload.entries) {
-    const bool again = entry.name != "all" && std::ranges::find(policy.recompute, entry.name) !=
-                                                  policy.recompute.end();
+    const bool again = entry.name != "all" &&
+                       std::ranges::find(policy.recompute, entry.name) != policy.recompute.end();
     require(!again,
             "train.offload and train.recompute both name '{}': what is computed again is not kept "
             "anywhere; leave it out of one of them",

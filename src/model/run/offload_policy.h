@@ -37,7 +37,8 @@ struct SavedPolicy {
   OffloadPolicy offload = {};
 };
 
-/// Reads entries such as "expert_pre", "expert_pre@3" and "all@0-5". Throws UserError for what is none.
+/// Reads entries such as "expert_pre", "expert_pre@3" and "all@0-5". Throws UserError for what is
+/// none.
 std::vector<OffloadEntry> parse_offload(const std::vector<std::string>& texts);
 
 /// The names that the policy has for a layer, sorted, each once; {"all"} where that is among them.

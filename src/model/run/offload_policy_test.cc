@@ -53,8 +53,11 @@ TEST(OffloadPolicy, RefusesWhatNoLayerKeeps) {
                                              HasSubstr("kept are expert_act, mlp_act, q"))));
   EXPECT_THAT(check({"expert_act@0"}), ThrowsMessage<UserError>(HasSubstr("no layer of these")));
   EXPECT_THAT(check({"all@1-2"}), ThrowsMessage<UserError>(HasSubstr("layers 0 to 1")));
-  EXPECT_THAT([&] { check_offload({{"q"}, policy_of({"q"})}, kept); },
-              ThrowsMessage<UserError>(HasSubstr("both name 'q'")));
+  EXPECT_THAT(
+      [&] {
+        check_offload({{"q"}, policy_of({"q"})}, kept);
+      },
+      ThrowsMessage<UserError>(HasSubstr("both name 'q'")));
   EXPECT_NO_THROW(check_offload({{"all"}, policy_of({"all"})}, kept));
 }
 

@@ -10,9 +10,9 @@ namespace tessera {
 /// Where what the programs of a chunk save of one micro-batch begins, in the buffer that all of a
 /// rank's chunks and micro-batches share: offsets in bytes.
 struct SavedOffsets {
-  std::vector<int64_t> layers;  ///< by layer: from the forward pass on
-  std::vector<int64_t> kept;    ///< by layer: from the backward pass to that of the weights
-  std::vector<int64_t> heads;   ///< by depth; empty where the chunk has no loss
+  std::vector<int64_t> layers;          ///< by layer: from the forward pass on
+  std::vector<int64_t> kept;            ///< by layer: from the backward pass to that of the weights
+  std::vector<int64_t> heads;           ///< by depth; empty where the chunk has no loss
   std::vector<int64_t> offloaded = {};  ///< by layer: the part of `layers` that may wait elsewhere
   std::vector<int64_t> host = {};       ///< by layer: where it waits, in a buffer of the host
 };
@@ -36,7 +36,7 @@ inline constexpr int64_t kSlabAlignment = 256;
 struct SavedPlacement {
   std::vector<std::vector<SavedOffsets>> offsets;  ///< by chunk, by place (see RunSlot)
   int64_t num_bytes = 0;
-  int64_t host_bytes = 0;               ///< of the buffer that offloaded parts wait in
+  int64_t host_bytes = 0;                   ///< of the buffer that offloaded parts wait in
   std::vector<LayerOffload> offloads = {};  ///< in the order of `forward`; others stay
 };
 

@@ -113,8 +113,7 @@ void check_offload(const StagePrograms& stage, const SavedPolicy& policy, const 
 }  // namespace
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
-                             ModelPart model_part, const SavedPolicy& policy,
-                             const Backend& where)
+                             ModelPart model_part, const SavedPolicy& policy, const Backend& where)
     : config(model),
       shape(batch),
       part(complete(std::move(model_part), model)),

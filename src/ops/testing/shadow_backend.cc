@@ -129,8 +129,8 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   std::vector<Work> recorded_;
 };
 
-/// Copies when it is waited for, as late as it may, and spoils what is there when it begins, as early
-/// as it may: whoever needs the one or changes the other in between is found.
+/// Copies when it is waited for, as late as it may, and spoils what is there when it begins, as
+/// early as it may: whoever needs the one or changes the other in between is found.
 class SpoilingLane final : public CopyLane {
  public:
   explicit SpoilingLane(ShadowDevice& device) : device_(device) {}

@@ -191,7 +191,8 @@ void check_options(Goal goal, const CompileOptions& options) {
   }
   ensure(options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
              options.recompute.empty() && options.offload.empty() && !options.split_weights,
-         "gradients, recomputation, offloading and their split are for training, not to {}", goal_name(goal));
+         "gradients, recomputation, offloading and their split are for training, not to {}",
+         goal_name(goal));
 }
 
 }  // namespace

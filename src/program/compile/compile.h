@@ -65,7 +65,7 @@ struct CompiledWeights {
 /// A forward program and what was derived of it, ready to be planned for a back end.
 struct Compiled {
   Program forward;
-  std::vector<ValueId> saved;  ///< values of the forward program that the backward ones read
+  std::vector<ValueId> saved;      ///< values of the forward program that the backward ones read
   std::vector<ValueId> offloaded;  ///< those of them that CompileOptions::offload names
   std::optional<Backward> backward;
   /// Values of the backward program that the weights' part reads.

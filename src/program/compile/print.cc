@@ -136,12 +136,13 @@ std::string print_program(const Program& program, const MemoryPlan& plan) {
   text += fmt::format("  return {}\n", list_values(program, program.outputs()));
   const Cost cost = program.cost();
   const std::string offloaded =
-      plan.offloaded_bytes > 0 ? fmt::format(" {} offloaded (^),", format_bytes(plan.offloaded_bytes))
-                               : "";
-  text += fmt::format("}}  # {} nodes, {}, {} saved (*),{} {} transient at the peak\n",
-                      program.nodes().size(), format_flops(cost.flops),
-                      format_bytes(plan.saved_bytes), offloaded,
-                      format_bytes(plan.transient_bytes));
+      plan.offloaded_bytes > 0
+          ? fmt::format(" {} offloaded (^),", format_bytes(plan.offloaded_bytes))
+          : "";
+  text +=
+      fmt::format("}}  # {} nodes, {}, {} saved (*),{} {} transient at the peak\n",
+                  program.nodes().size(), format_flops(cost.flops), format_bytes(plan.saved_bytes),
+                  offloaded, format_bytes(plan.transient_bytes));
   return text;
 }
 

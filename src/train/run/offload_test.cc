@@ -56,7 +56,8 @@ TEST_P(Offload, GivesTheBitsOfWhatStays) {
 INSTANTIATE_TEST_SUITE_P(All, Offload, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
                          [](const auto& info) { return info.param.name; });
 
-/// Pipelines, interleaved and not, recomputation, weight gradients apart, full sharding, prediction.
+/// Pipelines, interleaved and not, recomputation, weight gradients apart, full sharding,
+/// prediction.
 TEST(RandomOffload, GivesTheBitsOfWhatStays) {
   const TemporaryFolder folder;
   int64_t num_copies = 0;

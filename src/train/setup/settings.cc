@@ -98,9 +98,10 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
   schema.add("train.recompute", &train.recompute,
              "Names of values computed again in the backward pass instead of kept; \"all\" for "
              "everything possible");
-  schema.add("train.offload", &train.offload,
-             "Values that wait in the host's memory from the forward to the backward pass: names, or "
-             "\"all\", perhaps of some layers: \"expert_pre@0-5\"");
+  schema.add(
+      "train.offload", &train.offload,
+      "Values that wait in the host's memory from the forward to the backward pass: names, or "
+      "\"all\", perhaps of some layers: \"expert_pre@0-5\"");
   schema.add("train.offload_rate", &train.offload_rate,
              "GB/s that the way to the host's memory carries, each way at once; copies are planned "
              "with it",

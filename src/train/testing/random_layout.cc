@@ -246,7 +246,8 @@ void draw_prediction(Draw& draw, RandomLayout& result) {
     parallel.pipeline_layout = draw_cuts(draw, model, num_chunks);
 }
 
-/// Everything or something, of all layers or some; slow ways keep copies under way for several runs.
+/// Everything or something, of all layers or some; slow ways keep copies under way for several
+/// runs.
 void draw_offload(Draw& draw, RandomLayout& result) {
   TrainSettings& train = result.settings.train;
   const int64_t last = draw.upto(result.settings.model.all_layers()) - 1;
@@ -285,8 +286,8 @@ bool is_valid(const RandomLayout& layout) {
           .num_tokens = settings.train.micro_batch * settings.data.sequence_length,
           .max_sequences = settings.train.micro_batch,
           .sequence_length = settings.data.sequence_length};
-      const TrainingModel model(settings.model, shape, settings.train.saved_policy(), make_cpu_kernels(),
-                                make_run_layout(settings, *world).part);
+      const TrainingModel model(settings.model, shape, settings.train.saved_policy(),
+                                make_cpu_kernels(), make_run_layout(settings, *world).part);
     }
     return true;
   } catch (const UserError&) {
