@@ -3,7 +3,7 @@
 
   bench/offload.py build/tessera [--case qwen3-8-layers-gpu] [--offload all,...] [--rate 50] [--rounds 3] [--json FILE] [--list]
 
-Each variant of --offload is one value of train.offload, its entries joined by "+" ("all@0-3", "expert_pre+q"). A time above 1
+Each variant of --offload is one value of train.offload, its entries joined by "+" ("all@0-3", "expert_pre+attn_out"). A time above 1
 means that the variant is slower than keeping everything. GPU cases need a Hopper GPU. See docs/train.md.
 """
 import argparse

@@ -1,8 +1,12 @@
 #include "step/plan_offload.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -27,21 +31,22 @@ class OffloadPlanner {
       : programs_(programs) {
     find_times(runs);
     find_candidates(runs);
+    find_slacks();
   }
 
+  /// The most that can be in time, of what has the most time to spare: where some cannot, none
+  /// can with more beside them.
   std::vector<LayerOffload> plan() && {
-    std::vector<Candidate> chosen;
-    plan_reloads(candidates_);
-    double free_at = 0;
-    for (Candidate& one : candidates_) {
-      const double end = std::max(free_at, ends_[one.offload.forward]) + one.seconds;
-      one.offload.stored = run_after(end, one.offload.forward);
-      if (one.offload.stored >= one.offload.reload) continue;
-      free_at = end;
-      chosen.push_back(one);
+    size_t feasible = 0;
+    size_t too_many = slacks_.size() + 1;
+    while (too_many - feasible > 1) {
+      const size_t middle = (feasible + too_many) / 2;
+      auto trial = choose(middle);
+      (place(trial) ? feasible : too_many) = middle;
     }
-    plan_reloads(chosen);  // fewer of them, so none begins earlier than before
     std::vector<LayerOffload> offloads;
+    auto chosen = choose(feasible);
+    place(chosen);
     for (const Candidate& one : chosen) offloads.push_back(one.offload);
     return offloads;
   }
@@ -89,6 +94,47 @@ class OffloadPlanner {
     }
   }
 
+  /// Layers keep their address, so one of a place is offloaded in all its micro-batches or in none.
+  using Group = std::tuple<int64_t, int64_t, int64_t>;
+  static Group group_of(const LayerOffload& offload) {
+    return {offload.chunk, offload.place, offload.layer};
+  }
+
+  /// Of each group the time that its copies would leave at least, the longest first.
+  void find_slacks() {
+    std::map<Group, double> least;
+    for (const Candidate& one : candidates_) {
+      const LayerOffload& offload = one.offload;
+      const double slack = begins_[offload.backward] - ends_[offload.forward] - 2 * one.seconds;
+      const auto [found, is_new] = least.try_emplace(group_of(offload), slack);
+      if (!is_new) found->second = std::min(found->second, slack);
+    }
+    for (const auto& [group, slack] : least) slacks_.emplace_back(slack, group);
+    std::ranges::stable_sort(slacks_, std::greater<>(), &std::pair<double, Group>::first);
+  }
+
+  std::vector<Candidate> choose(size_t num_groups) const {
+    std::set<Group> groups;
+    for (size_t i = 0; i < num_groups; ++i) groups.insert(slacks_[i].second);
+    std::vector<Candidate> chosen;
+    std::ranges::copy_if(candidates_, std::back_inserter(chosen), [&](const Candidate& one) {
+      return groups.contains(group_of(one.offload));
+    });
+    return chosen;
+  }
+
+  /// Says when copies begin and end; false where one would have to be back before it is away.
+  bool place(std::vector<Candidate>& candidates) const {
+    place_reloads(candidates);
+    double free_at = 0;
+    for (Candidate& one : candidates) {
+      free_at = std::max(free_at, ends_[one.offload.forward]) + one.seconds;
+      one.offload.stored = run_after(free_at, one.offload.forward);
+      if (one.offload.stored >= one.offload.reload) return false;
+    }
+    return true;
+  }
+
   /// Behind run `after` and the one that follows it, the first run that begins at `time` or later;
   /// their number where none does.
   int run_after(double time, int after) const {
@@ -97,7 +143,7 @@ class OffloadPlanner {
   }
 
   /// From the last that is needed to the first.
-  void plan_reloads(std::vector<Candidate>& candidates) const {
+  void place_reloads(std::vector<Candidate>& candidates) const {
     std::vector<Candidate*> by_need;
     for (Candidate& one : candidates) by_need.push_back(&one);
     std::ranges::sort(by_need, std::greater<>(),
@@ -114,7 +160,8 @@ class OffloadPlanner {
 
   const StagePrograms& programs_;
   std::vector<double> begins_, ends_;  // by run, in seconds
-  std::vector<Candidate> candidates_;
+  std::vector<Candidate> candidates_;  // in the order of their forward runs
+  std::vector<std::pair<double, Group>> slacks_;
 };
 
 }  // namespace
