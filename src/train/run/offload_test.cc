@@ -1,10 +1,11 @@
 // Runs whose activations wait in the host's memory, beside runs that keep them.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
-#include <map>
 
-#include "step/step_memory.h"
+#include "core/out_of_memory.h"
+#include "ops/registry/cpu_kernels.h"
+#include "train/setup/size_check.h"
 #include "train/state/planned_rank.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
@@ -160,6 +161,57 @@ TEST(RecordedOffload, GivesTheBitsOfTheHost) {
   }
   EXPECT_GT(recording.backend().control().num_operations, 0) << "steps were not recorded";
   testing::expect_same_state(*host, recording);
+}
+
+/// The host, whose memory cannot be pinned.
+class Unpinnable final : public Device {
+ public:
+  std::string name() const override { return "a test"; }
+  bool is_host() const override { return true; }
+  std::byte* allocate(int64_t num_bytes) override { return host_device().allocate(num_bytes); }
+  void release(std::byte* data, int64_t num_bytes) noexcept override {
+    host_device().release(data, num_bytes);
+  }
+  std::byte* allocate_shared(int64_t num_bytes) override {
+    return num_bytes > kMost ? nullptr : allocate(num_bytes);
+  }
+  void copy(void* to, const void* from, int64_t num_bytes) override {
+    host_device().copy(to, from, num_bytes);
+  }
+  void zero(void* data, int64_t num_bytes) override { host_device().zero(data, num_bytes); }
+  void synchronize() override {}
+  Mark mark() override { return host_device().mark(); }
+  void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
+    host_device().when_known(begin, end, std::move(use));
+  }
+  int64_t used_bytes() const override { return host_device().used_bytes(); }
+
+ private:
+  static constexpr int64_t kMost = 1 << 15;  // scalars and the like
+};
+
+TEST(PinnedMemory, ThatCannotBeHadIsRefused) {
+  const TemporaryFolder folder;
+  Settings settings = testing::tiny_settings(folder);
+  settings.model.num_layers = 6;
+  const auto make = [&] {
+    const auto world = make_single_world();
+    Settings own = settings;
+    TrainingData data = open_training_data(own);
+    const Trainer trainer(own, std::move(data), *world, [](const Settings&, World&) {
+      return RankDevice{.backend =
+                            Backend(std::make_shared<Unpinnable>(), nullptr, make_cpu_kernels())};
+    });
+  };
+  EXPECT_NO_THROW(make());
+  settings.train.offload = {"all"};
+  EXPECT_THAT(make, ::testing::ThrowsMessage<OutOfMemory>(::testing::AllOf(
+                        ::testing::HasSubstr("for offloaded activations cannot be had"),
+                        ::testing::HasSubstr("name less in train.offload"),
+                        ::testing::HasSubstr("ulimit -l"))));
+  EXPECT_NO_THROW(require_pinnable(5, 5));
+  EXPECT_THAT([] { require_pinnable(int64_t{6} << 30, int64_t{5} << 30); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("6 GiB")));
 }
 
 /// Losses of a validation between steps, which stores nothing.
