@@ -1,8 +1,6 @@
-// The grouped products that can read their rows where the tokens lie, on a GPU, alternately: the
-// copy in the experts' order alone, the product of that copy, and the product that gathers. Large
-// shapes one product at a time from a cold L2, small ones in a graph of many, which finds in the L2
-// what the one before left. Medians; both products' results must be the same bits. With --tiles
-// what the cost models say, with --choices the time of each way to cut the small shapes' products.
+// The grouped products that can read their rows where the tokens lie, on a GPU, from a cold L2, by
+// turns: the copy in the experts' order alone, the product of that copy, and the product that
+// gathers. Medians; both products' results must be the same bits.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -25,7 +23,6 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarmups = 2;
-constexpr int kGraphLaunches = 20;
 constexpr int64_t kFlushBytes = int64_t{256} << 20;  // more than the L2 holds
 
 struct Shape {
@@ -37,8 +34,6 @@ struct Shape {
   int64_t hidden;  // its columns
 
   int64_t num_rows() const { return num_tokens * top_k; }
-  /// Whose products take less time than a launch from the host.
-  bool is_small() const { return flops() < 1e10; }
   double flops() const {
     return 2.0 * static_cast<double>(num_rows()) * static_cast<double>(inner * hidden);
   }
@@ -48,7 +43,6 @@ constexpr Shape kShapes[] = {
     {"fine fc1", 128, 8, 32768, 512, 1536},    {"fine fc2", 128, 8, 32768, 256, 1536},
     {"qwen fc1", 128, 8, 32768, 1536, 2048},   {"qwen fc2", 128, 8, 32768, 768, 2048},
     {"mixtral fc1", 8, 2, 16384, 28672, 4096}, {"mixtral fc2", 8, 2, 16384, 14336, 4096},
-    {"laptop fc1", 8, 2, 2048, 1024, 384},     {"laptop fc2", 8, 2, 2048, 512, 384},
 };
 
 template <typename T>
@@ -129,10 +123,9 @@ class Products {
 
   size_t row_bytes() const { return static_cast<size_t>(shape_.hidden) * sizeof(Bf16); }
   size_t y_bytes() const { return narrow_.num_bytes(); }
-  size_t permuted_bytes() const { return permuted_.num_bytes(); }
   size_t grad_bytes() const { return weight_.num_bytes() / sizeof(Bf16) * sizeof(float); }
 
-  void permute(cudaStream_t stream) const {
+  void permute() const {
     launch_permute({.maps = {.row_of_TK = row_of_.as<int32_t>(),
                              .source_R = sources_.as<int32_t>(),
                              .num_tokens = shape_.num_tokens,
@@ -141,21 +134,10 @@ class Products {
                     .row_bytes = static_cast<int64_t>(row_bytes()),
                     .x_TH = tokens_.as<void>(),
                     .rows_RH = permuted_.as<void>()},
-                   stream);
+                   nullptr);
   }
 
-  GroupedRowsShape rows_shape(bool by_out, bool gathers) const {
-    return {.num_experts = shape_.num_experts,
-            .rows = shape_.num_rows() / shape_.num_experts,
-            .features = by_out ? shape_.inner : shape_.hidden,
-            .reduction = by_out ? shape_.hidden : shape_.inner,
-            .gathered = gathers};
-  }
-
-  void rows(bool gathers, void* y, cudaStream_t stream) const {
-    rows(gathers, y, choose_tile_rows(rows_shape(true, gathers), num_clusters()), stream);
-  }
-  void rows(bool gathers, void* y, int max_rows, cudaStream_t stream) const {
+  void rows(bool gathers, void* y) const {
     const int64_t all = shape_.num_experts * shape_.inner;
     GroupedRowsParams params = {
         .weight = make_tensor_map({weight_.as<void>(), all, shape_.hidden}, kGroupedFeatures),
@@ -170,44 +152,10 @@ class Products {
         .y_columns = static_cast<int>(shape_.inner),
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);
-    set_max_rows(params, max_rows);
-    launch_grouped_rows(params, true, stream);
+    launch_grouped_rows(params, true, nullptr);
   }
 
-  /// y = a · W_e, of rows that lie in order.
-  void rows_by_in(void* y, int max_rows, cudaStream_t stream) const {
-    const int64_t all = shape_.num_experts * shape_.inner;
-    GroupedRowsParams params = {
-        .weight = make_tensor_map({weight_.as<void>(), all, shape_.hidden}, kGroupedReduction),
-        .a =
-            make_tensor_map({narrow_.as<void>(), shape_.num_rows(), shape_.inner}, kGroupedBoxRows),
-        .y_map = make_tensor_map({y, shape_.num_rows(), shape_.hidden}, kGroupedStoreRows),
-        .y = y,
-        .block_begin = begins_.as<int>(),
-        .offsets = offsets_.as<int64_t>(),
-        .num_experts = static_cast<int>(shape_.num_experts),
-        .wide = static_cast<int>(shape_.hidden),
-        .y_columns = static_cast<int>(shape_.hidden),
-        .counter = counter_.as<int>()};
-    set_max_rows(params, max_rows);
-    launch_grouped_rows(params, false, stream);
-  }
-
-  WgradShape wgrad_shape(bool gathers, bool accumulate) const {
-    return {.num_experts = shape_.num_experts,
-            .tokens = shape_.num_rows() / shape_.num_experts,
-            .rows = shape_.inner,
-            .columns = shape_.hidden,
-            .accumulate = accumulate,
-            .gathered = gathers};
-  }
-
-  void wgrad(bool gathers, bool accumulate, void* grad, cudaStream_t stream) const {
-    wgrad(gathers, accumulate, grad,
-          choose_wgrad_tiles(wgrad_shape(gathers, accumulate), num_clusters()), stream);
-  }
-  void wgrad(bool gathers, bool accumulate, void* grad, const WgradTiles& tiles,
-             cudaStream_t stream) const {
+  void wgrad(bool gathers, bool accumulate, void* grad) const {
     GroupedWgradParams params = {
         .narrow = make_tensor_map({narrow_.as<void>(), shape_.num_rows(), shape_.inner},
                                   kGroupedReduction),
@@ -223,7 +171,7 @@ class Products {
         .accumulate = accumulate,
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);
-    launch_grouped_wgrad(params, tiles, stream);
+    launch_grouped_wgrad(params, nullptr);
   }
 
  private:
@@ -262,7 +210,7 @@ bool same_ends(const DeviceBuffer& a, const DeviceBuffer& b) {
 
 struct Run {
   std::string name;
-  std::function<void(cudaStream_t)> run;
+  std::function<void()> run;
   std::vector<double> microseconds = {};
 
   double median() {
@@ -274,20 +222,18 @@ struct Run {
 class Timer {
  public:
   Timer() : flush_(kFlushBytes) {
-    check(cudaStreamCreate(&stream_));
     for (cudaEvent_t* event : {&begin_, &end_}) check(cudaEventCreate(event));
   }
   ~Timer() {
     for (const cudaEvent_t event : {begin_, end_}) cudaEventDestroy(event);
-    cudaStreamDestroy(stream_);
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  void by_turns(std::vector<Run>& runs, bool is_small, int repeat) const {
+  void by_turns(std::vector<Run>& runs, int repeat) const {
     for (int i = 0; i < kWarmups + repeat; ++i) {
       for (Run& run : runs) {
-        const double time = is_small ? in_graph(run) : once(run);
+        const double time = once(run);
         if (i >= kWarmups) run.microseconds.push_back(time);
       }
     }
@@ -295,30 +241,10 @@ class Timer {
 
  private:
   double once(const Run& run) const {
-    check(cudaMemsetAsync(flush_.as<void>(), 1, kFlushBytes, stream_));
-    check(cudaEventRecord(begin_, stream_));
-    run.run(stream_);
-    return end();
-  }
-
-  double in_graph(const Run& run) const {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < kGraphLaunches; ++i) run.run(stream_);
-    check(cudaStreamEndCapture(stream_, &graph));
-    check(cudaGraphInstantiate(&exec, graph, 0));
-    check(cudaGraphLaunch(exec, stream_));
-    check(cudaEventRecord(begin_, stream_));
-    check(cudaGraphLaunch(exec, stream_));
-    const double time = end() / kGraphLaunches;
-    check(cudaGraphExecDestroy(exec));
-    check(cudaGraphDestroy(graph));
-    return time;
-  }
-
-  double end() const {
-    check(cudaEventRecord(end_, stream_));
+    check(cudaMemsetAsync(flush_.as<void>(), 1, kFlushBytes, nullptr));
+    check(cudaEventRecord(begin_, nullptr));
+    run.run();
+    check(cudaEventRecord(end_, nullptr));
     check(cudaEventSynchronize(end_));
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, begin_, end_));
@@ -326,7 +252,6 @@ class Timer {
   }
 
   DeviceBuffer flush_;
-  cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
 };
@@ -340,74 +265,29 @@ void bench(const Shape& shape, const Timer& timer, int repeat) {
   const DeviceBuffer y[2] = {DeviceBuffer(products.y_bytes()), DeviceBuffer(products.y_bytes())};
   const DeviceBuffer grad[2] = {DeviceBuffer(products.grad_bytes()),
                                 DeviceBuffer(products.grad_bytes())};
-  products.permute(nullptr);
+  products.permute();
   std::vector<Run> runs;
-  runs.push_back({"permute", [&](cudaStream_t stream) { products.permute(stream); }});
+  runs.push_back({"permute", [&] { products.permute(); }});
   for (const bool gathers : {false, true}) {
-    products.wgrad(gathers, false, grad[gathers].as<void>(), nullptr);
-    runs.push_back({"rows", [&, gathers](cudaStream_t stream) {
-                      products.rows(gathers, y[gathers].as<void>(), stream);
-                    }});
-    runs.push_back({"gradient", [&, gathers](cudaStream_t stream) {
-                      products.wgrad(gathers, true, grad[gathers].as<void>(), stream);
-                    }});
+    products.wgrad(gathers, false, grad[gathers].as<void>());
+    runs.push_back({"rows", [&, gathers] { products.rows(gathers, y[gathers].as<void>()); }});
+    runs.push_back(
+        {"gradient", [&, gathers] { products.wgrad(gathers, true, grad[gathers].as<void>()); }});
   }
-  timer.by_turns(runs, shape.is_small(), repeat);
+  timer.by_turns(runs, repeat);
   const double permute = runs[0].median();
-  fmt::print("{}: permute {:.1f} us\n", shape.name, permute);
+  fmt::print("{}: permute {:.0f} us\n", shape.name, permute);
   for (const size_t product : {1, 2}) {
     const double plain = runs[product].median();
     const double gathered = runs[product + 2].median();
     fmt::print(
-        "  {:8} {:7.1f} us {:5.0f} TFLOPS, gathered {:7.1f} us {:5.0f} TFLOPS: {:5.3f} of permute "
+        "  {:8} {:7.0f} us {:5.0f} TFLOPS, gathered {:7.0f} us {:5.0f} TFLOPS: {:5.3f} of permute "
         "and "
         "product\n",
         runs[product].name, plain, shape.flops() / plain / 1e6, gathered,
         shape.flops() / gathered / 1e6, gathered / (permute + plain));
   }
   fmt::print("  rows {}, gradient {}\n", compare(y[0], y[1]), compare(grad[0], grad[1]));
-  std::fflush(stdout);
-}
-
-/// All ways to cut one small shape's products; those that are chosen are marked.
-void bench_choices(const Shape& shape, const Timer& timer, int repeat) {
-  const Products products(shape);
-  const DeviceBuffer y(std::max(products.y_bytes(), products.permuted_bytes()));
-  const DeviceBuffer grad(products.grad_bytes());
-  products.permute(nullptr);
-  std::vector<Run> runs;
-  const auto add = [&](const std::string& name, bool is_chosen, const auto& run) {
-    runs.push_back({name + (is_chosen ? " (chosen)" : ""), run});
-  };
-  for (const bool gathers : {false, true}) {
-    const int chosen = choose_tile_rows(products.rows_shape(true, gathers), num_clusters());
-    for (const int max_rows : kTileHeights)
-      add(fmt::format("y = a W^T{}, {} rows", gathers ? ", gathered" : "", max_rows),
-          max_rows == chosen, [&, gathers, max_rows](cudaStream_t stream) {
-            products.rows(gathers, y.as<void>(), max_rows, stream);
-          });
-  }
-  const int chosen = choose_tile_rows(products.rows_shape(false, false), num_clusters());
-  for (const int max_rows : kTileHeights)
-    add(fmt::format("y = a W, {} rows", max_rows), max_rows == chosen,
-        [&, max_rows](cudaStream_t stream) {
-          products.rows_by_in(y.as<void>(), max_rows, stream);
-        });
-  for (const bool gathers : {false, true}) {
-    for (const bool accumulate : {false, true}) {
-      const WgradTiles best =
-          choose_wgrad_tiles(products.wgrad_shape(gathers, accumulate), num_clusters());
-      for (const WgradTiles& tiles : wgrad_candidates(gathers, accumulate))
-        add(fmt::format("gradient {}{}, {} columns", accumulate ? "added to" : "written",
-                        gathers ? ", gathered" : "", tiles.columns),
-            tiles == best, [&, gathers, accumulate, tiles](cudaStream_t stream) {
-              products.wgrad(gathers, accumulate, grad.as<void>(), tiles, stream);
-            });
-    }
-  }
-  timer.by_turns(runs, shape.is_small(), repeat);
-  fmt::print("{}:\n", shape.name);
-  for (Run& run : runs) fmt::print("  {:7.2f} us  {}\n", run.median(), run.name);
   std::fflush(stdout);
 }
 
@@ -420,11 +300,6 @@ void print_tiles(const Shape& shape, bool by_out) {
                        .reduction = by_out ? shape.hidden : shape.inner});
   fmt::print("{}, {} features, reduction {}:\n", shape.name, experts[0].features,
              experts[0].reduction);
-  const int taken = choose_tile_rows({.num_experts = shape.num_experts,
-                                      .rows = shape.num_rows() / shape.num_experts,
-                                      .features = experts[0].features,
-                                      .reduction = experts[0].reduction},
-                                     kModelClusters);
   for (const int max_rows : kTileHeights) {
     const TilePrediction tiles = predict_tiles(experts, max_rows, kModelClusters);
     const double microseconds = tiles.cycles / kModelClockHz * 1e6;
@@ -432,7 +307,7 @@ void print_tiles(const Shape& shape, bool by_out) {
         "  at most {:3} rows: {:6} tiles, {:4.1f} % padding, {:4.1f} % idle, {:7.0f} us, "
         "{:4.0f} TFLOPS{}\n",
         max_rows, tiles.num_tiles, 100 * tiles.padding, 100 * tiles.idle, microseconds,
-        shape.flops() / microseconds / 1e6, max_rows == taken ? " (taken)" : "");
+        shape.flops() / microseconds / 1e6, max_rows == kTileHeights[0] ? " (taken)" : "");
   }
 }
 
@@ -451,18 +326,12 @@ int main(int argc, char** argv) {
     tessera::cuda::print_tiles();
     return 0;
   }
-  const bool choices = option == "--choices";
-  if (!option.empty() && !choices && (option != "--repeat" || argc != 3)) {
-    fmt::print(stderr, "usage: {} [--tiles | --choices | --repeat N]\n", argv[0]);
+  if (!option.empty() && (option != "--repeat" || argc != 3)) {
+    fmt::print(stderr, "usage: {} [--tiles | --repeat N]\n", argv[0]);
     return 2;
   }
   const int repeat = argc == 3 ? std::max(1, std::atoi(argv[2])) : 9;
   const tessera::cuda::Timer timer;
-  for (const tessera::cuda::Shape& shape : tessera::cuda::kShapes) {
-    if (choices) {
-      if (shape.is_small()) tessera::cuda::bench_choices(shape, timer, repeat);
-    } else {
-      tessera::cuda::bench(shape, timer, repeat);
-    }
-  }
+  for (const tessera::cuda::Shape& shape : tessera::cuda::kShapes)
+    tessera::cuda::bench(shape, timer, repeat);
 }

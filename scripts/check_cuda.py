@@ -5,7 +5,8 @@ It looks at text alone, so it shows that these rules hold and nothing more. nvcc
 compute-sanitizer (tools/gpu_sanitizers.sh) look at meaning.
 
 - launch: a kernel is launched by launch_early (ops/cuda/dependent_launch.cuh), which checks that it was, and waits for the
-  kernels before it, so that the one behind it may rely on them.
+  kernels before it, so that the one behind it may rely on them. A file that launches plainly gives the stream and
+  asks cudaGetLastError() itself.
 - wait: code of operators neither allocates memory nor waits for the GPU: buffers are planned, and the host runs ahead.
 - print: a kernel's last words come from ops/cuda/fail.cuh alone.
 - again: a constant that ops/cuda defines is not defined again by an operator.
@@ -54,10 +55,13 @@ def line_of(text, position):
 
 
 def check_launches(path, text):
-    for match in re.finditer("<<<", text):
-        yield line_of(text, match.start()), "launch: use launch_early"
+    if "<<<" in text and "cudaGetLastError" not in text:
+        yield line_of(text, text.index("<<<")), "launch: use launch_early, or check cudaGetLastError()"
+    for match in re.finditer("<<<(.*?)>>>", text, re.S):
+        if "stream" not in match.group(1):
+            yield line_of(text, match.start()), "launch: give the stream"
     for position, body in kernels(text):
-        if "wait_for_earlier();" not in body:
+        if "<<<" not in text and "wait_for_earlier();" not in body:
             yield line_of(text, position), "launch: this kernel never calls wait_for_earlier()"
 
 

@@ -159,7 +159,7 @@ nlohmann::json to_json(const ProductTiles& product) {
   };
   nlohmann::json choices = nlohmann::json::array();
   for (const ProductTiles::Choice& choice : product.choices)
-    choices.push_back(describe(choice, choice.max_rows == product.taken_rows));
+    choices.push_back(describe(choice, choices.empty()));
   nlohmann::json result = {{"product", product.name}, {"expert_sizes", product.expert_sizes},
                            {"width", product.width},  {"by_rows", product.by_rows},
                            {"flops", product.flops},  {"choices", choices}};
@@ -199,7 +199,7 @@ void print(const ProductTiles& product) {
         100 * choice.tiles.idle, 1e6 * choice.seconds, product.flops / choice.seconds / 1e12, what);
   };
   for (const ProductTiles::Choice& choice : product.choices)
-    print_choice(choice, choice.max_rows == product.taken_rows ? " (taken)" : "");
+    print_choice(choice, &choice == product.choices.data() ? " (taken)" : "");
   if (product.gathered) print_choice(*product.gathered, " (taken where rows are gathered)");
 }
 

@@ -12,6 +12,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMapThreshold = 1 << 20;
+constexpr int64_t kHugePage = 2 << 20;
 
 std::byte* map_memory(int64_t num_bytes) {
   void* memory =
@@ -19,6 +20,21 @@ std::byte* map_memory(int64_t num_bytes) {
   if (memory == MAP_FAILED) return nullptr;
   madvise(memory, num_bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(memory);
+}
+
+/// Addresses that nobody can touch yet, aligned to `alignment`.
+std::byte* reserve_memory(int64_t num_bytes, int64_t alignment) {
+  const int64_t all = num_bytes + alignment;
+  void* const memory =
+      ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(memory);
+  const int64_t before =
+      align_up(reinterpret_cast<int64_t>(begin), alignment) - reinterpret_cast<int64_t>(begin);
+  if (before > 0) ::munmap(begin, before);
+  ::munmap(begin + before + num_bytes, alignment - before);
+  ::madvise(begin + before, num_bytes, MADV_HUGEPAGE);
+  return begin + before;
 }
 
 /// Large blocks are mapped directly and returned to the system when released.
@@ -39,6 +55,14 @@ class HostDevice final : public Device {
     } else {
       std::free(data);
     }
+  }
+  int64_t page_bytes() const override { return kHugePage; }
+  std::byte* reserve(int64_t num_bytes) override { return reserve_memory(num_bytes, kHugePage); }
+  bool commit(std::byte* pages, int64_t num_bytes) override {
+    return ::mprotect(pages, num_bytes, PROT_READ | PROT_WRITE) == 0;
+  }
+  void release_reserved(std::byte* data, int64_t num_bytes) noexcept override {
+    ::munmap(data, num_bytes);
   }
   void copy(void* to, const void* from, int64_t num_bytes) override {
     if (num_bytes > 0) std::memcpy(to, from, num_bytes);

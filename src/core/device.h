@@ -89,6 +89,20 @@ class Device {
     release(data, num_bytes);
   }
 
+  /// Memory that comes page by page to addresses that are reserved before: the size of a page, 0
+  /// where the device has no such memory.
+  virtual int64_t page_bytes() const { return 0; }
+  /// Addresses without memory, aligned to pages; null where there are not as many. num_bytes is a
+  /// positive multiple of page_bytes().
+  virtual std::byte* reserve(int64_t /*num_bytes*/) { return nullptr; }
+  /// Gives memory of undefined content to reserved pages that have none, beside the work that goes
+  /// on; false where it cannot be had.
+  virtual bool commit(std::byte* /*pages*/, int64_t /*num_bytes*/) { return false; }
+  /// Takes reserved addresses back, and what memory they have.
+  virtual void release_reserved(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept {}
+  /// Kernels may read, and not use, so many rows behind the last of a ragged value.
+  virtual int64_t rows_read_behind() const { return 0; }
+
   /// Copies after all work given before; either side may be the host's memory. The bytes are there,
   /// or taken, when it returns, unless both are the device's, own or shared.
   virtual void copy(void* to, const void* from, int64_t num_bytes) = 0;

@@ -1,6 +1,7 @@
 #include "ops/operator.h"
 
 #include "comm/communicator.h"
+#include "core/device.h"
 
 namespace tessera {
 
@@ -42,6 +43,13 @@ Cost& Cost::operator+=(const Cost& other) {
   flops += other.flops;
   bytes += other.bytes;
   return *this;
+}
+
+int64_t KernelContext::read_count(const Tensor& count) {
+  int64_t value = 0;
+  ensure(count.device != nullptr, "a count of the host was read as a device's");
+  count.device->copy(&value, count.data, sizeof(value));
+  return value;
 }
 
 Cost Operator::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {

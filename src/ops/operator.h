@@ -75,6 +75,11 @@ class Operator {
   virtual Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const;
   /// The gradient rule. The default throws InternalError: the operator has none.
   virtual void differentiate(GradientBuilder& builder) const;
+  /// Of output `idx`, which is the extent of ragged values: what it is where routing is balanced
+  /// and the inputs are as large as these types; -1: the bound that infer() gives for them.
+  virtual int64_t balanced_extent(int /*output*/, std::span<const ValueType> /*inputs*/) const {
+    return -1;
+  }
   /// Whether output `idx` is a gradient accumulator that the kernel adds into.
   virtual bool accumulates(int /*output*/) const { return false; }
   /// Whether a pass may run the operator again instead of keeping its outputs (routing decisions
@@ -95,6 +100,8 @@ class KernelContext {
   KernelContext& operator=(const KernelContext&) = delete;
   virtual ~KernelContext() = default;
 
+  /// An I64 scalar of the device, once it has come to what writes it.
+  virtual int64_t read_count(const Tensor& count);
   /// Another number whenever work that was recorded before must be recorded anew.
   virtual int64_t version() const { return 0; }
 };

@@ -5,6 +5,7 @@
 #include "core/memory.h"
 #include "ops/backend.h"
 #include "program/memory_plan.h"
+#include "runtime/elastic_slabs.h"
 
 namespace tessera {
 
@@ -16,6 +17,8 @@ struct Bindings {
   std::byte* saved = nullptr;
   std::byte* offloaded = nullptr;
   std::byte* transient = nullptr;
+  /// Where the slabs' memory comes as rows do; null: all is there.
+  ElasticSlabs* elastic = nullptr;
   /// Accumulators that hold nothing yet, rather than a sum to add to.
   std::vector<ValueId> unset;
 };

@@ -17,17 +17,32 @@ void share(const DerivedProgram& program, const Bindings& forward, const std::ve
     slot(later, link.backward) = program.forward.at_bound(forward, link.forward);
 }
 
+/// The extents of forward values that a later program reads and the host knows, as its own.
+std::map<ValueId, int64_t> told_extents(const Executable& forward, const Backward& later) {
+  std::map<ValueId, int64_t> told;
+  for (const auto* links : {&later.saved, &later.bound}) {
+    for (const Link& link : *links) {
+      const auto known = forward.rows().balanced().find(link.forward);
+      if (known != forward.rows().balanced().end()) told[link.backward] = known->second;
+    }
+  }
+  return told;
+}
+
 }  // namespace
 
 DerivedProgram derive(Program forward, const CompileOptions& options, const Backend& backend) {
   Compiled compiled = compile(std::move(forward), Goal::kTrain, options, backend);
-  Executable forward_run(std::move(compiled.forward), backend, compiled.saved, compiled.offloaded);
+  Executable forward_run(std::move(compiled.forward), backend, compiled.saved, {},
+                         compiled.offloaded);
+  const auto told = told_extents(forward_run, *compiled.backward);
   Executable backward_run(std::exchange(compiled.backward->program, Program()), backend,
-                          compiled.kept);
+                          compiled.kept, told);
   std::optional<WeightPass> weights;
   if (compiled.weights) {
     Backward& derived = compiled.weights->derived;
-    Executable run(std::exchange(derived.program, Program()), backend);
+    const auto told_weights = told_extents(forward_run, derived);
+    Executable run(std::exchange(derived.program, Program()), backend, {}, told_weights);
     weights = {std::move(run), std::move(derived), std::move(compiled.weights->kept)};
   }
   return {.forward = std::move(forward_run),

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iostream>
+#include <limits>
 
+#include "core/out_of_memory.h"
 #include "core/process/stopwatch.h"
 #include "program/dependencies.h"
 
@@ -66,6 +68,7 @@ class Exchanges {
 };
 
 Executable::Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved,
+                       const std::map<ValueId, int64_t>& told,
                        const std::vector<ValueId>& offloaded)
     : program_(std::move(program)),
       backend_(backend),
@@ -78,6 +81,7 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
       waits_(find_waits(program_)),
       prepared_(std::make_shared<PreparedRuns>()) {
   std::vector<bool> apart;
+  std::vector<bool> tells;
   for (const Node& node : program_.nodes()) {
     backend.check_formats(*node.op, program_.types(node.inputs));
     backend.check_formats(*node.op, program_.types(node.outputs));
@@ -86,11 +90,13 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
            "operator '{}' does not communicate, but its kernel is asynchronous", node.op->name());
     kernels_.push_back(kernel);
     apart.push_back(node.op->communicates() || kernel.tells_the_host());
+    tells.push_back(backend.is_host() || kernel.tells_the_host());
   }
   const bool some_aside = std::ranges::any_of(program_.nodes(), &Node::aside);
   ensure(!some_aside || (backend_.side_lane() != nullptr && std::ranges::count(apart, true) == 0),
          "program '{}': nodes run aside, and others need the host", program_.name());
   segments_ = cut_segments(apart, waits_);
+  rows_ = RowPlan(program_, plan_, tells, told);
 }
 
 Bindings Executable::make_bindings() const {
@@ -225,6 +231,77 @@ void Executable::run_aside(size_t idx, const KernelArgs& args, Exchanges& exchan
   exchanges.add_aside(idx, lane, waits_[idx]);
 }
 
+void Executable::list_memory(double skew, const MemoryUse& use) const {
+  const int64_t behind = backend_.device().rows_read_behind();
+  for (size_t i = 0; i < program_.nodes().size(); ++i) {
+    for (const ValueId id : program_.nodes()[i].outputs) {
+      const Placement& placement = plan_.values[id];
+      if (placement.storage == Storage::kBound) continue;
+      use(placement.storage, placement.offset, rows_.skewed_bytes(program_, id, skew, behind));
+    }
+    use(Storage::kTransient, plan_.workspace_offsets[i], plan_.workspace_bytes[i]);
+  }
+}
+
+void Executable::commit(const Bindings& bindings) const {
+  if (bindings.elastic == nullptr) return;
+  list_memory(1, [&](Storage storage, int64_t offset, int64_t num_bytes) {
+    std::byte* const slab = storage == Storage::kSaved ? bindings.saved : bindings.transient;
+    bindings.elastic->commit(slab + offset, num_bytes);
+  });
+}
+
+/// On a device: what an extent is, or the most that it can be; noted for programs that run later.
+int64_t Executable::find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const {
+  const auto known = rows.find(extent);
+  if (known != rows.end()) return known->second;
+  const ExtentSource& source = *rows_.find_source(extent);
+  const Tensor address = at_bound(bindings, extent);
+  int64_t found = std::numeric_limits<int64_t>::max();
+  if (source.kind == ExtentSource::Kind::kTold) {
+    Tensor count = address;
+    count.device = &backend_.device();
+    found = backend_.context()->read_count(count);
+  } else if (source.kind == ExtentSource::Kind::kInput) {
+    found = bindings.elastic->find_rows(address.data).value_or(found);
+  } else {
+    const Node& node = program_.nodes()[source.node];
+    for (const ValueId id : node.inputs) {
+      const ValueType& type = program_.type(id);
+      if (type.ragged() && rows_.find_source(type.extent.value()) != nullptr)
+        find_rows(bindings, type.extent.value(), rows);
+    }
+    found = bound_rows(program_, node, source.bounded, rows);
+  }
+  bindings.elastic->note_rows(address.data, found);
+  rows[extent] = found;
+  return found;
+}
+
+/// Gives what node `idx` writes memory for the rows that came.
+void Executable::commit_outputs(size_t idx, const Bindings& bindings, RowCounts& rows) const {
+  if (bindings.elastic == nullptr) return;
+  for (const ValueId id : rows_.written_by(idx)) {
+    const Tensor tensor = at_bound(bindings, id);
+    const ValueType& type = program_.type(id);
+    const ValueId extent = type.extent.value();
+    const int64_t came = backend_.is_host() ? *at_bound(bindings, extent).as<int64_t>()
+                                            : find_rows(bindings, extent, rows);
+    const int64_t behind = backend_.device().rows_read_behind();
+    const int64_t wanted = std::min(came, type.shape[0]) + behind;
+    try {
+      bindings.elastic->commit(static_cast<const std::byte*>(tensor.data),
+                               bytes_of_rows(type, wanted));
+    } catch (const OutOfMemory& error) {
+      throw OutOfMemory(fmt::format(
+          "program '{}', '{}': {} rows of experts came to this rank, where balanced routing brings "
+          "{}: {}; or a capacity (moe.capacity_factor), or a balance loss of more weight",
+          program_.name(), program_.value(id).name, std::min(came, type.shape[0]),
+          rows_.balanced().at(extent), error.what()));
+    }
+  }
+}
+
 Pending Executable::start_node(size_t idx, const KernelArgs& args) const {
   const Operator& op = *program_.nodes()[idx].op;
   try {
@@ -269,12 +346,14 @@ void Executable::run_on_host(const Bindings& bindings, Exchanges& exchanges,
   std::vector<ValueId> unset = bindings.unset;
   std::vector<Tensor> tensors;
   std::vector<const int64_t*> extents;
+  RowCounts rows;
   for (size_t i = 0; i < program_.nodes().size(); ++i) {
     const Node& node = program_.nodes()[i];
     // Before what makes the actual extents of the node's arguments.
     exchanges.wait_before(static_cast<int>(i));
     bool sets = false;
     const std::vector<Tensor> zeroed = begin_sums(i, bindings, unset, sets);
+    commit_outputs(i, bindings, rows);
     tensors.clear();
     tensors.reserve(node.inputs.size() + node.outputs.size());
     KernelArgs args = make_args(i, bindings, tensors, extents);
@@ -356,11 +435,13 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
     for (auto& work : run.recorded) work.reset();
     run.state = PreparedRun::State::kNew;
   }
+  RowCounts rows;
   const bool graphs = control.graphs != GraphMode::kOff && !observer && !recorded_with_more;
   if (graphs && run.state == PreparedRun::State::kRun) record(run);
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];
     const RecordedWork* recorded = graphs ? run.recorded[s].get() : nullptr;
+    for (size_t i = segment.begin; i < segment.end; ++i) commit_outputs(i, bindings, rows);
     if (recorded != nullptr) {
       exchanges.wait_before(static_cast<int>(segment.begin));
       recorded->run();

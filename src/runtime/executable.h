@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "program/row_plan.h"
 #include "runtime/prepared_run.h"
 
 namespace tessera {
@@ -44,13 +46,15 @@ class Exchanges;
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run, of which some
-  /// may be `offloaded`. Throws UserError where the back end lacks a kernel, or one for the format
-  /// of a value.
+  /// may be `offloaded`; `told` are inputs that are extents which the host knows (see RowPlan).
+  /// Throws UserError where the back end lacks a kernel, or one for the format of a value.
   Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {},
+             const std::map<ValueId, int64_t>& told = {},
              const std::vector<ValueId>& offloaded = {});
 
   const Program& program() const { return program_; }
   const MemoryPlan& plan() const { return plan_; }
+  const RowPlan& rows() const { return rows_; }
   const Backend& backend() const { return backend_; }
   /// Bindings with every tensor unset.
   Bindings make_bindings() const;
@@ -58,16 +62,26 @@ class Executable {
   Tensor at_bound(const Bindings& bindings, ValueId id) const;
   /// The same at its actual extent, which is read from the device.
   Tensor view(const Bindings& bindings, ValueId id) const;
+  using MemoryUse = std::function<void(Storage storage, int64_t offset, int64_t num_bytes)>;
+  /// Calls `use` for everything that a run wants in a slab, elastic values with `skew` times the
+  /// rows that they have where routing is balanced.
+  void list_memory(double skew, const MemoryUse& use) const;
+  /// Gives elastic slabs that memory, so that a run asks for no more than what unbalanced routing
+  /// needs. Throws OutOfMemory.
+  void commit(const Bindings& bindings) const;
   /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
   /// node that needs it (find_waits), at the latest at the end of the run; so is a node that runs
-  /// aside, except where nodes are observed. Throws InternalError
-  /// where a bound value is missing or has the wrong type or shape, and what the kernels throw.
-  /// Observed nodes are given to the device one by one.
+  /// aside, except where nodes are observed. Throws InternalError where a bound value is missing or
+  /// has the wrong type or shape, OutOfMemory where more rows came than there is memory for, and
+  /// what the kernels throw. Observed nodes are given to the device one by one.
   void run(const Bindings& bindings, const NodeObserver& observer = {}) const;
 
  private:
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
+  using RowCounts = std::map<ValueId, int64_t>;
+  int64_t find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const;
+  void commit_outputs(size_t idx, const Bindings& bindings, RowCounts& rows) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;
   bool may_have_elements(const Bindings& bindings, const Node& node, ValueId id) const;
   std::vector<Tensor> begin_sums(size_t idx, const Bindings& bindings, std::vector<ValueId>& unset,
@@ -89,6 +103,7 @@ class Executable {
   Program program_;
   Backend backend_;
   MemoryPlan plan_;
+  RowPlan rows_;
   std::vector<Kernel> kernels_;
   std::vector<int> waits_;
   std::vector<Segment> segments_;

@@ -266,6 +266,9 @@ class LayoutStep {
     return given.result();
   }
 
+  const TrainingModel& model() const { return *model_; }
+  ParameterSet& parameters() { return *parameters_; }
+
   /// Adds this rank's parts to the whole gradients.
   void add_gradients(std::map<std::string, OwnedTensor>& whole) const {
     for (const ModelParameter& parameter : parameters_->all()) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "model/dispatch/dispatch_bounds.h"
 #include "model/dispatch/dispatch_sorted_phases.h"
 #include "ops/collective/ragged_collective.h"
@@ -56,6 +58,11 @@ class AllToAllPhases final : public SortedPhases {
     plan.max_gathered = spec_.ep->size() == 1
                             ? plan.etp_size * plan.max_received
                             : max_arriving_rows(spec_, spec_.experts->size(), num_tokens_);
+    const auto balanced = [&](int64_t num_ranks, int64_t most) {
+      return std::min(most, balanced_arriving_rows(spec_, num_ranks, num_tokens_));
+    };
+    plan.balanced_received = balanced(spec_.ep->size(), plan.max_received);
+    plan.balanced_gathered = balanced(spec_.experts->size(), plan.max_gathered);
     return plan;
   }
 

@@ -69,6 +69,13 @@ int64_t max_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t n
       routed, num_micro_batches(spec) * max_local_rows(spec, micro_batch_tokens(spec, num_tokens)));
 }
 
+int64_t balanced_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens) {
+  const int64_t assignments = num_ranks * num_tokens * spec.top_k;
+  const int64_t share =
+      (assignments * spec.local_experts().count + spec.num_experts - 1) / spec.num_experts;
+  return std::min(share, max_arriving_rows(spec, num_ranks, num_tokens));
+}
+
 int64_t max_rows_to_peer(const DispatchSpec& spec, int64_t num_tokens) {
   if (!spec.shared_capacity) return max_local_rows(spec, num_tokens);
   return std::min(num_tokens * std::min(spec.top_k, spec.local_experts().count),

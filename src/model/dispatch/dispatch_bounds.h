@@ -19,6 +19,9 @@ int64_t expert_limit(const DispatchSpec& spec, int64_t num_tokens);
 /// and no more stay than capacities leave.
 int64_t max_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens);
 
+/// The same where routing is balanced.
+int64_t balanced_arriving_rows(const DispatchSpec& spec, int64_t num_ranks, int64_t num_tokens);
+
 /// Rows from one rank for the experts of another, the same for all of them: what a bounded
 /// all-to-all always moves.
 int64_t max_rows_to_peer(const DispatchSpec& spec, int64_t num_tokens);

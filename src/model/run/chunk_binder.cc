@@ -14,12 +14,12 @@ int64_t count_moe_layers(const ModelConfig& config, const PipelineChunk& chunk) 
 class ChunkBinder {
  public:
   ChunkBinder(const StagePrograms& programs, const PipelineChunk& chunk, const ChunkMemory& memory,
-              const ParameterSet& parameters, const SharedMemory& shared)
+              const ParameterSet& parameters, ElasticSlabs& slabs)
       : programs_(programs),
         chunk_(chunk),
         memory_(memory),
         parameters_(parameters),
-        shared_(shared) {}
+        slabs_(slabs) {}
 
   BoundChunk bind(std::vector<ExpertState>& experts);
 
@@ -30,7 +30,8 @@ class ChunkBinder {
   /// Which of the hidden states layer `idx` of the chunk reads.
   int64_t layer_input(int64_t idx) const { return memory_.streams.before + idx; }
   LayerBinder binder(const std::string& prefix = "") const {
-    return {parameters_, prefix, shared_.transient.data()};
+    return {parameters_, prefix, slabs_.transient().data(),
+            slabs_.is_by_page() ? &slabs_ : nullptr};
   }
   BoundPasses bind_embedding(const PortTensors& inputs, const Tensor& hidden,
                              const Tensor& grad) const;
@@ -46,7 +47,7 @@ class ChunkBinder {
   const PipelineChunk& chunk_;
   const ChunkMemory& memory_;
   const ParameterSet& parameters_;
-  const SharedMemory& shared_;
+  ElasticSlabs& slabs_;
   BoundChunk bound_;
 };
 
@@ -176,7 +177,7 @@ PortGradients ChunkBinder::layer_gradients(int64_t idx) const {
 }  // namespace
 
 ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk,
-                         const SharedMemory& shared, SavedOffsets offsets)
+                         const ElasticSlabs& slabs, SavedOffsets offsets)
     : streams(programs, chunk),
       inputs(programs.shape, programs.part.groups, programs.config, programs.backend.device()),
       statistics(count_moe_layers(programs.config, chunk), programs.config.moe.num_experts,
@@ -185,9 +186,8 @@ ChunkMemory::ChunkMemory(const StagePrograms& programs, const PipelineChunk& chu
       hidden(streams.count() * programs.hidden_bytes(), "hidden states", programs.backend.device()),
       hidden_shape(programs.hidden_shape()),
       dtype(programs.shape.dtype),
-      saved(shared.saved.data()),
-      saved_offsets(std::move(offsets)),
-      host(shared.host.data()) {}
+      saved(slabs.saved().data()),
+      saved_offsets(std::move(offsets)) {}
 
 Tensor ChunkMemory::stream(int64_t idx) const {
   const int64_t bytes = align_up(hidden_shape.num_elements() * dtype_size(dtype));
@@ -196,8 +196,8 @@ Tensor ChunkMemory::stream(int64_t idx) const {
 
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
-                      std::vector<ExpertState>& experts, const SharedMemory& shared) {
-  return ChunkBinder(programs, chunk, memory, parameters, shared).bind(experts);
+                      std::vector<ExpertState>& experts, ElasticSlabs& slabs) {
+  return ChunkBinder(programs, chunk, memory, parameters, slabs).bind(experts);
 }
 
 }  // namespace tessera

@@ -6,15 +6,15 @@
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
 #include "model/run/saved_placement.h"
+#include "runtime/elastic_slabs.h"
 
 namespace tessera {
 
-/// The memory that all runs of a rank share, since it runs one pass at a time.
-struct SharedMemory {
-  Buffer transient;                           ///< working memory of any program
-  Buffer saved;                               ///< what passes save, of all chunks and micro-batches
-  Buffer host;                                ///< what of it waits in the host's memory
-  std::unique_ptr<CopyLane> stores, reloads;  ///< that bring it there and back; null: none does
+/// What of the saved values waits in the host's memory, and the lanes that bring it there and back;
+/// null where none does.
+struct HostCopies {
+  Buffer memory;
+  std::unique_ptr<CopyLane> stores, reloads;
 };
 
 /// The memory of one micro-batch in a chunk.
@@ -28,9 +28,8 @@ struct ChunkMemory {
   DType dtype;
   std::byte* saved;  ///< what is saved begins there, at these offsets
   SavedOffsets saved_offsets;
-  std::byte* host;  ///< likewise, of what is offloaded
 
-  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const SharedMemory& shared,
+  ChunkMemory(const StagePrograms& programs, const PipelineChunk& chunk, const ElasticSlabs& slabs,
               SavedOffsets offsets);
 
   Tensor stream(int64_t idx) const;
@@ -43,9 +42,10 @@ struct ChunkMemory {
 };
 
 /// Joins the programs of a chunk with that memory, with the parameters, the experts' state and the
-/// shared memory, all of which must outlive the result.
+/// slabs that all runs of a rank share, since it runs one pass at a time; all of which must outlive
+/// the result.
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
-                      std::vector<ExpertState>& experts, const SharedMemory& shared);
+                      std::vector<ExpertState>& experts, ElasticSlabs& slabs);
 
 }  // namespace tessera

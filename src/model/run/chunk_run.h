@@ -27,8 +27,8 @@ class ChunkRun {
   /// With `store`, it gives the parameters their addresses for each run of a program; without, they
   /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
-           ParameterSet& parameters, std::vector<ExpertState>& experts, const SharedMemory& shared,
-           const SavedOffsets& offsets, WeightStore* store = nullptr);
+           ParameterSet& parameters, std::vector<ExpertState>& experts, ElasticSlabs& slabs,
+           const HostCopies& copies, const SavedOffsets& offsets, WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {
@@ -68,8 +68,8 @@ class ChunkRun {
   /// memory, or back. Until the copy has been waited for, nobody may touch either.
   CopyLane::Ticket store(int64_t idx) const;
   CopyLane::Ticket reload(int64_t idx) const;
-  void wait_stored(CopyLane::Ticket copy) const { shared_.stores->join(copy); }
-  void wait_reloaded(CopyLane::Ticket copy) const { shared_.reloads->join(copy); }
+  void wait_stored(CopyLane::Ticket copy) const { copies_.stores->join(copy); }
+  void wait_reloaded(CopyLane::Ticket copy) const { copies_.reloads->join(copy); }
   /// Where one balance loss spans the model, after the forward pass: adds this chunk's layers to
   /// the sums of those before; the last chunk's ranks that share the micro-batch find the loss. The
   /// device is waited for.
@@ -105,7 +105,7 @@ class ChunkRun {
   const TokenShare& tokens_;
   ParameterSet& parameters_;
   WeightStore* store_;
-  const SharedMemory& shared_;
+  const HostCopies& copies_;
   ChunkMemory memory_;
   BoundChunk bound_;
   LossScales scales_;

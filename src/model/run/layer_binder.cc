@@ -22,6 +22,8 @@ BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
       .bindings = std::move(bindings),
       .parameters = find_parameters(run.program(), forward, accumulators, parameters_, prefix_)};
   bound.bindings.transient = transient_;
+  bound.bindings.elastic = elastic_;
+  run.commit(bound.bindings);
   bind_parameters(bound.parameters, parameters_, bound.bindings);
   return bound;
 }

@@ -26,9 +26,14 @@ struct PortGradients {
 /// for inference. The parameters must outlive it.
 class LayerBinder {
  public:
-  /// `transient` is as large as any of the programs needs.
-  LayerBinder(const ParameterSet& parameters, std::string prefix, std::byte* transient)
-      : parameters_(parameters), prefix_(std::move(prefix)), transient_(transient) {}
+  /// `transient` is as large as any of the programs needs. Where `elastic`, of which the slabs are,
+  /// is given, a program gets memory in it when it is bound.
+  LayerBinder(const ParameterSet& parameters, std::string prefix, std::byte* transient,
+              ElasticSlabs* elastic = nullptr)
+      : parameters_(parameters),
+        prefix_(std::move(prefix)),
+        transient_(transient),
+        elastic_(elastic) {}
 
   /// Throws InternalError where a port of the program has no memory in `tensors`.
   BoundProgram bind_forward(const Executable& run, const ModelProgram& layout,
@@ -49,6 +54,7 @@ class LayerBinder {
   const ParameterSet& parameters_;
   std::string prefix_;
   std::byte* transient_;
+  ElasticSlabs* elastic_;
 };
 
 }  // namespace tessera

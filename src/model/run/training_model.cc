@@ -24,13 +24,14 @@ TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
                              const SavedPolicy& policy, const Backend& backend, ModelPart part)
     : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
-      placement_(place_in_line(*programs_)),
-      memory_(std::make_unique<SharedMemory>()) {}
+      placement_(place_in_line(*programs_)) {}
 
 ActivationBytes TrainingModel::activation_bytes() const {
-  ActivationBytes bytes{.saved = placement_.num_bytes,
-                        .transient = programs_->transient_bytes(),
-                        .offloaded = placement_.host_bytes};
+  const SlabBytes most = bound_slab_bytes(*programs_, placement_);
+  const SlabBytes slabs = skewed_slab_bytes(*programs_, placement_);
+  ActivationBytes bytes{.saved = slabs.saved,
+                        .transient = slabs.transient,
+                        .worst = std::max<int64_t>(most.total() - slabs.total(), 0)};
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     const ChunkRun::Bytes one = ChunkRun::count_bytes(*programs_, part.chunks[chunk]);
@@ -40,25 +41,48 @@ ActivationBytes TrainingModel::activation_bytes() const {
   return bytes;
 }
 
+double TrainingModel::find_skew(int64_t more_bytes) const {
+  const int64_t limit = skewed_slab_bytes(*programs_, placement_).total() + more_bytes;
+  double fits = 1;
+  double too_much = static_cast<double>(programs_->config.moe.num_experts);
+  constexpr double kExact = 0.01;
+  while (too_much - fits > kExact) {
+    const double middle = (fits + too_much) / 2;
+    const bool has_room = skewed_slab_bytes(*programs_, placement_, middle).total() <= limit;
+    (has_room ? fits : too_much) = middle;
+  }
+  return fits;
+}
+
+SlabBytes TrainingModel::slab_bytes() const {
+  ensure(slabs_ != nullptr, "TrainingModel::slab_bytes before bind");
+  return {.saved = slabs_->saved().committed_bytes(),
+          .transient = slabs_->transient().committed_bytes()};
+}
+
 void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& experts,
                          WeightStore* store) {
   experts_ = &experts;
-  memory_->transient = Buffer(programs_->transient_bytes(), "working memory of the layers",
-                              programs_->backend.device());
-  memory_->saved = Buffer(placement_.num_bytes, "saved activations", programs_->backend.device());
-  memory_->host = allocate_offloaded(placement_.host_bytes, programs_->backend.device());
+  runs_.clear();
+  const auto kind =
+      has_elastic(*programs_) ? ElasticMemory::Kind::kByPage : ElasticMemory::Kind::kWhole;
+  slabs_ = std::make_unique<ElasticSlabs>(
+      ElasticMemory(kind, placement_.num_bytes, "saved activations", device()),
+      ElasticMemory(kind, programs_->transient_bytes(), "working memory of the layers", device()));
+  copies_ = std::make_unique<HostCopies>();
+  copies_->memory = allocate_offloaded(placement_.host_bytes, device());
   if (placement_.host_bytes > 0) {
-    memory_->stores = device().make_copy_lane();
-    memory_->reloads = device().make_copy_lane();
+    copies_->stores = device().make_copy_lane();
+    copies_->reloads = device().make_copy_lane();
   }
   const ModelPart& part = programs_->part;
-  runs_.clear();
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       const SavedOffsets& offsets = placement_.offsets[chunk][place];
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(
-          *programs_, part.chunks[chunk], *tokens_, parameters, experts, *memory_, offsets, store));
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
+                                                        parameters, experts, *slabs_, *copies_,
+                                                        offsets, store));
     }
   }
 }

@@ -4,16 +4,19 @@
 #include <vector>
 
 #include "model/run/chunk_run.h"
+#include "model/run/slab_bytes.h"
 
 namespace tessera {
 
 /// Bytes that training needs for activations, known before they are taken.
+/// What routing makes of them is as large as where it is balanced.
 struct ActivationBytes {
   int64_t saved = 0;      ///< values kept from forward to backward, all layers
   int64_t hidden = 0;     ///< the residual streams between layers and their gradients
   int64_t transient = 0;  ///< the largest working set of any program
   int64_t inputs = 0;     ///< token ids, labels, positions and the like
   int64_t offloaded = 0;  ///< in the host's memory: what of the saved values waits there
+  int64_t worst = 0;      ///< what the worst routing adds to `saved` and `transient`
   /// Of the device's memory.
   int64_t total() const { return saved + hidden + transient + inputs; }
 };
@@ -25,7 +28,8 @@ struct RunSlot {
 };
 
 /// Runs forward and backward passes of a model, or of one rank's part of it, for micro-batches of
-/// one shape: the embedding, a program a layer, the head. All memory is taken by bind; gradients
+/// one shape: the embedding, a program a layer, the head. All memory is taken by bind, except what
+/// unbalanced routing needs more where the host learns of it (see RowPlan); gradients
 /// are added into the parameters' accumulators. Not thread-safe: one object runs one pass at a
 /// time. The parameters and expert states must outlive it.
 class TrainingModel {
@@ -45,6 +49,12 @@ class TrainingModel {
   const SavedPlacement& placement() const { return placement_; }
   /// What `bind` will take.
   ActivationBytes activation_bytes() const;
+  /// How many times the rows of balanced routing may come in every layer where `more_bytes` are
+  /// free beside activation_bytes(), at least 1 and at most the number of experts.
+  double find_skew(int64_t more_bytes) const;
+  /// What has memory now, of what passes save and of the working memory; more than at bind where
+  /// routing was not balanced. REQUIRES bind().
+  SlabBytes slab_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
   /// counted.
   double model_flops() const { return programs_->model_flops(); }
@@ -81,7 +91,8 @@ class TrainingModel {
   std::unique_ptr<StagePrograms> programs_;
   std::unique_ptr<TokenShare> tokens_;
   SavedPlacement placement_;
-  std::unique_ptr<SharedMemory> memory_;
+  std::unique_ptr<ElasticSlabs> slabs_;
+  std::unique_ptr<HostCopies> copies_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
   std::vector<ExpertState>* experts_ = nullptr;
 };

@@ -26,6 +26,8 @@ class CudaContext final : public KernelContext {
     return *static_cast<T*>(kept.get());
   }
   int64_t version() const override { return version_; }
+  /// Without a wait for more than what writes it, where HostCounts keeps it.
+  int64_t read_count(const Tensor& count) override;
   /// To be called by kernels that replace memory that their recorded work uses, and by whoever
   /// changes how kernels run.
   void change_version() { ++version_; }

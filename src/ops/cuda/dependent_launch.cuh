@@ -4,7 +4,7 @@
 
 #include "ops/cuda/check.h"
 
-/// How all kernels are launched: a kernel is started while the one before it in its stream still
+/// How kernels are launched: a kernel is started while the one before it in its stream still
 /// runs, so that its start costs no time of its own (CUDA's programmatic dependent launch).
 namespace tessera::cuda {
 

@@ -68,4 +68,8 @@ std::vector<int64_t> HostCounts::read(const Tensor& counts) {
   return {copy.host, copy.host + copy.size};
 }
 
+int64_t CudaContext::read_count(const Tensor& count) {
+  return get<HostCounts>().read(count).at(0);
+}
+
 }  // namespace tessera::cuda

@@ -42,6 +42,13 @@ std::vector<ValueType> DispatchPlan::infer(std::span<const ValueType> inputs) co
       i64(spec_.ep_size()), i64(spec_.ep_size()), i64(1), i64(spec_.etp_size), i64(1), expert_idx};
 }
 
+int64_t DispatchPlan::balanced_extent(int output, std::span<const ValueType> /*inputs*/) const {
+  const auto or_bound = [](int64_t rows, int64_t most) { return rows < 0 ? most : rows; };
+  if (output == kReceived) return or_bound(spec_.balanced_received, spec_.max_received);
+  if (output == kGathered) return or_bound(spec_.balanced_gathered, spec_.max_gathered);
+  return -1;
+}
+
 OperatorPtr make_dispatch_plan(const DispatchPlanSpec& spec) {
   return std::make_shared<DispatchPlan>(spec);
 }

@@ -19,6 +19,9 @@ struct DispatchPlanSpec {
   /// The most rows that may arrive over EP, and then stand there gathered over ETP.
   int64_t max_received = 0;
   int64_t max_gathered = 0;
+  /// The same where routing is balanced; -1: as many.
+  int64_t balanced_received = -1;
+  int64_t balanced_gathered = -1;
 
   int64_t ep_size() const { return std::ssize(first_experts) - 1; }
   int64_t num_experts() const { return first_experts.back(); }
@@ -54,6 +57,7 @@ class DispatchPlan final : public Operator {
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   void differentiate(GradientBuilder& /*builder*/) const override {}
   bool recomputable() const override { return false; }
+  int64_t balanced_extent(int output, std::span<const ValueType> inputs) const override;
 
  private:
   DispatchPlanSpec spec_;

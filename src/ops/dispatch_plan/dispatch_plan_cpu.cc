@@ -89,7 +89,7 @@ void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
 }  // namespace
 
 void add_dispatch_plan_cpu(KernelTable& table) {
-  add_kernel<DispatchPlan>(table, dispatch_plan);
+  add_kernel<DispatchPlan>(table, dispatch_plan, {.tells_the_host = true});
 }
 
 }  // namespace tessera

@@ -32,7 +32,8 @@ void dispatch_plan(const DispatchPlan& op, const Args<DispatchPlan>& args) {
   launch_dispatch_plan(plan, stream_of(args));
   auto& counts = context_of(args).get<HostCounts>();
   for (const auto output :
-       {DispatchPlan::kSendRows, DispatchPlan::kReceiveRows, DispatchPlan::kGatherRows})
+       {DispatchPlan::kSendRows, DispatchPlan::kReceiveRows, DispatchPlan::kReceived,
+        DispatchPlan::kGatherRows, DispatchPlan::kGathered})
     counts.keep(args.out(output));
 }
 

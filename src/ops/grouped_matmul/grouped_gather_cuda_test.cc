@@ -81,7 +81,7 @@ class Rig {
  public:
   Rig(const Case& test, Random& random) : Rig(test, random, random_sources(test, random)) {}
 
-  std::vector<uint16_t> run_rows(bool gathers, int max_rows = kGroupedMaxRows) const {
+  std::vector<uint16_t> run_rows(bool gathers) const {
     const std::vector<uint16_t> guard(test_.num_rows() * test_.largest(), 0x1234);
     const DeviceBuffer y = to_device(guard);
     GroupedRowsParams params = {
@@ -98,27 +98,12 @@ class Rig {
         .y_columns = static_cast<int>(test_.largest()),
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);
-    set_max_rows(params, max_rows);
     launch_grouped_rows(params, true, nullptr);
     check(cudaDeviceSynchronize());
     return to_host<uint16_t>(y);
   }
 
-  /// In the tiles that are chosen.
   std::vector<uint32_t> run_wgrad(bool gathers, bool accumulate) const {
-    return run_wgrad(gathers, accumulate, [](const GroupedWgradParams& params) {
-      launch_grouped_wgrad(params, nullptr);
-    });
-  }
-  std::vector<uint32_t> run_wgrad(bool gathers, bool accumulate, const WgradTiles& tiles) const {
-    return run_wgrad(gathers, accumulate, [&](const GroupedWgradParams& params) {
-      launch_grouped_wgrad(params, tiles, nullptr);
-    });
-  }
-
- private:
-  template <typename Launch>
-  std::vector<uint32_t> run_wgrad(bool gathers, bool accumulate, const Launch& launch) const {
     const DeviceBuffer grad = to_device(std::vector<float>(test_.total() * test_.wide, 0.5F));
     GroupedWgradParams params = {
         .narrow = make_tensor_map({narrow_.as<void>(), test_.num_rows(), test_.largest()},
@@ -134,11 +119,12 @@ class Rig {
         .accumulate = accumulate,
         .counter = counter_.as<int>()};
     if (gathers) set_source(params);
-    launch(params);
+    launch_grouped_wgrad(params, nullptr);
     check(cudaDeviceSynchronize());
     return to_host<uint32_t>(grad);
   }
 
+ private:
   Rig(const Case& test, Random& random, const std::vector<int>& sources)
       : Rig(test, random, sources, random_values(test.num_tokens * test.wide, random)) {}
   Rig(const Case& test, Random& random, const std::vector<int>& sources,
@@ -203,40 +189,7 @@ void check_all(const Case& test, uint64_t seed) {
   }
 }
 
-/// All tiles that may be chosen give the same bits.
-void check_tiles(const Case& test, uint64_t seed) {
-  SCOPED_TRACE(test.to_string());
-  Random random(seed, 1);
-  const Rig rig(test, random);
-  for (const bool gathers : {false, true}) {
-    const std::vector<uint16_t> y = rig.run_rows(gathers);
-    for (const int max_rows : kTileHeights) {
-      SCOPED_TRACE(max_rows);
-      expect_same(rig.run_rows(gathers, max_rows), y);
-    }
-    for (const bool accumulate : {false, true}) {
-      const std::vector<uint32_t> grad = rig.run_wgrad(gathers, accumulate);
-      for (const WgradTiles& tiles : wgrad_candidates(gathers, accumulate)) {
-        SCOPED_TRACE(tiles.columns);
-        expect_same(rig.run_wgrad(gathers, accumulate, tiles), grad);
-      }
-    }
-  }
-}
-
 class GroupedGatherCuda : public testing::GpuTest {};
-
-TEST_F(GroupedGatherCuda, AllTilesGiveTheSameBits) {
-  check_tiles({{512, 512, 512, 512, 512, 512, 512, 512},
-               {532, 532, 493, 517, 520, 469, 491, 542},
-               384,
-               2048},
-              30);
-  check_tiles({{200, 200, 200}, {57, 300, 9}, 136, 100, 6, 1}, 31);
-  check_tiles({{64, 320, 128, 448}, {100, 0, 513, 1}, 256, 300, 4, 40}, 32);
-  check_tiles({{8}, {7}, 8, 2, 2, 90}, 33);
-  check_tiles({{1024, 1024}, {64, 1700}, 640, 900}, 34);
-}
 
 TEST_F(GroupedGatherCuda, WholeTiles) {
   check_all({{128}, {256}, 128}, 1);

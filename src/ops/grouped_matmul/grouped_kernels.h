@@ -35,11 +35,7 @@ struct GroupedRowsParams {
   Divider top_k;
   const void* tokens;  ///< `a` itself when source is set (the map `a` is then unused)
   int64_t num_source;  ///< rows that `source` has room for
-  int max_rows;        ///< of a tile, as set_max_rows has it; 0: as many as the kernel's tiles have
-  Divider row_tiles;   ///< by max_rows
 };
-/// One of kTileHeights. The results are the same bits with each.
-void set_max_rows(GroupedRowsParams& params, int max_rows);
 /// Sets what a product takes of the experts, their weights' columns among it.
 void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter);
 void launch_grouped_rows(const GroupedRowsParams& params, bool by_out, cudaStream_t stream);
@@ -64,9 +60,6 @@ struct GroupedWgradParams {
 };
 /// In the tiles that choose_wgrad_tiles takes.
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream);
-/// In one of wgrad_candidates.
-void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& tiles,
-                          cudaStream_t stream);
 
 /// Products of any type and shape; see GroupedRows and GroupedWgrad (grouped_matmul_cuda.h).
 struct PlainRowsParams {

@@ -95,13 +95,6 @@ void run_on_tensor_cores(const GroupedRows& product, cudaStream_t stream) {
       .tokens = product.a,
       .num_source = product.num_rows};
   set_experts(params, experts, product.counter);
-  set_max_rows(params,
-               choose_tile_rows({.num_experts = experts.num_experts,
-                                 .rows = product.num_rows / experts.num_experts,
-                                 .features = product.by_out ? experts.largest : experts.wide,
-                                 .reduction = product.by_out ? experts.wide : experts.largest,
-                                 .gathered = product.gather.source != nullptr},
-                                num_clusters()));
   launch_grouped_rows(params, product.by_out, stream);
 }
 
@@ -135,11 +128,6 @@ int num_clusters() {
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
   return count / 2;
-}
-
-void set_max_rows(GroupedRowsParams& params, int max_rows) {
-  params.max_rows = max_rows < kGroupedMaxRows ? max_rows : 0;
-  params.row_tiles = Divider(static_cast<uint32_t>(max_rows));
 }
 
 void set_experts(GroupedRowsParams& params, const ExpertBlocks& experts, int* counter) {

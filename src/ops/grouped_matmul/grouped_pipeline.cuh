@@ -3,7 +3,6 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
-#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/pipeline/work_queue.cuh"
@@ -32,6 +31,10 @@ namespace grouped {
 constexpr int kStages = 4;
 constexpr int kMaxExperts = kGroupedMaxExperts;
 constexpr int kStoreTokens = kGroupedStoreRows;
+
+/// By which the second warpgroup begins later: where both end a tile at once nothing is multiplied
+/// while they pack their results. A stage and a half of the longest tile.
+constexpr int kApartCycles = 1500;
 
 using Roles = WarpRoles<40, 232>;
 constexpr int kThreads = Roles::kThreads;
@@ -120,13 +123,6 @@ struct Plan {
       return static_cast<int>(params.offsets[expert]);
     }
   }
-  __device__ int num_tiles(int rows) const {
-    if constexpr (!kIsSparse) {
-      if (params.max_rows > 0)
-        return static_cast<int>(params.row_tiles.quotient(rows + params.max_rows - 1));
-    }
-    return num_row_tiles(rows, Epilogue::kTileTokens);
-  }
   /// The rows of each of an expert's tiles but the last.
   static __device__ int tile_height(int rows, int num_tiles) {
     if constexpr (kIsSparse) {
@@ -150,9 +146,9 @@ struct Plan {
   __device__ Work work(int tile) const {
     const int expert = tiles.expert_of(tile);
     const int rows = num_rows(expert);
-    const int num_tiles_of_expert = num_tiles(rows);
-    const GroupedTile at = tiles.locate(tile, num_tiles_of_expert, pairs(expert), expert);
-    const int height = tile_height(rows, num_tiles_of_expert);
+    const int num_tiles = num_row_tiles(rows, Epilogue::kTileTokens);
+    const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
+    const int height = tile_height(rows, num_tiles);
     const int row = at.major * height;
     return {.expert = expert,
             .row = first_row(expert) + row,
@@ -356,6 +352,7 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
   write_place(own_places(shared).kept, {});
+  if (group == 1) spend_cycles(kApartCycles);
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
@@ -371,8 +368,9 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
 template <typename Epilogue>
 __device__ void plan_work(Shared<Epilogue>& shared, const typename Epilogue::Params& params) {
   const Plan<Epilogue> plan{params, {shared.tile_begin, params.num_experts}};
-  sum_tiles(plan.tiles,
-            [&](int expert) { return plan.num_tiles(plan.num_rows(expert)) * plan.pairs(expert); });
+  sum_tiles(plan.tiles, [&](int expert) {
+    return num_row_tiles(plan.num_rows(expert), Epilogue::kTileTokens) * plan.pairs(expert);
+  });
   if (threadIdx.x % 32 == 0)
     hand_out_all(
         shared.queue, plan.tiles.num_tiles(), params.counter,
@@ -400,8 +398,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   sync_cluster();
-  wait_for_earlier();
-  let_next_begin();  // all blocks run at once, so the next kernel's take no place of theirs
   if (threadIdx.x < kWarpgroup) {
     Roles::begin_feeding();
     if (threadIdx.x == 0) {
@@ -426,8 +422,8 @@ void launch(const typename Epilogue::Params& params, cudaStream_t stream) {
   const auto kernel = grouped_kernel<Epilogue>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(Shared<Epilogue>)));
-  const auto num_blocks = static_cast<unsigned>(2 * num_clusters());
-  launch_early(kernel, {num_blocks, kThreads, sizeof(Shared<Epilogue>)}, stream, params);
+  kernel<<<2 * num_clusters(), kThreads, sizeof(Shared<Epilogue>), stream>>>(params);
+  check(cudaGetLastError());
 }
 
 }  // namespace grouped

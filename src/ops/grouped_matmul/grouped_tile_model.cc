@@ -1,7 +1,6 @@
 #include "ops/grouped_matmul/grouped_tile_model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <queue>
 #include <vector>
@@ -16,14 +15,6 @@ constexpr int64_t kReduction = 64;  // of a stage
 constexpr double kCyclesPerColumn = 4;  // 128 features by 64 values: 2048 products a cycle
 constexpr double kBytesPerCycle = 34;   // from the L2 cache
 constexpr double kTileCycles = 6000;    // until the first stage is there, and to write the results
-
-// The rows of a balanced router's experts, of their average.
-constexpr std::array kSpread = {0.8, 1.0, 1.25};
-// Of the largest tiles, from which on no other height gains.
-constexpr double kManyTiles = 3;  // a cluster
-// Of smaller tiles over larger ones, whose weights are loaded and whose code is fetched less often.
-constexpr double kLeastGain = 0.03;
-
 
 /// When clusters that take one tile after the other are ready for the next.
 class Clusters {
@@ -84,55 +75,6 @@ TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows,
   result.idle = clusters.idle();
   if (multiplied > 0) result.padding = 1 - used / multiplied;
   return result;
-}
-
-namespace {
-
-struct FewTiles {
-  double per_cluster = 0;
-  double cycles = 0;  // until the last cluster ends
-};
-
-/// Of experts whose rows are spread by kSpread, a third of them each. Clusters end their last tiles
-/// at about one time, but for the longest.
-FewTiles predict_spread(const GroupedRowsShape& shape, int max_rows, int num_clusters) {
-  const double stages = static_cast<double>(num_parts_of(shape.reduction, kReduction));
-  const auto experts = static_cast<double>(shape.num_experts) / kSpread.size();
-  const auto pairs = static_cast<double>(num_parts_of(shape.features, kFeatures));
-  double num_tiles = 0;
-  double total = 0;
-  double longest = 0;
-  for (const double part : kSpread) {
-    const int rows = static_cast<int>(std::ceil(part * static_cast<double>(shape.rows)));
-    const int tiles = num_row_tiles(rows, max_rows);
-    if (tiles == 0) continue;
-    const int height = tile_rows(rows, tiles);
-    const int columns = shape.gathered ? gathered_columns(height) : product_columns(height);
-    const double cycles = stages * stage_cycles(columns) + kTileCycles;
-    num_tiles += experts * pairs * tiles;
-    total += experts * pairs * tiles * cycles;
-    longest = std::max(longest, cycles);
-  }
-  if (num_tiles == 0) return {};
-  const double waves = std::ceil(num_tiles / num_clusters);
-  return {.per_cluster = num_tiles / num_clusters,
-          .cycles = (waves - 1) * total / num_tiles + longest};
-}
-
-}  // namespace
-
-int choose_tile_rows(const GroupedRowsShape& shape, int num_clusters) {
-  if (predict_spread(shape, kGroupedMaxRows, num_clusters).per_cluster > kManyTiles)
-    return kGroupedMaxRows;
-  int best = kGroupedMaxRows;
-  double least = predict_spread(shape, best, num_clusters).cycles;
-  for (const int max_rows : kTileHeights) {
-    const double cycles = predict_spread(shape, max_rows, num_clusters).cycles;
-    if (cycles >= (1 - kLeastGain) * least) continue;
-    best = max_rows;
-    least = cycles;
-  }
-  return best;
 }
 
 }  // namespace tessera::cuda

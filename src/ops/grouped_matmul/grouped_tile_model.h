@@ -62,19 +62,10 @@ struct TilePrediction {
   double idle = 0;        ///< share of the clusters' time after their last tile
 };
 
-/// What an expert has on average, of all that there is room for.
-struct GroupedRowsShape {
-  int64_t num_experts = 0;
-  int64_t rows = 0;
-  int64_t features = 0;
-  int64_t reduction = 0;
-  bool gathered = false;
-};
-
 /// The GPU that the model was fitted on, one H200.
 constexpr int kModelClusters = 66;  ///< of two SMs
 constexpr double kModelClockHz = 1.755e9;
-/// Heights of tiles to compare, of which choose_tile_rows takes one.
+/// Heights of tiles to compare; the kernels take the first.
 inline constexpr std::array kTileHeights = {kGroupedMaxRows, 224, 192, 160, 128, 96, 64};
 
 /// The parts of at most `size` that a total is cut into.
@@ -92,10 +83,5 @@ double stage_cycles(int columns);
 /// that they take 4 to 6 % longer to come.
 TilePrediction predict_tiles(std::span<const TiledExpert> experts, int max_rows, int num_clusters,
                              bool gathered = false);
-
-/// The height whose tiles are predicted to take the least time, where experts' rows differ as much
-/// as a balanced router's do; of nearly equal ones the larger. Where clusters take many tiles each,
-/// the largest.
-int choose_tile_rows(const GroupedRowsShape& shape, int num_clusters);
 
 }  // namespace tessera::cuda

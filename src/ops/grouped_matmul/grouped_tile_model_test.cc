@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <vector>
 
 namespace tessera::cuda {
@@ -106,55 +105,6 @@ TEST(GroupedTiles, ExpertsMayDifferInSize) {
 TEST(GroupedTiles, SmallerTilesCostMoreWhereThereAreMany) {
   const std::vector<int64_t> rows_of(128, 2048);
   EXPECT_LT(predict(rows_of, 1536, 66).cycles, predict(rows_of, 1536, 66, 192).cycles);
-}
-
-/// FC1 (twice the inner size), FC2 and the gradients of their inputs.
-TEST(GroupedTiles, LargeLayersTakeTheLargest) {
-  struct Layer {
-    int64_t num_experts, rows, inner, hidden;
-  };
-  for (const Layer& layer : {Layer{128, 2048, 768, 2048}, Layer{8, 4096, 14336, 4096},
-                             Layer{128, 2048, 256, 1536}, Layer{128, 32, 768, 2048}}) {
-    for (const bool gathered : {false, true}) {
-      for (const int64_t inner : {layer.inner, 2 * layer.inner}) {
-        for (const bool by_out : {false, true}) {
-          const GroupedRowsShape shape{.num_experts = layer.num_experts,
-                                       .rows = layer.rows,
-                                       .features = by_out ? inner : layer.hidden,
-                                       .reduction = by_out ? layer.hidden : inner,
-                                       .gathered = gathered};
-          EXPECT_EQ(choose_tile_rows(shape, kModelClusters), kGroupedMaxRows);
-        }
-      }
-    }
-  }
-}
-
-/// Of 512 rows, tiles of 192 are no more waves than tiles of 256, where experts' rows differ.
-TEST(GroupedTiles, AWaveOfSmallerTilesEndsEarlier) {
-  const auto choose = [](int64_t features, int64_t reduction, bool gathered) {
-    return choose_tile_rows({.num_experts = 8,
-                             .rows = 512,
-                             .features = features,
-                             .reduction = reduction,
-                             .gathered = gathered},
-                            kModelClusters);
-  };
-  EXPECT_EQ(choose(384, 512, false), 192);
-  EXPECT_EQ(choose(384, 1024, false), 192);
-  EXPECT_EQ(choose(512, 384, true), 192);
-  EXPECT_LT(choose(1024, 384, true), kGroupedMaxRows);
-}
-
-TEST(GroupedTiles, ChosenHeightsAreAmongThoseCompared) {
-  for (const int64_t num_experts : {1, 5, 128}) {
-    for (const int64_t size : {0, 1, 65, 500, 5000}) {
-      const int chosen = choose_tile_rows(
-          {.num_experts = num_experts, .rows = size, .features = size, .reduction = size}, 66);
-      EXPECT_EQ(std::ranges::count(kTileHeights, chosen), 1) << chosen;
-      if (size <= 1) EXPECT_EQ(chosen, kGroupedMaxRows);
-    }
-  }
 }
 
 }  // namespace

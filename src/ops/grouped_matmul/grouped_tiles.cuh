@@ -37,13 +37,10 @@ struct GroupedTiles {
                                 int expert) const {
     constexpr int kBand = 8;
     const int local = tile - begin[expert];
-    const int tiles_of_band = kBand * num_minors;
-    // A cluster's first tile waits for this: a division takes some hundred cycles.
-    const int band = local < tiles_of_band ? 0 : local / tiles_of_band;
-    const int in_band = local - band * tiles_of_band;
+    const int band = local / (kBand * num_minors);
+    const int in_band = local - band * kBand * num_minors;
     const int height = min(kBand, num_majors_of_expert - band * kBand);
-    const int minor = in_band / height;
-    return {expert, band * kBand + in_band - minor * height, minor};
+    return {expert, band * kBand + in_band % height, in_band / height};
   }
 };
 

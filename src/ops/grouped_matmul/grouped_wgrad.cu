@@ -1,6 +1,4 @@
 // The gradient of the experts' matrices of grouped products.
-#include <algorithm>
-
 #include "ops/grouped_matmul/grouped_wgrad.cuh"
 
 namespace tessera::cuda {
@@ -13,18 +11,6 @@ void launch(const GroupedWgradParams& params, cudaStream_t stream) {
   params.accumulate
       ? wgrad::launch<Schedule<kTileColumns, kPingPong, true, kGathers>>(params, stream)
       : wgrad::launch<Schedule<kTileColumns, kPingPong, false, kGathers>>(params, stream);
-}
-
-void launch_gathered(const GroupedWgradParams& params, const WgradTiles& tiles,
-                     cudaStream_t stream) {
-  switch (tiles.columns) {
-    case 256:
-      return launch<256, false, true>(params, stream);
-    case 192:
-      return launch<192, false, true>(params, stream);
-    default:
-      return launch<128, false, true>(params, stream);
-  }
 }
 
 void launch_in_order(const GroupedWgradParams& params, const WgradTiles& tiles,
@@ -41,14 +27,6 @@ void launch_in_order(const GroupedWgradParams& params, const WgradTiles& tiles,
 
 }  // namespace
 
-void launch_grouped_wgrad(const GroupedWgradParams& params, const WgradTiles& tiles,
-                          cudaStream_t stream) {
-  const bool gathered = params.source != nullptr;
-  if (std::ranges::count(wgrad_candidates(gathered, params.accumulate), tiles) == 0)
-    check(cudaErrorInvalidValue);
-  gathered ? launch_gathered(params, tiles, stream) : launch_in_order(params, tiles, stream);
-}
-
 void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream) {
   const WgradTiles tiles = choose_wgrad_tiles({.num_experts = params.num_experts,
                                                .tokens = params.num_rows / params.num_experts,
@@ -57,7 +35,8 @@ void launch_grouped_wgrad(const GroupedWgradParams& params, cudaStream_t stream)
                                                .accumulate = params.accumulate,
                                                .gathered = params.source != nullptr},
                                               num_clusters());
-  launch_grouped_wgrad(params, tiles, stream);
+  params.source != nullptr ? launch<256, false, true>(params, stream)
+                           : launch_in_order(params, tiles, stream);
 }
 
 }  // namespace tessera::cuda

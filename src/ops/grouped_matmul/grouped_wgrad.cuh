@@ -3,7 +3,6 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/check.h"
-#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/ptx/block_box.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/warpgroup_product.cuh"
@@ -23,8 +22,7 @@
 /// Their tiles are as large as the registers allow, since the operands' way from the L2 cache is
 /// the next bound. Where experts have many tokens, the two share a larger tile, *cooperative*:
 /// fewer bytes for each product, and thus less power, which bounds the GPU's clock. Gathered rows
-/// are taken cooperatively, in narrower tiles where a wave of large ones would leave clusters idle.
-/// grouped_wgrad_model.h chooses; the bits are the same.
+/// are taken cooperatively. grouped_wgrad_model.h chooses; the bits are the same.
 namespace tessera::cuda {
 namespace wgrad {
 
@@ -112,8 +110,8 @@ __device__ void gather(typename W::Shared& shared, const typename W::Params& par
       const auto places = places_of(sources, params.top_k, params.num_columns);
       sources = sources_of(s + 1);
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      copy_rows<W::kWideTiles, kTokens>(shared.stages[cursor.stage].wide[0], from,
-                                        params.num_columns - work.column, places, kTokens, warp);
+      copy_rows<W::kColumns / 64, kTokens>(shared.stages[cursor.stage].wide[0], from,
+                                           params.num_columns - work.column, places, kTokens, warp);
       arrive_when_copied(&shared.full[cursor.stage]);
       cursor.advance();
     }
@@ -359,8 +357,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   sync_cluster();
-  wait_for_earlier();
-  let_next_begin();  // all blocks run at once, so the next kernel's take no place of theirs
   const uint32_t rank = cluster_rank();
   if (threadIdx.x < kWarpgroup) {
     Roles::begin_feeding();
@@ -385,8 +381,8 @@ void launch(const typename W::Params& params, cudaStream_t stream) {
   const auto kernel = grouped_wgrad_kernel<W>;
   constexpr size_t kBytes = sizeof(typename W::Shared);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const auto num_blocks = static_cast<unsigned>(2 * num_clusters());
-  launch_early(kernel, {num_blocks, kThreads, kBytes}, stream, params);
+  kernel<<<2 * num_clusters(), kThreads, kBytes, stream>>>(params);
+  check(cudaGetLastError());
 }
 
 }  // namespace wgrad

@@ -79,13 +79,6 @@ TEST(WgradTiles, GatheredRowsOfLargeLayersTakeTheLargest) {
   }
 }
 
-/// 384 columns are two tiles of 192, or three of 128 where clusters are left.
-TEST(WgradTiles, GatheredRowsOfSmallLayersFillTheClusters) {
-  const Layer layer{8, 512, 512, 384};
-  EXPECT_EQ(choose_wgrad_tiles(shape_of(layer, true, false, true), kModelClusters).columns, 192);
-  EXPECT_EQ(choose_wgrad_tiles(shape_of(layer, false, false, true), kModelClusters).columns, 128);
-}
-
 TEST(WgradTiles, ChosenAreCandidates) {
   for (const bool gathered : {false, true}) {
     for (const bool accumulate : {false, true}) {

@@ -71,14 +71,13 @@ struct Schedule {
   static constexpr int kClusterColumns = kTileColumns;
   static constexpr int kColumns = kGathers ? kClusterColumns / 2 : kClusterColumns;
   static constexpr int kBlockRows = kGathers ? kRows : kRows / 2;
-  static constexpr int kWideTiles = (kColumns + 63) / 64;  // of a stage, the last may be half taken
   static constexpr int kHalves = kBlockRows / 64 / (kPingPong ? 1 : 2);
   static constexpr int kGroupsAhead = kPingPong ? 2 : 4;  // see lines::Before
   static_assert(!kPingPong || !kGathers, "slower, and not tested");
 
   struct Stage {
     Value narrow[kBlockRows / 64][kTile];
-    Value wide[kWideTiles][kTile];
+    Value wide[kColumns / 64][kTile];
   };
   static constexpr int kStages = kStageBytes / sizeof(Stage);
   using Cursor = RingCursor<kStages>;

@@ -149,6 +149,16 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
   return {expert_idx, source_R, i64(spec_.num_local() + 1), i64(1), i64(1), i64(spec_.num_local())};
 }
 
+/// Each expert gets its share of the assignments, padded as it may be at most.
+int64_t RouteMap::balanced_extent(int output, std::span<const ValueType> inputs) const {
+  if (output != kExtent || spec_.has_slots() || spec_.pad_to_capacity) return -1;
+  const int64_t tokens = inputs[kExpertIdx].shape[0];
+  const int64_t share =
+      align_up(tokens * spec_.top_k * spec_.num_local(), spec_.num_experts) / spec_.num_experts;
+  const int64_t padding = std::min(spec_.num_local(), share) * (spec_.alignment - 1);
+  return std::min(max_rows(tokens), align_up(share + padding, spec_.alignment));
+}
+
 OperatorPtr make_route_map(const RouteMapSpec& spec) {
   return std::make_shared<RouteMap>(spec);
 }

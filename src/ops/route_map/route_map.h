@@ -87,6 +87,7 @@ class RouteMap final : public Operator {
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   bool recomputable() const override { return false; }
+  int64_t balanced_extent(int output, std::span<const ValueType> inputs) const override;
 
  private:
   bool needs_probs() const;

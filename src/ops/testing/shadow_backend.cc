@@ -43,12 +43,29 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     void* const begin = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (begin == MAP_FAILED) return nullptr;
     auto* const address = static_cast<std::byte*>(begin);
-    ranges_[address] = {size, Buffer(num_bytes, "a shadow")};
+    ranges_[address] = {size, Buffer(num_bytes, "a shadow"), {}};
     return address;
   }
   void release(std::byte* data, int64_t num_bytes) noexcept override {
     ranges_.erase(data);
     ::munmap(data, num_bytes);
+  }
+  /// Small, so that small models have values of many.
+  int64_t page_bytes() const override { return kPage; }
+  std::byte* reserve(int64_t num_bytes) override {
+    std::byte* const address = allocate(num_bytes);
+    if (address != nullptr) ranges_[address].pages.resize(num_bytes / kPage);
+    return address;
+  }
+  bool commit(std::byte* pages, int64_t num_bytes) override {
+    const auto& [begin, range] = *std::prev(ranges_.upper_bound(pages));
+    auto& has = ranges_[begin].pages;
+    for (int64_t at = pages - begin; at < pages - begin + num_bytes; at += kPage)
+      has[at / kPage] = true;
+    return true;
+  }
+  void release_reserved(std::byte* data, int64_t num_bytes) noexcept override {
+    release(data, num_bytes);
   }
   std::byte* allocate_shared(int64_t num_bytes) override {
     std::byte* const data = host_device().allocate(num_bytes);
@@ -110,6 +127,18 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     return {data, tensor.dtype, tensor.shape};
   }
 
+  /// Throws InternalError where some of the bytes are of reserved pages without memory.
+  void check_pages(const std::byte* address, int64_t num_bytes) const {
+    auto after = ranges_.upper_bound(const_cast<std::byte*>(address));
+    if (after == ranges_.begin() || num_bytes == 0) return;
+    const auto& [begin, range] = *std::prev(after);
+    if (range.pages.empty() || address >= begin + range.size) return;
+    for (int64_t page = (address - begin) / kPage; page * kPage < address - begin + num_bytes;
+         ++page)
+      ensure(range.pages.at(page), "memory is used that was not asked for: byte {} of {} from {}",
+             page * kPage, range.size, address - begin);
+  }
+
  private:
   /// Memory that the host reaches too, whoever the tensor says it is of.
   bool is_shared(const std::byte* data) const {
@@ -119,9 +148,12 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     return data < begin + num_bytes;
   }
 
+  static constexpr int64_t kPage = 4096;
+
   struct Range {
     size_t size = 0;
     Buffer memory;
+    std::vector<bool> pages = {};  ///< of reserved addresses: which have memory
   };
   std::map<std::byte*, Range> ranges_;
   std::map<const std::byte*, int64_t> shared_;
@@ -203,6 +235,7 @@ class HostArguments {
     for (size_t i = 0; i < args.inputs.size(); ++i) inputs_.push_back(argument(device, i));
     for (size_t i = 0; i < args.outputs.size(); ++i)
       outputs_.push_back(argument(device, args.inputs.size() + i));
+    device.check_pages(args.workspace.data(), std::ssize(args.workspace));
     workspace_ = {device.reach(args.workspace.data()), args.workspace.size()};
   }
   KernelArgs get() const {
@@ -215,12 +248,14 @@ class HostArguments {
  private:
   Tensor argument(const ShadowDevice& device, size_t i) const {
     const size_t num_inputs = args_.inputs.size();
-    Tensor tensor = device.reach(i < num_inputs ? args_.inputs[i] : args_.outputs[i - num_inputs]);
+    const Tensor& given = i < num_inputs ? args_.inputs[i] : args_.outputs[i - num_inputs];
+    Tensor tensor = device.reach(given);
     const int64_t* const extent = i < args_.extents.size() ? args_.extents[i] : nullptr;
     const bool is_own =
         std::ranges::any_of(args_.outputs, [&](const Tensor& out) { return out.data == extent; });
-    if (extent == nullptr || is_own) return tensor;
-    std::memcpy(&tensor.shape[0], device.reach(const_cast<int64_t*>(extent)), sizeof(int64_t));
+    if (extent != nullptr && !is_own)
+      std::memcpy(&tensor.shape[0], device.reach(const_cast<int64_t*>(extent)), sizeof(int64_t));
+    device.check_pages(static_cast<const std::byte*>(given.data), tensor.num_bytes());
     return tensor;
   }
 
@@ -266,7 +301,8 @@ Kernel disguise(const Kernel& kernel) {
            [kernel](const Operator& op, std::span<const ValueType> inputs) {
              return Backend({{std::string(op.name()), kernel}}).workspace_bytes(op, inputs);
            },
-       .sets_accumulators = kernel.sets_accumulators()});
+       .sets_accumulators = kernel.sets_accumulators(),
+       .tells_the_host = kernel.tells_the_host()});
 }
 
 class ShadowCommunicator final : public Communicator {

@@ -40,6 +40,8 @@ class PlannedGpu final : public Device {
   bool is_host() const override { return false; }
   std::byte* allocate(int64_t /*num_bytes*/) override { refuse(); }
   void release(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept override {}
+  int64_t page_bytes() const override { return cuda::CudaPages::kBytes; }
+  int64_t rows_read_behind() const override { return cuda::CudaDevice::kRowsReadBehind; }
   void copy(void* /*to*/, const void* /*from*/, int64_t /*num_bytes*/) override { refuse(); }
   void zero(void* /*data*/, int64_t /*num_bytes*/) override { refuse(); }
   void synchronize() override { refuse(); }

@@ -39,7 +39,7 @@ class CudaEvent final : public DeviceEvent {
 
 }  // namespace
 
-CudaDevice::CudaDevice(int index) : index_(index) {
+CudaDevice::CudaDevice(int index) : index_(index), pages_(index) {
   const cudaError_t status = cudaSetDevice(index);
   require(status == cudaSuccess, "GPU {} cannot be used: {}; `tessera doctor` lists what is there",
           index, cudaGetErrorString(status));
@@ -82,6 +82,12 @@ void CudaDevice::give_up_if_unwinding() const noexcept {
 void CudaDevice::release(std::byte* data, int64_t /*num_bytes*/) noexcept {
   give_up_if_unwinding();
   cudaFree(data);
+}
+
+void CudaDevice::release_reserved(std::byte* data, int64_t num_bytes) noexcept {
+  give_up_if_unwinding();
+  cudaDeviceSynchronize();
+  pages_.release(data, num_bytes);
 }
 
 std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {

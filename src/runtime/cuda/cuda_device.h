@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "runtime/cuda/cuda_pages.h"
 #include "runtime/cuda/cuda_upload.h"
 
 namespace tessera::cuda {
@@ -29,6 +30,15 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   /// Pinned memory of the host, which the GPU reads and writes over the bus.
   std::byte* allocate_shared(int64_t num_bytes) override;
   void release_shared(std::byte* data, int64_t num_bytes) noexcept override;
+  int64_t page_bytes() const override { return CudaPages::kBytes; }
+  std::byte* reserve(int64_t num_bytes) override { return pages_.reserve(num_bytes); }
+  bool commit(std::byte* pages, int64_t num_bytes) override {
+    return pages_.commit(pages, num_bytes);
+  }
+  void release_reserved(std::byte* data, int64_t num_bytes) noexcept override;
+  /// A tile of the grouped products.
+  int64_t rows_read_behind() const override { return kRowsReadBehind; }
+  static constexpr int64_t kRowsReadBehind = 256;
   void copy(void* to, const void* from, int64_t num_bytes) override;
   void upload(void* to, const void* from, int64_t num_bytes) override;
   void zero(void* data, int64_t num_bytes) override;
@@ -94,6 +104,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   cudaStream_t stream_ = nullptr;
   bool is_recording_ = false;
   std::unique_ptr<UploadRing> uploads_;
+  CudaPages pages_;
   int64_t num_waits_ = 0;
   std::vector<cudaEvent_t> events_;  ///< of marks, used again after each synchronize()
   size_t num_marks_ = 0;

@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "core/elastic_memory.h"
+#include "core/out_of_memory.h"
 #include "core/random.h"
 #include "ops/testing/gpu_test.h"
 #include "runtime/cuda/cuda_upload.h"
@@ -11,7 +13,9 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 class CudaDeviceTest : public GpuTest {
  protected:
@@ -55,6 +59,45 @@ TEST_F(CudaDeviceTest, SmallUploadsDoNotWait) {
   EXPECT_EQ(device().num_waits(), before);
   EXPECT_EQ(read(there), source);
   EXPECT_EQ(device().num_waits(), before + 1);
+}
+
+/// What was recorded finds the memory that came to its addresses later.
+TEST_F(CudaDeviceTest, MemoryComesByPages) {
+  const int64_t page = device().page_bytes();
+  const int64_t before = device().used_bytes();
+  constexpr int64_t kPages = 100'000;
+  ElasticMemory memory(ElasticMemory::Kind::kByPage, kPages * page, "a test", device());
+  EXPECT_LT(device().used_bytes() - before, kPages * page / 2);
+  memory.commit(3 * page, 3 * page + 4);
+  EXPECT_EQ(memory.committed_bytes(), page);
+  device().zero(memory.data() + 3 * page, page);
+  ASSERT_TRUE(device().begin_recording());
+  for (const int64_t at : {3 * page, 5 * page, kPages * page - 4})
+    device().copy(memory.data() + at, memory.data() + 3 * page + 8, 4);
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  memory.commit(5 * page, 7 * page);
+  memory.commit(kPages * page - 1, kPages * page);
+  EXPECT_EQ(memory.committed_bytes(), 4 * page);
+  const int value = 77;
+  device().copy(memory.data() + 3 * page + 8, &value, sizeof(value));
+  recording.work->run();
+  for (const int64_t at : {3 * page, 5 * page, kPages * page - 4}) {
+    int found = 0;
+    device().copy(&found, memory.data() + at, sizeof(found));
+    EXPECT_EQ(found, value) << at;
+  }
+}
+
+TEST_F(CudaDeviceTest, PagesThatCannotBeHadAreNamed) {
+  const int64_t page = device().page_bytes();
+  constexpr int64_t kPages = 200'000;  // 400 GB
+  ElasticMemory memory(ElasticMemory::Kind::kByPage, kPages * page, "a test", device());
+  EXPECT_THAT([&] { memory.commit(0, kPages * page); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("for a test"), HasSubstr("are free"))));
+  EXPECT_EQ(memory.committed_bytes(), 0);
+  memory.commit(0, page);
+  EXPECT_EQ(memory.committed_bytes(), page);
 }
 
 TEST_F(CudaDeviceTest, ReplaysWhatItRecorded) {

@@ -1,7 +1,6 @@
 #include "train/bench/layer_tiles.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "model/build/block_program.h"
 #include "model/build/layer_builder.h"
@@ -66,16 +65,6 @@ struct Experts {
   const std::vector<int64_t>& rows_of;
 };
 
-/// As the kernels' launch has it.
-cuda::GroupedRowsShape average_shape(const Experts& experts, bool by_rows, bool gathered) {
-  const int64_t total = std::accumulate(experts.rows_of.begin(), experts.rows_of.end(), int64_t{0});
-  return {.num_experts = experts.sizes.num_experts(),
-          .rows = total / experts.sizes.num_experts(),
-          .features = by_rows ? experts.sizes.largest() : experts.width,
-          .reduction = by_rows ? experts.width : experts.sizes.largest(),
-          .gathered = gathered};
-}
-
 ProductTiles predict(std::string name, const Experts& experts, bool by_rows, DType dtype) {
   ProductTiles product = {.name = std::move(name),
                           .expert_sizes = experts.sizes.to_string(),
@@ -100,11 +89,7 @@ ProductTiles predict(std::string name, const Experts& experts, bool by_rows, DTy
     return ProductTiles::Choice{height, tiles, tiles.cycles / cuda::kModelClockHz};
   };
   for (const int height : cuda::kTileHeights) product.choices.push_back(choice(height, false));
-  const auto taken = [&](bool gathered) {
-    return cuda::choose_tile_rows(average_shape(experts, by_rows, gathered), cuda::kModelClusters);
-  };
-  product.taken_rows = taken(false);
-  if (by_rows) product.gathered = choice(taken(true), true);
+  if (by_rows) product.gathered = choice(cuda::kTileHeights[0], true);
   return product;
 }
 

@@ -23,9 +23,8 @@ struct ProductTiles {
   int64_t width = 0;         ///< columns of the weight
   bool by_rows = false;      ///< y = a · W_eᵀ: the expert's size is y's width, else a's
   double flops = 0;          ///< of all experts' rows
-  /// The largest first; none where the product does not run in tiles.
+  /// The kernels' own first; none where the product does not run in tiles.
   std::vector<Choice> choices;
-  int taken_rows = 0;  ///< max_rows of the kernels' own among them
   /// The kernels' own where the product's rows are gathered (moe.fuse_gather), as they may be where
   /// it reads tokens or their gradients in the experts' order.
   std::optional<Choice> gathered = {};

@@ -53,7 +53,6 @@ TEST(LayerTiles, AreThoseOfTheFourProducts) {
     ASSERT_EQ(product.choices.size(), cuda::kTileHeights.size());
     const ProductTiles::Choice& taken = product.choices[0];
     EXPECT_EQ(taken.max_rows, cuda::kGroupedMaxRows);
-    EXPECT_EQ(product.taken_rows, taken.max_rows);
     EXPECT_EQ(taken.tiles.num_tiles, 8);  // 256 features each
     EXPECT_EQ(taken.tiles.tallest, 96);
     const double features = product.by_rows ? static_cast<double>(size) : 64;

@@ -81,6 +81,18 @@ std::string describe_offloaded(const MemoryPrediction& prediction) {
                      prediction.on_host ? "" : " (of the host's memory, not of the total)");
 }
 
+std::string describe_worst(const MemoryPrediction& prediction) {
+  const int64_t worst = prediction.activations.worst;
+  if (worst == 0) return "";
+  std::string text = fmt::format(", {} more where routing is the worst", format_bytes(worst));
+  if (prediction.fitting_skew > 0) {
+    text += fmt::format(
+        ", which does not fit: experts of a rank may get {:.1f} times a balanced share of the rows",
+        prediction.fitting_skew);
+  }
+  return text;
+}
+
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
                                 int64_t data_bytes) {
@@ -94,6 +106,9 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
   } else {
     prediction.program = backend.device().used_bytes();
     if (gpu_memory() > 0) require_memory(prediction, backend.device().name(), gpu_memory());
+    const int64_t free = gpu_memory() - prediction.total();
+    if (gpu_memory() > 0 && prediction.activations.worst > free)
+      prediction.fitting_skew = model.find_skew(free);
   }
   return prediction;
 }

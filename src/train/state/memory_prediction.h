@@ -20,6 +20,9 @@ struct MemoryPrediction {
   DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
   /// In the host's memory: the copy of the state that saves in the background are written from.
   int64_t snapshot = 0;
+  /// Where the worst routing does not fit a GPU: how many times the rows of balanced routing may
+  /// come to every layer; 0 where it fits.
+  double fitting_skew = 0;
   bool on_host = true;  ///< where the state is; a GPU's memory holds nothing of `beside`
   /// In the host's memory whatever the device is.
   int64_t beside() const { return snapshot + activations.offloaded; }
@@ -57,6 +60,10 @@ std::string describe_snapshot(const MemoryPrediction& prediction);
 
 /// ", 2 GiB offloaded activations", likewise.
 std::string describe_offloaded(const MemoryPrediction& prediction);
+
+/// ", 3 GiB more where routing is the worst", and by how much it may be unbalanced; "" where every
+/// routing takes as much.
+std::string describe_worst(const MemoryPrediction& prediction);
 
 /// "120 GiB were predicted at the peak: ... weights, ...".
 std::string describe(const MemoryPrediction& prediction);

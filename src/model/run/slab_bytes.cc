@@ -1,0 +1,68 @@
+#include "model/run/slab_bytes.h"
+
+#include "core/page_set.h"
+
+namespace tessera {
+namespace {
+
+/// The programs of a derived one, with where the slab begins that each saves into.
+template <typename Use>
+void visit(const DerivedProgram& program, int64_t saved, int64_t kept, const Use& use) {
+  use(program.forward, saved);
+  use(program.backward, kept);
+  if (program.weights) use(program.weights->program, 0);
+}
+
+/// Every program that a rank runs, for each place of a micro-batch where what it saves lies.
+template <typename Use>
+void visit_programs(const StagePrograms& programs, const SavedPlacement& placement,
+                    const Use& use) {
+  if (programs.embedding) visit(*programs.embedding, 0, 0, use);
+  if (programs.evaluation_head) use(*programs.evaluation_head, 0);
+  for (size_t c = 0; c < placement.offsets.size(); ++c) {
+    const PipelineChunk& chunk = programs.part.chunks[c];
+    for (const SavedOffsets& offsets : placement.offsets[c]) {
+      for (size_t i = 0; i < offsets.layers.size(); ++i)
+        visit(programs.kind_of(chunk.first_layer + static_cast<int64_t>(i)).derived,
+              offsets.layers[i], offsets.kept[i], use);
+      for (size_t depth = 0; depth < offsets.heads.size(); ++depth)
+        visit(programs.heads[depth].derived, offsets.heads[depth], 0, use);
+    }
+  }
+}
+
+}  // namespace
+
+bool has_elastic(const StagePrograms& programs) {
+  bool found = false;
+  // Copies to the host are of whole values.
+  const bool offloads = !programs.offload.entries.empty();
+  if (programs.backend.device().page_bytes() == 0 || offloads) return found;
+  visit_programs(programs, list_saved(programs), [&](const Executable& program, int64_t /*saved*/) {
+    found = found || program.rows().has_elastic();
+  });
+  return found;
+}
+
+SlabBytes bound_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement) {
+  return {.saved = placement.num_bytes, .transient = programs.transient_bytes()};
+}
+
+SlabBytes skewed_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement,
+                            double skew) {
+  const SlabBytes most = bound_slab_bytes(programs, placement);
+  if (!has_elastic(programs)) return most;
+  const int64_t page = programs.backend.device().page_bytes();
+  PageSet saved(most.saved, page);
+  PageSet transient(most.transient, page);
+  visit_programs(programs, placement, [&](const Executable& program, int64_t slab) {
+    program.list_memory(skew, [&](Storage storage, int64_t offset, int64_t num_bytes) {
+      const bool is_saved = storage == Storage::kSaved;
+      const int64_t begin = is_saved ? slab + offset : offset;
+      (is_saved ? saved : transient).add(begin, begin + num_bytes);
+    });
+  });
+  return {.saved = saved.num_bytes(), .transient = transient.num_bytes()};
+}
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+#include "program/row_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+/// The types of a node's inputs, no larger than what is known of their extents.
+std::vector<ValueType> tight_types(const Program& program, const Node& node,
+                                   const std::map<ValueId, int64_t>& rows) {
+  std::vector<ValueType> types = program.types(node.inputs);
+  for (ValueType& type : types) {
+    if (!type.ragged()) continue;
+    const auto known = rows.find(type.extent.value());
+    int64_t& bound = type.shape[type.ragged_dim];
+    if (known != rows.end()) bound = std::min(bound, known->second);
+  }
+  return types;
+}
+
+int position(const std::vector<ValueId>& ids, ValueId id) {
+  return static_cast<int>(std::ranges::find(ids, id) - ids.begin());
+}
+
+}  // namespace
+
+int64_t bytes_of_rows(const ValueType& type, int64_t rows) {
+  const int64_t bound = type.shape[0];
+  if (rows >= bound) return type.num_bytes();
+  ValueType part = type;
+  part.shape[0] = std::max<int64_t>(rows, 0);
+  return part.num_bytes();
+}
+
+int64_t bound_rows(const Program& program, const Node& node, ValueId out,
+                   const std::map<ValueId, int64_t>& rows) {
+  const std::vector<ValueType> types = node.op->infer(tight_types(program, node, rows));
+  const ValueType& type = program.type(out);
+  const int64_t bound = types.at(position(node.outputs, out)).shape[type.ragged_dim];
+  return std::min(bound, type.shape[type.ragged_dim]);
+}
+
+RowPlan::RowPlan(const Program& program, const MemoryPlan& plan, const std::vector<bool>& tells,
+                 const std::map<ValueId, int64_t>& given)
+    : balanced_(given), elastic_(program.num_values()), written_(program.nodes().size()) {
+  for (const auto& [extent, rows] : given) sources_[extent] = {ExtentSource::Kind::kInput};
+  for (size_t i = 0; i < program.nodes().size(); ++i) find_node(program, i, tells[i]);
+  for (size_t i = 0; i < program.nodes().size(); ++i) {
+    const std::vector<ValueId>& outputs = program.nodes()[i].outputs;
+    for (const ValueId id : outputs) {
+      const ValueType& type = program.type(id);
+      const bool is_own = plan.values[id].storage != Storage::kBound;
+      if (!is_own || type.ragged_dim != 0 || !sources_.contains(type.extent.value())) continue;
+      if (balanced_.at(type.extent.value()) >= type.shape[0]) continue;
+      if (position(outputs, type.extent.value()) < std::ssize(outputs)) continue;
+      elastic_[id] = true;
+      ++num_elastic_;
+      written_[i].push_back(id);
+    }
+  }
+}
+
+/// Finds the extents that a node writes.
+void RowPlan::find_node(const Program& program, size_t idx, bool tells) {
+  const Node& node = program.nodes()[idx];
+  const auto is_known = [&](ValueId id) {
+    const ValueType& type = program.type(id);
+    return type.ragged() && sources_.contains(type.extent.value());
+  };
+  for (int i = 0; i < std::ssize(node.outputs); ++i) {
+    const ValueId extent = node.outputs[i];
+    ValueId bounded = -1;
+    for (const ValueId id : node.outputs) {
+      const ValueType& type = program.type(id);
+      if (type.ragged() && type.extent.value() == extent) bounded = id;
+    }
+    const std::vector<ValueType> types = tight_types(program, node, balanced_);
+    const int64_t balanced = node.op->balanced_extent(i, types);
+    if (balanced < 0 && !bounded.is_set()) continue;
+    const bool is_found = bounded.is_set() && std::ranges::any_of(node.inputs, is_known);
+    if (!tells && !is_found) continue;
+    balanced_[extent] = balanced >= 0 ? balanced : bound_rows(program, node, bounded, balanced_);
+    using Kind = ExtentSource::Kind;
+    sources_[extent] = {tells ? Kind::kTold : Kind::kFound, idx, bounded};
+  }
+}
+
+const ExtentSource* RowPlan::find_source(ValueId extent) const {
+  const auto found = sources_.find(extent);
+  return found == sources_.end() ? nullptr : &found->second;
+}
+
+int64_t RowPlan::skewed_bytes(const Program& program, ValueId id, double skew,
+                              int64_t behind) const {
+  const ValueType& type = program.type(id);
+  if (!elastic_[id]) return type.num_bytes();
+  const auto balanced = static_cast<double>(balanced_.at(type.extent.value()));
+  const double rows = std::min(std::ceil(balanced * skew), static_cast<double>(type.shape[0]));
+  return bytes_of_rows(type, static_cast<int64_t>(rows) + behind);
+}
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "program/memory_plan.h"
+
+namespace tessera {
+
+/// Where the extents of ragged values come from, for whoever gives them memory by their rows.
+struct ExtentSource {
+  enum class Kind : uint8_t {
+    kTold,   ///< a node tells the host
+    kFound,  ///< no more than `node` makes of what it reads (Operator::infer), of which some is
+             ///< told
+    kInput,  ///< the program is given it, and whoever gives it was told
+  };
+  Kind kind = Kind::kTold;
+  size_t node = 0;       ///< that writes it
+  ValueId bounded = -1;  ///< kFound: an output of the node that has this extent
+};
+
+/// Rows of a program's ragged values: what they are where routing is balanced, and which values are
+/// *elastic*: they may have fewer than their bound, and the host learns how many before they are
+/// written.
+class RowPlan {
+ public:
+  RowPlan() = default;
+  /// `tells` says by node whether the host learns the extents that it writes; `given` are extents
+  /// among the program's inputs that the host knows, with what they are where routing is balanced.
+  RowPlan(const Program& program, const MemoryPlan& plan, const std::vector<bool>& tells,
+          const std::map<ValueId, int64_t>& given);
+
+  bool has_elastic() const { return num_elastic_ > 0; }
+  bool is_elastic(ValueId id) const { return elastic_[id]; }
+  /// The elastic values that a node writes.
+  const std::vector<ValueId>& written_by(size_t node) const { return written_[node]; }
+  /// Null where the host does not learn it.
+  const ExtentSource* find_source(ValueId extent) const;
+  /// Bytes of a value that has `skew` times the rows of balanced routing, and `behind` more that
+  /// are read; those of its bound where it is not elastic.
+  int64_t skewed_bytes(const Program& program, ValueId id, double skew, int64_t behind) const;
+  /// The extents that the host learns, with what they are where routing is balanced.
+  const std::map<ValueId, int64_t>& balanced() const { return balanced_; }
+
+ private:
+  void find_node(const Program& program, size_t idx, bool tells);
+
+  std::map<ValueId, int64_t> balanced_;  // of all extents that may be fewer than their bounds
+  std::map<ValueId, ExtentSource> sources_;
+  IdVector<ValueId, bool> elastic_;
+  std::vector<std::vector<ValueId>> written_;
+  int num_elastic_ = 0;
+};
+
+/// Bytes of `rows` rows, at most all, of a value that is ragged in its first dim.
+int64_t bytes_of_rows(const ValueType& type, int64_t rows);
+
+/// The bound of output `out` of a node, where its inputs have at most `rows` rows by extent.
+int64_t bound_rows(const Program& program, const Node& node, ValueId out,
+                   const std::map<ValueId, int64_t>& rows);
+
+}  // namespace tessera
