@@ -76,6 +76,8 @@ nlohmann::json to_json(const StepBenchResult& result) {
           {"matrix_peak_tflops", result.matrix_peak / 1e12},
           {"memory_used", result.memory_used},
           {"memory_predicted", result.memory_predicted},
+          {"saved_bytes", result.saved_bytes},
+          {"offloaded_bytes", result.offloaded_bytes},
           {"parameters", result.parameters},
           {"operators", result.operators},
           {"gpu", gpu}};
@@ -272,6 +274,11 @@ int run_bench(const BenchArguments& arguments) {
       100.0 *
           (static_cast<double>(result.memory_used) / static_cast<double>(result.memory_predicted) -
            1));
+  if (result.offloaded_bytes > 0) {
+    std::cout << fmt::format("saved activations: {} on the device, {} offloaded to the host\n",
+                             format_bytes(result.saved_bytes),
+                             format_bytes(result.offloaded_bytes));
+  }
   if (result.gpu) std::cout << describe_feed(*result.gpu);
   std::cout << "by operator, in a step in which each is timed:\n";
   print_operators(result.operators);

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -63,14 +65,27 @@ void show_presets(bool json) {
   if (json) std::cout << list.dump(2) << "\n";
 }
 
+/// "layers 0, 1, 2 offload expert_pre": those that share a program.
+std::string describe_offload(const StagePrograms& programs, const LayerProgramKey& key) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < programs.config.all_layers(); ++i) {
+    if (programs.key_of(i) == key) layers.push_back(i);
+  }
+  return fmt::format(
+      "layer{} {} offload{} {}", layers.size() == 1 ? "" : "s", fmt::join(layers, ", "),
+      layers.size() == 1 ? "s" : "",
+      key.offloaded.empty() ? "nothing" : fmt::format("{}", fmt::join(key.offloaded, ", ")));
+}
+
 void show_programs(const Settings& settings, int64_t num_ranks) {
-  std::set<LayerKind> shown;
+  std::set<LayerProgramKey> shown;
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    for (const LayerKind kind : planned.model.layer_kinds()) {
-      if (!shown.insert(kind).second) continue;
-      const DerivedProgram& program = planned.model.layer_program(kind);
-      for (const Executable* run : {&program.forward, &program.backward})
+    for (const auto& [key, program] : planned.model.layer_programs()) {
+      if (!shown.insert(key).second) continue;
+      if (!settings.train.offload.empty())
+        std::cout << fmt::format("# {}\n", describe_offload(planned.model.programs(), key));
+      for (const Executable* run : {&program.derived.forward, &program.derived.backward})
         std::cout << print_program(run->program(), run->plan()) << "\n";
     }
   }
@@ -89,6 +104,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                        {"hidden states", activations.hidden},
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
+  if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
   if (!planned.backend.is_host()) {
     rows.emplace_back("kernels", overhead.kernels);
     rows.emplace_back("communication", overhead.communication);
@@ -97,7 +113,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   const int64_t snapshot = snapshot_bytes(settings, planned.layout);
   rows.emplace_back("copy to save", snapshot);
   const int64_t total = state.total() + activations.total() + overhead.total() +
-                        (planned.backend.is_host() ? snapshot : 0);
+                        (planned.backend.is_host() ? snapshot + activations.offloaded : 0);
   rows.emplace_back("total", total);
   rows.emplace_back("worst routing", total + activations.worst);
   return rows;

@@ -47,6 +47,25 @@ class DeviceEvent {
   virtual void synchronize() {}
 };
 
+/// Copies beside a device's other work, done in the order in which they are given. Of either side
+/// one is the device's memory, the other what Device::allocate_shared gave. Not thread-safe. It
+/// must not outlive the device.
+class CopyLane {
+ public:
+  CopyLane() = default;
+  CopyLane(const CopyLane&) = delete;
+  CopyLane& operator=(const CopyLane&) = delete;
+  virtual ~CopyLane() = default;
+
+  /// A copy that was given.
+  using Ticket = int64_t;
+  /// Copies after all work that the device was given before. Until join(), nobody may change either
+  /// side or read the bytes at `to`.
+  virtual Ticket give(void* to, const void* from, int64_t num_bytes) = 0;
+  /// What the device is given from now on comes after that copy. To be called once for each.
+  virtual void join(Ticket copy) = 0;
+};
+
 /// A processor's memory, and the work that it does in the order in which it is given. Work on a GPU
 /// goes on after the call that gave it; what the host reads or writes must be synchronised with it.
 class Device {
@@ -96,6 +115,9 @@ class Device {
   virtual void synchronize() = 0;
   /// An event that was not recorded yet.
   virtual std::unique_ptr<DeviceEvent> make_event() { return std::make_unique<DeviceEvent>(); }
+
+  /// Of a device that does its work at once, a lane that does so too.
+  virtual std::unique_ptr<CopyLane> make_copy_lane();
 
   /// How often the host has waited for its work.
   virtual int64_t num_waits() const { return 0; }

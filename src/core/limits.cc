@@ -194,6 +194,12 @@ std::string describe_thread_limit() {
   return text;
 }
 
+std::string describe_lockable_memory() {
+  const auto most = soft_limit(RLIMIT_MEMLOCK);
+  return fmt::format("this process may lock {} of the host's memory (ulimit -l)",
+                     most ? format_bytes(*most) : "any part");
+}
+
 std::string describe_open_file_limit() {
   const auto most = soft_limit(RLIMIT_NOFILE);
   return most ? fmt::format("{} (ulimit -n)", *most) : "ulimit -n";

@@ -39,6 +39,9 @@ std::optional<int64_t> memory_limit_room();
 /// "at most 2 processes and threads of this user (ulimit -u)", all limits on threads that there
 /// are, or "".
 std::string describe_thread_limit();
+/// "this process may lock 8 MiB of the host's memory (ulimit -l)", which bounds what some systems
+/// let a device reach.
+std::string describe_lockable_memory();
 /// "16 (ulimit -n)": of files that are open at a time.
 std::string describe_open_file_limit();
 /// "100 KiB (ulimit -f)": of the size of a file.

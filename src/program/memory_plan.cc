@@ -25,12 +25,15 @@ int64_t find_gap(const MemoryRequest& request,
   return offset;
 }
 
-void place_saved(const Program& program, const std::vector<ValueId>& saved, MemoryPlan& plan) {
+void place_saved(const Program& program, const std::vector<ValueId>& saved,
+                 const std::vector<ValueId>& offloaded, MemoryPlan& plan) {
   for (const ValueId id : saved) {
     Placement& placement = plan.values[id];
     if (program.value(id).kind != ValueKind::kIntermediate || program.is_output(id)) continue;
-    placement = {Storage::kSaved, plan.saved_bytes};
-    plan.saved_bytes += align_up(program.type(id).num_bytes());
+    const bool stays = std::ranges::find(offloaded, id) == offloaded.end();
+    int64_t& slab = stays ? plan.saved_bytes : plan.offloaded_bytes;
+    placement = {stays ? Storage::kSaved : Storage::kOffloaded, slab};
+    slab += align_up(program.type(id).num_bytes());
   }
 }
 
@@ -74,19 +77,19 @@ int64_t place_requests(std::vector<MemoryRequest>& requests) {
 }
 
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
-                       const WorkspaceRule& workspace) {
+                       const WorkspaceRule& workspace, const std::vector<ValueId>& offloaded) {
   MemoryPlan plan;
   plan.values.resize(program.num_values());
   plan.workspace_offsets.resize(program.nodes().size());
   plan.workspace_bytes.resize(program.nodes().size());
-  place_saved(program, saved, plan);
+  place_saved(program, saved, offloaded, plan);
 
   std::vector<MemoryRequest> requests;
   const IdVector<ValueId, Lifetime> lifetimes = find_lifetimes(program);
   for (ValueId id = 0; id < program.num_values(); ++id) {
     Placement& placement = plan.values[id];
     const bool transient = program.value(id).kind == ValueKind::kIntermediate &&
-                           !program.is_output(id) && placement.storage != Storage::kSaved;
+                           !program.is_output(id) && placement.storage == Storage::kBound;
     if (!transient) continue;
     placement.storage = Storage::kTransient;
     const Lifetime& lifetime = lifetimes[id];

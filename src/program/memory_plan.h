@@ -11,6 +11,7 @@ namespace tessera {
 enum class Storage {
   kBound,      ///< the caller binds it: inputs, weights, accumulators and outputs
   kSaved,      ///< in the saved slab, which outlives the run
+  kOffloaded,  ///< in the offloaded slab, likewise, which may be elsewhere until it is read again
   kTransient,  ///< in the transient slab, from its node to its last use, exchanges included
 };
 
@@ -25,6 +26,7 @@ struct MemoryPlan {
   std::vector<int64_t> workspace_offsets;  ///< by node, in the transient slab
   std::vector<int64_t> workspace_bytes;    ///< by node
   int64_t saved_bytes = 0;
+  int64_t offloaded_bytes = 0;
   int64_t transient_bytes = 0;
 };
 
@@ -54,8 +56,10 @@ int64_t place_requests(std::vector<MemoryRequest>& requests);
 using WorkspaceRule = std::function<int64_t(const Operator& op, std::span<const ValueType> inputs)>;
 
 /// Plans the slabs: transient values share memory as place_requests lets them. `saved` are
-/// intermediates that outlive the run. Without `workspace`, kernels have no scratch memory.
+/// intermediates that outlive the run; those of them that are `offloaded` have a slab of their own.
+/// Without `workspace`, kernels have no scratch memory.
 MemoryPlan plan_memory(const Program& program, const std::vector<ValueId>& saved,
-                       const WorkspaceRule& workspace = {});
+                       const WorkspaceRule& workspace = {},
+                       const std::vector<ValueId>& offloaded = {});
 
 }  // namespace tessera

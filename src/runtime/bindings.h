@@ -15,6 +15,7 @@ namespace tessera {
 struct Bindings {
   IdVector<ValueId, Tensor> tensors;
   std::byte* saved = nullptr;
+  std::byte* offloaded = nullptr;
   std::byte* transient = nullptr;
   /// Where the slabs' memory comes as rows do; null: all is there.
   ElasticSlabs* elastic = nullptr;

@@ -33,7 +33,8 @@ std::map<ValueId, int64_t> told_extents(const Executable& forward, const Backwar
 
 DerivedProgram derive(Program forward, const CompileOptions& options, const Backend& backend) {
   Compiled compiled = compile(std::move(forward), Goal::kTrain, options, backend);
-  Executable forward_run(std::move(compiled.forward), backend, compiled.saved);
+  Executable forward_run(std::move(compiled.forward), backend, compiled.saved, {},
+                         compiled.offloaded);
   const auto told = told_extents(forward_run, *compiled.backward);
   Executable backward_run(std::exchange(compiled.backward->program, Program()), backend,
                           compiled.kept, told);

@@ -68,13 +68,16 @@ class Exchanges {
 };
 
 Executable::Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved,
-                       const std::map<ValueId, int64_t>& told)
+                       const std::map<ValueId, int64_t>& told,
+                       const std::vector<ValueId>& offloaded)
     : program_(std::move(program)),
       backend_(backend),
-      plan_(plan_memory(program_, saved,
-                        [&](const Operator& op, std::span<const ValueType> inputs) {
-                          return backend.workspace_bytes(op, inputs);
-                        })),
+      plan_(plan_memory(
+          program_, saved,
+          [&](const Operator& op, std::span<const ValueType> inputs) {
+            return backend.workspace_bytes(op, inputs);
+          },
+          offloaded)),
       waits_(find_waits(program_)),
       prepared_(std::make_shared<PreparedRuns>()) {
   std::vector<bool> apart;
@@ -106,7 +109,9 @@ Tensor Executable::at_bound(const Bindings& bindings, ValueId id) const {
   const Placement& placement = plan_.values[id];
   const ValueType& type = program_.type(id);
   if (placement.storage == Storage::kBound) return bindings.tensors[id];
-  std::byte* slab = placement.storage == Storage::kSaved ? bindings.saved : bindings.transient;
+  std::byte* slab = placement.storage == Storage::kSaved       ? bindings.saved
+                    : placement.storage == Storage::kOffloaded ? bindings.offloaded
+                                                               : bindings.transient;
   return {slab + placement.offset, type.dtype, type.shape,
           backend_.is_host() ? nullptr : &backend_.device(), type.scale};
 }

@@ -15,6 +15,7 @@ size_t hash(const Bindings& bindings) {
   };
   for (const Tensor& tensor : bindings.tensors) mix(tensor.data);
   mix(bindings.saved);
+  mix(bindings.offloaded);
   mix(bindings.transient);
   return value;
 }
@@ -24,8 +25,8 @@ bool same_tensor(const Tensor& a, const Tensor& b) {
 }
 
 bool same_bindings(const Bindings& a, const Bindings& b) {
-  return a.saved == b.saved && a.transient == b.transient && a.unset == b.unset &&
-         std::ranges::equal(a.tensors, b.tensors, same_tensor);
+  return a.saved == b.saved && a.offloaded == b.offloaded && a.transient == b.transient &&
+         a.unset == b.unset && std::ranges::equal(a.tensors, b.tensors, same_tensor);
 }
 
 }  // namespace

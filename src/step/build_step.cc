@@ -5,6 +5,7 @@
 
 #include "model/run/model_balance.h"
 #include "step/chunk_tasks.h"
+#include "step/offload_tasks.h"
 #include "step/parameter_tasks.h"
 
 namespace tessera {
@@ -18,6 +19,8 @@ class StepBuilder {
     for (int64_t c = 0; c < request.pipeline.num_chunks; ++c)
       chunks_.emplace_back(writer_, request.programs, request.placement, c);
     parameters_ = write_parameters();
+    if (trains && request.placement != nullptr)
+      offloads_.emplace(writer_, chunks_, request.placement->offloads);
   }
 
   /// The whole step.
@@ -148,7 +151,9 @@ class StepBuilder {
     for (size_t idx = pass.first_run; idx < pass.last_run; ++idx) {
       Task task = chunk(pass).run(passes_.runs[idx]);
       parameters_->before_run(idx, task);
+      if (offloads_) offloads_->before_run(static_cast<int>(idx));
       writer_.add(std::move(task));
+      if (offloads_) offloads_->after_run(static_cast<int>(idx));
       parameters_->after_run(idx);
     }
     const bool forward = pass.step.pass == PipelinePass::kForward;
@@ -200,6 +205,7 @@ class StepBuilder {
   PlanWriter writer_;
   std::vector<ChunkTasks> chunks_;
   std::unique_ptr<ParameterTasks> parameters_;
+  std::optional<OffloadTasks> offloads_;
   std::map<Place, std::vector<TaskId>> sends_;
   std::optional<TaskId> collected_;
   std::optional<TaskId> judged_;  // where the device judges: the host learns of it

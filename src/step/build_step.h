@@ -28,7 +28,8 @@ struct StepRequest {
   std::vector<PipelineStep> steps;  ///< of this rank's stage
   CommunicatorPtr world;
   StepSharding sharding = {};
-  const SavedPlacement* placement = nullptr;  ///< the model's; null: slabs have memory of their own
+  /// The model's; null: slabs have memory of their own, and nothing is offloaded.
+  const SavedPlacement* placement = nullptr;
 };
 
 /// The plan of a training step: micro-batches forward and backward in the order of the schedule,

@@ -24,15 +24,19 @@ struct ScheduleCase {
   bool split = false;
   bool model_balance = false;
   int64_t mtp_layers = 0;
+  double offload_rate = 0;  ///< GB/s; 0: nothing is offloaded
 };
 
 std::string name_of(const ScheduleCase& c) {
-  return fmt::format("{}_{}x{}_{}{}{}{}",
+  return fmt::format("{}_{}x{}_{}{}{}{}{}",
                      c.kind == PipelineKind::kGpipe      ? "gpipe"
                      : c.kind == PipelineKind::kOneFOneB ? "one_f_one_b"
                                                          : "interleaved",
                      c.num_stages, c.num_chunks, c.num_micro_batches, c.split ? "_split" : "",
-                     c.model_balance ? "_balance" : "", c.mtp_layers > 0 ? "_mtp" : "");
+                     c.model_balance ? "_balance" : "", c.mtp_layers > 0 ? "_mtp" : "",
+                     c.offload_rate == 0  ? ""
+                     : c.offload_rate > 1 ? "_offload"
+                                          : "_slow_offload");
 }
 void PrintTo(const ScheduleCase& c, std::ostream* out) {
   *out << name_of(c);
@@ -52,6 +56,14 @@ std::vector<ScheduleCase> all_cases() {
   }
   cases.push_back({PipelineKind::kOneFOneB, 2, 1, 3, false, true});
   cases.push_back({PipelineKind::kInterleaved, 2, 2, 4, true, true, 1});
+  for (const double rate : {50.0, 0.3}) {
+    for (const int64_t micro_batches : {1, 4}) {
+      cases.push_back({PipelineKind::kGpipe, 2, 1, micro_batches, false, false, 0, rate});
+      cases.push_back({PipelineKind::kOneFOneB, 1, 1, micro_batches, false, false, 1, rate});
+      cases.push_back({PipelineKind::kOneFOneB, 3, 1, micro_batches, true, true, 0, rate});
+      cases.push_back({PipelineKind::kInterleaved, 2, 2, micro_batches, true, false, 1, rate});
+    }
+  }
   return cases;
 }
 
@@ -61,7 +73,7 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
   ModelConfig config() const {
     const ScheduleCase& c = GetParam();
     ModelConfig config = tiny_config();
-    config.num_layers = c.num_stages * c.num_chunks;
+    config.num_layers = c.num_stages * c.num_chunks * (c.offload_rate > 0 ? 4 : 1);
     config.mtp_layers = c.mtp_layers;
     if (c.model_balance) config.moe.balance_scope = BalanceTokens::kModel;
     return config;
@@ -92,7 +104,10 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
     part.in_flight = count_in_flight(steps, c.num_chunks);
     const auto parameters = ParameterSet::without_memory(
         list_parameters(config(), DType::kF32, part.groups, part.chunks));
-    TrainingModel model(config(), tiny_shape(1, 4), {}, make_cpu_kernels(), part);
+    SavedPolicy policy;
+    if (c.offload_rate > 0)
+      policy.offload = {.entries = parse_offload({"all"}), .link_bytes = c.offload_rate * 1e9};
+    TrainingModel model(config(), tiny_shape(1, 4), policy, make_cpu_kernels(), part);
     in_line_.push_back(model.placement().num_bytes);
     model.place(place_saved(model.programs(), steps));
     placed_.push_back(model.placement().num_bytes);
@@ -184,6 +199,62 @@ TEST_P(BuildStep, SlabsShareMemory) {
   for (size_t i = 0; i < placed_.size(); ++i) EXPECT_LE(placed_[i], in_line_[i]);
   if (c.split && c.num_micro_batches == 5) {
     EXPECT_LT(placed_[0], in_line_[0]);
+  }
+}
+
+std::vector<TaskId> find_all(const StepPlan& plan, TaskAction action, TaskPhase phase) {
+  std::vector<TaskId> found;
+  for (const TaskId id : plan.tasks.ids()) {
+    if (plan.tasks[id].action == action && plan.tasks[id].phase == phase) found.push_back(id);
+  }
+  return found;
+}
+
+/// What is stored comes back, once; other runs go on meanwhile.
+TEST_P(BuildStep, CopiesGoOnBesideRuns) {
+  const auto runs_between = [](const StepPlan& plan, TaskId from, TaskId to) {
+    int runs = 0;
+    for (auto at = number_of(from); at < number_of(to); ++at)
+      runs += plan.tasks[TaskId{at}].kind == TaskKind::kRun ? 1 : 0;
+    return runs;
+  };
+  size_t num_stores = 0;
+  for (const StepPlan& plan : build_all()) {
+    const auto stores = find_all(plan, TaskAction::kStore, TaskPhase::kStart);
+    num_stores += stores.size();
+    EXPECT_EQ(find_all(plan, TaskAction::kReload, TaskPhase::kStart).size(), stores.size());
+    for (const TaskAction action : {TaskAction::kStore, TaskAction::kReload}) {
+      for (const TaskId wait : find_all(plan, action, TaskPhase::kWait))
+        EXPECT_GE(runs_between(plan, *plan.tasks[wait].started_by, wait), 1)
+            << plan.tasks[wait].name;
+    }
+  }
+  if (GetParam().offload_rate == 0) {
+    EXPECT_EQ(num_stores, 0);
+  }
+  if (GetParam().offload_rate == 50) {
+    EXPECT_GT(num_stores, 0);
+  }
+}
+
+/// A copy that is begun before what it reads is there, or waited for too late, is found.
+TEST_P(BuildStep, CopiesInAWrongOrderAreFound) {
+  if (GetParam().offload_rate != 50) return;
+  for (const StepPlan& plan : build_all()) {
+    for (const TaskAction action : {TaskAction::kStore, TaskAction::kReload}) {
+      for (const TaskId start : find_all(plan, action, TaskPhase::kStart)) {
+        std::vector<TaskId> order = plan.tasks.ids();
+        const auto begin = order.begin() + number_of(start);
+        std::rotate(order.begin(), begin, begin + 1);
+        EXPECT_THROW(check_plan(reorder(plan, order)), InternalError) << plan.tasks[start].name;
+      }
+      for (const TaskId wait : find_all(plan, action, TaskPhase::kWait)) {
+        std::vector<TaskId> order = plan.tasks.ids();
+        const auto begin = order.begin() + number_of(wait);
+        std::rotate(begin, begin + 1, order.end());
+        EXPECT_THROW(check_plan(reorder(plan, order)), InternalError) << plan.tasks[wait].name;
+      }
+    }
   }
 }
 

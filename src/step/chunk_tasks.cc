@@ -37,7 +37,12 @@ ChunkTasks::ChunkTasks(PlanWriter& writer, const StagePrograms& programs,
       chunk_(programs.part.chunks.at(chunk)),
       idx_(chunk),
       streams_(programs, chunk_),
-      balances_model_(balances_whole_model(programs.config)) {}
+      balances_model_(balances_whole_model(programs.config)) {
+  if (placement == nullptr) return;
+  for (const LayerOffload& offload : placement->offloads) {
+    if (offload.chunk == chunk) offloads_.emplace(offload.layer, offload.micro_batch);
+  }
+}
 
 BufferId ChunkTasks::make(const std::string& what, const Holder& holder, const std::string& storage,
                           int64_t bytes, Purpose purpose, Home home,
@@ -131,6 +136,58 @@ BufferId ChunkTasks::kept(const StepRun& run) {
       layer_kept_bytes(programs_, chunk_, run.ref.idx), &SavedOffsets::kept);
 }
 
+BufferId ChunkTasks::offloaded(int64_t layer, const Holder& holder, bool reloaded) {
+  const std::string of_layer = fmt::format("of layer {}", chunk_.first_layer + layer);
+  std::optional<int64_t> offset;
+  if (placement_ != nullptr) offset = placement_->offsets[idx_][holder.place].offloaded.at(layer);
+  return make(fmt::format("{} {}", reloaded ? "reloaded" : "offloaded", of_layer), holder,
+              fmt::format("offloaded {}", of_layer),
+              layer_offloaded_bytes(programs_, chunk_, layer), Purpose::kSaved, Home::kDevice,
+              offset);
+}
+
+BufferId ChunkTasks::host_copy(int64_t layer, const Holder& holder) {
+  const std::string name = fmt::format("host's copy of layer {}", chunk_.first_layer + layer);
+  return make(name, holder, name, layer_offloaded_bytes(programs_, chunk_, layer),
+              Purpose::kOffloaded, Home::kHost,
+              placement_->offsets[idx_][holder.place].host.at(layer));
+}
+
+void ChunkTasks::add_offloaded(const StepRun& run, Task& task) {
+  if (layer_offloaded_bytes(programs_, chunk_, run.ref.idx) == 0) return;
+  const Holder holder{run.micro_batch, run.place};
+  if (run.ref.direction == kForward)
+    return write(task, offloaded(run.ref.idx, holder, /*reloaded=*/false));
+  read(task, offloaded(run.ref.idx, holder, offloads_.contains({run.ref.idx, run.micro_batch})));
+}
+
+Task ChunkTasks::copy(const LayerOffload& offload, bool stores) {
+  Task task{.kind = TaskKind::kCopy,
+            .action = stores ? TaskAction::kStore : TaskAction::kReload,
+            .lane = writer_.lane(stores ? LaneKind::kStores : LaneKind::kReloads),
+            .name = fmt::format("{}, layer {}, micro-batch {}", stores ? "store" : "reload",
+                                chunk_.first_layer + offload.layer, offload.micro_batch),
+            .bytes = layer_offloaded_bytes(programs_, chunk_, offload.layer),
+            .subject = {.chunk = idx_,
+                        .place = offload.place,
+                        .micro_batch = offload.micro_batch,
+                        .unit = offload.layer}};
+  const Holder holder{offload.micro_batch, offload.place};
+  const BufferId on_device = offloaded(offload.layer, holder, /*reloaded=*/!stores);
+  const BufferId on_host = host_copy(offload.layer, holder);
+  read(task, stores ? on_device : on_host);
+  write(task, stores ? on_host : on_device);
+  return task;
+}
+
+Task ChunkTasks::store(const LayerOffload& offload) {
+  return copy(offload, /*stores=*/true);
+}
+
+Task ChunkTasks::reload(const LayerOffload& offload) {
+  return copy(offload, /*stores=*/false);
+}
+
 void ChunkTasks::add_embedding(const StepRun& run, Task& task) {
   const Holder holder{run.micro_batch, run.place};
   const int64_t mtp = run.ref.idx - streams_.decoder;
@@ -166,6 +223,7 @@ void ChunkTasks::add_layer(const StepRun& run, Task& task) {
   if (is_mtp(run.ref.idx)) read(task, embedded(run.ref.idx - streams_.decoder, holder));
   write(task, hidden(input + 1, holder));
   write(task, saved(run));
+  add_offloaded(run, task);
   write(task, results(holder));
 }
 
@@ -175,6 +233,7 @@ void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
   const int64_t input = streams_.before + run.ref.idx;
   const bool weights = run.ref.direction == kWeights;
   read(task, saved(run));
+  add_offloaded(run, task);
   read(task, hidden(input + 1, holder));
   read(task, gradient(input + 1, holder));
   if (is_mtp(run.ref.idx)) {

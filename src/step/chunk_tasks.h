@@ -1,6 +1,8 @@
 #pragma once
 
 #include <map>
+#include <set>
+#include <utility>
 
 #include "model/run/chunk_streams.h"
 #include "model/run/saved_placement.h"
@@ -23,6 +25,10 @@ class ChunkTasks {
   Task publish(const StepPass& pass);
   /// Reads the results of a micro-batch that were published.
   BufferId results(int64_t micro_batch);
+
+  /// Of a layer's run that is offloaded behind, or reloaded in front: the start of the copy.
+  Task store(const LayerOffload& offload);
+  Task reload(const LayerOffload& offload);
 
   /// Where one balance loss spans the model: the sums of this chunk's layers.
   Task sum_balance(const StepPass& pass);
@@ -60,6 +66,11 @@ class ChunkTasks {
   BufferId balance_gradients(const Holder& holder);
   BufferId saved(const StepRun& run);
   BufferId kept(const StepRun& run);
+  /// The part that may wait in the host's memory, before and after it does, and what waits there.
+  BufferId offloaded(int64_t layer, const Holder& holder, bool reloaded);
+  BufferId host_copy(int64_t layer, const Holder& holder);
+  void add_offloaded(const StepRun& run, Task& task);
+  Task copy(const LayerOffload& offload, bool stores);
 
   bool is_mtp(int64_t layer) const { return layer >= streams_.decoder; }
   void add_layer(const StepRun& run, Task& task);
@@ -83,6 +94,7 @@ class ChunkTasks {
   ChunkStreams streams_;
   bool balances_model_;
   std::map<const Executable*, ProgramCost> costs_;
+  std::set<std::pair<int64_t, int64_t>> offloads_;  // layers of the chunk with their micro-batches
 };
 
 }  // namespace tessera

@@ -21,6 +21,14 @@ TEST_P(GpuLayouts, TheLossInBf16IsNear) {
   expect_losses_near(spread.losses, one.losses, 3e-2);
 }
 
+/// Whatever waits in the host's memory comes back as it was.
+TEST_P(GpuLayouts, OffloadedValuesGiveTheGradientsOfThoseThatStay) {
+  LayoutCase c = GetParam();
+  const StepResult kept = run_layout(c, DType::kF32, run_gpu_ranks);
+  c.offload = {"all"};
+  expect_same_step(run_layout(c, DType::kF32, run_gpu_ranks), kept, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GpuLayouts, ::testing::ValuesIn(model_layouts()),
                          [](const auto& info) { return info.param.name; });
 

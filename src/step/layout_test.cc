@@ -35,6 +35,14 @@ TEST_P(HostLayouts, FusedGathersGiveTheBitsOfCopies) {
   expect_same_step(run_layout(c, DType::kF32, run_host_ranks), copies, 0);
 }
 
+/// Whatever waits in the host's memory comes back as it was.
+TEST_P(HostLayouts, OffloadedValuesGiveTheBitsOfThoseThatStay) {
+  LayoutCase c = GetParam();
+  const StepResult kept = run_layout(c, DType::kF32, run_host_ranks);
+  c.offload = {"all"};
+  expect_same_step(run_layout(c, DType::kF32, run_host_ranks), kept, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, HostLayouts, ::testing::ValuesIn(model_layouts()),
                          [](const auto& info) { return info.param.name; });
 

@@ -29,6 +29,7 @@ struct LayoutCase {
   bool recompute = false;
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;
+  std::vector<std::string> offload = {};
 };
 inline void PrintTo(const LayoutCase& c, std::ostream* out) {
   *out << c.name;
@@ -235,7 +236,8 @@ class LayoutStep {
         list_parameters(config_, dtype, part.groups, part.chunks), true, backend.device());
     parameters_->initialize(3);
     experts_ = make_expert_states(config_, backend.device());
-    const RecomputePolicy policy = c.recompute ? RecomputePolicy{"all"} : RecomputePolicy{};
+    SavedPolicy policy{.offload = {.entries = parse_offload(c.offload)}};
+    if (c.recompute) policy.recompute = {"all"};
     model_ = std::make_unique<TrainingModel>(config_, tiny_shape(kSequences, kLength, dtype),
                                              policy, backend, std::move(part));
     model_->place(place_saved(model_->programs(), steps));
@@ -244,7 +246,8 @@ class LayoutStep {
                         .parameters = *parameters_,
                         .pipeline = place,
                         .steps = steps,
-                        .world = world.make_world_group()});
+                        .world = world.make_world_group(),
+                        .placement = &model_->placement()});
     local_ = std::make_unique<LocalParameters>(*parameters_);
     runner_ = std::make_unique<StepRunner>(*model_, place, *local_);
   }

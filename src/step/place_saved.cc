@@ -6,6 +6,7 @@
 
 #include "core/memory.h"
 #include "program/memory_plan.h"
+#include "step/plan_offload.h"
 #include "step/step_runs.h"
 
 namespace tessera {
@@ -37,7 +38,9 @@ bool meet(const Slab& a, const Slab& b) {
 class SlabFinder {
  public:
   SlabFinder(const StagePrograms& programs, SavedPlacement& placement)
-      : programs_(programs), placement_(placement) {}
+      : programs_(programs), placement_(placement) {
+    for (const LayerOffload& offload : placement.offloads) offloads_[offload.forward] = &offload;
+  }
 
   void add(const StepRun& run, int at) {
     const int64_t idx = run.ref.idx;
@@ -48,14 +51,22 @@ class SlabFinder {
       return touch(offsets.heads.at(idx), head_saved_bytes(programs_, idx), forward, at);
     if (run.ref.part != ProgramPart::kLayer) return;
     touch(offsets.layers.at(idx), layer_saved_bytes(programs_, chunk, idx), forward, at);
+    touch(offsets.offloaded.at(idx), layer_offloaded_bytes(programs_, chunk, idx), forward, at);
+    if (const auto offload = offloads_.find(at); offload != offloads_.end())
+      split(*offload->second, offsets);
     if (forward) return;
     touch(offsets.kept.at(idx), layer_kept_bytes(programs_, chunk, idx),
           run.ref.direction == PassDirection::kBackward, at);
   }
 
-  std::vector<Slab> take() && {
+  std::vector<Slab> take() {
     std::vector<Slab> slabs;
     for (auto& [offset, slab] : slabs_) slabs.push_back(std::move(slab));
+    return slabs;
+  }
+  std::vector<Slab> take_host() {
+    std::vector<Slab> slabs;
+    for (auto& [offset, slab] : host_slabs_) slabs.push_back(std::move(slab));
     return slabs;
   }
 
@@ -73,8 +84,22 @@ class SlabFinder {
     }
   }
 
+  /// A part that waits in the host's memory: two lives in the device's, one in the host's, which is
+  /// counted in the gaps between runs, each named by the run behind it.
+  void split(const LayerOffload& offload, SavedOffsets& offsets) {
+    Slab& slab = slabs_.at(numbers_.at(&offsets.offloaded.at(offload.layer)));
+    slab.lives.back().last = offload.stored - 1;
+    slab.lives.push_back({offload.reload, offload.backward});
+    Slab& host = host_slabs_[{offload.chunk, offload.place, offload.layer}];
+    host.num_bytes = slab.num_bytes;
+    host.offset = &offsets.host.at(offload.layer);
+    host.lives.push_back({offload.forward + 1, offload.backward});
+  }
+
   const StagePrograms& programs_;
   SavedPlacement& placement_;
+  std::map<int, const LayerOffload*> offloads_;  // by their forward run
+  std::map<std::tuple<int64_t, int64_t, int64_t>, Slab> host_slabs_;
   std::map<int64_t*, size_t> numbers_;
   std::map<size_t, Slab> slabs_;  // in the order in which they are first used
 };
@@ -103,10 +128,14 @@ int64_t place(std::vector<Slab>& slabs) {
 
 SavedPlacement place_saved(const StagePrograms& programs, const std::vector<PipelineStep>& steps) {
   SavedPlacement placement = list_saved(programs);
+  const std::vector<StepRun> runs = list_step_passes(programs, nullptr, steps).runs;
+  placement.offloads = plan_offload(programs, runs);
   SlabFinder finder(programs, placement);
   int at = 0;
-  for (const StepRun& run : list_step_passes(programs, nullptr, steps).runs) finder.add(run, at++);
-  std::vector<Slab> slabs = std::move(finder).take();
+  for (const StepRun& run : runs) finder.add(run, at++);
+  std::vector<Slab> host_slabs = finder.take_host();
+  placement.host_bytes = place(host_slabs);
+  std::vector<Slab> slabs = finder.take();
   placement.num_bytes = place(slabs);
   return placement;
 }

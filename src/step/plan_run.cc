@@ -12,6 +12,10 @@ bool is_message(TaskAction action) {
   return action == TaskAction::kForwardMessage || action == TaskAction::kBackwardMessage;
 }
 
+bool is_offload(TaskAction action) {
+  return action == TaskAction::kStore || action == TaskAction::kReload;
+}
+
 std::string in_task(const std::exception& error, const Task& task) {
   return fmt::format("{} (in the step's task '{}')", error.what(), task.name);
 }
@@ -87,6 +91,7 @@ void PlanRun::run_named(TaskId id) {
 void PlanRun::run_task(TaskId id) {
   const Task& task = plan_.tasks[id];
   if (is_message(task.action)) return run_message(id);
+  if (is_offload(task.action)) return run_copy(id);
   if (task.action == TaskAction::kJudge && task.phase != TaskPhase::kWhole)
     return judge_on_device(task.phase);
   if (task.phase == TaskPhase::kStart)
@@ -109,6 +114,19 @@ void PlanRun::run_message(TaskId id) {
                       ? group.send(messages.out.at(stream), task.subject.peer)
                       : group.receive(messages.in.at(stream), task.subject.peer);
   under_way_.push_back(id);
+}
+
+/// What is offloaded is under way from one task to another, too.
+void PlanRun::run_copy(TaskId id) {
+  const Task& task = plan_.tasks[id];
+  const ChunkRun& run = chunk_run(task);
+  const bool stores = task.action == TaskAction::kStore;
+  if (task.phase == TaskPhase::kStart) {
+    copies_[id] = stores ? run.store(task.subject.unit) : run.reload(task.subject.unit);
+    return;
+  }
+  const CopyLane::Ticket copy = copies_.at(*task.started_by);
+  stores ? run.wait_stored(copy) : run.wait_reloaded(copy);
 }
 
 void PlanRun::run_chunk(const Task& task) {

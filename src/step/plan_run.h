@@ -38,6 +38,7 @@ class PlanRun {
   void run_named(TaskId id);
   void run_task(TaskId id);
   void run_message(TaskId id);
+  void run_copy(TaskId id);
   void run_chunk(const Task& task);
   void run_step(const Task& task);
   void progress();
@@ -53,10 +54,11 @@ class PlanRun {
   const StepPlan& plan_;
   StepHost& host_;
   const StepObservers& observers_;
-  std::map<TaskId, Pending> messages_;  // by start
-  std::vector<TaskId> under_way_;       // messages that were not complete when last looked at
-  std::vector<ChunkRun*> published_;    // whose results wait, in order
-  std::vector<Tensor> losses_;          // of those that have one
+  std::map<TaskId, Pending> messages_;         // by start
+  std::map<TaskId, CopyLane::Ticket> copies_;  // by start
+  std::vector<TaskId> under_way_;     // messages that were not complete when last looked at
+  std::vector<ChunkRun*> published_;  // whose results wait, in order
+  std::vector<Tensor> losses_;        // of those that have one
   MicroBatchResult result_;
   bool knows_results_ = false;  // the device has come to the end of the results
   bool may_update_ = false;

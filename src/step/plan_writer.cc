@@ -11,8 +11,8 @@ void insert(std::vector<BufferId>& buffers, BufferId buffer) {
 }
 
 std::string lane_name(LaneKind kind) {
-  constexpr std::array<const char*, 7> kNames = {"compute",    "",          "",    "copies in",
-                                                 "copies out", "optimizer", "host"};
+  constexpr std::array<const char*, 9> kNames = {
+      "compute", "", "", "copies in", "copies out", "optimizer", "host", "stores", "reloads"};
   return kNames[number_of(kind)];
 }
 

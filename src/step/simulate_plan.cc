@@ -74,6 +74,7 @@ class Simulation {
     double now = 0;
     bool arrived = false;  ///< at the next task, which waits for others
     std::map<TaskId, std::vector<Started>> started;
+    std::map<LaneId, double> copied;  ///< when what a lane of copies was given is done
     PlanTimes times;
   };
 
@@ -148,6 +149,8 @@ class Simulation {
     if (task.phase == TaskPhase::kStart && communicates(plans_[i], task.lane)) {
       rank.started[id] = start(i, task);
       time = {rank.now, rank.now};
+    } else if (copies_beside(plans_[i], task.lane)) {
+      copy(i, task, time);
     } else if (task.phase == TaskPhase::kWait) {
       if (!wait(rank, *task.started_by, time)) return false;
     } else if (!work(i, task, time)) {
@@ -155,6 +158,24 @@ class Simulation {
     }
     ++rank.next;
     return true;
+  }
+
+  static bool copies_beside(const StepPlan& plan, LaneId lane) {
+    return plan.lanes[lane].kind == LaneKind::kStores ||
+           plan.lanes[lane].kind == LaneKind::kReloads;
+  }
+
+  /// Copies follow those of their lane, beside all else.
+  void copy(size_t i, const Task& task, TaskTime& time) {
+    Rank& rank = ranks_[i];
+    if (task.phase == TaskPhase::kWait) {
+      time.begin = rank.now;
+      time.end = rank.now = std::max(rank.now, rank.times[*task.started_by].end);
+      return;
+    }
+    double& done = rank.copied[task.lane];
+    time.begin = std::max(done, rank.now);
+    time.end = done = time.begin + static_cast<double>(task.bytes) / rates_.host_bytes;
   }
 
   static bool wait(Rank& rank, TaskId start, TaskTime& time) {

@@ -12,6 +12,7 @@ struct MachineRates {
   double flops = 1e12;
   double memory_bytes = 1e11;
   double link_bytes = 1e10;        ///< what a rank sends
+  double host_bytes = 5e10;        ///< to the host's memory, and as many back at the same time
   double exchange_seconds = 1e-5;  ///< what each exchange takes beside its bytes
 };
 

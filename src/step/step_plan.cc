@@ -58,9 +58,9 @@ class DependencyFinder {
 }  // namespace
 
 std::string_view purpose_name(Purpose purpose) {
-  constexpr std::array<std::string_view, 7> kNames = {
-      "saved activations", "hidden states",       "working memory", "inputs",
-      "gathered weights",  "gradients to reduce", "state"};
+  constexpr std::array<std::string_view, 8> kNames = {
+      "saved activations", "hidden states",       "working memory",        "inputs",
+      "gathered weights",  "gradients to reduce", "offloaded activations", "state"};
   return kNames[number_of(purpose)];
 }
 

@@ -27,6 +27,8 @@ enum class LaneKind : uint8_t {
   kCopiesOut,
   kOptimizer,
   kHost,
+  kStores,   ///< of what is offloaded, to the host's memory
+  kReloads,  ///< back from there
 };
 
 struct Lane {
@@ -39,13 +41,14 @@ enum class Home : uint8_t { kDevice, kHost };
 
 /// What memory is for: the rows of a report.
 enum class Purpose : uint8_t {
-  kSaved,     ///< from a forward to a backward pass
-  kHidden,    ///< streams between layers, and their gradients
-  kWorking,   ///< one program's transients
-  kInputs,    ///< token ids, labels, results of a micro-batch
-  kGathered,  ///< weights of a module, whole while it is used
-  kReduced,   ///< gradients of a module, until they are reduced
-  kState,     ///< weights, gradients and optimizer state that stay
+  kSaved,      ///< from a forward to a backward pass
+  kHidden,     ///< streams between layers, and their gradients
+  kWorking,    ///< one program's transients
+  kInputs,     ///< token ids, labels, results of a micro-batch
+  kGathered,   ///< weights of a module, whole while it is used
+  kReduced,    ///< gradients of a module, until they are reduced
+  kOffloaded,  ///< what of the saved values waits in the host's memory
+  kState,      ///< weights, gradients and optimizer state that stay
 };
 std::string_view purpose_name(Purpose purpose);
 
@@ -81,6 +84,8 @@ enum class TaskAction : uint8_t {
   kRunProgram,       ///< TaskSubject::program
   kSumBalance,       ///< one balance loss over the whole model: the layers' sums go to the host
   kPublish,          ///< a micro-batch's results are copied out
+  kStore,            ///< what is offloaded of layer TaskSubject::unit of a chunk goes to the host
+  kReload,           ///< and comes back
   kForwardMessage,   ///< between stages: TaskSubject::stream of ChunkRun::forward_messages()
   kBackwardMessage,  ///< likewise
   kCollect,          ///< the host reads the results of all micro-batches
@@ -107,7 +112,7 @@ struct TaskSubject {
   int64_t micro_batch = -1;
   int64_t stream = -1;  ///< of a message
   int64_t peer = -1;    ///< of a message: the other rank's place in the group
-  int64_t unit = -1;    ///< a bucket, or a module
+  int64_t unit = -1;    ///< a bucket, a module, or a layer of the chunk
 };
 
 /// Exchanges inside of a program's run.

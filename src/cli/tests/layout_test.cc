@@ -102,6 +102,35 @@ TEST_F(CliLayout, RecomputesWhatOnlySomeStagesHave) {
   expect_refused(with("expert_actt"), {"'expert_actt'", "did you mean 'expert_act'"});
 }
 
+TEST_F(CliLayout, OffloadsWhatIsNamed) {
+  const auto with = [](const std::string& what, const Arguments& more = {}) {
+    Arguments arguments = {"inspect",
+                           "--memory",
+                           "--json",
+                           "--model.num_layers=8",
+                           "--moe.first_dense_layers=2",
+                           "--train.offload=" + what};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const nlohmann::json all = succeed_json(with("all"));
+  EXPECT_GT(all["offloaded"], 0);
+  const nlohmann::json some = succeed_json(with("expert_pre"));
+  EXPECT_LT(some["offloaded"], all["offloaded"]);
+  EXPECT_GT(some["saved activations"], all["saved activations"]);
+  EXPECT_EQ(some["total"], succeed_json(with("mlp_norm@2"))["total"]);
+  expect_refused(with("expert_pr"),
+                 {"'expert_pr'", "did you mean 'expert_pre'?", "kept are", "attn_norm"});
+  expect_refused(with("expert_pre@0-1"), {"'expert_pre@0-1'", "no layer of these keeps"});
+  expect_refused(with("all@3-8"), {"'all@3-8'", "layers 0 to 7"});
+  expect_refused(with("all@3-2"), {"end before they begin"});
+  expect_refused(with("all@-2"), {"'' is no layer"});
+  expect_refused(with("all@2x"), {"'2x' is no layer"});
+  expect_refused(with("expert_pre", {"--train.recompute=expert_pre"}), {"both name 'expert_pre'"});
+  expect_refused(with("attn_norm", {"--train.recompute=all"}), {"'attn_norm'", "no layer keeps"});
+  expect_refused(with("all", {"--train.offload_rate=0"}), {"train.offload_rate", "above 0"});
+}
+
 TEST_F(CliLayout, RefusesWhatDoesNotFit) {
   expect_refused({"inspect", "--layout", "--ranks", "16", "--parallel.tp=2", "--parallel.ep=3"},
                  {"etp 1 x ep 3 = 3 does not divide the 16 ranks", "nearest ep is 2 or 4"});

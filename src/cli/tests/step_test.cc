@@ -42,6 +42,16 @@ TEST_F(CliStep, PrintsEachStagesTasks) {
   EXPECT_LT(cut.size(), text.size());
 }
 
+TEST_F(CliStep, PrintsCopies) {
+  const std::string text =
+      succeed(step({"--step", "--all", "--model.num_layers=6", "--train.offload=all"})).out;
+  for (const char* part :
+       {" stores, ", "copy start     store, layer 0, micro-batch 3",
+        "wait: store, layer 0, micro-batch 3", "reload, layer 0, micro-batch 3"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
 TEST_F(CliStep, PrintsFullSharding) {
   const std::string text = succeed(step({"--step", "--all", "--optim.shard=full"})).out;
   for (const char* part : {"gather weights, layers.0", "reduce gradients, layers.0",

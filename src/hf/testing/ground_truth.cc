@@ -139,7 +139,7 @@ GroundTruth::GroundTruth(const fs::path& folder, void (*change)(ModelConfig&), D
       experts_(make_expert_states(config_.model, backend.device())) {
   const ModelConfig& model = config_.model;
   training_ = std::make_unique<TrainingModel>(model, batch_shape(shape("input_ids"), dtype),
-                                              RecomputePolicy{}, backend);
+                                              SavedPolicy{}, backend);
   training_->bind(parameters_, experts_);
   const ParameterSet loaded(list_parameters(config_.model, dtype), /*with_gradients=*/false);
   load_hf_tensors(config_, HfTensors(folder), named_weights(loaded));

@@ -123,7 +123,8 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const auto& [layout, derived] = *layer.kind;
   const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""));
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
-                                      memory_.saved_at(memory_.saved_offsets.layers, idx));
+                                      memory_.saved_at(memory_.saved_offsets.layers, idx),
+                                      memory_.saved_at(memory_.saved_offsets.offloaded, idx));
   layer.backward =
       binder.bind_backward(derived, layout, layer.forward.bindings, layer_gradients(idx),
                            memory_.saved_at(memory_.saved_offsets.kept, idx));

@@ -10,6 +10,13 @@
 
 namespace tessera {
 
+/// What of the saved values waits in the host's memory, and the lanes that bring it there and back;
+/// null where none does.
+struct HostCopies {
+  Buffer memory;
+  std::unique_ptr<CopyLane> stores, reloads;
+};
+
 /// The memory of one micro-batch in a chunk.
 struct ChunkMemory {
   ChunkStreams streams;

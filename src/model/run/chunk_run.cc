@@ -15,13 +15,14 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
                    const TokenShare& tokens, ParameterSet& parameters,
-                   std::vector<ExpertState>& experts, ElasticSlabs& slabs,
+                   std::vector<ExpertState>& experts, ElasticSlabs& slabs, const HostCopies& copies,
                    const SavedOffsets& offsets, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
       parameters_(parameters),
       store_(store),
+      copies_(copies),
       memory_(programs, chunk, slabs, offsets),
       bound_(bind_chunk(programs, chunk, memory_, parameters, experts, slabs)) {}
 
@@ -72,6 +73,20 @@ void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
 
 void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {
   for (const ProgramRef& program : list_pass(programs_, chunk_, direction)) run(program, observer);
+}
+
+CopyLane::Ticket ChunkRun::store(int64_t idx) const {
+  ensure(copies_.stores != nullptr, "layer {} of the chunk is stored, but none was to be", idx);
+  return copies_.stores->give(copies_.memory.data() + memory_.saved_offsets.host.at(idx),
+                              memory_.saved_at(memory_.saved_offsets.offloaded, idx),
+                              layer_offloaded_bytes(programs_, chunk_, idx));
+}
+
+CopyLane::Ticket ChunkRun::reload(int64_t idx) const {
+  ensure(copies_.reloads != nullptr, "layer {} of the chunk is reloaded, but none was to be", idx);
+  return copies_.reloads->give(memory_.saved_at(memory_.saved_offsets.offloaded, idx),
+                               copies_.memory.data() + memory_.saved_offsets.host.at(idx),
+                               layer_offloaded_bytes(programs_, chunk_, idx));
 }
 
 void ChunkRun::sum_balance() {

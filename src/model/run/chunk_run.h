@@ -28,7 +28,7 @@ class ChunkRun {
   /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
            ParameterSet& parameters, std::vector<ExpertState>& experts, ElasticSlabs& slabs,
-           const SavedOffsets& offsets, WeightStore* store = nullptr);
+           const HostCopies& copies, const SavedOffsets& offsets, WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {
@@ -64,6 +64,12 @@ class ChunkRun {
   void run(const ProgramRef& program, const NodeObserver& observer);
   /// All programs of a pass.
   void run_pass(PassDirection direction, const NodeObserver& observer);
+  /// Begins to bring the offloaded part of what layer `idx` of the chunk saved to the host's
+  /// memory, or back. Until the copy has been waited for, nobody may touch either.
+  CopyLane::Ticket store(int64_t idx) const;
+  CopyLane::Ticket reload(int64_t idx) const;
+  void wait_stored(CopyLane::Ticket copy) const { copies_.stores->join(copy); }
+  void wait_reloaded(CopyLane::Ticket copy) const { copies_.reloads->join(copy); }
   /// Where one balance loss spans the model, after the forward pass: adds this chunk's layers to
   /// the sums of those before; the last chunk's ranks that share the micro-batch find the loss. The
   /// device is waited for.
@@ -99,6 +105,7 @@ class ChunkRun {
   const TokenShare& tokens_;
   ParameterSet& parameters_;
   WeightStore* store_;
+  const HostCopies& copies_;
   ChunkMemory memory_;
   BoundChunk bound_;
   LossScales scales_;

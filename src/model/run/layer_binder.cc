@@ -29,9 +29,11 @@ BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
 }
 
 BoundProgram LayerBinder::bind_forward(const Executable& run, const ModelProgram& layout,
-                                       const PortTensors& tensors, std::byte* saved) const {
+                                       const PortTensors& tensors, std::byte* saved,
+                                       std::byte* offloaded) const {
   Bindings bindings = run.make_bindings();
   bindings.saved = saved;
+  bindings.offloaded = offloaded;
   for (const PortRule& rule : port_rules()) {
     if (layout.has(rule.port)) slot(bindings, layout.at(rule.port)) = tensors.at(rule.port);
   }

@@ -37,7 +37,8 @@ class LayerBinder {
 
   /// Throws InternalError where a port of the program has no memory in `tensors`.
   BoundProgram bind_forward(const Executable& run, const ModelProgram& layout,
-                            const PortTensors& tensors, std::byte* saved = nullptr) const;
+                            const PortTensors& tensors, std::byte* saved = nullptr,
+                            std::byte* offloaded = nullptr) const;
   /// The same where a gradient has none. `kept`: what the weights' part reads.
   BoundProgram bind_backward(const DerivedProgram& program, const ModelProgram& layout,
                              const Bindings& forward, const PortGradients& gradients,

@@ -11,7 +11,9 @@ SavedPlacement list_saved(const StagePrograms& programs) {
     const SavedOffsets offsets{
         .layers = std::vector<int64_t>(num_layers, 0),
         .kept = std::vector<int64_t>(num_layers, 0),
-        .heads = std::vector<int64_t>(chunk.loss ? programs.heads.size() : 0, 0)};
+        .heads = std::vector<int64_t>(chunk.loss ? programs.heads.size() : 0, 0),
+        .offloaded = std::vector<int64_t>(num_layers, 0),
+        .host = std::vector<int64_t>(num_layers, 0)};
     placement.offsets.emplace_back(part.in_flight[c], offsets);
   }
   return placement;
@@ -20,6 +22,11 @@ SavedPlacement list_saved(const StagePrograms& programs) {
 int64_t layer_saved_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
                           int64_t layer) {
   return programs.kind_of(chunk.first_layer + layer).derived.forward.plan().saved_bytes;
+}
+
+int64_t layer_offloaded_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
+                              int64_t layer) {
+  return programs.kind_of(chunk.first_layer + layer).derived.forward.plan().offloaded_bytes;
 }
 
 int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer) {
@@ -43,6 +50,7 @@ SavedPlacement place_in_line(const StagePrograms& programs) {
       for (size_t i = 0; i < offsets.layers.size(); ++i) {
         const auto layer = static_cast<int64_t>(i);
         place(offsets.layers[i], layer_saved_bytes(programs, chunk, layer));
+        place(offsets.offloaded[i], layer_offloaded_bytes(programs, chunk, layer));
         place(offsets.kept[i], layer_kept_bytes(programs, chunk, layer));
       }
       for (size_t depth = 0; depth < offsets.heads.size(); ++depth)

@@ -35,7 +35,9 @@ void visit_programs(const StagePrograms& programs, const SavedPlacement& placeme
 
 bool has_elastic(const StagePrograms& programs) {
   bool found = false;
-  if (programs.backend.device().page_bytes() == 0) return found;
+  // Copies to the host are of whole values.
+  const bool offloads = !programs.offload.entries.empty();
+  if (programs.backend.device().page_bytes() == 0 || offloads) return found;
   visit_programs(programs, list_saved(programs), [&](const Executable& program, int64_t /*saved*/) {
     found = found || program.rows().has_elastic();
   });

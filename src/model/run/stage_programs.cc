@@ -25,15 +25,16 @@ DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_w
   return request;
 }
 
-KindProgram make_kind_program(const StagePrograms& stage, LayerKind kind,
+KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey& key,
                               const RecomputePolicy& policy, const Backend& backend) {
-  ModelProgram layout = build_layer(stage.config, kind, stage.shape, stage.part.groups);
+  ModelProgram layout = build_layer(stage.config, key.kind, stage.shape, stage.part.groups);
   const CompileOptions options{
       .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
       .recompute = policy,
       .gathers = stage.config.moe.fuse_gather,
       .fuse_activations = stage.config.moe.fuse_activation,
-      .split_weights = stage.part.split_weights};
+      .split_weights = stage.part.split_weights,
+      .offload = key.offloaded};
   DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
   return {std::move(layout), std::move(derived)};
 }
@@ -81,23 +82,55 @@ void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) 
   check_recompute_names(policy, programs);
 }
 
+std::set<std::string> names_kept(const Executable& forward) {
+  std::set<std::string> names;
+  for (ValueId id = 0; id < forward.program().num_values(); ++id) {
+    const Storage storage = forward.plan().values[id].storage;
+    if (storage == Storage::kSaved || storage == Storage::kOffloaded)
+      names.insert(forward.program().value(id).name);
+  }
+  return names;
+}
+
+/// Likewise of all layers, whose programs show what they keep.
+void check_offload(const StagePrograms& stage, const SavedPolicy& policy, const Backend& backend) {
+  if (policy.offload.entries.empty()) return;
+  std::map<LayerKind, std::set<std::string>> of_kinds;
+  for (const auto& [key, program] : stage.kinds)
+    of_kinds.emplace(key.kind, names_kept(program.derived.forward));
+  std::vector<std::set<std::string>> kept;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) {
+    const LayerKind kind = stage.config.layer_kind(i);
+    if (!of_kinds.contains(kind)) {
+      const auto program = make_kind_program(stage, {kind, {}}, policy.recompute, backend);
+      of_kinds.emplace(kind, names_kept(program.derived.forward));
+    }
+    kept.push_back(of_kinds.at(kind));
+  }
+  check_offload(policy, kept);
+}
+
 }  // namespace
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
-                             ModelPart model_part, const RecomputePolicy& policy,
-                             const Backend& where)
-    : config(model), shape(batch), part(complete(std::move(model_part), model)), backend(where) {
+                             ModelPart model_part, const SavedPolicy& policy, const Backend& where)
+    : config(model),
+      shape(batch),
+      part(complete(std::move(model_part), model)),
+      backend(where),
+      offload(policy.offload) {
   check_shares(config, shape, part.groups);
-  check_recompute(*this, policy);
+  check_recompute(*this, policy.recompute);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
-      const LayerKind kind = config.layer_kind(chunk.first_layer + i);
-      if (kinds.contains(kind)) continue;
-      kinds.emplace(kind, make_kind_program(*this, kind, policy, backend));
+      const LayerProgramKey key = key_of(chunk.first_layer + i);
+      if (kinds.contains(key)) continue;
+      kinds.emplace(key, make_kind_program(*this, key, policy.recompute, backend));
     }
   }
+  check_offload(*this, policy, backend);
 }
 
 int64_t StagePrograms::transient_bytes() const {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "model/build/layer_program.h"
+#include "model/run/offload_policy.h"
 #include "model/run/parameters.h"
 #include "runtime/derived_program.h"
 
@@ -32,23 +33,34 @@ struct HeadPasses {
   DerivedProgram derived;
 };
 
+/// What two layers must share to run the same program.
+struct LayerProgramKey {
+  LayerKind kind;
+  std::vector<std::string> offloaded;  ///< names of values (see offloaded_names)
+  auto operator<=>(const LayerProgramKey&) const = default;
+};
+
 /// All programs that a rank runs, shared by its layers and micro-batches. Immutable once built.
 struct StagePrograms {
   ModelConfig config;
   BatchShape shape;
   ModelPart part;
   Backend backend;
+  OffloadPolicy offload;
   ModelProgram embedding_layout;
   ModelProgram evaluation_layout;
   std::unique_ptr<DerivedProgram> embedding;    // null where no chunk needs it
   std::vector<HeadPasses> heads;                // by depth; empty where no chunk has the loss
   std::unique_ptr<Executable> evaluation_head;  // null likewise
-  std::map<LayerKind, KindProgram> kinds;
+  std::map<LayerProgramKey, KindProgram> kinds;
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
-                const RecomputePolicy& policy, const Backend& where);
+                const SavedPolicy& policy, const Backend& where);
 
-  const KindProgram& kind_of(int64_t layer) const { return kinds.at(config.layer_kind(layer)); }
+  LayerProgramKey key_of(int64_t layer) const {
+    return {config.layer_kind(layer), offloaded_names(offload, layer)};
+  }
+  const KindProgram& kind_of(int64_t layer) const { return kinds.at(key_of(layer)); }
   /// Bytes of the largest working set of any program.
   int64_t transient_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.

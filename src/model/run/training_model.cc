@@ -2,10 +2,26 @@
 
 #include <algorithm>
 
+#include "core/limits.h"
+#include "core/out_of_memory.h"
+
 namespace tessera {
+namespace {
+
+/// Copies between pinned memory and a device need nobody's help.
+Buffer allocate_offloaded(int64_t num_bytes, Device& device) {
+  try {
+    return {num_bytes, "offloaded activations", device, MemoryKind::kShared};
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(fmt::format("{}, or name less in train.offload; {}", error.what(),
+                                  describe_lockable_memory()));
+  }
+}
+
+}  // namespace
 
 TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
-                             const RecomputePolicy& policy, const Backend& backend, ModelPart part)
+                             const SavedPolicy& policy, const Backend& backend, ModelPart part)
     : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
       tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
       placement_(place_in_line(*programs_)) {}
@@ -53,13 +69,20 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   slabs_ = std::make_unique<ElasticSlabs>(
       ElasticMemory(kind, placement_.num_bytes, "saved activations", device()),
       ElasticMemory(kind, programs_->transient_bytes(), "working memory of the layers", device()));
+  copies_ = std::make_unique<HostCopies>();
+  copies_->memory = allocate_offloaded(placement_.host_bytes, device());
+  if (placement_.host_bytes > 0) {
+    copies_->stores = device().make_copy_lane();
+    copies_->reloads = device().make_copy_lane();
+  }
   const ModelPart& part = programs_->part;
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       const SavedOffsets& offsets = placement_.offsets[chunk][place];
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(
-          *programs_, part.chunks[chunk], *tokens_, parameters, experts, *slabs_, offsets, store));
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
+                                                        parameters, experts, *slabs_, *copies_,
+                                                        offsets, store));
     }
   }
 }
@@ -114,13 +137,15 @@ std::vector<std::vector<double>> TrainingModel::last_counts() const {
 
 std::vector<LayerKind> TrainingModel::layer_kinds() const {
   std::vector<LayerKind> result;
-  result.reserve(programs_->kinds.size());
-  for (const auto& [kind, program] : programs_->kinds) result.push_back(kind);
+  for (const auto& [key, program] : programs_->kinds) {
+    if (result.empty() || result.back() != key.kind) result.push_back(key.kind);
+  }
   return result;
 }
 
 const DerivedProgram& TrainingModel::layer_program(LayerKind kind) const {
-  const auto found = programs_->kinds.find(kind);
+  const auto found = std::ranges::find_if(
+      programs_->kinds, [&](const auto& program) { return program.first.kind == kind; });
   ensure(found != programs_->kinds.end(), "the model has no such layer");
   return found->second.derived;
 }

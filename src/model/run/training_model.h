@@ -15,7 +15,9 @@ struct ActivationBytes {
   int64_t hidden = 0;     ///< the residual streams between layers and their gradients
   int64_t transient = 0;  ///< the largest working set of any program
   int64_t inputs = 0;     ///< token ids, labels, positions and the like
+  int64_t offloaded = 0;  ///< in the host's memory: what of the saved values waits there
   int64_t worst = 0;      ///< what the worst routing adds to `saved` and `transient`
+  /// Of the device's memory.
   int64_t total() const { return saved + hidden + transient + inputs; }
 };
 
@@ -32,7 +34,7 @@ struct RunSlot {
 /// time. The parameters and expert states must outlive it.
 class TrainingModel {
  public:
-  TrainingModel(const ModelConfig& config, const BatchShape& shape, const RecomputePolicy& policy,
+  TrainingModel(const ModelConfig& config, const BatchShape& shape, const SavedPolicy& policy,
                 const Backend& backend, ModelPart part = {});
 
   const ModelConfig& config() const { return programs_->config; }
@@ -75,9 +77,12 @@ class TrainingModel {
 
   /// Assignments of the last micro-batch to each expert, by MoE layer of a model that is one chunk.
   std::vector<std::vector<double>> last_counts() const;
-  /// The different programs of its layers.
+  /// The kinds of its layers.
   std::vector<LayerKind> layer_kinds() const;
+  /// A program of that kind.
   const DerivedProgram& layer_program(LayerKind kind) const;
+  /// All of them, also those of one kind that differ in what is offloaded.
+  const std::map<LayerProgramKey, KindProgram>& layer_programs() const { return programs_->kinds; }
   std::vector<CompileReport> compile_reports() const { return programs_->compile_reports(); }
 
  private:
@@ -87,6 +92,7 @@ class TrainingModel {
   std::unique_ptr<TokenShare> tokens_;
   SavedPlacement placement_;
   std::unique_ptr<ElasticSlabs> slabs_;
+  std::unique_ptr<HostCopies> copies_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
   std::vector<ExpertState>* experts_ = nullptr;
 };

@@ -100,6 +100,7 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     recording_ = false;
     return {.work = std::make_unique<RecordedShadow>(std::exchange(recorded_, {})), .why_not = ""};
   }
+  std::unique_ptr<CopyLane> make_copy_lane() override;
   void give(Work work) { recording_ ? recorded_.push_back(std::move(work)) : work(); }
   Mark mark() override { return host_device().mark(); }
   void when_known(Mark begin, Mark end, std::function<void(Time, Time)> use) override {
@@ -159,6 +160,41 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
   bool recording_ = false;
   std::vector<Work> recorded_;
 };
+
+/// Copies when it is waited for, as late as it may, and spoils what is there when it begins, as
+/// early as it may: whoever needs the one or changes the other in between is found.
+class SpoilingLane final : public CopyLane {
+ public:
+  explicit SpoilingLane(ShadowDevice& device) : device_(device) {}
+
+  Ticket give(void* to, const void* from, int64_t num_bytes) override {
+    ensure((device_.reach(to) == to) != (device_.reach(const_cast<void*>(from)) == from),
+           "shadow: a lane copies between the device and the host");
+    device_.give([this, to, num_bytes] { std::memset(device_.reach(to), 0xA5, num_bytes); });
+    copies_[next_] = {to, from, num_bytes};
+    return next_++;
+  }
+  void join(Ticket copy) override {
+    const auto found = copies_.find(copy);
+    ensure(found != copies_.end(), "shadow: copy {} was waited for twice", copy);
+    device_.copy(found->second.to, found->second.from, found->second.num_bytes);
+    copies_.erase(found);
+  }
+
+ private:
+  struct Copy {
+    void* to = nullptr;
+    const void* from = nullptr;
+    int64_t num_bytes = 0;
+  };
+  ShadowDevice& device_;
+  std::map<Ticket, Copy> copies_;
+  Ticket next_ = 0;
+};
+
+std::unique_ptr<CopyLane> ShadowDevice::make_copy_lane() {
+  return std::make_unique<SpoilingLane>(*this);
+}
 
 struct ShadowContext final : public KernelContext {
   ShadowContext(ShadowDevice& own, KernelTable table, std::vector<Work>* lane = nullptr)

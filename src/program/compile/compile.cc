@@ -173,14 +173,26 @@ PassEffect measure(std::string_view pass, std::string_view what, const Compilati
   return effect;
 }
 
+std::vector<ValueId> choose_offloaded(const Compiled& programs,
+                                      const std::vector<std::string>& names) {
+  std::vector<ValueId> chosen;
+  const bool all = std::ranges::find(names, "all") != names.end();
+  for (const ValueId id : programs.saved) {
+    const std::string& name = programs.forward.value(id).name;
+    if (all || std::ranges::find(names, name) != names.end()) chosen.push_back(id);
+  }
+  return chosen;
+}
+
 void check_options(Goal goal, const CompileOptions& options) {
   if (goal == Goal::kTrain) {
     ensure(!options.gradients.outputs.empty(), "a training program without a gradient given");
     return;
   }
   ensure(options.gradients.outputs.empty() && options.gradients.inputs.empty() &&
-             options.recompute.empty() && !options.split_weights,
-         "gradients, recomputation and their split are for training, not to {}", goal_name(goal));
+             options.recompute.empty() && options.offload.empty() && !options.split_weights,
+         "gradients, recomputation, offloading and their split are for training, not to {}",
+         goal_name(goal));
 }
 
 }  // namespace
@@ -206,6 +218,7 @@ Compiled compile(Program forward, Goal goal, const CompileOptions& options,
     pass.run(c);
     effects.push_back(measure(pass.name, pass.what, c));
   }
+  c.programs.offloaded = choose_offloaded(c.programs, options.offload);
   return std::move(c.programs);
 }
 

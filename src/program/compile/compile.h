@@ -28,6 +28,9 @@ struct CompileOptions {
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;
   bool split_weights = false;
+  /// Saved values of these names, or with "all" every one, get a slab of their own, so that they
+  /// can wait elsewhere until they are read. Other names are ignored.
+  std::vector<std::string> offload = {};
 };
 
 /// The size of one program, planned as it is.
@@ -62,7 +65,8 @@ struct CompiledWeights {
 /// A forward program and what was derived of it, ready to be planned for a back end.
 struct Compiled {
   Program forward;
-  std::vector<ValueId> saved;  ///< values of the forward program that the backward ones read
+  std::vector<ValueId> saved;      ///< values of the forward program that the backward ones read
+  std::vector<ValueId> offloaded;  ///< those of them that CompileOptions::offload names
   std::optional<Backward> backward;
   /// Values of the backward program that the weights' part reads.
   std::vector<ValueId> kept;

@@ -22,10 +22,13 @@ std::string list_values(const Program& program, const std::vector<ValueId>& ids)
 std::string list_results(const Program& program, const Node& node, const MemoryPlan& plan) {
   std::vector<std::string> labels;
   for (const ValueId id : node.outputs) {
-    const bool kept = plan.values[id].storage == Storage::kSaved;
+    const Storage storage = plan.values[id].storage;
+    const std::string_view mark = storage == Storage::kSaved       ? " *"
+                                  : storage == Storage::kOffloaded ? " ^"
+                                                                   : "";
     const bool added = program.value(id).kind == ValueKind::kAccumulator;
     labels.push_back(fmt::format("{}{} {}{}", added ? "+=" : "", value_label(program, id),
-                                 program.type(id).to_string(), kept ? " *" : ""));
+                                 program.type(id).to_string(), mark));
   }
   return fmt::format("{}", fmt::join(labels, ", "));
 }
@@ -132,9 +135,14 @@ std::string print_program(const Program& program, const MemoryPlan& plan) {
     text += print_node(program, program.nodes()[i], plan, live[i]);
   text += fmt::format("  return {}\n", list_values(program, program.outputs()));
   const Cost cost = program.cost();
-  text += fmt::format("}}  # {} nodes, {}, {} saved (*), {} transient at the peak\n",
-                      program.nodes().size(), format_flops(cost.flops),
-                      format_bytes(plan.saved_bytes), format_bytes(plan.transient_bytes));
+  const std::string offloaded =
+      plan.offloaded_bytes > 0
+          ? fmt::format(" {} offloaded (^),", format_bytes(plan.offloaded_bytes))
+          : "";
+  text +=
+      fmt::format("}}  # {} nodes, {}, {} saved (*),{} {} transient at the peak\n",
+                  program.nodes().size(), format_flops(cost.flops), format_bytes(plan.saved_bytes),
+                  offloaded, format_bytes(plan.transient_bytes));
   return text;
 }
 

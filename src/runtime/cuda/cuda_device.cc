@@ -7,6 +7,7 @@
 
 #include "core/memory.h"
 #include "ops/cuda/check.h"
+#include "runtime/cuda/cuda_copy_lane.h"
 #include "runtime/cuda/cuda_graph.h"
 
 namespace tessera::cuda {
@@ -168,6 +169,15 @@ void CudaDevice::wait(cudaEvent_t event) {
 
 std::unique_ptr<DeviceEvent> CudaDevice::make_event() {
   return std::make_unique<CudaEvent>(*this);
+}
+
+std::unique_ptr<CopyLane> CudaDevice::make_copy_lane() {
+  return std::make_unique<StreamCopyLane>(shared_from_this());
+}
+
+void CudaDevice::finish(cudaStream_t stream) const noexcept {
+  give_up_if_unwinding();
+  cudaStreamSynchronize(stream);
 }
 
 void CudaDevice::synchronize() {

@@ -44,6 +44,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   void zero(void* data, int64_t num_bytes) override;
   void synchronize() override;
   std::unique_ptr<DeviceEvent> make_event() override;
+  std::unique_ptr<CopyLane> make_copy_lane() override;
   int64_t num_waits() const override { return num_waits_; }
   /// CUDA graphs.
   bool begin_recording() override;
@@ -54,6 +55,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   int64_t used_bytes() const override;
   std::string describe_memory() const override;
 
+  /// Returns when another stream of this GPU has done its work, which while an exception unwinds is
+  /// given up first if it needs other ranks: before the stream is destroyed.
+  void finish(cudaStream_t stream) const noexcept;
   /// Returns when the GPU has come to the event; throws where work before it failed.
   void wait(cudaEvent_t event);
 

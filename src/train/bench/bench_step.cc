@@ -91,7 +91,7 @@ class StepBench {
                                measure_matrix_peak(backend_, settings.train.dtype()))),
         mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),
-        model_(settings.model, batch_shape(settings), settings.train.recompute, backend_,
+        model_(settings.model, batch_shape(settings), settings.train.saved_policy(), backend_,
                layout_.part),
         batches_(make_batches(settings)),
         prediction_(place_and_predict()),
@@ -167,7 +167,9 @@ class StepBench {
         .flops = model_.model_flops() * num_batches,
         .matrix_peak = peak_.value(),
         .memory_used = memory_used,
-        .memory_predicted = prediction_.total()};
+        .memory_predicted = prediction_.total(),
+        .saved_bytes = prediction_.activations.saved,
+        .offloaded_bytes = prediction_.activations.offloaded};
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
     return result;

@@ -55,6 +55,8 @@ struct StepBenchResult {
   double matrix_peak = 0;  ///< FLOP/s of large products in the same run (train/setup/matrix_peak.h)
   int64_t memory_used = 0;
   int64_t memory_predicted = 0;
+  int64_t saved_bytes = 0;      ///< of the device's memory, for what passes keep
+  int64_t offloaded_bytes = 0;  ///< of the host's, for what train.offload brings there
   int64_t parameters = 0;
   /// Seconds in one step by operator, ascending by name.
   std::map<std::string, double> operators;

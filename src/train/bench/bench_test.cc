@@ -45,6 +45,8 @@ TEST(BenchStep, MemoryIsPredictedWithinThreePercent) {
                                          "--run.device=cpu",
                                          fmt::format("--train.precision={}", precision)});
   }
+  testing::expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                                       "--run.device=cpu", "--train.offload=all"});
 }
 
 TEST(StepBenchResult, MedianIsTheMiddle) {

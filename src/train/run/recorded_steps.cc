@@ -31,6 +31,8 @@ bool is_recordable(const Task& task) {
     case TaskAction::kLoadInputs:
     case TaskAction::kRunProgram:
     case TaskAction::kPublish:
+    case TaskAction::kStore:
+    case TaskAction::kReload:
     case TaskAction::kUpdate:
       return task.inside.empty();
     case TaskAction::kFinishGradients:

@@ -53,7 +53,8 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
       format_bytes(memory.total()), format_bytes(memory.state.weights),
       format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
       format_bytes(memory.activations.total()),
-      describe_overhead(memory.overhead) + describe_snapshot(memory) + describe_worst(memory));
+      describe_offloaded(memory) + describe_overhead(memory.overhead) + describe_snapshot(memory) +
+          describe_worst(memory));
   return text;
 }
 

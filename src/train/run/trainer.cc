@@ -74,10 +74,11 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
   const ActivationBytes activations = rank.model.activation_bytes();
   if (device.is_host()) {
-    return require_host_memory(
-        state.total() + activations.total() + batch_bytes(settings, rank.layout), machine_memory(),
-        "training");
+    return require_host_memory(state.total() + activations.total() + activations.offloaded +
+                                   batch_bytes(settings, rank.layout),
+                               machine_memory(), "training");
   }
+  require_pinnable(activations.offloaded, machine_memory());
   require_memory({.state = state,
                   .activations = activations,
                   .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
@@ -101,7 +102,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
-  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.recompute,
+  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
                                            backend(), layout_.part);
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =

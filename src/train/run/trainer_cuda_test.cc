@@ -472,6 +472,8 @@ TEST_F(GpuRuns, MemoryIsPredictedWithinThreePercent) {
                                 "--run.device=cuda",
                                 fmt::format("--train.precision={}", precision)});
   }
+  expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
+                              "--run.device=cuda", "--train.offload=all"});
 }
 
 TEST_F(GpuRuns, BenchTimesBlocks) {

@@ -99,6 +99,14 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
   schema.add("train.recompute", &train.recompute,
              "Names of values computed again in the backward pass instead of kept; \"all\" for "
              "everything possible");
+  schema.add(
+      "train.offload", &train.offload,
+      "Values that wait in the host's memory from the forward to the backward pass: names, or "
+      "\"all\", perhaps of some layers: \"expert_pre@0-5\"");
+  schema.add("train.offload_rate", &train.offload_rate,
+             "GB/s that the way to the host's memory carries, each way at once; copies are planned "
+             "with it",
+             above(0));
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -220,6 +228,11 @@ void validate_data(const DataSettings& data) {
 
 }  // namespace
 
+SavedPolicy TrainSettings::saved_policy() const {
+  return {.recompute = recompute,
+          .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
+}
+
 ShardingOptions ShardSettings::replicated() const {
   return {.shard_state = scope == ShardScope::kState,
           .bucket_bytes = bucket_bytes,
@@ -277,6 +290,7 @@ void validate(const Settings& settings) {
           "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+  parse_offload(train.offload);
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);

@@ -8,6 +8,7 @@
 #include "data/row_source.h"
 #include "data/text/text_source.h"
 #include "model/config/config.h"
+#include "model/run/offload_policy.h"
 #include "ops/backend.h"
 #include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
@@ -72,6 +73,8 @@ struct TrainSettings {
   int64_t global_batch = 8;  ///< sequences of a step
   Precision precision = Precision::kF32;
   std::vector<std::string> recompute;
+  std::vector<std::string> offload;  ///< see parse_offload
+  double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
   double max_grad_norm = 1.0;
   NonFinite on_nonfinite = NonFinite::kStop;
   int64_t validation_interval = 200;
@@ -79,6 +82,8 @@ struct TrainSettings {
 
   DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
+  /// Throws UserError for entries of `offload` that are none.
+  SavedPolicy saved_policy() const;
 };
 
 /// What each of the ranks that hold a weight alike keeps of it.

@@ -22,4 +22,7 @@ void check_bench_runs(int64_t num_timed, int64_t num_warmup);
 /// swapped. `what` takes them, such as "training".
 void require_host_memory(int64_t num_bytes, int64_t machine_bytes, std::string_view what);
 
+/// Refuses what a rank is to pin of its machine's memory where there is less; 0: unknown.
+void require_pinnable(int64_t num_bytes, int64_t machine_bytes);
+
 }  // namespace tessera

@@ -56,7 +56,8 @@ std::vector<std::string> integer_keys() {
   const ConfigSchema schema = make_schema(settings);
   std::vector<std::string> keys;
   for (const ResolvedValue& value : schema.resolved()) {
-    const bool lists_texts = value.key.starts_with("data.") || value.key == "train.recompute";
+    const bool lists_texts = value.key.starts_with("data.") || value.key == "train.recompute" ||
+                             value.key == "train.offload";
     if (value.value == "[]" && lists_texts) continue;
     const bool number =
         std::ranges::all_of(value.value, [](char c) { return c == '-' || (c >= '0' && c <= '9'); });

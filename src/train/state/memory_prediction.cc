@@ -54,7 +54,7 @@ int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout) {
 bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available,
                            Communicator& world) {
   const int64_t on_host =
-      prediction.on_host ? prediction.total() - prediction.program : prediction.snapshot;
+      prediction.on_host ? prediction.total() - prediction.program : prediction.beside();
   MachineNeed own = make_need(on_host);
   std::vector<MachineNeed> all(world.size());
   constexpr int64_t kBytes = sizeof(MachineNeed);
@@ -72,6 +72,12 @@ bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available
 std::string describe_snapshot(const MemoryPrediction& prediction) {
   if (prediction.snapshot == 0) return "";
   return fmt::format(", {} a copy to save{}", format_bytes(prediction.snapshot),
+                     prediction.on_host ? "" : " (of the host's memory, not of the total)");
+}
+
+std::string describe_offloaded(const MemoryPrediction& prediction) {
+  if (prediction.activations.offloaded == 0) return "";
+  return fmt::format(", {} offloaded activations{}", format_bytes(prediction.activations.offloaded),
                      prediction.on_host ? "" : " (of the host's memory, not of the total)");
 }
 
@@ -110,12 +116,12 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
 std::string describe(const MemoryPrediction& prediction) {
   const ModelState::Bytes& state = prediction.state;
   return fmt::format(
-      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}{} "
+      "{} were predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}{}{} "
       "and {} in use before",
       format_bytes(prediction.total()), format_bytes(state.weights), format_bytes(state.gradients),
       format_bytes(state.optimizer), format_bytes(prediction.activations.total()),
-      describe_overhead(prediction.overhead), describe_snapshot(prediction),
-      format_bytes(prediction.program));
+      describe_offloaded(prediction), describe_overhead(prediction.overhead),
+      describe_snapshot(prediction), format_bytes(prediction.program));
 }
 
 void require_memory(const MemoryPrediction& prediction, const std::string& device,
@@ -125,7 +131,7 @@ void require_memory(const MemoryPrediction& prediction, const std::string& devic
           "out of memory: training needs {} of {} at the peak: {} weights, {} gradients, {} "
           "optimizer, {} activations{} and {} that are in use already; it has {}, of which {} are "
           "free. Use a smaller model, train.micro_batch or data.sequence_length, or more "
-          "train.recompute",
+          "train.recompute or train.offload",
           format_bytes(prediction.total()), device, format_bytes(state.weights),
           format_bytes(state.gradients), format_bytes(state.optimizer),
           format_bytes(prediction.activations.total()), describe_overhead(prediction.overhead),

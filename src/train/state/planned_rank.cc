@@ -13,7 +13,7 @@ PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks)
   const auto world = make_planned_world(rank, num_ranks);
   RunLayout layout = make_run_layout(settings, *world);
   Backend backend = plan_backend(settings, num_ranks);
-  TrainingModel model(settings.model, batch_shape(settings), settings.train.recompute, backend,
+  TrainingModel model(settings.model, batch_shape(settings), settings.train.saved_policy(), backend,
                       layout.part);
   model.place(place_saved(model.programs(), layout.steps));
   return {std::move(backend), std::move(layout), std::move(model)};

@@ -121,6 +121,10 @@ constexpr OptionFamily kFamilies[] = {
     {"recompute_all", [](Settings& s) { s.train.recompute = {"all"};
                                         s.model.moe.shared_inner_size = 32; }},
     {"recompute_some", [](Settings& s) { s.train.recompute = {"attn_norm", "expert_in"}; }},
+    {"offload_all", [](Settings& s) { s.train.offload = {"all"}; }},
+    {"offload_some", [](Settings& s) { s.train.offload = {"attn_norm", "expert_pre@1"};
+                                       s.train.recompute = {"mlp_norm"};
+                                       s.train.offload_rate = 0.1; }},
     {"split_weight_gradients", [](Settings& s) { s.parallel.split_weights = true; }},
     {"clipped", [](Settings& s) { s.train.max_grad_norm = 0.1; s.optimizer.weight_decay = 0.2; }},
     {"not_clipped", [](Settings& s) { s.train.max_grad_norm = 0; s.optimizer.decay_all = true; }},

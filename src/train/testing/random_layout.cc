@@ -247,6 +247,16 @@ void draw_prediction(Draw& draw, RandomLayout& result) {
     parallel.pipeline_layout = draw_cuts(draw, model, num_chunks);
 }
 
+/// Everything or something, of all layers or some; slow ways keep copies under way for several
+/// runs.
+void draw_offload(Draw& draw, RandomLayout& result) {
+  TrainSettings& train = result.settings.train;
+  const int64_t last = draw.upto(result.settings.model.all_layers()) - 1;
+  train.offload = draw.of<std::vector<std::string>>(
+      {{"all"}, {fmt::format("all@0-{}", last)}, {"attn_norm", fmt::format("mlp_norm@{}", last)}});
+  train.offload_rate = draw.of({50.0, 0.05, 0.005});
+}
+
 bool fits(const Settings& settings, int64_t num_ranks) {
   try {
     check_sharding(settings, Layout(settings.parallel.layout, num_ranks));
@@ -277,8 +287,8 @@ bool is_valid(const RandomLayout& layout) {
           .num_tokens = settings.train.micro_batch * settings.data.sequence_length,
           .max_sequences = settings.train.micro_batch,
           .sequence_length = settings.data.sequence_length};
-      const TrainingModel model(settings.model, shape, settings.train.recompute, make_cpu_kernels(),
-                                make_run_layout(settings, *world).part);
+      const TrainingModel model(settings.model, shape, settings.train.saved_policy(),
+                                make_cpu_kernels(), make_run_layout(settings, *world).part);
     }
     return true;
   } catch (const UserError&) {
@@ -300,6 +310,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_prediction(draw, result);
     draw_shard_groups(draw, result);
     result.settings.parallel.exchange = draw.of({ExchangeSizes::kExact, ExchangeSizes::kBounded});
+    if (draw.chance(3)) draw_offload(draw, result);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);

@@ -104,6 +104,8 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   settings.data.sequence_length = at_most(settings.data.sequence_length, 16, 2 * cp * tp);
   TrainSettings& train = settings.train;
   train.precision = Precision::kF32;
+  // Of a model with fewer layers.
+  for (std::string& entry : train.offload) entry.resize(std::min(entry.find('@'), entry.size()));
   train.micro_batch = std::min<int64_t>(train.micro_batch, 2);
   const int64_t wave = train.micro_batch * layout.degree(Axis::kDp);
   const int64_t waves = std::max<int64_t>(settings.train.global_batch / wave, 1);

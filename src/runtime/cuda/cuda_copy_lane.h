@@ -1,0 +1,32 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "runtime/cuda/cuda_device.h"
+
+namespace tessera::cuda {
+
+/// A stream of its own for copies between a GPU and pinned memory of the host, which a copy engine
+/// makes beside kernels. In a recording it is a branch of the graph.
+class StreamCopyLane final : public CopyLane {
+ public:
+  explicit StreamCopyLane(std::shared_ptr<CudaDevice> device);
+  ~StreamCopyLane() override;
+
+  Ticket give(void* to, const void* from, int64_t num_bytes) override;
+  void join(Ticket copy) override;
+
+ private:
+  cudaEvent_t take_event();
+
+  std::shared_ptr<CudaDevice> device_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t fork_ = nullptr;
+  std::map<Ticket, cudaEvent_t> under_way_;  ///< each behind its copy
+  std::vector<cudaEvent_t> free_;            ///< of copies that were joined
+  Ticket next_ = 0;
+};
+
+}  // namespace tessera::cuda
