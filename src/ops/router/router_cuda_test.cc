@@ -176,8 +176,8 @@ TEST_F(RouterCuda, LogitsOfBf16KeepThePrecisionOfF32) {
     }
   }
   for (const int64_t hidden_size : {1544, 2048, 7168}) check_precision(128, 300, hidden_size, 2e-6);
-  // Around the largest weight whose terms the product's own blocks make. An error is relative to its
-  // row, and rows of few experts vary more.
+  // Around the largest weight whose terms the product's own blocks make. An error is relative to
+  // its row, and rows of few experts vary more.
   for (const int64_t hidden_size : {1544, 2048, 2056}) check_precision(8, 300, hidden_size, 4e-6);
 }
 
