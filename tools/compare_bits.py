@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains small models with two builds of the program and compares what they save, byte by byte.
 
-  tools/compare_bits.py BEFORE/tessera build/tessera [--only moe] [--steps 6] [--device cpu|cuda] [--list]
+  tools/compare_bits.py BEFORE/tessera build/tessera [--only moe] [--steps 6] [--device cpu|cuda] [--large] [--list]
 
 Each case is a configuration: dense, MoE, block-sparse, latent attention, multi-token prediction, mixes of TP, CP, PP and EP,
 full sharding, capacities. Both builds train it from the same seed on the same text; the weights and the optimizer's state of
@@ -91,6 +91,25 @@ CASES = {
 }
 
 
+# With --large: experts on two ranks, so large that the rows that come and those that might differ by many pages of memory.
+ROWS = {
+    "model.hidden_size": 1024, "model.num_heads": 8, "moe.num_experts": 16, "moe.inner_size": 512,
+    "data.sequence_length": 2048, "parallel.ep": 2, "train.precision": "bf16",
+}
+LARGE = {
+    "rows": join(ROWS, ranks=2),
+    "rows-f32": join(ROWS, ranks=2, train__precision="f32"),
+    "rows-unbalanced": join(ROWS, ranks=2, model__init_deviation=0.2, moe__balance_coefficient=0),
+    "rows-block-sparse": join(ROWS, ranks=2, moe__experts="block_sparse"),
+    "rows-gathers": join(ROWS, ranks=2, moe__fuse_gather="always", moe__fuse_activation="true"),
+    "rows-copies": join(ROWS, ranks=2, moe__fuse_gather="never"),
+    "rows-recompute": join(ROWS, ranks=2, train__recompute='["all"]'),
+    "rows-late-probability": join(ROWS, ranks=2, moe__memory_efficient="false"),
+    "rows-bounded": join(ROWS, ranks=2, parallel__exchange="bounded"),
+    "rows-latent": join(ROWS, ranks=2, moe__latent_size=512, moe__shared_inner_size=512),
+    "rows-all-gather": join(ROWS, ranks=2, parallel__dispatcher="all_gather"),
+}
+
 def write_text(path):
     """Some 200 kB of lines that look like words, the same on each machine."""
     draw = random.Random(7)
@@ -130,9 +149,13 @@ def newest(folder):
     return sorted((folder / "checkpoints").glob("step-*"))[-1]
 
 
+def cases(options):
+    return LARGE if options.large else CASES
+
+
 def compare(name, scratch, text, options):
     """What differs between the two builds' checkpoints: None, or a sentence."""
-    ranks, settings = CASES[name]
+    ranks, settings = cases(options)[name]
     found = []
     for which, program in (("before", options.before), ("after", options.after)):
         folder = scratch / name / which
@@ -152,6 +175,7 @@ def parse():
     parser.add_argument("after", nargs="?")
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--single", action="store_true", help="cases of one rank alone")
+    parser.add_argument("--large", action="store_true", help="large layers of two ranks instead, for GPUs")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--list", action="store_true")
@@ -160,7 +184,8 @@ def parse():
 
 def main():
     options = parse()
-    names = [name for name in CASES if options.only in name and (not options.single or CASES[name][0] == 1)]
+    chosen = cases(options)
+    names = [name for name in chosen if options.only in name and (not options.single or chosen[name][0] == 1)]
     if options.list:
         print("\n".join(names))
         return 0

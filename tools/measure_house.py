@@ -150,9 +150,9 @@ def layer_ports(texts):
 def pass_headers(texts):
     """Headers of program/ that declare a function from program to program."""
     return [path for path, text in texts.items()
-            if path.suffix == ".h" and path.parent == ROOT / "src/program"
-            and re.search(r"^(?:\w*Program|BackwardProgram|SplitBackward|Derived\w*|void|bool|int|std::\w+<[^;]*>)\s+"
-                          r"(?:differentiate|fuse_\w+|recompute\w*|schedule\w*|split_\w+|plan_memory)\(", text, re.M)]
+            if path.suffix == ".h" and path.is_relative_to(ROOT / "src/program")
+            and re.search(r"^[\w:<>]+\s+(?:differentiate|fuse_\w+|join_\w+|recompute\w*|schedule\w*|set_aside|split_\w+"
+                          r"|plan_memory)\(", text, re.M)]
 
 
 def summary(counts):
@@ -172,7 +172,7 @@ def print_touches(texts):
     ports = layer_ports(texts)
     print(f"a layer input: {summary([len(files_with(texts, p)) for p in ports.values()])} files ({len(ports)} ports)")
     headers = pass_headers(texts)
-    counts = [len(files_with(texts, rf'#include "program/{h.name}"')) for h in headers]
+    counts = [len(files_with(texts, rf'#include "{h.relative_to(ROOT / "src")}"')) for h in headers]
     print(f"a pass: {summary(counts)} files include its header ({len(headers)} passes)")
 
 

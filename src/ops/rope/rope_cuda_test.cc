@@ -114,7 +114,7 @@ TEST_F(RopeCuda, PartsOfHeads) {
 
 TEST_F(RopeCuda, TwoTensors) {
   for (const bool interleaved : {false, true}) {
-    for (const auto [heads, second_heads] :
+    for (const auto& [heads, second_heads] :
          {std::pair{6, 2}, {4, 4}, {1, 1}, {3, 5}, {32, 8}, {17, 1}, {2, 40}}) {
       const RotarySpec spec = {.num_heads = heads,
                                .head_size = 64,
