@@ -93,7 +93,7 @@ TEST(ElasticStep, OneRankTakesItsMemoryWhole) {
   run_shadow_ranks(1, [](World& world, const Backend& backend) {
     LayoutStep step(on_one_rank(over_ep(enlarge)), DType::kF32, world, backend);
     const TrainingModel& model = step.model();
-    EXPECT_FALSE(has_elastic(model.programs()));
+    EXPECT_FALSE(comes_by_pages(model.programs(), model.placement()));
     EXPECT_EQ(model.activation_bytes().worst, 0);
     EXPECT_EQ(model.slab_bytes().total(),
               bound_slab_bytes(model.programs(), model.placement()).total());

@@ -1,13 +1,15 @@
 #include "step/offload_tasks.h"
 
-#include <ranges>
+#include <vector>
 
 namespace tessera {
 namespace {
 
-auto at_run(const std::multimap<int, const LayerOffload*>& offloads, int run) {
-  const auto [first, last] = offloads.equal_range(run);
-  return std::ranges::subrange(first, last) | std::views::values;
+std::vector<const LayerOffload*> at_run(const std::multimap<int, const LayerOffload*>& offloads,
+                                        int run) {
+  std::vector<const LayerOffload*> found;
+  for (auto [at, last] = offloads.equal_range(run); at != last; ++at) found.push_back(at->second);
+  return found;
 }
 
 }  // namespace

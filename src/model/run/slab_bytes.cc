@@ -31,27 +31,19 @@ void visit_programs(const StagePrograms& programs, const SavedPlacement& placeme
   }
 }
 
-}  // namespace
-
 bool has_elastic(const StagePrograms& programs) {
   bool found = false;
-  // Copies to the host are of whole values.
-  const bool offloads = !programs.offload.entries.empty();
-  if (programs.backend.device().page_bytes() == 0 || offloads) return found;
+  if (programs.backend.device().page_bytes() == 0 || !programs.offload.entries.empty())
+    return found;
   visit_programs(programs, list_saved(programs), [&](const Executable& program, int64_t /*saved*/) {
     found = found || program.rows().has_elastic();
   });
   return found;
 }
 
-SlabBytes bound_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement) {
-  return {.saved = placement.num_bytes, .transient = programs.transient_bytes()};
-}
-
-SlabBytes skewed_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement,
-                            double skew) {
+/// What some program wants, by whole pages.
+SlabBytes count_pages(const StagePrograms& programs, const SavedPlacement& placement, double skew) {
   const SlabBytes most = bound_slab_bytes(programs, placement);
-  if (!has_elastic(programs)) return most;
   const int64_t page = programs.backend.device().page_bytes();
   PageSet saved(most.saved, page);
   PageSet transient(most.transient, page);
@@ -63,6 +55,25 @@ SlabBytes skewed_slab_bytes(const StagePrograms& programs, const SavedPlacement&
     });
   });
   return {.saved = saved.num_bytes(), .transient = transient.num_bytes()};
+}
+
+}  // namespace
+
+SlabBytes bound_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement) {
+  return {.saved = placement.num_bytes, .transient = programs.transient_bytes()};
+}
+
+SlabBytes skewed_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement,
+                            double skew) {
+  const SlabBytes most = bound_slab_bytes(programs, placement);
+  if (!has_elastic(programs)) return most;
+  const bool saves_memory = count_pages(programs, placement, 1).total() < most.total();
+  return saves_memory ? count_pages(programs, placement, skew) : most;
+}
+
+bool comes_by_pages(const StagePrograms& programs, const SavedPlacement& placement) {
+  return skewed_slab_bytes(programs, placement).total() <
+         bound_slab_bytes(programs, placement).total();
 }
 
 }  // namespace tessera

@@ -11,9 +11,10 @@ struct SlabBytes {
   int64_t total() const { return saved + transient; }
 };
 
-/// Whether some of a rank's programs has elastic values (see RowPlan), so that slabs get memory
-/// page by page.
-bool has_elastic(const StagePrograms& programs);
+/// Whether slabs get memory page by page: where programs have elastic values (see RowPlan) and
+/// balanced routing then takes less. Not where something is offloaded, since copies to the host are
+/// of whole values.
+bool comes_by_pages(const StagePrograms& programs, const SavedPlacement& placement);
 
 /// At the bounds of all values.
 SlabBytes bound_slab_bytes(const StagePrograms& programs, const SavedPlacement& placement);

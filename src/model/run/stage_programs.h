@@ -37,7 +37,7 @@ struct HeadPasses {
 struct LayerProgramKey {
   LayerKind kind;
   std::vector<std::string> offloaded;  ///< names of values (see offloaded_names)
-  auto operator<=>(const LayerProgramKey&) const = default;
+  auto operator<=>(const LayerProgramKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// All programs that a rank runs, shared by its layers and micro-batches. Immutable once built.

@@ -31,6 +31,7 @@ ActivationBytes TrainingModel::activation_bytes() const {
   const SlabBytes slabs = skewed_slab_bytes(*programs_, placement_);
   ActivationBytes bytes{.saved = slabs.saved,
                         .transient = slabs.transient,
+                        .offloaded = placement_.host_bytes,
                         .worst = std::max<int64_t>(most.total() - slabs.total(), 0)};
   const ModelPart& part = programs_->part;
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
@@ -64,8 +65,8 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
                          WeightStore* store) {
   experts_ = &experts;
   runs_.clear();
-  const auto kind =
-      has_elastic(*programs_) ? ElasticMemory::Kind::kByPage : ElasticMemory::Kind::kWhole;
+  const auto kind = comes_by_pages(*programs_, placement_) ? ElasticMemory::Kind::kByPage
+                                                           : ElasticMemory::Kind::kWhole;
   slabs_ = std::make_unique<ElasticSlabs>(
       ElasticMemory(kind, placement_.num_bytes, "saved activations", device()),
       ElasticMemory(kind, programs_->transient_bytes(), "working memory of the layers", device()));

@@ -267,12 +267,13 @@ class AttentionLaunchesCudaTest : public AttentionWorkCudaTest {
 
   static Shape shape_of(int num_heads, int num_kv_heads, int size, std::vector<int64_t> lengths,
                         int window = 0) {
+    const auto num_rows = total(lengths);
     return {.heads = {.num_heads = num_heads,
                       .num_kv_heads = num_kv_heads,
                       .head_size = size,
                       .head_size_v = size,
                       .window = window,
-                      .num_rows = total(lengths),
+                      .num_rows = num_rows,
                       .scale = 0.125F},
             .lengths = std::move(lengths)};
   }

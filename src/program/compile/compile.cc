@@ -1,5 +1,7 @@
 #include "program/compile/compile.h"
 
+#include <algorithm>
+
 #include "program/compile/fuse_gathers.h"
 #include "program/compile/fuse_producers.h"
 #include "program/compile/fuse_repeats.h"

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <iterator>
 
 #include "core/error.h"
@@ -70,7 +71,7 @@ std::byte* CudaPages::reserve(int64_t num_bytes) {
   const CUresult status = driver().reserve(&address, num_bytes, kBytes, 0, 0);
   if (status == CUDA_ERROR_OUT_OF_MEMORY) return nullptr;
   check_driver(status, "cuMemAddressReserve");
-  auto* const data = reinterpret_cast<std::byte*>(address);
+  auto* const data = std::bit_cast<std::byte*>(address);
   reserved_[data];
   return data;
 }
