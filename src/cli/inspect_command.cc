@@ -105,6 +105,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
   if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
+  if (settings.shard.state_on_host) rows.emplace_back("offloaded state", state.on_host);
   if (!planned.backend.is_host()) {
     rows.emplace_back("kernels", overhead.kernels);
     rows.emplace_back("communication", overhead.communication);
@@ -113,7 +114,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   const int64_t snapshot = snapshot_bytes(settings, planned.layout);
   rows.emplace_back("copy to save", snapshot);
   const int64_t total = state.total() + activations.total() + overhead.total() +
-                        (planned.backend.is_host() ? snapshot + activations.offloaded : 0);
+                        (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
   rows.emplace_back("total", total);
   rows.emplace_back("worst routing", total + activations.worst);
   return rows;

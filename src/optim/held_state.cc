@@ -1,6 +1,7 @@
 #include "optim/held_state.h"
 
 #include <numeric>
+#include <utility>
 
 #include "optim/replicas.h"
 
@@ -20,10 +21,11 @@ std::vector<Parameter> plain(const std::vector<HeldParameter>& parameters) {
 }  // namespace
 
 HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-                     const OptimizerOptions& options, const Backend& backend)
+                     const OptimizerOptions& options, const Backend& backend,
+                     UpdateGroups groups)
     : parameters_(std::move(parameters)),
       world_(std::move(world)),
-      optimizer_(plain(parameters_), options, backend) {}
+      optimizer_(plain(parameters_), options, backend, std::move(groups)) {}
 
 std::vector<Tensor> HeldState::owned_gradients() const {
   std::vector<Tensor> grads;

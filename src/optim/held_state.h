@@ -30,7 +30,8 @@ class HeldState {
  public:
   /// Memory of the parameters must outlive it.
   HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-            const OptimizerOptions& options, const Backend& backend = optimizer_on_host());
+            const OptimizerOptions& options, const Backend& backend = optimizer_on_host(),
+            UpdateGroups groups = {});
 
   /// Whether this is the only rank, which needs no other to know the norm.
   bool is_alone() const { return world_->size() == 1; }
@@ -41,6 +42,8 @@ class HeldState {
   void prepare(const StepInput& input) { optimizer_.prepare(input); }
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
   StepResult clip_result() const { return optimizer_.clip_result(); }
+  /// The parts of an update of groups, or from the host's memory. The former REQUIRES is_alone().
+  Optimizer& optimizer() { return optimizer_; }
   /// Updates the held rows of parameters, by their places in the list.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
     optimizer_.update(parameters, observer);

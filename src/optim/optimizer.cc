@@ -42,6 +42,33 @@ StateLayout layout_state(const Parameter& parameter, const StateFormats& formats
   return layout;
 }
 
+/// All parameters are one group where none are given.
+UpdateGroups complete(UpdateGroups groups, size_t num_parameters) {
+  if (groups.groups.empty()) {
+    groups.groups.emplace_back(num_parameters);
+    std::iota(groups.groups.front().begin(), groups.groups.front().end(), size_t{0});
+  }
+  std::vector<int> count(num_parameters);
+  for (const auto& group : groups.groups) {
+    for (const size_t idx : group) ++count.at(idx);
+  }
+  ensure(std::ranges::all_of(count, [](int c) { return c == 1; }),
+         "optimizer: a parameter is in no group of updates, or in several");
+  return groups;
+}
+
+/// Bytes of each group's state.
+std::vector<int64_t> list_group_bytes(std::span<const Parameter> parameters,
+                                      const StateFormats& formats, const UpdateGroups& groups) {
+  std::vector<int64_t> bytes;
+  for (const auto& group : groups.groups) {
+    bytes.push_back(0);
+    for (const size_t idx : group)
+      bytes.back() += layout_state(parameters[idx], formats).num_bytes;
+  }
+  return bytes;
+}
+
 void check_parameter(const Parameter& p) {
   ensure(is_storage(p.weight.dtype), "optimizer: weight '{}' is {}", p.name,
          dtype_name(p.weight.dtype));
@@ -92,32 +119,50 @@ Backend optimizer_on_host() {
 }
 
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
-                     const Backend& backend)
+                     const Backend& backend, UpdateGroups groups)
     : backend_(backend),
       options_(options),
       sum_of_squares_(make_sum_of_squares()),
-      grad_clip_(make_grad_clip()) {
-  int64_t state_bytes = 0;
+      grad_clip_(make_grad_clip()),
+      groups_(complete(std::move(groups), parameters.size())) {
   std::vector<ValueType> grads;
   for (const Parameter& parameter : parameters) {
     check_parameter(parameter);
-    state_bytes += layout_state(parameter, options_.formats).num_bytes;
     grads.push_back(type_of(flat(parameter.grad)));
   }
   Device& device = backend_.device();
-  state_ = Buffer(state_bytes, "optimizer state", device);
+  if (groups_.on_host) {
+    windows_ = std::make_unique<StateWindows>(
+        list_group_bytes(parameters, options_.formats, groups_), device);
+  } else {
+    state_ = Buffer(state_bytes(parameters, options_.formats), "optimizer state", device);
+  }
   workspace_ =
       Buffer(backend_.workspace_bytes(*sum_of_squares_, grads), "the gradient norm", device);
-  int64_t offset = 0;
-  for (const Parameter& parameter : parameters) {
-    slots_.push_back(make_slot(parameter, offset));
-    find_kinds(slots_.back());
-    offset += layout_state(parameter, options_.formats).num_bytes;
-  }
+  place_slots(parameters);
   muon_workspace_ = Buffer(workspace_bytes(kinds_), "Muon's matrices", device);
   shared_ = make_step_tensors(MemoryKind::kShared);
   own_ = make_step_tensors(MemoryKind::kOwn);
   reset_masters();
+}
+
+/// The state lies in the order of the groups, so that a group's is one run of bytes.
+void Optimizer::place_slots(const std::vector<Parameter>& parameters) {
+  std::vector<int64_t> offsets(parameters.size());
+  std::vector<size_t> group_of(parameters.size());
+  int64_t offset = 0;
+  for (size_t group = 0; group < groups_.groups.size(); ++group) {
+    for (const size_t idx : groups_.groups[group]) {
+      group_of[idx] = group;
+      offsets[idx] = offset;
+      offset += layout_state(parameters[idx], options_.formats).num_bytes;
+    }
+  }
+  for (size_t idx = 0; idx < parameters.size(); ++idx) {
+    slots_.push_back(make_slot(parameters[idx], offsets[idx]));
+    slots_.back().group = group_of[idx];
+    find_kinds(slots_.back());
+  }
 }
 
 Optimizer::StepTensors Optimizer::make_step_tensors(MemoryKind kind) const {
@@ -216,7 +261,7 @@ Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_o
   const StateFormats& formats = options_.formats;
   const StateLayout layout = layout_state(parameter, formats);
   const auto state = [&](int64_t offset, DType dtype) {
-    return state_.tensor(state_offset + offset, dtype, parameter.weight.shape);
+    return state_memory().tensor(state_offset + offset, dtype, parameter.weight.shape);
   };
   const MasterKind beside = formats.master_of(parameter.weight.dtype);
   return {
@@ -228,11 +273,23 @@ Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_o
       .beside = beside};
 }
 
-/// Gives the device the sums of squares, and returns where they will be.
-Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver& observer) {
-  ensure(grads.size() <= slots_.size(), "{} gradients of {} parameters", grads.size(),
-         slots_.size());
+/// A parameter with its state where update() finds it.
+Optimizer::Slot Optimizer::at_work(size_t parameter) const {
+  Slot slot = slots_[parameter];
+  if (!windows_) return slot;
+  if (slot.beside != MasterKind::kNone) slot.master = windows_->in_window(slot.master, slot.group);
+  slot.m = windows_->in_window(slot.m, slot.group);
+  if (slot.v) slot.v = windows_->in_window(slot.v, slot.group);
+  return slot;
+}
+
+/// Gives the device the sums of squares, and returns where they will be, from place `first` on.
+Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
+                            int64_t first) {
+  ensure(first + grads.size() <= slots_.size(), "{} gradients of {} parameters",
+         first + grads.size(), slots_.size());
   Tensor sums = own_.sums;
+  sums.data = sums.as<double>() + first;
   sums.shape = {std::ssize(grads)};
   if (grads.empty()) return sums;
   std::vector<Tensor> inputs;
@@ -295,7 +352,28 @@ void Optimizer::give_clip(std::span<const Tensor> grads, std::span<const Tensor>
   inputs.insert(inputs.end(), losses.begin(), losses.end());
   const Tensor outputs[] = {shared_.norm, own_.grad_scale};
   run_kernel(*grad_clip_, inputs, outputs, {}, observer);
+  give_factors();
+}
+
+void Optimizer::give_factors() {
   backend_.device().copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
+}
+
+void Optimizer::give_group_clip(size_t group, const UpdateObserver& observer) {
+  int64_t first = 0;
+  for (size_t before = 0; before < group; ++before) first += std::ssize(groups_.groups[before]);
+  std::vector<Tensor> grads;
+  for (const size_t idx : groups_.groups.at(group)) grads.push_back(slots_[idx].parameter.grad);
+  const Tensor inputs[] = {give_sums(grads, observer, first), shared_.limits};
+  const Tensor outputs[] = {own_.norm, own_.grad_scale};
+  run_kernel(*grad_clip_, inputs, outputs, {}, observer);
+}
+
+void Optimizer::give_norm(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  std::vector<Tensor> inputs = {own_.sums, shared_.limits};
+  inputs.insert(inputs.end(), losses.begin(), losses.end());
+  const Tensor outputs[] = {shared_.norm, own_.grad_scale};
+  run_kernel(*grad_clip_, inputs, outputs, {}, observer);
 }
 
 StepResult Optimizer::clip_result() const {
@@ -309,16 +387,25 @@ void Optimizer::give_factors(double grad_scale, const StepResult& result) {
   own[1] = result.updated ? 0.0F : 1.0F;
   Device& device = backend_.device();
   device.copy(own_.grad_scale.data, own, own_.grad_scale.num_bytes());
-  device.copy(own_.factors.data, shared_.factors.data, own_.factors.num_bytes());
+  give_factors();
 }
 
 StepResult Optimizer::step(const StepInput& input) {
   prepare(input);
   give_clip(all_grads(), {}, input.observer);
   backend_.device().synchronize();
-  std::vector<size_t> all(slots_.size());
-  std::iota(all.begin(), all.end(), size_t{0});
-  update(all, input.observer);
+  for (size_t group = 0; group < groups_.groups.size(); ++group) {
+    if (windows_) {
+      windows_->load(group);
+      windows_->wait_load(group);
+    }
+    update(groups_.groups[group], input.observer);
+    if (windows_) {
+      windows_->store(group);
+      windows_->wait_store(group);
+    }
+  }
+  if (windows_) backend_.device().synchronize();
   return clip_result();
 }
 
@@ -343,7 +430,7 @@ void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
                                 const UpdateObserver& observer) const {
   std::vector<Tensor> inputs, outputs;
   for (const size_t idx : parameters) {
-    const Slot& slot = slots_[idx];
+    const Slot slot = at_work(idx);
     if (!slot.parameter.has_second_moment() || slot.kinds.front() != kind) continue;
     inputs.push_back(flat(slot.parameter.grad));
     for (const Tensor& tensor : {slot.master, slot.m, slot.v}) outputs.push_back(flat(tensor));
@@ -372,7 +459,7 @@ void Optimizer::append_matrices(const Slot& slot, size_t kind, std::vector<MuonM
 void Optimizer::update_by_muon(size_t kind, std::span<const size_t> parameters,
                                const UpdateObserver& observer) const {
   std::vector<MuonMatrix> matrices;
-  for (const size_t idx : parameters) append_matrices(slots_[idx], kind, matrices);
+  for (const size_t idx : parameters) append_matrices(at_work(idx), kind, matrices);
   if (matrices.empty()) return;
   kinds_[kind].muon->update(matrices, factors_of(kind), own_.grad_scale, muon_workspace_,
                             [&](const Operator& op, auto inputs, auto outputs, auto workspace) {
@@ -445,8 +532,13 @@ void Optimizer::round_masters() const {
 
 void Optimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
-    if (slot.beside == MasterKind::kRemainder)
-      backend_.device().zero(slot.master.data, slot.master.num_bytes());
+    if (slot.beside == MasterKind::kRemainder) {
+      if (windows_) {
+        std::ranges::fill(slot.master.span<uint16_t>(), uint16_t{0});
+      } else {
+        backend_.device().zero(slot.master.data, slot.master.num_bytes());
+      }
+    }
     if (slot.beside != MasterKind::kF32) continue;
     const HostTensor weight(slot.parameter.weight, HostTensor::Access::kRead);
     const HostTensor master(slot.master, HostTensor::Access::kWrite);
@@ -459,6 +551,13 @@ int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const Stat
   int64_t total = 0;
   for (const Parameter& parameter : parameters) total += layout_state(parameter, formats).num_bytes;
   return total;
+}
+
+int64_t Optimizer::window_bytes(std::span<const Parameter> parameters, const StateFormats& formats,
+                                const UpdateGroups& groups) {
+  if (!groups.on_host) return 0;
+  return StateWindows::window_bytes(
+      list_group_bytes(parameters, formats, complete(groups, parameters.size())));
 }
 
 /// Kinds take turns in it.

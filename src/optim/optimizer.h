@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "ops/adamw/state_formats.h"
 #include "ops/backend.h"
 #include "optim/muon_kind.h"
+#include "optim/state_windows.h"
 
 namespace tessera {
 
@@ -51,6 +53,13 @@ struct Parameter {
 using UpdateObserver =
     std::function<void(std::string_view what, Device::Time begin, Device::Time end)>;
 
+/// Parameters, by their places in an optimizer's list, that are updated together.
+struct UpdateGroups {
+  std::vector<std::vector<size_t>> groups = {};  ///< each parameter once; none: all at a time
+  /// Whether their state is in the host's memory, from where load_state() brings that of a group.
+  bool on_host = false;
+};
+
 struct StepInput {
   int64_t step_idx = 0;        ///< updates made before this one
   double lr = 0.0;             ///< before each parameter's multiplier
@@ -79,7 +88,7 @@ class Optimizer {
   /// of range or formats that the device has no kernel for, InternalError for tensors that do not
   /// fit together.
   Optimizer(const std::vector<Parameter>& parameters, const OptimizerOptions& options,
-            const Backend& backend = optimizer_on_host());
+            const Backend& backend = optimizer_on_host(), UpdateGroups groups = {});
 
   /// The global norm of grad · grad_scale.
   double grad_norm(double grad_scale);
@@ -100,6 +109,19 @@ class Optimizer {
   StepResult clip_result() const;
   /// The update of parameters, by their places in the list. Those of one kind are one operator.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer = {}) const;
+
+  /// The parts where gradients are updated with, and gone, before all are there: what the host has
+  /// prepared;
+  void give_factors();
+  /// what a group's gradients alone make of its update, which is not to clip, and
+  void give_group_clip(size_t group, const UpdateObserver& observer = {});
+  /// after all groups the norm for clip_result(), from the same sums, in the order of the groups.
+  void give_norm(std::span<const Tensor> losses, const UpdateObserver& observer = {});
+
+  /// Where the state is in the host's memory, as StateWindows': a group's is loaded before it is
+  /// updated, and stored behind that.
+  bool streams_state() const { return windows_ != nullptr; }
+  StateWindows& windows() { return *windows_; }
 
   /// The parts for whoever has but a part of the gradients, in place of give_clip(). Σ x² in double
   /// of such tensors, which is waited for;
@@ -130,7 +152,11 @@ class Optimizer {
   /// and shape of the weights are read, and of what matrices they are.
   static int64_t state_bytes(std::span<const Parameter> parameters,
                              const StateFormats& formats = {});
-  int64_t state_bytes() const { return state_.num_bytes(); }
+  int64_t state_bytes() const { return state_memory().num_bytes(); }
+  /// Of the device's memory, where such groups' state is in the host's: exactly what is allocated
+  /// to update in.
+  static int64_t window_bytes(std::span<const Parameter> parameters, const StateFormats& formats,
+                              const UpdateGroups& groups);
   /// The same of the scratch memory in which Muon updates matrices.
   static int64_t workspace_bytes(std::span<const Parameter> parameters,
                                  const OptimizerOptions& options, const Backend& backend);
@@ -148,6 +174,7 @@ class Optimizer {
     Tensor v;                   // of AdamW alone
     std::vector<size_t> kinds;  // of each matrix; of AdamW one
     MasterKind beside;
+    size_t group = 0;
 
     void change_remainder(const std::function<void(const Tensor& master)>& change) const;
   };
@@ -171,7 +198,11 @@ class Optimizer {
   void update_by_muon(size_t kind, std::span<const size_t> parameters,
                       const UpdateObserver& observer) const;
   static void append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices);
-  Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer);
+  void place_slots(const std::vector<Parameter>& parameters);
+  const Buffer& state_memory() const { return windows_ ? windows_->host() : state_; }
+  Slot at_work(size_t parameter) const;
+  Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
+                   int64_t first = 0);
   std::vector<Tensor> all_grads() const;
   Slot make_slot(const Parameter& parameter, int64_t state_offset) const;
 
@@ -184,7 +215,9 @@ class Optimizer {
   OperatorPtr sum_of_squares_;
   OperatorPtr grad_clip_;
   std::vector<Kind> kinds_;  // before the memory, which is kept until the device is past it
-  Buffer state_;
+  UpdateGroups groups_;
+  Buffer state_;                           // or
+  std::unique_ptr<StateWindows> windows_;  // where the host has it
   Buffer workspace_;
   Buffer muon_workspace_;
   /// Small tensors of a step. Of the host's and the device's part, one is a copy of the other.

@@ -104,7 +104,7 @@ std::vector<Bucket> make_buckets(std::span<const CutTensor> tensors, int64_t buc
   while (end > 0) {
     size_t begin = end - 1;
     int64_t bytes = tensors[begin].shape.num_elements() * dtype_size(DType::kF32);
-    while (begin > 0) {
+    while (begin > 0 && tensors[begin - 1].part == tensors[begin].part) {
       bytes += tensors[begin - 1].shape.num_elements() * dtype_size(DType::kF32);
       if (bytes > bucket_bytes) break;
       --begin;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct ReplicatedParameter {
   Parameter parameter;  ///< the name of the global tensor; weight and grad have slice.shape()
   Slice slice;          ///< which part of the global tensor
   size_t group = 0;     ///< index in the list of replica groups
+  /// The layer that alone uses it, in the model's order; none for the model's ends.
+  std::optional<int64_t> layer = std::nullopt;
 };
 
 /// Parameters of one replica group that are reduced, updated and gathered together. Their elements,
@@ -59,6 +62,7 @@ struct Bucket {
 struct CutTensor {
   Shape shape;
   std::vector<int64_t> matrix_rows = {};  ///< as Parameter's
+  int64_t part = 0;                       ///< no bucket has tensors of two parts
 };
 /// A parameter's.
 CutTensor cut_tensor(const Parameter& parameter);
@@ -69,7 +73,8 @@ using ShareLoads = std::vector<int64_t>;
 
 /// Cuts parameters, listed in the order in which a forward pass first uses them, into buckets,
 /// listed in the order in which a backward pass completes them: the last parameters first. A bucket
-/// takes parameters while their gradients have at most `bucket_bytes`, and at least one.
+/// takes parameters of one part while their gradients have at most `bucket_bytes`, and at least
+/// one.
 ///
 /// Bound i is, of all places where a bucket may be cut, the one nearest to element N·i/num_shares
 /// of the bucket's N (the lower of two equally near): so where rows are cut no share has more than

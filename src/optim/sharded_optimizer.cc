@@ -1,6 +1,7 @@
 #include "optim/sharded_optimizer.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace tessera {
 namespace {
@@ -18,6 +19,17 @@ void check(const ReplicatedParameter& p, size_t num_groups) {
          p.group, num_groups);
 }
 
+/// Where gradients are released, layers are parts of their own, and the ends between them.
+CutTensor cut_tensor(const ReplicatedParameter& p, const ShardingOptions& sharding) {
+  CutTensor tensor = cut_tensor(p.parameter);
+  if (sharding.release_gradients && p.layer) tensor.part = 1 + *p.layer;
+  return tensor;
+}
+
+int64_t bucket_bytes(const ShardingOptions& sharding) {
+  return sharding.release_gradients ? std::numeric_limits<int64_t>::max() : sharding.bucket_bytes;
+}
+
 }  // namespace
 
 std::vector<ShardedOptimizer::Group> ShardedOptimizer::cut(
@@ -28,11 +40,11 @@ std::vector<ShardedOptimizer::Group> ShardedOptimizer::cut(
   for (size_t i = 0; i < parameters.size(); ++i) {
     check(parameters[i], places.size());
     groups[parameters[i].group].parameters.push_back(i);
-    tensors[parameters[i].group].push_back(cut_tensor(parameters[i].parameter));
+    tensors[parameters[i].group].push_back(cut_tensor(parameters[i], sharding));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     groups[g].place = places[g];
-    groups[g].buckets = make_buckets(tensors[g], sharding.bucket_bytes, places[g].size);
+    groups[g].buckets = make_buckets(tensors[g], bucket_bytes(sharding), places[g].size);
   }
   return groups;
 }
@@ -81,7 +93,25 @@ void ShardedOptimizer::make_state(CommunicatorPtr world, const OptimizerOptions&
                     .owned = {rows.owned.begin - rows.held.begin, rows.owned.count},
                     .names_empty = groups_[p.group].place.rank == 0});
   }
-  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend);
+  state_ = std::make_unique<HeldState>(std::move(held), std::move(world), options, backend,
+                                       list_updates(groups_, sharding_));
+}
+
+/// The parameters of each bucket, in the order of buckets_.
+UpdateGroups ShardedOptimizer::list_updates(const std::vector<Group>& groups,
+                                            const ShardingOptions& sharding) {
+  UpdateGroups updates{.groups = {}, .on_host = sharding.state_on_host};
+  for (const BucketPlace& place : order_buckets(groups)) {
+    const Group& group = groups[place.group];
+    const IndexRange& range = group.buckets[place.bucket].parameters;
+    const auto first = group.parameters.begin() + range.begin;
+    updates.groups.emplace_back(first, first + range.count);
+  }
+  return updates;
+}
+
+StateWindows* ShardedOptimizer::windows() const {
+  return state_->optimizer().streams_state() ? &state_->optimizer().windows() : nullptr;
 }
 
 ShardedOptimizer::Tensors ShardedOptimizer::list_tensors(
@@ -123,7 +153,10 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
     const ShardingOptions& sharding, const OptimizerOptions& options) {
   const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
-  ReplicatedExchanges exchanges{.buckets = {}, .shard_state = sharding.shard_state};
+  ReplicatedExchanges exchanges{.buckets = {},
+                                .shard_state = sharding.shard_state,
+                                .releases = sharding.release_gradients};
+  if (sharding.state_on_host) exchanges.windows = {0, 0};
   for (const BucketPlace& place : order_buckets(all)) {
     const Group& group = all[place.group];
     BucketExchange bucket{.group = place.group,
@@ -138,12 +171,17 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       const Parameter& parameter = parameters[idx].parameter;
       const Tensor& weight = parameter.weight;
       bucket.parameters.push_back(idx);
+      bucket.shares_gradients = sharding.release_gradients && parameters[idx].layer;
       bucket.weight_bytes += weight.num_bytes();
       bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
       held.push_back(take_rows(parameter, rows[idx].held));
     }
     bucket.state_bytes = Optimizer::state_bytes(held, options.formats);
     bucket.update_flops = Optimizer::update_flops(held, options);
+    if (sharding.state_on_host) {
+      int64_t& window = exchanges.windows[StateWindows::window_of(exchanges.buckets.size())];
+      window = std::max(window, bucket.state_bytes);
+    }
     exchanges.buckets.push_back(std::move(bucket));
   }
   return exchanges;
@@ -202,10 +240,12 @@ StepResult ShardedOptimizer::judge(const StepInput& input) {
 }
 
 void ShardedOptimizer::update(size_t bucket, const UpdateObserver& observer) {
+  if (sharding_.release_gradients) state_->optimizer().give_group_clip(bucket, observer);
   state_->update(buckets().at(bucket).parameters, observer);
 }
 
 void ShardedOptimizer::give_clip(std::span<const Tensor> losses, const UpdateObserver& observer) {
+  if (sharding_.release_gradients) return state_->optimizer().give_norm(losses, observer);
   ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
   phase_ = Phase::kIdle;
   state_->give_clip(losses, observer);
@@ -227,11 +267,21 @@ void ShardedOptimizer::wait_gathering(size_t bucket) {
 }
 
 StepResult ShardedOptimizer::step(const StepInput& input) {
+  ensure(!sharding_.release_gradients, "optimizer: gradients that are released are no step's");
   finish_gradients();
   const StepResult result = judge(input);
   if (!result.updated) return result;
+  StateWindows* const streamed = windows();
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (streamed != nullptr) {
+      streamed->load(bucket);
+      streamed->wait_load(bucket);
+    }
     update(bucket, input.observer);
+    if (streamed != nullptr) {
+      streamed->store(bucket);
+      streamed->wait_store(bucket);
+    }
     start_gathering(bucket);
   }
   return result;
@@ -275,6 +325,14 @@ int64_t ShardedOptimizer::state_bytes(std::span<const ReplicaPlace> groups,
                                       const ShardingOptions& sharding,
                                       const StateFormats& formats) {
   return Optimizer::state_bytes(list_held(groups, parameters, sharding), formats);
+}
+
+int64_t ShardedOptimizer::window_bytes(std::span<const ReplicaPlace> groups,
+                                       std::span<const ReplicatedParameter> parameters,
+                                       const ShardingOptions& sharding,
+                                       const StateFormats& formats) {
+  return Optimizer::window_bytes(list_held(groups, parameters, sharding), formats,
+                                 list_updates(cut(groups, parameters, sharding), sharding));
 }
 
 int64_t ShardedOptimizer::workspace_bytes(std::span<const ReplicaPlace> groups,

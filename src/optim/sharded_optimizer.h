@@ -22,6 +22,11 @@ struct ShardingOptions {
   /// Gradients of one bucket, in bytes of F32; a larger parameter is a bucket of its own.
   int64_t bucket_bytes = int64_t{32} << 20;
   ReductionOptions reduction = {};
+  /// Whether each bucket is updated as soon as its gradients are complete, and those of layers
+  /// share memory: buckets are whole layers then. On one rank, with one micro-batch, no clipping.
+  bool release_gradients = false;
+  /// Whether the state is in the host's memory, and updated in windows of the device's.
+  bool state_on_host = false;
 };
 
 /// The optimizer over the parameters of one rank of many. Within each replica group every rank owns
@@ -64,6 +69,13 @@ class ShardedOptimizer final : public DistributedOptimizer {
   StepResult judge(const StepInput& input);
   /// where that updates, each bucket in order, with its weights on their way behind it.
   void update(size_t bucket, const UpdateObserver& observer);
+  /// With gradients that are released, before the first of a step's updates: what the host has
+  /// prepared; give_clip(), behind all of them, only tells what came of the step. A bucket whose
+  /// gradients are not finite is not updated.
+  bool releases_gradients() const { return sharding_.release_gradients; }
+  void give_factors() { state_->optimizer().give_factors(); }
+  /// Where the state is in the host's memory, around a bucket's update; null elsewhere.
+  StateWindows* windows() const;
   void start_gathering(size_t bucket);
   void wait_gathering(size_t bucket);
   /// Starts what can start by now.
@@ -111,6 +123,10 @@ class ShardedOptimizer final : public DistributedOptimizer {
                              std::span<const ReplicatedParameter> parameters,
                              const ShardingOptions& sharding, const StateFormats& formats = {});
   int64_t state_bytes() const { return state_->state_bytes(); }
+  /// Where that is the host's memory, the device's in which it is updated.
+  static int64_t window_bytes(std::span<const ReplicaPlace> groups,
+                              std::span<const ReplicatedParameter> parameters,
+                              const ShardingOptions& sharding, const StateFormats& formats);
   /// The same of the scratch memory of its updates.
   static int64_t workspace_bytes(std::span<const ReplicaPlace> groups,
                                  std::span<const ReplicatedParameter> parameters,
@@ -174,6 +190,8 @@ class ShardedOptimizer final : public DistributedOptimizer {
   void connect(Group& group, const ReplicaGroup& replicas, const Backend& backend);
   void make_state(CommunicatorPtr world, const OptimizerOptions& options, const Backend& backend);
   static std::vector<BucketPlace> order_buckets(const std::vector<Group>& groups);
+  static UpdateGroups list_updates(const std::vector<Group>& groups,
+                                   const ShardingOptions& sharding);
   Group& group_of(size_t idx) { return groups_[parameters_[idx].group]; }
   void begin_reducing();
   void gather_all();

@@ -22,6 +22,8 @@ struct BucketExchange {
   int64_t gradient_bytes = 0;  ///< whole, F32
   int64_t state_bytes = 0;     ///< of this rank: moments and masters
   double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
+  /// Whether its gradients are where those of other layers are while these are not there.
+  bool shares_gradients = false;
 
   int64_t num_ranks() const { return outer->size() * (inner ? inner->size() : 1); }
 };
@@ -29,6 +31,10 @@ struct BucketExchange {
 struct ReplicatedExchanges {
   std::vector<BucketExchange> buckets;  ///< in the order in which they are updated
   bool shard_state = true;              ///< otherwise gradients are gathered, and no weights
+  bool releases = false;  ///< buckets are updated as soon as their gradients are complete
+  /// Where the state is in the host's memory: the bytes of each window in which it is updated,
+  /// those of StateWindows; empty otherwise.
+  std::vector<int64_t> windows = {};
 };
 
 /// Parameters of a module in one shard group, by FullySharded.

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "step/parameter_tasks.h"
+#include "step/state_tasks.h"
 
 namespace tessera {
 namespace {
@@ -23,20 +24,25 @@ class BucketTasks final : public ParameterTasks {
         exchanges_(exchanges),
         runs_(runs),
         options_(options),
-        bucket_of_(num_parameters, kNoBucket) {
+        bucket_of_(num_parameters, kNoBucket),
+        states_(writer, exchanges) {
     for (size_t b = 0; b < exchanges.buckets.size(); ++b) {
       for (const size_t parameter : exchanges.buckets[b].parameters) bucket_of_[parameter] = b;
       order_.push_back(b);
     }
     weight_waits_.resize(exchanges.buckets.size());
     reductions_.resize(exchanges.buckets.size());
+    has_gradients_.resize(exchanges.buckets.size());
+    updates_.resize(exchanges.buckets.size());
     std::ranges::sort(order_, {}, [&](size_t b) {
       return std::pair(exchanges.buckets[b].group, exchanges.buckets[b].idx);
     });
     if (options.trains) find_completions();
+    states_.set_order(list_updates());
   }
 
   void before_run(size_t idx, Task& task) override {
+    if (idx == 0 && releases()) begin_updates();
     const ProgramParameters& parameters = runs_[idx].parameters;
     for (const ProgramParameters::Place& place : parameters.weights) {
       const size_t bucket = bucket_of_[place.parameter];
@@ -44,15 +50,22 @@ class BucketTasks final : public ParameterTasks {
       read(task, weights(bucket));
     }
     for (const ProgramParameters::Place& place : parameters.gradients)
-      tessera::update(task, gradients(bucket_of_[place.parameter]));
+      add_to_gradients(task, bucket_of_[place.parameter]);
   }
 
   void after_run(size_t idx) override {
     if (!options_.trains) return;
-    for (const size_t bucket : completed_by_[idx]) start_reduction(bucket);
+    for (const size_t bucket : completed_by_[idx]) {
+      if (releases()) {
+        update_bucket(bucket);
+      } else {
+        start_reduction(bucket);
+      }
+    }
   }
 
   void finish_gradients() override {
+    if (releases()) return finish_updates();
     for (const size_t bucket : order_) start_reduction(bucket);
     for (const size_t bucket : order_) {
       if (reductions_[bucket]) writer_.wait_for(*reductions_[bucket]);
@@ -63,10 +76,12 @@ class BucketTasks final : public ParameterTasks {
   std::optional<TaskId> update(const Communicator& world,
                                const std::vector<BufferId>& results) override {
     add_judge(world, results);
-    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
-      add_update(b);
+    for (const size_t b : states_.order()) {
+      if (updates_[b]) continue;
+      update_bucket(b);
       if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
     }
+    states_.finish();
     if (!options_.device_judges) return std::nullopt;
     return writer_.wait_for(*judge_);
   }
@@ -77,7 +92,7 @@ class BucketTasks final : public ParameterTasks {
     return bucket != kNoBucket && at(bucket).num_ranks() > 1;
   }
   std::string name(size_t bucket) const {
-    return fmt::format("{}, bucket {}", at(bucket).outer->name(), at(bucket).idx);
+    return bucket_name(at(bucket));
   }
   BufferId weights(size_t bucket) {
     return bucket == kNoBucket
@@ -85,12 +100,64 @@ class BucketTasks final : public ParameterTasks {
                : writer_.state("weights of " + name(bucket), at(bucket).weight_bytes);
   }
   BufferId gradients(size_t bucket) {
-    return bucket == kNoBucket
-               ? writer_.state("gradients", 0)
-               : writer_.state("gradients of " + name(bucket), at(bucket).gradient_bytes);
+    if (bucket == kNoBucket) return writer_.state("gradients", 0);
+    const std::string own = "gradients of " + name(bucket);
+    if (!at(bucket).shares_gradients) return writer_.state(own, at(bucket).gradient_bytes);
+    return writer_.buffer(own, at(bucket).gradient_bytes,
+                          {.name = "gradients of layers, " + at(bucket).outer->name(),
+                           .bytes = most_shared(at(bucket).group)});
   }
-  BufferId state(size_t bucket) {
-    return writer_.state("moments of " + name(bucket), at(bucket).state_bytes);
+  /// The bytes of gradients that the group's layers have in turn.
+  int64_t most_shared(size_t group) const {
+    int64_t bytes = 0;
+    for (const BucketExchange& bucket : exchanges_.buckets) {
+      if (bucket.group == group && bucket.shares_gradients)
+        bytes = std::max(bytes, bucket.gradient_bytes);
+    }
+    return bytes;
+  }
+  /// What layers share holds nothing of this layer before the first sum.
+  void add_to_gradients(Task& task, size_t bucket) {
+    const bool holds_nothing =
+        bucket != kNoBucket && at(bucket).shares_gradients && !has_gradients_[bucket];
+    if (bucket != kNoBucket) has_gradients_[bucket] = true;
+    holds_nothing ? write(task, gradients(bucket)) : tessera::update(task, gradients(bucket));
+  }
+
+  bool releases() const { return options_.trains && exchanges_.releases; }
+  /// Where gradients are released, in the order in which they are complete.
+  std::vector<size_t> list_updates() const {
+    std::vector<size_t> updates;
+    std::vector<uint8_t> listed(exchanges_.buckets.size());
+    for (const std::vector<size_t>& completed : completed_by_) {
+      for (const size_t bucket : completed) {
+        if (releases()) updates.push_back(bucket);
+        if (releases()) listed[bucket] = 1;
+      }
+    }
+    for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
+      if (listed[b] == 0) updates.push_back(b);
+    }
+    return updates;
+  }
+
+  void begin_updates() {
+    prepared_ = writer_.add({.kind = TaskKind::kOptimizer,
+                             .action = TaskAction::kPrepareUpdate,
+                             .lane = writer_.lane(LaneKind::kOptimizer),
+                             .name = "what the updates are to be"});
+    states_.begin();
+  }
+  void update_bucket(size_t bucket) {
+    states_.before_update(bucket);
+    add_update(bucket);
+    states_.after_update(bucket);
+  }
+  void finish_updates() {
+    for (const size_t bucket : states_.order()) {
+      if (!updates_[bucket]) update_bucket(bucket);
+    }
+    states_.finish();
   }
 
   /// After which run each bucket is complete. Buckets of a group start in their order.
@@ -170,7 +237,11 @@ class BucketTasks final : public ParameterTasks {
               .action = TaskAction::kJudge,
               .lane = writer_.lane(LaneKind::kOptimizer),
               .name = "gradient norm"};
+    for (const std::optional<TaskId>& update : updates_) {
+      if (update) task.after.push_back(*update);
+    }
     for (const size_t bucket : order_) {
+      if (releases()) break;  // their updates have judged them
       read(task, gradients(bucket));
       task.bytes +=
           at(bucket).gradient_bytes / (exchanges_.shard_state ? at(bucket).num_ranks() : 1);
@@ -189,15 +260,15 @@ class BucketTasks final : public ParameterTasks {
               .action = TaskAction::kUpdate,
               .lane = writer_.lane(LaneKind::kOptimizer),
               .name = "update, " + name(bucket),
-              .after = {*judge_},
+              .after = {releases() ? *prepared_ : *judge_},
               .flops = at(bucket).update_flops,
               .bytes = 2 * at(bucket).state_bytes,
               .subject = {.unit = static_cast<int64_t>(bucket)},
               .only_on_update = !options_.device_judges};
-    read(task, gradients(bucket));
-    tessera::update(task, state(bucket));
+    releases() ? add_to_gradients(task, bucket) : read(task, gradients(bucket));
+    tessera::update(task, states_.at_work(bucket));
     tessera::update(task, weights(bucket));
-    writer_.add(std::move(task));
+    updates_[bucket] = writer_.add(std::move(task));
   }
 
   void start_gathering(size_t bucket) {
@@ -216,8 +287,10 @@ class BucketTasks final : public ParameterTasks {
   std::vector<size_t> bucket_of_;                  // by parameter
   std::vector<size_t> order_;                      // of the reductions
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
-  std::vector<std::optional<TaskId>> weight_waits_, reductions_;
-  std::optional<TaskId> judge_;
+  std::vector<std::optional<TaskId>> weight_waits_, reductions_, updates_;
+  std::vector<uint8_t> has_gradients_;  // of this step
+  StateTasks states_;
+  std::optional<TaskId> judge_, prepared_;
 };
 
 }  // namespace

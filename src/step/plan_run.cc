@@ -156,6 +156,9 @@ void PlanRun::run_step(const Task& task) {
       return collect();
     case TaskAction::kCollectLosses:
       return collect_losses();
+    case TaskAction::kPrepareUpdate:
+      parameters.prepare(input_);
+      return parameters.give_factors();
     case TaskAction::kFinishGradients:
       return parameters.finish_gradients();
     case TaskAction::kShareResults:

@@ -14,6 +14,10 @@ void StepParameters::prepare(const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
 
+void StepParameters::give_factors() {
+  refuse(TaskAction::kPrepareUpdate);
+}
+
 void StepParameters::give_clip(std::span<const Tensor> /*losses*/, const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
@@ -34,7 +38,20 @@ void LocalParameters::wait(TaskAction action, int64_t /*unit*/) {
   refuse(action);
 }
 
+void ReplicatedParameters::begin() {
+  parameters_.reset_gradients();
+  if (optimizer_.windows() != nullptr) optimizer_.windows()->forget();
+}
+
+/// Where the state is in the host's memory: the windows that it comes to.
+StateWindows& ReplicatedParameters::windows(TaskAction action) const {
+  if (optimizer_.windows() == nullptr) refuse(action);
+  return *optimizer_.windows();
+}
+
 void ReplicatedParameters::start(TaskAction action, int64_t unit) {
+  if (action == TaskAction::kLoadState) return windows(action).load(unit);
+  if (action == TaskAction::kStoreState) return windows(action).store(unit);
   if (action == TaskAction::kGatherBucket) return optimizer_.start_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   for (const size_t parameter : optimizer_.buckets().at(unit).parameters) {
@@ -44,17 +61,24 @@ void ReplicatedParameters::start(TaskAction action, int64_t unit) {
 }
 
 void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
+  if (action == TaskAction::kLoadState) return windows(action).wait_load(unit);
+  if (action == TaskAction::kStoreState) return windows(action).wait_store(unit);
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(unit);
 }
 
 void ReplicatedParameters::finish_gradients() {
+  if (optimizer_.releases_gradients()) return;  // each was settled with its update
   parameters_.settle_gradients();
   optimizer_.finish_gradients();
 }
 
 void ReplicatedParameters::update(int64_t unit, const StepInput& input) {
+  if (optimizer_.releases_gradients()) {
+    for (const size_t parameter : optimizer_.buckets().at(unit).parameters)
+      parameters_.settle_gradient(parameter);
+  }
   optimizer_.update(unit, input.observer);
 }
 

@@ -18,7 +18,7 @@ class StepParameters {
 
   /// Gradients hold nothing.
   virtual void begin() = 0;
-  /// Starts an exchange of a bucket or module, or waits for it.
+  /// Starts an exchange of a bucket or module, or a copy of a bucket's state, or waits for it.
   virtual void start(TaskAction action, int64_t unit) = 0;
   virtual void wait(TaskAction action, int64_t unit) = 0;
   /// Moves on what is under way.
@@ -33,6 +33,7 @@ class StepParameters {
 
   /// Where the device judges, as ShardedOptimizer's.
   virtual void prepare(const StepInput& input);
+  virtual void give_factors();
   virtual void give_clip(std::span<const Tensor> losses, const StepInput& input);
   virtual void mark_clip();
   virtual StepResult wait_clip();
@@ -65,7 +66,7 @@ class ReplicatedParameters final : public StepParameters {
   ReplicatedParameters(ParameterSet& parameters, ShardedOptimizer& optimizer)
       : parameters_(parameters), optimizer_(optimizer) {}
 
-  void begin() override { parameters_.reset_gradients(); }
+  void begin() override;
   void start(TaskAction action, int64_t unit) override;
   void wait(TaskAction action, int64_t unit) override;
   void progress() override { optimizer_.poll(); }
@@ -74,11 +75,14 @@ class ReplicatedParameters final : public StepParameters {
   void discard() override { optimizer_.discard_gradients(); }
   void update(int64_t unit, const StepInput& input) override;
   void prepare(const StepInput& input) override { optimizer_.prepare(input); }
+  void give_factors() override { optimizer_.give_factors(); }
   void give_clip(std::span<const Tensor> losses, const StepInput& input) override;
   void mark_clip() override { optimizer_.mark_clip(); }
   StepResult wait_clip() override { return optimizer_.wait_clip(); }
 
  private:
+  StateWindows& windows(TaskAction action) const;
+
   ParameterSet& parameters_;
   ShardedOptimizer& optimizer_;
 };

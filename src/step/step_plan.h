@@ -91,6 +91,9 @@ enum class TaskAction : uint8_t {
   kCollect,          ///< the host reads the results of all micro-batches
   kCollectLosses,    ///< of an evaluation, which changes nothing else
   kShareResults,     ///< of all ranks together
+  kPrepareUpdate,    ///< where gradients are released: what the updates are to be
+  kLoadState,        ///< a bucket's optimizer state comes from the host's memory
+  kStoreState,       ///< and goes back
   kReduceBucket,     ///< gradients of a bucket are summed into its owners' rows
   kFinishGradients,  ///< all of them are there
   kGatherBucket,     ///< a bucket's updated weights go to all replicas
@@ -100,7 +103,8 @@ enum class TaskAction : uint8_t {
   kJudge,            ///< global norm, clip factor, and whether the step updates; started, the
                      ///< device decides, and waited for, the host knows
   kUpdate,           ///< AdamW on a bucket, or on all that this rank holds; where the device
-                     ///< judged, it does nothing in a step that is skipped
+                     ///< judged, it does nothing in a step that is skipped; gradients that are
+                     ///< released are completed and judged bucket by bucket
   kEnd,              ///< what follows an update on the host
 };
 

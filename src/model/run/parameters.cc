@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "core/host_tensor.h"
@@ -108,6 +110,35 @@ void fill_random(const ParameterSpec& spec, const Slice& part, const Tensor& wei
   });
 }
 
+/// What the same ranks hold lies together, so that it travels without being packed.
+std::pair<bool, int64_t> holders(const ParameterSpec& spec) {
+  return {spec.placement.expert, spec.placement.tp_copies};
+}
+
+/// Gradients of parameters that the same ranks hold: those of the ends one behind the other, then
+/// the layers', which begin at the same place. Returns the bytes with these.
+int64_t place_in_turn(const std::vector<ParameterSpec>& specs, std::span<const size_t> parameters,
+                      int64_t begin, std::vector<int64_t>& gradient_of) {
+  std::map<int64_t, int64_t> of_layer;
+  const auto bytes = [&](size_t idx) {
+    return align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
+  };
+  for (const size_t idx : parameters) {
+    if (specs[idx].layer) continue;
+    gradient_of[idx] = begin;
+    begin += bytes(idx);
+  }
+  int64_t end = begin;
+  for (const size_t idx : parameters) {
+    if (!specs[idx].layer) continue;
+    int64_t& at = of_layer.try_emplace(*specs[idx].layer, begin).first->second;
+    gradient_of[idx] = at;
+    at += bytes(idx);
+    end = std::max(end, at);
+  }
+  return end;
+}
+
 }  // namespace
 
 std::string layer_parameter_name(int64_t layer, std::string_view weight) {
@@ -167,14 +198,34 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   return list_parameters(config, dtype, single_rank_groups(), {whole_model(config)});
 }
 
-ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& specs,
-                                              bool with_gradients) {
-  Bytes bytes;
-  for (const ParameterSpec& spec : specs) {
-    bytes.weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
-    if (with_gradients)
-      bytes.gradients += align_up(spec.shape.num_elements() * dtype_size(DType::kF32));
+ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>& specs,
+                                               GradientPlaces places) {
+  std::map<std::pair<bool, int64_t>, std::vector<size_t>> by_holders;
+  for (size_t idx = 0; idx < specs.size(); ++idx) by_holders[holders(specs[idx])].push_back(idx);
+  Places result{.weight_of = std::vector<int64_t>(specs.size()),
+                      .gradient_of = std::vector<int64_t>(specs.size())};
+  int64_t weights = 0;
+  for (const auto& [_, parameters] : by_holders) {
+    for (const size_t idx : parameters) {
+      const ParameterSpec& spec = specs[idx];
+      result.weight_of[idx] = weights;
+      weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
+      if (places != GradientPlaces::kApart) continue;
+      result.gradient_of[idx] = result.gradients;
+      result.gradients += align_up(spec.shape.num_elements() * dtype_size(DType::kF32));
+    }
+    if (places == GradientPlaces::kLayersInTurn)
+      result.gradients = place_in_turn(specs, parameters, result.gradients, result.gradient_of);
   }
+  return result;
+}
+
+ParameterSet::Bytes ParameterSet::count_bytes(const std::vector<ParameterSpec>& specs,
+                                              bool with_gradients, GradientPlaces places) {
+  Bytes bytes;
+  for (const ParameterSpec& spec : specs)
+    bytes.weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
+  if (with_gradients) bytes.gradients = find_places(specs, places).gradients;
   return bytes;
 }
 
@@ -189,22 +240,25 @@ void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tenso
   host.store();
 }
 
-ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients, Device& device)
+ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients, Device& device,
+                           GradientPlaces places)
     : device_(&device) {
-  const Bytes bytes = count_bytes(specs, with_gradients);
+  const Bytes bytes = count_bytes(specs, with_gradients, places);
   weights_ = Buffer(bytes.weights, "weights", device);
   gradients_ = Buffer(bytes.gradients, "gradients", device);
+  const Places at = find_places(specs, places);
   list(std::move(specs));
-  place(weights_.data(), with_gradients ? gradients_.data() : nullptr);
+  place(weights_.data(), with_gradients ? gradients_.data() : nullptr, at);
 }
 
 ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
   ParameterSet set;
   const auto gradients = align_up(count_bytes(specs, false).weights + kAlignment);
+  const Places at = find_places(specs, GradientPlaces::kApart);
   set.list(std::move(specs));
   // Any addresses but null. NOLINTBEGIN(performance-no-int-to-ptr)
   set.place(reinterpret_cast<std::byte*>(kAlignment),
-            reinterpret_cast<std::byte*>(kAlignment + gradients));
+            reinterpret_cast<std::byte*>(kAlignment + gradients), at);
   // NOLINTEND(performance-no-int-to-ptr)
   return set;
 }
@@ -224,23 +278,13 @@ void ParameterSet::list(std::vector<ParameterSpec> specs) {
   }
 }
 
-void ParameterSet::place(std::byte* weights, std::byte* gradients) {
-  // What the same ranks hold lies together, so that it travels without being packed.
-  std::vector<ModelParameter*> in_memory;
-  for (ModelParameter& parameter : parameters_) in_memory.push_back(&parameter);
-  std::ranges::stable_sort(in_memory, {}, [](const ModelParameter* parameter) {
-    const WeightPlacement& placement = parameter->spec.placement;
-    return std::pair(placement.expert, placement.tp_copies);
-  });
+void ParameterSet::place(std::byte* weights, std::byte* gradients, const Places& places) {
   Device* const device = device_ == nullptr || device_->is_host() ? nullptr : device_;
-  Bytes at;
-  for (ModelParameter* parameter : in_memory) {
-    parameter->weight.data = weights + at.weights;
-    parameter->weight.device = parameter->grad.device = device;
-    at.weights += align_up(parameter->weight.num_bytes());
-    if (gradients == nullptr) continue;
-    parameter->grad.data = gradients + at.gradients;
-    at.gradients += align_up(parameter->grad.num_bytes());
+  for (size_t idx = 0; idx < parameters_.size(); ++idx) {
+    ModelParameter& parameter = parameters_[idx];
+    parameter.weight.data = weights + places.weight_of[idx];
+    parameter.weight.device = parameter.grad.device = device;
+    if (gradients != nullptr) parameter.grad.data = gradients + places.gradient_of[idx];
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -60,6 +61,10 @@ struct ModelParameter {
   Tensor grad;
 };
 
+/// Whether all gradients are there at a time, or of the layers one after the other, in the same
+/// memory. Those of the model's ends have their own in any case.
+enum class GradientPlaces : uint8_t { kApart, kLayersInTurn };
+
 class ParameterSet;
 /// Fills the weights of `to` with those of the same names in `from`, wherever either is.
 void copy_weights(const ParameterSet& from, const ParameterSet& to);
@@ -68,7 +73,7 @@ void copy_weights(const ParameterSet& from, const ParameterSet& to);
 class ParameterSet {
  public:
   ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients,
-               Device& device = host_device());
+               Device& device = host_device(), GradientPlaces places = GradientPlaces::kApart);
   /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
   static ParameterSet without_memory(std::vector<ParameterSpec> specs);
   /// The same for a prediction: the tensors have addresses that lie to one another as those of a
@@ -80,7 +85,8 @@ class ParameterSet {
     int64_t weights = 0;
     int64_t gradients = 0;
   };
-  static Bytes count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients);
+  static Bytes count_bytes(const std::vector<ParameterSpec>& specs, bool with_gradients,
+                           GradientPlaces places = GradientPlaces::kApart);
   Bytes bytes() const { return {weights_.num_bytes(), gradients_.num_bytes()}; }
 
   std::vector<ModelParameter>& all() { return parameters_; }
@@ -105,8 +111,15 @@ class ParameterSet {
  private:
   ParameterSet() = default;
   void list(std::vector<ParameterSpec> specs);
+  /// Where the tensors of parameters lie, in their order: bytes from the beginning of all weights,
+  /// and of all gradients.
+  struct Places {
+    std::vector<int64_t> weight_of, gradient_of;
+    int64_t gradients = 0;  ///< bytes of all
+  };
+  static Places find_places(const std::vector<ParameterSpec>& specs, GradientPlaces places);
   /// Puts the tensors into the memory that begins there; gradients nowhere where that is null.
-  void place(std::byte* weights, std::byte* gradients);
+  void place(std::byte* weights, std::byte* gradients, const Places& places);
 
   std::vector<ModelParameter> parameters_;
   std::vector<uint8_t> is_unset_;  // by parameter

@@ -33,6 +33,9 @@ bool is_recordable(const Task& task) {
     case TaskAction::kPublish:
     case TaskAction::kStore:
     case TaskAction::kReload:
+    case TaskAction::kPrepareUpdate:
+    case TaskAction::kLoadState:
+    case TaskAction::kStoreState:
     case TaskAction::kUpdate:
       return task.inside.empty();
     case TaskAction::kFinishGradients:
@@ -67,7 +70,8 @@ void RecordedSteps::split_plan() {
     state_ = State::kPlain;
     return;
   }
-  updates_ = std::min(find(TaskAction::kUpdate, TaskPhase::kWhole), results_);
+  const auto clip = number_of(find(TaskAction::kJudge, TaskPhase::kStart));
+  updates_ = std::min(static_cast<TaskId>(clip + 1), results_);
   passes_ = TaskId{1};
   ensure(plan_.tasks[TaskId{0}].action == TaskAction::kBegin, "a step begins with '{}'",
          plan_.tasks[TaskId{0}].name);
@@ -117,8 +121,9 @@ bool RecordedSteps::record(PlanRun& run) {
   Recording passes = record_tasks(run, passes_, updates_);
   num_operators_ = std::exchange(control.num_operators, operators_before) - operators_before;
   Recording updates;
-  if (passes.work) updates = record_tasks(run, updates_, results_);
-  if (!updates.work) {
+  const bool has_updates = updates_ < results_;
+  if (passes.work && has_updates) updates = record_tasks(run, updates_, results_);
+  if (!passes.work || (has_updates && !updates.work)) {
     run.begin_anew();
     return give_up(passes.work ? updates.why_not : passes.why_not);
   }
@@ -137,7 +142,7 @@ bool RecordedSteps::repeat(PlanRun& run) {
   }
   recorded_passes_->run();
   run.mark_clip();
-  recorded_updates_->run();
+  if (recorded_updates_) recorded_updates_->run();
   RunControl& control = backend_.control();
   control.num_operators += num_operators_;
   control.num_operations += recorded_passes_->num_operations();

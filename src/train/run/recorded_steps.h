@@ -50,7 +50,7 @@ class RecordedSteps {
   State state_;
   // The plan's parts. Before the first of them the host begins, after the last it takes what came.
   TaskId passes_{};   ///< to the clipping
-  TaskId updates_{};  ///< behind it
+  TaskId updates_{};  ///< behind it, where any are
   TaskId results_{};  ///< for which the host waits
   std::vector<TaskId> loads_, publications_;
   std::unique_ptr<RecordedWork> recorded_passes_, recorded_updates_;

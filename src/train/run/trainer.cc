@@ -74,11 +74,12 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
   const ActivationBytes activations = rank.model.activation_bytes();
   if (device.is_host()) {
-    return require_host_memory(state.total() + activations.total() + activations.offloaded +
+    return require_host_memory(state.total() + state.on_host + activations.total() +
+                                   activations.offloaded +
                                    batch_bytes(settings, rank.layout),
                                machine_memory(), "training");
   }
-  require_pinnable(activations.offloaded, machine_memory());
+  require_pinnable(activations.offloaded + state.on_host, machine_memory());
   require_memory({.state = state,
                   .activations = activations,
                   .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
@@ -211,11 +212,13 @@ void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
   const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
   if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
   throw TrainingStopped(fmt::format(
-      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower "
+      "step {}: the loss is {} and the gradient norm {}; {}. Lower "
       "optim.learning_rate, set "
       "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
       "checkpoint is whole",
-      position_.step + 1, outcome.loss, outcome.update.grad_norm));
+      position_.step + 1, outcome.loss, outcome.update.grad_norm,
+      settings_.shard.release_gradients ? "layers with finite gradients were updated, others not"
+                                        : "nothing was updated"));
 }
 
 /// What the tasks of a step ask of the trainer, in their order.

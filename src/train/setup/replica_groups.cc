@@ -152,6 +152,13 @@ std::vector<ReplicaRanks> list_replica_ranks(const Settings& settings, const Lay
 void check_sharding(const Settings& settings, const Layout& layout) {
   const ShardSettings& shard = settings.shard;
   const bool full = shard.scope == ShardScope::kFull;
+  require(!shard.release_gradients || layout.num_ranks() == 1,
+          "optim.release_gradients is for one rank, and there are {}; leave it out", 
+          layout.num_ranks());
+  require(!shard.state_on_host || !full || layout.num_ranks() == 1,
+          "optim.offload does not go with optim.shard = \"full\" on {} ranks; choose state or "
+          "none, or leave it out",
+          layout.num_ranks());
   require(full || shard.group == 0,
           "optim.shard_group is {}, but it says how far optim.shard = \"full\" goes; leave it at 0 "
           "or choose full",

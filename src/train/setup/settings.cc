@@ -194,6 +194,13 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
   schema.add("optim.bucket_bytes", &shard.bucket_bytes,
              "F32 bytes of gradients that travel together, with shard = none or state",
              between(1, kMaxBucketBytes));
+  schema.add("optim.release_gradients", &shard.release_gradients,
+             "Update each layer as soon as its gradients are complete, and let all layers' "
+             "gradients have the same memory: on one rank, with one micro-batch and without "
+             "clipping");
+  schema.add("optim.offload", &shard.state_on_host,
+             "Keep the optimizer's state in the host's memory, from where it comes to the device "
+             "for the updates, with shard = none or state");
 }
 
 void validate_capacity(const Settings& settings) {
@@ -236,7 +243,9 @@ SavedPolicy TrainSettings::saved_policy() const {
 ShardingOptions ShardSettings::replicated() const {
   return {.shard_state = scope == ShardScope::kState,
           .bucket_bytes = bucket_bytes,
-          .reduction = {.compression = compression}};
+          .reduction = {.compression = compression},
+          .release_gradients = release_gradients,
+          .state_on_host = state_on_host};
 }
 
 FullShardingOptions ShardSettings::full() const {
@@ -284,6 +293,27 @@ void validate_optimizer(const Settings& settings) {
   refuse(muon.ns_steps != plain.ns_steps, "optim.muon_ns_steps");
 }
 
+/// What needs all gradients of a step at a time cannot be had where they are released.
+void validate_release(const Settings& settings) {
+  if (!settings.shard.release_gradients) return;
+  const TrainSettings& train = settings.train;
+  constexpr std::string_view kWhy = "with optim.release_gradients layers are updated before all "
+                                    "gradients are there";
+  require(train.max_grad_norm == 0,
+          "train.max_grad_norm is {}, but {}, so that their norm comes too late to clip by; set "
+          "train.max_grad_norm = 0",
+          train.max_grad_norm, kWhy);
+  require(train.global_batch == train.micro_batch,
+          "a step has {} micro-batches (train.global_batch {}, train.micro_batch {}), but {}, so "
+          "that they cannot be summed; set train.micro_batch = {}",
+          train.num_micro_batches(), train.global_batch, train.micro_batch, kWhy,
+          train.global_batch);
+  require(train.on_nonfinite == NonFinite::kStop,
+          "train.on_nonfinite is \"skip\", but {}, so that a step cannot be left out; set "
+          "train.on_nonfinite = \"stop\"",
+          kWhy);
+}
+
 void validate(const Settings& settings) {
   const TrainSettings& train = settings.train;
   require(train.global_batch % train.micro_batch == 0,
@@ -296,6 +326,7 @@ void validate(const Settings& settings) {
   validate_capacity(settings);
   validate_state_formats(settings);
   validate_optimizer(settings);
+  validate_release(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
           train.steps);

@@ -101,6 +101,8 @@ struct ShardSettings {
   int64_t reduce_group = 1;
   int64_t bucket_bytes = ShardingOptions().bucket_bytes;
   GradientCompression compression = GradientCompression::kNone;
+  bool release_gradients = false;  ///< as ShardingOptions'
+  bool state_on_host = false;
 
   ShardingOptions replicated() const;
   FullShardingOptions full() const;

@@ -76,9 +76,15 @@ std::string describe_snapshot(const MemoryPrediction& prediction) {
 }
 
 std::string describe_offloaded(const MemoryPrediction& prediction) {
-  if (prediction.activations.offloaded == 0) return "";
-  return fmt::format(", {} offloaded activations{}", format_bytes(prediction.activations.offloaded),
-                     prediction.on_host ? "" : " (of the host's memory, not of the total)");
+  std::string text;
+  const auto add = [&](int64_t bytes, std::string_view what) {
+    if (bytes == 0) return;
+    text += fmt::format(", {} offloaded {}{}", format_bytes(bytes), what,
+                        prediction.on_host ? "" : " (of the host's memory, not of the total)");
+  };
+  add(prediction.activations.offloaded, "activations");
+  add(prediction.state.on_host, "optimizer state");
+  return text;
 }
 
 std::string describe_worst(const MemoryPrediction& prediction) {

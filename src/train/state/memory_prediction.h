@@ -25,7 +25,7 @@ struct MemoryPrediction {
   double fitting_skew = 0;
   bool on_host = true;  ///< where the state is; a GPU's memory holds nothing of `beside`
   /// In the host's memory whatever the device is.
-  int64_t beside() const { return snapshot + activations.offloaded; }
+  int64_t beside() const { return snapshot + activations.offloaded + state.on_host; }
   int64_t total() const {
     return program + data + state.total() + activations.total() + overhead.total() +
            (on_host ? beside() : 0);
@@ -58,7 +58,7 @@ std::string describe_overhead(const DeviceOverhead& overhead);
 /// ", 100 MiB a copy to save", and where it is beside the total, on the host of a GPU; "" for none.
 std::string describe_snapshot(const MemoryPrediction& prediction);
 
-/// ", 2 GiB offloaded activations", likewise.
+/// ", 2 GiB offloaded activations" and ", 90 GiB offloaded optimizer state", likewise.
 std::string describe_offloaded(const MemoryPrediction& prediction);
 
 /// ", 3 GiB more where routing is the worst", and by how much it may be unbalanced; "" where every

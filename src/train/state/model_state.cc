@@ -22,26 +22,34 @@ bool shards_fully(const Settings& settings, const RunLayout& run) {
   return settings.shard.scope == ShardScope::kFull && run.num_ranks() > 1;
 }
 
+GradientPlaces gradient_places(const Settings& settings) {
+  return settings.shard.release_gradients ? GradientPlaces::kLayersInTurn : GradientPlaces::kApart;
+}
+
 ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Device& device) {
   auto specs = held_parameters(settings, run);
   if (shards_fully(settings, run)) return ParameterSet::without_memory(std::move(specs));
-  return {std::move(specs), true, device};
+  return {std::move(specs), true, device, gradient_places(settings)};
 }
 
-/// Parameters as the optimizer's list has them.
+/// Parameters as the optimizer's list has them. Where gradients are released, a layer's are updated
+/// together, whoever else held them if there were more ranks.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
-                                                 const ReplicaGroups& groups, OptimizerKind kind) {
+                                                 const ReplicaGroups& groups,
+                                                 const Settings& settings) {
   std::vector<ReplicatedParameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
     std::vector<int64_t> matrix_rows;
-    if (kind == OptimizerKind::kMuon) matrix_rows = local_matrices(spec.name, spec.placement);
+    if (settings.optimizer_kind == OptimizerKind::kMuon)
+      matrix_rows = local_matrices(spec.name, spec.placement);
     result.push_back({.parameter = {.name = spec.name,
                                     .weight = parameter.weight,
                                     .grad = parameter.grad,
                                     .matrix_rows = std::move(matrix_rows)},
                       .slice = spec.placement.slice,
-                      .group = groups.find(spec)});
+                      .group = settings.shard.release_gradients ? 0 : groups.find(spec),
+                      .layer = spec.layer});
   }
   return result;
 }
@@ -110,7 +118,7 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   const auto parameters = ParameterSet::planned(specs);
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
+  const auto replicated = list_replicated(parameters, groups, settings);
   if (shards_fully(settings, run)) {
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full(),
@@ -118,21 +126,28 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   }
   const auto replicas = groups.for_reduction();
   const auto places = places_of(replicas);
-  const auto sizes = ParameterSet::count_bytes(specs, true);
+  const auto sizes = ParameterSet::count_bytes(specs, true, gradient_places(settings));
   const ShardingOptions sharding = settings.shard.replicated();
+  const StateFormats& formats = settings.optimizer.formats;
+  const int64_t state = ShardedOptimizer::state_bytes(places, replicated, sharding, formats);
+  const int64_t at_work =
+      sharding.state_on_host
+          ? ShardedOptimizer::window_bytes(places, replicated, sharding, formats)
+          : state;
   return {
-      sizes.weights,
-      sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
-      ShardedOptimizer::state_bytes(places, replicated, sharding, settings.optimizer.formats) +
-          ShardedOptimizer::workspace_bytes(places, replicated, sharding, settings.optimizer,
-                                            backend)};
+      .weights = sizes.weights,
+      .gradients =
+          sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
+      .optimizer = at_work + ShardedOptimizer::workspace_bytes(places, replicated, sharding,
+                                                               settings.optimizer, backend),
+      .on_host = sharding.state_on_host ? state : 0};
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
   const auto parameters = ParameterSet::planned(held_parameters(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
+  const auto replicated = list_replicated(parameters, groups, settings);
   // A weight, two moments and a master of each parameter, and the expert biases.
   const int64_t slack = std::ssize(replicated) * 4 * kAlignment +
                         settings.model.num_moe_layers() *
@@ -156,7 +171,7 @@ StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout
   const auto parameters = ParameterSet::without_memory(held_parameters(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings.optimizer_kind);
+  const auto replicated = list_replicated(parameters, groups, settings);
   if (shards_fully(settings, run)) {
     return {.sharded = FullySharded::list_exchanges(groups.for_full_sharding(), replicated,
                                                     modules_of(parameters), settings.shard.full(),
@@ -180,8 +195,13 @@ StepRequest request_step(const Settings& settings, const RunLayout& run, const T
 ModelState::Bytes ModelState::bytes() const {
   if (sharded_) return sum_up(sharded_->bytes());
   const ParameterSet::Bytes sizes = parameters_.bytes();
-  return {sizes.weights, sizes.gradients + replicated_->staging_bytes(),
-          replicated_->state_bytes() + replicated_->workspace_bytes()};
+  const StateWindows* const windows = replicated_->windows();
+  const int64_t state = replicated_->state_bytes();
+  return {.weights = sizes.weights,
+          .gradients = sizes.gradients + replicated_->staging_bytes(),
+          .optimizer = (windows != nullptr ? windows->window_bytes() : state) +
+                       replicated_->workspace_bytes(),
+          .on_host = windows != nullptr ? state : 0};
 }
 
 ModelState::ModelState(const Settings& settings, const RunLayout& run, World& world,
@@ -194,7 +214,7 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
       parameters_(make_parameters(settings, run, backend.device())),
       experts_(make_expert_states(config_, backend.device())) {
   const ReplicaGroups groups(settings, run, world);
-  const auto parameters = list_replicated(parameters_, groups, settings.optimizer_kind);
+  const auto parameters = list_replicated(parameters_, groups, settings);
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
                                               modules_of(parameters_), run.world,

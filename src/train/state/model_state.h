@@ -37,6 +37,7 @@ class ModelState {
     int64_t weights = 0;
     int64_t gradients = 0;
     int64_t optimizer = 0;
+    int64_t on_host = 0;  ///< of the host's memory, where the state is there; not of the total
     int64_t total() const { return weights + gradients + optimizer; }
     bool operator==(const Bytes&) const = default;
   };
