@@ -51,6 +51,10 @@ class BucketTasks final : public ParameterTasks {
     }
     for (const ProgramParameters::Place& place : parameters.gradients)
       add_to_gradients(task, bucket_of_[place.parameter]);
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      if (bucket_of_[place.parameter] != kNoBucket)
+        has_gradients_[bucket_of_[place.parameter]] = 1;
+    }
   }
 
   void after_run(size_t idx) override {
@@ -119,8 +123,7 @@ class BucketTasks final : public ParameterTasks {
   /// What layers share holds nothing of this layer before the first sum.
   void add_to_gradients(Task& task, size_t bucket) {
     const bool holds_nothing =
-        bucket != kNoBucket && at(bucket).shares_gradients && !has_gradients_[bucket];
-    if (bucket != kNoBucket) has_gradients_[bucket] = true;
+        bucket != kNoBucket && at(bucket).shares_gradients && has_gradients_[bucket] == 0;
     holds_nothing ? write(task, gradients(bucket)) : tessera::update(task, gradients(bucket));
   }
 

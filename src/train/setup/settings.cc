@@ -308,6 +308,10 @@ void validate_release(const Settings& settings) {
           "that they cannot be summed; set train.micro_batch = {}",
           train.num_micro_batches(), train.global_batch, train.micro_batch, kWhy,
           train.global_batch);
+  require(!settings.parallel.split_weights,
+          "parallel.split_weights is set, with which weight gradients of a layer come behind those "
+          "of the one before, but {}; leave parallel.split_weights out",
+          kWhy);
   require(train.on_nonfinite == NonFinite::kStop,
           "train.on_nonfinite is \"skip\", but {}, so that a step cannot be left out; set "
           "train.on_nonfinite = \"stop\"",

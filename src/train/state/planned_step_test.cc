@@ -1,10 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "model/run/slab_bytes.h"
 #include "step/check_plan.h"
+#include "step/reorder_plan.h"
 #include "step/step_memory.h"
 #include "train/state/planned_rank.h"
 #include "train/testing/random_layout.h"
+#include "train/verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -41,6 +45,88 @@ TEST(PlannedStep, CountsTheMemoryThatTrainingTakes) {
     EXPECT_EQ(slabs(Purpose::kWorking), align_up(most.transient));
     // Gradients that nobody gives or takes have a stream all the same.
     EXPECT_LE(slabs(Purpose::kHidden), expected.hidden);
+  }
+}
+
+/// Layers' gradients in turn, and state from the host.
+StepPlan plan_released(bool state_on_host) {
+  Settings settings = without_data({});
+  settings.model.vocab_size = 64;
+  settings.model.hidden_size = 64;
+  settings.model.num_layers = 5;
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 64};
+  settings.data.sequence_length = 64;
+  settings.train.max_grad_norm = 0;
+  settings.train.micro_batch = settings.train.global_batch;
+  settings.run.device = DeviceChoice::kCpu;
+  settings.shard.release_gradients = true;
+  settings.shard.state_on_host = state_on_host;
+  return plan_step(settings, plan_rank(settings, 0, 1));
+}
+
+std::vector<TaskId> find_all(const StepPlan& plan, TaskAction action, TaskPhase phase) {
+  std::vector<TaskId> found;
+  for (const TaskId id : plan.tasks.ids()) {
+    if (plan.tasks[id].action == action && plan.tasks[id].phase == phase) found.push_back(id);
+  }
+  return found;
+}
+
+/// The plan in which the task comes where `to` is.
+StepPlan move_task(const StepPlan& plan, TaskId task, TaskId to) {
+  std::vector<TaskId> order = plan.tasks.ids();
+  const auto from = order.begin() + number_of(task);
+  const auto target = order.begin() + number_of(to);
+  if (from < target) {
+    std::rotate(from, from + 1, target + 1);
+  } else {
+    std::rotate(target, from, from + 1);
+  }
+  return reorder(plan, order);
+}
+
+TEST(ReleasedStep, UpdatesALayerBeforeTheNextHasGradients) {
+  const StepPlan plan = plan_released(false);
+  check_plan(plan);
+  const auto updates = find_all(plan, TaskAction::kUpdate, TaskPhase::kWhole);
+  const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
+  ASSERT_EQ(updates.size(), 7);  // head, layers, embedding
+  for (size_t i = 1; i + 2 < updates.size(); ++i) {
+    const auto next = std::ranges::upper_bound(runs, updates[i]);
+    ASSERT_NE(next, runs.end());
+    EXPECT_LT(*next, updates[i + 1]);
+    // The next layer would write where this one's gradients are.
+    EXPECT_THROW(check_plan(move_task(plan, updates[i], *next)), InternalError);
+    // Gradients come first.
+    EXPECT_THROW(check_plan(move_task(plan, updates[i], runs.front())), InternalError);
+  }
+  EXPECT_LT(updates.back(), find_all(plan, TaskAction::kJudge, TaskPhase::kStart).at(0));
+}
+
+TEST(ReleasedStep, BringsStateFromTheHostBesideTheRuns) {
+  const StepPlan plan = plan_released(true);
+  check_plan(plan);
+  const auto updates = find_all(plan, TaskAction::kUpdate, TaskPhase::kWhole);
+  for (const TaskAction action : {TaskAction::kLoadState, TaskAction::kStoreState}) {
+    const auto starts = find_all(plan, action, TaskPhase::kStart);
+    const auto waits = find_all(plan, action, TaskPhase::kWait);
+    ASSERT_EQ(starts.size(), updates.size());
+    ASSERT_EQ(waits.size(), updates.size());
+    for (size_t i = 0; i < starts.size(); ++i) {
+      const bool loads = action == TaskAction::kLoadState;
+      EXPECT_THROW(check_plan(move_task(plan, starts[i], loads ? waits[i] : TaskId{0})),
+                   InternalError);
+      EXPECT_THROW(check_plan(move_task(plan, waits[i], loads ? updates[i] : TaskId{0})),
+                   InternalError);
+    }
+  }
+  // A layer's run between the start of its load and the update.
+  const auto loads = find_all(plan, TaskAction::kLoadState, TaskPhase::kStart);
+  const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
+  for (size_t i = 0; i < loads.size(); ++i) {
+    EXPECT_GE(std::ranges::count_if(
+                  runs, [&](TaskId run) { return loads[i] < run && run < updates[i]; }),
+              1);
   }
 }
 

@@ -133,6 +133,12 @@ constexpr OptionFamily kFamilies[] = {
                                s.model.moe.shared_inner_size = 32;
                                s.model.moe.shared_gate = true; }},
     {"no_sharding", [](Settings& s) { s.shard.scope = ShardScope::kNone; }},
+    {"state_on_host", [](Settings& s) { s.shard.state_on_host = true;
+                                        s.shard.bucket_bytes = 1 << 14; }},
+    {"released_gradients", [](Settings& s) { s.shard.release_gradients = true;
+                                             s.shard.state_on_host = true;
+                                             s.train.micro_batch = s.train.global_batch;
+                                             s.train.max_grad_norm = 0; }},
 };
 // clang-format on
 

@@ -311,6 +311,8 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_shard_groups(draw, result);
     result.settings.parallel.exchange = draw.of({ExchangeSizes::kExact, ExchangeSizes::kBounded});
     if (draw.chance(3)) draw_offload(draw, result);
+    ShardSettings& shard = result.settings.shard;
+    shard.state_on_host = shard.scope != ShardScope::kFull && draw.chance(4);
     result.settings = without_data(std::move(result.settings));
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);
