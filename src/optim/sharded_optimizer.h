@@ -23,7 +23,7 @@ struct ShardingOptions {
   int64_t bucket_bytes = int64_t{32} << 20;
   ReductionOptions reduction = {};
   /// Whether each bucket is updated as soon as its gradients are complete, and those of layers
-  /// share memory: buckets are whole layers then. On one rank, with one micro-batch, no clipping.
+  /// share memory: buckets are whole layers then. On one rank, without clipping.
   bool release_gradients = false;
   /// Whether the state is in the host's memory, and updated in windows of the device's.
   bool state_on_host = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <tuple>
 
 namespace tessera {
@@ -73,16 +74,48 @@ class RunLister {
   StepPasses result_;
 };
 
+/// Adds backward passes of one chunk that follow one another, [first, last), layer by layer.
+void add_in_turn(RunLister& lister, const StagePrograms& programs,
+                 std::span<const PipelineStep> steps, Places& places) {
+  const PipelineChunk& chunk = programs.part.chunks[steps.front().chunk];
+  const auto refs = list_pass(programs, chunk, PassDirection::kBackward);
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const bool ends = i + 1 == refs.size();
+    for (const PipelineStep& step : steps) {
+      const int64_t place = places.find(step.micro_batch);
+      lister.add({.step = step, .place = place, .ends = ends}, {refs[i]});
+      if (ends) places.give_back(place);
+    }
+  }
+}
+
+/// How many backward passes of one chunk begin here.
+size_t count_backward(const std::vector<PipelineStep>& steps, size_t first) {
+  size_t last = first;
+  while (last < steps.size() && steps[last].pass == PipelinePass::kBackward &&
+         steps[last].chunk == steps[first].chunk)
+    ++last;
+  return last - first;
+}
+
 }  // namespace
 
 StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps) {
+  ensure(!programs.part.layers_in_turn || !programs.part.split_weights,
+         "layers take turns in passes whose weight gradients are apart");
   RunLister lister(programs, parameters);
   std::vector<Places> places;
   for (const int64_t count : programs.part.in_flight) places.emplace_back(count);
   const std::vector<bool> last = find_last_passes(steps);
   for (size_t i = 0; i < steps.size(); ++i) {
     const PipelineStep& step = steps[i];
+    if (programs.part.layers_in_turn && step.pass == PipelinePass::kBackward) {
+      const size_t count = count_backward(steps, i);
+      add_in_turn(lister, programs, std::span(steps).subspan(i, count), places.at(step.chunk));
+      i += count - 1;
+      continue;
+    }
     const bool begins = step.pass == PipelinePass::kForward;
     Places& of_chunk = places.at(step.chunk);
     const int64_t place =

@@ -19,12 +19,12 @@ struct StepRun {
   int64_t micro_batch = 0;
 };
 
-/// A pass of a step with its place and its runs [first_run, last_run).
+/// A pass of a step, or a part of it, with its place and its runs [first_run, last_run).
 struct StepPass {
   PipelineStep step;
   int64_t place = 0;
   bool begins = false;  ///< the first of its micro-batch in its chunk: takes the place
-  bool ends = false;    ///< the last: gives it back
+  bool ends = false;    ///< the end of the last: gives it back
   size_t first_run = 0;
   size_t last_run = 0;
 };
@@ -35,7 +35,8 @@ struct StepPasses {
 };
 
 /// Expands a stage's schedule into runs of programs, and gives each micro-batch the lowest free
-/// place of its chunk. Of `parameters` only names are read; where it is null, the runs have none.
+/// place of its chunk. Where layers take turns (StagePart::layers_in_turn), a layer's backward runs
+/// of all micro-batches follow one another. Of `parameters` only names are read; where it is null, the runs have none.
 StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps);
 /// The same for one micro-batch through all chunks whose loss is all that is wanted.

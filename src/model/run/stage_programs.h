@@ -25,6 +25,9 @@ struct ModelPart {
   std::vector<int64_t> in_flight = {};
   /// Weight gradients in a pass of their own (zero-bubble pipelines).
   bool split_weights = false;
+  /// Whether backward passes that follow one another take turns layer by layer, so that a layer's
+  /// gradients are complete before the next layer has any.
+  bool layers_in_turn = false;
 };
 
 /// The head of one depth (see build_head), differentiated.

@@ -13,6 +13,7 @@
 #include "train/infer/loaded_model.h"
 #include "train/infer/logits.h"
 #include "train/infer/multiple_choice.h"
+#include "train/testing/layout_runs.h"
 #include "train/testing/memory_check.h"
 #include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
@@ -242,6 +243,7 @@ class GpuOptions : public GpuTest, public ::testing::WithParamInterface<OptionFa
 /// weights, in F32.
 TEST_P(GpuOptions, GiveTheHostsGradientsAndWeights) {
   const Settings settings = on(DeviceChoice::kCuda, settings_of(GetParam()));
+  if (settings.shard.release_gradients) GTEST_SKIP() << "no gradients to compare";
   const Verification result = verify_layout({.settings = settings});
   EXPECT_TRUE(result.agrees()) << describe(result, false);
   std::cout << fmt::format("  {}: gradients {:.1e}, weights {:.1e}, scalars {:.1e}\n",
@@ -276,6 +278,36 @@ TEST_P(GpuOptions, EvaluateAndWriteAsTheHost) {
     EXPECT_EQ(found.num_tokens, expected.num_tokens);
     EXPECT_NEAR(found.loss, expected.loss, tolerance * expected.loss);
     expect_same_text(cpu_model, gpu_model, precision);
+  }
+}
+
+/// State in the host's memory, and gradients that are released, in steps that are repeated.
+TEST_F(GpuOptions, StreamedStateGivesTheSameBits) {
+  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
+    Settings settings = on(DeviceChoice::kCuda, settings_of(option_families()[0]));
+    settings.run.folder = folder_.file("run");
+    settings.run.resume = ResumeMode::kNever;
+    settings.data.tokens = folder_.file("tokens");
+    settings.train.precision = precision;
+    settings.train.steps = settings.schedule.num_steps = 6;
+    settings.train.max_grad_norm = 0;
+    write_tokens(settings);
+    const auto kept = make_trainer(settings);
+    settings.shard.state_on_host = true;
+    const auto on_host = make_trainer(settings);
+    settings.shard.release_gradients = true;
+    const auto released = make_trainer(settings);
+    for (int i = 0; i < 6; ++i) {
+      const StepOutcome expected = kept->step();
+      for (Trainer* trainer : {on_host.get(), released.get()}) {
+        const StepOutcome found = trainer->step();
+        EXPECT_EQ(found.loss, expected.loss) << "step " << i;
+        EXPECT_NEAR(found.update.grad_norm, expected.update.grad_norm,
+                    1e-12 * expected.update.grad_norm);
+      }
+    }
+    expect_same_state(*kept, *on_host);
+    expect_same_state(*kept, *released);
   }
 }
 

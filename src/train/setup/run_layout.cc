@@ -48,10 +48,12 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                 .world = world.make_world_group(),
                 .part = {.groups = join_stage_groups(world, layout, parallel),
                          .chunks = stage_chunks(pipeline, stage),
-                         .split_weights = parallel.split_weights},
+                         .split_weights = parallel.split_weights,
+                         .layers_in_turn = settings.shard.release_gradients},
                 .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage()),
                 .num_micro_batches = count_micro_batches(settings, layout)};
   run.schedule = pipeline_spec(parallel, pipeline, run.num_micro_batches);
+  if (settings.shard.release_gradients) run.schedule.kind = PipelineKind::kGpipe;
   check_schedule(run.schedule);
   run.steps = make_pipeline_schedule(run.schedule)[stage];
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);

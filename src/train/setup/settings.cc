@@ -196,8 +196,8 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
              between(1, kMaxBucketBytes));
   schema.add("optim.release_gradients", &shard.release_gradients,
              "Update each layer as soon as its gradients are complete, and let all layers' "
-             "gradients have the same memory: on one rank, with one micro-batch and without "
-             "clipping");
+             "gradients have the same memory: on one rank and without clipping; with several "
+             "micro-batches, all pass forward before all pass backward, layer by layer");
   schema.add("optim.offload", &shard.state_on_host,
              "Keep the optimizer's state in the host's memory, from where it comes to the device "
              "for the updates, with shard = none or state");
@@ -303,11 +303,6 @@ void validate_release(const Settings& settings) {
           "train.max_grad_norm is {}, but {}, so that their norm comes too late to clip by; set "
           "train.max_grad_norm = 0",
           train.max_grad_norm, kWhy);
-  require(train.global_batch == train.micro_batch,
-          "a step has {} micro-batches (train.global_batch {}, train.micro_batch {}), but {}, so "
-          "that they cannot be summed; set train.micro_batch = {}",
-          train.num_micro_batches(), train.global_batch, train.micro_batch, kWhy,
-          train.global_batch);
   require(!settings.parallel.split_weights,
           "parallel.split_weights is set, with which weight gradients of a layer come behind those "
           "of the one before, but {}; leave parallel.split_weights out",

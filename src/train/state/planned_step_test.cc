@@ -57,7 +57,7 @@ StepPlan plan_released(bool state_on_host) {
   settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 64};
   settings.data.sequence_length = 64;
   settings.train.max_grad_norm = 0;
-  settings.train.micro_batch = settings.train.global_batch;
+  settings.train.micro_batch = settings.train.global_batch / 4;
   settings.run.device = DeviceChoice::kCpu;
   settings.shard.release_gradients = true;
   settings.shard.state_on_host = state_on_host;
@@ -94,7 +94,8 @@ TEST(ReleasedStep, UpdatesALayerBeforeTheNextHasGradients) {
   for (size_t i = 1; i + 2 < updates.size(); ++i) {
     const auto next = std::ranges::upper_bound(runs, updates[i]);
     ASSERT_NE(next, runs.end());
-    EXPECT_LT(*next, updates[i + 1]);
+    EXPECT_LT(*(next + 3), updates[i + 1]);  // all micro-batches of the layer
+    EXPECT_GT(*(next + 4), updates[i + 1]);
     // The next layer would write where this one's gradients are.
     EXPECT_THROW(check_plan(move_task(plan, updates[i], *next)), InternalError);
     // Gradients come first.

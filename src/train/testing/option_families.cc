@@ -137,7 +137,6 @@ constexpr OptionFamily kFamilies[] = {
                                         s.shard.bucket_bytes = 1 << 14; }},
     {"released_gradients", [](Settings& s) { s.shard.release_gradients = true;
                                              s.shard.state_on_host = true;
-                                             s.train.micro_batch = s.train.global_batch;
                                              s.train.max_grad_norm = 0; }},
 };
 // clang-format on
