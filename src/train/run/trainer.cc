@@ -82,7 +82,8 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   require_pinnable(activations.offloaded + state.on_host, machine_memory());
   require_memory({.state = state,
                   .activations = activations,
-                  .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend)},
+                  .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
+                  .on_host = false},
                  device.name(), gpu_memory());
 }
 

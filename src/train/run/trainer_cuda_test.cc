@@ -291,6 +291,7 @@ TEST_F(GpuOptions, StreamedStateGivesTheSameBits) {
     settings.train.precision = precision;
     settings.train.steps = settings.schedule.num_steps = 6;
     settings.train.max_grad_norm = 0;
+    settings.parallel.schedule = PipelineKind::kGpipe;
     write_tokens(settings);
     const auto kept = make_trainer(settings);
     settings.shard.state_on_host = true;
