@@ -183,6 +183,7 @@ def make_inputs(folder):
         '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n')
     (folder / "questions.jsonl").write_text('{"context": "the lord", "choices": [" said", " israel"], "answer": 0}\n')
     shutil.copy(ROOT / "tests/data/tokenizers/gpt2_bytelevel.json", folder / "tokenizer.json")
+    shutil.copytree(ROOT / "configs", folder / "configs")
 
 
 def make_models(program, folder):

@@ -67,6 +67,17 @@ TEST(MemoryPrediction, SnapshotsNeedRoomForThoseOfAllRanksOfAMachine) {
   EXPECT_FALSE(has_room(true, int64_t{3} * (7 + 2 + 10) * kGibibyte - 1));
 }
 
+TEST(MemoryPrediction, WhatAGpusHostHasIsNoneOfItsOwn) {
+  MemoryPrediction memory = of_gibibytes(1, 2, 5);
+  memory.on_host = false;
+  memory.activations.offloaded = memory.snapshot = memory.state.on_host = 100 * kGibibyte;
+  EXPECT_EQ(memory.beside(), 300 * kGibibyte);
+  EXPECT_NO_THROW(require_memory(memory, "cuda:0", 80 * kGibibyte));
+  EXPECT_THAT(describe(memory), HasSubstr("100 GiB offloaded optimizer state (of the host's"));
+  memory.on_host = true;
+  EXPECT_THROW(require_memory(memory, "cpu", 80 * kGibibyte), UserError);
+}
+
 TEST(MemoryPrediction, MoreInUseThanThereIsLeavesNothingFree) {
   try {
     require_memory(of_gibibytes(1, 1, 90), "cuda:0", 80 * kGibibyte);
