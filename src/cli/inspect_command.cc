@@ -113,8 +113,9 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   }
   const int64_t snapshot = snapshot_bytes(settings, planned.layout);
   rows.emplace_back("copy to save", snapshot);
-  const int64_t total = state.total() + activations.total() + overhead.total() +
-                        (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
+  const int64_t total =
+      state.total() + activations.total() + overhead.total() +
+      (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
   rows.emplace_back("total", total);
   rows.emplace_back("worst routing", total + activations.worst);
   return rows;

@@ -21,8 +21,7 @@ std::vector<Parameter> plain(const std::vector<HeldParameter>& parameters) {
 }  // namespace
 
 HeldState::HeldState(std::vector<HeldParameter> parameters, CommunicatorPtr world,
-                     const OptimizerOptions& options, const Backend& backend,
-                     UpdateGroups groups)
+                     const OptimizerOptions& options, const Backend& backend, UpdateGroups groups)
     : parameters_(std::move(parameters)),
       world_(std::move(world)),
       optimizer_(plain(parameters_), options, backend, std::move(groups)) {}

@@ -63,8 +63,7 @@ std::vector<int64_t> list_group_bytes(std::span<const Parameter> parameters,
   std::vector<int64_t> bytes;
   for (const auto& group : groups.groups) {
     bytes.push_back(0);
-    for (const size_t idx : group)
-      bytes.back() += layout_state(parameters[idx], formats).num_bytes;
+    for (const size_t idx : group) bytes.back() += layout_state(parameters[idx], formats).num_bytes;
   }
   return bytes;
 }

@@ -153,9 +153,8 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
     const ShardingOptions& sharding, const OptimizerOptions& options) {
   const std::vector<Group> all = cut(places_of(groups), parameters, sharding);
   const std::vector<Rows> rows = find_rows(all, parameters, sharding);
-  ReplicatedExchanges exchanges{.buckets = {},
-                                .shard_state = sharding.shard_state,
-                                .releases = sharding.release_gradients};
+  ReplicatedExchanges exchanges{
+      .buckets = {}, .shard_state = sharding.shard_state, .releases = sharding.release_gradients};
   if (sharding.state_on_host) exchanges.windows = {0, 0};
   for (const BucketPlace& place : order_buckets(all)) {
     const Group& group = all[place.group];

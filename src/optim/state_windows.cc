@@ -63,8 +63,7 @@ int64_t StateWindows::window_bytes(const std::vector<int64_t>& group_bytes) {
 void StateWindows::load(size_t group) {
   ensure(!loads_.at(group) && !stores_[group], "optimizer state: group {} is on its way already",
          group);
-  loads_[group] =
-      in_->give(windows_[window_of(group)].data(), host_data(group), num_bytes(group));
+  loads_[group] = in_->give(windows_[window_of(group)].data(), host_data(group), num_bytes(group));
 }
 
 void StateWindows::wait_load(size_t group) {

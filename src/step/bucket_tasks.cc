@@ -52,8 +52,7 @@ class BucketTasks final : public ParameterTasks {
     for (const ProgramParameters::Place& place : parameters.gradients)
       add_to_gradients(task, bucket_of_[place.parameter]);
     for (const ProgramParameters::Place& place : parameters.gradients) {
-      if (bucket_of_[place.parameter] != kNoBucket)
-        has_gradients_[bucket_of_[place.parameter]] = 1;
+      if (bucket_of_[place.parameter] != kNoBucket) has_gradients_[bucket_of_[place.parameter]] = 1;
     }
   }
 
@@ -95,9 +94,7 @@ class BucketTasks final : public ParameterTasks {
   bool is_exchanged(size_t bucket) const {
     return bucket != kNoBucket && at(bucket).num_ranks() > 1;
   }
-  std::string name(size_t bucket) const {
-    return bucket_name(at(bucket));
-  }
+  std::string name(size_t bucket) const { return bucket_name(at(bucket)); }
   BufferId weights(size_t bucket) {
     return bucket == kNoBucket
                ? writer_.state("weights", 0)

@@ -29,13 +29,13 @@ BufferId StateTasks::at_work(size_t bucket) {
 }
 
 Task StateTasks::copy(size_t bucket, bool stores) {
-  Task task{.kind = TaskKind::kCopy,
-            .action = stores ? TaskAction::kStoreState : TaskAction::kLoadState,
-            .lane = writer_.lane(stores ? LaneKind::kStores : LaneKind::kReloads),
-            .name = fmt::format("{} moments, {}", stores ? "store" : "load",
-                                bucket_name(at(bucket))),
-            .bytes = at(bucket).state_bytes,
-            .subject = {.unit = static_cast<int64_t>(bucket)}};
+  Task task{
+      .kind = TaskKind::kCopy,
+      .action = stores ? TaskAction::kStoreState : TaskAction::kLoadState,
+      .lane = writer_.lane(stores ? LaneKind::kStores : LaneKind::kReloads),
+      .name = fmt::format("{} moments, {}", stores ? "store" : "load", bucket_name(at(bucket))),
+      .bytes = at(bucket).state_bytes,
+      .subject = {.unit = static_cast<int64_t>(bucket)}};
   read(task, stores ? at_work(bucket) : home(bucket));
   write(task, stores ? home(bucket) : at_work(bucket));
   return task;

@@ -203,7 +203,7 @@ ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>&
   std::map<std::pair<bool, int64_t>, std::vector<size_t>> by_holders;
   for (size_t idx = 0; idx < specs.size(); ++idx) by_holders[holders(specs[idx])].push_back(idx);
   Places result{.weight_of = std::vector<int64_t>(specs.size()),
-                      .gradient_of = std::vector<int64_t>(specs.size())};
+                .gradient_of = std::vector<int64_t>(specs.size())};
   int64_t weights = 0;
   for (const auto& [_, parameters] : by_holders) {
     for (const size_t idx : parameters) {

@@ -9,6 +9,7 @@
 #include "ops/cuda/check.h"
 #include "runtime/cuda/cuda_copy_lane.h"
 #include "runtime/cuda/cuda_graph.h"
+#include "runtime/cuda/cuda_pinned.h"
 
 namespace tessera::cuda {
 namespace {
@@ -91,21 +92,12 @@ void CudaDevice::release_reserved(std::byte* data, int64_t num_bytes) noexcept {
 }
 
 std::byte* CudaDevice::allocate_shared(int64_t num_bytes) {
-  void* data = nullptr;
-  const cudaError_t status =
-      cudaHostAlloc(&data, num_bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  check(status);
-  std::memset(data, 0, num_bytes);
-  return static_cast<std::byte*>(data);
+  return allocate_pinned(num_bytes);
 }
 
-void CudaDevice::release_shared(std::byte* data, int64_t /*num_bytes*/) noexcept {
+void CudaDevice::release_shared(std::byte* data, int64_t num_bytes) noexcept {
   give_up_if_unwinding();
-  cudaFreeHost(data);
+  release_pinned(data, num_bytes);
 }
 
 void CudaDevice::copy(void* to, const void* from, int64_t num_bytes) {

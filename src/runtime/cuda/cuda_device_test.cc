@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
 #include <numeric>
 
 #include "core/elastic_memory.h"
@@ -59,6 +60,26 @@ TEST_F(CudaDeviceTest, SmallUploadsDoNotWait) {
   EXPECT_EQ(device().num_waits(), before);
   EXPECT_EQ(read(there), source);
   EXPECT_EQ(device().num_waits(), before + 1);
+}
+
+/// Little and much, which comes another way: zeroed, and copied beside other work in both
+/// directions.
+TEST_F(CudaDeviceTest, PinnedMemoryIsZeroedAndCopied) {
+  for (const int64_t bytes : {int64_t{100}, (int64_t{300} << 20) + 12}) {
+    const Buffer pinned(bytes, "a test", device(), MemoryKind::kShared);
+    EXPECT_EQ(std::to_integer<int>(pinned.data()[0]), 0);
+    EXPECT_EQ(std::to_integer<int>(pinned.data()[bytes - 1]), 0);
+    const Buffer own(bytes, "a test", device());
+    std::memset(pinned.data(), 7, bytes);
+    const auto lane = device().make_copy_lane();
+    lane->join(lane->give(own.data(), pinned.data(), bytes));
+    device().synchronize();
+    std::memset(pinned.data(), 0, bytes);
+    lane->join(lane->give(pinned.data(), own.data(), bytes));
+    device().synchronize();
+    EXPECT_EQ(std::to_integer<int>(pinned.data()[0]), 7);
+    EXPECT_EQ(std::to_integer<int>(pinned.data()[bytes - 1]), 7);
+  }
 }
 
 /// Addresses keep their place and content while more come to memory.

@@ -16,11 +16,11 @@ namespace tessera {
 namespace {
 
 using testing::expect_same_state;
+using ::testing::HasSubstr;
 using testing::make_trainer;
 using testing::NamedLayout;
 using testing::RunEnd;
 using testing::TemporaryFolder;
-using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 void expect_same_end(const RunEnd& found, const RunEnd& expected) {
@@ -116,8 +116,7 @@ class ReleasedRuns : public ::testing::Test {
  protected:
   std::unique_ptr<Trainer> make(Settings settings, const DeviceChooser& choose) {
     TrainingData data = open_training_data(settings);
-    auto trainer =
-        std::make_unique<Trainer>(std::move(settings), std::move(data), *world_, choose);
+    auto trainer = std::make_unique<Trainer>(std::move(settings), std::move(data), *world_, choose);
     trainer->resume("");
     return trainer;
   }
@@ -178,9 +177,8 @@ TEST_F(ReleasedRuns, GiveTheBitsOfThoseThatStayToOtherOptimizers) {
       settings.run.resume = ResumeMode::kNever;
       settings.train.precision = Precision::kBF16;
       settings.optimizer_kind = kind;
-      settings.optimizer.formats = {.first_moment = DType::kBF16,
-                                    .second_moment = DType::kBF16,
-                                    .master = master};
+      settings.optimizer.formats = {
+          .first_moment = DType::kBF16, .second_moment = DType::kBF16, .master = master};
       const auto kept = make(settings, choose_host);
       settings.shard.release_gradients = settings.shard.state_on_host = true;
       const auto released = make(settings, testing::choose_shadow);

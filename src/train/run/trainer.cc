@@ -75,8 +75,7 @@ void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit
   const ActivationBytes activations = rank.model.activation_bytes();
   if (device.is_host()) {
     return require_host_memory(state.total() + state.on_host + activations.total() +
-                                   activations.offloaded +
-                                   batch_bytes(settings, rank.layout),
+                                   activations.offloaded + batch_bytes(settings, rank.layout),
                                machine_memory(), "training");
   }
   require_pinnable(activations.offloaded + state.on_host, machine_memory());

@@ -153,7 +153,7 @@ void check_sharding(const Settings& settings, const Layout& layout) {
   const ShardSettings& shard = settings.shard;
   const bool full = shard.scope == ShardScope::kFull;
   require(!shard.release_gradients || layout.num_ranks() == 1,
-          "optim.release_gradients is for one rank, and there are {}; leave it out", 
+          "optim.release_gradients is for one rank, and there are {}; leave it out",
           layout.num_ranks());
   require(!shard.state_on_host || !full || layout.num_ranks() == 1,
           "optim.offload does not go with optim.shard = \"full\" on {} ranks; choose state or "

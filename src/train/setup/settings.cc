@@ -297,8 +297,9 @@ void validate_optimizer(const Settings& settings) {
 void validate_release(const Settings& settings) {
   if (!settings.shard.release_gradients) return;
   const TrainSettings& train = settings.train;
-  constexpr std::string_view kWhy = "with optim.release_gradients layers are updated before all "
-                                    "gradients are there";
+  constexpr std::string_view kWhy =
+      "with optim.release_gradients layers are updated before all "
+      "gradients are there";
   require(train.max_grad_norm == 0,
           "train.max_grad_norm is {}, but {}, so that their norm comes too late to clip by; set "
           "train.max_grad_norm = 0",

@@ -131,16 +131,14 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   const StateFormats& formats = settings.optimizer.formats;
   const int64_t state = ShardedOptimizer::state_bytes(places, replicated, sharding, formats);
   const int64_t at_work =
-      sharding.state_on_host
-          ? ShardedOptimizer::window_bytes(places, replicated, sharding, formats)
-          : state;
-  return {
-      .weights = sizes.weights,
-      .gradients =
-          sizes.gradients + ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
-      .optimizer = at_work + ShardedOptimizer::workspace_bytes(places, replicated, sharding,
-                                                               settings.optimizer, backend),
-      .on_host = sharding.state_on_host ? state : 0};
+      sharding.state_on_host ? ShardedOptimizer::window_bytes(places, replicated, sharding, formats)
+                             : state;
+  return {.weights = sizes.weights,
+          .gradients = sizes.gradients +
+                       ShardedOptimizer::count_staging(replicas, replicated, sharding, backend),
+          .optimizer = at_work + ShardedOptimizer::workspace_bytes(places, replicated, sharding,
+                                                                   settings.optimizer, backend),
+          .on_host = sharding.state_on_host ? state : 0};
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {

@@ -125,9 +125,9 @@ TEST(ReleasedStep, BringsStateFromTheHostBesideTheRuns) {
   const auto loads = find_all(plan, TaskAction::kLoadState, TaskPhase::kStart);
   const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
   for (size_t i = 0; i < loads.size(); ++i) {
-    EXPECT_GE(std::ranges::count_if(
-                  runs, [&](TaskId run) { return loads[i] < run && run < updates[i]; }),
-              1);
+    EXPECT_GE(
+        std::ranges::count_if(runs, [&](TaskId run) { return loads[i] < run && run < updates[i]; }),
+        1);
   }
 }
 
