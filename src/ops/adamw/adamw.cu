@@ -32,9 +32,11 @@ struct Kept {
   using M = FirstMoment;
   using V = SecondMoment;
   static constexpr bool kWeight = kHasWeight;
-  static constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
-  static constexpr bool kRandom =
-      std::is_same_v<Master, BFloat16> || !std::is_same_v<M, float> || !std::is_same_v<V, float>;
+  static constexpr bool kRemainder =
+      std::is_same_v<Master, uint16_t> || std::is_same_v<Master, uint8_t>;
+  static constexpr bool kRandom = std::is_same_v<Master, BFloat16> ||
+                                  std::is_same_v<Master, uint8_t> || !std::is_same_v<M, float> ||
+                                  !std::is_same_v<V, float>;
 };
 
 struct Nothing {};
@@ -72,7 +74,7 @@ __device__ __forceinline__ Floats<kWidth> masters_of(const Loaded<K, kWidth>& lo
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
       masters[i] = __uint_as_float(
-          join_halves(__bfloat16_as_ushort(loaded.weight.at[i]), loaded.master.at[i]));
+          join_halves(__bfloat16_as_ushort(loaded.weight.at[i]), lower_half(loaded.master.at[i])));
     return masters;
   } else {
     return to_floats(loaded.master);
@@ -101,14 +103,16 @@ __device__ __forceinline__ void keep_master(const AdamWSlice& slice, int64_t fir
                                             Floats<kWidth>& master,
                                             const uint32_t (&random)[kWidth]) {
   if constexpr (K::kRemainder) {
-    Pack<uint16_t, kWidth> lower;
+    using Remainder = typename K::Master;
+    Pack<Remainder, kWidth> remainders;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const uint32_t word = leave_halfway(__float_as_uint(master[i]));
+      const uint32_t word =
+          word_with_remainder<Remainder>(__float_as_uint(master[i]), weight_bits(random[i]));
       master[i] = __uint_as_float(word);
-      lower.at[i] = static_cast<uint16_t>(word & 0xffffU);
+      remainders.at[i] = remainder_of<Remainder>(word);
     }
-    store(static_cast<uint16_t*>(slice.master) + first, lower);
+    store(static_cast<Remainder*>(slice.master) + first, remainders);
   } else {
     keep<typename K::Master>(slice.master, first, master, random, weight_bits);
   }
@@ -181,6 +185,8 @@ ListKernel choose_by_master(const AdamWKind& kind) {
   switch (kind.master) {
     case DType::kU16:
       return update_list<Kept<uint16_t, M, V, true>>;
+    case DType::kU8:
+      return update_list<Kept<uint8_t, M, V, true>>;
     case DType::kBF16:
       return update_list<Kept<BFloat16, M, V, false>>;
     default:

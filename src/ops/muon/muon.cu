@@ -71,11 +71,14 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+template <typename Master>
+constexpr bool kIsRemainder = std::is_same_v<Master, uint16_t> || std::is_same_v<Master, uint8_t>;
+
 /// What the weight is with all digits that are kept.
 template <typename Master>
 __device__ __forceinline__ float join(Master master, BFloat16 weight) {
-  if constexpr (std::is_same_v<Master, uint16_t>) {
-    return __uint_as_float(join_halves(__bfloat16_as_ushort(weight), master));
+  if constexpr (kIsRemainder<Master>) {
+    return __uint_as_float(join_halves(__bfloat16_as_ushort(weight), lower_half(master)));
   } else {
     return static_cast<float>(master);
   }
@@ -85,7 +88,8 @@ template <typename Master, bool kWeight, typename O, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     update_list(const __grid_constant__ MatrixList<MuonWeight> list, const MuonStep step,
                 const O* o, int64_t elements) {
-  constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
+  constexpr bool kRemainder = kIsRemainder<Master>;
+  constexpr bool kRandom = !std::is_same_v<Master, float> && !std::is_same_v<Master, uint16_t>;
   wait_for_earlier();
   if (step.grad_scale->found_inf != 0) return;
   const MuonFactors f = *step.factors;
@@ -104,15 +108,15 @@ __global__ void __launch_bounds__(kThreads)
       const float old = join(master.at[i], weight.at[i]);
       const float change = __fmul_rn(f.step_size, orthogonal[i]);
       float value = __fmaf_rn(old, f.decay, -change);
+      uint32_t random = 0;
+      if constexpr (kRandom)
+        random = weight_bits(
+            rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
       if constexpr (kRemainder) {
-        const uint32_t word = leave_halfway(__float_as_uint(value));
+        const uint32_t word = word_with_remainder<Master>(__float_as_uint(value), random);
         value = __uint_as_float(word);
-        master.at[i] = static_cast<uint16_t>(word & 0xffffU);
+        master.at[i] = remainder_of<Master>(word);
       } else {
-        uint32_t random = 0;
-        if constexpr (!std::is_same_v<Master, float>)
-          random = weight_bits(
-              rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
         keep(master.at + i, value, random);
       }
       if constexpr (kWeight) weight.at[i] = __float2bfloat16_rn(value);
@@ -147,6 +151,7 @@ void with_width(bool vectors, Run run) {
 template <typename Run>
 void with_master(DType master, bool has_weight, Run run) {
   if (master == DType::kU16) return run.template operator()<uint16_t, true>();
+  if (master == DType::kU8) return run.template operator()<uint8_t, true>();
   if (master == DType::kBF16) return run.template operator()<BFloat16, false>();
   has_weight ? run.template operator()<float, true>() : run.template operator()<float, false>();
 }

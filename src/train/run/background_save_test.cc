@@ -58,7 +58,8 @@ TEST_P(SavedBytes, AreCountedBeforeTheyAreTaken) {
   };
   train_on_ranks(settings, check);
   settings.train.precision = Precision::kBF16;
-  settings.optimizer.formats = {.first_moment = DType::kBF16, .second_moment = DType::kF32};
+  settings.optimizer.formats = {.first_moment = MomentKind::kBF16,
+                                .second_moment = MomentKind::kF32};
   for (const MasterKind master : kMasters) {
     settings.optimizer.formats.master = master;
     train_on_ranks(settings, check);

@@ -74,7 +74,8 @@ TEST(LoadOptimizer, TakesMastersOfAnyFormat) {
 }
 
 TEST(LoadOptimizer, RoundsAndWidensMoments) {
-  const StateFormats narrow = {.first_moment = DType::kBF16, .second_moment = DType::kBF16};
+  const StateFormats narrow = {.first_moment = MomentKind::kBF16,
+                               .second_moment = MomentKind::kBF16};
   const TemporaryFolder folder;
   const auto wide = make_trainer(settings_with(folder, {}));
   for (int i = 0; i < 3; ++i) wide->step();
@@ -99,8 +100,10 @@ TEST(LoadOptimizer, FewerBitsTakeLessMemory) {
   const auto all = static_cast<double>(bytes({}));
   // 12 bytes an element, of which norms and the router have 8 in any case.
   EXPECT_NEAR(bytes({.master = MasterKind::kRemainder}) / all, 10.0 / 12, 0.02);
-  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kF32}) / all, 8.0 / 12, 0.02);
-  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kNone}) / all, 4.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kF32}) / all, 8.0 / 12,
+              0.02);
+  EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}) / all, 4.0 / 12,
+              0.02);
 }
 
 /// The same with Muon.
@@ -112,8 +115,8 @@ Settings muon_settings(const TemporaryFolder& folder, const StateFormats& format
 
 TEST(LoadOptimizer, MuonContinuesBitwise) {
   for (const StateFormats& formats :
-       {StateFormats{}, StateFormats{DType::kBF16, DType::kBF16, MasterKind::kRemainder},
-        StateFormats{DType::kBF16, DType::kBF16, MasterKind::kNone}}) {
+       {StateFormats{}, StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kRemainder},
+        StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}}) {
     const TemporaryFolder folder;
     const auto unbroken = make_trainer(muon_settings(folder, formats));
     for (int i = 0; i < 2; ++i) unbroken->step();
