@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "ops/adamw/adamw_update.cuh"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
@@ -71,19 +72,6 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <typename Master>
-constexpr bool kIsRemainder = std::is_same_v<Master, uint16_t> || std::is_same_v<Master, uint8_t>;
-
-/// What the weight is with all digits that are kept.
-template <typename Master>
-__device__ __forceinline__ float join(Master master, BFloat16 weight) {
-  if constexpr (kIsRemainder<Master>) {
-    return __uint_as_float(join_halves(__bfloat16_as_ushort(weight), lower_half(master)));
-  } else {
-    return static_cast<float>(master);
-  }
-}
-
 template <typename Master, bool kWeight, typename O, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     update_list(const __grid_constant__ MatrixList<MuonWeight> list, const MuonStep step,
@@ -105,20 +93,14 @@ __global__ void __launch_bounds__(kThreads)
       weight = load_pack<kWidth>(static_cast<const BFloat16*>(weights) + first);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float old = join(master.at[i], weight.at[i]);
+      const float old = master_of(master.at[i], weight.at[i]);
       const float change = __fmul_rn(f.step_size, orthogonal[i]);
       float value = __fmaf_rn(old, f.decay, -change);
       uint32_t random = 0;
       if constexpr (kRandom)
-        random = weight_bits(
-            rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
-      if constexpr (kRemainder) {
-        const uint32_t word = word_with_remainder<Master>(__float_as_uint(value), random);
-        value = __uint_as_float(word);
-        master.at[i] = remainder_of<Master>(word);
-      } else {
-        keep(master.at + i, value, random);
-      }
+        random =
+            rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old));
+      master.at[i] = keep_master<Master>(value, random);
       if constexpr (kWeight) weight.at[i] = __float2bfloat16_rn(value);
     }
     store(masters + first, master);
