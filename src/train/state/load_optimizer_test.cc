@@ -45,8 +45,9 @@ std::map<std::string, std::vector<float>> read_masters(Trainer& trainer, MasterK
   });
   for (auto& [name, digits] : values) {
     for (float& x : digits) {
-      if (as == MasterKind::kRemainder)
-        x = std::bit_cast<float>(leave_halfway(std::bit_cast<uint32_t>(x)));
+      const auto word = std::bit_cast<uint32_t>(x);
+      if (as == MasterKind::kRemainder) x = std::bit_cast<float>(leave_halfway(word));
+      if (as == MasterKind::kRemainder8) x = std::bit_cast<float>(nearest_24_bits(word));
     }
   }
   return values;
@@ -54,7 +55,8 @@ std::map<std::string, std::vector<float>> read_masters(Trainer& trainer, MasterK
 
 /// Masters go from any format to any other: all digits that both have arrive.
 TEST(LoadOptimizer, TakesMastersOfAnyFormat) {
-  constexpr MasterKind kKinds[] = {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone};
+  constexpr MasterKind kKinds[] = {MasterKind::kF32, MasterKind::kRemainder,
+                                   MasterKind::kRemainder8, MasterKind::kNone};
   for (const MasterKind from : kKinds) {
     const TemporaryFolder folder;
     const auto saved = make_trainer(settings_with(folder, {.master = from}));
@@ -100,6 +102,7 @@ TEST(LoadOptimizer, FewerBitsTakeLessMemory) {
   const auto all = static_cast<double>(bytes({}));
   // 12 bytes an element, of which norms and the router have 8 in any case.
   EXPECT_NEAR(bytes({.master = MasterKind::kRemainder}) / all, 10.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({.master = MasterKind::kRemainder8}) / all, 9.0 / 12, 0.02);
   EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kF32}) / all, 8.0 / 12,
               0.02);
   EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}) / all, 4.0 / 12,
@@ -116,6 +119,7 @@ Settings muon_settings(const TemporaryFolder& folder, const StateFormats& format
 TEST(LoadOptimizer, MuonContinuesBitwise) {
   for (const StateFormats& formats :
        {StateFormats{}, StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kRemainder},
+        StateFormats{MomentKind::kBF16, MomentKind::kF32, MasterKind::kRemainder8},
         StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}}) {
     const TemporaryFolder folder;
     const auto unbroken = make_trainer(muon_settings(folder, formats));
@@ -188,7 +192,8 @@ TEST(MuonSettings, AreRefusedWithAdamW) {
 TEST(StateFormats, RefusesMastersOfF32Weights) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
-  for (const MasterKind kind : {MasterKind::kRemainder, MasterKind::kNone}) {
+  for (const MasterKind kind :
+       {MasterKind::kRemainder, MasterKind::kRemainder8, MasterKind::kNone}) {
     settings.optimizer.formats.master = kind;
     EXPECT_THROW(validate(settings), UserError);
   }
