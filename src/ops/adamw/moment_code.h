@@ -62,9 +62,9 @@ struct MomentCode {
     const uint32_t magnitude = code & kMagnitudes;
     const uint32_t shifted = base + (magnitude << kShift);
     const float small = float_of_word(shifted) - float_of_word(base);
-    const uint32_t normal = shifted - (1U << 23U);
-    uint32_t word = magnitude < (1U << kMantissaBits) ? word_of_float(small) : normal;
-    word = magnitude == kMagnitudes ? 0x7fc00000U : word;
+    uint32_t word = choose(is_below(magnitude, 1U << kMantissaBits), word_of_float(small),
+                           shifted - (1U << 23U));
+    word = choose(magnitude == kMagnitudes, 0x7fc00000U, word);
     if constexpr (kSigned) word |= (code >> (8 * sizeof(Code) - 1)) << 31U;
     return float_of_word(word);
   }
@@ -75,13 +75,13 @@ struct MomentCode {
                                                           uint32_t below) {
     const uint32_t word = word_of_float(value);
     const uint32_t magnitude = word & 0x7fffffffU;
-    const bool small = magnitude < base;
+    const bool small = is_below(magnitude, base);
     const float sum = float_of_word(magnitude) + float_of_word(base);
-    const uint32_t shifted = small ? word_of_float(sum) : magnitude;
+    const uint32_t shifted = choose(small, word_of_float(sum), magnitude);
     uint32_t code = ((shifted + below) >> kShift) - (base >> kShift);
-    code += small ? 0U : 1U << kMantissaBits;
-    if constexpr (kSquares) code = magnitude != 0 && code == 0 ? 1U : code;
-    code = magnitude > 0x7f800000U ? kMagnitudes : code;
+    code += choose(small, 0U, 1U << kMantissaBits);
+    if constexpr (kSquares) code += magnitude != 0 && code == 0 ? 1U : 0U;
+    code = choose(is_below(0x7f800000U, magnitude), kMagnitudes, code);
     if constexpr (kSigned) code |= (word >> 31U) << (8 * sizeof(Code) - 1);
     return static_cast<Code>(code);
   }
@@ -99,6 +99,16 @@ struct MomentCode {
   }
 
  private:
+  /// Of words below 2^31, whose comparison as signed ones AVX2 has.
+  TESSERA_HOST_DEVICE_INLINE static constexpr bool is_below(uint32_t a, uint32_t b) {
+    return static_cast<int32_t>(a) < static_cast<int32_t>(b);
+  }
+  /// Without a branch, in which compilers would leave a sum that only one side needs, and vectorize
+  /// neither.
+  TESSERA_HOST_DEVICE_INLINE static constexpr uint32_t choose(bool first, uint32_t a, uint32_t b) {
+    const uint32_t mask = 0U - static_cast<uint32_t>(first);
+    return (a & mask) | (b & ~mask);
+  }
   /// 16 random bits as kShift of them; where these are more, in the middle of what they stand for.
   TESSERA_HOST_DEVICE_INLINE static constexpr uint32_t spread(uint32_t random) {
     if constexpr (kShift <= 16) {
