@@ -164,6 +164,24 @@ TEST(LoadOptimizer, MuonTakesAdamWsFirstMoments) {
   EXPECT_TRUE(std::isfinite(muon->step().loss));
 }
 
+TEST(LoadOptimizer, MuonTakesAdamWsFirstMomentsWithScales) {
+  const TemporaryFolder folder;
+  const StateFormats narrow = {MomentKind::kFp8, MomentKind::kFp8, MasterKind::kRemainder8};
+  const auto adamw = make_trainer(settings_with(folder, narrow));
+  for (int i = 0; i < 3; ++i) adamw->step();
+  adamw->save("");
+  // FP8 in F32, and from there in BF16, is all there.
+  const auto wide = make_trainer(settings_with(folder, {.master = MasterKind::kRemainder8}));
+  const auto expected = read_floats(wide->state().optimizer().state_slices(HeldPart::kHeld));
+  const auto muon = make_trainer(
+      muon_settings(folder, {MomentKind::kBF16, MomentKind::kF32, MasterKind::kRemainder8}));
+  ASSERT_EQ(muon->position().step, 3);
+  const auto found = read_floats(muon->state().optimizer().state_slices(HeldPart::kHeld));
+  const std::string name = "layers.0.moe.experts.gate_up.weight.m";
+  EXPECT_EQ(found.at(name), expected.at(name));
+  EXPECT_TRUE(std::isfinite(muon->step().loss));
+}
+
 TEST(LoadOptimizer, AdamWRefusesMuonsState) {
   const TemporaryFolder folder;
   const auto muon = make_trainer(muon_settings(folder));
