@@ -207,6 +207,16 @@ void add_optimizer(Cases& cases) {
                    make_adamw({.bf16_weight = true}),
                    {{DType::kF32, {kParameters}}, {DType::kF32, {8}}, {DType::kF32, {2}}},
                    kParameters * (7 * 4.0 + 2.0)});
+  for (const MomentKind kind : {MomentKind::kFp8, MomentKind::kF16}) {
+    const auto size = static_cast<double>(dtype_size(moment_dtype(kind)));
+    const StateFormats formats = {kind, kind, MasterKind::kRemainder8};
+    // A gradient, both moments with a scale for 128 elements, and weight and remainder.
+    cases.push_back(
+        {fmt::format("adamw, moments in {}", moment_name(kind)),
+         make_adamw({.bf16_weight = true, .formats = formats}),
+         {{DType::kF32, {kParameters / 512, 512}}, {DType::kF32, {8}}, {DType::kF32, {2}}},
+         kParameters * (4.0 + 2 * (2 * size + 2.0 / 128 + 3))});
+  }
   add(cases, "sum_of_squares", make_sum_of_squares(), {{DType::kF32, {kParameters}}});
 }
 

@@ -5,9 +5,9 @@
                          [--seeds 2] [--only NAME,...] [--json FILE]
 
 Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
-element of a BF16 weight, the mean validation loss at the end, its gap to that of F32 state with the standard error over
-the seeds, and the time of a step. "remainder" computes what F32 state does but for single roundings of a last digit: its
-gap shows what chance alone makes of one. docs/log.md says what was measured.
+element of a BF16 weight (scales apart), the mean validation loss at the end, its gap to that of F32 state with the
+standard error over the seeds, and the time of a step. "remainder" computes what F32 state does but for single roundings
+of a last digit: its gap shows what chance alone makes of one. docs/log.md says what was measured.
 """
 import argparse
 import json
@@ -17,7 +17,12 @@ import subprocess
 import sys
 import tempfile
 
-NARROW = ["--optim.first_moment=bf16", "--optim.second_moment=bf16"]
+
+def moments(first, second):
+    return [f"--optim.first_moment={first}", f"--optim.second_moment={second}"]
+
+
+NARROW = moments("bf16", "bf16")
 
 # Name: bytes for an element beside a BF16 weight and its gradient, and the options.
 FORMATS = {
@@ -27,6 +32,11 @@ FORMATS = {
     "remainder": (10, ["--optim.master=remainder"]),
     "moments+remainder": (6, [*NARROW, "--optim.master=remainder"]),
     "moments+none": (4, [*NARROW, "--optim.master=none"]),
+    "fp8": (6, moments("fp8", "fp8")),
+    "fp8+remainder8": (3, [*moments("fp8", "fp8"), "--optim.master=remainder8"]),
+    "fp8+none": (2, [*moments("fp8", "fp8"), "--optim.master=none"]),
+    "remainder8": (9, ["--optim.master=remainder8"]),
+    "f16": (8, moments("f16", "f16")),
 }
 
 

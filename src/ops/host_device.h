@@ -6,3 +6,7 @@
 #else
 #define TESSERA_HOST_DEVICE
 #endif
+
+/// The same for those that vector code of several CPU levels calls (ops/cpu_dispatch.h): of copies
+/// that are not inlined the linker would keep one, of any level.
+#define TESSERA_HOST_DEVICE_INLINE TESSERA_HOST_DEVICE inline __attribute__((always_inline))

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/adamw/moment_blocks.h"
 #include "optim/replicas.h"
 
 namespace tessera {
@@ -54,8 +55,9 @@ void HeldState::append(std::vector<NamedSlice>& slices, size_t idx, HeldPart par
                        const NamedTensor& tensor) const {
   const HeldParameter& p = parameters_[idx];
   const IndexRange rows = part == HeldPart::kOwned ? p.owned : IndexRange{0, p.slice.num_rows()};
-  const Slice slice = p.slice.take_rows(rows.begin, rows.count);
-  const bool names_empty = p.names_empty && p.slice.global.num_elements() == 0;
+  const Slice whole = names_scales(tensor.name) ? slice_of_scales(p.slice) : p.slice;
+  const Slice slice = whole.take_rows(rows.begin, rows.count);
+  const bool names_empty = p.names_empty && whole.global.num_elements() == 0;
   if (slice.shape().num_elements() == 0 && !names_empty) return;
   slices.push_back({tensor.name, take_rows(tensor.tensor, rows), slice});
 }

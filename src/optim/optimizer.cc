@@ -9,38 +9,17 @@
 
 #include "core/host_tensor.h"
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/moment_blocks.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/add/add.h"
 #include "ops/bf16_sum/bf16_sum.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "optim/replicas.h"
+#include "optim/state_layout.h"
 
 namespace tessera {
 namespace {
-
-/// Where a parameter's state lies in the flat buffer, from its own beginning.
-struct StateLayout {
-  int64_t m = 0;
-  int64_t v = -1;       // -1: not kept
-  int64_t master = -1;  // -1: nothing is beside the weight
-  int64_t num_bytes = 0;
-};
-
-StateLayout layout_state(const Parameter& parameter, const StateFormats& formats) {
-  const Tensor& weight = parameter.weight;
-  StateLayout layout;
-  const auto place = [&](DType dtype) {
-    const int64_t offset = layout.num_bytes;
-    layout.num_bytes += align_up(weight.num_elements() * dtype_size(dtype));
-    return offset;
-  };
-  layout.m = place(formats.first_moment);
-  if (parameter.has_second_moment()) layout.v = place(formats.second_moment);
-  const MasterKind beside = formats.master_of(weight.dtype);
-  if (beside != MasterKind::kNone) layout.master = place(master_dtype(beside));
-  return layout;
-}
 
 /// All parameters are one group where none are given.
 UpdateGroups complete(UpdateGroups groups, size_t num_parameters) {
@@ -213,12 +192,12 @@ size_t Optimizer::find_adamw(const Parameter& parameter) {
       .eps = options_.eps,
       .weight_decay = is_decayed(parameter, options_) ? options_.weight_decay : 0.0,
       .bf16_weight = parameter.weight.dtype == DType::kBF16,
-      .formats = options_.formats};
+      .formats = parameter.kept(options_.formats)};
   const auto found = std::ranges::find_if(kinds_, [&](const Kind& kind) {
     if (kind.muon) return false;
     const AdamWSpec& own = static_cast<const AdamW&>(*kind.adamw).spec();
     return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
-           kind.lr_multiplier == parameter.lr_multiplier;
+           own.formats == spec.formats && kind.lr_multiplier == parameter.lr_multiplier;
   });
   if (found != kinds_.end()) return found - kinds_.begin();
   kinds_.push_back({make_adamw(spec), std::nullopt, parameter.lr_multiplier});
@@ -257,19 +236,27 @@ std::vector<size_t> Optimizer::find_muon(const Parameter& parameter,
 }
 
 Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_offset) const {
-  const StateFormats& formats = options_.formats;
+  const StateFormats formats = parameter.kept(options_.formats);
   const StateLayout layout = layout_state(parameter, formats);
+  const Tensor& weight = parameter.weight;
   const auto state = [&](int64_t offset, DType dtype) {
-    return state_memory().tensor(state_offset + offset, dtype, parameter.weight.shape);
+    return offset < 0 ? Tensor()
+                      : state_memory().tensor(state_offset + offset, dtype, weight.shape);
   };
-  const MasterKind beside = formats.master_of(parameter.weight.dtype);
-  return {
-      .parameter = parameter,
-      .master = layout.master >= 0 ? state(layout.master, master_dtype(beside)) : parameter.weight,
-      .m = state(layout.m, formats.first_moment),
-      .v = layout.v >= 0 ? state(layout.v, formats.second_moment) : Tensor(),
-      .kinds = {},
-      .beside = beside};
+  const auto scales = [&](int64_t offset) {
+    if (offset < 0) return Tensor();
+    return state_memory().tensor(state_offset + offset, DType::kU8, shape_of_scales(weight.shape));
+  };
+  const MasterKind beside = formats.master_of(weight.dtype);
+  return {.parameter = parameter,
+          .master = layout.master >= 0 ? state(layout.master, master_dtype(beside)) : weight,
+          .m = state(layout.m, moment_dtype(formats.first_moment)),
+          .v = state(layout.v, moment_dtype(formats.second_moment)),
+          .m_scale = scales(layout.m_scale),
+          .v_scale = scales(layout.v_scale),
+          .kinds = {},
+          .beside = beside,
+          .formats = formats};
 }
 
 /// A parameter with its state where update() finds it.
@@ -278,7 +265,9 @@ Optimizer::Slot Optimizer::at_work(size_t parameter) const {
   if (!windows_) return slot;
   if (slot.beside != MasterKind::kNone) slot.master = windows_->in_window(slot.master, slot.group);
   slot.m = windows_->in_window(slot.m, slot.group);
-  if (slot.v) slot.v = windows_->in_window(slot.v, slot.group);
+  for (Tensor* const own : {&slot.v, &slot.m_scale, &slot.v_scale}) {
+    if (*own) *own = windows_->in_window(*own, slot.group);
+  }
   return slot;
 }
 
@@ -431,9 +420,14 @@ void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
   for (const size_t idx : parameters) {
     const Slot slot = at_work(idx);
     if (!slot.parameter.has_second_moment() || slot.kinds.front() != kind) continue;
-    inputs.push_back(flat(slot.parameter.grad));
-    for (const Tensor& tensor : {slot.master, slot.m, slot.v}) outputs.push_back(flat(tensor));
-    if (slot.beside != MasterKind::kNone) outputs.push_back(flat(slot.parameter.weight));
+    const auto arranged = [&](const Tensor& tensor) {
+      return slot.formats.have_scales() ? tensor : flat(tensor);
+    };
+    inputs.push_back(arranged(slot.parameter.grad));
+    for (const Tensor& tensor : {slot.master, slot.m, slot.v}) outputs.push_back(arranged(tensor));
+    if (slot.beside != MasterKind::kNone) outputs.push_back(arranged(slot.parameter.weight));
+    if (has_scales(slot.formats.first_moment)) outputs.push_back(slot.m_scale);
+    if (has_scales(slot.formats.second_moment)) outputs.push_back(slot.v_scale);
   }
   if (inputs.empty()) return;
   inputs.push_back(factors_of(kind));
@@ -468,38 +462,42 @@ void Optimizer::update_by_muon(size_t kind, std::span<const size_t> parameters,
 
 int Optimizer::num_state_tensors(size_t parameter) const {
   const Slot& slot = slots_[parameter];
-  return 1 + (slot.parameter.has_second_moment() ? 1 : 0) +
+  const auto count = [](MomentKind kind) { return has_scales(kind) ? 2 : 1; };
+  return count(slot.formats.first_moment) +
+         (slot.parameter.has_second_moment() ? count(slot.formats.second_moment) : 0) +
          (slot.beside != MasterKind::kNone ? 1 : 0);
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
   std::vector<NamedTensor> result;
   for (const Slot& slot : slots_) {
-    const std::string& name = slot.parameter.name;
-    result.push_back({name + ".m", slot.m});
-    if (slot.parameter.has_second_moment()) result.push_back({name + ".v", slot.v});
-    const std::string_view suffix = master_suffix(slot.beside);
-    if (!suffix.empty()) result.push_back({fmt::format("{}.{}", name, suffix), slot.master});
+    const auto add = [&](std::string_view suffix, const Tensor& tensor) {
+      result.push_back({fmt::format("{}.{}", slot.parameter.name, suffix), tensor});
+    };
+    add("m", slot.m);
+    if (has_scales(slot.formats.first_moment)) add("m_scale", slot.m_scale);
+    if (slot.parameter.has_second_moment()) {
+      add("v", slot.v);
+      if (has_scales(slot.formats.second_moment)) add("v_scale", slot.v_scale);
+    }
+    if (slot.beside != MasterKind::kNone) add(master_suffix(slot.beside), slot.master);
   }
   return result;
 }
 
-/// Weight and remainder become the halves of what `change` makes of the number that they are.
+/// Weight and remainder become those that tell what `change` makes of their number.
+template <typename Remainder>
 void Optimizer::Slot::change_remainder(
     const std::function<void(const Tensor& master)>& change) const {
   const HostTensor weight(parameter.weight, HostTensor::Access::kRead);
   const HostTensor remainder(master, HostTensor::Access::kRead);
   const auto upper = weight.get().span<Bf16>();
-  const auto lower = remainder.get().span<uint16_t>();
+  const auto lower = remainder.get().span<Remainder>();
   const OwnedTensor whole(DType::kF32, parameter.weight.shape);
   const auto values = whole.get().span<float>();
-  join_masters(upper, lower, values);
+  join_masters<Remainder>(upper, lower, values);
   change(whole.get());
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint32_t word = leave_halfway(std::bit_cast<uint32_t>(values[i]));
-    upper[i] = Bf16(std::bit_cast<float>(word));
-    lower[i] = static_cast<uint16_t>(word & 0xffffU);
-  }
+  split_masters<Remainder>(values, upper, lower);
   weight.store();
   remainder.store();
 }
@@ -513,7 +511,9 @@ void Optimizer::change_masters(
       change(i, master.get());
       master.store();
     } else if (slot.beside == MasterKind::kRemainder) {
-      slot.change_remainder([&](const Tensor& master) { change(i, master); });
+      slot.change_remainder<uint16_t>([&](const Tensor& master) { change(i, master); });
+    } else if (slot.beside == MasterKind::kRemainder8) {
+      slot.change_remainder<uint8_t>([&](const Tensor& master) { change(i, master); });
     }
   }
 }
@@ -531,9 +531,9 @@ void Optimizer::round_masters() const {
 
 void Optimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
-    if (slot.beside == MasterKind::kRemainder) {
+    if (is_remainder(slot.beside)) {
       if (windows_) {
-        std::ranges::fill(slot.master.span<uint16_t>(), uint16_t{0});
+        std::memset(slot.master.data, 0, slot.master.num_bytes());
       } else {
         backend_.device().zero(slot.master.data, slot.master.num_bytes());
       }

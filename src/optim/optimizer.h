@@ -46,6 +46,10 @@ struct Parameter {
   std::vector<int64_t> matrix_rows = {};
 
   bool has_second_moment() const { return matrix_rows.empty(); }
+  /// How its state is kept where `formats` are asked for.
+  StateFormats kept(const StateFormats& formats) const {
+    return formats.of_rank(weight.shape.rank());
+  }
 };
 
 /// Told of an update's operators by name, when the device is next synchronised, with the times at
@@ -133,8 +137,9 @@ class Optimizer {
   void give_factors(double grad_scale, const StepResult& result);
 
   /// Views of all state, parameter by parameter, of the weight's shape: "<parameter>.m",
-  /// "<parameter>.v" where AdamW updates it and, beside a BF16 weight, "<parameter>.master" or
-  /// "<parameter>.remainder". After filling masters call round_masters.
+  /// "<parameter>.v" where AdamW updates it and, beside a BF16 weight, "<parameter>." and its
+  /// master_suffix. Behind a moment that has scales come these, "<parameter>.m_scale" or
+  /// "<parameter>.v_scale", of shape_of_scales. After filling masters call round_masters.
   std::vector<NamedTensor> state() const;
   /// How many of these are of one parameter, by its place in the list.
   int num_state_tensors(size_t parameter) const;
@@ -172,10 +177,13 @@ class Optimizer {
     Tensor master;  // or the remainder; the weight itself where nothing is beside it
     Tensor m;
     Tensor v;                   // of AdamW alone
+    Tensor m_scale, v_scale;    // of moments that have scales
     std::vector<size_t> kinds;  // of each matrix; of AdamW one
     MasterKind beside;
+    StateFormats formats;
     size_t group = 0;
 
+    template <typename Remainder>
     void change_remainder(const std::function<void(const Tensor& master)>& change) const;
   };
 

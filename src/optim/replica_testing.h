@@ -135,13 +135,15 @@ struct SpreadModel {
   }
 };
 
-/// Any of the ways in which an optimizer keeps its state.
-inline OptimizerOptions random_state(Random& random) {
-  const auto dtype = [&] { return random.next_below(2) == 0 ? DType::kF32 : DType::kBF16; };
-  const DType first_moment = dtype();
+/// Any of the ways in which an optimizer keeps the state of such a model. Muon's has no scales.
+inline OptimizerOptions random_state(Random& random, const SpreadModel& model) {
+  const bool muon = std::ranges::any_of(
+      model.parameters, [](const SpreadParameter& p) { return !p.matrix_rows.empty(); });
+  const auto moment = [&] { return static_cast<MomentKind>(random.next_below(muon ? 2 : 4)); };
+  const MomentKind first_moment = moment();
   return {.formats = {.first_moment = first_moment,
-                      .second_moment = dtype(),
-                      .master = static_cast<MasterKind>(random.next_below(3))},
+                      .second_moment = moment(),
+                      .master = static_cast<MasterKind>(random.next_below(4))},
           .muon = {.nesterov = random.next_below(2) == 0}};
 }
 
@@ -268,9 +270,11 @@ inline SpreadModel random_model(Random& random) {
   for (uint64_t c = 0; c < num_cuts; ++c)
     model.cuts.push_back(random_cut(random, fmt::format("cut{}", c), model.num_ranks));
   const auto num_parameters = random.next_below(9);
+  const bool muon = random.next_below(2) == 0;
   for (uint64_t i = 0; i < num_parameters; ++i) {
     const auto rows = static_cast<int64_t>(random.next_below(random.next_below(3) == 0 ? 3 : 40));
-    const auto columns = static_cast<int64_t>(1 + random.next_below(20));
+    const auto columns =
+        static_cast<int64_t>(1 + random.next_below(random.next_below(3) == 0 ? 300 : 20));
     model.parameters.push_back(
         {.name = fmt::format("p{}", i),
          .global = random.next_below(3) == 0 ? Shape{rows} : Shape{rows, columns},
@@ -278,7 +282,7 @@ inline SpreadModel random_model(Random& random) {
          .cut = random.next_below(num_cuts),
          .lr_multiplier = random.next_below(4) == 0 ? 0.5 : 1.0});
     SpreadParameter& last = model.parameters.back();
-    if (last.global.rank() == 2 && random.next_below(2) == 0)
+    if (muon && last.global.rank() == 2 && random.next_below(2) == 0)
       last.matrix_rows = random_matrices(random, rows);
   }
   return model;

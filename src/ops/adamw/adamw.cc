@@ -1,6 +1,8 @@
 #include "ops/adamw/adamw.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace tessera {
 namespace {
@@ -19,8 +21,6 @@ AdamW::AdamW(const AdamWSpec& spec) : spec_(spec) {
           "adamw: eps must be finite and above 0 as a float, got {}; 1e-8 is usual", spec.eps);
   require(spec.weight_decay >= 0.0 && std::isfinite(spec.weight_decay),
           "adamw: weight_decay must be finite and at least 0, got {}", spec.weight_decay);
-  for (const DType dtype : {spec.formats.first_moment, spec.formats.second_moment})
-    require(is_storage(dtype), "adamw: moments are f32 or bf16, got {}", dtype_name(dtype));
 }
 
 std::string AdamW::attributes() const {
@@ -28,8 +28,8 @@ std::string AdamW::attributes() const {
                                  spec_.beta2, spec_.eps, spec_.weight_decay);
   if (spec_.formats.are_plain()) return text;
   const std::string_view beside = master_suffix(spec_.master());
-  return text + fmt::format(" m={} v={} beside={}", dtype_name(spec_.formats.first_moment),
-                            dtype_name(spec_.formats.second_moment),
+  return text + fmt::format(" m={} v={} beside={}", moment_name(spec_.formats.first_moment),
+                            moment_name(spec_.formats.second_moment),
                             beside.empty() ? "nothing" : beside);
 }
 
@@ -37,6 +37,19 @@ std::string AdamW::attributes() const {
 DType AdamW::master_type() const {
   if (!spec_.bf16_weight) return DType::kF32;
   return spec_.master() == MasterKind::kNone ? DType::kBF16 : master_dtype(spec_.master());
+}
+
+std::vector<ValueType> AdamW::outputs_of(const ValueType& grad) const {
+  const StateFormats& formats = spec_.formats;
+  std::vector<ValueType> outputs = {with_dtype(grad, master_type()),
+                                    with_dtype(grad, moment_dtype(formats.first_moment)),
+                                    with_dtype(grad, moment_dtype(formats.second_moment))};
+  if (has_weight()) outputs.push_back(with_dtype(grad, DType::kBF16));
+  for (const MomentKind kind : {formats.first_moment, formats.second_moment}) {
+    if (has_scales(kind))
+      outputs.push_back({DType::kU8, {grad.shape[0], count_moment_blocks(grad.shape[1])}});
+  }
+  return outputs;
 }
 
 std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
@@ -48,14 +61,13 @@ std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
               "factors must be f32 [8], got {}", trailing[kFactors].to_string());
   check_shape(*this, trailing[kGradScale] == ValueType{.dtype = DType::kF32, .shape = {2}},
               "grad_scale must be f32 [2], got {}", trailing[kGradScale].to_string());
+  const bool rows = spec_.formats.have_scales();
   std::vector<ValueType> outputs;
   for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
-    check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
-                "grad must be f32 [n], got {}", grad.to_string());
-    for (const DType dtype :
-         {master_type(), spec_.formats.first_moment, spec_.formats.second_moment})
-      outputs.push_back(with_dtype(grad, dtype));
-    if (num_outputs() == 4) outputs.push_back(with_dtype(grad, DType::kBF16));
+    check_shape(*this,
+                grad.dtype == DType::kF32 && grad.shape.rank() == (rows ? 2 : 1) && !grad.ragged(),
+                "grad must be f32 {}, got {}", rows ? "[rows, columns]" : "[n]", grad.to_string());
+    std::ranges::copy(outputs_of(grad), std::back_inserter(outputs));
   }
   return outputs;
 }
@@ -63,12 +75,12 @@ std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
 Cost AdamW::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {
   Cost cost = Operator::cost(inputs, outputs);
   for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
-    const auto n = static_cast<double>(grad.shape.num_elements());
-    cost.flops += 15 * n;
-    // What the update starts from and the moments are read as well.
-    for (const DType dtype :
-         {master_type(), spec_.formats.first_moment, spec_.formats.second_moment})
-      cost.bytes += n * static_cast<double>(dtype_size(dtype));
+    cost.flops += 15 * static_cast<double>(grad.shape.num_elements());
+    // What the update starts from, the moments and their scales are read as well.
+    const std::vector<ValueType> kept = outputs_of(grad);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (!has_weight() || i != kWeight) cost.bytes += static_cast<double>(kept[i].num_bytes());
+    }
   }
   return cost;
 }

@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "ops/adamw/adamw_kernels.h"
+#include "ops/adamw/adamw_update.cuh"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/parts.cuh"
@@ -32,9 +33,10 @@ struct Kept {
   using M = FirstMoment;
   using V = SecondMoment;
   static constexpr bool kWeight = kHasWeight;
-  static constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
-  static constexpr bool kRandom =
-      std::is_same_v<Master, BFloat16> || !std::is_same_v<M, float> || !std::is_same_v<V, float>;
+  static constexpr bool kRemainder = kIsRemainder<Master>;
+  static constexpr bool kRandom = std::is_same_v<Master, BFloat16> ||
+                                  std::is_same_v<Master, uint8_t> || !std::is_same_v<M, float> ||
+                                  !std::is_same_v<V, float>;
 };
 
 struct Nothing {};
@@ -64,21 +66,6 @@ __device__ __forceinline__ Loaded<K, kWidth> load_elements(const AdamWSlice& sli
   return loaded;
 }
 
-/// The numbers that an update starts from.
-template <typename K, int kWidth>
-__device__ __forceinline__ Floats<kWidth> masters_of(const Loaded<K, kWidth>& loaded) {
-  if constexpr (K::kRemainder) {
-    Floats<kWidth> masters;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      masters[i] = __uint_as_float(
-          join_halves(__bfloat16_as_ushort(loaded.weight.at[i]), loaded.master.at[i]));
-    return masters;
-  } else {
-    return to_floats(loaded.master);
-  }
-}
-
 /// Stores values as T, those of BF16 rounded by these bits of each element's.
 template <typename T, int kWidth>
 __device__ __forceinline__ void keep(void* memory, int64_t first, const Floats<kWidth>& values,
@@ -97,47 +84,38 @@ __device__ __forceinline__ void keep(void* memory, int64_t first, const Floats<k
 }
 
 template <typename K, int kWidth>
-__device__ __forceinline__ void keep_master(const AdamWSlice& slice, int64_t first,
-                                            Floats<kWidth>& master,
-                                            const uint32_t (&random)[kWidth]) {
-  if constexpr (K::kRemainder) {
-    Pack<uint16_t, kWidth> lower;
+__device__ __forceinline__ void keep_masters(const AdamWSlice& slice, int64_t first,
+                                             Floats<kWidth>& master,
+                                             const uint32_t (&random)[kWidth]) {
+  Pack<typename K::Master, kWidth> kept;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const uint32_t word = leave_halfway(__float_as_uint(master[i]));
-      master[i] = __uint_as_float(word);
-      lower.at[i] = static_cast<uint16_t>(word & 0xffffU);
-    }
-    store(static_cast<uint16_t*>(slice.master) + first, lower);
-  } else {
-    keep<typename K::Master>(slice.master, first, master, random, weight_bits);
-  }
+  for (int i = 0; i < kWidth; ++i)
+    kept.at[i] = keep_master<typename K::Master>(master[i], random[i]);
+  store(static_cast<typename K::Master*>(slice.master) + first, kept);
   if constexpr (K::kWeight) store(static_cast<BFloat16*>(slice.weight) + first, master);
 }
 
-/// Each rounding is written out: the compiler would join products and sums otherwise in each
-/// kernel, and a parameter's bits would depend on how ranks and launches cut it.
 template <typename K, int kWidth>
 __device__ __forceinline__ void update(const Loaded<K, kWidth>& loaded, const AdamWFactors& f,
                                        float grad_scale, const AdamWSlice& slice, int64_t first) {
-  Floats<kWidth> master = masters_of(loaded);
+  Floats<kWidth> master;
   Floats<kWidth> m = to_floats(loaded.m);
   Floats<kWidth> v = to_floats(loaded.v);
   uint32_t random[kWidth] = {};
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const float grad = loaded.grad.at[i];
+    if constexpr (K::kRemainder) {
+      master[i] = master_of(loaded.master.at[i], loaded.weight.at[i]);
+    } else {
+      master[i] = static_cast<float>(loaded.master.at[i]);
+    }
     if constexpr (K::kRandom)
       random[i] = rounding_bits(f.update, __float_as_uint(grad), __float_as_uint(m[i]),
                                 __float_as_uint(v[i]), __float_as_uint(master[i]));
-    const float g = __fmul_rn(grad, grad_scale);
-    m[i] = __fmaf_rn(__fmaf_rn(grad, grad_scale, -m[i]), f.new_m, m[i]);
-    v[i] = __fmaf_rn(g, __fmul_rn(f.new_v, g), __fmul_rn(v[i], f.old_v));
-    const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v[i]), f.sqrt_bias2), f.eps);
-    const float change = __fmul_rn(f.step_size, __fdiv_rn(m[i], denominator));
-    master[i] = __fmaf_rn(master[i], f.decay, -change);
+    update_element(grad, grad_scale, f, master[i], m[i], v[i]);
   }
-  keep_master<K>(slice, first, master, random);
+  keep_masters<K>(slice, first, master, random);
   keep<typename K::M>(slice.m, first, m, random, first_moment_bits);
   keep<typename K::V>(slice.v, first, v, random, second_moment_bits);
 }
@@ -181,6 +159,8 @@ ListKernel choose_by_master(const AdamWKind& kind) {
   switch (kind.master) {
     case DType::kU16:
       return update_list<Kept<uint16_t, M, V, true>>;
+    case DType::kU8:
+      return update_list<Kept<uint8_t, M, V, true>>;
     case DType::kBF16:
       return update_list<Kept<BFloat16, M, V, false>>;
     default:

@@ -29,9 +29,11 @@ struct AdamWSpec {
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
 /// Inputs: of each slice grad F32 [n]; then factors F32 [8], an AdamWFactors, and grad_scale F32 [2] = {scale, found_inf},
 /// an AdamWGradScale, both in the device's memory; where found_inf is not 0 nothing changes. Outputs, updated in place,
-/// slice by slice: what a BF16 weight has beside it, if anything (F32 master [n], or U16 remainder [n]), or else the weight
-/// F32 or BF16 [n]; m [n] and v [n], F32 or BF16; and where something is beside it, the weight BF16 [n].
-/// What is kept in fewer bits is rounded as state_rounding.h says.
+/// slice by slice: what a BF16 weight has beside it, if anything (F32 master [n], or U16 or U8 remainder [n]), or else the
+/// weight F32 or BF16 [n]; m [n] and v [n], of moment_dtype; and where something is beside it, the weight BF16 [n].
+/// Where a moment has scales, all of a slice is [rows, columns] in place of [n], and last come the scales of m, then of v,
+/// of those that have some: U8 [rows, count_moment_blocks(columns)].
+/// What is kept in fewer bits is rounded as state_rounding.h and moment_code.h say.
 // clang-format on
 class AdamW final : public Operator {
  public:
@@ -51,10 +53,19 @@ class AdamW final : public Operator {
   enum Trailing : int { kFactors, kGradScale, kNumTrailing };
   /// Outputs of one slice, in this order; kWeight is there beside a master or remainder alone.
   enum Output : int { kMaster, kFirstMoment, kSecondMoment, kWeight };
-  size_t num_outputs() const { return spec_.master() == MasterKind::kNone ? 3 : 4; }
+  bool has_weight() const { return spec_.master() != MasterKind::kNone; }
+  /// Places of the scales, where there are some; behind the last, the number of outputs.
+  int first_scales() const { return has_weight() ? 4 : 3; }
+  int second_scales() const {
+    return first_scales() + (has_scales(spec_.formats.first_moment) ? 1 : 0);
+  }
+  size_t num_outputs() const {
+    return second_scales() + (has_scales(spec_.formats.second_moment) ? 1 : 0);
+  }
 
  private:
   DType master_type() const;
+  std::vector<ValueType> outputs_of(const ValueType& grad) const;
 
   AdamWSpec spec_;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/moment_code.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cpu_dispatch.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t kChunk = 16384;  ///< elements that a thread takes at a time
 constexpr int64_t kBlock = 1024;   ///< of these, in F32 beside what is kept in fewer bits
+static_assert(kBlock % kMomentBlock == 0);
 
 /// What an update computes with: the state's own memory where that is F32, else values of a block.
 struct Values {
@@ -46,10 +48,11 @@ void widen(const Bf16* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i];
 }
 
-void join(const Bf16* __restrict weight, const uint16_t* __restrict remainder, float* __restrict to,
-          int64_t n) {
+template <typename Remainder>
+void join(const Bf16* __restrict weight, const Remainder* __restrict remainder,
+          float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
-    to[i] = std::bit_cast<float>(join_halves(weight[i].bits, remainder[i]));
+    to[i] = std::bit_cast<float>(join_halves(weight[i].bits, lower_half(remainder[i])));
 }
 
 void find_random_bits(uint32_t update, const float* __restrict grad, const Values& values,
@@ -71,94 +74,209 @@ void round_to_nearest(const float* __restrict from, Bf16* __restrict to, int64_t
   for (int64_t i = 0; i < n; ++i) to[i] = Bf16(from[i]);
 }
 
-void split(const float* __restrict from, Bf16* __restrict weight, uint16_t* __restrict remainder,
-           int64_t n) {
+template <typename Remainder>
+void split(const float* __restrict from, const uint32_t* __restrict random, Bf16* __restrict weight,
+           Remainder* __restrict remainder, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t word = leave_halfway(std::bit_cast<uint32_t>(from[i]));
+    const uint32_t bits = sizeof(Remainder) == 2 ? 0 : weight_bits(random[i]);
+    const uint32_t word = word_with_remainder<Remainder>(std::bit_cast<uint32_t>(from[i]), bits);
     weight[i] = Bf16(std::bit_cast<float>(word));
-    remainder[i] = static_cast<uint16_t>(word & 0xffffU);
+    remainder[i] = remainder_of<Remainder>(word);
   }
 }
 
-/// One slice, as the operator's inputs and outputs have it.
-class Slice {
- public:
-  Slice(const AdamW& op, const Tensor& grad, std::span<const Tensor> outputs)
-      : kind_(op.spec().master()),
-        grad_(grad.as<float>()),
-        master_(outputs[AdamW::kMaster]),
-        m_(outputs[AdamW::kFirstMoment]),
-        v_(outputs[AdamW::kSecondMoment]),
-        weight_(kind_ == MasterKind::kNone ? nullptr : outputs[AdamW::kWeight].as<Bf16>()) {}
+template <typename Code>
+void decode_block(const typename Code::Code* __restrict from, uint8_t scale, float* __restrict to,
+                  int64_t n) {
+  const uint32_t base = Code::base_of(scale);
+  for (int64_t i = 0; i < n; ++i) to[i] = Code::decode(from[i], base);
+}
 
-  void update_elements(const AdamWFactors& factors, float scale, int64_t first, int64_t n) const {
-    if (master_.dtype == DType::kF32 && m_.dtype == DType::kF32 && v_.dtype == DType::kF32) {
-      const Values values = find_values(first, n, nullptr);
-      update(factors, scale, grad_ + first, values, n);
-      if (weight_ != nullptr) round_to_nearest(values.master, weight_ + first, n);
-      return;
+uint32_t find_largest(const float* __restrict values, int64_t n) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i)
+    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffU);
+  return largest;
+}
+
+template <typename Code, uint32_t (*kBits)(uint32_t)>
+uint8_t encode_block(const float* __restrict from, const uint32_t* __restrict random,
+                     typename Code::Code* __restrict to, int64_t n) {
+  const uint8_t scale = Code::scale_of(find_largest(from, n));
+  const uint32_t base = Code::base_of(scale);
+  for (int64_t i = 0; i < n; ++i)
+    to[i] = Code::encode_stochastically(from[i], base, kBits(random[i]));
+  return scale;
+}
+
+/// Calls run(first element, place of its scale, elements) for the blocks of n elements.
+template <typename Run>
+void for_each_moment_block(int64_t n, const Run& run) {
+  for (int64_t at = 0; at < n; at += kMomentBlock)
+    run(at, at / kMomentBlock, std::min(kMomentBlock, n - at));
+}
+
+/// Elements of a slice that lie in one row, or in several whose blocks are all whole.
+struct Part {
+  int64_t first;  ///< element of the slice
+  int64_t scale;  ///< block of the slice, where its moments have scales
+  int64_t n;
+  Part take(int64_t at, int64_t most) const {
+    return {first + at, scale + at / kMomentBlock, std::min(most, n - at)};
+  }
+};
+
+/// A moment of a slice, in F32 or in fewer bits.
+class KeptMoment {
+ public:
+  KeptMoment(MomentKind kind, const Tensor& kept, const Tensor* scales)
+      : kind_(kind), kept_(kept), scales_(scales != nullptr ? scales->as<uint8_t>() : nullptr) {}
+
+  bool is_f32() const { return kind_ == MomentKind::kF32; }
+
+  /// Its own memory where that is F32, else `room` with the values.
+  template <Moment kMoment>
+  float* find_values(const Part& part, float* room) const {
+    if (is_f32()) return kept_.as<float>() + part.first;
+    if (kind_ == MomentKind::kBF16) {
+      widen(kept_.as<Bf16>() + part.first, room, part.n);
+      return room;
     }
-    Block block;
-    for (int64_t at = 0; at < n; at += kBlock)
-      update_block(factors, scale, first + at, std::min(kBlock, n - at), block);
+    with_code<kMoment>([&]<typename Code>() {
+      const auto* const codes = codes_at<Code>(part);
+      for_each_moment_block(part.n, [&](int64_t at, int64_t block, int64_t n) {
+        decode_block<Code>(codes + at, scales_[part.scale + block], room + at, n);
+      });
+    });
+    return room;
+  }
+
+  template <Moment kMoment>
+  void keep(const float* values, const uint32_t* random, const Part& part) const {
+    constexpr auto kBits = kMoment == Moment::kFirst ? first_moment_bits : second_moment_bits;
+    if (is_f32()) return;
+    if (kind_ == MomentKind::kBF16)
+      return round_with<kBits>(values, random, kept_.as<Bf16>() + part.first, part.n);
+    with_code<kMoment>([&]<typename Code>() {
+      auto* const codes = codes_at<Code>(part);
+      for_each_moment_block(part.n, [&](int64_t at, int64_t block, int64_t n) {
+        scales_[part.scale + block] =
+            encode_block<Code, kBits>(values + at, random + at, codes + at, n);
+      });
+    });
   }
 
  private:
-  void update_block(const AdamWFactors& factors, float scale, int64_t first, int64_t n,
+  template <Moment kMoment, typename Run>
+  void with_code(const Run& run) const {
+    kMoment == Moment::kFirst ? with_first_moment_code(kind_, run)
+                              : with_second_moment_code(kind_, run);
+  }
+  template <typename Code>
+  typename Code::Code* codes_at(const Part& part) const {
+    return static_cast<typename Code::Code*>(kept_.data) + part.first;
+  }
+
+  MomentKind kind_;
+  Tensor kept_;
+  uint8_t* scales_;  // null without
+};
+
+/// One slice, as the operator's inputs and outputs have it.
+class StateSlice {
+ public:
+  StateSlice(const AdamW& op, const Tensor& grad, std::span<const Tensor> outputs)
+      : kind_(op.spec().master()),
+        grad_(grad.as<float>()),
+        master_(outputs[AdamW::kMaster]),
+        m_(op.spec().formats.first_moment, outputs[AdamW::kFirstMoment],
+           scales_of(op.spec().formats.first_moment, outputs, op.first_scales())),
+        v_(op.spec().formats.second_moment, outputs[AdamW::kSecondMoment],
+           scales_of(op.spec().formats.second_moment, outputs, op.second_scales())),
+        weight_(kind_ == MasterKind::kNone ? nullptr : outputs[AdamW::kWeight].as<Bf16>()) {}
+
+  void update_elements(const AdamWFactors& factors, float scale, const Part& part) const {
+    if (master_.dtype == DType::kF32 && m_.is_f32() && v_.is_f32()) {
+      const Values values = find_values(part, nullptr);
+      update(factors, scale, grad_ + part.first, values, part.n);
+      if (weight_ != nullptr) round_to_nearest(values.master, weight_ + part.first, part.n);
+      return;
+    }
+    Block block;
+    for (int64_t at = 0; at < part.n; at += kBlock)
+      update_block(factors, scale, part.take(at, kBlock), block);
+  }
+
+ private:
+  static const Tensor* scales_of(MomentKind kind, std::span<const Tensor> outputs, int place) {
+    return has_scales(kind) ? &outputs[place] : nullptr;
+  }
+
+  void update_block(const AdamWFactors& factors, float scale, const Part& part,
                     Block& block) const {
-    const Values values = find_values(first, n, &block);
-    if (rounds_randomly()) find_random_bits(factors.update, grad_ + first, values, block.random, n);
-    update(factors, scale, grad_ + first, values, n);
-    keep_values(values, first, n, block.random);
+    const Values values = find_values(part, &block);
+    const float* const grad = grad_ + part.first;
+    if (rounds_randomly()) find_random_bits(factors.update, grad, values, block.random, part.n);
+    update(factors, scale, grad, values, part.n);
+    m_.keep<Moment::kFirst>(values.m, block.random, part);
+    v_.keep<Moment::kSecond>(values.v, block.random, part);
+    keep_master(values.master, part.first, part.n, block.random);
   }
 
   bool rounds_randomly() const {
-    return m_.dtype != DType::kF32 || v_.dtype != DType::kF32 || master_.dtype == DType::kBF16;
+    return !m_.is_f32() || !v_.is_f32() || master_.dtype == DType::kBF16 ||
+           kind_ == MasterKind::kRemainder8;
   }
 
-  Values find_values(int64_t first, int64_t n, Block* block) const {
-    const auto moment = [&](const Tensor& kept, float* room) {
-      if (kept.dtype == DType::kF32) return kept.as<float>() + first;
-      widen(kept.as<Bf16>() + first, room, n);
-      return room;
-    };
-    if (block == nullptr)
-      return {moment(master_, nullptr), moment(m_, nullptr), moment(v_, nullptr)};
-    Values values{block->master, moment(m_, block->m), moment(v_, block->v)};
+  Values find_values(const Part& part, Block* block) const {
+    const bool all_f32 = block == nullptr;
+    return {find_masters(part.first, part.n, all_f32 ? nullptr : block->master),
+            m_.find_values<Moment::kFirst>(part, all_f32 ? nullptr : block->m),
+            v_.find_values<Moment::kSecond>(part, all_f32 ? nullptr : block->v)};
+  }
+
+  float* find_masters(int64_t first, int64_t n, float* room) const {
+    if (master_.dtype == DType::kF32) return master_.as<float>() + first;
     if (kind_ == MasterKind::kRemainder) {
-      join(weight_ + first, master_.as<uint16_t>() + first, values.master, n);
+      join(weight_ + first, master_.as<uint16_t>() + first, room, n);
+    } else if (kind_ == MasterKind::kRemainder8) {
+      join(weight_ + first, master_.as<uint8_t>() + first, room, n);
     } else {
-      values.master = moment(master_, block->master);
+      widen(master_.as<Bf16>() + first, room, n);
     }
-    return values;
+    return room;
   }
 
-  void keep_values(const Values& values, int64_t first, int64_t n, const uint32_t* random) const {
-    if (m_.dtype != DType::kF32)
-      round_with<first_moment_bits>(values.m, random, m_.as<Bf16>() + first, n);
-    if (v_.dtype != DType::kF32)
-      round_with<second_moment_bits>(values.v, random, v_.as<Bf16>() + first, n);
+  void keep_master(const float* values, int64_t first, int64_t n, const uint32_t* random) const {
     if (kind_ == MasterKind::kRemainder)
-      return split(values.master, weight_ + first, master_.as<uint16_t>() + first, n);
-    if (kind_ == MasterKind::kF32) return round_to_nearest(values.master, weight_ + first, n);
+      return split(values, random, weight_ + first, master_.as<uint16_t>() + first, n);
+    if (kind_ == MasterKind::kRemainder8)
+      return split(values, random, weight_ + first, master_.as<uint8_t>() + first, n);
+    if (kind_ == MasterKind::kF32) return round_to_nearest(values, weight_ + first, n);
     if (master_.dtype != DType::kF32)
-      round_with<weight_bits>(values.master, random, master_.as<Bf16>() + first, n);
+      round_with<weight_bits>(values, random, master_.as<Bf16>() + first, n);
   }
 
   MasterKind kind_;
   const float* grad_;
   Tensor master_;
-  Tensor m_;
-  Tensor v_;
+  KeptMoment m_;
+  KeptMoment v_;
   Bf16* weight_;  // null where the weight is its own master
 };
 
-void update_slice(const AdamWFactors& factors, float scale, const Slice& slice, int64_t n) {
-  const int64_t num_chunks = (n + kChunk - 1) / kChunk;
-#pragma omp parallel for schedule(static) if (num_chunks > 1)
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const int64_t first = chunk * kChunk;
-    slice.update_elements(factors, scale, first, std::min(kChunk, n - first));
+/// `grad` is [n], or [rows, columns] whose rows are cut into blocks each for itself.
+void update_slice(const AdamWFactors& factors, float scale, const StateSlice& slice,
+                  const Shape& grad) {
+  const bool rows_apart = grad.rank() == 2 && grad[1] % kMomentBlock != 0;
+  const int64_t rows = rows_apart ? grad[0] : 1;
+  const int64_t columns = rows_apart ? grad[1] : grad.num_elements();
+  const int64_t chunks_of_row = (columns + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static) if (rows * columns > kChunk)
+  for (int64_t chunk = 0; chunk < rows * chunks_of_row; ++chunk) {
+    const int64_t row = chunk / chunks_of_row;
+    const Part whole{row * columns, row * count_moment_blocks(columns), columns};
+    slice.update_elements(factors, scale, whole.take(chunk % chunks_of_row * kChunk, kChunk));
   }
 }
 
@@ -170,7 +288,7 @@ void adamw(const AdamW& op, const KernelArgs& args) {
   std::memcpy(&factors, args.in(num_slices + AdamW::kFactors).as<float>(), sizeof(factors));
   for (size_t i = 0; i < num_slices; ++i) {
     const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
-    update_slice(factors, grad_scale[0], Slice(op, args.in(i), out), args.in(i).num_elements());
+    update_slice(factors, grad_scale[0], StateSlice(op, args.in(i), out), args.in(i).shape);
   }
 }
 

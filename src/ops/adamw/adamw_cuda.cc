@@ -5,28 +5,52 @@
 namespace tessera {
 namespace {
 
+cuda::AdamWSlice slice_of(const AdamW& op, const Tensor& grad, std::span<const Tensor> out) {
+  return {.count = grad.num_elements(),
+          .grad = grad.as<float>(),
+          .master = out[AdamW::kMaster].data,
+          .m = out[AdamW::kFirstMoment].data,
+          .v = out[AdamW::kSecondMoment].data,
+          .weight = op.has_weight() ? out[AdamW::kWeight].data : nullptr};
+}
+
+cuda::AdamWRows rows_of(const AdamW& op, const Tensor& grad, std::span<const Tensor> out) {
+  const StateFormats& formats = op.spec().formats;
+  const auto scales = [&](MomentKind kind, int place) {
+    return has_scales(kind) ? out[place].as<uint8_t>() : nullptr;
+  };
+  return {.rows = grad.shape[0],
+          .columns = grad.shape[1],
+          .elements = slice_of(op, grad, out),
+          .m_scale = scales(formats.first_moment, op.first_scales()),
+          .v_scale = scales(formats.second_moment, op.second_scales())};
+}
+
 void adamw(const AdamW& op, const KernelArgs& args) {
   const size_t num_slices = args.inputs.size() - AdamW::kNumTrailing;
-  std::vector<cuda::AdamWSlice> slices;
-  for (size_t i = 0; i < num_slices; ++i) {
-    const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
-    slices.push_back({.count = args.in(i).num_elements(),
-                      .grad = args.in(i).as<float>(),
-                      .master = out[AdamW::kMaster].data,
-                      .m = out[AdamW::kFirstMoment].data,
-                      .v = out[AdamW::kSecondMoment].data,
-                      .weight = op.num_outputs() == 4 ? out[AdamW::kWeight].data : nullptr});
-  }
-  const cuda::AdamWKind kind = {.master = args.out(AdamW::kMaster).dtype,
-                                .m = args.out(AdamW::kFirstMoment).dtype,
-                                .v = args.out(AdamW::kSecondMoment).dtype,
-                                .has_weight = op.num_outputs() == 4};
+  const StateFormats& formats = op.spec().formats;
   const float* factors = args.in(num_slices + AdamW::kFactors).as<float>();
   const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
-  cuda::launch_adamw(kind,
-                     {reinterpret_cast<const AdamWFactors*>(factors),
-                      reinterpret_cast<const AdamWGradScale*>(grad_scale)},
-                     slices, cuda::stream_of(args));
+  const cuda::AdamWStep step = {reinterpret_cast<const AdamWFactors*>(factors),
+                                reinterpret_cast<const AdamWGradScale*>(grad_scale)};
+  const DType master = args.out(AdamW::kMaster).dtype;
+  std::vector<cuda::AdamWSlice> slices;
+  std::vector<cuda::AdamWRows> rows;
+  for (size_t i = 0; i < num_slices; ++i) {
+    const auto out = args.outputs.subspan(i * op.num_outputs(), op.num_outputs());
+    if (formats.have_scales()) {
+      rows.push_back(rows_of(op, args.in(i), out));
+    } else {
+      slices.push_back(slice_of(op, args.in(i), out));
+    }
+  }
+  if (formats.have_scales())
+    return cuda::launch_adamw_rows(
+        {master, formats.first_moment, formats.second_moment, op.has_weight()}, step, rows,
+        cuda::stream_of(args));
+  cuda::launch_adamw({master, moment_dtype(formats.first_moment),
+                      moment_dtype(formats.second_moment), op.has_weight()},
+                     step, slices, cuda::stream_of(args));
 }
 
 }  // namespace

@@ -57,6 +57,10 @@ class AdamWCuda : public testing::GpuTest {
         tensors.emplace_back(type.dtype, type.shape);
         for (uint16_t& x : tensors.back().get().span<uint16_t>())
           x = static_cast<uint16_t>(random.next_below(0x8000));
+      } else if (type.dtype == DType::kU8) {
+        tensors.emplace_back(type.dtype, type.shape);
+        for (uint8_t& x : tensors.back().get().span<uint8_t>())
+          x = static_cast<uint8_t>(random.next_below(0x80));
       } else {
         tensors.push_back(testing::random_tensor(type.dtype, {size}, random, 0.1));
       }
@@ -74,13 +78,16 @@ class AdamWCuda : public testing::GpuTest {
   /// A remainder together with its weight.
   static std::vector<double> values_of(const std::vector<OwnedTensor>& tensors, size_t which) {
     const Tensor tensor = tensors[which];
-    if (tensor.dtype != DType::kU16) return testing::to_doubles(tensor);
-    const auto lower = tensor.span<uint16_t>();
-    const auto upper = tensors[1 + AdamW::kWeight].get().span<Bf16>();
-    std::vector<double> values;
-    for (size_t i = 0; i < lower.size(); ++i)
-      values.push_back(std::bit_cast<float>(join_halves(upper[i].bits, lower[i])));
-    return values;
+    if (tensor.dtype != DType::kU16 && tensor.dtype != DType::kU8)
+      return testing::to_doubles(tensor);
+    const auto weights = tensors[1 + AdamW::kWeight].get().span<Bf16>();
+    std::vector<float> values(weights.size());
+    if (tensor.dtype == DType::kU16) {
+      join_masters<uint16_t>(weights, tensor.span<uint16_t>(), values);
+    } else {
+      join_masters<uint8_t>(weights, tensor.span<uint8_t>(), values);
+    }
+    return {values.begin(), values.end()};
   }
   static Tensor part(const Tensor& tensor, IndexRange range) {
     return {static_cast<std::byte*>(tensor.data) + range.begin * dtype_size(tensor.dtype),
@@ -145,10 +152,10 @@ TEST_F(AdamWCuda, ManySlices) {
 }
 
 TEST_F(AdamWCuda, FewerBits) {
-  for (const DType m : {DType::kF32, DType::kBF16}) {
-    for (const DType v : {DType::kF32, DType::kBF16}) {
+  for (const MomentKind m : {MomentKind::kF32, MomentKind::kBF16}) {
+    for (const MomentKind v : {MomentKind::kF32, MomentKind::kBF16}) {
       for (const MasterKind master :
-           {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone}) {
+           {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kRemainder8, MasterKind::kNone}) {
         for (const bool bf16_weight : {false, true}) {
           const StateFormats formats = {m, v, master};
           check({{0, 5}, {8, 4096}, {4105, 100'003}}, bf16_weight, formats);
@@ -163,8 +170,10 @@ TEST_F(AdamWCuda, TinySlice) {
 }
 
 TEST_F(AdamWCuda, TinyFewerBits) {
-  check({{1, 1003}}, true, {DType::kBF16, DType::kBF16, MasterKind::kRemainder});
-  check({{0, 1003}}, true, {DType::kBF16, DType::kBF16, MasterKind::kNone});
+  constexpr MomentKind kBF16 = MomentKind::kBF16;
+  check({{1, 1003}}, true, {kBF16, kBF16, MasterKind::kRemainder});
+  check({{1, 1003}}, true, {kBF16, kBF16, MasterKind::kRemainder8});
+  check({{0, 1003}}, true, {kBF16, kBF16, MasterKind::kNone});
 }
 
 }  // namespace

@@ -31,6 +31,25 @@ struct AdamWStep {
   const AdamWGradScale* grad_scale;
 };
 
+/// A slice [rows, columns] of which a moment has scales.
+struct AdamWRows {
+  int64_t rows;
+  int64_t columns;
+  AdamWSlice elements;
+  uint8_t* m_scale;  ///< of each moment that has some
+  uint8_t* v_scale;
+};
+struct AdamWRowsKind {
+  DType master;
+  MomentKind m;
+  MomentKind v;
+  bool has_weight;
+};
+
+/// One launch for up to 40 slices.
+void launch_adamw_rows(const AdamWRowsKind& kind, const AdamWStep& step,
+                       std::span<const AdamWRows> slices, cudaStream_t stream);
+
 /// One launch for up to 64 slices.
 void launch_adamw(const AdamWKind& kind, const AdamWStep& step, std::span<const AdamWSlice> slices,
                   cudaStream_t stream);

@@ -62,11 +62,58 @@ TESSERA_HOST_DEVICE constexpr uint32_t join_halves(uint16_t rounded, uint16_t lo
   return (upper << 16U) | lower;
 }
 
-/// The same of all elements: the masters of BF16 weights with remainders.
-inline void join_masters(std::span<const Bf16> weights, std::span<const uint16_t> remainders,
-                         std::span<float> masters) {
+/// The F32 number of 24 bits below or above another one (in magnitude), as round_stochastically, by
+/// the lower 8 bits of `random`. Where that lies halfway between two BF16 numbers, bit 8 says to
+/// which side it goes, so that the average stays. NaN stays NaN.
+TESSERA_HOST_DEVICE constexpr uint32_t round_to_24_bits(uint32_t word, uint32_t random) {
+  if (is_nan_word(word)) return (word | 0x400000U) & 0xffffff00U;
+  const uint32_t kept = (word + (random & 0xffU)) & 0xffffff00U;
+  if ((kept & 0xffffU) != 0x8000U) return kept;
+  return (random & 0x100U) != 0 ? kept + 0x100U : kept - 0x100U;
+}
+
+/// The nearest such number that rounds to the same BF16 number.
+TESSERA_HOST_DEVICE constexpr uint32_t nearest_24_bits(uint32_t word) {
+  if (is_nan_word(word)) return (word | 0x400000U) & 0xffffff00U;
+  const uint32_t kept = (word + 0x80U) & 0xffffff00U;
+  if ((kept & 0xffffU) != 0x8000U) return kept;
+  const bool above = word > kept || (word == kept && (word & 0x10000U) != 0);
+  return above ? kept + 0x100U : kept - 0x100U;
+}
+
+/// Of the remainder's type, U16 or U8: the word that a master becomes when it is kept as a BF16
+/// weight and a remainder; the remainder; and the lower half that a remainder stands for.
+template <typename Remainder>
+TESSERA_HOST_DEVICE constexpr uint32_t word_with_remainder(uint32_t word, uint32_t random) {
+  return sizeof(Remainder) == 2 ? leave_halfway(word) : round_to_24_bits(word, random);
+}
+template <typename Remainder>
+TESSERA_HOST_DEVICE constexpr Remainder remainder_of(uint32_t word) {
+  return static_cast<Remainder>((word & 0xffffU) >> (16 - 8 * sizeof(Remainder)));
+}
+template <typename Remainder>
+TESSERA_HOST_DEVICE constexpr uint16_t lower_half(Remainder remainder) {
+  return static_cast<uint16_t>(remainder << (16 - 8 * sizeof(Remainder)));
+}
+
+/// Masters, of remainders beside their BF16 weights.
+template <typename Remainder>
+void join_masters(std::span<const Bf16> weights, std::span<const Remainder> remainders,
+                  std::span<float> masters) {
   for (size_t i = 0; i < masters.size(); ++i)
-    masters[i] = std::bit_cast<float>(join_halves(weights[i].bits, remainders[i]));
+    masters[i] = std::bit_cast<float>(join_halves(weights[i].bits, lower_half(remainders[i])));
+}
+
+/// The other way: masters become the nearest that a weight and a remainder tell.
+template <typename Remainder>
+void split_masters(std::span<const float> masters, std::span<Bf16> weights,
+                   std::span<Remainder> remainders) {
+  for (size_t i = 0; i < masters.size(); ++i) {
+    const auto master = std::bit_cast<uint32_t>(masters[i]);
+    const uint32_t word = sizeof(Remainder) == 2 ? leave_halfway(master) : nearest_24_bits(master);
+    weights[i] = Bf16(std::bit_cast<float>(word));
+    remainders[i] = remainder_of<Remainder>(word);
+  }
 }
 
 }  // namespace tessera

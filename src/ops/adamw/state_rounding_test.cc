@@ -103,5 +103,43 @@ TEST(StateRounding, HalvesTellTheWholeExceptHalfway) {
   }
 }
 
+TEST(StateRounding, Of24BitsIsRightOnAverage) {
+  // Around the halfway of even and odd upper halves, on which nothing may stay.
+  for (const uint32_t upper : {0x3f800000U, 0xbf810000U}) {
+    for (uint32_t lower = 0x7e00; lower <= 0x8200; lower += 0x37) {
+      const uint32_t word = upper | lower;
+      double sum = 0;
+      for (uint32_t random = 0; random < 0x200; ++random) {
+        const uint32_t kept = round_to_24_bits(word, random);
+        ASSERT_EQ(kept & 0xffU, 0U);
+        ASSERT_NE(kept & 0xffffU, 0x8000U);
+        const Bf16 weight(std::bit_cast<float>(kept));
+        const auto remainder = remainder_of<uint8_t>(kept);
+        ASSERT_EQ(join_halves(weight.bits, lower_half(remainder)), kept);
+        sum += static_cast<double>(kept) - static_cast<double>(word);
+      }
+      EXPECT_EQ(sum, 0) << word;
+    }
+  }
+  EXPECT_EQ(round_to_24_bits(word_of(std::numeric_limits<float>::infinity()), 0x1ff), 0x7f800000U);
+  for (const uint32_t nan : {0x7f800001U, 0xffffffffU, 0x7fc08000U})
+    EXPECT_TRUE(std::isnan(std::bit_cast<float>(round_to_24_bits(nan, 0x1ff)))) << nan;
+}
+
+TEST(StateRounding, Nearest24BitsKeepTheWeight) {
+  Random random(4, 4);
+  for (uint32_t i = 0; i < 200'000; ++i) {
+    const auto upper = static_cast<uint32_t>(random.next_below(0x7f00));
+    const uint32_t word = (i % 2 == 0 ? 0U : 0x80000000U) | upper << 16U | i % 65536;
+    const uint32_t kept = nearest_24_bits(word);
+    const float before = std::bit_cast<float>(word);
+    ASSERT_EQ(Bf16(std::bit_cast<float>(kept)).bits, Bf16(before).bits) << word;
+    ASSERT_LE(std::max(kept, word) - std::min(kept, word), 0x100U) << word;
+    ASSERT_EQ(nearest_24_bits(kept), kept);
+    const Bf16 weight(before);
+    ASSERT_EQ(join_halves(weight.bits, lower_half(remainder_of<uint8_t>(kept))), kept);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

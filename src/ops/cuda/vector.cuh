@@ -85,6 +85,10 @@ template <>
 struct WordOf<2> {
   using Type = uint16_t;
 };
+template <>
+struct WordOf<1> {
+  using Type = uint8_t;
+};
 
 template <int kWidth, typename T>
 __device__ __forceinline__ Pack<T, kWidth> load_pack(const T* from) {

@@ -11,8 +11,8 @@ void check_spec(const MuonSpec& spec) {
           "muon: momentum must be at least 0 and below 1, got {}", spec.momentum);
   require(spec.weight_decay >= 0.0 && std::isfinite(spec.weight_decay),
           "muon: weight_decay must be finite and at least 0, got {}", spec.weight_decay);
-  require(is_storage(spec.formats.first_moment), "muon: moments are f32 or bf16, got {}",
-          dtype_name(spec.formats.first_moment));
+  require(!has_scales(spec.formats.first_moment), "muon: moments are f32 or bf16, got {}",
+          moment_name(spec.formats.first_moment));
 }
 
 void check_trailing(const Operator& op, std::span<const ValueType> trailing) {
@@ -30,7 +30,7 @@ MuonMomentum::MuonMomentum(const MuonSpec& spec) : spec_(spec) {
 
 std::string MuonMomentum::attributes() const {
   return fmt::format("momentum={} nesterov={} m={}", spec_.momentum, spec_.nesterov,
-                     dtype_name(spec_.formats.first_moment));
+                     moment_name(spec_.formats.first_moment));
 }
 
 std::vector<ValueType> MuonMomentum::infer(std::span<const ValueType> inputs) const {
@@ -45,7 +45,7 @@ std::vector<ValueType> MuonMomentum::infer(std::span<const ValueType> inputs) co
                 "grad must be f32 [n], got {}", grad.to_string());
     check_shape(*this, grad == grads[0], "matrices of {} and {}", grads[0].to_string(),
                 grad.to_string());
-    outputs.push_back(with_dtype(grad, spec_.formats.first_moment));
+    outputs.push_back(with_dtype(grad, moment_dtype(spec_.formats.first_moment)));
   }
   outputs.push_back({spec_.weight_dtype(), {std::ssize(grads), grads[0].shape[0]}});
   return outputs;
@@ -57,7 +57,7 @@ Cost MuonMomentum::cost(std::span<const ValueType> inputs,
   const auto n = static_cast<double>(outputs.back().shape.num_elements());
   cost.flops = 6 * n;
   // The averages are read as well.
-  cost.bytes += n * static_cast<double>(dtype_size(spec_.formats.first_moment));
+  cost.bytes += n * static_cast<double>(dtype_size(moment_dtype(spec_.formats.first_moment)));
   return cost;
 }
 

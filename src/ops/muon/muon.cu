@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "ops/adamw/adamw_update.cuh"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
@@ -71,21 +72,12 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// What the weight is with all digits that are kept.
-template <typename Master>
-__device__ __forceinline__ float join(Master master, BFloat16 weight) {
-  if constexpr (std::is_same_v<Master, uint16_t>) {
-    return __uint_as_float(join_halves(__bfloat16_as_ushort(weight), master));
-  } else {
-    return static_cast<float>(master);
-  }
-}
-
 template <typename Master, bool kWeight, typename O, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     update_list(const __grid_constant__ MatrixList<MuonWeight> list, const MuonStep step,
                 const O* o, int64_t elements) {
-  constexpr bool kRemainder = std::is_same_v<Master, uint16_t>;
+  constexpr bool kRemainder = kIsRemainder<Master>;
+  constexpr bool kRandom = !std::is_same_v<Master, float> && !std::is_same_v<Master, uint16_t>;
   wait_for_earlier();
   if (step.grad_scale->found_inf != 0) return;
   const MuonFactors f = *step.factors;
@@ -101,20 +93,14 @@ __global__ void __launch_bounds__(kThreads)
       weight = load_pack<kWidth>(static_cast<const BFloat16*>(weights) + first);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float old = join(master.at[i], weight.at[i]);
+      const float old = master_of(master.at[i], weight.at[i]);
       const float change = __fmul_rn(f.step_size, orthogonal[i]);
       float value = __fmaf_rn(old, f.decay, -change);
-      if constexpr (kRemainder) {
-        const uint32_t word = leave_halfway(__float_as_uint(value));
-        value = __uint_as_float(word);
-        master.at[i] = static_cast<uint16_t>(word & 0xffffU);
-      } else {
-        uint32_t random = 0;
-        if constexpr (!std::is_same_v<Master, float>)
-          random = weight_bits(
-              rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old)));
-        keep(master.at + i, value, random);
-      }
+      uint32_t random = 0;
+      if constexpr (kRandom)
+        random =
+            rounding_bits(f.update, __float_as_uint(orthogonal[i]), 0, 0, __float_as_uint(old));
+      master.at[i] = keep_master<Master>(value, random);
       if constexpr (kWeight) weight.at[i] = __float2bfloat16_rn(value);
     }
     store(masters + first, master);
@@ -147,6 +133,7 @@ void with_width(bool vectors, Run run) {
 template <typename Run>
 void with_master(DType master, bool has_weight, Run run) {
   if (master == DType::kU16) return run.template operator()<uint16_t, true>();
+  if (master == DType::kU8) return run.template operator()<uint8_t, true>();
   if (master == DType::kBF16) return run.template operator()<BFloat16, false>();
   has_weight ? run.template operator()<float, true>() : run.template operator()<float, false>();
 }

@@ -66,7 +66,7 @@ void muon_momentum(const MuonMomentum& op, const KernelArgs& args) {
   const MuonFactors factors = read_factors(args.in(batch + MuonMomentum::kFactors));
   const Tensor& u = args.out(batch);
   const int64_t n = u.shape[1];
-  with_storage(op.spec().formats.first_moment, [&]<typename M>() {
+  with_storage(moment_dtype(op.spec().formats.first_moment), [&]<typename M>() {
     with_storage(u.dtype, [&]<typename U>() {
       for_each_part(batch, n, [&](int64_t i, int64_t first, int64_t end) {
         average(factors, scale[0], args.in(i).as<float>() + first, args.out(i).as<M>() + first,
@@ -100,13 +100,15 @@ void update_master(const MuonFactors f, const Bf16* __restrict o, float* __restr
   }
 }
 
-void update_remainder(const MuonFactors f, const Bf16* __restrict o, uint16_t* __restrict remainder,
-                      Bf16* __restrict weight, int64_t n) {
+template <typename Remainder>
+void update_remainder(const MuonFactors f, const Bf16* __restrict o,
+                      Remainder* __restrict remainder, Bf16* __restrict weight, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const auto old = std::bit_cast<float>(join_halves(weight[i].bits, remainder[i]));
-    const uint32_t next = leave_halfway(word(updated(f, old, o[i])));
+    const auto old = std::bit_cast<float>(join_halves(weight[i].bits, lower_half(remainder[i])));
+    const uint32_t random = weight_bits(rounding_bits(f.update, word(o[i]), 0, 0, word(old)));
+    const uint32_t next = word_with_remainder<Remainder>(word(updated(f, old, o[i])), random);
     weight[i] = Bf16(std::bit_cast<float>(next));
-    remainder[i] = static_cast<uint16_t>(next & 0xffffU);
+    remainder[i] = remainder_of<Remainder>(next);
   }
 }
 
@@ -125,6 +127,8 @@ void update_part(const MuonUpdate& op, const KernelArgs& args, const MuonFactors
   Bf16* const weight = outputs[MuonUpdate::kWeight].as<Bf16>() + first;
   if (op.spec().master() == MasterKind::kF32)
     return update_master(factors, from, master.as<float>() + first, weight, end - first);
+  if (op.spec().master() == MasterKind::kRemainder8)
+    return update_remainder(factors, from, master.as<uint8_t>() + first, weight, end - first);
   update_remainder(factors, from, master.as<uint16_t>() + first, weight, end - first);
 }
 

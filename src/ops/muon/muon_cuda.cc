@@ -17,7 +17,7 @@ void muon_momentum(const MuonMomentum& op, const KernelArgs& args) {
     matrices.push_back({args.in(i).as<float>(), args.out(i).data});
   const Tensor& u = args.out(batch);
   cuda::launch_muon_momentum(
-      op.spec().formats.first_moment, u.dtype,
+      moment_dtype(op.spec().formats.first_moment), u.dtype,
       step_of(args.in(batch + MuonMomentum::kFactors), args.in(batch + MuonMomentum::kGradScale)),
       matrices, u.data, u.shape[1], cuda::stream_of(args));
 }

@@ -30,8 +30,15 @@ class MuonCuda : public testing::GpuTest {
             {sizes.elements}};
   }
   static OwnedTensor random_of(DType dtype, const Shape& shape, Random& random) {
-    if (dtype != DType::kU16) return testing::random_tensor(dtype, shape, random, 0.1);
+    if (dtype != DType::kU16 && dtype != DType::kU8)
+      return testing::random_tensor(dtype, shape, random, 0.1);
     OwnedTensor tensor(dtype, shape);
+    // Of what lower halves can be, those below the halfway.
+    if (dtype == DType::kU8) {
+      for (uint8_t& x : tensor.get().span<uint8_t>())
+        x = static_cast<uint8_t>(random.next_below(0x80));
+      return tensor;
+    }
     for (uint16_t& x : tensor.get().span<uint16_t>())
       x = static_cast<uint16_t>(random.next_below(0x8000));
     return tensor;
@@ -64,7 +71,7 @@ class MuonCuda : public testing::GpuTest {
     AdamWGradScale scale{0.5F, found_inf};
     std::vector<OwnedTensor> tensors;
     tensors.push_back(random_of(DType::kF32, {sizes.all()}, random));
-    tensors.push_back(random_of(spec.formats.first_moment, {sizes.all()}, random));
+    tensors.push_back(random_of(moment_dtype(spec.formats.first_moment), {sizes.all()}, random));
     tensors.push_back(random_of(spec.weight_dtype(), {sizes.batch, sizes.elements}, random));
     const auto [expected, actual] = run_both(
         std::move(tensors), [&](const Backend& backend, const std::vector<OwnedTensor>& at) {
@@ -79,7 +86,7 @@ class MuonCuda : public testing::GpuTest {
           outputs.push_back(at[2]);
           testing::run_kernel(*op, backend, inputs, outputs);
         });
-    const bool narrow = spec.formats.first_moment != DType::kF32;
+    const bool narrow = spec.formats.first_moment != MomentKind::kF32;
     expect_near(actual[1], expected[1], narrow ? 2e-2 : 2e-6, narrow ? 1e-4 : 1e-8);
     expect_near(actual[2], expected[2], spec.bf16_weight ? 1e-2 : 2e-6, narrow ? 1e-3 : 1e-7);
   }
@@ -115,8 +122,11 @@ class MuonCuda : public testing::GpuTest {
     const Tensor master = tensors[1];
     OwnedTensor values(DType::kF32, master.shape);
     if (master.dtype == DType::kU16) {
-      join_masters(tensors[2].get().span<Bf16>(), master.span<uint16_t>(),
-                   values.get().span<float>());
+      join_masters<uint16_t>(tensors[2].get().span<Bf16>(), master.span<uint16_t>(),
+                             values.get().span<float>());
+    } else if (master.dtype == DType::kU8) {
+      join_masters<uint8_t>(tensors[2].get().span<Bf16>(), master.span<uint8_t>(),
+                            values.get().span<float>());
     } else {
       const auto doubles = testing::to_doubles(master);
       std::ranges::transform(doubles, values.get().as<float>(),
@@ -128,9 +138,10 @@ class MuonCuda : public testing::GpuTest {
 
 std::vector<MuonSpec> all_specs() {
   std::vector<MuonSpec> specs;
-  for (const DType m : {DType::kF32, DType::kBF16}) {
+  for (const MomentKind m : {MomentKind::kF32, MomentKind::kBF16}) {
     specs.push_back({.formats = {.first_moment = m}});
-    for (const MasterKind master : {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone})
+    for (const MasterKind master :
+         {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kRemainder8, MasterKind::kNone})
       specs.push_back({.nesterov = master != MasterKind::kF32,
                        .bf16_weight = true,
                        .formats = {.first_moment = m, .master = master}});

@@ -42,7 +42,7 @@ class Matrices {
     for (int64_t i = 0; i < batch; ++i) {
       weights.push_back(zeros(spec.weight_dtype(), {kElements}));
       grads.push_back(zeros(DType::kF32, {kElements}));
-      ms.push_back(zeros(spec.formats.first_moment, {kElements}));
+      ms.push_back(zeros(moment_dtype(spec.formats.first_moment), {kElements}));
       for (int64_t k = 0; k < kElements; ++k) set(weights.back(), k, random.next_normal());
       if (spec.master() == MasterKind::kNone) continue;
       besides.push_back(zeros(master_dtype(spec.master()), {kElements}));
@@ -82,9 +82,11 @@ class Matrices {
   /// With all digits that are kept.
   float weight(int64_t i, int64_t k) const {
     if (spec_.master() == MasterKind::kF32) return besides[i].get().as<float>()[k];
-    if (spec_.master() != MasterKind::kRemainder) return value_of(weights[i], k);
-    return std::bit_cast<float>(
-        join_halves(weights[i].get().as<Bf16>()[k].bits, besides[i].get().as<uint16_t>()[k]));
+    if (!is_remainder(spec_.master())) return value_of(weights[i], k);
+    const Tensor beside = besides[i];
+    const uint16_t lower =
+        beside.dtype == DType::kU8 ? lower_half(beside.as<uint8_t>()[k]) : beside.as<uint16_t>()[k];
+    return std::bit_cast<float>(join_halves(weights[i].get().as<Bf16>()[k].bits, lower));
   }
 
   std::vector<OwnedTensor> weights, grads, ms, besides;
@@ -151,7 +153,7 @@ void expect_follows_reference(const MuonSpec& spec, int64_t batch) {
     for (int64_t i = 0; i < batch; ++i) expected[i].step(spec, matrices.grads[i], 0.1, 0.5);
     matrices.step(0.1, update, {0.5F, 0});
   }
-  const bool narrow = spec.bf16_weight || spec.formats.first_moment != DType::kF32;
+  const bool narrow = spec.bf16_weight || spec.formats.first_moment != MomentKind::kF32;
   double error = 0;
   for (int64_t i = 0; i < batch; ++i) {
     for (int64_t k = 0; k < kElements; ++k) {
@@ -166,11 +168,11 @@ void expect_follows_reference(const MuonSpec& spec, int64_t batch) {
 
 TEST(Muon, FollowsTheReference) {
   for (const bool nesterov : {false, true}) {
-    for (const DType m : {DType::kF32, DType::kBF16}) {
+    for (const MomentKind m : {MomentKind::kF32, MomentKind::kBF16}) {
       const MuonSpec spec = {.nesterov = nesterov, .formats = {.first_moment = m}};
       expect_follows_reference(spec, 3);
       for (const MasterKind master :
-           {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone}) {
+           {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kRemainder8, MasterKind::kNone}) {
         MuonSpec narrow = spec;
         narrow.bf16_weight = true;
         narrow.formats.master = master;
@@ -206,7 +208,7 @@ TEST(Muon, DoesNothingWhereTheStepIsSkipped) {
 TEST(Muon, RefusesWhatItCannotTake) {
   EXPECT_THROW(make_muon_momentum({.momentum = 1.0}), UserError);
   EXPECT_THROW(make_muon_update({.weight_decay = -1}), UserError);
-  EXPECT_THROW(make_muon_momentum({.formats = {.first_moment = DType::kI64}}), UserError);
+  EXPECT_THROW(make_muon_momentum({.formats = {.first_moment = MomentKind::kFp8}}), UserError);
   const ValueType grad{DType::kF32, {8}};
   const ValueType factors{DType::kF32, {8}};
   const ValueType scale{DType::kF32, {2}};

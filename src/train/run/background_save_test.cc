@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Weights of which a BF16 run keeps this beside its moments.
-constexpr MasterKind kMasters[] = {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone};
+constexpr MasterKind kMasters[] = {MasterKind::kF32, MasterKind::kRemainder,
+                                   MasterKind::kRemainder8, MasterKind::kNone};
 
 class SavedBytes : public ::testing::TestWithParam<testing::NamedLayout> {
  protected:
@@ -58,11 +59,15 @@ TEST_P(SavedBytes, AreCountedBeforeTheyAreTaken) {
   };
   train_on_ranks(settings, check);
   settings.train.precision = Precision::kBF16;
-  settings.optimizer.formats = {.first_moment = DType::kBF16, .second_moment = DType::kF32};
+  settings.optimizer.formats = {.first_moment = MomentKind::kBF16,
+                                .second_moment = MomentKind::kF32};
   for (const MasterKind master : kMasters) {
     settings.optimizer.formats.master = master;
     train_on_ranks(settings, check);
   }
+  if (settings.parallel.layout.tp > 1) return;  // whose small parts are no blocks
+  settings.optimizer.formats = {MomentKind::kFp8, MomentKind::kF16, MasterKind::kRemainder8};
+  train_on_ranks(settings, check);
 }
 
 TEST_P(SavedBytes, AreThoseOfTheMomentOfTheSave) {

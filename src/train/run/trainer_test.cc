@@ -48,19 +48,31 @@ INSTANTIATE_TEST_SUITE_P(
         ResumeCase{"bf16", [](Settings& s) { s.train.precision = Precision::kBF16; }},
         ResumeCase{"bf16_moments",
                    [](Settings& s) {
-                     s.optimizer.formats = {.first_moment = DType::kBF16,
-                                            .second_moment = DType::kBF16};
+                     s.optimizer.formats = {.first_moment = MomentKind::kBF16,
+                                            .second_moment = MomentKind::kBF16};
                    }},
         ResumeCase{"remainders",
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;
                      s.optimizer.formats.master = MasterKind::kRemainder;
                    }},
+        ResumeCase{"fp8_moments",
+                   [](Settings& s) {
+                     s.train.precision = Precision::kBF16;
+                     s.optimizer.formats = {.first_moment = MomentKind::kFp8,
+                                            .second_moment = MomentKind::kFp8,
+                                            .master = MasterKind::kRemainder8};
+                   }},
+        ResumeCase{"f16_moments",
+                   [](Settings& s) {
+                     s.optimizer.formats = {.first_moment = MomentKind::kF16,
+                                            .second_moment = MomentKind::kF16};
+                   }},
         ResumeCase{"no_masters",
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;
-                     s.optimizer.formats = {.first_moment = DType::kBF16,
-                                            .second_moment = DType::kBF16,
+                     s.optimizer.formats = {.first_moment = MomentKind::kBF16,
+                                            .second_moment = MomentKind::kBF16,
                                             .master = MasterKind::kNone};
                    }},
         ResumeCase{"expert_bias", [](Settings& s) { s.model.moe.bias_update_speed = 0.01; }},

@@ -148,20 +148,24 @@ void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add("optim.weight_decay", &options.weight_decay, "Decoupled weight decay", at_least(0));
   schema.add("optim.decay_all", &options.decay_all,
              "Decay norms and biases too, not only matrices");
-  const std::vector<std::pair<std::string, DType>> types = {{"f32", DType::kF32},
-                                                            {"bf16", DType::kBF16}};
-  schema.add_enum("optim.first_moment", &options.formats.first_moment, types,
-                  "How AdamW's first moments are kept between steps; bf16 is rounded "
-                  "stochastically");
-  schema.add_enum("optim.second_moment", &options.formats.second_moment, types,
+  std::vector<std::pair<std::string, MomentKind>> kinds;
+  for (const MomentKind kind :
+       {MomentKind::kF32, MomentKind::kBF16, MomentKind::kF16, MomentKind::kFp8})
+    kinds.emplace_back(moment_name(kind), kind);
+  schema.add_enum("optim.first_moment", &options.formats.first_moment, kinds,
+                  "How AdamW's first moments are kept between steps; all but f32 are rounded "
+                  "stochastically, f16 and fp8 have a scale for 128 elements of a row");
+  schema.add_enum("optim.second_moment", &options.formats.second_moment, kinds,
                   "The same of its second moments");
   schema.add_enum(
       "optim.master", &options.formats.master,
       {{"f32", MasterKind::kF32},
        {"remainder", MasterKind::kRemainder},
+       {"remainder8", MasterKind::kRemainder8},
        {"none", MasterKind::kNone}},
       "What is kept beside BF16 weights: an F32 copy, the 16 bits that the weight lacks "
-      "of one, or nothing, the weights then being rounded stochastically");
+      "of one, the upper 8 of these, rounded stochastically, or nothing, the weights then being "
+      "rounded stochastically");
 }
 
 void add_muon_options(ConfigSchema& schema, MuonOptions& muon) {
@@ -270,12 +274,17 @@ ConfigSchema make_schema(Settings& settings) {
 }
 
 void validate_state_formats(const Settings& settings) {
-  const MasterKind master = settings.optimizer.formats.master;
+  const StateFormats& formats = settings.optimizer.formats;
+  const MasterKind master = formats.master;
   require(
       master == MasterKind::kF32 || settings.train.precision == Precision::kBF16,
       "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
       "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
-      master == MasterKind::kNone ? "none" : "remainder");
+      master == MasterKind::kNone ? "none" : master_suffix(master));
+  require(settings.optimizer_kind != OptimizerKind::kMuon || !has_scales(formats.first_moment),
+          "optim.first_moment = \"{}\" is for AdamW, but optim.name is \"muon\", whose averages of "
+          "gradients are f32 or bf16; set optim.first_moment = \"bf16\"",
+          moment_name(formats.first_moment));
 }
 
 void validate_optimizer(const Settings& settings) {

@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "ops/adamw/state_rounding.h"
+#include "train/state/load_moments.h"
 
 namespace tessera {
 namespace {
@@ -16,7 +17,8 @@ std::string master_name(const std::string& parameter, MasterKind kind) {
 /// What the checkpoint has beside BF16 weights.
 MasterKind find_master(const CheckpointReader& reader) {
   const auto names = reader.names(TensorGroup::kOptimizer);
-  for (const MasterKind kind : {MasterKind::kF32, MasterKind::kRemainder}) {
+  for (const MasterKind kind :
+       {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kRemainder8}) {
     const bool found = std::ranges::any_of(
         names, [&](const std::string& name) { return name.ends_with(master_name("", kind)); });
     if (found) return kind;
@@ -42,49 +44,61 @@ std::vector<GlobalTensor> list_state(std::span<const ParameterSpec> parameters,
                                      const KeptState& kept) {
   std::vector<GlobalTensor> all;
   for (const ParameterSpec& spec : parameters) {
-    all.push_back({spec.name + ".m", spec.shape});
+    const StateFormats formats = kept.formats.of_rank(spec.shape.rank());
+    append_moment(spec.name + ".m", spec.shape, formats.first_moment, all);
     if (kept.kind == OptimizerKind::kAdamW || !is_muons(spec))
-      all.push_back({spec.name + ".v", spec.shape});
-    if (is_low_precision(spec.dtype) && kept.master != MasterKind::kNone)
-      all.push_back({master_name(spec.name, kept.master), spec.shape});
+      append_moment(spec.name + ".v", spec.shape, formats.second_moment, all);
+    if (formats.master_of(spec.dtype) != MasterKind::kNone)
+      all.push_back({master_name(spec.name, formats.master), spec.shape});
   }
   return all;
 }
 
-void join_master(const CheckpointReader& reader, const NamedSlice& master) {
+template <typename Remainder>
+void join_master(const CheckpointReader& reader, MasterKind kind, const NamedSlice& master) {
   const Shape shape = master.slice.shape();
   const OwnedTensor weight(DType::kBF16, shape);
-  const OwnedTensor remainder(DType::kU16, shape);
+  const OwnedTensor remainder(master_dtype(kind), shape);
   reader.load_slice(master.name, master.slice, weight);
-  reader.load_slice(master_name(master.name, MasterKind::kRemainder), master.slice, remainder);
-  join_masters(weight.get().span<Bf16>(), remainder.get().span<uint16_t>(),
-               master.tensor.span<float>());
+  reader.load_slice(master_name(master.name, kind), master.slice, remainder);
+  join_masters<Remainder>(weight.get().span<Bf16>(), remainder.get().span<Remainder>(),
+                          master.tensor.span<float>());
+}
+
+void convert_masters(const CheckpointReader& reader, MasterKind found,
+                     const DistributedOptimizer& optimizer) {
+  if (found == MasterKind::kNone) return optimizer.reset_masters();
+  optimizer.change_masters([&](const NamedSlice& slice) {
+    if (found == MasterKind::kRemainder) return join_master<uint16_t>(reader, found, slice);
+    if (found == MasterKind::kRemainder8) return join_master<uint8_t>(reader, found, slice);
+    reader.load_slice(master_name(slice.name, found), slice.slice, slice.tensor);
+  });
+}
+
+bool is_moment(const NamedSlice& slice) {
+  return slice.name.ends_with(".m") || slice.name.ends_with(".v") || names_scales(slice.name);
 }
 
 }  // namespace
 
 void load_optimizer(const CheckpointReader& reader, std::span<const ParameterSpec> parameters,
                     const KeptState& own, const DistributedOptimizer& optimizer) {
-  const KeptState found = {find_kind(reader, parameters), find_master(reader)};
+  const KeptState found = {
+      find_kind(reader, parameters),
+      {find_moment(reader, ".m"), find_moment(reader, ".v"), find_master(reader)}};
   require(own.kind == found.kind || own.kind == OptimizerKind::kMuon,
           "checkpoint {} was written with optim.name = \"muon\" and has no second moments of "
           "matrices, without which AdamW cannot go on; set optim.name = \"muon\", or start a new "
           "run with its weights by run.init_from",
           reader.path().string());
   std::vector<NamedSlice> slices = optimizer.state_slices(HeldPart::kHeld);
-  if (found.master != own.master) {
-    std::erase_if(slices, [&](const NamedSlice& slice) {
-      return !slice.name.ends_with(".m") && !slice.name.ends_with(".v");
-    });
-  }
+  const std::vector<MomentSlice> converted = take_converted(found.formats, own.formats, slices);
+  const bool same_masters = found.formats.master == own.formats.master;
+  if (!same_masters) std::erase_if(slices, [](const auto& slice) { return !is_moment(slice); });
   reader.load_group(TensorGroup::kOptimizer, slices, list_state(parameters, found),
                     Conversion::kFloats);
-  if (found.master == own.master) return;
-  if (found.master == MasterKind::kNone) return optimizer.reset_masters();
-  optimizer.change_masters([&](const NamedSlice& slice) {
-    if (found.master == MasterKind::kRemainder) return join_master(reader, slice);
-    reader.load_slice(master_name(slice.name, found.master), slice.slice, slice.tensor);
-  });
+  for (const MomentSlice& moment : converted) convert_moment(reader, moment);
+  if (!same_masters) convert_masters(reader, found.formats.master, optimizer);
 }
 
 }  // namespace tessera

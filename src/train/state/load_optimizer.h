@@ -13,7 +13,7 @@ namespace tessera {
 /// What an optimizer keeps.
 struct KeptState {
   OptimizerKind kind = OptimizerKind::kAdamW;
-  MasterKind master = MasterKind::kF32;  ///< beside BF16 weights
+  StateFormats formats = {};
 };
 
 /// Fills the state of an optimizer, which keeps `own`, from a checkpoint of the same weights,

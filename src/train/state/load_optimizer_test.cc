@@ -45,8 +45,9 @@ std::map<std::string, std::vector<float>> read_masters(Trainer& trainer, MasterK
   });
   for (auto& [name, digits] : values) {
     for (float& x : digits) {
-      if (as == MasterKind::kRemainder)
-        x = std::bit_cast<float>(leave_halfway(std::bit_cast<uint32_t>(x)));
+      const auto word = std::bit_cast<uint32_t>(x);
+      if (as == MasterKind::kRemainder) x = std::bit_cast<float>(leave_halfway(word));
+      if (as == MasterKind::kRemainder8) x = std::bit_cast<float>(nearest_24_bits(word));
     }
   }
   return values;
@@ -54,7 +55,8 @@ std::map<std::string, std::vector<float>> read_masters(Trainer& trainer, MasterK
 
 /// Masters go from any format to any other: all digits that both have arrive.
 TEST(LoadOptimizer, TakesMastersOfAnyFormat) {
-  constexpr MasterKind kKinds[] = {MasterKind::kF32, MasterKind::kRemainder, MasterKind::kNone};
+  constexpr MasterKind kKinds[] = {MasterKind::kF32, MasterKind::kRemainder,
+                                   MasterKind::kRemainder8, MasterKind::kNone};
   for (const MasterKind from : kKinds) {
     const TemporaryFolder folder;
     const auto saved = make_trainer(settings_with(folder, {.master = from}));
@@ -74,7 +76,8 @@ TEST(LoadOptimizer, TakesMastersOfAnyFormat) {
 }
 
 TEST(LoadOptimizer, RoundsAndWidensMoments) {
-  const StateFormats narrow = {.first_moment = DType::kBF16, .second_moment = DType::kBF16};
+  const StateFormats narrow = {.first_moment = MomentKind::kBF16,
+                               .second_moment = MomentKind::kBF16};
   const TemporaryFolder folder;
   const auto wide = make_trainer(settings_with(folder, {}));
   for (int i = 0; i < 3; ++i) wide->step();
@@ -99,8 +102,11 @@ TEST(LoadOptimizer, FewerBitsTakeLessMemory) {
   const auto all = static_cast<double>(bytes({}));
   // 12 bytes an element, of which norms and the router have 8 in any case.
   EXPECT_NEAR(bytes({.master = MasterKind::kRemainder}) / all, 10.0 / 12, 0.02);
-  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kF32}) / all, 8.0 / 12, 0.02);
-  EXPECT_NEAR(bytes({DType::kBF16, DType::kBF16, MasterKind::kNone}) / all, 4.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({.master = MasterKind::kRemainder8}) / all, 9.0 / 12, 0.02);
+  EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kF32}) / all, 8.0 / 12,
+              0.02);
+  EXPECT_NEAR(bytes({MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}) / all, 4.0 / 12,
+              0.02);
 }
 
 /// The same with Muon.
@@ -112,8 +118,9 @@ Settings muon_settings(const TemporaryFolder& folder, const StateFormats& format
 
 TEST(LoadOptimizer, MuonContinuesBitwise) {
   for (const StateFormats& formats :
-       {StateFormats{}, StateFormats{DType::kBF16, DType::kBF16, MasterKind::kRemainder},
-        StateFormats{DType::kBF16, DType::kBF16, MasterKind::kNone}}) {
+       {StateFormats{}, StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kRemainder},
+        StateFormats{MomentKind::kBF16, MomentKind::kF32, MasterKind::kRemainder8},
+        StateFormats{MomentKind::kBF16, MomentKind::kBF16, MasterKind::kNone}}) {
     const TemporaryFolder folder;
     const auto unbroken = make_trainer(muon_settings(folder, formats));
     for (int i = 0; i < 2; ++i) unbroken->step();
@@ -157,6 +164,24 @@ TEST(LoadOptimizer, MuonTakesAdamWsFirstMoments) {
   EXPECT_TRUE(std::isfinite(muon->step().loss));
 }
 
+TEST(LoadOptimizer, MuonTakesAdamWsFirstMomentsWithScales) {
+  const TemporaryFolder folder;
+  const StateFormats narrow = {MomentKind::kFp8, MomentKind::kFp8, MasterKind::kRemainder8};
+  const auto adamw = make_trainer(settings_with(folder, narrow));
+  for (int i = 0; i < 3; ++i) adamw->step();
+  adamw->save("");
+  // FP8 in F32, and from there in BF16, is all there.
+  const auto wide = make_trainer(settings_with(folder, {.master = MasterKind::kRemainder8}));
+  const auto expected = read_floats(wide->state().optimizer().state_slices(HeldPart::kHeld));
+  const auto muon = make_trainer(
+      muon_settings(folder, {MomentKind::kBF16, MomentKind::kF32, MasterKind::kRemainder8}));
+  ASSERT_EQ(muon->position().step, 3);
+  const auto found = read_floats(muon->state().optimizer().state_slices(HeldPart::kHeld));
+  const std::string name = "layers.0.moe.experts.gate_up.weight.m";
+  EXPECT_EQ(found.at(name), expected.at(name));
+  EXPECT_TRUE(std::isfinite(muon->step().loss));
+}
+
 TEST(LoadOptimizer, AdamWRefusesMuonsState) {
   const TemporaryFolder folder;
   const auto muon = make_trainer(muon_settings(folder));
@@ -185,7 +210,8 @@ TEST(MuonSettings, AreRefusedWithAdamW) {
 TEST(StateFormats, RefusesMastersOfF32Weights) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
-  for (const MasterKind kind : {MasterKind::kRemainder, MasterKind::kNone}) {
+  for (const MasterKind kind :
+       {MasterKind::kRemainder, MasterKind::kRemainder8, MasterKind::kNone}) {
     settings.optimizer.formats.master = kind;
     EXPECT_THROW(validate(settings), UserError);
   }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "comm/planned_world.h"
+#include "ops/adamw/moment_blocks.h"
 #include "train/setup/replica_groups.h"
 #include "train/state/checkpointing.h"
 #include "train/state/load_optimizer.h"
@@ -32,6 +33,20 @@ ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Dev
   return {std::move(specs), true, device, gradient_places(settings)};
 }
 
+/// Each rank finds the scales of the moments that it keeps.
+void require_whole_blocks(const StateFormats& formats, const ParameterSpec& spec) {
+  const Slice& slice = spec.placement.slice;
+  if (slice.global.rank() < 2 || !formats.have_scales() || has_whole_blocks(slice)) return;
+  const bool first = has_scales(formats.first_moment);
+  user_error(
+      "optim.{}_moment = \"{}\" keeps a scale for {} elements of a row, but this layout gives a "
+      "rank columns {} to {} of the {} of {}; choose parallel.tp so that parts are multiples of "
+      "{} columns, or moments in f32 or bf16",
+      first ? "first" : "second", moment_name(first ? formats.first_moment : formats.second_moment),
+      kMomentBlock, slice.columns.begin, slice.columns.end(), slice.global[1], spec.name,
+      kMomentBlock);
+}
+
 /// Parameters as the optimizer's list has them. Where gradients are released, a layer's are updated
 /// together, whoever else held them if there were more ranks.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
@@ -41,6 +56,7 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
     std::vector<int64_t> matrix_rows;
+    require_whole_blocks(settings.optimizer.formats, spec);
     if (settings.optimizer_kind == OptimizerKind::kMuon)
       matrix_rows = local_matrices(spec.name, spec.placement);
     result.push_back({.parameter = {.name = spec.name,
@@ -146,8 +162,8 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups, settings);
-  // A weight, two moments and a master of each parameter, and the expert biases.
-  const int64_t slack = std::ssize(replicated) * 4 * kAlignment +
+  // A weight, two moments with scales and a master of each parameter, and the expert biases.
+  const int64_t slack = std::ssize(replicated) * 6 * kAlignment +
                         settings.model.num_moe_layers() *
                             align_up(settings.model.moe.num_experts * dtype_size(DType::kF32));
   if (shards_fully(settings, run)) {
@@ -207,7 +223,7 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
     : config_(settings.model),
       dtype_(settings.train.dtype()),
       optimizer_kind_(settings.optimizer_kind),
-      master_(settings.optimizer.formats.master),
+      formats_(settings.optimizer.formats),
       names_biases_(run.rank() == 0),
       parameters_(make_parameters(settings, run, backend.device())),
       experts_(make_expert_states(config_, backend.device())) {
@@ -309,7 +325,8 @@ LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64
 
 void ModelState::load(const CheckpointReader& reader) {
   reader.load_group(TensorGroup::kModel, held_model(), global_model(config_, dtype_));
-  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, master_}, optimizer());
+  load_optimizer(reader, list_parameters(config_, dtype_), {optimizer_kind_, formats_},
+                 optimizer());
 }
 
 }  // namespace tessera

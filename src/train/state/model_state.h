@@ -100,7 +100,7 @@ class ModelState {
   ModelConfig config_;
   DType dtype_;
   OptimizerKind optimizer_kind_;
-  MasterKind master_;  ///< beside BF16 weights
+  StateFormats formats_;
   bool names_biases_;  ///< one rank saves the expert biases, which all have
   ParameterSet parameters_;
   std::vector<ExpertState> experts_;

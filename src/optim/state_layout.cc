@@ -1,0 +1,28 @@
+#include "optim/state_layout.h"
+
+#include "core/memory.h"
+#include "ops/adamw/moment_blocks.h"
+
+namespace tessera {
+
+StateLayout layout_state(const Parameter& parameter, const StateFormats& wanted) {
+  const Tensor& weight = parameter.weight;
+  const StateFormats formats = parameter.kept(wanted);
+  StateLayout layout;
+  const auto place = [&](DType dtype, const Shape& shape) {
+    const int64_t offset = layout.num_bytes;
+    layout.num_bytes += align_up(shape.num_elements() * dtype_size(dtype));
+    return offset;
+  };
+  const auto place_moment = [&](MomentKind kind, int64_t& moment, int64_t& scale) {
+    moment = place(moment_dtype(kind), weight.shape);
+    if (has_scales(kind)) scale = place(DType::kU8, shape_of_scales(weight.shape));
+  };
+  place_moment(formats.first_moment, layout.m, layout.m_scale);
+  if (parameter.has_second_moment()) place_moment(formats.second_moment, layout.v, layout.v_scale);
+  const MasterKind beside = formats.master_of(weight.dtype);
+  if (beside != MasterKind::kNone) layout.master = place(master_dtype(beside), weight.shape);
+  return layout;
+}
+
+}  // namespace tessera
