@@ -65,27 +65,31 @@ void show_presets(bool json) {
   if (json) std::cout << list.dump(2) << "\n";
 }
 
-/// "layers 0, 1, 2 offload expert_pre": those that share a program.
-std::string describe_offload(const StagePrograms& programs, const LayerProgramKey& key) {
+std::string join_names(const std::vector<std::string>& names) {
+  return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// "layers 0, 1, 2 recompute nothing, offload expert_pre": those that share a program.
+std::string describe_policy(const StagePrograms& programs, const LayerProgramKey& key) {
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < programs.config.all_layers(); ++i) {
     if (programs.key_of(i) == key) layers.push_back(i);
   }
-  return fmt::format(
-      "layer{} {} offload{} {}", layers.size() == 1 ? "" : "s", fmt::join(layers, ", "),
-      layers.size() == 1 ? "s" : "",
-      key.offloaded.empty() ? "nothing" : fmt::format("{}", fmt::join(key.offloaded, ", ")));
+  const std::string_view ending = layers.size() == 1 ? "s" : "";
+  return fmt::format("layer{} {} recompute{} {}, offload{} {}", layers.size() == 1 ? "" : "s",
+                     fmt::join(layers, ", "), ending, join_names(key.recomputed), ending,
+                     join_names(key.offloaded));
 }
 
 void show_programs(const Settings& settings, int64_t num_ranks) {
   std::set<LayerProgramKey> shown;
+  const bool differ = !settings.train.offload.empty() || !settings.train.recompute.empty();
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     for (const auto& [key, program] : planned.model.layer_programs()) {
       if (!shown.insert(key).second) continue;
-      if (!settings.train.offload.empty())
-        std::cout << fmt::format("# {}\n", describe_offload(planned.model.programs(), key));
-      for (const Executable* run : {&program.derived.forward, &program.derived.backward})
+      if (differ) std::cout << fmt::format("# {}\n", describe_policy(planned.model.programs(), key));
+      for (const Executable* run : {&program->derived.forward, &program->derived.backward})
         std::cout << print_program(run->program(), run->plan()) << "\n";
     }
   }
@@ -164,7 +168,7 @@ std::vector<CompileReport> report_training(const Settings& settings, int64_t num
   std::set<std::string> shown;
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     for (CompileReport& report : plan_rank(settings, rank, num_ranks).model.compile_reports()) {
-      if (shown.insert(report.program).second) reports.push_back(std::move(report));
+      if (shown.insert(print_passes(report)).second) reports.push_back(std::move(report));
     }
   }
   return reports;

@@ -97,8 +97,8 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
                   {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
                   "Storage of weights and activations; bf16 keeps F32 masters");
   schema.add("train.recompute", &train.recompute,
-             "Names of values computed again in the backward pass instead of kept; \"all\" for "
-             "everything possible");
+             "Values computed again in the backward pass instead of kept: names, or \"all\" for "
+             "everything possible, perhaps of some layers: \"expert_act@0-5\"");
   schema.add(
       "train.offload", &train.offload,
       "Values that wait in the host's memory from the forward to the backward pass: names, or "
@@ -229,7 +229,7 @@ void validate_data(const DataSettings& data) {
 }  // namespace
 
 SavedPolicy TrainSettings::saved_policy() const {
-  return {.recompute = recompute,
+  return {.recompute = parse_recompute(recompute),
           .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
 }
 
@@ -290,7 +290,7 @@ void validate(const Settings& settings) {
           "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
-  parse_offload(train.offload);
+  train.saved_policy();
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);

@@ -8,7 +8,7 @@
 #include "data/row_source.h"
 #include "data/text/text_source.h"
 #include "model/config/config.h"
-#include "model/run/offload_policy.h"
+#include "model/run/saved_policy.h"
 #include "ops/backend.h"
 #include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
@@ -82,7 +82,7 @@ struct TrainSettings {
 
   DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
-  /// Throws UserError for entries of `offload` that are none.
+  /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;
 };
 
