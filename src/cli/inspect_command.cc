@@ -15,6 +15,7 @@
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
+#include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
 #include "train/state/planned_rank.h"
 
@@ -123,32 +124,41 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   return rows;
 }
 
-/// What the first rank of a stage takes, and on which device.
+/// What the first rank of a stage takes, on which device, and how long its passes of a step are.
 struct StageMemory {
   std::string device;
   std::vector<std::pair<std::string, int64_t>> rows;
+  double pass_seconds = 0;
 };
 
 Json to_json(const StageMemory& stage) {
   Json json(std::map(stage.rows.begin(), stage.rows.end()));
   json["device"] = stage.device;
+  json["pass_seconds"] = stage.pass_seconds;
   return json;
 }
 
 /// A column for the first rank of each stage; as JSON one object, or with several stages a list.
-void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
+void show_memory(const Settings& settings, int64_t num_ranks,
+                 const std::optional<PolicyChoice>& choice, bool json) {
   std::vector<StageMemory> stages;
   std::string head = fmt::format("{:<18}", "");
   std::string devices = fmt::format("{:<18}", "device");
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    stages.push_back({planned.model.device().name(), predict_memory(settings, planned)});
+    stages.push_back({planned.model.device().name(), predict_memory(settings, planned),
+                      estimate_passes(settings, planned)});
     head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
     devices += fmt::format(" {:>12}", stages.back().device);
   }
   if (json) {
     Json list = Json::array();
-    for (const StageMemory& stage : stages) list.push_back(to_json(stage));
+    for (const StageMemory& stage : stages) {
+      list.push_back(to_json(stage));
+      if (!choice) continue;
+      list.back()["train.recompute"] = choice->recompute;
+      list.back()["train.offload"] = choice->offload;
+    }
     std::cout << (list.size() == 1 ? list[0] : list).dump(2) << "\n";
     return;
   }
@@ -160,6 +170,19 @@ void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
       std::cout << fmt::format(" {:>12}", format_bytes(stage.rows[row].second));
     std::cout << "\n";
   }
+  std::cout << fmt::format("{:<18}", "passes (estimate)");
+  for (const StageMemory& stage : stages)
+    std::cout << fmt::format(" {:>12}", fmt::format("{:.4g} ms", stage.pass_seconds * 1e3));
+  std::cout << "\n";
+  if (choice) std::cout << describe(*choice) << "\n";
+}
+
+/// What the settings' limit asks for, put into them.
+std::optional<PolicyChoice> choose_within_limit(Settings& settings, int64_t num_ranks) {
+  auto choice = choose_policy(settings, num_ranks, plan_backend(settings, num_ranks),
+                              batch_shape(settings));
+  if (choice) apply(*choice, settings.train);
+  return choice;
 }
 
 /// Of the training programs of all stages, each once.
@@ -300,16 +323,17 @@ int run_inspect(const InspectArguments& arguments) {
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
   const bool step = arguments.step || !arguments.step_html.empty();
   if (text_only || arguments.memory || step || arguments.passes) {
-    const Settings settings = resolve(arguments.config);
+    Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
+    const auto choice = choose_within_limit(settings, ranks);
     if (arguments.layout) show_layout(settings, ranks);
     if (arguments.schedule) show_schedule(settings, ranks);
     if (step) show_step(settings, ranks, arguments);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.passes) show_passes(settings, arguments, ranks);
-    if (arguments.memory) show_memory(settings, ranks, arguments.json);
+    if (arguments.memory) show_memory(settings, ranks, choice, arguments.json);
   }
   return 0;
 }

@@ -107,13 +107,6 @@ std::set<std::string> names_kept(const Executable& forward) {
   return names;
 }
 
-const KindProgram& compile_kind(const StagePrograms& stage, const LayerProgramKey& key) {
-  auto& program = (*stage.compiled)[key];
-  if (!program)
-    program = std::make_shared<const KindProgram>(make_kind_program(stage, key, stage.backend));
-  return *program;
-}
-
 /// Likewise of all layers, whose programs show what they keep.
 void check_offload(const StagePrograms& stage) {
   if (stage.policy.offload.entries.empty()) return;
@@ -124,7 +117,7 @@ void check_offload(const StagePrograms& stage) {
     // Of layers elsewhere it does not matter what they offload of it.
     if (!stage.kinds.contains(key)) key.offloaded.clear();
     const auto [found, is_new] = of_keys.try_emplace(key);
-    if (is_new) found->second = names_kept(compile_kind(stage, key).derived.forward);
+    if (is_new) found->second = names_kept(stage.compile_kind(key).derived.forward);
     kept.push_back(found->second);
   }
   check_offload(stage.policy, kept);
@@ -134,8 +127,7 @@ void compile_kinds(StagePrograms& stage) {
   for (const PipelineChunk& chunk : stage.part.chunks) {
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const LayerProgramKey key = stage.key_of(chunk.first_layer + i);
-      if (stage.kinds.contains(key)) continue;
-      compile_kind(stage, key);
+      stage.of_layers[chunk.first_layer + i] = &stage.compile_kind(key);
       stage.kinds.emplace(key, stage.compiled->at(key));
     }
   }
@@ -166,8 +158,15 @@ std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& oth
   auto stage = std::make_unique<StagePrograms>(*this);
   stage->policy = other;
   stage->kinds.clear();
+  stage->of_layers.clear();
   compile_kinds(*stage);
   return stage;
+}
+
+const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const {
+  auto& program = (*compiled)[key];
+  if (!program) program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
+  return *program;
 }
 
 bool StagePrograms::offloads() const {

@@ -57,6 +57,7 @@ struct StagePrograms {
   std::vector<HeadPasses> heads;                      // by depth; empty where no chunk has the loss
   std::shared_ptr<const Executable> evaluation_head;  // null likewise
   KindPrograms kinds;
+  std::map<int64_t, const KindProgram*> of_layers;  // of this rank's chunks, counted in the model
   std::shared_ptr<KindPrograms> compiled;  // `kinds`, and those of other policies (with_policy)
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
@@ -69,7 +70,9 @@ struct StagePrograms {
     return {config.layer_kind(layer), names_of_layer(policy.recompute, layer),
             names_of_layer(policy.offload.entries, layer)};
   }
-  const KindProgram& kind_of(int64_t layer) const { return *kinds.at(key_of(layer)); }
+  const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
+  /// The program that layers of that key would run, compiled where it is not known yet.
+  const KindProgram& compile_kind(const LayerProgramKey& key) const;
   /// Whether a layer of this rank has values that may wait in the host's memory.
   bool offloads() const;
   /// Bytes of the largest working set of any program.

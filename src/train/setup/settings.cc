@@ -1,6 +1,7 @@
 #include "train/setup/settings.h"
 
 #include "core/error.h"
+#include "core/text/byte_size.h"
 #include "model/config/limits.h"
 #include "parallel/layout.h"
 #include "train/setup/blend_settings.h"
@@ -107,6 +108,10 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "GB/s that the way to the host's memory carries, each way at once; copies are planned "
              "with it",
              above(0));
+  schema.add("train.memory_limit", &train.memory_limit,
+             "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
+             "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; empty: "
+             "only what train.recompute and train.offload say");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -233,6 +238,11 @@ SavedPolicy TrainSettings::saved_policy() const {
           .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
 }
 
+std::optional<int64_t> TrainSettings::parse_memory_limit() const {
+  if (memory_limit.empty()) return std::nullopt;
+  return parse_byte_size("train.memory_limit", memory_limit);
+}
+
 ShardingOptions ShardSettings::replicated() const {
   return {.shard_state = scope == ShardScope::kState,
           .bucket_bytes = bucket_bytes,
@@ -291,6 +301,7 @@ void validate(const Settings& settings) {
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
   train.saved_policy();
+  train.parse_memory_limit();
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);

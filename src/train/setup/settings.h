@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,7 @@ struct TrainSettings {
   std::vector<std::string> recompute;
   std::vector<std::string> offload;  ///< see parse_offload
   double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
+  std::string memory_limit;          ///< see parse_byte_size; empty: none
   double max_grad_norm = 1.0;
   NonFinite on_nonfinite = NonFinite::kStop;
   int64_t validation_interval = 200;
@@ -84,6 +86,8 @@ struct TrainSettings {
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
   /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;
+  /// Bytes; nothing where there is no limit. Throws UserError for a limit that is none.
+  std::optional<int64_t> parse_memory_limit() const;
 };
 
 /// What each of the ranks that hold a weight alike keeps of it.
