@@ -89,7 +89,8 @@ void show_programs(const Settings& settings, int64_t num_ranks) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     for (const auto& [key, program] : planned.model.layer_programs()) {
       if (!shown.insert(key).second) continue;
-      if (differ) std::cout << fmt::format("# {}\n", describe_policy(planned.model.programs(), key));
+      if (differ)
+        std::cout << fmt::format("# {}\n", describe_policy(planned.model.programs(), key));
       for (const Executable* run : {&program->derived.forward, &program->derived.backward})
         std::cout << print_program(run->program(), run->plan()) << "\n";
     }
@@ -172,15 +173,15 @@ void show_memory(const Settings& settings, int64_t num_ranks,
   }
   std::cout << fmt::format("{:<18}", "passes (estimate)");
   for (const StageMemory& stage : stages)
-    std::cout << fmt::format(" {:>12}", fmt::format("{:.4g} ms", stage.pass_seconds * 1e3));
+    std::cout << fmt::format(" {:>12}", format_estimate(stage.pass_seconds));
   std::cout << "\n";
   if (choice) std::cout << describe(*choice) << "\n";
 }
 
 /// What the settings' limit asks for, put into them.
 std::optional<PolicyChoice> choose_within_limit(Settings& settings, int64_t num_ranks) {
-  auto choice = choose_policy(settings, num_ranks, plan_backend(settings, num_ranks),
-                              batch_shape(settings));
+  auto choice =
+      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
   if (choice) apply(*choice, settings.train);
   return choice;
 }

@@ -66,8 +66,8 @@ class PassWalk {
 
   /// Returns when a copy is over that begins behind those of its direction.
   double copy(const LayerOffload& offload, double& free_at) {
-    const auto bytes = static_cast<double>(layer_offloaded_bytes(
-        programs_, programs_.part.chunks[offload.chunk], offload.layer));
+    const auto bytes = static_cast<double>(
+        layer_offloaded_bytes(programs_, programs_.part.chunks[offload.chunk], offload.layer));
     free_at = std::max(free_at, now_) + bytes / rates_.host_bytes;
     now_ += bytes / rates_.memory_bytes;
     return free_at;
@@ -103,7 +103,8 @@ double estimate_seconds(const Executable& executable, const MachineRates& rates)
       continue;
     }
     const Cost cost = node.op->cost(inputs, balanced_types(executable, node.outputs));
-    now += rates.kernel_seconds + std::max(cost.flops / rates.flops, cost.bytes / rates.memory_bytes);
+    now +=
+        rates.kernel_seconds + std::max(cost.flops / rates.flops, cost.bytes / rates.memory_bytes);
   }
   return std::max(now, link_free);
 }

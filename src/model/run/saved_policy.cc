@@ -18,9 +18,10 @@ constexpr std::string_view kOffload = "train.offload";
 
 [[noreturn]] void refuse_entry(std::string_view key, const std::string& text,
                                const std::string& why) {
-  throw UserError(fmt::format("{} has '{}', {}; an entry is the name of a value, or \"all\", "
-                              "perhaps with layers: \"expert_pre\", \"expert_pre@3\", \"all@0-5\"",
-                              key, text, why));
+  throw UserError(
+      fmt::format("{} has '{}', {}; an entry is the name of a value, or \"all\", "
+                  "perhaps with layers: \"expert_pre\", \"expert_pre@3\", \"all@0-5\"",
+                  key, text, why));
 }
 
 int64_t parse_layer(std::string_view key, const std::string& text, std::string_view number) {

@@ -68,7 +68,8 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
   Compiled evaluation =
       compile(std::exchange(stage.evaluation_layout.forward, Program()), Goal::kInfer, {}, backend);
-  stage.evaluation_head = std::make_shared<const Executable>(std::move(evaluation.forward), backend);
+  stage.evaluation_head =
+      std::make_shared<const Executable>(std::move(evaluation.forward), backend);
 }
 
 /// The names of what a layer's forward program computes.
@@ -89,8 +90,8 @@ void check_recompute(const StagePrograms& stage) {
     const LayerKind kind = stage.config.layer_kind(i);
     if (!of_kinds.contains(kind)) {
       of_kinds.emplace(
-          kind, names_computed(
-                    build_layer(stage.config, kind, stage.shape, stage.part.groups).forward));
+          kind,
+          names_computed(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward));
     }
     values.push_back(of_kinds.at(kind));
   }
@@ -165,7 +166,8 @@ std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& oth
 
 const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const {
   auto& program = (*compiled)[key];
-  if (!program) program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
+  if (!program)
+    program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
   return *program;
 }
 

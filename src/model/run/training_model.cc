@@ -27,8 +27,7 @@ TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
 
 TrainingModel::TrainingModel(std::unique_ptr<StagePrograms> programs)
     : programs_(std::move(programs)),
-      tokens_(std::make_unique<TokenShare>(
-          share_tokens(programs_->shape, programs_->part.groups))),
+      tokens_(std::make_unique<TokenShare>(share_tokens(programs_->shape, programs_->part.groups))),
       placement_(place_in_line(*programs_)) {}
 
 ActivationBytes TrainingModel::activation_bytes() const {

@@ -72,8 +72,8 @@ void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
     plan_rank(settings, 0, num_ranks);
     return;
   }
-  const auto choice = choose_policy(settings, num_ranks, plan_backend(settings, num_ranks),
-                                    batch_shape(settings));
+  const auto choice =
+      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
   if (choice) apply(*choice, settings.train);
   const PlannedRank rank = plan_rank(settings, 0, num_ranks);
   const Device& device = rank.model.device();

@@ -1,7 +1,7 @@
 #include "train/setup/settings.h"
 
+#include "core/byte_size.h"
 #include "core/error.h"
-#include "core/text/byte_size.h"
 #include "model/config/limits.h"
 #include "parallel/layout.h"
 #include "train/setup/blend_settings.h"
@@ -108,10 +108,11 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "GB/s that the way to the host's memory carries, each way at once; copies are planned "
              "with it",
              above(0));
-  schema.add("train.memory_limit", &train.memory_limit,
-             "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
-             "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; empty: "
-             "only what train.recompute and train.offload say");
+  schema.add(
+      "train.memory_limit", &train.memory_limit,
+      "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
+      "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; empty: "
+      "only what train.recompute and train.offload say");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(

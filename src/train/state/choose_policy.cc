@@ -153,11 +153,10 @@ class Chooser {
 };
 
 std::string describe(const ChosenStage& stage, bool several) {
-  constexpr double kMilliseconds = 1e3;
-  return fmt::format("\n  {}{} predicted in place of {}; passes {:.1f} ms in place of {:.1f} by estimate",
+  return fmt::format("\n  {}{} predicted in place of {}, passes of a step {} in place of {}",
                      several ? fmt::format("rank {}: ", stage.rank) : "",
                      format_bytes(stage.chosen.bytes()), format_bytes(stage.kept.bytes()),
-                     stage.chosen.seconds * kMilliseconds, stage.kept.seconds * kMilliseconds);
+                     format_estimate(stage.chosen.seconds), format_estimate(stage.kept.seconds));
 }
 
 }  // namespace
@@ -174,23 +173,29 @@ void apply(const PolicyChoice& choice, TrainSettings& train) {
   train.offload = choice.offload;
 }
 
-std::string describe(const PolicyChoice& choice) {
+std::string format_estimate(double seconds) {
   constexpr double kMilliseconds = 1e3;
+  return seconds < 10 ? fmt::format("{:.4g} ms", seconds * kMilliseconds)
+                      : fmt::format("{:.4g} s", seconds);
+}
+
+std::string describe(const PolicyChoice& choice) {
   std::string text = fmt::format("memory limit {}:", format_bytes(choice.limit));
   if (choice.entries.empty()) {
     text += " all fits, nothing more is recomputed or offloaded";
   } else {
-    text += " chosen, with the bytes that it saves and what it costs of a step by estimate";
+    text += " with the bytes that each saves beside the others, and its time in a step by estimate";
   }
   for (const ChosenEntry& entry : choice.entries) {
-    text += fmt::format("\n  {:<10} {:<24} {:>12} {:>9.2f} ms",
-                        entry.offloaded ? "offload" : "recompute", entry.entry,
-                        format_bytes(entry.saved_bytes), entry.seconds * kMilliseconds);
+    text +=
+        fmt::format("\n  {:<10} {:<20} {:>12} {:>12}", entry.offloaded ? "offload" : "recompute",
+                    entry.entry, format_bytes(entry.saved_bytes), format_estimate(entry.seconds));
   }
   for (const ChosenStage& stage : choice.stages) text += describe(stage, choice.stages.size() > 1);
   if (choice.entries.empty()) return text;
-  return text + fmt::format("\n  the same without a limit:\n  train.recompute = {}\n  train.offload = {}",
-                            quote_list(choice.recompute), quote_list(choice.offload));
+  return text +
+         fmt::format("\n  the same without a limit:\n  train.recompute = {}\n  train.offload = {}",
+                     quote_list(choice.recompute), quote_list(choice.offload));
 }
 
 }  // namespace tessera

@@ -46,6 +46,9 @@ std::optional<PolicyChoice> choose_policy(const Settings& settings, int64_t num_
 /// Puts the choice into the settings, whose limit stays as it was.
 void apply(const PolicyChoice& choice, TrainSettings& train);
 
+/// "612.3 ms", "1300 s".
+std::string format_estimate(double seconds);
+
 /// Some lines: the limit, each entry with bytes and milliseconds, the whole, and both lists.
 std::string describe(const PolicyChoice& choice);
 

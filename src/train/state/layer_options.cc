@@ -1,7 +1,7 @@
 #include "train/state/layer_options.h"
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -90,8 +90,8 @@ class OptionSearch {
     return true;
   }
 
-  /// Of what is dropped, back the group with the most time for its bytes; without regard to time
-  /// while the working memory is beyond the limit.
+  /// Of what is dropped, back the group with the most time for its bytes, while the working memory
+  /// is within the limit or does not grow.
   bool keep_one(Chosen& chosen, int64_t transient) {
     if (chosen.empty()) return false;
     const LayerCost now = judge(chosen);
@@ -143,21 +143,26 @@ std::vector<std::vector<std::string>> find_droppable(const PolicyTrial& trial,
   const Executable& forward = trial.programs().compile_kind(base).derived.forward;
   const Program& program = forward.program();
   constexpr int64_t kLeastShare = 1000;
+  constexpr int64_t kLeastOfNode = 32;
   const int64_t least = trial.judge_layer(base).bytes / kLeastShare;
+  const auto may_drop = [&](ValueId id) {
+    const Storage storage = forward.plan().values[id].storage;
+    const bool kept = storage == Storage::kSaved || storage == Storage::kOffloaded;
+    const bool offloaded = std::ranges::count(base.offloaded, program.value(id).name) > 0;
+    return kept && !offloaded && is_dropped(program, id, {"all"});
+  };
   std::vector<std::vector<std::string>> groups;
   for (const Node& node : program.nodes()) {
-    std::vector<std::string> names;
+    std::vector<ValueId> values;
+    std::ranges::copy_if(node.outputs, std::back_inserter(values), may_drop);
     int64_t bytes = 0;
-    for (const ValueId id : node.outputs) {
-      const std::string& name = program.value(id).name;
-      const Storage storage = forward.plan().values[id].storage;
-      const bool kept = storage == Storage::kSaved || storage == Storage::kOffloaded;
-      const bool offloaded = std::ranges::find(base.offloaded, name) != base.offloaded.end();
-      if (!kept || offloaded || !is_dropped(program, id, {"all"})) continue;
-      names.push_back(name);
-      bytes += program.type(id).num_bytes();
+    for (const ValueId id : values) bytes += program.type(id).num_bytes();
+    if (bytes <= least) continue;
+    std::vector<std::string>& names = groups.emplace_back();
+    for (const ValueId id : values) {
+      if (program.type(id).num_bytes() >= bytes / kLeastOfNode)
+        names.push_back(program.value(id).name);
     }
-    if (bytes > least) groups.push_back(std::move(names));
   }
   return groups;
 }

@@ -13,9 +13,9 @@ struct LayerOption {
   LayerCost cost;
 };
 
-/// The values that layers of a key keep and may compute again, by the node that makes them: those
-/// of one node are worth dropping only together. What `base` offloads by name is left out, and so
-/// is what makes no thousandth of the layer's bytes.
+/// The values that layers of a key keep and may compute again, by the node that makes them: one
+/// value of a node costs as much as all. What `base` offloads by name is left out; so is what makes
+/// no thousandth of the layer's bytes, or no 32nd of its node's, such as the statistics of norms.
 std::vector<std::vector<std::string>> find_droppable(const PolicyTrial& trial,
                                                      const LayerProgramKey& base);
 

@@ -52,8 +52,11 @@ std::vector<int64_t> PolicyTrial::layers() const {
 }
 
 LayerCost PolicyTrial::judge_layer(const LayerProgramKey& key) const {
+  const auto [found, is_new] = judged_.try_emplace(key);
+  LayerCost& cost = found->second;
+  if (!is_new) return cost;
   const DerivedProgram& derived = programs().compile_kind(key).derived;
-  LayerCost cost{.bytes = balanced_saved_bytes(derived.forward)};
+  cost.bytes = balanced_saved_bytes(derived.forward);
   const auto add = [&](const Executable& executable) {
     cost.transient = std::max(cost.transient, executable.plan().transient_bytes);
     cost.seconds += estimate_seconds(executable, rates_);

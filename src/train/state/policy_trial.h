@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ class PolicyTrial {
   MachineRates rates_;
   ModelState::Bytes state_;
   int64_t snapshot_ = 0;
+  mutable std::map<LayerProgramKey, LayerCost> judged_;  // layers, each once
 };
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 #include "train/state/search_policy.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -58,8 +60,15 @@ class PolicySearch {
  private:
   int64_t num_layers() const { return trial_.programs().config.all_layers(); }
   bool may_offload() const { return !trial_.rank().backend.is_host(); }
-  PolicyCost judge(const LayerChoices& choices) const {
-    return trial_.judge(make_policy(base_, choices, num_layers()));
+  /// Each policy once.
+  const PolicyCost& judge(const LayerChoices& choices) {
+    const SavedPolicy policy = make_policy(base_, choices, num_layers());
+    std::string key;
+    for (const SavedEntry& entry : policy.recompute) key += entry.to_string() + ' ';
+    for (const SavedEntry& entry : policy.offload.entries) key += '^' + entry.to_string() + ' ';
+    const auto [found, is_new] = judged_.try_emplace(std::move(key));
+    if (is_new) found->second = trial_.judge(policy);
+    return found->second;
   }
 
   /// The order in which policies are preferred.
@@ -69,7 +78,7 @@ class PolicySearch {
 
   /// Whether they fit.
   bool consider(const LayerChoices& choices) {
-    const PolicyCost cost = judge(choices);
+    const PolicyCost& cost = judge(choices);
     if (cost.bytes() < result_.least.cost.bytes()) result_.least = {choices, cost};
     if (cost.bytes() > limit_) return false;
     if (!result_.fits || rank_of(cost) < rank_of(result_.best.cost)) result_.best = {choices, cost};
@@ -156,23 +165,21 @@ class PolicySearch {
   }
 
   /// Offloads of a layer what it keeps, given what it computes again.
-  void offload_kept(LayerChoices& choices, int64_t layer, const std::set<std::string>& names) const {
+  void offload_kept(LayerChoices& choices, int64_t layer,
+                    const std::set<std::string>& names) const {
     if (names.empty()) {
       choices[layer].offload = {"all"};
       return;
     }
     LayerProgramKey key = class_of_.at(layer)->base;
-    const Names& more = choices[layer].recompute;
-    key.recomputed.insert(key.recomputed.end(), more.begin(), more.end());
-    std::ranges::sort(key.recomputed);
-    if (std::ranges::binary_search(key.recomputed, "all")) key.recomputed = {"all"};
+    key.recomputed = recomputed_names(layer, choices[layer]);
     const Executable& forward = trial_.programs().compile_kind(key).derived.forward;
     std::set<std::string> kept;
     for (ValueId id = 0; id < forward.program().num_values(); ++id) {
       const std::string& name = forward.program().value(id).name;
       const Storage storage = forward.plan().values[id].storage;
       if (storage == Storage::kSaved && names.contains(name) &&
-          std::ranges::find(more, name) == more.end())
+          std::ranges::find(key.recomputed, name) == key.recomputed.end())
         kept.insert(name);
     }
     choices[layer].offload = {kept.begin(), kept.end()};
@@ -187,14 +194,26 @@ class PolicySearch {
     return choices;
   }
 
-  /// The fewest steps that fit.
+  /// Whether what takes at least as long as these is of no use.
+  bool is_late(const LayerChoices& choices) {
+    return result_.fits && judge(choices).seconds >= result_.best.cost.seconds;
+  }
+
+  /// The fewest steps that fit; more take longer.
   void search_path(const std::vector<PathStep>& path, const OffloadedPrefix& prefix) {
-    if (consider(choose(path, 0, prefix)) || !consider(choose(path, path.size(), prefix))) return;
+    const LayerChoices none = choose(path, 0, prefix);
+    if (consider(none) || is_late(none) || !consider(choose(path, path.size(), prefix))) return;
     size_t too_few = 0;
     size_t enough = path.size();
     while (enough - too_few > 1) {
       const size_t middle = (too_few + enough) / 2;
-      (consider(choose(path, middle, prefix)) ? enough : too_few) = middle;
+      const LayerChoices choices = choose(path, middle, prefix);
+      if (consider(choices)) {
+        enough = middle;
+      } else {
+        if (is_late(choices)) return;
+        too_few = middle;
+      }
     }
   }
 
@@ -256,18 +275,34 @@ class PolicySearch {
     }
   }
 
-  std::vector<LayerChoices> list_changes(int64_t layer) const {
+  /// Options that take less time than what the layer does, and others in place of offloading.
+  std::vector<LayerChoices> list_changes(int64_t layer) {
     std::vector<LayerChoices> changes;
-    const LayerChoices& now = result_.best.choices;
+    const LayerChoices now = result_.best.choices;
+    const auto own = now.find(layer);
+    if (own == now.end()) return changes;
+    LayerProgramKey key = class_of_.at(layer)->base;
+    key.recomputed = recomputed_names(layer, own->second);
+    const double seconds = trial_.judge_layer(key).seconds;
+    const bool offloads = !own->second.offload.empty();
     for (const LayerOption& option : class_of_.at(layer)->options) {
       LayerChoices changed = now;
       recompute_more(changed, layer, option);
-      const Names& offloaded = changed[layer].offload;
-      if (offloaded == Names{"all"} || offloaded.empty()) changes.push_back(changed);
+      const bool offloads_all = own->second.offload == Names{"all"};
+      if (option.cost.seconds < seconds && (!offloads || offloads_all)) changes.push_back(changed);
       changed[layer].offload.clear();
-      if (!offloaded.empty()) changes.push_back(std::move(changed));
+      if (offloads) changes.push_back(std::move(changed));
     }
     return changes;
+  }
+
+  /// All that a layer computes again.
+  Names recomputed_names(int64_t layer, const LayerChoice& choice) const {
+    Names names = class_of_.at(layer)->base.recomputed;
+    names.insert(names.end(), choice.recompute.begin(), choice.recompute.end());
+    std::ranges::sort(names);
+    if (std::ranges::binary_search(names, "all")) return {"all"};
+    return names;
   }
 
   /// Entries that name what no copy is planned for would only confuse.
@@ -278,7 +313,7 @@ class PolicySearch {
     for (auto& [layer, choice] : choices) {
       if (!std::ranges::binary_search(offloading, layer)) choice.offload.clear();
     }
-    const PolicyCost cost = judge(choices);
+    const PolicyCost& cost = judge(choices);
     const PolicyCost& best = result_.best.cost;
     if (cost.bytes() <= std::max(limit_, best.bytes()) && cost.seconds <= best.seconds)
       result_.best = {std::move(choices), cost};
@@ -291,6 +326,7 @@ class PolicySearch {
   std::vector<LayerClass> classes_;
   std::map<int64_t, const LayerClass*> class_of_;
   Names expensive_;
+  std::map<std::string, PolicyCost> judged_;  // by the policy's entries
   PolicySearchResult result_;
 };
 

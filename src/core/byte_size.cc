@@ -1,4 +1,4 @@
-#include "core/text/byte_size.h"
+#include "core/byte_size.h"
 
 #include <array>
 #include <cctype>
@@ -27,8 +27,7 @@ constexpr std::array<ByteUnit, 9> kByteUnits = {{{"b", 1},
                                                  {"gb", kKilo* kKilo* kKilo},
                                                  {"tb", kKilo* kKilo* kKilo* kKilo}}};
 
-[[noreturn]] void refuse_size(std::string_view key, const std::string& text,
-                              std::string_view why) {
+[[noreturn]] void refuse_size(std::string_view key, const std::string& text, std::string_view why) {
   throw UserError(fmt::format(
       "{} is \"{}\", {}; give a number with its unit, such as \"80GiB\", \"1.5TiB\" or \"500MB\"",
       key, text, why));
@@ -38,8 +37,7 @@ std::string lower_unit(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
   std::string lower;
-  for (const char c : text)
-    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char c : text) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return lower;
 }
 

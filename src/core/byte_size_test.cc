@@ -1,4 +1,4 @@
-#include "core/text/byte_size.h"
+#include "core/byte_size.h"
 
 #include <gmock/gmock.h>
 
