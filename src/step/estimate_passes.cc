@@ -96,15 +96,14 @@ double estimate_seconds(const Executable& executable, const MachineRates& rates)
       now = std::max(now, at->second);
     const Node& node = program.nodes()[i];
     const std::vector<ValueType> inputs = balanced_types(executable, node.inputs);
+    const Cost cost = node.op->cost(inputs, balanced_types(executable, node.outputs));
+    now +=
+        rates.kernel_seconds + std::max(cost.flops / rates.flops, cost.bytes / rates.memory_bytes);
     if (node.op->communicates()) {
       link_free = std::max(link_free, now) + rates.exchange_seconds +
                   static_cast<double>(sum_bytes(inputs)) / rates.link_bytes;
       under_way.emplace(waits[i], link_free);
-      continue;
     }
-    const Cost cost = node.op->cost(inputs, balanced_types(executable, node.outputs));
-    now +=
-        rates.kernel_seconds + std::max(cost.flops / rates.flops, cost.bytes / rates.memory_bytes);
   }
   return std::max(now, link_free);
 }

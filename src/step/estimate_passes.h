@@ -9,9 +9,9 @@
 namespace tessera {
 
 /// Seconds that a program takes by estimate: of each node what takes longer, its arithmetic or its
-/// way through memory, and its start. Exchanges go on, one behind the other, beside what stands
-/// between their start and their first use. Ragged values have the rows of balanced routing where
-/// the program knows them, otherwise their bounds.
+/// way through memory, and its start. Exchanges besides go on, one behind the other, beside what
+/// stands between their start and their first use. Ragged values have the rows of balanced routing
+/// where the program knows them, otherwise their bounds.
 double estimate_seconds(const Executable& executable, const MachineRates& rates);
 
 /// Seconds of a rank's runs of a step, one behind the other, by estimate; messages and exchanges of

@@ -8,6 +8,7 @@
 
 #include "ops/registry/cpu_kernels.h"
 #include "ops/testing/shadow_backend.h"
+#include "step/estimate_passes.h"
 #include "train/state/load_settings.h"
 #include "train/state/search_policy.h"
 #include "train/verify/verify.h"
@@ -269,6 +270,36 @@ TEST(ChoosePolicy, ChoosesForEachStage) {
     EXPECT_LE(stage.chosen.bytes(), choice.limit);
     EXPECT_EQ(stage.chosen.bytes() == stage.kept.bytes(), stage.kept.bytes() <= choice.limit);
   }
+}
+
+/// What is exchanged again takes as long again where nothing else takes time.
+TEST(ChoosePolicy, CountsExchanges) {
+  Settings settings = small_settings();
+  settings.parallel.layout.ep = 4;
+  settings.train.global_batch = 4 * settings.train.micro_batch;
+  const Backend backend = make_backend(true);
+  const auto exchange_seconds = [&](const Names& recompute) {
+    Settings own = settings;
+    own.train.recompute = recompute;
+    const PlannedRank rank = plan_rank(own, 0, 4, backend, batch_shape(own));
+    const MachineRates rates = {.flops = 1e30, .memory_bytes = 1e30, .link_bytes = 1};
+    const DerivedProgram& layer = rank.model.programs().kind_of(0).derived;
+    double bytes = 0;
+    for (const Executable* executable : {&layer.forward, &layer.backward}) {
+      double seconds = 0;
+      for (const Node& node : executable->program().nodes()) {
+        if (!node.op->communicates()) continue;
+        for (const ValueId input : node.inputs)
+          seconds += static_cast<double>(executable->program().type(input).num_bytes());
+      }
+      // Ragged values have fewer rows than their bounds.
+      EXPECT_LE(estimate_seconds(*executable, rates), seconds * 1.01);
+      EXPECT_GT(estimate_seconds(*executable, rates), seconds / 8);
+      bytes += estimate_seconds(*executable, rates);
+    }
+    return bytes;
+  };
+  EXPECT_GT(exchange_seconds({"all"}), exchange_seconds({}) * 1.1);
 }
 
 /// A limit that memory by pages keeps to where offloading, which ends that, would not.
