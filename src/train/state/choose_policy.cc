@@ -6,6 +6,7 @@
 
 #include "comm/planned_world.h"
 #include "core/memory.h"
+#include "train/state/layer_options.h"
 #include "train/state/search_policy.h"
 
 namespace tessera {
@@ -116,22 +117,59 @@ class Chooser {
     choices_.merge(found.best.choices);
   }
 
+  /// Values of one node, of which one costs as much as all, are one entry of the report.
   void add_entries(const SavedPolicy& policy) {
-    for (size_t i = base_.recompute.size(); i < policy.recompute.size(); ++i) {
+    std::vector<SavedEntry> chosen(
+        policy.recompute.begin() + static_cast<ptrdiff_t>(base_.recompute.size()),
+        policy.recompute.end());
+    while (!chosen.empty()) {
+      const SavedEntry first = chosen.front();
+      const auto [own, others] = std::ranges::stable_partition(
+          chosen, [&](const SavedEntry& entry) { return !is_beside(entry, first); });
+      const std::vector<SavedEntry> together(own, others);
+      chosen.erase(own, others);
       SavedPolicy without = policy;
-      without.recompute.erase(without.recompute.begin() + static_cast<ptrdiff_t>(i));
-      add_entry(policy.recompute[i], false, without);
+      for (const SavedEntry& entry : together) remove(without.recompute, entry);
+      add_entry(together, false, without);
     }
     const std::vector<SavedEntry>& offload = policy.offload.entries;
     for (size_t i = base_.offload.entries.size(); i < offload.size(); ++i) {
       SavedPolicy without = policy;
-      without.offload.entries.erase(without.offload.entries.begin() + static_cast<ptrdiff_t>(i));
-      add_entry(offload[i], true, without);
+      remove(without.offload.entries, offload[i]);
+      add_entry({offload[i]}, true, without);
     }
   }
 
-  void add_entry(const SavedEntry& entry, bool offloaded, const SavedPolicy& without) {
-    ChosenEntry chosen{.offloaded = offloaded, .entry = entry.to_string()};
+  /// The last of them: what was given stands in front.
+  static void remove(std::vector<SavedEntry>& entries, const SavedEntry& entry) {
+    for (size_t i = entries.size(); i-- > 0;) {
+      if (entries[i].to_string() != entry.to_string()) continue;
+      entries.erase(entries.begin() + static_cast<ptrdiff_t>(i));
+      return;
+    }
+  }
+
+  /// Whether both are of the same layers, and of a node of theirs.
+  bool is_beside(const SavedEntry& a, const SavedEntry& b) const {
+    const auto layers_of = [](const SavedEntry& entry) {
+      return entry.to_string().substr(entry.name.size());
+    };
+    if (a.name == b.name || layers_of(a) != layers_of(b)) return a.to_string() == b.to_string();
+    return std::ranges::any_of(trials_, [&](const PolicyTrial& trial) {
+      for (const auto& [key, program] : trial.programs().kinds) {
+        for (const std::vector<std::string>& names : find_droppable(trial, key)) {
+          if (std::ranges::count(names, a.name) > 0 && std::ranges::count(names, b.name) > 0)
+            return true;
+        }
+      }
+      return false;
+    });
+  }
+
+  void add_entry(const std::vector<SavedEntry>& entries, bool offloaded,
+                 const SavedPolicy& without) {
+    ChosenEntry chosen{.offloaded = offloaded,
+                       .entry = fmt::format("{}", fmt::join(write_entries(entries), ", "))};
     for (size_t i = 0; i < stages_.size(); ++i) {
       const PolicyCost& with = result_.stages[i].chosen;
       const PolicyCost cost = trials_[i].judge(without);

@@ -9,10 +9,11 @@
 
 namespace tessera {
 
-/// One chosen entry, with what it comes to beside the others: on the rank where it is most.
+/// Chosen entries, one or those of values that one node makes, with what they come to beside the
+/// others: on the rank where it is most.
 struct ChosenEntry {
   bool offloaded = false;  ///< else computed again
-  std::string entry;       ///< as in train.offload or train.recompute
+  std::string entry;       ///< as in train.offload or train.recompute; several with commas
   int64_t saved_bytes = 0;
   double seconds = 0;  ///< of a step
 };
