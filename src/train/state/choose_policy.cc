@@ -124,10 +124,11 @@ class Chooser {
         policy.recompute.end());
     while (!chosen.empty()) {
       const SavedEntry first = chosen.front();
-      const auto [own, others] = std::ranges::stable_partition(
-          chosen, [&](const SavedEntry& entry) { return !is_beside(entry, first); });
-      const std::vector<SavedEntry> together(own, others);
-      chosen.erase(own, others);
+      const auto own =
+          std::stable_partition(chosen.begin(), chosen.end(),
+                                [&](const SavedEntry& entry) { return !is_beside(entry, first); });
+      const std::vector<SavedEntry> together(own, chosen.end());
+      chosen.erase(own, chosen.end());
       SavedPolicy without = policy;
       for (const SavedEntry& entry : together) remove(without.recompute, entry);
       add_entry(together, false, without);
