@@ -15,6 +15,7 @@
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
+#include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
 #include "train/state/planned_rank.h"
 
@@ -65,27 +66,32 @@ void show_presets(bool json) {
   if (json) std::cout << list.dump(2) << "\n";
 }
 
-/// "layers 0, 1, 2 offload expert_pre": those that share a program.
-std::string describe_offload(const StagePrograms& programs, const LayerProgramKey& key) {
+std::string join_names(const std::vector<std::string>& names) {
+  return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// "layers 0, 1, 2 recompute nothing, offload expert_pre": those that share a program.
+std::string describe_policy(const StagePrograms& programs, const LayerProgramKey& key) {
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < programs.config.all_layers(); ++i) {
     if (programs.key_of(i) == key) layers.push_back(i);
   }
-  return fmt::format(
-      "layer{} {} offload{} {}", layers.size() == 1 ? "" : "s", fmt::join(layers, ", "),
-      layers.size() == 1 ? "s" : "",
-      key.offloaded.empty() ? "nothing" : fmt::format("{}", fmt::join(key.offloaded, ", ")));
+  const std::string_view ending = layers.size() == 1 ? "s" : "";
+  return fmt::format("layer{} {} recompute{} {}, offload{} {}", layers.size() == 1 ? "" : "s",
+                     fmt::join(layers, ", "), ending, join_names(key.recomputed), ending,
+                     join_names(key.offloaded));
 }
 
 void show_programs(const Settings& settings, int64_t num_ranks) {
   std::set<LayerProgramKey> shown;
+  const bool differ = !settings.train.offload.empty() || !settings.train.recompute.empty();
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     for (const auto& [key, program] : planned.model.layer_programs()) {
       if (!shown.insert(key).second) continue;
-      if (!settings.train.offload.empty())
-        std::cout << fmt::format("# {}\n", describe_offload(planned.model.programs(), key));
-      for (const Executable* run : {&program.derived.forward, &program.derived.backward})
+      if (differ)
+        std::cout << fmt::format("# {}\n", describe_policy(planned.model.programs(), key));
+      for (const Executable* run : {&program->derived.forward, &program->derived.backward})
         std::cout << print_program(run->program(), run->plan()) << "\n";
     }
   }
@@ -121,32 +127,41 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   return rows;
 }
 
-/// What the first rank of a stage takes, and on which device.
+/// What the first rank of a stage takes, on which device, and how long its passes of a step are.
 struct StageMemory {
   std::string device;
   std::vector<std::pair<std::string, int64_t>> rows;
+  double pass_seconds = 0;
 };
 
 Json to_json(const StageMemory& stage) {
   Json json(std::map(stage.rows.begin(), stage.rows.end()));
   json["device"] = stage.device;
+  json["pass_seconds"] = stage.pass_seconds;
   return json;
 }
 
 /// A column for the first rank of each stage; as JSON one object, or with several stages a list.
-void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
+void show_memory(const Settings& settings, int64_t num_ranks,
+                 const std::optional<PolicyChoice>& choice, bool json) {
   std::vector<StageMemory> stages;
   std::string head = fmt::format("{:<18}", "");
   std::string devices = fmt::format("{:<18}", "device");
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    stages.push_back({planned.model.device().name(), predict_memory(settings, planned)});
+    stages.push_back({planned.model.device().name(), predict_memory(settings, planned),
+                      estimate_passes(settings, planned)});
     head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
     devices += fmt::format(" {:>12}", stages.back().device);
   }
   if (json) {
     Json list = Json::array();
-    for (const StageMemory& stage : stages) list.push_back(to_json(stage));
+    for (const StageMemory& stage : stages) {
+      list.push_back(to_json(stage));
+      if (!choice) continue;
+      list.back()["train.recompute"] = choice->recompute;
+      list.back()["train.offload"] = choice->offload;
+    }
     std::cout << (list.size() == 1 ? list[0] : list).dump(2) << "\n";
     return;
   }
@@ -158,6 +173,19 @@ void show_memory(const Settings& settings, int64_t num_ranks, bool json) {
       std::cout << fmt::format(" {:>12}", format_bytes(stage.rows[row].second));
     std::cout << "\n";
   }
+  std::cout << fmt::format("{:<18}", "passes (estimate)");
+  for (const StageMemory& stage : stages)
+    std::cout << fmt::format(" {:>12}", format_estimate(stage.pass_seconds));
+  std::cout << "\n";
+  if (choice) std::cout << describe(*choice) << "\n";
+}
+
+/// What the settings' limit asks for, put into them.
+std::optional<PolicyChoice> choose_within_limit(Settings& settings, int64_t num_ranks) {
+  auto choice =
+      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
+  if (choice) apply(*choice, settings.train);
+  return choice;
 }
 
 /// Of the training programs of all stages, each once.
@@ -166,7 +194,7 @@ std::vector<CompileReport> report_training(const Settings& settings, int64_t num
   std::set<std::string> shown;
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     for (CompileReport& report : plan_rank(settings, rank, num_ranks).model.compile_reports()) {
-      if (shown.insert(report.program).second) reports.push_back(std::move(report));
+      if (shown.insert(print_passes(report)).second) reports.push_back(std::move(report));
     }
   }
   return reports;
@@ -298,16 +326,17 @@ int run_inspect(const InspectArguments& arguments) {
   const bool text_only = arguments.program || arguments.layout || arguments.schedule;
   const bool step = arguments.step || !arguments.step_html.empty();
   if (text_only || arguments.memory || step || arguments.passes) {
-    const Settings settings = resolve(arguments.config);
+    Settings settings = resolve(arguments.config);
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
+    const auto choice = choose_within_limit(settings, ranks);
     if (arguments.layout) show_layout(settings, ranks);
     if (arguments.schedule) show_schedule(settings, ranks);
     if (step) show_step(settings, ranks, arguments);
     if (arguments.program) show_programs(settings, ranks);
     if (arguments.passes) show_passes(settings, arguments, ranks);
-    if (arguments.memory) show_memory(settings, ranks, arguments.json);
+    if (arguments.memory) show_memory(settings, ranks, choice, arguments.json);
   }
   return 0;
 }

@@ -11,13 +11,6 @@
 namespace tessera {
 namespace {
 
-/// Estimates are of an ordinary machine's two cores, or of an H100 with fast links: they show
-/// proportions.
-constexpr MachineRates kHostRates = {
-    .flops = 2e11, .memory_bytes = 2e10, .link_bytes = 4e9, .exchange_seconds = 2e-5};
-constexpr MachineRates kGpuRates = {
-    .flops = 5e14, .memory_bytes = 2.5e12, .link_bytes = 1.5e11, .exchange_seconds = 1.5e-5};
-
 /// The plans of the first rank of each stage.
 struct StepPlans {
   bool on_host = true;
@@ -32,7 +25,7 @@ StepPlans make_plans(const Settings& settings, int64_t num_ranks) {
     result.on_host = planned.backend.is_host();
     result.plans.push_back(plan_step(settings, planned));
   }
-  result.times = simulate_plans(result.plans, result.on_host ? kHostRates : kGpuRates);
+  result.times = simulate_plans(result.plans, estimated_rates(result.on_host));
   return result;
 }
 

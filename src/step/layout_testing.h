@@ -237,7 +237,7 @@ class LayoutStep {
     parameters_->initialize(3);
     experts_ = make_expert_states(config_, backend.device());
     SavedPolicy policy{.offload = {.entries = parse_offload(c.offload)}};
-    if (c.recompute) policy.recompute = {"all"};
+    if (c.recompute) policy.recompute = parse_recompute({"all"});
     model_ = std::make_unique<TrainingModel>(config_, tiny_shape(kSequences, kLength, dtype),
                                              policy, backend, std::move(part));
     model_->place(place_saved(model_->programs(), steps));

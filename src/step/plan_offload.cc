@@ -81,7 +81,7 @@ class OffloadPlanner {
       if (run.ref.direction == PassDirection::kForward) {
         open[key] = candidates_.size();
         const double seconds =
-            kCopySeconds + static_cast<double>(bytes) / programs_.offload.link_bytes;
+            kCopySeconds + static_cast<double>(bytes) / programs_.policy.offload.link_bytes;
         candidates_.push_back({{.chunk = run.chunk,
                                 .place = run.place,
                                 .layer = run.ref.idx,

@@ -10,6 +10,17 @@
 namespace tessera {
 namespace {
 
+constexpr MachineRates kHostRates = {.flops = 2e11,
+                                     .memory_bytes = 2e10,
+                                     .link_bytes = 4e9,
+                                     .exchange_seconds = 2e-5,
+                                     .kernel_seconds = 1e-6};
+constexpr MachineRates kGpuRates = {.flops = 5e14,
+                                    .memory_bytes = 2.5e12,
+                                    .link_bytes = 1.5e11,
+                                    .exchange_seconds = 1.5e-5,
+                                    .kernel_seconds = 2e-6};
+
 /// The exchanges that some ranks start in one order: each begins when all have come to it.
 class Channel {
  public:
@@ -223,6 +234,10 @@ class Simulation {
 };
 
 }  // namespace
+
+MachineRates estimated_rates(bool on_host) {
+  return on_host ? kHostRates : kGpuRates;
+}
 
 std::vector<PlanTimes> simulate_plans(std::span<const StepPlan> plans, const MachineRates& rates) {
   return Simulation(plans, rates).run();

@@ -14,7 +14,12 @@ struct MachineRates {
   double link_bytes = 1e10;        ///< what a rank sends
   double host_bytes = 5e10;        ///< to the host's memory, and as many back at the same time
   double exchange_seconds = 1e-5;  ///< what each exchange takes beside its bytes
+  double kernel_seconds = 0;       ///< what each operator takes beside its work
 };
+
+/// Estimates, which show proportions: of an ordinary machine's two cores, or of an H100 with fast
+/// links.
+MachineRates estimated_rates(bool on_host);
 
 /// When a task does its work, in seconds; of a start, from there to the end of the exchange.
 struct TaskTime {

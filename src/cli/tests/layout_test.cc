@@ -131,6 +131,43 @@ TEST_F(CliLayout, OffloadsWhatIsNamed) {
   expect_refused(with("all", {"--train.offload_rate=0"}), {"train.offload_rate", "above 0"});
 }
 
+/// What is chosen is printed as a configuration that is planned alike.
+TEST_F(CliLayout, ChoosesWithinAMemoryLimit) {
+  const Arguments plain = {
+      "inspect",         "--memory", "--json", "--model.num_layers=6", "--moe.first_dense_layers=2",
+      "--run.device=cpu"};
+  const auto with = [&](const Arguments& more) {
+    Arguments arguments = plain;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const nlohmann::json kept = succeed_json(plain);
+  const nlohmann::json all = succeed_json(with({"--train.recompute=all"}));
+  const int64_t limit = (kept["total"].get<int64_t>() + all["total"].get<int64_t>()) / 2;
+  const std::string option = fmt::format("--train.memory_limit={}B", limit);
+  const nlohmann::json chosen = succeed_json(with({option}));
+  EXPECT_LE(chosen["total"], limit);
+  EXPECT_GT(chosen["pass_seconds"], kept["pass_seconds"]);
+  EXPECT_LE(chosen["pass_seconds"], all["pass_seconds"]);
+  EXPECT_GT(chosen["train.recompute"].size(), 0);
+  EXPECT_EQ(chosen["train.offload"].size(), 0);
+  nlohmann::json pasted =
+      succeed_json(with({"--train.recompute=" + chosen["train.recompute"].dump()}));
+  pasted["train.recompute"] = chosen["train.recompute"];
+  pasted["train.offload"] = chosen["train.offload"];
+  EXPECT_EQ(pasted, chosen);
+  Arguments text = with({option});
+  std::erase(text, "--json");
+  EXPECT_THAT(succeed(text).out, ::testing::AllOf(HasSubstr("memory limit"), HasSubstr("recompute"),
+                                                  HasSubstr("train.recompute = [\"")));
+  expect_refused(with({"--train.memory_limit=1KiB"}),
+                 {"train.memory_limit is", "the least that training can do with", "on rank 0"});
+  expect_refused(with({"--train.memory_limit=80"}), {"\"80\"", "no unit", "80GiB"});
+  expect_refused(with({"--train.memory_limit=80GiBs"}), {"'gibs' is unknown"});
+  expect_refused(with({"--train.recompute=attn_norm@7"}), {"'attn_norm@7'", "layers 0 to 5"});
+  expect_refused(with({"--train.recompute=expert_act@0-1"}), {"no value of these layers"});
+}
+
 TEST_F(CliLayout, RefusesWhatDoesNotFit) {
   expect_refused({"inspect", "--layout", "--ranks", "16", "--parallel.tp=2", "--parallel.ep=3"},
                  {"etp 1 x ep 3 = 3 does not divide the 16 ranks", "nearest ep is 2 or 4"});

@@ -68,7 +68,7 @@ struct ModelRig {
       : config(config_in),
         parameters(list_parameters(config, shape.dtype), true),
         experts(make_expert_states(config)),
-        model(config, shape, {.recompute = policy}, make_cpu_kernels()) {
+        model(config, shape, {.recompute = parse_recompute(policy)}, make_cpu_kernels()) {
     parameters.initialize(seed);
     model.bind(parameters, experts);
   }

@@ -33,8 +33,7 @@ void visit_programs(const StagePrograms& programs, const SavedPlacement& placeme
 
 bool has_elastic(const StagePrograms& programs) {
   bool found = false;
-  if (programs.backend.device().page_bytes() == 0 || !programs.offload.entries.empty())
-    return found;
+  if (programs.backend.device().page_bytes() == 0 || programs.offloads()) return found;
   visit_programs(programs, list_saved(programs), [&](const Executable& program, int64_t /*saved*/) {
     found = found || program.rows().has_elastic();
   });

@@ -26,11 +26,11 @@ DifferentiateRequest layer_gradients(const ModelProgram& layout, bool balances_w
 }
 
 KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey& key,
-                              const RecomputePolicy& policy, const Backend& backend) {
+                              const Backend& backend) {
   ModelProgram layout = build_layer(stage.config, key.kind, stage.shape, stage.part.groups);
   const CompileOptions options{
       .gradients = layer_gradients(layout, balances_whole_model(stage.config)),
-      .recompute = policy,
+      .recompute = key.recomputed,
       .gathers = stage.config.moe.fuse_gather,
       .fuse_activations = stage.config.moe.fuse_activation,
       .split_weights = stage.part.split_weights,
@@ -51,7 +51,7 @@ ModelPart complete(ModelPart part, const ModelConfig& config) {
 void build_embedding_program(StagePrograms& stage, const Backend& backend) {
   if (stage.embedding) return;
   stage.embedding_layout = build_embedding(stage.config, stage.shape, stage.part.groups);
-  stage.embedding = std::make_unique<DerivedProgram>(
+  stage.embedding = std::make_shared<const DerivedProgram>(
       derive(std::exchange(stage.embedding_layout.forward, Program()),
              {.gradients = {{stage.embedding_layout.at(Port::kHiddenOut)}, {}}}, backend));
 }
@@ -68,18 +68,34 @@ void build_head_programs(StagePrograms& stage, const Backend& backend) {
   stage.evaluation_layout = build_head(stage.config, stage.shape, groups, false);
   Compiled evaluation =
       compile(std::exchange(stage.evaluation_layout.forward, Program()), Goal::kInfer, {}, backend);
-  stage.evaluation_head = std::make_unique<Executable>(std::move(evaluation.forward), backend);
+  stage.evaluation_head =
+      std::make_shared<const Executable>(std::move(evaluation.forward), backend);
 }
 
-/// Names are those of the whole model's layers: a stage need not have every kind.
-void check_recompute(const StagePrograms& stage, const RecomputePolicy& policy) {
-  if (policy.empty()) return;
-  std::set<LayerKind> kinds;
-  for (int64_t i = 0; i < stage.config.all_layers(); ++i) kinds.insert(stage.config.layer_kind(i));
-  std::vector<Program> programs;
-  for (const LayerKind kind : kinds)
-    programs.push_back(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward);
-  check_recompute_names(policy, programs);
+/// The names of what a layer's forward program computes.
+std::set<std::string> names_computed(const Program& forward) {
+  std::set<std::string> names;
+  for (const Value& value : forward.values()) {
+    if (value.kind == ValueKind::kIntermediate) names.insert(value.name);
+  }
+  return names;
+}
+
+/// Layers are those of the whole model: a stage need not have every kind.
+void check_recompute(const StagePrograms& stage) {
+  if (stage.policy.recompute.empty()) return;
+  std::map<LayerKind, std::set<std::string>> of_kinds;
+  std::vector<std::set<std::string>> values;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) {
+    const LayerKind kind = stage.config.layer_kind(i);
+    if (!of_kinds.contains(kind)) {
+      of_kinds.emplace(
+          kind,
+          names_computed(build_layer(stage.config, kind, stage.shape, stage.part.groups).forward));
+    }
+    values.push_back(of_kinds.at(kind));
+  }
+  check_recompute(stage.policy, values);
 }
 
 std::set<std::string> names_kept(const Executable& forward) {
@@ -93,44 +109,72 @@ std::set<std::string> names_kept(const Executable& forward) {
 }
 
 /// Likewise of all layers, whose programs show what they keep.
-void check_offload(const StagePrograms& stage, const SavedPolicy& policy, const Backend& backend) {
-  if (policy.offload.entries.empty()) return;
-  std::map<LayerKind, std::set<std::string>> of_kinds;
-  for (const auto& [key, program] : stage.kinds)
-    of_kinds.emplace(key.kind, names_kept(program.derived.forward));
+void check_offload(const StagePrograms& stage) {
+  if (stage.policy.offload.entries.empty()) return;
+  std::map<LayerProgramKey, std::set<std::string>> of_keys;
   std::vector<std::set<std::string>> kept;
   for (int64_t i = 0; i < stage.config.all_layers(); ++i) {
-    const LayerKind kind = stage.config.layer_kind(i);
-    if (!of_kinds.contains(kind)) {
-      const auto program = make_kind_program(stage, {kind, {}}, policy.recompute, backend);
-      of_kinds.emplace(kind, names_kept(program.derived.forward));
-    }
-    kept.push_back(of_kinds.at(kind));
+    LayerProgramKey key = stage.key_of(i);
+    // Of layers elsewhere it does not matter what they offload of it.
+    if (!stage.kinds.contains(key)) key.offloaded.clear();
+    const auto [found, is_new] = of_keys.try_emplace(key);
+    if (is_new) found->second = names_kept(stage.compile_kind(key).derived.forward);
+    kept.push_back(found->second);
   }
-  check_offload(policy, kept);
+  check_offload(stage.policy, kept);
+}
+
+void compile_kinds(StagePrograms& stage) {
+  for (const PipelineChunk& chunk : stage.part.chunks) {
+    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
+      const LayerProgramKey key = stage.key_of(chunk.first_layer + i);
+      stage.of_layers[chunk.first_layer + i] = &stage.compile_kind(key);
+      stage.kinds.emplace(key, stage.compiled->at(key));
+    }
+  }
 }
 
 }  // namespace
 
 StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
-                             ModelPart model_part, const SavedPolicy& policy, const Backend& where)
+                             ModelPart model_part, const SavedPolicy& saved_policy,
+                             const Backend& where)
     : config(model),
       shape(batch),
       part(complete(std::move(model_part), model)),
       backend(where),
-      offload(policy.offload) {
+      policy(saved_policy),
+      compiled(std::make_shared<KindPrograms>()) {
   check_shares(config, shape, part.groups);
-  check_recompute(*this, policy.recompute);
+  check_recompute(*this);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);
-    for (int64_t i = 0; i < chunk.all_layers(); ++i) {
-      const LayerProgramKey key = key_of(chunk.first_layer + i);
-      if (kinds.contains(key)) continue;
-      kinds.emplace(key, make_kind_program(*this, key, policy.recompute, backend));
-    }
   }
-  check_offload(*this, policy, backend);
+  compile_kinds(*this);
+  check_offload(*this);
+}
+
+std::unique_ptr<StagePrograms> StagePrograms::with_policy(const SavedPolicy& other) const {
+  auto stage = std::make_unique<StagePrograms>(*this);
+  stage->policy = other;
+  stage->kinds.clear();
+  stage->of_layers.clear();
+  compile_kinds(*stage);
+  return stage;
+}
+
+const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const {
+  auto& program = (*compiled)[key];
+  if (!program)
+    program = std::make_shared<const KindProgram>(make_kind_program(*this, key, backend));
+  return *program;
+}
+
+bool StagePrograms::offloads() const {
+  return std::ranges::any_of(kinds, [](const auto& kind) {
+    return kind.second->derived.forward.plan().offloaded_bytes > 0;
+  });
 }
 
 int64_t StagePrograms::transient_bytes() const {
@@ -146,7 +190,7 @@ int64_t StagePrograms::transient_bytes() const {
   if (embedding) include_both(*embedding);
   for (const HeadPasses& head : heads) include_both(head.derived);
   if (evaluation_head) include(*evaluation_head);
-  for (const auto& [kind, program] : kinds) include_both(program.derived);
+  for (const auto& [kind, program] : kinds) include_both(program->derived);
   return bytes;
 }
 
@@ -166,7 +210,7 @@ double StagePrograms::model_flops() const {
 std::vector<CompileReport> StagePrograms::compile_reports() const {
   std::vector<CompileReport> reports;
   if (embedding) reports.push_back(embedding->report);
-  for (const auto& [kind, program] : kinds) reports.push_back(program.derived.report);
+  for (const auto& [kind, program] : kinds) reports.push_back(program->derived.report);
   for (const HeadPasses& head : heads) reports.push_back(head.derived.report);
   return reports;
 }

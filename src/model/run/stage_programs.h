@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "model/build/layer_program.h"
-#include "model/run/offload_policy.h"
 #include "model/run/parameters.h"
+#include "model/run/saved_policy.h"
 #include "runtime/derived_program.h"
 
 namespace tessera {
@@ -39,9 +39,13 @@ struct HeadPasses {
 /// What two layers must share to run the same program.
 struct LayerProgramKey {
   LayerKind kind;
-  std::vector<std::string> offloaded;  ///< names of values (see offloaded_names)
+  std::vector<std::string> recomputed;  ///< names of values (see names_of_layer)
+  std::vector<std::string> offloaded;   ///< likewise
   auto operator<=>(const LayerProgramKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
+
+/// Programs of layers, each compiled once.
+using KindPrograms = std::map<LayerProgramKey, std::shared_ptr<const KindProgram>>;
 
 /// All programs that a rank runs, shared by its layers and micro-batches. Immutable once built.
 struct StagePrograms {
@@ -49,21 +53,31 @@ struct StagePrograms {
   BatchShape shape;
   ModelPart part;
   Backend backend;
-  OffloadPolicy offload;
+  SavedPolicy policy;
   ModelProgram embedding_layout;
   ModelProgram evaluation_layout;
-  std::unique_ptr<DerivedProgram> embedding;    // null where no chunk needs it
-  std::vector<HeadPasses> heads;                // by depth; empty where no chunk has the loss
-  std::unique_ptr<Executable> evaluation_head;  // null likewise
-  std::map<LayerProgramKey, KindProgram> kinds;
+  std::shared_ptr<const DerivedProgram> embedding;    // null where no chunk needs it
+  std::vector<HeadPasses> heads;                      // by depth; empty where no chunk has the loss
+  std::shared_ptr<const Executable> evaluation_head;  // null likewise
+  KindPrograms kinds;
+  std::map<int64_t, const KindProgram*> of_layers;  // of this rank's chunks, counted in the model
+  std::shared_ptr<KindPrograms> compiled;  // `kinds`, and those of other policies (with_policy)
 
   StagePrograms(const ModelConfig& model, const BatchShape& batch, ModelPart model_part,
-                const SavedPolicy& policy, const Backend& where);
+                const SavedPolicy& saved_policy, const Backend& where);
+  /// The same part of the model with another policy, whose names are not checked. What was compiled
+  /// for this one or for others made of it is not compiled again. Not on two threads at a time.
+  std::unique_ptr<StagePrograms> with_policy(const SavedPolicy& other) const;
 
   LayerProgramKey key_of(int64_t layer) const {
-    return {config.layer_kind(layer), offloaded_names(offload, layer)};
+    return {config.layer_kind(layer), names_of_layer(policy.recompute, layer),
+            names_of_layer(policy.offload.entries, layer)};
   }
-  const KindProgram& kind_of(int64_t layer) const { return kinds.at(key_of(layer)); }
+  const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
+  /// The program that layers of that key would run, compiled where it is not known yet.
+  const KindProgram& compile_kind(const LayerProgramKey& key) const;
+  /// Whether a layer of this rank has values that may wait in the host's memory.
+  bool offloads() const;
   /// Bytes of the largest working set of any program.
   int64_t transient_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.

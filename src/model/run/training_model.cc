@@ -22,8 +22,12 @@ Buffer allocate_offloaded(int64_t num_bytes, Device& device) {
 
 TrainingModel::TrainingModel(const ModelConfig& config, const BatchShape& shape,
                              const SavedPolicy& policy, const Backend& backend, ModelPart part)
-    : programs_(std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)),
-      tokens_(std::make_unique<TokenShare>(share_tokens(shape, programs_->part.groups))),
+    : TrainingModel(
+          std::make_unique<StagePrograms>(config, shape, std::move(part), policy, backend)) {}
+
+TrainingModel::TrainingModel(std::unique_ptr<StagePrograms> programs)
+    : programs_(std::move(programs)),
+      tokens_(std::make_unique<TokenShare>(share_tokens(programs_->shape, programs_->part.groups))),
       placement_(place_in_line(*programs_)) {}
 
 ActivationBytes TrainingModel::activation_bytes() const {
@@ -148,7 +152,7 @@ const DerivedProgram& TrainingModel::layer_program(LayerKind kind) const {
   const auto found = std::ranges::find_if(
       programs_->kinds, [&](const auto& program) { return program.first.kind == kind; });
   ensure(found != programs_->kinds.end(), "the model has no such layer");
-  return found->second.derived;
+  return found->second->derived;
 }
 
 }  // namespace tessera

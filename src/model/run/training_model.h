@@ -36,6 +36,7 @@ class TrainingModel {
  public:
   TrainingModel(const ModelConfig& config, const BatchShape& shape, const SavedPolicy& policy,
                 const Backend& backend, ModelPart part = {});
+  explicit TrainingModel(std::unique_ptr<StagePrograms> programs);
 
   const ModelConfig& config() const { return programs_->config; }
   const BatchShape& batch_shape() const { return programs_->shape; }
@@ -81,8 +82,8 @@ class TrainingModel {
   std::vector<LayerKind> layer_kinds() const;
   /// A program of that kind.
   const DerivedProgram& layer_program(LayerKind kind) const;
-  /// All of them, also those of one kind that differ in what is offloaded.
-  const std::map<LayerProgramKey, KindProgram>& layer_programs() const { return programs_->kinds; }
+  /// All of them, also those of one kind that differ in what they compute again or offload.
+  const KindPrograms& layer_programs() const { return programs_->kinds; }
   std::vector<CompileReport> compile_reports() const { return programs_->compile_reports(); }
 
  private:

@@ -84,8 +84,8 @@ TEST_P(MovingWeights, GiveTheBitsOfWeightsInPlace) {
   MovingStore store(moving);
   ParameterSet placeless = ParameterSet::without_memory(list_parameters(config, shape.dtype));
   auto experts = make_expert_states(config);
-  TrainingModel model(config, shape, {.recompute = GetParam().recompute}, make_cpu_kernels(),
-                      {.split_weights = GetParam().split_weights});
+  TrainingModel model(config, shape, {.recompute = parse_recompute(GetParam().recompute)},
+                      make_cpu_kernels(), {.split_weights = GetParam().split_weights});
   model.bind(placeless, experts, &store);
   EXPECT_EQ(model.run(batch.view(), scales).loss, loss);
   for (size_t i = 0; i < moving.all().size(); ++i) {

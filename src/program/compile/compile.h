@@ -23,7 +23,7 @@ std::string_view goal_name(Goal goal);
 /// What the passes are told. Recomputation, gradients and the split are of training alone.
 struct CompileOptions {
   DifferentiateRequest gradients = {};
-  /// Names that are no saved value of this program are ignored; see check_recompute_names.
+  /// Names that are no saved value of this program are ignored; see check_recompute.
   RecomputePolicy recompute = {};
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;

@@ -4,7 +4,6 @@
 #include <map>
 #include <set>
 
-#include "core/text/names.h"
 #include "program/import.h"
 
 namespace tessera {
@@ -151,22 +150,6 @@ std::vector<ValueId> choose_dropped(const Program& forward, const Backward& back
     if (is_dropped(forward, link.forward, policy)) dropped.push_back(link.forward);
   }
   return dropped;
-}
-
-void check_recompute_names(const RecomputePolicy& policy, const std::vector<Program>& programs) {
-  std::set<std::string> known = {"all"};
-  for (const Program& program : programs) {
-    for (const Value& value : program.values()) {
-      if (value.kind == ValueKind::kIntermediate) known.insert(value.name);
-    }
-  }
-  const std::vector<std::string> names(known.begin(), known.end());
-  for (const std::string& name : policy) {
-    require(known.contains(name),
-            "train.recompute names '{}', which is no value of a layer{}; `tessera inspect "
-            "--program` lists them",
-            name, did_you_mean(name, names));
-  }
 }
 
 }  // namespace tessera

@@ -26,8 +26,4 @@ bool is_dropped(const Program& forward, ValueId id, const RecomputePolicy& polic
 std::vector<ValueId> choose_dropped(const Program& forward, const Backward& backward,
                                     const RecomputePolicy& policy);
 
-/// Throws UserError with the nearest name for a policy name that no intermediate of any of the
-/// forward programs has.
-void check_recompute_names(const RecomputePolicy& policy, const std::vector<Program>& programs);
-
 }  // namespace tessera

@@ -420,6 +420,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
                .model_summary = describe_model(settings, trainer.prediction()),
                .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
+  if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
@@ -448,7 +449,9 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   const CommunicatorPtr all = world.make_world_group();
   Settings settings = request.settings;
   validate(settings);
-  check_model(settings, world.size());
+  // Of several ranks each would choose for all; the trainers do that once.
+  const bool chooses = !settings.train.memory_limit.empty() && world.size() > 1;
+  check_model(settings, world.size(), chooses ? FitCheck::kNone : FitCheck::kMachine);
   std::optional<RunLock> lock;  // rank 0's, for all
   together(*all, [&] {
     if (world.rank() != 0) return;

@@ -65,11 +65,17 @@ void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
   check_sized_model(settings, num_ranks, fit);
 }
 
-void check_sized_model(const Settings& settings, int64_t num_ranks, FitCheck fit) {
+void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
   check_device(settings, num_ranks);
   validate(settings.model);
+  if (fit == FitCheck::kNone) {
+    plan_rank(settings, 0, num_ranks);
+    return;
+  }
+  const auto choice =
+      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
+  if (choice) apply(*choice, settings.train);
   const PlannedRank rank = plan_rank(settings, 0, num_ranks);
-  if (fit == FitCheck::kNone) return;
   const Device& device = rank.model.device();
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
   const ActivationBytes activations = rank.model.activation_bytes();
@@ -103,12 +109,14 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
+  choose_within_limit(shape);
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
                                            backend(), layout_.part);
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
   plan_snapshot();
+  check_limit();
   with_prediction(prediction_, [&] {
     state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
@@ -124,6 +132,34 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
   step_flops_ = flops;
+}
+
+/// Rank 0 chooses for all, so that none can differ.
+void Trainer::choose_within_limit(const BatchShape& shape) {
+  if (settings_.train.memory_limit.empty()) return;
+  Communicator& world = *layout_.world;
+  on_first_rank(world, [&](const std::function<void()>& alive) {
+    alive();
+    policy_choice_ = choose_policy(settings_, world.size(), backend(), shape);
+    apply(*policy_choice_, settings_.train);
+  });
+  settings_.train.recompute = broadcast_texts(world, settings_.train.recompute);
+  settings_.train.offload = broadcast_texts(world, settings_.train.offload);
+}
+
+/// The choice is made for the rank of each stage with the most state; one whose experts keep more
+/// may be beyond the limit.
+void Trainer::check_limit() {
+  const std::optional<int64_t> limit = settings_.train.parse_memory_limit();
+  if (!limit) return;
+  together(*layout_.world, [&] {
+    const int64_t own = prediction_.total() - prediction_.program - prediction_.data;
+    require(own <= *limit,
+            "train.memory_limit is \"{}\", but this rank would take {} with what was chosen for a "
+            "rank that holds more weights; raise the limit, or give the ranks experts of equal "
+            "sizes",
+            settings_.train.memory_limit, format_bytes(own));
+  });
 }
 
 /// Where the machines have no room for the copy, training waits for saves instead.

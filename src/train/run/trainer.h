@@ -12,6 +12,7 @@
 #include "train/setup/settings.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
+#include "train/state/choose_policy.h"
 #include "train/state/memory_prediction.h"
 
 namespace tessera {
@@ -42,8 +43,7 @@ enum class FitCheck : uint8_t { kMachine, kNone };
 /// this machine, before any data is read or written.
 void check_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
 /// The same where model.vocab_size is set, without a tokenizer.
-void check_sized_model(const Settings& settings, int64_t num_ranks,
-                       FitCheck fit = FitCheck::kMachine);
+void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
 
 /// A training run as one rank sees it: data, its part of the model, optimizer and position. All
 /// ranks of the world construct one and call the same functions in the same order. The loop around
@@ -61,6 +61,8 @@ class Trainer {
   const TrainingData& data() const { return data_; }
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
+  /// What was chosen for train.memory_limit and is part of settings(); on rank 0 alone.
+  const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }
   const Backend& backend() const { return device_.backend; }
   /// The world that this rank's communicators are of: the one that was given, or that of the
   /// devices around it.
@@ -108,6 +110,8 @@ class Trainer {
 
   class Step;
 
+  void choose_within_limit(const BatchShape& shape);
+  void check_limit();
   void plan_snapshot();
   LossScales fetch(StepOutcome& outcome);
   void sum_over_ranks(StepOutcome& outcome) const;
@@ -123,6 +127,7 @@ class Trainer {
   RankDevice device_;
   RunLayout layout_;
   MemoryPrediction prediction_;
+  std::optional<PolicyChoice> policy_choice_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<Snapshot> snapshot_;  // null where steps wait for saves
   std::unique_ptr<TrainingModel> model_;

@@ -509,6 +509,30 @@ TEST_F(GpuRuns, MemoryIsPredictedWithinThreePercent) {
                               "--run.device=cuda", "--train.offload=all"});
 }
 
+/// What is chosen for a limit gives the bits of what stays, within the limit.
+TEST_F(GpuRuns, MemoryLimitsGiveTheBitsOfWhatStays) {
+  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
+  settings.model.num_layers = 8;
+  settings.run.resume = ResumeMode::kNever;
+  const auto kept = make_trainer(settings);
+  settings.model.vocab_size = kept->settings().model.vocab_size;
+  const auto bytes_of = [&](const std::vector<std::string>& recompute) {
+    Settings own = settings;
+    own.train.recompute = recompute;
+    own.train.memory_limit = "1000TiB";
+    const auto choice = choose_policy(own, 1, kept->backend(), batch_shape(own));
+    return choice->stages.at(0).kept.bytes();
+  };
+  const int64_t limit = (bytes_of({}) + bytes_of({"all"})) / 2;
+  settings.train.memory_limit = fmt::format("{}B", limit);
+  const auto limited = make_trainer(settings);
+  EXPECT_GT(limited->policy_choice()->entries.size(), 0);
+  const MemoryPrediction& memory = limited->prediction();
+  EXPECT_LE(memory.total() - memory.program - memory.data, limit);
+  EXPECT_EQ(run_steps(*limited, 4), run_steps(*kept, 4));
+  expect_same_state(*limited, *kept);
+}
+
 TEST_F(GpuRuns, BenchTimesBlocks) {
   Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
   settings.model.vocab_size = 320;

@@ -112,8 +112,7 @@ int64_t count_operators(const RunLayout& layout, const TrainingModel& model, boo
     const PipelineChunk& chunk = layout.part.chunks[c];
     int64_t of_chunk = 0;
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
-      const LayerKind kind = model.config().layer_kind(chunk.first_layer + i);
-      const DerivedProgram& program = model.layer_program(kind);
+      const DerivedProgram& program = model.programs().kind_of(chunk.first_layer + i).derived;
       const int64_t backward = std::ssize(program.backward.program().nodes());
       of_chunk += std::ssize(program.forward.program().nodes()) +
                   (whole_steps ? backward : backward_runs * backward);

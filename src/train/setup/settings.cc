@@ -1,5 +1,6 @@
 #include "train/setup/settings.h"
 
+#include "core/byte_size.h"
 #include "core/error.h"
 #include "model/config/limits.h"
 #include "parallel/layout.h"
@@ -97,8 +98,8 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
                   {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
                   "Storage of weights and activations; bf16 keeps F32 masters");
   schema.add("train.recompute", &train.recompute,
-             "Names of values computed again in the backward pass instead of kept; \"all\" for "
-             "everything possible");
+             "Values computed again in the backward pass instead of kept: names, or \"all\" for "
+             "everything possible, perhaps of some layers: \"expert_act@0-5\"");
   schema.add(
       "train.offload", &train.offload,
       "Values that wait in the host's memory from the forward to the backward pass: names, or "
@@ -107,6 +108,11 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "GB/s that the way to the host's memory carries, each way at once; copies are planned "
              "with it",
              above(0));
+  schema.add(
+      "train.memory_limit", &train.memory_limit,
+      "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
+      "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; empty: "
+      "only what train.recompute and train.offload say");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -240,8 +246,13 @@ void validate_data(const DataSettings& data) {
 }  // namespace
 
 SavedPolicy TrainSettings::saved_policy() const {
-  return {.recompute = recompute,
+  return {.recompute = parse_recompute(recompute),
           .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
+}
+
+std::optional<int64_t> TrainSettings::parse_memory_limit() const {
+  if (memory_limit.empty()) return std::nullopt;
+  return parse_byte_size("train.memory_limit", memory_limit);
 }
 
 ShardingOptions ShardSettings::replicated() const {
@@ -329,7 +340,8 @@ void validate(const Settings& settings) {
           "train.global_batch {} is not a multiple of train.micro_batch {}; the nearest is {}",
           train.global_batch, train.micro_batch,
           (train.global_batch / train.micro_batch + 1) * train.micro_batch);
-  parse_offload(train.offload);
+  train.saved_policy();
+  train.parse_memory_limit();
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
   validate_capacity(settings);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,7 @@
 #include "data/row_source.h"
 #include "data/text/text_source.h"
 #include "model/config/config.h"
-#include "model/run/offload_policy.h"
+#include "model/run/saved_policy.h"
 #include "ops/backend.h"
 #include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
@@ -75,6 +76,7 @@ struct TrainSettings {
   std::vector<std::string> recompute;
   std::vector<std::string> offload;  ///< see parse_offload
   double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
+  std::string memory_limit;          ///< see parse_byte_size; empty: none
   double max_grad_norm = 1.0;
   NonFinite on_nonfinite = NonFinite::kStop;
   int64_t validation_interval = 200;
@@ -82,8 +84,10 @@ struct TrainSettings {
 
   DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
-  /// Throws UserError for entries of `offload` that are none.
+  /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;
+  /// Bytes; nothing where there is no limit. Throws UserError for a limit that is none.
+  std::optional<int64_t> parse_memory_limit() const;
 };
 
 /// What each of the ranks that hold a weight alike keeps of it.

@@ -10,11 +10,15 @@ namespace tessera {
 
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
   check_batch(settings.model, settings.train.micro_batch, settings.data.sequence_length);
+  return plan_rank(settings, rank, num_ranks, plan_backend(settings, num_ranks),
+                   batch_shape(settings));
+}
+
+PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks, Backend backend,
+                      const BatchShape& shape) {
   const auto world = make_planned_world(rank, num_ranks);
   RunLayout layout = make_run_layout(settings, *world);
-  Backend backend = plan_backend(settings, num_ranks);
-  TrainingModel model(settings.model, batch_shape(settings), settings.train.saved_policy(), backend,
-                      layout.part);
+  TrainingModel model(settings.model, shape, settings.train.saved_policy(), backend, layout.part);
   model.place(place_saved(model.programs(), layout.steps));
   return {std::move(backend), std::move(layout), std::move(model)};
 }

@@ -16,6 +16,9 @@ struct PlannedRank {
 /// With the kernels of the device that such a run would have. REQUIRES that the settings have a
 /// vocabulary.
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks);
+/// The same on a given back end, of micro-batches of that shape.
+PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks, Backend backend,
+                      const BatchShape& shape);
 
 /// What a training step of that rank is, as a plan.
 StepPlan plan_step(const Settings& settings, const PlannedRank& rank);

@@ -121,6 +121,7 @@ constexpr OptionFamily kFamilies[] = {
     {"recompute_all", [](Settings& s) { s.train.recompute = {"all"};
                                         s.model.moe.shared_inner_size = 32; }},
     {"recompute_some", [](Settings& s) { s.train.recompute = {"attn_norm", "expert_in"}; }},
+    {"recompute_of_layers", [](Settings& s) { s.train.recompute = {"all@0", "expert_act@1"}; }},
     {"offload_all", [](Settings& s) { s.train.offload = {"all"}; }},
     {"offload_some", [](Settings& s) { s.train.offload = {"attn_norm", "expert_pre@1"};
                                        s.train.recompute = {"mlp_norm"};

@@ -1,4 +1,4 @@
-#include "model/run/offload_policy.h"
+#include "model/run/saved_policy.h"
 
 #include <gmock/gmock.h>
 
@@ -17,9 +17,9 @@ OffloadPolicy policy_of(const std::vector<std::string>& texts) {
 
 TEST(OffloadPolicy, ReadsNamesWithLayers) {
   const OffloadPolicy policy = policy_of({"q", "k@3", "v@0-2", "attn_norm.rstd@2-2"});
-  EXPECT_THAT(offloaded_names(policy, 0), ElementsAre("q", "v"));
-  EXPECT_THAT(offloaded_names(policy, 2), ElementsAre("attn_norm.rstd", "q", "v"));
-  EXPECT_THAT(offloaded_names(policy, 3), ElementsAre("k", "q"));
+  EXPECT_THAT(names_of_layer(policy.entries, 0), ElementsAre("q", "v"));
+  EXPECT_THAT(names_of_layer(policy.entries, 2), ElementsAre("attn_norm.rstd", "q", "v"));
+  EXPECT_THAT(names_of_layer(policy.entries, 3), ElementsAre("k", "q"));
   EXPECT_EQ(policy.entries[0].to_string(), "q");
   EXPECT_EQ(policy.entries[1].to_string(), "k@3");
   EXPECT_EQ(policy.entries[2].to_string(), "v@0-2");
@@ -27,10 +27,10 @@ TEST(OffloadPolicy, ReadsNamesWithLayers) {
 
 TEST(OffloadPolicy, AllCoversOtherNames) {
   const OffloadPolicy policy = policy_of({"q", "all@1-4"});
-  EXPECT_THAT(offloaded_names(policy, 0), ElementsAre("q"));
-  EXPECT_THAT(offloaded_names(policy, 1), ElementsAre("all"));
-  EXPECT_THAT(offloaded_names(policy_of({"all@1-4"}), 5), IsEmpty());
-  EXPECT_THAT(offloaded_names({}, 0), IsEmpty());
+  EXPECT_THAT(names_of_layer(policy.entries, 0), ElementsAre("q"));
+  EXPECT_THAT(names_of_layer(policy.entries, 1), ElementsAre("all"));
+  EXPECT_THAT(names_of_layer(policy_of({"all@1-4"}).entries, 5), IsEmpty());
+  EXPECT_THAT(names_of_layer({}, 0), IsEmpty());
 }
 
 TEST(OffloadPolicy, RefusesWhatIsNoEntry) {
@@ -55,10 +55,10 @@ TEST(OffloadPolicy, RefusesWhatNoLayerKeeps) {
   EXPECT_THAT(check({"all@1-2"}), ThrowsMessage<UserError>(HasSubstr("layers 0 to 1")));
   EXPECT_THAT(
       [&] {
-        check_offload({{"q"}, policy_of({"q"})}, kept);
+        check_offload({parse_recompute({"q"}), policy_of({"q"})}, kept);
       },
       ThrowsMessage<UserError>(HasSubstr("both name 'q'")));
-  EXPECT_NO_THROW(check_offload({{"all"}, policy_of({"all"})}, kept));
+  EXPECT_NO_THROW(check_offload({parse_recompute({"all"}), policy_of({"all"})}, kept));
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+// Runs within a budget of memory, beside runs without one.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "comm/thread/thread_world.h"
+#include "ops/registry/cpu_kernels.h"
+#include "ops/testing/shadow_backend.h"
+#include "train/testing/layout_runs.h"
+#include "train/testing/random_layout.h"
+#include "train/testing/shadow_devices.h"
+#include "train/testing/tiny_run.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::ThrowsMessage;
+
+using testing::NamedLayout;
+using testing::RunEnd;
+using testing::TemporaryFolder;
+
+/// The most that a rank takes where all that may run twice does, and some for the bounds of
+/// documents that only data knows.
+int64_t recomputed_bytes(Settings settings, int64_t num_ranks, const Backend& backend) {
+  settings.train.recompute = {"all"};
+  settings.train.memory_limit = "1000TiB";
+  constexpr int64_t kBounds = 4096;
+  int64_t most = 0;
+  const auto choice = choose_policy(settings, num_ranks, backend, batch_shape(settings));
+  for (const ChosenStage& stage : choice->stages) most = std::max(most, stage.kept.bytes());
+  return most + kBounds;
+}
+
+void expect_same(const RunEnd& found, const RunEnd& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.weights, expected.weights);
+}
+
+class MemoryLimit : public ::testing::TestWithParam<NamedLayout> {
+ protected:
+  Settings settings() const {
+    Settings settings = testing::settings_for_layouts(folder_.file(""));
+    settings.model.num_layers = 5;
+    settings.run.resume = ResumeMode::kNever;
+    settings.run.folder = folder_.file("run");
+    return settings;
+  }
+  Settings limited(const Settings& settings, const Backend& backend) const {
+    Settings own = settings;
+    own.parallel = GetParam().parallel;
+    own.shard = GetParam().shard;
+    const int64_t bytes = recomputed_bytes(own, GetParam().num_ranks, backend);
+    Settings result = settings;
+    result.train.memory_limit = fmt::format("{}B", bytes);
+    return result;
+  }
+
+  const TemporaryFolder folder_;
+};
+
+/// Every layout, on the host and on a device that can offload.
+TEST_P(MemoryLimit, GivesTheBitsOfWhatStays) {
+  const RunEnd kept = testing::run_steps(settings(), GetParam(), 2, false);
+  expect_same(testing::run_steps(limited(settings(), make_cpu_kernels()), GetParam(), 2, false),
+              kept);
+  const Backend device = testing::make_shadow_backend(make_cpu_kernels());
+  expect_same(
+      testing::run_steps(limited(settings(), device), GetParam(), 2, false, testing::choose_shadow),
+      kept);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MemoryLimit, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(RandomMemoryLimit, GivesTheBitsOfWhatStays) {
+  const TemporaryFolder folder;
+  for (uint64_t seed = 901; seed < 909; ++seed) {
+    testing::RandomLayout layout = testing::draw_layout(seed, 6);
+    Settings& settings = layout.settings;
+    settings.train.offload.clear();
+    settings.train.recompute.clear();
+    settings.train.steps = settings.schedule.num_steps = 2;
+    settings.run.device = DeviceChoice::kCpu;
+    settings.run.folder = folder.file("run");
+    settings.data.tokens = folder.file(fmt::format("tokens{}", seed));
+    testing::write_tokens(settings);
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
+    const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
+    const RunEnd kept = testing::run_steps(settings, named, 2, false);
+    const Backend device = testing::make_shadow_backend(make_cpu_kernels());
+    settings.train.memory_limit =
+        fmt::format("{}B", recomputed_bytes(settings, layout.num_ranks, device));
+    expect_same(testing::run_steps(settings, named, 2, false, testing::choose_shadow), kept);
+  }
+}
+
+/// One rank: the limit is kept to, something was chosen for it, and an explicit configuration of
+/// the same has the same plan.
+TEST(OneRankMemoryLimit, IsKeptToByAPlanThatCanBeWrittenDown) {
+  const TemporaryFolder folder;
+  Settings settings = testing::tiny_settings(folder);
+  settings.model.num_layers = 4;
+  settings.run.resume = ResumeMode::kNever;
+  const auto kept = testing::make_trainer(settings);
+  const int64_t limit = recomputed_bytes(kept->settings(), 1, make_cpu_kernels());
+  Settings limited = settings;
+  limited.train.memory_limit = fmt::format("{}B", limit);
+  const auto trainer = testing::make_trainer(limited);
+  ASSERT_TRUE(trainer->policy_choice().has_value());
+  EXPECT_THAT(trainer->policy_choice()->recompute, Not(IsEmpty()));
+  EXPECT_THAT(trainer->policy_choice()->offload, IsEmpty()) << "the host has one memory";
+  const MemoryPrediction& prediction = trainer->prediction();
+  const int64_t own = prediction.total() - prediction.program - prediction.data;
+  EXPECT_LE(own, limit);
+  EXPECT_LT(own, kept->prediction().total() - kept->prediction().program - kept->prediction().data);
+  Settings pasted = settings;
+  apply(*trainer->policy_choice(), pasted.train);
+  const auto explicit_run = testing::make_trainer(pasted);
+  EXPECT_EQ(explicit_run->prediction().activations.total(), prediction.activations.total());
+  EXPECT_EQ(explicit_run->plan().tasks.size(), trainer->plan().tasks.size());
+  for (int i = 0; i < 4; ++i) {
+    const double loss = kept->step().loss;
+    EXPECT_EQ(trainer->step().loss, loss);
+    EXPECT_EQ(explicit_run->step().loss, loss);
+  }
+  testing::expect_same_state(*kept, *trainer);
+  testing::expect_same_state(*kept, *explicit_run);
+}
+
+/// All ranks throw, with the same message.
+TEST(SeveralRanksMemoryLimit, IsRefusedOnAll) {
+  const TemporaryFolder folder;
+  Settings settings = testing::tiny_settings(folder);
+  settings.train.memory_limit = "100KiB";
+  settings.run.resume = ResumeMode::kNever;
+  {
+    Settings own = settings;
+    open_training_data(own);  // which writes the tokens
+  }
+  std::mutex mutex;
+  std::vector<std::string> refusals;
+  run_thread_world(2, [&](World& world) {
+    Settings own = settings;
+    TrainingData data = open_training_data(own);
+    try {
+      const Trainer trainer(own, std::move(data), world, choose_host);
+    } catch (const UserError& error) {
+      const std::lock_guard lock(mutex);
+      refusals.emplace_back(error.what());
+    }
+  });
+  ASSERT_THAT(refusals, SizeIs(2));
+  for (const std::string& refusal : refusals)
+    EXPECT_THAT(refusal, HasSubstr("the least that training can do with"));
+}
+
+TEST(CheckedMemoryLimit, IsRefusedBeforeAnythingIsOpened) {
+  const TemporaryFolder folder;
+  Settings settings = testing::tiny_settings(folder);
+  settings.model.vocab_size = 256;
+  settings.train.memory_limit = "1KiB";
+  EXPECT_THAT([&] { check_sized_model(settings, 1); },
+              ThrowsMessage<UserError>(HasSubstr("the least that training can do with")));
+  settings.train.memory_limit = "64";
+  EXPECT_THAT([&] { validate(settings); }, ThrowsMessage<UserError>(HasSubstr("has no unit")));
+}
+
+}  // namespace
+}  // namespace tessera

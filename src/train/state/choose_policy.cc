@@ -1,0 +1,240 @@
+#include "train/state/choose_policy.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "comm/planned_world.h"
+#include "core/memory.h"
+#include "train/state/layer_options.h"
+#include "train/state/search_policy.h"
+
+namespace tessera {
+namespace {
+
+/// A pipeline stage's rank that the choice is made for, with the most that one of the stage's ranks
+/// holds.
+struct StageTrial {
+  PlannedRank rank;
+  ModelState::Bytes state;
+};
+
+/// Ranks of a stage differ in their shares of the state: a bucket more or less, and experts of
+/// different sizes. The first of very many stand for the others.
+StageTrial plan_stage(const Settings& settings, const std::vector<int64_t>& ranks,
+                      int64_t num_ranks, const Backend& backend, const BatchShape& shape) {
+  constexpr size_t kMostRanks = 64;
+  ModelState::Bytes most;
+  int64_t largest = ranks.front();
+  for (size_t i = 0; i < std::min(ranks.size(), kMostRanks); ++i) {
+    const auto world = make_planned_world(ranks[i], num_ranks);
+    const auto state =
+        ModelState::count_bytes(settings, make_run_layout(settings, *world), backend);
+    if (state.total() <= most.total()) continue;
+    most = state;
+    largest = ranks[i];
+  }
+  return {plan_rank(settings, largest, num_ranks, backend, shape), most};
+}
+
+std::vector<std::vector<int64_t>> ranks_of_stages(const Settings& settings, int64_t num_ranks) {
+  const Layout layout(settings.parallel.layout, num_ranks);
+  std::vector<std::vector<int64_t>> stages(layout.degree(Axis::kPp));
+  for (int64_t rank = 0; rank < num_ranks; ++rank)
+    stages[layout.coordinate(rank, Axis::kPp)].push_back(rank);
+  return stages;
+}
+
+std::string quote_list(const std::vector<std::string>& texts) {
+  std::string list;
+  for (const std::string& text : texts)
+    list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", text);
+  return fmt::format("[{}]", list);
+}
+
+std::vector<std::string> write_entries(const std::vector<SavedEntry>& entries) {
+  std::vector<std::string> texts;
+  for (const SavedEntry& entry : entries) texts.push_back(entry.to_string());
+  return texts;
+}
+
+[[noreturn]] void refuse_limit(const TrainSettings& train, int64_t limit, int64_t rank,
+                               const FoundPolicy& least, const SavedPolicy& policy) {
+  const MemoryPrediction& memory = least.cost.memory;
+  const ModelState::Bytes& state = memory.state;
+  user_error(
+      "train.memory_limit is \"{}\" ({}), but the least that training can do with is {} on rank "
+      "{}: {} weights, {} gradients, {} optimizer, {} saved activations, {} working memory, {} "
+      "hidden states and inputs{}{}, with train.recompute = {} and train.offload = {}. Raise the "
+      "limit, or use a smaller model, train.micro_batch or data.sequence_length, or more ranks",
+      train.memory_limit, format_bytes(limit), format_bytes(least.cost.bytes()), rank,
+      format_bytes(state.weights), format_bytes(state.gradients), format_bytes(state.optimizer),
+      format_bytes(memory.activations.saved), format_bytes(memory.activations.transient),
+      format_bytes(memory.activations.hidden + memory.activations.inputs),
+      describe_overhead(memory.overhead), describe_snapshot(memory),
+      quote_list(write_entries(policy.recompute)),
+      quote_list(write_entries(policy.offload.entries)));
+}
+
+/// Makes a choice stage by stage.
+class Chooser {
+ public:
+  Chooser(const Settings& settings, int64_t num_ranks, const Backend& backend,
+          const BatchShape& shape, int64_t limit)
+      : settings_(settings),
+        num_ranks_(num_ranks),
+        backend_(backend),
+        shape_(shape),
+        base_(settings.train.saved_policy()) {
+    result_.limit = limit;
+  }
+
+  PolicyChoice run() {
+    for (const std::vector<int64_t>& ranks : ranks_of_stages(settings_, num_ranks_))
+      stages_.push_back(plan_stage(settings_, ranks, num_ranks_, backend_, shape_));
+    for (const StageTrial& stage : stages_)
+      trials_.emplace_back(settings_, stage.rank, stage.state);
+    for (size_t i = 0; i < stages_.size(); ++i) choose_stage(i);
+    const SavedPolicy policy = make_policy(base_, choices_, num_layers());
+    result_.recompute = write_entries(policy.recompute);
+    result_.offload = write_entries(policy.offload.entries);
+    for (size_t i = 0; i < stages_.size(); ++i) result_.stages[i].chosen = trials_[i].judge(policy);
+    add_entries(policy);
+    return std::move(result_);
+  }
+
+ private:
+  int64_t num_layers() const { return settings_.model.all_layers(); }
+
+  void choose_stage(size_t idx) {
+    const int64_t rank = stages_[idx].rank.layout.rank();
+    PolicySearchResult found = search_policy(trials_[idx], base_, result_.limit);
+    if (!found.fits) {
+      refuse_limit(settings_.train, result_.limit, rank, found.least,
+                   make_policy(base_, found.least.choices, num_layers()));
+    }
+    result_.stages.push_back({.rank = rank, .kept = found.kept.cost, .chosen = {}});
+    choices_.merge(found.best.choices);
+  }
+
+  /// Values of one node, of which one costs as much as all, are one entry of the report.
+  void add_entries(const SavedPolicy& policy) {
+    std::vector<SavedEntry> chosen(
+        policy.recompute.begin() + static_cast<ptrdiff_t>(base_.recompute.size()),
+        policy.recompute.end());
+    while (!chosen.empty()) {
+      const SavedEntry first = chosen.front();
+      const auto own =
+          std::stable_partition(chosen.begin(), chosen.end(),
+                                [&](const SavedEntry& entry) { return !is_beside(entry, first); });
+      const std::vector<SavedEntry> together(own, chosen.end());
+      chosen.erase(own, chosen.end());
+      SavedPolicy without = policy;
+      for (const SavedEntry& entry : together) remove(without.recompute, entry);
+      add_entry(together, false, without);
+    }
+    const std::vector<SavedEntry>& offload = policy.offload.entries;
+    for (size_t i = base_.offload.entries.size(); i < offload.size(); ++i) {
+      SavedPolicy without = policy;
+      remove(without.offload.entries, offload[i]);
+      add_entry({offload[i]}, true, without);
+    }
+  }
+
+  /// The last of them: what was given stands in front.
+  static void remove(std::vector<SavedEntry>& entries, const SavedEntry& entry) {
+    for (size_t i = entries.size(); i-- > 0;) {
+      if (entries[i].to_string() != entry.to_string()) continue;
+      entries.erase(entries.begin() + static_cast<ptrdiff_t>(i));
+      return;
+    }
+  }
+
+  /// Whether both are of the same layers, and of a node of theirs.
+  bool is_beside(const SavedEntry& a, const SavedEntry& b) const {
+    const auto layers_of = [](const SavedEntry& entry) {
+      return entry.to_string().substr(entry.name.size());
+    };
+    if (a.name == b.name || layers_of(a) != layers_of(b)) return a.to_string() == b.to_string();
+    return std::ranges::any_of(trials_, [&](const PolicyTrial& trial) {
+      for (const auto& [key, program] : trial.programs().kinds) {
+        for (const std::vector<std::string>& names : find_droppable(trial, key)) {
+          if (std::ranges::count(names, a.name) > 0 && std::ranges::count(names, b.name) > 0)
+            return true;
+        }
+      }
+      return false;
+    });
+  }
+
+  void add_entry(const std::vector<SavedEntry>& entries, bool offloaded,
+                 const SavedPolicy& without) {
+    ChosenEntry chosen{.offloaded = offloaded,
+                       .entry = fmt::format("{}", fmt::join(write_entries(entries), ", "))};
+    for (size_t i = 0; i < stages_.size(); ++i) {
+      const PolicyCost& with = result_.stages[i].chosen;
+      const PolicyCost cost = trials_[i].judge(without);
+      chosen.saved_bytes = std::max(chosen.saved_bytes, cost.bytes() - with.bytes());
+      chosen.seconds = std::max(chosen.seconds, with.seconds - cost.seconds);
+    }
+    result_.entries.push_back(std::move(chosen));
+  }
+
+  const Settings& settings_;
+  int64_t num_ranks_;
+  const Backend& backend_;
+  const BatchShape& shape_;
+  SavedPolicy base_;
+  std::vector<StageTrial> stages_;
+  std::vector<PolicyTrial> trials_;
+  LayerChoices choices_;
+  PolicyChoice result_;
+};
+
+std::string describe(const ChosenStage& stage, bool several) {
+  return fmt::format("\n  {}{} predicted in place of {}, passes of a step {} in place of {}",
+                     several ? fmt::format("rank {}: ", stage.rank) : "",
+                     format_bytes(stage.chosen.bytes()), format_bytes(stage.kept.bytes()),
+                     format_estimate(stage.chosen.seconds), format_estimate(stage.kept.seconds));
+}
+
+}  // namespace
+
+std::optional<PolicyChoice> choose_policy(const Settings& settings, int64_t num_ranks,
+                                          const Backend& backend, const BatchShape& shape) {
+  const std::optional<int64_t> limit = settings.train.parse_memory_limit();
+  if (!limit) return std::nullopt;
+  return Chooser(settings, num_ranks, backend, shape, *limit).run();
+}
+
+void apply(const PolicyChoice& choice, TrainSettings& train) {
+  train.recompute = choice.recompute;
+  train.offload = choice.offload;
+}
+
+std::string format_estimate(double seconds) {
+  constexpr double kMilliseconds = 1e3;
+  return seconds < 10 ? fmt::format("{:.4g} ms", seconds * kMilliseconds)
+                      : fmt::format("{:.4g} s", seconds);
+}
+
+std::string describe(const PolicyChoice& choice) {
+  std::string text = fmt::format("memory limit {}:", format_bytes(choice.limit));
+  if (choice.entries.empty()) {
+    text += " all fits, nothing more is recomputed or offloaded";
+  } else {
+    text += " with the bytes that each saves beside the others, and its time in a step by estimate";
+  }
+  for (const ChosenEntry& entry : choice.entries) {
+    text +=
+        fmt::format("\n  {:<10} {:<20} {:>12} {:>12}", entry.offloaded ? "offload" : "recompute",
+                    entry.entry, format_bytes(entry.saved_bytes), format_estimate(entry.seconds));
+  }
+  for (const ChosenStage& stage : choice.stages) text += describe(stage, choice.stages.size() > 1);
+  if (choice.entries.empty()) return text;
+  return text +
+         fmt::format("\n  the same without a limit:\n  train.recompute = {}\n  train.offload = {}",
+                     quote_list(choice.recompute), quote_list(choice.offload));
+}
+
+}  // namespace tessera
