@@ -178,7 +178,7 @@ TEST_F(ReleasedRuns, GiveTheBitsOfThoseThatStayToOtherOptimizers) {
       settings.train.precision = Precision::kBF16;
       settings.optimizer_kind = kind;
       settings.optimizer.formats = {
-          .first_moment = DType::kBF16, .second_moment = DType::kBF16, .master = master};
+          .first_moment = MomentKind::kBF16, .second_moment = MomentKind::kBF16, .master = master};
       const auto kept = make(settings, choose_host);
       settings.shard.release_gradients = settings.shard.state_on_host = true;
       const auto released = make(settings, testing::choose_shadow);
