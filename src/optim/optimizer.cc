@@ -533,7 +533,8 @@ void Optimizer::reset_masters() const {
   for (const Slot& slot : slots_) {
     if (is_remainder(slot.beside)) {
       if (windows_) {
-        std::memset(slot.master.data, 0, slot.master.num_bytes());
+        std::ranges::fill_n(static_cast<std::byte*>(slot.master.data), slot.master.num_bytes(),
+                            std::byte{0});
       } else {
         backend_.device().zero(slot.master.data, slot.master.num_bytes());
       }
