@@ -122,6 +122,9 @@ class Optimizer {
   /// after all groups the norm for clip_result(), from the same sums, in the order of the groups.
   void give_norm(std::span<const Tensor> losses, const UpdateObserver& observer = {});
 
+  /// The update of a group with all that goes around it, for whoever has no plan of it.
+  void update_group(size_t group, const UpdateObserver& observer = {});
+
   /// Where the state is in the host's memory, as StateWindows': a group's is loaded before it is
   /// updated, and stored behind that.
   bool streams_state() const { return windows_ != nullptr; }

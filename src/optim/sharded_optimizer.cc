@@ -270,17 +270,8 @@ StepResult ShardedOptimizer::step(const StepInput& input) {
   finish_gradients();
   const StepResult result = judge(input);
   if (!result.updated) return result;
-  StateWindows* const streamed = windows();
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (streamed != nullptr) {
-      streamed->load(bucket);
-      streamed->wait_load(bucket);
-    }
-    update(bucket, input.observer);
-    if (streamed != nullptr) {
-      streamed->store(bucket);
-      streamed->wait_store(bucket);
-    }
+    state_->optimizer().update_group(bucket, input.observer);
     start_gathering(bucket);
   }
   return result;

@@ -25,4 +25,14 @@ StateLayout layout_state(const Parameter& parameter, const StateFormats& wanted)
   return layout;
 }
 
+std::vector<int64_t> list_group_bytes(std::span<const Parameter> parameters,
+                                      const StateFormats& formats, const UpdateGroups& groups) {
+  std::vector<int64_t> bytes;
+  for (const auto& group : groups.groups) {
+    bytes.push_back(0);
+    for (const size_t idx : group) bytes.back() += layout_state(parameters[idx], formats).num_bytes;
+  }
+  return bytes;
+}
+
 }  // namespace tessera

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "optim/optimizer.h"
 
@@ -19,5 +21,9 @@ struct StateLayout {
 
 /// Only dtype and shape of the weight are read, and whether it is made of matrices.
 StateLayout layout_state(const Parameter& parameter, const StateFormats& wanted);
+
+/// Bytes of each group's state.
+std::vector<int64_t> list_group_bytes(std::span<const Parameter> parameters,
+                                      const StateFormats& formats, const UpdateGroups& groups);
 
 }  // namespace tessera

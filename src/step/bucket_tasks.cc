@@ -128,15 +128,12 @@ class BucketTasks final : public ParameterTasks {
   /// Where gradients are released, in the order in which they are complete.
   std::vector<size_t> list_updates() const {
     std::vector<size_t> updates;
-    std::vector<uint8_t> listed(exchanges_.buckets.size());
-    for (const std::vector<size_t>& completed : completed_by_) {
-      for (const size_t bucket : completed) {
-        if (releases()) updates.push_back(bucket);
-        if (releases()) listed[bucket] = 1;
-      }
+    if (releases()) {
+      for (const std::vector<size_t>& completed : completed_by_)
+        updates.insert(updates.end(), completed.begin(), completed.end());
     }
     for (size_t b = 0; b < exchanges_.buckets.size(); ++b) {
-      if (listed[b] == 0) updates.push_back(b);
+      if (std::ranges::find(updates, b) == updates.end()) updates.push_back(b);
     }
     return updates;
   }
