@@ -23,11 +23,6 @@ using testing::RunEnd;
 using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
 
-void expect_same_end(const RunEnd& found, const RunEnd& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  EXPECT_EQ(found.weights, expected.weights);
-}
-
 bool may_offload(const ShardSettings& shard, int64_t num_ranks) {
   return shard.scope != ShardScope::kFull || num_ranks == 1;
 }
@@ -48,9 +43,9 @@ TEST_P(HostState, GivesTheBitsOfTheDevices) {
     layout.shard.state_on_host = false;
     const RunEnd on_device = testing::run_steps(settings, layout, 3, false);
     layout.shard.state_on_host = true;
-    expect_same_end(testing::run_steps(settings, layout, 3, false), on_device);
-    expect_same_end(testing::run_steps(settings, layout, 3, false, testing::choose_shadow),
-                    on_device);
+    testing::expect_same_end(testing::run_steps(settings, layout, 3, false), on_device);
+    testing::expect_same_end(testing::run_steps(settings, layout, 3, false, testing::choose_shadow),
+                             on_device);
   }
 }
 
@@ -84,19 +79,14 @@ TEST(RandomHostState, GivesTheBitsOfTheDevices) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
     if (!may_offload(settings.shard, layout.num_ranks)) continue;
-    settings.train.steps = settings.schedule.num_steps = 2;
-    settings.run.device = DeviceChoice::kCpu;
-    settings.run.folder = folder.file("run");
-    settings.run.resume = ResumeMode::kNever;
-    settings.data.tokens = folder.file(fmt::format("tokens{}", seed));
-    testing::write_tokens(settings);
+    testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
     NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     named.shard.state_on_host = false;
     const RunEnd on_device = testing::run_steps(settings, named, 2, false);
     named.shard.state_on_host = true;
-    expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
-                    on_device);
+    testing::expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
+                             on_device);
     ++num_cases;
   }
   EXPECT_GT(num_cases, 8);

@@ -37,11 +37,6 @@ int64_t recomputed_bytes(Settings settings, int64_t num_ranks, const Backend& ba
   return most + kBounds;
 }
 
-void expect_same(const RunEnd& found, const RunEnd& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  EXPECT_EQ(found.weights, expected.weights);
-}
-
 class MemoryLimit : public ::testing::TestWithParam<NamedLayout> {
  protected:
   Settings settings() const {
@@ -67,10 +62,10 @@ class MemoryLimit : public ::testing::TestWithParam<NamedLayout> {
 /// Every layout, on the host and on a device that can offload.
 TEST_P(MemoryLimit, GivesTheBitsOfWhatStays) {
   const RunEnd kept = testing::run_steps(settings(), GetParam(), 2, false);
-  expect_same(testing::run_steps(limited(settings(), make_cpu_kernels()), GetParam(), 2, false),
-              kept);
+  testing::expect_same_end(
+      testing::run_steps(limited(settings(), make_cpu_kernels()), GetParam(), 2, false), kept);
   const Backend device = testing::make_shadow_backend(make_cpu_kernels());
-  expect_same(
+  testing::expect_same_end(
       testing::run_steps(limited(settings(), device), GetParam(), 2, false, testing::choose_shadow),
       kept);
 }
@@ -85,18 +80,15 @@ TEST(RandomMemoryLimit, GivesTheBitsOfWhatStays) {
     Settings& settings = layout.settings;
     settings.train.offload.clear();
     settings.train.recompute.clear();
-    settings.train.steps = settings.schedule.num_steps = 2;
-    settings.run.device = DeviceChoice::kCpu;
-    settings.run.folder = folder.file("run");
-    settings.data.tokens = folder.file(fmt::format("tokens{}", seed));
-    testing::write_tokens(settings);
+    testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
     const RunEnd kept = testing::run_steps(settings, named, 2, false);
     const Backend device = testing::make_shadow_backend(make_cpu_kernels());
     settings.train.memory_limit =
         fmt::format("{}B", recomputed_bytes(settings, layout.num_ranks, device));
-    expect_same(testing::run_steps(settings, named, 2, false, testing::choose_shadow), kept);
+    testing::expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
+                             kept);
   }
 }
 

@@ -20,11 +20,6 @@ using testing::NamedLayout;
 using testing::RunEnd;
 using testing::TemporaryFolder;
 
-void expect_same(const RunEnd& found, const RunEnd& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  EXPECT_EQ(found.weights, expected.weights);
-}
-
 int64_t count_copies(const StepPlan& plan) {
   return std::ranges::count(plan.tasks, TaskAction::kStore, &Task::action);
 }
@@ -49,8 +44,9 @@ TEST_P(Offload, GivesTheBitsOfWhatStays) {
     Settings offloaded = settings();
     offloaded.train.offload = {"all"};
     offloaded.train.offload_rate = rate;
-    expect_same(testing::run_steps(offloaded, GetParam(), 2, false), kept);
-    expect_same(testing::run_steps(offloaded, GetParam(), 2, false, testing::choose_shadow), kept);
+    testing::expect_same_end(testing::run_steps(offloaded, GetParam(), 2, false), kept);
+    testing::expect_same_end(
+        testing::run_steps(offloaded, GetParam(), 2, false, testing::choose_shadow), kept);
   }
 }
 
@@ -66,18 +62,15 @@ TEST(RandomOffload, GivesTheBitsOfWhatStays) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
     settings.train.offload.clear();
-    settings.train.steps = settings.schedule.num_steps = 2;
-    settings.run.device = DeviceChoice::kCpu;
-    settings.run.folder = folder.file("run");
-    settings.data.tokens = folder.file(fmt::format("tokens{}", seed));
-    testing::write_tokens(settings);
+    testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
     const RunEnd kept = testing::run_steps(settings, named, 2, false);
     settings.train.offload = {"all"};
     settings.train.offload_rate = seed % 2 == 0 ? 50 : 0.1;
     num_copies += count_copies(plan_step(settings, plan_rank(settings, 0, layout.num_ranks)));
-    expect_same(testing::run_steps(settings, named, 2, false, testing::choose_shadow), kept);
+    testing::expect_same_end(testing::run_steps(settings, named, 2, false, testing::choose_shadow),
+                             kept);
   }
   EXPECT_GT(num_copies, 50);
 }

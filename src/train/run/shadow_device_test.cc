@@ -27,23 +27,18 @@ class ShadowDevices : public ::testing::TestWithParam<testing::NamedLayout> {
   const fs::path folder_ = fs::temp_directory_path() / unique_name("tessera-shadow-test-");
 };
 
-void expect_same(const testing::RunEnd& found, const testing::RunEnd& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  EXPECT_EQ(found.weights, expected.weights);
-}
-
 /// The same kernels on the same numbers: the same bits as on the host, also where a run goes on
 /// from a checkpoint of the other.
 TEST_P(ShadowDevices, TrainSaveAndContinueAsTheHostDoes) {
   const auto whole = testing::run_steps(settings("whole"), GetParam(), 3, false);
-  expect_same(testing::run_steps(settings("shadow"), GetParam(), 3, false, testing::choose_shadow),
-              whole);
+  testing::expect_same_end(
+      testing::run_steps(settings("shadow"), GetParam(), 3, false, testing::choose_shadow), whole);
   const std::vector last(whole.losses.begin() + 2, whole.losses.end());
   testing::run_steps(settings("from-shadow"), GetParam(), 2, true, testing::choose_shadow);
-  expect_same(testing::run_steps(settings("from-shadow"), GetParam(), 3, false),
-              {last, whole.weights});
+  testing::expect_same_end(testing::run_steps(settings("from-shadow"), GetParam(), 3, false),
+                           {last, whole.weights});
   testing::run_steps(settings("from-host"), GetParam(), 2, true);
-  expect_same(
+  testing::expect_same_end(
       testing::run_steps(settings("from-host"), GetParam(), 3, false, testing::choose_shadow),
       {last, whole.weights});
 }

@@ -13,8 +13,6 @@
 #include "train/infer/loaded_model.h"
 #include "train/infer/logits.h"
 #include "train/infer/multiple_choice.h"
-#include "train/testing/layout_runs.h"
-#include "train/testing/memory_check.h"
 #include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
 #include "train/verify/verify.h"
@@ -281,37 +279,6 @@ TEST_P(GpuOptions, EvaluateAndWriteAsTheHost) {
   }
 }
 
-/// State in the host's memory, and gradients that are released, in steps that are repeated.
-TEST_F(GpuOptions, StreamedStateGivesTheSameBits) {
-  for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
-    Settings settings = on(DeviceChoice::kCuda, settings_of(option_families()[0]));
-    settings.run.folder = folder_.file("run");
-    settings.run.resume = ResumeMode::kNever;
-    settings.data.tokens = folder_.file("tokens");
-    settings.train.precision = precision;
-    settings.train.steps = settings.schedule.num_steps = 6;
-    settings.train.max_grad_norm = 0;
-    settings.parallel.schedule = PipelineKind::kGpipe;
-    write_tokens(settings);
-    const auto kept = make_trainer(settings);
-    settings.shard.state_on_host = true;
-    const auto on_host = make_trainer(settings);
-    settings.shard.release_gradients = true;
-    const auto released = make_trainer(settings);
-    for (int i = 0; i < 6; ++i) {
-      const StepOutcome expected = kept->step();
-      for (Trainer* trainer : {on_host.get(), released.get()}) {
-        const StepOutcome found = trainer->step();
-        EXPECT_EQ(found.loss, expected.loss) << "step " << i;
-        EXPECT_NEAR(found.update.grad_norm, expected.update.grad_norm,
-                    1e-12 * expected.update.grad_norm);
-      }
-    }
-    expect_same_state(*kept, *on_host);
-    expect_same_state(*kept, *released);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(All, GpuOptions, ::testing::ValuesIn(option_families()),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -497,40 +464,6 @@ TEST_F(GpuRuns, BenchTimesSteps) {
   EXPECT_GE(result.gpu->graphs->num_operations, result.gpu->graphs->num_operators);
   EXPECT_LT(result.gpu->graphs->seconds, result.gpu->one_by_one.seconds);
   EXPECT_EQ(result.gpu->why_no_graph, "");
-}
-
-TEST_F(GpuRuns, MemoryIsPredictedWithinThreePercent) {
-  for (const char* precision : {"f32", "bf16"}) {
-    expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
-                                "--run.device=cuda",
-                                fmt::format("--train.precision={}", precision)});
-  }
-  expect_memory_as_predicted({"--model.preset=laptop", "--model.vocab_size=512",
-                              "--run.device=cuda", "--train.offload=all"});
-}
-
-/// What is chosen for a limit gives the bits of what stays, within the limit.
-TEST_F(GpuRuns, MemoryLimitsGiveTheBitsOfWhatStays) {
-  Settings settings = on(DeviceChoice::kCuda, tiny_settings(folder_));
-  settings.model.num_layers = 8;
-  settings.run.resume = ResumeMode::kNever;
-  const auto kept = make_trainer(settings);
-  settings.model.vocab_size = kept->settings().model.vocab_size;
-  const auto bytes_of = [&](const std::vector<std::string>& recompute) {
-    Settings own = settings;
-    own.train.recompute = recompute;
-    own.train.memory_limit = "1000TiB";
-    const auto choice = choose_policy(own, 1, kept->backend(), batch_shape(own));
-    return choice->stages.at(0).kept.bytes();
-  };
-  const int64_t limit = (bytes_of({}) + bytes_of({"all"})) / 2;
-  settings.train.memory_limit = fmt::format("{}B", limit);
-  const auto limited = make_trainer(settings);
-  EXPECT_GT(limited->policy_choice()->entries.size(), 0);
-  const MemoryPrediction& memory = limited->prediction();
-  EXPECT_LE(memory.total() - memory.program - memory.data, limit);
-  EXPECT_EQ(run_steps(*limited, 4), run_steps(*kept, 4));
-  expect_same_state(*limited, *kept);
 }
 
 TEST_F(GpuRuns, BenchTimesBlocks) {

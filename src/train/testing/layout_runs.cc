@@ -1,5 +1,7 @@
 #include "train/testing/layout_runs.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -116,6 +118,11 @@ RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bo
   for (const auto& [name, tensor] : whole)
     end.weights.insert(end.weights.end(), tensor.values.begin(), tensor.values.end());
   return end;
+}
+
+void expect_same_end(const RunEnd& found, const RunEnd& expected) {
+  EXPECT_EQ(found.losses, expected.losses);
+  EXPECT_EQ(found.weights, expected.weights);
 }
 
 }  // namespace tessera::testing

@@ -39,4 +39,7 @@ struct RunEnd {
 RunEnd run_steps(Settings settings, const NamedLayout& layout, int64_t steps, bool save,
                  const DeviceChooser& choose = choose_host);
 
+/// Alike to the bit.
+void expect_same_end(const RunEnd& found, const RunEnd& expected);
+
 }  // namespace tessera::testing

@@ -1,6 +1,7 @@
 #include "train/testing/random_layout.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "comm/planned_world.h"
@@ -8,6 +9,7 @@
 #include "ops/registry/cpu_kernels.h"
 #include "train/setup/replica_groups.h"
 #include "train/setup/training_data.h"
+#include "train/testing/layout_runs.h"
 #include "train/verify/verify.h"
 
 namespace tessera::testing {
@@ -317,6 +319,17 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     if (is_valid(result)) return result;
     ensure(attempt < 200, "seed {} draws no valid layout", seed);
   }
+}
+
+void prepare_run(RandomLayout& layout, int64_t steps, const std::string& folder) {
+  Settings& settings = layout.settings;
+  settings.train.steps = settings.schedule.num_steps = steps;
+  settings.run.device = DeviceChoice::kCpu;
+  settings.run.resume = ResumeMode::kNever;
+  settings.run.folder = folder + "/run";
+  settings.data.tokens = folder + "/tokens";
+  std::filesystem::create_directories(folder);
+  write_tokens(settings);
 }
 
 RandomLayout draw_compressed_layout(uint64_t seed, int64_t max_ranks) {

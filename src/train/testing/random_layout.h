@@ -15,7 +15,11 @@ struct RandomLayout {
 
 RandomLayout draw_layout(uint64_t seed, int64_t max_ranks);
 
-/// The same, with gradients that travel as BF16.
+/// Makes it a run of so many steps on the host, in that folder, on random tokens that are there
+/// then.
+void prepare_run(RandomLayout& layout, int64_t steps, const std::string& folder);
+
+/// As draw_layout, with gradients that travel as BF16.
 RandomLayout draw_compressed_layout(uint64_t seed, int64_t max_ranks);
 
 /// Whether any gradients travel as BF16 there, should they: those between ranks of one
