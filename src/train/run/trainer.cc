@@ -57,14 +57,6 @@ void pad_sequences(Batch& batch, int64_t max_sequences) {
   batch.cu_seqlens.resize(max_sequences + 1, static_cast<int32_t>(batch.tokens.size()));
 }
 
-/// Kernels that no GPU has proved against those of the host are not offered.
-void refuse_unproved_formats(const StateFormats& formats, const Device& device) {
-  require(device.is_host() || (!formats.have_scales() && formats.master != MasterKind::kRemainder8),
-          "moments in f16 and fp8 and optim.master = \"remainder8\" are for the CPU so far: their "
-          "kernels for GPUs have not been checked against it; choose f32 or bf16 moments, and "
-          "remainder, none or f32 masters");
-}
-
 }  // namespace
 
 void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
@@ -77,8 +69,8 @@ void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
   check_device(settings, num_ranks);
   validate(settings.model);
   if (fit == FitCheck::kNone) {
-    const PlannedRank rank = plan_rank(settings, 0, num_ranks);
-    return refuse_unproved_formats(settings.optimizer.formats, rank.model.device());
+    plan_rank(settings, 0, num_ranks);
+    return;
   }
   const auto choice =
       choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
@@ -92,7 +84,6 @@ void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
                                    activations.offloaded + batch_bytes(settings, rank.layout),
                                machine_memory(), "training");
   }
-  refuse_unproved_formats(settings.optimizer.formats, device);
   require_pinnable(activations.offloaded + state.on_host, machine_memory());
   require_memory({.state = state,
                   .activations = activations,
