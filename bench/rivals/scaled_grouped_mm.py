@@ -54,7 +54,7 @@ class Data:
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         self.by_row = [self.quantize(x, 1, reduction) for x in (self.a, self.weight)]
         self.by_block = [self.quantize(self.a, 1, BLOCK), self.quantize(self.weight, BLOCK, BLOCK)]
-        self.copied = torch.empty(rows * reduction * 3 // 4, device="cuda", dtype=torch.bfloat16)
+        self.copied = torch.empty(rows * reduction * 3 // 2, device="cuda", dtype=torch.bfloat16)
 
     def quantize(self, x, rows, columns, into=None):
         if into is None:

@@ -12,8 +12,9 @@ constexpr float kLargestE4m3 = 448;
 constexpr float kLargestE5m2 = 57344;
 
 /// Eight bits of a sign, kExponentBits and kMantissaBits. Rounds to nearest even; what is beyond
-/// the largest number, infinity too, becomes that number with its sign, and NaN stays NaN, as
-/// CUDA's casts that saturate have it. Source: OCP 8-bit Floating Point Specification, 1.0.
+/// the largest number, infinity too, becomes that number with its sign, and NaN becomes one without
+/// a sign, as CUDA's casts that saturate have it. Source: OCP 8-bit Floating Point
+/// Specification, 1.0.
 template <int kExponentBits, int kMantissaBits, uint8_t kLargestCode>
 struct Fp8 {
   uint8_t bits = 0;
@@ -34,7 +35,7 @@ struct Fp8 {
     const uint32_t word = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = word & 0x7fffffffU;
     const auto sign = static_cast<uint8_t>(word >> 31 << 7);
-    if (magnitude > 0x7f800000U) return sign | kNan;
+    if (magnitude > 0x7f800000U) return kNan;
     uint32_t code = 0;
     if (magnitude < kSmallestNormal) {
       const float unit = std::bit_cast<float>(kSubnormalUnit);

@@ -373,13 +373,16 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
   write_place(own_places(shared).kept, {});
-  if (group == 1) spend_cycles(kApartCycles);
+  if constexpr (kFeeds<Epilogue>) {
+    Epilogue::begin(group);
+  } else {
+    if (group == 1) spend_cycles(kApartCycles);
+  }
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
     const int row = Epilogue::kSparse == SparsePart::kResult ? work.values_end : work.row;
-    if constexpr (kHasFactors<Epilogue> || kFeeds<Epilogue>)
-      own_places(shared).weight_row = work.weight_row;
+    if constexpr (kHasFactors<Epilogue>) own_places(shared).weight_row = work.weight_row;
     write_place(own_places(shared).tile, {row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }

@@ -75,12 +75,6 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
                "r"(is_there ? 16 : 0)
                : "memory");
 }
-/// The same of 4 bytes.
-__device__ __forceinline__ void copy_4_bytes(uint32_t to, const void* from, bool is_there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(is_there ? 4 : 0)
-               : "memory");
-}
 /// Arrives at `landed` when this thread's copies until now are there.
 __device__ __forceinline__ void arrive_when_copied(Barrier* landed) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(landed))
