@@ -52,8 +52,8 @@ __device__ __forceinline__ void fence_values(float (&d)[kCount]) {
 template <int kColumns, TileMajor kMajorA, TileMajor kMajorB>
 struct WarpgroupProduct;
 
-/// The same of E4M3 values, 32 of the reduction at once, of tiles whose rows lie along it: their 128
-/// bytes are 128 values. Tensor cores add FP8's products up with fewer digits than F32 has.
+/// The same of E4M3 values, 32 of the reduction at once, of tiles whose rows lie along it: their
+/// 128 bytes are 128 values. Tensor cores add FP8's products up with fewer digits than F32 has.
 template <int kColumns>
 struct WarpgroupProductE4m3;
 
