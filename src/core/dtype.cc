@@ -28,6 +28,8 @@ constexpr std::array kTypes = {
     DTypeInfo{.dtype = DType::kU8, .name = "u8", .size = 1},
     DTypeInfo{.dtype = DType::kU16, .name = "u16", .size = 2},
     DTypeInfo{.dtype = DType::kF16, .name = "f16", .size = 2},
+    DTypeInfo{.dtype = DType::kE4M3, .name = "e4m3", .size = 1},
+    DTypeInfo{.dtype = DType::kE5M2, .name = "e5m2", .size = 1},
 };
 
 constexpr bool rows_are_in_order() {

@@ -7,13 +7,13 @@
 namespace tessera {
 
 /// Element types of tensors. What holds of each is in one table (dtype.cc). F16 is read and
-/// written, not computed with.
-enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16, kF16 };
+/// written, not computed with; E4M3 and E5M2 (core/fp8.h) are operands of scaled products.
+enum class DType : uint8_t { kF32, kBF16, kI32, kI64, kF64, kU8, kU16, kF16, kE4M3, kE5M2 };
 
 /// Bytes of one element.
 int64_t dtype_size(DType dtype);
 
-/// "f32", "bf16", "i32", "i64", "f64", "u8", "u16", "f16".
+/// "f32", "bf16", "i32", "i64", "f64", "u8", "u16", "f16", "e4m3", "e5m2".
 std::string_view dtype_name(DType dtype);
 
 /// Whether activations and matrix weights may be stored as this type: kernels of layers take it.

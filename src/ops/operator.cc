@@ -64,7 +64,8 @@ void Operator::differentiate(GradientBuilder& /*builder*/) const {
 }
 
 bool is_unscaled(const Format& format) {
-  return !format.scale.is_scaled() && format.element != DType::kF16;
+  return !format.scale.is_scaled() && format.element != DType::kF16 &&
+         format.element != DType::kE4M3 && format.element != DType::kE5M2;
 }
 
 void Kernel::check_class(const Operator& op) const {

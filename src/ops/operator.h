@@ -163,7 +163,7 @@ using WorkspaceBytes = std::function<int64_t(const Op& op, std::span<const Value
 /// Whether a kernel computes with values of a format.
 using FormatRule = bool (*)(const Format& format);
 
-/// Elements without scales, of every type but those of files alone.
+/// Elements without scales, of every type but those of files alone and FP8, which has scales.
 bool is_unscaled(const Format& format);
 
 /// What a kernel needs and can.

@@ -24,16 +24,17 @@ Encode find_encode() {
 }
 
 CUtensorMap encode_map(void* data, std::span<const cuuint64_t> dims,
-                       std::span<const cuuint64_t> strides, std::span<const cuuint32_t> box) {
+                       std::span<const cuuint64_t> strides, std::span<const cuuint32_t> box,
+                       CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16) {
   static const Encode encode = find_encode();
   constexpr cuuint32_t kSteps[] = {1, 1, 1, 1, 1};
   const CUtensorMapSwizzle swizzle =
-      box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+      box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMap map;
   const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dims.size()), data,
-             dims.data(), strides.data(), box.data(), kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, type, static_cast<cuuint32_t>(dims.size()), data, dims.data(), strides.data(),
+             box.data(), kSteps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   ensure(result == CUDA_SUCCESS, "the CUDA driver refused a map of {} x {} values: error {}",
          dims.back(), dims.front(), static_cast<int>(result));
   return map;
@@ -55,6 +56,19 @@ CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows, int box_co
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   return encode_map(const_cast<void*>(matrix.data), dims, strides, box);
+}
+
+CUtensorMap make_byte_map(const DeviceMatrix& matrix, int box_rows) {
+  require(matrix.num_columns % 16 == 0,
+          "a matrix with rows of {} bytes cannot be copied by tiles: rows must be multiples of 16 "
+          "bytes",
+          matrix.num_columns);
+  const auto row_bytes = static_cast<cuuint64_t>(matrix.num_columns);
+  const cuuint64_t dims[] = {row_bytes, static_cast<cuuint64_t>(matrix.num_rows)};
+  const cuuint64_t strides[] = {row_bytes};
+  const cuuint32_t box[] = {128, static_cast<cuuint32_t>(box_rows)};
+  return encode_map(const_cast<void*>(matrix.data), dims, strides, box,
+                    CU_TENSOR_MAP_DATA_TYPE_UINT8);
 }
 
 CUtensorMap make_heads_map(const DeviceHeads& heads, int box_rows) {

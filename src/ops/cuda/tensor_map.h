@@ -19,6 +19,9 @@ struct DeviceMatrix {
 /// of 16 bytes, and InternalError where the driver refuses.
 CUtensorMap make_tensor_map(const DeviceMatrix& matrix, int box_rows, int box_columns = 64);
 
+/// The same for a matrix of bytes, such as FP8 values, and boxes of 128 columns.
+CUtensorMap make_byte_map(const DeviceMatrix& matrix, int box_rows);
+
 /// BF16 matrices [2 num_pairs, num_columns] that follow one another, whose rows r and r + num_pairs
 /// belong together.
 struct DevicePairs {

@@ -55,6 +55,7 @@ struct WriteGradients {
   static constexpr bool kGathers = false;
   static constexpr SparsePart kSparse = SparsePart::kNone;
   static constexpr bool kLongSteps = true;
+  using Operands = Bf16Operands;
   static constexpr TileMajor kWeightMajor = TileMajor::kReduction;
   static constexpr int kSteps = kTileTokens / kStoreTokens;
 

@@ -20,6 +20,15 @@ constexpr int kReduction = kGroupedReduction;
 
 using Value = __nv_bfloat16;
 
+/// What is multiplied: stages have 128 bytes of the reduction in each row.
+struct Bf16Operands {
+  using Value = __nv_bfloat16;
+  static constexpr int kReduction = grouped::kReduction;
+  static constexpr int kProductReduction = 16;
+  template <int kColumns, TileMajor kWeight>
+  using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
+};
+
 /// What of an expert's product lies in the values of a block-sparse matrix, whose experts have
 /// multiples of 64 rows and columns.
 enum class SparsePart { kNone, kTokens, kResult };
@@ -50,6 +59,7 @@ struct Place {
 
 /// What the pipeline asks of an Epilogue:
 ///   Params          its kernel's parameters: those of GroupedRowsParams that are used here
+///   Operands        the types of what is multiplied, such as Bf16Operands
 ///   kWeightMajor    how the weight's tile lies in shared memory
 ///   kTileTokens     the most tokens of a tile, up to kMaxTokens
 ///   kBoxTokens      those that one copy brings, a divisor of kTileTokens
@@ -68,12 +78,21 @@ struct Place {
 ///   kLongSteps      whether a step may take longer than a stage: it begins while the products of
 ///                   two stages are under way, and a stage's memory is free for the next only later
 ///   keep<kColumns>(kept, d, half)    for each tile of 64 features
+///   load_factors(params, place, weight_row, group), scale<kColumns>(d, factors)
+///                   where results have factors of their own: these are loaded while the last
+///                   products are under way
+///   begin(group), multiply<kColumns>(shared, params, num_stages, group, cursor, kept)
+///                   where sums are not the tensor cores' alone: in place of the pipeline's
+///   feed(shared, params, rank, warp)
+///                   where stages have more than the two tiles: by each of two warps, whose threads
+///                   all arrive at a stage's `full`
 ///   begin_store(store, params, kept, place, group)    before the first step
 ///   store_step(store, params, kept, place, step, group)
 template <typename E>
 concept TileEpilogue = requires(typename E::Store& store, const typename E::Params& params,
                                 typename E::Kept& kept, const float (&d)[32], const Place& place,
-                                const Work& work, Value* tile, Barrier* full) {
+                                const Work& work, typename E::Operands::Value* tile,
+                                Barrier* full) {
   requires E::kTileTokens <= kMaxTokens;
   requires E::kTileTokens % E::kBoxTokens == 0;
   requires(E::kSteps > 0);
@@ -90,6 +109,18 @@ concept TileEpilogue = requires(typename E::Store& store, const typename E::Para
   E::begin_store(store, params, kept, place, 0);
   E::store_step(store, params, kept, place, 0, 0);
 };
+
+template <typename E>
+constexpr bool kHasFactors = requires(const typename E::Params& params, const Place& place) {
+  E::load_factors(params, place, 0, 0);
+};
+
+/// Whether an epilogue has a part of its own in the feeding of stages, and multiplies itself.
+template <typename E>
+constexpr bool kFeeds = requires {
+  E::kFeeds;
+};
+constexpr int kFeedWarps = 2;
 
 }  // namespace grouped
 }  // namespace tessera::cuda

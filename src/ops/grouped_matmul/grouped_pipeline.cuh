@@ -50,6 +50,8 @@ struct Cut {
 
 template <typename Epilogue>
 struct Stage {
+  using Value = typename Epilogue::Operands::Value;
+  static constexpr int kReduction = Epilogue::Operands::kReduction;
   Value weight[Cut<Epilogue>::kFeatures * kReduction];
   Value tokens[Cut<Epilogue>::kTokens * kReduction];
 };
@@ -59,6 +61,7 @@ struct Stage {
 struct WarpPlaces {
   int4 tile;  // whose products are under way
   int4 kept;
+  int weight_row;  // of the expert whose products are under way, where results have factors
 };
 
 template <typename Epilogue>
@@ -150,14 +153,16 @@ struct Plan {
     const GroupedTile at = tiles.locate(tile, num_tiles, pairs(expert), expert);
     const int height = tile_height(rows, num_tiles);
     const int row = at.major * height;
-    return {.expert = expert,
-            .row = first_row(expert) + row,
-            .num_rows = min(height, rows - row),
-            .feature = 2 * at.minor * kFeatures,
-            .num_features = Epilogue::features(params, expert),
-            .weight_row = params.block_begin[expert],
-            .num_stages = (Epilogue::reduction(params, expert) + kReduction - 1) / kReduction,
-            .values_end = place_in_values(expert, row + min(height, rows - row))};
+    return {
+        .expert = expert,
+        .row = first_row(expert) + row,
+        .num_rows = min(height, rows - row),
+        .feature = 2 * at.minor * kFeatures,
+        .num_features = Epilogue::features(params, expert),
+        .weight_row = params.block_begin[expert],
+        .num_stages = (Epilogue::reduction(params, expert) + Epilogue::Operands::kReduction - 1) /
+                      Epilogue::Operands::kReduction,
+        .values_end = place_in_values(expert, row + min(height, rows - row))};
   }
 };
 
@@ -177,12 +182,15 @@ __device__ __forceinline__ Work own_part(Work work, uint32_t rank) {
   return work;
 }
 
-constexpr int kRowBytes = kReduction * sizeof(Value);  // of a stage
+constexpr int kRowBytes = 128;  // of a stage
 
 template <typename Epilogue>
 __device__ void produce(Shared<Epilogue>& shared, const typename Epilogue::Params& params,
                         uint32_t rank) {
   constexpr int kBoxTokens = Epilogue::kBoxTokens;
+  using Value = typename Epilogue::Operands::Value;
+  constexpr int kReduction = Epilogue::Operands::kReduction;
+  static_assert(kReduction * sizeof(Value) == kRowBytes);
   Cursor cursor;
   uint32_t turn = 0;
   for (;;) {
@@ -274,7 +282,8 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
                                          const typename Epilogue::Params& params, int num_stages,
                                          int group, Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr TileMajor kWeight = Epilogue::kWeightMajor;
-  using Product = WarpgroupProduct<kColumns, kWeight, TileMajor::kReduction>;
+  constexpr int kReduction = Epilogue::Operands::kReduction;
+  using Product = typename Epilogue::Operands::template Product<kColumns, kWeight>;
   constexpr int kHalves = Cut<Epilogue>::kHalves;
   float d[kHalves][kColumns / 2];
 #pragma unroll
@@ -295,7 +304,7 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     if constexpr (Epilogue::kGathers) fence_shared_for_async();
     begin_products();
 #pragma unroll
-    for (int k = 0; k < kReduction / 16; ++k) {
+    for (int k = 0; k < kReduction / Epilogue::Operands::kProductReduction; ++k) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         Product::run(d[half], weight[half], tokens, true);
@@ -313,9 +322,17 @@ __device__ __forceinline__ void multiply(Shared<Epilogue>& shared,
     if (!Epilogue::kLongSteps && has_step) store_step<Epilogue>(shared, params, kept, s, group);
   }
   store_all<Epilogue>(shared, params, kept, num_stages, group);
-  wait_products<0>();
+  if constexpr (kHasFactors<Epilogue>) {
+    const auto factors = Epilogue::load_factors(params, read_place(own_places(shared).tile),
+                                                own_places(shared).weight_row, group);
+    wait_products<0>();
+    fence_values(d[0]);
+    Epilogue::template scale<kColumns>(d[0], factors);
+  } else {
+    wait_products<0>();
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
+    for (int half = 0; half < kHalves; ++half) fence_values(d[half]);
+  }
   if (num_stages > 0) release(shared, last);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) Epilogue::template keep<kColumns>(kept, d[half], half);
@@ -341,7 +358,11 @@ __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
       return multiply_columns<Epilogue, kFewer>(shared, params, num_rows, num_stages, group, cursor,
                                                 kept);
   }
-  multiply<kColumns, Epilogue>(shared, params, num_stages, group, cursor, kept);
+  if constexpr (kFeeds<Epilogue>) {
+    Epilogue::template multiply<kColumns>(shared, params, num_stages, group, cursor, kept);
+  } else {
+    multiply<kColumns, Epilogue>(shared, params, num_stages, group, cursor, kept);
+  }
 }
 
 template <typename Epilogue>
@@ -352,11 +373,16 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
   write_place(own_places(shared).kept, {});
-  if (group == 1) spend_cycles(kApartCycles);
+  if constexpr (kFeeds<Epilogue>) {
+    Epilogue::begin(group);
+  } else {
+    if (group == 1) spend_cycles(kApartCycles);
+  }
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;
     const int row = Epilogue::kSparse == SparsePart::kResult ? work.values_end : work.row;
+    if constexpr (kHasFactors<Epilogue>) own_places(shared).weight_row = work.weight_row;
     write_place(own_places(shared).tile, {row, work.num_rows, work.feature, work.num_features});
     multiply_columns<Epilogue>(shared, params, work.num_rows, work.num_stages, group, cursor, kept);
   }
@@ -384,15 +410,16 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Epilogue>*>(memory);
   constexpr bool kGathers = Epilogue::kGathers;
+  constexpr int kOtherWarps = kGathers || kFeeds<Epilogue> ? kFeedWarps : 0;
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     prefetch(&params.weight);
     if constexpr (!kGathers) prefetch(&params.a);
     for (int s = 0; s < kStages; ++s) {
-      shared.full[s].init(kGathers ? 1 + kGatherArrivals : 1);
+      shared.full[s].init(1 + kLanes * kOtherWarps);
       shared.empty[s].init(4);
     }
-    shared.queue.init(kGathers ? 3 : 1);
+    shared.queue.init(1 + kOtherWarps);
     Epilogue::init(shared.store);
     fence_barrier_init();
   }
@@ -407,6 +434,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     } else if constexpr (kGathers) {
       const int warp = read_thread() / 32 - kFirstGatherWarp;
       if (warp >= 0) gather<Epilogue>(shared, params, rank, warp);
+    } else if constexpr (kFeeds<Epilogue>) {
+      const int warp = read_thread() / 32 - kFirstGatherWarp;
+      if (warp >= 0) Epilogue::feed(shared, params, rank, warp);
     }
   } else {
     Roles::begin_multiplying();

@@ -7,11 +7,11 @@
 namespace tessera::cuda {
 namespace grouped {
 
-constexpr int kStoreBuffer = 128;  // tokens whose results have room
-
-/// A tile's results as a thread keeps them: BF16, in the accumulators' order (WarpgroupProduct).
+/// The results of a tile of kTokens tokens as a thread keeps them: BF16, in the accumulators' order
+/// (WarpgroupProduct).
+template <int kTokens>
 struct KeptRows {
-  uint32_t packed[kMaxTokens / 4];
+  uint32_t packed[kTokens / 4];
 };
 
 /// Writes what this thread keeps of kTokens tokens to a tile of them by 64 features.
@@ -43,10 +43,12 @@ __device__ __forceinline__ void store_rows(const GroupedRowsParams& params, cons
 
 /// The part of an epilogue that does so, by store_chunk(params, place, tile, first) of `Own`, which
 /// derives from this.
-template <typename Own, typename OwnParams, bool kFromTokens>
+template <typename Own, typename OwnParams, bool kFromTokens, int kTokens = kMaxTokens>
 struct WritesRows {
   using Params = OwnParams;
-  static constexpr int kTileTokens = kMaxTokens;
+  using Operands = Bf16Operands;
+  static constexpr int kTileTokens = kTokens;
+  static constexpr int kStoreBuffer = kTokens / 2;  // tokens whose results have room
   static constexpr int kBoxTokens = kGroupedBoxRows;
   static constexpr bool kGathers = kFromTokens;
   static constexpr bool kLongSteps = false;
@@ -61,7 +63,7 @@ struct WritesRows {
   }
 
   static constexpr int kSteps = 2;
-  using Kept = KeptRows;
+  using Kept = KeptRows<kTokens>;
 
   static __device__ __forceinline__ Place place(Place tile, int group) {
     tile.feature += group * Cut<Own>::kHalves * 64;

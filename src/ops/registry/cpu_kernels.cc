@@ -23,12 +23,14 @@
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/permute/permute.h"
+#include "ops/quantize/quantize.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -61,12 +63,14 @@ KernelTable make_cpu_kernels() {
   add_newton_schulz_cpu(table);
   add_norm_rope_cpu(table);
   add_permute_cpu(table);
+  add_quantize_cpu(table);
   add_repeat_heads_cpu(table);
   add_ring_attention_cpu(table);
   add_rmsnorm_cpu(table);
   add_rope_cpu(table);
   add_route_map_cpu(table);
   add_router_cpu(table);
+  add_scaled_grouped_matmul_cpu(table);
   add_sigmoid_gate_cpu(table);
   add_slot_experts_cpu(table);
   add_spread_norm_cpu(table);

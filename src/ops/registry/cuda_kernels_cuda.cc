@@ -23,12 +23,14 @@
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/permute/permute.h"
+#include "ops/quantize/quantize.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
+#include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -61,12 +63,14 @@ KernelTable make_cuda_kernels() {
   add_newton_schulz_cuda(table);
   add_norm_rope_cuda(table);
   add_permute_cuda(table);
+  add_quantize_cuda(table);
   add_repeat_heads_cuda(table);
   add_ring_attention_cuda(table);
   add_rmsnorm_cuda(table);
   add_rope_cuda(table);
   add_route_map_cuda(table);
   add_router_cuda(table);
+  add_scaled_grouped_matmul_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);

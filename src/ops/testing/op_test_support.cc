@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/fp8.h"
 #include "program/differentiate.h"
 #include "runtime/executable.h"
 
@@ -352,6 +353,10 @@ std::vector<double> to_doubles(const Tensor& tensor) {
       return widen<uint8_t>(tensor);
     case DType::kU16:
       return widen<uint16_t>(tensor);
+    case DType::kE4M3:
+      return widen<E4m3>(tensor);
+    case DType::kE5M2:
+      return widen<E5m2>(tensor);
     case DType::kF16:
       break;  // of files alone
   }

@@ -36,6 +36,8 @@ ncclDataType_t type_of(DType dtype) {
     case DType::kU8:
     case DType::kU16:
     case DType::kF16:
+    case DType::kE4M3:
+    case DType::kE5M2:
       break;
   }
   throw InternalError(fmt::format("NCCL: a reduction of {}", dtype_name(dtype)));

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "ops/grouped_matmul/grouped_kernels.h"
+
+namespace tessera::cuda {
+
+/// GroupedRowsParams with byte maps, without gathering.
+struct ScaledRowsParams : GroupedRowsParams {
+  const float* a_scales;       ///< by row: [R]; by block: [R, num_blocks]
+  const float* weight_scales;  ///< by row: [Σ g_e]; by block: [Σ g_e / 128, num_blocks]
+  int num_blocks;              ///< of 128 along the reduction
+};
+/// Scales of rows, and of blocks.
+void launch_scaled_rows(const ScaledRowsParams& params, cudaStream_t stream);
+void launch_scaled_blocks(const ScaledRowsParams& params, cudaStream_t stream);
+
+}  // namespace tessera::cuda
