@@ -107,7 +107,8 @@ def not_in_memory(box):
         raise Skip("the temporary folder is in memory")
     text, run = box.attack.stock.text, box.path("run")
     ranks = tcp(box, train(text, run, 4, "--checkpoint.peer_copy=true", f"--checkpoint.peer_folder={box.folder}"))
-    ended = [expect(one, codes=(2,)) for one in ranks.finish()]
+    ended = ranks.finish()
+    expect(ended[0], codes=(2,))
     if "is not in memory (tmpfs)" not in "".join(one.err for one in ended):
         raise ended[0].fault("a message that the folder is not in memory")
     if last_step(run) != 0:
