@@ -16,10 +16,10 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from attack import command_line, configuration, checkpoint_damage, data_damage, folders, hostile_models  # noqa: E402
-from attack import kills, layouts, limits, nonfinite, rank_kills, ranks, rendezvous, signals  # noqa: E402
+from attack import kills, layouts, limits, nonfinite, peers, rank_kills, ranks, rendezvous, signals  # noqa: E402
 from attack.runner import Attack  # noqa: E402
 
-FAMILIES = [kills, rank_kills, limits, signals, checkpoint_damage, data_damage, hostile_models, command_line,
+FAMILIES = [kills, rank_kills, peers, limits, signals, checkpoint_damage, data_damage, hostile_models, command_line,
             configuration, ranks, rendezvous, folders, nonfinite, layouts]
 
 

@@ -36,9 +36,15 @@ BackgroundSave::BackgroundSave(const std::filesystem::path& root, const SliceSav
                                Snapshot& snapshot, Communicator& world,
                                std::function<void()> before_work)
     : world_(world),
+      snapshot_(snapshot),
       before_work_(std::move(before_work)),
       save_(root, copy_job(request, snapshot, world), world) {
   save_.begin();
+  if (snapshot_.done()) start();
+}
+
+void BackgroundSave::start() {
+  snapshot_.wait();
   launch();
 }
 
@@ -60,7 +66,9 @@ void BackgroundSave::launch() {
 }
 
 bool BackgroundSave::ready() {
-  const bool busy = work_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+  if (!work_.valid() && snapshot_.done()) start();
+  const bool busy =
+      !work_.valid() || work_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
   int64_t most = busy ? 1 : 0;
   const Tensor tensor = view(std::span(&most, 1), {1});
   world_.all_reduce(tensor, tensor, ReduceOp::kMax).wait();
@@ -68,7 +76,10 @@ bool BackgroundSave::ready() {
 }
 
 bool BackgroundSave::advance() {
-  save_.end_stage([&] { work_.get(); });
+  save_.end_stage([&] {
+    if (!work_.valid()) start();
+    work_.get();
+  });
   if (save_.finished()) return true;
   launch();
   return false;

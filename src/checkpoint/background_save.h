@@ -9,16 +9,18 @@
 
 namespace tessera {
 
-/// A save whose files a thread of its own writes while the caller goes on. That thread never
-/// communicates: what the ranks do together is done by the callers, at moments that are the same on
-/// all ranks. So any back end will do, whatever it allows to threads.
+/// A save whose files a thread of its own writes while the caller goes on. That thread starts when
+/// the copies are there (Snapshot::done()). It never communicates nor asks anything of a device:
+/// what the ranks do together is done by the callers, at moments that are the same on all ranks. So
+/// any back end will do, whatever it allows to threads.
 ///
 /// All functions are collective; the order and the arguments of the calls are the same on all
 /// ranks. Errors are those of save_checkpoint, on all ranks. What the thread throws, of whatever
 /// type, is thrown by advance() or wait().
 class BackgroundSave {
  public:
-  /// Copies what `request` names to `snapshot` and starts to write the copy. `root` as for
+  /// Starts to copy what `request` names to `snapshot`, and to write the copy; the caller
+  /// calls Snapshot::before_change(). `root` as for
   /// save_checkpoint. Both snapshot and world must outlive it. `before_work` is called by the
   /// thread before each of its works; it is for tests.
   BackgroundSave(const std::filesystem::path& root, const SliceSaveRequest& request,
@@ -41,9 +43,11 @@ class BackgroundSave {
   double work_seconds() const { return work_seconds_; }
 
  private:
+  void start();
   void launch();
 
   Communicator& world_;
+  Snapshot& snapshot_;
   std::function<void()> before_work_;
   StagedSave save_;
   double work_seconds_ = 0;  ///< the thread's while there is one, as save_

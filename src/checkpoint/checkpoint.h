@@ -58,6 +58,7 @@ struct SaveResult {
   std::filesystem::path path;
   /// What failed after the checkpoint was safe, e.g. removing an old one.
   std::vector<std::string> warnings;
+  int64_t num_bytes = 0;  ///< of the tensors' files, all ranks' together
 };
 
 /// Writes a checkpoint into `root`, replacing one of the same step, then removes old ones and what
@@ -117,6 +118,9 @@ class CheckpointReader {
   CheckpointReader(const std::filesystem::path& folder, Communicator& world,
                    Verify verify = Verify::kChecksums);
 
+  /// The part of one rank, in a complete folder of its own: load_slice() reads what that rank gave.
+  static CheckpointReader of_part(const std::filesystem::path& folder, Verify verify);
+
   const std::filesystem::path& path() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
   int64_t step() const { return manifest_.step; }
@@ -148,6 +152,7 @@ class CheckpointReader {
   const NonFiniteTensors& nonfinite() const { return nonfinite_; }
 
  private:
+  CheckpointReader() = default;
   const TensorRecord& record(std::string_view name) const;
   /// The record of a tensor that must have this shape.
   const TensorRecord& record(std::string_view name, const Shape& shape) const;

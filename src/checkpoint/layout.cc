@@ -72,6 +72,13 @@ std::string complete_marker(std::string_view manifest_text) {
   return fmt::format("manifest xxh64 {:016x}\n", hash64(manifest_text));
 }
 
+void complete_folder(const fs::path& folder, std::string_view manifest_text) {
+  write_file_synced(folder / kManifestFile, manifest_text);
+  sync_folder(folder);
+  write_file_synced(folder / kCompleteFile, complete_marker(manifest_text));
+  sync_folder(folder);
+}
+
 std::string read_complete_manifest(const fs::path& folder) {
   constexpr int64_t kMaxMarkerBytes = 1024;
   require(

@@ -43,6 +43,9 @@ std::vector<std::filesystem::path> list_prefixed(const std::filesystem::path& ro
 /// What the completeness marker of a manifest holds.
 std::string complete_marker(std::string_view manifest_text);
 
+/// Writes the manifest, and the marker when all else is on the disk.
+void complete_folder(const std::filesystem::path& folder, std::string_view manifest_text);
+
 /// The text of the manifest of a folder. Throws UserError when the marker is missing or does not
 /// fit the manifest.
 std::string read_complete_manifest(const std::filesystem::path& folder);

@@ -74,6 +74,18 @@ CheckpointReader::CheckpointReader(const fs::path& folder, Communicator& world, 
   });
 }
 
+CheckpointReader CheckpointReader::of_part(const fs::path& folder, Verify verify) {
+  CheckpointReader reader;
+  reader.folder_ = folder;
+  reader.manifest_ =
+      parse_manifest_part(read_complete_manifest(folder), (folder / kManifestFile).string());
+  check_files_exist(folder, reader.manifest_);
+  for (const auto& [name, record] : reader.manifest_.files)
+    reader.files_.emplace(name, open_file(folder / name, record, verify));
+  check_pieces(reader.manifest_, reader.files_);
+  return reader;
+}
+
 std::vector<std::string> CheckpointReader::names(TensorGroup group) const {
   std::vector<std::string> names;
   for (const auto& [name, record] : manifest_.tensors) {
@@ -131,16 +143,20 @@ void CheckpointReader::load_part(std::string_view name, const Shape& offset, con
           "{}: tensor {} is {}, expected {}", folder_.string(), quote_for_message(name),
           dtype_name(saved.dtype), dtype_name(out.dtype));
   const HostTensor host(out, HostTensor::Access::kWrite);
+  int64_t found = 0;  // elements, which lie in one piece each
   for (const TensorPiece& piece : saved.pieces) {
     const auto part = intersect(piece.rectangle, wanted);
     if (!part) continue;
     const SafetensorsReader& file = this->file(piece.file);
     check_piece(file, piece, saved.dtype);
+    found += part->shape.num_elements();
     // The source is only read; a view of elements has no constant form.
     auto* source = const_cast<std::byte*>(file.bytes(file.entry(piece.key)).data());
     copy_rectangle(*part, {source, saved.dtype, piece.rectangle},
                    {static_cast<std::byte*>(host.get().data), out.dtype, wanted});
   }
+  require(found == out.shape.num_elements(), "{}: of {} of tensor {} it has only {} elements",
+          folder_.string(), out.shape.to_string(), quote_for_message(name), found);
   const Tensor& read = host.get();
   nonfinite_.add(name, count_nonfinite({static_cast<const std::byte*>(read.data),
                                         static_cast<size_t>(read.num_bytes())},

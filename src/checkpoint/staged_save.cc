@@ -25,15 +25,6 @@ void check_files_seen(const fs::path& folder, const Manifest& manifest) {
   }
 }
 
-/// Writes the manifest, and the marker when all else is on the disk.
-void complete(const fs::path& folder, const Manifest& manifest) {
-  const std::string text = manifest_text(manifest);
-  write_file_synced(folder / kManifestFile, text);
-  sync_folder(folder);
-  write_file_synced(folder / kCompleteFile, complete_marker(text));
-  sync_folder(folder);
-}
-
 /// Gives a finished folder its final name; one of the same step takes the temporary name.
 void rename_finished(const fs::path& temporary, const fs::path& final_path) {
   if (!path_exists(final_path)) {
@@ -112,6 +103,8 @@ void StagedSave::end_stage(const std::function<void()>& worked) {
 void StagedSave::go_on() {
   if (world_.size() == 1 || stage_ == Stage::kPublish) {
     warnings_ = broadcast_texts(world_, warnings_);
+    const Tensor sum = view(std::span(&num_bytes_, 1), {1});
+    world_.all_reduce(sum, sum).wait();
     lock_.reset();
     stage_ = Stage::kDone;
   } else {
@@ -122,6 +115,7 @@ void StagedSave::go_on() {
 
 void StagedSave::write() {
   own_ = write_part(temporary_, part_);
+  for (const auto& [name, file] : own_.files) num_bytes_ += file.num_bytes;
   if (!leads()) text_ = manifest_text(own_);
 }
 
@@ -139,7 +133,7 @@ void StagedSave::finish() {
   }
   const Manifest manifest = merge_parts(std::move(parts));
   if (world_.size() > 1) check_files_seen(temporary_, manifest);
-  complete(temporary_, manifest);
+  complete_folder(temporary_, manifest_text(manifest));
   rename_finished(temporary_, final_);
 }
 

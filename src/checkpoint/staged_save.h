@@ -46,7 +46,7 @@ class StagedSave {
   /// on all; then the save is over and nothing of it is left.
   void end_stage(const std::function<void()>& worked);
   bool finished() const { return stage_ == Stage::kDone; }
-  SaveResult result() const { return {final_, warnings_}; }
+  SaveResult result() const { return {final_, warnings_, num_bytes_}; }
 
  private:
   enum class Stage : uint8_t { kWrite, kPublish, kDone };
@@ -74,6 +74,7 @@ class StagedSave {
   std::string text_;                 ///< the same for rank 0
   std::vector<std::string> others_;  ///< the texts of all, at rank 0
   std::vector<std::string> warnings_;
+  int64_t num_bytes_ = 0;  ///< this rank's, and all ranks' in the end
 };
 
 }  // namespace tessera

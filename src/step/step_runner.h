@@ -26,6 +26,9 @@ class StepHost {
   /// who come to it together. Where the device judges, it has decided the same.
   virtual bool share(const MicroBatchResult& own) = 0;
   virtual StepInput update_input() { return {}; }
+  /// The device is given next what changes weights and the optimizer's state. Called in each step,
+  /// also in one that is skipped; not while the device records.
+  virtual void before_update() {}
   virtual void end(const StepResult& /*update*/) {}
 };
 

@@ -224,20 +224,32 @@ WrittenFile SafetensorsWriter::finish() {
 
 namespace {
 
-/// By way of a block of the host's memory.
-void write_from_device(Device& device, std::span<const std::byte> bytes,
-                       SafetensorsWriter& writer) {
-  constexpr size_t kBlock = size_t{64} << 20;
-  const Buffer block(static_cast<int64_t>(std::min(kBlock, bytes.size())), "writing a checkpoint",
-                     device, MemoryKind::kShared);
-  while (!bytes.empty()) {
-    const auto part = bytes.first(std::min(kBlock, bytes.size()));
-    device.copy(block.data(), part.data(), std::ssize(part));
-    device.synchronize();
-    writer.write({block.data(), part.size()});
-    bytes = bytes.subspan(part.size());
+/// Writes what is in a device's memory by way of a block of the host's.
+class DeviceWriter {
+ public:
+  explicit DeviceWriter(SafetensorsWriter& writer) : writer_(writer) {}
+
+  void write(Device& device, std::span<const std::byte> bytes) {
+    const auto wanted = static_cast<int64_t>(std::min(kBlock, bytes.size()));
+    if (block_.num_bytes() < wanted) {
+      block_ = {};  // first, so that there are never two
+      block_ = Buffer(wanted, "writing a checkpoint", device, MemoryKind::kShared);
+    }
+    while (!bytes.empty()) {
+      const auto part = bytes.first(std::min(kBlock, bytes.size()));
+      device.copy(block_.data(), part.data(), std::ssize(part));
+      device.synchronize();
+      writer_.write({block_.data(), part.size()});
+      bytes = bytes.subspan(part.size());
+    }
   }
-}
+
+ private:
+  static constexpr size_t kBlock = size_t{64} << 20;
+
+  SafetensorsWriter& writer_;
+  Buffer block_;
+};
 
 }  // namespace
 
@@ -245,6 +257,7 @@ WrittenFile write_safetensors(const std::filesystem::path& path,
                               std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata) {
   SafetensorsWriter writer(path, tensors, metadata);
+  DeviceWriter device_writer(writer);
   for (const size_t index : writer.order()) {
     const Tensor& tensor = tensors[index].tensor;
     ensure(tensor || tensor.num_elements() == 0, "tensor '{}' has no data", tensors[index].name);
@@ -253,7 +266,7 @@ WrittenFile write_safetensors(const std::filesystem::path& path,
     if (tensor.device == nullptr) {
       writer.write(bytes);
     } else {
-      write_from_device(*tensor.device, bytes, writer);
+      device_writer.write(*tensor.device, bytes);
     }
   }
   return writer.finish();

@@ -37,7 +37,8 @@ TEST_F(CliBackgroundSave, WritesTheFilesOfStepsThatWait) {
   EXPECT_THAT(background.out, AllOf(HasSubstr("a copy to save"), HasSubstr("; training waited ")));
   const Finished waiting =
       succeed(saving("b", {"--train.steps=10", "--run.background_save=false"}));
-  EXPECT_THAT(waiting.out, ::testing::Not(HasSubstr("training waited")));
+  EXPECT_THAT(waiting.out, AllOf(::testing::Not(HasSubstr("; training waited ")),
+                                 HasSubstr(" s while training waited)")));
   ASSERT_EQ(checkpoints("a"), checkpoints("b"));
   ASSERT_EQ(checkpoints("a").size(), 4);
   for (const std::string& name : checkpoints("a"))
@@ -49,8 +50,11 @@ TEST_F(CliBackgroundSave, WritesTheFilesOfStepsThatWait) {
   expect_same_tensors(path("a/checkpoints/step-00000010"), path("b/checkpoints/step-00000010"));
 }
 
-TEST_F(CliBackgroundSave, ARunGoesOnWithoutASaveThatFailsButEndsWithTheLast) {
-  ChildProcess child(saving("run", {"--train.steps=100000000"}));
+class CliFailingSave : public CliBackgroundSave, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(CliFailingSave, ARunGoesOnWithoutASaveThatFailsButEndsWithTheLast) {
+  ChildProcess child(saving(
+      "run", {"--train.steps=100000000", fmt::format("--run.background_save={}", GetParam())}));
   ASSERT_NE(child.read_line_with("saved "), "");
   fs::rename(path("run/checkpoints"), path("kept"));
   write_all(path("run/checkpoints"), "in the way");
@@ -66,6 +70,8 @@ TEST_F(CliBackgroundSave, ARunGoesOnWithoutASaveThatFailsButEndsWithTheLast) {
   EXPECT_EQ(finished.code, 2);
   EXPECT_THAT(finished.err, HasSubstr(path("run/checkpoints")));
 }
+
+INSTANTIATE_TEST_SUITE_P(InTheBackgroundOrNot, CliFailingSave, ::testing::Bool());
 
 TEST_F(CliBackgroundSave, RanksSaveTogether) {
   const Finished finished =

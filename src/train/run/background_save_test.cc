@@ -2,12 +2,14 @@
 
 #include <filesystem>
 #include <functional>
+#include <vector>
 
 #include "checkpoint/snapshot.h"
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
 #include "train/run/trainer.h"
 #include "train/testing/layout_runs.h"
+#include "train/testing/shadow_devices.h"
 
 namespace tessera {
 namespace {
@@ -31,14 +33,61 @@ class SavedBytes : public ::testing::TestWithParam<testing::NamedLayout> {
     return settings;
   }
   static void train_on_ranks(const Settings& settings,
-                             const std::function<void(Trainer&, const RunLayout&)>& use) {
+                             const std::function<void(Trainer&, const RunLayout&)>& use,
+                             const DeviceChooser& choose = choose_host) {
     run_thread_world(GetParam().num_ranks, [&](World& world) {
       Settings own = settings;
       TrainingData data = open_training_data(own);
-      Trainer trainer(own, std::move(data), world, choose_host);
+      Trainer trainer(own, std::move(data), world, choose);
       trainer.resume("");
       use(trainer, trainer.layout());
     });
+  }
+
+  /// Saves after the first step in the background, while two more go on.
+  void save_beside(const Settings& settings, const DeviceChooser& choose = choose_host) const {
+    train_on_ranks(
+        settings,
+        [](Trainer& trainer, const RunLayout&) {
+          trainer.step();
+          ASSERT_TRUE(trainer.saves_in_background());
+          const auto save = trainer.begin_save("");
+          trainer.step();
+          trainer.step();
+          save->ready();
+          save->wait();
+          EXPECT_GT(save->result().num_bytes, 0);
+          trainer.state().wait_weights();  // other ranks count on this one's part
+        },
+        choose);
+  }
+  /// Saves after the first step, while nothing goes on.
+  void save_waiting(Settings settings) const {
+    settings.run.folder = (folder_ / "waiting").string();
+    settings.run.background_save = false;
+    train_on_ranks(settings, [](Trainer& trainer, const RunLayout&) {
+      trainer.step();
+      EXPECT_FALSE(trainer.saves_in_background());
+      trainer.save("");
+    });
+  }
+  void expect_same_files(const std::string& found, const std::string& expected) const {
+    const fs::path step = fs::path("checkpoints") / "step-00000001";
+    int num_files = 0;
+    for (const auto& entry : fs::directory_iterator(folder_ / found / step)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      ++num_files;
+      EXPECT_TRUE(read_text_file(entry.path()) ==
+                  read_text_file(folder_ / expected / step / entry.path().filename()))
+          << entry.path();
+    }
+    EXPECT_GE(num_files, 2);
+  }
+  Settings saving_settings() const {
+    Settings settings = this->settings();
+    settings.run.checkpoint_interval = 1;
+    settings.run.keep_last = 0;
+    return settings;
   }
 
   const fs::path folder_ = fs::temp_directory_path() / unique_name("tessera-saved-bytes-test-");
@@ -71,34 +120,32 @@ TEST_P(SavedBytes, AreCountedBeforeTheyAreTaken) {
 }
 
 TEST_P(SavedBytes, AreThoseOfTheMomentOfTheSave) {
-  Settings settings = this->settings();
-  settings.run.checkpoint_interval = 1;
-  settings.run.keep_last = 0;
-  train_on_ranks(settings, [](Trainer& trainer, const RunLayout&) {
-    trainer.step();
-    ASSERT_TRUE(trainer.saves_in_background());
-    const auto save = trainer.begin_save("");
-    trainer.step();
-    save->wait();
-    trainer.state().wait_weights();  // other ranks count on this one's part
-  });
-  settings.run.folder = (folder_ / "waiting").string();
-  settings.run.background_save = false;
-  train_on_ranks(settings, [](Trainer& trainer, const RunLayout&) {
-    trainer.step();
-    EXPECT_FALSE(trainer.saves_in_background());
-    trainer.save("");
-  });
-  const fs::path step = fs::path("checkpoints") / "step-00000001";
-  int num_files = 0;
-  for (const auto& entry : fs::directory_iterator(folder_ / "run" / step)) {
-    if (entry.path().extension() != ".safetensors") continue;
-    ++num_files;
-    EXPECT_TRUE(read_text_file(entry.path()) ==
-                read_text_file(folder_ / "waiting" / step / entry.path().filename()))
-        << entry.path();
+  const Settings settings = saving_settings();
+  save_beside(settings);
+  save_waiting(settings);
+  expect_same_files("run", "waiting");
+}
+
+/// Copies that end as late as they may, beside steps that change what they copy.
+TEST_P(SavedBytes, AreThoseOfTheMomentOnADeviceThatCopiesBesideItsWork) {
+  Settings settings = saving_settings();
+  save_waiting(settings);
+  std::vector<testing::NamedLayout> variants = {GetParam()};
+  if (settings.shard.scope != ShardScope::kFull) {
+    variants.push_back(GetParam());
+    variants.back().name = "state-on-host";
+    variants.back().shard.state_on_host = true;
   }
-  EXPECT_GE(num_files, 2);
+  for (const testing::NamedLayout& variant : variants) {
+    settings.shard = variant.shard;
+    settings.run.folder = (folder_ / variant.name).string();
+    save_beside(settings, testing::choose_shadow);
+    expect_same_files(variant.name, "waiting");
+    if (GetParam().num_ranks > 1) continue;
+    settings.run.folder += "-recorded";
+    save_beside(settings, testing::choose_recording_shadow);
+    expect_same_files(variant.name + "-recorded", "waiting");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SavedBytes, ::testing::ValuesIn(testing::layouts_for_checkpoints()),

@@ -66,6 +66,7 @@ void RecordedSteps::split_plan() {
     return static_cast<TaskId>(found - plan_.tasks.begin());
   };
   results_ = find(TaskAction::kJudge, TaskPhase::kWait);
+  first_update_ = find(TaskAction::kUpdate, TaskPhase::kWhole);
   if (!plan_.tasks.holds(results_)) {
     state_ = State::kPlain;
     return;
@@ -133,15 +134,18 @@ bool RecordedSteps::record(PlanRun& run) {
   return true;
 }
 
-bool RecordedSteps::repeat(PlanRun& run) {
+bool RecordedSteps::repeat(PlanRun& run, StepHost& host) {
   drop_old_recording();
   if (state_ == State::kRecorded) {
     run.stage_again(loads_, publications_);
   } else if (state_ != State::kRun || !record(run)) {
     return false;
   }
+  const bool updates_in_passes = first_update_ < updates_;
+  if (updates_in_passes) host.before_update();
   recorded_passes_->run();
   run.mark_clip();
+  if (!updates_in_passes) host.before_update();
   if (recorded_updates_) recorded_updates_->run();
   RunControl& control = backend_.control();
   control.num_operators += num_operators_;
@@ -149,10 +153,17 @@ bool RecordedSteps::repeat(PlanRun& run) {
   return true;
 }
 
-void RecordedSteps::run_plainly(PlanRun& run) {
-  if (state_ != State::kNew) return run.run(passes_, results_);
+void RecordedSteps::run_with_update(PlanRun& run, StepHost& host, TaskId begin, TaskId end) const {
+  const TaskId update = std::clamp(first_update_, begin, end);
+  run.run(begin, update);
+  host.before_update();
+  run.run(update, end);
+}
+
+void RecordedSteps::run_plainly(PlanRun& run, StepHost& host) {
+  if (state_ != State::kNew) return run_with_update(run, host, passes_, results_);
   const PlainPrograms plain(backend_.control());
-  run.run(passes_, results_);
+  run_with_update(run, host, passes_, results_);
   state_ = State::kRun;
   version_ = backend_.kernel_version();
 }
@@ -160,16 +171,16 @@ void RecordedSteps::run_plainly(PlanRun& run) {
 void RecordedSteps::run(StepHost& host, const StepObservers& observers) {
   PlanRun run(runner_.parts(), plan_, host, observers);
   const TaskId end = plan_.tasks.next();
-  if (state_ == State::kPlain) return run.run(TaskId{0}, end);
+  if (state_ == State::kPlain) return run_with_update(run, host, TaskId{0}, end);
   RunControl& control = backend_.control();
   const bool may_repeat = control.graphs != GraphMode::kOff && !run.is_observed();
   if (control.waits_before_programs) device().synchronize();
   run.run(TaskId{0}, passes_);
   const auto start = std::chrono::steady_clock::now();
-  if (may_repeat && repeat(run)) {
+  if (may_repeat && repeat(run, host)) {
     control.seconds += seconds_since(start);
   } else {
-    run_plainly(run);
+    run_plainly(run, host);
   }
   run.run(results_, end);
 }

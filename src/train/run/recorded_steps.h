@@ -37,9 +37,10 @@ class RecordedSteps {
   Device& device() const { return backend_.device(); }
   void split_plan();
   void drop_old_recording();
-  void run_plainly(PlanRun& run);
+  void run_plainly(PlanRun& run, StepHost& host);
+  void run_with_update(PlanRun& run, StepHost& host, TaskId begin, TaskId end) const;
   /// Gives the device the recorded step, which is recorded first if need be; false where it cannot.
-  bool repeat(PlanRun& run);
+  bool repeat(PlanRun& run, StepHost& host);
   bool record(PlanRun& run);
   Recording record_tasks(PlanRun& run, TaskId begin, TaskId end) const;
   bool give_up(const std::string& why_not);
@@ -49,9 +50,10 @@ class RecordedSteps {
   const Backend& backend_;
   State state_;
   // The plan's parts. Before the first of them the host begins, after the last it takes what came.
-  TaskId passes_{};   ///< to the clipping
-  TaskId updates_{};  ///< behind it, where any are
-  TaskId results_{};  ///< for which the host waits
+  TaskId passes_{};        ///< to the clipping
+  TaskId updates_{};       ///< behind it, where any are
+  TaskId results_{};       ///< for which the host waits
+  TaskId first_update_{};  ///< the first that changes weights or state
   std::vector<TaskId> loads_, publications_;
   std::unique_ptr<RecordedWork> recorded_passes_, recorded_updates_;
   int64_t version_ = 0;        ///< of the kernels' context

@@ -81,8 +81,19 @@ SaveOutcome RunKeeper::outcome_of(const std::function<void()>& action) {
   } catch (const UserError& error) {
     saving_.reset();
     require_folder();  // which may have been lost at this moment
-    return {.result = {}, .failure = error.what(), .write_seconds = 0};
+    return {.result = {}, .failure = error.what()};
   }
+}
+
+SaveOutcome RunKeeper::save_waiting() {
+  const auto start = std::chrono::steady_clock::now();
+  SaveResult saved;
+  SaveOutcome outcome = outcome_of([&] { saved = trainer_.save(config_toml_); });
+  if (!outcome.failure.empty()) return outcome;
+  has_checkpoints_ = true;
+  outcome.result = std::move(saved);
+  outcome.write_seconds = seconds_since(start);
+  return outcome;
 }
 
 SaveOutcome RunKeeper::begin_save() {
@@ -105,8 +116,10 @@ SaveOutcome RunKeeper::finish_save() {
 }
 
 SaveOutcome RunKeeper::end_save() {
-  SaveOutcome outcome{
-      .result = saving_->result(), .failure = "", .write_seconds = saving_->work_seconds()};
+  SaveOutcome outcome{.result = saving_->result(),
+                      .failure = "",
+                      .write_seconds = saving_->work_seconds(),
+                      .copy_stall = trainer_.copy_stall_seconds()};
   saving_.reset();
   has_checkpoints_ = true;
   return outcome;

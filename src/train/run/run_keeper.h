@@ -31,6 +31,7 @@ struct SaveOutcome {
   SaveResult result;
   std::string failure;       ///< why there is no checkpoint; "" where there is one
   double write_seconds = 0;  ///< that this rank's thread worked
+  double copy_stall = 0;     ///< seconds that this rank's updates waited for the copy
 };
 
 /// Keeps a run from losing what it has learned when others remove, move or take its folder, or when
@@ -44,6 +45,7 @@ class RunKeeper {
   RunKeeper(Trainer& trainer, const std::string& config_toml, RunLock* lock, RunWriter* writer)
       : trainer_(trainer), config_toml_(config_toml), lock_(lock), writer_(writer) {}
 
+  const std::string& config_toml() const { return config_toml_; }
   /// Whether there are checkpoints in the folder, as there are after each save.
   void expect_checkpoints(bool expected) { has_checkpoints_ = expected; }
   /// Runs what writes to the run's files, on rank 0. A failure is kept until all ranks act on it.
@@ -55,6 +57,9 @@ class RunKeeper {
   int64_t look_again();
   /// Saves into the run's folder, which is looked for before.
   SaveResult save();
+
+  /// The same between steps, while training waits; a failure to write is an outcome, not an error.
+  SaveOutcome save_waiting();
 
   /// Saves in the background: one at a time. A failure to write is an outcome, not an error.
   bool is_saving() const { return saving_ != nullptr; }

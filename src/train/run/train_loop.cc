@@ -30,6 +30,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kLeftCopies =
+    "note: copies of ranks' states that an earlier start of the run left in memory were removed, "
+    "since checkpoint.peer_copy is false";
+
 std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
@@ -118,12 +122,15 @@ class TrainLoop {
       finish_writer_quietly();
       throw;
     }
+    trainer_.remove_peer_copies();
     if (writer_ != nullptr) writer_->finish();
   }
 
  private:
   void run_steps(const StopSignal& signal) {
-    keeper_.expect_checkpoints(first_step_ > 0);
+    // A state from the ranks' memory may be older than any checkpoint.
+    keeper_.expect_checkpoints(first_step_ > 0 &&
+                               path_exists(checkpoint_folder(settings_.run.folder)));
     int64_t event = keeper_.agree(signal.received());
     while (trainer_.position().step < settings_.train.steps && !RunEvent::ends_training(event)) {
       if (event == RunEvent::kSaveAgain) save_again();
@@ -216,6 +223,9 @@ class TrainLoop {
     if (is_due(settings_.train.validation_interval)) validate();
     if (is_due(settings_.run.checkpoint_interval) && step < settings_.train.steps)
       saver_.save_between_steps();
+    if (trainer_.copies_to_peers() && is_due(settings_.peer.interval) &&
+        step < settings_.train.steps)
+      saver_.copy_to_peers();
   }
 
   bool is_due(int64_t interval) const {
@@ -458,6 +468,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
     lock.emplace(settings.run.folder);
     if (!request.trace.empty()) check_trace_file(request.trace);
   });
+  const bool left_copies = !settings.peer.copy && PeerCopies::remove_left(settings, *all);
   check_devices(settings, world);
   TrainingData data = open_data_together(settings, request, *all, out);
   // Measured first, so that the memory prediction starts from a process whose libraries are loaded.
@@ -466,7 +477,9 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   const auto resumed = trainer.resume(request.config_toml);
   std::unique_ptr<RunWriter> writer;
   together(*all, [&] {
-    if (world.rank() == 0) writer = open_writer(trainer, request, resumed, *lock, out);
+    if (world.rank() != 0) return;
+    writer = open_writer(trainer, request, resumed, *lock, out);
+    if (left_copies) writer->note(kLeftCopies);
   });
   const double device_peak = trainer.backend().is_host() ? peak : trainer.device_peak();
   TrainLoop(trainer, trainer.world(), request, lock ? &*lock : nullptr, writer.get(),

@@ -115,12 +115,13 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ =
       predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
+  plan_peer_copies();
   plan_snapshot();
   check_limit();
   with_prediction(prediction_, [&] {
     state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
     model_->bind(state_->parameters(), state_->experts(), state_->weights());
-    if (prediction_.snapshot > 0) snapshot_ = std::make_unique<Snapshot>(prediction_.snapshot);
+    make_snapshot();
   });
   const StepRequest request = request_step(settings_, layout_, *model_, state_->parameters());
   plan_ = build_step(request);
@@ -162,6 +163,15 @@ void Trainer::check_limit() {
   });
 }
 
+void Trainer::plan_peer_copies() {
+  if (!settings_.peer.copy) return;
+  const ModelState::Bytes& state = prediction_.state;
+  peers_ = std::make_unique<PeerCopies>(settings_, layout_,
+                                        state.weights + state.optimizer + state.on_host);
+  prediction_.peer_copies = peers_->num_bytes();
+  initial_notes_.insert(initial_notes_.end(), peers_->notes().begin(), peers_->notes().end());
+}
+
 /// Where the machines have no room for the copy, training waits for saves instead.
 void Trainer::plan_snapshot() {
   const int64_t wanted = snapshot_bytes(settings_, layout_);
@@ -172,9 +182,22 @@ void Trainer::plan_snapshot() {
   if (has_room_for_snapshot(prediction_, available, *layout_.world)) return;
   prediction_.snapshot = 0;
   initial_notes_.push_back(
-      fmt::format("training will wait while checkpoints are written: the machine's memory has no "
-                  "room for the copy of {} that they would be written from",
+      fmt::format("training will wait while checkpoints are written, piece by piece from where the "
+                  "state is: the machine's memory has no room for the copy of {} that they would "
+                  "be written from",
                   format_bytes(wanted)));
+}
+
+void Trainer::make_snapshot() {
+  if (prediction_.snapshot == 0) return;
+  const auto home =
+      settings_.shard.state_on_host ? Snapshot::StateHome::kPinned : Snapshot::StateHome::kDevice;
+  snapshot_ = std::make_unique<Snapshot>(prediction_.snapshot, backend().device(), home);
+  if (backend().is_host() || snapshot_->copies_beside()) return;
+  initial_notes_.push_back(fmt::format(
+      "training will wait while the state is copied before it is saved: {} for the copy cannot be "
+      "had as pinned memory of the host ({}), and is pageable",
+      format_bytes(prediction_.snapshot), describe_lockable_memory()));
 }
 
 std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
@@ -183,7 +206,8 @@ std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
     if (layout_.rank() != 0) return;
     data_identity_.fingerprint = fmt::format("{:016x}", data_.fingerprint());
   });
-  auto resumed = resume_run(settings_, config_toml, data_identity_, *state_, *layout_.world);
+  auto resumed = resume_run(settings_, config_toml, data_identity_, *state_, *layout_.world,
+                            peers_ ? &peers_->open(*state_) : nullptr);
   if (resumed) {
     position_ = resumed->position;
   } else if (!settings_.run.init_from.empty()) {
@@ -292,6 +316,10 @@ class Trainer::Step final : public StepHost {
             .observer = observer_};
   }
 
+  void before_update() override {
+    if (trainer_.snapshot_) trainer_.snapshot_->before_change();
+  }
+
   void end(const StepResult& update) override {
     outcome_.update = update;
     trainer_.finish_step(outcome_);
@@ -373,6 +401,17 @@ std::unique_ptr<BackgroundSave> Trainer::begin_save(const std::string& config_to
   state_->wait_weights();
   return begin_save_run(settings_.run.folder, describe_run(config_toml), *state_, *snapshot_,
                         *layout_.world);
+}
+
+int64_t Trainer::copy_to_peers(const std::string& config_toml) {
+  ensure(peers_ != nullptr, "copy_to_peers: the run keeps no copies");
+  state_->wait_weights();
+  peers_->save(describe_run(config_toml), *state_);
+  return peers_->num_bytes();
+}
+
+void Trainer::remove_peer_copies() {
+  if (peers_) peers_->remove();
 }
 
 std::vector<std::vector<int64_t>> Trainer::expert_loads() const {

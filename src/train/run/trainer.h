@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/process/progress.h"
+#include "train/run/peer_copies.h"
 #include "train/run/recorded_steps.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/run_layout.h"
@@ -96,9 +97,18 @@ class Trainer {
   SaveResult save(const std::string& config_toml, const std::string& run_folder);
   /// Whether the settings ask for saves while training goes on, which begin_save() needs.
   bool saves_in_background() const { return snapshot_ != nullptr; }
-  /// Copies the state and starts to write the copy into the run's folder. The last such save must
-  /// be destroyed before. The trainer must outlive the save.
+  /// Starts to copy the state, and to write the copy into the run's folder. The next step's update
+  /// waits for the copy. The last such save must be destroyed before. The trainer must outlive the
+  /// save.
   std::unique_ptr<BackgroundSave> begin_save(const std::string& config_toml);
+  /// How long this rank's update waited for the last such copy.
+  double copy_stall_seconds() const { return snapshot_ ? snapshot_->stall_seconds() : 0; }
+  /// Whether the settings ask for copies of the ranks' states in memory.
+  bool copies_to_peers() const { return peers_ != nullptr; }
+  /// Copies each rank's state into two ranks' memory; bytes of this rank's files there, at most.
+  int64_t copy_to_peers(const std::string& config_toml);
+  /// At the normal end of a run: removes them.
+  void remove_peer_copies();
   /// Assignments to each expert in the last step, by MoE layer.
   std::vector<std::vector<int64_t>> expert_loads() const;
   /// The largest of all ranks' numbers: how ranks agree to stop.
@@ -112,7 +122,9 @@ class Trainer {
 
   void choose_within_limit(const BatchShape& shape);
   void check_limit();
+  void plan_peer_copies();
   void plan_snapshot();
+  void make_snapshot();
   LossScales fetch(StepOutcome& outcome);
   void sum_over_ranks(StepOutcome& outcome) const;
   void sum_expert_counts();
@@ -130,6 +142,7 @@ class Trainer {
   std::optional<PolicyChoice> policy_choice_;
   std::unique_ptr<ModelState> state_;
   std::unique_ptr<Snapshot> snapshot_;  // null where steps wait for saves
+  std::unique_ptr<PeerCopies> peers_;   // null where there are no copies
   std::unique_ptr<TrainingModel> model_;
   StepPlan plan_;
   StepPlan evaluation_;

@@ -1,6 +1,11 @@
 // What runs on a GPU keep where: predicted, chosen, in the host's memory.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "core/file/file.h"
 #include "ops/testing/gpu_test.h"
 #include "train/state/choose_policy.h"
 #include "train/testing/layout_runs.h"
@@ -49,6 +54,52 @@ TEST_F(GpuMemory, StreamedStateGivesTheSameBits) {
     }
     expect_same_state(*kept, *on_host);
     expect_same_state(*kept, *released);
+  }
+}
+
+/// The files of a checkpoint's tensors, by name.
+std::map<std::string, std::string> files_of(const std::string& run, const char* step) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint_folder(run) / step)) {
+    if (entry.path().extension() == ".safetensors")
+      files[entry.path().filename()] = read_text_file(entry.path());
+  }
+  return files;
+}
+
+/// Copies that take longer than a step's passes, beside steps that are repeated, and that change
+/// what is copied.
+TEST_F(GpuMemory, SavesBesideStepsAreOfTheirMoment) {
+  for (const bool on_host : {false, true}) {
+    Settings settings = on_gpu(tiny_settings(folder_));
+    settings.model.hidden_size = 512;
+    settings.model.moe.num_experts = 16;
+    settings.model.moe.inner_size = 1024;
+    settings.train.steps = settings.schedule.num_steps = 20;
+    settings.run.checkpoint_interval = 1;
+    settings.run.keep_last = 0;
+    settings.shard.state_on_host = on_host;
+    Settings own = settings;
+    own.run.folder = folder_.file(on_host ? "beside-host" : "beside");
+    const auto beside = make_trainer(own);
+    ASSERT_TRUE(beside->saves_in_background());
+    const std::string beside_folder = own.run.folder;
+    own.run.folder = folder_.file(on_host ? "waiting-host" : "waiting");
+    own.run.background_save = false;
+    const auto waiting = make_trainer(own);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(beside->step().loss, waiting->step().loss);
+    waiting->save("");
+    const auto save = beside->begin_save("");
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(beside->step().loss, waiting->step().loss);
+      save->ready();
+    }
+    save->wait();
+    EXPECT_GE(beside->copy_stall_seconds(), 0);
+    const auto expected = files_of(own.run.folder, "step-00000003");
+    EXPECT_GE(expected.size(), 2);
+    EXPECT_TRUE(files_of(beside_folder, "step-00000003") == expected) << on_host;
+    expect_same_state(*beside, *waiting);
   }
 }
 

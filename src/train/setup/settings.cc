@@ -51,6 +51,16 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
   schema.add("run.report", &run.report, "Write report.html");
 }
 
+void add_peer_options(ConfigSchema& schema, PeerSettings& peer) {
+  schema.add("checkpoint.peer_copy", &peer.copy,
+             "Of several ranks: keep each rank's state in files in memory, and a copy of the next "
+             "rank's, from which a run whose ranks were lost goes on");
+  schema.add("checkpoint.peer_interval", &peer.interval, "Steps between such copies",
+             between(1, kMaxSteps));
+  schema.add("checkpoint.peer_folder", &peer.folder,
+             "Where they are kept: a folder in each machine's memory (tmpfs)");
+}
+
 void add_data_options(ConfigSchema& schema, DataSettings& data) {
   schema.add("data.text", &data.text,
              "Text or JSONL file, also compressed, or folder of such files, to train on");
@@ -281,6 +291,7 @@ ConfigSchema make_schema(Settings& settings) {
   add_shard_options(schema, settings.shard);
   add_parallel_options(schema, settings.parallel);
   add_run_options(schema, settings.run);
+  add_peer_options(schema, settings.peer);
   return schema;
 }
 
@@ -344,6 +355,10 @@ void validate(const Settings& settings) {
   train.parse_memory_limit();
   validate_data(settings.data);
   require(!settings.run.folder.empty(), "run.folder is empty");
+  require(!settings.peer.copy || settings.peer.folder.starts_with('/'),
+          "checkpoint.peer_folder is \"{}\"; it must be an absolute path, since each machine has "
+          "one, such as /dev/shm",
+          settings.peer.folder);
   validate_capacity(settings);
   validate_state_formats(settings);
   validate_optimizer(settings);

@@ -46,6 +46,13 @@ struct RunSettings {
   double comm_timeout = 600;
 };
 
+/// Each rank's newest state in memory of two ranks.
+struct PeerSettings {
+  bool copy = false;
+  int64_t interval = 10;  ///< steps
+  std::string folder = "/dev/shm";
+};
+
 struct DataSettings {
   std::string text;                        ///< file or folder of text; or
   std::string tokens;                      ///< prefix of a Megatron .bin/.idx pair; or
@@ -122,6 +129,7 @@ enum class OptimizerKind : uint8_t {
 struct Settings {
   std::string preset;
   RunSettings run;
+  PeerSettings peer;
   DataSettings data;
   ModelConfig model;
   TrainSettings train;

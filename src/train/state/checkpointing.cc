@@ -91,7 +91,9 @@ std::vector<std::string> compare_configs(const std::string& then, const std::str
   const auto old_values = resolve(then);
   const auto new_values = resolve(now);
   for (size_t i = 0; i < old_values.size(); ++i) {
-    const bool matters = !new_values[i].key.starts_with("run.") || new_values[i].key == "run.seed";
+    const std::string& key = new_values[i].key;
+    const bool matters =
+        !(key.starts_with("run.") || key.starts_with("checkpoint.")) || key == "run.seed";
     if (!matters || old_values[i].value == new_values[i].value) continue;
     notes.push_back(fmt::format("{} was {} when the checkpoint was written and is {} now",
                                 new_values[i].key, old_values[i].value, new_values[i].value));
@@ -114,14 +116,34 @@ bool names_checkpoint(const std::filesystem::path& path) {
   return path_exists(path / kManifestFile) || parse_step_folder(name).has_value();
 }
 
-std::string state_text(const SavedRun& run) {
-  const Json json = {{"step", run.position.step},
-                     {"tokens_seen", run.position.tokens_seen},
-                     {"skipped_steps", run.position.skipped_steps},
-                     {"num_data_tokens", run.data.num_tokens},
-                     {"data_fingerprint", run.data.fingerprint},
-                     {"config", run.config_toml}};
-  return json.dump();
+/// Whether run.resume allows what was found; `kept`: a state in the ranks' memory.
+void check_found(const Settings& settings, const std::filesystem::path& folder,
+                 const LatestCheckpoint& found, bool kept) {
+  require(settings.run.resume != ResumeMode::kNever || !found.reader,
+          "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
+          "another run.folder or "
+          "remove that one",
+          folder.string());
+  require(settings.run.resume != ResumeMode::kNever || !kept,
+          "run.resume = \"never\", but the ranks' memory has a state of the run {}; choose another "
+          "run.folder, or remove that one",
+          settings.run.folder);
+  if (found.reader || kept) return;
+  require(settings.run.resume != ResumeMode::kRequired,
+          "run.resume = \"required\", but {} has no complete checkpoint", folder.string());
+  require(!path_exists(folder) || list_step_folders(folder).empty(),
+          "{} has checkpoints, but all of them are damaged; remove them to start anew: {}",
+          folder.string(), fmt::join(found.ignored, "; "));
+}
+
+std::string describe_kept(const CheckpointReader& kept, const LatestCheckpoint& found) {
+  const std::string on_disk =
+      found.reader ? fmt::format("the newest whole checkpoint is of step {}", found.reader->step())
+                   : "there is no whole checkpoint";
+  return fmt::format(
+      "the state after step {} comes from the ranks' memory "
+      "(checkpoint.peer_copy); {}",
+      kept.step(), on_disk);
 }
 
 /// What this rank saves of a run.
@@ -145,6 +167,16 @@ class RunTensors {
 
 }  // namespace
 
+std::string state_text(const SavedRun& run) {
+  const Json json = {{"step", run.position.step},
+                     {"tokens_seen", run.position.tokens_seen},
+                     {"skipped_steps", run.position.skipped_steps},
+                     {"num_data_tokens", run.data.num_tokens},
+                     {"data_fingerprint", run.data.fingerprint},
+                     {"config", run.config_toml}};
+  return json.dump();
+}
+
 std::filesystem::path checkpoint_folder(const std::string& run_folder) {
   return std::filesystem::path(run_folder) / "checkpoints";
 }
@@ -165,32 +197,25 @@ std::unique_ptr<BackgroundSave> begin_save_run(const std::string& folder, const 
 
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
                                      const DataIdentity& data, ModelState& state,
-                                     Communicator& world) {
+                                     Communicator& world, PeerStore* peers) {
   const std::filesystem::path folder = checkpoint_folder(settings.run.folder);
   LatestCheckpoint found = open_latest(folder, world);
-  require(settings.run.resume != ResumeMode::kNever || !found.reader,
-          "run.resume = \"never\", but {} holds checkpoints that a new run would mix with; choose "
-          "another run.folder or "
-          "remove that one",
-          folder.string());
-  if (!found.reader) {
-    require(settings.run.resume != ResumeMode::kRequired,
-            "run.resume = \"required\", but {} has no complete checkpoint", folder.string());
-    require(!path_exists(folder) || list_step_folders(folder).empty(),
-            "{} has checkpoints, but all of them are damaged; remove them to start anew: {}",
-            folder.string(), fmt::join(found.ignored, "; "));
-    return std::nullopt;
-  }
-  const CheckpointReader& reader = *found.reader;
+  std::optional<CheckpointReader> kept = peers != nullptr ? peers->find() : std::nullopt;
+  if (kept && found.reader && kept->step() <= found.reader->step()) kept.reset();
+  check_found(settings, folder, found, kept.has_value());
+  if (!found.reader && !kept) return std::nullopt;
+  const CheckpointReader& reader = kept ? *kept : *found.reader;
   const Json json = parse_state(reader);
   ResumedRun resumed{.position = read_position(reader, json),
                      .path = reader.path(),
                      .notes = {},
-                     .skipped = found.ignored};
+                     .skipped = kept ? std::vector<std::string>() : found.ignored,
+                     .from_memory = kept.has_value()};
   const int64_t num_tokens = read_count(reader, json, "num_data_tokens");
   require_steps_left(reader, settings);
-  state.load(reader);
+  kept ? state.load_held(reader) : state.load(reader);
   set_aside_damaged(found, world);
+  if (kept) resumed.notes.push_back(describe_kept(reader, found));
   for (std::string& note : compare_configs(checkpoint_config(reader), config_toml)) {
     resumed.notes.push_back(std::move(note));
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/background_save.h"
+#include "checkpoint/peer_store.h"
 #include "train/setup/settings.h"
 #include "train/state/model_state.h"
 
@@ -36,6 +37,9 @@ struct SavedRun {
   const RunPosition& position;
 };
 
+/// The same as JSON.
+std::string state_text(const SavedRun& run);
+
 /// Saves weights, expert biases, optimizer and position with the configuration that made them, in
 /// the run's `folder`. All ranks call; rank 0's data counts.
 SaveResult save_run(const std::string& folder, const SavedRun& run, const ModelState& state,
@@ -53,16 +57,19 @@ struct ResumedRun {
   std::vector<std::string> notes;
   /// One line for each newer checkpoint that was passed over, with the reason.
   std::vector<std::string> skipped;
+  /// Whether it is of the ranks' memory, and no checkpoint.
+  bool from_memory = false;
 };
 
 /// Loads the newest whole checkpoint of the run's folder, or nothing where there is none. Damaged
 /// ones that are newer are set aside: the steps after the loaded one are done again, and the run
 /// must neither take those for its own later, nor overwrite or remove them. Throws UserError where
 /// settings.run.resume demands a checkpoint, where it does not fit the settings, or where it is
-/// beyond train.steps. Any layout continues any other's run. All ranks call.
+/// beyond train.steps. Any layout continues any other's run. Where `peers` has a newer state than
+/// the newest whole checkpoint, takes that. All ranks call.
 std::optional<ResumedRun> resume_run(const Settings& settings, const std::string& config_toml,
                                      const DataIdentity& data, ModelState& state,
-                                     Communicator& world);
+                                     Communicator& world, PeerStore* peers = nullptr);
 
 /// A checkpoint that a user named.
 struct OpenedCheckpoint {

@@ -54,7 +54,8 @@ int64_t snapshot_bytes(const Settings& settings, const RunLayout& layout) {
 bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available,
                            Communicator& world) {
   const int64_t on_host =
-      prediction.on_host ? prediction.total() - prediction.program : prediction.beside();
+      (prediction.on_host ? prediction.total() - prediction.program : prediction.beside()) +
+      prediction.peer_copies;
   MachineNeed own = make_need(on_host);
   std::vector<MachineNeed> all(world.size());
   constexpr int64_t kBytes = sizeof(MachineNeed);
@@ -70,9 +71,16 @@ bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available
 }
 
 std::string describe_snapshot(const MemoryPrediction& prediction) {
-  if (prediction.snapshot == 0) return "";
-  return fmt::format(", {} a copy to save{}", format_bytes(prediction.snapshot),
-                     prediction.on_host ? "" : " (of the host's memory, not of the total)");
+  std::string text;
+  if (prediction.snapshot > 0) {
+    text += fmt::format(", {} a copy to save{}", format_bytes(prediction.snapshot),
+                        prediction.on_host ? "" : " (of the host's memory, not of the total)");
+  }
+  if (prediction.peer_copies > 0) {
+    text += fmt::format(", {} copies of ranks' states (of the host's memory, not of the total)",
+                        format_bytes(prediction.peer_copies));
+  }
+  return text;
 }
 
 std::string describe_offloaded(const MemoryPrediction& prediction) {

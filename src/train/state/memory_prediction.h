@@ -20,6 +20,8 @@ struct MemoryPrediction {
   DeviceOverhead overhead = {};  ///< of a GPU's memory, estimated
   /// In the host's memory: the copy of the state that saves in the background are written from.
   int64_t snapshot = 0;
+  /// Likewise, in files in memory, and no part of the total: copies of ranks' states.
+  int64_t peer_copies = 0;
   /// Where the worst routing does not fit a GPU: how many times the rows of balanced routing may
   /// come to every layer; 0 where it fits.
   double fitting_skew = 0;

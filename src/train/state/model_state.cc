@@ -296,6 +296,16 @@ std::vector<NamedSlice> ModelState::held_model() const {
   return slices;
 }
 
+std::vector<NamedSlice> ModelState::held_optimizer() const {
+  return optimizer().state_slices(HeldPart::kHeld);
+}
+
+void ModelState::load_held(const CheckpointReader& reader) {
+  for (const auto& slices : {held_model(), held_optimizer()}) {
+    for (const NamedSlice& held : slices) reader.load_slice(held.name, held.slice, held.tensor);
+  }
+}
+
 LoadedPrediction ModelState::load_weights(const CheckpointReader& reader, uint64_t seed) {
   std::vector<GlobalTensor> all = global_model(config_, dtype_);
   std::vector<NamedSlice> held = held_model();

@@ -87,6 +87,11 @@ class ModelState {
   /// Fills everything from a checkpoint of the same model and precision, whatever its layout and
   /// the formats of its optimizer's state. Throws UserError otherwise.
   void load(const CheckpointReader& reader);
+  /// For copies that the same rank of the same layout loads: all that this rank holds.
+  std::vector<NamedSlice> held_model() const;
+  std::vector<NamedSlice> held_optimizer() const;
+  /// Fills everything from a part that has all that this rank holds. Throws UserError otherwise.
+  void load_held(const CheckpointReader& reader);
   /// Fills weights and expert biases alone, F32 or BF16, as the start of a training. Layers of
   /// multi-token prediction that only the model has start from the seed, those that only the
   /// checkpoint has are left out. Throws UserError where other names or any shapes are not this
@@ -94,7 +99,6 @@ class ModelState {
   LoadedPrediction load_weights(const CheckpointReader& reader, uint64_t seed);
 
  private:
-  std::vector<NamedSlice> held_model() const;
   void initialize(uint64_t seed, const std::function<bool(const std::string&)>& of);
 
   ModelConfig config_;
