@@ -223,7 +223,7 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.schedule.kind = ScheduleKind::kConstant;
   settings.schedule.warmup_steps = 0;
   settings.run.seed = 1 + draw.upto(1000);
-  if (layout.tp * layout.etp == 1 && draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
+  if (draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
 }
 
 /// Embedding, layers and loss in as many chunks as before, cut anywhere.
