@@ -116,9 +116,15 @@ void MuonKind::update_batch(std::span<const MuonMatrix> matrices, const Tensor& 
   const int64_t count = std::ssize(matrices);
   const Tensor flat = workspace.tensor(0, spec_.weight_dtype(), {count, elements()});
   std::vector<Tensor> inputs, outputs;
+  const bool scaled = has_scales(spec_.formats.first_moment);
+  const auto arranged = [&](Tensor tensor) {
+    if (scaled) tensor.shape = {rows_, columns_};
+    return tensor;
+  };
   for (const MuonMatrix& matrix : matrices) {
-    inputs.push_back(matrix.grad);
-    outputs.push_back(matrix.m);
+    inputs.push_back(arranged(matrix.grad));
+    outputs.push_back(arranged(matrix.m));
+    if (scaled) outputs.push_back(matrix.m_scale);
   }
   inputs.insert(inputs.end(), {factors, grad_scale});
   outputs.push_back(flat);

@@ -35,8 +35,9 @@ struct MatrixCut {
 struct MuonMatrix {
   Tensor grad;
   Tensor m;
-  Tensor master;  ///< or the remainder, or the weight itself: MuonUpdate::kMaster
-  Tensor weight;  ///< where something is beside it
+  Tensor m_scale;  ///< where m has scales: [rows, blocks of a row]
+  Tensor master;   ///< or the remainder, or the weight itself: MuonUpdate::kMaster
+  Tensor weight;   ///< where something is beside it
 };
 
 /// Muon on matrices of one shape that are updated with the same factors: batches of them, as large
@@ -71,8 +72,7 @@ class MuonKind {
   /// Where a batch has what in scratch memory, in bytes; whole matrices are its parts where they
   /// are not cut.
   struct Scratch {
-    int64_t num_parts =
-        0;  ///< of matrices; of all ranks equally many, the last of which may be none
+    int64_t num_parts = 0;  ///< as many of each rank, of which the last may be none
     int64_t num_whole = 0;  ///< matrices that this rank orthogonalizes
     int64_t whole = 0;      ///< of the weight's type, behind the parts
     int64_t kernels = 0;    ///< what operators need, one after the other
@@ -96,8 +96,8 @@ class MuonKind {
   int64_t max_elements_;  ///< of a batch of several matrices, by rank
   Backend backend_;
   OperatorPtr momentum_;
-  OperatorPtr join_,
-      part_;  ///< exchanges of parts for whole matrices, and back; where they are cut
+  OperatorPtr join_;  ///< exchanges parts for whole matrices, where they are cut; null elsewhere
+  OperatorPtr part_;  ///< the way back
   OperatorPtr newton_schulz_;
   OperatorPtr update_;
 };

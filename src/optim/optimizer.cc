@@ -434,6 +434,7 @@ void Optimizer::append_matrices(const Slot& slot, size_t kind, std::vector<MuonM
     if (slot.kinds[i] != kind) continue;
     matrices.push_back({.grad = part(slot.parameter.grad),
                         .m = part(slot.m),
+                        .m_scale = slot.m_scale ? take_rows(slot.m_scale, rows) : Tensor(),
                         .master = part(slot.master),
                         .weight = part(slot.parameter.weight)});
   }
