@@ -11,7 +11,7 @@ namespace {
 /// All kinds of matrices: of dense layers, attention, experts of different sizes, a shared expert.
 Settings muon_model() {
   Settings settings;
-  settings.model.vocab_size = 40;
+  settings.model.vocab_size = 41;  // in unequal parts
   settings.model.hidden_size = 16;
   settings.model.num_layers = 3;
   settings.model.num_heads = 4;
