@@ -2,11 +2,13 @@
 
 #include <cstring>
 
+#include "comm/planned_world.h"
 #include "comm/thread/thread_world.h"
 #include "core/random.h"
 #include "core/slice.h"
 #include "ops/adamw/moment_blocks.h"
 #include "optim/optimizer.h"
+#include "optim/sharded_optimizer.h"
 
 namespace tessera {
 namespace {
@@ -177,6 +179,48 @@ TEST(MuonCut, FlopsAreSpreadOverTheRanks) {
     const Part part(weights, world.make_world_group());
     EXPECT_DOUBLE_EQ(3 * Optimizer::update_flops(part.parameters, {}), expected);
   });
+}
+
+/// A model between an embedding and a head of so many rows, as one of two ranks with parts of its
+/// matrices lists it.
+std::vector<ReplicatedParameter> list_parts(int64_t vocabulary, const std::vector<int64_t>& rows) {
+  std::vector<ReplicatedParameter> all;
+  const auto append = [&](int64_t num_rows, std::optional<int64_t> layer) {
+    const Shape shape = {num_rows, 8};
+    Parameter parameter{.name = fmt::format("w{}", all.size()),
+                        .weight = {nullptr, DType::kF32, shape},
+                        .grad = {nullptr, DType::kF32, shape}};
+    if (layer) {
+      parameter.matrix_rows = {num_rows};
+      parameter.cut.parts = make_planned_world(0, 2)->make_group("parts", {0, 1});
+    }
+    all.push_back(
+        {.parameter = std::move(parameter), .slice = Slice::whole(shape), .layer = layer});
+  };
+  append(vocabulary, std::nullopt);
+  for (size_t i = 0; i < rows.size(); ++i) append(rows[i], static_cast<int64_t>(i / 3));
+  append(vocabulary, std::nullopt);
+  return all;
+}
+
+/// The vocabulary, in whose parts one may have a row more, does not decide who owns which matrix.
+TEST(MuonCut, RanksWithPartsOfAMatrixOwnTheSameOnes) {
+  Random random(6, 0);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto below = [&](uint64_t n) { return static_cast<int64_t>(random.next_below(n)); };
+    std::vector<int64_t> rows;
+    for (int64_t i = below(12); i >= 0; --i) rows.push_back(1 + below(20));
+    const int64_t vocabulary = 1 + below(40);
+    const ShardingOptions sharding = {.bucket_bytes = 1 + below(4000)};
+    const int64_t size = 1 + below(4);
+    const ReplicaPlace places[] = {{size, below(static_cast<uint64_t>(size))}};
+    const auto first = ShardedOptimizer::list_held(places, list_parts(vocabulary, rows), sharding);
+    const auto second =
+        ShardedOptimizer::list_held(places, list_parts(vocabulary + 1, rows), sharding);
+    ASSERT_EQ(first.size(), second.size());
+    for (size_t i = 1; i + 1 < first.size(); ++i)
+      EXPECT_EQ(first[i].matrix_rows, second[i].matrix_rows) << "trial " << trial;
+  }
 }
 
 }  // namespace
