@@ -178,7 +178,7 @@ TEST(FullySharded, ThreeStepsAreThoseOfTheWholeModelBitwise) {
   Random random(31, 0);
   for (int trial = 0; trial < 60; ++trial) {
     const Case c = random_case(random);
-    const OptimizerOptions options = random_state(random, c.model);
+    const OptimizerOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
     run_thread_world(c.model.num_ranks, [&](World& world) {
       ReferenceModel reference(c.model, options);

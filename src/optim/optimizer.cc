@@ -11,6 +11,7 @@
 #include "ops/adamw/moment_blocks.h"
 #include "ops/add/add.h"
 #include "ops/bf16_sum/bf16_sum.h"
+#include "ops/collective/collective.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "optim/replicas.h"
@@ -77,6 +78,7 @@ Backend optimizer_on_host() {
   add_adamw_cpu(kernels);
   add_add_cpu(kernels);
   add_bf16_sum_cpu(kernels);
+  add_collective_cpu(kernels);
   add_grad_norm_cpu(kernels);
   add_muon_cpu(kernels);
   add_newton_schulz_cpu(kernels);
@@ -209,13 +211,14 @@ std::vector<size_t> Optimizer::find_muon(const Parameter& parameter,
       continue;
     }
     auto found = std::ranges::find_if(kinds, [&](const Kind& kind) {
-      return kind.muon && kind.muon->is_of(spec, rows, columns) &&
+      return kind.muon && kind.muon->is_of(spec, rows, columns, parameter.cut) &&
              kind.lr_multiplier == parameter.lr_multiplier;
     });
     if (found == kinds.end())
-      found = kinds.insert(kinds.end(),
-                           Kind{nullptr, MuonKind(spec, options.muon, rows, columns, backend),
-                                parameter.lr_multiplier});
+      found = kinds.insert(
+          kinds.end(),
+          Kind{nullptr, MuonKind(spec, options.muon, rows, columns, parameter.cut, backend),
+               parameter.lr_multiplier});
     ++found->num_matrices;
     result.push_back(found - kinds.begin());
   }
@@ -431,6 +434,7 @@ void Optimizer::append_matrices(const Slot& slot, size_t kind, std::vector<MuonM
     if (slot.kinds[i] != kind) continue;
     matrices.push_back({.grad = part(slot.parameter.grad),
                         .m = part(slot.m),
+                        .m_scale = slot.m_scale ? take_rows(slot.m_scale, rows) : Tensor(),
                         .master = part(slot.master),
                         .weight = part(slot.parameter.weight)});
   }
@@ -484,8 +488,10 @@ double Optimizer::update_flops(std::span<const Parameter> parameters,
   double flops = 0;
   for (const Parameter& parameter : parameters) {
     for (const int64_t rows : parameter.matrix_rows) {
-      const ValueType matrix{parameter.weight.dtype, {1, rows, parameter.weight.shape[1]}};
-      flops += op->cost(std::span(&matrix, 1), std::span(&matrix, 1)).flops;
+      const Shape whole = parameter.cut.whole(rows, parameter.weight.shape[1]);
+      const ValueType matrix{parameter.weight.dtype, {1, whole[0], whole[1]}};
+      flops += op->cost(std::span(&matrix, 1), std::span(&matrix, 1)).flops /
+               static_cast<double>(parameter.cut.num_parts());
     }
   }
   return flops;

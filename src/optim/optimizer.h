@@ -44,6 +44,8 @@ struct Parameter {
   /// The numbers of rows of the matrices that it consists of, one below the other, where Muon
   /// updates it, matrix by matrix. Empty: AdamW does.
   std::vector<int64_t> matrix_rows = {};
+  /// Whether these are but parts of matrices.
+  MatrixCut cut = {};
 
   bool has_second_moment() const { return matrix_rows.empty(); }
   /// How its state is kept where `formats` are asked for.

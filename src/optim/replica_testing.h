@@ -135,11 +135,9 @@ struct SpreadModel {
   }
 };
 
-/// Any of the ways in which an optimizer keeps the state of such a model. Muon's has no scales.
-inline OptimizerOptions random_state(Random& random, const SpreadModel& model) {
-  const bool muon = std::ranges::any_of(
-      model.parameters, [](const SpreadParameter& p) { return !p.matrix_rows.empty(); });
-  const auto moment = [&] { return static_cast<MomentKind>(random.next_below(muon ? 2 : 4)); };
+/// Any of the ways in which an optimizer keeps the state of a model.
+inline OptimizerOptions random_state(Random& random) {
+  const auto moment = [&] { return static_cast<MomentKind>(random.next_below(4)); };
   const MomentKind first_moment = moment();
   return {.formats = {.first_moment = first_moment,
                       .second_moment = moment(),

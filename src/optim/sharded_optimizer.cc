@@ -19,10 +19,24 @@ void check(const ReplicatedParameter& p, size_t num_groups) {
          p.group, num_groups);
 }
 
-/// Where gradients are released, layers are parts of their own, and the ends between them.
-CutTensor cut_tensor(const ReplicatedParameter& p, const ShardingOptions& sharding) {
+/// How parameters are told apart of which no bucket has several kinds.
+enum class Parting : uint8_t { kNone, kByLayer, kEndsApart };
+
+/// Where gradients are released, layers are parts of their own, and the ends between them. Where
+/// ranks have parts of the same matrices and are to own the same of them, all of what shares a
+/// bucket with these must have equal parts; those of the vocabulary may not, so the ends are apart.
+Parting parting_of(std::span<const ReplicatedParameter> parameters,
+                   const ShardingOptions& sharding) {
+  if (sharding.release_gradients) return Parting::kByLayer;
+  const bool joins = std::ranges::any_of(
+      parameters, [](const ReplicatedParameter& p) { return p.parameter.cut.num_parts() > 1; });
+  return joins ? Parting::kEndsApart : Parting::kNone;
+}
+
+CutTensor cut_tensor(const ReplicatedParameter& p, Parting parting) {
   CutTensor tensor = cut_tensor(p.parameter);
-  if (sharding.release_gradients && p.layer) tensor.part = 1 + *p.layer;
+  if (!p.layer || parting == Parting::kNone) return tensor;
+  tensor.part = parting == Parting::kByLayer ? 1 + *p.layer : 1;
   return tensor;
 }
 
@@ -37,10 +51,11 @@ std::vector<ShardedOptimizer::Group> ShardedOptimizer::cut(
     const ShardingOptions& sharding) {
   std::vector<Group> groups(places.size());
   std::vector<std::vector<CutTensor>> tensors(places.size());
+  const Parting parting = parting_of(parameters, sharding);
   for (size_t i = 0; i < parameters.size(); ++i) {
     check(parameters[i], places.size());
     groups[parameters[i].group].parameters.push_back(i);
-    tensors[parameters[i].group].push_back(cut_tensor(parameters[i], sharding));
+    tensors[parameters[i].group].push_back(cut_tensor(parameters[i], parting));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     groups[g].place = places[g];

@@ -71,7 +71,7 @@ TEST(ShardedOptimizer, ThreeStepsAreThoseOfTheWholeModelBitwise) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
     const int64_t gap_bytes = random.next_below(2) == 0 ? 0 : 64;
-    const OptimizerOptions options = random_state(random, model);
+    const OptimizerOptions options = random_state(random);
     SCOPED_TRACE(fmt::format("trial {}", trial));
     ReferenceModel reference(model, options);
     std::vector<double> norms;
@@ -263,7 +263,7 @@ TEST(ShardedOptimizer, StateBytesArePredicted) {
   for (int trial = 0; trial < 40; ++trial) {
     const SpreadModel model = random_model(random);
     const ShardingOptions sharding = random_sharding(random);
-    const OptimizerOptions options = random_state(random, model);
+    const OptimizerOptions options = random_state(random);
     run_thread_world(model.num_ranks, [&](World& world) {
       const Rank rank(model, world, options, sharding);
       std::vector<ReplicaPlace> places;

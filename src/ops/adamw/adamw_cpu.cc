@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ops/adamw/adamw.h"
-#include "ops/adamw/moment_code.h"
+#include "ops/adamw/coded_block.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cpu_dispatch.h"
 
@@ -83,30 +83,6 @@ void split(const float* __restrict from, const uint32_t* __restrict random, Bf16
     weight[i] = Bf16(std::bit_cast<float>(word));
     remainder[i] = remainder_of<Remainder>(word);
   }
-}
-
-template <typename Code>
-void decode_block(const typename Code::Code* __restrict from, uint8_t scale, float* __restrict to,
-                  int64_t n) {
-  const uint32_t base = Code::base_of(scale);
-  for (int64_t i = 0; i < n; ++i) to[i] = Code::decode(from[i], base);
-}
-
-uint32_t find_largest(const float* __restrict values, int64_t n) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < n; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffU);
-  return largest;
-}
-
-template <typename Code, uint32_t (*kBits)(uint32_t)>
-uint8_t encode_block(const float* __restrict from, const uint32_t* __restrict random,
-                     typename Code::Code* __restrict to, int64_t n) {
-  const uint8_t scale = Code::scale_of(find_largest(from, n));
-  const uint32_t base = Code::base_of(scale);
-  for (int64_t i = 0; i < n; ++i)
-    to[i] = Code::encode_stochastically(from[i], base, kBits(random[i]));
-  return scale;
 }
 
 /// Calls run(first element, place of its scale, elements) for the blocks of n elements.

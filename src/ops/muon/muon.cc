@@ -11,8 +11,6 @@ void check_spec(const MuonSpec& spec) {
           "muon: momentum must be at least 0 and below 1, got {}", spec.momentum);
   require(spec.weight_decay >= 0.0 && std::isfinite(spec.weight_decay),
           "muon: weight_decay must be finite and at least 0, got {}", spec.weight_decay);
-  require(!has_scales(spec.formats.first_moment), "muon: moments are f32 or bf16, got {}",
-          moment_name(spec.formats.first_moment));
 }
 
 void check_trailing(const Operator& op, std::span<const ValueType> trailing) {
@@ -41,13 +39,17 @@ std::vector<ValueType> MuonMomentum::infer(std::span<const ValueType> inputs) co
   const auto grads = inputs.first(inputs.size() - kNumTrailing);
   std::vector<ValueType> outputs;
   for (const ValueType& grad : grads) {
-    check_shape(*this, grad.dtype == DType::kF32 && grad.shape.rank() == 1 && !grad.ragged(),
-                "grad must be f32 [n], got {}", grad.to_string());
+    check_shape(
+        *this,
+        grad.dtype == DType::kF32 && grad.shape.rank() == (scaled() ? 2 : 1) && !grad.ragged(),
+        "grad must be f32 {}, got {}", scaled() ? "[rows, columns]" : "[n]", grad.to_string());
     check_shape(*this, grad == grads[0], "matrices of {} and {}", grads[0].to_string(),
                 grad.to_string());
     outputs.push_back(with_dtype(grad, moment_dtype(spec_.formats.first_moment)));
+    if (scaled())
+      outputs.push_back({DType::kU8, {grad.shape[0], count_moment_blocks(grad.shape[1])}});
   }
-  outputs.push_back({spec_.weight_dtype(), {std::ssize(grads), grads[0].shape[0]}});
+  outputs.push_back({spec_.weight_dtype(), {std::ssize(grads), grads[0].shape.num_elements()}});
   return outputs;
 }
 
@@ -56,8 +58,9 @@ Cost MuonMomentum::cost(std::span<const ValueType> inputs,
   Cost cost = Operator::cost(inputs, outputs);
   const auto n = static_cast<double>(outputs.back().shape.num_elements());
   cost.flops = 6 * n;
-  // The averages are read as well.
-  cost.bytes += n * static_cast<double>(dtype_size(moment_dtype(spec_.formats.first_moment)));
+  // The averages and their scales are read as well.
+  for (const ValueType& kept : outputs.first(outputs.size() - 1))
+    cost.bytes += static_cast<double>(kept.num_bytes());
   return cost;
 }
 

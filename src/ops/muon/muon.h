@@ -33,8 +33,10 @@ struct MuonSpec {
 /// so an update has a root mean square of about 0.2, as AdamW's has, and AdamW's learning rate fits.
 ///
 /// This is the second line. Inputs: of each matrix grad F32 [n], n = rows · columns; then factors F32 [8], a MuonFactors, and
-/// grad_scale F32 [2], an AdamWGradScale; where found_inf is not 0 nothing is written. Outputs: of each matrix m F32 or BF16
-/// [n], updated in place; then u [B, n] of the weight's type.
+/// grad_scale F32 [2], an AdamWGradScale; where found_inf is not 0 nothing is written. Outputs: of each matrix m [n], of
+/// moment_dtype, updated in place; then u [B, n] of the weight's type. Where m has scales, it and grad are [rows, columns], and
+/// behind each m come its scales U8 [rows, count_moment_blocks(columns)].
+/// What is kept in fewer bits is rounded as state_rounding.h and moment_code.h say.
 // clang-format on
 class MuonMomentum final : public Operator {
  public:
@@ -51,6 +53,9 @@ class MuonMomentum final : public Operator {
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
   bool recomputable() const override { return false; }
   const MuonSpec& spec() const { return spec_; }
+  bool scaled() const { return has_scales(spec_.formats.first_moment); }
+  /// Outputs of one matrix: m, and its scales.
+  int64_t num_kept() const { return scaled() ? 2 : 1; }
 
  private:
   MuonSpec spec_;

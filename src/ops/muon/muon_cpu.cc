@@ -2,6 +2,7 @@
 #include <bit>
 #include <cstring>
 
+#include "ops/adamw/coded_block.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/cpu_dispatch.h"
 #include "ops/muon/muon.h"
@@ -22,14 +23,15 @@ void keep(Bf16* to, float value, uint32_t random) {
   to->bits = round_stochastically(word(value), random);
 }
 
-/// Calls run(matrix, first element, end) for parts of matrices of n elements each.
+/// Calls run(matrix, first element, end) for parts of matrices of n elements each, or of n blocks,
+/// so many of which are a part.
 template <typename Run>
-void for_each_part(int64_t num_matrices, int64_t n, const Run& run) {
-  const int64_t parts = (n + kChunk - 1) / kChunk;
+void for_each_part(int64_t num_matrices, int64_t n, int64_t of_part, const Run& run) {
+  const int64_t parts = (n + of_part - 1) / of_part;
 #pragma omp parallel for schedule(static) if (num_matrices * parts > 1)
   for (int64_t i = 0; i < num_matrices * parts; ++i) {
-    const int64_t first = i % parts * kChunk;
-    run(i / parts, first, std::min(n, first + kChunk));
+    const int64_t first = i % parts * of_part;
+    run(i / parts, first, std::min(n, first + of_part));
   }
 }
 
@@ -59,16 +61,74 @@ MuonFactors read_factors(const Tensor& tensor) {
   return factors;
 }
 
+/// The same of one block, whose averages share a scale.
+template <typename Code, typename U>
+void average_block(const MuonFactors f, float scale, const float* __restrict grad,
+                   typename Code::Code* __restrict kept, uint8_t* kept_scale, U* __restrict u,
+                   int64_t n) {
+  float m[kMomentBlock];
+  uint32_t random[kMomentBlock];
+  decode_block<Code>(kept, *kept_scale, m, n);
+  for (int64_t i = 0; i < n; ++i)
+    random[i] = rounding_bits(f.update, word(grad[i]), word(m[i]), 0, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = grad[i] * scale;
+    m[i] += (g - m[i]) * f.new_m;
+    u[i] = U(g + (m[i] - g) * f.averaged);
+  }
+  *kept_scale = encode_block<Code, first_moment_bits>(m, random, kept, n);
+}
+
+/// What a call has of a matrix.
+struct Averages {
+  const Tensor& grad;
+  const Tensor& m;
+  const Tensor& m_scale;
+};
+
+/// Blocks [first, end) of a matrix, those of a row one after the other.
+template <typename Code, typename U>
+void average_blocks(const MuonFactors& factors, float scale, const Averages& matrix, U* u,
+                    int64_t first, int64_t end) {
+  const int64_t columns = matrix.grad.shape[1];
+  const int64_t of_row = count_moment_blocks(columns);
+  for (int64_t block = first; block < end; ++block) {
+    const int64_t column = block % of_row * kMomentBlock;
+    const int64_t at = block / of_row * columns + column;
+    average_block<Code>(factors, scale, matrix.grad.as<float>() + at,
+                        static_cast<typename Code::Code*>(matrix.m.data) + at,
+                        matrix.m_scale.as<uint8_t>() + block, u + at,
+                        std::min(kMomentBlock, columns - column));
+  }
+}
+
+void average_scaled(const MuonMomentum& op, const KernelArgs& args, const MuonFactors& factors,
+                    float scale, int64_t batch) {
+  const Tensor& u = args.out(batch * op.num_kept());
+  const Shape& shape = args.in(0).shape;
+  const int64_t num_blocks = shape[0] * count_moment_blocks(shape[1]);
+  with_first_moment_code(op.spec().formats.first_moment, [&]<typename Code>() {
+    with_storage(u.dtype, [&]<typename U>() {
+      for_each_part(
+          batch, num_blocks, kChunk / kMomentBlock, [&](int64_t i, int64_t first, int64_t end) {
+            average_blocks<Code>(factors, scale, {args.in(i), args.out(2 * i), args.out(2 * i + 1)},
+                                 u.as<U>() + i * u.shape[1], first, end);
+          });
+    });
+  });
+}
+
 void muon_momentum(const MuonMomentum& op, const KernelArgs& args) {
   const int64_t batch = std::ssize(args.inputs) - MuonMomentum::kNumTrailing;
   const float* const scale = args.in(batch + MuonMomentum::kGradScale).as<float>();
   if (scale[1] != 0) return;
   const MuonFactors factors = read_factors(args.in(batch + MuonMomentum::kFactors));
+  if (op.scaled()) return average_scaled(op, args, factors, scale[0], batch);
   const Tensor& u = args.out(batch);
   const int64_t n = u.shape[1];
   with_storage(moment_dtype(op.spec().formats.first_moment), [&]<typename M>() {
     with_storage(u.dtype, [&]<typename U>() {
-      for_each_part(batch, n, [&](int64_t i, int64_t first, int64_t end) {
+      for_each_part(batch, n, kChunk, [&](int64_t i, int64_t first, int64_t end) {
         average(factors, scale[0], args.in(i).as<float>() + first, args.out(i).as<M>() + first,
                 u.as<U>() + i * n + first, end - first);
       });
@@ -136,7 +196,7 @@ void muon_update(const MuonUpdate& op, const KernelArgs& args) {
   if (args.in(MuonUpdate::kGradScale).as<float>()[1] != 0) return;
   const MuonFactors factors = read_factors(args.in(MuonUpdate::kFactors));
   const Shape& shape = args.in(MuonUpdate::kOrthogonal).shape;
-  for_each_part(shape[0], shape[1], [&](int64_t i, int64_t first, int64_t end) {
+  for_each_part(shape[0], shape[1], kChunk, [&](int64_t i, int64_t first, int64_t end) {
     update_part(op, args, factors, i, first, end);
   });
 }

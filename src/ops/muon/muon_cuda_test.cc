@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "ops/adamw/adamw.h"
+#include "ops/adamw/moment_blocks.h"
 #include "ops/adamw/state_rounding.h"
 #include "ops/muon/muon.h"
 #include "ops/testing/gpu_kernel.h"
@@ -91,6 +92,53 @@ class MuonCuda : public testing::GpuTest {
     expect_near(actual[2], expected[2], spec.bf16_weight ? 1e-2 : 2e-6, narrow ? 1e-3 : 1e-7);
   }
 
+  /// Averages with scales: matrices [rows, columns].
+  void check_scaled(const MuonSpec& spec, int64_t batch, int64_t rows, int64_t columns,
+                    float found_inf = 0) const {
+    const OperatorPtr op = make_muon_momentum(spec);
+    SCOPED_TRACE(fmt::format("{}: {} of {} x {}", op->attributes(), batch, rows, columns));
+    const MomentKind kind = spec.formats.first_moment;
+    const int64_t blocks = count_moment_blocks(columns);
+    Random random(static_cast<uint64_t>(rows * columns), 6);
+    MuonFactors factors = make_muon_factors(spec, kLr, 3, rows, columns);
+    AdamWGradScale scale{0.5F, found_inf};
+    std::vector<OwnedTensor> tensors;
+    tensors.push_back(random_of(DType::kF32, {batch * rows, columns}, random));
+    tensors.emplace_back(moment_dtype(kind), Shape{batch * rows, columns});
+    tensors.emplace_back(DType::kU8, Shape{batch * rows, blocks});
+    tensors.push_back(random_of(spec.weight_dtype(), {batch, rows * columns}, random));
+    const OwnedTensor before = random_of(DType::kF32, {batch * rows, columns}, random);
+    encode_moments(before, {Moment::kFirst, kind, tensors[1], tensors[2]});
+    const auto [expected, actual] = run_both(
+        std::move(tensors), [&](const Backend& backend, const std::vector<OwnedTensor>& at) {
+          const OwnedTensor f = testing::copy_to(backend, view_of(factors));
+          const OwnedTensor s = testing::copy_to(backend, view_of(scale));
+          const auto matrix = [&](const Tensor& tensor, int64_t i) {
+            Tensor part = tensor;
+            part.shape[0] = rows;
+            part.data = static_cast<std::byte*>(tensor.data) + i * part.num_bytes();
+            return part;
+          };
+          std::vector<Tensor> inputs, outputs;
+          for (int64_t i = 0; i < batch; ++i) {
+            inputs.push_back(matrix(at[0], i));
+            outputs.insert(outputs.end(), {matrix(at[1], i), matrix(at[2], i)});
+          }
+          inputs.insert(inputs.end(), {f, s});
+          outputs.push_back(at[3]);
+          testing::run_kernel(*op, backend, inputs, outputs);
+        });
+    // Products and sums are joined differently: a rounding may go to the next number.
+    const auto decoded = [&](const std::vector<OwnedTensor>& tensors) {
+      OwnedTensor values(DType::kF32, {batch * rows, columns});
+      decode_moments({Moment::kFirst, kind, tensors[1], tensors[2]}, values);
+      return values;
+    };
+    const double digit = kind == MomentKind::kFp8 ? 0.13 : 2e-3;
+    expect_near(decoded(actual), decoded(expected), digit, kind == MomentKind::kFp8 ? 2e-3 : 1e-5);
+    expect_near(actual[3], expected[3], spec.bf16_weight ? 1e-2 : 2e-6, 1e-6);
+  }
+
   void check_update(const MuonSpec& spec, const Sizes& sizes, float found_inf = 0) const {
     const OperatorPtr op = make_muon_update(spec);
     SCOPED_TRACE(fmt::format("{}: {} of {}", op->attributes(), sizes.batch, sizes.elements));
@@ -152,6 +200,7 @@ std::vector<MuonSpec> all_specs() {
 TEST_F(MuonCuda, TinyMatrices) {
   check_momentum({}, {2, 35});
   check_update({.bf16_weight = true}, {2, 35});
+  check_scaled({.formats = {.first_moment = MomentKind::kFp8}}, 2, 3, 130);
 }
 
 TEST_F(MuonCuda, Sizes) {
@@ -160,6 +209,20 @@ TEST_F(MuonCuda, Sizes) {
                                Sizes{150, 264}, Sizes{3, 4096, 8}, Sizes{70, 513, 3}}) {
       check_momentum(spec, sizes);
       check_update(spec, sizes);
+    }
+  }
+}
+
+TEST_F(MuonCuda, AveragesWithScales) {
+  for (const MomentKind kind : {MomentKind::kF16, MomentKind::kFp8}) {
+    for (const bool bf16 : {false, true}) {
+      const MuonSpec spec = {.bf16_weight = bf16, .formats = {.first_moment = kind}};
+      check_scaled(spec, 1, 1, 1);
+      check_scaled(spec, 3, 5, 127);
+      check_scaled(spec, 2, 4, 128);
+      check_scaled(spec, 70, 3, 129);
+      check_scaled(spec, 4, 768, 2048);
+      check_scaled(spec, 3, 40, 300, 1);
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "ops/adamw/adamw_factors.h"
+#include "ops/adamw/state_formats.h"
 #include "ops/muon/muon_factors.h"
 
 namespace tessera::cuda {
@@ -25,6 +26,16 @@ struct MuonGradient {
 void launch_muon_momentum(DType m, DType u_type, const MuonStep& step,
                           std::span<const MuonGradient> matrices, void* u, int64_t elements,
                           cudaStream_t stream);
+
+struct MuonScaledGradient {
+  const float* grad;
+  void* m;
+  uint8_t* m_scale;
+};
+/// The same where `m` has scales, of matrices [rows, columns].
+void launch_muon_scaled_momentum(MomentKind m, DType u_type, const MuonStep& step,
+                                 std::span<const MuonScaledGradient> matrices, void* u,
+                                 int64_t rows, int64_t columns, cudaStream_t stream);
 
 struct MuonWeight {
   void* master;  ///< MuonUpdate::kMaster

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    make_polynomial(T* gram, const float* square, int64_t n) {
+    make_polynomial(const T* gram, const float* square, T* to, int64_t n) {
   wait_for_earlier();
   const int64_t elements = n * n;
   const int64_t first = blockIdx.y * elements;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
     Floats<1> value;
     value[0] =
         __fmaf_rn(NewtonSchulzFactors::kC, s, __fmaf_rn(NewtonSchulzFactors::kB, g, diagonal));
-    store(gram + first + at, value);
+    store(to + first + at, value);
   }
 }
 
@@ -98,11 +98,11 @@ void launch_normalize(DType dtype, const void* from, void* to, double* sums, int
   });
 }
 
-void launch_polynomial(DType dtype, void* gram, const float* square, int64_t batch, int64_t n,
-                       cudaStream_t stream) {
+void launch_polynomial(DType dtype, const void* gram, const float* square, void* to, int64_t batch,
+                       int64_t n, cudaStream_t stream) {
   with_type(dtype, [&]<typename T>() {
     launch_early(make_polynomial<T>, {blocks_for(n * n, 1, batch), kThreads}, stream,
-                 static_cast<T*>(gram), square, n);
+                 static_cast<const T*>(gram), square, static_cast<T*>(to), n);
   });
 }
 

@@ -23,7 +23,7 @@ struct Sizes {
   bool tall() const { return rows > cols; }
 };
 
-/// One matrix: the two places of X between which steps alternate, and the rest of its scratch.
+/// One matrix: the two places of X between which products alternate, and the rest of its scratch.
 template <typename T>
 struct Places {
   T* x;
@@ -90,40 +90,74 @@ void find_gram(const T* x, T* gram, const Sizes& sizes) {
   gemm(gemm_x);
 }
 
-/// gram = a·I + b·gram + c·square.
+/// to = a·I + b·gram + c·square; `to` may be `gram`.
 template <typename T>
-void make_polynomial(T* gram, const float* square, int64_t n) {
+void make_polynomial(const T* gram, const float* square, T* to, int64_t n) {
   const int64_t rows = std::max<int64_t>(1, kChunk / std::max<int64_t>(n, 1));
 #pragma omp parallel for schedule(static) if (n > rows)
   for (int64_t row = 0; row < n; ++row) {
-    T* const g = gram + row * n;
+    const T* const g = gram + row * n;
+    T* const p = to + row * n;
     const float* const s = square + row * n;
     const float diagonal = NewtonSchulzFactors::kA +
                            NewtonSchulzFactors::kB * static_cast<float>(g[row]) +
                            NewtonSchulzFactors::kC * s[row];
     for (int64_t i = 0; i < n; ++i)
-      g[i] = T(NewtonSchulzFactors::kB * static_cast<float>(g[i]) + NewtonSchulzFactors::kC * s[i]);
-    g[row] = T(diagonal);
+      p[i] = T(NewtonSchulzFactors::kB * static_cast<float>(g[i]) + NewtonSchulzFactors::kC * s[i]);
+    p[row] = T(diagonal);
   }
+}
+
+/// to = a·b, all of the smaller size.
+template <typename T>
+void multiply_small(const T* a, const T* b, T* to, int64_t n) {
+  gemm(product(a, b, to, kType<T>, n, n, n));
+}
+
+/// to = a·I + b·gram + c·gram².
+template <typename T>
+void find_polynomial(const Places<T>& at, T* to, int64_t n) {
+  gemm(product(at.gram, at.gram, at.square, DType::kF32, n, n, n));
+  make_polynomial(at.gram, at.square, to, n);
+}
+
+/// next = factor·X, or X·factor.
+template <typename T>
+void multiply_x(const Places<T>& at, const T* factor, const Sizes& sizes) {
+  const T* const left = sizes.tall() ? at.x : factor;
+  const T* const right = sizes.tall() ? factor : at.x;
+  gemm(product(left, right, at.next, kType<T>, sizes.rows, sizes.cols, sizes.n));
 }
 
 template <typename T>
 void step(const Places<T>& at, const Sizes& sizes) {
   find_gram(at.x, at.gram, sizes);
-  gemm(product(at.gram, at.gram, at.square, DType::kF32, sizes.n, sizes.n, sizes.n));
-  make_polynomial(at.gram, at.square, sizes.n);
-  const T* const left = sizes.tall() ? at.x : at.gram;
-  const T* const right = sizes.tall() ? at.gram : at.x;
-  gemm(product(left, right, at.next, kType<T>, sizes.rows, sizes.cols, sizes.n));
+  find_polynomial(at, at.gram, sizes.n);
+  multiply_x(at, at.gram, sizes);
 }
 
 template <typename T>
-void orthogonalize(int64_t steps, const T* from, Places<T> at, const Sizes& sizes) {
-  // The last step writes to `x`.
-  if (steps % 2 != 0) std::swap(at.x, at.next);
+void step_twice(const Places<T>& at, const Sizes& sizes) {
+  const int64_t n = sizes.n;
+  T* const first = at.next;
+  T* const moved = reinterpret_cast<T*>(at.square);
+  find_gram(at.x, at.gram, sizes);
+  find_polynomial(at, first, n);
+  multiply_small(first, at.gram, moved, n);
+  multiply_small(moved, first, at.gram, n);
+  find_polynomial(at, at.gram, n);
+  multiply_small(at.gram, first, moved, n);
+  multiply_x(at, moved, sizes);
+}
+
+template <typename T>
+void orthogonalize(const NewtonSchulz& op, const T* from, Places<T> at, const Sizes& sizes) {
+  const bool pairs = NewtonSchulz::pairs_steps(sizes.rows, sizes.cols);
+  // The last product writes to `x`.
+  if (op.num_products(sizes.rows, sizes.cols) % 2 != 0) std::swap(at.x, at.next);
   normalize(from, at.x, sizes.rows * sizes.cols);
-  for (int64_t i = 0; i < steps; ++i) {
-    step(at, sizes);
+  for (int64_t left = op.steps(); left > 0; left -= pairs ? 2 : 1) {
+    pairs&& left > 1 ? step_twice(at, sizes) : step(at, sizes);
     std::swap(at.x, at.next);
   }
 }
@@ -166,7 +200,7 @@ void run(const NewtonSchulz& op, const KernelArgs& args) {
   std::byte* const memory = args.workspace.data();
   for_each_matrix(sizes, shape[0], [&](int64_t i) {
     const int64_t square = i * sizes.n * sizes.n;
-    orthogonalize(op.steps(), m.as<T>() + i * elements,
+    orthogonalize(op, m.as<T>() + i * elements,
                   Places<T>{.x = args.out(NewtonSchulz::kX).template as<T>() + i * elements,
                             .next = reinterpret_cast<T*>(memory + scratch.x) + i * elements,
                             .gram = reinterpret_cast<T*>(memory + scratch.gram) + square,

@@ -42,31 +42,42 @@ void find_grams(const KernelArgs& args, const Batch& batch, const void* x) {
       cuda::ProductBatch{batch.count, batch.elements(), batch.elements(), batch.n * batch.n});
 }
 
-void find_squares(const KernelArgs& args, const Batch& batch) {
+/// to = a·b, all [n, n] of the smaller size; `to` of the batch's type or F32.
+void multiply_small(const KernelArgs& args, const Batch& batch, const void* a, const void* b,
+                    void* to, DType to_type) {
   const int64_t n = batch.n;
   const Gemm product = {.m = n,
                         .n = n,
                         .k = n,
-                        .a = batch.gram,
+                        .a = a,
                         .lda = n,
-                        .b = batch.gram,
+                        .b = b,
                         .ldb = n,
-                        .c = batch.square,
+                        .c = to,
                         .ldc = n,
-                        .input_type = batch.dtype};
+                        .input_type = batch.dtype,
+                        .output_type = to_type};
   cuda::multiply(args, product, cuda::ProductBatch{batch.count, n * n, n * n, n * n});
 }
 
-/// next = gram·X, or X·gram.
-void find_next(const KernelArgs& args, const Batch& batch, const void* x, void* next) {
+/// to = a·I + b·gram + c·gram²; `to` may be `gram`.
+void find_polynomials(const KernelArgs& args, const Batch& batch, void* to) {
+  multiply_small(args, batch, batch.gram, batch.gram, batch.square, DType::kF32);
+  cuda::launch_polynomial(batch.dtype, batch.gram, batch.square, to, batch.count, batch.n,
+                          cuda::stream_of(args));
+}
+
+/// next = factor·X, or X·factor.
+void multiply_x(const KernelArgs& args, const Batch& batch, const void* factor, const void* x,
+                void* next) {
   const bool tall = batch.tall();
   const int64_t square = batch.n * batch.n;
   const Gemm product = {.m = batch.rows,
                         .n = batch.cols,
                         .k = batch.n,
-                        .a = tall ? x : batch.gram,
+                        .a = tall ? x : factor,
                         .lda = batch.n,
-                        .b = tall ? batch.gram : x,
+                        .b = tall ? factor : x,
                         .ldb = batch.cols,
                         .c = next,
                         .ldc = batch.cols,
@@ -75,6 +86,24 @@ void find_next(const KernelArgs& args, const Batch& batch, const void* x, void* 
   cuda::multiply(args, product,
                  cuda::ProductBatch{batch.count, tall ? batch.elements() : square,
                                     tall ? square : batch.elements(), batch.elements()});
+}
+
+void step(const KernelArgs& args, const Batch& batch, const void* x, void* next) {
+  find_grams(args, batch, x);
+  find_polynomials(args, batch, batch.gram);
+  multiply_x(args, batch, batch.gram, x, next);
+}
+
+void step_twice(const KernelArgs& args, const Batch& batch, const void* x, void* next) {
+  void* const first = next;
+  void* const moved = batch.square;
+  find_grams(args, batch, x);
+  find_polynomials(args, batch, first);
+  multiply_small(args, batch, first, batch.gram, moved, batch.dtype);
+  multiply_small(args, batch, moved, first, batch.gram, batch.dtype);
+  find_polynomials(args, batch, batch.gram);
+  multiply_small(args, batch, batch.gram, first, moved, batch.dtype);
+  multiply_x(args, batch, moved, x, next);
 }
 
 void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {
@@ -92,16 +121,13 @@ void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {
                        .square = reinterpret_cast<float*>(memory + scratch.square)};
   void* x = args.out(NewtonSchulz::kX).data;
   void* next = memory + scratch.x;
-  // The last step writes to the output.
-  if (op.steps() % 2 != 0) std::swap(x, next);
+  // The last product writes to the output.
+  if (op.num_products(batch.rows, batch.cols) % 2 != 0) std::swap(x, next);
   cuda::launch_normalize(m.dtype, m.data, x, reinterpret_cast<double*>(memory + scratch.sums),
                          batch.count, batch.elements(), cuda::stream_of(args));
-  for (int64_t step = 0; step < op.steps(); ++step) {
-    find_grams(args, batch, x);
-    find_squares(args, batch);
-    cuda::launch_polynomial(m.dtype, batch.gram, batch.square, batch.count, batch.n,
-                            cuda::stream_of(args));
-    find_next(args, batch, x, next);
+  const bool pairs = NewtonSchulz::pairs_steps(batch.rows, batch.cols);
+  for (int64_t left = op.steps(); left > 0; left -= pairs ? 2 : 1) {
+    pairs&& left > 1 ? step_twice(args, batch, x, next) : step(args, batch, x, next);
     std::swap(x, next);
   }
 }

@@ -13,8 +13,8 @@ namespace tessera::cuda {
 void launch_normalize(DType dtype, const void* from, void* to, double* sums, int64_t batch,
                       int64_t elements, cudaStream_t stream);
 
-/// gram = a·I + b·gram + c·square, matrix by matrix [n, n].
-void launch_polynomial(DType dtype, void* gram, const float* square, int64_t batch, int64_t n,
-                       cudaStream_t stream);
+/// to = a·I + b·gram + c·square, matrix by matrix [n, n]; `to` may be `gram`.
+void launch_polynomial(DType dtype, const void* gram, const float* square, void* to, int64_t batch,
+                       int64_t n, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "core/memory.h"
 #include "core/random.h"
@@ -169,9 +171,97 @@ TEST(NewtonSchulz, RefusesWhatItCannotTake) {
 
 TEST(NewtonSchulz, CountsItsProducts) {
   const OperatorPtr op = make_newton_schulz(5);
-  const ValueType batch{DType::kBF16, {2, 6, 3}};
-  // X·Xᵀ and the last product have 2 · 18 · 3 each, G² has 2 · 27.
-  EXPECT_EQ(op->cost(std::vector{batch}, std::vector{batch}).flops, 5 * 2 * (4 * 18 * 3 + 2 * 27));
+  const auto flops = [&](const Shape& shape) {
+    const ValueType batch{DType::kBF16, shape};
+    return op->cost(std::vector{batch}, std::vector{batch}).flops;
+  };
+  // X·Xᵀ and the last product have 2 · 12 · 3 each, G² has 2 · 27.
+  EXPECT_EQ(flops({2, 4, 3}), 5 * 2 * (4 * 12 * 3 + 2 * 27));
+  // Two pairs have five products of the smaller size each, and one step is left.
+  EXPECT_EQ(flops({2, 6, 3}), 2 * (3 * 4 * 18 * 3 + (2 * 5 + 1) * 2 * 27));
+  EXPECT_EQ(flops({2, 3, 6}), flops({2, 6, 3}));
+}
+
+/// A matrix with these singular values and random singular vectors.
+Matrix matrix_with(const std::vector<double>& values, int64_t cols, Random& random) {
+  const auto rows = static_cast<int64_t>(values.size());
+  const auto orthonormal = [&](int64_t width) {
+    Matrix m{rows, width, std::vector<double>(rows * width)};
+    for (double& x : m.at) x = random.next_normal();
+    for (int64_t i = 0; i < rows; ++i) {
+      double* const row = m.at.data() + i * width;
+      for (int64_t j = 0; j < i; ++j) {
+        const double* const other = m.at.data() + j * width;
+        const double along = std::inner_product(row, row + width, other, 0.0);
+        for (int64_t k = 0; k < width; ++k) row[k] -= along * other[k];
+      }
+      const double norm = std::sqrt(std::inner_product(row, row + width, row, 0.0));
+      for (int64_t k = 0; k < width; ++k) row[k] /= norm;
+    }
+    return m;
+  };
+  Matrix right = orthonormal(cols);
+  for (int64_t i = 0; i < rows * cols; ++i) right.at[i] *= values[i / cols];
+  return multiply(orthonormal(rows), right);
+}
+
+void round_to_bf16(Matrix& m) {
+  for (double& x : m.at) x = static_cast<float>(Bf16(static_cast<float>(x)));
+}
+
+/// The iteration step by step, with matrices of BF16 between products.
+Matrix orthogonalize_in_bf16(Matrix x, int64_t steps) {
+  const double norm = norm_of(x);
+  for (double& value : x.at) value /= norm;
+  round_to_bf16(x);
+  for (int64_t step = 0; step < steps; ++step) {
+    Matrix gram = multiply(x, transpose(x));
+    round_to_bf16(gram);
+    const Matrix square = multiply(gram, gram);
+    for (int64_t i = 0; i < std::ssize(gram.at); ++i) {
+      const double diagonal = i % (gram.cols + 1) == 0 ? 3.4445 : 0;
+      gram.at[i] = diagonal - 4.7750 * gram.at[i] + 2.0315 * square.at[i];
+    }
+    round_to_bf16(gram);
+    x = multiply(gram, x);
+    round_to_bf16(x);
+  }
+  return x;
+}
+
+/// Whatever the singular values, pairs of steps err at most twice what steps one by one do. Three
+/// at a time would err several times as much where singular values fall as 1 / i.
+TEST(NewtonSchulz, PairsInBf16AreAsExactAsSingleSteps) {
+  constexpr int64_t kRows = 64;
+  constexpr int64_t kCols = 160;
+  ASSERT_TRUE(NewtonSchulz::pairs_steps(kRows, kCols));
+  const std::vector<std::function<double(int64_t)>> spectra = {
+      [](int64_t) { return 1.0; },
+      [](int64_t i) { return 1 / std::sqrt(1.0 + static_cast<double>(i)); },
+      [](int64_t i) { return 1 / (1.0 + static_cast<double>(i)); },
+      [](int64_t i) { return std::pow(1.0 + static_cast<double>(i), -2); },
+      [](int64_t i) { return std::pow(1e-6, static_cast<double>(i) / kRows); },
+      [](int64_t i) { return i < 8 ? 1.0 : 1e-3; },
+      [](int64_t i) { return i < 1 ? 1.0 : 0.0; }};
+  Random random(9, 0);
+  for (size_t which = 0; which < spectra.size(); ++which) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < kRows; ++i) values.push_back(spectra[which](i));
+    Matrix m = matrix_with(values, kCols, random);
+    round_to_bf16(m);
+    OwnedTensor batch(DType::kBF16, {1, kRows, kCols});
+    std::ranges::transform(m.at, batch.get().as<Bf16>(),
+                           [](double x) { return Bf16(static_cast<float>(x)); });
+    for (const int64_t steps : {2, 5, 6}) {
+      const Matrix exact = orthogonalize_plainly(m, steps);
+      OwnedTensor copy(DType::kBF16, {1, kRows, kCols});
+      std::memcpy(copy.get().data, batch.get().data, batch.get().num_bytes());
+      const double error = distance(matrix_of(orthogonalize(std::move(copy), steps), 0), exact);
+      const double one_by_one = distance(orthogonalize_in_bf16(m, steps), exact);
+      EXPECT_LE(error, 2 * one_by_one + 0x1p-7 * norm_of(exact))
+          << "spectrum " << which << ", " << steps << " steps";
+    }
+  }
 }
 
 }  // namespace

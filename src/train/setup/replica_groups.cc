@@ -35,6 +35,16 @@ std::vector<int64_t> dense_replicas(const Layout& layout, int64_t rank, int64_t 
   return ranks;
 }
 
+/// Of each group of such ranks within the stage one, this rank of its own.
+std::vector<int64_t> dense_parts(const Layout& layout, int64_t rank, int64_t tp_copies) {
+  const int64_t copy = layout.coordinate(rank, Axis::kTp) % tp_copies;
+  std::vector<int64_t> ranks = layout.group(rank, Axis::kTp);
+  std::erase_if(ranks, [&](int64_t other) {
+    return layout.coordinate(other, Axis::kTp) % tp_copies != copy;
+  });
+  return ranks;
+}
+
 /// Their counterparts in each of the stages.
 std::vector<int64_t> at_stages(const Layout& layout, const std::vector<int64_t>& ranks,
                                const std::vector<int64_t>& stages) {
@@ -53,7 +63,8 @@ std::vector<ReplicaRanks> list_flat(const Settings& settings, const Layout& layo
   for (const int64_t copies : std::set<int64_t>{1, kv_copies, tp}) {
     groups.push_back({.name = fmt::format("dense_replicas_{}", copies),
                       .placement = {.tp_copies = copies},
-                      .ranks = dense_replicas(layout, rank, copies)});
+                      .ranks = dense_replicas(layout, rank, copies),
+                      .parts = dense_parts(layout, rank, copies)});
   }
   const auto stages = embedding_stages(settings);
   const int64_t stage = layout.coordinate(rank, Axis::kPp);
@@ -61,11 +72,13 @@ std::vector<ReplicaRanks> list_flat(const Settings& settings, const Layout& layo
     groups.push_back({.name = "embedding_replicas",
                       .placement = {},
                       .num_stages = std::ssize(stages),
-                      .ranks = at_stages(layout, dense_replicas(layout, rank, 1), stages)});
+                      .ranks = at_stages(layout, dense_replicas(layout, rank, 1), stages),
+                      .parts = dense_parts(layout, rank, 1)});
   }
   groups.push_back({.name = "expert_replicas",
                     .placement = {.expert = true},
-                    .ranks = layout.group(rank, Axis::kEdp)});
+                    .ranks = layout.group(rank, Axis::kEdp),
+                    .parts = layout.group(rank, Axis::kEtp)});
   return groups;
 }
 
@@ -132,6 +145,22 @@ bool cuts_evenly(const Settings& settings, const Layout& layout, int64_t reduce_
       nearest_choices(std::move(choices), settings.shard.reduce_group));
 }
 
+/// Whether all ranks that have parts of the same matrices own the same of them: their groups are of
+/// as many near ranks.
+bool parts_match(const Settings& settings, const Layout& layout) {
+  std::vector<std::vector<ReplicaRanks>> groups;
+  for (int64_t rank = 0; rank < layout.num_ranks(); ++rank)
+    groups.push_back(list_replica_ranks(settings, layout, rank));
+  for (const std::vector<ReplicaRanks>& own : groups) {
+    for (size_t i = 0; i < own.size(); ++i) {
+      const bool match = std::ranges::all_of(
+          own[i].parts, [&](int64_t other) { return groups[other][i].inner == own[i].inner; });
+      if (!match) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<ReplicaRanks> list_replica_ranks(const Settings& settings, const Layout& layout,
@@ -174,6 +203,13 @@ void check_sharding(const Settings& settings, const Layout& layout) {
           shard.group, dp, nearest_divisors(dp, shard.group));
   if (shard.reduce_group > 1 && !cuts_evenly(settings, layout, shard.reduce_group))
     refuse_reduce_group(settings, layout);
+  require(
+      settings.optimizer_kind != OptimizerKind::kMuon || shard.reduce_group == 1 ||
+          parts_match(settings, layout),
+      "optim.reduce_group {} makes runs of neighbouring ranks that hold parts of the same "
+      "matrices in different numbers in this layout ({}), and optim.name = \"muon\" joins these "
+      "parts; set it to 1, or to the ranks of a node",
+      shard.reduce_group, describe_degrees(layout));
 }
 
 ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, World& world) {
@@ -185,10 +221,13 @@ ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, Wor
     std::vector<int64_t> outer;
     for (int64_t i = place % group.inner; i < std::ssize(group.ranks); i += group.inner)
       outer.push_back(group.ranks[i]);
-    groups_.push_back({.inner = world.make_group(group.name + ".inner", inner),
-                       .outer = world.make_group(group.name, outer),
-                       .placement = group.placement,
-                       .embedding = group.num_stages > 1});
+    const bool joins = settings.optimizer_kind == OptimizerKind::kMuon && group.num_stages == 1;
+    groups_.push_back(
+        {.inner = world.make_group(group.name + ".inner", inner),
+         .outer = world.make_group(group.name, outer),
+         .parts = joins ? world.make_group(group.name + ".parts", group.parts) : nullptr,
+         .placement = group.placement,
+         .embedding = group.num_stages > 1});
   }
 }
 

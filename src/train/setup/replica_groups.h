@@ -15,6 +15,9 @@ struct ReplicaRanks {
   /// each, one after the other.
   int64_t num_stages = 1;
   std::vector<int64_t> ranks;
+  /// The rank itself and those that hold the other parts that tensor parallelism cuts these weights
+  /// into, in the order of the parts.
+  std::vector<int64_t> parts;
   /// Neighbours in the list that are an inner group. With full sharding these share one copy; else
   /// they are near to one another (optim.reduce_group). All are of one pipeline stage: ranks of
   /// different stages come to their inner groups' operations at different times, and while one
@@ -38,6 +41,9 @@ class ReplicaGroups {
   struct Group {
     CommunicatorPtr inner;
     CommunicatorPtr outer;  ///< the ranks at this one's place in their own inner groups
+    /// With Muon: one of each group that holds another part of the same weights, in the order of
+    /// the parts, at the same place in it. They own the parts of the same matrices.
+    CommunicatorPtr parts;
     WeightPlacement placement;
     bool embedding = false;  ///< of the embedding that several stages have
   };

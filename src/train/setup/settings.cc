@@ -303,10 +303,6 @@ void validate_state_formats(const Settings& settings) {
       "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
       "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
       master == MasterKind::kNone ? "none" : master_suffix(master));
-  require(settings.optimizer_kind != OptimizerKind::kMuon || !has_scales(formats.first_moment),
-          "optim.first_moment = \"{}\" is for AdamW, but optim.name is \"muon\", whose averages of "
-          "gradients are f32 or bf16; set optim.first_moment = \"bf16\"",
-          moment_name(formats.first_moment));
 }
 
 void validate_optimizer(const Settings& settings) {

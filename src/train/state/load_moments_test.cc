@@ -189,16 +189,21 @@ TEST(LoadMoments, LayoutsThatCutBlocksAreRefused) {
   EXPECT_NO_THROW(run_to_step_2(settings, layout_named("tp2"), false));
 }
 
-TEST(LoadMoments, MuonsAveragesHaveNoScales) {
+TEST(LoadMoments, MuonsAveragesMayHaveScales) {
   const TemporaryFolder folder;
   Settings settings = tiny_settings(folder);
   settings.optimizer_kind = OptimizerKind::kMuon;
-  settings.optimizer.formats.second_moment = MomentKind::kFp8;
-  validate(settings);
-  make_trainer(settings)->step();
-  settings.optimizer.formats.first_moment = MomentKind::kFp8;
-  EXPECT_THAT([&] { validate(settings); }, ::testing::ThrowsMessage<UserError>(::testing::HasSubstr(
-                                               "optim.first_moment = \"fp8\" is for AdamW")));
+  for (const MomentKind kind : {MomentKind::kF16, MomentKind::kFp8}) {
+    settings.optimizer.formats.first_moment = kind;
+    settings.optimizer.formats.second_moment = kind;
+    validate(settings);
+    const auto trainer = make_trainer(settings);
+    EXPECT_TRUE(std::isfinite(trainer->step().loss));
+    int64_t num_scales = 0;
+    for (const NamedSlice& state : trainer->state().optimizer().state_slices(HeldPart::kHeld))
+      num_scales += state.name.ends_with(".attn.q.weight.m_scale") ? 1 : 0;
+    EXPECT_EQ(num_scales, settings.model.num_layers);
+  }
 }
 
 }  // namespace

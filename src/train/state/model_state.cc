@@ -55,16 +55,18 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
   std::vector<ReplicatedParameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
-    std::vector<int64_t> matrix_rows;
+    LocalMatrices matrices;
     require_whole_blocks(settings.optimizer.formats, spec);
+    const size_t group = groups.find(spec);
     if (settings.optimizer_kind == OptimizerKind::kMuon)
-      matrix_rows = local_matrices(spec.name, spec.placement);
+      matrices = local_matrices(spec.name, spec.placement, groups.all()[group].parts);
     result.push_back({.parameter = {.name = spec.name,
                                     .weight = parameter.weight,
                                     .grad = parameter.grad,
-                                    .matrix_rows = std::move(matrix_rows)},
+                                    .matrix_rows = std::move(matrices.rows),
+                                    .cut = std::move(matrices.cut)},
                       .slice = spec.placement.slice,
-                      .group = settings.shard.release_gradients ? 0 : groups.find(spec),
+                      .group = settings.shard.release_gradients ? 0 : group,
                       .layer = spec.layer});
   }
   return result;

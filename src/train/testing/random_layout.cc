@@ -223,7 +223,7 @@ void draw_training(Draw& draw, RandomLayout& result) {
   settings.schedule.kind = ScheduleKind::kConstant;
   settings.schedule.warmup_steps = 0;
   settings.run.seed = 1 + draw.upto(1000);
-  if (layout.tp * layout.etp == 1 && draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
+  if (draw.chance(3)) settings.optimizer_kind = OptimizerKind::kMuon;
 }
 
 /// Embedding, layers and loss in as many chunks as before, cut anywhere.
@@ -298,6 +298,16 @@ bool is_valid(const RandomLayout& layout) {
   }
 }
 
+/// Whether matrices may have gradients of roundings alone, which Muon brings to the size of any
+/// other: those of the router, where a token's one expert has all of its weight and the loads are
+/// even, and of queries, where the labels that are there are of tokens that see themselves alone.
+bool may_lack_gradients(const Settings& settings) {
+  const MoeConfig& moe = settings.model.moe;
+  const bool constant =
+      moe.top_k == 1 && (moe.score_order == ScoreOrder::kAfterTopK || moe.normalize_top_k);
+  return constant || settings.data.sequence_length <= settings.model.mtp_layers + 1;
+}
+
 }  // namespace
 
 RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
@@ -310,6 +320,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
     draw_experts(draw, result);
     draw_training(draw, result);
     draw_prediction(draw, result);
+    if (may_lack_gradients(result.settings)) result.settings.optimizer_kind = OptimizerKind::kAdamW;
     draw_shard_groups(draw, result);
     result.settings.parallel.exchange = draw.of({ExchangeSizes::kExact, ExchangeSizes::kBounded});
     if (draw.chance(3)) draw_offload(draw, result);
