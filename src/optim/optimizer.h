@@ -37,7 +37,7 @@ Backend optimizer_on_host();
 struct Parameter {
   std::string name;
   Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it
-  Tensor grad;    ///< F32, of the weight's shape
+  Tensor grad;    ///< F32, or BF16 where AdamW updates it, of the weight's shape
   /// Whether it is decayed; unset, OptimizerOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
   double lr_multiplier = 1.0;
@@ -103,9 +103,9 @@ class Optimizer {
   /// the step is to be, which the device reads when it comes to the clipping. REQUIRES that it has
   /// come to that of the last step.
   void prepare(const StepInput& input);
-  /// The norm of F32 tensors, of which number i is no larger than parameter i, and what it and the
-  /// losses, F32 [1], which the device reaches, make of the step: where one of them is not finite,
-  /// update() does nothing. REQUIRES that all updates of the last step come before.
+  /// The norm of tensors, F32 or BF16, of which number i is no larger than parameter i, and what it
+  /// and the losses, F32 [1], which the device reaches, make of the step: where one of them is not
+  /// finite, update() does nothing. REQUIRES that all updates of the last step come before.
   void give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses = {},
                  const UpdateObserver& observer = {});
   /// What came of it, once the device has come to it. A loss that was not finite makes the norm

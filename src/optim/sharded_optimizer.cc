@@ -19,9 +19,15 @@ void check(const ReplicatedParameter& p, size_t num_groups) {
          p.group, num_groups);
 }
 
-/// Where gradients are released, layers are parts of their own, and the ends between them.
+bool rounds_gradient(const Parameter& parameter) {
+  return parameter.grad.dtype != DType::kF32;
+}
+
+/// Where gradients are released, layers are parts of their own, and the ends between them; where
+/// those of layers are rounded, all layers are a part.
 CutTensor cut_tensor(const ReplicatedParameter& p, const ShardingOptions& sharding) {
   CutTensor tensor = cut_tensor(p.parameter);
+  if (rounds_gradient(p.parameter)) tensor.part = 1;
   if (sharding.release_gradients && p.layer) tensor.part = 1 + *p.layer;
   return tensor;
 }
@@ -172,7 +178,8 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       bucket.parameters.push_back(idx);
       bucket.shares_gradients = sharding.release_gradients && parameters[idx].layer;
       bucket.weight_bytes += weight.num_bytes();
-      bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
+      bucket.gradient_bytes += parameter.grad.num_bytes();
+      bucket.rounds_gradients = rounds_gradient(parameter);
       held.push_back(take_rows(parameter, rows[idx].held));
     }
     bucket.state_bytes = Optimizer::state_bytes(held, options.formats);

@@ -49,8 +49,10 @@ class BucketTasks final : public ParameterTasks {
       wait_weights(bucket);
       read(task, weights(bucket));
     }
-    for (const ProgramParameters::Place& place : parameters.gradients)
-      add_to_gradients(task, bucket_of_[place.parameter]);
+    if (sum_bytes(idx) > 0) write(task, sums());
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      if (!is_rounded(place)) add_to_gradients(task, bucket_of_[place.parameter]);
+    }
     for (const ProgramParameters::Place& place : parameters.gradients) {
       if (bucket_of_[place.parameter] != kNoBucket) has_gradients_[bucket_of_[place.parameter]] = 1;
     }
@@ -58,6 +60,7 @@ class BucketTasks final : public ParameterTasks {
 
   void after_run(size_t idx) override {
     if (!options_.trains) return;
+    if (sum_bytes(idx) > 0) round_gradients(idx);
     for (const size_t bucket : completed_by_[idx]) {
       if (releases()) {
         update_bucket(bucket);
@@ -117,6 +120,49 @@ class BucketTasks final : public ParameterTasks {
     }
     return bytes;
   }
+  /// Whether a program adds to a sum of its own.
+  bool is_rounded(const ProgramParameters::Place& place) const {
+    const size_t bucket = bucket_of_[place.parameter];
+    return bucket != kNoBucket && at(bucket).rounds_gradients;
+  }
+  /// The bytes of such sums.
+  int64_t sum_bytes(size_t run) const {
+    int64_t bytes = 0;
+    for (const ProgramParameters::Place& place : runs_[run].parameters.gradients) {
+      if (is_rounded(place))
+        bytes += runs_[run].executable->program().value(place.value).type.num_bytes();
+    }
+    return bytes;
+  }
+  BufferId sums() {
+    if (most_sums_ == 0) {
+      for (size_t run = 0; run < runs_.size(); ++run)
+        most_sums_ = std::max(most_sums_, sum_bytes(run));
+    }
+    const std::string name = "sums of a layer's gradients";
+    return writer_.buffer(name, most_sums_, {.name = name, .bytes = most_sums_});
+  }
+  /// Sums are read, and gradients of half of their bytes read and written.
+  void round_gradients(size_t idx) {
+    const StepRun& run = runs_[idx];
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kRoundGradients,
+              .lane = writer_.lane(LaneKind::kCompute),
+              .name = fmt::format("round gradients, layer {}, micro-batch {}", run.ref.idx,
+                                  run.micro_batch),
+              .bytes = 2 * sum_bytes(idx),
+              .subject = {.program = run.ref,
+                          .chunk = run.chunk,
+                          .place = run.place,
+                          .micro_batch = run.micro_batch}};
+    read(task, sums());
+    for (const ProgramParameters::Place& place : run.parameters.gradients) {
+      const size_t bucket = bucket_of_[place.parameter];
+      if (is_rounded(place)) tessera::update(task, gradients(bucket));
+    }
+    writer_.add(std::move(task));
+  }
+
   /// What layers share holds nothing of this layer before the first sum.
   void add_to_gradients(Task& task, size_t bucket) {
     const bool holds_nothing =
@@ -286,6 +332,7 @@ class BucketTasks final : public ParameterTasks {
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
   std::vector<std::optional<TaskId>> weight_waits_, reductions_, updates_;
   std::vector<uint8_t> has_gradients_;  // of this step
+  int64_t most_sums_ = 0;               // bytes of a run's, once known
   StateTasks states_;
   std::optional<TaskId> judge_, prepared_;
 };

@@ -155,6 +155,16 @@ void check_sharding(const Settings& settings, const Layout& layout) {
   require(!shard.release_gradients || layout.num_ranks() == 1,
           "optim.release_gradients is for one rank, and there are {}; leave it out",
           layout.num_ranks());
+  const bool rounds = shard.gradients != DType::kF32;
+  require(!rounds || !full || layout.num_ranks() == 1,
+          "optim.gradients = \"bf16\" does not go with optim.shard = \"full\" on {} ranks, whose "
+          "gradients of a module are reduced as they come; choose state or none, or leave it out",
+          layout.num_ranks());
+  require(
+      !rounds || shard.reduce_group == 1,
+      "optim.gradients = \"bf16\" does not go with optim.reduce_group {}, whose first sums would "
+      "be rounded on their way; leave one of them out",
+      shard.reduce_group);
   require(!shard.state_on_host || !full || layout.num_ranks() == 1,
           "optim.offload does not go with optim.shard = \"full\" on {} ranks; choose state or "
           "none, or leave it out",

@@ -24,6 +24,7 @@ bool shards_fully(const Settings& settings, const RunLayout& run) {
 }
 
 GradientPlaces gradient_places(const Settings& settings) {
+  if (settings.shard.gradients != DType::kF32) return GradientPlaces::kRounded;
   return settings.shard.release_gradients ? GradientPlaces::kLayersInTurn : GradientPlaces::kApart;
 }
 
@@ -131,7 +132,7 @@ int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::s
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run,
                                           const Backend& backend) {
   const auto specs = held_parameters(settings, run);
-  const auto parameters = ParameterSet::planned(specs);
+  const auto parameters = ParameterSet::planned(specs, gradient_places(settings));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups, settings);
@@ -158,7 +159,8 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
-  const auto parameters = ParameterSet::planned(held_parameters(settings, run));
+  const auto parameters =
+      ParameterSet::planned(held_parameters(settings, run), gradient_places(settings));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups, settings);
@@ -182,7 +184,8 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
-  const auto parameters = ParameterSet::without_memory(held_parameters(settings, run));
+  const auto parameters =
+      ParameterSet::without_memory(held_parameters(settings, run), gradient_places(settings));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
   const auto replicated = list_replicated(parameters, groups, settings);
@@ -238,7 +241,8 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
     replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
                                                      settings.optimizer,
                                                      settings.shard.replicated(), backend);
-    replicated_parameters_ = std::make_unique<ReplicatedParameters>(parameters_, *replicated_);
+    replicated_parameters_ =
+        std::make_unique<ReplicatedParameters>(parameters_, *replicated_, backend);
   }
 }
 
