@@ -279,10 +279,13 @@ Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver&
 
 std::vector<double> Optimizer::sums_of_squares(std::span<const Tensor> grads,
                                                const UpdateObserver& observer) {
-  const Tensor sums = give_sums(grads, observer);
+  return read_sums(give_sums(grads, observer));
+}
+
+std::vector<double> Optimizer::read_sums(const Tensor& sums) {
   backend_.device().copy(shared_.sums.data, sums.data, sums.num_bytes());
   backend_.device().synchronize();
-  const auto known = shared_.sums.span<double>().first(grads.size());
+  const auto known = shared_.sums.span<double>().first(sums.num_elements());
   return {known.begin(), known.end()};
 }
 
@@ -346,6 +349,10 @@ void Optimizer::give_group_clip(size_t group, const UpdateObserver& observer) {
   const Tensor inputs[] = {give_sums(grads, observer, first), shared_.limits};
   const Tensor outputs[] = {own_.norm, own_.grad_scale};
   run_kernel(*grad_clip_, inputs, outputs, {}, observer);
+}
+
+std::vector<double> Optimizer::group_sums() {
+  return read_sums(own_.sums);
 }
 
 void Optimizer::give_norm(std::span<const Tensor> losses, const UpdateObserver& observer) {

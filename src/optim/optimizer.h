@@ -119,7 +119,9 @@ class Optimizer {
   void give_factors();
   /// what a group's gradients alone make of its update, which is not to clip, and
   void give_group_clip(size_t group, const UpdateObserver& observer = {});
-  /// after all groups the norm for clip_result(), from the same sums, in the order of the groups.
+  /// after all groups the norm for clip_result(), from the same sums, in the order of the groups,
+  /// or, for whoever has but a part of the gradients, these sums, which are waited for.
+  std::vector<double> group_sums();
   void give_norm(std::span<const Tensor> losses, const UpdateObserver& observer = {});
 
   /// The update of a group with all that goes around it, for whoever has no plan of it.
@@ -214,6 +216,7 @@ class Optimizer {
   Slot at_work(size_t parameter) const;
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
                    int64_t first = 0);
+  std::vector<double> read_sums(const Tensor& sums);
   std::vector<Tensor> all_grads() const;
   Slot make_slot(const Parameter& parameter, int64_t state_offset) const;
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -30,6 +32,20 @@ CutTensor cut_tensor(const ReplicatedParameter& p, const ShardingOptions& shardi
   if (rounds_gradient(p.parameter)) tensor.part = 1;
   if (sharding.release_gradients && p.layer) tensor.part = 1 + *p.layer;
   return tensor;
+}
+
+/// Which of the places that layers' gradients have in turn each layer of the list has.
+std::map<int64_t, int64_t> find_turns(std::span<const size_t> list,
+                                      std::span<const ReplicatedParameter> parameters,
+                                      const ShardingOptions& sharding) {
+  std::set<int64_t> layers;
+  for (const size_t idx : list) {
+    if (parameters[idx].layer) layers.insert(*parameters[idx].layer);
+  }
+  std::map<int64_t, int64_t> turns;
+  for (const int64_t layer : layers)
+    turns.emplace(layer, std::ssize(turns) % sharding.layers_at_a_time);
+  return turns;
 }
 
 int64_t bucket_bytes(const ShardingOptions& sharding) {
@@ -162,6 +178,9 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
   ReplicatedExchanges exchanges{
       .buckets = {}, .shard_state = sharding.shard_state, .releases = sharding.release_gradients};
   if (sharding.state_on_host) exchanges.windows = {0, 0};
+  std::vector<std::map<int64_t, int64_t>> turns;
+  for (const Group& group : all)
+    turns.push_back(find_turns(group.parameters, parameters, sharding));
   for (const BucketPlace& place : order_buckets(all)) {
     const Group& group = all[place.group];
     BucketExchange bucket{.group = place.group,
@@ -177,6 +196,7 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       const Tensor& weight = parameter.weight;
       bucket.parameters.push_back(idx);
       bucket.shares_gradients = sharding.release_gradients && parameters[idx].layer;
+      if (bucket.shares_gradients) bucket.turn = turns[place.group].at(*parameters[idx].layer);
       bucket.weight_bytes += weight.num_bytes();
       bucket.gradient_bytes += parameter.grad.num_bytes();
       bucket.rounds_gradients = rounds_gradient(parameter);
@@ -240,6 +260,10 @@ void ShardedOptimizer::wait_reduction(size_t bucket) {
 }
 
 StepResult ShardedOptimizer::judge(const StepInput& input) {
+  if (sharding_.release_gradients) {
+    discard_gradients();
+    return state_->judge_updated(input);
+  }
   ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
   phase_ = Phase::kIdle;
   return state_->judge(input);

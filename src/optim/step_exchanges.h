@@ -24,6 +24,7 @@ struct BucketExchange {
   double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
   /// Whether its gradients are where those of other layers are while these are not there.
   bool shares_gradients = false;
+  int64_t turn = 0;  ///< which of the places that layers have in turn
   /// Whether they are BF16, and programs add to F32 sums of their own.
   bool rounds_gradients = false;
 

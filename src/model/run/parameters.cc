@@ -136,28 +136,30 @@ int64_t place_sums(const std::vector<ParameterSpec>& specs, int64_t begin,
   return end;
 }
 
+bool takes_turns(GradientPlaces places) {
+  return places == GradientPlaces::kLayersInTurn || places == GradientPlaces::kTwoInTurn;
+}
+
 /// Gradients of parameters that the same ranks hold: those of the ends one behind the other, then
-/// the layers', which begin at the same place. Returns the bytes with these.
+/// the layers', which begin at `num_places` places by turns. Returns the bytes with these.
 int64_t place_in_turn(const std::vector<ParameterSpec>& specs, std::span<const size_t> parameters,
-                      int64_t begin, std::vector<int64_t>& gradient_of) {
-  std::map<int64_t, int64_t> of_layer;
-  const auto bytes = [&](size_t idx) {
-    return align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
-  };
+                      int64_t begin, int64_t num_places, std::vector<int64_t>& gradient_of) {
+  std::map<int64_t, int64_t> layer_bytes;
   for (const size_t idx : parameters) {
-    if (specs[idx].layer) continue;
-    gradient_of[idx] = begin;
-    begin += bytes(idx);
-  }
-  int64_t end = begin;
-  for (const size_t idx : parameters) {
-    if (!specs[idx].layer) continue;
-    int64_t& at = of_layer.try_emplace(*specs[idx].layer, begin).first->second;
+    int64_t& at = specs[idx].layer ? layer_bytes[*specs[idx].layer] : begin;
     gradient_of[idx] = at;
-    at += bytes(idx);
-    end = std::max(end, at);
+    at += align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
   }
-  return end;
+  int64_t most = 0;
+  std::map<int64_t, int64_t> place_of;
+  for (const auto& [layer, bytes] : layer_bytes) {
+    place_of.emplace(layer, std::ssize(place_of) % num_places);
+    most = std::max(most, bytes);
+  }
+  for (const size_t idx : parameters) {
+    if (specs[idx].layer) gradient_of[idx] += begin + place_of[*specs[idx].layer] * most;
+  }
+  return begin + std::min(std::ssize(layer_bytes), num_places) * most;
 }
 
 }  // namespace
@@ -232,13 +234,15 @@ ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>&
       const ParameterSpec& spec = specs[idx];
       result.weight_of[idx] = weights;
       weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
-      if (places == GradientPlaces::kLayersInTurn) continue;
+      if (takes_turns(places)) continue;
       result.gradient_of[idx] = result.gradients;
       result.gradients +=
           align_up(spec.shape.num_elements() * dtype_size(gradient_dtype(spec, places)));
     }
-    if (places == GradientPlaces::kLayersInTurn)
-      result.gradients = place_in_turn(specs, parameters, result.gradients, result.gradient_of);
+    if (takes_turns(places))
+      result.gradients =
+          place_in_turn(specs, parameters, result.gradients,
+                        places == GradientPlaces::kTwoInTurn ? 2 : 1, result.gradient_of);
   }
   if (places == GradientPlaces::kRounded)
     result.gradients = place_sums(specs, result.gradients, result.sum_of);

@@ -68,6 +68,7 @@ struct ModelParameter {
 enum class GradientPlaces : uint8_t {
   kApart,         ///< all are there at a time
   kLayersInTurn,  ///< of the layers one after the other, in the same memory
+  kTwoInTurn,     ///< the same, but that each second layer has memory of its own
   /// All are there, those of the layers in BF16. A layer's programs add to F32 sums, which are in
   /// the same memory for all layers, and which StepParameters::round_gradients adds to these.
   kRounded,

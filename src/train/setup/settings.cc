@@ -209,10 +209,12 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
                   "In what the gradients of layers' weights are kept. What a layer's backward pass "
                   "of a micro-batch adds up in f32 is added to bf16 with one rounding, and between "
                   "ranks they travel as bf16. Those of embedding, last norm and head are f32");
-  schema.add("optim.release_gradients", &shard.release_gradients,
-             "Update each layer as soon as its gradients are complete, and let all layers' "
-             "gradients have the same memory: on one rank and without clipping; with several "
-             "micro-batches, all pass forward before all pass backward, layer by layer");
+  schema.add(
+      "optim.release_gradients", &shard.release_gradients,
+      "Update each layer as soon as its gradients are complete, and let all layers' "
+      "gradients have the same memory: without clipping, on several ranks with shard = state "
+      "and two layers' memory; with several micro-batches, all pass forward before all pass "
+      "backward, layer by layer");
   schema.add("optim.offload", &shard.state_on_host,
              "Keep the optimizer's state in the host's memory, from where it comes to the device "
              "for the updates, with shard = none or state");
