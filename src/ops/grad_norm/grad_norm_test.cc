@@ -184,9 +184,9 @@ TEST(GradClip, RefusesOtherTypes) {
 }
 
 TEST(SumOfSquares, RefusesOtherTypes) {
-  const std::vector<ValueType> bf16 = {{.dtype = DType::kBF16, .shape = {4}}};
+  const std::vector<ValueType> f64 = {{.dtype = DType::kF64, .shape = {4}}};
   const std::vector<ValueType> matrix = {{.dtype = DType::kF32, .shape = {4, 4}}};
-  EXPECT_THROW(make_sum_of_squares()->infer(bf16), UserError);
+  EXPECT_THROW(make_sum_of_squares()->infer(f64), UserError);
   EXPECT_THROW(make_sum_of_squares()->infer(matrix), UserError);
 }
 

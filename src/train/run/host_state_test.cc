@@ -132,6 +132,7 @@ TEST_P(ReleasedGradients, GiveTheBitsOfThoseThatStay) {
   if (settings.model.mtp_layers > 0) settings.train.micro_batch = settings.train.global_batch;
   settings.parallel.schedule = PipelineKind::kGpipe;
   settings.shard.release_gradients = settings.shard.state_on_host = false;
+  settings.shard.gradients = DType::kF32;
   testing::write_tokens(settings);
   const auto kept = make(settings, choose_host);
   settings.shard.release_gradients = true;
