@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains one model on a text with each way of keeping the optimizer's state, and compares their validation losses.
+"""Trains one model on a text with each way of keeping gradients and the optimizer's state, and compares their validation losses.
 
   bench/state_formats.py build/tessera --data.text=text.txt --train.steps=2000 [option of `tessera train`...]
                          [--seeds 2] [--only NAME,...] [--json FILE]
 
 Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
-element of a BF16 weight (scales apart), the mean validation loss at the end, its gap to that of F32 state with the
+element of a BF16 weight (scales and gradients apart), the mean validation loss at the end, its gap to that of F32 state with the
 standard error over the seeds, and the time of a step. "remainder" computes what F32 state does but for single roundings
 of a last digit: its gap shows what chance alone makes of one. docs/log.md says what was measured.
 """
@@ -23,6 +23,7 @@ def moments(first, second):
 
 
 NARROW = moments("bf16", "bf16")
+GRADIENTS = ["--optim.gradients=bf16"]
 
 # Name: bytes for an element beside a BF16 weight and its gradient, and the options.
 FORMATS = {
@@ -37,6 +38,8 @@ FORMATS = {
     "fp8+none": (2, [*moments("fp8", "fp8"), "--optim.master=none"]),
     "remainder8": (9, ["--optim.master=remainder8"]),
     "f16": (8, moments("f16", "f16")),
+    "gradients": (12, GRADIENTS),
+    "gradients+moments+remainder": (6, [*GRADIENTS, *NARROW, "--optim.master=remainder"]),
 }
 
 
@@ -74,7 +77,7 @@ def print_row(name, results):
     result, plain = results[name], results["f32"]
     gaps = [100 * (loss / other - 1) for loss, other in zip(result["losses"], plain["losses"])]
     error = statistics.stdev(gaps) / len(gaps)**0.5 if len(gaps) > 1 else 0
-    print(f"{name:20} {result['bytes']:5d} {statistics.mean(result['losses']):9.4f} {statistics.mean(gaps):+8.3f} % "
+    print(f"{name:28} {result['bytes']:5d} {statistics.mean(result['losses']):9.4f} {statistics.mean(gaps):+8.3f} % "
           f"+- {error:.3f} {1000 * result['step_seconds']:8.2f}", flush=True)
 
 
@@ -85,7 +88,7 @@ def main():
     parser.add_argument("--only")
     parser.add_argument("--json")
     arguments, options = parser.parse_known_args()
-    print(f"{'state':20} {'bytes':>5} {'loss':>9} {'gap to f32':>18} {'ms':>8}")
+    print(f"{'state':28} {'bytes':>5} {'loss':>9} {'gap to f32':>18} {'ms':>8}")
     results = measure(arguments, options)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))

@@ -14,8 +14,14 @@ constexpr int64_t kBf16Bytes = sizeof(Bf16);
 
 BucketReduction::BucketReduction(const ReplicaGroup& group, const Bucket& bucket,
                                  GradientCompression compression, const GradientMath& math,
-                                 int64_t piece_bytes)
-    : inner_(group.inner), outer_(group.outer), compression_(compression), math_(math) {
+                                 int64_t piece_bytes, DType dtype)
+    : inner_(group.inner),
+      outer_(group.outer),
+      compression_(compression),
+      dtype_(dtype),
+      math_(math) {
+  ensure(dtype == DType::kF32 || group.inner_size() == 1, "{} gradients of an inner group",
+         dtype_name(dtype));
   const int64_t width = outer_->size();
   const int64_t first = group.rank() / width * width;
   for (int64_t i = 0; i < group.inner_size(); ++i)
@@ -26,9 +32,10 @@ BucketReduction::BucketReduction(const ReplicaGroup& group, const Bucket& bucket
   }
   part_ = bucket.elements(first, width);
   own_ = bucket.elements(group.rank());
-  if (!compressed()) return;
-  if (piece_bytes > 0 || !math_.is_host()) cut(piece_bytes);
-  goes_in_pieces_ = num_pieces_ > 1 || !math_.is_host();
+  if (!sends_bf16()) return;
+  const bool only_pieces = dtype_ != DType::kF32 || !math_.is_host();
+  if (piece_bytes > 0 || only_pieces) cut(piece_bytes);
+  goes_in_pieces_ = num_pieces_ > 1 || only_pieces;
 }
 
 void BucketReduction::cut(int64_t piece_bytes) {
@@ -48,12 +55,13 @@ int64_t BucketReduction::piece_bytes() const {
   return align_up((outer_->size() - 1) * piece_rows_ * kBf16Bytes);
 }
 
-bool BucketReduction::compressed() const {
-  return compression_ == GradientCompression::kBf16 && outer_->size() > 1;
+bool BucketReduction::sends_bf16() const {
+  const bool in_bf16 = compression_ == GradientCompression::kBf16 || dtype_ == DType::kBF16;
+  return in_bf16 && outer_->size() > 1;
 }
 
 int64_t BucketReduction::staging_bytes() const {
-  if (!compressed()) return 0;
+  if (!sends_bf16()) return 0;
   if (goes_in_pieces_) return 2 * piece_bytes();
   return align_up(own_.count * kF32Bytes) + (fits() ? 0 : align_up(num_received() * kBf16Bytes));
 }
@@ -69,7 +77,7 @@ Pending BucketReduction::start_inner(std::byte* memory) const {
 Pending BucketReduction::start_outer(std::byte* memory, std::byte* staging, int64_t piece) const {
   if (outer_->size() == 1) return {};
   if (goes_in_pieces_) return start_piece(memory, staging, piece);
-  if (compressed()) return start_exchange(memory, staging);
+  if (sends_bf16()) return start_exchange(memory, staging);
   return outer_->reduce_scatter_v(elements(memory, DType::kF32, part_),
                                   elements(memory, DType::kF32, own_), outer_rows_);
 }
@@ -106,8 +114,9 @@ Pending BucketReduction::start_piece(std::byte* memory, std::byte* staging, int6
   for (size_t i = 0; i < shares_.size(); ++i) {
     if (i == own) continue;
     const IndexRange range = piece_of(shares_[i], piece);
-    math_.round(elements(memory, DType::kF32, range),
-                elements(staging, DType::kBF16, {num_sent, range.count}));
+    const Tensor from = elements(memory, dtype_, range);
+    const Tensor to = elements(staging, DType::kBF16, {num_sent, range.count});
+    dtype_ == DType::kBF16 ? math_.copy(from, to) : math_.round(from, to);
     send[i] = range.count;
     num_sent += range.count;
   }
@@ -123,9 +132,9 @@ void BucketReduction::sum_up(std::byte* received, const Tensor& own) const {
 }
 
 void BucketReduction::finish(std::byte* memory, std::byte* staging, int64_t piece) const {
-  if (!compressed()) return;
+  if (!sends_bf16()) return;
   if (goes_in_pieces_)
-    return sum_up(staging + piece_bytes(), elements(memory, DType::kF32, piece_of(own_, piece)));
+    return sum_up(staging + piece_bytes(), elements(memory, dtype_, piece_of(own_, piece)));
   const Tensor sum = elements(staging, DType::kF32, {0, own_.count});
   sum_up(received(memory, staging), sum);
   math_.copy(sum, elements(memory, DType::kF32, own_));

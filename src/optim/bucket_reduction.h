@@ -20,21 +20,24 @@ enum class GradientCompression : uint8_t {
 /// share: a reduce-scatter over the inner group leaves a part, one over the outer group this rank's
 /// share of that.
 ///
-/// `memory` has the bucket's F32 gradients in flat order. In the end the share's elements hold the
-/// sum; what the others hold is of no use. Reduce-scatters work in place. With compression on the
-/// host, BF16 summands take half of the memory and those of the other ranks arrive in the rest
-/// (MegaScale-MoE, figure 11), so that only the sum needs staging, as much as one share.
+/// `memory` has the bucket's gradients, F32 or BF16, in flat order. In the end the share's elements
+/// hold the sum; what the others hold is of no use. Reduce-scatters work in place. With compression
+/// on the host, BF16 summands take half of the memory and those of the other ranks arrive in the
+/// rest (MegaScale-MoE, figure 11), so that only the sum needs staging, as much as one share.
+///
+/// Gradients in BF16 travel so as well, and their sum, made in F32, is rounded in the end. They are
+/// not for an inner group, whose sums would be rounded on their way.
 ///
 /// A large bucket can instead be exchanged in pieces, each a part of every share, through staging
 /// that does not grow with the bucket. On a GPU, whose threads cannot round a range into itself,
-/// that is the only way, and a bucket that is not cut is one piece. The sums are the same to the
-/// bit.
+/// that is the only way, as it is for BF16, and a bucket that is not cut is one piece. The sums are
+/// the same to the bit.
 class BucketReduction {
  public:
-  /// `piece_bytes`: where compression would send more than this at once, it goes in pieces of about
-  /// this size; 0: never. The same on all ranks.
+  /// `dtype` is that of the gradients. `piece_bytes`: where compression would send more than this
+  /// at once, it goes in pieces of about this size; 0: never. The same on all ranks.
   BucketReduction(const ReplicaGroup& group, const Bucket& bucket, GradientCompression compression,
-                  const GradientMath& math, int64_t piece_bytes = 0);
+                  const GradientMath& math, int64_t piece_bytes = 0, DType dtype = DType::kF32);
 
   int64_t staging_bytes() const;
   /// The same on all ranks.
@@ -54,7 +57,7 @@ class BucketReduction {
   Pending start_piece(std::byte* memory, std::byte* staging, int64_t piece) const;
   /// own += the other ranks' parts in their order, all rounded.
   void sum_up(std::byte* received, const Tensor& own) const;
-  bool compressed() const;
+  bool sends_bf16() const;
   Tensor elements(std::byte* memory, DType dtype, IndexRange range) const {
     return math_.elements(memory, dtype, range);
   }
@@ -68,6 +71,7 @@ class BucketReduction {
   CommunicatorPtr inner_;
   CommunicatorPtr outer_;
   GradientCompression compression_;
+  DType dtype_;
   GradientMath math_;
   std::vector<int64_t> inner_rows_;  ///< elements of each inner rank's part
   std::vector<int64_t> outer_rows_;  ///< elements of each outer rank's share of this rank's part

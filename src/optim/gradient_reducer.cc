@@ -14,11 +14,16 @@ std::vector<GradientReducer::Item> GradientReducer::make_items(const ReplicaGrou
   for (const Bucket& bucket : buckets) {
     const size_t count = bucket.parameters.count;
     const IndexRange own = bucket.elements(group.rank());
-    constexpr int64_t kBytes = sizeof(float);
+    const std::span of_bucket(grads.data() + bucket.parameters.begin, count);
+    const DType dtype = of_bucket.front().dtype;
+    for (const Tensor& grad : of_bucket)
+      ensure(grad.dtype == dtype, "a bucket of {} and {}", dtype_name(dtype),
+             dtype_name(grad.dtype));
+    const int64_t bytes = dtype_size(dtype);
     const int64_t piece_bytes = count == 1 ? options.piece_bytes : 0;
-    items.push_back({.reduction = {group, bucket, options.compression, math, piece_bytes},
-                     .grads = ScatteredBytes({grads.data() + bucket.parameters.begin, count}),
-                     .own_bytes = {own.begin * kBytes, own.count * kBytes},
+    items.push_back({.reduction = {group, bucket, options.compression, math, piece_bytes, dtype},
+                     .grads = ScatteredBytes(of_bucket),
+                     .own_bytes = {own.begin * bytes, own.count * bytes},
                      .ready = std::vector<bool>(count)});
   }
   return items;

@@ -25,11 +25,13 @@ struct ReductionOptions {
 /// A bucket whose gradients lie one after the other in memory, in the order of the list, is reduced
 /// in place. Others are packed into staging first: then staging is as large as the largest bucket
 /// of several parameters, for each bucket under way. A bucket of one parameter needs none, or, with
-/// compression, that of a piece: so staging does not grow with the parameters. Not thread-safe.
+/// compression and for BF16, that of a piece: so staging does not grow with the parameters. Not
+/// thread-safe.
 class GradientReducer {
  public:
-  /// `grads`: the F32 gradients, in the back end's memory, of the group's parameters, for which
-  /// make_buckets made `buckets` with group.size() shares. Their memory must outlive the reducer.
+  /// `grads`: the gradients, F32 or BF16, those of a bucket alike, in the back end's memory, of the
+  /// group's parameters, for which make_buckets made `buckets` with group.size() shares. Their
+  /// memory must outlive the reducer.
   GradientReducer(const ReplicaGroup& group, const std::vector<Bucket>& buckets,
                   const std::vector<Tensor>& grads, const ReductionOptions& options,
                   const Backend& backend = optimizer_on_host());

@@ -40,12 +40,20 @@ void HeldState::give_clip(std::span<const Tensor> losses, const UpdateObserver& 
 
 // Summed rank by rank, and not by an all-reduce, so that all ranks have the same bits in every back
 // end.
-StepResult HeldState::judge(const StepInput& input) {
-  const std::vector<double> sums = optimizer_.sums_of_squares(owned_gradients(), input.observer);
+double HeldState::sum_over_ranks(const std::vector<double>& sums) const {
   double own = std::accumulate(sums.begin(), sums.end(), 0.0);
   std::vector<double> all(world_->size());
   world_->all_gather(view(std::span(&own, 1), {1}), view(std::span(all), {world_->size()})).wait();
-  const auto result = Optimizer::judge(std::accumulate(all.begin(), all.end(), 0.0), input);
+  return std::accumulate(all.begin(), all.end(), 0.0);
+}
+
+StepResult HeldState::judge_updated(const StepInput& input) {
+  return Optimizer::judge(sum_over_ranks(optimizer_.group_sums()), input);
+}
+
+StepResult HeldState::judge(const StepInput& input) {
+  const double sum = sum_over_ranks(optimizer_.sums_of_squares(owned_gradients(), input.observer));
+  const auto result = Optimizer::judge(sum, input);
   optimizer_.prepare(input);
   optimizer_.give_factors(input.grad_scale, result);
   return result;

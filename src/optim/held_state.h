@@ -38,11 +38,13 @@ class HeldState {
   /// What a step makes of the gradients of all ranks of the world, each owned element counting
   /// once: the same bits on all ranks, who all call it. update() does nothing where it is not to.
   StepResult judge(const StepInput& input);
+  /// The same of gradients that are gone, from what the updates of all groups found.
+  StepResult judge_updated(const StepInput& input);
   /// The same without waiting for it, as Optimizer's. REQUIRES is_alone().
   void prepare(const StepInput& input) { optimizer_.prepare(input); }
   void give_clip(std::span<const Tensor> losses, const UpdateObserver& observer);
   StepResult clip_result() const { return optimizer_.clip_result(); }
-  /// The parts of an update of groups, or from the host's memory. The former REQUIRES is_alone().
+  /// The parts of an update of groups, or from the host's memory.
   Optimizer& optimizer() { return optimizer_; }
   /// Updates the held rows of parameters, by their places in the list.
   void update(std::span<const size_t> parameters, const UpdateObserver& observer) const {
@@ -64,6 +66,7 @@ class HeldState {
 
  private:
   std::vector<Tensor> owned_gradients() const;
+  double sum_over_ranks(const std::vector<double>& sums) const;
   void append(std::vector<NamedSlice>& slices, size_t idx, HeldPart part,
               const NamedTensor& tensor) const;
 

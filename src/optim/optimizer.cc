@@ -38,7 +38,9 @@ UpdateGroups complete(UpdateGroups groups, size_t num_parameters) {
 void check_parameter(const Parameter& p) {
   ensure(is_storage(p.weight.dtype), "optimizer: weight '{}' is {}", p.name,
          dtype_name(p.weight.dtype));
-  ensure(p.grad.dtype == DType::kF32 && p.grad.shape == p.weight.shape,
+  const bool takes_grad =
+      p.grad.dtype == DType::kF32 || (p.grad.dtype == DType::kBF16 && p.has_second_moment());
+  ensure(takes_grad && p.grad.shape == p.weight.shape,
          "optimizer: '{}' has weight {} but gradient {} {}", p.name, p.weight.shape.to_string(),
          dtype_name(p.grad.dtype), p.grad.shape.to_string());
   ensure(p.weight.num_elements() == 0 || (p.weight && p.grad), "optimizer: '{}' has no memory",
@@ -181,12 +183,14 @@ size_t Optimizer::find_adamw(const Parameter& parameter) {
       .eps = options_.eps,
       .weight_decay = is_decayed(parameter, options_) ? options_.weight_decay : 0.0,
       .bf16_weight = parameter.weight.dtype == DType::kBF16,
+      .bf16_grad = parameter.grad.dtype == DType::kBF16,
       .formats = parameter.kept(options_.formats)};
   const auto found = std::ranges::find_if(kinds_, [&](const Kind& kind) {
     if (kind.muon) return false;
     const AdamWSpec& own = static_cast<const AdamW&>(*kind.adamw).spec();
     return own.weight_decay == spec.weight_decay && own.bf16_weight == spec.bf16_weight &&
-           own.formats == spec.formats && kind.lr_multiplier == parameter.lr_multiplier;
+           own.bf16_grad == spec.bf16_grad && own.formats == spec.formats &&
+           kind.lr_multiplier == parameter.lr_multiplier;
   });
   if (found != kinds_.end()) return found - kinds_.begin();
   kinds_.push_back({make_adamw(spec), std::nullopt, parameter.lr_multiplier});
@@ -278,10 +282,13 @@ Tensor Optimizer::give_sums(std::span<const Tensor> grads, const UpdateObserver&
 
 std::vector<double> Optimizer::sums_of_squares(std::span<const Tensor> grads,
                                                const UpdateObserver& observer) {
-  const Tensor sums = give_sums(grads, observer);
+  return read_sums(give_sums(grads, observer));
+}
+
+std::vector<double> Optimizer::read_sums(const Tensor& sums) {
   backend_.device().copy(shared_.sums.data, sums.data, sums.num_bytes());
   backend_.device().synchronize();
-  const auto known = shared_.sums.span<double>().first(grads.size());
+  const auto known = shared_.sums.span<double>().first(sums.num_elements());
   return {known.begin(), known.end()};
 }
 
@@ -345,6 +352,10 @@ void Optimizer::give_group_clip(size_t group, const UpdateObserver& observer) {
   const Tensor inputs[] = {give_sums(grads, observer, first), shared_.limits};
   const Tensor outputs[] = {own_.norm, own_.grad_scale};
   run_kernel(*grad_clip_, inputs, outputs, {}, observer);
+}
+
+std::vector<double> Optimizer::group_sums() {
+  return read_sums(own_.sums);
 }
 
 void Optimizer::give_norm(std::span<const Tensor> losses, const UpdateObserver& observer) {

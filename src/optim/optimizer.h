@@ -37,7 +37,7 @@ Backend optimizer_on_host();
 struct Parameter {
   std::string name;
   Tensor weight;  ///< F32: the master itself; BF16: with what StateFormats keeps beside it
-  Tensor grad;    ///< F32, of the weight's shape
+  Tensor grad;    ///< F32, or BF16 where AdamW updates it, of the weight's shape
   /// Whether it is decayed; unset, OptimizerOptions and its rank decide.
   std::optional<bool> decay = std::nullopt;
   double lr_multiplier = 1.0;
@@ -105,9 +105,9 @@ class Optimizer {
   /// the step is to be, which the device reads when it comes to the clipping. REQUIRES that it has
   /// come to that of the last step.
   void prepare(const StepInput& input);
-  /// The norm of F32 tensors, of which number i is no larger than parameter i, and what it and the
-  /// losses, F32 [1], which the device reaches, make of the step: where one of them is not finite,
-  /// update() does nothing. REQUIRES that all updates of the last step come before.
+  /// The norm of tensors, F32 or BF16, of which number i is no larger than parameter i, and what it
+  /// and the losses, F32 [1], which the device reaches, make of the step: where one of them is not
+  /// finite, update() does nothing. REQUIRES that all updates of the last step come before.
   void give_clip(std::span<const Tensor> grads, std::span<const Tensor> losses = {},
                  const UpdateObserver& observer = {});
   /// What came of it, once the device has come to it. A loss that was not finite makes the norm
@@ -121,7 +121,9 @@ class Optimizer {
   void give_factors();
   /// what a group's gradients alone make of its update, which is not to clip, and
   void give_group_clip(size_t group, const UpdateObserver& observer = {});
-  /// after all groups the norm for clip_result(), from the same sums, in the order of the groups.
+  /// after all groups the norm for clip_result(), from the same sums, in the order of the groups,
+  /// or, for whoever has but a part of the gradients, these sums, which are waited for.
+  std::vector<double> group_sums();
   void give_norm(std::span<const Tensor> losses, const UpdateObserver& observer = {});
 
   /// The update of a group with all that goes around it, for whoever has no plan of it.
@@ -216,6 +218,7 @@ class Optimizer {
   Slot at_work(size_t parameter) const;
   Tensor give_sums(std::span<const Tensor> grads, const UpdateObserver& observer,
                    int64_t first = 0);
+  std::vector<double> read_sums(const Tensor& sums);
   std::vector<Tensor> all_grads() const;
   Slot make_slot(const Parameter& parameter, int64_t state_offset) const;
 

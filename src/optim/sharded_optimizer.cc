@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -22,15 +24,21 @@ void check(const ReplicatedParameter& p, size_t num_groups) {
 /// How parameters are told apart of which no bucket has several kinds.
 enum class Parting : uint8_t { kNone, kByLayer, kEndsApart };
 
-/// Where gradients are released, layers are parts of their own, and the ends between them. Where
-/// ranks have parts of the same matrices and are to own the same of them, all of what shares a
-/// bucket with these must have equal parts; those of the vocabulary may not, so the ends are apart.
+bool rounds_gradient(const Parameter& parameter) {
+  return parameter.grad.dtype != DType::kF32;
+}
+
+/// Where gradients are released, layers are parts of their own, and the ends between them; where
+/// those of layers are rounded, all layers are a part. Where ranks have parts of the same matrices
+/// and are to own the same of them, all of what shares a bucket with these must have equal parts;
+/// those of the vocabulary may not, so the ends are apart.
 Parting parting_of(std::span<const ReplicatedParameter> parameters,
                    const ShardingOptions& sharding) {
   if (sharding.release_gradients) return Parting::kByLayer;
-  const bool joins = std::ranges::any_of(
-      parameters, [](const ReplicatedParameter& p) { return p.parameter.cut.num_parts() > 1; });
-  return joins ? Parting::kEndsApart : Parting::kNone;
+  const bool apart = std::ranges::any_of(parameters, [](const ReplicatedParameter& p) {
+    return p.parameter.cut.num_parts() > 1 || rounds_gradient(p.parameter);
+  });
+  return apart ? Parting::kEndsApart : Parting::kNone;
 }
 
 CutTensor cut_tensor(const ReplicatedParameter& p, Parting parting) {
@@ -38,6 +46,20 @@ CutTensor cut_tensor(const ReplicatedParameter& p, Parting parting) {
   if (!p.layer || parting == Parting::kNone) return tensor;
   tensor.part = parting == Parting::kByLayer ? 1 + *p.layer : 1;
   return tensor;
+}
+
+/// Which of the places that layers' gradients have in turn each layer of the list has.
+std::map<int64_t, int64_t> find_turns(std::span<const size_t> list,
+                                      std::span<const ReplicatedParameter> parameters,
+                                      const ShardingOptions& sharding) {
+  std::set<int64_t> layers;
+  for (const size_t idx : list) {
+    if (parameters[idx].layer) layers.insert(*parameters[idx].layer);
+  }
+  std::map<int64_t, int64_t> turns;
+  for (const int64_t layer : layers)
+    turns.emplace(layer, std::ssize(turns) % sharding.layers_at_a_time);
+  return turns;
 }
 
 int64_t bucket_bytes(const ShardingOptions& sharding) {
@@ -171,6 +193,9 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
   ReplicatedExchanges exchanges{
       .buckets = {}, .shard_state = sharding.shard_state, .releases = sharding.release_gradients};
   if (sharding.state_on_host) exchanges.windows = {0, 0};
+  std::vector<std::map<int64_t, int64_t>> turns;
+  for (const Group& group : all)
+    turns.push_back(find_turns(group.parameters, parameters, sharding));
   for (const BucketPlace& place : order_buckets(all)) {
     const Group& group = all[place.group];
     BucketExchange bucket{.group = place.group,
@@ -186,8 +211,10 @@ ReplicatedExchanges ShardedOptimizer::list_exchanges(
       const Tensor& weight = parameter.weight;
       bucket.parameters.push_back(idx);
       bucket.shares_gradients = sharding.release_gradients && parameters[idx].layer;
+      if (bucket.shares_gradients) bucket.turn = turns[place.group].at(*parameters[idx].layer);
       bucket.weight_bytes += weight.num_bytes();
-      bucket.gradient_bytes += weight.num_elements() * dtype_size(DType::kF32);
+      bucket.gradient_bytes += parameter.grad.num_bytes();
+      bucket.rounds_gradients = rounds_gradient(parameter);
       held.push_back(take_rows(parameter, rows[idx].held));
     }
     bucket.state_bytes = Optimizer::state_bytes(held, options.formats);
@@ -248,6 +275,10 @@ void ShardedOptimizer::wait_reduction(size_t bucket) {
 }
 
 StepResult ShardedOptimizer::judge(const StepInput& input) {
+  if (sharding_.release_gradients) {
+    discard_gradients();
+    return state_->judge_updated(input);
+  }
   ensure(phase_ == Phase::kReduced, "optimizer: gradients are judged before they are reduced");
   phase_ = Phase::kIdle;
   return state_->judge(input);

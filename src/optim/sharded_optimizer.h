@@ -23,8 +23,12 @@ struct ShardingOptions {
   int64_t bucket_bytes = int64_t{32} << 20;
   ReductionOptions reduction = {};
   /// Whether each bucket is updated as soon as its gradients are complete, and those of layers
-  /// share memory: buckets are whole layers then. On one rank, without clipping.
+  /// share memory: buckets are whole layers then. Without clipping; on several ranks with
+  /// shard_state.
   bool release_gradients = false;
+  /// How many layers' gradients there is memory for then. With two, one layer's are reduced while
+  /// the next one's come.
+  int64_t layers_at_a_time = 1;
   /// Whether the state is in the host's memory, and updated in windows of the device's.
   bool state_on_host = false;
 };
@@ -70,8 +74,9 @@ class ShardedOptimizer final : public DistributedOptimizer {
   /// where that updates, each bucket in order, with its weights on their way behind it.
   void update(size_t bucket, const UpdateObserver& observer);
   /// With gradients that are released, before the first of a step's updates: what the host has
-  /// prepared; give_clip(), behind all of them, only tells what came of the step. A bucket whose
-  /// gradients are not finite is not updated.
+  /// prepared. Then each bucket: ready() for its parameters, wait_reduction(), update(); what
+  /// start_gathering() sends comes behind judge(), which, as give_clip(), only tells what came of
+  /// the step. What of a bucket this rank owns is not updated where its gradients are not finite.
   bool releases_gradients() const { return sharding_.release_gradients; }
   void give_factors() { state_->optimizer().give_factors(); }
   /// Where the state is in the host's memory, around a bucket's update; null elsewhere.

@@ -19,11 +19,14 @@ struct BucketExchange {
   CommunicatorPtr outer;
   CommunicatorPtr inner;       ///< null where there is one level
   int64_t weight_bytes = 0;    ///< whole
-  int64_t gradient_bytes = 0;  ///< whole, F32
+  int64_t gradient_bytes = 0;  ///< whole
   int64_t state_bytes = 0;     ///< of this rank: moments and masters
   double update_flops = 0;     ///< of this rank's products, where Muon updates matrices
   /// Whether its gradients are where those of other layers are while these are not there.
   bool shares_gradients = false;
+  int64_t turn = 0;  ///< which of the places that layers have in turn
+  /// Whether they are BF16, and programs add to F32 sums of their own.
+  bool rounds_gradients = false;
 
   int64_t num_ranks() const { return outer->size() * (inner ? inner->size() : 1); }
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <optional>
 
@@ -44,13 +45,16 @@ class BucketTasks final : public ParameterTasks {
   void before_run(size_t idx, Task& task) override {
     if (idx == 0 && releases()) begin_updates();
     const ProgramParameters& parameters = runs_[idx].parameters;
+    make_room(parameters);
     for (const ProgramParameters::Place& place : parameters.weights) {
       const size_t bucket = bucket_of_[place.parameter];
       wait_weights(bucket);
       read(task, weights(bucket));
     }
-    for (const ProgramParameters::Place& place : parameters.gradients)
-      add_to_gradients(task, bucket_of_[place.parameter]);
+    if (sum_bytes(idx) > 0) write(task, sums());
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      if (!is_rounded(place)) add_to_gradients(task, bucket_of_[place.parameter]);
+    }
     for (const ProgramParameters::Place& place : parameters.gradients) {
       if (bucket_of_[place.parameter] != kNoBucket) has_gradients_[bucket_of_[place.parameter]] = 1;
     }
@@ -58,13 +62,12 @@ class BucketTasks final : public ParameterTasks {
 
   void after_run(size_t idx) override {
     if (!options_.trains) return;
+    if (sum_bytes(idx) > 0) round_gradients(idx);
     for (const size_t bucket : completed_by_[idx]) {
-      if (releases()) {
-        update_bucket(bucket);
-      } else {
-        start_reduction(bucket);
-      }
+      start_reduction(bucket);
+      if (releases()) complete_.push_back(bucket);
     }
+    while (!complete_.empty() && !is_exchanged(complete_.front())) update_next();
   }
 
   void finish_gradients() override {
@@ -80,8 +83,7 @@ class BucketTasks final : public ParameterTasks {
                                const std::vector<BufferId>& results) override {
     add_judge(world, results);
     for (const size_t b : states_.order()) {
-      if (updates_[b]) continue;
-      update_bucket(b);
+      if (!updates_[b]) update_bucket(b);
       if (exchanges_.shard_state && is_exchanged(b)) start_gathering(b);
     }
     states_.finish();
@@ -105,7 +107,8 @@ class BucketTasks final : public ParameterTasks {
     const std::string own = "gradients of " + name(bucket);
     if (!at(bucket).shares_gradients) return writer_.state(own, at(bucket).gradient_bytes);
     return writer_.buffer(own, at(bucket).gradient_bytes,
-                          {.name = "gradients of layers, " + at(bucket).outer->name(),
+                          {.name = fmt::format("gradients of layers, {}, place {}",
+                                               at(bucket).outer->name(), at(bucket).turn),
                            .bytes = most_shared(at(bucket).group)});
   }
   /// The bytes of gradients that the group's layers have in turn.
@@ -117,6 +120,49 @@ class BucketTasks final : public ParameterTasks {
     }
     return bytes;
   }
+  /// Whether a program adds to a sum of its own.
+  bool is_rounded(const ProgramParameters::Place& place) const {
+    const size_t bucket = bucket_of_[place.parameter];
+    return bucket != kNoBucket && at(bucket).rounds_gradients;
+  }
+  /// The bytes of such sums.
+  int64_t sum_bytes(size_t run) const {
+    int64_t bytes = 0;
+    for (const ProgramParameters::Place& place : runs_[run].parameters.gradients) {
+      if (is_rounded(place))
+        bytes += runs_[run].executable->program().value(place.value).type.num_bytes();
+    }
+    return bytes;
+  }
+  BufferId sums() {
+    if (most_sums_ == 0) {
+      for (size_t run = 0; run < runs_.size(); ++run)
+        most_sums_ = std::max(most_sums_, sum_bytes(run));
+    }
+    const std::string name = "sums of a layer's gradients";
+    return writer_.buffer(name, most_sums_, {.name = name, .bytes = most_sums_});
+  }
+  /// Sums are read, and gradients of half of their bytes read and written.
+  void round_gradients(size_t idx) {
+    const StepRun& run = runs_[idx];
+    Task task{.kind = TaskKind::kOptimizer,
+              .action = TaskAction::kRoundGradients,
+              .lane = writer_.lane(LaneKind::kCompute),
+              .name = fmt::format("round gradients, layer {}, micro-batch {}", run.ref.idx,
+                                  run.micro_batch),
+              .bytes = 2 * sum_bytes(idx),
+              .subject = {.program = run.ref,
+                          .chunk = run.chunk,
+                          .place = run.place,
+                          .micro_batch = run.micro_batch}};
+    read(task, sums());
+    for (const ProgramParameters::Place& place : run.parameters.gradients) {
+      const size_t bucket = bucket_of_[place.parameter];
+      if (is_rounded(place)) tessera::update(task, gradients(bucket));
+    }
+    writer_.add(std::move(task));
+  }
+
   /// What layers share holds nothing of this layer before the first sum.
   void add_to_gradients(Task& task, size_t bucket) {
     const bool holds_nothing =
@@ -150,10 +196,33 @@ class BucketTasks final : public ParameterTasks {
     add_update(bucket);
     states_.after_update(bucket);
   }
-  void finish_updates() {
-    for (const size_t bucket : states_.order()) {
-      if (!updates_[bucket]) update_bucket(bucket);
+  /// Of what is complete, the first. Sums over the ranks come first.
+  void update_next() {
+    const size_t bucket = complete_.front();
+    complete_.pop_front();
+    if (reductions_[bucket]) writer_.wait_for(*reductions_[bucket]);
+    update_bucket(bucket);
+  }
+  /// Updates what has gradients where those of a run will come.
+  void make_room(const ProgramParameters& parameters) {
+    for (const ProgramParameters::Place& place : parameters.gradients) {
+      const size_t bucket = bucket_of_[place.parameter];
+      if (bucket == kNoBucket || !at(bucket).shares_gradients || has_gradients_[bucket] != 0)
+        continue;
+      const auto is_there = [&](size_t other) {
+        return at(other).shares_gradients && at(other).group == at(bucket).group &&
+               at(other).turn == at(bucket).turn;
+      };
+      while (std::ranges::any_of(complete_, is_there)) update_next();
     }
+  }
+  void finish_updates() {
+    for (const size_t bucket : order_) start_reduction(bucket);
+    for (const size_t bucket : states_.order()) {
+      const bool waits = std::ranges::find(complete_, bucket) != complete_.end();
+      if (!updates_[bucket] && !waits) complete_.push_back(bucket);
+    }
+    while (!complete_.empty()) update_next();
     states_.finish();
   }
 
@@ -261,7 +330,7 @@ class BucketTasks final : public ParameterTasks {
               .flops = at(bucket).update_flops,
               .bytes = 2 * at(bucket).state_bytes,
               .subject = {.unit = static_cast<int64_t>(bucket)},
-              .only_on_update = !options_.device_judges};
+              .only_on_update = !options_.device_judges && !releases()};
     releases() ? add_to_gradients(task, bucket) : read(task, gradients(bucket));
     tessera::update(task, states_.at_work(bucket));
     tessera::update(task, weights(bucket));
@@ -285,7 +354,9 @@ class BucketTasks final : public ParameterTasks {
   std::vector<size_t> order_;                      // of the reductions
   std::vector<std::vector<size_t>> completed_by_;  // buckets by run
   std::vector<std::optional<TaskId>> weight_waits_, reductions_, updates_;
+  std::deque<size_t> complete_;         // where gradients are released: to be updated, in order
   std::vector<uint8_t> has_gradients_;  // of this step
+  int64_t most_sums_ = 0;               // bytes of a run's, once known
   StateTasks states_;
   std::optional<TaskId> judge_, prepared_;
 };

@@ -138,6 +138,8 @@ void PlanRun::run_chunk(const Task& task) {
     case TaskAction::kRunProgram:
       run.run(task.subject.program, observers_.nodes);
       return progress();
+    case TaskAction::kRoundGradients:
+      return parts_.parameters.round_gradients(run.parameters_of(task.subject.program));
     case TaskAction::kSumBalance:
       return run.sum_balance();
     case TaskAction::kPublish:

@@ -10,6 +10,10 @@ namespace {
 
 }  // namespace
 
+void StepParameters::round_gradients(const ProgramParameters& /*program*/) {
+  refuse(TaskAction::kRoundGradients);
+}
+
 void StepParameters::prepare(const StepInput& /*input*/) {
   refuse(TaskAction::kJudge);
 }
@@ -66,6 +70,14 @@ void ReplicatedParameters::wait(TaskAction action, int64_t unit) {
   if (action == TaskAction::kGatherBucket) return optimizer_.wait_gathering(unit);
   if (action != TaskAction::kReduceBucket) refuse(action);
   optimizer_.wait_reduction(unit);
+}
+
+void ReplicatedParameters::round_gradients(const ProgramParameters& program) {
+  for (const ProgramParameters::Place& place : program.gradients) {
+    const ModelParameter& parameter = parameters_.all()[place.parameter];
+    if (!parameter.rounds_gradient()) continue;
+    math_.add_rounded(parameter.sum, parameter.grad, parameters_.begin_gradient(place.parameter));
+  }
 }
 
 void ReplicatedParameters::finish_gradients() {

@@ -3,6 +3,7 @@
 #include "model/run/parameters.h"
 #include "model/run/weight_store.h"
 #include "optim/fully_sharded.h"
+#include "optim/gradient_math.h"
 #include "optim/sharded_optimizer.h"
 #include "step/step_plan.h"
 
@@ -21,6 +22,8 @@ class StepParameters {
   /// Starts an exchange of a bucket or module, or a copy of a bucket's state, or waits for it.
   virtual void start(TaskAction action, int64_t unit) = 0;
   virtual void wait(TaskAction action, int64_t unit) = 0;
+  /// Adds what a program added up to the gradients that are kept in fewer bits.
+  virtual void round_gradients(const ProgramParameters& program);
   /// Moves on what is under way.
   virtual void progress() {}
   /// Returns when the sums are in their owners' rows.
@@ -62,13 +65,15 @@ class LocalParameters final : public StepParameters {
 /// With buckets of replicated parameters. Both must outlive it.
 class ReplicatedParameters final : public StepParameters {
  public:
-  /// The set's parameters are the optimizer's, in its order.
-  ReplicatedParameters(ParameterSet& parameters, ShardedOptimizer& optimizer)
-      : parameters_(parameters), optimizer_(optimizer) {}
+  /// The set's parameters are the optimizer's, in its order, and on the back end's device.
+  ReplicatedParameters(ParameterSet& parameters, ShardedOptimizer& optimizer,
+                       const Backend& backend)
+      : parameters_(parameters), optimizer_(optimizer), math_(backend) {}
 
   void begin() override;
   void start(TaskAction action, int64_t unit) override;
   void wait(TaskAction action, int64_t unit) override;
+  void round_gradients(const ProgramParameters& program) override;
   void progress() override { optimizer_.poll(); }
   void finish_gradients() override;
   StepResult judge(const StepInput& input) override { return optimizer_.judge(input); }
@@ -85,6 +90,7 @@ class ReplicatedParameters final : public StepParameters {
 
   ParameterSet& parameters_;
   ShardedOptimizer& optimizer_;
+  GradientMath math_;
 };
 
 /// With modules that are gathered while they are used: also gives programs their weights.

@@ -94,6 +94,7 @@ enum class TaskAction : uint8_t {
   kPrepareUpdate,    ///< where gradients are released: what the updates are to be
   kLoadState,        ///< a bucket's optimizer state comes from the host's memory
   kStoreState,       ///< and goes back
+  kRoundGradients,   ///< what a program added up is added to gradients in fewer bits
   kReduceBucket,     ///< gradients of a bucket are summed into its owners' rows
   kFinishGradients,  ///< all of them are there
   kGatherBucket,     ///< a bucket's updated weights go to all replicas

@@ -56,7 +56,7 @@ void ChunkRun::bring_expert_biases() {
 void ChunkRun::find_unset(BoundProgram& bound) {
   bound.bindings.unset.clear();
   for (const ProgramParameters::Place& place : bound.parameters.gradients) {
-    if (parameters_.begin_gradient(place.parameter)) bound.bindings.unset.push_back(place.value);
+    if (parameters_.begin_sum(place.parameter)) bound.bindings.unset.push_back(place.value);
   }
 }
 
@@ -69,6 +69,10 @@ void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
   }
   bound.program->run(bound.bindings, observer);
   if (store_ != nullptr) store_->done(bound.parameters);
+}
+
+const ProgramParameters& ChunkRun::parameters_of(const ProgramRef& program) {
+  return bound_.find(program).parameters;
 }
 
 void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {

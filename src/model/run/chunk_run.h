@@ -62,6 +62,8 @@ class ChunkRun {
   /// Runs one program of a pass, whose weights and messages are there. The programs of a
   /// micro-batch run in the order of list_pass: forward, backward, weights.
   void run(const ProgramRef& program, const NodeObserver& observer);
+  /// What a program reads and adds to.
+  const ProgramParameters& parameters_of(const ProgramRef& program);
   /// All programs of a pass.
   void run_pass(PassDirection direction, const NodeObserver& observer);
   /// Begins to bring the offloaded part of what layer `idx` of the chunk saved to the host's

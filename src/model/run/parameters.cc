@@ -115,28 +115,51 @@ std::pair<bool, int64_t> holders(const ParameterSpec& spec) {
   return {spec.placement.expert, spec.placement.tp_copies};
 }
 
-/// Gradients of parameters that the same ranks hold: those of the ends one behind the other, then
-/// the layers', which begin at the same place. Returns the bytes with these.
-int64_t place_in_turn(const std::vector<ParameterSpec>& specs, std::span<const size_t> parameters,
-                      int64_t begin, std::vector<int64_t>& gradient_of) {
+/// The type of a parameter's gradient.
+DType gradient_dtype(const ParameterSpec& spec, GradientPlaces places) {
+  return places == GradientPlaces::kRounded && spec.layer ? DType::kBF16 : DType::kF32;
+}
+
+/// F32 sums of layers' gradients, which begin at the same place, `begin`. Returns the bytes with
+/// these.
+int64_t place_sums(const std::vector<ParameterSpec>& specs, int64_t begin,
+                   std::vector<int64_t>& sum_of) {
   std::map<int64_t, int64_t> of_layer;
-  const auto bytes = [&](size_t idx) {
-    return align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
-  };
-  for (const size_t idx : parameters) {
-    if (specs[idx].layer) continue;
-    gradient_of[idx] = begin;
-    begin += bytes(idx);
-  }
   int64_t end = begin;
-  for (const size_t idx : parameters) {
+  for (size_t idx = 0; idx < specs.size(); ++idx) {
     if (!specs[idx].layer) continue;
     int64_t& at = of_layer.try_emplace(*specs[idx].layer, begin).first->second;
-    gradient_of[idx] = at;
-    at += bytes(idx);
+    sum_of[idx] = at;
+    at += align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
     end = std::max(end, at);
   }
   return end;
+}
+
+bool takes_turns(GradientPlaces places) {
+  return places == GradientPlaces::kLayersInTurn || places == GradientPlaces::kTwoInTurn;
+}
+
+/// Gradients of parameters that the same ranks hold: those of the ends one behind the other, then
+/// the layers', which begin at `num_places` places by turns. Returns the bytes with these.
+int64_t place_in_turn(const std::vector<ParameterSpec>& specs, std::span<const size_t> parameters,
+                      int64_t begin, int64_t num_places, std::vector<int64_t>& gradient_of) {
+  std::map<int64_t, int64_t> layer_bytes;
+  for (const size_t idx : parameters) {
+    int64_t& at = specs[idx].layer ? layer_bytes[*specs[idx].layer] : begin;
+    gradient_of[idx] = at;
+    at += align_up(specs[idx].shape.num_elements() * dtype_size(DType::kF32));
+  }
+  int64_t most = 0;
+  std::map<int64_t, int64_t> place_of;
+  for (const auto& [layer, bytes] : layer_bytes) {
+    place_of.emplace(layer, std::ssize(place_of) % num_places);
+    most = std::max(most, bytes);
+  }
+  for (const size_t idx : parameters) {
+    if (specs[idx].layer) gradient_of[idx] += begin + place_of[*specs[idx].layer] * most;
+  }
+  return begin + std::min(std::ssize(layer_bytes), num_places) * most;
 }
 
 }  // namespace
@@ -203,20 +226,26 @@ ParameterSet::Places ParameterSet::find_places(const std::vector<ParameterSpec>&
   std::map<std::pair<bool, int64_t>, std::vector<size_t>> by_holders;
   for (size_t idx = 0; idx < specs.size(); ++idx) by_holders[holders(specs[idx])].push_back(idx);
   Places result{.weight_of = std::vector<int64_t>(specs.size()),
-                .gradient_of = std::vector<int64_t>(specs.size())};
+                .gradient_of = std::vector<int64_t>(specs.size()),
+                .sum_of = std::vector<int64_t>(specs.size())};
   int64_t weights = 0;
   for (const auto& [_, parameters] : by_holders) {
     for (const size_t idx : parameters) {
       const ParameterSpec& spec = specs[idx];
       result.weight_of[idx] = weights;
       weights += align_up(spec.shape.num_elements() * dtype_size(spec.dtype));
-      if (places != GradientPlaces::kApart) continue;
+      if (takes_turns(places)) continue;
       result.gradient_of[idx] = result.gradients;
-      result.gradients += align_up(spec.shape.num_elements() * dtype_size(DType::kF32));
+      result.gradients +=
+          align_up(spec.shape.num_elements() * dtype_size(gradient_dtype(spec, places)));
     }
-    if (places == GradientPlaces::kLayersInTurn)
-      result.gradients = place_in_turn(specs, parameters, result.gradients, result.gradient_of);
+    if (takes_turns(places))
+      result.gradients =
+          place_in_turn(specs, parameters, result.gradients,
+                        places == GradientPlaces::kTwoInTurn ? 2 : 1, result.gradient_of);
   }
+  if (places == GradientPlaces::kRounded)
+    result.gradients = place_sums(specs, result.gradients, result.sum_of);
   return result;
 }
 
@@ -247,15 +276,15 @@ ParameterSet::ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients
   weights_ = Buffer(bytes.weights, "weights", device);
   gradients_ = Buffer(bytes.gradients, "gradients", device);
   const Places at = find_places(specs, places);
-  list(std::move(specs));
+  list(std::move(specs), places);
   place(weights_.data(), with_gradients ? gradients_.data() : nullptr, at);
 }
 
-ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
+ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs, GradientPlaces places) {
   ParameterSet set;
   const auto gradients = align_up(count_bytes(specs, false).weights + kAlignment);
-  const Places at = find_places(specs, GradientPlaces::kApart);
-  set.list(std::move(specs));
+  const Places at = find_places(specs, places);
+  set.list(std::move(specs), places);
   // Any addresses but null. NOLINTBEGIN(performance-no-int-to-ptr)
   set.place(reinterpret_cast<std::byte*>(kAlignment),
             reinterpret_cast<std::byte*>(kAlignment + gradients), at);
@@ -263,18 +292,19 @@ ParameterSet ParameterSet::planned(std::vector<ParameterSpec> specs) {
   return set;
 }
 
-ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs) {
+ParameterSet ParameterSet::without_memory(std::vector<ParameterSpec> specs, GradientPlaces places) {
   ParameterSet set;
-  set.list(std::move(specs));
+  set.list(std::move(specs), places);
   return set;
 }
 
-void ParameterSet::list(std::vector<ParameterSpec> specs) {
+void ParameterSet::list(std::vector<ParameterSpec> specs, GradientPlaces places) {
   for (ParameterSpec& spec : specs) {
     const Tensor weight = {nullptr, spec.dtype, spec.shape};
-    const Tensor grad = {nullptr, DType::kF32, spec.shape};
+    const Tensor grad = {nullptr, gradient_dtype(spec, places), spec.shape};
+    const Tensor sum = {nullptr, DType::kF32, spec.shape};
     by_name_[spec.name] = parameters_.size();
-    parameters_.push_back({.spec = std::move(spec), .weight = weight, .grad = grad});
+    parameters_.push_back({.spec = std::move(spec), .weight = weight, .grad = grad, .sum = sum});
   }
 }
 
@@ -283,8 +313,10 @@ void ParameterSet::place(std::byte* weights, std::byte* gradients, const Places&
   for (size_t idx = 0; idx < parameters_.size(); ++idx) {
     ModelParameter& parameter = parameters_[idx];
     parameter.weight.data = weights + places.weight_of[idx];
-    parameter.weight.device = parameter.grad.device = device;
-    if (gradients != nullptr) parameter.grad.data = gradients + places.gradient_of[idx];
+    parameter.weight.device = parameter.grad.device = parameter.sum.device = device;
+    if (gradients == nullptr) continue;
+    parameter.grad.data = parameter.sum.data = gradients + places.gradient_of[idx];
+    if (parameter.rounds_gradient()) parameter.sum.data = gradients + places.sum_of[idx];
   }
 }
 
@@ -305,6 +337,10 @@ void ParameterSet::reset_gradients() {
 
 bool ParameterSet::begin_gradient(size_t idx) {
   return !is_unset_.empty() && std::exchange(is_unset_[idx], 0) != 0;
+}
+
+bool ParameterSet::begin_sum(size_t idx) {
+  return parameters_[idx].rounds_gradient() || begin_gradient(idx);
 }
 
 void ParameterSet::settle_gradient(size_t idx) {

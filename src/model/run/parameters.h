@@ -54,16 +54,25 @@ bool is_mtp_parameter(const std::string& name);
 void initialize_weight(const ParameterSpec& spec, const Slice& part, const Tensor& weight,
                        uint64_t seed);
 
-/// A weight and its FP32 gradient accumulator (a null view in a set without gradients).
+/// A weight and its gradient (null views in a set without gradients).
 struct ModelParameter {
   ParameterSpec spec;
   Tensor weight;
-  Tensor grad;
+  Tensor grad;  ///< F32 or BF16
+  Tensor sum;   ///< F32, what programs add to: the gradient itself where that is F32
+
+  bool rounds_gradient() const { return grad.dtype != DType::kF32; }
 };
 
-/// Whether all gradients are there at a time, or of the layers one after the other, in the same
-/// memory. Those of the model's ends have their own in any case.
-enum class GradientPlaces : uint8_t { kApart, kLayersInTurn };
+/// How gradients lie in memory. Those of the model's ends are F32 and have their own in any case.
+enum class GradientPlaces : uint8_t {
+  kApart,         ///< all are there at a time
+  kLayersInTurn,  ///< of the layers one after the other, in the same memory
+  kTwoInTurn,     ///< the same, but that each second layer has memory of its own
+  /// All are there, those of the layers in BF16. A layer's programs add to F32 sums, which are in
+  /// the same memory for all layers, and which StepParameters::round_gradients adds to these.
+  kRounded,
+};
 
 class ParameterSet;
 /// Fills the weights of `to` with those of the same names in `from`, wherever either is.
@@ -75,10 +84,12 @@ class ParameterSet {
   ParameterSet(std::vector<ParameterSpec> specs, bool with_gradients,
                Device& device = host_device(), GradientPlaces places = GradientPlaces::kApart);
   /// A set without memory, whose tensors have types and shapes alone: a WeightStore has the rest.
-  static ParameterSet without_memory(std::vector<ParameterSpec> specs);
+  static ParameterSet without_memory(std::vector<ParameterSpec> specs,
+                                     GradientPlaces places = GradientPlaces::kApart);
   /// The same for a prediction: the tensors have addresses that lie to one another as those of a
   /// set with gradients would, and that nobody may read.
-  static ParameterSet planned(std::vector<ParameterSpec> specs);
+  static ParameterSet planned(std::vector<ParameterSpec> specs,
+                              GradientPlaces places = GradientPlaces::kApart);
 
   /// Bytes of the two buffers, before they are taken.
   struct Bytes {
@@ -105,17 +116,20 @@ class ParameterSet {
   void reset_gradients();
   /// Whether the gradient of all()[idx] held nothing yet, which the caller changes.
   bool begin_gradient(size_t idx);
+  /// The same of what a program adds to. Sums that are rounded hold nothing before any program.
+  bool begin_sum(size_t idx);
   void settle_gradient(size_t idx);
   void settle_gradients();
 
  private:
   ParameterSet() = default;
-  void list(std::vector<ParameterSpec> specs);
+  void list(std::vector<ParameterSpec> specs, GradientPlaces places);
   /// Where the tensors of parameters lie, in their order: bytes from the beginning of all weights,
   /// and of all gradients.
   struct Places {
     std::vector<int64_t> weight_of, gradient_of;
-    int64_t gradients = 0;  ///< bytes of all
+    std::vector<int64_t> sum_of;  ///< where gradients are rounded: of their F32 sums
+    int64_t gradients = 0;        ///< bytes of all, with the sums
   };
   static Places find_places(const std::vector<ParameterSpec>& specs, GradientPlaces places);
   /// Puts the tensors into the memory that begins there; gradients nowhere where that is null.

@@ -23,7 +23,7 @@ void bind_parameters(const ProgramParameters& program, const ParameterSet& param
   for (const ProgramParameters::Place& place : program.weights)
     bindings.tensors[place.value] = parameters.all()[place.parameter].weight;
   for (const ProgramParameters::Place& place : program.gradients)
-    bindings.tensors[place.value] = parameters.all()[place.parameter].grad;
+    bindings.tensors[place.value] = parameters.all()[place.parameter].sum;
 }
 
 }  // namespace tessera

@@ -26,6 +26,7 @@ AdamW::AdamW(const AdamWSpec& spec) : spec_(spec) {
 std::string AdamW::attributes() const {
   std::string text = fmt::format("beta1={} beta2={} eps={} weight_decay={}", spec_.beta1,
                                  spec_.beta2, spec_.eps, spec_.weight_decay);
+  if (spec_.bf16_grad) text += " grad=bf16";
   if (spec_.formats.are_plain()) return text;
   const std::string_view beside = master_suffix(spec_.master());
   return text + fmt::format(" m={} v={} beside={}", moment_name(spec_.formats.first_moment),
@@ -62,11 +63,12 @@ std::vector<ValueType> AdamW::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, trailing[kGradScale] == ValueType{.dtype = DType::kF32, .shape = {2}},
               "grad_scale must be f32 [2], got {}", trailing[kGradScale].to_string());
   const bool rows = spec_.formats.have_scales();
+  const DType dtype = spec_.bf16_grad ? DType::kBF16 : DType::kF32;
   std::vector<ValueType> outputs;
   for (const ValueType& grad : inputs.first(inputs.size() - kNumTrailing)) {
-    check_shape(*this,
-                grad.dtype == DType::kF32 && grad.shape.rank() == (rows ? 2 : 1) && !grad.ragged(),
-                "grad must be f32 {}, got {}", rows ? "[rows, columns]" : "[n]", grad.to_string());
+    check_shape(*this, grad.dtype == dtype && grad.shape.rank() == (rows ? 2 : 1) && !grad.ragged(),
+                "grad must be {} {}, got {}", dtype_name(dtype), rows ? "[rows, columns]" : "[n]",
+                grad.to_string());
     std::ranges::copy(outputs_of(grad), std::back_inserter(outputs));
   }
   return outputs;

@@ -26,9 +26,11 @@ constexpr int kListStep = kListThreads * kListWidth;
 constexpr int kListBlock = kListVectors * kListStep;
 constexpr int kBlocksOfSm = 4;  // for whose registers there must be room
 
-/// How a slice is kept: the types of AdamW's outputs.
-template <typename MasterType, typename FirstMoment, typename SecondMoment, bool kHasWeight>
+/// How a slice is kept: the types of AdamW's gradients and outputs.
+template <typename GradType, typename MasterType, typename FirstMoment, typename SecondMoment,
+          bool kHasWeight>
 struct Kept {
+  using Grad = GradType;
   using Master = MasterType;
   using M = FirstMoment;
   using V = SecondMoment;
@@ -43,7 +45,7 @@ struct Nothing {};
 
 template <typename K, int kWidth>
 struct Loaded {
-  Pack<float, kWidth> grad;
+  Pack<typename K::Grad, kWidth> grad;
   Pack<typename K::Master, kWidth> master;
   Pack<typename K::M, kWidth> m;
   Pack<typename K::V, kWidth> v;
@@ -57,7 +59,7 @@ __device__ __forceinline__ Pack<T, kWidth> load_from(const void* memory, int64_t
 
 template <typename K, int kWidth>
 __device__ __forceinline__ Loaded<K, kWidth> load_elements(const AdamWSlice& slice, int64_t first) {
-  Loaded<K, kWidth> loaded{load_pack<kWidth>(slice.grad + first),
+  Loaded<K, kWidth> loaded{load_from<kWidth, typename K::Grad>(slice.grad, first),
                            load_from<kWidth, typename K::Master>(slice.master, first),
                            load_from<kWidth, typename K::M>(slice.m, first),
                            load_from<kWidth, typename K::V>(slice.v, first),
@@ -104,7 +106,7 @@ __device__ __forceinline__ void update(const Loaded<K, kWidth>& loaded, const Ad
   uint32_t random[kWidth] = {};
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const float grad = loaded.grad.at[i];
+    const auto grad = static_cast<float>(loaded.grad.at[i]);
     if constexpr (K::kRemainder) {
       master[i] = master_of(loaded.master.at[i], loaded.weight.at[i]);
     } else {
@@ -154,25 +156,27 @@ __global__ void __launch_bounds__(kListThreads, kBlocksOfSm)
 
 using ListKernel = void (*)(SliceList, AdamWStep);
 
-template <typename M, typename V>
+template <typename G, typename M, typename V>
 ListKernel choose_by_master(const AdamWKind& kind) {
   switch (kind.master) {
     case DType::kU16:
-      return update_list<Kept<uint16_t, M, V, true>>;
+      return update_list<Kept<G, uint16_t, M, V, true>>;
     case DType::kU8:
-      return update_list<Kept<uint8_t, M, V, true>>;
+      return update_list<Kept<G, uint8_t, M, V, true>>;
     case DType::kBF16:
-      return update_list<Kept<BFloat16, M, V, false>>;
+      return update_list<Kept<G, BFloat16, M, V, false>>;
     default:
-      return kind.has_weight ? update_list<Kept<float, M, V, true>>
-                             : update_list<Kept<float, M, V, false>>;
+      return kind.has_weight ? update_list<Kept<G, float, M, V, true>>
+                             : update_list<Kept<G, float, M, V, false>>;
   }
 }
 
 ListKernel choose_kernel(const AdamWKind& kind) {
   ListKernel kernel = nullptr;
-  with_type(kind.m, [&]<typename M>() {
-    with_type(kind.v, [&]<typename V>() { kernel = choose_by_master<M, V>(kind); });
+  with_type(kind.grad, [&]<typename G>() {
+    with_type(kind.m, [&]<typename M>() {
+      with_type(kind.v, [&]<typename V>() { kernel = choose_by_master<G, M, V>(kind); });
+    });
   });
   return kernel;
 }

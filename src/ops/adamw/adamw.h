@@ -13,6 +13,8 @@ struct AdamWSpec {
   double weight_decay = 0.1;
   /// Whether the weight is BF16; an F32 one is its own master.
   bool bf16_weight = false;
+  /// Whether the gradients are BF16.
+  bool bf16_grad = false;
   StateFormats formats = {};
 
   /// What is kept beside a BF16 weight.
@@ -27,7 +29,7 @@ struct AdamWSpec {
 ///   m = m + (1 - beta1) · (g - m)
 ///   v = beta2 · v + (1 - beta2) · g²
 ///   p = p - lr / bias1 · m / (sqrt(v) / sqrt(bias2) + eps)
-/// Inputs: of each slice grad F32 [n]; then factors F32 [8], an AdamWFactors, and grad_scale F32 [2] = {scale, found_inf},
+/// Inputs: of each slice grad F32, or BF16, [n]; then factors F32 [8], an AdamWFactors, and grad_scale F32 [2] = {scale, found_inf},
 /// an AdamWGradScale, both in the device's memory; where found_inf is not 0 nothing changes. Outputs, updated in place,
 /// slice by slice: what a BF16 weight has beside it, if anything (F32 master [n], or U16 or U8 remainder [n]), or else the
 /// weight F32 or BF16 [n]; m [n] and v [n], of moment_dtype; and where something is beside it, the weight BF16 [n].

@@ -27,6 +27,7 @@ struct Block {
   float master[kBlock];
   float m[kBlock];
   float v[kBlock];
+  float grad[kBlock];
   uint32_t random[kBlock];
 };
 
@@ -163,7 +164,7 @@ class StateSlice {
  public:
   StateSlice(const AdamW& op, const Tensor& grad, std::span<const Tensor> outputs)
       : kind_(op.spec().master()),
-        grad_(grad.as<float>()),
+        grad_(grad),
         master_(outputs[AdamW::kMaster]),
         m_(op.spec().formats.first_moment, outputs[AdamW::kFirstMoment],
            scales_of(op.spec().formats.first_moment, outputs, op.first_scales())),
@@ -172,9 +173,9 @@ class StateSlice {
         weight_(kind_ == MasterKind::kNone ? nullptr : outputs[AdamW::kWeight].as<Bf16>()) {}
 
   void update_elements(const AdamWFactors& factors, float scale, const Part& part) const {
-    if (master_.dtype == DType::kF32 && m_.is_f32() && v_.is_f32()) {
+    if (grad_.dtype == DType::kF32 && master_.dtype == DType::kF32 && m_.is_f32() && v_.is_f32()) {
       const Values values = find_values(part, nullptr);
-      update(factors, scale, grad_ + part.first, values, part.n);
+      update(factors, scale, find_grads(part, nullptr), values, part.n);
       if (weight_ != nullptr) round_to_nearest(values.master, weight_ + part.first, part.n);
       return;
     }
@@ -191,7 +192,7 @@ class StateSlice {
   void update_block(const AdamWFactors& factors, float scale, const Part& part,
                     Block& block) const {
     const Values values = find_values(part, &block);
-    const float* const grad = grad_ + part.first;
+    const float* const grad = find_grads(part, block.grad);
     if (rounds_randomly()) find_random_bits(factors.update, grad, values, block.random, part.n);
     update(factors, scale, grad, values, part.n);
     m_.keep<Moment::kFirst>(values.m, block.random, part);
@@ -202,6 +203,12 @@ class StateSlice {
   bool rounds_randomly() const {
     return !m_.is_f32() || !v_.is_f32() || master_.dtype == DType::kBF16 ||
            kind_ == MasterKind::kRemainder8;
+  }
+
+  const float* find_grads(const Part& part, float* room) const {
+    if (grad_.dtype == DType::kF32) return grad_.as<float>() + part.first;
+    widen(grad_.as<Bf16>() + part.first, room, part.n);
+    return room;
   }
 
   Values find_values(const Part& part, Block* block) const {
@@ -234,7 +241,7 @@ class StateSlice {
   }
 
   MasterKind kind_;
-  const float* grad_;
+  Tensor grad_;
   Tensor master_;
   KeptMoment m_;
   KeptMoment v_;

@@ -7,7 +7,7 @@ namespace {
 
 cuda::AdamWSlice slice_of(const AdamW& op, const Tensor& grad, std::span<const Tensor> out) {
   return {.count = grad.num_elements(),
-          .grad = grad.as<float>(),
+          .grad = grad.data,
           .master = out[AdamW::kMaster].data,
           .m = out[AdamW::kFirstMoment].data,
           .v = out[AdamW::kSecondMoment].data,
@@ -33,6 +33,7 @@ void adamw(const AdamW& op, const KernelArgs& args) {
   const float* grad_scale = args.in(num_slices + AdamW::kGradScale).as<float>();
   const cuda::AdamWStep step = {reinterpret_cast<const AdamWFactors*>(factors),
                                 reinterpret_cast<const AdamWGradScale*>(grad_scale)};
+  const DType grad = op.spec().bf16_grad ? DType::kBF16 : DType::kF32;
   const DType master = args.out(AdamW::kMaster).dtype;
   std::vector<cuda::AdamWSlice> slices;
   std::vector<cuda::AdamWRows> rows;
@@ -46,9 +47,9 @@ void adamw(const AdamW& op, const KernelArgs& args) {
   }
   if (formats.have_scales())
     return cuda::launch_adamw_rows(
-        {master, formats.first_moment, formats.second_moment, op.has_weight()}, step, rows,
+        {grad, master, formats.first_moment, formats.second_moment, op.has_weight()}, step, rows,
         cuda::stream_of(args));
-  cuda::launch_adamw({master, moment_dtype(formats.first_moment),
+  cuda::launch_adamw({grad, master, moment_dtype(formats.first_moment),
                       moment_dtype(formats.second_moment), op.has_weight()},
                      step, slices, cuda::stream_of(args));
 }

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 struct AdamWSlice {
   int64_t count;
-  const float* grad;
+  const void* grad;
   void* master;  ///< or the remainder, or the weight itself: AdamW::kMaster
   void* m;
   void* v;
@@ -20,6 +20,7 @@ struct AdamWSlice {
 };
 /// How all slices of a call are kept.
 struct AdamWKind {
+  DType grad;
   DType master;
   DType m;
   DType v;
@@ -40,6 +41,7 @@ struct AdamWRows {
   uint8_t* v_scale;
 };
 struct AdamWRowsKind {
+  DType grad;
   DType master;
   MomentKind m;
   MomentKind v;

@@ -53,8 +53,10 @@ struct Scaled {
   static constexpr bool kScaled = true;
 };
 
-template <typename MasterType, typename FirstMoment, typename SecondMoment, bool kHasWeight>
+template <typename GradType, typename MasterType, typename FirstMoment, typename SecondMoment,
+          bool kHasWeight>
 struct KeptRows {
+  using Grad = GradType;
   using Master = MasterType;
   using M = FirstMoment;
   using V = SecondMoment;
@@ -122,7 +124,7 @@ __device__ __forceinline__ void store_lane(void* memory, const Place& place,
 
 template <typename K>
 struct LoadedBlock {
-  LanePack<float> grad;
+  LanePack<typename K::Grad> grad;
   LanePack<typename K::Master> master;
   LanePack<typename K::M::Stored> m;
   LanePack<typename K::V::Stored> v;
@@ -135,7 +137,7 @@ template <typename K, bool kVector>
 __device__ __forceinline__ LoadedBlock<K> load_block(const RowSlice& slice, uint32_t block) {
   const Place place = find_place(slice, block);
   LoadedBlock<K> loaded = {};
-  loaded.grad = load_lane<float, kVector>(slice.elements.grad, place);
+  loaded.grad = load_lane<typename K::Grad, kVector>(slice.elements.grad, place);
   loaded.master = load_lane<typename K::Master, kVector>(slice.elements.master, place);
   loaded.m = load_lane<typename K::M::Stored, kVector>(slice.elements.m, place);
   loaded.v = load_lane<typename K::V::Stored, kVector>(slice.elements.v, place);
@@ -204,7 +206,7 @@ __device__ __forceinline__ void update_block(const LoadedBlock<K>& loaded, const
   LanePack<BFloat16> weights;
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
-    const float grad = loaded.grad.at[i];
+    const auto grad = static_cast<float>(loaded.grad.at[i]);
     float master = master_of(loaded.master.at[i], loaded.weight.at[i]);
     random[i] = rounding_bits(f.update, __float_as_uint(grad), __float_as_uint(m[i]),
                               __float_as_uint(v[i]), __float_as_uint(master));
@@ -257,18 +259,18 @@ __global__ void __launch_bounds__(kRowThreads, kCtasOfSm)
 
 using RowKernel = void (*)(RowList, AdamWStep);
 
-template <typename M, typename V>
+template <typename G, typename M, typename V>
 RowKernel choose_rows_by_master(const AdamWRowsKind& kind) {
   switch (kind.master) {
     case DType::kU16:
-      return update_rows<KeptRows<uint16_t, M, V, true>>;
+      return update_rows<KeptRows<G, uint16_t, M, V, true>>;
     case DType::kU8:
-      return update_rows<KeptRows<uint8_t, M, V, true>>;
+      return update_rows<KeptRows<G, uint8_t, M, V, true>>;
     case DType::kBF16:
-      return update_rows<KeptRows<BFloat16, M, V, false>>;
+      return update_rows<KeptRows<G, BFloat16, M, V, false>>;
     default:
-      return kind.has_weight ? update_rows<KeptRows<float, M, V, true>>
-                             : update_rows<KeptRows<float, M, V, false>>;
+      return kind.has_weight ? update_rows<KeptRows<G, float, M, V, true>>
+                             : update_rows<KeptRows<G, float, M, V, false>>;
   }
 }
 
@@ -289,9 +291,11 @@ void with_moment(MomentKind kind, const Run& run) {
 
 RowKernel choose_rows_kernel(const AdamWRowsKind& kind) {
   RowKernel kernel = nullptr;
-  with_moment<FirstMomentFp8, FirstMomentF16>(kind.m, [&]<typename M>() {
-    with_moment<SecondMomentFp8, SecondMomentF16>(kind.v, [&]<typename V>() {
-      if constexpr (M::kScaled || V::kScaled) kernel = choose_rows_by_master<M, V>(kind);
+  with_type(kind.grad, [&]<typename G>() {
+    with_moment<FirstMomentFp8, FirstMomentF16>(kind.m, [&]<typename M>() {
+      with_moment<SecondMomentFp8, SecondMomentF16>(kind.v, [&]<typename V>() {
+        if constexpr (M::kScaled || V::kScaled) kernel = choose_rows_by_master<G, M, V>(kind);
+      });
     });
   });
   return kernel;

@@ -53,6 +53,37 @@ TEST_F(Bf16SumCuda, SumsInTheOrderOfTheParts) {
       const OwnedTensor parts = testing::random_tensor(DType::kBF16, {3, count}, random);
       const OwnedTensor own_part = testing::random_tensor(DType::kF32, {count}, random);
       check(*make_sum_bf16_parts(own), {parts, own_part}, DType::kF32, {count});
+      const OwnedTensor narrow = testing::random_tensor(DType::kBF16, {count}, random);
+      check(*make_sum_bf16_parts(own), {parts, narrow}, DType::kBF16, {count});
+    }
+  }
+}
+
+/// Both as the first summand and as a further one, in vectors and one by one.
+TEST_F(Bf16SumCuda, TinyAdditionsToBf16) {
+  Random random(3, 4);
+  for (const int64_t count : {0, 1, 257, 4096, 300'001}) {
+    for (const bool sets : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} values, sets {}", count, sets));
+      const OwnedTensor x = testing::random_tensor(DType::kF32, {count}, random);
+      const OwnedTensor before = testing::random_tensor(DType::kBF16, {count}, random);
+      const OwnedTensor expected(DType::kBF16, {count});
+      std::memcpy(expected.get().data, before.get().data,
+                  static_cast<size_t>(before.get().num_bytes()));
+      const OwnedTensor x_on_gpu = testing::copy_to(gpu(), x);
+      const OwnedTensor found = testing::copy_to(gpu(), before);
+      const auto add = [&](const Backend& backend, const Tensor& from, const Tensor& to) {
+        backend.kernel (*make_add_to_bf16())(*make_add_to_bf16(), {.inputs = std::span(&from, 1),
+                                                                   .outputs = std::span(&to, 1),
+                                                                   .context = backend.context(),
+                                                                   .set_accumulators = sets});
+      };
+      add(cpu(), x, expected);
+      add(gpu(), x_on_gpu, found);
+      const OwnedTensor back = testing::copy_to_host(gpu(), found);
+      EXPECT_EQ(std::memcmp(back.get().data, expected.get().data,
+                            static_cast<size_t>(expected.get().num_bytes())),
+                0);
     }
   }
 }

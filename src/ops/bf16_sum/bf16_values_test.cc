@@ -53,8 +53,12 @@ TEST(SumBf16Parts, AddsInTheOrderOfTheParts) {
           if (p != own) parts.emplace_back(values[i]);
         }
       }
-      sum_bf16_parts(bytes(parts), 4, static_cast<int64_t>(own), sum);
+      std::vector<Bf16> narrow;
+      for (const float value : sum) narrow.emplace_back(value);
+      sum_bf16_parts(bytes(parts), 4, static_cast<int64_t>(own), std::span(sum));
       EXPECT_EQ(sum, expected);
+      sum_bf16_parts(bytes(parts), 4, static_cast<int64_t>(own), std::span(narrow));
+      for (size_t i = 0; i < n; ++i) EXPECT_EQ(narrow[i].bits, Bf16(expected[i]).bits);
     }
   }
 }
@@ -64,7 +68,7 @@ TEST(SumBf16Parts, AccumulatesInF32) {
   constexpr int64_t kParts = 65;
   std::vector<Bf16> parts(kParts - 1, Bf16(0x1.0p-9F));
   std::vector<float> sum = {1.0F};
-  sum_bf16_parts(bytes(parts), kParts, 0, sum);
+  sum_bf16_parts(bytes(parts), kParts, 0, std::span(sum));
   EXPECT_EQ(sum[0], 1.125F);
 }
 

@@ -8,8 +8,8 @@ namespace tessera {
 std::vector<ValueType> SumOfSquares::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, !inputs.empty(), "takes at least 1 input, got none");
   for (const ValueType& x : inputs) {
-    check_shape(*this, x.dtype == DType::kF32 && x.shape.rank() == 1 && !x.ragged(),
-                "x must be f32 [n], got {}", x.to_string());
+    check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 1 && !x.ragged(),
+                "x must be f32 or bf16 [n], got {}", x.to_string());
   }
   return {{.dtype = DType::kF64, .shape = {std::ssize(inputs)}}};
 }

@@ -21,25 +21,25 @@ __device__ __forceinline__ double sum_block(double x) {
   return total;
 }
 
-template <int kWidth>
-__device__ __forceinline__ double square(const Pack<float, kWidth>& values) {
+template <typename T, int kWidth>
+__device__ __forceinline__ double square(const Pack<T, kWidth>& values) {
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const double x = values.at[i];
+    const double x = static_cast<float>(values.at[i]);
     sum += x * x;
   }
   return sum;
 }
 
 /// The sum of squares of a chunk of up to `length` elements, by a block.
-template <int kWidth>
-__device__ __forceinline__ double sum_chunk(const float* x, int length) {
+template <typename T, int kWidth>
+__device__ __forceinline__ double sum_chunk(const T* x, int length) {
   constexpr int kStep = kThreads * kWidth;
   double sum = 0;
   for (int first = static_cast<int>(threadIdx.x) * kWidth; first < length;
        first += kBatch * kStep) {
-    Pack<float, kWidth> values[kBatch];
+    Pack<T, kWidth> values[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const int at = first + b * kStep;
@@ -62,16 +62,16 @@ __device__ __forceinline__ int length_of(int64_t count, int64_t begin) {
 }
 
 // A block for each chunk.
-template <int kWidth>
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    sum_chunks(const float* x, int64_t count, double* partials) {
+    sum_chunks(const T* x, int64_t count, double* partials) {
   wait_for_earlier();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSquaresChunk;
-  const double sum = sum_chunk<kWidth>(x + begin, length_of(count, begin));
+  const double sum = sum_chunk<T, kWidth>(x + begin, length_of(count, begin));
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-/// Slices whose chunks one launch takes.
+/// Slices of one type whose chunks one launch takes.
 struct SliceList {
   static constexpr int kMax = 128;
   SquaresSlice slices[kMax];
@@ -79,6 +79,7 @@ struct SliceList {
   int count;
 };
 
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sum_chunks_of_list(const __grid_constant__ SliceList list, double* partials) {
   wait_for_earlier();
@@ -86,11 +87,11 @@ __global__ void __launch_bounds__(kThreads)
   const int i = find_part(list.first_chunk, list.count, chunk);
   const SquaresSlice slice = list.slices[i];
   const int64_t begin = static_cast<int64_t>(chunk - list.first_chunk[i]) * kSquaresChunk;
-  const float* const x = slice.x + begin;
+  const T* const x = static_cast<const T*>(slice.x) + begin;
   const int length = length_of(slice.count, begin);
-  constexpr int kWidth = kVectorWidth<float>;
-  const bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(Pack<float, kWidth>) == 0;
-  const double sum = aligned ? sum_chunk<kWidth>(x, length) : sum_chunk<1>(x, length);
+  constexpr int kWidth = kVectorWidth<T>;
+  const bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(Pack<T, kWidth>) == 0;
+  const double sum = aligned ? sum_chunk<T, kWidth>(x, length) : sum_chunk<T, 1>(x, length);
   if (threadIdx.x == 0) partials[chunk] = sum;
 }
 
@@ -176,12 +177,10 @@ int64_t num_chunks(const SquaresSlice& slice) {
 
 void sum_alone(const SquaresSlice& slice, double* partials, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(num_chunks(slice));
-  if (are_aligned(slice.x)) {
-    launch_early(sum_chunks<kVectorWidth<float>>, {blocks, kThreads}, stream, slice.x, slice.count,
-                 partials);
-  } else {
-    launch_early(sum_chunks<1>, {blocks, kThreads}, stream, slice.x, slice.count, partials);
-  }
+  with_vectors(slice.dtype, are_aligned(slice.x), [&]<typename T, int kWidth>() {
+    launch_early(sum_chunks<T, kWidth>, {blocks, kThreads}, stream, static_cast<const T*>(slice.x),
+                 slice.count, partials);
+  });
 }
 
 /// Slices one after the other whose partial results are too: small ones gather in a list.
@@ -197,7 +196,8 @@ class ChunkSums {
       partials_ += chunks;
       return;
     }
-    if (list_.count == SliceList::kMax) flush();
+    if (list_.count == SliceList::kMax || (list_.count > 0 && list_.slices[0].dtype != slice.dtype))
+      flush();
     list_.slices[list_.count] = slice;
     list_.first_chunk[list_.count + 1] = list_.first_chunk[list_.count] + static_cast<int>(chunks);
     ++list_.count;
@@ -205,8 +205,10 @@ class ChunkSums {
   void flush() {
     const int chunks = list_.first_chunk[list_.count];
     if (chunks > 0) {
-      launch_early(sum_chunks_of_list, {static_cast<unsigned>(chunks), kThreads}, stream_, list_,
-                   partials_);
+      with_type(list_.slices[0].dtype, [&]<typename T>() {
+        launch_early(sum_chunks_of_list<T>, {static_cast<unsigned>(chunks), kThreads}, stream_,
+                     list_, partials_);
+      });
     }
     partials_ += chunks;
     list_.count = 0;

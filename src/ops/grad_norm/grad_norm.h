@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-/// Sums of squares of flat F32 tensors: (x_0 F32 [n_0], ..., x_N-1 F32 [n_N-1]) -> F64 [N]. Squares
-/// and sums are taken in double, each in an order that depends on its tensor's size alone. A NaN or
-/// infinity in x makes its sum NaN or infinite; finite values never overflow it.
+/// Sums of squares of flat tensors, each F32 or BF16: (x_0 [n_0], ..., x_N-1 [n_N-1]) -> F64 [N].
+/// Squares and sums are taken in double, each in an order that depends on its tensor's size alone.
+/// A NaN or infinity in x makes its sum NaN or infinite; finite values never overflow it.
 class SumOfSquares final : public Operator {
  public:
   static constexpr std::string_view kName = "sum_of_squares";

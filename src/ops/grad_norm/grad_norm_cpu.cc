@@ -20,24 +20,44 @@ double add_lanes(const Double8& sum) {
   return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-double sum_chunk(const float* x, int64_t n) {
+Float8 load_lanes(const float* x) {
+  Float8 values;
+  std::memcpy(&values, x, sizeof(values));
+  return values;
+}
+
+Float8 load_lanes(const Bf16* x) {
+  using Word8 = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+  using Half8 = uint16_t __attribute__((vector_size(kLanes * sizeof(uint16_t))));
+  Half8 halves;
+  std::memcpy(&halves, x, sizeof(halves));
+  const Word8 words = __builtin_convertvector(halves, Word8) << 16;
+  Float8 values;
+  std::memcpy(&values, &words, sizeof(values));
+  return values;
+}
+
+template <typename T>
+double sum_chunk(const T* x, int64_t n) {
   Double8 sums[kUnroll] = {};
   int64_t i = 0;
   for (; i + kLanes * kUnroll <= n; i += kLanes * kUnroll) {
     for (int u = 0; u < kUnroll; ++u) {
-      Float8 values;
-      std::memcpy(&values, x + i + u * kLanes, sizeof(values));
-      const Double8 wide = __builtin_convertvector(values, Double8);
+      const Double8 wide = __builtin_convertvector(load_lanes(x + i + u * kLanes), Double8);
       sums[u] += wide * wide;
     }
   }
   double sum = add_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  for (; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (; i < n; ++i) {
+    const double value = static_cast<float>(x[i]);
+    sum += value * value;
+  }
   return sum;
 }
 
+template <typename T>
 double sum_of_squares(const Tensor& tensor, double* partial) {
-  const float* x = tensor.as<float>();
+  const T* x = tensor.as<T>();
   const int64_t n = tensor.num_elements();
   const int64_t num_chunks = (n + SumOfSquares::kChunk - 1) / SumOfSquares::kChunk;
 #pragma omp parallel for schedule(static) if (num_chunks > 1)
@@ -53,8 +73,12 @@ double sum_of_squares(const Tensor& tensor, double* partial) {
 /// One input after the other, so all use the same workspace.
 void sums_of_squares(const SumOfSquares& /*op*/, const KernelArgs& args) {
   auto* partial = reinterpret_cast<double*>(args.workspace.data());
-  for (size_t i = 0; i < args.inputs.size(); ++i)
-    args.outputs.front().as<double>()[i] = sum_of_squares(args.inputs[i], partial);
+  for (size_t i = 0; i < args.inputs.size(); ++i) {
+    const Tensor& x = args.inputs[i];
+    args.outputs.front().as<double>()[i] = x.dtype == DType::kBF16
+                                               ? sum_of_squares<Bf16>(x, partial)
+                                               : sum_of_squares<float>(x, partial);
+  }
 }
 
 int64_t workspace_bytes(const SumOfSquares& /*op*/, std::span<const ValueType> inputs) {

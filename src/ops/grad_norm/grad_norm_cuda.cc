@@ -9,7 +9,7 @@ static_assert(SumOfSquares::kChunk == cuda::kSquaresChunk);
 
 void sum_of_squares(const SumOfSquares& /*op*/, const KernelArgs& args) {
   std::vector<cuda::SquaresSlice> slices;
-  for (const Tensor& x : args.inputs) slices.push_back({x.as<float>(), x.num_elements()});
+  for (const Tensor& x : args.inputs) slices.push_back({x.data, x.num_elements(), x.dtype});
   cuda::launch_sums_of_squares(slices, reinterpret_cast<double*>(args.workspace.data()),
                                args.outputs.front().as<double>(), cuda::stream_of(args));
 }

@@ -35,6 +35,39 @@ TEST_F(GradNormCuda, ManyTensors) {
                                  gpu(), {.tolerance_f32 = 1e-13, .dtypes = {DType::kF32}});
 }
 
+/// BF16 and F32 by turns, in lists and alone, and from places where no vector can start.
+TEST_F(GradNormCuda, MixedTypes) {
+  Random random(7, 2);
+  std::vector<OwnedTensor> on_host, on_gpu;
+  std::vector<Tensor> host, device;
+  for (int i = 0; i < 300; ++i) {
+    const int64_t size =
+        i % 97 == 5 ? 4'300'000 + i : static_cast<int64_t>(random.next_below(40'000));
+    const DType dtype = i / 3 % 2 == 0 ? DType::kBF16 : DType::kF32;
+    on_host.push_back(testing::random_tensor(dtype, {size + 1}, random));
+    on_gpu.push_back(testing::copy_to(gpu(), on_host.back()));
+    const int64_t skipped = i % 5 == 0 ? 1 : 0;
+    const auto part = [&](const Tensor& tensor) {
+      return Tensor{static_cast<std::byte*>(tensor.data) + skipped * dtype_size(dtype),
+                    dtype,
+                    {size},
+                    tensor.device};
+    };
+    host.push_back(part(on_host.back()));
+    device.push_back(part(on_gpu.back()));
+  }
+  const OwnedTensor expected(DType::kF64, {300});
+  const OwnedTensor sums(DType::kF64, {300}, "sums", gpu().device());
+  const Tensor outputs[] = {expected, sums};
+  testing::run_kernel(*make_sum_of_squares(), cpu(), host, std::span(outputs, 1));
+  testing::run_kernel(*make_sum_of_squares(), gpu(), device, std::span(outputs + 1, 1));
+  const OwnedTensor found = testing::copy_to_host(gpu(), sums);
+  for (int i = 0; i < 300; ++i) {
+    const double sum = expected.get().as<double>()[i];
+    EXPECT_NEAR(found.get().as<double>()[i], sum, 1e-12 * sum) << i;
+  }
+}
+
 TEST_F(GradNormCuda, TinySize) {
   testing::check_operator_on_gpu(make_sum_of_squares(),
                                  [](DType) -> testing::OperatorInputs {

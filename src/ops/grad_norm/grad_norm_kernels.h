@@ -5,13 +5,16 @@
 #include <cstdint>
 #include <span>
 
+#include "core/dtype.h"
+
 namespace tessera::cuda {
 
 constexpr int kSquaresChunk = 16384;  ///< elements whose sum is one partial result
 
 struct SquaresSlice {
-  const float* x;
+  const void* x;
   int64_t count;
+  DType dtype;  ///< F32 or BF16
 };
 
 /// sums[i] = the sum of squares of slices[i], in double; `partials` has one for each chunk of all

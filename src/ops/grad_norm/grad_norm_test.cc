@@ -72,6 +72,31 @@ TEST(SumOfSquares, OfSeveralTensorsAreThoseOfEach) {
   EXPECT_EQ(run_all(xs), expected);
 }
 
+/// BF16 values give the bits of the same numbers in F32, beside tensors of those.
+TEST(SumOfSquares, OfBf16IsThatOfTheSameNumbersInF32) {
+  for (const int64_t n : {0, 1, 7, 33, 16384, 16391, 100003}) {
+    std::vector<float> x = random_values(n, static_cast<uint64_t>(n));
+    std::vector<Bf16> narrow;
+    for (float& value : x) {
+      narrow.emplace_back(value);
+      value = narrow.back();
+    }
+    std::vector<float> other = random_values(40, 5);
+    const std::vector<double> expected = run_all({x, other});
+    const Tensor inputs[] = {{narrow.data(), DType::kBF16, {n}}, view(std::span(other), {40})};
+    const ValueType types[] = {{DType::kBF16, {n}}, {DType::kF32, {40}}};
+    const Buffer workspace(SumOfSquares::workspace_bytes(types), "a test");
+    std::vector<double> sums(2);
+    const Tensor output = view(std::span(sums), {2});
+    KernelTable kernels;
+    add_grad_norm_cpu(kernels);
+    kernels.at("sum_of_squares")(
+        *make_sum_of_squares(),
+        {.inputs = inputs, .outputs = std::span(&output, 1), .workspace = workspace.bytes()});
+    EXPECT_EQ(sums, expected) << n;
+  }
+}
+
 TEST(SumOfSquares, DoesNotDependOnThreads) {
   const std::vector<float> x = random_values(300001, 3);
   const int threads = omp_get_max_threads();
@@ -159,9 +184,9 @@ TEST(GradClip, RefusesOtherTypes) {
 }
 
 TEST(SumOfSquares, RefusesOtherTypes) {
-  const std::vector<ValueType> bf16 = {{.dtype = DType::kBF16, .shape = {4}}};
+  const std::vector<ValueType> f64 = {{.dtype = DType::kF64, .shape = {4}}};
   const std::vector<ValueType> matrix = {{.dtype = DType::kF32, .shape = {4, 4}}};
-  EXPECT_THROW(make_sum_of_squares()->infer(bf16), UserError);
+  EXPECT_THROW(make_sum_of_squares()->infer(f64), UserError);
   EXPECT_THROW(make_sum_of_squares()->infer(matrix), UserError);
 }
 

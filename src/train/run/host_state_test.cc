@@ -132,6 +132,7 @@ TEST_P(ReleasedGradients, GiveTheBitsOfThoseThatStay) {
   if (settings.model.mtp_layers > 0) settings.train.micro_batch = settings.train.global_batch;
   settings.parallel.schedule = PipelineKind::kGpipe;
   settings.shard.release_gradients = settings.shard.state_on_host = false;
+  settings.shard.gradients = DType::kF32;
   testing::write_tokens(settings);
   const auto kept = make(settings, choose_host);
   settings.shard.release_gradients = true;
@@ -245,8 +246,13 @@ TEST_F(ReleasedRuns, RefuseWhatNeedsAllOfThem) {
   refuses([](Settings& s) { s.train.max_grad_norm = 1; }, "set train.max_grad_norm = 0");
   refuses([](Settings& s) { s.parallel.split_weights = true; }, "parallel.split_weights is set");
   refuses([](Settings& s) { s.train.on_nonfinite = NonFinite::kSkip; }, "\"stop\"");
+  EXPECT_NO_THROW(check_sharding(settings, Layout({}, 2)));
+  EXPECT_THAT([&] { check_sharding(settings, Layout({.pp = 2}, 2)); },
+              ThrowsMessage<UserError>(HasSubstr("set parallel.pp = 1")));
+  settings.shard.scope = ShardScope::kNone;
+  EXPECT_NO_THROW(check_sharding(settings, Layout({}, 1)));
   EXPECT_THAT([&] { check_sharding(settings, Layout({}, 2)); },
-              ThrowsMessage<UserError>(HasSubstr("is for one rank, and there are 2")));
+              ThrowsMessage<UserError>(HasSubstr("is for optim.shard = \"state\"")));
   settings.shard = {.scope = ShardScope::kFull, .state_on_host = true};
   EXPECT_THAT([&] { check_sharding(settings, Layout({}, 2)); },
               ThrowsMessage<UserError>(HasSubstr("optim.offload does not go with")));

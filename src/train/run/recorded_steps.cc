@@ -30,6 +30,7 @@ bool is_recordable(const Task& task) {
   switch (task.action) {
     case TaskAction::kLoadInputs:
     case TaskAction::kRunProgram:
+    case TaskAction::kRoundGradients:
     case TaskAction::kPublish:
     case TaskAction::kStore:
     case TaskAction::kReload:

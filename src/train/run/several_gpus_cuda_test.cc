@@ -160,6 +160,42 @@ TEST_F(SeveralGpus, CompressedGradientsAgreeWithinTheirRounding) {
   }
 }
 
+/// Gradients that are kept in BF16, in one bucket and in several, with steps of several
+/// micro-batches.
+TEST_F(SeveralGpus, RoundedGradientsAgreeWithinTheirRounding) {
+  for (const int64_t bucket_bytes : {int64_t{2000}, ShardSettings().bucket_bytes}) {
+    for (const ShardScope scope : {ShardScope::kNone, ShardScope::kState}) {
+      Settings own = without_data(settings("rounded"));
+      own.shard = {.scope = scope, .bucket_bytes = bucket_bytes, .gradients = DType::kBF16};
+      own.train.micro_batch = 1;
+      own.parallel.layout.dp = 2;
+      const Verification result =
+          verify_layout({.settings = own, .num_ranks = 2, .device = choose_gpu});
+      EXPECT_TRUE(result.agrees()) << describe(result, false);
+      EXPECT_GT(result.worst_gradient(), testing::kLeastRounding);
+    }
+  }
+}
+
+/// Of two ranks, whose sums come in one order: no bit differs from those of gradients that stay.
+TEST_F(SeveralGpus, ReleasedGradientsGiveTheBitsOfThoseThatStay) {
+  for (const int64_t ep : {1, 2}) {
+    Settings own = settings("released");
+    own.model.mtp_layers = 0;
+    own.model.num_layers = 5;
+    own.train.max_grad_norm = 0;
+    own.parallel.schedule = PipelineKind::kGpipe;
+    testing::NamedLayout layout = data_parallel(2, {}, ep);
+    layout.parallel.schedule = PipelineKind::kGpipe;
+    const testing::RunEnd kept = testing::run_steps(own, layout, 3, false, choose_gpu);
+    layout.shard.release_gradients = true;
+    for (const bool on_host : {false, true}) {
+      layout.shard.state_on_host = on_host;
+      testing::expect_same_end(testing::run_steps(own, layout, 3, false, choose_gpu), kept);
+    }
+  }
+}
+
 /// Whether the back end has a kernel for everything that the layout needs.
 bool runs_on_gpu(const testing::RandomLayout& layout) {
   try {

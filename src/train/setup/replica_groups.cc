@@ -161,6 +161,21 @@ bool parts_match(const Settings& settings, const Layout& layout) {
   return true;
 }
 
+/// A layer's gradients are reduced into shares, which are updated, before others of its memory
+/// come; and the layers of a stage have all micro-batches' gradients in turn, for which stages
+/// would wait.
+void check_release(const Settings& settings, const Layout& layout) {
+  if (!settings.shard.release_gradients || layout.num_ranks() == 1) return;
+  require(settings.shard.scope == ShardScope::kState,
+          "optim.release_gradients on {} ranks is for optim.shard = \"state\", with which each "
+          "updates a share of a layer; set that, or leave optim.release_gradients out",
+          layout.num_ranks());
+  require(layout.degree(Axis::kPp) == 1,
+          "optim.release_gradients takes the micro-batches backward layer by layer, for which {} "
+          "pipeline stages would wait; set parallel.pp = 1, or leave it out",
+          layout.degree(Axis::kPp));
+}
+
 }  // namespace
 
 std::vector<ReplicaRanks> list_replica_ranks(const Settings& settings, const Layout& layout,
@@ -181,9 +196,17 @@ std::vector<ReplicaRanks> list_replica_ranks(const Settings& settings, const Lay
 void check_sharding(const Settings& settings, const Layout& layout) {
   const ShardSettings& shard = settings.shard;
   const bool full = shard.scope == ShardScope::kFull;
-  require(!shard.release_gradients || layout.num_ranks() == 1,
-          "optim.release_gradients is for one rank, and there are {}; leave it out",
+  check_release(settings, layout);
+  const bool rounds = shard.gradients != DType::kF32;
+  require(!rounds || !full || layout.num_ranks() == 1,
+          "optim.gradients = \"bf16\" does not go with optim.shard = \"full\" on {} ranks, whose "
+          "gradients of a module are reduced as they come; choose state or none, or leave it out",
           layout.num_ranks());
+  require(
+      !rounds || shard.reduce_group == 1,
+      "optim.gradients = \"bf16\" does not go with optim.reduce_group {}, whose first sums would "
+      "be rounded on their way; leave one of them out",
+      shard.reduce_group);
   require(!shard.state_on_host || !full || layout.num_ranks() == 1,
           "optim.offload does not go with optim.shard = \"full\" on {} ranks; choose state or "
           "none, or leave it out",

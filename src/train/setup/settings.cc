@@ -214,10 +214,17 @@ void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
   schema.add("optim.bucket_bytes", &shard.bucket_bytes,
              "F32 bytes of gradients that travel together, with shard = none or state",
              between(1, kMaxBucketBytes));
-  schema.add("optim.release_gradients", &shard.release_gradients,
-             "Update each layer as soon as its gradients are complete, and let all layers' "
-             "gradients have the same memory: on one rank and without clipping; with several "
-             "micro-batches, all pass forward before all pass backward, layer by layer");
+  schema.add_enum("optim.gradients", &shard.gradients,
+                  {{"f32", DType::kF32}, {"bf16", DType::kBF16}},
+                  "In what the gradients of layers' weights are kept. What a layer's backward pass "
+                  "of a micro-batch adds up in f32 is added to bf16 with one rounding, and between "
+                  "ranks they travel as bf16. Those of embedding, last norm and head are f32");
+  schema.add(
+      "optim.release_gradients", &shard.release_gradients,
+      "Update each layer as soon as its gradients are complete, and let all layers' "
+      "gradients have the same memory: without clipping, on several ranks with shard = state "
+      "and two layers' memory; with several micro-batches, all pass forward before all pass "
+      "backward, layer by layer");
   schema.add("optim.offload", &shard.state_on_host,
              "Keep the optimizer's state in the host's memory, from where it comes to the device "
              "for the updates, with shard = none or state");
@@ -341,6 +348,18 @@ void validate_release(const Settings& settings) {
           kWhy);
 }
 
+void validate_gradients(const Settings& settings) {
+  if (settings.shard.gradients == DType::kF32) return;
+  require(
+      settings.optimizer_kind != OptimizerKind::kMuon,
+      "optim.gradients = \"bf16\" is for AdamW, but optim.name is \"muon\", whose averages take "
+      "gradients in f32; leave optim.gradients out");
+  require(
+      !settings.shard.release_gradients,
+      "optim.gradients = \"bf16\" has nothing to keep with optim.release_gradients, which keeps "
+      "no gradients of layers; leave one of them out");
+}
+
 void validate(const Settings& settings) {
   const TrainSettings& train = settings.train;
   require(train.global_batch % train.micro_batch == 0,
@@ -359,6 +378,7 @@ void validate(const Settings& settings) {
   validate_state_formats(settings);
   validate_optimizer(settings);
   validate_release(settings);
+  validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,
           train.steps);

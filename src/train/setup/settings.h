@@ -112,6 +112,7 @@ struct ShardSettings {
   int64_t reduce_group = 1;
   int64_t bucket_bytes = ShardingOptions().bucket_bytes;
   GradientCompression compression = GradientCompression::kNone;
+  DType gradients = DType::kF32;   ///< of layers' weights, or BF16
   bool release_gradients = false;  ///< as ShardingOptions'
   bool state_on_host = false;
 

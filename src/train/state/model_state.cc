@@ -23,14 +23,22 @@ bool shards_fully(const Settings& settings, const RunLayout& run) {
   return settings.shard.scope == ShardScope::kFull && run.num_ranks() > 1;
 }
 
-GradientPlaces gradient_places(const Settings& settings) {
-  return settings.shard.release_gradients ? GradientPlaces::kLayersInTurn : GradientPlaces::kApart;
+GradientPlaces gradient_places(const Settings& settings, const RunLayout& run) {
+  if (settings.shard.gradients != DType::kF32) return GradientPlaces::kRounded;
+  if (!settings.shard.release_gradients) return GradientPlaces::kApart;
+  return run.num_ranks() == 1 ? GradientPlaces::kLayersInTurn : GradientPlaces::kTwoInTurn;
+}
+
+ShardingOptions sharding_of(const Settings& settings, const RunLayout& run) {
+  ShardingOptions sharding = settings.shard.replicated();
+  sharding.layers_at_a_time = run.num_ranks() == 1 ? 1 : 2;
+  return sharding;
 }
 
 ParameterSet make_parameters(const Settings& settings, const RunLayout& run, Device& device) {
   auto specs = held_parameters(settings, run);
   if (shards_fully(settings, run)) return ParameterSet::without_memory(std::move(specs));
-  return {std::move(specs), true, device, gradient_places(settings)};
+  return {std::move(specs), true, device, gradient_places(settings, run)};
 }
 
 /// Each rank finds the scales of the moments that it keeps.
@@ -47,11 +55,12 @@ void require_whole_blocks(const StateFormats& formats, const ParameterSpec& spec
       kMomentBlock);
 }
 
-/// Parameters as the optimizer's list has them. Where gradients are released, a layer's are updated
-/// together, whoever else held them if there were more ranks.
+/// Parameters as the optimizer's list has them. Where gradients are released on one rank, a layer's
+/// are updated together, whoever else held them if there were more.
 std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
                                                  const ReplicaGroups& groups,
-                                                 const Settings& settings) {
+                                                 const Settings& settings, const RunLayout& run) {
+  const bool together = settings.shard.release_gradients && run.num_ranks() == 1;
   std::vector<ReplicatedParameter> result;
   for (const ModelParameter& parameter : parameters.all()) {
     const ParameterSpec& spec = parameter.spec;
@@ -66,7 +75,7 @@ std::vector<ReplicatedParameter> list_replicated(const ParameterSet& parameters,
                                     .matrix_rows = std::move(matrices.rows),
                                     .cut = std::move(matrices.cut)},
                       .slice = spec.placement.slice,
-                      .group = settings.shard.release_gradients ? 0 : group,
+                      .group = together ? 0 : group,
                       .layer = spec.layer});
   }
   return result;
@@ -133,10 +142,10 @@ int64_t count_missing(const std::set<std::string>& wanted, const std::set<std::s
 ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLayout& run,
                                           const Backend& backend) {
   const auto specs = held_parameters(settings, run);
-  const auto parameters = ParameterSet::planned(specs);
+  const auto parameters = ParameterSet::planned(specs, gradient_places(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings);
+  const auto replicated = list_replicated(parameters, groups, settings, run);
   if (shards_fully(settings, run)) {
     return sum_up(FullySharded::count_bytes(groups.for_full_sharding(), replicated,
                                             modules_of(parameters), settings.shard.full(),
@@ -144,8 +153,8 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
   }
   const auto replicas = groups.for_reduction();
   const auto places = places_of(replicas);
-  const auto sizes = ParameterSet::count_bytes(specs, true, gradient_places(settings));
-  const ShardingOptions sharding = settings.shard.replicated();
+  const auto sizes = ParameterSet::count_bytes(specs, true, gradient_places(settings, run));
+  const ShardingOptions sharding = sharding_of(settings, run);
   const StateFormats& formats = settings.optimizer.formats;
   const int64_t state = ShardedOptimizer::state_bytes(places, replicated, sharding, formats);
   const int64_t at_work =
@@ -160,10 +169,11 @@ ModelState::Bytes ModelState::count_bytes(const Settings& settings, const RunLay
 }
 
 int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout& run) {
-  const auto parameters = ParameterSet::planned(held_parameters(settings, run));
+  const auto parameters =
+      ParameterSet::planned(held_parameters(settings, run), gradient_places(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings);
+  const auto replicated = list_replicated(parameters, groups, settings, run);
   // A weight, two moments with scales and a master of each parameter, and the expert biases.
   const int64_t slack = std::ssize(replicated) * 6 * kAlignment +
                         settings.model.num_moe_layers() *
@@ -178,23 +188,24 @@ int64_t ModelState::count_saved_bytes(const Settings& settings, const RunLayout&
                                                  settings.shard.full(), settings.optimizer);
     return (owns ? bytes.weights + bytes.state : 0) + slack;
   }
-  return owned_bytes(groups.for_reduction(), replicated, settings.shard.replicated(),
+  return owned_bytes(groups.for_reduction(), replicated, sharding_of(settings, run),
                      settings.optimizer.formats) +
          slack;
 }
 
 StepSharding ModelState::plan_sharding(const Settings& settings, const RunLayout& run) {
-  const auto parameters = ParameterSet::without_memory(held_parameters(settings, run));
+  const auto parameters =
+      ParameterSet::without_memory(held_parameters(settings, run), gradient_places(settings, run));
   const auto world = make_planned_world(run.rank(), run.num_ranks());
   const ReplicaGroups groups(settings, run, *world);
-  const auto replicated = list_replicated(parameters, groups, settings);
+  const auto replicated = list_replicated(parameters, groups, settings, run);
   if (shards_fully(settings, run)) {
     return {.sharded = FullySharded::list_exchanges(groups.for_full_sharding(), replicated,
                                                     modules_of(parameters), settings.shard.full(),
                                                     settings.optimizer)};
   }
   return {.replicated = ShardedOptimizer::list_exchanges(
-              groups.for_reduction(), replicated, settings.shard.replicated(), settings.optimizer)};
+              groups.for_reduction(), replicated, sharding_of(settings, run), settings.optimizer)};
 }
 
 StepRequest request_step(const Settings& settings, const RunLayout& run, const TrainingModel& model,
@@ -230,17 +241,18 @@ ModelState::ModelState(const Settings& settings, const RunLayout& run, World& wo
       parameters_(make_parameters(settings, run, backend.device())),
       experts_(make_expert_states(config_, backend.device())) {
   const ReplicaGroups groups(settings, run, world);
-  const auto parameters = list_replicated(parameters_, groups, settings);
+  const auto parameters = list_replicated(parameters_, groups, settings, run);
   if (shards_fully(settings, run)) {
     sharded_ = std::make_unique<FullySharded>(groups.for_full_sharding(), parameters,
                                               modules_of(parameters_), run.world,
                                               settings.optimizer, settings.shard.full(), backend);
     sharded_parameters_ = std::make_unique<ShardedParameters>(*sharded_);
   } else {
-    replicated_ = std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
-                                                     settings.optimizer,
-                                                     settings.shard.replicated(), backend);
-    replicated_parameters_ = std::make_unique<ReplicatedParameters>(parameters_, *replicated_);
+    replicated_ =
+        std::make_unique<ShardedOptimizer>(groups.for_reduction(), parameters, run.world,
+                                           settings.optimizer, sharding_of(settings, run), backend);
+    replicated_parameters_ =
+        std::make_unique<ReplicatedParameters>(parameters_, *replicated_, backend);
   }
 }
 

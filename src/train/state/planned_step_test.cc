@@ -49,7 +49,7 @@ TEST(PlannedStep, CountsTheMemoryThatTrainingTakes) {
 }
 
 /// Layers' gradients in turn, and state from the host.
-StepPlan plan_released(bool state_on_host) {
+StepPlan plan_released(bool state_on_host, int64_t rank = 0, int64_t num_ranks = 1) {
   Settings settings = without_data({});
   settings.model.vocab_size = 64;
   settings.model.hidden_size = 64;
@@ -61,7 +61,8 @@ StepPlan plan_released(bool state_on_host) {
   settings.run.device = DeviceChoice::kCpu;
   settings.shard.release_gradients = true;
   settings.shard.state_on_host = state_on_host;
-  return plan_step(settings, plan_rank(settings, 0, 1));
+  settings.train.micro_batch /= num_ranks;
+  return plan_step(settings, plan_rank(settings, rank, num_ranks));
 }
 
 std::vector<TaskId> find_all(const StepPlan& plan, TaskAction action, TaskPhase phase) {
@@ -102,6 +103,34 @@ TEST(ReleasedStep, UpdatesALayerBeforeTheNextHasGradients) {
     EXPECT_THROW(check_plan(move_task(plan, updates[i], runs.front())), InternalError);
   }
   EXPECT_LT(updates.back(), find_all(plan, TaskAction::kJudge, TaskPhase::kStart).at(0));
+}
+
+/// A layer is reduced while the next one's gradients come, and updated before the next but one's
+/// do, on all ranks alike.
+TEST(ReleasedStep, ReducesALayerBesideTheNext) {
+  std::vector<StepPlan> plans;
+  for (int64_t rank = 0; rank < 2; ++rank) plans.push_back(plan_released(false, rank, 2));
+  EXPECT_NO_THROW(check_ranks(plans));
+  const StepPlan& plan = plans.front();
+  const auto starts = find_all(plan, TaskAction::kReduceBucket, TaskPhase::kStart);
+  const auto waits = find_all(plan, TaskAction::kReduceBucket, TaskPhase::kWait);
+  const auto updates = find_all(plan, TaskAction::kUpdate, TaskPhase::kWhole);
+  const auto runs = find_all(plan, TaskAction::kRunProgram, TaskPhase::kWhole);
+  ASSERT_EQ(starts.size(), updates.size());
+  ASSERT_EQ(waits.size(), updates.size());
+  int num_beside = 0;
+  for (size_t i = 0; i < updates.size(); ++i) {
+    EXPECT_LT(starts[i], waits[i]);
+    EXPECT_LT(waits[i], updates[i]);
+    num_beside +=
+        std::ranges::any_of(runs, [&](TaskId run) { return starts[i] < run && run < waits[i]; });
+    EXPECT_THROW(check_plan(move_task(plan, updates[i], waits[i])), InternalError);
+  }
+  EXPECT_GE(num_beside, 4);
+  // New weights travel behind all sums, for which they share communicators.
+  const auto gathers = find_all(plan, TaskAction::kGatherBucket, TaskPhase::kStart);
+  ASSERT_EQ(gathers.size(), updates.size());
+  EXPECT_GT(gathers.front(), waits.back());
 }
 
 TEST(ReleasedStep, BringsStateFromTheHostBesideTheRuns) {

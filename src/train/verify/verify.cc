@@ -76,7 +76,8 @@ Reference make_reference(Settings settings) {
 }
 
 bool compresses(const Settings& settings) {
-  return settings.shard.compression != GradientCompression::kNone;
+  return settings.shard.compression != GradientCompression::kNone ||
+         settings.shard.gradients != DType::kF32;
 }
 
 std::vector<std::string> list_notes(const VerifyRequest& request, const Reference& reference) {
@@ -89,11 +90,15 @@ std::vector<std::string> list_notes(const VerifyRequest& request, const Referenc
         "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
         "sends "
         "some tokens to other experts");
-  if (compresses(request.settings))
-    notes.push_back(
-        fmt::format("gradients travel as BF16, so one step is compared, within BF16's rounding; "
-                    "--optim.gradient_compression=none compares {} within {:.0e}",
-                    request.steps, request.tolerance));
+  if (compresses(request.settings)) {
+    const bool keeps = request.settings.shard.gradients != DType::kF32;
+    notes.push_back(fmt::format(
+        "gradients {} BF16, so one step is compared, within BF16's rounding; {} compares {} within "
+        "{:.0e}",
+        keeps ? "are kept in" : "travel as",
+        keeps ? "--optim.gradients=f32" : "--optim.gradient_compression=none", request.steps,
+        request.tolerance));
+  }
   if (reference.num_ranks > 1)
     notes.push_back(fmt::format(
         "each rank drops by capacity among its own tokens, which one rank cannot repeat: the "
