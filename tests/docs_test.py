@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_LINES = {"README.md": 150, "design.md": 250}
 MOST_LINES_OF_ENTRY = 8
 FEW_STEPS = ["--train.steps=8", "--train.validation_interval=4", "--optim.warmup_steps=1", "--run.log_interval=4"]

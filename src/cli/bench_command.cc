@@ -66,21 +66,27 @@ std::string describe_feed(const GpuFeed& feed) {
 nlohmann::json to_json(const StepBenchResult& result) {
   nlohmann::json gpu = nullptr;
   if (result.gpu) gpu = to_json(*result.gpu);
-  return {{"device", result.device},
-          {"seconds", result.seconds},
-          {"median_seconds", result.median()},
-          {"tokens", result.tokens},
-          {"tokens_per_second", static_cast<double>(result.tokens) / result.median()},
-          {"flops", result.flops},
-          {"tflops", result.flops / result.median() / 1e12},
-          {"matrix_peak_tflops", result.matrix_peak / 1e12},
-          {"memory_used", result.memory_used},
-          {"memory_predicted", result.memory_predicted},
-          {"saved_bytes", result.saved_bytes},
-          {"offloaded_bytes", result.offloaded_bytes},
-          {"parameters", result.parameters},
-          {"operators", result.operators},
-          {"gpu", gpu}};
+  nlohmann::json json = {
+      {"device", result.device},
+      {"seconds", result.seconds},
+      {"median_seconds", result.median()},
+      {"tokens", result.tokens},
+      {"tokens_per_second", static_cast<double>(result.tokens) / result.median()},
+      {"flops", result.flops},
+      {"tflops", result.flops / result.median() / 1e12},
+      {"matrix_peak_tflops", result.matrix_peak / 1e12},
+      {"memory_used", result.memory_used},
+      {"memory_predicted", result.memory_predicted},
+      {"saved_bytes", result.saved_bytes},
+      {"offloaded_bytes", result.offloaded_bytes},
+      {"parameters", result.parameters},
+      {"operators", result.operators},
+      {"gpu", gpu}};
+  if (result.choice) {
+    json["train.recompute"] = result.choice->recompute;
+    json["train.offload"] = result.choice->offload;
+  }
+  return json;
 }
 
 nlohmann::json to_json(const LayerBenchResult::Pass& pass) {
@@ -251,6 +257,7 @@ int run_bench(const BenchArguments& arguments) {
       bench_step({.settings = settings,
                   .steps = arguments.steps,
                   .warmup = arguments.warmup,
+                  .steps_only = arguments.steps_only,
                   .trace = arguments.trace.empty() ? nullptr : &recorder});
   if (!arguments.trace.empty()) {
     const auto world = make_single_world();
@@ -279,7 +286,9 @@ int run_bench(const BenchArguments& arguments) {
                              format_bytes(result.saved_bytes),
                              format_bytes(result.offloaded_bytes));
   }
+  if (result.choice) std::cout << describe(*result.choice) << "\n";
   if (result.gpu) std::cout << describe_feed(*result.gpu);
+  if (result.operators.empty()) return 0;
   std::cout << "by operator, in a step in which each is timed:\n";
   print_operators(result.operators);
   return 0;

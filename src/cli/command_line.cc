@@ -151,6 +151,10 @@ CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
                  "products into tiles, and what a cost model predicts of these and of others")
       ->needs(layer)
       ->excludes(steps, warmup, trace);
+  command
+      ->add_flag("--steps-only", bench.steps_only,
+                 "Time whole steps and nothing else: not their operators, nor the host's part")
+      ->excludes(layer, trace);
   command->add_flag("--json", bench.json, "Print JSON");
   return command;
 }

@@ -122,8 +122,9 @@ struct BenchArguments {
   std::string layer;  ///< "moe", "mlp" or "attention": time this block; empty: whole steps
   int64_t steps = 5;
   int64_t warmup = 2;
-  std::string trace;   ///< file for a trace of one step; empty: none
-  bool tiles = false;  ///< only predict the tiles of the layer's grouped products
+  std::string trace;        ///< file for a trace of one step; empty: none
+  bool tiles = false;       ///< only predict the tiles of the layer's grouped products
+  bool steps_only = false;  ///< of whole steps nothing but their time and memory
   bool json = false;
 };
 

@@ -180,10 +180,10 @@ void show_memory(const Settings& settings, int64_t num_ranks,
   if (choice) std::cout << describe(*choice) << "\n";
 }
 
-/// What the settings' limit asks for, put into them.
+/// What the settings' limit, or this machine's GPU, asks for, put into them.
 std::optional<PolicyChoice> choose_within_limit(Settings& settings, int64_t num_ranks) {
   auto choice =
-      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
+      plan_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
   if (choice) apply(*choice, settings.train);
   return choice;
 }

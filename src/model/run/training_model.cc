@@ -59,6 +59,11 @@ double TrainingModel::find_skew(int64_t more_bytes) const {
   return fits;
 }
 
+int64_t TrainingModel::skewed_bytes(double skew) const {
+  return skewed_slab_bytes(*programs_, placement_, skew).total() -
+         skewed_slab_bytes(*programs_, placement_).total();
+}
+
 SlabBytes TrainingModel::slab_bytes() const {
   ensure(slabs_ != nullptr, "TrainingModel::slab_bytes before bind");
   return {.saved = slabs_->saved().committed_bytes(),

@@ -53,6 +53,8 @@ class TrainingModel {
   /// How many times the rows of balanced routing may come in every layer where `more_bytes` are
   /// free beside activation_bytes(), at least 1 and at most the number of experts.
   double find_skew(int64_t more_bytes) const;
+  /// What `skew` times the rows of balanced routing in every layer add to activation_bytes().
+  int64_t skewed_bytes(double skew) const;
   /// What has memory now, of what passes save and of the working memory; more than at bind where
   /// routing was not balanced. REQUIRES bind().
   SlabBytes slab_bytes() const;

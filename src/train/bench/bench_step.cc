@@ -91,11 +91,12 @@ class StepBench {
                                measure_matrix_peak(backend_, settings.train.dtype()))),
         mark_seconds_(backend_.is_host() ? 0 : measure_mark_seconds(backend_.device())),
         layout_(make_run_layout(settings, *world_)),
-        model_(settings.model, batch_shape(settings), settings.train.saved_policy(), backend_,
+        choice_(choose()),
+        model_(settings_.model, batch_shape(settings_), settings_.train.saved_policy(), backend_,
                layout_.part),
-        batches_(make_batches(settings)),
+        batches_(make_batches(settings_)),
         prediction_(place_and_predict()),
-        state_(settings, layout_, *world_, backend_) {
+        state_(settings_, layout_, *world_, backend_) {
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
     plan_ = build_step(request_step(settings_, layout_, model_, state_.parameters()));
@@ -169,7 +170,8 @@ class StepBench {
         .memory_used = memory_used,
         .memory_predicted = prediction_.total(),
         .saved_bytes = prediction_.activations.saved,
-        .offloaded_bytes = prediction_.activations.offloaded};
+        .offloaded_bytes = prediction_.activations.offloaded,
+        .choice = choice_};
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
     return result;
@@ -179,9 +181,32 @@ class StepBench {
   /// So low that the weights stay what they are.
   static constexpr double kLearningRate = 1e-5;
 
+  int64_t device_memory() const { return backend_.is_host() ? 0 : gpu_memory(); }
+
+  /// What a run would compute again or offload, put into the settings.
+  std::optional<PolicyChoice> choose() {
+    const BatchShape shape = batch_shape(settings_);
+    auto limit = given_limit(settings_.train);
+    if (chooses_for_device(settings_.train, backend_) && device_memory() > 0) {
+      const PlannedRank kept = plan_rank(settings_, 0, 1, backend_, shape);
+      const MemoryPrediction prediction = predict_memory(
+          settings_, kept.layout, kept.model, backend_, /*data_bytes=*/0, device_memory());
+      limit = find_lacking(prediction.total() <= device_memory(),
+                           find_room(settings_, kept.layout, kept.model, backend_, device_memory()),
+                           backend_.device(), device_memory(), *layout_.world);
+    }
+    if (!limit) return std::nullopt;
+    PolicyChoice choice = choose_policy(settings_, 1, backend_, shape, *limit);
+    apply(choice, settings_.train);
+    return choice;
+  }
+
   MemoryPrediction place_and_predict() {
     model_.place(place_saved(model_.programs(), layout_.steps));
-    return predict_memory(settings_, layout_, model_, backend_, /*data_bytes=*/0);
+    MemoryPrediction prediction = predict_memory(settings_, layout_, model_, backend_,
+                                                 /*data_bytes=*/0, device_memory());
+    if (device_memory() > 0) require_memory(prediction, backend_.device().name(), device_memory());
+    return prediction;
   }
 
   static std::vector<RandomTokens> make_batches(const Settings& settings) {
@@ -195,12 +220,13 @@ class StepBench {
     return model_.batch_shape().num_tokens * settings_.train.num_micro_batches();
   }
 
-  const Settings& settings_;
+  Settings settings_;
   std::unique_ptr<World> world_;
   Backend backend_;
   MatrixPeak peak_;
   double mark_seconds_;
   RunLayout layout_;
+  std::optional<PolicyChoice> choice_;
   TrainingModel model_;
   std::vector<RandomTokens> batches_;
   MemoryPrediction prediction_;
@@ -274,9 +300,10 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   for (int64_t i = 0; i < request.steps; ++i) seconds.push_back(bench.step());
   std::ranges::sort(seconds);
   StepBenchResult result = bench.describe(seconds.front());
+  result.seconds = std::move(seconds);
+  if (request.steps_only) return result;
   if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
   OperatorTimes operators = time_operators(bench, request.trace);
-  result.seconds = std::move(seconds);
   result.operators = operators.by_name();
   if (result.gpu) result.gpu->idle_share = operators.idle_share(bench.mark_seconds());
   return result;

@@ -9,6 +9,7 @@
 #include "ops/backend.h"
 #include "train/run/trace.h"
 #include "train/setup/settings.h"
+#include "train/state/choose_policy.h"
 
 namespace tessera {
 
@@ -22,6 +23,8 @@ struct StepBenchRequest {
   Settings settings;
   int64_t steps = 5;
   int64_t warmup = 2;
+  /// Leaves out operators, traces and how a GPU is fed.
+  bool steps_only = false;
   /// Records one step more, the last, in which operators are timed one by one; may be null.
   TraceRecorder* trace = nullptr;
 };
@@ -61,6 +64,8 @@ struct StepBenchResult {
   /// Seconds in one step by operator, ascending by name.
   std::map<std::string, double> operators;
   std::optional<GpuFeed> gpu;  ///< unset on the host
+  /// For train.memory_limit, or for what the GPU has free.
+  std::optional<PolicyChoice> choice;
 
   double median() const { return median_of_sorted(seconds); }
 };

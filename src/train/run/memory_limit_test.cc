@@ -32,7 +32,7 @@ int64_t recomputed_bytes(Settings settings, int64_t num_ranks, const Backend& ba
   settings.train.memory_limit = "1000TiB";
   constexpr int64_t kBounds = 4096;
   int64_t most = 0;
-  const auto choice = choose_policy(settings, num_ranks, backend, batch_shape(settings));
+  const auto choice = plan_policy(settings, num_ranks, backend, batch_shape(settings));
   for (const ChosenStage& stage : choice->stages) most = std::max(most, stage.kept.bytes());
   return most + kBounds;
 }
@@ -150,6 +150,126 @@ TEST(SeveralRanksMemoryLimit, IsRefusedOnAll) {
   ASSERT_THAT(refusals, SizeIs(2));
   for (const std::string& refusal : refusals)
     EXPECT_THAT(refusal, HasSubstr("the least that training can do with"));
+}
+
+/// Shadow devices whose memory is so large.
+DeviceChooser choose_shadow_of(int64_t num_bytes) {
+  return [num_bytes](const Settings& settings, World& host) {
+    RankDevice device = testing::choose_shadow(settings, host);
+    device.memory = num_bytes;
+    return device;
+  };
+}
+
+/// The most that a rank takes with these, which are not chosen.
+int64_t most_bytes(Settings settings, const NamedLayout& layout, const std::string& recompute) {
+  settings.parallel = layout.parallel;
+  settings.shard = layout.shard;
+  if (!recompute.empty()) settings.train.recompute = {recompute};
+  settings.train.memory_limit = "none";
+  std::mutex mutex;
+  int64_t most = 0;
+  run_thread_world(layout.num_ranks, [&](World& world) {
+    Settings own = settings;
+    TrainingData data = open_training_data(own);
+    const Trainer trainer(own, std::move(data), world, testing::choose_shadow);
+    const std::lock_guard lock(mutex);
+    most = std::max(most, trainer.prediction().total());
+  });
+  return most;
+}
+
+class LayoutDeviceLimit : public ::testing::TestWithParam<NamedLayout> {};
+
+/// On every layout, a device that has no room for everything trains with the bits of one that has.
+TEST_P(LayoutDeviceLimit, GivesTheBitsOfWhatStays) {
+  const TemporaryFolder folder;
+  Settings settings = testing::settings_for_layouts(folder.file(""));
+  settings.model.num_layers = 3;
+  settings.run.resume = ResumeMode::kNever;
+  settings.run.folder = folder.file("run");
+  settings.run.cuda_graphs = GraphMode::kOff;  // which would take more than this model keeps
+  const int64_t kept = most_bytes(settings, GetParam(), "");
+  const int64_t least = most_bytes(settings, GetParam(), "all");
+  ASSERT_LT(least, kept);
+  const auto run = [&](int64_t memory) {
+    return testing::run_steps(settings, GetParam(), 2, false, choose_shadow_of(memory));
+  };
+  const RunEnd all_fits = run(kept);
+  testing::expect_same_end(run((kept + least) / 2), all_fits);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayoutDeviceLimit,
+                         ::testing::ValuesIn(testing::layouts_for_checkpoints()),
+                         [](const auto& info) { return info.param.name; });
+
+class OneRankDeviceLimit : public ::testing::Test {
+ protected:
+  std::unique_ptr<Trainer> make(const Settings& settings, int64_t memory) {
+    Settings own = settings;
+    TrainingData data = open_training_data(own);
+    return std::make_unique<Trainer>(own, std::move(data), *world_, choose_shadow_of(memory));
+  }
+  Settings settings() const {
+    Settings settings = testing::tiny_settings(folder_);
+    settings.model.num_layers = 8;
+    settings.data.sequence_length = 256;
+    settings.run.resume = ResumeMode::kNever;
+    return settings;
+  }
+
+  const TemporaryFolder folder_;
+  const std::unique_ptr<World> world_ = make_single_world();
+};
+
+TEST_F(OneRankDeviceLimit, ChoosesOnlyWhereThatIsNeeded) {
+  constexpr int64_t kUnknown = 0;
+  const auto kept = make(settings(), kUnknown);
+  const int64_t bytes = kept->prediction().total();
+  const auto fits = make(settings(), bytes);
+  EXPECT_FALSE(fits->policy_choice().has_value());
+  EXPECT_EQ(fits->prediction().total(), bytes);
+  const auto chosen = make(settings(), bytes - 1);
+  ASSERT_TRUE(chosen->policy_choice().has_value());
+  EXPECT_THAT(chosen->policy_choice()->entries, Not(IsEmpty()));
+  EXPECT_TRUE(chosen->policy_choice()->limit.is_of_device());
+  EXPECT_LT(chosen->prediction().total(), bytes);
+  // What is written down has the same plan, and nothing is chosen beside it.
+  Settings pasted = settings();
+  ConfigSchema schema = make_schema(pasted);
+  schema.load_toml_text(write_toml(*chosen->policy_choice()), "memory.toml");
+  EXPECT_EQ(pasted.train.recompute, chosen->policy_choice()->recompute);
+  EXPECT_EQ(pasted.train.offload, chosen->policy_choice()->offload);
+  const auto written = make(pasted, bytes - 1);
+  EXPECT_FALSE(written->policy_choice().has_value());
+  EXPECT_EQ(written->prediction().total(), chosen->prediction().total());
+  for (int i = 0; i < 3; ++i) {
+    const double loss = kept->step().loss;
+    EXPECT_EQ(chosen->step().loss, loss);
+    EXPECT_EQ(written->step().loss, loss);
+  }
+}
+
+/// Where the configuration says what is recomputed, or that nothing is to be chosen.
+TEST_F(OneRankDeviceLimit, LeavesWhatIsGiven) {
+  Settings given = settings();
+  const int64_t bytes = make(given, 0)->prediction().total();
+  given.train.memory_limit = "none";
+  EXPECT_THAT([&] { make(given, bytes - 1); },
+              ThrowsMessage<UserError>(HasSubstr("out of memory: training needs")));
+  given.train.memory_limit = "auto";
+  given.train.recompute = {"attn_norm"};
+  EXPECT_THAT([&] { make(given, bytes / 2); },
+              ThrowsMessage<UserError>(HasSubstr("which a train.memory_limit chooses")));
+  EXPECT_FALSE(make(given, bytes)->policy_choice().has_value());
+}
+
+TEST_F(OneRankDeviceLimit, RefusesWhatCannotBeHad) {
+  const int64_t bytes = make(settings(), 0)->prediction().total();
+  EXPECT_THAT([&] { make(settings(), bytes / 2); },
+              ThrowsMessage<UserError>(::testing::AllOf(
+                  HasSubstr("out of memory: shadow has"), HasSubstr("weights"),
+                  HasSubstr("the least that training can do with"), HasSubstr("Use a smaller"))));
 }
 
 TEST(CheckedMemoryLimit, IsRefusedBeforeAnythingIsOpened) {

@@ -9,6 +9,7 @@
 
 #include "checkpoint/together.h"
 #include "comm/error.h"
+#include "core/file/file.h"
 #include "core/memory.h"
 #include "core/process/stopwatch.h"
 #include "model/build/moe_blocks.h"
@@ -419,6 +420,14 @@ std::string describe_ranks(const Trainer& trainer) {
   return text;
 }
 
+/// What was chosen, for somebody who wants it in a configuration.
+void write_choice(const Trainer& trainer) {
+  const std::optional<PolicyChoice>& choice = trainer.policy_choice();
+  if (!choice || choice->entries.empty()) return;
+  replace_file(std::filesystem::path(trainer.settings().run.folder) / "memory.toml",
+               write_toml(*choice));
+}
+
 std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainRequest& request,
                                        const std::optional<ResumedRun>& resumed,
                                        const RunLock& lock, std::ostream& out) {
@@ -434,6 +443,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));
+  write_choice(trainer);
   if (!lock.note().empty()) writer->note("note: " + lock.note());
   for (const std::string& note : trainer.initial_notes()) writer->note("note: " + note);
   if (!resumed) return writer;
@@ -460,7 +470,7 @@ int train(const TrainRequest& request, World& world, std::ostream& out) {
   Settings settings = request.settings;
   validate(settings);
   // Of several ranks each would choose for all; the trainers do that once.
-  const bool chooses = !settings.train.memory_limit.empty() && world.size() > 1;
+  const bool chooses = given_limit(settings.train) && world.size() > 1;
   check_model(settings, world.size(), chooses ? FitCheck::kNone : FitCheck::kMachine);
   std::optional<RunLock> lock;  // rank 0's, for all
   together(*all, [&] {

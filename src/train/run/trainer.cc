@@ -72,9 +72,10 @@ void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
     plan_rank(settings, 0, num_ranks);
     return;
   }
-  const auto choice =
-      choose_policy(settings, num_ranks, plan_backend(settings, num_ranks), batch_shape(settings));
-  if (choice) apply(*choice, settings.train);
+  if (given_limit(settings.train)) {
+    const Backend backend = plan_backend(settings, num_ranks);
+    apply(*plan_policy(settings, num_ranks, backend, batch_shape(settings)), settings.train);
+  }
   const PlannedRank rank = plan_rank(settings, 0, num_ranks);
   const Device& device = rank.model.device();
   const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
@@ -85,11 +86,16 @@ void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
                                machine_memory(), "training");
   }
   require_pinnable(activations.offloaded + state.on_host, machine_memory());
-  require_memory({.state = state,
-                  .activations = activations,
-                  .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
-                  .on_host = false},
-                 device.name(), gpu_memory());
+  const MemoryPrediction prediction{
+      .state = state,
+      .activations = activations,
+      .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
+      .on_host = false};
+  if (!chooses_for_device(settings.train, rank.backend))
+    return require_memory(prediction, device.name(), gpu_memory());
+  // Of several ranks each would choose for all; the trainers do that once.
+  if (num_ranks == 1 && prediction.total() > gpu_memory())
+    plan_policy(settings, num_ranks, rank.backend, batch_shape(settings));
 }
 
 Trainer::Trainer(Settings settings, TrainingData data, World& world, const DeviceChooser& choose)
@@ -109,12 +115,10 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
-  choose_within_limit(shape);
-  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
-                                           backend(), layout_.part);
-  model_->place(place_saved(model_->programs(), layout_.steps));
-  prediction_ =
-      predict_memory(settings_, layout_, *model_, backend(), touched_bytes(settings_, data_));
+  const auto given = given_limit(settings_.train);
+  if (given) choose_within_limit(shape, *given);
+  plan_model(shape);
+  if (device_.memory > 0) fit_device(shape);
   plan_peer_copies();
   plan_snapshot();
   check_limit();
@@ -135,13 +139,37 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   step_flops_ = flops;
 }
 
+/// The model that the settings ask for, and what it will take; nothing is taken yet.
+void Trainer::plan_model(const BatchShape& shape) {
+  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
+                                           backend(), layout_.part);
+  model_->place(place_saved(model_->programs(), layout_.steps));
+  prediction_ = predict_memory(settings_, layout_, *model_, backend(),
+                               touched_bytes(settings_, data_), device_.memory);
+}
+
+/// Where the model does not fit, and nobody says what to do about that, it is planned again with a
+/// choice that fits.
+void Trainer::fit_device(const BatchShape& shape) {
+  Device& device = backend().device();
+  if (chooses_for_device(settings_.train, backend())) {
+    const int64_t room = find_room(settings_, layout_, *model_, backend(), device_.memory);
+    const auto limit = find_lacking(prediction_.total() <= device_.memory, room, device,
+                                    device_.memory, *layout_.world);
+    if (limit) {
+      choose_within_limit(shape, *limit);
+      plan_model(shape);
+    }
+  }
+  together(*layout_.world, [&] { require_memory(prediction_, device.name(), device_.memory); });
+}
+
 /// Rank 0 chooses for all, so that none can differ.
-void Trainer::choose_within_limit(const BatchShape& shape) {
-  if (settings_.train.memory_limit.empty()) return;
+void Trainer::choose_within_limit(const BatchShape& shape, const MemoryLimit& limit) {
   Communicator& world = *layout_.world;
   on_first_rank(world, [&](const std::function<void()>& alive) {
     alive();
-    policy_choice_ = choose_policy(settings_, world.size(), backend(), shape);
+    policy_choice_ = choose_policy(settings_, world.size(), backend(), shape, limit);
     apply(*policy_choice_, settings_.train);
   });
   settings_.train.recompute = broadcast_texts(world, settings_.train.recompute);

@@ -62,7 +62,8 @@ class Trainer {
   const TrainingData& data() const { return data_; }
   const RunLayout& layout() const { return layout_; }
   const MemoryPrediction& prediction() const { return prediction_; }
-  /// What was chosen for train.memory_limit and is part of settings(); on rank 0 alone.
+  /// What was chosen for train.memory_limit, or for what the GPU has free, and is part of
+  /// settings(); on rank 0 alone.
   const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }
   const Backend& backend() const { return device_.backend; }
   /// The world that this rank's communicators are of: the one that was given, or that of the
@@ -120,7 +121,9 @@ class Trainer {
 
   class Step;
 
-  void choose_within_limit(const BatchShape& shape);
+  void plan_model(const BatchShape& shape);
+  void choose_within_limit(const BatchShape& shape, const MemoryLimit& limit);
+  void fit_device(const BatchShape& shape);
   void check_limit();
   void plan_peer_copies();
   void plan_snapshot();

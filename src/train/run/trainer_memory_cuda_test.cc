@@ -125,7 +125,7 @@ TEST_F(GpuMemory, MemoryLimitsGiveTheBitsOfWhatStays) {
     Settings own = settings;
     own.train.recompute = recompute;
     own.train.memory_limit = "1000TiB";
-    const auto choice = choose_policy(own, 1, kept->backend(), batch_shape(own));
+    const auto choice = plan_policy(own, 1, kept->backend(), batch_shape(own));
     return choice->stages.at(0).kept.bytes();
   };
   const int64_t limit = (bytes_of({}) + bytes_of({"all"})) / 2;

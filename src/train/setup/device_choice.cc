@@ -76,9 +76,10 @@ void check_host(const Settings& settings) {
           "\"auto\", which uses them where there is one");
 }
 
-RankDevice on_device(const Settings& settings, Backend backend) {
+RankDevice on_device(const Settings& settings, Backend backend, int gpu) {
   const double peak = backend.is_host() ? 0 : measure_matrix_peak(backend, settings.train.dtype());
-  return {.backend = std::move(backend), .world = nullptr, .peak = peak};
+  const int64_t memory = backend.is_host() ? 0 : gpu_memory(gpu);
+  return {.backend = std::move(backend), .world = nullptr, .peak = peak, .memory = memory};
 }
 
 }  // namespace
@@ -108,13 +109,14 @@ Backend plan_backend(const Settings& settings, int64_t num_ranks) {
 }
 
 RankDevice choose_device(const Settings& settings, World& host) {
-  if (host.size() == 1) return on_device(settings, choose_backend(settings));
+  if (host.size() == 1) return on_device(settings, choose_backend(settings), kGpu);
   const std::vector<int> gpus = assign_devices(settings, host);
   if (gpus.empty()) {
     check_host(settings);
     return {.backend = make_cpu_kernels(), .world = nullptr};
   }
-  RankDevice device = on_device(settings, make_cuda_backend(gpus[host.rank()]));
+  const int gpu = gpus[host.rank()];
+  RankDevice device = on_device(settings, make_cuda_backend(gpu), gpu);
   device.backend.control().graphs = settings.run.cuda_graphs;
   device.world =
       make_gpu_world(host, device.backend, {.timeout_seconds = settings.run.comm_timeout});
@@ -129,9 +131,9 @@ bool finds_gpu() {
   return built_with_cuda() && count_usable_gpus() > 0 && find_nccl().version > 0;
 }
 
-int64_t gpu_memory() {
+int64_t gpu_memory(int index) {
   const GpuList list = list_gpus();
-  return list.gpus.empty() ? 0 : list.gpus[kGpu].memory;
+  return index < std::ssize(list.gpus) ? list.gpus[index].memory : 0;
 }
 
 }  // namespace tessera

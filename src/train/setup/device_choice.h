@@ -30,6 +30,7 @@ struct RankDevice {
   std::unique_ptr<World> world;  ///< null: the world of the host serves its device too
   /// The rate of a large matrix product on a GPU, measured while its memory was free; else 0.
   double peak = 0;
+  int64_t memory = 0;  ///< bytes of a GPU's memory; 0: not known, or the host's
 };
 using DeviceChooser = std::function<RankDevice(const Settings&, World& host)>;
 /// A GPU for each rank and NCCL between them where the settings say so, or where they leave it open
@@ -42,7 +43,7 @@ RankDevice choose_host(const Settings& settings, World& host);
 /// Whether this process sees a GPU that one of several ranks can compute on, and NCCL.
 bool finds_gpu();
 
-/// Bytes of memory of the first GPU; 0 where there is none.
-int64_t gpu_memory();
+/// Bytes of memory of a GPU that this process sees; 0 where there is none.
+int64_t gpu_memory(int index = 0);
 
 }  // namespace tessera

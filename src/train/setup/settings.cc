@@ -121,8 +121,8 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
   schema.add(
       "train.memory_limit", &train.memory_limit,
       "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
-      "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; empty: "
-      "only what train.recompute and train.offload say");
+      "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; auto: what a "
+      "GPU has free, unless train.recompute or train.offload say what to do; none: only these");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -268,7 +268,9 @@ SavedPolicy TrainSettings::saved_policy() const {
 }
 
 std::optional<int64_t> TrainSettings::parse_memory_limit() const {
-  if (memory_limit.empty()) return std::nullopt;
+  const bool given =
+      !memory_limit.empty() && memory_limit != kDeviceLimit && memory_limit != "none";
+  if (!given) return std::nullopt;
   return parse_byte_size("train.memory_limit", memory_limit);
 }
 

@@ -75,15 +75,18 @@ struct DataSettings {
   }
 };
 
+/// The train.memory_limit that is the device's own memory.
+inline constexpr std::string_view kDeviceLimit = "auto";
+
 struct TrainSettings {
   int64_t steps = 1000;
   int64_t micro_batch = 8;   ///< sequences that pass at once
   int64_t global_batch = 8;  ///< sequences of a step
   Precision precision = Precision::kF32;
   std::vector<std::string> recompute;
-  std::vector<std::string> offload;  ///< see parse_offload
-  double offload_rate = 50;          ///< GB/s to the host's memory, and as many back
-  std::string memory_limit;          ///< see parse_byte_size; empty: none
+  std::vector<std::string> offload;        ///< see parse_offload
+  double offload_rate = 50;                ///< GB/s to the host's memory, and as many back
+  std::string memory_limit{kDeviceLimit};  ///< or "none", or as parse_byte_size
   double max_grad_norm = 1.0;
   NonFinite on_nonfinite = NonFinite::kStop;
   int64_t validation_interval = 200;
@@ -93,7 +96,8 @@ struct TrainSettings {
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
   /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;
-  /// Bytes; nothing where there is no limit. Throws UserError for a limit that is none.
+  /// Bytes; nothing for "auto" and "none", which empty means too. Throws UserError for all that is
+  /// no limit.
   std::optional<int64_t> parse_memory_limit() const;
 };
 

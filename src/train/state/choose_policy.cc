@@ -6,6 +6,7 @@
 
 #include "comm/planned_world.h"
 #include "core/memory.h"
+#include "train/setup/device_choice.h"
 #include "train/state/layer_options.h"
 #include "train/state/search_policy.h"
 
@@ -58,29 +59,39 @@ std::vector<std::string> write_entries(const std::vector<SavedEntry>& entries) {
   return texts;
 }
 
-[[noreturn]] void refuse_limit(const TrainSettings& train, int64_t limit, int64_t rank,
+std::string name_limit(const TrainSettings& train, const MemoryLimit& limit) {
+  if (!limit.is_of_device()) {
+    return fmt::format("train.memory_limit is \"{}\" ({}), but", train.memory_limit,
+                       format_bytes(limit.bytes));
+  }
+  return fmt::format("out of memory: {} has {} for training, and", limit.device,
+                     format_bytes(limit.bytes));
+}
+
+[[noreturn]] void refuse_limit(const TrainSettings& train, const MemoryLimit& limit, int64_t rank,
                                const FoundPolicy& least, const SavedPolicy& policy) {
   const MemoryPrediction& memory = least.cost.memory;
   const ModelState::Bytes& state = memory.state;
   user_error(
-      "train.memory_limit is \"{}\" ({}), but the least that training can do with is {} on rank "
+      "{} the least that training can do with is {} on rank "
       "{}: {} weights, {} gradients, {} optimizer, {} saved activations, {} working memory, {} "
-      "hidden states and inputs{}{}, with train.recompute = {} and train.offload = {}. Raise the "
-      "limit, or use a smaller model, train.micro_batch or data.sequence_length, or more ranks",
-      train.memory_limit, format_bytes(limit), format_bytes(least.cost.bytes()), rank,
-      format_bytes(state.weights), format_bytes(state.gradients), format_bytes(state.optimizer),
+      "hidden states and inputs{}{}{}, with train.recompute = {} and train.offload = {}. {} a "
+      "smaller model, train.micro_batch or data.sequence_length, or more ranks",
+      name_limit(train, limit), format_bytes(least.cost.bytes()), rank, format_bytes(state.weights),
+      format_bytes(state.gradients), format_bytes(state.optimizer),
       format_bytes(memory.activations.saved), format_bytes(memory.activations.transient),
       format_bytes(memory.activations.hidden + memory.activations.inputs),
-      describe_overhead(memory.overhead), describe_snapshot(memory),
+      describe_overhead(memory.overhead), describe_snapshot(memory), describe_offloaded(memory),
       quote_list(write_entries(policy.recompute)),
-      quote_list(write_entries(policy.offload.entries)));
+      quote_list(write_entries(policy.offload.entries)),
+      limit.is_of_device() ? "Use" : "Raise the limit, or use");
 }
 
 /// Makes a choice stage by stage.
 class Chooser {
  public:
   Chooser(const Settings& settings, int64_t num_ranks, const Backend& backend,
-          const BatchShape& shape, int64_t limit)
+          const BatchShape& shape, const MemoryLimit& limit)
       : settings_(settings),
         num_ranks_(num_ranks),
         backend_(backend),
@@ -93,7 +104,7 @@ class Chooser {
     for (const std::vector<int64_t>& ranks : ranks_of_stages(settings_, num_ranks_))
       stages_.push_back(plan_stage(settings_, ranks, num_ranks_, backend_, shape_));
     for (const StageTrial& stage : stages_)
-      trials_.emplace_back(settings_, stage.rank, stage.state);
+      trials_.emplace_back(settings_, stage.rank, stage.state, result_.limit.is_of_device());
     for (size_t i = 0; i < stages_.size(); ++i) choose_stage(i);
     const SavedPolicy policy = make_policy(base_, choices_, num_layers());
     result_.recompute = write_entries(policy.recompute);
@@ -108,13 +119,28 @@ class Chooser {
 
   void choose_stage(size_t idx) {
     const int64_t rank = stages_[idx].rank.layout.rank();
-    PolicySearchResult found = search_policy(trials_[idx], base_, result_.limit);
+    PolicySearchResult found = search(trials_[idx]);
     if (!found.fits) {
       refuse_limit(settings_.train, result_.limit, rank, found.least,
                    make_policy(base_, found.least.choices, num_layers()));
     }
     result_.stages.push_back({.rank = rank, .kept = found.kept.cost, .chosen = {}});
     choices_.merge(found.best.choices);
+  }
+
+  /// Where the device has no room to leave, without any.
+  PolicySearchResult search(const PolicyTrial& trial) const {
+    MemoryLimit limit = result_.limit;
+    if (limit.is_of_device()) {
+      const FoundPolicy kept{.choices = {}, .cost = trial.judge(base_)};
+      if (kept.cost.bytes() <= limit.bytes)
+        return {.kept = kept, .best = kept, .fits = true, .least = kept};
+    }
+    PolicySearchResult found = search_policy(trial, base_, limit);
+    if (found.fits || !limit.is_of_device()) return found;
+    limit.spare = 0;
+    const PolicyTrial tight(settings_, trial.rank(), found.least.cost.memory.state);
+    return search_policy(tight, base_, limit);
   }
 
   /// Values of one node, of which one costs as much as all, are one entry of the report.
@@ -200,11 +226,21 @@ std::string describe(const ChosenStage& stage, bool several) {
 
 }  // namespace
 
-std::optional<PolicyChoice> choose_policy(const Settings& settings, int64_t num_ranks,
-                                          const Backend& backend, const BatchShape& shape) {
-  const std::optional<int64_t> limit = settings.train.parse_memory_limit();
-  if (!limit) return std::nullopt;
-  return Chooser(settings, num_ranks, backend, shape, *limit).run();
+PolicyChoice choose_policy(const Settings& settings, int64_t num_ranks, const Backend& backend,
+                           const BatchShape& shape, const MemoryLimit& limit) {
+  return Chooser(settings, num_ranks, backend, shape, limit).run();
+}
+
+std::optional<PolicyChoice> plan_policy(const Settings& settings, int64_t num_ranks,
+                                        const Backend& backend, const BatchShape& shape) {
+  if (const auto given = given_limit(settings.train))
+    return choose_policy(settings, num_ranks, backend, shape, *given);
+  const int64_t memory = gpu_memory();
+  if (!chooses_for_device(settings.train, backend) || memory == 0) return std::nullopt;
+  PolicyChoice choice = choose_policy(settings, num_ranks, backend, shape,
+                                      limit_of_device(backend.device().name(), memory, num_ranks));
+  if (choice.entries.empty()) return std::nullopt;
+  return choice;
 }
 
 void apply(const PolicyChoice& choice, TrainSettings& train) {
@@ -219,7 +255,8 @@ std::string format_estimate(double seconds) {
 }
 
 std::string describe(const PolicyChoice& choice) {
-  std::string text = fmt::format("memory limit {}:", format_bytes(choice.limit));
+  std::string text = fmt::format("memory limit {}{}:", format_bytes(choice.limit.bytes),
+                                 choice.limit.is_of_device() ? " of " + choice.limit.device : "");
   if (choice.entries.empty()) {
     text += " all fits, nothing more is recomputed or offloaded";
   } else {
@@ -235,6 +272,18 @@ std::string describe(const PolicyChoice& choice) {
   return text +
          fmt::format("\n  the same without a limit:\n  train.recompute = {}\n  train.offload = {}",
                      quote_list(choice.recompute), quote_list(choice.offload));
+}
+
+std::string write_toml(const PolicyChoice& choice) {
+  std::string text = fmt::format("# What was chosen for {}{}.",
+                                 choice.limit.is_of_device() ? choice.limit.device + ", " : "",
+                                 format_bytes(choice.limit.bytes));
+  for (const ChosenStage& stage : choice.stages) {
+    std::string line = describe(stage, choice.stages.size() > 1);
+    text += "\n#" + line.substr(line.find_first_not_of('\n') + 1);
+  }
+  return text + fmt::format("\n[train]\nmemory_limit = \"none\"\nrecompute = {}\noffload = {}\n",
+                            quote_list(choice.recompute), quote_list(choice.offload));
 }
 
 }  // namespace tessera

@@ -28,21 +28,26 @@ struct ChosenStage {
 /// What was chosen for a limit, as a configuration: with these lists in place of its own, and no
 /// limit, a run has the same plan.
 struct PolicyChoice {
-  int64_t limit = 0;
+  MemoryLimit limit;
   std::vector<std::string> recompute;  ///< train.recompute, what was given in front
   std::vector<std::string> offload;    ///< train.offload likewise
   std::vector<ChosenEntry> entries;    ///< what was not given
   std::vector<ChosenStage> stages;
 };
 
-/// What a run of `num_ranks` ranks computes again or offloads so that each takes at most
-/// train.memory_limit of its device as predicted; nothing where there is no limit. What
-/// train.recompute and train.offload say stays; the rest is chosen for each pipeline stage by
-/// itself (search_policy), for the stage's rank that holds the most weights and state. A pure
-/// function of its arguments. Throws UserError where a stage cannot keep to the limit, with the
-/// least bytes found and their parts.
-std::optional<PolicyChoice> choose_policy(const Settings& settings, int64_t num_ranks,
-                                          const Backend& backend, const BatchShape& shape);
+/// What a run of `num_ranks` ranks computes again or offloads so that each keeps to the limit, as
+/// predicted. What train.recompute and train.offload say stays; the rest is chosen for each
+/// pipeline stage by itself (search_policy), for the stage's rank that holds the most weights and
+/// state. Of a device's own limit, stages that fit as they are stay so, and room is left as far as
+/// there is any. A pure function of its arguments. Throws UserError where a stage cannot keep to
+/// the limit, with the least bytes found and their parts.
+PolicyChoice choose_policy(const Settings& settings, int64_t num_ranks, const Backend& backend,
+                           const BatchShape& shape, const MemoryLimit& limit);
+
+/// What train.memory_limit asks for where nothing of a run is there but its settings: for bytes
+/// that it names, or those of this machine's GPU where a stage does not fit it; else nothing.
+std::optional<PolicyChoice> plan_policy(const Settings& settings, int64_t num_ranks,
+                                        const Backend& backend, const BatchShape& shape);
 
 /// Puts the choice into the settings, whose limit stays as it was.
 void apply(const PolicyChoice& choice, TrainSettings& train);
@@ -52,5 +57,8 @@ std::string format_estimate(double seconds);
 
 /// Some lines: the limit, each entry with bytes and milliseconds, the whole, and both lists.
 std::string describe(const PolicyChoice& choice);
+
+/// The same as part of a configuration: what it comes to in comments, and the lists.
+std::string write_toml(const PolicyChoice& choice);
 
 }  // namespace tessera

@@ -66,7 +66,7 @@ Backend make_backend(bool on_host) {
 PolicyChoice choose(Settings settings, const Backend& backend, int64_t limit,
                     int64_t num_ranks = 1) {
   settings.train.memory_limit = fmt::format("{}B", limit);
-  return *choose_policy(settings, num_ranks, backend, batch_shape(settings));
+  return *plan_policy(settings, num_ranks, backend, batch_shape(settings));
 }
 
 constexpr int64_t kNoLimit = int64_t{1} << 60;
@@ -152,7 +152,7 @@ TEST_P(Budget, IsAsGoodAsAnyChoiceByHand) {
         ::testing::PrintToString(by_hand.offload), cost.bytes(), cost.seconds));
     EXPECT_EQ(cost.bytes(), planned_bytes(given, backend));
     const PolicySearchResult found =
-        search_policy(one.trial, kept.train.saved_policy(), cost.bytes());
+        search_policy(one.trial, kept.train.saved_policy(), {.bytes = cost.bytes()});
     ASSERT_TRUE(found.fits);
     const PolicyCost& chosen = found.best.cost;
     EXPECT_LE(chosen.bytes(), cost.bytes());
@@ -182,7 +182,8 @@ TEST_P(Budget, TakesLongerTheLessThereIs) {
   constexpr int kSteps = 6;
   for (int i = 0; i <= kSteps; ++i) {
     const int64_t limit = most.bytes() - (most.bytes() - least) / kSteps * i;
-    const PolicySearchResult found = search_policy(one.trial, kept.train.saved_policy(), limit);
+    const PolicySearchResult found =
+        search_policy(one.trial, kept.train.saved_policy(), {.bytes = limit});
     ASSERT_TRUE(found.fits);
     EXPECT_LE(found.best.cost.bytes(), limit);
     EXPECT_GE(found.best.cost.seconds, seconds * (1 - 1e-3));
@@ -201,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(All, Budget,
 TEST(ChoosePolicy, ChangesNothingThatFits) {
   const Backend backend = make_backend(true);
   Settings settings = small_settings();
-  EXPECT_FALSE(choose_policy(settings, 1, backend, batch_shape(settings)).has_value());
+  EXPECT_FALSE(plan_policy(settings, 1, backend, batch_shape(settings)).has_value());
   settings.train.recompute = {"expert_act"};
   const PolicyChoice choice = choose(settings, backend, find_most(settings, backend).first);
   EXPECT_EQ(choice.recompute, settings.train.recompute);
@@ -227,7 +228,7 @@ TEST(ChoosePolicy, RefusesWhatCannotBeWithItsParts) {
                                    HasSubstr("saved activations"), HasSubstr("train.recompute =")));
   // What the message calls the least can be had, and a little less cannot.
   const OneRank one(settings, backend);
-  const int64_t least = search_policy(one.trial, {}, 0).least.cost.bytes();
+  const int64_t least = search_policy(one.trial, {}, {.bytes = 0}).least.cost.bytes();
   EXPECT_EQ(refusal(least), "");
   EXPECT_NE(refusal(least - 1), "");
 }
@@ -266,8 +267,8 @@ TEST(ChoosePolicy, ChoosesForEachStage) {
   ASSERT_LT(less, more);
   const PolicyChoice choice = choose(settings, backend, (less + more) / 2, 2);
   for (const ChosenStage& stage : choice.stages) {
-    EXPECT_LE(stage.chosen.bytes(), choice.limit);
-    EXPECT_EQ(stage.chosen.bytes() == stage.kept.bytes(), stage.kept.bytes() <= choice.limit);
+    EXPECT_LE(stage.chosen.bytes(), choice.limit.bytes);
+    EXPECT_EQ(stage.chosen.bytes() == stage.kept.bytes(), stage.kept.bytes() <= choice.limit.bytes);
   }
 }
 

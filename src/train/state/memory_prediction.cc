@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/memory.h"
-#include "train/setup/device_choice.h"
 #include "train/setup/machine.h"
 
 namespace tessera {
@@ -109,7 +108,7 @@ std::string describe_worst(const MemoryPrediction& prediction) {
 
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
-                                int64_t data_bytes) {
+                                int64_t data_bytes, int64_t device_bytes) {
   MemoryPrediction prediction{.state = ModelState::count_bytes(settings, layout, backend),
                               .activations = model.activation_bytes(),
                               .overhead = predict_overhead(settings, layout, model, backend, true),
@@ -119,9 +118,8 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
     prediction.data = data_bytes;
   } else {
     prediction.program = backend.device().used_bytes();
-    if (gpu_memory() > 0) require_memory(prediction, backend.device().name(), gpu_memory());
-    const int64_t free = gpu_memory() - prediction.total();
-    if (gpu_memory() > 0 && prediction.activations.worst > free)
+    const int64_t free = device_bytes - prediction.total();
+    if (device_bytes > 0 && free >= 0 && prediction.activations.worst > free)
       prediction.fitting_skew = model.find_skew(free);
   }
   return prediction;
@@ -145,7 +143,7 @@ void require_memory(const MemoryPrediction& prediction, const std::string& devic
           "out of memory: training needs {} of {} at the peak: {} weights, {} gradients, {} "
           "optimizer, {} activations{} and {} that are in use already; it has {}, of which {} are "
           "free. Use a smaller model, train.micro_batch or data.sequence_length, or more "
-          "train.recompute or train.offload",
+          "train.recompute or train.offload, which a train.memory_limit chooses",
           format_bytes(prediction.total()), device, format_bytes(state.weights),
           format_bytes(state.gradients), format_bytes(state.optimizer),
           format_bytes(prediction.activations.total()), describe_overhead(prediction.overhead),

@@ -45,10 +45,11 @@ bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available
 
 /// What training will take, from what the device has in use now. REQUIRES that libraries are loaded
 /// (a matrix product was measured) and that the model and its state are not yet bound or made.
-/// `data_bytes` counts on the host alone. Throws UserError where a GPU has less.
+/// `data_bytes` counts on the host alone, and of `device_bytes` is a GPU (0: not known). See
+/// require_memory for one that has less.
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
-                                int64_t data_bytes);
+                                int64_t data_bytes, int64_t device_bytes);
 
 /// Refuses what does not fit a device of `device_bytes`, with what is asked for and what is free.
 void require_memory(const MemoryPrediction& prediction, const std::string& device,

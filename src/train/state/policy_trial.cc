@@ -38,12 +38,13 @@ double estimate_passes(const Settings& settings, const PlannedRank& rank) {
 }
 
 PolicyTrial::PolicyTrial(const Settings& settings, const PlannedRank& rank,
-                         const ModelState::Bytes& state)
+                         const ModelState::Bytes& state, bool leaves_room)
     : settings_(settings),
       rank_(rank),
       rates_(rates_of(settings, rank.backend)),
       state_(state),
-      snapshot_(snapshot_bytes(settings, rank.layout)) {}
+      snapshot_(snapshot_bytes(settings, rank.layout)),
+      leaves_room_(leaves_room) {}
 
 std::vector<int64_t> PolicyTrial::layers() const {
   std::vector<int64_t> layers;
@@ -80,7 +81,8 @@ PolicyCost PolicyTrial::judge(const SavedPolicy& policy) const {
                      .overhead = predict_overhead(settings_, rank_.layout, model, rank_.backend),
                      .snapshot = snapshot_,
                      .on_host = rank_.backend.is_host()},
-          .seconds = estimate_model(settings_, rank_.layout, model)};
+          .seconds = estimate_model(settings_, rank_.layout, model),
+          .skewed = leaves_room_ ? model.skewed_bytes(kExpectedSkew) : 0};
 }
 
 std::vector<int64_t> PolicyTrial::find_offloading(const SavedPolicy& policy) const {

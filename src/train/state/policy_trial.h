@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "step/simulate_plan.h"
+#include "train/state/memory_limit.h"
 #include "train/state/memory_prediction.h"
 #include "train/state/planned_rank.h"
 
@@ -14,8 +15,15 @@ namespace tessera {
 struct PolicyCost {
   MemoryPrediction memory;  ///< of what the rank takes itself, as `inspect --memory` shows it
   double seconds = 0;       ///< of its passes in a step (estimate_passes)
+  int64_t skewed = 0;       ///< bytes that kExpectedSkew adds, where the limit leaves room for that
 
   int64_t bytes() const { return memory.total(); }
+  /// Whether they are within a limit, with all that it leaves room for.
+  bool fits(const MemoryLimit& limit) const {
+    const bool host_has_room =
+        memory.activations.offloaded == 0 || memory.beside() <= limit.host_bytes;
+    return host_has_room && bytes() + skewed <= limit.bytes - limit.spare;
+  }
 };
 
 /// Seconds of a planned rank's passes in a step, by estimate.
@@ -33,7 +41,9 @@ struct LayerCost {
 /// references must outlive it; not thread-safe.
 class PolicyTrial {
  public:
-  PolicyTrial(const Settings& settings, const PlannedRank& rank, const ModelState::Bytes& state);
+  /// Costs have `skewed` where `leaves_room`.
+  PolicyTrial(const Settings& settings, const PlannedRank& rank, const ModelState::Bytes& state,
+              bool leaves_room = false);
 
   const StagePrograms& programs() const { return rank_.model.programs(); }
   const PlannedRank& rank() const { return rank_; }
@@ -55,6 +65,7 @@ class PolicyTrial {
   MachineRates rates_;
   ModelState::Bytes state_;
   int64_t snapshot_ = 0;
+  bool leaves_room_ = false;
   mutable std::map<LayerProgramKey, LayerCost> judged_;  // layers, each once
 };
 

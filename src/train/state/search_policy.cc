@@ -42,7 +42,7 @@ Names without(const Names& names, const Names& base) {
 
 class PolicySearch {
  public:
-  PolicySearch(const PolicyTrial& trial, const SavedPolicy& base, int64_t limit)
+  PolicySearch(const PolicyTrial& trial, const SavedPolicy& base, const MemoryLimit& limit)
       : trial_(trial), base_(base), limit_(limit), layers_(trial.layers()) {}
 
   PolicySearchResult run() {
@@ -80,7 +80,7 @@ class PolicySearch {
   bool consider(const LayerChoices& choices) {
     const PolicyCost& cost = judge(choices);
     if (cost.bytes() < result_.least.cost.bytes()) result_.least = {choices, cost};
-    if (cost.bytes() > limit_) return false;
+    if (!cost.fits(limit_)) return false;
     if (!result_.fits || rank_of(cost) < rank_of(result_.best.cost)) result_.best = {choices, cost};
     result_.fits = true;
     return true;
@@ -315,13 +315,13 @@ class PolicySearch {
     }
     const PolicyCost& cost = judge(choices);
     const PolicyCost& best = result_.best.cost;
-    if (cost.bytes() <= std::max(limit_, best.bytes()) && cost.seconds <= best.seconds)
+    if (cost.fits(limit_) && cost.seconds <= best.seconds)
       result_.best = {std::move(choices), cost};
   }
 
   const PolicyTrial& trial_;
   const SavedPolicy& base_;
-  int64_t limit_;
+  MemoryLimit limit_;
   std::vector<int64_t> layers_;
   std::vector<LayerClass> classes_;
   std::map<int64_t, const LayerClass*> class_of_;
@@ -332,7 +332,8 @@ class PolicySearch {
 
 }  // namespace
 
-PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base, int64_t limit) {
+PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base,
+                                 const MemoryLimit& limit) {
   return PolicySearch(trial, base, limit).run();
 }
 

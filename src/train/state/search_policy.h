@@ -19,7 +19,7 @@ struct PolicySearchResult {
 };
 
 /// Chooses what a rank's layers compute again or offload beside what `base` says, so that the rank
-/// takes at most `limit` bytes in the least time: of what fits, the fewest seconds, then the fewest
+/// keeps to `limit` in the least time: of what fits, the fewest seconds, then the fewest
 /// offloaded bytes, then the fewest bytes.
 ///
 /// Every candidate is compiled, placed and judged as a whole (PolicyTrial). Candidates are: for
@@ -29,6 +29,7 @@ struct PolicySearchResult {
 /// most to compute again; and what users would write by hand for all layers: everything, or one
 /// value, recomputed, offloaded or both. The best of them is then improved layer by layer. Nothing
 /// is offloaded on the host, where it would save nothing.
-PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base, int64_t limit);
+PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base,
+                                 const MemoryLimit& limit);
 
 }  // namespace tessera
