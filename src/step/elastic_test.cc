@@ -191,6 +191,34 @@ TEST(ElasticStep, OffloadedRowsComeBackAsTheyWere) {
   });
 }
 
+/// Of several micro-batches in flight, whose slabs share addresses.
+TEST(ElasticStep, OffloadedRowsComeBackInPipelines) {
+  for (const bool split_weights : {false, true}) {
+    LayoutCase c = over_ep([](ModelConfig& config) {
+      enlarge(config);
+      config.num_layers = 8;
+    });
+    c.spread = split_weights ? [](ParallelSpec& p) {
+      p.layout = {.ep = 2, .pp = 2};
+      p.dispatcher = DispatcherRequest::kAllToAll;
+      p.split_weights = true;
+    } : [](ParallelSpec& p) {
+      p.layout = {.ep = 2, .pp = 2};
+      p.dispatcher = DispatcherRequest::kAllToAll;
+      p.chunks_per_stage = 2;
+      p.schedule = PipelineKind::kInterleaved;
+    };
+    const StepResult kept = run_layout(c, DType::kF32, run_shadow_ranks);
+    c.offload = {"all"};
+    expect_same_step(run_layout(c, DType::kF32, run_shadow_ranks), kept, 0);
+    run_shadow_ranks(4, [&](World& world, const Backend& backend) {
+      const LayoutStep step(c, DType::kF32, world, backend);
+      EXPECT_TRUE(step.model().slabs().is_by_page());
+      EXPECT_FALSE(world.rank() < 2 && step.model().placement().offloads.empty());
+    });
+  }
+}
+
 TEST(ElasticStep, OneRankTakesItsMemoryWhole) {
   run_shadow_ranks(1, [](World& world, const Backend& backend) {
     LayoutStep step(on_one_rank(over_ep(enlarge)), DType::kF32, world, backend);
@@ -207,6 +235,13 @@ class ShadowLayouts : public ::testing::TestWithParam<LayoutCase> {};
 TEST_P(ShadowLayouts, GiveTheGradientsOfOneRank) {
   const StepResult one = run_layout(on_one_rank(GetParam()), DType::kF32, run_shadow_ranks);
   expect_same_step(run_layout(GetParam(), DType::kF32, run_shadow_ranks), one, 1e-4);
+}
+
+TEST_P(ShadowLayouts, OffloadedValuesGiveTheBitsOfThoseThatStay) {
+  LayoutCase c = GetParam();
+  const StepResult kept = run_layout(c, DType::kF32, run_shadow_ranks);
+  c.offload = {"all"};
+  expect_same_step(run_layout(c, DType::kF32, run_shadow_ranks), kept, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShadowLayouts, ::testing::ValuesIn(model_layouts()),
