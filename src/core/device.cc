@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 
@@ -61,6 +62,11 @@ class HostDevice final : public Device {
   bool commit(std::byte* pages, int64_t num_bytes) override {
     return ::mprotect(pages, num_bytes, PROT_READ | PROT_WRITE) == 0;
   }
+  void decommit(std::byte* pages, int64_t num_bytes) override {
+    const bool done = ::madvise(pages, num_bytes, MADV_DONTNEED) == 0 &&
+                      ::mprotect(pages, num_bytes, PROT_NONE) == 0;
+    ensure(done, "memory could not be given back: {}", std::strerror(errno));
+  }
   void release_reserved(std::byte* data, int64_t num_bytes) noexcept override {
     ::munmap(data, num_bytes);
   }
@@ -88,8 +94,8 @@ class HostDevice final : public Device {
 class DirectLane final : public CopyLane {
  public:
   explicit DirectLane(Device& device) : device_(device) {}
-  Ticket give(void* to, const void* from, int64_t num_bytes) override {
-    device_.copy(to, from, num_bytes);
+  Ticket give_parts(std::span<const Part> parts) override {
+    for (const Part& part : parts) device_.copy(part.to, part.from, part.num_bytes);
     return 0;
   }
   void join(Ticket /*copy*/) override {}

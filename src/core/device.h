@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -59,10 +60,19 @@ class CopyLane {
 
   /// A copy that was given.
   using Ticket = int64_t;
+  struct Part {
+    void* to = nullptr;
+    const void* from = nullptr;
+    int64_t num_bytes = 0;
+  };
   /// Copies after all work that the device was given before. Until join(), nobody may change either
   /// side or read the bytes at `to`.
-  virtual Ticket give(void* to, const void* from, int64_t num_bytes) = 0;
-  /// What the device is given from now on comes after that copy. To be called once for each.
+  virtual Ticket give_parts(std::span<const Part> parts) = 0;
+  Ticket give(void* to, const void* from, int64_t num_bytes) {
+    const Part part{to, from, num_bytes};
+    return give_parts({&part, 1});
+  }
+  /// What the device is given from now on comes after those copies. To be called once for each.
   virtual void join(Ticket copy) = 0;
 };
 
@@ -98,6 +108,9 @@ class Device {
   /// Gives memory of undefined content to reserved pages that have none, beside the work that goes
   /// on; false where it cannot be had.
   virtual bool commit(std::byte* /*pages*/, int64_t /*num_bytes*/) { return false; }
+  /// Takes back what one call of commit() gave; the addresses stay reserved. REQUIRES that all work
+  /// that uses the memory is done.
+  virtual void decommit(std::byte* /*pages*/, int64_t /*num_bytes*/) {}
   /// Takes reserved addresses back, and what memory they have.
   virtual void release_reserved(std::byte* /*data*/, int64_t /*num_bytes*/) noexcept {}
   /// Kernels may read, and not use, so many rows behind the last of a ragged value.

@@ -11,21 +11,15 @@ PageSet::PageSet(int64_t num_bytes, int64_t page_bytes)
   has_.resize((num_bytes + page_bytes - 1) / page_bytes);
 }
 
-void PageSet::add(int64_t begin, int64_t end, const Run& added) {
+void PageSet::add(int64_t begin, int64_t end) {
   ensure(0 <= begin && begin <= end && end <= limit_, "bytes {} to {} of {} were wanted", begin,
          end, limit_);
   if (begin == end) return;
   const int64_t behind = (end + page_bytes_ - 1) / page_bytes_;
-  for (int64_t page = begin / page_bytes_; page < behind;) {
-    if (has_[page]) {
-      ++page;
-      continue;
-    }
-    const int64_t first = page;
-    while (page < behind && !has_[page]) ++page;
-    if (added) added(first * page_bytes_, page * page_bytes_);
-    for (int64_t i = first; i < page; ++i) has_[i] = true;
-    num_pages_ += page - first;
+  for (int64_t page = begin / page_bytes_; page < behind; ++page) {
+    if (has_[page]) continue;
+    has_[page] = true;
+    ++num_pages_;
   }
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 namespace tessera {
@@ -12,11 +11,8 @@ class PageSet {
   /// page_bytes > 0.
   PageSet(int64_t num_bytes, int64_t page_bytes);
 
-  using Run = std::function<void(int64_t begin, int64_t end)>;
-  /// Adds the pages that meet [begin, end), which must lie within num_bytes, and calls `added` for
-  /// each unbroken run of those that are new, by offsets in bytes. Where it throws, that run and
-  /// those behind it are not added.
-  void add(int64_t begin, int64_t end, const Run& added = {});
+  /// Adds the pages that meet [begin, end), which must lie within num_bytes.
+  void add(int64_t begin, int64_t end);
 
   int64_t page_bytes() const { return page_bytes_; }
   /// Of all pages in the set.

@@ -13,6 +13,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+std::byte* slab_of(const Bindings& bindings, Storage storage) {
+  return storage == Storage::kSaved       ? bindings.saved
+         : storage == Storage::kOffloaded ? bindings.offloaded
+                                          : bindings.transient;
+}
+
 }  // namespace
 
 /// The exchanges of one run that were started and not yet waited for, in the order of their starts.
@@ -109,10 +115,7 @@ Tensor Executable::at_bound(const Bindings& bindings, ValueId id) const {
   const Placement& placement = plan_.values[id];
   const ValueType& type = program_.type(id);
   if (placement.storage == Storage::kBound) return bindings.tensors[id];
-  std::byte* slab = placement.storage == Storage::kSaved       ? bindings.saved
-                    : placement.storage == Storage::kOffloaded ? bindings.offloaded
-                                                               : bindings.transient;
-  return {slab + placement.offset, type.dtype, type.shape,
+  return {slab_of(bindings, placement.storage) + placement.offset, type.dtype, type.shape,
           backend_.is_host() ? nullptr : &backend_.device(), type.scale};
 }
 
@@ -246,15 +249,52 @@ void Executable::list_memory(double skew, const MemoryUse& use) const {
 void Executable::commit(const Bindings& bindings) const {
   if (bindings.elastic == nullptr) return;
   list_memory(1, [&](Storage storage, int64_t offset, int64_t num_bytes) {
-    std::byte* const slab = storage == Storage::kSaved ? bindings.saved : bindings.transient;
-    bindings.elastic->commit(slab + offset, num_bytes);
+    bindings.elastic->commit(slab_of(bindings, storage) + offset, num_bytes);
   });
 }
 
-/// On a device: what an extent is, or the most that it can be; noted for programs that run later.
+Executable::OffloadedRows Executable::find_offloaded(const Bindings& bindings) const {
+  OffloadedRows found;
+  std::map<int64_t, OffloadedRows::Part> by_offset;
+  for (ValueId id = 0; id < program_.num_values(); ++id) {
+    const auto& [storage, offset] = plan_.values[id];
+    const ValueType& type = program_.type(id);
+    if (storage != Storage::kOffloaded || type.num_bytes() == 0) continue;
+    OffloadedRows::Part part{offset, type.num_bytes(), type.num_bytes()};
+    if (rows_.is_elastic(id)) {
+      const void* const extent = at_bound(bindings, type.extent.value()).data;
+      const int64_t came = bindings.elastic->find_rows(extent).value_or(type.shape[0]);
+      const int64_t rows = std::min(came, type.shape[0]);
+      part.num_bytes = bytes_of_rows(type, rows);
+      part.read_bytes = bytes_of_rows(type, rows + backend_.device().rows_read_behind());
+    }
+    by_offset[offset] = part;
+    const void* const address = at_bound(bindings, id).data;
+    if (rows_.find_source(id) == nullptr) continue;
+    if (const auto rows = bindings.elastic->find_rows(address))
+      found.extents.emplace_back(address, *rows);
+  }
+  for (const auto& [offset, part] : by_offset) {
+    auto& parts = found.parts;
+    if (parts.empty() || parts.back().offset + align_up(parts.back().num_bytes) != offset) {
+      parts.push_back(part);
+      continue;
+    }
+    parts.back().num_bytes = offset + part.num_bytes - parts.back().offset;
+    parts.back().read_bytes = offset + part.read_bytes - parts.back().offset;
+  }
+  return found;
+}
+
+/// What an extent is, or on a device the most that it can be; noted for whoever asks later.
 int64_t Executable::find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const {
   const auto known = rows.find(extent);
   if (known != rows.end()) return known->second;
+  if (backend_.is_host()) {
+    const Tensor count = at_bound(bindings, extent);
+    bindings.elastic->note_rows(count.data, *count.as<int64_t>());
+    return *count.as<int64_t>();
+  }
   const ExtentSource& source = *rows_.find_source(extent);
   const Tensor address = at_bound(bindings, extent);
   int64_t found = std::numeric_limits<int64_t>::max();
@@ -285,8 +325,7 @@ void Executable::commit_outputs(size_t idx, const Bindings& bindings, RowCounts&
     const Tensor tensor = at_bound(bindings, id);
     const ValueType& type = program_.type(id);
     const ValueId extent = type.extent.value();
-    const int64_t came = backend_.is_host() ? *at_bound(bindings, extent).as<int64_t>()
-                                            : find_rows(bindings, extent, rows);
+    const int64_t came = find_rows(bindings, extent, rows);
     const int64_t behind = backend_.device().rows_read_behind();
     const int64_t wanted = std::min(came, type.shape[0]) + behind;
     try {
@@ -338,6 +377,7 @@ void Executable::run(const Bindings& bindings, const NodeObserver& observer) con
   backend_.is_host() ? run_on_host(bindings, exchanges, observer)
                      : run_on_device(bindings, exchanges, observer);
   exchanges.wait_before(static_cast<int>(program_.nodes().size()));
+  if (bindings.elastic != nullptr) bindings.elastic->leave_transient();
 }
 
 void Executable::run_on_host(const Bindings& bindings, Exchanges& exchanges,
@@ -437,7 +477,11 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
   }
   RowCounts rows;
   const bool graphs = control.graphs != GraphMode::kOff && !observer && !recorded_with_more;
-  if (graphs && run.state == PreparedRun::State::kRun) record(run);
+  if (graphs && run.state == PreparedRun::State::kRun) {
+    // What is recorded may copy, and only from memory that is there.
+    for (size_t i = 0; i < program_.nodes().size(); ++i) commit_outputs(i, bindings, run.rows);
+    record(run);
+  }
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];
     const RecordedWork* recorded = graphs ? run.recorded[s].get() : nullptr;
@@ -455,6 +499,7 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
   if (run.state == PreparedRun::State::kNew) {
     run.state = PreparedRun::State::kRun;
     run.version = backend_.kernel_version();
+    run.rows = std::move(rows);
   }
   control.num_operators += std::ssize(program_.nodes());
   control.seconds += seconds_since(start);

@@ -66,6 +66,19 @@ class Executable {
   /// Calls `use` for everything that a run wants in a slab, elastic values with `skew` times the
   /// rows that they have where routing is balanced.
   void list_memory(double skew, const MemoryUse& use) const;
+  /// What of the offloaded slab a run on elastic slabs wrote.
+  struct OffloadedRows {
+    struct Part {
+      int64_t offset = 0;
+      int64_t num_bytes = 0;   ///< that were written
+      int64_t read_bytes = 0;  ///< that may be read
+    };
+    std::vector<Part> parts;  ///< by offset; neighbours are one
+    /// Extents there, by address (see ElasticSlabs::note_rows).
+    std::vector<std::pair<const void*, int64_t>> extents;
+  };
+  /// REQUIRES that no other program ran since on these slabs.
+  OffloadedRows find_offloaded(const Bindings& bindings) const;
   /// Gives elastic slabs that memory, so that a run asks for no more than what unbalanced routing
   /// needs. Throws OutOfMemory.
   void commit(const Bindings& bindings) const;
@@ -79,7 +92,6 @@ class Executable {
  private:
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
-  using RowCounts = std::map<ValueId, int64_t>;
   int64_t find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const;
   void commit_outputs(size_t idx, const Bindings& bindings, RowCounts& rows) const;
   const int64_t* extent_address(const Bindings& bindings, ValueId id) const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +20,9 @@ struct Segment {
 /// before those that wait for one (`waits`, see find_waits). Both by node.
 std::vector<Segment> cut_segments(const std::vector<bool>& apart, const std::vector<int>& waits);
 
+/// What the host knows of extents in a run.
+using RowCounts = std::map<ValueId, int64_t>;
+
 /// A program's run on a device with certain bindings, made ready: what each kernel is given, and
 /// the work that the device recorded.
 struct PreparedRun {
@@ -36,6 +40,7 @@ struct PreparedRun {
   };
   State state = State::kNew;
   int64_t version = 0;  ///< of the kernels' context
+  RowCounts rows;       ///< of its first run
   int64_t last_use = 0;
 };
 

@@ -167,7 +167,7 @@ Task ChunkTasks::copy(const LayerOffload& offload, bool stores) {
             .lane = writer_.lane(stores ? LaneKind::kStores : LaneKind::kReloads),
             .name = fmt::format("{}, layer {}, micro-batch {}", stores ? "store" : "reload",
                                 chunk_.first_layer + offload.layer, offload.micro_batch),
-            .bytes = layer_offloaded_bytes(programs_, chunk_, offload.layer),
+            .bytes = layer_moved_bytes(programs_, chunk_, offload.layer),
             .subject = {.chunk = idx_,
                         .place = offload.place,
                         .micro_batch = offload.micro_batch,

@@ -67,7 +67,7 @@ class PassWalk {
   /// Returns when a copy is over that begins behind those of its direction.
   double copy(const LayerOffload& offload, double& free_at) {
     const auto bytes = static_cast<double>(
-        layer_offloaded_bytes(programs_, programs_.part.chunks[offload.chunk], offload.layer));
+        layer_moved_bytes(programs_, programs_.part.chunks[offload.chunk], offload.layer));
     free_at = std::max(free_at, now_) + bytes / rates_.host_bytes;
     now_ += bytes / rates_.memory_bytes;
     return free_at;

@@ -79,7 +79,7 @@ TEST(EstimatePasses, CountsCopies) {
   double bytes = 0;
   for (const LayerOffload& offload : placement.offloads)
     bytes += 2 * static_cast<double>(
-                     layer_offloaded_bytes(programs, programs.part.chunks[0], offload.layer));
+                     layer_moved_bytes(programs, programs.part.chunks[0], offload.layer));
   ASSERT_GT(bytes, 0);
   const double kept = estimate(make_programs({}), kRates);
   MachineRates rates = kRates;

@@ -267,7 +267,7 @@ class LayoutStep {
   }
 
   const TrainingModel& model() const { return *model_; }
-  ParameterSet& parameters() { return *parameters_; }
+  ParameterSet& parameters() const { return *parameters_; }
 
   /// Adds this rank's parts to the whole gradients.
   void add_gradients(std::map<std::string, OwnedTensor>& whole) const {

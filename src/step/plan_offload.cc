@@ -75,7 +75,7 @@ class OffloadPlanner {
       const StepRun& run = runs[i];
       if (run.ref.part != ProgramPart::kLayer) continue;
       const int64_t bytes =
-          layer_offloaded_bytes(programs_, programs_.part.chunks[run.chunk], run.ref.idx);
+          layer_moved_bytes(programs_, programs_.part.chunks[run.chunk], run.ref.idx);
       if (bytes == 0) continue;
       const auto key = std::tuple(run.chunk, run.ref.idx, run.micro_batch);
       if (run.ref.direction == PassDirection::kForward) {

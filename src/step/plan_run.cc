@@ -119,14 +119,14 @@ void PlanRun::run_message(TaskId id) {
 /// What is offloaded is under way from one task to another, too.
 void PlanRun::run_copy(TaskId id) {
   const Task& task = plan_.tasks[id];
-  const ChunkRun& run = chunk_run(task);
+  ChunkRun& run = chunk_run(task);
   const bool stores = task.action == TaskAction::kStore;
   if (task.phase == TaskPhase::kStart) {
     copies_[id] = stores ? run.store(task.subject.unit) : run.reload(task.subject.unit);
     return;
   }
   const CopyLane::Ticket copy = copies_.at(*task.started_by);
-  stores ? run.wait_stored(copy) : run.wait_reloaded(copy);
+  stores ? run.wait_stored(task.subject.unit, copy) : run.wait_reloaded(copy);
 }
 
 void PlanRun::run_chunk(const Task& task) {

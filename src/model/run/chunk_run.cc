@@ -23,8 +23,10 @@ ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
       parameters_(parameters),
       store_(store),
       copies_(copies),
+      slabs_(slabs),
       memory_(programs, chunk, slabs, offsets),
-      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, slabs)) {}
+      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, slabs)),
+      stored_(bound_.layers.size()) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
   return {
@@ -69,6 +71,20 @@ void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
   }
   bound.program->run(bound.bindings, observer);
   if (store_ != nullptr) store_->done(bound.parameters);
+  leave_saved(program);
+}
+
+/// Behind the last run that reads what a layer saved.
+void ChunkRun::leave_saved(const ProgramRef& program) {
+  if (program.part != ProgramPart::kLayer || !slabs_.is_by_page()) return;
+  const int64_t idx = program.idx;
+  const bool is_split = bound_.layers[idx].kind->derived.weights.has_value();
+  if (program.direction != (is_split ? PassDirection::kWeights : PassDirection::kBackward)) return;
+  const SavedOffsets& offsets = memory_.saved_offsets;
+  slabs_.leave(memory_.saved_at(offsets.layers, idx), layer_saved_bytes(programs_, chunk_, idx));
+  slabs_.leave(memory_.saved_at(offsets.offloaded, idx),
+               layer_offloaded_bytes(programs_, chunk_, idx));
+  slabs_.leave(memory_.saved_at(offsets.kept, idx), layer_kept_bytes(programs_, chunk_, idx));
 }
 
 const ProgramParameters& ChunkRun::parameters_of(const ProgramRef& program) {
@@ -79,18 +95,38 @@ void ChunkRun::run_pass(PassDirection direction, const NodeObserver& observer) {
   for (const ProgramRef& program : list_pass(programs_, chunk_, direction)) run(program, observer);
 }
 
-CopyLane::Ticket ChunkRun::store(int64_t idx) const {
+/// Where the rows are known, those that came.
+CopyLane::Ticket ChunkRun::store(int64_t idx) {
   ensure(copies_.stores != nullptr, "layer {} of the chunk is stored, but none was to be", idx);
-  return copies_.stores->give(copies_.memory.data() + memory_.saved_offsets.host.at(idx),
-                              memory_.saved_at(memory_.saved_offsets.offloaded, idx),
-                              layer_offloaded_bytes(programs_, chunk_, idx));
+  const int64_t all = layer_offloaded_bytes(programs_, chunk_, idx);
+  const BoundProgram& forward = bound_.layers.at(idx).forward;
+  stored_[idx] = slabs_.is_by_page() ? forward.program->find_offloaded(forward.bindings)
+                                     : Executable::OffloadedRows{.parts = {{0, all, all}}};
+  std::byte* const there = copies_.memory.data() + memory_.saved_offsets.host.at(idx);
+  const std::byte* const here = memory_.saved_at(memory_.saved_offsets.offloaded, idx);
+  std::vector<CopyLane::Part> parts;
+  for (const auto& part : stored_[idx].parts)
+    parts.push_back({there + part.offset, here + part.offset, part.num_bytes});
+  return copies_.stores->give_parts(parts);
 }
 
-CopyLane::Ticket ChunkRun::reload(int64_t idx) const {
+CopyLane::Ticket ChunkRun::reload(int64_t idx) {
   ensure(copies_.reloads != nullptr, "layer {} of the chunk is reloaded, but none was to be", idx);
-  return copies_.reloads->give(memory_.saved_at(memory_.saved_offsets.offloaded, idx),
-                               copies_.memory.data() + memory_.saved_offsets.host.at(idx),
-                               layer_offloaded_bytes(programs_, chunk_, idx));
+  const std::byte* const there = copies_.memory.data() + memory_.saved_offsets.host.at(idx);
+  std::byte* const here = memory_.saved_at(memory_.saved_offsets.offloaded, idx);
+  std::vector<CopyLane::Part> parts;
+  for (const auto& [address, rows] : stored_[idx].extents) slabs_.note_rows(address, rows);
+  for (const auto& part : stored_[idx].parts) {
+    slabs_.commit(here + part.offset, part.read_bytes);
+    parts.push_back({here + part.offset, there + part.offset, part.num_bytes});
+  }
+  return copies_.reloads->give_parts(parts);
+}
+
+void ChunkRun::wait_stored(int64_t idx, CopyLane::Ticket copy) {
+  copies_.stores->join(copy);
+  slabs_.leave(memory_.saved_at(memory_.saved_offsets.offloaded, idx),
+               layer_offloaded_bytes(programs_, chunk_, idx));
 }
 
 void ChunkRun::sum_balance() {

@@ -68,9 +68,9 @@ class ChunkRun {
   void run_pass(PassDirection direction, const NodeObserver& observer);
   /// Begins to bring the offloaded part of what layer `idx` of the chunk saved to the host's
   /// memory, or back. Until the copy has been waited for, nobody may touch either.
-  CopyLane::Ticket store(int64_t idx) const;
-  CopyLane::Ticket reload(int64_t idx) const;
-  void wait_stored(CopyLane::Ticket copy) const { copies_.stores->join(copy); }
+  CopyLane::Ticket store(int64_t idx);
+  CopyLane::Ticket reload(int64_t idx);
+  void wait_stored(int64_t idx, CopyLane::Ticket copy);
   void wait_reloaded(CopyLane::Ticket copy) const { copies_.reloads->join(copy); }
   /// Where one balance loss spans the model, after the forward pass: adds this chunk's layers to
   /// the sums of those before; the last chunk's ranks that share the micro-batch find the loss. The
@@ -101,6 +101,7 @@ class ChunkRun {
   Device& device() const { return programs_.backend.device(); }
   void bring_expert_biases();
   void find_unset(BoundProgram& bound);
+  void leave_saved(const ProgramRef& program);
 
   const StagePrograms& programs_;
   PipelineChunk chunk_;
@@ -108,8 +109,10 @@ class ChunkRun {
   ParameterSet& parameters_;
   WeightStore* store_;
   const HostCopies& copies_;
+  ElasticSlabs& slabs_;
   ChunkMemory memory_;
   BoundChunk bound_;
+  std::vector<Executable::OffloadedRows> stored_;  // by layer
   LossScales scales_;
   double model_balance_ = 0;
   std::deque<double> model_balances_;  // of the micro-batches that finished

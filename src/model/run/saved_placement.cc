@@ -29,6 +29,16 @@ int64_t layer_offloaded_bytes(const StagePrograms& programs, const PipelineChunk
   return programs.kind_of(chunk.first_layer + layer).derived.forward.plan().offloaded_bytes;
 }
 
+int64_t layer_moved_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
+                          int64_t layer) {
+  int64_t bytes = 0;
+  const Executable& forward = programs.kind_of(chunk.first_layer + layer).derived.forward;
+  forward.list_memory(1, [&](Storage storage, int64_t /*offset*/, int64_t num_bytes) {
+    if (storage == Storage::kOffloaded) bytes += align_up(num_bytes);
+  });
+  return bytes;
+}
+
 int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer) {
   const DerivedProgram& derived = programs.kind_of(chunk.first_layer + layer).derived;
   return derived.weights ? derived.backward.plan().saved_bytes : 0;

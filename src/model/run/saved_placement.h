@@ -47,6 +47,8 @@ SavedPlacement list_saved(const StagePrograms& programs);
 int64_t layer_saved_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
 int64_t layer_offloaded_bytes(const StagePrograms& programs, const PipelineChunk& chunk,
                               int64_t layer);
+/// Of the offloaded part, what copies bring away where routing is balanced.
+int64_t layer_moved_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
 int64_t layer_kept_bytes(const StagePrograms& programs, const PipelineChunk& chunk, int64_t layer);
 int64_t head_saved_bytes(const StagePrograms& programs, int64_t depth);
 

@@ -5,38 +5,45 @@
 namespace tessera {
 namespace {
 
-/// The programs of a derived one, with where the slab begins that each saves into.
+/// Where what a program saves begins.
+struct SlabOffsets {
+  int64_t saved = 0;
+  int64_t offloaded = 0;
+};
+
+/// The programs of a derived one, each with its offsets.
 template <typename Use>
-void visit(const DerivedProgram& program, int64_t saved, int64_t kept, const Use& use) {
+void visit(const DerivedProgram& program, const SlabOffsets& saved, int64_t kept, const Use& use) {
   use(program.forward, saved);
-  use(program.backward, kept);
-  if (program.weights) use(program.weights->program, 0);
+  use(program.backward, SlabOffsets{.saved = kept});
+  if (program.weights) use(program.weights->program, SlabOffsets());
 }
 
 /// Every program that a rank runs, for each place of a micro-batch where what it saves lies.
 template <typename Use>
 void visit_programs(const StagePrograms& programs, const SavedPlacement& placement,
                     const Use& use) {
-  if (programs.embedding) visit(*programs.embedding, 0, 0, use);
-  if (programs.evaluation_head) use(*programs.evaluation_head, 0);
+  if (programs.embedding) visit(*programs.embedding, {}, 0, use);
+  if (programs.evaluation_head) use(*programs.evaluation_head, SlabOffsets());
   for (size_t c = 0; c < placement.offsets.size(); ++c) {
     const PipelineChunk& chunk = programs.part.chunks[c];
     for (const SavedOffsets& offsets : placement.offsets[c]) {
       for (size_t i = 0; i < offsets.layers.size(); ++i)
         visit(programs.kind_of(chunk.first_layer + static_cast<int64_t>(i)).derived,
-              offsets.layers[i], offsets.kept[i], use);
+              {offsets.layers[i], offsets.offloaded[i]}, offsets.kept[i], use);
       for (size_t depth = 0; depth < offsets.heads.size(); ++depth)
-        visit(programs.heads[depth].derived, offsets.heads[depth], 0, use);
+        visit(programs.heads[depth].derived, {.saved = offsets.heads[depth]}, 0, use);
     }
   }
 }
 
 bool has_elastic(const StagePrograms& programs) {
   bool found = false;
-  if (programs.backend.device().page_bytes() == 0 || programs.offloads()) return found;
-  visit_programs(programs, list_saved(programs), [&](const Executable& program, int64_t /*saved*/) {
+  if (programs.backend.device().page_bytes() == 0) return found;
+  const auto look = [&](const Executable& program, const SlabOffsets& /*offsets*/) {
     found = found || program.rows().has_elastic();
-  });
+  };
+  visit_programs(programs, list_saved(programs), look);
   return found;
 }
 
@@ -46,11 +53,11 @@ SlabBytes count_pages(const StagePrograms& programs, const SavedPlacement& place
   const int64_t page = programs.backend.device().page_bytes();
   PageSet saved(most.saved, page);
   PageSet transient(most.transient, page);
-  visit_programs(programs, placement, [&](const Executable& program, int64_t slab) {
+  visit_programs(programs, placement, [&](const Executable& program, const SlabOffsets& slabs) {
     program.list_memory(skew, [&](Storage storage, int64_t offset, int64_t num_bytes) {
-      const bool is_saved = storage == Storage::kSaved;
-      const int64_t begin = is_saved ? slab + offset : offset;
-      (is_saved ? saved : transient).add(begin, begin + num_bytes);
+      if (storage == Storage::kTransient) return transient.add(offset, offset + num_bytes);
+      const int64_t slab = storage == Storage::kSaved ? slabs.saved : slabs.offloaded;
+      saved.add(slab + offset, slab + offset + num_bytes);
     });
   });
   return {.saved = saved.num_bytes(), .transient = transient.num_bytes()};

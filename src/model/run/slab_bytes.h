@@ -12,8 +12,7 @@ struct SlabBytes {
 };
 
 /// Whether slabs get memory page by page: where programs have elastic values (see RowPlan) and
-/// balanced routing then takes less. Not where something is offloaded, since copies to the host are
-/// of whole values.
+/// balanced routing then takes less.
 bool comes_by_pages(const StagePrograms& programs, const SavedPlacement& placement);
 
 /// At the bounds of all values.

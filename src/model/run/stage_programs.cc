@@ -171,12 +171,6 @@ const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const
   return *program;
 }
 
-bool StagePrograms::offloads() const {
-  return std::ranges::any_of(kinds, [](const auto& kind) {
-    return kind.second->derived.forward.plan().offloaded_bytes > 0;
-  });
-}
-
 int64_t StagePrograms::transient_bytes() const {
   int64_t bytes = 0;
   const auto include = [&](const Executable& program) {

@@ -76,8 +76,6 @@ struct StagePrograms {
   const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
   /// The program that layers of that key would run, compiled where it is not known yet.
   const KindProgram& compile_kind(const LayerProgramKey& key) const;
-  /// Whether a layer of this rank has values that may wait in the host's memory.
-  bool offloads() const;
   /// Bytes of the largest working set of any program.
   int64_t transient_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.

@@ -78,7 +78,8 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
                                                            : ElasticMemory::Kind::kWhole;
   slabs_ = std::make_unique<ElasticSlabs>(
       ElasticMemory(kind, placement_.num_bytes, "saved activations", device()),
-      ElasticMemory(kind, programs_->transient_bytes(), "working memory of the layers", device()));
+      ElasticMemory(kind, programs_->transient_bytes(), "working memory of the layers", device()),
+      device());
   copies_ = std::make_unique<HostCopies>();
   copies_->memory = allocate_offloaded(placement_.host_bytes, device());
   if (placement_.host_bytes > 0) {
@@ -95,6 +96,7 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
                                                         offsets, store));
     }
   }
+  slabs_->keep();
 }
 
 void TrainingModel::begin_step() {
@@ -102,6 +104,7 @@ void TrainingModel::begin_step() {
   for (const auto& places : runs_) {
     for (const auto& run : places) run->forget_results();
   }
+  slabs_->leave_saved();
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
     std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);

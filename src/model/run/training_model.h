@@ -58,6 +58,8 @@ class TrainingModel {
   /// What has memory now, of what passes save and of the working memory; more than at bind where
   /// routing was not balanced. REQUIRES bind().
   SlabBytes slab_bytes() const;
+  /// REQUIRES bind().
+  const ElasticSlabs& slabs() const { return *slabs_; }
   /// Model FLOPs of one micro-batch in this rank's part, forward and backward, recomputation not
   /// counted.
   double model_flops() const { return programs_->model_flops(); }

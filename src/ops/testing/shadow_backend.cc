@@ -64,6 +64,16 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
       has[at / kPage] = true;
     return true;
   }
+  /// What was there is lost.
+  void decommit(std::byte* pages, int64_t num_bytes) override {
+    auto& [begin, range] = *std::prev(ranges_.upper_bound(pages));
+    const int64_t first = (pages - begin) / kPage;
+    for (int64_t page = first; page < first + num_bytes / kPage; ++page) {
+      ensure(range.pages.at(page), "shadow: page {} is taken back without being there", page);
+      range.pages[page] = false;
+    }
+    std::memset(range.memory.data() + first * kPage, 0xA5, num_bytes);
+  }
   void release_reserved(std::byte* data, int64_t num_bytes) noexcept override {
     release(data, num_bytes);
   }
@@ -167,28 +177,32 @@ class SpoilingLane final : public CopyLane {
  public:
   explicit SpoilingLane(ShadowDevice& device) : device_(device) {}
 
-  Ticket give(void* to, const void* from, int64_t num_bytes) override {
-    ensure((device_.reach(to) == to) != (device_.reach(const_cast<void*>(from)) == from),
-           "shadow: a lane copies between the device and the host");
-    device_.give([this, to, num_bytes] { std::memset(device_.reach(to), 0xA5, num_bytes); });
-    copies_[next_] = {to, from, num_bytes};
+  Ticket give_parts(std::span<const Part> parts) override {
+    for (const auto& [to, from, num_bytes] : parts) {
+      ensure((device_.reach(to) == to) != (device_.reach(const_cast<void*>(from)) == from),
+             "shadow: a lane copies between the device and the host");
+      device_.check_pages(static_cast<const std::byte*>(to), num_bytes);
+      device_.check_pages(static_cast<const std::byte*>(from), num_bytes);
+      device_.give(
+          [this, at = to, size = num_bytes] { std::memset(device_.reach(at), 0xA5, size); });
+    }
+    copies_[next_].assign(parts.begin(), parts.end());
     return next_++;
   }
   void join(Ticket copy) override {
     const auto found = copies_.find(copy);
     ensure(found != copies_.end(), "shadow: copy {} was waited for twice", copy);
-    device_.copy(found->second.to, found->second.from, found->second.num_bytes);
+    for (const auto& [to, from, num_bytes] : found->second) {
+      device_.check_pages(static_cast<const std::byte*>(to), num_bytes);
+      device_.check_pages(static_cast<const std::byte*>(from), num_bytes);
+      device_.copy(to, from, num_bytes);
+    }
     copies_.erase(found);
   }
 
  private:
-  struct Copy {
-    void* to = nullptr;
-    const void* from = nullptr;
-    int64_t num_bytes = 0;
-  };
   ShadowDevice& device_;
-  std::map<Ticket, Copy> copies_;
+  std::map<Ticket, std::vector<Part>> copies_;
   Ticket next_ = 0;
 };
 

@@ -31,10 +31,12 @@ cudaEvent_t StreamCopyLane::take_event() {
   return event;
 }
 
-CopyLane::Ticket StreamCopyLane::give(void* to, const void* from, int64_t num_bytes) {
+CopyLane::Ticket StreamCopyLane::give_parts(std::span<const Part> parts) {
   check(cudaEventRecord(fork_, device_->stream()));
   check(cudaStreamWaitEvent(stream_, fork_));
-  if (num_bytes > 0) check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, stream_));
+  for (const auto& [to, from, num_bytes] : parts) {
+    if (num_bytes > 0) check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, stream_));
+  }
   cudaEvent_t done = under_way_[next_] = take_event();
   check(cudaEventRecord(done, stream_));
   return next_++;

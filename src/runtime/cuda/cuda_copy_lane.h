@@ -15,7 +15,7 @@ class StreamCopyLane final : public CopyLane {
   explicit StreamCopyLane(std::shared_ptr<CudaDevice> device);
   ~StreamCopyLane() override;
 
-  Ticket give(void* to, const void* from, int64_t num_bytes) override;
+  Ticket give_parts(std::span<const Part> parts) override;
   void join(Ticket copy) override;
 
  private:

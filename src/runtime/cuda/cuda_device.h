@@ -35,6 +35,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   bool commit(std::byte* pages, int64_t num_bytes) override {
     return pages_.commit(pages, num_bytes);
   }
+  void decommit(std::byte* pages, int64_t num_bytes) override { pages_.decommit(pages, num_bytes); }
   void release_reserved(std::byte* data, int64_t num_bytes) noexcept override;
   /// A tile of the grouped products.
   int64_t rows_read_behind() const override { return kRowsReadBehind; }

@@ -108,6 +108,42 @@ TEST_F(CudaDeviceTest, MemoryComesByPages) {
   EXPECT_EQ(found, value);
 }
 
+/// What was recorded finds its addresses, whatever memory stands behind them.
+TEST_F(CudaDeviceTest, PagesAreTakenBackAndComeAgain) {
+  const int64_t page = device().page_bytes();
+  ElasticMemory memory(ElasticMemory::Kind::kByPage, 64 * page, "a test", device());
+  memory.commit(0, page);
+  memory.keep();
+  memory.commit(0, 20 * page);
+  std::byte* const last = memory.data() + 20 * page - 4;
+  const int value = 77;
+  device().copy(memory.data(), &value, sizeof(value));
+  ASSERT_TRUE(device().begin_recording());
+  device().copy(last, memory.data(), sizeof(value));
+  const Recording recording = device().end_recording();
+  ASSERT_TRUE(recording.work) << recording.why_not;
+  for (int64_t round = 1; round <= 3; ++round) {
+    recording.work->run();
+    const int64_t before = device().used_bytes();
+    memory.leave(0, 64 * page, round);
+    device().synchronize();
+    for (const ElasticMemory::Piece& piece : memory.idle()) memory.take_back(piece);
+    EXPECT_EQ(memory.committed_bytes(), page);
+    EXPECT_EQ(device().used_bytes(), before - 19 * page);
+    memory.commit(30 * page, 40 * page);  // so that other memory comes there
+    memory.commit(0, 20 * page);
+    device().zero(last, sizeof(value));
+    recording.work->run();
+    int found = 0;
+    device().copy(&found, last, sizeof(found));
+    EXPECT_EQ(found, value) << "round " << round;
+    memory.leave(30 * page, 40 * page, round);
+    device().synchronize();
+    for (const ElasticMemory::Piece& piece : memory.idle()) memory.take_back(piece);
+    EXPECT_EQ(memory.committed_bytes(), 20 * page);
+  }
+}
+
 TEST_F(CudaDeviceTest, PagesThatCannotBeHadAreNamed) {
   const int64_t page = device().page_bytes();
   constexpr int64_t kPages = 200'000;  // 400 GB

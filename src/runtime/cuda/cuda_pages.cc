@@ -84,17 +84,25 @@ bool CudaPages::commit(std::byte* pages, int64_t num_bytes) {
   const CUresult mapped = driver().map(address_of(pages), num_bytes, 0, memory, 0);
   driver().release(memory);  // it lives as long as it is mapped
   check_driver(mapped, "cuMemMap");
-  std::prev(reserved_.upper_bound(pages))->second.push_back({pages, num_bytes});
+  std::prev(reserved_.upper_bound(pages))->second[pages] = num_bytes;
   const CUmemAccessDesc access{where_.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   check_driver(driver().set_access(address_of(pages), num_bytes, &access, 1), "cuMemSetAccess");
   return true;
 }
 
+void CudaPages::decommit(std::byte* pages, int64_t num_bytes) {
+  Mapped& mapped = std::prev(reserved_.upper_bound(pages))->second;
+  const auto found = mapped.find(pages);
+  ensure(found != mapped.end() && found->second == num_bytes,
+         "{} bytes of memory are taken back that were not given together", num_bytes);
+  check_driver(driver().unmap(address_of(pages), num_bytes), "cuMemUnmap");
+  mapped.erase(found);
+}
+
 void CudaPages::release(std::byte* data, int64_t num_bytes) noexcept {
   const auto found = reserved_.find(data);
   if (found == reserved_.end()) return;
-  for (const Mapped& mapped : found->second)
-    driver().unmap(address_of(mapped.data), mapped.num_bytes);
+  for (const auto& [pages, size] : found->second) driver().unmap(address_of(pages), size);
   driver().free(address_of(data), num_bytes);
   reserved_.erase(found);
 }

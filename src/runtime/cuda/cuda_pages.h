@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <vector>
 
 namespace tessera::cuda {
 
@@ -23,16 +22,14 @@ class CudaPages {
   std::byte* reserve(int64_t num_bytes);
   bool commit(std::byte* pages, int64_t num_bytes);
   /// REQUIRES that no work uses the memory any more.
+  void decommit(std::byte* pages, int64_t num_bytes);
   void release(std::byte* data, int64_t num_bytes) noexcept;
 
  private:
-  struct Mapped {
-    std::byte* data = nullptr;
-    int64_t num_bytes = 0;
-  };
+  using Mapped = std::map<std::byte*, int64_t>;  // bytes of what is unmapped whole, by address
 
   CUmemAllocationProp where_{};
-  std::map<std::byte*, std::vector<Mapped>> reserved_;  // by the first address of each
+  std::map<std::byte*, Mapped> reserved_;  // by the first address of each
 };
 
 }  // namespace tessera::cuda
