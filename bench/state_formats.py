@@ -2,14 +2,15 @@
 """Trains one model on a text with each way of keeping gradients and the optimizer's state, and compares their validation losses.
 
   bench/state_formats.py build/tessera --data.text=text.txt --train.steps=2000 [option of `tessera train`...]
-                         [--seeds 2] [--only NAME,...] [--json FILE]
+                         [--seeds 2] [--jobs 1] [--only NAME,...] [--json FILE]
 
-Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
+Runs of different seeds may go on at a time (--jobs), on a GPU that has room for them. Each format starts from the same seeds and sees the same tokens as F32 state. Prints, by format, bytes of state for an
 element of a BF16 weight (scales and gradients apart), the mean validation loss at the end, its gap to that of F32 state with the
 standard error over the seeds, and the time of a step. "remainder" computes what F32 state does but for single roundings
 of a last digit: its gap shows what chance alone makes of one. docs/log.md says what was measured.
 """
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import statistics
@@ -49,27 +50,29 @@ def train(program, options, folder):
                "--train.precision=bf16"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in records if record["type"] == "validation"]
     seconds = [record["step_seconds"] for record in records if record["type"] == "step"]
     return losses[-1], statistics.median(seconds)
 
 
+def train_seed(program, options, seed):
+    with tempfile.TemporaryDirectory(prefix="tessera-state-") as folder:
+        return train(program, [*options, f"--run.seed={seed}"], pathlib.Path(folder) / "run")
+
+
 def measure(arguments, options):
     results = {}
-    for name, (num_bytes, format_options) in FORMATS.items():
-        if arguments.only and name != "f32" and name not in arguments.only.split(","):
-            continue
-        losses, seconds = [], []
-        for seed in range(1, arguments.seeds + 1):
-            with tempfile.TemporaryDirectory(prefix="tessera-state-") as folder:
-                loss, step = train(arguments.program, [*options, *format_options, f"--run.seed={seed}"],
-                                   pathlib.Path(folder) / "run")
-            losses.append(loss)
-            seconds.append(step)
-        results[name] = {"bytes": num_bytes, "losses": losses, "step_seconds": statistics.median(seconds)}
-        print_row(name, results)
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for name, (num_bytes, format_options) in FORMATS.items():
+            if arguments.only and name != "f32" and name not in arguments.only.split(","):
+                continue
+            runs = [pool.submit(train_seed, arguments.program, [*options, *format_options], seed)
+                    for seed in range(1, arguments.seeds + 1)]
+            losses, seconds = zip(*(run.result() for run in runs))
+            results[name] = {"bytes": num_bytes, "losses": losses, "step_seconds": statistics.median(seconds)}
+            print_row(name, results)
     return results
 
 
@@ -85,11 +88,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only")
     parser.add_argument("--json")
     arguments, options = parser.parse_known_args()
     print(f"{'state':28} {'bytes':>5} {'loss':>9} {'gap to f32':>18} {'ms':>8}")
-    results = measure(arguments, options)
+    try:
+        results = measure(arguments, options)
+    except RuntimeError as error:
+        sys.exit(str(error))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
     return 0

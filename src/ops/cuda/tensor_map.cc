@@ -95,6 +95,7 @@ CUtensorMap make_blocks_map(const DeviceBlocks& blocks, int box_rows) {
   const cuuint32_t box[] = {64, 1, static_cast<cuuint32_t>(box_rows)};
   // Row kBlocksMapRows, the first out of the map, would be at the place itself.
   const uintptr_t begin = reinterpret_cast<uintptr_t>(blocks.data) - kBlocksMapRows * row_bytes;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): an address in front of what it is of
   return encode_map(reinterpret_cast<void*>(begin), dims, strides, box);
 }
 
