@@ -81,9 +81,8 @@ struct Place {
 ///   load_factors(params, place, weight_row, group), scale<kColumns>(d, factors)
 ///                   where results have factors of their own: these are loaded while the last
 ///                   products are under way
-///   multiply<kColumns>(shared, params, num_stages, group, cursor, kept)
-///                   where sums are not the tensor cores' alone: in place of the pipeline's, for
-///                   numbers of columns that are multiples of 32
+///   begin(group), multiply<kColumns>(shared, params, num_stages, group, cursor, kept)
+///                   where sums are not the tensor cores' alone: in place of the pipeline's
 ///   feed(shared, params, rank, warp)
 ///                   where stages have more than the two tiles: by each of two warps, whose threads
 ///                   all arrive at a stage's `full`

@@ -351,7 +351,7 @@ __device__ __forceinline__ void multiply_columns(Shared<Epilogue>& shared,
                                                  Cursor& cursor, typename Epilogue::Kept& kept) {
   constexpr int kCoarse = Epilogue::kGathers ? kCoarseHalfColumns : kCoarseColumns;
   constexpr bool kIsSparse = Epilogue::kSparse != SparsePart::kNone;
-  constexpr int kFine = kFeeds<Epilogue> ? 32 : kIsSparse ? kSparseColumns : 8;
+  constexpr int kFine = kIsSparse ? kSparseColumns : 8;
   constexpr int kFewer = kColumns - (kColumns > kCoarse ? kFine : kIsSparse ? 64 : 32);
   if constexpr (kFewer > 0) {
     if (num_rows <= kFewer)
@@ -373,7 +373,11 @@ __device__ __forceinline__ void consume(Shared<Epilogue>& shared,
   const int group = threadIdx.x / kWarpgroup - 1;
   typename Epilogue::Kept kept{};
   write_place(own_places(shared).kept, {});
-  if (group == 1) spend_cycles(kApartCycles);
+  if constexpr (kFeeds<Epilogue>) {
+    Epilogue::begin(group);
+  } else {
+    if (group == 1) spend_cycles(kApartCycles);
+  }
   for (;;) {
     const Work work = own_part<Epilogue>(shared.queue.take_in_warp(turn), rank);
     if (work.expert < 0) break;

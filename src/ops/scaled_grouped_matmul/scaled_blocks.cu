@@ -6,9 +6,26 @@ namespace tessera::cuda {
 namespace grouped {
 
 /// Two sets of sums leave no registers in which results could wait: they are stored at once, while
-/// the other warpgroup multiplies. Tokens are multiplied by halves, so that one half's products are
-/// added up while the other's are under way.
+/// the other warpgroup multiplies.
 constexpr int kBlockTokens = 192;
+
+/// The warpgroups multiply in turns, so that one adds up while the other multiplies; left to
+/// themselves both wait for the tensor cores and then both leave them idle. A warpgroup's turn
+/// begins while the last of the other's products are under way.
+struct Turns {
+  static __device__ __forceinline__ void begin(int group) {
+    if (group == 1) give(0);
+  }
+  static __device__ __forceinline__ void wait(int group) {
+    sync_threads(kFirstBarrier + group, 2 * kWarpgroup);
+  }
+  static __device__ __forceinline__ void give(int group) {
+    arrive_threads(kFirstBarrier + group, 2 * kWarpgroup);
+  }
+
+ private:
+  static constexpr int kFirstBarrier = 3;  // behind those of stores
+};
 
 struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
   static constexpr bool kFeeds = true;
@@ -18,6 +35,7 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
     alignas(16) float scales[kStages][kBlockTokens];
   };
   static __device__ void init(Store& /*memory*/) {}
+  static __device__ void begin(int group) { Turns::begin(group); }
 
   struct Kept {};
   static constexpr int kSteps = 1;
@@ -87,55 +105,42 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
     }
   }
 
-  /// sum += d · scales, of kColumns tokens.
+  /// sum += d · scales, of which the first four come before the products end.
   template <int kColumns>
   static __device__ __forceinline__ void add_scaled(float (&sum)[kColumns / 2],
-                                                    float (&d)[kColumns / 2], const float* scales) {
-    fence_values(d);
+                                                    const float (&d)[kColumns / 2],
+                                                    const float* scales, float4 four) {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2) {
-      const float4 four = *reinterpret_cast<const float4*>(scales + 8 * j);
+      const float4 next =
+          j + 2 < kColumns / 8 ? *reinterpret_cast<const float4*>(scales + 8 * (j + 2)) : float4{};
       const float own[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        sum[4 * j + i] = fmaf(d[4 * j + i], own[i / 4 * 2 + i % 2], sum[4 * j + i]);
+      for (int i = 0; i < 8; ++i) {
+        const int at = 4 * j + i;
+        if (at < kColumns / 2) sum[at] = fmaf(d[at], own[i / 4 * 2 + i % 2], sum[at]);
+      }
+      four = next;
     }
-    fence_values(sum);  // before products that write d again
-  }
-
-  /// d = the products of a stage's weights and kColumns of its tokens; under way.
-  template <int kColumns>
-  static __device__ __forceinline__ void multiply_stage(float (&d)[kColumns / 2],
-                                                        const Stage<WriteScaledBlocks>& stage,
-                                                        int group, int first_token) {
-    uint64_t weight = describe_tile<TileMajor::kReduction>(stage.weight + group * 64 * kBlock, 0);
-    uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens + first_token * kBlock, 0);
-#pragma unroll
-    for (int k = 0; k < kBlock / Operands::kProductReduction; ++k) {
-      WarpgroupProductE4m3<kColumns>::run(d, weight, tokens, k > 0);
-      weight += kNextReduction<TileMajor::kReduction>;
-      tokens += kNextReduction<TileMajor::kReduction>;
-    }
-    commit_products();
   }
 
   /// Rounds a tile's results and stores them.
   template <int kColumns>
   static __device__ __forceinline__ void store(Store& memory, const Params& params,
-                                               const float (&sum)[2][kColumns / 4],
-                                               const Place& place, int group) {
-    uint32_t packed[kColumns / 4];
+                                               const float (&sum)[kColumns / 2], const Place& place,
+                                               int group) {
+    constexpr int kRounded = (kColumns + 15) / 16 * 16;
+    uint32_t packed[kRounded / 4] = {};
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
-      const float* const own = &sum[i / (kColumns / 8)][2 * (i % (kColumns / 8))];
-      const __nv_bfloat162 two = __floats2bfloat162_rn(own[0], own[1]);
+      const __nv_bfloat162 two = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
       packed[i] = reinterpret_cast<const uint32_t&>(two);
     }
     const bool leader = threadIdx.x % kWarpgroup == 0;
     Value* const tile = memory.tiles[group];
     if (leader) wait_stores_read<0>();
     sync_threads(1 + group, kWarpgroup);
-    fill_store<kColumns>(tile, packed);
+    fill_store<kRounded>(tile, packed);
     fence_shared_for_async();
     sync_threads(1 + group, kWarpgroup);
     for (int first = 0; first < place.num_rows; first += kStoreTokens)
@@ -147,21 +152,31 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
   static __device__ __forceinline__ void multiply(Shared<WriteScaledBlocks>& shared,
                                                   const Params& params, int num_stages, int group,
                                                   Cursor& cursor, Kept& /*kept*/) {
-    constexpr int kHalf = kColumns / 2;
-    float sum[2][kHalf / 2] = {};
-    float left[kHalf / 2];
-    float right[kHalf / 2];
+    using Product = WarpgroupProductE4m3<kColumns>;
+    float sum[kColumns / 2] = {};
+    float d[kColumns / 2];
+    constexpr int kProducts = kBlock / Operands::kProductReduction;
     for (int s = 0; s < num_stages; ++s) {
       const auto& stage = shared.stages[cursor.stage];
+      uint64_t weight = describe_tile<TileMajor::kReduction>(stage.weight + group * 64 * kBlock, 0);
+      uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens, 0);
       const float* const scales = shared.store.scales[cursor.stage] + 4 * (read_thread() % 4);
       shared.full[cursor.stage].wait(cursor.parity);
+      Turns::wait(group);
       begin_products();
-      multiply_stage<kHalf>(left, stage, group, 0);
-      multiply_stage<kHalf>(right, stage, group, kHalf);
+#pragma unroll
+      for (int k = 0; k < kProducts; ++k) {
+        Product::run(d, weight, tokens, k > 0);
+        weight += kNextReduction<TileMajor::kReduction>;
+        tokens += kNextReduction<TileMajor::kReduction>;
+        if (k >= kProducts - 2) commit_products();
+      }
+      const float4 first_scales = *reinterpret_cast<const float4*>(scales);
       wait_products<1>();
-      add_scaled<kHalf>(sum[0], left, scales);
+      Turns::give(1 - group);
       wait_products<0>();
-      add_scaled<kHalf>(sum[1], right, scales + kHalf);
+      fence_values(d);
+      add_scaled<kColumns>(sum, d, scales, first_scales);
       release(shared, cursor.stage);
       cursor.advance();
     }

@@ -91,6 +91,11 @@ __device__ __forceinline__ void sync_threads(uint32_t identity, uint32_t num_thr
   asm volatile("bar.sync %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
 }
 
+/// Counts as `num_threads`' calls of sync_threads do, without waiting; by all threads of a warp.
+__device__ __forceinline__ void arrive_threads(uint32_t identity, uint32_t num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(identity), "r"(num_threads) : "memory");
+}
+
 __device__ __forceinline__ void spend_cycles(int count) {
   const long long begin = clock64();
   while (clock64() - begin < count) {
