@@ -75,7 +75,8 @@ class Giving {
   bool ended() const { return next_ == files_.size(); }
   /// REQUIRES !ended(). The piece before it must have been waited for.
   Pending give_next() {
-    const auto& [name, record] = files_[next_];
+    const std::string& name = files_[next_].first;
+    const FileRecord& record = files_[next_].second;
     piece_.assign(piece_bytes(offset_, record.num_bytes), std::byte{0});
     failures_.attempt([&] {
       if (offset_ == 0) file_.emplace(folder_ / name);
@@ -140,7 +141,8 @@ class Taking {
       hash_.update(piece_);
       file_->write(piece_);
     });
-    const auto& [name, record] = files_[next_];
+    const std::string& name = files_[next_].first;
+    const FileRecord& record = files_[next_].second;
     offset_ += std::ssize(piece_);
     if (offset_ < record.num_bytes) return;
     failures_.attempt([&] {
