@@ -1,5 +1,5 @@
 // Runs of several ranks that release gradients, beside runs that keep them.
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "comm/thread/thread_world.h"
 #include "train/testing/layout_runs.h"
@@ -10,12 +10,10 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::NamedLayout;
 using testing::RandomLayout;
 using testing::RunEnd;
 using testing::TemporaryFolder;
-using ::testing::ThrowsMessage;
 
 /// Steps that need nothing which released gradients lack, and whose sums come in their order: a
 /// tied head's are all there before the first of the embedding, but for one that ranks share.

@@ -53,9 +53,8 @@ Settings rounded(Settings settings) {
   return settings;
 }
 
-bool is_of_layer(const Trainer& trainer, const std::string& name) {
-  const auto& all = const_cast<Trainer&>(trainer).state().parameters();
-  return all.find(name).spec.layer.has_value();
+bool is_of_layer(Trainer& trainer, const std::string& name) {
+  return trainer.state().parameters().find(name).spec.layer.has_value();
 }
 
 /// What F32 gradients, and those of layers rounded, make of fresh weights.
