@@ -139,5 +139,40 @@ TEST_F(GpuMemory, MemoryLimitsGiveTheBitsOfWhatStays) {
   expect_same_state(*limited, *kept);
 }
 
+/// The same without being asked, for a GPU that has no room for everything.
+TEST_F(GpuMemory, WhatDoesNotFitTheGpuIsChosen) {
+  Settings settings = on_gpu(tiny_settings(folder_));
+  settings.model.num_layers = 8;
+  settings.data.sequence_length = 256;
+  settings.run.resume = ResumeMode::kNever;
+  const auto kept = make_trainer(settings);
+  EXPECT_FALSE(kept->policy_choice().has_value());
+  const auto world = make_single_world();
+  const auto make = [&](int64_t room, const std::vector<std::string>& recompute) {
+    Settings own = settings;
+    own.train.recompute = recompute;
+    TrainingData data = open_training_data(own);
+    return std::make_unique<Trainer>(
+        own, std::move(data), *world, [room](const Settings& chosen, World& host) {
+          RankDevice device = choose_device(chosen, host);
+          EXPECT_GT(device.memory, int64_t{1} << 33);
+          if (room > 0) device.memory = device.backend.device().used_bytes() + room;
+          return device;
+        });
+  };
+  const auto bytes_of = [](const Trainer& trainer) {
+    return trainer.prediction().total() - trainer.prediction().program;
+  };
+  const int64_t least = bytes_of(*make(0, {"all"}));
+  ASSERT_LT(least, bytes_of(*kept));
+  const int64_t room = (least + bytes_of(*kept)) / 2;
+  const auto chosen = make(room, {});
+  ASSERT_TRUE(chosen->policy_choice().has_value());
+  EXPECT_TRUE(chosen->policy_choice()->limit.is_of_device());
+  EXPECT_LE(bytes_of(*chosen), room);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(chosen->step().loss, kept->step().loss);
+  expect_same_state(*chosen, *kept);
+}
+
 }  // namespace
 }  // namespace tessera::testing
