@@ -1,7 +1,5 @@
 #include "ops/page_stash/page_stash.h"
 
-#include <utility>
-
 namespace tessera {
 namespace {
 
@@ -53,8 +51,8 @@ Cost StashPages::cost(std::span<const ValueType> inputs,
   return {.bytes = 2.0 * static_cast<double>(inputs[kValue].num_bytes())};
 }
 
-ReloadPages::ReloadPages(const PagePool& pool, ValueType value)
-    : pool_(pool), value_(std::move(value)) {
+ReloadPages::ReloadPages(const PagePool& pool, const ValueType& value)
+    : pool_(pool), value_(value) {
   check_pool(pool);
   check_value(*this, value_);
   value_.extent = Extent::own_input(kRows);

@@ -50,7 +50,7 @@ class ReloadPages final : public Operator {
   enum Output : int { kValue, kPages, kFree, kState, kTable };
 
   /// `value` is ragged in its first dim, whose extent the input is.
-  ReloadPages(const PagePool& pool, ValueType value);
+  ReloadPages(const PagePool& pool, const ValueType& value);
   const PagePool& pool() const { return pool_; }
   std::string_view name() const override { return kName; }
   std::string attributes() const override;
