@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <algorithm>
+#include <memory>
 #include <random>
 #include <utility>
 #include <vector>

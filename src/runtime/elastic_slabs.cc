@@ -1,6 +1,7 @@
 #include "runtime/elastic_slabs.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "core/error.h"
@@ -55,7 +56,9 @@ bool ElasticSlabs::give_back(int64_t num_bytes) {
   }
   if (idle.empty()) return false;
   std::ranges::stable_sort(idle, {}, [](const Idle& one) { return one.piece.left_at; });
-  device_.synchronize();
+  const std::unique_ptr<DeviceEvent> all_work = device_.make_event();
+  all_work->record();
+  all_work->synchronize();
   int64_t left = num_bytes;
   for (const Idle& one : idle) {
     if (left <= 0) break;

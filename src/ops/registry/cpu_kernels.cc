@@ -22,6 +22,7 @@
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
+#include "ops/page_stash/page_stash.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
 #include "ops/repeat_heads/repeat_heads.h"
@@ -62,6 +63,7 @@ KernelTable make_cpu_kernels() {
   add_muon_cpu(table);
   add_newton_schulz_cpu(table);
   add_norm_rope_cpu(table);
+  add_page_stash_cpu(table);
   add_permute_cpu(table);
   add_quantize_cpu(table);
   add_repeat_heads_cpu(table);

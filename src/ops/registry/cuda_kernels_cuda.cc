@@ -22,6 +22,7 @@
 #include "ops/muon/muon.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "ops/norm_rope/norm_rope.h"
+#include "ops/page_stash/page_stash.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
 #include "ops/repeat_heads/repeat_heads.h"
@@ -62,6 +63,7 @@ KernelTable make_cuda_kernels() {
   add_muon_cuda(table);
   add_newton_schulz_cuda(table);
   add_norm_rope_cuda(table);
+  add_page_stash_cuda(table);
   add_permute_cuda(table);
   add_quantize_cuda(table);
   add_repeat_heads_cuda(table);
