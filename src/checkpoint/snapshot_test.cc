@@ -51,8 +51,11 @@ class PinningDevice final : public Device {
  private:
   class Lane final : public CopyLane {
    public:
-    Ticket give(void* to, const void* from, int64_t num_bytes) override {
-      copies_.push_back([=] { std::memcpy(to, from, static_cast<size_t>(num_bytes)); });
+    Ticket give_parts(std::span<const Part> parts) override {
+      copies_.push_back([given = std::vector(parts.begin(), parts.end())] {
+        for (const Part& part : given)
+          std::memcpy(part.to, part.from, static_cast<size_t>(part.num_bytes));
+      });
       return std::ssize(copies_) - 1;
     }
     void join(Ticket copy) override { copies_.at(copy)(); }
