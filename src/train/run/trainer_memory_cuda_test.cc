@@ -152,13 +152,15 @@ TEST_F(GpuMemory, WhatDoesNotFitTheGpuIsChosen) {
     Settings own = settings;
     own.train.recompute = recompute;
     TrainingData data = open_training_data(own);
-    return std::make_unique<Trainer>(
+    auto trainer = std::make_unique<Trainer>(
         own, std::move(data), *world, [room](const Settings& chosen, World& host) {
           RankDevice device = choose_device(chosen, host);
           EXPECT_GT(device.memory, int64_t{1} << 33);
           if (room > 0) device.memory = device.backend.device().used_bytes() + room;
           return device;
         });
+    trainer->resume("");
+    return trainer;
   };
   const auto bytes_of = [](const Trainer& trainer) {
     return trainer.prediction().total() - trainer.prediction().program;
