@@ -302,8 +302,8 @@ TEST(ChoosePolicy, CountsExchanges) {
   EXPECT_GT(exchange_seconds({"all"}), exchange_seconds({}) * 1.1);
 }
 
-/// A limit that memory by pages keeps to where offloading, which ends that, would not.
-TEST(ChoosePolicy, CountsWhatOffloadingDoesToPages) {
+/// What is offloaded leaves the memory of rows that might come to others, too.
+TEST(ChoosePolicy, KeepsToLimitsWithMemoryByPages) {
   const Backend backend = make_backend(false);
   Settings settings = small_settings();
   settings.model.moe.num_experts = 8;
@@ -313,7 +313,7 @@ TEST(ChoosePolicy, CountsWhatOffloadingDoesToPages) {
   Settings offloaded = settings;
   offloaded.train.offload = {"all"};
   const int64_t kept = find_most(settings, backend, 8).first;
-  EXPECT_GT(find_most(offloaded, backend, 8).first, kept);
+  EXPECT_LE(find_most(offloaded, backend, 8).first, kept);
   Settings all = settings;
   all.train.recompute = {"all"};
   const int64_t limit = (kept + find_most(all, backend, 8).first) / 2;
