@@ -103,8 +103,8 @@ void StagedSave::end_stage(const std::function<void()>& worked) {
 void StagedSave::go_on() {
   if (world_.size() == 1 || stage_ == Stage::kPublish) {
     warnings_ = broadcast_texts(world_, warnings_);
-    const Tensor sum = view(std::span(&num_bytes_, 1), {1});
-    world_.all_reduce(sum, sum).wait();
+    const Tensor all = view(std::span(&num_bytes_, 1), {1});
+    world_.broadcast(all, 0).wait();
     lock_.reset();
     stage_ = Stage::kDone;
   } else {
@@ -115,7 +115,6 @@ void StagedSave::go_on() {
 
 void StagedSave::write() {
   own_ = write_part(temporary_, part_);
-  for (const auto& [name, file] : own_.files) num_bytes_ += file.num_bytes;
   if (!leads()) text_ = manifest_text(own_);
 }
 
@@ -133,6 +132,7 @@ void StagedSave::finish() {
   }
   const Manifest manifest = merge_parts(std::move(parts));
   if (world_.size() > 1) check_files_seen(temporary_, manifest);
+  for (const auto& [name, file] : manifest.files) num_bytes_ += file.num_bytes;
   complete_folder(temporary_, manifest_text(manifest));
   rename_finished(temporary_, final_);
 }

@@ -74,7 +74,7 @@ class StagedSave {
   std::string text_;                 ///< the same for rank 0
   std::vector<std::string> others_;  ///< the texts of all, at rank 0
   std::vector<std::string> warnings_;
-  int64_t num_bytes_ = 0;  ///< this rank's, and all ranks' in the end
+  int64_t num_bytes_ = 0;  ///< of all ranks' files, in the end
 };
 
 }  // namespace tessera
