@@ -48,53 +48,33 @@ class Failures {
   std::exception_ptr failure_;
 };
 
-/// The files that this rank gives, piece by piece. Where one cannot be read to its end, the other
-/// rank is given what does not fit its hash.
-class Giving {
+/// What a part's files have in common on both sides: how far the exchange has come.
+class Exchange {
  public:
-  Giving(Communicator& world, const GivenPart& part)
-      : world_(world), to_(part.to), folder_(part.folder) {
-    failures_.attempt([&] {
-      std::string text = read_complete_manifest(folder_);
-      const Manifest manifest = parse_manifest_part(text, (folder_ / kManifestFile).string());
-      files_.assign(manifest.files.begin(), manifest.files.end());
-      text_ = std::move(text);
-    });
-  }
+  Exchange(Communicator& world, int64_t peer, fs::path folder)
+      : world_(world), peer_(peer), folder_(std::move(folder)) {}
 
-  /// Of its manifest; 0 where the part cannot be read.
-  Pending give_length() {
-    length_ = std::ssize(text_);
-    return world_.send(view(std::span(&length_, 1), {1}), to_);
-  }
-  Pending give_text() {
-    if (length_ > 0) return world_.send(tensor_of(std::as_writable_bytes(std::span(text_))), to_);
-    files_.clear();
-    return {};
-  }
   bool ended() const { return next_ == files_.size(); }
-  /// REQUIRES !ended(). The piece before it must have been waited for.
-  Pending give_next() {
-    const std::string& name = files_[next_].first;
-    const FileRecord& record = files_[next_].second;
-    piece_.assign(piece_bytes(offset_, record.num_bytes), std::byte{0});
-    failures_.attempt([&] {
-      if (offset_ == 0) file_.emplace(folder_ / name);
-      require(file_->read(piece_) == piece_.size(), "{} is damaged: it ends before byte {}",
-              file_->path().string(), record.num_bytes);
-    });
-    offset_ += std::ssize(piece_);
-    if (offset_ == record.num_bytes) {
-      ++next_;
-      offset_ = 0;
-    }
-    return world_.send(tensor_of(piece_), to_);
-  }
   const Failures& failures() const { return failures_; }
 
- private:
+ protected:
+  void list_files(const std::string& text, const std::string& whose) {
+    const Manifest manifest = parse_manifest_part(text, whose);
+    files_.assign(manifest.files.begin(), manifest.files.end());
+  }
+  const FileRecord& record() const { return files_[next_].second; }
+  fs::path path() const { return folder_ / files_[next_].first; }
+  /// Behind a piece; true where it was the file's last.
+  bool advance() {
+    offset_ += std::ssize(piece_);
+    if (offset_ < record().num_bytes) return false;
+    ++next_;
+    offset_ = 0;
+    return true;
+  }
+
   Communicator& world_;
-  int64_t to_;
+  int64_t peer_;
   fs::path folder_;
   Failures failures_;
   std::string text_;
@@ -103,55 +83,82 @@ class Giving {
   size_t next_ = 0;
   int64_t offset_ = 0;
   std::vector<std::byte> piece_;
+};
+
+/// The files that this rank gives, piece by piece. Where one cannot be read to its end, the other
+/// rank is given what does not fit its hash.
+class Giving : public Exchange {
+ public:
+  Giving(Communicator& world, const GivenPart& part) : Exchange(world, part.to, part.folder) {
+    failures_.attempt([&] {
+      std::string text = read_complete_manifest(folder_);
+      list_files(text, (folder_ / kManifestFile).string());
+      text_ = std::move(text);
+    });
+  }
+
+  /// Of its manifest; 0 where the part cannot be read.
+  Pending give_length() {
+    length_ = std::ssize(text_);
+    return world_.send(view(std::span(&length_, 1), {1}), peer_);
+  }
+  Pending give_text() {
+    if (length_ > 0) return world_.send(tensor_of(std::as_writable_bytes(std::span(text_))), peer_);
+    files_.clear();
+    return {};
+  }
+  /// REQUIRES !ended(). The piece before it must have been waited for.
+  Pending give_next() {
+    piece_.assign(piece_bytes(offset_, record().num_bytes), std::byte{0});
+    failures_.attempt([&] {
+      if (offset_ == 0) file_.emplace(path());
+      require(file_->read(piece_) == piece_.size(), "{} is damaged: it ends before byte {}",
+              file_->path().string(), record().num_bytes);
+    });
+    advance();
+    return world_.send(tensor_of(piece_), peer_);
+  }
+
+ private:
   std::optional<InputFile> file_;
 };
 
 /// The files that come.
-class Taking {
+class Taking : public Exchange {
  public:
-  Taking(Communicator& world, const TakenPart& part)
-      : world_(world), from_(part.from), folder_(part.folder) {}
+  Taking(Communicator& world, const TakenPart& part) : Exchange(world, part.from, part.folder) {}
 
-  Pending take_length() { return world_.receive(view(std::span(&length_, 1), {1}), from_); }
+  Pending take_length() { return world_.receive(view(std::span(&length_, 1), {1}), peer_); }
   Pending take_text() {
     text_.resize(length_);
     if (length_ == 0) return {};
-    return world_.receive(tensor_of(std::as_writable_bytes(std::span(text_))), from_);
+    return world_.receive(tensor_of(std::as_writable_bytes(std::span(text_))), peer_);
   }
   void begin() {
-    if (length_ > 0) {
-      const Manifest manifest =
-          parse_manifest_part(text_, fmt::format("the part of rank {}", from_));
-      files_.assign(manifest.files.begin(), manifest.files.end());
-    }
+    if (length_ > 0) list_files(text_, fmt::format("the part of rank {}", peer_));
     failures_.attempt([&] {
-      require(length_ > 0, "rank {} cannot read the part that it was to give", from_);
+      require(length_ > 0, "rank {} cannot read the part that it was to give", peer_);
       make_folder(folder_);
       open_next();
     });
   }
-  bool ended() const { return next_ == files_.size(); }
   /// REQUIRES !ended(). The piece is to be waited for, and then written.
   Pending take_next() {
-    piece_.resize(piece_bytes(offset_, files_[next_].second.num_bytes));
-    return world_.receive(tensor_of(piece_), from_);
+    piece_.resize(piece_bytes(offset_, record().num_bytes));
+    return world_.receive(tensor_of(piece_), peer_);
   }
   void write() {
     failures_.attempt([&] {
       hash_.update(piece_);
       file_->write(piece_);
     });
-    const std::string& name = files_[next_].first;
-    const FileRecord& record = files_[next_].second;
-    offset_ += std::ssize(piece_);
-    if (offset_ < record.num_bytes) return;
-    failures_.attempt([&] {
+    const auto& [name, record] = files_[next_];
+    if (!advance()) return;
+    failures_.attempt([&, path = folder_ / name, checksum = record.checksum] {
       file_->close();
-      require(hash_.digest() == record.checksum, "{} was damaged on its way from rank {}",
-              (folder_ / name).string(), from_);
+      require(hash_.digest() == checksum, "{} was damaged on its way from rank {}", path.string(),
+              peer_);
     });
-    ++next_;
-    offset_ = 0;
     failures_.attempt([&] { open_next(); });
   }
   /// Marks the part as complete, or removes it.
@@ -161,24 +168,13 @@ class Taking {
     std::error_code ignored;
     fs::remove_all(folder_, ignored);
   }
-  const Failures& failures() const { return failures_; }
 
  private:
   void open_next() {
     hash_ = {};
-    if (!ended()) file_.emplace(folder_ / files_[next_].first);
+    if (!ended()) file_.emplace(path());
   }
 
-  Communicator& world_;
-  int64_t from_;
-  fs::path folder_;
-  Failures failures_;
-  std::string text_;
-  int64_t length_ = 0;
-  std::vector<std::pair<std::string, FileRecord>> files_;
-  size_t next_ = 0;
-  int64_t offset_ = 0;
-  std::vector<std::byte> piece_;
   std::optional<OutputFile> file_;
   Hash64 hash_;
 };

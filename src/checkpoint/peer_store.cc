@@ -101,6 +101,19 @@ void rename_part(const fs::path& from, const fs::path& to) {
   rename_path(from, to);
 }
 
+/// What failed on this rank alone, which all are told together; a lost rank is thrown at once.
+template <typename Action>
+std::exception_ptr failure_of(const Action& action) {
+  try {
+    action();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 PeerStore::PeerStore(PeerPlace place, Communicator& world)
@@ -166,15 +179,10 @@ void PeerStore::save(const PeerSave& request) {
       remove_path(copy);
       write_own(request, own);
     });
-    std::exception_ptr failure;
-    try {
+    const std::exception_ptr failure = failure_of([&] {
       exchange_parts(world_, GivenPart{own, (world_.rank() + place_.shift) % size},
                      TakenPart{copy, from});
-    } catch (const CommError&) {
-      throw;
-    } catch (const std::exception&) {
-      failure = std::current_exception();
-    }
+    });
     together(world_, [&] {
       if (failure) std::rethrow_exception(failure);
     });
@@ -278,15 +286,12 @@ void PeerStore::bring(const Plan& plan, const std::vector<SeenPart>& parts) cons
     if (giver == world_.rank()) given = {find(rank)->folder, rank};
     if (rank == world_.rank()) taken = {own_folder() / temporary(own_name(plan.step)), giver};
     if (!given && !taken) continue;
-    try {
+    const std::exception_ptr own = failure_of([&] {
       if (taken) remove_path(taken->folder);
       exchange_parts(world_, given, taken);
       if (taken) rename_part(taken->folder, own_folder() / own_name(plan.step));
-    } catch (const CommError&) {
-      throw;
-    } catch (const std::exception&) {
-      failure = std::current_exception();
-    }
+    });
+    if (own) failure = own;
   }
   together(world_, [&] {
     if (failure) std::rethrow_exception(failure);
