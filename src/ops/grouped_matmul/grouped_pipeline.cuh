@@ -410,7 +410,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Epilogue>*>(memory);
   constexpr bool kGathers = Epilogue::kGathers;
-  constexpr int kOtherWarps = kGathers || kFeeds<Epilogue> ? kFeedWarps : 0;
+  constexpr int kOtherWarps = kGathers ? kGatherWarps : kFeeds<Epilogue> ? kFeedWarps : 0;
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     prefetch(&params.weight);

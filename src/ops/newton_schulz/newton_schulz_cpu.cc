@@ -157,7 +157,8 @@ void orthogonalize(const NewtonSchulz& op, const T* from, Places<T> at, const Si
   if (op.num_products(sizes.rows, sizes.cols) % 2 != 0) std::swap(at.x, at.next);
   normalize(from, at.x, sizes.rows * sizes.cols);
   for (int64_t left = op.steps(); left > 0; left -= pairs ? 2 : 1) {
-    pairs&& left > 1 ? step_twice(at, sizes) : step(at, sizes);
+    const bool twice = pairs && left > 1;
+    twice ? step_twice(at, sizes) : step(at, sizes);
     std::swap(at.x, at.next);
   }
 }

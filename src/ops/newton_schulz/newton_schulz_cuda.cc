@@ -127,7 +127,8 @@ void newton_schulz(const NewtonSchulz& op, const KernelArgs& args) {
                          batch.count, batch.elements(), cuda::stream_of(args));
   const bool pairs = NewtonSchulz::pairs_steps(batch.rows, batch.cols);
   for (int64_t left = op.steps(); left > 0; left -= pairs ? 2 : 1) {
-    pairs&& left > 1 ? step_twice(args, batch, x, next) : step(args, batch, x, next);
+    const bool twice = pairs && left > 1;
+    twice ? step_twice(args, batch, x, next) : step(args, batch, x, next);
     std::swap(x, next);
   }
 }

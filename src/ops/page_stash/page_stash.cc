@@ -3,12 +3,6 @@
 namespace tessera {
 namespace {
 
-void check_pool(const PagePool& pool) {
-  require(pool.num_pages >= 0 && pool.page_bytes > 0 && pool.page_bytes % 16 == 0,
-          "a pool of {} pages of {} bytes; pages are multiples of 16 bytes", pool.num_pages,
-          pool.page_bytes);
-}
-
 std::vector<ValueType> pool_types(const PagePool& pool, const ValueType& value) {
   return {{DType::kU8, {pool.num_pages * pool.page_bytes}},
           {DType::kI32, {pool.num_pages}},
@@ -22,28 +16,26 @@ void check_value(const Operator& op, const ValueType& value) {
               value.to_string());
 }
 
-std::string describe_pool(const PagePool& pool) {
-  return fmt::format("pages={} x {} B", pool.num_pages, pool.page_bytes);
-}
-
 }  // namespace
 
 int64_t most_pages(const ValueType& value, const PagePool& pool) {
   return (value.num_bytes() + pool.page_bytes - 1) / pool.page_bytes;
 }
 
-StashPages::StashPages(const PagePool& pool) : pool_(pool) {
-  check_pool(pool);
+PageCopy::PageCopy(const PagePool& pool) : pool_(pool) {
+  require(pool.num_pages >= 0 && pool.page_bytes > 0 && pool.page_bytes % 16 == 0,
+          "a pool of {} pages of {} bytes; pages are multiples of 16 bytes", pool.num_pages,
+          pool.page_bytes);
 }
 
-std::string StashPages::attributes() const {
-  return describe_pool(pool_);
+std::string PageCopy::attributes() const {
+  return fmt::format("pages={} x {} B", pool_.num_pages, pool_.page_bytes);
 }
 
 std::vector<ValueType> StashPages::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes one value, found {}", inputs.size());
   check_value(*this, inputs[kValue]);
-  return pool_types(pool_, inputs[kValue]);
+  return pool_types(pool(), inputs[kValue]);
 }
 
 Cost StashPages::cost(std::span<const ValueType> inputs,
@@ -52,21 +44,16 @@ Cost StashPages::cost(std::span<const ValueType> inputs,
 }
 
 ReloadPages::ReloadPages(const PagePool& pool, const ValueType& value)
-    : pool_(pool), value_(value) {
-  check_pool(pool);
+    : PageCopy(pool), value_(value) {
   check_value(*this, value_);
   value_.extent = Extent::own_input(kRows);
-}
-
-std::string ReloadPages::attributes() const {
-  return describe_pool(pool_);
 }
 
 std::vector<ValueType> ReloadPages::infer(std::span<const ValueType> inputs) const {
   check_shape(*this, inputs.size() == 1, "takes a number of rows, found {} inputs", inputs.size());
   check_shape(*this, inputs[kRows].dtype == DType::kI64 && inputs[kRows].shape.num_elements() == 1,
               "rows are {}, expected i64 [1]", inputs[kRows].to_string());
-  std::vector<ValueType> types = pool_types(pool_, value_);
+  std::vector<ValueType> types = pool_types(pool(), value_);
   types.insert(types.begin(), value_);
   return types;
 }

@@ -34,6 +34,10 @@ std::vector<ValueType> Quantize::infer(std::span<const ValueType> inputs) const 
   return {y};
 }
 
+bool takes_fp8(const Format& format) {
+  return is_unscaled(format) || format.element == DType::kE4M3 || format.element == DType::kE5M2;
+}
+
 OperatorPtr make_quantize(const QuantizeSpec& spec) {
   return std::make_shared<Quantize>(spec);
 }

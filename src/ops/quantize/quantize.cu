@@ -3,6 +3,7 @@
 // threads, which reads the elements twice where they are more than its registers hold.
 #include <cuda_fp8.h>
 
+#include "core/fp8.h"
 #include "ops/cuda/vector.cuh"
 #include "ops/quantize/quantize_kernels.h"
 
@@ -25,7 +26,7 @@ struct ScaledBox {
 };
 
 template <bool kE4m3>
-constexpr float kLargest = kE4m3 ? 448.0F : 57344.0F;
+constexpr float kLargest = kE4m3 ? kLargestE4m3 : kLargestE5m2;
 
 template <bool kE4m3>
 __device__ __forceinline__ uint8_t to_fp8(float value) {

@@ -49,6 +49,9 @@ class Quantize final : public Operator {
 /// The largest number of an FP8 type.
 float largest_of(DType element);
 
+/// What its kernels take and give (KernelOptions::takes).
+bool takes_fp8(const Format& format);
+
 OperatorPtr make_quantize(const QuantizeSpec& spec);
 void add_quantize_cpu(KernelTable& table);
 void add_quantize_cuda(KernelTable& table);

@@ -26,10 +26,7 @@ void quantize(const Quantize& op, const Args<Quantize>& args) {
 }  // namespace
 
 void add_quantize_cuda(KernelTable& table) {
-  add_kernel<Quantize>(table, quantize, {.takes = [](const Format& format) {
-                         return is_unscaled(format) || format.element == DType::kE4M3 ||
-                                format.element == DType::kE5M2;
-                       }});
+  add_kernel<Quantize>(table, quantize, {.takes = takes_fp8});
 }
 
 }  // namespace tessera

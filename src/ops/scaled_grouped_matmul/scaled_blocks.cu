@@ -37,6 +37,7 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
   static __device__ void init(Store& /*memory*/) {}
   static __device__ void begin(int group) { Turns::begin(group); }
 
+  // No results are kept for later: what the pipeline asks of them is empty.
   struct Kept {};
   static constexpr int kSteps = 1;
   template <int kColumns>

@@ -66,6 +66,10 @@ Cost ScaledGroupedMatmul::cost(std::span<const ValueType> inputs,
   return cost;
 }
 
+bool takes_e4m3(const Format& format) {
+  return is_unscaled(format) || format.element == DType::kE4M3;
+}
+
 OperatorPtr make_scaled_grouped_matmul(const ScaledGroupedMatmulSpec& spec) {
   return std::make_shared<ScaledGroupedMatmul>(spec);
 }

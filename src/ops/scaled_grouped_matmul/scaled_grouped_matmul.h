@@ -40,6 +40,9 @@ class ScaledGroupedMatmul final : public Operator {
   DType output_;
 };
 
+/// What its kernels take and give (KernelOptions::takes).
+bool takes_e4m3(const Format& format);
+
 OperatorPtr make_scaled_grouped_matmul(const ScaledGroupedMatmulSpec& spec);
 void add_scaled_grouped_matmul_cpu(KernelTable& table);
 void add_scaled_grouped_matmul_cuda(KernelTable& table);

@@ -91,10 +91,7 @@ void add_scaled_grouped_matmul_cpu(KernelTable& table) {
                                        inputs[Op::kWeight].shape[1])
                             .num_bytes;
                       },
-                  .takes =
-                      [](const Format& format) {
-                        return is_unscaled(format) || format.element == DType::kE4M3;
-                      }});
+                  .takes = takes_e4m3});
 }
 
 }  // namespace tessera

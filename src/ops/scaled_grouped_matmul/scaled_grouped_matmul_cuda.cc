@@ -68,9 +68,7 @@ void multiply(const Op& op, const Args<Op>& args) {
 }  // namespace
 
 void add_scaled_grouped_matmul_cuda(KernelTable& table) {
-  add_kernel<Op>(table, multiply, {.workspace = check_types, .takes = [](const Format& format) {
-                                     return is_unscaled(format) || format.element == DType::kE4M3;
-                                   }});
+  add_kernel<Op>(table, multiply, {.workspace = check_types, .takes = takes_e4m3});
 }
 
 }  // namespace tessera

@@ -5,8 +5,8 @@
 namespace tessera::cuda {
 
 /// y = a · W_eᵀ of FP8 values with scales: a E4M3 [R, K], the weight E4M3 [Σ g_e, K], y BF16
-/// [R, max g_e]; `experts.wide` is K, a multiple of 16, and the g_e are multiples of 8. R bounds
-/// offsets[E]. See ScaledGroupedMatmul.
+/// [R, max g_e]; `experts.wide` is K, a multiple of 16, and the largest g_e a multiple of 8. R
+/// bounds offsets[E]. See ScaledGroupedMatmul.
 struct ScaledRows {
   ExpertBlocks experts;
   bool by_block = false;  ///< scales of 1 × 128 and 128 × 128, else of rows
