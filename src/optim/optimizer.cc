@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "ops/adamw/adamw.h"
@@ -14,7 +13,6 @@
 #include "ops/collective/collective.h"
 #include "ops/grad_norm/grad_norm.h"
 #include "ops/newton_schulz/newton_schulz.h"
-#include "optim/replicas.h"
 #include "optim/state_layout.h"
 
 namespace tessera {
@@ -52,18 +50,6 @@ void check_parameter(const Parameter& p) {
   ensure(p.matrix_rows.empty() || (p.weight.shape.rank() == 2 && rows == p.weight.shape[0]),
          "optimizer: '{}' is {}, and its matrices have {} rows", p.name, p.weight.shape.to_string(),
          rows);
-}
-
-bool is_decayed(const Parameter& p, const OptimizerOptions& options) {
-  return p.decay.value_or(options.decay_all || p.weight.shape.rank() >= 2);
-}
-
-/// In place of the kind of a matrix without elements.
-constexpr size_t kNoKind = std::numeric_limits<size_t>::max();
-
-Tensor flat(Tensor tensor) {
-  tensor.shape = {tensor.num_elements()};
-  return tensor;
 }
 
 constexpr int64_t kNumFactors = sizeof(AdamWFactors) / sizeof(float);
@@ -181,7 +167,7 @@ size_t Optimizer::find_adamw(const Parameter& parameter) {
       .beta1 = options_.beta1,
       .beta2 = options_.beta2,
       .eps = options_.eps,
-      .weight_decay = is_decayed(parameter, options_) ? options_.weight_decay : 0.0,
+      .weight_decay = parameter.is_decayed(options_.decay_all) ? options_.weight_decay : 0.0,
       .bf16_weight = parameter.weight.dtype == DType::kBF16,
       .bf16_grad = parameter.grad.dtype == DType::kBF16,
       .formats = parameter.kept(options_.formats)};
@@ -195,38 +181,6 @@ size_t Optimizer::find_adamw(const Parameter& parameter) {
   if (found != kinds_.end()) return found - kinds_.begin();
   kinds_.push_back({make_adamw(spec), std::nullopt, parameter.lr_multiplier});
   return kinds_.size() - 1;
-}
-
-/// The kind of each matrix, which may be a new one. Those without elements have none of their own.
-std::vector<size_t> Optimizer::find_muon(const Parameter& parameter,
-                                         const OptimizerOptions& options, const Backend& backend,
-                                         std::vector<Kind>& kinds) {
-  const MuonSpec spec = {
-      .momentum = options.muon.momentum,
-      .nesterov = options.muon.nesterov,
-      .weight_decay = is_decayed(parameter, options) ? options.weight_decay : 0.0,
-      .bf16_weight = parameter.weight.dtype == DType::kBF16,
-      .formats = options.formats};
-  const int64_t columns = parameter.weight.shape[1];
-  std::vector<size_t> result;
-  for (const int64_t rows : parameter.matrix_rows) {
-    if (rows == 0 || columns == 0) {
-      result.push_back(kNoKind);
-      continue;
-    }
-    auto found = std::ranges::find_if(kinds, [&](const Kind& kind) {
-      return kind.muon && kind.muon->is_of(spec, rows, columns, parameter.cut) &&
-             kind.lr_multiplier == parameter.lr_multiplier;
-    });
-    if (found == kinds.end())
-      found = kinds.insert(
-          kinds.end(),
-          Kind{nullptr, MuonKind(spec, options.muon, rows, columns, parameter.cut, backend),
-               parameter.lr_multiplier});
-    ++found->num_matrices;
-    result.push_back(found - kinds.begin());
-  }
-  return result;
 }
 
 Optimizer::Slot Optimizer::make_slot(const Parameter& parameter, int64_t state_offset) const {
@@ -436,32 +390,6 @@ void Optimizer::update_by_adamw(size_t kind, std::span<const size_t> parameters,
   run_kernel(*kinds_[kind].adamw, inputs, outputs, {}, observer);
 }
 
-/// A slot's matrices of this kind.
-void Optimizer::append_matrices(const Slot& slot, size_t kind, std::vector<MuonMatrix>& matrices) {
-  IndexRange rows;
-  const auto part = [&](const Tensor& tensor) { return flat(take_rows(tensor, rows)); };
-  for (size_t i = 0; i < slot.parameter.matrix_rows.size(); ++i) {
-    rows = {rows.end(), slot.parameter.matrix_rows[i]};
-    if (slot.kinds[i] != kind) continue;
-    matrices.push_back({.grad = part(slot.parameter.grad),
-                        .m = part(slot.m),
-                        .m_scale = slot.m_scale ? take_rows(slot.m_scale, rows) : Tensor(),
-                        .master = part(slot.master),
-                        .weight = part(slot.parameter.weight)});
-  }
-}
-
-void Optimizer::update_by_muon(size_t kind, std::span<const size_t> parameters,
-                               const UpdateObserver& observer) const {
-  std::vector<MuonMatrix> matrices;
-  for (const size_t idx : parameters) append_matrices(at_work(idx), kind, matrices);
-  if (matrices.empty()) return;
-  kinds_[kind].muon->update(matrices, factors_of(kind), own_.grad_scale, muon_workspace_,
-                            [&](const Operator& op, auto inputs, auto outputs, auto workspace) {
-                              run_kernel(op, inputs, outputs, workspace, observer);
-                            });
-}
-
 int64_t Optimizer::state_bytes(std::span<const Parameter> parameters, const StateFormats& formats) {
   int64_t total = 0;
   for (const Parameter& parameter : parameters) total += layout_state(parameter, formats).num_bytes;
@@ -473,39 +401,6 @@ int64_t Optimizer::window_bytes(std::span<const Parameter> parameters, const Sta
   if (!groups.on_host) return 0;
   return StateWindows::window_bytes(
       list_group_bytes(parameters, formats, complete(groups, parameters.size())));
-}
-
-/// Kinds take turns in it.
-int64_t Optimizer::workspace_bytes(std::span<const Kind> kinds) {
-  int64_t bytes = 0;
-  for (const Kind& kind : kinds) {
-    if (kind.muon) bytes = std::max(bytes, kind.muon->workspace_bytes(kind.num_matrices));
-  }
-  return bytes;
-}
-
-int64_t Optimizer::workspace_bytes(std::span<const Parameter> parameters,
-                                   const OptimizerOptions& options, const Backend& backend) {
-  std::vector<Kind> kinds;
-  for (const Parameter& parameter : parameters) {
-    if (!parameter.has_second_moment()) find_muon(parameter, options, backend, kinds);
-  }
-  return workspace_bytes(kinds);
-}
-
-double Optimizer::update_flops(std::span<const Parameter> parameters,
-                               const OptimizerOptions& options) {
-  const OperatorPtr op = make_newton_schulz(options.muon.ns_steps);
-  double flops = 0;
-  for (const Parameter& parameter : parameters) {
-    for (const int64_t rows : parameter.matrix_rows) {
-      const Shape whole = parameter.cut.whole(rows, parameter.weight.shape[1]);
-      const ValueType matrix{parameter.weight.dtype, {1, whole[0], whole[1]}};
-      flops += op->cost(std::span(&matrix, 1), std::span(&matrix, 1)).flops /
-               static_cast<double>(parameter.cut.num_parts());
-    }
-  }
-  return flops;
 }
 
 }  // namespace tessera

@@ -33,6 +33,12 @@ struct OptimizerOptions {
 /// The host with the kernels that an optimizer needs.
 Backend optimizer_on_host();
 
+/// The tensor's elements in one dim.
+inline Tensor flat(Tensor tensor) {
+  tensor.shape = {tensor.num_elements()};
+  return tensor;
+}
+
 /// A parameter as the optimizer sees it: views that must outlive it.
 struct Parameter {
   std::string name;
@@ -48,6 +54,9 @@ struct Parameter {
   MatrixCut cut = {};
 
   bool has_second_moment() const { return matrix_rows.empty(); }
+  bool is_decayed(bool decay_all) const {
+    return decay.value_or(decay_all || weight.shape.rank() >= 2);
+  }
   /// How its state is kept where `formats` are asked for.
   StateFormats kept(const StateFormats& formats) const {
     return formats.of_rank(weight.shape.rank());
