@@ -1,0 +1,60 @@
+#include "train/run/describe_run.h"
+
+#include <array>
+#include <ctime>
+
+#include "core/memory.h"
+#include "core/process/progress.h"
+
+namespace tessera {
+
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
+  const ModelConfig& model = settings.model;
+  const ParameterCount count = count_parameters(model);
+  std::string text = fmt::format("{} parameters, {} active per token; {}, hidden {}, {} ({} KV)",
+                                 format_count(static_cast<double>(count.total)),
+                                 format_count(static_cast<double>(count.active)),
+                                 format_things(model.num_layers, "layer"), model.hidden_size,
+                                 format_things(model.num_heads, "head"), model.kv_heads());
+  const int64_t num_moe = without_prediction(model).num_moe_layers();
+  if (num_moe > 0) {
+    text += fmt::format("; {} of {}, top-{}, {}", format_things(num_moe, "MoE layer"),
+                        format_things(model.moe.num_experts, "expert"), model.moe.top_k,
+                        model.moe.capacity_factor > 0 ? "with a capacity" : "dropless");
+    if (model.moe.latent_size > 0)
+      text += fmt::format(", in a latent space of {}", model.moe.latent_size);
+  }
+  if (model.mtp_layers > 0)
+    text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
+  text += fmt::format(
+      "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",
+      format_bytes(memory.total()), format_bytes(memory.state.weights),
+      format_bytes(memory.state.gradients), format_bytes(memory.state.optimizer),
+      format_bytes(memory.activations.total()),
+      describe_offloaded(memory) + describe_overhead(memory.overhead) + describe_snapshot(memory) +
+          describe_worst(memory));
+  return text;
+}
+
+std::string format_local_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M %Z", &local);
+  return text.data();
+}
+
+std::string describe_data(const TrainingData& data) {
+  std::string text = fmt::format(
+      "{} tokens in {}, tokenizer {}", format_count(static_cast<double>(data.num_tokens())),
+      format_things(data.num_documents(), "document"), data.tokenizer->name());
+  if (data.files.size() > 1) text += fmt::format("; a blend of {} datasets", data.files.size());
+  if (data.validation) {
+    text += fmt::format("; {} held out for validation",
+                        format_count(static_cast<double>(data.validation->num_tokens())));
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+
+#include "train/setup/settings.h"
+#include "train/setup/training_data.h"
+#include "train/state/memory_prediction.h"
+
+namespace tessera {
+
+/// The model's size and shape, and on a second line what memory is predicted at the peak.
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory);
+
+/// "1.2M tokens in 3 documents, tokenizer bytes; 12k held out for validation".
+std::string describe_data(const TrainingData& data);
+
+/// Now, as "2026-11-25 14:30 UTC".
+std::string format_local_time();
+
+}  // namespace tessera
