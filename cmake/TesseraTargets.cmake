@@ -16,6 +16,7 @@ if(CMAKE_UNITY_BUILD)
 endif()
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${TESSERA_CXX_FLAGS}>")
 if(TESSERA_SANITIZE)
+  target_compile_definitions(tessera_flags INTERFACE TESSERA_SANITIZED)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
                                                  -fno-sanitize-recover=all)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})

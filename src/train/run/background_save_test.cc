@@ -8,6 +8,7 @@
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
 #include "train/run/trainer.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/shadow_devices.h"
 
@@ -148,8 +149,10 @@ TEST_P(SavedBytes, AreThoseOfTheMomentOnADeviceThatCopiesBesideItsWork) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SavedBytes, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, SavedBytes,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 2)),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "train/setup/replica_groups.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"
@@ -68,14 +69,16 @@ TEST_P(HostState, ContinuesFromTheDevicesAndBack) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, HostState, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, HostState,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 1)),
+    [](const auto& info) { return info.param.name; });
 
 /// All layouts and optimizers, formats of their state, masters.
 TEST(RandomHostState, GivesTheBitsOfTheDevices) {
   const TemporaryFolder folder;
   int num_cases = 0;
-  for (uint64_t seed = 901; seed < 921; ++seed) {
+  for (uint64_t seed = 901; seed < 901 + testing::share_of_count<uint64_t>(20); ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
     if (!may_offload(settings.shard, layout.num_ranks)) continue;
@@ -89,7 +92,7 @@ TEST(RandomHostState, GivesTheBitsOfTheDevices) {
                              on_device);
     ++num_cases;
   }
-  EXPECT_GT(num_cases, 8);
+  EXPECT_GT(num_cases, testing::share_of_count(8));
 }
 
 /// A run on one rank whose steps need nothing that released gradients lack, and whose sums come in
@@ -157,7 +160,9 @@ TEST_P(ReleasedGradients, GiveTheBitsOfThoseThatStay) {
   expect_same_state(*kept, *repeated);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ReleasedGradients, ::testing::ValuesIn(testing::option_families()),
+INSTANTIATE_TEST_SUITE_P(All, ReleasedGradients,
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     1)),
                          [](const auto& info) { return std::string(info.param.name); });
 
 /// Muon's matrices, state in fewer bits.

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/file/file.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 
 namespace tessera {
@@ -38,9 +39,10 @@ TEST_P(LayoutCheckpoints, ContinueOnAnyOther) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LayoutCheckpoints,
-                         ::testing::ValuesIn(testing::layouts_for_checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, LayoutCheckpoints,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 2)),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tessera

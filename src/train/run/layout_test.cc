@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "train/testing/case_share.h"
 #include "train/testing/random_layout.h"
 #include "train/verify/verify.h"
 
@@ -18,7 +19,7 @@ void expect_agreement(uint64_t seed, int64_t max_ranks) {
 
 /// Gradients that travel as BF16 agree within its rounding, and are no closer than that either.
 TEST(RandomLayouts, CompressedGradientsAgreeWithinTheirRounding) {
-  for (uint64_t seed = 301; seed < 307; ++seed) {
+  for (uint64_t seed = 301; seed < 301 + testing::share_of_count<uint64_t>(6); ++seed) {
     const testing::RandomLayout layout = testing::draw_compressed_layout(seed, 8);
     const Verification result =
         verify_layout({.settings = layout.settings, .num_ranks = layout.num_ranks});
@@ -170,7 +171,7 @@ std::vector<uint64_t> seeds(uint64_t count) {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, AnyLayout, ::testing::ValuesIn(seeds(10)));
+INSTANTIATE_TEST_SUITE_P(Seeds, AnyLayout, ::testing::ValuesIn(seeds(testing::share_of_count(10))));
 
 }  // namespace
 }  // namespace tessera

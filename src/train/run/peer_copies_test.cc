@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/file/file.h"
 #include "train/run/trainer.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/shadow_devices.h"
 
@@ -110,8 +111,10 @@ TEST_P(PeerLayouts, GoOnBitwiseWhicheverRankIsLost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PeerLayouts, ::testing::ValuesIn(testing::layouts_for_checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, PeerLayouts,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 1)),
+    [](const auto& info) { return info.param.name; });
 
 class PeersOfOneLayout : public PeerRuns {
  protected:

@@ -5,6 +5,7 @@
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/device_overhead.h"
 #include "train/state/planned_rank.h"
+#include "train/testing/case_share.h"
 #include "train/testing/option_families.h"
 
 namespace tessera {
@@ -79,7 +80,9 @@ std::string name_of(const ::testing::TestParamInfo<testing::OptionFamily>& info)
   return std::string(info.param.name);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PlannedOptions, ::testing::ValuesIn(testing::option_families()),
+INSTANTIATE_TEST_SUITE_P(All, PlannedOptions,
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     0)),
                          name_of);
 
 }  // namespace

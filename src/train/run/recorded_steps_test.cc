@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/shadow_devices.h"
@@ -170,7 +171,9 @@ TEST_P(StepFamilies, GiveTheBitsOfTheHost) {
   expect_same_state(*host, *recording);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StepFamilies, ::testing::ValuesIn(testing::option_families()),
+INSTANTIATE_TEST_SUITE_P(All, StepFamilies,
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     2)),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

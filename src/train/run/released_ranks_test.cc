@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/thread/thread_world.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"
@@ -47,7 +48,7 @@ void expect_memory(Settings settings, int64_t num_ranks) {
 TEST(ReleasedRanks, HaveTheBitsOfGradientsThatStay) {
   const TemporaryFolder folder;
   int num_cases = 0;
-  for (uint64_t seed = 1401; seed < 1460 && num_cases < 14; ++seed) {
+  for (uint64_t seed = 1401; seed < 1460 && num_cases < testing::share_of_count(14); ++seed) {
     RandomLayout layout = testing::draw_layout(seed, 6);
     if (!has_one_stage(layout)) continue;
     testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
@@ -65,7 +66,7 @@ TEST(ReleasedRanks, HaveTheBitsOfGradientsThatStay) {
     expect_memory(settings, layout.num_ranks);
     ++num_cases;
   }
-  EXPECT_GE(num_cases, 8);
+  EXPECT_GE(num_cases, testing::share_of_count(8));
 }
 
 TEST(ReleasedRanks, GoOnFromCheckpointsOfEither) {

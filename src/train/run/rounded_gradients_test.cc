@@ -6,6 +6,7 @@
 
 #include "comm/thread/thread_world.h"
 #include "train/setup/replica_groups.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"
@@ -189,7 +190,9 @@ TEST_P(RoundedFamilies, HaveTheSameBitsOnEveryDevice) {
   expect_same_state(*host, *device);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RoundedFamilies, ::testing::ValuesIn(testing::option_families()),
+INSTANTIATE_TEST_SUITE_P(All, RoundedFamilies,
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     0)),
                          [](const auto& info) { return std::string(info.param.name); });
 
 bool may_round(const testing::RandomLayout& layout) {
@@ -201,7 +204,7 @@ bool may_round(const testing::RandomLayout& layout) {
 /// Any layout computes what one rank does with F32 gradients, within roundings.
 TEST(RoundedLayouts, AgreeWithOneRank) {
   int num_cases = 0;
-  for (uint64_t seed = 1201; seed < 1225; ++seed) {
+  for (uint64_t seed = 1201; seed < 1201 + testing::share_of_count<uint64_t>(24); ++seed) {
     const testing::RandomLayout layout = testing::draw_layout(seed, 6);
     if (!may_round(layout)) continue;
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
@@ -212,14 +215,14 @@ TEST(RoundedLayouts, AgreeWithOneRank) {
     EXPECT_TRUE(found.agrees()) << describe(found, false);
     num_cases += layout.num_ranks > 1 ? 1 : 0;
   }
-  EXPECT_GT(num_cases, 6);
+  EXPECT_GT(num_cases, testing::share_of_count(6));
 }
 
 /// Whatever the device, bucket and place of the state; and memory is what was predicted.
 TEST(RoundedLayouts, HaveTheSameBitsOnEveryDevice) {
   const TemporaryFolder folder;
   int num_cases = 0;
-  for (uint64_t seed = 1301; seed < 1325; ++seed) {
+  for (uint64_t seed = 1301; seed < 1301 + testing::share_of_count<uint64_t>(24); ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     if (!may_round(layout) || layout.num_ranks == 1) continue;
     testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
@@ -239,7 +242,7 @@ TEST(RoundedLayouts, HaveTheSameBitsOnEveryDevice) {
     });
     ++num_cases;
   }
-  EXPECT_GT(num_cases, 4);
+  EXPECT_GT(num_cases, testing::share_of_count(4));
 }
 
 TEST(RoundedGradientsMemory, IsHalfAndTheSumsOfALayer) {

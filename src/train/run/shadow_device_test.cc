@@ -3,6 +3,7 @@
 
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"
@@ -43,9 +44,10 @@ TEST_P(ShadowDevices, TrainSaveAndContinueAsTheHostDoes) {
       {last, whole.weights});
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ShadowDevices,
-                         ::testing::ValuesIn(testing::layouts_for_checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, ShadowDevices,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 0)),
+    [](const auto& info) { return info.param.name; });
 
 void expect_agreement(const testing::RandomLayout& layout, uint64_t seed) {
   SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
@@ -56,18 +58,18 @@ void expect_agreement(const testing::RandomLayout& layout, uint64_t seed) {
 }
 
 TEST(ShadowLayouts, GiveTheGradientsOfOneRank) {
-  for (uint64_t seed = 401; seed < 409; ++seed)
+  for (uint64_t seed = 401; seed < 401 + testing::share_of_count<uint64_t>(8); ++seed)
     expect_agreement(testing::draw_layout(seed, 8), seed);
 }
 
 TEST(ShadowLayouts, CompressedGradientsAgreeWithinTheirRounding) {
-  for (uint64_t seed = 501; seed < 505; ++seed)
+  for (uint64_t seed = 501; seed < 501 + testing::share_of_count<uint64_t>(4); ++seed)
     expect_agreement(testing::draw_compressed_layout(seed, 8), seed);
 }
 
 /// Staging on a device is another than on the host, and as predicted.
 TEST(ShadowLayouts, MemoryIsAsPredicted) {
-  for (uint64_t seed = 601; seed < 607; ++seed) {
+  for (uint64_t seed = 601; seed < 601 + testing::share_of_count<uint64_t>(6); ++seed) {
     const testing::RandomLayout layout = testing::draw_compressed_layout(seed, 6);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     run_thread_world(layout.num_ranks, [&](World& host) {
