@@ -54,6 +54,7 @@ void check_reference(Settings settings) {
   settings.run.device = DeviceChoice::kCpu;
   settings.run.cuda_graphs = GraphMode::kAuto;
   settings.train.precision = Precision::kF32;
+  settings.precision = {};
   check_sized_model(settings, 1);
 }
 

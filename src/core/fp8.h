@@ -10,6 +10,7 @@ namespace tessera {
 /// The largest magnitude of a type of FP8.
 constexpr float kLargestE4m3 = 448;
 constexpr float kLargestE5m2 = 57344;
+constexpr float kLargestE2m1 = 6;
 
 /// Eight bits of a sign, kExponentBits and kMantissaBits. Rounds to nearest even; what is beyond
 /// the largest number, infinity too, becomes that number with its sign, and NaN becomes one without
@@ -17,6 +18,11 @@ constexpr float kLargestE5m2 = 57344;
 /// Specification, 1.0.
 template <int kExponentBits, int kMantissaBits, uint8_t kLargestCode>
 struct Fp8 {
+  /// Digits behind the first, and the smallest number above zero.
+  static constexpr int kDigits = kMantissaBits;
+  static constexpr float kSmallest =
+      std::bit_cast<float>((127U + 2 - (1U << (kExponentBits - 1)) - kMantissaBits) << 23);
+
   uint8_t bits = 0;
 
   Fp8() = default;
@@ -67,6 +73,9 @@ struct Fp8 {
 
 using E4m3 = Fp8<4, 3, 0x7e>;
 using E5m2 = Fp8<5, 2, 0x7b>;
+/// A number of four bits in a byte, whose sign is the first bit. Unlike those that tensor cores
+/// read, it has a NaN.
+using E2m1 = Fp8<2, 1, 0x07>;
 static_assert(sizeof(E4m3) == 1);
 
 template <>

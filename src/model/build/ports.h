@@ -7,6 +7,7 @@
 
 #include "core/id_vector.h"
 #include "model/config/config.h"
+#include "model/config/product_precision.h"
 #include "parallel/stage_groups.h"
 #include "program/program.h"
 
@@ -19,6 +20,7 @@ struct BatchShape {
   int64_t max_sequences = 1;    ///< bound of the packed sequences; cu_seqlens has one more entry
   int64_t sequence_length = 0;  ///< typical length, for the cost of attention; 0: T
   DType dtype = DType::kF32;
+  ProductPrecision products = {};
 };
 
 /// Keys and values of earlier tokens, for generation: the layer reads and extends caches of

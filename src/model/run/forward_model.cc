@@ -30,6 +30,9 @@ struct ForwardLayer {
 
 /// All programs of a forward pass.
 struct ForwardPrograms {
+  /// A kind, and the weights whose products are not rounded.
+  using Key = std::pair<LayerKind, std::vector<std::string>>;
+
   ModelConfig config;
   BatchShape shape;
   Backend backend;
@@ -37,44 +40,50 @@ struct ForwardPrograms {
   ModelProgram head_layout;  // of the loss or of the logits
   std::unique_ptr<Executable> embedding;
   std::unique_ptr<Executable> head;
-  std::map<LayerKind, ForwardLayer> layers;
+  std::map<Key, ForwardLayer> layers;
   std::vector<CompileReport> reports;
 
   ForwardPrograms(const ModelConfig& trained, const BatchShape& batch, ForwardGoal goal,
                   const Backend& own, const std::optional<CacheShape>& cache)
       : config(for_inference(trained)), shape(batch), backend(own) {
     embedding_layout = build_embedding(config, shape, single_rank_groups());
-    embedding = make_executable(embedding_layout.forward);
+    embedding = make_executable(embedding_layout.forward, {});
     for (int64_t idx = 0; idx < config.num_layers; ++idx) {
-      const LayerKind kind = config.layer_kind(idx);
-      if (!layers.contains(kind)) layers.emplace(kind, make_layer(kind, cache));
+      const Key key = key_of(idx);
+      if (!layers.contains(key)) layers.emplace(key, make_layer(key, cache));
     }
     head_layout = goal == ForwardGoal::kLoss
                       ? build_head(config, shape, single_rank_groups(), false)
                       : build_logits(config, shape);
-    head = make_executable(head_layout.forward);
+    head = make_executable(head_layout.forward, {});
   }
 
-  ForwardLayer make_layer(LayerKind kind, const std::optional<CacheShape>& cache) {
-    ForwardLayer layer{build_layer(config, kind, shape, single_rank_groups(), cache), nullptr};
-    layer.program = make_executable(layer.layout.forward);
+  Key key_of(int64_t layer) const {
+    return {config.layer_kind(layer), names_of_layer(shape.products.plain, layer)};
+  }
+
+  ForwardLayer make_layer(const Key& key, const std::optional<CacheShape>& cache) {
+    ForwardLayer layer{build_layer(config, key.first, shape, single_rank_groups(), cache), nullptr};
+    layer.program = make_executable(layer.layout.forward, shape.products.rounding(key.second));
     return layer;
   }
 
   /// Takes the program away.
-  std::unique_ptr<Executable> make_executable(Program& program) {
-    Compiled compiled =
-        compile(std::exchange(program, Program()), Goal::kInfer,
-                {.gathers = config.moe.fuse_gather, .fuse_activations = config.moe.fuse_activation},
-                backend);
+  std::unique_ptr<Executable> make_executable(Program& program,
+                                              const std::optional<OperandRounding>& rounding) {
+    Compiled compiled = compile(std::exchange(program, Program()), Goal::kInfer,
+                                {.gathers = config.moe.fuse_gather,
+                                 .fuse_activations = config.moe.fuse_activation,
+                                 .rounding = rounding},
+                                backend);
     reports.push_back(std::move(compiled.report));
     return std::make_unique<Executable>(std::move(compiled.forward), backend);
   }
 
-  const ForwardLayer& layer_of(int64_t idx) const { return layers.at(config.layer_kind(idx)); }
+  const ForwardLayer& layer_of(int64_t idx) const { return layers.at(key_of(idx)); }
   int64_t transient_bytes() const {
     int64_t bytes = std::max(embedding->plan().transient_bytes, head->plan().transient_bytes);
-    for (const auto& [kind, layer] : layers)
+    for (const auto& [key, layer] : layers)
       bytes = std::max(bytes, layer.program->plan().transient_bytes);
     return bytes;
   }

@@ -34,6 +34,7 @@ KindProgram make_kind_program(const StagePrograms& stage, const LayerProgramKey&
       .gathers = stage.config.moe.fuse_gather,
       .fuse_activations = stage.config.moe.fuse_activation,
       .split_weights = stage.part.split_weights,
+      .rounding = stage.shape.products.rounding(key.plain),
       .offload = key.offloaded};
   DerivedProgram derived = derive(std::exchange(layout.forward, Program()), options, backend);
   return {std::move(layout), std::move(derived)};
@@ -98,6 +99,19 @@ void check_recompute(const StagePrograms& stage) {
   check_recompute(stage.policy, values);
 }
 
+/// Likewise.
+void check_plain(const StagePrograms& stage) {
+  if (stage.shape.products.plain.empty()) return;
+  std::vector<std::set<std::string>> weights;
+  for (int64_t i = 0; i < stage.config.all_layers(); ++i) {
+    const ModelProgram layer =
+        build_layer(stage.config, stage.config.layer_kind(i), stage.shape, stage.part.groups);
+    const std::vector<std::string> names = product_weights(layer.forward);
+    weights.emplace_back(names.begin(), names.end());
+  }
+  check_plain(stage.shape.products, weights);
+}
+
 std::set<std::string> names_kept(const Executable& forward) {
   std::set<std::string> names;
   for (ValueId id = 0; id < forward.program().num_values(); ++id) {
@@ -147,6 +161,7 @@ StagePrograms::StagePrograms(const ModelConfig& model, const BatchShape& batch,
       compiled(std::make_shared<KindPrograms>()) {
   check_shares(config, shape, part.groups);
   check_recompute(*this);
+  check_plain(*this);
   for (const PipelineChunk& chunk : part.chunks) {
     if (chunk.embedding || chunk.num_mtp > 0) build_embedding_program(*this, backend);
     if (chunk.loss) build_head_programs(*this, backend);

@@ -41,6 +41,7 @@ struct LayerProgramKey {
   LayerKind kind;
   std::vector<std::string> recomputed;  ///< names of values (see names_of_layer)
   std::vector<std::string> offloaded;   ///< likewise
+  std::vector<std::string> plain;       ///< weights (ProductPrecision), likewise
   auto operator<=>(const LayerProgramKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
@@ -71,7 +72,8 @@ struct StagePrograms {
 
   LayerProgramKey key_of(int64_t layer) const {
     return {config.layer_kind(layer), names_of_layer(policy.recompute, layer),
-            names_of_layer(policy.offload.entries, layer)};
+            names_of_layer(policy.offload.entries, layer),
+            names_of_layer(shape.products.plain, layer)};
   }
   const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
   /// The program that layers of that key would run, compiled where it is not known yet.

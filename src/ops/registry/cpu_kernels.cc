@@ -29,6 +29,7 @@
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/round_values/round_values.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
@@ -70,6 +71,7 @@ KernelTable make_cpu_kernels() {
   add_ring_attention_cpu(table);
   add_rmsnorm_cpu(table);
   add_rope_cpu(table);
+  add_round_values_cpu(table);
   add_route_map_cpu(table);
   add_router_cpu(table);
   add_scaled_grouped_matmul_cpu(table);

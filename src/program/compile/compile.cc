@@ -28,6 +28,9 @@ bool where_side_lane(const Compilation& c) {
 bool where_recomputing(const Compilation& c) {
   return in_training(c) && !c.options.recompute.empty();
 }
+bool where_rounding(const Compilation& c) {
+  return c.options.rounding.has_value();
+}
 bool where_split(const Compilation& c) {
   return in_training(c) && c.options.split_weights;
 }
@@ -51,6 +54,11 @@ void list_saved(Compiled& programs) {
   for (const Link& link : programs.backward->saved) programs.saved.push_back(link.forward);
 }
 
+/// Rows are rounded where they stand.
+GatherFusion gathers_of(const Compilation& c) {
+  return c.options.rounding ? GatherFusion::kNever : c.options.gathers;
+}
+
 void fuse_forward_sums(Compilation& c) {
   c.programs.forward = fuse_sums(c.programs.forward);
 }
@@ -66,12 +74,20 @@ void fuse_forward_gathers(Compilation& c) {
       return is_dropped(c.programs.forward, id, c.options.recompute);
     };
   }
-  c.programs.forward = fuse_gathers(c.programs.forward, c.options.gathers, c.backend, use);
+  c.programs.forward = fuse_gathers(c.programs.forward, gathers_of(c), c.backend, use);
 }
 
 void derive_backward(Compilation& c) {
   c.programs.backward = differentiate(c.programs.forward, c.options.gradients);
   list_saved(c.programs);
+}
+
+void round_products(Compilation& c) {
+  Compiled& programs = c.programs;
+  const OperandRounding& rounding = *c.options.rounding;
+  if (programs.backward)
+    programs.backward = round_operands(programs.forward, *programs.backward, rounding);
+  programs.forward = round_operands(programs.forward, rounding);
 }
 
 void fuse_gradient_sums(Compilation& c) {
@@ -90,7 +106,7 @@ void recompute_values(Compilation& c) {
 
 void fuse_gradient_gathers(Compilation& c) {
   Program& backward = c.programs.backward->program;
-  backward = fuse_gathers(backward, c.options.gathers, c.backend, {});
+  backward = fuse_gathers(backward, gathers_of(c), c.backend, {});
 }
 
 void split_off_weights(Compilation& c) {
@@ -136,6 +152,7 @@ constexpr Pass kPasses[] = {
     {"fuse_gathers", "readers gather rows themselves, no copy is made or kept", always,
      fuse_forward_gathers},
     {"differentiate", "derives the backward program", in_training, derive_backward},
+    {"round_operands", "products read numbers of few bits", where_rounding, round_products},
     {"fuse_gradient_sums", "fuse_sums for gradients", in_training, fuse_gradient_sums},
     {"recompute", "values are computed again instead of kept", where_recomputing, recompute_values},
     {"fuse_gradient_gathers", "fuse_gathers for gradients and recomputed rows", in_training,

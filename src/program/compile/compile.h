@@ -9,6 +9,7 @@
 #include "ops/backend.h"
 #include "ops/gather.h"
 #include "program/compile/recompute.h"
+#include "program/compile/round_operands.h"
 #include "program/compile/split_weights.h"
 
 namespace tessera {
@@ -28,6 +29,8 @@ struct CompileOptions {
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;
   bool split_weights = false;
+  /// Where set, rows are not gathered as they are read.
+  std::optional<OperandRounding> rounding = std::nullopt;
   /// Saved values of these names, or with "all" every one, get a slab of their own, so that they
   /// can wait elsewhere until they are read. Other names are ignored.
   std::vector<std::string> offload = {};
@@ -84,7 +87,7 @@ struct Compilation {
 };
 
 /// A step of the compiler. Passes keep what the programs compute, to the bit, except fuse_sums,
-/// which rounds a sum once.
+/// which rounds a sum once, and round_operands.
 struct Pass {
   std::string_view name;
   std::string_view what;  ///< in one line

@@ -139,7 +139,8 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
   const BatchShape shape{.num_tokens = batch_size * length,
                          .max_sequences = source.max_sequences(),
                          .sequence_length = length,
-                         .dtype = settings.train.dtype()};
+                         .dtype = settings.train.dtype(),
+                         .products = settings.products()};
   const int64_t working =
       plan_forward(settings.model, shape, ForwardGoal::kLoss, model.backend(), std::nullopt);
   if (model.backend().is_host()) require_host_memory(working, machine_memory(), "evaluation");

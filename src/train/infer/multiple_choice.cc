@@ -158,7 +158,8 @@ std::vector<double> score_sequences(LoadedModel& model, const std::vector<Sequen
                        {.num_tokens = batch_tokens,
                         .max_sequences = kMaxSequences + 1,
                         .sequence_length = longest,
-                        .dtype = model.settings().train.dtype()},
+                        .dtype = model.settings().train.dtype(),
+                        .products = model.settings().products()},
                        ForwardGoal::kLoss, model.backend(), model.parameters(), model.experts());
   std::vector<double> losses;
   PackedBatch batch(batch_tokens, kMaxSequences);

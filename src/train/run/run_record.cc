@@ -121,6 +121,7 @@ RunRecord record_run(const Settings& settings, int64_t num_ranks, int64_t steps,
     Settings own = settings;
     own.run.cuda_graphs = GraphMode::kAuto;
     own.train.precision = Precision::kF32;
+    own.precision = {};
     own.peer.copy = false;
     TrainingData data = open_training_data(own);
     Trainer trainer(std::move(own), std::move(data), world, choose);

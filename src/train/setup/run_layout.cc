@@ -64,7 +64,8 @@ BatchShape batch_shape(const Settings& settings) {
   return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
           .max_sequences = settings.train.micro_batch,
           .sequence_length = settings.data.sequence_length,
-          .dtype = settings.train.dtype()};
+          .dtype = settings.train.dtype(),
+          .products = settings.products()};
 }
 
 }  // namespace tessera

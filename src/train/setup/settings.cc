@@ -105,8 +105,9 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
   schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
              between(1, kMaxSequences));
   schema.add_enum("train.precision", &train.precision,
-                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}},
-                  "Storage of weights and activations; bf16 keeps F32 masters");
+                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}, {"fp8", Precision::kFp8}},
+                  "Storage of weights and activations; bf16 keeps F32 masters; fp8: bf16, whose "
+                  "layers' products read rounded numbers, by precision.recipe");
   schema.add("train.recompute", &train.recompute,
              "Values computed again in the backward pass instead of kept: names, or \"all\" for "
              "everything possible, perhaps of some layers: \"expert_act@0-5\"");
@@ -267,6 +268,11 @@ SavedPolicy TrainSettings::saved_policy() const {
           .offload = {.entries = parse_offload(offload), .link_bytes = offload_rate * 1e9}};
 }
 
+ProductPrecision Settings::products() const {
+  if (train.precision != Precision::kFp8) return {};
+  return {.recipe = &find_recipe(precision.recipe), .plain = parse_plain(precision.plain)};
+}
+
 std::optional<int64_t> TrainSettings::parse_memory_limit() const {
   const bool given =
       !memory_limit.empty() && memory_limit != kDeviceLimit && memory_limit != "none";
@@ -295,6 +301,7 @@ ConfigSchema make_schema(Settings& settings) {
   add_model_options(schema, settings.model);
   add_data_options(schema, settings.data);
   add_train_options(schema, settings.train);
+  add_precision_options(schema, settings.precision);
   add_optimizer_options(schema, settings);
   add_muon_options(schema, settings.optimizer.muon);
   add_shard_options(schema, settings.shard);
@@ -304,11 +311,58 @@ ConfigSchema make_schema(Settings& settings) {
   return schema;
 }
 
+void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
+  std::vector<std::string> names;
+  std::string help = "With train.precision = \"fp8\": how operands of products are rounded";
+  for (const Recipe& recipe : recipes()) {
+    names.emplace_back(recipe.name);
+    help += fmt::format("; {}: {}", recipe.name, recipe.what);
+  }
+  schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
+  schema.add("precision.plain", &precision.plain,
+             "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
+             "of some layers: \"attention\", \"moe.experts.down@3\", \"all@0-1\"");
+}
+
+void validate_precision(const Settings& settings) {
+  const PrecisionSettings plain;
+  if (settings.train.precision != Precision::kFp8) {
+    const bool has_recipe = settings.precision.recipe != plain.recipe;
+    require(
+        !has_recipe && settings.precision.plain.empty(),
+        "{} is set, but products round what they read with train.precision = \"fp8\" alone; set "
+        "that, or leave it out",
+        has_recipe ? "precision.recipe" : "precision.plain");
+    return;
+  }
+  settings.products();
+  const MoeConfig& moe = settings.model.moe;
+  constexpr std::string_view kFp8 = "train.precision = \"fp8\"";
+  require(
+      settings.run.device != DeviceChoice::kCuda,
+      "run.device = \"cuda\" with {}: rounded products are computed on the CPU only so far; set "
+      "run.device = \"cpu\", or train.precision = \"bf16\"",
+      kFp8);
+  if (moe.num_experts == 0) return;
+  require(moe.experts == ExpertPath::kGrouped,
+          "moe.experts = \"block_sparse\" with {}: products of blocks are not rounded; set "
+          "moe.experts = \"grouped\"",
+          kFp8);
+  require(moe.inner_sizes.empty(),
+          "moe.inner_sizes with {}: products of experts of several sizes are not rounded; leave it "
+          "out",
+          kFp8);
+  require(moe.fuse_gather != GatherFusion::kAlways,
+          "moe.fuse_gather = \"always\" with {}: rows are rounded where they stand; leave "
+          "moe.fuse_gather out",
+          kFp8);
+}
+
 void validate_state_formats(const Settings& settings) {
   const StateFormats& formats = settings.optimizer.formats;
   const MasterKind master = formats.master;
   require(
-      master == MasterKind::kF32 || settings.train.precision == Precision::kBF16,
+      master == MasterKind::kF32 || settings.train.precision != Precision::kF32,
       "optim.master = \"{}\" is for BF16 weights, but train.precision is \"f32\", with which "
       "weights are their own masters; set train.precision = \"bf16\", or leave optim.master out",
       master == MasterKind::kNone ? "none" : master_suffix(master));
@@ -376,6 +430,7 @@ void validate(const Settings& settings) {
           "checkpoint.peer_folder is \"{}\"; it must be an absolute path, since each machine has "
           "one, such as /dev/shm",
           settings.peer.folder);
+  validate_precision(settings);
   validate_capacity(settings);
   validate_state_formats(settings);
   validate_optimizer(settings);

@@ -21,7 +21,8 @@
 namespace tessera {
 
 enum class ResumeMode { kAuto, kNever, kRequired };
-enum class Precision { kF32, kBF16 };
+/// kFp8: BF16, but products round what they read (PrecisionSettings).
+enum class Precision { kF32, kBF16, kFp8 };
 /// Where a run computes; kAuto: a run on one rank takes the first GPU where the kernels run on it.
 enum class DeviceChoice { kAuto, kCpu, kCuda };
 /// What happens when a step's loss or gradient is NaN or infinite.
@@ -92,7 +93,7 @@ struct TrainSettings {
   int64_t validation_interval = 200;
   int64_t validation_batches = 20;
 
-  DType dtype() const { return precision == Precision::kBF16 ? DType::kBF16 : DType::kF32; }
+  DType dtype() const { return precision == Precision::kF32 ? DType::kF32 : DType::kBF16; }
   int64_t num_micro_batches() const { return global_batch / micro_batch; }
   /// Throws UserError for entries of `recompute` or `offload` that are none.
   SavedPolicy saved_policy() const;
@@ -131,6 +132,12 @@ enum class OptimizerKind : uint8_t {
 };
 
 /// Everything that a training run is told.
+/// What fp8 means (train.precision).
+struct PrecisionSettings {
+  std::string recipe = "blockwise";  ///< of recipes()
+  std::vector<std::string> plain;    ///< see parse_plain
+};
+
 struct Settings {
   std::string preset;
   RunSettings run;
@@ -138,11 +145,15 @@ struct Settings {
   DataSettings data;
   ModelConfig model;
   TrainSettings train;
+  PrecisionSettings precision;
   OptimizerKind optimizer_kind = OptimizerKind::kAdamW;
   OptimizerOptions optimizer;
   ShardSettings shard;
   ScheduleSpec schedule;
   ParallelSpec parallel;
+
+  /// Throws UserError for entries of precision.plain that are none.
+  ProductPrecision products() const;
 };
 
 /// Binds every key of a training configuration; the fields of `settings` must outlive the schema.

@@ -53,9 +53,9 @@ std::string quote_list(const std::vector<std::string>& texts) {
   return fmt::format("[{}]", list);
 }
 
-std::vector<std::string> write_entries(const std::vector<SavedEntry>& entries) {
+std::vector<std::string> write_entries(const std::vector<LayerEntry>& entries) {
   std::vector<std::string> texts;
-  for (const SavedEntry& entry : entries) texts.push_back(entry.to_string());
+  for (const LayerEntry& entry : entries) texts.push_back(entry.to_string());
   return texts;
 }
 
@@ -145,21 +145,21 @@ class Chooser {
 
   /// Values of one node, of which one costs as much as all, are one entry of the report.
   void add_entries(const SavedPolicy& policy) {
-    std::vector<SavedEntry> chosen(
+    std::vector<LayerEntry> chosen(
         policy.recompute.begin() + static_cast<ptrdiff_t>(base_.recompute.size()),
         policy.recompute.end());
     while (!chosen.empty()) {
-      const SavedEntry first = chosen.front();
+      const LayerEntry first = chosen.front();
       const auto own =
           std::stable_partition(chosen.begin(), chosen.end(),
-                                [&](const SavedEntry& entry) { return !is_beside(entry, first); });
-      const std::vector<SavedEntry> together(own, chosen.end());
+                                [&](const LayerEntry& entry) { return !is_beside(entry, first); });
+      const std::vector<LayerEntry> together(own, chosen.end());
       chosen.erase(own, chosen.end());
       SavedPolicy without = policy;
-      for (const SavedEntry& entry : together) remove(without.recompute, entry);
+      for (const LayerEntry& entry : together) remove(without.recompute, entry);
       add_entry(together, false, without);
     }
-    const std::vector<SavedEntry>& offload = policy.offload.entries;
+    const std::vector<LayerEntry>& offload = policy.offload.entries;
     for (size_t i = base_.offload.entries.size(); i < offload.size(); ++i) {
       SavedPolicy without = policy;
       remove(without.offload.entries, offload[i]);
@@ -168,7 +168,7 @@ class Chooser {
   }
 
   /// The last of them: what was given stands in front.
-  static void remove(std::vector<SavedEntry>& entries, const SavedEntry& entry) {
+  static void remove(std::vector<LayerEntry>& entries, const LayerEntry& entry) {
     for (size_t i = entries.size(); i-- > 0;) {
       if (entries[i].to_string() != entry.to_string()) continue;
       entries.erase(entries.begin() + static_cast<ptrdiff_t>(i));
@@ -177,8 +177,8 @@ class Chooser {
   }
 
   /// Whether both are of the same layers, and of a node of theirs.
-  bool is_beside(const SavedEntry& a, const SavedEntry& b) const {
-    const auto layers_of = [](const SavedEntry& entry) {
+  bool is_beside(const LayerEntry& a, const LayerEntry& b) const {
+    const auto layers_of = [](const LayerEntry& entry) {
       return entry.to_string().substr(entry.name.size());
     };
     if (a.name == b.name || layers_of(a) != layers_of(b)) return a.to_string() == b.to_string();
@@ -193,7 +193,7 @@ class Chooser {
     });
   }
 
-  void add_entry(const std::vector<SavedEntry>& entries, bool offloaded,
+  void add_entry(const std::vector<LayerEntry>& entries, bool offloaded,
                  const SavedPolicy& without) {
     ChosenEntry chosen{.offloaded = offloaded,
                        .entry = fmt::format("{}", fmt::join(write_entries(entries), ", "))};

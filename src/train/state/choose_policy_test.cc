@@ -158,10 +158,10 @@ TEST_P(Budget, IsAsGoodAsAnyChoiceByHand) {
     EXPECT_LE(chosen.bytes(), cost.bytes());
     EXPECT_LE(chosen.seconds, cost.seconds * (1 + 1e-12));
     Settings pasted = kept;
-    for (const SavedEntry& entry :
+    for (const LayerEntry& entry :
          list_entries(found.best.choices, &LayerChoice::recompute, num_layers))
       pasted.train.recompute.push_back(entry.to_string());
-    for (const SavedEntry& entry :
+    for (const LayerEntry& entry :
          list_entries(found.best.choices, &LayerChoice::offload, num_layers))
       pasted.train.offload.push_back(entry.to_string());
     EXPECT_EQ(planned_bytes(pasted, backend), chosen.bytes());

@@ -20,7 +20,7 @@ using LayerChoices = std::map<int64_t, LayerChoice>;
 
 /// Each name with the ranges of neighbouring layers that have it; without layers where all
 /// `num_layers` of the model do.
-std::vector<SavedEntry> list_entries(const LayerChoices& choices,
+std::vector<LayerEntry> list_entries(const LayerChoices& choices,
                                      std::vector<std::string> LayerChoice::*names,
                                      int64_t num_layers);
 

@@ -8,9 +8,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-std::vector<std::string> write(const std::vector<SavedEntry>& entries) {
+std::vector<std::string> write(const std::vector<LayerEntry>& entries) {
   std::vector<std::string> texts;
-  for (const SavedEntry& entry : entries) texts.push_back(entry.to_string());
+  for (const LayerEntry& entry : entries) texts.push_back(entry.to_string());
   return texts;
 }
 

@@ -64,8 +64,8 @@ class PolicySearch {
   const PolicyCost& judge(const LayerChoices& choices) {
     const SavedPolicy policy = make_policy(base_, choices, num_layers());
     std::string key;
-    for (const SavedEntry& entry : policy.recompute) key += entry.to_string() + ' ';
-    for (const SavedEntry& entry : policy.offload.entries) key += '^' + entry.to_string() + ' ';
+    for (const LayerEntry& entry : policy.recompute) key += entry.to_string() + ' ';
+    for (const LayerEntry& entry : policy.offload.entries) key += '^' + entry.to_string() + ' ';
     const auto [found, is_new] = judged_.try_emplace(std::move(key));
     if (is_new) found->second = trial_.judge(policy);
     return found->second;

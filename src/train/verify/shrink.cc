@@ -104,6 +104,7 @@ Settings shrink_for_verification(Settings settings, int64_t num_ranks) {
   settings.data.sequence_length = at_most(settings.data.sequence_length, 16, 2 * cp * tp);
   TrainSettings& train = settings.train;
   train.precision = Precision::kF32;
+  settings.precision = {};
   // Of a model with fewer layers.
   for (std::string& entry : train.offload) entry.resize(std::min(entry.find('@'), entry.size()));
   train.micro_batch = std::min<int64_t>(train.micro_batch, 2);

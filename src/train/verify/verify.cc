@@ -85,11 +85,11 @@ std::vector<std::string> list_notes(const VerifyRequest& request, const Referenc
   if (request.settings.run.device == DeviceChoice::kCuda)
     notes.push_back(fmt::format("the run is on {}, its reference on the host",
                                 request.num_ranks == 1 ? "the GPU" : "GPUs"));
-  if (request.settings.train.precision == Precision::kBF16)
-    notes.push_back(
-        "train.precision = \"bf16\" is left aside: both runs are in F32, since BF16's rounding "
-        "sends "
-        "some tokens to other experts");
+  if (request.settings.train.precision != Precision::kF32)
+    notes.push_back(fmt::format(
+        "train.precision = \"{}\" is left aside: both runs are in F32, since rounding sends some "
+        "tokens to other experts",
+        request.settings.train.precision == Precision::kFp8 ? "fp8" : "bf16"));
   if (compresses(request.settings)) {
     const bool keeps = request.settings.shard.gradients != DType::kF32;
     notes.push_back(fmt::format(

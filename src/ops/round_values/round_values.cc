@@ -1,0 +1,87 @@
+#include "ops/round_values/round_values.h"
+
+#include <numeric>
+
+#include "core/fp8.h"
+
+namespace tessera {
+namespace {
+
+std::string count_name(int64_t count) {
+  return count == 0 ? "all" : fmt::format("{}", count);
+}
+
+}  // namespace
+
+std::string_view narrow_name(NarrowNumber number) {
+  switch (number) {
+    case NarrowNumber::kE4M3:
+      return "e4m3";
+    case NarrowNumber::kE5M2:
+      return "e5m2";
+    case NarrowNumber::kE2M1:
+      return "e2m1";
+  }
+  throw InternalError("unknown kind of number");
+}
+
+float largest_of(NarrowNumber number) {
+  switch (number) {
+    case NarrowNumber::kE4M3:
+      return kLargestE4m3;
+    case NarrowNumber::kE5M2:
+      return kLargestE5m2;
+    case NarrowNumber::kE2M1:
+      return kLargestE2m1;
+  }
+  throw InternalError("unknown kind of number");
+}
+
+std::string CastSpec::to_string() const {
+  return fmt::format("{} {}x{}{}{}{}", narrow_name(number), count_name(width), count_name(length),
+                     nested ? " nested" : "", rotated ? " rotated" : "",
+                     stochastic ? " stochastic" : "");
+}
+
+RoundValues::RoundValues(const RoundValuesSpec& spec) : spec_(spec) {
+  const CastSpec& cast = spec_.cast;
+  require(cast.length >= 0 && cast.width >= 0, "{}: a scale for {} x {} values", kName, cast.width,
+          cast.length);
+  require(!cast.rotated || (cast.length == kRotatedLength && cast.width == 1),
+          "{}: rotated are {} neighbours of a row or column, found blocks of {} x {}", kName,
+          kRotatedLength, cast.width, cast.length);
+  require(spec_.sum_dim == 0 || spec_.sum_dim == 1, "{}: a sum along dim {} of a matrix", kName,
+          spec_.sum_dim);
+  require(!spec_.offsets || spec_.group_rows.empty(),
+          "{}: groups are known before the run or come with it, not both", kName);
+}
+
+std::string RoundValues::attributes() const {
+  return fmt::format("{} {}", spec_.cast.to_string(),
+                     spec_.sum_dim == 1 ? "along rows" : "down columns");
+}
+
+std::vector<ValueType> RoundValues::infer(std::span<const ValueType> inputs) const {
+  const size_t expected = spec_.offsets ? 2 : 1;
+  check_shape(*this, inputs.size() == expected, "takes {} inputs, got {}", expected, inputs.size());
+  const ValueType& x = inputs[kX];
+  check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "takes f32 or bf16 [R, C], got {}", x.to_string());
+  if (!spec_.group_rows.empty()) {
+    const int64_t rows =
+        std::accumulate(spec_.group_rows.begin(), spec_.group_rows.end(), int64_t{0});
+    check_shape(*this, !x.ragged() && x.shape[0] == rows, "groups of {} rows in all, got {}", rows,
+                x.to_string());
+  }
+  if (spec_.offsets) {
+    check_shape(*this, inputs[kOffsets].dtype == DType::kI64 && inputs[kOffsets].shape.rank() == 1,
+                "offsets must be i64 [E + 1], got {}", inputs[kOffsets].to_string());
+  }
+  return {x};
+}
+
+OperatorPtr make_round_values(const RoundValuesSpec& spec) {
+  return std::make_shared<RoundValues>(spec);
+}
+
+}  // namespace tessera

@@ -1,0 +1,226 @@
+#include "program/compile/round_operands.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/linear/linear.h"
+#include "ops/round_values/round_values.h"
+
+namespace tessera {
+namespace {
+
+/// An input of a product that is to be rounded.
+struct Operand {
+  int input = 0;
+  RoundValuesSpec spec = {};
+  ValueId offsets = {};  ///< of its groups of rows; not set where it has one group, or known ones
+};
+
+Operand of_rows(int input, const CastSpec& cast, int sum_dim) {
+  return {input, {.cast = cast, .sum_dim = sum_dim}};
+}
+
+Operand of_experts(int input, const CastSpec& cast, int sum_dim, ValueId offsets) {
+  return {input, {.cast = cast, .sum_dim = sum_dim, .offsets = true}, offsets};
+}
+
+/// The weights of a program by the values that stand for them, and the products that read them.
+class WeightTable {
+ public:
+  explicit WeightTable(const Program& forward) : forward_(forward) {
+    for (const Node& node : forward.nodes()) {
+      if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get()))
+        sides_[node.inputs[GroupedMatmul::kWeight]] = product->side();
+    }
+  }
+
+  const std::string* name_of(ValueId weight) const {
+    const Value& value = forward_.value(weight);
+    return value.kind == ValueKind::kWeight ? &value.name : nullptr;
+  }
+  GroupedSide side_of(ValueId weight) const { return sides_.at(weight); }
+
+ private:
+  const Program& forward_;
+  std::map<ValueId, GroupedSide> sides_;
+};
+
+const ExpertSizes& equal(const ExpertSizes& sizes) {
+  ensure(sizes.are_equal(), "operands of experts of several sizes are to be rounded");
+  return sizes;
+}
+
+/// Puts roundings in front of the nodes of one program.
+class Inserter {
+ public:
+  explicit Inserter(const Program& program) : program_(program) {}
+
+  /// `operands_of(node)` are those to be rounded.
+  template <typename OperandsOf>
+  Program run(const OperandsOf& operands_of) {
+    const std::vector<Node> before = program_.nodes();
+    for (Node node : before) {
+      for (const Operand& operand : operands_of(node)) {
+        ValueId& input = node.inputs[operand.input];
+        input = rounded(input, operand);
+      }
+      nodes_.push_back(std::move(node));
+    }
+    return program_.with_nodes(std::move(nodes_));
+  }
+
+ private:
+  ValueId rounded(ValueId value, const Operand& operand) {
+    const OperatorPtr op = make_round_values(operand.spec);
+    const auto key = std::tuple(value, operand.offsets, op->attributes());
+    const auto [place, is_new] = rounded_.try_emplace(key);
+    if (is_new) {
+      std::vector<ValueId> inputs = {value};
+      if (operand.offsets.is_set()) inputs.push_back(operand.offsets);
+      place->second = program_.add1(op, inputs, program_.value(value).name + ".rounded");
+      nodes_.push_back(program_.nodes().back());
+    }
+    return place->second;
+  }
+
+  Program program_;
+  std::vector<Node> nodes_;
+  std::map<std::tuple<ValueId, ValueId, std::string>, ValueId> rounded_;
+};
+
+/// The weight of a grouped product, `sum_dim` of which is added up.
+Operand expert_weight(const GroupedMatmul& op, const CastSpec& cast) {
+  Operand weight = of_rows(GroupedMatmul::kWeight, cast, op.side() == GroupedSide::kOut ? 1 : 0);
+  weight.spec.group_rows = equal(op.sizes()).values();
+  return weight;
+}
+
+std::vector<Operand> grouped_operands(const Node& node, const GroupedMatmul& op,
+                                      const CastSpec& rows, const CastSpec& weight) {
+  ensure(!op.gather(), "rows that a product gathers are to be rounded");
+  const ValueId offsets = node.inputs[GroupedMatmul::kOffsets];
+  return {of_experts(GroupedMatmul::kA, rows, 1, offsets), expert_weight(op, weight)};
+}
+
+class ForwardOperands {
+ public:
+  ForwardOperands(const Program& forward, const OperandRounding& rounding)
+      : weights_(forward), rounding_(rounding) {}
+
+  std::vector<Operand> operator()(const Node& node) const {
+    const Recipe& recipe = *rounding_.recipe;
+    if (dynamic_cast<const Linear*>(node.op.get()) != nullptr) {
+      if (!rounds(node.inputs[Linear::kWeight])) return {};
+      return {of_rows(Linear::kX, recipe.activation, 1),
+              of_rows(Linear::kWeight, recipe.weight, 1)};
+    }
+    const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get());
+    if (product == nullptr || !rounds(node.inputs[GroupedMatmul::kWeight])) return {};
+    return grouped_operands(node, *product, recipe.activation, recipe.weight);
+  }
+
+ private:
+  bool rounds(ValueId weight) const {
+    const std::string* name = weights_.name_of(weight);
+    return name != nullptr && rounding_.rounds(*name);
+  }
+
+  WeightTable weights_;
+  const OperandRounding& rounding_;
+};
+
+class GradientOperands {
+ public:
+  GradientOperands(const Program& forward, const Backward& backward,
+                   const OperandRounding& rounding)
+      : weights_(forward), rounding_(rounding) {
+    for (const Link& link : backward.bound) forward_of_[link.backward] = link.forward;
+    for (const Link& link : backward.accumulators) forward_of_[link.backward] = link.forward;
+  }
+
+  std::vector<Operand> operator()(const Node& node) const {
+    const Recipe& recipe = *rounding_.recipe;
+    if (dynamic_cast<const LinearDgrad*>(node.op.get()) != nullptr) {
+      if (!rounds(node.inputs[LinearDgrad::kWeight])) return {};
+      return {of_rows(LinearDgrad::kGrad, recipe.gradient, 1),
+              of_rows(LinearDgrad::kWeight, recipe.weight, 0)};
+    }
+    if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
+      if (!rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
+      return {of_rows(LinearWgrad::kX, recipe.token_activation, 0),
+              of_rows(LinearWgrad::kGrad, recipe.token_gradient, 0)};
+    }
+    if (const auto* product = dynamic_cast<const GroupedMatmul*>(node.op.get())) {
+      if (!rounds(node.inputs[GroupedMatmul::kWeight])) return {};
+      return grouped_operands(node, *product, recipe.gradient, recipe.weight);
+    }
+    const auto* wgrad = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
+    if (wgrad == nullptr || !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight])) return {};
+    return weight_gradient(node, *wgrad);
+  }
+
+ private:
+  /// The gradient is what the product gave: narrow of FC1, wide of FC2.
+  std::vector<Operand> weight_gradient(const Node& node, const GroupedMatmulWgrad& op) const {
+    ensure(!op.gather(), "rows that a product gathers are to be rounded");
+    equal(op.sizes());
+    const Recipe& recipe = *rounding_.recipe;
+    const ValueId offsets = node.inputs[GroupedMatmulWgrad::kOffsets];
+    const ValueId weight = forward_of_.at(node.outputs[GroupedMatmulWgrad::kGradWeight]);
+    const bool out = weights_.side_of(weight) == GroupedSide::kOut;
+    const CastSpec& narrow = out ? recipe.token_gradient : recipe.token_activation;
+    const CastSpec& wide = out ? recipe.token_activation : recipe.token_gradient;
+    return {of_experts(GroupedMatmulWgrad::kNarrow, narrow, 0, offsets),
+            of_experts(GroupedMatmulWgrad::kWide, wide, 0, offsets)};
+  }
+
+  /// `id`: a weight of the backward program, or its accumulator.
+  bool rounds(ValueId id) const {
+    const auto found = forward_of_.find(id);
+    if (found == forward_of_.end()) return false;
+    const std::string* name = weights_.name_of(found->second);
+    return name != nullptr && rounding_.rounds(*name);
+  }
+
+  WeightTable weights_;
+  const OperandRounding& rounding_;
+  std::map<ValueId, ValueId> forward_of_;
+};
+
+}  // namespace
+
+bool OperandRounding::rounds(std::string_view weight) const {
+  return std::ranges::none_of(plain, [weight](const std::string& name) {
+    const bool begins = weight.starts_with(name);
+    return name == "all" ||
+           (begins && (weight.size() == name.size() || weight[name.size()] == '.'));
+  });
+}
+
+std::vector<std::string> product_weights(const Program& forward) {
+  const WeightTable weights(forward);
+  std::vector<std::string> names;
+  for (const Node& node : forward.nodes()) {
+    const bool dense = dynamic_cast<const Linear*>(node.op.get()) != nullptr;
+    const bool grouped = dynamic_cast<const GroupedMatmul*>(node.op.get()) != nullptr;
+    if (!dense && !grouped) continue;
+    const ValueId weight = node.inputs[dense ? Linear::kWeight + 0 : GroupedMatmul::kWeight + 0];
+    if (const std::string* name = weights.name_of(weight)) names.push_back(*name);
+  }
+  return names;
+}
+
+Program round_operands(const Program& forward, const OperandRounding& rounding) {
+  return Inserter(forward).run(ForwardOperands(forward, rounding));
+}
+
+Backward round_operands(const Program& forward, Backward backward,
+                        const OperandRounding& rounding) {
+  const GradientOperands operands(forward, backward, rounding);
+  backward.program = Inserter(backward.program).run(operands);
+  return backward;
+}
+
+}  // namespace tessera

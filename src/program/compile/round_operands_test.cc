@@ -1,0 +1,151 @@
+#include "program/compile/round_operands.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/grouped_matmul/grouped_matmul.h"
+#include "ops/linear/linear.h"
+#include "ops/registry/cpu_kernels.h"
+#include "ops/round_values/round_values.h"
+#include "program/testing/program_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr int64_t kRows = 6;
+constexpr int64_t kWidth = 10;
+constexpr int64_t kSize = 4;
+
+/// x → linear → FC1 → FC2 → out.
+struct Products {
+  Program program{"products"};
+  ValueId x, out;
+
+  Products() {
+    x = program.add_input("x", {DType::kF32, {kRows, kWidth}});
+    const ValueId offsets = program.add_input("offsets", {DType::kI64, {3}});
+    const ValueId dense = program.add_weight("dense.weight", {DType::kF32, {kWidth, kWidth}});
+    const ValueId up = program.add_weight("experts.up.weight", {DType::kF32, {2 * kSize, kWidth}});
+    const ValueId down =
+        program.add_weight("experts.down.weight", {DType::kF32, {2 * kSize, kWidth}});
+    const ValueId y = program.add1(make_linear(), {x, dense}, "y");
+    const std::vector<int64_t> sizes = {kSize, kSize};
+    const ValueId pre =
+        program.add1(make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kOut}),
+                     {y, up, offsets}, "pre");
+    out = program.add1(make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kIn}),
+                       {pre, down, offsets}, "out");
+    program.set_outputs({out});
+  }
+  Backward backward() const { return differentiate(program, {{out}, {x}}); }
+};
+
+std::vector<std::string> list_roundings(const Program& program) {
+  std::vector<std::string> lines;
+  for (const Node& node : program.nodes()) {
+    if (node.op->name() != RoundValues::kName) continue;
+    const bool grouped = node.inputs.size() == 2;
+    lines.push_back(fmt::format("{}: {}{}", program.value(node.inputs[0]).name,
+                                node.op->attributes(), grouped ? " by offsets" : ""));
+  }
+  return lines;
+}
+
+/// Of a recipe in which every operand is rounded in its own way.
+TEST(RoundOperands, EveryOperandHasItsCast) {
+  const Products products;
+  const OperandRounding rounding{&find_recipe("nvfp4")};
+  EXPECT_THAT(
+      list_roundings(round_operands(products.program, rounding)),
+      ElementsAre("x: e2m1 1x16 nested along rows", "dense.weight: e2m1 16x16 nested along rows",
+                  "y: e2m1 1x16 nested along rows by offsets",
+                  "experts.up.weight: e2m1 16x16 nested along rows",
+                  "pre: e2m1 1x16 nested along rows by offsets",
+                  "experts.down.weight: e2m1 16x16 nested down columns"));
+  const Backward backward = round_operands(products.program, products.backward(), rounding);
+  const std::string grad = " nested stochastic along rows";
+  const std::string tokens = " nested rotated down columns";
+  const std::string token_grad = " nested rotated stochastic down columns";
+  const auto lines = list_roundings(backward.program);
+  const auto name_of = [&](const std::string& reader, int input) {
+    for (const Node& node : backward.program.nodes())
+      if (node.op->name() == reader) return backward.program.value(node.inputs[input]).name;
+    return std::string("?");
+  };
+  EXPECT_EQ(name_of("linear_wgrad", LinearWgrad::kX), "x.rounded");
+  EXPECT_THAT(
+      lines, ::testing::UnorderedElementsAre(
+                 "grad.out: e2m1 1x16" + grad + " by offsets",
+                 "experts.down.weight: e2m1 16x16 nested along rows",
+                 "pre: e2m1 1x16" + tokens + " by offsets",
+                 "grad.out: e2m1 1x16" + token_grad + " by offsets",
+                 "grouped_matmul: e2m1 1x16" + grad + " by offsets",
+                 "experts.up.weight: e2m1 16x16 nested down columns",
+                 "y: e2m1 1x16" + tokens + " by offsets",
+                 "grouped_matmul: e2m1 1x16" + token_grad + " by offsets",
+                 "grouped_matmul: e2m1 1x16" + grad, "dense.weight: e2m1 16x16 nested down columns",
+                 "x: e2m1 1x16" + tokens, "grouped_matmul: e2m1 1x16" + token_grad));
+}
+
+/// A value that several products read rounded alike is rounded once.
+TEST(RoundOperands, RoundsAValueOnce) {
+  Program program;
+  const ValueId x = program.add_input("x", {DType::kF32, {kRows, kWidth}});
+  std::vector<ValueId> outputs;
+  for (const std::string name : {"q", "k"}) {
+    const ValueId weight = program.add_weight(name + ".weight", {DType::kF32, {kSize, kWidth}});
+    outputs.push_back(program.add1(make_linear(), {x, weight}, name));
+  }
+  program.set_outputs(outputs);
+  EXPECT_THAT(list_roundings(round_operands(program, {&find_recipe("mxfp8")})),
+              ElementsAre("x: e4m3 1x32 along rows", "q.weight: e4m3 1x32 along rows",
+                          "k.weight: e4m3 1x32 along rows"));
+}
+
+TEST(RoundOperands, LeavesPlainWeightsAlone) {
+  const Products products;
+  const auto count = [&](const std::vector<std::string>& plain) {
+    const OperandRounding rounding{&find_recipe("rowwise"), plain};
+    return list_roundings(round_operands(products.program, rounding)).size() * 100 +
+           list_roundings(round_operands(products.program, products.backward(), rounding).program)
+               .size();
+  };
+  EXPECT_EQ(count({}), 612U);
+  EXPECT_EQ(count({"dense"}), 408U);
+  EXPECT_EQ(count({"experts.down"}), 408U);
+  EXPECT_EQ(count({"experts", "dense.weight"}), 0U);
+  EXPECT_EQ(count({"exp"}), 612U);
+  EXPECT_EQ(count({"all"}), 0U);
+  EXPECT_THAT(product_weights(products.program),
+              ElementsAre("dense.weight", "experts.up.weight", "experts.down.weight"));
+}
+
+/// What the product gives is that of the values that its operands were rounded to.
+TEST(RoundOperands, ProductsReadWhatWasRounded) {
+  Program plain;
+  const ValueId x = plain.add_input("x", {DType::kF32, {kRows, kWidth}});
+  const ValueId weight = plain.add_weight("weight", {DType::kF32, {kSize, kWidth}});
+  const ValueId y = plain.add1(make_linear(), {x, weight}, "y");
+  plain.set_outputs({y});
+  Program rounded = round_operands(plain, {&find_recipe("tensorwise")});
+  const ValueId rounded_x = rounded.find("x.rounded");
+  const ValueId rounded_weight = rounded.find("weight.rounded");
+  rounded.set_outputs({y, rounded_x, rounded_weight});
+  const KernelTable kernels = make_cpu_kernels();
+  auto results = testing::run_on_noise(rounded, kernels);
+  for (int64_t t = 0; t < kRows; ++t) {
+    for (int64_t f = 0; f < kSize; ++f) {
+      double sum = 0;
+      for (int64_t k = 0; k < kWidth; ++k)
+        sum += static_cast<double>(results[rounded_x][t * kWidth + k]) *
+               results[rounded_weight][f * kWidth + k];
+      EXPECT_NEAR(results[y][t * kSize + f], sum, 1e-5);
+    }
+  }
+  EXPECT_NE(testing::run_on_noise(plain, kernels).at(y), results[y]);
+}
+
+}  // namespace
+}  // namespace tessera
