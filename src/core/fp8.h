@@ -7,21 +7,19 @@
 
 namespace tessera {
 
-/// The largest magnitude of a type of FP8.
-constexpr float kLargestE4m3 = 448;
-constexpr float kLargestE5m2 = 57344;
-constexpr float kLargestE2m1 = 6;
-
 /// Eight bits of a sign, kExponentBits and kMantissaBits. Rounds to nearest even; what is beyond
 /// the largest number, infinity too, becomes that number with its sign, and NaN becomes one without
 /// a sign, as CUDA's casts that saturate have it. Source: OCP 8-bit Floating Point
 /// Specification, 1.0.
 template <int kExponentBits, int kMantissaBits, uint8_t kLargestCode>
 struct Fp8 {
-  /// Digits behind the first, and the smallest number above zero.
+  /// Digits behind the first; the smallest number above zero, and the largest.
   static constexpr int kDigits = kMantissaBits;
   static constexpr float kSmallest =
       std::bit_cast<float>((127U + 2 - (1U << (kExponentBits - 1)) - kMantissaBits) << 23);
+  static constexpr float kLargest =
+      std::bit_cast<float>((static_cast<uint32_t>(kLargestCode) << (23 - kMantissaBits)) +
+                           ((127U - ((1U << (kExponentBits - 1)) - 1)) << 23));
 
   uint8_t bits = 0;
 
@@ -77,6 +75,11 @@ using E5m2 = Fp8<5, 2, 0x7b>;
 /// read, it has a NaN.
 using E2m1 = Fp8<2, 1, 0x07>;
 static_assert(sizeof(E4m3) == 1);
+
+constexpr float kLargestE4m3 = E4m3::kLargest;
+constexpr float kLargestE5m2 = E5m2::kLargest;
+constexpr float kLargestE2m1 = E2m1::kLargest;
+static_assert(kLargestE4m3 == 448 && kLargestE5m2 == 57344 && kLargestE2m1 == 6);
 
 template <>
 struct DTypeOf<E4m3> {

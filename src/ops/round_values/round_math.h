@@ -1,65 +1,73 @@
 #pragma once
 
-#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "core/fp8.h"
+#include "ops/host_device.h"
 #include "ops/round_values/cast_spec.h"
 
-/// The arithmetic of RoundValues, number by number.
+/// The arithmetic of RoundValues, number by number. Always inlined, so that sources for several CPU
+/// levels share no function.
 namespace tessera {
 
 /// Scales of smaller values would not be normal numbers.
 constexpr float kSmallestRounded = 0x1p-100F;
 
 /// The least power of two that, times `largest`, is not below `amax`, which is finite.
-inline float least_scale(float amax, float largest) {
-  amax = std::max(amax, kSmallestRounded);
+TESSERA_HOST_DEVICE_INLINE float least_scale(float amax, float largest) {
+  amax = amax > kSmallestRounded ? amax : kSmallestRounded;
   int exponent = 0;
   std::frexp(amax / largest, &exponent);
   const float scale = std::ldexp(1.0F, exponent - 1);
   return largest * scale < amax ? scale * 2 : scale;
 }
 
-/// `value` as a number of the type, or with its sign the largest: the nearest one.
+/// The nearest number of the type, to even, and of what is beyond the largest that one: as
+/// `Number(value)`, without branches.
 template <typename Number>
-float round_nearest(float value) {
-  return static_cast<float>(Number(value));
+TESSERA_HOST_DEVICE_INLINE float round_nearest(float value) {
+  constexpr int kShift = 23 - Number::kDigits;
+  constexpr uint32_t kHalf = (1U << (kShift - 1)) - 1;
+  constexpr float kSmallestNormal = Number::kSmallest * (1U << Number::kDigits);
+  // A number whose last digit is worth the smallest number.
+  constexpr float kUnit = Number::kSmallest * 0x1p23F;
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const float size = std::bit_cast<float>(magnitude);
+  const float normal = std::bit_cast<float>((magnitude + kHalf + (magnitude >> kShift & 1U)) &
+                                            ~((1U << kShift) - 1));
+  float rounded = size < kSmallestNormal ? (size + kUnit) - kUnit : normal;
+  rounded = rounded > Number::kLargest ? Number::kLargest : rounded;
+  rounded = magnitude > 0x7f800000U ? size : rounded;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000U));
 }
 
 /// One of the two numbers around `value`, the upper one where `uniform`, of [0, 1), is below what
 /// `value` has come of the way to it.
 template <typename Number>
-float round_up_as_often(float value, float uniform) {
-  const float magnitude = std::abs(value);
-  if (!(magnitude < round_nearest<Number>(INFINITY))) return round_nearest<Number>(value);
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);
-  const float step = std::max(std::ldexp(1.0F, exponent - 1 - Number::kDigits), Number::kSmallest);
-  const float steps = magnitude / step;
+TESSERA_HOST_DEVICE_INLINE float round_up_as_often(float value, float uniform) {
+  const float size = std::abs(value);
+  // The power of two below it, and so the distance of its neighbours.
+  const float power = std::bit_cast<float>(std::bit_cast<uint32_t>(size) & 0x7f800000U);
+  const float own_step = power * (1.0F / (1U << Number::kDigits));
+  const float step = own_step > Number::kSmallest ? own_step : Number::kSmallest;
+  const float steps = size / step;
   const float lower = std::floor(steps);
-  return std::copysign((uniform < steps - lower ? lower + 1 : lower) * step, value);
+  const float rounded = (uniform < steps - lower ? lower + 1 : lower) * step;
+  return size < Number::kLargest ? std::copysign(rounded, value) : round_nearest<Number>(value);
+}
+
+/// Random bits of a value and its place: a finaliser of MurmurHash3.
+TESSERA_HOST_DEVICE_INLINE uint32_t hash_place(uint32_t value, uint32_t place) {
+  uint32_t word = value ^ place * 0x9e3779b9U;
+  word = (word ^ (word >> 16)) * 0x85ebca6bU;
+  word = (word ^ (word >> 13)) * 0xc2b2ae35U;
+  return word ^ (word >> 16);
 }
 
 /// Signs of the rotation, drawn once: bit i turns value i.
 constexpr uint32_t kRotationSigns = 0xb8d2;
-
-/// Turns `values` by signs and a Hadamard matrix of size `count`, a power of two up to 16
-/// (Sylvester's construction), over the root of that.
-inline void rotate(float* values, int64_t count) {
-  for (int64_t i = 0; i < count; ++i)
-    if ((kRotationSigns >> i & 1U) != 0) values[i] = -values[i];
-  for (int64_t half = 1; half < count; half *= 2) {
-    for (int64_t i = 0; i < count; ++i) {
-      if ((i & half) != 0) continue;
-      const float sum = values[i] + values[i + half];
-      values[i + half] = values[i] - values[i + half];
-      values[i] = sum;
-    }
-  }
-  const float factor = 1 / std::sqrt(static_cast<float>(count));
-  for (int64_t i = 0; i < count; ++i) values[i] *= factor;
-}
 
 }  // namespace tessera

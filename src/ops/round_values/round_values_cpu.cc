@@ -1,24 +1,49 @@
+#include <algorithm>
 #include <array>
-#include <numeric>
-#include <vector>
 
-#include "core/random.h"
+#include "ops/cpu_dispatch.h"
 #include "ops/round_values/round_math.h"
 #include "ops/round_values/round_values.h"
+#include "ops/simd.h"
 #include "ops/storage.h"
 
 namespace tessera {
 namespace {
 
-/// Blocks beside each other that are rounded together, and so read row by row.
-constexpr int64_t kPanelBlocks = 64;
+/// Columns that are rounded together.
+constexpr int64_t kChunk = 1024;
+/// The same where values are rotated, of which 16 rows are held.
+constexpr int64_t kRotatedChunk = 64;
 
-struct Rectangle {
+using Chunk = std::array<float, kChunk>;
+
+/// Rows of a group, and columns.
+struct Area {
   int64_t first_row = 0;
   int64_t end_row = 0;
   int64_t first_column = 0;
   int64_t end_column = 0;
 };
+
+/// Turns `count` rows, a power of two up to 16, of `width` values: by signs and a Hadamard matrix
+/// (Sylvester's construction), over the root of its size.
+void rotate_rows(float (*rows)[kRotatedChunk], int64_t count, int64_t width) {
+  const float factor = 1 / std::sqrt(static_cast<float>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const float sign = (kRotationSigns >> i & 1U) != 0 ? -factor : factor;
+    for (int64_t c = 0; c < width; ++c) rows[i][c] *= sign;
+  }
+  for (int64_t half = 1; half < count; half *= 2) {
+    for (int64_t i = 0; i < count; ++i) {
+      if ((i & half) != 0) continue;
+      for (int64_t c = 0; c < width; ++c) {
+        const float sum = rows[i][c] + rows[i + half][c];
+        rows[i + half][c] = rows[i][c] - rows[i + half][c];
+        rows[i][c] = sum;
+      }
+    }
+  }
+}
 
 /// Rounds the values of one matrix.
 template <typename T, typename Number>
@@ -29,8 +54,7 @@ class Rounder {
         sum_dim_(spec.sum_dim),
         x_(x.as<T>()),
         y_(y.as<T>()),
-        num_columns_(x.shape[1]),
-        largest_(largest_of(spec.cast.number)) {}
+        num_columns_(x.shape[1]) {}
 
   /// The rows of one group.
   void round_group(int64_t first, int64_t end) const {
@@ -38,18 +62,24 @@ class Rounder {
     const int64_t rows = block_rows(end - first);
     const int64_t columns = block_columns();
     const float unit = cast_.nested ? unit_of(first, end) : 1.0F;
-    const int64_t panel = columns * kPanelBlocks;
+    // Whole blocks, as many as a chunk takes.
+    const int64_t chunk = cast_.rotated ? kRotatedChunk : kChunk;
+    const int64_t panel = std::max(columns, chunk / columns * columns);
     const int64_t across = (num_columns_ + panel - 1) / panel;
     const int64_t num_panels = (end - first + rows - 1) / rows * across;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < num_panels; ++i) {
       const int64_t row = first + i / across * rows;
       const int64_t column = i % across * panel;
-      const Rectangle area{.first_row = row,
-                           .end_row = std::min(row + rows, end),
-                           .first_column = column,
-                           .end_column = std::min(column + panel, num_columns_)};
-      cast_.rotated ? round_rotated(area, columns, unit) : round_panel(area, columns, unit);
+      const Area area{.first_row = row,
+                      .end_row = std::min(row + rows, end),
+                      .first_column = column,
+                      .end_column = std::min(column + panel, num_columns_)};
+      if (cast_.rotated) {
+        sum_dim_ == 0 ? round_turned_rows(area, unit) : round_turned_columns(area, unit);
+      } else {
+        columns > kChunk ? round_wide(area, unit) : round_panel(area, columns, unit);
+      }
     }
   }
 
@@ -63,88 +93,153 @@ class Rounder {
     return columns == 0 ? num_columns_ : columns;
   }
 
-  float value(int64_t row, int64_t column) const {
-    return static_cast<float>(x_[row * num_columns_ + column]);
+  int64_t place(int64_t row, int64_t column) const {
+    return row * num_columns_ + column;
   }
-  void store(int64_t row, int64_t column, float value) const {
-    y_[row * num_columns_ + column] = T(value);
+  void load(Chunk& values, int64_t row, int64_t column, int64_t count) const {
+    simd::convert(values.data(), x_ + place(row, column), count);
   }
 
-  /// The largest magnitude of rows, NaN left out.
-  float unit_of(int64_t first, int64_t end) const {
+  static float greater(float value, float amax) {
+    return value > amax ? value : amax;
+  }
+
+  /// The largest magnitude of an area, NaN left out.
+  float largest_of_area(const Area& area) const {
+    Chunk values;
     float amax = 0;
-#pragma omp parallel for schedule(static) reduction(max : amax)
-    for (int64_t i = first * num_columns_; i < end * num_columns_; ++i)
-      amax = std::fmax(amax, std::fabs(static_cast<float>(x_[i])));
-    return std::isfinite(amax) ? least_scale(amax, largest_ * kLargestE4m3) : 1.0F;
+    for (int64_t row = area.first_row; row < area.end_row; ++row) {
+      for (int64_t column = area.first_column; column < area.end_column; column += kChunk) {
+        const int64_t count = std::min(kChunk, area.end_column - column);
+        load(values, row, column, count);
+        for (int64_t c = 0; c < count; ++c) amax = greater(std::abs(values[c]), amax);
+      }
+    }
+    return amax;
+  }
+
+  float unit_of(int64_t first, int64_t end) const {
+    const float amax = largest_of_area({first, end, 0, num_columns_});
+    return std::isfinite(amax) ? least_scale(amax, Number::kLargest * kLargestE4m3) : 1.0F;
   }
 
   /// By what a block's rounded values are multiplied; 0 where all of them are too small for it, NaN
   /// where one is infinite.
   float scale_of(float amax, float unit) const {
     if (!std::isfinite(amax)) return NAN;
-    if (!cast_.nested) return least_scale(amax, largest_);
-    return static_cast<float>(E4m3(amax / largest_ / unit)) * unit;
+    if (!cast_.nested) return least_scale(amax, Number::kLargest);
+    return round_nearest<E4m3>(amax / Number::kLargest / unit) * unit;
   }
 
-  float round(float value, float scale, uint64_t place) const {
-    if (scale == 0) return std::isnan(value) ? value : std::copysign(0.0F, value);
-    const float scaled = value / scale;
-    if (!cast_.stochastic) return round_nearest<Number>(scaled) * scale;
-    const uint64_t random = mix(std::bit_cast<uint32_t>(value), place);
-    return round_up_as_often<Number>(scaled, static_cast<float>(random >> 40) * 0x1p-24F) * scale;
-  }
-  void round_into(int64_t row, int64_t column, float value, float scale) const {
-    store(row, column, round(value, scale, row * num_columns_ + column));
+  /// A value over its scale; of a scale of 0 a zero, or NaN.
+  static float scaled(float value, float scale) {
+    return scale == 0 ? value * 0.0F : value / scale;
   }
 
-  /// Blocks beside each other.
-  void round_panel(const Rectangle& area, int64_t columns, float unit) const {
-    std::array<float, kPanelBlocks> factors{};
-    const auto for_each_value = [&](const auto& visit) {
-      for (int64_t row = area.first_row; row < area.end_row; ++row) {
-        int64_t column = area.first_column;
-        for (int64_t block = 0; column < area.end_column; ++block) {
-          const int64_t end = std::min(column + columns, area.end_column);
-          for (; column < end; ++column) visit(row, column, factors[block]);
-        }
+  /// Rounds `values`, of a row from a place on, each with the scale of its column.
+  void round_row(Chunk& values, const Chunk& scales, int64_t first, int64_t count) const {
+    if (cast_.stochastic) {
+      for (int64_t c = 0; c < count; ++c) {
+        const uint32_t random = hash_place(std::bit_cast<uint32_t>(values[c]),
+                                           static_cast<uint32_t>(first) + static_cast<uint32_t>(c));
+        const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24F;
+        values[c] = round_up_as_often<Number>(scaled(values[c], scales[c]), uniform) * scales[c];
       }
-    };
-    for_each_value([&](int64_t row, int64_t column, float& amax) {
-      amax = std::fmax(amax, std::fabs(value(row, column)));
-    });
-    for (float& factor : factors) factor = scale_of(factor, unit);
-    for_each_value([&](int64_t row, int64_t column, float scale) {
-      round_into(row, column, value(row, column), scale);
-    });
+    } else {
+      for (int64_t c = 0; c < count; ++c)
+        values[c] = round_nearest<Number>(scaled(values[c], scales[c])) * scales[c];
+    }
+    simd::convert(y_ + first, values.data(), count);
   }
 
-  /// The same, of a row or column each, which are rotated first.
-  void round_rotated(const Rectangle& area, int64_t columns, float unit) const {
-    for (int64_t row = area.first_row; row < area.end_row; row += block_rows(0)) {
-      for (int64_t column = area.first_column; column < area.end_column; column += columns) {
-        const bool along_row = sum_dim_ == 1;
-        const int64_t left = along_row ? area.end_column - column : area.end_row - row;
-        round_turned(row, column, std::min(left, kRotatedLength), unit);
+  /// Blocks beside each other, all in one chunk.
+  void round_panel(const Area& area, int64_t columns, float unit) const {
+    const int64_t count = area.end_column - area.first_column;
+    Chunk values;
+    Chunk scales;
+    std::fill_n(scales.data(), count, 0.0F);
+    for (int64_t row = area.first_row; row < area.end_row; ++row) {
+      load(values, row, area.first_column, count);
+      for (int64_t c = 0; c < count; ++c) scales[c] = greater(std::abs(values[c]), scales[c]);
+    }
+    spread_scales(scales, columns, count, unit);
+    for (int64_t row = area.first_row; row < area.end_row; ++row) {
+      load(values, row, area.first_column, count);
+      round_row(values, scales, place(row, area.first_column), count);
+    }
+  }
+
+  /// The scale of each block for each of its columns, of which there are the largest values.
+  void spread_scales(Chunk& scales, int64_t columns, int64_t count, float unit) const {
+    for (int64_t first = 0; first < count; first += columns) {
+      const int64_t end = std::min(first + columns, count);
+      float amax = 0;
+      for (int64_t c = first; c < end; ++c) amax = greater(scales[c], amax);
+      std::fill(scales.data() + first, scales.data() + end, scale_of(amax, unit));
+    }
+  }
+
+  /// One block of more columns than a chunk has.
+  void round_wide(const Area& area, float unit) const {
+    Chunk values;
+    Chunk scales;
+    scales.fill(scale_of(largest_of_area(area), unit));
+    for (int64_t row = area.first_row; row < area.end_row; ++row) {
+      for (int64_t column = area.first_column; column < area.end_column; column += kChunk) {
+        const int64_t count = std::min(kChunk, area.end_column - column);
+        load(values, row, column, count);
+        round_row(values, scales, place(row, column), count);
       }
     }
   }
 
-  void round_turned(int64_t row, int64_t column, int64_t count, float unit) const {
-    std::array<float, kRotatedLength> values{};
-    const int64_t down = sum_dim_ == 1 ? 0 : 1;
-    for (int64_t i = 0; i < count; ++i) values[i] = value(row + i * down, column + i * (1 - down));
+  using Turned = float[kRotatedLength][kRotatedChunk];
+
+  /// Up to 16 rows, of as many columns as are turned together.
+  void round_turned_rows(const Area& area, float unit) const {
+    const int64_t count = area.end_row - area.first_row;
+    const int64_t width = area.end_column - area.first_column;
+    Turned rows;
+    for (int64_t i = 0; i < count; ++i)
+      simd::convert(rows[i], x_ + place(area.first_row + i, area.first_column), width);
+    rotate_all(rows, count, width);
+    Chunk values;
+    Chunk scales;
+    std::fill_n(scales.data(), width, 0.0F);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; c < width; ++c) scales[c] = greater(std::abs(rows[i][c]), scales[c]);
+    spread_scales(scales, 1, width, unit);
+    for (int64_t i = 0; i < count; ++i) {
+      std::copy_n(rows[i], width, values.data());
+      round_row(values, scales, place(area.first_row + i, area.first_column), width);
+    }
+  }
+
+  /// Columns of one row, by 16.
+  void round_turned_columns(const Area& area, float unit) const {
+    for (int64_t first = area.first_column; first < area.end_column; first += kRotatedLength) {
+      const int64_t count = std::min(kRotatedLength, area.end_column - first);
+      Chunk values;
+      load(values, area.first_row, first, count);
+      Turned rows;
+      for (int64_t i = 0; i < count; ++i) rows[i][0] = values[i];
+      rotate_all(rows, count, 1);
+      for (int64_t i = 0; i < count; ++i) values[i] = rows[i][0];
+      Chunk scales;
+      for (int64_t i = 0; i < count; ++i) scales[i] = std::abs(values[i]);
+      spread_scales(scales, count, count, unit);
+      round_row(values, scales, place(area.first_row, first), count);
+    }
+  }
+
+  /// Where there are fewer than 16, the largest powers of two of them.
+  static void rotate_all(Turned& rows, int64_t count, int64_t width) {
     int64_t done = 0;
     for (int64_t size = kRotatedLength; size > 0; size /= 2) {
       if (done + size > count) continue;
-      rotate(values.data() + done, size);
+      rotate_rows(rows + done, size, width);
       done += size;
     }
-    float amax = 0;
-    for (int64_t i = 0; i < count; ++i) amax = std::fmax(amax, std::fabs(values[i]));
-    const float scale = scale_of(amax, unit);
-    for (int64_t i = 0; i < count; ++i)
-      round_into(row + i * down, column + i * (1 - down), values[i], scale);
   }
 
   const CastSpec cast_;
@@ -152,7 +247,6 @@ class Rounder {
   const T* const x_;
   T* const y_;
   const int64_t num_columns_;
-  const float largest_;
 };
 
 template <typename T, typename Number>
@@ -190,7 +284,7 @@ void round_values(const RoundValues& op, const Args<RoundValues>& args) {
 
 }  // namespace
 
-void add_round_values_cpu(KernelTable& table) {
+TESSERA_CPU_KERNELS(add_round_values_cpu, table) {
   add_kernel<RoundValues>(table, round_values);
 }
 

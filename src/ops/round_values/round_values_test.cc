@@ -130,8 +130,41 @@ TEST(RoundValues, RotationsKeepProducts) {
 TEST(RoundValues, RotationsSpreadOutliers) {
   std::vector<float> values(16, 0.0F);
   values[3] = 8;
-  rotate(values.data(), 16);
-  for (const float value : values) EXPECT_EQ(std::abs(value), 2);
+  const CastSpec turned{.length = 16, .rotated = true};
+  for (const int sum_dim : {0, 1}) {
+    const Shape shape = sum_dim == 1 ? Shape{1, 16} : Shape{16, 1};
+    const OwnedTensor y =
+        round_by({.cast = turned, .sum_dim = sum_dim}, testing::tensor_of(shape, values).get());
+    for (const double value : testing::to_doubles(y.get())) EXPECT_EQ(std::abs(value), 2);
+  }
+}
+
+/// The arithmetic without branches is that of the types.
+template <typename Number>
+void check_numbers() {
+  Random random(14, 1);
+  for (uint32_t bits = 0; bits < 0x10000U; ++bits) {
+    for (const uint32_t word :
+         {bits << 16, bits << 16 | static_cast<uint32_t>(random.next_below(65536))}) {
+      const auto value = std::bit_cast<float>(word);
+      const auto expected = static_cast<float>(Number(value));
+      const float found = round_nearest<Number>(value);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(found));
+      } else {
+        EXPECT_EQ(std::bit_cast<uint32_t>(found), std::bit_cast<uint32_t>(expected)) << value;
+      }
+      if (expected == value) {
+        EXPECT_EQ(round_up_as_often<Number>(value, 0), value);
+      }
+    }
+  }
+}
+
+TEST(RoundValues, NumbersAreThoseOfTheTypes) {
+  check_numbers<E4m3>();
+  check_numbers<E5m2>();
+  check_numbers<E2m1>();
 }
 
 /// The mean of what stochastic rounding gives is the value; what is exact stays.

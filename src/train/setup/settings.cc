@@ -136,6 +136,19 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
              "Micro-batches of a validation; 0: all", between(0, kMaxSteps));
 }
 
+void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
+  std::vector<std::string> names;
+  std::string help = "With train.precision = \"fp8\": how operands of products are rounded";
+  for (const Recipe& recipe : recipes()) {
+    names.emplace_back(recipe.name);
+    help += fmt::format("; {}: {}", recipe.name, recipe.what);
+  }
+  schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
+  schema.add("precision.plain", &precision.plain,
+             "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
+             "of some layers: \"attention\", \"moe.experts.down@3\", \"all@0-1\"");
+}
+
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
   schema.add_enum("optim.name", &settings.optimizer_kind,
                   {{"adamw", OptimizerKind::kAdamW}, {"muon", OptimizerKind::kMuon}},
@@ -309,19 +322,6 @@ ConfigSchema make_schema(Settings& settings) {
   add_run_options(schema, settings.run);
   add_peer_options(schema, settings.peer);
   return schema;
-}
-
-void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
-  std::vector<std::string> names;
-  std::string help = "With train.precision = \"fp8\": how operands of products are rounded";
-  for (const Recipe& recipe : recipes()) {
-    names.emplace_back(recipe.name);
-    help += fmt::format("; {}: {}", recipe.name, recipe.what);
-  }
-  schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
-  schema.add("precision.plain", &precision.plain,
-             "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
-             "of some layers: \"attention\", \"moe.experts.down@3\", \"all@0-1\"");
 }
 
 void validate_precision(const Settings& settings) {

@@ -9,6 +9,7 @@
 #include "data/row_source.h"
 #include "data/text/text_source.h"
 #include "model/config/config.h"
+#include "model/config/product_precision.h"
 #include "model/run/saved_policy.h"
 #include "ops/backend.h"
 #include "optim/fully_sharded.h"
