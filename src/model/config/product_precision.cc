@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 constexpr LayerEntryKind kPlain{"precision.plain", "weight",
-                                R"("attention", "moe.experts.down@3", "all@0-5")"};
+                                R"("attn", "moe.experts.down@3", "all@0-5")"};
 
 /// What may be said for a weight: "moe", "moe.experts", "moe.experts.down".
 void add_names(std::string weight, std::set<std::string>& names) {

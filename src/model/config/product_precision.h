@@ -21,7 +21,7 @@ struct ProductPrecision {
   std::optional<OperandRounding> rounding(std::vector<std::string> names) const;
 };
 
-/// Reads entries such as "attention", "moe.experts.down" and "all@0-1". Throws UserError for what
+/// Reads entries such as "attn", "moe.experts.down" and "all@0-1". Throws UserError for what
 /// is none.
 std::vector<LayerEntry> parse_plain(const std::vector<std::string>& texts);
 

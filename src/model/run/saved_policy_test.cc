@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include "core/error.h"
+
 namespace tessera {
 namespace {
 

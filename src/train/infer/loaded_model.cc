@@ -89,6 +89,10 @@ double Evaluation::bits_per_byte() const {
   return loss * static_cast<double>(num_tokens) / std::log(2.0) / static_cast<double>(num_bytes);
 }
 
+ProductPrecision LoadedModel::products() const {
+  return backend_->is_host() ? settings_.products() : ProductPrecision();
+}
+
 LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFiniteWeights nonfinite) {
   const OpenedCheckpoint opened = open_checkpoint(path);
   const CheckpointReader& reader = opened.reader;
@@ -103,6 +107,11 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   settings_.model = without_prediction(std::move(settings_.model));
   auto specs = list_parameters(settings_.model, settings_.train.dtype());
   backend_ = choose_backend(settings_);
+  if (settings_.products().recipe != nullptr && !backend_->is_host())
+    notes_.push_back(fmt::format(
+        "training rounded what products read (precision.recipe = \"{}\"), which is done on the CPU "
+        "alone: here products read BF16",
+        settings_.precision.recipe));
   require_weights_fit(ParameterSet::count_bytes(specs, false).weights, backend_->device());
   parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
                                                backend_->device());
@@ -140,7 +149,7 @@ Evaluation evaluate(LoadedModel& model, const EvaluationRequest& request) {
                          .max_sequences = source.max_sequences(),
                          .sequence_length = length,
                          .dtype = settings.train.dtype(),
-                         .products = settings.products()};
+                         .products = model.products()};
   const int64_t working =
       plan_forward(settings.model, shape, ForwardGoal::kLoss, model.backend(), std::nullopt);
   if (model.backend().is_host()) require_host_memory(working, machine_memory(), "evaluation");

@@ -159,7 +159,7 @@ std::vector<double> score_sequences(LoadedModel& model, const std::vector<Sequen
                         .max_sequences = kMaxSequences + 1,
                         .sequence_length = longest,
                         .dtype = model.settings().train.dtype(),
-                        .products = model.settings().products()},
+                        .products = model.products()},
                        ForwardGoal::kLoss, model.backend(), model.parameters(), model.experts());
   std::vector<double> losses;
   PackedBatch batch(batch_tokens, kMaxSequences);

@@ -8,6 +8,24 @@
 
 namespace tessera {
 
+namespace {
+
+/// A line of its own where products read rounded numbers, else nothing.
+std::string describe_products(const Settings& settings) {
+  const ProductPrecision products = settings.products();
+  if (products.recipe == nullptr) return "";
+  std::string text = fmt::format(
+      "\nproducts of layers read {} numbers ({}): {}; emulated, so slower than BF16",
+      products.recipe->name, products.recipe->activation.to_string(), products.recipe->what);
+  if (!products.plain.empty()) {
+    text += "; not those of";
+    for (const LayerEntry& entry : products.plain) text += ' ' + entry.to_string();
+  }
+  return text;
+}
+
+}  // namespace
+
 std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
@@ -26,6 +44,7 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   }
   if (model.mtp_layers > 0)
     text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
+  text += describe_products(settings);
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",
       format_bytes(memory.total()), format_bytes(memory.state.weights),

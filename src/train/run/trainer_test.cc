@@ -51,6 +51,12 @@ INSTANTIATE_TEST_SUITE_P(
                      s.optimizer.formats = {.first_moment = MomentKind::kBF16,
                                             .second_moment = MomentKind::kBF16};
                    }},
+        ResumeCase{"fp8", [](Settings& s) { s.train.precision = Precision::kFp8; }},
+        ResumeCase{"nvfp4",
+                   [](Settings& s) {
+                     s.train.precision = Precision::kFp8;
+                     s.precision = {.recipe = "nvfp4", .plain = {"all@0"}};
+                   }},
         ResumeCase{"remainders",
                    [](Settings& s) {
                      s.train.precision = Precision::kBF16;

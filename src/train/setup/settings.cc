@@ -146,7 +146,7 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
   schema.add("precision.plain", &precision.plain,
              "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
-             "of some layers: \"attention\", \"moe.experts.down@3\", \"all@0-1\"");
+             "of some layers: \"attn\", \"moe.experts.down@3\", \"all@0-1\"");
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {

@@ -1,0 +1,169 @@
+// Runs whose products read rounded numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "train/infer/loaded_model.h"
+#include "train/testing/layout_runs.h"
+#include "train/testing/tiny_run.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+using testing::expect_same_state;
+using testing::make_trainer;
+using testing::NamedLayout;
+using testing::RunEnd;
+using testing::TemporaryFolder;
+using testing::tiny_settings;
+
+class RoundedProducts : public ::testing::Test {
+ protected:
+  Settings fp8(const std::string& recipe = "blockwise") const {
+    Settings settings = tiny_settings(folder_);
+    settings.train.precision = Precision::kFp8;
+    settings.precision.recipe = recipe;
+    settings.run.resume = ResumeMode::kNever;
+    return settings;
+  }
+  std::unique_ptr<Trainer> run(const Settings& settings) const {
+    validate(settings);
+    auto trainer = make_trainer(settings);
+    for (int64_t i = 0; i < settings.train.steps; ++i) losses_.push_back(trainer->step().loss);
+    return trainer;
+  }
+  /// The losses of the runs since the last call.
+  std::vector<double> take_losses() const { return std::exchange(losses_, {}); }
+
+  const TemporaryFolder folder_;
+  mutable std::vector<double> losses_;
+};
+
+/// Where no product is rounded, nothing is.
+TEST_F(RoundedProducts, WithoutAnyAreThoseOfBf16) {
+  Settings settings = fp8();
+  settings.precision.plain = {"attn", "moe.experts@0", "all@1"};
+  const auto plain = run(settings);
+  settings.precision = {};
+  settings.train.precision = Precision::kBF16;
+  expect_same_state(*run(settings), *plain);
+}
+
+/// Every recipe learns as BF16 does, by other numbers.
+TEST_F(RoundedProducts, EveryRecipeLearns) {
+  Settings bf16 = fp8();
+  bf16.train.precision = Precision::kBF16;
+  run(bf16);
+  const std::vector<double> expected = take_losses();
+  for (const Recipe& recipe : recipes()) {
+    SCOPED_TRACE(recipe.name);
+    run(fp8(std::string(recipe.name)));
+    const std::vector<double> found = take_losses();
+    EXPECT_NE(found, expected);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], 0.04 * expected[i]) << "step " << i;
+    EXPECT_LT(found.back(), 0.8 * found.front());
+  }
+}
+
+/// What is computed again is rounded again.
+TEST_F(RoundedProducts, RecomputationKeepsTheBits) {
+  for (const std::string recipe : {"blockwise", "nvfp4"}) {
+    Settings settings = fp8(recipe);
+    const auto kept = run(settings);
+    settings.train.recompute = {"all"};
+    expect_same_state(*kept, *run(settings));
+  }
+}
+
+/// Where ranks compute what one rank does, in the same order, the bits are the same: stages, split
+/// weight gradients, sharded state. Blocks of neighbouring tokens are others where tokens are
+/// spread, blocks of features where weights are cut off the blocks' borders.
+TEST_F(RoundedProducts, LayoutsAgree) {
+  for (const std::string recipe : {"blockwise", "tensorwise"}) {
+    Settings settings = testing::settings_for_layouts(folder_.file(""));
+    settings.train.precision = Precision::kFp8;
+    settings.precision.recipe = recipe;
+    settings.run.resume = ResumeMode::kNever;
+    const auto run_on = [&](const NamedLayout& layout) {
+      settings.run.folder = folder_.file(recipe + layout.name);
+      return testing::run_steps(settings, layout, 3, false);
+    };
+    const std::vector<NamedLayout> layouts = testing::layouts_for_checkpoints();
+    const RunEnd one = run_on(layouts[0]);
+    for (const NamedLayout& layout : layouts) {
+      SCOPED_TRACE(recipe + " on " + layout.name);
+      const RunEnd end = run_on(layout);
+      if (layout.name == "pp2") testing::expect_same_end(end, one);
+      ASSERT_EQ(end.losses.size(), one.losses.size());
+      for (size_t i = 0; i < one.losses.size(); ++i)
+        EXPECT_NEAR(end.losses[i], one.losses[i], 0.01 * one.losses[i]) << "step " << i;
+    }
+  }
+}
+
+/// Text is scored as in training.
+TEST_F(RoundedProducts, EvaluationRoundsToo) {
+  Settings settings = fp8("tensorwise");
+  auto trainer = run(settings);
+  trainer->save(make_schema(settings).to_toml());
+  const double in_training = trainer->validate();
+  const std::string folder = settings.run.folder;
+  LoadedModel model(folder, DeviceChoice::kCpu);
+  const double loss = evaluate(model, {.batch_size = settings.train.micro_batch,
+                                       .max_batches = settings.train.validation_batches})
+                          .loss;
+  EXPECT_EQ(model.products().recipe, &find_recipe("tensorwise"));
+  EXPECT_NEAR(loss, in_training, 1e-6 * in_training);
+}
+
+TEST_F(RoundedProducts, RefuseWhatCannotBe) {
+  const auto expect_refusal = [](Settings settings, void (*change)(Settings&),
+                                 const std::string& message) {
+    change(settings);
+    EXPECT_THAT([&] { validate(settings); }, ThrowsMessage<UserError>(HasSubstr(message)));
+  };
+  const Settings settings = fp8();
+  expect_refusal(
+      settings,
+      [](Settings& s) { s.train.precision = Precision::kBF16, s.precision.plain = {"all"}; },
+      "precision.plain is set, but products round");
+  expect_refusal(
+      settings,
+      [](Settings& s) { s.train.precision = Precision::kF32, s.precision.recipe = "mxfp8"; },
+      "precision.recipe is set, but products round");
+  expect_refusal(
+      settings, [](Settings& s) { s.run.device = DeviceChoice::kCuda; }, "on the CPU only so far");
+  expect_refusal(
+      settings, [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse; },
+      "set moe.experts = \"grouped\"");
+  expect_refusal(
+      settings,
+      [](Settings& s) {
+        s.model.moe.inner_sizes = {16, 32, 32, 16};
+      },
+      "leave it out");
+  expect_refusal(
+      settings, [](Settings& s) { s.model.moe.fuse_gather = GatherFusion::kAlways; },
+      "leave moe.fuse_gather out");
+  expect_refusal(
+      settings, [](Settings& s) { s.precision.plain = {"all@2-1"}; }, "end before they begin");
+  expect_refusal(
+      settings, [](Settings& s) { s.precision.recipe = "blokwise"; }, "did you mean 'blockwise'");
+}
+
+TEST_F(RoundedProducts, RefuseNamesOfNothing) {
+  const auto expect_refusal = [this](const std::string& entry, const std::string& message) {
+    Settings settings = fp8();
+    settings.precision.plain = {entry};
+    EXPECT_THAT([&] { make_trainer(settings); }, ThrowsMessage<UserError>(HasSubstr(message)));
+  };
+  expect_refusal("moe.expert", "did you mean 'moe.experts'");
+  expect_refusal("moe.router", "no product of a layer has such a weight");
+  expect_refusal("attn@5", "the model has layers 0 to 1");
+}
+
+}  // namespace
+}  // namespace tessera
