@@ -216,7 +216,7 @@ VerifyReport verify_export(const fs::path& folder, const Export& work, ElementSo
                            ConversionProgress& progress) {
   const HfTensors tensors(folder);
   check_tensors(work.map, tensors, {});
-  const auto target = make_hf_source(work.map, tensors);
+  const auto target = make_hf_source(work.map, tensors, std::nullopt);
   VerifyRequest request{.names = {},
                         .back = plan_to_own(work.map),
                         .source = &source,

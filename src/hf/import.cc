@@ -9,7 +9,7 @@
 #include "hf/family/name_list.h"
 #include "hf/folder_builder.h"
 #include "hf/hf_record.h"
-#include "hf/load_weights.h"
+#include "hf/scaled_matrices.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
 #include "model/config/limits.h"
@@ -53,6 +53,12 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
   return names;
 }
 
+DType choose_dtype(const ImportRequest& request, const HfTensors& tensors) {
+  if (request.options.dtype) return *request.options.dtype;
+  const HfTensor* table = tensors.find("model.embed_tokens.weight");
+  return table != nullptr && table->entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
 /// Names that are left out on purpose, each kind with a note.
 std::vector<std::string> find_ignored(const ImportRequest& request, Import& work) {
   std::vector<std::string> ignored = find_rotary_tables(work.tensors);
@@ -73,6 +79,13 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
         "{} tensors of multi-token prediction are left out, as --drop-mtp asks", mtp.size()));
   }
   ignored.insert(ignored.end(), mtp.begin(), mtp.end());
+  const std::vector<std::string> scales = list_scales(work.tensors);
+  if (!scales.empty()) {
+    work.notes.push_back(fmt::format(
+        "{} matrices of E4M3 numbers become {}, by their scales; an export has them so",
+        scales.size(), choose_dtype(request, work.tensors) == DType::kBF16 ? "BF16" : "F32"));
+  }
+  ignored.insert(ignored.end(), scales.begin(), scales.end());
   return ignored;
 }
 
@@ -99,12 +112,6 @@ int64_t padded_vocab(const ImportRequest& request, int64_t vocab_size) {
   return (size + request.pad_vocab_to - 1) / request.pad_vocab_to * request.pad_vocab_to;
 }
 
-DType choose_dtype(const ImportRequest& request, const HfTensors& tensors) {
-  if (request.options.dtype) return *request.options.dtype;
-  const HfTensor* table = tensors.find("model.embed_tokens.weight");
-  return table != nullptr && table->entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
 /// Tensors that must repeat others: a stored head of tied tables.
 void check_copies(const TensorMap& map, const HfTensors& tensors) {
   for (const auto& [copy, original] : map.copies) {
@@ -124,7 +131,7 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
   for (size_t i = 0; i < map.hf.size(); ++i) {
     DType dtype = tensors.find(map.hf[i].name)->entry->dtype;
     const DType own = map.own[plan[i].front().source].dtype;
-    if (!is_exact(dtype, own)) dtype = own;
+    if (!is_float_storage(dtype) || !is_exact(dtype, own)) dtype = own;
     if (i == 0) record.dtype = dtype;
     if (dtype != record.dtype) record.other_dtypes[map.hf[i].name] = dtype;
   }
@@ -153,7 +160,7 @@ Import prepare(const ImportRequest& request) {
   work.dtype = choose_dtype(request, work.tensors);
   work.map = map_tensors(*work.config.family, model, work.dtype, layout);
   check_tensors(work.map, work.tensors, ignored);
-  check_storage(work.map, work.tensors);
+  check_stored_types(work.map, work.tensors, work.config.scales);
   check_copies(work.map, work.tensors);
   work.record = make_record(work.map, work.tensors, layout);
   return work;
@@ -172,7 +179,7 @@ void write_companions(const fs::path& source, const fs::path& target, Import& wo
 void write_weights(const fs::path& folder, Import& work, const ImportRequest& request,
                    ConversionProgress& progress) {
   const Plan plan = plan_to_own(work.map);
-  const auto source = make_hf_source(work.map, work.tensors);
+  const auto source = make_hf_source(work.map, work.tensors, work.config.scales);
   write_checkpoint_files(
       folder, request.make_state(work.config, work.dtype), work.map.own,
       request.options.shard_bytes,
@@ -187,7 +194,7 @@ void write_weights(const fs::path& folder, Import& work, const ImportRequest& re
 VerifyReport verify_import(const fs::path& folder, const Import& work,
                            ConversionProgress& progress) {
   const CheckpointReader reader(folder, Verify::kSizes);
-  const auto source = make_hf_source(work.map, work.tensors);
+  const auto source = make_hf_source(work.map, work.tensors, work.config.scales);
   const auto target = make_checkpoint_source(work.map, reader);
   VerifyRequest request{.names = {},
                         .back = plan_to_hf(work.map),

@@ -3,10 +3,10 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "core/config/strict_json.h"
 #include "core/error.h"
 #include "hf/elements.h"
 #include "hf/family/tensor_map.h"
+#include "hf/scaled_matrices.h"
 
 namespace tessera {
 namespace {
@@ -40,22 +40,12 @@ void load_link(const TensorLink& link, const HfTensor& source, const Tensor& tar
 
 }  // namespace
 
-void check_storage(const TensorMap& map, const HfTensors& source) {
-  for (const MappedTensor& tensor : map.hf) {
-    const HfTensor& found = *source.find(tensor.name);
-    require(is_float_storage(found.entry->dtype),
-            "{}: tensor {} is of type {}; weights must be F32, BF16 or F16",
-            found.file->path().string(), quote_for_message(tensor.name),
-            dtype_name(found.entry->dtype));
-  }
-}
-
 void load_hf_tensors(const ImportedConfig& config, const HfTensors& source,
                      std::span<const NamedTensor> tensors) {
   const HfLayout layout = detect_layout(*config.family, config.model, source);
   const TensorMap map = map_tensors(*config.family, config.model, DType::kF32, layout);
   check_tensors(map, source, {});
-  check_storage(map, source);
+  check_stored_types(map, source, std::nullopt);
   const std::vector<Tensor> own = order_tensors(map, tensors);
   for (const Tensor& tensor : own) {
     if (tensor.num_bytes() > 0) std::memset(tensor.data, 0, tensor.num_bytes());

@@ -17,7 +17,4 @@ namespace tessera {
 void load_hf_tensors(const ImportedConfig& config, const HfTensors& source,
                      std::span<const NamedTensor> tensors);
 
-/// Refuses tensors of the map that are of no type of weights.
-void check_storage(const TensorMap& map, const HfTensors& source);
-
 }  // namespace tessera

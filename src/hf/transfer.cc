@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "hf/elements.h"
+#include "hf/scaled_matrices.h"
 
 namespace tessera {
 namespace {
@@ -14,16 +15,28 @@ constexpr int64_t kPieceBytes = int64_t{8} << 20;
 
 class HfSource final : public ElementSource {
  public:
-  HfSource(const TensorMap& map, const HfTensors& tensors) : map_(map) {
+  HfSource(const TensorMap& map, const HfTensors& tensors, const std::optional<BlockScales>& blocks)
+      : map_(map), blocks_(blocks) {
     std::set<const SafetensorsReader*> files;
     for (const MappedTensor& tensor : map.hf) {
       tensors_.push_back(tensors.find(tensor.name));
       files.insert(tensors_.back()->file);
+      const bool scaled = tensors_.back()->entry->dtype == DType::kE4M3;
+      scales_.push_back(scaled ? find_scales(tensors, tensor.name) : nullptr);
+      ensure(!scaled || (scales_.back() != nullptr && blocks_), "scales of '{}'", tensor.name);
+      if (scaled) files.insert(scales_.back()->file);
     }
     files_.assign(files.begin(), files.end());
   }
-  DType dtype(size_t tensor) const override { return tensors_[tensor]->entry->dtype; }
+  DType dtype(size_t tensor) const override {
+    return scales_[tensor] != nullptr ? DType::kF32 : tensors_[tensor]->entry->dtype;
+  }
   std::span<const std::byte> read(size_t tensor, int64_t begin, int64_t count) override {
+    if (scales_[tensor] != nullptr) {
+      values_.resize(count);
+      read_scaled(*tensors_[tensor], *scales_[tensor], *blocks_, begin, values_);
+      return std::as_bytes(std::span(values_));
+    }
     const int64_t size = dtype_size(dtype(tensor));
     return tensors_[tensor]->bytes().subspan(begin * size, count * size);
   }
@@ -34,8 +47,11 @@ class HfSource final : public ElementSource {
 
  private:
   const TensorMap& map_;
+  std::optional<BlockScales> blocks_;
   std::vector<const HfTensor*> tensors_;
+  std::vector<const HfTensor*> scales_;  // null: the elements are the values
   std::vector<const SafetensorsReader*> files_;
+  std::vector<float> values_;
 };
 
 class CheckpointSource final : public ElementSource {
@@ -164,8 +180,9 @@ void PageKeeper::count(int64_t num_bytes) {
   num_bytes_ = 0;
 }
 
-std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors) {
-  return std::make_unique<HfSource>(map, tensors);
+std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors,
+                                              const std::optional<BlockScales>& scales) {
+  return std::make_unique<HfSource>(map, tensors, scales);
 }
 
 std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/dtype.h"
 #include "core/nonfinite.h"
+#include "hf/family/block_scales.h"
 #include "hf/family/hf_tensors.h"
 #include "hf/family/tensor_map.h"
 
@@ -53,8 +55,10 @@ class PageKeeper {
   int64_t num_bytes_ = 0;
 };
 
-/// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there.
-std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors);
+/// The tensors of a Hugging Face folder, numbered as in `map.hf`; all must be there. E4M3 matrices
+/// are read as F32, by their scales.
+std::unique_ptr<ElementSource> make_hf_source(const TensorMap& map, const HfTensors& tensors,
+                                              const std::optional<BlockScales>& scales);
 
 /// The tensors of a checkpoint, numbered as in `map.own`; all must be there.
 std::unique_ptr<ElementSource> make_checkpoint_source(const TensorMap& map,

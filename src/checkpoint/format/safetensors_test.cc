@@ -161,8 +161,8 @@ TEST(SafetensorsHeader, RefusesAWrongEntry) {
   refuse(R"("a":{"dtype":"F32","shape":[2]})", "'data_offsets' is missing");
   refuse(R"("a":{"dtype":"F32","shape":[2],"offsets":[0,8]})", "unknown member 'offsets'");
   refuse(R"("a":{"dtype":4,"shape":[2],"data_offsets":[0,8]})", "dtype must be a string");
-  refuse(entry("a", "F8_E4M3", "[8]", "[0,8]"),
-         "dtype 'F8_E4M3' is not supported; expected F32, BF16");
+  refuse(entry("a", "F8_E5M2", "[8]", "[0,8]"),
+         "dtype 'F8_E5M2' is not supported; expected F32, BF16");
   refuse(entry("a", "f32", "[2]", "[0,8]"), "dtype 'f32' is not supported");
   refuse(R"("__metadata__":[])", "__metadata__ must be an object");
   refuse(R"("__metadata__":{"a":1})", "'a' in __metadata__ must be a string");

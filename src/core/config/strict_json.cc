@@ -67,14 +67,15 @@ struct FileDType {
   std::string_view name;
   DType dtype;
 };
-constexpr std::array<FileDType, 8> kFileDTypes = {{{"F32", DType::kF32},
+constexpr std::array<FileDType, 9> kFileDTypes = {{{"F32", DType::kF32},
                                                    {"BF16", DType::kBF16},
                                                    {"I32", DType::kI32},
                                                    {"I64", DType::kI64},
                                                    {"F64", DType::kF64},
                                                    {"U8", DType::kU8},
                                                    {"U16", DType::kU16},
-                                                   {"F16", DType::kF16}}};
+                                                   {"F16", DType::kF16},
+                                                   {"F8_E4M3", DType::kE4M3}}};
 
 }  // namespace
 

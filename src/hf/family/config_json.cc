@@ -47,14 +47,14 @@ constexpr std::array kHarmless = {
 constexpr std::string_view kCommonDefaults =
     R"({"hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": false,
         "pad_token_id": null, "rope_theta": null, "rope_scaling": null, "rope_parameters": null,
-        "original_max_position_embeddings": null})";
+        "original_max_position_embeddings": null, "quantization_config": null})";
 
 /// Keys that a file may have only with this value, or null.
 constexpr std::string_view kCommonFixed =
     R"({"attention_dropout": 0.0, "hidden_dropout": 0.0, "dropout": 0.0,
         "is_encoder_decoder": false, "add_cross_attention": false,
         "cross_attention_hidden_size": null, "chunk_size_feed_forward": 0,
-        "tie_encoder_decoder": false, "quantization_config": null, "compression_config": null,
+        "tie_encoder_decoder": false, "compression_config": null,
         "sliding_window": null, "use_sliding_window": false, "attention_bias": false,
         "qkv_bias": false, "mlp_bias": false, "use_qk_norm": false, "partial_rotary_factor": 1.0,
         "router_jitter_noise": 0.0, "clip_qkv": null, "per_layer_config": null})";
@@ -80,7 +80,7 @@ json fixed_values(const Family& family) {
 void check_fixed(const std::string& key, const json& value, const json& allowed,
                  std::string_view where) {
   if (value.is_null() || value == allowed) return;
-  require(key != "quantization_config" && key != "compression_config",
+  require(key != "compression_config",
           "{}: '{}' says that the weights are quantized, which is not supported; convert the model "
           "to BF16 or F32 first",
           where, key);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hf/family/block_scales.h"
 #include "hf/family/family.h"
 #include "model/config/config.h"
 
@@ -16,7 +17,9 @@ struct ImportedConfig {
   const Family* family = nullptr;
   ModelConfig model;
   int64_t max_length = 0;  ///< `max_position_embeddings`
-  std::string json;        ///< the text of config.json
+  std::string json;        ///< the text of config.json, of whole numbers
+  /// Of weights that are stored as E4M3.
+  std::optional<BlockScales> scales;
   /// What the user should know, one line each.
   std::vector<std::string> notes;
 };

@@ -205,7 +205,7 @@ TEST(HfConfigRefusal, NamesValuesThatChangeTheResult) {
               HasSubstr("partial_rotary_factor"));
   EXPECT_THAT(error_with("llama", "sliding_window", 64), HasSubstr("sliding_window"));
   EXPECT_THAT(error_with("deepseek_v3", "quantization_config", {{"quant_method", "fp8"}}),
-              HasSubstr("the weights are quantized"));
+              HasSubstr("expected two sizes, such as [128, 128]"));
   EXPECT_THAT(error_with("llama", "architectures", {"LlamaForSequenceClassification"}),
               HasSubstr("LlamaForSequenceClassification"));
   EXPECT_THAT(error_with("llama", "model_type", "lama"), HasSubstr("did you mean 'llama'"));

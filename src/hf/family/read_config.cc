@@ -289,7 +289,8 @@ ImportedConfig parse_hf_config(std::string_view text, const std::string& where) 
   const ConfigJson config(text, where);
   ImportedConfig imported;
   imported.family = &config.family();
-  imported.json = text;
+  imported.scales = read_block_scales(config.value("quantization_config"), where);
+  imported.json = imported.scales ? without_quantization(text) : text;
   ModelConfig& model = imported.model;
   model.moe.num_experts = 0;
   imported.max_length = config.size("max_position_embeddings");

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// How the matrices of a folder are stored as E4M3 numbers: each block of `rows` x `cols` of a
+/// matrix, the last ones smaller, has a scale by which its numbers are multiplied. The scales of
+/// "NAME" are the matrix "NAME_scale_inv". So are published DeepSeek-V3 and the FP8 models of Qwen
+/// and GLM (transformers' FineGrainedFP8Config; DeepSeek-V3, section 3.3.2).
+struct BlockScales {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+/// Reads `quantization_config` of a config.json; null: nothing. Throws UserError for another
+/// scheme, by name, and for keys that are not known.
+std::optional<BlockScales> read_block_scales(const nlohmann::json& value, std::string_view where);
+
+/// The text of a config.json for the same model in whole numbers.
+std::string without_quantization(std::string_view text);
+
+}  // namespace tessera
