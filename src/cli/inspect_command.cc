@@ -124,6 +124,9 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
       (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
   rows.emplace_back("total", total);
   rows.emplace_back("worst routing", total + activations.worst);
+  // In files in memory: two states each of the rank and of a neighbour that holds as much.
+  if (settings.peer.copy)
+    rows.emplace_back("peer copies", 4 * (state.weights + state.optimizer + state.on_host));
   return rows;
 }
 

@@ -255,6 +255,16 @@ TEST_F(CliLayout, FullShardingAgreesWithOneRank) {
   EXPECT_THAT(out, HasSubstr("agrees: worst error"));
 }
 
+/// Of two ranks, two states each, as a run takes them.
+TEST_F(CliLayout, MemoryListsCopiesAtNeighbours) {
+  std::vector<std::string> arguments = {"inspect", "--memory", "--json", "--ranks", "2"};
+  EXPECT_FALSE(succeed_json(arguments).contains("peer copies"));
+  arguments.emplace_back("--checkpoint.peer_copy=true");
+  const Json memory = succeed_json(arguments);
+  EXPECT_EQ(memory["peer copies"].get<int64_t>(),
+            4 * (memory["weights"].get<int64_t>() + memory["optimizer"].get<int64_t>()));
+}
+
 TEST_F(CliLayout, FullShardingTakesLessMemory) {
   const auto total = [&](const std::vector<std::string>& shard) {
     std::vector<std::string> arguments = {"inspect",
