@@ -257,10 +257,11 @@ TEST_F(CliLayout, FullShardingAgreesWithOneRank) {
 
 /// Of two ranks, two states each, as a run takes them.
 TEST_F(CliLayout, MemoryListsCopiesAtNeighbours) {
-  std::vector<std::string> arguments = {"inspect", "--memory", "--json", "--ranks", "2"};
+  std::vector<std::string> arguments = {"inspect", "--memory", "--json",
+                                        "--ranks", "2",        "--train.global_batch=16"};
   EXPECT_FALSE(succeed_json(arguments).contains("peer copies"));
   arguments.emplace_back("--checkpoint.peer_copy=true");
-  const Json memory = succeed_json(arguments);
+  const auto memory = succeed_json(arguments);
   EXPECT_EQ(memory["peer copies"].get<int64_t>(),
             4 * (memory["weights"].get<int64_t>() + memory["optimizer"].get<int64_t>()));
 }

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "train/infer/loaded_model.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
+#include "train/testing/option_families.h"
 #include "train/testing/tiny_run.h"
 
 namespace tessera {
@@ -118,6 +120,42 @@ TEST_F(RoundedProducts, EvaluationRoundsToo) {
   EXPECT_EQ(model.products().recipe, &find_recipe("tensorwise"));
   EXPECT_NEAR(loss, in_training, 1e-6 * in_training);
 }
+
+class RoundedProductFamilies : public RoundedProducts,
+                               public ::testing::WithParamInterface<testing::OptionFamily> {};
+
+/// Every option that changes which operators run: refused by name, or as near to BF16 as numbers of
+/// four digits are, with blocks that cut rows.
+TEST_P(RoundedProductFamilies, AreNearBf16) {
+  Settings settings = testing::settings_of(GetParam());
+  settings.run.device = DeviceChoice::kCpu;
+  settings.run.folder = folder_.file("run");
+  settings.run.resume = ResumeMode::kNever;
+  settings.data.tokens = folder_.file("tokens");
+  settings.train.steps = settings.schedule.num_steps = 2;
+  testing::write_tokens(settings);
+  settings.train.precision = Precision::kBF16;
+  run(settings);
+  const std::vector<double> expected = take_losses();
+  settings.train.precision = Precision::kFp8;
+  settings.precision.recipe = "mxfp8";
+  try {
+    validate(settings);
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
+    return;
+  }
+  run(settings);
+  const std::vector<double> found = take_losses();
+  EXPECT_NE(found, expected);
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 0.03 * expected[i]) << "step " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RoundedProductFamilies,
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     1)),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(RoundedProducts, RefuseWhatCannotBe) {
   const auto expect_refusal = [](Settings settings, void (*change)(Settings&),
