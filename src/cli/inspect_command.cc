@@ -12,6 +12,7 @@
 #include "model/run/forward_model.h"
 #include "program/compile/print.h"
 #include "train/metrics/report.h"
+#include "train/run/peer_copies.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
@@ -124,9 +125,9 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
       (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
   rows.emplace_back("total", total);
   rows.emplace_back("worst routing", total + activations.worst);
-  // In files in memory: two states each of the rank and of a neighbour that holds as much.
+  // Where a neighbour holds as much.
   if (settings.peer.copy)
-    rows.emplace_back("peer copies", 4 * (state.weights + state.optimizer + state.on_host));
+    rows.emplace_back("peer copies", PeerCopies::count_bytes(state.held(), state.held()));
   return rows;
 }
 

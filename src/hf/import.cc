@@ -53,12 +53,6 @@ std::vector<std::string> find_rotary_tables(const HfTensors& tensors) {
   return names;
 }
 
-DType choose_dtype(const ImportRequest& request, const HfTensors& tensors) {
-  if (request.options.dtype) return *request.options.dtype;
-  const HfTensor* table = tensors.find("model.embed_tokens.weight");
-  return table != nullptr && table->entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
 /// Names that are left out on purpose, each kind with a note.
 std::vector<std::string> find_ignored(const ImportRequest& request, Import& work) {
   std::vector<std::string> ignored = find_rotary_tables(work.tensors);
@@ -80,11 +74,6 @@ std::vector<std::string> find_ignored(const ImportRequest& request, Import& work
   }
   ignored.insert(ignored.end(), mtp.begin(), mtp.end());
   const std::vector<std::string> scales = list_scales(work.tensors);
-  if (!scales.empty()) {
-    work.notes.push_back(fmt::format(
-        "{} matrices of E4M3 numbers become {}, by their scales; an export has them so",
-        scales.size(), choose_dtype(request, work.tensors) == DType::kBF16 ? "BF16" : "F32"));
-  }
   ignored.insert(ignored.end(), scales.begin(), scales.end());
   return ignored;
 }
@@ -112,15 +101,28 @@ int64_t padded_vocab(const ImportRequest& request, int64_t vocab_size) {
   return (size + request.pad_vocab_to - 1) / request.pad_vocab_to * request.pad_vocab_to;
 }
 
+DType choose_dtype(const ImportRequest& request, const HfTensors& tensors) {
+  if (request.options.dtype) return *request.options.dtype;
+  const HfTensor* table = tensors.find("model.embed_tokens.weight");
+  return table != nullptr && table->entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+/// Whether two tensors are the same bytes of one type; also where neither is there.
+bool are_equal(const HfTensor* a, const HfTensor* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  return a->entry->dtype == b->entry->dtype && std::ranges::equal(a->bytes(), b->bytes());
+}
+
 /// Tensors that must repeat others: a stored head of tied tables.
 void check_copies(const TensorMap& map, const HfTensors& tensors) {
   for (const auto& [copy, original] : map.copies) {
-    const HfTensor& a = *tensors.find(map.hf[copy].name);
-    const HfTensor& b = *tensors.find(map.hf[original].name);
-    require(a.entry->dtype == b.entry->dtype && std::ranges::equal(a.bytes(), b.bytes()),
+    const std::string& a = map.hf[copy].name;
+    const std::string& b = map.hf[original].name;
+    require(are_equal(tensors.find(a), tensors.find(b)) &&
+                are_equal(find_scales(tensors, a), find_scales(tensors, b)),
             "{}: tie_word_embeddings is true, but {} and {} differ; correct config.json or remove "
             "the tensor that is not used",
-            tensors.path().string(), map.hf[copy].name, map.hf[original].name);
+            tensors.path().string(), a, b);
   }
 }
 
@@ -136,6 +138,16 @@ HfRecord make_record(const TensorMap& map, const HfTensors& tensors, const HfLay
     if (dtype != record.dtype) record.other_dtypes[map.hf[i].name] = dtype;
   }
   return record;
+}
+
+void note_scaled(Import& work) {
+  const auto count = std::ranges::count_if(work.map.hf, [&](const MappedTensor& tensor) {
+    return work.tensors.find(tensor.name)->entry->dtype == DType::kE4M3;
+  });
+  if (count == 0) return;
+  work.notes.push_back(
+      fmt::format("{} matrices of E4M3 numbers become {}, by their scales; an export has them so",
+                  count, work.dtype == DType::kBF16 ? "BF16" : "F32"));
 }
 
 Import prepare(const ImportRequest& request) {
@@ -161,6 +173,7 @@ Import prepare(const ImportRequest& request) {
   work.map = map_tensors(*work.config.family, model, work.dtype, layout);
   check_tensors(work.map, work.tensors, ignored);
   check_stored_types(work.map, work.tensors, work.config.scales);
+  note_scaled(work);
   check_copies(work.map, work.tensors);
   work.record = make_record(work.map, work.tensors, layout);
   return work;

@@ -31,8 +31,7 @@ void check_scales(const HfTensor& matrix, const HfTensors& tensors, const std::s
   const std::string quoted = quote_for_message(name);
   require(blocks.has_value(),
           "{}: tensor {} is of type e4m3, but config.json has no 'quantization_config' that says "
-          "how it is "
-          "scaled",
+          "how it is scaled",
           file, quoted);
   const Shape& shape = matrix.entry->shape;
   require(shape.rank() == 2,

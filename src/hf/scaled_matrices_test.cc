@@ -124,13 +124,22 @@ TEST_P(ScaledModel, IsThatOfItsValues) {
   }
 }
 
-/// Scales of Qwen's models are BF16.
+/// The scales that BF16 holds, in either type, give the same model.
 TEST_P(ScaledModel, TakesScalesInBf16) {
-  write_both([](LooseTensors& tensors, nlohmann::json&) {
-    for (auto& [name, tensor] : tensors)
-      if (name.ends_with("_scale_inv")) tensor = convert_loose(tensor, DType::kBF16);
-  });
-  EXPECT_NO_THROW(import_plain(scratch_ / "scaled", scratch_ / "own"));
+  const auto import_scales = [&](DType dtype) {
+    fs::remove_all(scratch_ / "scaled");
+    fs::remove_all(scratch_ / "whole");
+    write_both([dtype](LooseTensors& tensors, nlohmann::json&) {
+      for (auto& [name, tensor] : tensors) {
+        if (!name.ends_with("_scale_inv")) continue;
+        tensor = convert_loose(convert_loose(tensor, DType::kBF16), dtype);
+      }
+    });
+    const std::string own(dtype_name(dtype));
+    import_plain(scratch_ / "scaled", scratch_ / own);
+    return read_loose(scratch_ / (own + "/model-00000.safetensors"));
+  };
+  EXPECT_EQ(import_scales(DType::kBF16), import_scales(DType::kF32));
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, ScaledModel, ::testing::Values("deepseek_v3", "qwen3_moe"),

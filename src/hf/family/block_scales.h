@@ -10,8 +10,8 @@ namespace tessera {
 
 /// How the matrices of a folder are stored as E4M3 numbers: each block of `rows` x `cols` of a
 /// matrix, the last ones smaller, has a scale by which its numbers are multiplied. The scales of
-/// "NAME" are the matrix "NAME_scale_inv". So are published DeepSeek-V3 and the FP8 models of Qwen
-/// and GLM (transformers' FineGrainedFP8Config; DeepSeek-V3, section 3.3.2).
+/// "NAME" are the matrix "NAME_scale_inv". So are DeepSeek-V3 and the FP8 models of Qwen published
+/// (transformers' FineGrainedFP8Config; DeepSeek-V3, section 3.3.2).
 struct BlockScales {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -21,7 +21,7 @@ struct BlockScales {
 /// scheme, by name, and for keys that are not known.
 std::optional<BlockScales> read_block_scales(const nlohmann::json& value, std::string_view where);
 
-/// The text of a config.json for the same model in whole numbers.
+/// The text of a config.json without the key: of the model whose weights are the values.
 std::string without_quantization(std::string_view text);
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ struct ImportedConfig {
   const Family* family = nullptr;
   ModelConfig model;
   int64_t max_length = 0;  ///< `max_position_embeddings`
-  std::string json;        ///< the text of config.json, of whole numbers
+  std::string json;        ///< the text of config.json, but for `quantization_config`
   /// Of weights that are stored as E4M3.
   std::optional<BlockScales> scales;
   /// What the user should know, one line each.

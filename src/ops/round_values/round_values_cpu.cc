@@ -278,7 +278,7 @@ void round_values(const RoundValues& op, const Args<RoundValues>& args) {
       case NarrowNumber::kE2M1:
         return round_matrix<T, E2m1>(op, args);
     }
-    throw InternalError("unknown kind of number");
+    internal_error("unknown kind of number");
   });
 }
 

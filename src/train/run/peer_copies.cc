@@ -179,12 +179,11 @@ void PeerCopies::find_shift() {
 
 /// While new copies are made the last ones are still there.
 void PeerCopies::check_room(int64_t part_bytes) {
-  constexpr int64_t kGenerations = 2;
   const std::vector<int64_t> parts = gather(world_, part_bytes);
   const int64_t size = world_.size();
   int64_t needed = 0;
   for (int64_t rank = 0; rank < size; ++rank) {
-    const int64_t bytes = kGenerations * (parts[rank] + parts[(rank + size - place_.shift) % size]);
+    const int64_t bytes = count_bytes(parts[rank], parts[(rank + size - place_.shift) % size]);
     if (rank == world_.rank()) num_bytes_ = bytes;
     if (place_.machines[rank] == place_.machines[world_.rank()]) needed += bytes;
   }

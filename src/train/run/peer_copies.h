@@ -24,6 +24,8 @@ class PeerCopies {
   /// memory or not this user's, and where some machine has no room.
   PeerCopies(const Settings& settings, const RunLayout& layout, int64_t part_bytes);
 
+  /// Of a rank that holds `own` and whose neighbour holds `other`: two generations of both.
+  static int64_t count_bytes(int64_t own, int64_t other) { return 2 * (own + other); }
   /// Bytes of this machine's memory that this rank's files take, at most.
   int64_t num_bytes() const { return num_bytes_; }
   /// What the user should know.

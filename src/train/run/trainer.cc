@@ -193,9 +193,7 @@ void Trainer::check_limit() {
 
 void Trainer::plan_peer_copies() {
   if (!settings_.peer.copy) return;
-  const ModelState::Bytes& state = prediction_.state;
-  peers_ = std::make_unique<PeerCopies>(settings_, layout_,
-                                        state.weights + state.optimizer + state.on_host);
+  peers_ = std::make_unique<PeerCopies>(settings_, layout_, prediction_.state.held());
   prediction_.peer_copies = peers_->num_bytes();
   initial_notes_.insert(initial_notes_.end(), peers_->notes().begin(), peers_->notes().end());
 }

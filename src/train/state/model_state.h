@@ -39,6 +39,8 @@ class ModelState {
     int64_t optimizer = 0;
     int64_t on_host = 0;  ///< of the host's memory, where the state is there; not of the total
     int64_t total() const { return weights + gradients + optimizer; }
+    /// What a run goes on from, wherever it is.
+    int64_t held() const { return weights + optimizer + on_host; }
     bool operator==(const Bytes&) const = default;
   };
   /// Exact for rank run.rank(); the world may be planned only.
