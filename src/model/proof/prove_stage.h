@@ -1,0 +1,65 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "model/run/stage_programs.h"
+#include "sharding/infer_sharding.h"
+
+namespace tessera {
+
+/// One program of a stage, and how its values are spread over the stage's ranks.
+struct ProvenProgram {
+  std::string title;  ///< "moe_layer, backward"
+  Program program;
+  Shardings values;
+};
+
+/// The axes over which the gradient of a weight still is a partial sum when a step's backward
+/// passes are done: those along which ranks hold the same part.
+struct SummedWeight {
+  std::string name;
+  WeightPlacement placement;
+  std::set<RankAxis> axes;
+};
+
+struct StageProof {
+  std::vector<ProvenProgram> programs;
+  std::vector<SummedWeight> weights;
+  ShardingFaults faults;
+};
+
+/// A program and, where it is trained, what was derived of it.
+struct ProgramParts {
+  const ModelProgram& layout;
+  const Program& forward;
+  struct Backwards {
+    const Program& program;
+    const Backward& links;
+  };
+  /// The backward program, and behind it the weights' part where that is split off.
+  std::vector<Backwards> backwards = {};
+  /// Values of the backward program that the weights' part reads.
+  std::vector<KeptValue> kept = {};
+};
+
+/// What one rank's program computes is a rank's part of what a single rank computes, whatever the
+/// numbers: checked by following from what it is bound to, as ports (what each is) and placements
+/// of weights say, to what the ports give, to the gradients of inputs, which must be spread as the
+/// inputs' transpose, and likewise to those of weights. Adds to the proof what was found.
+void prove_program(const ProgramParts& parts, const RankAxes& axes, const StageGroups& groups,
+                   StageProof& proof);
+
+/// The same for all programs of a stage, as they run: after all passes of the compiler. What is
+/// left to the caller is that each weight's gradient is summed over SummedWeight::axes, no more and
+/// no less.
+StageProof prove_stage(const StagePrograms& stage);
+
+/// How the values are spread that a program takes and gives by a port.
+Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& groups);
+/// A weight of this placement. Adds a fault where that contradicts itself or the axes.
+Sharding weight_sharding(const std::string& name, const WeightPlacement& placement,
+                         const RankAxes& axes, ShardingFaults& faults);
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+#include "model/proof/prove_stage.h"
+
+#include <gtest/gtest.h>
+
+#include "model/proof/proof_testing.h"
+
+namespace tessera {
+namespace {
+
+using testing::Case;
+using testing::LayoutCase;
+
+class ProvenLayout : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(ProvenLayout, HoldsForEveryKindOfModel) {
+  int num_planned = 0;
+  for (const Case& model : testing::gradient_cases()) {
+    SCOPED_TRACE(model.name);
+    const auto stage = testing::plan_stage(model.config, GetParam());
+    if (!stage) continue;
+    ++num_planned;
+    const StageProof proof = prove_stage(*stage);
+    EXPECT_EQ(proof.faults, ShardingFaults());
+  }
+  EXPECT_GT(num_planned, 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, ProvenLayout, ::testing::ValuesIn(testing::proof_layouts()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#include <algorithm>
+
+#include "ops/attention/attention_operands.h"
+#include "ops/ring_attention/ring_attention.h"
+#include "sharding/rule_table.h"
+
+namespace tessera::shard_rules {
+namespace {
+
+using Kind = ShardState::Kind;
+
+/// Whether ranks may have different tokens: different sequences, or the blocks of a ring.
+bool may_cut_tokens(const AxisCall& call) {
+  if (call.axis == RankAxis::kDp) return true;
+  const auto* ring = dynamic_cast<const RingAttentionOperator*>(&call.op);
+  if (ring == nullptr) return false;
+  const std::vector<RankAxis>* axes = call.axes.find(ring->comm());
+  return axes != nullptr && std::ranges::find(*axes, call.axis) != axes->end();
+}
+
+/// Whether `k` and `v` belong to queries that are cut as `q` is.
+void check_keys(const AxisCall& call, const ShardState& q, const ShardState& k,
+                const ShardState& v) {
+  if (k != v) fault("keys and values are not spread alike");
+  if (q == k) return;
+  const bool shares_heads =
+      q == ShardState::sharded(1) && k.is(Kind::kReplicated) && call.axis == RankAxis::kTpCopies;
+  if (!shares_heads) fault("queries do not have the keys that they attend to");
+}
+
+void check_queries(const AxisCall& call, const ShardState& q) {
+  if (q.is(Kind::kPartial)) fault("queries are partial sums");
+  if (q == ShardState::sharded(0) && !may_cut_tokens(call))
+    fault("queries do not see the tokens that other ranks have of their sequence");
+}
+
+}  // namespace
+
+ShardStatesOf attention(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  const ShardState& q = call.inputs[attention::kQ];
+  check_queries(call, q);
+  check_keys(call, q, call.inputs[attention::kK], call.inputs[attention::kV]);
+  const ShardState& bounds = call.inputs[attention::kForwardCuSeqlens];
+  if (bounds.is_cut() || bounds.is(Kind::kPartial)) fault("the sequences' bounds are not whole");
+  // The statistics are [heads, tokens].
+  const ShardState statistics = q.is_cut() ? ShardState::sharded(1 - q.dim) : q;
+  return {{q, statistics}};
+}
+
+ShardStatesOf attention_backward(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  const ShardState& q = call.inputs[attention::kQ];
+  const ShardState& k = call.inputs[attention::kK];
+  check_queries(call, q);
+  check_keys(call, q, k, call.inputs[attention::kV]);
+  const ShardState& grad = call.inputs[attention::kGradO];
+  if (q.is(Kind::kReplicated) && grad.is(Kind::kPartial)) return {{grad, grad, grad}};
+  if (grad != q) fault("the gradient is not spread as the queries are");
+  // Each rank's queries have their part in the gradient of keys that several ranks share.
+  const ShardState of_keys = k == q ? k : ShardState::partial();
+  return {{q, of_keys, of_keys}};
+}
+
+}  // namespace tessera::shard_rules

@@ -1,0 +1,241 @@
+#include "sharding/operator_rules.h"
+
+#include <map>
+#include <variant>
+
+#include "ops/embedding/embedding.h"
+#include "ops/linear/linear.h"
+#include "ops/router/router.h"
+#include "sharding/rule_table.h"
+
+namespace tessera {
+namespace shard_rules {
+
+ShardStatesOf follow(const AxisCall& call, std::string_view rule,
+                     std::span<const ShardState> inputs) {
+  return AxisRule(rule).apply(call.axis, inputs);
+}
+
+ShardStatesOf follow(const AxisCall& call, std::string_view rule) {
+  return follow(call, rule, call.inputs);
+}
+
+namespace {
+
+using Kind = ShardState::Kind;
+
+bool is_tp(RankAxis axis) {
+  return axis == RankAxis::kTpCopies || axis == RankAxis::kTpParts;
+}
+
+ShardStatesOf add(const AxisCall& call) {
+  switch (call.types[0].shape.rank()) {
+    case 1:
+      return follow(call, "a:t^ b:t^ -> y:t^=a+b");
+    case 2:
+      return follow(call, "a:t^h b:t^h -> y:t^h=a+b");
+    default:
+      return follow(call, "a:t^gh b:t^gh -> y:t^gh=a+b");
+  }
+}
+
+ShardStatesOf linear(const AxisCall& call) {
+  const bool addend = dynamic_cast<const Linear&>(call.op).extra() == Linear::Extra::kAddend;
+  return follow(call, addend ? "x:th w:oh a:to -> y:to=xw+a" : "x:th w:oh b:o -> y:to=xw+b");
+}
+
+/// A table of some rows of the vocabulary gives zeros for the tokens of the others.
+ShardStatesOf embedding(const AxisCall& call) {
+  const bool spread = dynamic_cast<const Embedding&>(call.op).spec().vocab_size > 0;
+  return follow(call, spread && is_tp(call.axis) ? "i:t w:vH -> y:tH=w" : "i:t w:VH -> y:tH=w");
+}
+
+ShardStatesOf embedding_backward(const AxisCall& call) {
+  const bool spread = dynamic_cast<const EmbeddingBackward&>(call.op).spec().vocab_size > 0;
+  if (!spread || !is_tp(call.axis)) return follow(call, "i:t g:tH -> dw:VH=g");
+  for (const ShardState& state : call.inputs) {
+    if (!state.is(Kind::kReplicated)) fault("a part of the vocabulary needs the group's tokens");
+  }
+  return {{ShardState::sharded(0)}};
+}
+
+/// Rows are normed as wholes, or head by head.
+bool norms_heads(const AxisCall& call) {
+  return call.types[1].shape.last() < call.types[0].shape.last();
+}
+
+ShardStatesOf rmsnorm(const AxisCall& call) {
+  return follow(call, norms_heads(call) ? "x:tn w:D -> y:tn r:tn" : "x:tH w:H -> y:tH r:t");
+}
+
+ShardStatesOf rmsnorm_backward(const AxisCall& call) {
+  return follow(call, norms_heads(call) ? "x:tn w:D r:tn g:tn a:tn -> dx:tn=g+a dw:D=g"
+                                        : "x:tH w:H r:t g:tH a:tH -> dx:tH=g+a dw:H=g");
+}
+
+/// Each of the ranks that hold the same heads counts them (build_spread_norm): what they have is a
+/// summand each.
+ShardStatesOf square_sums(const AxisCall& call) {
+  if (call.axis == RankAxis::kTpCopies && call.inputs[0].is(Kind::kReplicated))
+    return {{ShardState::partial()}};
+  return follow(call, "x:tn -> s+:t");
+}
+
+ShardStatesOf square_sums_backward(const AxisCall& call) {
+  const bool whole = call.inputs[0].is(Kind::kReplicated) && call.inputs[1].is(Kind::kReplicated);
+  if (call.axis == RankAxis::kTpCopies && whole) return {{ShardState::partial()}};
+  return follow(call, "x:tn g:t -> dx:tn=g");
+}
+
+ShardStatesOf rope(const AxisCall& call) {
+  return follow(call,
+                call.inputs.size() == 3 ? "x:tn z:tm p:t -> y:tn=x w:tm=z" : "x:tn p:t -> y:tn=x");
+}
+
+ShardStatesOf router_backward(const AxisCall& call) {
+  using Backward = RouterBackward;
+  const auto& op = dynamic_cast<const Backward&>(call.op);
+  const auto operands = op.input_set();
+  std::string rule = "x:tH w:EH l:tE i:tk";
+  if (operands.has(Backward::kCounts)) rule += " c:E";
+  if (operands.has(Backward::kCuSeqlens)) rule += " s:n";
+  std::string gradients;
+  const auto add = [&](Backward::Input input, std::string_view operand) {
+    if (!operands.has(input)) return;
+    rule += fmt::format(" {}", operand);
+    gradients += fmt::format("{}{}", gradients.empty() ? "" : "+", operand[0]);
+  };
+  add(Backward::kGradProbs, "p:tk");
+  add(Backward::kGradBalanceLoss, "b:");
+  add(Backward::kGradZLoss, "z:");
+  add(Backward::kGradScoreMeans, "m:E");
+  add(Backward::kGradLogits, "g:tE");
+  const std::string of_weight = gradients;
+  add(Backward::kAddend, "a:tH");
+  rule += " ->";
+  const auto outputs = op.output_set();
+  if (outputs.has(Backward::kGradX)) rule += " dx:tH=" + gradients;
+  if (outputs.has(Backward::kGradWeight)) rule += " dw:EH=" + of_weight;
+  return follow(call, rule);
+}
+
+/// The counts of micro-batches in hand, of all data-parallel ranks: each takes those before its
+/// own.
+ShardStatesOf running_counts(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
+  for (const ShardState& state : call.inputs) {
+    if (!state.is(Kind::kReplicated)) fault("counts are not those of all micro-batches in hand");
+  }
+  const bool among_micro_batches = call.axis == RankAxis::kDp;
+  return {{among_micro_batches ? ShardState::varying() : ShardState::replicated(),
+           ShardState::replicated()}};
+}
+
+using Rule = std::variant<std::string_view, Function>;
+
+/// By operator, in the order of a layer. Letters: t tokens, r routed rows, n and m heads' elements,
+/// h hidden states, o outputs, f inner columns, E experts, k choices, v vocabulary, g segments.
+const std::map<std::string_view, Rule>& rules() {
+  static const std::map<std::string_view, Rule> kRules = {
+      {"add", add},
+      {"add_bias", "x:th b:h -> y:th=x+b"},
+      {"add_bias_grad", "g:th -> db:h=g"},
+      {"linear", linear},
+      {"linear_dgrad", "g:to w:oh a:th -> dx:th=gw+a"},
+      {"linear_wgrad", "x:th g:to -> dw:oh=xg"},
+      {"linear_bias_grad", "g:to -> db:o=g"},
+      {"round_values", "x:r^c o:n^ -> y:r^c=x"},
+      {"rmsnorm", rmsnorm},
+      {"rmsnorm_backward", rmsnorm_backward},
+      {"square_sums", square_sums},
+      {"square_sums_backward", square_sums_backward},
+      {"spread_norm", "x:tn w:n s:t -> y:tn"},
+      {"spread_norm_backward", "x:tn w:n s:t g:tn -> dx:tn=g ds:t=g dw:n=g"},
+      // Attention.
+      {"rope", rope},
+      {"rope_backward", rope},
+      {"norm_rope", "x:tn w:D p:t -> y:tn r:tn"},
+      {"norm_rope_backward", "x:tn w:D p:t r:tn g:tn -> dx:tn=g dw:D=g"},
+      {"latent_heads", "k:tn s:tD -> y:tn=k+s v:tn=k"},
+      {"latent_heads_backward", "k:tn v:tn -> dk:tn=k+v ds:tD=k"},
+      {"repeat_heads", "x:tn -> y:tn=x"},
+      {"sum_heads", "x:tn -> y:tn=x"},
+      {"attention", attention},
+      {"attention_backward", attention_backward},
+      {"ring_attention", attention},
+      {"ring_attention_backward", attention_backward},
+      // MLPs and experts.
+      {"activation", "x:tf -> y:tf"},
+      {"activation_backward", "x:tf g:tf -> dx:tf=g"},
+      {"sigmoid_gate", "y:tH l:tO -> z:tH=y"},
+      {"sigmoid_gate_backward", "y:tH l:tO g:tH -> dy:tH=g dl:tO=g"},
+      {"router", "x:tH w:EH b:E s:n -> p:tk i:tk l:tE c~:E b: z~: m~:E"},
+      {"router_backward", router_backward},
+      {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},
+      {"balance_statistics_backward", "g:gE l:tE s:t -> dl:tE=g"},
+      {"balance_loss", "c:gE q:gE p:E -> y:=q"},
+      {"balance_loss_backward", "g: c:gE p:E -> dq:gE=g"},
+      {"running_counts", running_counts},
+      {"capacity_limit", capacity_limit},
+      {"route_map", route_map},
+      {"dispatch_plan", dispatch_plan},
+      {"slot_experts", "c:s^ -> i:s^"},
+      {"permute", permute},
+      {"permute_probs", permute},
+      {"unpermute", unpermute},
+      {"unpermute_probs", unpermute},
+      {"unpermute_weighted", unpermute_weighted},
+      {"unpermute_weighted_backward", unpermute_weighted_backward},
+      {"grouped_matmul", grouped_matmul},
+      {"grouped_matmul_wgrad", grouped_matmul_wgrad},
+      {"expert_activation", expert_activation},
+      {"expert_activation_backward", expert_activation_backward},
+      {"activated_product", activated_product},
+      {"activation_grad_product", activation_grad_product},
+      {"block_topology", "o:n^ -> a:b^ c:b^ d:b^ e:b^ f:b^ n:"},
+      {"sdd", block_sparse_product},
+      {"dsd", block_sparse_product},
+      {"dds", block_sparse_product},
+      {"block_sparse_activation", "x:r^f p:r^ o:n^ c:n^ -> y:r^f"},
+      {"block_sparse_activation_backward", "g:r^f x:r^f p:r^ o:n^ -> dx:r^f=g dp:r^=g"},
+      // The model's ends.
+      {"embedding", embedding},
+      {"embedding_backward", embedding_backward},
+      {"linear_cross_entropy", "x:tH w:VH l:t s: -> y+: o:t z:t"},
+      {"linear_cross_entropy_backward", "x:tH w:VH l:t s: z:t g: -> dx:tH=g dw:VH=g"},
+      {"linear_cross_entropy_fused", "x:tH w:VH l:t s: -> y+: o:t dx:tH dw+:VH"},
+      {"vocab_lse", "x:tH w:vH l:t -> z:t b:t"},
+      {"vocab_lse_backward", "x:tH w:vH l:t z:t g:t b:t -> dx:tH=g+b dw:vH=g+b"},
+      {"vocab_loss", "z:t b:t l:t s: -> y+: o:t"},
+      {"vocab_loss_backward", "z:t b:t l:t s: g: -> dz:t=g db:t=g"},
+      // Exchanges.
+      {"all_gather", all_gather},
+      {"all_gather_v", all_gather},
+      {"reduce_scatter", reduce_scatter},
+      {"reduce_scatter_v", reduce_scatter},
+      {"all_reduce_constant", all_reduce},
+      {"all_to_all", all_to_all},
+      {"all_to_all_v", all_to_all_v},
+      {"gather_heads", gather_heads},
+      {"scatter_heads", scatter_heads},
+  };
+  return kRules;
+}
+
+}  // namespace
+}  // namespace shard_rules
+
+bool has_shard_rule(std::string_view name) {
+  return shard_rules::rules().contains(name);
+}
+
+ShardStatesOf infer_axis(const AxisCall& call) {
+  const auto found = shard_rules::rules().find(call.op.name());
+  ensure(found != shard_rules::rules().end(), "operator {} has no rule of how it is spread",
+         call.op.name());
+  if (const auto* text = std::get_if<std::string_view>(&found->second))
+    return shard_rules::follow(call, *text);
+  return std::get<shard_rules::Function>(found->second)(call);
+}
+
+}  // namespace tessera

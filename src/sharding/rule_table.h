@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string_view>
+
+#include "sharding/operator_rules.h"
+
+/// Rules of operators by more than their names.
+namespace tessera::shard_rules {
+
+using Function = ShardStatesOf (*)(const AxisCall& call);
+
+[[noreturn]] inline void fault(const char* message) {
+  throw ShardFault(message);
+}
+ShardStatesOf follow(const AxisCall& call, std::string_view rule);
+ShardStatesOf follow(const AxisCall& call, std::string_view rule,
+                     std::span<const ShardState> inputs);
+
+// Exchanges.
+ShardStatesOf all_gather(const AxisCall& call);
+ShardStatesOf reduce_scatter(const AxisCall& call);
+ShardStatesOf all_reduce(const AxisCall& call);
+ShardStatesOf all_to_all(const AxisCall& call);
+ShardStatesOf all_to_all_v(const AxisCall& call);
+ShardStatesOf gather_heads(const AxisCall& call);
+ShardStatesOf scatter_heads(const AxisCall& call);
+
+// Routed rows.
+ShardStatesOf route_map(const AxisCall& call);
+ShardStatesOf capacity_limit(const AxisCall& call);
+ShardStatesOf dispatch_plan(const AxisCall& call);
+ShardStatesOf permute(const AxisCall& call);
+ShardStatesOf unpermute(const AxisCall& call);
+ShardStatesOf unpermute_weighted(const AxisCall& call);
+ShardStatesOf unpermute_weighted_backward(const AxisCall& call);
+ShardStatesOf grouped_matmul(const AxisCall& call);
+ShardStatesOf grouped_matmul_wgrad(const AxisCall& call);
+ShardStatesOf expert_activation(const AxisCall& call);
+ShardStatesOf expert_activation_backward(const AxisCall& call);
+ShardStatesOf activated_product(const AxisCall& call);
+ShardStatesOf activation_grad_product(const AxisCall& call);
+ShardStatesOf block_sparse_product(const AxisCall& call);
+
+// Attention.
+ShardStatesOf attention(const AxisCall& call);
+ShardStatesOf attention_backward(const AxisCall& call);
+
+}  // namespace tessera::shard_rules
