@@ -59,16 +59,24 @@ CLI::App* add_verify(CLI::App& app, VerifyArguments& verify) {
   CLI::App* command = app.add_subcommand(
       "verify",
       "Compare a configuration's layout with one rank, on the host and in F32: losses, gradients, "
-      "weights. With run.device=cuda and one rank: the GPU with the host");
+      "weights. With run.device=cuda and one rank: the GPU with the host. With --static: prove the "
+      "layout without running it");
   add_config(*command, verify.config);
   add_number(*command, "--ranks", &verify.ranks, "Ranks of the layout; 0: the fewest that it needs",
              between(0, kManyThings));
-  add_number(*command, "--steps", &verify.steps, "Optimizer steps to compare",
-             between(1, kManyThings));
-  add_number(*command, "--tolerance", &verify.tolerance,
-             "Largest relative error that agrees, of what is computed and sent in F32", above(0));
-  command->add_flag("--full", verify.full, "With the model's own sizes, not shrunk");
-  command->add_flag("--all", verify.all, "List every parameter");
+  CLI::Option* steps = add_number(*command, "--steps", &verify.steps, "Optimizer steps to compare",
+                                  between(1, kManyThings));
+  CLI::Option* tolerance = add_number(
+      *command, "--tolerance", &verify.tolerance,
+      "Largest relative error that agrees, of what is computed and sent in F32", above(0));
+  CLI::Option* full =
+      command->add_flag("--full", verify.full, "With the model's own sizes, not shrunk");
+  command
+      ->add_flag("--static", verify.proof,
+                 "Run nothing: follow how each value of the programs is spread over the ranks, at "
+                 "the model's own sizes")
+      ->excludes(steps, tolerance, full);
+  command->add_flag("--all", verify.all, "List every parameter; with --static, every value");
   command->add_flag("--json", verify.json, "Print JSON");
   return command;
 }

@@ -36,6 +36,7 @@ struct VerifyArguments {
   int64_t steps = 3;
   double tolerance = 1e-4;
   bool full = false;
+  bool proof = false;  ///< nothing is run
   bool all = false;
   bool json = false;
 };

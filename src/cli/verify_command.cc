@@ -6,6 +6,7 @@
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
 #include "train/verify/verify.h"
+#include "train/verify/verify_static.h"
 
 namespace tessera {
 namespace {
@@ -47,6 +48,38 @@ Json to_json(const Verification& verification) {
           {"scalars", std::move(scalars)}};
 }
 
+Json to_json(const StaticVerification& verification) {
+  Json stages = Json::array();
+  for (const StaticVerification::Stage& stage : verification.stages) {
+    Json programs = Json::array();
+    for (const ProvenProgram& program : stage.programs) {
+      Json values = Json::array();
+      for (const ValueId id : program.values.ids()) {
+        if (!program.values[id].is_known()) continue;
+        values.push_back({{"name", program.program.value(id).name},
+                          {"spread", stage.rank_axes.describe(program.values[id])}});
+      }
+      programs.push_back({{"program", program.title}, {"values", std::move(values)}});
+    }
+    stages.push_back({{"first_rank", stage.first_rank},
+                      {"axes", stage.axes},
+                      {"programs", std::move(programs)}});
+  }
+  return {{"proven", verification.agrees()},           {"ranks", verification.num_ranks},
+          {"checked_ranks", verification.num_checked}, {"faults", verification.faults},
+          {"seconds", verification.seconds},           {"stages", std::move(stages)}};
+}
+
+int run_static(const Settings& settings, int64_t ranks, const VerifyArguments& arguments) {
+  const StaticVerification verification = verify_static(settings, ranks);
+  if (arguments.json) {
+    std::cout << to_json(verification).dump(2) << "\n";
+  } else {
+    std::cout << describe(verification, arguments.all);
+  }
+  return verification.agrees() ? 0 : 1;
+}
+
 /// One rank's memory, of which the comparison needs more.
 void check_reference(Settings settings) {
   settings.parallel = {};
@@ -68,6 +101,10 @@ int run_verify(const VerifyArguments& arguments) {
       arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
+  if (arguments.proof) {
+    validate(settings.model);
+    return run_static(settings, ranks, arguments);
+  }
   constexpr int64_t kMostSteps = 1000;
   require(arguments.steps <= kMostSteps, "--steps is {}; at most {} are compared", arguments.steps,
           kMostSteps);

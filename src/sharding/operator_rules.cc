@@ -74,14 +74,16 @@ ShardStatesOf rmsnorm_backward(const AxisCall& call) {
 }
 
 /// Each of the ranks that hold the same heads counts them (build_spread_norm): what they have is a
-/// summand each.
+/// summand each. Which ranks those are can be said of TP alone.
 ShardStatesOf square_sums(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
   if (call.axis == RankAxis::kTpCopies && call.inputs[0].is(Kind::kReplicated))
     return {{ShardState::partial()}};
   return follow(call, "x:tn -> s+:t");
 }
 
 ShardStatesOf square_sums_backward(const AxisCall& call) {
+  if (factoring_of(call.axis) == Factoring::kExperts) return std::nullopt;
   const bool whole = call.inputs[0].is(Kind::kReplicated) && call.inputs[1].is(Kind::kReplicated);
   if (call.axis == RankAxis::kTpCopies && whole) return {{ShardState::partial()}};
   return follow(call, "x:tn g:t -> dx:tn=g");

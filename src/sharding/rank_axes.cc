@@ -45,6 +45,44 @@ const std::vector<RankAxis>* RankAxes::find(const Communicator& group) const {
   return found == groups_.end() ? nullptr : &found->second;
 }
 
+int64_t RankAxes::coordinate(const Layout& layout, int64_t rank, RankAxis axis) const {
+  const int64_t tp = layout.coordinate(rank, Axis::kTp);
+  const int64_t cp = layout.coordinate(rank, Axis::kCp);
+  switch (axis) {
+    case RankAxis::kTpCopies:
+      return tp % degree(axis);
+    case RankAxis::kTpParts:
+      return tp / degree(RankAxis::kTpCopies);
+    case RankAxis::kHeads:
+      return cp % degree(axis);
+    case RankAxis::kRing:
+      return cp / degree(RankAxis::kHeads);
+    case RankAxis::kDp:
+      return layout.coordinate(rank, Axis::kDp);
+    case RankAxis::kEtp:
+      return layout.coordinate(rank, Axis::kEtp);
+    case RankAxis::kEp:
+      return layout.coordinate(rank, Axis::kEp);
+    case RankAxis::kEdp:
+      break;
+  }
+  return layout.coordinate(rank, Axis::kEdp);
+}
+
+std::vector<int64_t> RankAxes::ranks_along(const Layout& layout, int64_t rank, Factoring factoring,
+                                           const std::set<RankAxis>& differing) const {
+  const std::array dense = {Axis::kTp, Axis::kCp, Axis::kDp};
+  std::vector<int64_t> ranks = layout.group(rank, dense);
+  std::erase_if(ranks, [&](int64_t other) {
+    return std::ranges::any_of(of(factoring), [&](RankAxis axis) {
+      return !differing.contains(axis) &&
+             coordinate(layout, other, axis) != coordinate(layout, rank, axis);
+    });
+  });
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
 Sharding RankAxes::whole() const {
   return {.dense = true, .experts = true};
 }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
+#include "parallel/layout.h"
 #include "parallel/stage_groups.h"
 #include "sharding/shard_state.h"
 
@@ -23,6 +25,12 @@ class RankAxes {
   /// The axes of more than one rank along which a group's ranks differ; null where it is none of
   /// the stage's.
   const std::vector<RankAxis>* find(const Communicator& group) const;
+  /// Where a rank of the layout is along an axis.
+  int64_t coordinate(const Layout& layout, int64_t rank, RankAxis axis) const;
+  /// The ranks of `rank`'s stage that differ from it along `differing` alone, axes of one
+  /// factoring, in their order.
+  std::vector<int64_t> ranks_along(const Layout& layout, int64_t rank, Factoring factoring,
+                                   const std::set<RankAxis>& differing) const;
 
   /// Replicated on all ranks.
   Sharding whole() const;

@@ -132,12 +132,14 @@ class Prover {
 
   void add_summed(const std::string& name, const WeightPlacement& placement,
                   const Sharding& gradient) {
-    SummedWeight weight{.name = name, .placement = placement, .axes = {}};
+    SummedWeight weight{
+        .name = name, .expert = placement.expert, .tp_copies = placement.tp_copies, .axes = {}};
     for (const RankAxis axis :
          axes_.of(placement.expert ? Factoring::kExperts : Factoring::kDense)) {
       if (gradient.along(axis).is(Kind::kPartial)) weight.axes.insert(axis);
     }
-    proof_.weights.push_back(std::move(weight));
+    const bool is_known = std::ranges::find(proof_.weights, weight) != proof_.weights.end();
+    if (!is_known) proof_.weights.push_back(std::move(weight));
   }
 
   void prove_forward() {

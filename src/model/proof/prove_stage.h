@@ -20,8 +20,10 @@ struct ProvenProgram {
 /// passes are done: those along which ranks hold the same part.
 struct SummedWeight {
   std::string name;
-  WeightPlacement placement;
+  bool expert = false;    ///< held by the factoring of the experts
+  int64_t tp_copies = 1;  ///< WeightPlacement's
   std::set<RankAxis> axes;
+  bool operator==(const SummedWeight&) const = default;
 };
 
 struct StageProof {

@@ -10,6 +10,7 @@
 #include "step/place_saved.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/device_overhead.h"
+#include "train/setup/layout_proof.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
@@ -143,6 +144,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
 void Trainer::plan_model(const BatchShape& shape) {
   model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
                                            backend(), layout_.part);
+  require_proof(prove_rank(settings_, layout_, model_->programs()));
   model_->place(place_saved(model_->programs(), layout_.steps));
   prediction_ = predict_memory(settings_, layout_, *model_, backend(),
                                touched_bytes(settings_, data_), device_.memory);

@@ -1,0 +1,131 @@
+#include "train/verify/verify_static.h"
+
+#include <chrono>
+
+#include "comm/planned_world.h"
+#include "train/state/planned_rank.h"
+
+namespace tessera {
+namespace {
+
+std::string describe_axes(const RankAxes& axes) {
+  std::string text;
+  for (const Factoring factoring : kFactorings) {
+    for (const RankAxis axis : axes.of(factoring)) {
+      text +=
+          fmt::format("{}{} {}", text.empty() ? "" : ", ", rank_axis_name(axis), axes.degree(axis));
+    }
+  }
+  return text.empty() ? "one rank" : text;
+}
+
+/// Every rank, or some of them all: each is compared with all that there are.
+std::vector<int64_t> ranks_to_check(int64_t num_ranks) {
+  constexpr int64_t kMost = 512;
+  constexpr int64_t kMostPairs = 1 << 20;
+  const int64_t count = std::clamp<int64_t>(kMostPairs / num_ranks, 1, std::min(num_ranks, kMost));
+  std::vector<int64_t> ranks;
+  for (int64_t i = 0; i < count; ++i) ranks.push_back(i * num_ranks / count);
+  return ranks;
+}
+
+void prove_stages(const Settings& settings, const Layout& layout, StaticVerification& result,
+                  std::vector<SummedWeight>& weights) {
+  for (const int64_t rank : layout.group(0, Axis::kPp)) {
+    const PlannedRank planned = plan_rank(settings, rank, layout.num_ranks());
+    StageProof proof = prove_rank(settings, planned.layout, planned.model.programs());
+    result.faults.insert(result.faults.end(), proof.faults.begin(), proof.faults.end());
+    weights.insert(weights.end(), proof.weights.begin(), proof.weights.end());
+    const RankAxes axes(planned.layout.part.groups, settings.model.kv_heads());
+    result.stages.push_back({.first_rank = rank,
+                             .axes = describe_axes(axes),
+                             .programs = std::move(proof.programs),
+                             .rank_axes = axes});
+  }
+}
+
+void prove_ranks(const Settings& settings, const Layout& layout,
+                 const std::vector<SummedWeight>& weights, StaticVerification& result) {
+  std::vector<SummedWeight> kinds;
+  for (const SummedWeight& weight : weights) {
+    const auto is_alike = [&](const SummedWeight& other) {
+      return weight.name != "embedding.weight" && other.expert == weight.expert &&
+             other.tp_copies == weight.tp_copies && other.axes == weight.axes;
+    };
+    if (std::ranges::none_of(kinds, is_alike)) kinds.push_back(weight);
+  }
+  for (const int64_t rank : ranks_to_check(layout.num_ranks())) {
+    const auto world = make_planned_world(rank, layout.num_ranks());
+    const StageGroups groups = join_stage_groups(*world, layout, settings.parallel);
+    const RankAxes axes(groups, settings.model.kv_heads());
+    prove_groups(groups, layout, rank, axes, result.faults);
+    prove_reductions(list_replica_ranks(settings, layout, rank), kinds, layout, rank, axes,
+                     result.faults);
+    ++result.num_checked;
+  }
+}
+
+std::string describe_program(const ProvenProgram& program, const RankAxes& axes) {
+  std::string text = fmt::format("{}\n", program.title);
+  for (ValueId id = 0; id < program.program.num_values(); ++id) {
+    const Value& value = program.program.value(id);
+    if (!program.values[id].is_known()) continue;  // made by nobody: a pass has replaced it
+    text += fmt::format("  {:<32} {:<28} {}\n", value.name, value.type.to_string(),
+                        axes.describe(program.values[id]));
+  }
+  return text;
+}
+
+}  // namespace
+
+int64_t StaticVerification::num_programs() const {
+  int64_t count = 0;
+  for (const Stage& stage : stages) count += std::ssize(stage.programs);
+  return count;
+}
+
+int64_t StaticVerification::num_values() const {
+  int64_t count = 0;
+  for (const Stage& stage : stages) {
+    for (const ProvenProgram& program : stage.programs)
+      count += std::ranges::count_if(program.values,
+                                     [](const Sharding& value) { return value.is_known(); });
+  }
+  return count;
+}
+
+StaticVerification verify_static(const Settings& settings, int64_t num_ranks) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Layout layout(settings.parallel.layout, num_ranks);
+  StaticVerification result{.num_ranks = num_ranks};
+  std::vector<SummedWeight> weights;
+  prove_stages(settings, layout, result, weights);
+  prove_ranks(settings, layout, weights, result);
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+std::string describe(const StaticVerification& verification, bool all) {
+  std::string text;
+  for (const StaticVerification::Stage& stage : verification.stages) {
+    if (!all) break;
+    text += fmt::format("stage of rank {}: {}\n\n", stage.first_rank, stage.axes);
+    for (const ProvenProgram& program : stage.programs)
+      text += describe_program(program, stage.rank_axes) + "\n";
+  }
+  if (all) {
+    text +=
+        "R: the same on all ranks of an axis; S0: parts along dim 0; E0: what belongs to each "
+        "rank's own experts;\nP: summands; V: each rank's own, by design\n";
+  }
+  for (const std::string& fault : verification.faults) text += fmt::format("fault: {}\n", fault);
+  text += fmt::format(
+      "{}: {} ranks ({}, pp {}), {} programs, {} values; groups and reductions of {} ranks "
+      "({:.2f} s, nothing was run)\n",
+      verification.agrees() ? "proven" : "not proven", verification.num_ranks,
+      verification.stages.front().axes, verification.stages.size(), verification.num_programs(),
+      verification.num_values(), verification.num_checked, verification.seconds);
+  return text;
+}
+
+}  // namespace tessera
