@@ -39,7 +39,7 @@ struct AxisRule::Term {
 AxisRule::Operand AxisRule::parse_operand(std::string_view text) {
   const size_t colon = text.find(':');
   ensure(colon != std::string_view::npos && colon > 0, "rule of axes: '{}' has no dims", text);
-  Operand operand{.name = text[0]};
+  Operand operand{.name = text[0], .same = text[colon - 1] == '!'};
   for (const char c : text.substr(colon + 1)) {
     if (c == '*') {
       operand.unread = true;
@@ -219,6 +219,10 @@ std::optional<std::vector<ShardState>> AxisRule::apply(RankAxis axis,
                                                        std::span<const ShardState> inputs) const {
   ensure(inputs.size() <= inputs_.size(), "rule of axes: {} operands for {}", inputs.size(),
          inputs_.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs_[i].same && !inputs[i].is(ShardState::Kind::kReplicated))
+      fault("operand {} must be the same on all ranks", i);
+  }
   std::vector<ShardState> results;
   for (const Output& output : outputs_) {
     const std::vector<Term> terms = terms_of(output, inputs.size());

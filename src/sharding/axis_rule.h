@@ -31,6 +31,7 @@ struct ShardFault : std::runtime_error {
 /// - `y~:o`: the same, within a micro-batch; along DP every rank has its own.
 /// - A capital: nobody may have a part along this dim.
 /// - `^` behind a letter: the dim may be cut by expert. Such dims of one rule are cut alike.
+/// - `s!:`: must be the same on all ranks.
 /// - `x:*`: is not read.
 ///
 /// Inputs at the end that an operator has not are left out of rule and terms.
@@ -53,6 +54,7 @@ class AxisRule {
     std::string letters;        ///< a dim each
     std::vector<bool> experts;  ///< whether it may be cut by expert
     bool unread = false;
+    bool same = false;
   };
   enum class Form : uint8_t { kAny, kLinear, kAdded, kAddedInBatch };
   struct Output {

@@ -108,8 +108,8 @@ ShardStatesOf router_backward(const AxisCall& call) {
     gradients += fmt::format("{}{}", gradients.empty() ? "" : "+", operand[0]);
   };
   add(Backward::kGradProbs, "p:tk");
-  add(Backward::kGradBalanceLoss, "b:");
-  add(Backward::kGradZLoss, "z:");
+  add(Backward::kGradBalanceLoss, "b!:");
+  add(Backward::kGradZLoss, "z!:");
   add(Backward::kGradScoreMeans, "m:E");
   add(Backward::kGradLogits, "g:tE");
   const std::string of_weight = gradients;
@@ -176,7 +176,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"balance_statistics", "l:tE i:tk s:t -> c~:gE q~:gE"},
       {"balance_statistics_backward", "g:gE l:tE s:t -> dl:tE=g"},
       {"balance_loss", "c:gE q:gE p:E -> y:=q"},
-      {"balance_loss_backward", "g: c:gE p:E -> dq:gE=g"},
+      {"balance_loss_backward", "g!: c:gE p:E -> dq:gE=g"},
       {"running_counts", running_counts},
       {"capacity_limit", capacity_limit},
       {"route_map", route_map},
@@ -203,13 +203,13 @@ const std::map<std::string_view, Rule>& rules() {
       // The model's ends.
       {"embedding", embedding},
       {"embedding_backward", embedding_backward},
-      {"linear_cross_entropy", "x:tH w:VH l:t s: -> y+: o:t z:t"},
-      {"linear_cross_entropy_backward", "x:tH w:VH l:t s: z:t g: -> dx:tH=g dw:VH=g"},
-      {"linear_cross_entropy_fused", "x:tH w:VH l:t s: -> y+: o:t dx:tH dw+:VH"},
+      {"linear_cross_entropy", "x:tH w:VH l:t s!: -> y+: o:t z:t"},
+      {"linear_cross_entropy_backward", "x:tH w:VH l:t s!: z:t g!: -> dx:tH=g dw:VH=g"},
+      {"linear_cross_entropy_fused", "x:tH w:VH l:t s!: -> y+: o:t dx:tH dw+:VH"},
       {"vocab_lse", "x:tH w:vH l:t -> z:t b:t"},
       {"vocab_lse_backward", "x:tH w:vH l:t z:t g:t b:t -> dx:tH=g+b dw:vH=g+b"},
-      {"vocab_loss", "z:t b:t l:t s: -> y+: o:t"},
-      {"vocab_loss_backward", "z:t b:t l:t s: g: -> dz:t=g db:t=g"},
+      {"vocab_loss", "z:t b:t l:t s!: -> y+: o:t"},
+      {"vocab_loss_backward", "z:t b:t l:t s!: g!: -> dz:t=g db:t=g"},
       // Exchanges.
       {"all_gather", all_gather},
       {"all_gather_v", all_gather},

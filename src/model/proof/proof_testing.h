@@ -17,6 +17,10 @@ struct LayoutCase {
   ParallelSpec parallel = {};
 };
 
+inline void PrintTo(const LayoutCase& layout, std::ostream* out) {
+  *out << layout.name;
+}
+
 template <typename Change>
 LayoutCase make_layout_case(std::string name, int64_t num_ranks, Change change) {
   LayoutCase result{.name = std::move(name), .num_ranks = num_ranks};

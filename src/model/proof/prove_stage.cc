@@ -78,11 +78,10 @@ Sharding dense_sharding(const std::string& name, const WeightPlacement& placemen
   return result;
 }
 
-/// Losses and statistics are summed over a micro-batch's ranks; of the micro-batches each has its
-/// own, which no rank adds up, and both is right to say along DP.
+/// Statistics are summed over a micro-batch's ranks; of the micro-batches each has its own, which
+/// no rank adds up, and both is right to say along DP.
 bool is_statistic(Port port) {
   switch (port) {
-    case Port::kLoss:
     case Port::kBalanceLoss:
     case Port::kZLoss:
     case Port::kScoreMeans:

@@ -1,0 +1,92 @@
+#include "sharding/operator_rules.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "comm/planned_world.h"
+#include "ops/linear/linear.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/registry/cpu_kernels.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+/// Operators that no layer of training has: updates, generation, formats and sums of communication,
+/// and what no program uses yet.
+const std::set<std::string_view> kElsewhere = {
+    "adamw",          "add_to_bf16",           "attention_cached", "cache_append",
+    "grad_clip",      "muon_momentum",         "muon_update",      "newton_schulz",
+    "quantize",       "reload_pages",          "round_to_bf16",    "stash_pages",
+    "sum_bf16_parts", "scaled_grouped_matmul", "sum_of_squares"};
+
+TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
+  for (const auto& [name, kernel] : make_cpu_kernels()) {
+    EXPECT_NE(has_shard_rule(name), kElsewhere.contains(name))
+        << name << ": add its rule to sharding/operator_rules.cc";
+  }
+}
+
+/// Two ranks of TP in groups of their own.
+class Rules : public ::testing::Test {
+ protected:
+  Rules() { groups_.tp = make_planned_world(0, 2)->make_world_group(); }
+
+  ShardStatesOf infer(const OperatorPtr& op, const std::vector<ShardState>& inputs,
+                      const std::vector<ValueType>& types) const {
+    const RankAxes axes(groups_, 2);
+    return infer_axis({*op, types, RankAxis::kTpParts, inputs, axes});
+  }
+
+  StageGroups groups_ = single_rank_groups();
+};
+
+const ShardState kSame = ShardState::replicated();
+
+/// Statistics over a part of the vocabulary are none of the whole.
+TEST_F(Rules, LossesOfWholeVocabulariesRefuseParts) {
+  const std::vector<ValueType> types = {
+      {DType::kF32, {4, 8}}, {DType::kF32, {5, 8}}, {DType::kI32, {4}}, {DType::kF32, {1}}};
+  EXPECT_THAT(
+      [&] {
+        infer(make_linear_cross_entropy(), {kSame, ShardState::sharded(0), kSame, kSame}, types);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("the whole of a dim is needed")));
+}
+
+/// A loss that each rank divides by its own number of tokens is no part of one loss (findings 3 and
+/// 9 of Megatron-LM's issue 7452).
+TEST_F(Rules, LossesRefuseScalesOfTheirOwn) {
+  const std::vector<ValueType> types = {
+      {DType::kF32, {4, 8}}, {DType::kF32, {5, 8}}, {DType::kI32, {4}}, {DType::kF32, {1}}};
+  const ShardState own = ShardState::sharded(0);
+  EXPECT_THAT(infer(make_linear_cross_entropy(), {own, kSame, own, kSame}, types).value(),
+              ElementsAre(ShardState::partial(), own, own));
+  EXPECT_THAT(
+      [&] {
+        infer(make_linear_cross_entropy(), {own, kSame, own, ShardState::varying()}, types);
+      },
+      ThrowsMessage<ShardFault>(HasSubstr("must be the same on all ranks")));
+}
+
+TEST_F(Rules, OperatorsWithoutOneAreNamed) {
+  struct Unknown final : Operator {
+    std::string_view name() const override { return "unknown"; }
+    std::vector<ValueType> infer(std::span<const ValueType> inputs) const override {
+      return {inputs[0]};
+    }
+  };
+  EXPECT_THAT(
+      [&] {
+        infer(std::make_shared<Unknown>(), {kSame}, {{DType::kF32, {4}}});
+      },
+      ThrowsMessage<InternalError>(HasSubstr("operator unknown has no rule")));
+}
+
+}  // namespace
+}  // namespace tessera
