@@ -157,7 +157,8 @@ class Mutator {
       ValueId bias = -1;
       for (ValueId id = 0; id < before.num_values(); ++id) {
         const Value& value = before.value(id);
-        if (value.kind == ValueKind::kWeight && value.type == ValueType(DType::kF32, {width}))
+        if (bias < 0 && value.kind == ValueKind::kWeight &&
+            value.type == ValueType(DType::kF32, {width}))
           bias = id;
       }
       if (bias < 0) user_error("nothing to add");
