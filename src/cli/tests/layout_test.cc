@@ -211,6 +211,36 @@ TEST_F(CliLayout, TrainingRefusesALayoutOfMoreRanksThanThereAre) {
   expect_refused(train("run", {"--parallel.tp=2"}), {"tp 2", "1 ranks", "take 2"});
 }
 
+/// Without running it: what layouts spread, and that more ranks than there are prove, too.
+TEST_F(CliLayout, VerifyProvesALayoutWithoutRunningIt) {
+  const Arguments layout = {"verify",
+                            "--static",
+                            "--parallel.tp=2",
+                            "--parallel.pp=2",
+                            "--parallel.ep=4",
+                            "--model.num_layers=4",
+                            "--ranks",
+                            "128",
+                            "--train.micro_batch=1",
+                            "--train.global_batch=64"};
+  const auto with = [&](const std::string& argument) {
+    Arguments arguments = layout;
+    arguments.push_back(argument);
+    return arguments;
+  };
+  EXPECT_THAT(succeed(layout).out,
+              HasSubstr("proven: 128 ranks (tp 2, dp 32, ep 4, edp 16, pp 2), "));
+  EXPECT_THAT(
+      succeed(with("--all")).out,
+      HasSubstr("attn.q.weight                    f32 [128, 256]               tp S0, dp R\n"));
+  const auto json = succeed_json(with("--json"));
+  EXPECT_TRUE(json["proven"]);
+  EXPECT_EQ(json["checked_ranks"], 128);
+  EXPECT_EQ(json["stages"].size(), 2);
+  expect_refused(with("--steps=2"), {"--steps excludes --static"});
+  expect_refused(with("--moe.num_experts=6"), {"parallel.ep 4", "moe.num_experts 6"});
+}
+
 TEST_F(CliLayout, VerifyAgreesWithOneRank) {
   const std::string out =
       succeed({"verify", "--ranks", "8", "--parallel.tp=2", "--parallel.pp=2", "--parallel.ep=4",

@@ -137,31 +137,26 @@ class Mutator {
     return make_reduce_scatter_v(group, rows);
   }
 
+  /// The first value of that kind and type; throws UserError where there is none.
+  static ValueId find_value(const Program& program, ValueKind kind, const ValueType& type) {
+    for (ValueId id = 0; id < program.num_values(); ++id) {
+      if (program.value(id).kind == kind && program.type(id) == type) return id;
+    }
+    user_error("nothing to add");
+  }
+
   /// Residuals and biases that are added to partial sums count once for each rank.
   void mutate_reduction(size_t idx, size_t place, const CommunicatorPtr& group) {
     const Program& before = original_.programs[idx];
-    const Node& node = before.nodes()[place];
+    const ValueType type = before.type(before.nodes()[place].outputs[0]);
     replace(idx, place, "of a sum with what is whole", [&](Program& program, Node& n) {
-      ValueId given = -1;
-      for (ValueId id = 0; id < before.num_values(); ++id) {
-        const Value& value = before.value(id);
-        if (value.kind == ValueKind::kInput && value.type == before.type(node.outputs[0]))
-          given = id;
-      }
-      if (given < 0) user_error("nothing to add");
+      const ValueId given = find_value(before, ValueKind::kInput, type);
       const ValueId all = program.add1(make_all_gather(group), {given}, "all");
       n.inputs[0] = program.add1(make_add(), {n.inputs[0], all}, "sum");
     });
     replace(idx, place, "of a sum with a bias", [&](Program& program, Node& n) {
-      const auto width = before.type(n.inputs[0]).shape.last();
-      ValueId bias = -1;
-      for (ValueId id = 0; id < before.num_values(); ++id) {
-        const Value& value = before.value(id);
-        if (bias < 0 && value.kind == ValueKind::kWeight &&
-            value.type == ValueType(DType::kF32, {width}))
-          bias = id;
-      }
-      if (bias < 0) user_error("nothing to add");
+      const ValueId bias =
+          find_value(before, ValueKind::kWeight, {DType::kF32, {type.shape.last()}});
       n.inputs[0] = program.add1(make_add_bias(), {n.inputs[0], bias}, "biased");
     });
   }

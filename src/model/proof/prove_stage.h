@@ -58,10 +58,4 @@ void prove_program(const ProgramParts& parts, const RankAxes& axes, const StageG
 /// no less.
 StageProof prove_stage(const StagePrograms& stage);
 
-/// How the values are spread that a program takes and gives by a port.
-Sharding port_sharding(Port port, const RankAxes& axes, const StageGroups& groups);
-/// A weight of this placement. Adds a fault where that contradicts itself or the axes.
-Sharding weight_sharding(const std::string& name, const WeightPlacement& placement,
-                         const RankAxes& axes, ShardingFaults& faults);
-
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "train/verify/verify_static.h"
 
 #include <chrono>
+#include <set>
 
 #include "comm/planned_world.h"
 #include "train/state/planned_rank.h"
@@ -29,9 +30,44 @@ std::vector<int64_t> ranks_to_check(int64_t num_ranks) {
   return ranks;
 }
 
+/// What a chunk's programs depend on.
+struct ChunkKey {
+  bool embedding = false;
+  bool loss = false;
+  std::set<LayerKind> kinds;
+  int64_t first_layer = 0;  ///< 0 where all layers of a kind run the same program
+  auto operator<=>(const ChunkKey&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+/// The first stage of each kind: stages with the same kinds of layers run the same programs.
+std::vector<int64_t> different_stages(const Settings& settings) {
+  const PipelineLayout pipeline =
+      make_pipeline_layout(settings.parallel, settings.model.layer_counts());
+  const bool layers_differ = !settings.train.recompute.empty() || !settings.train.offload.empty() ||
+                             !settings.precision.plain.empty();
+  std::vector<std::vector<ChunkKey>> keys(pipeline.num_stages);
+  for (int64_t i = 0; i < std::ssize(pipeline.chunks); ++i) {
+    const PipelineChunk& chunk = pipeline.chunks[i];
+    ChunkKey key{
+        .embedding = chunk.embedding || chunk.num_mtp > 0, .loss = chunk.loss, .kinds = {}};
+    if (layers_differ) key.first_layer = chunk.first_layer;
+    for (int64_t layer = 0; layer < chunk.all_layers(); ++layer)
+      key.kinds.insert(settings.model.layer_kind(chunk.first_layer + layer));
+    keys[i % pipeline.num_stages].push_back(std::move(key));
+  }
+  std::vector<int64_t> stages;
+  std::set<std::vector<ChunkKey>> seen;
+  for (int64_t stage = 0; stage < pipeline.num_stages; ++stage) {
+    if (seen.insert(keys[stage]).second) stages.push_back(stage);
+  }
+  return stages;
+}
+
 void prove_stages(const Settings& settings, const Layout& layout, StaticVerification& result,
                   std::vector<SummedWeight>& weights) {
-  for (const int64_t rank : layout.group(0, Axis::kPp)) {
+  const std::vector<int64_t> first_ranks = layout.group(0, Axis::kPp);
+  for (const int64_t stage : different_stages(settings)) {
+    const int64_t rank = first_ranks[stage];
     const PlannedRank planned = plan_rank(settings, rank, layout.num_ranks());
     StageProof proof = prove_rank(settings, planned.layout, planned.model.programs());
     result.faults.insert(result.faults.end(), proof.faults.begin(), proof.faults.end());
@@ -97,7 +133,7 @@ int64_t StaticVerification::num_values() const {
 StaticVerification verify_static(const Settings& settings, int64_t num_ranks) {
   const auto begin = std::chrono::steady_clock::now();
   const Layout layout(settings.parallel.layout, num_ranks);
-  StaticVerification result{.num_ranks = num_ranks};
+  StaticVerification result{.num_ranks = num_ranks, .num_stages = layout.degree(Axis::kPp)};
   std::vector<SummedWeight> weights;
   prove_stages(settings, layout, result, weights);
   prove_ranks(settings, layout, weights, result);
@@ -123,7 +159,7 @@ std::string describe(const StaticVerification& verification, bool all) {
       "{}: {} ranks ({}, pp {}), {} programs, {} values; groups and reductions of {} ranks "
       "({:.2f} s, nothing was run)\n",
       verification.agrees() ? "proven" : "not proven", verification.num_ranks,
-      verification.stages.front().axes, verification.stages.size(), verification.num_programs(),
+      verification.stages.front().axes, verification.num_stages, verification.num_programs(),
       verification.num_values(), verification.num_checked, verification.seconds);
   return text;
 }

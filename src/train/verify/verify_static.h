@@ -15,8 +15,9 @@ struct StaticVerification {
     std::vector<ProvenProgram> programs;
     RankAxes rank_axes;
   };
-  std::vector<Stage> stages;
+  std::vector<Stage> stages;  ///< those that run different programs
   int64_t num_ranks = 1;
+  int64_t num_stages = 1;
   int64_t num_checked = 0;  ///< ranks whose groups and reductions were looked at
   ShardingFaults faults;
   double seconds = 0;
@@ -26,8 +27,8 @@ struct StaticVerification {
   int64_t num_values() const;
 };
 
-/// Follows every value of every program of every pipeline stage, at the configuration's own size
-/// and with the kernels of the device that training would have (prove_rank), and looks at the
+/// Follows every value of every program that some pipeline stage runs, at the configuration's own
+/// size and with the kernels of the device that training would have (prove_rank), and looks at the
 /// groups and reductions of all ranks, or of 512 among more. Throws UserError for a layout that
 /// cannot run.
 StaticVerification verify_static(const Settings& settings, int64_t num_ranks);
