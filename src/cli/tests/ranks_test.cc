@@ -240,7 +240,7 @@ class CliTrace : public CliRanks {
   std::vector<RankTrace> trace(const std::string& run, const Arguments& options) const {
     Arguments all = {"--ranks", "2", "--trace=" + path("trace.json")};
     all.insert(all.end(), options.begin(), options.end());
-    run_ranks(layout(run, all));
+    EXPECT_THAT(run_ranks(layout(run, all)).out, HasSubstr("waits of 2 ranks in "));
     const auto parsed = nlohmann::json::parse(read_all(path("trace.json")));
     return {RankTrace(parsed, 0), RankTrace(parsed, 1)};
   }

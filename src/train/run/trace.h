@@ -41,6 +41,9 @@ class TraceRecorder {
   /// Something else that took time: a step.
   void add(const std::string& name, Clock::time_point begin, Clock::time_point end);
   size_t num_events() const { return events_.size(); }
+  /// In the order in which they were complete.
+  const std::vector<CommEvent>& communications() const { return communications_; }
+  Clock::time_point origin() const { return origin_; }
 
   /// The events as JSON objects, separated by commas; `rank` is their process.
   std::string to_json(int64_t rank) const;

@@ -22,6 +22,7 @@
 #include "train/run/stop_signal.h"
 #include "train/run/trace.h"
 #include "train/run/trainer.h"
+#include "train/run/wait_report.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
 
@@ -152,9 +153,20 @@ class TrainLoop {
         (done == 1 + request_.trace_steps || trainer_.position().step == settings_.train.steps)) {
       trainer_.backend().device().synchronize();  // which tells of the last update
       write_trace(*trace_, request_.trace, *trainer_.layout().world);
-      trace_.reset();
       note(fmt::format("trace: {}", request_.trace));
+      report_waits(done - 1);
+      trace_.reset();
     }
+  }
+
+  /// Who was waited for while the trace was taken.
+  void report_waits(int64_t num_steps) {
+    const RunLayout& layout = trainer_.layout();
+    if (layout.num_ranks() == 1) return;
+    const RankWaits own =
+        collect_waits(layout.rank(), trace_->communications(), trace_->origin(),
+                      list_group_ranks(settings_, layout), !trainer_.backend().device().is_host());
+    note(describe(gather_waits(own, *layout.world), layout.num_ranks(), num_steps));
   }
 
   void run_step() {

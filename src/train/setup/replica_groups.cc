@@ -178,6 +178,19 @@ void check_release(const Settings& settings, const Layout& layout) {
 
 }  // namespace
 
+std::vector<int64_t> ReplicaRanks::inner_ranks(int64_t rank) const {
+  const int64_t place = std::ranges::find(ranks, rank) - ranks.begin();
+  const auto first = ranks.begin() + place / inner * inner;
+  return {first, first + inner};
+}
+
+std::vector<int64_t> ReplicaRanks::outer_ranks(int64_t rank) const {
+  const int64_t place = std::ranges::find(ranks, rank) - ranks.begin();
+  std::vector<int64_t> outer;
+  for (int64_t i = place % inner; i < std::ssize(ranks); i += inner) outer.push_back(ranks[i]);
+  return outer;
+}
+
 std::vector<ReplicaRanks> list_replica_ranks(const Settings& settings, const Layout& layout,
                                              int64_t rank) {
   std::vector<ReplicaRanks> groups = list_flat(settings, layout, rank);
@@ -237,17 +250,10 @@ void check_sharding(const Settings& settings, const Layout& layout) {
 
 ReplicaGroups::ReplicaGroups(const Settings& settings, const RunLayout& run, World& world) {
   for (const ReplicaRanks& group : list_replica_ranks(settings, run.layout, run.rank())) {
-    const int64_t place = std::ranges::find(group.ranks, run.rank()) - group.ranks.begin();
-    const int64_t first = place / group.inner * group.inner;
-    std::vector<int64_t> inner(group.ranks.begin() + first,
-                               group.ranks.begin() + first + group.inner);
-    std::vector<int64_t> outer;
-    for (int64_t i = place % group.inner; i < std::ssize(group.ranks); i += group.inner)
-      outer.push_back(group.ranks[i]);
     const bool joins = settings.optimizer_kind == OptimizerKind::kMuon && group.num_stages == 1;
     groups_.push_back(
-        {.inner = world.make_group(group.name + ".inner", inner),
-         .outer = world.make_group(group.name, outer),
+        {.inner = world.make_group(group.name + ".inner", group.inner_ranks(run.rank())),
+         .outer = world.make_group(group.name, group.outer_ranks(run.rank())),
          .parts = joins ? world.make_group(group.name + ".parts", group.parts) : nullptr,
          .placement = group.placement,
          .embedding = group.num_stages > 1});

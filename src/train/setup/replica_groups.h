@@ -23,6 +23,10 @@ struct ReplicaRanks {
   /// different stages come to their inner groups' operations at different times, and while one
   /// waits for hidden states the other might wait for it.
   int64_t inner = 1;
+
+  /// The inner group that `rank` is one of, and those at its place in all inner groups.
+  std::vector<int64_t> inner_ranks(int64_t rank) const;
+  std::vector<int64_t> outer_ranks(int64_t rank) const;
 };
 
 /// Those that `rank` is one of: a pure function.
