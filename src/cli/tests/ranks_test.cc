@@ -262,7 +262,7 @@ class CliTrace : public CliRanks {
       missing.clear();
       for (const auto& [kind, pass] : all) {
         if (ranks[0].count_hidden(kind, pass) + ranks[1].count_hidden(kind, pass) == 0)
-          missing += kind + " (" + pass + ") ";
+          missing += fmt::format("{} ({}) ", kind, pass);
       }
     }
     EXPECT_EQ(missing, "") << "in " << kTries << " runs";
