@@ -216,6 +216,28 @@ std::string speed_remark(const RunHistory& history) {
   return peak > 0.0 ? fmt::format("{}, {:.0f}% of matrix peak", speed, 100.0 * peak) : speed;
 }
 
+/// Of the newest trace.
+void wait_finding(const RunHistory& history, std::vector<Finding>& findings) {
+  constexpr double kMuch = 0.1;
+  const auto traced = std::find_if(history.steps().rbegin(), history.steps().rend(),
+                                   [](const StepRecord& step) { return step.waits.has_value(); });
+  if (traced == history.steps().rend()) return;
+  const TracedWaits& waits = *traced->waits;
+  const double all = traced->step_seconds * static_cast<double>(waits.num_steps * waits.num_ranks);
+  const auto share = [&](double seconds) { return all > 0.0 ? 100.0 * seconds / all : 0.0; };
+  std::string text = fmt::format("In {} up to step {}, {:.0f}% of the time of {} ranks was waiting",
+                                 plural(static_cast<double>(waits.num_steps), "traced step"),
+                                 traced->step, share(waits.seconds), waits.num_ranks);
+  Severity severity = Severity::kInfo;
+  if (!waits.for_ranks.empty()) {
+    const TracedWaits::ForRank& most = waits.for_ranks.front();
+    if (all > 0.0 && most.seconds > kMuch * all) severity = Severity::kWarning;
+    text += fmt::format(": most of it that a late rank caused was for rank {} ({:.0f}%)", most.rank,
+                        share(most.seconds));
+  }
+  findings.push_back({severity, text + "."});
+}
+
 }  // namespace
 
 std::vector<Finding> find_findings(const RunHistory& history) {
@@ -228,6 +250,7 @@ std::vector<Finding> find_findings(const RunHistory& history) {
   drop_findings(history, findings);
   clip_finding(history, findings);
   memory_finding(history, findings);
+  wait_finding(history, findings);
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
   return findings;

@@ -35,6 +35,16 @@ class LineBuilder {
     for (const ExpertLoad& load : layers)
       list.push_back({{"layer", load.layer}, {"tokens", load.tokens_per_expert}});
   }
+  void waits(const std::optional<TracedWaits>& waits) {
+    if (!waits) return;
+    Json for_ranks = Json::array();
+    for (const TracedWaits::ForRank& entry : waits->for_ranks)
+      for_ranks.push_back({{"rank", entry.rank}, {"seconds", entry.seconds}});
+    line_["waits"] = {{"ranks", waits->num_ranks},
+                      {"steps", waits->num_steps},
+                      {"seconds", waits->seconds},
+                      {"for_ranks", std::move(for_ranks)}};
+  }
   std::string text() {
     if (!nonfinite_.empty()) line_["nonfinite"] = nonfinite_;
     return line_.dump();
@@ -78,6 +88,23 @@ class LineReader {
     for (const Json& entry : *found) layers.push_back(load(entry));
     return layers;
   }
+  std::optional<TracedWaits> waits() const {
+    const auto found = line_.find("waits");
+    if (found == line_.end()) return std::nullopt;
+    require(found->is_object() && found->contains("ranks") && found->contains("steps") &&
+                found->contains("for_ranks") && (*found)["for_ranks"].is_array(),
+            "'waits' must hold 'ranks', 'steps', 'seconds' and a list 'for_ranks'");
+    TracedWaits waits{.num_ranks = count((*found)["ranks"], "ranks"),
+                      .num_steps = count((*found)["steps"], "steps"),
+                      .seconds = seconds(*found),
+                      .for_ranks = {}};
+    for (const Json& entry : (*found)["for_ranks"]) {
+      require(entry.is_object() && entry.contains("rank"),
+              "each entry of 'for_ranks' must hold 'rank' and 'seconds'");
+      waits.for_ranks.push_back({count(entry["rank"], "rank"), seconds(entry)});
+    }
+    return waits;
+  }
 
  private:
   static Json parse(std::string_view text) {
@@ -101,6 +128,11 @@ class LineReader {
     for (const Json& tokens : entry["tokens"])
       load.tokens_per_expert.push_back(count(tokens, "tokens"));
     return load;
+  }
+  static double seconds(const Json& entry) {
+    const auto found = entry.find("seconds");
+    require(found != entry.end() && found->is_number(), "'seconds' must be a number");
+    return found->get<double>();
   }
   double nonfinite(const char* key) const {
     const auto table = line_.find("nonfinite");
@@ -137,6 +169,7 @@ StepRecord read_step(const LineReader& line) {
   record.skipped_steps = line.integer("skipped_steps");
   record.eta_seconds = line.number("eta_seconds");
   record.expert_load = line.loads();
+  record.waits = line.waits();
   return record;
 }
 
@@ -228,6 +261,7 @@ std::string to_json_line(const StepRecord& record) {
   line.integer("skipped_steps", record.skipped_steps);
   line.number("eta_seconds", record.eta_seconds);
   line.loads(record.expert_load);
+  line.waits(record.waits);
   return line.text();
 }
 

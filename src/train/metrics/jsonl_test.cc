@@ -66,6 +66,20 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
   }
 }
 
+TEST(Jsonl, KeepsWaits) {
+  StepRecord record = SyntheticRun{}.step(3);
+  record.waits = {
+      .num_ranks = 4, .num_steps = 2, .seconds = 0.5, .for_ranks = {{3, 0.25}, {0, 0.125}}};
+  const Lines lines = read_text(to_json_line(record) + '\n');
+  EXPECT_EQ(lines.steps.at(0).waits, record.waits);
+  const std::string begin = "{\"type\":\"step\",\"step\":1,\"waits\":";
+  EXPECT_THAT(error_of(begin + "3}\n"), HasSubstr("'waits' must hold"));
+  EXPECT_THAT(error_of(begin + "{\"ranks\":2,\"steps\":1,\"for_ranks\":[]}}\n"),
+              HasSubstr("'seconds' must be a number"));
+  EXPECT_THAT(error_of(begin + "{\"ranks\":2,\"steps\":1,\"seconds\":1,\"for_ranks\":[7]}}\n"),
+              HasSubstr("each entry of 'for_ranks'"));
+}
+
 TEST(Jsonl, NamesEveryFieldOfAStep) {
   const auto json = nlohmann::json::parse(to_json_line(SyntheticRun{100, 1}.step(5)));
   for (const char* key : {"type",

@@ -189,6 +189,20 @@ TEST(Findings, CallOutAGradientNormOfExactlyZero) {
               ::testing::Not(Contains(finding(Severity::kBad, "exactly 0"))));
 }
 
+TEST(Findings, NameTheRankThatOthersWaitFor) {
+  RunHistory history;
+  StepRecord record = SyntheticRun{10}.step(4);
+  record.step_seconds = 0.5;
+  record.waits = {.num_ranks = 4, .num_steps = 2, .seconds = 2.0, .for_ranks = {{3, 1.0}}};
+  history.add(record);
+  history.add(SyntheticRun{10}.step(5));
+  EXPECT_THAT(
+      find_findings(history),
+      Contains(finding(Severity::kWarning,
+                       "In 2 traced steps up to step 4, 50% of the time of 4 ranks was "
+                       "waiting: most of it that a late rank caused was for rank 3 (25%).")));
+}
+
 TEST(Findings, SeeOverfittingAndAWrongMemoryPrediction) {
   RunHistory history;
   StepRecord record = SyntheticRun{10}.step(10);

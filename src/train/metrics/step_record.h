@@ -13,6 +13,20 @@ struct ExpertLoad {
   std::vector<int64_t> tokens_per_expert;  ///< [E] token-to-expert assignments
 };
 
+/// For whom ranks waited in the steps that a trace was taken of.
+struct TracedWaits {
+  struct ForRank {
+    int64_t rank = 0;
+    double seconds = 0.0;
+    bool operator==(const ForRank&) const = default;
+  };
+  int64_t num_ranks = 1;
+  int64_t num_steps = 1;
+  double seconds = 0.0;            ///< of all ranks together
+  std::vector<ForRank> for_ranks;  ///< the part that a late rank caused, the largest first
+  bool operator==(const TracedWaits&) const = default;
+};
+
 /// What one training step did. A value that is not measured stays empty.
 struct StepRecord {
   int64_t step = 0;         ///< steps done including this one: the first is 1
@@ -38,7 +52,8 @@ struct StepRecord {
   int64_t skipped_steps = 0;  ///< updates left out so far because loss or gradient was not finite
   double eta_seconds = 0.0;
   std::vector<ExpertLoad>
-      expert_load;  ///< one entry a MoE layer; empty: dense model or not recorded
+      expert_load;                   ///< one entry a MoE layer; empty: dense model or not recorded
+  std::optional<TracedWaits> waits;  ///< of the last step of a trace, for all of them
 
   bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_norm); }
   double tflops() const { return step_seconds > 0.0 ? model_flops / step_seconds / 1e12 : 0.0; }

@@ -166,7 +166,14 @@ class TrainLoop {
     const RankWaits own =
         collect_waits(layout.rank(), trace_->communications(), trace_->origin(),
                       list_group_ranks(settings_, layout), !trainer_.backend().device().is_host());
-    note(describe(gather_waits(own, *layout.world), layout.num_ranks(), num_steps));
+    const WaitReport report = gather_waits(own, *layout.world);
+    note(describe(report, layout.num_ranks(), num_steps));
+    waits_ = {.num_ranks = layout.num_ranks(),
+              .num_steps = num_steps,
+              .seconds = report.total(),
+              .for_ranks = {}};
+    for (const WaitReport::Culprit& culprit : report.culprits)
+      waits_->for_ranks.push_back({culprit.rank, culprit.seconds});
   }
 
   void run_step() {
@@ -310,6 +317,7 @@ class TrainLoop {
     record.eta_seconds = mean_seconds * static_cast<double>(settings_.train.steps - position.step);
     if (settings_.model.mtp_layers > 0) record.mtp_loss = outcome.mtp_loss;
     add_expert_record(outcome, record);
+    record.waits = std::exchange(waits_, std::nullopt);
     return record;
   }
 
@@ -341,6 +349,7 @@ class TrainLoop {
   int64_t most_memory_ = 0;
   bool noted_zero_gradient_ = false;
   std::optional<TraceRecorder> trace_;
+  std::optional<TracedWaits> waits_;  ///< of a trace, until they are recorded
 };
 
 RunWriterOptions writer_options(const Settings& settings, const TrainRequest& request,
