@@ -1,5 +1,6 @@
 #include "train/metrics/report.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -254,13 +255,13 @@ TEST(WriteReportFromRun, SurvivesExtremeNumbers) {
   std::string text;
   const std::string huge = "9223372036854775807";
   for (const std::string& step : {std::string("1"), huge}) {
-    text += "{\"type\":\"step\",\"step\":" + step + ",\"total_steps\":" + huge +
-            ",\"tokens_seen\":" + huge +
-            ",\"loss\":1e308,\"grad_norm\":-1e308,\"step_seconds\":1e308,\"tokens_per_second\":"
-            "1e300,\"memory_used\":" +
-            huge + ",\"memory_predicted\":1,\"dropped_tokens\":" + huge +
-            ",\"skipped_steps\":" + huge + ",\"expert_load\":[{\"layer\":" + huge +
-            ",\"tokens\":[" + huge + "," + huge + ",0]},{\"layer\":1,\"tokens\":[]}]}\n";
+    text += fmt::format(
+        R"({{"type":"step","step":{0},"total_steps":{1},"tokens_seen":{1},"loss":1e308,)"
+        R"("grad_norm":-1e308,"step_seconds":1e308,"tokens_per_second":1e300,"memory_used":{1},)"
+        R"("memory_predicted":1,"dropped_tokens":{1},"skipped_steps":{1},)"
+        R"("expert_load":[{{"layer":{1},"tokens":[{1},{1},0]}},{{"layer":1,"tokens":[]}}]}})"
+        "\n",
+        step, huge);
   }
   folder.write("metrics.jsonl", text);
   EXPECT_NO_THROW(data_of(read_text_file(write_report_from_run(folder.path()))));
