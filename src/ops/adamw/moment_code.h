@@ -4,7 +4,7 @@
 
 #include "ops/adamw/state_formats.h"
 #include "ops/adamw/state_rounding.h"
-#include "ops/host_device.h"
+#include "ops/float_word.h"
 
 /// Moments in blocks: floating-point numbers of few bits, which a power of two that a block shares
 /// scales, so that its largest has the highest exponents. The scale is kept as E8M0, a byte s for
@@ -17,14 +17,6 @@
 /// exponent in E5M3: it reaches as far as the root of them in E4M3, with half its error, and
 /// rounded stochastically it is right on average, which the square of a rounded root is not.
 namespace tessera {
-
-// The compiler's own form of std::bit_cast, which GPUs have as well.
-TESSERA_HOST_DEVICE_INLINE constexpr uint32_t word_of_float(float value) {
-  return __builtin_bit_cast(uint32_t, value);
-}
-TESSERA_HOST_DEVICE_INLINE constexpr float float_of_word(uint32_t word) {
-  return __builtin_bit_cast(float, word);
-}
 
 /// Numbers (1 + mantissa / 2^kMantissa) · 2^(exponent - kBias), those of exponent 0 without the 1
 /// and with exponent 1. kLargest is the magnitude of the largest, all ones that of NaN.

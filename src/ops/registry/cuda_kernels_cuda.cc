@@ -29,6 +29,7 @@
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/round_values/round_values.h"
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
@@ -70,6 +71,7 @@ KernelTable make_cuda_kernels() {
   add_ring_attention_cuda(table);
   add_rmsnorm_cuda(table);
   add_rope_cuda(table);
+  add_round_values_cuda(table);
   add_route_map_cuda(table);
   add_router_cuda(table);
   add_scaled_grouped_matmul_cuda(table);

@@ -1,15 +1,14 @@
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "core/fp8.h"
-#include "ops/host_device.h"
+#include "ops/float_word.h"
 #include "ops/round_values/cast_spec.h"
 
-/// The arithmetic of RoundValues, number by number. Always inlined, so that sources for several CPU
-/// levels share no function.
+/// The arithmetic of RoundValues, number by number, on CPUs and GPUs. Always inlined, so that
+/// sources for several CPU levels share no function.
 namespace tessera {
 
 /// Scales of smaller values would not be normal numbers.
@@ -33,15 +32,15 @@ TESSERA_HOST_DEVICE_INLINE float round_nearest(float value) {
   constexpr float kSmallestNormal = Number::kSmallest * (1U << Number::kDigits);
   // A number whose last digit is worth the smallest number.
   constexpr float kUnit = Number::kSmallest * 0x1p23F;
-  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto bits = word_of_float(value);
   const uint32_t magnitude = bits & 0x7fffffffU;
-  const float size = std::bit_cast<float>(magnitude);
-  const float normal = std::bit_cast<float>((magnitude + kHalf + (magnitude >> kShift & 1U)) &
-                                            ~((1U << kShift) - 1));
+  const float size = float_of_word(magnitude);
+  const float normal =
+      float_of_word((magnitude + kHalf + (magnitude >> kShift & 1U)) & ~((1U << kShift) - 1));
   float rounded = size < kSmallestNormal ? (size + kUnit) - kUnit : normal;
   rounded = rounded > Number::kLargest ? Number::kLargest : rounded;
   rounded = magnitude > 0x7f800000U ? size : rounded;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000U));
+  return float_of_word(word_of_float(rounded) | (bits & 0x80000000U));
 }
 
 /// One of the two numbers around `value`, the upper one where `uniform`, of [0, 1), is below what
@@ -50,7 +49,7 @@ template <typename Number>
 TESSERA_HOST_DEVICE_INLINE float round_up_as_often(float value, float uniform) {
   const float size = std::abs(value);
   // The power of two below it, and so the distance of its neighbours.
-  const float power = std::bit_cast<float>(std::bit_cast<uint32_t>(size) & 0x7f800000U);
+  const float power = float_of_word(word_of_float(size) & 0x7f800000U);
   const float own_step = power * (1.0F / (1U << Number::kDigits));
   const float step = own_step > Number::kSmallest ? own_step : Number::kSmallest;
   const float steps = size / step;
@@ -65,6 +64,33 @@ TESSERA_HOST_DEVICE_INLINE uint32_t hash_place(uint32_t value, uint32_t place) {
   word = (word ^ (word >> 16)) * 0x85ebca6bU;
   word = (word ^ (word >> 13)) * 0xc2b2ae35U;
   return word ^ (word >> 16);
+}
+
+/// By what a block's rounded values are multiplied, of its largest magnitude and the power of two
+/// of its group (1 but for nested scales): 0 where all of them are too small for it, NaN where one
+/// is infinite.
+template <typename Number>
+TESSERA_HOST_DEVICE_INLINE float scale_of_block(float amax, float unit, bool nested) {
+  if (!(amax < INFINITY)) return NAN;
+  if (!nested) return least_scale(amax, Number::kLargest);
+  return round_nearest<E4m3>(amax / Number::kLargest / unit) * unit;
+}
+
+/// The power of two of a group's nested scales.
+template <typename Number>
+TESSERA_HOST_DEVICE_INLINE float unit_of_group(float amax) {
+  return amax < INFINITY ? least_scale(amax, Number::kLargest * E4m3::kLargest) : 1.0F;
+}
+
+/// A value over its scale; of a scale of 0 a zero, or NaN.
+TESSERA_HOST_DEVICE_INLINE float divide_by_scale(float value, float scale) {
+  return scale == 0 ? value * 0.0F : value / scale;
+}
+
+/// Of [0, 1), of the value and its place in the matrix.
+TESSERA_HOST_DEVICE_INLINE float uniform_of(float value, uint32_t place) {
+  const uint32_t random = hash_place(word_of_float(value), place);
+  return static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24F;
 }
 
 /// Signs of the rotation, drawn once: bit i turns value i.

@@ -51,5 +51,6 @@ class RoundValues final : public Operator {
 
 OperatorPtr make_round_values(const RoundValuesSpec& spec);
 void add_round_values_cpu(KernelTable& table);
+void add_round_values_cuda(KernelTable& table);
 
 }  // namespace tessera

@@ -15,6 +15,9 @@ constexpr int64_t kChunk = 1024;
 /// The same where values are rotated, of which 16 rows are held.
 constexpr int64_t kRotatedChunk = 64;
 
+/// Values of a group that are not worth a second thread.
+constexpr int64_t kRoundedAlone = 8192;
+
 using Chunk = std::array<float, kChunk>;
 
 /// Rows of a group, and columns.
@@ -67,7 +70,7 @@ class Rounder {
     const int64_t panel = std::max(columns, chunk / columns * columns);
     const int64_t across = (num_columns_ + panel - 1) / panel;
     const int64_t num_panels = (end - first + rows - 1) / rows * across;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if ((end - first) * num_columns_ > kRoundedAlone)
     for (int64_t i = 0; i < num_panels; ++i) {
       const int64_t row = first + i / across * rows;
       const int64_t column = i % across * panel;
@@ -119,35 +122,25 @@ class Rounder {
   }
 
   float unit_of(int64_t first, int64_t end) const {
-    const float amax = largest_of_area({first, end, 0, num_columns_});
-    return std::isfinite(amax) ? least_scale(amax, Number::kLargest * kLargestE4m3) : 1.0F;
+    return unit_of_group<Number>(largest_of_area({first, end, 0, num_columns_}));
   }
 
-  /// By what a block's rounded values are multiplied; 0 where all of them are too small for it, NaN
-  /// where one is infinite.
   float scale_of(float amax, float unit) const {
-    if (!std::isfinite(amax)) return NAN;
-    if (!cast_.nested) return least_scale(amax, Number::kLargest);
-    return round_nearest<E4m3>(amax / Number::kLargest / unit) * unit;
-  }
-
-  /// A value over its scale; of a scale of 0 a zero, or NaN.
-  static float scaled(float value, float scale) {
-    return scale == 0 ? value * 0.0F : value / scale;
+    return scale_of_block<Number>(amax, unit, cast_.nested);
   }
 
   /// Rounds `values`, of a row from a place on, each with the scale of its column.
   void round_row(Chunk& values, const Chunk& scales, int64_t first, int64_t count) const {
     if (cast_.stochastic) {
       for (int64_t c = 0; c < count; ++c) {
-        const uint32_t random = hash_place(std::bit_cast<uint32_t>(values[c]),
-                                           static_cast<uint32_t>(first) + static_cast<uint32_t>(c));
-        const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24F;
-        values[c] = round_up_as_often<Number>(scaled(values[c], scales[c]), uniform) * scales[c];
+        const float uniform =
+            uniform_of(values[c], static_cast<uint32_t>(first) + static_cast<uint32_t>(c));
+        values[c] =
+            round_up_as_often<Number>(divide_by_scale(values[c], scales[c]), uniform) * scales[c];
       }
     } else {
       for (int64_t c = 0; c < count; ++c)
-        values[c] = round_nearest<Number>(scaled(values[c], scales[c])) * scales[c];
+        values[c] = round_nearest<Number>(divide_by_scale(values[c], scales[c])) * scales[c];
     }
     simd::convert(y_ + first, values.data(), count);
   }

@@ -173,8 +173,6 @@ TEST_F(RoundedProducts, RefuseWhatCannotBe) {
       [](Settings& s) { s.train.precision = Precision::kF32, s.precision.recipe = "mxfp8"; },
       "precision.recipe is set, but products round");
   expect_refusal(
-      settings, [](Settings& s) { s.run.device = DeviceChoice::kCuda; }, "on the CPU only so far");
-  expect_refusal(
       settings, [](Settings& s) { s.model.moe.experts = ExpertPath::kBlockSparse; },
       "set moe.experts = \"grouped\"");
   expect_refusal(

@@ -36,15 +36,10 @@ bool has_usable_gpus(int64_t num_ranks) {
          find_nccl().version > 0;
 }
 
-/// Whether there are kernels for the host alone.
-bool needs_host(const Settings& settings) {
-  return settings.train.precision == Precision::kFp8;
-}
-
 bool takes_gpu(const Settings& settings, int64_t num_ranks) {
   const DeviceChoice choice = settings.run.device;
   if (choice != DeviceChoice::kAuto) return choice == DeviceChoice::kCuda;
-  return !needs_host(settings) && has_usable_gpus(num_ranks);
+  return has_usable_gpus(num_ranks);
 }
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -68,8 +63,8 @@ void check_several(int64_t num_ranks) {
 /// Which GPU each rank takes; nothing where all compute on the host.
 std::vector<int> assign_devices(const Settings& settings, World& world) {
   const DeviceChoice choice = settings.run.device;
-  const bool may_take = built_with_cuda() && !needs_host(settings);
-  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && !may_take)) return {};
+  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && !built_with_cuda()))
+    return {};
   GpuAssignment assignment = assign_gpus(exchange_gpus(find_own_gpus(), world));
   if (assignment.indices.empty() && choice == DeviceChoice::kCuda) refuse(assignment.why);
   return std::move(assignment.indices);

@@ -338,11 +338,6 @@ void validate_precision(const Settings& settings) {
   settings.products();
   const MoeConfig& moe = settings.model.moe;
   constexpr std::string_view kFp8 = "train.precision = \"fp8\"";
-  require(
-      settings.run.device != DeviceChoice::kCuda,
-      "run.device = \"cuda\" with {}: rounded products are computed on the CPU only so far; set "
-      "run.device = \"cpu\", or train.precision = \"bf16\"",
-      kFp8);
   if (moe.num_experts == 0) return;
   require(moe.experts == ExpertPath::kGrouped,
           "moe.experts = \"block_sparse\" with {}: products of blocks are not rounded; set "

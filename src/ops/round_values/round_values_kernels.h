@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "ops/cuda/rows.h"
+#include "ops/round_values/cast_spec.h"
+
+namespace tessera::cuda {
+
+/// Groups of rows that follow one another: those between `offsets`, which has one more than there
+/// are groups, or where it is null groups of `rows` rows each, the first of which begins at row
+/// `first`.
+struct RowGroups {
+  int count = 1;
+  const int64_t* offsets = nullptr;
+  int64_t first = 0;
+  RowCount rows = {};  ///< of each group; with offsets the bound of all of them together
+};
+
+/// RoundValues on a GPU; see ops/round_values/round_values.h.
+struct RoundedGroups {
+  DType dtype;
+  CastSpec cast;
+  int sum_dim;
+  const void* x;
+  void* y;
+  int64_t num_rows;  ///< of all groups, and others
+  int64_t num_columns;
+  RowGroups groups;
+  uint32_t* scratch;  ///< round_scratch_words()
+};
+
+/// For any groups of `num_rows` rows in all.
+int64_t round_scratch_words(const CastSpec& cast, int sum_dim, int64_t num_rows,
+                            int64_t num_columns, int64_t num_groups);
+void launch_round_values(const RoundedGroups& groups, cudaStream_t stream);
+
+}  // namespace tessera::cuda

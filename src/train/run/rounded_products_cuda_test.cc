@@ -1,0 +1,87 @@
+// Runs on a GPU whose products read rounded numbers, beside the same on the CPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/testing/gpu_test.h"
+#include "train/testing/layout_runs.h"
+#include "train/testing/option_families.h"
+#include "train/testing/tiny_run.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RoundedProductsCuda : public GpuTest {
+ protected:
+  static std::vector<double> losses_of(const Settings& settings, DeviceChoice device) {
+    Settings chosen = settings;
+    chosen.run.device = device;
+    chosen.run.resume = ResumeMode::kNever;
+    validate(chosen);
+    const auto trainer = make_trainer(chosen);
+    std::vector<double> losses;
+    for (int64_t i = 0; i < chosen.train.steps; ++i) losses.push_back(trainer->step().loss);
+    return losses;
+  }
+  static void expect_near(const std::vector<double>& found, const std::vector<double>& expected,
+                          double tolerance) {
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << "step " << i;
+  }
+
+  const TemporaryFolder folder_;
+};
+
+TEST_F(RoundedProductsCuda, EveryRecipeLearnsAsOnTheHost) {
+  Settings settings = tiny_settings(folder_);
+  settings.train.precision = Precision::kBF16;
+  const std::vector<double> bf16 = losses_of(settings, DeviceChoice::kCuda);
+  settings.train.precision = Precision::kFp8;
+  for (const Recipe& recipe : recipes()) {
+    SCOPED_TRACE(recipe.name);
+    settings.precision.recipe = std::string(recipe.name);
+    const std::vector<double> found = losses_of(settings, DeviceChoice::kCuda);
+    EXPECT_NE(found, bf16);
+    expect_near(found, losses_of(settings, DeviceChoice::kCpu), 0.03);
+    EXPECT_EQ(found, losses_of(settings, DeviceChoice::kCuda)) << "two runs differ";
+  }
+}
+
+TEST_F(RoundedProductsCuda, WithoutAnyAreThoseOfBf16) {
+  Settings settings = tiny_settings(folder_);
+  settings.train.steps = settings.schedule.num_steps = 3;
+  settings.train.precision = Precision::kBF16;
+  const std::vector<double> expected = losses_of(settings, DeviceChoice::kCuda);
+  settings.train.precision = Precision::kFp8;
+  settings.precision.plain = {"all"};
+  expect_near(losses_of(settings, DeviceChoice::kCuda), expected, 1e-3);
+}
+
+class RoundedFamiliesCuda : public RoundedProductsCuda,
+                            public ::testing::WithParamInterface<OptionFamily> {};
+
+/// Every option that changes which operators run: refused by name, or near the host's run.
+TEST_P(RoundedFamiliesCuda, AreNearTheHosts) {
+  Settings settings = settings_of(GetParam());
+  settings.run.folder = folder_.file("run");
+  settings.data.tokens = folder_.file("tokens");
+  settings.train.steps = settings.schedule.num_steps = 2;
+  write_tokens(settings);
+  settings.train.precision = Precision::kFp8;
+  settings.precision.recipe = "mxfp8";
+  try {
+    validate(settings);
+  } catch (const UserError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
+    return;
+  }
+  expect_near(losses_of(settings, DeviceChoice::kCuda), losses_of(settings, DeviceChoice::kCpu),
+              0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RoundedFamiliesCuda, ::testing::ValuesIn(option_families()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera::testing
