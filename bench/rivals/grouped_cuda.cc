@@ -82,7 +82,6 @@ void tessera_quantize(int64_t num_rows, int64_t num_columns, int64_t block_rows,
                                   .num_columns = num_columns,
                                   .block_rows = block_rows,
                                   .block_columns = block_columns,
-                                  .smallest_amax = tessera::Quantize::kSmallestAmax,
                                   .extent = nullptr},
                                  static_cast<cudaStream_t>(stream));
 }

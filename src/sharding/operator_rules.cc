@@ -5,6 +5,7 @@
 
 #include "ops/embedding/embedding.h"
 #include "ops/linear/linear.h"
+#include "ops/quantize/quantize.h"
 #include "ops/router/router.h"
 #include "sharding/rule_table.h"
 
@@ -42,6 +43,14 @@ ShardStatesOf add(const AxisCall& call) {
 ShardStatesOf linear(const AxisCall& call) {
   const bool addend = dynamic_cast<const Linear&>(call.op).extra() == Linear::Extra::kAddend;
   return follow(call, addend ? "x:th w:oh a:to -> y:to=xw+a" : "x:th w:oh b:o -> y:to=xw+b");
+}
+
+/// Of matrices that are turned, what belonged to an expert still does.
+ShardStatesOf quantize(const AxisCall& call) {
+  ShardState state = call.inputs[0];
+  const bool is_turned = dynamic_cast<const Quantize&>(call.op).is_turned();
+  if (is_turned && state.is(Kind::kSharded)) state = ShardState::sharded(1 - state.dim);
+  return {{state}};
 }
 
 /// A table of some rows of the vocabulary gives zeros for the tokens of the others.
@@ -147,6 +156,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_wgrad", "x:th g:to -> dw:oh=xg"},
       {"linear_bias_grad", "g:to -> db:o=g"},
       {"round_values", "x:r^c o:n^ -> y:r^c=x"},
+      {"quantize", quantize},
       {"rmsnorm", rmsnorm},
       {"rmsnorm_backward", rmsnorm_backward},
       {"square_sums", square_sums},
@@ -188,6 +198,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"unpermute_probs", unpermute},
       {"unpermute_weighted", unpermute_weighted},
       {"unpermute_weighted_backward", unpermute_weighted_backward},
+      {"scaled_grouped_matmul", "a:r^h w:f^h o:n^ -> y:r^f=aw"},
       {"grouped_matmul", grouped_matmul},
       {"grouped_matmul_wgrad", grouped_matmul_wgrad},
       {"expert_activation", expert_activation},

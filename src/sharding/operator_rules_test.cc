@@ -22,8 +22,8 @@ using ::testing::ThrowsMessage;
 const std::set<std::string_view> kElsewhere = {
     "adamw",          "add_to_bf16",           "attention_cached", "cache_append",
     "grad_clip",      "muon_momentum",         "muon_update",      "newton_schulz",
-    "quantize",       "reload_pages",          "round_to_bf16",    "stash_pages",
-    "sum_bf16_parts", "scaled_grouped_matmul", "sum_of_squares"};
+    "reload_pages",   "round_to_bf16",    "stash_pages",      "sum_bf16_parts",
+    "sum_of_squares"};
 
 TEST(OperatorRules, EveryOperatorOfLayersHasOne) {
   for (const auto& [name, kernel] : make_cpu_kernels()) {

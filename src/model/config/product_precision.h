@@ -16,6 +16,9 @@ struct ProductPrecision {
   const Recipe* recipe = nullptr;
   /// Weights whose products are left as they are, as OperandRounding has them.
   std::vector<LayerEntry> plain = {};
+  /// As OperandRounding has them.
+  bool plain_weight_gradients = false;
+  bool fp8_products = true;
 
   /// For layers of which `names` (see names_of_layer) are left as they are.
   std::optional<OperandRounding> rounding(std::vector<std::string> names) const;

@@ -1,14 +1,6 @@
 #include "ops/quantize/quantize.h"
 
-#include "core/fp8.h"
-
 namespace tessera {
-
-float largest_of(DType element) {
-  ensure(element == DType::kE4M3 || element == DType::kE5M2, "{} is no type of FP8",
-         dtype_name(element));
-  return element == DType::kE4M3 ? kLargestE4m3 : kLargestE5m2;
-}
 
 Quantize::Quantize(const QuantizeSpec& spec) : spec_(spec) {
   require(spec.element == DType::kE4M3 || spec.element == DType::kE5M2,
@@ -16,10 +8,12 @@ Quantize::Quantize(const QuantizeSpec& spec) : spec_(spec) {
   require(
       spec.scale.kind == ScaleLayout::Kind::kRow || spec.scale.kind == ScaleLayout::Kind::kBlock,
       "quantize: scales are of rows or blocks, found '{}'", spec.scale.to_string());
+  require(spec.turned_rows >= 0, "quantize: matrices of {} rows", spec.turned_rows);
 }
 
 std::string Quantize::attributes() const {
-  return Format(spec_.element, spec_.scale).name();
+  const std::string format = Format(spec_.element, spec_.scale).name();
+  return is_turned() ? fmt::format("{} turned {}", format, spec_.turned_rows) : format;
 }
 
 std::vector<ValueType> Quantize::infer(std::span<const ValueType> inputs) const {
@@ -30,8 +24,20 @@ std::vector<ValueType> Quantize::infer(std::span<const ValueType> inputs) const 
   check_shape(*this, !x.ragged() || block_rows() == 1,
               "rows that share scales with others cannot be ragged, got {}", x.to_string());
   ValueType y = with_dtype(x, spec_.element);
+  if (is_turned()) y.shape = turned(x);
   y.scale = spec_.scale;
   return {y};
+}
+
+Shape Quantize::turned(const ValueType& x) const {
+  const int64_t num_rows = x.shape[0];
+  const int64_t num_columns = x.shape[1];
+  check_shape(*this, num_rows % spec_.turned_rows == 0 && !x.ragged(),
+              "matrices of {} rows are to be turned, got {}", spec_.turned_rows, x.to_string());
+  check_shape(*this, num_columns % block_rows() == 0,
+              "scales of {} rows would be of several matrices of {} columns", block_rows(),
+              num_columns);
+  return {num_rows / spec_.turned_rows * num_columns, spec_.turned_rows};
 }
 
 bool takes_fp8(const Format& format) {

@@ -1,10 +1,8 @@
 // Elements stay in registers between finding the largest of those that share a scale and the cast.
 // Blocks of 1 × 128 have 16 threads each; rows, and blocks of several rows, a warp or a block of
 // threads, which reads the elements twice where they are more than its registers hold.
-#include <cuda_fp8.h>
-
-#include "core/fp8.h"
 #include "ops/cuda/vector.cuh"
+#include "ops/quantize/fp8_cast.cuh"
 #include "ops/quantize/quantize_kernels.h"
 
 namespace tessera::cuda {
@@ -25,14 +23,6 @@ struct ScaledBox {
   int num_columns = 0;
 };
 
-template <bool kE4m3>
-constexpr float kLargest = kE4m3 ? kLargestE4m3 : kLargestE5m2;
-
-template <bool kE4m3>
-__device__ __forceinline__ uint8_t to_fp8(float value) {
-  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, kE4m3 ? __NV_E4M3 : __NV_E5M2);
-}
-
 /// The largest of all threads' values that share a scale: one warp, or all of a block of threads.
 __device__ __forceinline__ float find_largest(float value, int num_threads) {
 #pragma unroll
@@ -44,23 +34,6 @@ __device__ __forceinline__ float find_largest(float value, int num_threads) {
   value = largest[0];
   for (int warp = 1; warp < num_threads / 32; ++warp) value = fmaxf(value, largest[warp]);
   return value;
-}
-
-/// As E4M3 or E5M2, multiplied by `factor`.
-template <bool kE4m3, typename T, int kWidth>
-__device__ __forceinline__ Pack<uint8_t, kWidth> cast(const Pack<T, kWidth>& pack, float factor) {
-  Pack<uint8_t, kWidth> codes;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i)
-    codes.at[i] = to_fp8<kE4m3>(__fmul_rn(static_cast<float>(pack.at[i]), factor));
-  return codes;
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ float largest_in(const Pack<T, kWidth>& pack, float before) {
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) before = fmaxf(before, fabsf(static_cast<float>(pack.at[i])));
-  return before;
 }
 
 /// The part of the matrix that scale number `idx` is of; none behind the rows in use.
@@ -91,7 +64,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     if constexpr (kOneRow) return box.first + at * kWidth;
     return box.first + at / across * rows.num_columns + at % across * kWidth;
   };
-  float own = rows.smallest_amax;
+  float own = 0;
   Pack<T, kWidth> kept[kInRegisters ? kPacks : 1];
   if constexpr (kInRegisters) {
 #pragma unroll
@@ -108,7 +81,8 @@ __global__ void __launch_bounds__(kMaxThreads)
       own = largest_in(load_pack<kWidth>(x + place(at)), own);
   }
   const float amax = find_largest(own, threads_of_scale);
-  const float factor = __fdiv_rn(kLargest<kE4m3>, amax);
+  const float scale = scale_for<kE4m3>(amax);
+  const float factor = __frcp_rn(scale);
   if constexpr (kInRegisters) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -119,7 +93,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int at = thread; at < num_packs; at += threads_of_scale)
       store(y + place(at), cast<kE4m3>(load_pack<kWidth>(x + place(at)), factor));
   }
-  if (thread == 0) rows.scales[scale_idx] = __fdiv_rn(amax, kLargest<kE4m3>);
+  if (thread == 0) rows.scales[scale_idx] = scale;
 }
 
 /// Blocks of 1 × 128 of rows that are multiples of 128, which follow one another in memory.
@@ -143,15 +117,15 @@ __global__ void __launch_bounds__(kShortThreads) quantize_short_kernel(const Qua
   for (int i = 0; i < kShortPacks; ++i) {
     const int64_t at = first + i * kShortThreads;
     const bool is_there = at < end;
-    float amax = is_there ? largest_in(kept[i], rows.smallest_amax) : rows.smallest_amax;
+    float amax = is_there ? largest_in(kept[i], 0.0F) : 0.0F;
 #pragma unroll
     for (int step = kThreadsOfScale / 2; step > 0; step /= 2)
       amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, step));
     if (!is_there) continue;
+    const float scale = scale_for<kE4m3>(amax);
     store(static_cast<uint8_t*>(rows.y) + at * kWidth,
-          cast<kE4m3>(kept[i], __fdiv_rn(kLargest<kE4m3>, amax)));
-    if (threadIdx.x % kThreadsOfScale == 0)
-      rows.scales[at / kThreadsOfScale] = __fdiv_rn(amax, kLargest<kE4m3>);
+          cast<kE4m3>(kept[i], __frcp_rn(scale)));
+    if (threadIdx.x % kThreadsOfScale == 0) rows.scales[at / kThreadsOfScale] = scale;
   }
 }
 

@@ -8,24 +8,25 @@ struct QuantizeSpec {
   DType element = DType::kE4M3;  ///< or kE5M2
   /// Row, or blocks.
   ScaleLayout scale = ScaleLayout::row();
+  /// Where not 0: x is matrices of so many rows, one after the other, each of which is transposed.
+  int64_t turned_rows = 0;
 };
 
 /// Rounds values to FP8 whose neighbours share scales, by which what is stored is multiplied when
 /// it is read: (x A [R, C]) -> y [R, C] of the specification's format (core/format.h). Rows may be
-/// ragged where scales are of single rows.
+/// ragged where scales are of single rows. Matrices are turned, as tensor cores want an operand that
+/// is added up along its columns: (x A [N · g, C]) -> y [N · C, g], y_n = x_nᵀ.
 ///
-/// The scale of a row or block is its largest magnitude, at least kSmallestAmax, over the largest
-/// number of the type; elements are x · (largest number / largest magnitude), rounded to nearest
-/// even and never beyond the largest. A NaN stays one; of a block with an infinity the scale is
-/// infinite and all elements are 0 or NaN, so that what reads it finds NaN.
+/// What y stands for is what RoundValues (ops/round_values/round_values.h) makes of x, or of what is
+/// turned: the scale of a row or block is the least power of two with which no value of it is beyond
+/// the largest number of the type. A NaN stays one; of a block with an infinity the scale and all
+/// elements are NaN.
 /// Source: DeepSeek-V3, section 3.3.2 (blocks of 1 × 128 and 128 × 128).
 class Quantize final : public Operator {
  public:
   enum Input : int { kX };
   enum Output : int { kY };
   static constexpr std::string_view kName = "quantize";
-  /// Scales of smaller values would not be normal numbers.
-  static constexpr float kSmallestAmax = 0x1p-100F;
 
   /// Throws UserError for another element type or layout.
   explicit Quantize(const QuantizeSpec& spec);
@@ -35,19 +36,19 @@ class Quantize final : public Operator {
   int64_t block_columns(int64_t num_columns) const {
     return is_by_row() ? num_columns : spec_.scale.columns;
   }
+  bool is_turned() const { return spec_.turned_rows > 0; }
   std::string_view name() const override { return kName; }
-  /// "e4m3 block 1x128".
+  /// "e4m3 block 1x128", "e4m3 row turned 768".
   std::string attributes() const override;
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
 
  private:
+  /// The shape of y.
+  Shape turned(const ValueType& x) const;
   bool is_by_row() const { return spec_.scale.kind == ScaleLayout::Kind::kRow; }
 
   QuantizeSpec spec_;
 };
-
-/// The largest number of an FP8 type.
-float largest_of(DType element);
 
 /// What its kernels take and give (KernelOptions::takes).
 bool takes_fp8(const Format& format);

@@ -3,63 +3,80 @@
 
 #include "core/fp8.h"
 #include "ops/quantize/quantize.h"
+#include "ops/round_values/round_math.h"
 #include "ops/storage.h"
 
 namespace tessera {
 namespace {
 
-/// The elements of one scale: rows [first_row, end_row) and columns [first, end) of a matrix.
+/// The elements of one scale: a part of y, which lies along rows, and where they come from.
 struct ScaledPart {
-  int64_t first_row = 0;
-  int64_t end_row = 0;
-  int64_t first = 0;
-  int64_t end = 0;
-  int64_t stride = 0;
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+  int64_t from = 0;  ///< the first one in x
+  int64_t from_row = 0;
+  int64_t from_column = 1;
+  int64_t to = 0;  ///< and in y
+  int64_t to_row = 0;
 };
 
 template <typename T>
 float largest_magnitude(const T* x, const ScaledPart& part) {
-  float amax = Quantize::kSmallestAmax;
-  for (int64_t row = part.first_row; row < part.end_row; ++row) {
-    for (int64_t i = part.first; i < part.end; ++i)
-      amax = std::fmax(amax, std::fabs(static_cast<float>(x[row * part.stride + i])));
+  float amax = 0;
+  for (int64_t row = 0; row < part.num_rows; ++row) {
+    const T* const first = x + part.from + row * part.from_row;
+    for (int64_t i = 0; i < part.num_columns; ++i)
+      amax = std::fmax(amax, std::fabs(static_cast<float>(first[i * part.from_column])));
   }
   return amax;
 }
 
 template <typename T, typename Element>
-float quantize_part(const T* x, const ScaledPart& part, float largest, Element* y) {
-  const float amax = largest_magnitude(x, part);
-  const float factor = largest / amax;
-  for (int64_t row = part.first_row; row < part.end_row; ++row) {
-    for (int64_t i = row * part.stride + part.first; i < row * part.stride + part.end; ++i)
-      y[i] = Element(static_cast<float>(x[i]) * factor);
+float quantize_part(const T* x, const ScaledPart& part, Element* y) {
+  const float scale =
+      scale_of_block<Element>(largest_magnitude(x, part), /*unit=*/1, /*nested=*/false);
+  const float factor = 1 / scale;
+  for (int64_t row = 0; row < part.num_rows; ++row) {
+    const T* const from = x + part.from + row * part.from_row;
+    Element* const to = y + part.to + row * part.to_row;
+    for (int64_t i = 0; i < part.num_columns; ++i)
+      to[i] = Element(static_cast<float>(from[i * part.from_column]) * factor);
   }
-  return amax / largest;
+  return scale;
+}
+
+/// Where the block of y that begins at `row` and `column` comes from.
+ScaledPart find_part(const Quantize& op, const Tensor& x, const Shape& y, int64_t row,
+                     int64_t column) {
+  const int64_t x_columns = x.shape[1];
+  ScaledPart part{.num_rows = std::min(op.block_rows(), y[0] - row),
+                  .num_columns = std::min(op.block_columns(y[1]), y[1] - column),
+                  .to = row * y[1] + column,
+                  .to_row = y[1]};
+  if (op.is_turned()) {
+    const int64_t matrix = row / x_columns;
+    part.from = (matrix * op.spec().turned_rows + column) * x_columns + row % x_columns;
+    part.from_row = 1;
+    part.from_column = x_columns;
+  } else {
+    part.from = part.to;
+    part.from_row = x_columns;
+  }
+  return part;
 }
 
 template <typename T, typename Element>
 void quantize_as(const Quantize& op, const Tensor& x, const Tensor& y) {
-  const int64_t num_rows = x.shape[0];
-  const int64_t num_columns = x.shape[1];
-  if (num_rows == 0 || num_columns == 0) return;
+  if (y.num_elements() == 0) return;
   const int64_t rows = op.block_rows();
-  const int64_t columns = op.block_columns(num_columns);
-  const int64_t across = (num_columns + columns - 1) / columns;
-  const int64_t num_parts = (num_rows + rows - 1) / rows * across;
+  const int64_t columns = op.block_columns(y.shape[1]);
+  const int64_t across = (y.shape[1] + columns - 1) / columns;
+  const int64_t num_parts = (y.shape[0] + rows - 1) / rows * across;
   auto* const scales = scales_of(y).as<float>();
-  const float largest = largest_of(op.spec().element);
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < num_parts; ++i) {
-    const int64_t row = i / across * rows;
-    const int64_t column = i % across * columns;
-    scales[i] = quantize_part(x.as<T>(),
-                              {.first_row = row,
-                               .end_row = std::min(row + rows, num_rows),
-                               .first = column,
-                               .end = std::min(column + columns, num_columns),
-                               .stride = num_columns},
-                              largest, y.as<Element>());
+    const ScaledPart part = find_part(op, x, y.shape, i / across * rows, i % across * columns);
+    scales[i] = quantize_part(x.as<T>(), part, y.as<Element>());
   }
 }
 

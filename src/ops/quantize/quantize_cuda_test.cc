@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/cuda/device_buffer.h"
+#include "ops/float_word.h"
 #include "ops/quantize/quantize_kernels.h"
 #include "ops/quantize/quantize_testing.h"
 #include "ops/testing/gpu_test.h"
@@ -14,6 +15,18 @@ using testing::ScaledTensor;
 
 class QuantizeCuda : public testing::GpuTest {};
 
+/// A result as it lies in the GPU's memory, which begins as that of `host` does.
+struct DeviceResult {
+  DeviceBuffer buffer;
+  float* scales = nullptr;
+
+  explicit DeviceResult(const ScaledTensor& host) : buffer(host.buffer.num_bytes()) {
+    buffer.copy_from(host.buffer.data());
+    const ptrdiff_t at = static_cast<std::byte*>(scales_of(host.tensor).data) - host.buffer.data();
+    scales = reinterpret_cast<float*>(buffer.as<std::byte>() + at);
+  }
+};
+
 /// `extent`: rows in use; those behind keep what they had.
 void check_case(const Tensor& x, const QuantizeSpec& spec, int64_t extent) {
   const Quantize op(spec);
@@ -22,26 +35,22 @@ void check_case(const Tensor& x, const QuantizeSpec& spec, int64_t extent) {
   const ScaledTensor found(op.infer(inputs)[Quantize::kY]);
   DeviceBuffer from(x.num_bytes());
   from.copy_from(x.data);
-  DeviceBuffer to(found.tensor.num_bytes());
-  to.copy_from(found.tensor.data);
+  const DeviceResult to(found);
   DeviceBuffer rows_in_use(sizeof(int64_t));
   rows_in_use.copy_from(&extent);
-  const ptrdiff_t scales_at = static_cast<std::byte*>(scales_of(found.tensor).data) -
-                              static_cast<std::byte*>(found.tensor.data);
   launch_quantize({.dtype = x.dtype,
                    .element = spec.element,
                    .x = from.as<void>(),
-                   .y = to.as<void>(),
-                   .scales = reinterpret_cast<float*>(to.as<std::byte>() + scales_at),
+                   .y = to.buffer.as<void>(),
+                   .scales = to.scales,
                    .num_rows = x.shape[0],
                    .num_columns = x.shape[1],
                    .block_rows = op.block_rows(),
                    .block_columns = op.block_columns(x.shape[1]),
-                   .smallest_amax = Quantize::kSmallestAmax,
                    .extent = extent < x.shape[0] ? rows_in_use.as<int64_t>() : nullptr},
                   nullptr);
   check(cudaDeviceSynchronize());
-  to.copy_to(found.tensor.data);
+  to.buffer.copy_to(found.buffer.data());
   const std::string what = fmt::format("{} {} {} extent {}", dtype_name(x.dtype),
                                        x.shape.to_string(), op.attributes(), extent);
   const int64_t columns = x.shape[1];
@@ -52,7 +61,34 @@ void check_case(const Tensor& x, const QuantizeSpec& spec, int64_t extent) {
   const std::vector<float> scales = found.scales();
   const int64_t scales_in_use = std::ssize(scales) / x.shape[0] * extent;
   for (int64_t i = 0; i < (op.block_rows() == 1 ? scales_in_use : std::ssize(scales)); ++i)
-    ASSERT_EQ(scales[i], expected.scales()[i]) << what << " scale " << i;
+    ASSERT_EQ(word_of_float(scales[i]), word_of_float(expected.scales()[i]))
+        << what << " scale " << i;
+}
+
+void check_turned(const Tensor& x, const QuantizeSpec& spec) {
+  const ScaledTensor expected = testing::quantize(x, spec);
+  const ScaledTensor found(testing::type_of(expected.tensor));
+  DeviceBuffer from(x.num_bytes());
+  from.copy_from(x.data);
+  const DeviceResult to(found);
+  launch_quantize_turned({.dtype = x.dtype,
+                          .element = spec.element,
+                          .x = from.as<void>(),
+                          .y = to.buffer.as<void>(),
+                          .scales = to.scales,
+                          .num_matrices = x.shape[0] / spec.turned_rows,
+                          .num_rows = spec.turned_rows,
+                          .num_columns = x.shape[1],
+                          .by_block = spec.scale.kind == ScaleLayout::Kind::kBlock},
+                         nullptr);
+  check(cudaDeviceSynchronize());
+  to.buffer.copy_to(found.buffer.data());
+  const std::string what = fmt::format("{} {} {}", dtype_name(x.dtype), x.shape.to_string(),
+                                       Quantize(spec).attributes());
+  ASSERT_EQ(found.elements(), expected.elements()) << what;
+  for (size_t i = 0; i < found.scales().size(); ++i)
+    ASSERT_EQ(word_of_float(found.scales()[i]), word_of_float(expected.scales()[i]))
+        << what << " scale " << i;
 }
 
 TEST_F(QuantizeCuda, TinyBlocksAndRows) {
@@ -77,6 +113,36 @@ TEST_F(QuantizeCuda, GivesTheHostsBits) {
       }
     }
   }
+}
+
+TEST_F(QuantizeCuda, TurnsMatricesToTheHostsBits) {
+  Random random(7, 1);
+  struct Case {
+    int64_t matrices, rows, columns;
+  };
+  for (const Case& c :
+       {Case{1, 16, 16}, {3, 48, 144}, {1, 768, 2048}, {2, 1040, 256}, {5, 128, 128}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OwnedTensor x =
+          testing::random_tensor(dtype, {c.matrices * c.rows, c.columns}, random, 10.0);
+      for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+        check_turned(x.get(), {.element = element, .turned_rows = c.rows});
+        if (c.columns % 128 != 0) continue;
+        check_turned(x.get(), {.element = element,
+                               .scale = ScaleLayout::block(128, 128),
+                               .turned_rows = c.rows});
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeCuda, TurnsNonFiniteNumbers) {
+  Random random(8, 1);
+  const OwnedTensor x = testing::random_tensor(DType::kF32, {16, 128}, random);
+  x.get().as<float>()[5] = std::numeric_limits<float>::infinity();
+  x.get().as<float>()[6] = std::nanf("");
+  check_turned(x.get(), {.turned_rows = 16});
+  check_turned(x.get(), {.scale = ScaleLayout::block(128, 128), .turned_rows = 16});
 }
 
 TEST_F(QuantizeCuda, NonFiniteAndTinyNumbers) {

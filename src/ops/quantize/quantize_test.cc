@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/quantize/quantize_testing.h"
+#include "ops/round_values/round_values.h"
 #include "ops/testing/op_test.h"
 
 namespace tessera {
@@ -16,50 +17,86 @@ using testing::ScaledTensor;
 const ScaleLayout kLayouts[] = {ScaleLayout::row(), ScaleLayout::block(1, 128),
                                 ScaleLayout::block(128, 128), ScaleLayout::block(3, 5)};
 
-/// The largest of each scale's elements, found element by element.
-std::vector<float> largest_by_scale(const std::vector<double>& x, const Shape& shape,
-                                    const ScaleLayout& layout) {
-  const bool by_row = layout.kind == ScaleLayout::Kind::kRow;
-  const int64_t rows = by_row ? 1 : layout.rows;
-  const int64_t columns = by_row ? std::max<int64_t>(shape[1], 1) : layout.columns;
-  const int64_t across = (shape[1] + columns - 1) / columns;
-  std::vector<float> largest((shape[0] + rows - 1) / rows * across, 0);
-  for (int64_t i = 0; i < shape.num_elements(); ++i) {
-    float& own = largest[i / shape[1] / rows * across + i % shape[1] / columns];
-    own = std::max(own, static_cast<float>(std::abs(x[i])));
+/// What RoundValues makes of x, the same scales given as a cast.
+OwnedTensor round_values(const Tensor& x, const QuantizeSpec& spec) {
+  const bool by_row = spec.scale.kind == ScaleLayout::Kind::kRow;
+  const auto number =
+      spec.element == DType::kE4M3 ? NarrowNumber::kE4M3 : NarrowNumber::kE5M2;
+  RoundValuesSpec rounding{.cast = {.number = number,
+                                    .length = by_row ? 0 : spec.scale.columns,
+                                    .width = by_row ? 1 : spec.scale.rows}};
+  if (spec.turned_rows > 0) {
+    rounding.sum_dim = 0;
+    rounding.group_rows.assign(x.shape[0] / spec.turned_rows, spec.turned_rows);
   }
-  return largest;
+  const RoundValues op(rounding);
+  OwnedTensor y(x.dtype, x.shape);
+  KernelTable table;
+  add_round_values_cpu(table);
+  table.find(RoundValues::kName)->second(op, {.inputs = std::span(&x, 1),
+                                              .outputs = std::vector{y.get()}});
+  return y;
 }
 
-TEST(Quantize, ScalesAndElementsOfRandomShapes) {
+/// Each matrix of so many rows transposed.
+std::vector<double> turn(const std::vector<double>& x, int64_t num_rows, int64_t num_columns) {
+  std::vector<double> turned(x.size());
+  for (int64_t i = 0; i < std::ssize(x); ++i) {
+    const int64_t row = i / num_columns;
+    const int64_t to_row = row / num_rows * num_columns + i % num_columns;
+    turned[to_row * num_rows + row % num_rows] = x[i];
+  }
+  return turned;
+}
+
+TEST(Quantize, StandsForWhatRoundValuesGives) {
   Random random(3, 1);
   for (const ScaleLayout& layout : kLayouts) {
     for (const Shape& shape : {Shape{0, 16}, {1, 1}, {1, 128}, {5, 300}, {130, 257}, {3, 0}}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const OwnedTensor x = testing::random_tensor(dtype, shape, random, 3.0);
-        const ScaledTensor y = quantize(x.get(), {.scale = layout});
-        const std::vector<double> expected = testing::to_doubles(x.get());
-        const std::vector<float> largest = largest_by_scale(expected, shape, layout);
-        const std::vector<float> scales = y.scales();
-        if (shape.num_elements() == 0) continue;
-        ASSERT_EQ(scales.size(), largest.size());
-        for (size_t i = 0; i < scales.size(); ++i) EXPECT_EQ(scales[i], largest[i] / 448.0F);
-        const std::vector<double> found = testing::values_of(y);
-        // Half of the last of three digits, or of the smallest number.
-        for (size_t i = 0; i < found.size(); ++i)
-          EXPECT_NEAR(found[i], expected[i], std::abs(expected[i]) / 15.9 + 4e-5);
+        for (const DType element : {DType::kE4M3, DType::kE5M2}) {
+          const OwnedTensor x = testing::random_tensor(dtype, shape, random, 3.0);
+          const QuantizeSpec spec{.element = element, .scale = layout};
+          const ScaledTensor y = quantize(x.get(), spec);
+          EXPECT_EQ(testing::values_of(y), testing::to_doubles(round_values(x.get(), spec).get()));
+        }
       }
     }
   }
 }
 
-TEST(Quantize, LargestElementsBecomeTheLargestNumbers) {
+TEST(Quantize, TurnsMatrices) {
+  Random random(4, 1);
+  struct Case {
+    int64_t matrices, rows, columns;
+    ScaleLayout scale;
+  };
+  const ScaleLayout block = ScaleLayout::block(128, 128);
+  for (const Case& c : {Case{1, 1, 1, ScaleLayout::row()},
+                        {3, 5, 7, ScaleLayout::row()},
+                        {2, 130, 128, block},
+                        {3, 64, 256, block},
+                        {0, 4, 128, block},
+                        {2, 4, 6, ScaleLayout::block(3, 2)}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const OwnedTensor x =
+          testing::random_tensor(dtype, {c.matrices * c.rows, c.columns}, random, 3.0);
+      const QuantizeSpec spec{.scale = c.scale, .turned_rows = c.rows};
+      const ScaledTensor y = quantize(x.get(), spec);
+      EXPECT_EQ(y.tensor.shape, (Shape{c.matrices * c.columns, c.rows}));
+      const OwnedTensor rounded = round_values(x.get(), spec);
+      EXPECT_EQ(testing::values_of(y), turn(testing::to_doubles(rounded.get()), c.rows, c.columns));
+    }
+  }
+}
+
+TEST(Quantize, ScalesAreTheLeastPowersOfTwo) {
   const OwnedTensor x = testing::tensor_of({2, 3}, {0.5F, -0.25F, 0, -7, 3.5F, 1});
   const ScaledTensor y = quantize(x.get(), {.element = DType::kE5M2});
-  EXPECT_EQ(y.scales(), (std::vector<float>{0.5F / 57344, 7.0F / 57344}));
+  EXPECT_EQ(y.scales(), (std::vector<float>{0x1p-16F, 0x1p-13F}));
   const auto* const codes = y.tensor.as<E5m2>();
-  EXPECT_EQ(static_cast<float>(codes[0]), 57344);
-  EXPECT_EQ(static_cast<float>(codes[1]), -28672);
+  EXPECT_EQ(static_cast<float>(codes[0]), 32768);
+  EXPECT_EQ(static_cast<float>(codes[1]), -16384);
   EXPECT_EQ(static_cast<float>(codes[3]), -57344);
 }
 
@@ -69,7 +106,7 @@ TEST(Quantize, ZerosTinyNumbersAndNonFiniteOnes) {
       {4, 2},
       {0, -0.0F, std::numeric_limits<float>::denorm_min(), 0, kInfinity, 2, std::nanf(""), 2});
   const ScaledTensor y = quantize(x.get(), {});
-  EXPECT_EQ(y.scales()[0], Quantize::kSmallestAmax / 448.0F);
+  EXPECT_EQ(y.scales()[0], 0x1p-108F);
   const std::vector<double> values = testing::values_of(y);
   EXPECT_EQ(values[0], 0);
   EXPECT_EQ(values[2], 0);
@@ -82,6 +119,14 @@ TEST(Quantize, ZerosTinyNumbersAndNonFiniteOnes) {
 TEST(Quantize, RefusesWhatItCannotDo) {
   EXPECT_THROW(make_quantize({.element = DType::kBF16}), UserError);
   EXPECT_THROW(make_quantize({.scale = ScaleLayout::mx()}), UserError);
+  const auto turned = [](const Shape& shape, const ScaleLayout& scale) {
+    return make_quantize({.scale = scale, .turned_rows = 4})
+        ->infer(std::vector<ValueType>{{.shape = shape}});
+  };
+  EXPECT_EQ(turned({8, 6}, ScaleLayout::block(2, 2))[0].shape, (Shape{12, 4}));
+  EXPECT_THROW(turned({6, 6}, ScaleLayout::row()), UserError);
+  EXPECT_THROW(turned({8, 5}, ScaleLayout::block(2, 2)), UserError);
+  EXPECT_THROW(make_quantize({.turned_rows = -1}), UserError);
   const OperatorPtr blocks = make_quantize({.scale = ScaleLayout::block(2, 2)});
   const std::vector<ValueType> ragged = {
       {.shape = {4, 4}, .ragged_dim = 0, .extent = Extent(ValueId(7))}};

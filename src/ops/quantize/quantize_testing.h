@@ -50,7 +50,7 @@ inline ScaledTensor quantize(const Tensor& x, const QuantizeSpec& spec) {
   return y;
 }
 
-/// What E4M3 elements stand for.
+/// What the elements stand for.
 inline std::vector<double> values_of(const ScaledTensor& scaled) {
   const Tensor& tensor = scaled.tensor;
   const bool by_row = tensor.scale.kind == ScaleLayout::Kind::kRow;
@@ -62,7 +62,9 @@ inline std::vector<double> values_of(const ScaledTensor& scaled) {
     const int64_t row = i / columns;
     const int64_t at =
         by_row ? row : row / tensor.scale.rows * across + i % columns / tensor.scale.columns;
-    values.push_back(static_cast<double>(static_cast<float>(tensor.as<E4m3>()[i])) * scales[at]);
+    const float element = tensor.dtype == DType::kE4M3 ? float{tensor.as<E4m3>()[i]}
+                                                       : float{tensor.as<E5m2>()[i]};
+    values.push_back(static_cast<double>(element) * scales[at]);
   }
   return values;
 }

@@ -16,11 +16,12 @@ constexpr float kSmallestRounded = 0x1p-100F;
 
 /// The least power of two that, times `largest`, is not below `amax`, which is finite.
 TESSERA_HOST_DEVICE_INLINE float least_scale(float amax, float largest) {
-  amax = amax > kSmallestRounded ? amax : kSmallestRounded;
-  int exponent = 0;
-  std::frexp(amax / largest, &exponent);
-  const float scale = std::ldexp(1.0F, exponent - 1);
-  return largest * scale < amax ? scale * 2 : scale;
+  constexpr uint32_t kDigits = 0x7fffffU;
+  const uint32_t word = word_of_float(amax > kSmallestRounded ? amax : kSmallestRounded);
+  const uint32_t of_largest = word_of_float(largest);
+  // One power more where the digits are beyond those of `largest`, by a carry.
+  const uint32_t power = (word + (kDigits - (of_largest & kDigits))) & ~kDigits;
+  return float_of_word(power + word_of_float(1.0F) - (of_largest & ~kDigits));
 }
 
 /// The nearest number of the type, to even, and of what is beyond the largest that one: as

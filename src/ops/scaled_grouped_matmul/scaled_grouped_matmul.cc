@@ -1,5 +1,7 @@
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 
+#include "ops/grouped_matmul/grouped_tile_model.h"
+
 namespace tessera {
 namespace {
 
@@ -28,7 +30,9 @@ std::string ScaledGroupedMatmul::attributes() const {
 }
 
 std::vector<ValueType> ScaledGroupedMatmul::infer(std::span<const ValueType> inputs) const {
-  check_shape(*this, inputs.size() == 3, "takes a, weight and offsets, got {} inputs",
+  const bool has_offsets = inputs.size() == 3;
+  check_shape(*this, has_offsets || (inputs.size() == 2 && sizes_.num_experts() == 1),
+              "takes a, weight and offsets, which one expert does not need, got {} inputs",
               inputs.size());
   const ValueType& a = inputs[kA];
   const ValueType& weight = inputs[kWeight];
@@ -47,11 +51,12 @@ std::vector<ValueType> ScaledGroupedMatmul::infer(std::span<const ValueType> inp
                   "{} rows",
                   kBlock, size);
   }
+  check_shape(*this, has_offsets || !a.ragged(), "ragged rows need offsets, got {}", a.to_string());
   check_shape(*this,
-              inputs[kOffsets].dtype == DType::kI64 &&
-                  inputs[kOffsets].shape == Shape{sizes_.num_experts() + 1},
+              !has_offsets || (inputs[kOffsets].dtype == DType::kI64 &&
+                               inputs[kOffsets].shape == Shape{sizes_.num_experts() + 1}),
               "offsets must be i64 [{}], got {}", sizes_.num_experts() + 1,
-              inputs[kOffsets].to_string());
+              inputs.back().to_string());
   ValueType y = with_last_dim(with_dtype(a, output_), sizes_.largest());
   y.scale = {};
   return {y};
@@ -64,6 +69,11 @@ Cost ScaledGroupedMatmul::cost(std::span<const ValueType> inputs,
   cost.flops = 2.0 * static_cast<double>(a.shape.num_elements()) *
                static_cast<double>(sizes_.total()) / static_cast<double>(sizes_.num_experts());
   return cost;
+}
+
+bool runs_on_tensor_cores(const ExpertSizes& sizes, int64_t reduction) {
+  return reduction > 0 && reduction % 16 == 0 && sizes.largest() % 8 == 0 &&
+         sizes.num_experts() <= cuda::kGroupedMaxExperts;
 }
 
 bool takes_e4m3(const Format& format) {

@@ -13,7 +13,8 @@ struct ScaledGroupedMatmulSpec {
 
 /// The product of each expert's rows with its own matrix, of FP8 values with scales:
 ///   (a e4m3 [R, K], weight e4m3 [Σ g_e, K], offsets I64 [E + 1]) -> y A [R, max g_e],
-/// y = a · W_eᵀ, as GroupedMatmul's product on side out. Both matrices lie along the reduction, as
+/// y = a · W_eᵀ, as GroupedMatmul's product on side out. Of one expert all rows can be: then there
+/// are no offsets, and rows are not ragged. Both matrices lie along the reduction, as
 /// tensor cores want FP8. Scales are of rows, of both; or of blocks of 1 × 128 of `a` and 128 × 128
 /// of the weight, whose experts are then multiples of 128. With scales of rows, sums of a whole row
 /// are scaled; with blocks, sums of 128 are, and added up in F32.
@@ -39,6 +40,9 @@ class ScaledGroupedMatmul final : public Operator {
   ExpertSizes sizes_;
   DType output_;
 };
+
+/// Whether its kernel on a GPU takes experts of these sizes and reductions of this length.
+bool runs_on_tensor_cores(const ExpertSizes& sizes, int64_t reduction);
 
 /// What its kernels take and give (KernelOptions::takes).
 bool takes_e4m3(const Format& format);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "core/fp8.h"
 #include "ops/gemm/gemm.h"
@@ -49,7 +50,9 @@ void multiply(const Op& op, const Args<Op>& args) {
   const Tensor& a = args.in(Op::kA);
   const Tensor& weight = args.in(Op::kWeight);
   const Tensor& y = args.out(Op::kY);
-  const auto offsets = args.in(Op::kOffsets).span<int64_t>();
+  const std::array<int64_t, 2> all = {0, a.shape[0]};
+  std::span<const int64_t> offsets = all;
+  if (args.inputs.size() > Op::kOffsets) offsets = args.in(Op::kOffsets).span<int64_t>();
   const int64_t reduction = weight.shape[1];
   const Scratch scratch(a.shape[0], op.sizes().largest(), reduction);
   auto* const a_values = workspace_part<float>(args.workspace, scratch.a);

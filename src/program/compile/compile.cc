@@ -84,7 +84,8 @@ void derive_backward(Compilation& c) {
 
 void round_products(Compilation& c) {
   Compiled& programs = c.programs;
-  const OperandRounding& rounding = *c.options.rounding;
+  OperandRounding rounding = *c.options.rounding;
+  rounding.fp8_products = rounding.fp8_products && !c.backend.is_host();
   if (programs.backward)
     programs.backward = round_operands(programs.forward, *programs.backward, rounding);
   programs.forward = round_operands(programs.forward, rounding);

@@ -4,9 +4,11 @@
 #include <map>
 #include <tuple>
 
+#include "ops/add/add.h"
+#include "ops/add_bias/add_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
-#include "ops/round_values/round_values.h"
+#include "program/compile/fp8_products.h"
 
 namespace tessera {
 namespace {
@@ -52,17 +54,41 @@ const ExpertSizes& equal(const ExpertSizes& sizes) {
   return sizes;
 }
 
+/// What the rows of a product with a weight are, and what it adds to it.
+struct WeightProduct {
+  int rows = 0;
+  int weight = 0;
+  int extra = 0;  ///< an input that there may be
+  OperatorPtr add_extra;
+};
+
+std::optional<WeightProduct> find_product(const Operator& op) {
+  if (const auto* linear = dynamic_cast<const Linear*>(&op)) {
+    const bool has_bias = linear->extra() == Linear::Extra::kBias;
+    return WeightProduct{Linear::kX, Linear::kWeight, Linear::kAddend,
+                         has_bias ? make_add_bias() : make_add()};
+  }
+  if (dynamic_cast<const LinearDgrad*>(&op) != nullptr)
+    return WeightProduct{LinearDgrad::kGrad, LinearDgrad::kWeight, LinearDgrad::kAddend, make_add()};
+  if (dynamic_cast<const GroupedMatmul*>(&op) != nullptr)
+    return WeightProduct{.rows = GroupedMatmul::kA, .weight = GroupedMatmul::kWeight};
+  return std::nullopt;
+}
+
 /// Puts roundings in front of the nodes of one program.
 class Inserter {
  public:
-  explicit Inserter(const Program& program) : program_(program) {}
+  Inserter(const Program& program, bool fp8_products)
+      : program_(program), fp8_products_(fp8_products) {}
 
   /// `operands_of(node)` are those to be rounded.
   template <typename OperandsOf>
   Program run(const OperandsOf& operands_of) {
     const std::vector<Node> before = program_.nodes();
     for (Node node : before) {
-      for (const Operand& operand : operands_of(node)) {
+      const std::vector<Operand> operands = operands_of(node);
+      if (fp8_products_ && multiply_fp8(node, operands)) continue;
+      for (const Operand& operand : operands) {
         ValueId& input = node.inputs[operand.input];
         input = rounded(input, operand);
       }
@@ -72,22 +98,60 @@ class Inserter {
   }
 
  private:
-  ValueId rounded(ValueId value, const Operand& operand) {
-    const OperatorPtr op = make_round_values(operand.spec);
-    const auto key = std::tuple(value, operand.offsets, op->attributes());
-    const auto [place, is_new] = rounded_.try_emplace(key);
-    if (is_new) {
-      std::vector<ValueId> inputs = {value};
-      if (operand.offsets.is_set()) inputs.push_back(operand.offsets);
-      place->second = program_.add1(op, inputs, program_.value(value).name + ".rounded");
-      nodes_.push_back(program_.nodes().back());
+  /// Whether the node became a product of FP8 numbers.
+  bool multiply_fp8(const Node& node, const std::vector<Operand>& operands) {
+    const auto product = find_product(*node.op);
+    if (operands.empty() || !product) return false;
+    const Operand& rows = operands[0];
+    const Operand& weight = operands[1];
+    ensure(rows.input == product->rows && weight.input == product->weight,
+           "operands of {} are not in order", node.op->name());
+    const ValueId from_rows = node.inputs[product->rows];
+    const ValueId from_weight = node.inputs[product->weight];
+    const auto fp8 = find_fp8_product(program_.type(from_rows), rows.spec,
+                                      program_.type(from_weight), weight.spec);
+    if (!fp8) return false;
+    std::vector<ValueId> inputs = {quantized(from_rows, fp8->rows),
+                                   quantized(from_weight, fp8->weight)};
+    if (rows.offsets.is_set()) inputs.push_back(rows.offsets);
+    if (product->add_extra == nullptr || std::ssize(node.inputs) <= product->extra) {
+      nodes_.push_back({fp8->product, std::move(inputs), node.outputs});
+      return true;
     }
+    const ValueId sum = add(fp8->product, inputs, program_.value(node.outputs[0]).name);
+    nodes_.push_back({product->add_extra, {sum, node.inputs[product->extra]}, node.outputs});
+    return true;
+  }
+
+  ValueId quantized(ValueId value, const QuantizeSpec& spec) {
+    return once(make_quantize(spec), {value}, ".fp8");
+  }
+
+  ValueId rounded(ValueId value, const Operand& operand) {
+    std::vector<ValueId> inputs = {value};
+    if (operand.offsets.is_set()) inputs.push_back(operand.offsets);
+    return once(make_round_values(operand.spec), inputs, ".rounded");
+  }
+
+  /// What the operator makes of these values, the first of which gives the name; made once.
+  ValueId once(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string_view suffix) {
+    const auto key = std::tuple(inputs, std::string(op->name()), op->attributes());
+    const auto [place, is_new] = made_.try_emplace(key);
+    if (is_new)
+      place->second = add(op, inputs, fmt::format("{}{}", program_.value(inputs[0]).name, suffix));
     return place->second;
   }
 
+  ValueId add(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string name) {
+    const ValueId made = program_.add1(op, inputs, std::move(name));
+    nodes_.push_back(program_.nodes().back());
+    return made;
+  }
+
   Program program_;
+  bool fp8_products_;
   std::vector<Node> nodes_;
-  std::map<std::tuple<ValueId, ValueId, std::string>, ValueId> rounded_;
+  std::map<std::tuple<std::vector<ValueId>, std::string, std::string>, ValueId> made_;
 };
 
 /// The weight of a grouped product, `sum_dim` of which is added up.
@@ -148,7 +212,7 @@ class GradientOperands {
               of_rows(LinearDgrad::kWeight, recipe.weight, 0)};
     }
     if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
-      if (!rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
+      if (rounding_.plain_weight_gradients || !rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
       return {of_rows(LinearWgrad::kX, recipe.token_activation, 0),
               of_rows(LinearWgrad::kGrad, recipe.token_gradient, 0)};
     }
@@ -157,7 +221,9 @@ class GradientOperands {
       return grouped_operands(node, *product, recipe.gradient, recipe.weight);
     }
     const auto* wgrad = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get());
-    if (wgrad == nullptr || !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight])) return {};
+    if (wgrad == nullptr || rounding_.plain_weight_gradients ||
+        !rounds(node.outputs[GroupedMatmulWgrad::kGradWeight]))
+      return {};
     return weight_gradient(node, *wgrad);
   }
 
@@ -213,13 +279,13 @@ std::vector<std::string> product_weights(const Program& forward) {
 }
 
 Program round_operands(const Program& forward, const OperandRounding& rounding) {
-  return Inserter(forward).run(ForwardOperands(forward, rounding));
+  return Inserter(forward, rounding.fp8_products).run(ForwardOperands(forward, rounding));
 }
 
 Backward round_operands(const Program& forward, Backward backward,
                         const OperandRounding& rounding) {
   const GradientOperands operands(forward, backward, rounding);
-  backward.program = Inserter(backward.program).run(operands);
+  backward.program = Inserter(backward.program, rounding.fp8_products).run(operands);
   return backward;
 }
 

@@ -122,6 +122,118 @@ TEST(RoundOperands, LeavesPlainWeightsAlone) {
               ElementsAre("dense.weight", "experts.up.weight", "experts.down.weight"));
 }
 
+/// x → linear → + x → FC1 → FC2 → out, in BF16, of sizes that tensor cores take.
+struct Fp8Products {
+  static constexpr int64_t kTokens = 24;
+  static constexpr int64_t kHidden = 256;
+  static constexpr int64_t kInner = 128;
+
+  Program program{"fp8"};
+  ValueId x, out;
+
+  Fp8Products() {
+    const DType dtype = DType::kBF16;
+    x = program.add_input("x", {dtype, {kTokens, kHidden}});
+    const ValueId offsets = program.add_input("offsets", {DType::kI64, {4}});
+    const ValueId dense = program.add_weight("dense.weight", {dtype, {kHidden, kHidden}});
+    const ValueId up = program.add_weight("experts.up.weight", {dtype, {3 * kInner, kHidden}});
+    const ValueId down = program.add_weight("experts.down.weight", {dtype, {3 * kInner, kHidden}});
+    const OperatorPtr linear = std::make_shared<Linear>(Linear::Extra::kAddend);
+    const ValueId y = program.add1(linear, {x, dense, x}, "y");
+    const std::vector<int64_t> sizes(3, kInner);
+    const ValueId pre =
+        program.add1(make_grouped_matmul({.group_sizes = sizes}), {y, up, offsets}, "pre");
+    out = program.add1(make_grouped_matmul({.group_sizes = sizes, .side = GroupedSide::kIn}),
+                       {pre, down, offsets}, "out");
+    program.set_outputs({out});
+  }
+
+  /// What the rounded programs give, by name: the result, the gradients of x and of the weights.
+  std::map<std::string, std::vector<float>> run(const OperandRounding& rounding) const {
+    std::map<std::string, std::vector<float>> results;
+    const auto run_one = [&](const Program& part) {
+      for (auto& [id, values] : testing::run_on_noise(part, make_cpu_kernels(), {}, kOffsets))
+        results[part.value(id).name] = std::move(values);
+    };
+    run_one(round_operands(program, rounding));
+    run_one(round_operands(program, backward(), rounding).program);
+    return results;
+  }
+  Backward backward() const { return differentiate(program, {{out}, {x}}); }
+
+  inline static const std::map<std::string, std::vector<int64_t>> kOffsets = {
+      {"offsets", {0, 5, 5, kTokens}}};
+};
+
+/// The names of products.
+std::vector<std::string> list_products(const Program& program) {
+  std::vector<std::string> lines;
+  for (const Node& node : program.nodes()) {
+    if (node.op->name().find("linear") != std::string_view::npos ||
+        node.op->name().find("matmul") != std::string_view::npos)
+      lines.emplace_back(node.op->name());
+  }
+  return lines;
+}
+
+TEST(RoundOperands, TensorCoresMultiplyFp8) {
+  const Fp8Products products;
+  for (const char* recipe : {"rowwise", "blockwise"}) {
+    SCOPED_TRACE(recipe);
+    OperandRounding rounding{&find_recipe(recipe)};
+    const auto emulated = products.run(rounding);
+    rounding.fp8_products = true;
+    EXPECT_THAT(list_products(round_operands(products.program, rounding)),
+                ElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
+                            "scaled_grouped_matmul"));
+    EXPECT_THAT(list_products(
+                    round_operands(products.program, products.backward(), rounding).program),
+                ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
+                                                "scaled_grouped_matmul", "linear_wgrad",
+                                                "grouped_matmul_wgrad", "grouped_matmul_wgrad"));
+    const auto found = products.run(rounding);
+    ASSERT_EQ(found.size(), emulated.size());
+    for (const auto& [name, values] : found) {
+      SCOPED_TRACE(name);
+      const std::vector<float>& expected = emulated.at(name);
+      double difference = 0;
+      double norm = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        difference += (values[i] - expected[i]) * (values[i] - expected[i]);
+        norm += expected[i] * expected[i];
+      }
+      // Roundings of results to BF16 that differ let some of the next operands' differ by 1/16.
+      EXPECT_LE(difference, 1e-3 * norm);
+      EXPECT_GT(norm, 0);
+    }
+  }
+}
+
+TEST(RoundOperands, OtherProductsAreEmulated) {
+  const Fp8Products products;
+  for (const char* recipe : {"tensorwise", "mxfp8", "nvfp4"}) {
+    OperandRounding rounding{&find_recipe(recipe)};
+    rounding.fp8_products = true;
+    EXPECT_THAT(list_products(round_operands(products.program, rounding)),
+                ElementsAre("linear", "grouped_matmul", "grouped_matmul"))
+        << recipe;
+  }
+  OperandRounding rounding{&find_recipe("rowwise")};
+  rounding.fp8_products = true;
+  EXPECT_THAT(list_products(round_operands(Products().program, rounding)),  // of F32
+              ElementsAre("linear", "grouped_matmul", "grouped_matmul"));
+}
+
+TEST(RoundOperands, WeightGradientsCanReadWhatIsNotRounded) {
+  const Products products;
+  const OperandRounding rounding{.recipe = &find_recipe("mxfp8"), .plain_weight_gradients = true};
+  EXPECT_EQ(list_roundings(round_operands(products.program, rounding)).size(), 6U);
+  EXPECT_EQ(list_roundings(
+                round_operands(products.program, products.backward(), rounding).program)
+                .size(),
+            6U);
+}
+
 /// What the product gives is that of the values that its operands were rounded to.
 TEST(RoundOperands, ProductsReadWhatWasRounded) {
   Program plain;

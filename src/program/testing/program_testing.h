@@ -1,19 +1,23 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "core/memory.h"
 #include "core/random.h"
+#include "ops/storage.h"
 #include "runtime/executable.h"
 
 namespace tessera::testing {
 
-/// Runs a program on random inputs, the same for programs with the same bound values, and returns
-/// what it leaves in accumulators and outputs. Working memory starts as NaN.
-inline std::map<ValueId, std::vector<float>> run_on_noise(const Program& program,
-                                                          const KernelTable& kernels,
-                                                          const NodeObserver& observer = {}) {
+/// Runs a program on random inputs of F32 and BF16, the same for programs with the same bound
+/// values, and returns what it leaves in accumulators and outputs. Integers are `given` by name.
+/// Working memory starts as NaN.
+inline std::map<ValueId, std::vector<float>> run_on_noise(
+    const Program& program, const KernelTable& kernels, const NodeObserver& observer = {},
+    const std::map<std::string, std::vector<int64_t>>& given = {}) {
   const Executable run(program, kernels);
   Bindings bindings = run.make_bindings();
   std::map<ValueId, OwnedTensor> memory;
@@ -23,7 +27,14 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(const Program& program
     OwnedTensor& tensor =
         memory.emplace(id, OwnedTensor(value.type.dtype, value.type.shape)).first->second;
     Random random(5, static_cast<uint64_t>(id));
-    for (float& x : tensor.get().span<float>()) x = static_cast<float>(random.next_normal());
+    if (const auto numbers = given.find(value.name); numbers != given.end()) {
+      std::ranges::copy(numbers->second, tensor.get().as<int64_t>());
+    } else {
+      with_storage(value.type.dtype, [&](auto storage) {
+        using T = decltype(storage);
+        for (T& x : tensor.get().span<T>()) x = T(static_cast<float>(random.next_normal()));
+      });
+    }
     bindings.tensors[id] = tensor;
   }
   const Buffer transient(run.plan().transient_bytes, "a test");
@@ -33,8 +44,10 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(const Program& program
   std::map<ValueId, std::vector<float>> results;
   for (const auto& [id, tensor] : memory) {
     if (program.value(id).kind != ValueKind::kAccumulator && !program.is_output(id)) continue;
-    const auto elements = tensor.get().span<float>();
-    results[id] = {elements.begin(), elements.end()};
+    with_storage(tensor.get().dtype, [&, id = id](auto storage) {
+      const auto elements = tensor.get().span<decltype(storage)>();
+      results[id] = {elements.begin(), elements.end()};
+    });
   }
   return results;
 }

@@ -90,7 +90,7 @@ double Evaluation::bits_per_byte() const {
 }
 
 ProductPrecision LoadedModel::products() const {
-  return backend_->is_host() ? settings_.products() : ProductPrecision();
+  return settings_.products();
 }
 
 LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFiniteWeights nonfinite) {
@@ -107,11 +107,6 @@ LoadedModel::LoadedModel(const std::string& path, DeviceChoice device, NonFinite
   settings_.model = without_prediction(std::move(settings_.model));
   auto specs = list_parameters(settings_.model, settings_.train.dtype());
   backend_ = choose_backend(settings_);
-  if (settings_.products().recipe != nullptr && !backend_->is_host())
-    notes_.push_back(fmt::format(
-        "training rounded what products read (precision.recipe = \"{}\"), which is done on the CPU "
-        "alone: here products read BF16",
-        settings_.precision.recipe));
   require_weights_fit(ParameterSet::count_bytes(specs, false).weights, backend_->device());
   parameters_ = std::make_unique<ParameterSet>(std::move(specs), /*with_gradients=*/false,
                                                backend_->device());

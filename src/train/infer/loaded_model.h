@@ -36,8 +36,8 @@ class LoadedModel {
   const Backend& backend() const { return *backend_; }
   ParameterSet& parameters() { return *parameters_; }
   std::vector<ExpertState>& experts() { return experts_; }
-  /// What products read where text is scored: as in training, but for GPUs, which have no kernels
-  /// for it. Tokens are generated without rounding.
+  /// What products read where text is scored: as in training. Tokens are generated without
+  /// rounding.
   ProductPrecision products() const;
 
  private:

@@ -5,18 +5,30 @@
 
 #include "core/memory.h"
 #include "core/process/progress.h"
+#include "program/compile/fp8_products.h"
 
 namespace tessera {
 
 namespace {
 
+/// How the products of rounded numbers are made, and with what speed.
+std::string_view describe_making(const ProductPrecision& products, bool on_host) {
+  const Recipe& recipe = *products.recipe;
+  if (on_host || !products.fp8_products || !has_fp8_product(recipe.activation, recipe.weight))
+    return "emulated, so slower than BF16";
+  return products.plain_weight_gradients
+             ? "multiplied in FP8 where sizes allow, gradients of weights in BF16"
+             : "multiplied in FP8 where sizes allow; those of weights' gradients emulated, so "
+               "slower than BF16 (faster: precision.weight_gradients = false)";
+}
+
 /// A line of its own where products read rounded numbers, else nothing.
-std::string describe_products(const Settings& settings) {
+std::string describe_products(const Settings& settings, bool on_host) {
   const ProductPrecision products = settings.products();
   if (products.recipe == nullptr) return "";
-  std::string text = fmt::format(
-      "\nproducts of layers read {} numbers ({}): {}; emulated, so slower than BF16",
-      products.recipe->name, products.recipe->activation.to_string(), products.recipe->what);
+  std::string text = fmt::format("\nproducts of layers read {} numbers ({}): {}; {}",
+                                 products.recipe->name, products.recipe->activation.to_string(),
+                                 products.recipe->what, describe_making(products, on_host));
   if (!products.plain.empty()) {
     text += "; not those of";
     for (const LayerEntry& entry : products.plain) text += ' ' + entry.to_string();
@@ -26,7 +38,8 @@ std::string describe_products(const Settings& settings) {
 
 }  // namespace
 
-std::string describe_model(const Settings& settings, const MemoryPrediction& memory) {
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory,
+                           bool on_host) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
   std::string text = fmt::format("{} parameters, {} active per token; {}, hidden {}, {} ({} KV)",
@@ -44,7 +57,7 @@ std::string describe_model(const Settings& settings, const MemoryPrediction& mem
   }
   if (model.mtp_layers > 0)
     text += fmt::format("; {} of multi-token prediction", format_things(model.mtp_layers, "layer"));
-  text += describe_products(settings);
+  text += describe_products(settings, on_host);
   text += fmt::format(
       "\n{} predicted at the peak: {} weights, {} gradients, {} optimizer, {} activations{}",
       format_bytes(memory.total()), format_bytes(memory.state.weights),

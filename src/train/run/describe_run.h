@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// The model's size and shape, and on a second line what memory is predicted at the peak.
-std::string describe_model(const Settings& settings, const MemoryPrediction& memory);
+/// The model's size and shape, and on lines of their own what its products read on the host or a
+/// GPU, where that is told, and what memory is predicted at the peak.
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory, bool on_host);
 
 /// "1.2M tokens in 3 documents, tokenizer bytes; 12k held out for validation".
 std::string describe_data(const TrainingData& data);

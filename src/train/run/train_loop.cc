@@ -407,7 +407,8 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
                .started = format_local_time(),
                .machine = describe_machine(),
                .tokenizer = describe_data(trainer.data()),
-               .model_summary = describe_model(settings, trainer.prediction()),
+               .model_summary = describe_model(settings, trainer.prediction(),
+                                                 trainer.backend().is_host()),
                .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
   if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";

@@ -147,6 +147,11 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   schema.add("precision.plain", &precision.plain,
              "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
              "of some layers: \"attn\", \"moe.experts.down@3\", \"all@0-1\"");
+  schema.add("precision.weight_gradients", &precision.weight_gradients,
+             "Whether the products that give weights' gradients read rounded numbers too, instead "
+             "of BF16");
+  schema.add("precision.emulate", &precision.emulate,
+             "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
 }
 
 void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
@@ -283,7 +288,10 @@ SavedPolicy TrainSettings::saved_policy() const {
 
 ProductPrecision Settings::products() const {
   if (train.precision != Precision::kFp8) return {};
-  return {.recipe = &find_recipe(precision.recipe), .plain = parse_plain(precision.plain)};
+  return {.recipe = &find_recipe(precision.recipe),
+          .plain = parse_plain(precision.plain),
+          .plain_weight_gradients = !precision.weight_gradients,
+          .fp8_products = !precision.emulate};
 }
 
 std::optional<int64_t> TrainSettings::parse_memory_limit() const {
@@ -324,15 +332,22 @@ ConfigSchema make_schema(Settings& settings) {
   return schema;
 }
 
-void validate_precision(const Settings& settings) {
+/// One that is not as by default.
+std::optional<std::string_view> changed_key(const PrecisionSettings& precision) {
   const PrecisionSettings plain;
+  if (precision.recipe != plain.recipe) return "precision.recipe";
+  if (!precision.plain.empty()) return "precision.plain";
+  if (precision.weight_gradients != plain.weight_gradients) return "precision.weight_gradients";
+  if (precision.emulate != plain.emulate) return "precision.emulate";
+  return std::nullopt;
+}
+
+void validate_precision(const Settings& settings) {
   if (settings.train.precision != Precision::kFp8) {
-    const bool has_recipe = settings.precision.recipe != plain.recipe;
-    require(
-        !has_recipe && settings.precision.plain.empty(),
-        "{} is set, but products round what they read with train.precision = \"fp8\" alone; set "
-        "that, or leave it out",
-        has_recipe ? "precision.recipe" : "precision.plain");
+    require(!changed_key(settings.precision).has_value(),
+            "{} is set, but products round what they read with train.precision = \"fp8\" alone; "
+            "set that, or leave it out",
+            changed_key(settings.precision).value_or(""));
     return;
   }
   settings.products();

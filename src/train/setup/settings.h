@@ -132,13 +132,16 @@ enum class OptimizerKind : uint8_t {
   kMuon,  ///< of the matrices of hidden layers (WeightPlacement::matrix_rows), and AdamW the rest
 };
 
-/// Everything that a training run is told.
 /// What fp8 means (train.precision).
 struct PrecisionSettings {
   std::string recipe = "blockwise";  ///< of recipes()
   std::vector<std::string> plain;    ///< see parse_plain
+  /// Whether the products that give weights' gradients read rounded numbers too.
+  bool weight_gradients = true;
+  bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
 };
 
+/// Everything that a training run is told.
 struct Settings {
   std::string preset;
   RunSettings run;
