@@ -111,6 +111,7 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
                                                        {"hidden states", activations.hidden},
                                                        {"working memory", activations.transient},
                                                        {"inputs", activations.inputs}};
+  if (activations.copies > 0) rows.emplace_back("weights in FP8", activations.copies);
   if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
   if (settings.shard.state_on_host) rows.emplace_back("offloaded state", state.on_host);
   if (!planned.backend.is_host()) {

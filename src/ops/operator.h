@@ -200,6 +200,7 @@ class Kernel {
   bool tells_the_host() const { return options_.tells_the_host; }
   bool sets_accumulators() const { return options_.sets_accumulators; }
   bool takes(const Format& format) const { return options_.takes(format); }
+  FormatRule format_rule() const { return options_.takes; }
   int64_t workspace_bytes(const Operator& op, std::span<const ValueType> inputs) const;
   /// Runs to the end.
   void operator()(const Operator& op, const KernelArgs& args) const;

@@ -33,6 +33,9 @@ std::map<ValueId, int64_t> told_extents(const Executable& forward, const Backwar
 
 DerivedProgram derive(Program forward, const CompileOptions& options, const Backend& backend) {
   Compiled compiled = compile(std::move(forward), Goal::kTrain, options, backend);
+  std::optional<Executable> weight_copies;
+  if (!compiled.weight_copies.empty())
+    weight_copies.emplace(make_copies_program(compiled.forward, compiled.weight_copies), backend);
   Executable forward_run(std::move(compiled.forward), backend, compiled.saved, {},
                          compiled.offloaded);
   const auto told = told_extents(forward_run, *compiled.backward);
@@ -49,6 +52,7 @@ DerivedProgram derive(Program forward, const CompileOptions& options, const Back
           .derived = std::move(*compiled.backward),
           .backward = std::move(backward_run),
           .weights = std::move(weights),
+          .weight_copies = std::move(weight_copies),
           .model_flops = compiled.model_flops,
           .report = std::move(compiled.report)};
 }

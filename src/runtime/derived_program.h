@@ -23,6 +23,9 @@ struct DerivedProgram {
   /// Where weight gradients are split off: the program that adds them, run after `backward`, which
   /// then gives the inputs' alone.
   std::optional<WeightPass> weights;
+  /// Where the programs read copies of weights (OperandRounding::keeps_copies): makes them, its
+  /// outputs, which have the names of the inputs that they are for.
+  std::optional<Executable> weight_copies;
   double model_flops = 0;  ///< of both passes, without what recomputation runs again
   CompileReport report;
 };

@@ -23,7 +23,8 @@ void add_names(std::string weight, std::set<std::string>& names) {
 
 std::optional<OperandRounding> ProductPrecision::rounding(std::vector<std::string> names) const {
   if (recipe == nullptr) return std::nullopt;
-  return OperandRounding{recipe, std::move(names), plain_weight_gradients, fp8_products};
+  return OperandRounding{recipe, std::move(names), plain_weight_gradients, fp8_products,
+                         keeps_copies};
 }
 
 std::vector<LayerEntry> parse_plain(const std::vector<std::string>& texts) {

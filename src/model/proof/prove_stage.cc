@@ -30,6 +30,7 @@ class Prover {
       : parts_(parts), axes_(axes), groups_(groups), proof_(proof) {}
 
   void run() {
+    if (parts_.copies != nullptr) prove_copies();
     prove_forward();
     for (size_t i = 0; i < parts_.backwards.size(); ++i) prove_backward(i);
   }
@@ -43,8 +44,7 @@ class Prover {
   }
 
   /// Of weights, the transpose of which their gradients' are.
-  Sharding of_weight(ValueId id) {
-    const std::string& name = parts_.forward.value(id).name;
+  Sharding of_weight(const std::string& name) {
     const auto placement = parts_.layout.placements.find(name);
     if (placement != parts_.layout.placements.end())
       return weight_sharding(name, placement->second, axes_, proof_.faults);
@@ -53,8 +53,8 @@ class Prover {
   }
 
   Sharding of_gradient(ValueId weight) {
-    const Sharding sharding = of_weight(weight).dual();
     const std::string& name = parts_.forward.value(weight).name;
+    const Sharding sharding = of_weight(name).dual();
     const auto placement = parts_.layout.placements.find(name);
     if (placement != parts_.layout.placements.end()) add_summed(name, placement->second, sharding);
     return sharding;
@@ -72,13 +72,34 @@ class Prover {
     if (!is_known) proof_.weights.push_back(std::move(weight));
   }
 
+  void prove_copies() {
+    const Program& program = *parts_.copies;
+    std::map<ValueId, Sharding> bound;
+    for (ValueId id = 0; id < program.num_values(); ++id) {
+      const Value& value = program.value(id);
+      if (value.kind == ValueKind::kWeight) bound[id] = of_weight(value.name);
+    }
+    InferredShardings found = infer_shardings(program, bound, axes_);
+    for (const ValueId id : program.outputs()) copies_[program.value(id).name] = found.values[id];
+    keep(program, "weights in FP8", std::move(found));
+  }
+
+  /// Of inputs that are copies.
+  void bind_copies(const Program& program, std::map<ValueId, Sharding>& bound) const {
+    for (ValueId id = 0; id < program.num_values(); ++id) {
+      const auto copy = copies_.find(program.value(id).name);
+      if (copy != copies_.end()) bound[id] = copy->second;
+    }
+  }
+
   void prove_forward() {
     const Program& program = parts_.forward;
     std::map<ValueId, Sharding> bound;
+    bind_copies(program, bound);
     for (ValueId id = 0; id < program.num_values(); ++id) {
-      const ValueKind kind = program.value(id).kind;
-      if (kind == ValueKind::kWeight) bound[id] = of_weight(id);
-      if (kind == ValueKind::kInput)
+      const Value& value = program.value(id);
+      if (value.kind == ValueKind::kWeight) bound[id] = of_weight(value.name);
+      if (value.kind == ValueKind::kInput && !bound.contains(id))
         bound[id] = port_sharding(parts_.layout.ports.port_of(id), axes_, groups_);
     }
     for (const Link& link : parts_.layout.accumulators)
@@ -115,6 +136,7 @@ class Prover {
   void prove_backward(size_t part) {
     const auto& [program, links] = parts_.backwards[part];
     std::map<ValueId, Sharding> bound;
+    bind_copies(program, bound);
     for (const auto* shared : {&links.saved, &links.bound})
       for (const Link& link : *shared) bound[link.backward] = forward_[link.forward];
     for (const Link& link : links.grad_outputs) {
@@ -139,6 +161,7 @@ class Prover {
   const RankAxes& axes_;
   const StageGroups& groups_;
   StageProof& proof_;
+  std::map<std::string, Sharding> copies_;
   Shardings forward_;
   Shardings backward_;
 };
@@ -150,6 +173,7 @@ ProgramParts parts_of(const ModelProgram& layout, const DerivedProgram& derived)
     parts.backwards.push_back({derived.weights->program.program(), derived.weights->derived});
     parts.kept = derived.weights->kept;
   }
+  if (derived.weight_copies) parts.copies = &derived.weight_copies->program();
   return parts;
 }
 

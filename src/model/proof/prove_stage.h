@@ -44,6 +44,8 @@ struct ProgramParts {
   std::vector<Backwards> backwards = {};
   /// Values of the backward program that the weights' part reads.
   std::vector<KeptValue> kept = {};
+  /// What makes the copies of weights that these read by their names; null where there are none.
+  const Program* copies = nullptr;
 };
 
 /// What one rank's program computes is a rank's part of what a single rank computes, whatever the

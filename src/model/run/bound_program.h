@@ -18,6 +18,7 @@ struct BoundLayer {
   const KindProgram* kind = nullptr;
   ExpertState* experts = nullptr;  ///< null for a dense layer
   BoundProgram forward, backward, weights;
+  BoundProgram copies;      ///< makes the copies of weights, where it has any
   BoundPasses embedding;    ///< of multi-token prediction
   int64_t moe_idx = -1;     ///< among the chunk's MoE layers; -1 for a dense layer
   OwnedTensor expert_bias;  ///< the device's, where that is not the host

@@ -14,11 +14,12 @@ int64_t count_moe_layers(const ModelConfig& config, const PipelineChunk& chunk) 
 class ChunkBinder {
  public:
   ChunkBinder(const StagePrograms& programs, const PipelineChunk& chunk, const ChunkMemory& memory,
-              const ParameterSet& parameters, ElasticSlabs& slabs)
+              const ParameterSet& parameters, const LayerCopies& copies, ElasticSlabs& slabs)
       : programs_(programs),
         chunk_(chunk),
         memory_(memory),
         parameters_(parameters),
+        copies_(copies),
         slabs_(slabs) {}
 
   BoundChunk bind(std::vector<ExpertState>& experts);
@@ -29,9 +30,9 @@ class ChunkBinder {
   Tensor stream(int64_t idx) const { return memory_.stream(idx); }
   /// Which of the hidden states layer `idx` of the chunk reads.
   int64_t layer_input(int64_t idx) const { return memory_.streams.before + idx; }
-  LayerBinder binder(const std::string& prefix = "") const {
-    return {parameters_, prefix, slabs_.transient().data(),
-            slabs_.is_by_page() ? &slabs_ : nullptr};
+  LayerBinder binder(const std::string& prefix = "", const CopyTensors* copies = nullptr) const {
+    return {parameters_, prefix, slabs_.transient().data(), slabs_.is_by_page() ? &slabs_ : nullptr,
+            copies};
   }
   BoundPasses bind_embedding(const PortTensors& inputs, const Tensor& hidden,
                              const Tensor& grad) const;
@@ -47,6 +48,7 @@ class ChunkBinder {
   const PipelineChunk& chunk_;
   const ChunkMemory& memory_;
   const ParameterSet& parameters_;
+  const LayerCopies& copies_;
   ElasticSlabs& slabs_;
   BoundChunk bound_;
 };
@@ -121,7 +123,9 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const int64_t number = chunk_.first_layer + idx;
   layer.kind = &programs_.kind_of(number);
   const auto& [layout, derived] = *layer.kind;
-  const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""));
+  const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""),
+                                          &copies_.of_layer(number));
+  if (derived.weight_copies) layer.copies = binder.bind_copies(derived);
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
                                       memory_.saved_at(memory_.saved_offsets.layers, idx),
                                       memory_.saved_at(memory_.saved_offsets.offloaded, idx));
@@ -196,8 +200,9 @@ Tensor ChunkMemory::stream(int64_t idx) const {
 
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
-                      std::vector<ExpertState>& experts, ElasticSlabs& slabs) {
-  return ChunkBinder(programs, chunk, memory, parameters, slabs).bind(experts);
+                      const LayerCopies& copies, std::vector<ExpertState>& experts,
+                      ElasticSlabs& slabs) {
+  return ChunkBinder(programs, chunk, memory, parameters, copies, slabs).bind(experts);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
 #include "model/run/saved_placement.h"
+#include "model/run/weight_copies.h"
 #include "runtime/elastic_slabs.h"
 
 namespace tessera {
@@ -41,11 +42,12 @@ struct ChunkMemory {
   Tensor grad_out(int64_t depth) const { return stream(streams.grad_from_outside(depth)); }
 };
 
-/// Joins the programs of a chunk with that memory, with the parameters, the experts' state and the
+/// Joins the programs of a chunk with that memory, with the parameters and copies, the experts' state and the
 /// slabs that all runs of a rank share, since it runs one pass at a time; all of which must outlive
 /// the result.
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
-                      std::vector<ExpertState>& experts, ElasticSlabs& slabs);
+                      const LayerCopies& copies, std::vector<ExpertState>& experts,
+                      ElasticSlabs& slabs);
 
 }  // namespace tessera

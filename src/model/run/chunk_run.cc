@@ -14,18 +14,19 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 }
 
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
-                   const TokenShare& tokens, ParameterSet& parameters,
+                   const TokenShare& tokens, ParameterSet& parameters, LayerCopies& weight_copies,
                    std::vector<ExpertState>& experts, ElasticSlabs& slabs, const HostCopies& copies,
                    const SavedOffsets& offsets, WeightStore* store)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
       parameters_(parameters),
+      weight_copies_(weight_copies),
       store_(store),
       copies_(copies),
       slabs_(slabs),
       memory_(programs, chunk, slabs, offsets),
-      bound_(bind_chunk(programs, chunk, memory_, parameters, experts, slabs)),
+      bound_(bind_chunk(programs, chunk, memory_, parameters, weight_copies, experts, slabs)),
       stored_(bound_.layers.size()) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {
@@ -62,7 +63,16 @@ void ChunkRun::find_unset(BoundProgram& bound) {
   }
 }
 
+/// Before the first run of a step that reads them.
+void ChunkRun::renew_copies(const ProgramRef& program, const NodeObserver& observer) {
+  if (program.part != ProgramPart::kLayer) return;
+  if (!weight_copies_.take_turn(chunk_.first_layer + program.idx)) return;
+  const BoundProgram& copies = bound_.layers[program.idx].copies;
+  copies.program->run(copies.bindings, observer);
+}
+
 void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
+  renew_copies(program, observer);
   BoundProgram& bound = bound_.find(program);
   if (store_ != nullptr) {
     store_->bind(bound.parameters, bound.bindings);

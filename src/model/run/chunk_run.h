@@ -27,8 +27,9 @@ class ChunkRun {
   /// With `store`, it gives the parameters their addresses for each run of a program; without, they
   /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
-           ParameterSet& parameters, std::vector<ExpertState>& experts, ElasticSlabs& slabs,
-           const HostCopies& copies, const SavedOffsets& offsets, WeightStore* store = nullptr);
+           ParameterSet& parameters, LayerCopies& weight_copies, std::vector<ExpertState>& experts,
+           ElasticSlabs& slabs, const HostCopies& copies, const SavedOffsets& offsets,
+           WeightStore* store = nullptr);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {
@@ -101,12 +102,14 @@ class ChunkRun {
   Device& device() const { return programs_.backend.device(); }
   void bring_expert_biases();
   void find_unset(BoundProgram& bound);
+  void renew_copies(const ProgramRef& program, const NodeObserver& observer);
   void leave_saved(const ProgramRef& program);
 
   const StagePrograms& programs_;
   PipelineChunk chunk_;
   const TokenShare& tokens_;
   ParameterSet& parameters_;
+  LayerCopies& weight_copies_;
   WeightStore* store_;
   const HostCopies& copies_;
   ElasticSlabs& slabs_;

@@ -13,6 +13,17 @@ void bind_gradients(const std::vector<Link>& links, const PortMap& ports,
     slot(bindings, link.backward) = gradients.at(ports.port_of(link.forward));
 }
 
+/// The inputs and outputs of these names.
+void bind_copy_tensors(const Program& program, const CopyTensors& copies, Bindings& bindings) {
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    const Value& value = program.value(id);
+    const auto found = copies.find(value.name);
+    if (found == copies.end()) continue;
+    if (value.kind == ValueKind::kInput || program.is_output(id))
+      slot(bindings, id) = found->second;
+  }
+}
+
 }  // namespace
 
 BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
@@ -21,6 +32,7 @@ BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
       .program = &run,
       .bindings = std::move(bindings),
       .parameters = find_parameters(run.program(), forward, accumulators, parameters_, prefix_)};
+  if (copies_ != nullptr) bind_copy_tensors(run.program(), *copies_, bound.bindings);
   bound.bindings.transient = transient_;
   bound.bindings.elastic = elastic_;
   run.commit(bound.bindings);
@@ -55,6 +67,11 @@ BoundProgram LayerBinder::bind_weights(const DerivedProgram& program, const Bind
                                        const Bindings& backward) const {
   return join(program.weights->program, program.forward.program(),
               program.weights->derived.accumulators, bind_weight_pass(program, forward, backward));
+}
+
+BoundProgram LayerBinder::bind_copies(const DerivedProgram& program) const {
+  const Executable& run = *program.weight_copies;
+  return join(run, run.program(), {}, run.make_bindings());
 }
 
 }  // namespace tessera

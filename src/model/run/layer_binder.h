@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "model/build/layer_program.h"
@@ -21,19 +22,23 @@ struct PortGradients {
   PortTensors wanted;  ///< of what it was given
 };
 
+/// What is made of a layer's weights, by the names of the inputs that it is for.
+using CopyTensors = std::map<std::string, Tensor>;
+
 /// Binds the programs of a layer, or of an end of the model, to the memory of their ports, to the
 /// parameters whose names begin with `prefix`, and to slabs that the caller keeps. For training and
 /// for inference. The parameters must outlive it.
 class LayerBinder {
  public:
   /// `transient` is as large as any of the programs needs. Where `elastic`, of which the slabs are,
-  /// is given, a program gets memory in it when it is bound.
+  /// is given, a program gets memory in it when it is bound. `copies`: of the layer's weights.
   LayerBinder(const ParameterSet& parameters, std::string prefix, std::byte* transient,
-              ElasticSlabs* elastic = nullptr)
+              ElasticSlabs* elastic = nullptr, const CopyTensors* copies = nullptr)
       : parameters_(parameters),
         prefix_(std::move(prefix)),
         transient_(transient),
-        elastic_(elastic) {}
+        elastic_(elastic),
+        copies_(copies) {}
 
   /// Throws InternalError where a port of the program has no memory in `tensors`.
   BoundProgram bind_forward(const Executable& run, const ModelProgram& layout,
@@ -46,6 +51,8 @@ class LayerBinder {
   /// The weights' part, where it is split off.
   BoundProgram bind_weights(const DerivedProgram& program, const Bindings& forward,
                             const Bindings& backward) const;
+  /// What makes the copies of weights, where there are any.
+  BoundProgram bind_copies(const DerivedProgram& program) const;
 
  private:
   BoundProgram join(const Executable& run, const Program& forward,
@@ -55,6 +62,7 @@ class LayerBinder {
   std::string prefix_;
   std::byte* transient_;
   ElasticSlabs* elastic_;
+  const CopyTensors* copies_;
 };
 
 }  // namespace tessera

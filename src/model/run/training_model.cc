@@ -35,6 +35,7 @@ ActivationBytes TrainingModel::activation_bytes() const {
   const SlabBytes slabs = skewed_slab_bytes(*programs_, placement_);
   ActivationBytes bytes{.saved = slabs.saved,
                         .transient = slabs.transient,
+                        .copies = LayerCopies::count_bytes(*programs_),
                         .offloaded = placement_.host_bytes,
                         .worst = std::max<int64_t>(most.total() - slabs.total(), 0)};
   const ModelPart& part = programs_->part;
@@ -86,14 +87,17 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
     copies_->stores = device().make_copy_lane();
     copies_->reloads = device().make_copy_lane();
   }
+  ensure(store == nullptr || LayerCopies::count_bytes(*programs_) == 0,
+         "copies are made of weights that come and go");
+  weight_copies_ = std::make_unique<LayerCopies>(*programs_);
   const ModelPart& part = programs_->part;
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       const SavedOffsets& offsets = placement_.offsets[chunk][place];
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
-                                                        parameters, experts, *slabs_, *copies_,
-                                                        offsets, store));
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(
+          *programs_, part.chunks[chunk], *tokens_, parameters, *weight_copies_, experts, *slabs_,
+          *copies_, offsets, store));
     }
   }
   slabs_->keep();
@@ -105,6 +109,7 @@ void TrainingModel::begin_step() {
     for (const auto& run : places) run->forget_results();
   }
   slabs_->leave_saved();
+  weight_copies_->forget();
   for (ExpertState& state : *experts_) {
     std::ranges::fill(state.step_counts.get().span<float>(), 0.0F);
     std::ranges::fill(state.earlier_counts.get().span<float>(), 0.0F);
@@ -137,6 +142,7 @@ MicroBatchResult TrainingModel::run(const MicroBatch& batch, const LossScales& s
 
 double TrainingModel::evaluate(const MicroBatch& batch, const NodeObserver& observer) {
   ChunkRun& run = only_run();
+  weight_copies_->forget();
   run.load(batch, {.loss = 1});
   for (const ProgramRef& program : list_evaluation(run.chunk())) run.run(program, observer);
   run.finish();

@@ -15,10 +15,11 @@ struct ActivationBytes {
   int64_t hidden = 0;     ///< the residual streams between layers and their gradients
   int64_t transient = 0;  ///< the largest working set of any program
   int64_t inputs = 0;     ///< token ids, labels, positions and the like
+  int64_t copies = 0;     ///< of weights in FP8
   int64_t offloaded = 0;  ///< in the host's memory: what of the saved values waits there
   int64_t worst = 0;      ///< what the worst routing adds to `saved` and `transient`
   /// Of the device's memory.
-  int64_t total() const { return saved + hidden + transient + inputs; }
+  int64_t total() const { return saved + hidden + transient + inputs + copies; }
 };
 
 /// A micro-batch's activations in a chunk: which of this rank's chunks, and which of its places.
@@ -98,6 +99,7 @@ class TrainingModel {
   SavedPlacement placement_;
   std::unique_ptr<ElasticSlabs> slabs_;
   std::unique_ptr<HostCopies> copies_;
+  std::unique_ptr<LayerCopies> weight_copies_;
   std::vector<std::vector<std::unique_ptr<ChunkRun>>> runs_;  // by chunk, by place
   std::vector<ExpertState>* experts_ = nullptr;
 };

@@ -134,7 +134,9 @@ class ShadowDevice final : public Device, public std::enable_shared_from_this<Sh
     ensure(tensor.num_bytes() == 0 || tensor.data == nullptr || is_shared(data) ||
                is_own == (data != tensor.data),
            "a tensor does not say whose memory it is");
-    return {data, tensor.dtype, tensor.shape};
+    tensor.data = data;
+    tensor.device = nullptr;
+    return tensor;
   }
 
   /// Throws InternalError where some of the bytes are of reserved pages without memory.
@@ -316,7 +318,8 @@ Kernel disguise(const Kernel& kernel) {
              return Backend({{std::string(op.name()), kernel}}).workspace_bytes(op, inputs);
            },
        .sets_accumulators = kernel.sets_accumulators(),
-       .tells_the_host = kernel.tells_the_host()});
+       .tells_the_host = kernel.tells_the_host(),
+       .takes = kernel.format_rule()});
 }
 
 class ShadowCommunicator final : public Communicator {

@@ -86,9 +86,13 @@ void round_products(Compilation& c) {
   Compiled& programs = c.programs;
   OperandRounding rounding = *c.options.rounding;
   rounding.fp8_products = rounding.fp8_products && !c.backend.is_host();
+  rounding.keeps_copies = rounding.keeps_copies && in_training(c);
+  WeightCopies& copies = programs.weight_copies;
+  std::optional<Backward> backward;
   if (programs.backward)
-    programs.backward = round_operands(programs.forward, *programs.backward, rounding);
-  programs.forward = round_operands(programs.forward, rounding);
+    backward = round_operands(programs.forward, *programs.backward, rounding, copies);
+  programs.forward = round_operands(programs.forward, rounding, copies);
+  programs.backward = std::move(backward);
 }
 
 void fuse_gradient_sums(Compilation& c) {

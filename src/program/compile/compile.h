@@ -74,6 +74,8 @@ struct Compiled {
   /// Values of the backward program that the weights' part reads.
   std::vector<ValueId> kept;
   std::optional<CompiledWeights> weights;
+  /// Inputs of the programs that are made of weights (OperandRounding::keeps_copies).
+  WeightCopies weight_copies = {};
   double model_flops = 0;  ///< forward and backward, without what recomputation runs again
   CompileReport report;
 };

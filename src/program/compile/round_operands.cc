@@ -78,8 +78,8 @@ std::optional<WeightProduct> find_product(const Operator& op) {
 /// Puts roundings in front of the nodes of one program.
 class Inserter {
  public:
-  Inserter(const Program& program, bool fp8_products)
-      : program_(program), fp8_products_(fp8_products) {}
+  Inserter(const Program& program, const OperandRounding& rounding, WeightCopies& copies)
+      : program_(program), rounding_(rounding), copies_(copies) {}
 
   /// `operands_of(node)` are those to be rounded.
   template <typename OperandsOf>
@@ -87,7 +87,7 @@ class Inserter {
     const std::vector<Node> before = program_.nodes();
     for (Node node : before) {
       const std::vector<Operand> operands = operands_of(node);
-      if (fp8_products_ && multiply_fp8(node, operands)) continue;
+      if (rounding_.fp8_products && multiply_fp8(node, operands)) continue;
       for (const Operand& operand : operands) {
         ValueId& input = node.inputs[operand.input];
         input = rounded(input, operand);
@@ -124,7 +124,22 @@ class Inserter {
   }
 
   ValueId quantized(ValueId value, const QuantizeSpec& spec) {
-    return once(make_quantize(spec), {value}, ".fp8");
+    const OperatorPtr op = make_quantize(spec);
+    if (rounding_.keeps_copies && program_.value(value).kind == ValueKind::kWeight)
+      return copy_of(value, op);
+    return once(op, {value}, ".fp8");
+  }
+
+  /// An input of the program, which is listed.
+  ValueId copy_of(ValueId weight, const OperatorPtr& op) {
+    const std::string of = program_.value(weight).name;
+    const std::string name = fmt::format("{} {}", of, op->attributes());
+    const auto [place, is_new] = read_copies_.try_emplace(name);
+    if (is_new)
+      place->second = program_.add_input(name, op->infer(program_.types({weight})).front());
+    if (std::ranges::find(copies_, name, &WeightCopy::name) == copies_.end())
+      copies_.push_back({name, of, op});
+    return place->second;
   }
 
   ValueId rounded(ValueId value, const Operand& operand) {
@@ -149,7 +164,9 @@ class Inserter {
   }
 
   Program program_;
-  bool fp8_products_;
+  const OperandRounding& rounding_;
+  WeightCopies& copies_;
+  std::map<std::string, ValueId> read_copies_;
   std::vector<Node> nodes_;
   std::map<std::tuple<std::vector<ValueId>, std::string, std::string>, ValueId> made_;
 };
@@ -278,15 +295,43 @@ std::vector<std::string> product_weights(const Program& forward) {
   return names;
 }
 
+Program make_copies_program(const Program& forward, const WeightCopies& copies) {
+  Program program(forward.name() + ".copies");
+  std::map<std::string, ValueId> weights;
+  std::vector<ValueId> outputs;
+  for (const WeightCopy& copy : copies) {
+    const auto [weight, is_new] = weights.try_emplace(copy.weight);
+    if (is_new)
+      weight->second = program.add_weight(copy.weight, forward.type(forward.find(copy.weight)));
+    outputs.push_back(program.add1(copy.op, {weight->second}, copy.name));
+  }
+  program.set_outputs(std::move(outputs));
+  return program;
+}
+
+Program round_operands(const Program& forward, const OperandRounding& rounding,
+                       WeightCopies& copies) {
+  return Inserter(forward, rounding, copies).run(ForwardOperands(forward, rounding));
+}
+
 Program round_operands(const Program& forward, const OperandRounding& rounding) {
-  return Inserter(forward, rounding.fp8_products).run(ForwardOperands(forward, rounding));
+  WeightCopies none;
+  ensure(!rounding.keeps_copies, "copies of weights are listed nowhere");
+  return round_operands(forward, rounding, none);
+}
+
+Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding,
+                        WeightCopies& copies) {
+  const GradientOperands operands(forward, backward, rounding);
+  backward.program = Inserter(backward.program, rounding, copies).run(operands);
+  return backward;
 }
 
 Backward round_operands(const Program& forward, Backward backward,
                         const OperandRounding& rounding) {
-  const GradientOperands operands(forward, backward, rounding);
-  backward.program = Inserter(backward.program, rounding.fp8_products).run(operands);
-  return backward;
+  WeightCopies none;
+  ensure(!rounding.keeps_copies, "copies of weights are listed nowhere");
+  return round_operands(forward, std::move(backward), rounding, none);
 }
 
 }  // namespace tessera

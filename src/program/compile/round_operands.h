@@ -19,9 +19,25 @@ struct OperandRounding {
   bool plain_weight_gradients = false;
   /// Products that tensor cores can make of FP8 numbers are made so, unless all are to be emulated.
   bool fp8_products = false;
+  /// What such products read of weights is an input of the program, made when the weights change
+  /// instead of in every run.
+  bool keeps_copies = false;
 
   bool rounds(std::string_view weight) const;
 };
+
+/// An input of a program that is to hold what a Quantize makes of a weight.
+struct WeightCopy {
+  std::string name;    ///< of the input: "attn.q.weight e4m3 row"
+  std::string weight;  ///< its name
+  OperatorPtr op;
+};
+
+/// Lists the copies that a program reads, each once.
+using WeightCopies = std::vector<WeightCopy>;
+
+/// Makes the copies, its outputs, of the weights of `forward`.
+Program make_copies_program(const Program& forward, const WeightCopies& copies);
 
 /// The names of the weights whose products could be rounded.
 std::vector<std::string> product_weights(const Program& forward);
@@ -30,9 +46,14 @@ std::vector<std::string> product_weights(const Program& forward);
 /// GroupedMatmul), each value once for all that read it rounded alike. With `fp8_products` it is a
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
 /// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES experts of one size, whose rows are not gathered as they are read.
+/// With `keeps_copies`, which are added to `copies`.
+Program round_operands(const Program& forward, const OperandRounding& rounding,
+                       WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);
 
 /// The same for the products that are gradients of these. What is saved stays as it was.
+Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding,
+                        WeightCopies& copies);
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding);
 
 }  // namespace tessera
