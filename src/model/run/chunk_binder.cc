@@ -123,8 +123,8 @@ void ChunkBinder::bind_layer(int64_t idx) {
   const int64_t number = chunk_.first_layer + idx;
   layer.kind = &programs_.kind_of(number);
   const auto& [layout, derived] = *layer.kind;
-  const LayerBinder binder = this->binder(layer_parameter_name(programs_.config, number, ""),
-                                          &copies_.of_layer(number));
+  const LayerBinder binder =
+      this->binder(layer_parameter_name(programs_.config, number, ""), &copies_.of_layer(number));
   if (derived.weight_copies) layer.copies = binder.bind_copies(derived);
   layer.forward = binder.bind_forward(derived.forward, layout, layer_ports(idx, layer),
                                       memory_.saved_at(memory_.saved_offsets.layers, idx),

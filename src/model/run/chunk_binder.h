@@ -42,9 +42,9 @@ struct ChunkMemory {
   Tensor grad_out(int64_t depth) const { return stream(streams.grad_from_outside(depth)); }
 };
 
-/// Joins the programs of a chunk with that memory, with the parameters and copies, the experts' state and the
-/// slabs that all runs of a rank share, since it runs one pass at a time; all of which must outlive
-/// the result.
+/// Joins the programs of a chunk with that memory, with the parameters and copies, the experts'
+/// state and the slabs that all runs of a rank share, since it runs one pass at a time; all of
+/// which must outlive the result.
 BoundChunk bind_chunk(const StagePrograms& programs, const PipelineChunk& chunk,
                       const ChunkMemory& memory, const ParameterSet& parameters,
                       const LayerCopies& copies, std::vector<ExpertState>& experts,

@@ -95,9 +95,9 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       const SavedOffsets& offsets = placement_.offsets[chunk][place];
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(
-          *programs_, part.chunks[chunk], *tokens_, parameters, *weight_copies_, experts, *slabs_,
-          *copies_, offsets, store));
+      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
+                                                        parameters, *weight_copies_, experts,
+                                                        *slabs_, *copies_, offsets, store));
     }
   }
   slabs_->keep();

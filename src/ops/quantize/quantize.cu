@@ -123,8 +123,7 @@ __global__ void __launch_bounds__(kShortThreads) quantize_short_kernel(const Qua
       amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, step));
     if (!is_there) continue;
     const float scale = scale_for<kE4m3>(amax);
-    store(static_cast<uint8_t*>(rows.y) + at * kWidth,
-          cast<kE4m3>(kept[i], __frcp_rn(scale)));
+    store(static_cast<uint8_t*>(rows.y) + at * kWidth, cast<kE4m3>(kept[i], __frcp_rn(scale)));
     if (threadIdx.x % kThreadsOfScale == 0) rows.scales[at / kThreadsOfScale] = scale;
   }
 }

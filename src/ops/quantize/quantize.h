@@ -14,14 +14,13 @@ struct QuantizeSpec {
 
 /// Rounds values to FP8 whose neighbours share scales, by which what is stored is multiplied when
 /// it is read: (x A [R, C]) -> y [R, C] of the specification's format (core/format.h). Rows may be
-/// ragged where scales are of single rows. Matrices are turned, as tensor cores want an operand that
-/// is added up along its columns: (x A [N · g, C]) -> y [N · C, g], y_n = x_nᵀ.
+/// ragged where scales are of single rows. Matrices are turned, as tensor cores want an operand
+/// that is added up along its columns: (x A [N · g, C]) -> y [N · C, g], y_n = x_nᵀ.
 ///
-/// What y stands for is what RoundValues (ops/round_values/round_values.h) makes of x, or of what is
-/// turned: the scale of a row or block is the least power of two with which no value of it is beyond
-/// the largest number of the type. A NaN stays one; of a block with an infinity the scale and all
-/// elements are NaN.
-/// Source: DeepSeek-V3, section 3.3.2 (blocks of 1 × 128 and 128 × 128).
+/// What y stands for is what RoundValues (ops/round_values/round_values.h) makes of x, or of what
+/// is turned: the scale of a row or block is the least power of two with which no value of it is
+/// beyond the largest number of the type. A NaN stays one; of a block with an infinity the scale
+/// and all elements are NaN. Source: DeepSeek-V3, section 3.3.2 (blocks of 1 × 128 and 128 × 128).
 class Quantize final : public Operator {
  public:
   enum Input : int { kX };

@@ -128,9 +128,9 @@ TEST_F(QuantizeCuda, TurnsMatricesToTheHostsBits) {
       for (const DType element : {DType::kE4M3, DType::kE5M2}) {
         check_turned(x.get(), {.element = element, .turned_rows = c.rows});
         if (c.columns % 128 != 0) continue;
-        check_turned(x.get(), {.element = element,
-                               .scale = ScaleLayout::block(128, 128),
-                               .turned_rows = c.rows});
+        check_turned(
+            x.get(),
+            {.element = element, .scale = ScaleLayout::block(128, 128), .turned_rows = c.rows});
       }
     }
   }

@@ -20,8 +20,7 @@ const ScaleLayout kLayouts[] = {ScaleLayout::row(), ScaleLayout::block(1, 128),
 /// What RoundValues makes of x, the same scales given as a cast.
 OwnedTensor round_values(const Tensor& x, const QuantizeSpec& spec) {
   const bool by_row = spec.scale.kind == ScaleLayout::Kind::kRow;
-  const auto number =
-      spec.element == DType::kE4M3 ? NarrowNumber::kE4M3 : NarrowNumber::kE5M2;
+  const auto number = spec.element == DType::kE4M3 ? NarrowNumber::kE4M3 : NarrowNumber::kE5M2;
   RoundValuesSpec rounding{.cast = {.number = number,
                                     .length = by_row ? 0 : spec.scale.columns,
                                     .width = by_row ? 1 : spec.scale.rows}};
@@ -33,8 +32,8 @@ OwnedTensor round_values(const Tensor& x, const QuantizeSpec& spec) {
   OwnedTensor y(x.dtype, x.shape);
   KernelTable table;
   add_round_values_cpu(table);
-  table.find(RoundValues::kName)->second(op, {.inputs = std::span(&x, 1),
-                                              .outputs = std::vector{y.get()}});
+  table.find(RoundValues::kName)
+      ->second(op, {.inputs = std::span(&x, 1), .outputs = std::vector{y.get()}});
   return y;
 }
 

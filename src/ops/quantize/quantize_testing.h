@@ -62,8 +62,8 @@ inline std::vector<double> values_of(const ScaledTensor& scaled) {
     const int64_t row = i / columns;
     const int64_t at =
         by_row ? row : row / tensor.scale.rows * across + i % columns / tensor.scale.columns;
-    const float element = tensor.dtype == DType::kE4M3 ? float{tensor.as<E4m3>()[i]}
-                                                       : float{tensor.as<E5m2>()[i]};
+    const float element =
+        tensor.dtype == DType::kE4M3 ? float{tensor.as<E4m3>()[i]} : float{tensor.as<E5m2>()[i]};
     values.push_back(static_cast<double>(element) * scales[at]);
   }
   return values;

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const TurnedMatrices m) 
     if (to_row >= m.num_columns || to_column >= m.num_rows) continue;
     const uint2 first = tile[column][eight ^ (column / kWidth)];
     const uint2 second = tile[column][(eight + 1) ^ (column / kWidth)];
-    uint8_t* const y = static_cast<uint8_t*>(m.y) +
-                       (blockIdx.z * m.num_columns + to_row) * m.num_rows + to_column;
+    uint8_t* const y =
+        static_cast<uint8_t*>(m.y) + (blockIdx.z * m.num_columns + to_row) * m.num_rows + to_column;
     *reinterpret_cast<uint4*>(y) = {first.x, first.y, second.x, second.y};
   }
 }

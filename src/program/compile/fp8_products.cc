@@ -41,7 +41,8 @@ bool has_fp8_product(const CastSpec& rows, const CastSpec& weight) {
   return find_scales(rows, weight).has_value();
 }
 
-std::optional<Fp8Product> find_fp8_product(const ValueType& rows, const RoundValuesSpec& rounded_rows,
+std::optional<Fp8Product> find_fp8_product(const ValueType& rows,
+                                           const RoundValuesSpec& rounded_rows,
                                            const ValueType& weight,
                                            const RoundValuesSpec& rounded_weight) {
   const auto scales = find_scales(rounded_rows.cast, rounded_weight.cast);

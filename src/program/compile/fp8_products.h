@@ -22,7 +22,8 @@ bool has_fp8_product(const CastSpec& rows, const CastSpec& weight);
 /// operands that are rounded so; nullopt where tensor cores lack it: for other numbers, scales or
 /// sizes. What the operands stand for is the same to the bit, so results differ by the order and
 /// the digits of sums alone.
-std::optional<Fp8Product> find_fp8_product(const ValueType& rows, const RoundValuesSpec& rounded_rows,
+std::optional<Fp8Product> find_fp8_product(const ValueType& rows,
+                                           const RoundValuesSpec& rounded_rows,
                                            const ValueType& weight,
                                            const RoundValuesSpec& rounded_weight);
 

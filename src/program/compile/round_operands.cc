@@ -69,7 +69,8 @@ std::optional<WeightProduct> find_product(const Operator& op) {
                          has_bias ? make_add_bias() : make_add()};
   }
   if (dynamic_cast<const LinearDgrad*>(&op) != nullptr)
-    return WeightProduct{LinearDgrad::kGrad, LinearDgrad::kWeight, LinearDgrad::kAddend, make_add()};
+    return WeightProduct{LinearDgrad::kGrad, LinearDgrad::kWeight, LinearDgrad::kAddend,
+                         make_add()};
   if (dynamic_cast<const GroupedMatmul*>(&op) != nullptr)
     return WeightProduct{.rows = GroupedMatmul::kA, .weight = GroupedMatmul::kWeight};
   return std::nullopt;
@@ -229,7 +230,8 @@ class GradientOperands {
               of_rows(LinearDgrad::kWeight, recipe.weight, 0)};
     }
     if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
-      if (rounding_.plain_weight_gradients || !rounds(node.outputs[LinearWgrad::kGradWeight])) return {};
+      if (rounding_.plain_weight_gradients || !rounds(node.outputs[LinearWgrad::kGradWeight]))
+        return {};
       return {of_rows(LinearWgrad::kX, recipe.token_activation, 0),
               of_rows(LinearWgrad::kGrad, recipe.token_gradient, 0)};
     }

@@ -45,8 +45,9 @@ std::vector<std::string> product_weights(const Program& forward);
 /// Puts a RoundValues in front of each operand of the products of weights (Linear and
 /// GroupedMatmul), each value once for all that read it rounded alike. With `fp8_products` it is a
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
-/// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES experts of one size, whose rows are not gathered as they are read.
-/// With `keeps_copies`, which are added to `copies`.
+/// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES
+/// experts of one size, whose rows are not gathered as they are read. With `keeps_copies`, which
+/// are added to `copies`.
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);

@@ -183,14 +183,14 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
     OperandRounding rounding{&find_recipe(recipe)};
     const auto emulated = products.run(rounding);
     rounding.fp8_products = true;
-    EXPECT_THAT(list_products(round_operands(products.program, rounding)),
-                ElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
-                            "scaled_grouped_matmul"));
-    EXPECT_THAT(list_products(
-                    round_operands(products.program, products.backward(), rounding).program),
-                ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
-                                                "scaled_grouped_matmul", "linear_wgrad",
-                                                "grouped_matmul_wgrad", "grouped_matmul_wgrad"));
+    EXPECT_THAT(
+        list_products(round_operands(products.program, rounding)),
+        ElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul", "scaled_grouped_matmul"));
+    EXPECT_THAT(
+        list_products(round_operands(products.program, products.backward(), rounding).program),
+        ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
+                                        "scaled_grouped_matmul", "linear_wgrad",
+                                        "grouped_matmul_wgrad", "grouped_matmul_wgrad"));
     const auto found = products.run(rounding);
     ASSERT_EQ(found.size(), emulated.size());
     for (const auto& [name, values] : found) {
@@ -228,8 +228,7 @@ TEST(RoundOperands, WeightGradientsCanReadWhatIsNotRounded) {
   const Products products;
   const OperandRounding rounding{.recipe = &find_recipe("mxfp8"), .plain_weight_gradients = true};
   EXPECT_EQ(list_roundings(round_operands(products.program, rounding)).size(), 6U);
-  EXPECT_EQ(list_roundings(
-                round_operands(products.program, products.backward(), rounding).program)
+  EXPECT_EQ(list_roundings(round_operands(products.program, products.backward(), rounding).program)
                 .size(),
             6U);
 }

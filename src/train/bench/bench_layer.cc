@@ -83,22 +83,30 @@ ValueId backward_of(const std::vector<Link>& links, ValueId forward) {
   return found->backward;
 }
 
+/// Each pass over a block quantizes its weights.
+BatchShape shape_of_block(const Settings& settings) {
+  BatchShape shape = batch_shape(settings);
+  shape.products.keeps_copies = false;
+  return shape;
+}
+
 /// A block's two programs with memory for all that they read and write.
 class BoundBlock {
  public:
   BoundBlock(const Settings& settings, LayerBlock block, const Backend& backend)
       : settings_(settings),
-        shape_(batch_shape(settings)),
+        shape_(shape_of_block(settings)),
         layer_(find_layer(settings.model, block)),
         layout_(build_block(settings.model, block, settings.model.layer_kind(layer_), shape_,
                             single_rank_groups())),
-        program_(
-            derive(std::exchange(layout_.forward, Program()),
-                   {.gradients = request(),
-                    .recompute = names_of_layer(parse_recompute(settings.train.recompute), layer_),
-                    .gathers = settings.model.moe.fuse_gather,
-                    .fuse_activations = settings.model.moe.fuse_activation},
-                   backend)),
+        program_(derive(
+            std::exchange(layout_.forward, Program()),
+            {.gradients = request(),
+             .recompute = names_of_layer(parse_recompute(settings.train.recompute), layer_),
+             .gathers = settings.model.moe.fuse_gather,
+             .fuse_activations = settings.model.moe.fuse_activation,
+             .rounding = shape_.products.rounding(names_of_layer(shape_.products.plain, layer_))},
+            backend)),
         prefix_(layer_parameter_name(layer_, "")),
         weights_(list_weights(settings.model, shape_.dtype, prefix_, program_.forward.program()),
                  /*with_gradients=*/true, backend.device()),

@@ -89,6 +89,17 @@ TEST(BenchLayer, TimesABlockForwardAndBackward) {
   }
 }
 
+TEST(BenchLayer, RoundsAsTrainingDoes) {
+  Settings settings = small_settings();
+  settings.train.precision = Precision::kFp8;
+  for (const bool rounds : {true, false}) {
+    if (!rounds) settings.precision.plain = {"moe"};
+    const LayerBenchResult result = bench_layer({.settings = settings, .runs = 1, .warmup = 0});
+    EXPECT_EQ(result.forward.operators.contains("round_values"), rounds);
+    EXPECT_EQ(result.backward.operators.contains("round_values"), rounds);
+  }
+}
+
 /// MegaScale-MoE (section 4.1) keeps of the experts gate and up alone, 2kf of 2k + 3kf.
 TEST(BenchLayer, KeepsWhatThePapersFormulaKeeps) {
   Settings settings = small_settings();

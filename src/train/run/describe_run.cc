@@ -38,8 +38,7 @@ std::string describe_products(const Settings& settings, bool on_host) {
 
 }  // namespace
 
-std::string describe_model(const Settings& settings, const MemoryPrediction& memory,
-                           bool on_host) {
+std::string describe_model(const Settings& settings, const MemoryPrediction& memory, bool on_host) {
   const ModelConfig& model = settings.model;
   const ParameterCount count = count_parameters(model);
   std::string text = fmt::format("{} parameters, {} active per token; {}, hidden {}, {} ({} KV)",

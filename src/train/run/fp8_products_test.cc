@@ -64,8 +64,8 @@ TEST_F(Fp8Products, LearnAsTheEmulation) {
       EXPECT_NEAR(one.losses[i], expected.losses[i], 0.01 * expected.losses[i]);
     for (const testing::NamedLayout& layout : testing::share_of_cases(layouts(), 1)) {
       SCOPED_TRACE(layout.name);
-      const auto found =
-          testing::run_steps(settings(layout.name, recipe), layout, 3, false, testing::choose_shadow);
+      const auto found = testing::run_steps(settings(layout.name, recipe), layout, 3, false,
+                                            testing::choose_shadow);
       for (size_t i = 0; i < one.losses.size(); ++i)
         EXPECT_NEAR(found.losses[i], expected.losses[i], 0.01 * expected.losses[i]);
       if (layout.name == "pp2") testing::expect_same_end(found, one);
@@ -113,7 +113,8 @@ TEST_P(PlannedFp8, ProgramsAreTakenAndProven) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PlannedFp8,
-                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(), 2)),
+                         ::testing::ValuesIn(testing::share_of_cases(testing::option_families(),
+                                                                     2)),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -48,6 +48,28 @@ TEST_F(RoundedProductsCuda, EveryRecipeLearnsAsOnTheHost) {
   }
 }
 
+/// Of the same numbers, whose sums alone differ.
+TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
+  Settings settings = tiny_settings(folder_);
+  settings.model.hidden_size = settings.model.moe.inner_size = 128;
+  settings.model.head_size = 0;
+  settings.train.precision = Precision::kFp8;
+  for (const char* recipe : {"rowwise", "blockwise"}) {
+    for (const bool rounds_gradients : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", recipe, rounds_gradients));
+      settings.precision.recipe = recipe;
+      settings.precision.weight_gradients = rounds_gradients;
+      settings.precision.emulate = false;
+      const std::vector<double> found = losses_of(settings, DeviceChoice::kCuda);
+      EXPECT_EQ(found, losses_of(settings, DeviceChoice::kCuda)) << "two runs differ";
+      settings.precision.emulate = true;
+      const std::vector<double> emulated = losses_of(settings, DeviceChoice::kCuda);
+      EXPECT_NE(found, emulated);
+      expect_near(found, emulated, 0.01);
+    }
+  }
+}
+
 TEST_F(RoundedProductsCuda, WithoutAnyAreThoseOfBf16) {
   Settings settings = tiny_settings(folder_);
   settings.train.steps = settings.schedule.num_steps = 3;
@@ -69,15 +91,20 @@ TEST_P(RoundedFamiliesCuda, AreNearTheHosts) {
   settings.train.steps = settings.schedule.num_steps = 2;
   write_tokens(settings);
   settings.train.precision = Precision::kFp8;
-  settings.precision.recipe = "mxfp8";
-  try {
-    validate(settings);
-  } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
-    return;
+  settings.train.global_batch = 2 * settings.train.micro_batch;
+  // Emulated, and multiplied in FP8.
+  for (const char* recipe : {"mxfp8", "rowwise"}) {
+    SCOPED_TRACE(recipe);
+    settings.precision.recipe = recipe;
+    try {
+      validate(settings);
+    } catch (const UserError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("train.precision = \"fp8\""));
+      return;
+    }
+    expect_near(losses_of(settings, DeviceChoice::kCuda), losses_of(settings, DeviceChoice::kCpu),
+                0.02);
   }
-  expect_near(losses_of(settings, DeviceChoice::kCuda), losses_of(settings, DeviceChoice::kCpu),
-              0.02);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RoundedFamiliesCuda, ::testing::ValuesIn(option_families()),

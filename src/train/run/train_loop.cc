@@ -403,13 +403,13 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
                                        const std::optional<ResumedRun>& resumed,
                                        const RunLock& lock, std::ostream& out) {
   const Settings& settings = trainer.settings();
-  RunInfo info{.title = std::filesystem::path(settings.run.folder).filename().string(),
-               .started = format_local_time(),
-               .machine = describe_machine(),
-               .tokenizer = describe_data(trainer.data()),
-               .model_summary = describe_model(settings, trainer.prediction(),
-                                                 trainer.backend().is_host()),
-               .config_text = request.config_toml};
+  RunInfo info{
+      .title = std::filesystem::path(settings.run.folder).filename().string(),
+      .started = format_local_time(),
+      .machine = describe_machine(),
+      .tokenizer = describe_data(trainer.data()),
+      .model_summary = describe_model(settings, trainer.prediction(), trainer.backend().is_host()),
+      .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
   if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
