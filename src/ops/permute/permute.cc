@@ -33,13 +33,29 @@ double multiply_adds(const ValueType& rows) {
 
 }  // namespace
 
+bool takes_scaled_rows(const Format& format) {
+  if (is_unscaled(format)) return true;
+  const ScaleLayout& scale = format.scale;
+  const bool of_rows = scale.kind == ScaleLayout::Kind::kRow ||
+                       (scale.kind == ScaleLayout::Kind::kBlock && scale.rows == 1);
+  return of_rows && (format.element == DType::kE4M3 || format.element == DType::kE5M2);
+}
+
 std::vector<ValueType> Permute::infer(std::span<const ValueType> inputs) const {
   check_count(*this, inputs, 3);
-  check_rows(*this, inputs[kX], "x");
+  const ValueType& x = inputs[kX];
+  if (x.scale.is_scaled()) {
+    check_shape(*this, x.shape.rank() == 2 && takes_scaled_rows({x.dtype, x.scale}),
+                "x must have scales of its rows, got {}", x.to_string());
+  } else {
+    check_rows(*this, x, "x");
+  }
   check_source(*this, inputs[kSource]);
   check_row_of(*this, inputs[kRowOf]);
   check_same_first_dim(*this, inputs[kX], inputs[kRowOf], "x and row_of_TK");
-  return {rows_like(inputs[kSource], inputs[kX].dtype, inputs[kX].shape[1])};
+  ValueType rows = rows_like(inputs[kSource], x.dtype, x.shape[1]);
+  rows.scale = x.scale;
+  return {rows};
 }
 
 Cost Permute::cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const {

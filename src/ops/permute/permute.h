@@ -13,7 +13,9 @@ namespace tessera {
 /// All of them gather: every element of a result is written by one thread, which adds in order of
 /// k in F32, so results do not depend on the threads.
 
-/// Tokens to rows: (x A [T, H], source_R, row_of_TK) -> A [R, H]. Its gradient is Unpermute.
+/// Tokens to rows: (x A [T, H], source_R, row_of_TK) -> A [R, H]. Its gradient is Unpermute. Rows
+/// of FP8 whose scales are of one row each, or of parts of one, take these along; padding then
+/// stands for zeros.
 class Permute final : public Operator, public GathersRows {
  public:
   static constexpr std::string_view kName = "permute";
@@ -104,6 +106,9 @@ class UnpermuteWeightedBackward final : public Operator {
   std::vector<ValueType> infer(std::span<const ValueType> inputs) const override;
   Cost cost(std::span<const ValueType> inputs, std::span<const ValueType> outputs) const override;
 };
+
+/// What Permute's kernels take and give (KernelOptions::takes).
+bool takes_scaled_rows(const Format& format);
 
 OperatorPtr make_permute();
 OperatorPtr make_unpermute();

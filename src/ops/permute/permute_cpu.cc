@@ -133,7 +133,7 @@ void unpermute_probs(const UnpermuteProbs& /*op*/, const Args<UnpermuteProbs>& a
 }  // namespace
 
 TESSERA_CPU_KERNELS(add_permute_cpu, table) {
-  add_kernel<Permute>(table, permute);
+  add_kernel<Permute>(table, permute, {.takes = takes_scaled_rows});
   add_kernel<Unpermute>(table, unpermute);
   add_kernel<PermuteProbs>(table, permute_probs);
   add_kernel<UnpermuteProbs>(table, unpermute_probs);

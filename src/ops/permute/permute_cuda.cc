@@ -22,13 +22,29 @@ RowMaps maps_of(const KernelArgs& args, size_t row_of, size_t source) {
           .top_k = static_cast<int>(top_k_of(args.in(row_of).shape))};
 }
 
+/// What the kernel does not take is refused before anything runs.
+int64_t check_rows(const Permute& op, std::span<const ValueType> inputs) {
+  const ValueType& x = inputs[Permute::kX];
+  check_shape(op, x.shape[1] * dtype_size(x.dtype) % 2 == 0,
+              "on a GPU rows must have an even number of bytes, got {}", x.to_string());
+  return 0;
+}
+
 void permute(const Permute& /*op*/, const Args<Permute>& args) {
-  launch_permute(
-      {.maps = maps_of(args, Permute::kRowOf, Permute::kSource),
-       .row_bytes = args.in(Permute::kX).shape[1] * dtype_size(args.in(Permute::kX).dtype),
-       .x_TH = args.in(Permute::kX).data,
-       .rows_RH = args.out(Permute::kRows).data},
-      stream_of(args));
+  const Tensor& x = args.in(Permute::kX);
+  const Tensor& rows = args.out(Permute::kRows);
+  const RowMaps maps = maps_of(args, Permute::kRowOf, Permute::kSource);
+  launch_permute({.maps = maps,
+                  .row_bytes = x.shape[1] * dtype_size(x.dtype),
+                  .x_TH = x.data,
+                  .rows_RH = rows.data},
+                 stream_of(args));
+  if (!x.scale.is_scaled() || rows.shape[0] == 0) return;
+  launch_permute({.maps = maps,
+                  .row_bytes = scale_bytes_of_row(rows),
+                  .x_TH = scales_of(x).data,
+                  .rows_RH = scales_of(rows).data},
+                 stream_of(args));
 }
 
 /// What Unpermute and UnpermuteWeighted have in common.
@@ -107,7 +123,7 @@ void unpermute_probs(const UnpermuteProbs& /*op*/, const Args<UnpermuteProbs>& a
 }  // namespace
 
 void add_permute_cuda(KernelTable& table) {
-  add_kernel<Permute>(table, permute);
+  add_kernel<Permute>(table, permute, {.workspace = check_rows, .takes = takes_scaled_rows});
   add_kernel<Unpermute>(table, unpermute);
   add_kernel<PermuteProbs>(table, permute_probs);
   add_kernel<UnpermuteProbs>(table, unpermute_probs);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/add/add.h"
+#include "ops/quantize/quantize_testing.h"
 #include "ops/testing/addend_check.h"
 #include "ops/testing/op_test.h"
 #include "ops/testing/program_run.h"
@@ -53,6 +54,41 @@ KernelTable kernels() {
   KernelTable table;
   add_permute_cpu(table);
   return table;
+}
+
+/// Rows of FP8 stand for the rows of what x stands for, and padding for zeros.
+TEST(Permute, TakesScalesAlong) {
+  Random random(11, 1);
+  for (const ScaleLayout& layout : {ScaleLayout::row(), ScaleLayout::block(1, 128)}) {
+    for (const int64_t width : {1, 40, 300}) {
+      const Maps maps = random_maps(7, 3, random);
+      const OwnedTensor values = testing::random_tensor(DType::kF32, {7, width}, random, 5.0);
+      const testing::ScaledTensor x = testing::quantize(values.get(), {.scale = layout});
+      const TestInput source = maps.source();
+      const TestInput row_of = maps.row_of();
+      const std::vector<Tensor> inputs = {x.tensor, source.tensor.get(), row_of.tensor.get()};
+      std::vector<ValueType> types;
+      for (const Tensor& input : inputs) types.push_back(testing::type_of(input));
+      const testing::ScaledTensor rows(Permute().infer(types)[Permute::kRows]);
+      const std::vector<Tensor> outputs = {rows.tensor};
+      const KernelTable table = kernels();
+      table.find(Permute::kName)->second(Permute(), {.inputs = inputs, .outputs = outputs});
+      const std::vector<double> from = testing::values_of(x);
+      const std::vector<double> found = testing::values_of(rows);
+      for (int64_t i = 0; i < std::ssize(found); ++i) {
+        const int64_t at = maps.source_R[i / width];
+        EXPECT_EQ(found[i], at < 0 ? 0 : from[at / 3 * width + i % width]);
+      }
+    }
+  }
+}
+
+TEST(Permute, RefusesScalesOfSeveralRows) {
+  const ValueType map{.dtype = DType::kI32, .shape = {4}};
+  for (const ScaleLayout& layout : {ScaleLayout::block(2, 128), ScaleLayout::tensor()}) {
+    const ValueType x{.dtype = DType::kE4M3, .shape = {4, 128}, .scale = layout};
+    EXPECT_THROW(Permute().infer(std::vector{x, map, map}), UserError);
+  }
 }
 
 OwnedTensor run(const OperatorPtr& op, const std::vector<TestInput>& inputs) {

@@ -28,11 +28,13 @@ ValueType rows_like(const ValueType& map, DType dtype, int64_t width) {
   return type;
 }
 
-void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const Tensor& rows) {
+namespace {
+
+void gather_bytes(const void* x, int64_t row_bytes, const Tensor& source_R, int64_t top_k,
+                  void* rows) {
   const int32_t* source = source_R.as<int32_t>();
-  const int64_t row_bytes = x.shape[1] * dtype_size(x.dtype);
-  const auto* from = static_cast<const std::byte*>(x.data);
-  auto* to = static_cast<std::byte*>(rows.data);
+  const auto* from = static_cast<const std::byte*>(x);
+  auto* to = static_cast<std::byte*>(rows);
 #pragma omp parallel for schedule(static)
   for (int64_t r = 0; r < source_R.shape[0]; ++r) {
     std::byte* row = to + r * row_bytes;
@@ -42,6 +44,18 @@ void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const T
       std::memcpy(row, from + source[r] / top_k * row_bytes, row_bytes);
     }
   }
+}
+
+}  // namespace
+
+int64_t scale_bytes_of_row(const Tensor& rows) {
+  return rows.shape[0] == 0 ? 0 : scales_of(rows).num_bytes() / rows.shape[0];
+}
+
+void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const Tensor& rows) {
+  gather_bytes(x.data, x.shape[1] * dtype_size(x.dtype), source_R, top_k, rows.data);
+  if (!x.scale.is_scaled() || rows.shape[0] == 0) return;
+  gather_bytes(scales_of(x).data, scale_bytes_of_row(rows), source_R, top_k, scales_of(rows).data);
 }
 
 }  // namespace tessera

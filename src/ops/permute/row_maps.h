@@ -21,8 +21,12 @@ inline int64_t top_k_of(const Shape& shape) {
   return shape.rank() == 1 ? 1 : shape[1];
 }
 
+/// Bytes of the scales that belong to one row.
+int64_t scale_bytes_of_row(const Tensor& rows);
+
 /// On the host: row r of `rows` [R, H] is row source_R[r] / top_k of `x` [T, H], zeros where
 /// source_R[r] is negative. On all threads.
+/// Scales go along with their rows.
 void gather_rows(const Tensor& x, const Tensor& source_R, int64_t top_k, const Tensor& rows);
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ OwnedTensor round_values(const Tensor& x, const QuantizeSpec& spec) {
   OwnedTensor y(x.dtype, x.shape);
   KernelTable table;
   add_round_values_cpu(table);
-  table.find(RoundValues::kName)
-      ->second(op, {.inputs = std::span(&x, 1), .outputs = std::vector{y.get()}});
+  const std::vector<Tensor> outputs = {y.get()};
+  table.find(RoundValues::kName)->second(op, {.inputs = std::span(&x, 1), .outputs = outputs});
   return y;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "program/compile/fp8_products.h"
 #include "program/compile/fuse_gathers.h"
 #include "program/compile/fuse_producers.h"
 #include "program/compile/fuse_repeats.h"
@@ -54,9 +55,24 @@ void list_saved(Compiled& programs) {
   for (const Link& link : programs.backward->saved) programs.saved.push_back(link.forward);
 }
 
-/// Rows are rounded where they stand.
-GatherFusion gathers_of(const Compilation& c) {
-  return c.options.rounding ? GatherFusion::kNever : c.options.gathers;
+/// Products in FP8 leave what they read of tokens to the gradients of weights alone: where these
+/// read what was not rounded, it is never permuted before them.
+bool gathers_for_fp8(const Compilation& c) {
+  if (!c.options.rounding || c.backend.is_host()) return false;
+  const OperandRounding& rounding = *c.options.rounding;
+  return rounding.fp8_products && rounding.plain_weight_gradients &&
+         has_fp8_product(rounding.recipe->activation, rounding.recipe->weight);
+}
+
+/// Otherwise rows are rounded where they stand.
+GatherFusion forward_gathers(const Compilation& c) {
+  if (!c.options.rounding) return c.options.gathers;
+  const bool never = c.options.gathers == GatherFusion::kNever;
+  return gathers_for_fp8(c) && !never ? GatherFusion::kAlways : GatherFusion::kNever;
+}
+
+GatherFusion gradient_gathers(const Compilation& c) {
+  return !c.options.rounding || gathers_for_fp8(c) ? c.options.gathers : GatherFusion::kNever;
 }
 
 void fuse_forward_sums(Compilation& c) {
@@ -74,7 +90,7 @@ void fuse_forward_gathers(Compilation& c) {
       return is_dropped(c.programs.forward, id, c.options.recompute);
     };
   }
-  c.programs.forward = fuse_gathers(c.programs.forward, gathers_of(c), c.backend, use);
+  c.programs.forward = fuse_gathers(c.programs.forward, forward_gathers(c), c.backend, use);
 }
 
 void derive_backward(Compilation& c) {
@@ -111,7 +127,7 @@ void recompute_values(Compilation& c) {
 
 void fuse_gradient_gathers(Compilation& c) {
   Program& backward = c.programs.backward->program;
-  backward = fuse_gathers(backward, gathers_of(c), c.backend, {});
+  backward = fuse_gathers(backward, gradient_gathers(c), c.backend, {});
 }
 
 void split_off_weights(Compilation& c) {

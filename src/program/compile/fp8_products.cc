@@ -37,6 +37,10 @@ bool are_multiples(const ExpertSizes& sizes, int64_t unit) {
 
 }  // namespace
 
+bool is_of_rows(const CastSpec& cast) {
+  return cast.width == 1 && !cast.nested && !cast.stochastic;
+}
+
 bool has_fp8_product(const CastSpec& rows, const CastSpec& weight) {
   return find_scales(rows, weight).has_value();
 }

@@ -15,6 +15,9 @@ struct Fp8Product {
   OperatorPtr product;  ///< ScaledGroupedMatmul
 };
 
+/// Whether rounding a row asks for nothing of others.
+bool is_of_rows(const CastSpec& cast);
+
 /// Whether tensor cores have products of operands that are rounded so, of sizes that suit them.
 bool has_fp8_product(const CastSpec& rows, const CastSpec& weight);
 

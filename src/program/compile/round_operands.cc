@@ -8,6 +8,7 @@
 #include "ops/add_bias/add_bias.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
+#include "ops/permute/permute.h"
 #include "program/compile/fp8_products.h"
 
 namespace tessera {
@@ -87,6 +88,8 @@ class Inserter {
   Program run(const OperandsOf& operands_of) {
     const std::vector<Node> before = program_.nodes();
     for (Node node : before) {
+      if (dynamic_cast<const Permute*>(node.op.get()) != nullptr)
+        permuted_[node.outputs[Permute::kRows]] = node.inputs;
       const std::vector<Operand> operands = operands_of(node);
       if (rounding_.fp8_products && multiply_fp8(node, operands)) continue;
       for (const Operand& operand : operands) {
@@ -112,9 +115,10 @@ class Inserter {
     const auto fp8 = find_fp8_product(program_.type(from_rows), rows.spec,
                                       program_.type(from_weight), weight.spec);
     if (!fp8) return false;
-    std::vector<ValueId> inputs = {quantized(from_rows, fp8->rows),
+    std::vector<ValueId> inputs = {quantized_rows(node, from_rows, fp8->rows),
                                    quantized(from_weight, fp8->weight)};
-    if (rows.offsets.is_set()) inputs.push_back(rows.offsets);
+    if (dynamic_cast<const GroupedMatmul*>(node.op.get()) != nullptr)
+      inputs.push_back(node.inputs[GroupedMatmul::kOffsets]);
     if (product->add_extra == nullptr || std::ssize(node.inputs) <= product->extra) {
       nodes_.push_back({fp8->product, std::move(inputs), node.outputs});
       return true;
@@ -122,6 +126,24 @@ class Inserter {
     const ValueId sum = add(fp8->product, inputs, program_.value(node.outputs[0]).name);
     nodes_.push_back({product->add_extra, {sum, node.inputs[product->extra]}, node.outputs});
     return true;
+  }
+
+  /// Tokens are quantized before they are permuted, whether that is the product's part or not:
+  /// there are fewer of them, and other products may read them.
+  ValueId quantized_rows(const Node& product, ValueId rows, const QuantizeSpec& spec) {
+    const auto* grouped = dynamic_cast<const GroupedMatmul*>(product.op.get());
+    if (grouped != nullptr && grouped->gather()) {
+      return once(make_permute(),
+                  {quantized(rows, spec), product.inputs[GroupedMatmul::kSource],
+                   product.inputs[GroupedMatmul::kRowOf]},
+                  "");
+    }
+    const auto permuted = permuted_.find(rows);
+    if (permuted == permuted_.end()) return quantized(rows, spec);
+    const std::vector<ValueId>& from = permuted->second;
+    return once(make_permute(),
+                {quantized(from[Permute::kX], spec), from[Permute::kSource], from[Permute::kRowOf]},
+                "");
   }
 
   ValueId quantized(ValueId value, const QuantizeSpec& spec) {
@@ -168,6 +190,7 @@ class Inserter {
   const OperandRounding& rounding_;
   WeightCopies& copies_;
   std::map<std::string, ValueId> read_copies_;
+  std::map<ValueId, std::vector<ValueId>> permuted_;  ///< what a Permute read, by its rows
   std::vector<Node> nodes_;
   std::map<std::tuple<std::vector<ValueId>, std::string, std::string>, ValueId> made_;
 };
@@ -179,9 +202,13 @@ Operand expert_weight(const GroupedMatmul& op, const CastSpec& cast) {
   return weight;
 }
 
+/// Rows that the product gathers are rounded before.
 std::vector<Operand> grouped_operands(const Node& node, const GroupedMatmul& op,
                                       const CastSpec& rows, const CastSpec& weight) {
-  ensure(!op.gather(), "rows that a product gathers are to be rounded");
+  if (op.gather()) {
+    ensure(is_of_rows(rows), "rows that a product gathers are to be rounded, {}", rows.to_string());
+    return {of_rows(GroupedMatmul::kA, rows, 1), expert_weight(op, weight)};
+  }
   const ValueId offsets = node.inputs[GroupedMatmul::kOffsets];
   return {of_experts(GroupedMatmul::kA, rows, 1, offsets), expert_weight(op, weight)};
 }

@@ -5,6 +5,7 @@
 
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/linear/linear.h"
+#include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/round_values/round_values.h"
 #include "program/testing/program_testing.h"
@@ -207,6 +208,59 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
       EXPECT_GT(norm, 0);
     }
   }
+}
+
+/// A product of permuted tokens, which may gather them itself.
+struct PermutedProduct {
+  static constexpr int64_t kTokens = 8;
+
+  Program program;
+  ValueId y;
+
+  explicit PermutedProduct(bool gathers) {
+    const ValueId x = program.add_input("x", {DType::kBF16, {kTokens, 32}});
+    const ValueId source = program.add_input("source", {DType::kI32, {2 * kTokens}});
+    const ValueId row_of = program.add_input("row_of", {DType::kI32, {kTokens, 2}});
+    const ValueId offsets = program.add_input("offsets", {DType::kI64, {3}});
+    const ValueId weight = program.add_weight("weight", {DType::kBF16, {16, 32}});
+    const OperatorPtr product = make_grouped_matmul({.group_sizes = {8, 8}, .gather = gathers});
+    if (gathers) {
+      y = program.add1(product, {x, weight, offsets, source, row_of}, "y");
+    } else {
+      const ValueId rows = program.add1(make_permute(), {x, source, row_of}, "rows");
+      y = program.add1(product, {rows, weight, offsets}, "y");
+    }
+    program.set_outputs({y});
+  }
+
+  Program round(bool fp8_products) const {
+    OperandRounding rounding{&find_recipe("rowwise")};
+    rounding.fp8_products = fp8_products;
+    return round_operands(program, rounding);
+  }
+  std::vector<float> run(bool fp8_products) const {
+    return testing::run_on_noise(
+               round(fp8_products), make_cpu_kernels(), {},
+               {{"offsets", {0, 7, 2 * kTokens}},
+                {"source", {5, 0, 3, -1, 9, 15, 2, 8, 1, 4, 7, 6, 11, -1, 13, 10}},
+                {"row_of", std::vector<int64_t>(2 * kTokens, 0)}})
+        .at(y);
+  }
+};
+
+/// The numbers are those of permuting first.
+TEST(RoundOperands, TokensAreQuantizedBeforeTheyArePermuted) {
+  const PermutedProduct apart(false);
+  const PermutedProduct gathering(true);
+  std::vector<std::string> names;
+  const Program rounded = gathering.round(true);
+  for (const Node& node : rounded.nodes()) names.emplace_back(node.op->name());
+  EXPECT_THAT(names, ElementsAre("quantize", "permute", "quantize", "scaled_grouped_matmul"));
+  const std::vector<float> expected = apart.run(false);
+  EXPECT_EQ(gathering.run(false), expected);
+  const std::vector<float> found = apart.run(true);
+  EXPECT_EQ(gathering.run(true), found);
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 0.1);
 }
 
 TEST(RoundOperands, OtherProductsAreEmulated) {

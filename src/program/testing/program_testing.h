@@ -28,7 +28,11 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(
         memory.emplace(id, OwnedTensor(value.type.dtype, value.type.shape)).first->second;
     Random random(5, static_cast<uint64_t>(id));
     if (const auto numbers = given.find(value.name); numbers != given.end()) {
-      std::ranges::copy(numbers->second, tensor.get().as<int64_t>());
+      const bool is_wide = value.type.dtype == DType::kI64;
+      for (size_t i = 0; i < numbers->second.size(); ++i) {
+        is_wide ? void(tensor.get().as<int64_t>()[i] = numbers->second[i])
+                : void(tensor.get().as<int32_t>()[i] = static_cast<int32_t>(numbers->second[i]));
+      }
     } else {
       with_storage(value.type.dtype, [&](auto storage) {
         using T = decltype(storage);

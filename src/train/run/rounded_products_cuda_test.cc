@@ -52,7 +52,7 @@ TEST_F(RoundedProductsCuda, EveryRecipeLearnsAsOnTheHost) {
 TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
   Settings settings = tiny_settings(folder_);
   settings.model.hidden_size = settings.model.moe.inner_size = 128;
-  settings.model.head_size = 0;
+  settings.schedule.peak_lr = 1e-3;
   settings.train.precision = Precision::kFp8;
   for (const char* recipe : {"rowwise", "blockwise"}) {
     for (const bool rounds_gradients : {true, false}) {
@@ -65,7 +65,7 @@ TEST_F(RoundedProductsCuda, Fp8LearnsAsItsEmulation) {
       settings.precision.emulate = true;
       const std::vector<double> emulated = losses_of(settings, DeviceChoice::kCuda);
       EXPECT_NE(found, emulated);
-      expect_near(found, emulated, 0.01);
+      expect_near(found, emulated, 0.02);
     }
   }
 }
