@@ -75,7 +75,8 @@ def print_case(case, seconds, first, markdown):
         rows.append([name, f"{1e3 * median:.1f} ms", f"{spread:.1%}", f"{base / median:.3f}" if base else "-",
                      f"{first[name]['memory_used'] / 2**30:.1f} GiB"])
     header = ["precision", "step", "spread", "of BF16's speed", "memory"]
-    print(f"\n{case}, {first[next(iter(first))]['gpu']['name'] if first and first[next(iter(first))].get('gpu') else 'host'}")
+    device = next((found["device"] for found in first.values()), "nothing ran")
+    print(f"\n{case}, {device}")
     if markdown:
         print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
     for row in [header, *rows][1 if markdown else 0:]:

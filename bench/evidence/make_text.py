@@ -2,7 +2,8 @@
 """Makes a text to train on out of documentation packages of Debian: train.txt and held-out.txt.
 
   bench/evidence/make_text.py FOLDER [PACKAGE...] [--held-out 0.02] [--jobs 2]
-  build/tessera tokenize FOLDER/train.txt --separator %%%% --train FOLDER/bpe.json --vocab-size 8192 --output FOLDER/train
+  build/tessera tokenize FOLDER/train.txt --separator %%%% --train FOLDER/bpe.json --vocab-size 8192
+  build/tessera tokenize FOLDER/train.txt FOLDER/held-out.txt --separator %%%% --tokenizer FOLDER/bpe.json --output FOLDER/all
 
 Packages come by `apt-get download`, which needs no root, into FOLDER, and are unpacked into FOLDER/unpacked; what is there already is
 not fetched or unpacked again. Plain text is taken from .rst, .txt and .html files in English, also compressed (.gz); pages whose source
@@ -24,7 +25,8 @@ PACKAGES = ["linux-doc-6.1", "python3.11-doc", "postgresql-doc-15", "cmake-doc",
 SEPARATOR = "%%%%"
 MIN_DUPLICATE = 60  # characters
 MIN_DOCUMENT = 200  # characters
-SKIPPED_PARTS = {"src", "class-use", "implementors", "_static", "_images"}
+SKIPPED_PARTS = {"src", "class-use", "implementors", "translations", "_static", "_images"}
+OTHER_LANGUAGE = re.compile(r"(?!en)[a-z]{2}[-_][A-Z]{2}")
 SKIPPED_STEMS = ("genindex", "search", "index-", "allclasses", "allpackages", "overview-tree", "package-tree", "bookindex", "print")
 
 
@@ -89,7 +91,8 @@ def is_document(path):
     stem, name = path.name.split(".")[0], path.name.removesuffix(".gz")
     if not name.endswith((".rst", ".txt", ".html")) or path.is_symlink() or not path.is_file():
         return False
-    if SKIPPED_PARTS.intersection(path.parts[:-1]) or stem.startswith(SKIPPED_STEMS):
+    folders = path.parts[:-1]
+    if SKIPPED_PARTS.intersection(folders) or any(OTHER_LANGUAGE.fullmatch(part) for part in folders) or stem.startswith(SKIPPED_STEMS):
         return False
     if not name.endswith(".html"):
         return True

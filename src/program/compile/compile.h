@@ -29,7 +29,8 @@ struct CompileOptions {
   GatherFusion gathers = GatherFusion::kAuto;
   bool fuse_activations = false;
   bool split_weights = false;
-  /// Where set, rows are not gathered as they are read.
+  /// Where set, rows are not gathered as they are read, but for FP8 products beside weights'
+  /// gradients of what is not rounded.
   std::optional<OperandRounding> rounding = std::nullopt;
   /// Saved values of these names, or with "all" every one, get a slab of their own, so that they
   /// can wait elsewhere until they are read. Other names are ignored.

@@ -46,8 +46,8 @@ std::vector<std::string> product_weights(const Program& forward);
 /// GroupedMatmul), each value once for all that read it rounded alike. With `fp8_products` it is a
 /// Quantize, and the product a ScaledGroupedMatmul, where there is one (find_fp8_product); what
 /// else the product adds is then added to its rounded result. Values keep their ids. REQUIRES
-/// experts of one size, whose rows are not gathered as they are read. With `keeps_copies`, which
-/// are added to `copies`.
+/// experts of one size; rows that a product gathers are rounded before, so each must be rounded by
+/// itself (is_of_rows). With `keeps_copies`, which are added to `copies`.
 Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);

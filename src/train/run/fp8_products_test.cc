@@ -80,6 +80,10 @@ TEST_F(Fp8Products, RunsContinueAndStepsAreRepeatedToTheBit) {
   const auto rest =
       testing::run_steps(settings("parts", "rowwise"), kOne, 4, false, testing::choose_shadow);
   testing::expect_same_end(rest, {{whole.losses.begin() + 2, whole.losses.end()}, whole.weights});
+  Settings without_copies = settings("without", "rowwise");
+  without_copies.precision.weight_copies = false;
+  testing::expect_same_end(
+      testing::run_steps(without_copies, kOne, 4, false, testing::choose_shadow), whole);
   const auto recorded = testing::run_steps(settings("recorded", "rowwise"), kOne, 4, false,
                                            testing::choose_recording_shadow);
   testing::expect_same_end(recorded, whole);

@@ -63,8 +63,9 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
 BatchShape batch_shape(const Settings& settings) {
   ProductPrecision products = settings.products();
   // They pay where several micro-batches read them, and need weights that stay.
-  products.keeps_copies =
-      settings.train.num_micro_batches() > 1 && settings.shard.scope != ShardScope::kFull;
+  products.keeps_copies = settings.precision.weight_copies &&
+                          settings.train.num_micro_batches() > 1 &&
+                          settings.shard.scope != ShardScope::kFull;
   return {.num_tokens = settings.train.micro_batch * settings.data.sequence_length,
           .max_sequences = settings.train.micro_batch,
           .sequence_length = settings.data.sequence_length,

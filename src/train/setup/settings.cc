@@ -150,6 +150,10 @@ void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
   schema.add("precision.weight_gradients", &precision.weight_gradients,
              "Whether the products that give weights' gradients read rounded numbers too, instead "
              "of BF16");
+  schema.add(
+      "precision.weight_copies", &precision.weight_copies,
+      "Where the GPU multiplies FP8: keep what weights are quantized to for all micro-batches "
+      "of a step, 2 bytes more for each, instead of quantizing them in each");
   schema.add("precision.emulate", &precision.emulate,
              "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
 }
@@ -338,6 +342,7 @@ std::optional<std::string_view> changed_key(const PrecisionSettings& precision) 
   if (precision.recipe != plain.recipe) return "precision.recipe";
   if (!precision.plain.empty()) return "precision.plain";
   if (precision.weight_gradients != plain.weight_gradients) return "precision.weight_gradients";
+  if (precision.weight_copies != plain.weight_copies) return "precision.weight_copies";
   if (precision.emulate != plain.emulate) return "precision.emulate";
   return std::nullopt;
 }

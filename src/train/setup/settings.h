@@ -138,7 +138,8 @@ struct PrecisionSettings {
   std::vector<std::string> plain;    ///< see parse_plain
   /// Whether the products that give weights' gradients read rounded numbers too.
   bool weight_gradients = true;
-  bool emulate = false;  ///< multiply rounded numbers in BF16 even where tensor cores have FP8
+  bool weight_copies = true;  ///< what weights are quantized to is made once a step
+  bool emulate = false;       ///< multiply rounded numbers in BF16 even where tensor cores have FP8
 };
 
 /// Everything that a training run is told.
