@@ -8,7 +8,9 @@ FAMILY is "state", ways of keeping gradients and the optimizer's state beside F3
 products read beside BF16. Each way starts from the same seeds and sees the same tokens. Prints, by way, the mean validation loss at
 the end, its gap to the first way with the standard error over the seeds, and the time of a step; for state also the bytes for an
 element of a BF16 weight (scales and gradients apart). Ways that differ by single roundings ("remainder", "rounding elsewhere") show
-what chance alone makes of a gap. Runs of different seeds may go on at a time (--jobs). docs/log.md says what was measured.
+what chance alone makes of a gap. Runs go on at a time (--jobs), all ways of the first seed before those of the second; then steps take
+longer. --json is written after every run, so that it also has the results of a measurement that is stopped. docs/log.md and
+docs/evidence/precision.md say what was measured.
 """
 import argparse
 import concurrent.futures
@@ -44,13 +46,16 @@ STATE = {
     "gradients": (12, GRADIENTS),
     "gradients+moments+remainder": (6, [*GRADIENTS, *NARROW, "--optim.master=remainder"]),
 }
-RECIPES = ["tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+RECIPES = ["rowwise", "blockwise", "tensorwise", "mxfp8", "nvfp4"]
+BF16_GRADIENTS = {f"{recipe}+bf16 gradients": ["--precision.weight_gradients=false", f"--precision.recipe={recipe}"]
+                  for recipe in ("rowwise", "blockwise")}
 FAMILIES = {
     "state": {name: (str(size), [*BF16, *options]) for name, (size, options) in STATE.items()},
     "precision": {
         "bf16": ("", BF16),
         "f32": ("", ["--train.precision=f32"]),
         "rounding elsewhere": ("", [*BF16, "--optim.master=remainder"]),
+        **{name: ("", ["--train.precision=fp8", *options]) for name, options in BF16_GRADIENTS.items()},
         **{recipe: ("", ["--train.precision=fp8", f"--precision.recipe={recipe}"]) for recipe in RECIPES},
     },
 }
@@ -76,24 +81,37 @@ def train_seed(program, options, seed):
 def measure(arguments, options):
     ways = FAMILIES[arguments.family]
     first = next(iter(ways))
-    results = {}
+    chosen = [name for name in ways if not arguments.only or name == first or name in arguments.only.split(",")]
+    seeds = range(1, arguments.seeds + 1)
+    results = {name: {"bytes": ways[name][0], "losses": {}, "step_seconds": []} for name in chosen}
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for name, (num_bytes, own_options) in ways.items():
-            if arguments.only and name != first and name not in arguments.only.split(","):
+        runs = {pool.submit(train_seed, arguments.program, [*options, *ways[name][1]], seed): (name, seed)
+                for seed in seeds for name in chosen}
+        for run in concurrent.futures.as_completed(runs):
+            name, seed = runs[run]
+            try:
+                loss, seconds = run.result()
+            except RuntimeError as error:
+                print(f"{name}, seed {seed}: {error}", file=sys.stderr, flush=True)
                 continue
-            runs = [pool.submit(train_seed, arguments.program, [*options, *own_options], seed)
-                    for seed in range(1, arguments.seeds + 1)]
-            losses, seconds = zip(*(run.result() for run in runs))
-            results[name] = {"bytes": num_bytes, "losses": losses, "step_seconds": statistics.median(seconds)}
-            print_row(name, results[name], results[first]["losses"])
-    return results
+            results[name]["losses"][seed] = loss
+            results[name]["step_seconds"].append(seconds)
+            if arguments.json:
+                pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
+    for name in chosen:
+        print_row(name, results[name], results[first]["losses"])
+    return all(len(result["losses"]) == len(seeds) for result in results.values())
 
 
 def print_row(name, result, plain):
-    gaps = [100 * (loss / other - 1) for loss, other in zip(result["losses"], plain)]
+    losses = result["losses"]
+    gaps = [100 * (losses[seed] / plain[seed] - 1) for seed in sorted(losses) if seed in plain]
+    if not gaps:
+        print(f"{name:28} failed")
+        return
     error = statistics.stdev(gaps) / len(gaps)**0.5 if len(gaps) > 1 else 0
-    print(f"{name:28} {result['bytes']:>5} {statistics.mean(result['losses']):9.4f} {statistics.mean(gaps):+8.3f} % "
-          f"+- {error:.3f} {1000 * result['step_seconds']:8.2f}", flush=True)
+    print(f"{name:28} {result['bytes']:>5} {statistics.mean(losses.values()):9.4f} {statistics.mean(gaps):+8.3f} % "
+          f"+- {error:.3f} {1000 * statistics.median(result['step_seconds']):8.2f}", flush=True)
 
 
 def main():
@@ -106,13 +124,7 @@ def main():
     parser.add_argument("--json")
     arguments, options = parser.parse_known_args()
     print(f"{arguments.family:28} {'bytes':>5} {'loss':>9} {'gap':>18} {'ms':>8}")
-    try:
-        results = measure(arguments, options)
-    except RuntimeError as error:
-        sys.exit(str(error))
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(results, indent=1))
-    return 0
+    return 0 if measure(arguments, options) else 1
 
 
 if __name__ == "__main__":

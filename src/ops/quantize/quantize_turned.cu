@@ -131,10 +131,11 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const TurnedMatrices m) 
   const int across = thread % kAcross;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    Pack<uint8_t, kRows> codes;
+    Floats<kRows> scaled;
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-      codes.at[r] = to_fp8<kE4m3>(__fmul_rn(static_cast<float>(part[r].at[i]), factors[i]));
+      scaled[r] = __fmul_rn(static_cast<float>(part[r].at[i]), factors[i]);
+    const Pack<uint8_t, kRows> codes = to_fp8<kE4m3>(scaled);
     tile[across * kWidth + i][(thread / kAcross) ^ across] = reinterpret_cast<const uint2&>(codes);
   }
   __syncthreads();
