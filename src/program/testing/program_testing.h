@@ -12,6 +12,33 @@
 
 namespace tessera::testing {
 
+/// Of F32 or BF16.
+inline void fill_with_noise(const Tensor& tensor, Random& random) {
+  with_storage(tensor.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    for (T& x : tensor.span<T>()) x = T(static_cast<float>(random.next_normal()));
+  });
+}
+
+/// Of I64 or I32.
+inline void fill(const Tensor& tensor, const std::vector<int64_t>& numbers) {
+  if (tensor.dtype == DType::kI64) {
+    std::ranges::copy(numbers, tensor.as<int64_t>());
+  } else {
+    std::ranges::transform(numbers, tensor.as<int32_t>(),
+                           [](int64_t number) { return static_cast<int32_t>(number); });
+  }
+}
+
+inline std::vector<float> list_values(const Tensor& tensor) {
+  std::vector<float> values;
+  with_storage(tensor.dtype, [&](auto storage) {
+    const auto elements = tensor.span<decltype(storage)>();
+    values.assign(elements.begin(), elements.end());
+  });
+  return values;
+}
+
 /// Runs a program on random inputs of F32 and BF16, the same for programs with the same bound
 /// values, and returns what it leaves in accumulators and outputs. Integers are `given` by name.
 /// Working memory starts as NaN.
@@ -27,18 +54,8 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(
     OwnedTensor& tensor =
         memory.emplace(id, OwnedTensor(value.type.dtype, value.type.shape)).first->second;
     Random random(5, static_cast<uint64_t>(id));
-    if (const auto numbers = given.find(value.name); numbers != given.end()) {
-      const bool is_wide = value.type.dtype == DType::kI64;
-      for (size_t i = 0; i < numbers->second.size(); ++i) {
-        is_wide ? void(tensor.get().as<int64_t>()[i] = numbers->second[i])
-                : void(tensor.get().as<int32_t>()[i] = static_cast<int32_t>(numbers->second[i]));
-      }
-    } else {
-      with_storage(value.type.dtype, [&](auto storage) {
-        using T = decltype(storage);
-        for (T& x : tensor.get().span<T>()) x = T(static_cast<float>(random.next_normal()));
-      });
-    }
+    const auto numbers = given.find(value.name);
+    numbers == given.end() ? fill_with_noise(tensor, random) : fill(tensor, numbers->second);
     bindings.tensors[id] = tensor;
   }
   const Buffer transient(run.plan().transient_bytes, "a test");
@@ -48,10 +65,7 @@ inline std::map<ValueId, std::vector<float>> run_on_noise(
   std::map<ValueId, std::vector<float>> results;
   for (const auto& [id, tensor] : memory) {
     if (program.value(id).kind != ValueKind::kAccumulator && !program.is_output(id)) continue;
-    with_storage(tensor.get().dtype, [&, id = id](auto storage) {
-      const auto elements = tensor.get().span<decltype(storage)>();
-      results[id] = {elements.begin(), elements.end()};
-    });
+    results[id] = list_values(tensor);
   }
   return results;
 }
