@@ -266,10 +266,18 @@ __device__ __forceinline__ void store_all(Shared<Epilogue>& shared,
     store_step<Epilogue>(shared, params, kept, step, group);
 }
 
-/// By a warpgroup: the products have read a stage.
+/// Who says in both blocks that a stage was read: a warpgroup, whose products end together, or each
+/// of its warps where threads read as well.
+template <typename Epilogue>
+constexpr int kReleasingThreads = kFeeds<Epilogue> ? 32 : kWarpgroup;
+template <typename Epilogue>
+constexpr int kReleases = 2 * 2 * kWarpgroup / kReleasingThreads<Epilogue>;
+
+/// By a warpgroup: the products have read a stage, and so have its threads.
 template <typename Epilogue>
 __device__ __forceinline__ void release(Shared<Epilogue>& shared, int stage) {
-  const int lane = read_thread() % kWarpgroup;
+  if constexpr (kFeeds<Epilogue>) __syncwarp();
+  const int lane = read_thread() % kReleasingThreads<Epilogue>;
   if (lane < 2) shared.empty[stage].arrive_at(lane);
 }
 
@@ -417,7 +425,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     if constexpr (!kGathers) prefetch(&params.a);
     for (int s = 0; s < kStages; ++s) {
       shared.full[s].init(1 + kLanes * kOtherWarps);
-      shared.empty[s].init(4);
+      shared.empty[s].init(kReleases<Epilogue>);
     }
     shared.queue.init(1 + kOtherWarps);
     Epilogue::init(shared.store);
