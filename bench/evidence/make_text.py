@@ -7,9 +7,9 @@
 
 Packages come by `apt-get download`, which needs no root, into FOLDER, and are unpacked into FOLDER/unpacked; what is there already is
 not fetched or unpacked again. Plain text is taken from .rst, .txt and .html files in English, also compressed (.gz); pages whose source
-lies beside them, and pages of source code, lists of uses and indices, are left out. A paragraph of 60 characters or more that another document, or
-the same one, had before is dropped. The hash of a document's path says which file it goes to. A document ends with the line `%%%%`,
-for --separator and data.separator. Prints documents, bytes and duplicates by package.
+lies beside them, and pages of source code, lists of uses and indices, are left out. A paragraph of 60 characters or more that came
+before, in any document, is dropped. The hash of a document's path says which file it goes to. A document ends with the line `%%%%`, for
+--separator and data.separator. Prints documents, bytes and duplicates by package.
 """
 import argparse
 import concurrent.futures
