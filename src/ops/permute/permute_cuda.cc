@@ -23,7 +23,7 @@ RowMaps maps_of(const KernelArgs& args, size_t row_of, size_t source) {
 }
 
 /// What the kernel does not take is refused before anything runs.
-int64_t check_rows(const Permute& op, std::span<const ValueType> inputs) {
+int64_t check_row_bytes(const Permute& op, std::span<const ValueType> inputs) {
   const ValueType& x = inputs[Permute::kX];
   check_shape(op, x.shape[1] * dtype_size(x.dtype) % 2 == 0,
               "on a GPU rows must have an even number of bytes, got {}", x.to_string());
@@ -123,7 +123,7 @@ void unpermute_probs(const UnpermuteProbs& /*op*/, const Args<UnpermuteProbs>& a
 }  // namespace
 
 void add_permute_cuda(KernelTable& table) {
-  add_kernel<Permute>(table, permute, {.workspace = check_rows, .takes = takes_scaled_rows});
+  add_kernel<Permute>(table, permute, {.workspace = check_row_bytes, .takes = takes_scaled_rows});
   add_kernel<Unpermute>(table, unpermute);
   add_kernel<PermuteProbs>(table, permute_probs);
   add_kernel<UnpermuteProbs>(table, unpermute_probs);
