@@ -8,11 +8,10 @@ Each is a process of its own (`tessera bench --steps-only`) that times whole ste
 ratios are those of medians. --profile also prints one precision's time by operator. One GPU, 4 x 4096 tokens in each micro-batch.
 """
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
+
+from memory_policies import call
 
 LARGE = ["--model.vocab_size=32768", "--data.sequence_length=4096", "--train.micro_batch=4", "--train.global_batch=16"]
 CASES = {
@@ -40,13 +39,11 @@ PRECISIONS = {
 
 
 def bench(program, arguments):
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     command = [program, "bench", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode != 0:
-        print(f"failed: {' '.join(command)}\n{done.stderr.strip()[-600:]}", file=sys.stderr)
-        return None
-    return json.loads(done.stdout)
+    found, why = call(command)
+    if found is None:
+        print(f"failed: {' '.join(command)}\n{why}", file=sys.stderr)
+    return found
 
 
 def time_case(program, case, names, options):

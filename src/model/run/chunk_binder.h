@@ -3,10 +3,10 @@
 #include "model/run/batch_inputs.h"
 #include "model/run/bound_program.h"
 #include "model/run/chunk_streams.h"
+#include "model/run/layer_copies.h"
 #include "model/run/model_balance.h"
 #include "model/run/pass_statistics.h"
 #include "model/run/saved_placement.h"
-#include "model/run/weight_copies.h"
 #include "runtime/elastic_slabs.h"
 
 namespace tessera {

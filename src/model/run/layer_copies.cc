@@ -1,4 +1,4 @@
-#include "model/run/weight_copies.h"
+#include "model/run/layer_copies.h"
 
 namespace tessera {
 namespace {

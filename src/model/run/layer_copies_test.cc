@@ -1,5 +1,5 @@
 // Copies of weights in FP8 that micro-batches share, on a device that the host stands for.
-#include "model/run/weight_copies.h"
+#include "model/run/layer_copies.h"
 
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ struct Rig {
   }
 };
 
-TEST(WeightCopies, GiveTheBitsOfQuantizingInEveryRun) {
+TEST(LayerCopies, GiveTheBitsOfQuantizingInEveryRun) {
   for (const char* recipe : {"rowwise", "blockwise"}) {
     for (const bool split : {false, true}) {
       SCOPED_TRACE(fmt::format("{}{}", recipe, split ? ", weight gradients apart" : ""));
@@ -87,7 +87,7 @@ TEST(WeightCopies, GiveTheBitsOfQuantizingInEveryRun) {
 }
 
 /// Each weight of a product is read as it lies and turned.
-TEST(WeightCopies, TakeWhatIsPredicted) {
+TEST(LayerCopies, TakeWhatIsPredicted) {
   const Rig shared("rowwise", true);
   const Rig apart("rowwise", false);
   EXPECT_EQ(apart.model.activation_bytes().copies, 0);
@@ -100,7 +100,7 @@ TEST(WeightCopies, TakeWhatIsPredicted) {
 }
 
 /// On a host, and for recipes that tensor cores lack, nothing is kept.
-TEST(WeightCopies, AreOfProductsInFp8Alone) {
+TEST(LayerCopies, AreOfProductsInFp8Alone) {
   EXPECT_EQ(Rig("mxfp8", true).model.activation_bytes().copies, 0);
   const TrainingModel host(config_of_blocks(), shape_of("rowwise", true), {}, make_cpu_kernels());
   EXPECT_EQ(host.activation_bytes().copies, 0);

@@ -26,6 +26,8 @@ class Quantize final : public Operator {
   enum Input : int { kX };
   enum Output : int { kY };
   static constexpr std::string_view kName = "quantize";
+  /// Of which a GPU wants the sizes of what is turned to be multiples.
+  static constexpr int64_t kTurnedUnit = 16;
 
   /// Throws UserError for another element type or layout.
   explicit Quantize(const QuantizeSpec& spec);

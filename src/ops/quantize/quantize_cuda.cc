@@ -17,9 +17,9 @@ int64_t check_turned(const Quantize& op, std::span<const ValueType> inputs) {
   check_shape(op, scale == ScaleLayout::row() || scale == ScaleLayout::block(128, 128),
               "on a GPU what is turned has scales of rows or of 128x128, not '{}'",
               scale.to_string());
-  check_shape(op, rows % cuda::kTurnedPack == 0 && shape[1] % cuda::kTurnedPack == 0,
+  check_shape(op, rows % Quantize::kTurnedUnit == 0 && shape[1] % Quantize::kTurnedUnit == 0,
               "on a GPU sizes of what is turned must be multiples of {}, got {} x {}",
-              cuda::kTurnedPack, rows, shape[1]);
+              Quantize::kTurnedUnit, rows, shape[1]);
   check_shape(op, rows <= 128 * kMostBlocks && shape[0] / rows <= kMostBlocks,
               "on a GPU {} matrices of {} rows are too many to be turned", shape[0] / rows, rows);
   return 0;

@@ -25,8 +25,8 @@ struct QuantizedRows {
 void launch_quantize(const QuantizedRows& rows, cudaStream_t stream);
 
 /// The same of matrices that are turned: x [N · rows, columns] -> y [N · columns, rows]. Rows and
-/// columns are multiples of kTurnedPack, and x and y of 16 bytes. Scales are of a row of y, or of
-/// 128 × 128, then columns are multiples of 128.
+/// columns are multiples of Quantize::kTurnedUnit, and x and y of 16 bytes. Scales are of a row of
+/// y, or of 128 × 128, then columns are multiples of 128.
 struct TurnedMatrices {
   DType dtype;
   DType element;
@@ -38,7 +38,6 @@ struct TurnedMatrices {
   int64_t num_columns;
   bool by_block;
 };
-constexpr int64_t kTurnedPack = 16;
 void launch_quantize_turned(const TurnedMatrices& matrices, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -6,8 +6,6 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kBlock = ScaledGroupedMatmul::kBlock;
-/// Of which the sizes of what is turned must be multiples.
-constexpr int64_t kTurnedUnit = 16;
 
 bool is_e4m3(const CastSpec& cast) {
   return cast.number == NarrowNumber::kE4M3 && !cast.nested && !cast.stochastic && !cast.rotated;
@@ -58,7 +56,8 @@ std::optional<Fp8Product> find_fp8_product(const ValueType& rows,
   const bool turns = rounded_weight.sum_dim == 0;
   const int64_t turned_rows = turns ? matrices.front() : 0;
   if (turns) {
-    if (turned_rows % kTurnedUnit != 0 || num_columns % kTurnedUnit != 0) return std::nullopt;
+    if (turned_rows % Quantize::kTurnedUnit != 0 || num_columns % Quantize::kTurnedUnit != 0)
+      return std::nullopt;
     matrices.assign(matrices.size(), num_columns);
   }
   const ExpertSizes sizes(matrices, ScaledGroupedMatmul::kName);
