@@ -4,22 +4,13 @@
 
 #include "model/run/batch_inputs.h"
 #include "model/run/model_balance.h"
-#include "ops/collective/collective.h"
-#include "ops/ring_attention/ring_attention.h"
+#include "step/node_types.h"
 
 namespace tessera {
 namespace {
 
 using enum ProgramPart;
 using enum PassDirection;
-
-/// The group in which a node of a program communicates; null where it does not.
-const Communicator* communicator_of(const Operator& op) {
-  if (const auto* collective = dynamic_cast<const CollectiveOperator*>(&op))
-    return &collective->comm();
-  if (const auto* ring = dynamic_cast<const RingAttentionOperator*>(&op)) return &ring->comm();
-  return nullptr;
-}
 
 int64_t input_bytes(const Program& program, const Node& node) {
   int64_t bytes = 0;
@@ -257,7 +248,7 @@ const ChunkTasks::ProgramCost& ChunkTasks::cost_of(const Executable& executable)
   if (known != costs_.end()) return known->second;
   std::map<LaneId, InnerExchanges> inside;
   for (const Node& node : executable.program().nodes()) {
-    const Communicator* const group = communicator_of(*node.op);
+    const Communicator* const group = group_of(*node.op);
     if (group == nullptr || group->size() == 1) continue;
     const LaneId lane = writer_.group(*group);
     InnerExchanges& exchanges = inside.try_emplace(lane, InnerExchanges{lane}).first->second;

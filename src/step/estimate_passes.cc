@@ -5,22 +5,10 @@
 #include <utility>
 
 #include "program/dependencies.h"
+#include "step/node_types.h"
 
 namespace tessera {
 namespace {
-
-std::vector<ValueType> balanced_types(const Executable& executable,
-                                      const std::vector<ValueId>& ids) {
-  const std::map<ValueId, int64_t>& balanced = executable.rows().balanced();
-  std::vector<ValueType> types = executable.program().types(ids);
-  for (ValueType& type : types) {
-    if (!type.ragged()) continue;
-    const auto rows = balanced.find(type.extent.value());
-    int64_t& bound = type.shape[type.ragged_dim];
-    if (rows != balanced.end()) bound = std::min(bound, rows->second);
-  }
-  return types;
-}
 
 int64_t sum_bytes(const std::vector<ValueType>& types) {
   int64_t bytes = 0;
@@ -95,8 +83,8 @@ double estimate_seconds(const Executable& executable, const MachineRates& rates)
     for (auto [at, last] = under_way.equal_range(i); at != last; ++at)
       now = std::max(now, at->second);
     const Node& node = program.nodes()[i];
-    const std::vector<ValueType> inputs = balanced_types(executable, node.inputs);
-    const Cost cost = node.op->cost(inputs, balanced_types(executable, node.outputs));
+    const std::vector<ValueType> inputs = types_at(executable, node.inputs);
+    const Cost cost = node.op->cost(inputs, types_at(executable, node.outputs));
     now +=
         rates.kernel_seconds + std::max(cost.flops / rates.flops, cost.bytes / rates.memory_bytes);
     if (node.op->communicates()) {

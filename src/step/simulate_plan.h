@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "step/step_plan.h"
+#include "step/plan_clock.h"
 
 namespace tessera {
 
@@ -21,17 +21,8 @@ struct MachineRates {
 /// links.
 MachineRates estimated_rates(bool on_host);
 
-/// When a task does its work, in seconds; of a start, from there to the end of the exchange.
-struct TaskTime {
-  double begin = 0;
-  double end = 0;
-};
-using PlanTimes = IdVector<TaskId, TaskTime>;
-
-/// Runs the plans of ranks side by side, each from its first task to its last, with durations from
-/// the tasks' costs. An exchange begins when all its ranks that have a plan here started it, and
-/// those of one lane follow one another; a message when both its ends did. Throws InternalError
-/// where ranks wait forever, with the tasks at which they stand.
+/// Runs the plans of ranks side by side (run_clocks) with durations from the tasks' costs.
+/// Exchanges inside of a run all begin it, and are over before it computes.
 std::vector<PlanTimes> simulate_plans(std::span<const StepPlan> plans, const MachineRates& rates);
 
 }  // namespace tessera

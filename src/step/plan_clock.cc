@@ -1,0 +1,305 @@
+#include "step/plan_clock.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "core/error.h"
+
+namespace tessera {
+namespace {
+
+/// The exchanges that some ranks start in one order: each begins when all have come to it.
+class Channel {
+ public:
+  void join(size_t member) { started_.try_emplace(member); }
+  /// Returns the number of the member's exchange.
+  size_t start(size_t member, double time, double seconds) {
+    std::vector<double>& own = started_[member];
+    own.push_back(time);
+    if (seconds_.size() < own.size()) seconds_.push_back(0);
+    seconds_[own.size() - 1] = std::max(seconds_[own.size() - 1], seconds);
+    return own.size() - 1;
+  }
+  /// Nothing while a member has not come to it.
+  std::optional<TaskTime> find(size_t number) {
+    while (times_.size() <= number) {
+      double begin = times_.empty() ? 0 : times_.back().end;
+      for (const auto& [member, times] : started_) {
+        if (times.size() <= times_.size()) return std::nullopt;
+        begin = std::max(begin, times[times_.size()]);
+      }
+      times_.push_back({begin, begin + seconds_[times_.size()]});
+    }
+    return times_[number];
+  }
+
+ private:
+  std::map<size_t, std::vector<double>> started_;  // by member
+  std::vector<double> seconds_;
+  std::vector<TaskTime> times_;
+};
+
+/// An exchange that a rank started.
+struct Started {
+  Channel* channel = nullptr;
+  size_t number = 0;
+  const std::string* lane = nullptr;
+  bool counted = false;  ///< among what was exchanged
+
+  std::optional<TaskTime> find() const { return channel->find(number); }
+};
+
+/// A rank on its way through its plan.
+struct Rank {
+  size_t next = 0;  ///< task
+  double now = 0;
+  size_t moment = 0;                               ///< of the next task's program
+  std::vector<Started> inside;                     ///< exchanges of the run under way
+  std::map<TaskId, std::vector<Started>> started;  ///< by the tasks that are or start them
+  std::map<LaneId, double> copied;                 ///< when what a lane of copies was given is done
+  std::vector<std::pair<double, double>> wires;  ///< exchanges that end after now, as far as known
+  RankClock clock;
+};
+
+class Clocks {
+ public:
+  Clocks(std::span<const StepPlan> plans, std::span<const PlanWork> works,
+         const ClockOptions& options)
+      : plans_(plans), works_(works), options_(options), ranks_(plans.size()) {
+    for (size_t i = 0; i < plans.size(); ++i) {
+      join_channels(i);
+      ranks_[i].clock.times = PlanTimes(plans[i].tasks.size());
+    }
+  }
+
+  std::vector<RankClock> run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t i = 0; i < plans_.size(); ++i) {
+        while (!is_done(i) && advance(i)) moved = true;
+      }
+    }
+    check_end();
+    std::vector<RankClock> clocks;
+    for (Rank& rank : ranks_) {
+      rank.clock.end = rank.now;
+      clocks.push_back(std::move(rank.clock));
+    }
+    return clocks;
+  }
+
+ private:
+  /// A group's lane, or one direction of its messages; both ends are -1 for the former.
+  using Key = std::tuple<GroupKey, int64_t, int64_t>;
+
+  bool is_done(size_t i) const { return ranks_[i].next == plans_[i].tasks.size(); }
+
+  static Key key_of(const StepPlan& plan, LaneId id, const Task& task) {
+    const Lane& lane = plan.lanes[id];
+    if (lane.kind != LaneKind::kMessages) return {{lane.name, lane.ranks}, -1, -1};
+    const int64_t peer = lane.ranks.at(task.subject.peer);
+    const bool sends = task.kind == TaskKind::kSend;
+    return {{lane.name, lane.ranks}, sends ? plan.rank : peer, sends ? peer : plan.rank};
+  }
+
+  /// Who has a plan and is of a group is waited for, whatever it does.
+  void join_channels(size_t i) {
+    const StepPlan& plan = plans_[i];
+    for (const TaskId id : plan.tasks.ids()) {
+      const Task& task = plan.tasks[id];
+      if (communicates(plan.lanes[task.lane])) channels_[key_of(plan, task.lane, task)].join(i);
+      if (works_[i][id].program == nullptr) continue;
+      for (const GroupKey& group : works_[i][id].program->groups)
+        channels_[{group, -1, -1}].join(i);
+    }
+  }
+
+  Started start(size_t i, const Key& key, double seconds) {
+    const auto channel = channels_.find(key);
+    return {.channel = &channel->second,
+            .number = channel->second.start(i, ranks_[i].now, seconds),
+            .lane = &std::get<0>(channel->first).name};
+  }
+
+  /// Computes, slowed by exchanges that are known to be under way.
+  void compute(Rank& rank, double seconds) const {
+    rank.clock.computed += seconds;
+    std::erase_if(rank.wires, [&](const auto& wire) { return wire.second <= rank.now; });
+    double shared = 0;
+    for (const auto& [begin, end] : rank.wires) {
+      const double from = std::max(begin, rank.now);
+      const double to = std::min(end, rank.now + seconds);
+      shared = std::max(shared, to - from);
+    }
+    rank.now += seconds + options_.exchange_share * shared;
+  }
+
+  static void note(Rank& rank, Started& one, const TaskTime& time) {
+    if (std::exchange(one.counted, true)) return;
+    rank.clock.exchanged[*one.lane] += time.end - time.begin;
+  }
+
+  /// False where the others have not come.
+  static bool wait(Rank& rank, Started& one, TaskTime& time) {
+    const std::optional<TaskTime> exchange = one.find();
+    if (!exchange) return false;
+    note(rank, one, *exchange);
+    time = *exchange;
+    const double late = std::max(exchange->begin - rank.now, 0.0);
+    if (late > 0) rank.clock.waited_for_ranks[*one.lane] += late;
+    const double left = exchange->end - std::max(rank.now, exchange->begin);
+    if (left > 0) rank.clock.waited_for_wires[*one.lane] += left;
+    rank.now = std::max(rank.now, exchange->end);
+    return true;
+  }
+
+  void launch(Rank& rank, const Started& one) const {
+    if (options_.exchange_share <= 0) return;
+    const std::optional<TaskTime> known = one.find();
+    if (known) rank.wires.emplace_back(known->begin, known->end);
+  }
+
+  /// Goes on with the run of a program; false where it has to wait for others.
+  bool run_program(size_t i, const ProgramTimes& program) {
+    Rank& rank = ranks_[i];
+    for (; rank.moment < program.moments.size(); ++rank.moment) {
+      const ProgramMoment& moment = program.moments[rank.moment];
+      TaskTime ignored;
+      switch (moment.kind) {
+        case ProgramMoment::Kind::kCompute:
+          compute(rank, moment.seconds);
+          break;
+        case ProgramMoment::Kind::kStart:
+          rank.inside.push_back(start(i, {program.groups[moment.group], -1, -1}, moment.seconds));
+          launch(rank, rank.inside.back());
+          break;
+        case ProgramMoment::Kind::kWait:
+          if (!wait(rank, rank.inside.at(moment.exchange), ignored)) return false;
+      }
+    }
+    rank.moment = 0;
+    rank.inside.clear();
+    return true;
+  }
+
+  /// Does the rank's next task; false where it has to wait.
+  bool advance(size_t i) {
+    Rank& rank = ranks_[i];
+    const StepPlan& plan = plans_[i];
+    const auto id = static_cast<TaskId>(rank.next);
+    const Task& task = plan.tasks[id];
+    const TaskWork& work = works_[i][id];
+    TaskTime& time = rank.clock.times[id];
+    if (copies_beside(plan.lanes[task.lane])) {
+      copy(rank, task, work.seconds, time);
+    } else if (task.phase == TaskPhase::kWait) {
+      if (!wait_for_start(rank, task, time)) return false;
+    } else if (communicates(plan.lanes[task.lane])) {
+      if (!exchange(i, id, time)) return false;
+    } else {
+      if (rank.moment == 0) time.begin = rank.now;
+      if (work.program != nullptr && !run_program(i, *work.program)) return false;
+      if (work.seconds > 0) compute(rank, work.seconds);
+      time.end = rank.now;
+    }
+    ++rank.next;
+    return true;
+  }
+
+  static bool copies_beside(const Lane& lane) {
+    return lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads;
+  }
+
+  /// Copies follow those of their lane, beside all else.
+  static void copy(Rank& rank, const Task& task, double seconds, TaskTime& time) {
+    if (task.phase == TaskPhase::kWait) {
+      time.begin = rank.now;
+      time.end = std::max(rank.now, rank.clock.times[*task.started_by].end);
+      rank.clock.waited_for_copies += time.end - rank.now;
+      rank.now = time.end;
+      return;
+    }
+    double& done = rank.copied[task.lane];
+    time.begin = std::max(done, rank.now);
+    time.end = done = time.begin + seconds;
+  }
+
+  /// What a task exchanges: in its lane's group and, where it has others, in those too.
+  std::vector<Started> start_all(size_t i, const Task& task, const TaskWork& work) {
+    Rank& rank = ranks_[i];
+    std::vector<Started> all = {start(i, key_of(plans_[i], task.lane, task), work.seconds)};
+    if (work.program != nullptr) {
+      for (const ProgramMoment& moment : work.program->moments) {
+        if (moment.kind == ProgramMoment::Kind::kStart)
+          all.push_back(start(i, {work.program->groups[moment.group], -1, -1}, moment.seconds));
+      }
+    }
+    for (const Started& one : all) launch(rank, one);
+    return all;
+  }
+
+  bool exchange(size_t i, TaskId id, TaskTime& time) {
+    Rank& rank = ranks_[i];
+    const Task& task = plans_[i].tasks[id];
+    if (!rank.started.contains(id)) {
+      rank.started[id] = start_all(i, task, works_[i][id]);
+      time = {rank.now, rank.now};
+    }
+    return task.phase == TaskPhase::kStart || wait_all(rank, rank.started[id], time);
+  }
+
+  /// `time` becomes that from the first to the last; false where the others have not come.
+  static bool wait_all(Rank& rank, std::vector<Started>& started, TaskTime& time) {
+    std::optional<TaskTime> whole;
+    for (Started& one : started) {
+      TaskTime exchange;
+      if (!wait(rank, one, exchange)) return false;
+      if (!whole) whole = exchange;
+      whole = {std::min(whole->begin, exchange.begin), std::max(whole->end, exchange.end)};
+    }
+    time = *whole;
+    return true;
+  }
+
+  static bool wait_for_start(Rank& rank, const Task& task, TaskTime& time) {
+    time.begin = time.end = rank.now;
+    const auto started = rank.started.find(*task.started_by);
+    // Of the step before, or what the rank's own device did in the order of the tasks.
+    if (started == rank.started.end()) return true;
+    if (!wait_all(rank, started->second, rank.clock.times[*task.started_by])) return false;
+    time.end = rank.now;
+    return true;
+  }
+
+  void check_end() const {
+    std::string stuck;
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      if (is_done(i)) continue;
+      stuck += fmt::format("{} rank {} at '{}'", stuck.empty() ? "" : ",", plans_[i].rank,
+                           plans_[i].tasks[static_cast<TaskId>(ranks_[i].next)].name);
+    }
+    ensure(stuck.empty(), "step plan: ranks wait forever:{}", stuck);
+  }
+
+  std::span<const StepPlan> plans_;
+  std::span<const PlanWork> works_;
+  ClockOptions options_;
+  std::vector<Rank> ranks_;
+  std::map<Key, Channel> channels_;
+};
+
+}  // namespace
+
+bool communicates(const Lane& lane) {
+  return lane.kind == LaneKind::kGroup || lane.kind == LaneKind::kMessages;
+}
+
+std::vector<RankClock> run_clocks(std::span<const StepPlan> plans, std::span<const PlanWork> works,
+                                  const ClockOptions& options) {
+  ensure(plans.size() == works.size(), "step plan: {} plans with the work of {}", plans.size(),
+         works.size());
+  return Clocks(plans, works, options).run();
+}
+
+}  // namespace tessera

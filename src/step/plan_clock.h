@@ -1,0 +1,79 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "step/step_plan.h"
+
+namespace tessera {
+
+/// When a task does its work, in seconds; of a start, from there to the end of the exchange.
+struct TaskTime {
+  double begin = 0;
+  double end = 0;
+};
+using PlanTimes = IdVector<TaskId, TaskTime>;
+
+/// A group's exchanges, which all its ranks start in the same order.
+struct GroupKey {
+  std::string name;
+  std::vector<int64_t> ranks;                         ///< in the world
+  auto operator<=>(const GroupKey&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+/// What a program's run does next: computes, starts an exchange, or waits for one that it started.
+struct ProgramMoment {
+  enum class Kind : uint8_t { kCompute, kStart, kWait };
+  Kind kind = Kind::kCompute;
+  double seconds = 0;    ///< of the work, or of the exchange once all have come to it
+  int32_t exchange = 0;  ///< kStart, kWait: its number in the run, counted from 0
+  int32_t group = 0;     ///< kStart: of ProgramTimes::groups
+};
+
+/// A program's run on the clock, the same for all its runs.
+struct ProgramTimes {
+  std::vector<ProgramMoment> moments;
+  std::vector<GroupKey> groups;
+};
+
+/// What a task takes by itself: seconds of its lane; of a run the moments of its program.
+struct TaskWork {
+  double seconds = 0;
+  std::shared_ptr<const ProgramTimes> program = nullptr;
+};
+using PlanWork = IdVector<TaskId, TaskWork>;
+
+/// Where a rank's time went, in seconds of the compute lane.
+struct RankClock {
+  PlanTimes times;
+  double end = 0;
+  double computed = 0;
+  /// Waits, by the name of the lane whose exchange or message it was, for ranks that came later...
+  std::map<std::string, double> waited_for_ranks;
+  /// ... and for what is on the way when all have come.
+  std::map<std::string, double> waited_for_wires;
+  double waited_for_copies = 0;  ///< to or from the host's memory
+  /// Seconds in which exchanges of a lane were under way, exposed or not.
+  std::map<std::string, double> exchanged;
+};
+
+struct ClockOptions {
+  /// The share of a device that an exchange under way takes from computation.
+  double exchange_share = 0;
+};
+
+/// Runs the plans of ranks side by side, each from its first task to its last, `works[i]` saying
+/// what the tasks of plans[i] take. An exchange begins when all its ranks that have a plan here
+/// started it, and those of one group follow one another; a message when both its ends did. Ranks
+/// that are equal need one plan among them. Throws InternalError where ranks wait forever, with the
+/// tasks at which they stand.
+std::vector<RankClock> run_clocks(std::span<const StepPlan> plans, std::span<const PlanWork> works,
+                                  const ClockOptions& options = {});
+
+/// Whether tasks of the lane are exchanges or messages between ranks.
+bool communicates(const Lane& lane);
+
+}  // namespace tessera
