@@ -1,0 +1,189 @@
+#include "sim/step_work.h"
+
+#include <algorithm>
+#include <map>
+
+#include "model/run/pass_order.h"
+#include "program/dependencies.h"
+#include "step/node_types.h"
+
+namespace tessera {
+namespace {
+
+using Moment = ProgramMoment;
+
+constexpr double kGiga = 1e9;
+constexpr double kMicro = 1e-6;
+
+CommKind kind_of(const Operator& op) {
+  const std::string_view name = op.name();
+  if (name.starts_with("all_gather")) return CommKind::kAllGather;
+  if (name.starts_with("reduce_scatter")) return CommKind::kReduceScatter;
+  if (name.starts_with("all_reduce")) return CommKind::kAllReduce;
+  if (name.starts_with("ring")) return CommKind::kSend;
+  return CommKind::kAllToAll;  // of rows, and of heads
+}
+
+bool is_ring(const Operator& op) {
+  return op.name().starts_with("ring");
+}
+
+/// Writes the moments of a program down, computation that follows other as one.
+class MomentWriter {
+ public:
+  void compute(double seconds) {
+    std::vector<Moment>& moments = times_.moments;
+    if (moments.empty() || moments.back().kind != Moment::Kind::kCompute) moments.emplace_back();
+    moments.back().seconds += seconds;
+  }
+  int32_t start(const Communicator& group, double seconds) {
+    const GroupKey key{group.name(), group.ranks()};
+    const auto found = std::ranges::find(times_.groups, key);
+    const auto at = static_cast<int32_t>(found - times_.groups.begin());
+    if (found == times_.groups.end()) times_.groups.push_back(key);
+    times_.moments.push_back({Moment::Kind::kStart, seconds, count_, at});
+    return count_++;
+  }
+  void wait(int32_t exchange) {
+    times_.moments.push_back({.kind = Moment::Kind::kWait, .exchange = exchange});
+  }
+  ProgramTimes take() { return std::move(times_); }
+
+ private:
+  ProgramTimes times_;
+  int32_t count_ = 0;
+};
+
+CommKind kind_of(TaskAction action) {
+  switch (action) {
+    case TaskAction::kReduceBucket:
+    case TaskAction::kReduceModule:
+      return CommKind::kReduceScatter;
+    case TaskAction::kGatherBucket:
+    case TaskAction::kGatherModule:
+      return CommKind::kAllGather;
+    default:
+      return CommKind::kAllReduce;
+  }
+}
+
+bool is_of_modules(TaskAction action) {
+  return action == TaskAction::kReduceModule || action == TaskAction::kGatherModule;
+}
+
+}  // namespace
+
+StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
+    : hardware_(hardware), options_(options), kernels_(hardware_), links_(hardware_) {}
+
+double StepWork::node_seconds(const Executable& executable, const Node& node) const {
+  const std::vector<ValueType> inputs = types_at(executable, node.inputs, options_.skew);
+  const Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, options_.skew));
+  return kMicro * hardware_.gap_microseconds +
+         kernels_.seconds(node.op->name(), operand_format(inputs), cost);
+}
+
+double StepWork::exchange_seconds(const Executable& executable, const Node& node,
+                                  const Communicator& group) const {
+  const std::vector<ValueType> inputs = types_at(executable, node.inputs, options_.skew);
+  if (is_ring(*node.op)) {
+    // Keys and values go around; the queries, which come first, stay.
+    double bytes = 0;
+    for (size_t i = 1; i < inputs.size(); ++i) bytes += static_cast<double>(inputs[i].num_bytes());
+    double seconds = 0;
+    for (int64_t i = 0; i + 1 < group.size(); ++i)
+      seconds += links_.message_seconds(group.ranks()[i], group.ranks()[i + 1], bytes);
+    return seconds;
+  }
+  const CommKind kind = kind_of(*node.op);
+  const auto bytes = static_cast<double>(inputs.front().num_bytes());
+  return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
+}
+
+ProgramTimes StepWork::find(const Executable& executable) const {
+  const Program& program = executable.program();
+  const std::vector<int> waits = tessera::find_waits(program);
+  std::multimap<int, int32_t> under_way;  // by the node before which an exchange is waited for
+  MomentWriter writer;
+  const auto wait_before = [&](int node) {
+    for (auto [at, last] = under_way.equal_range(node); at != last; ++at) writer.wait(at->second);
+  };
+  for (int i = 0; i < std::ssize(program.nodes()); ++i) {
+    wait_before(i);
+    const Node& node = program.nodes()[i];
+    const Communicator* const group = group_of(*node.op);
+    const bool exchanges = group != nullptr && group->size() > 1;
+    if (exchanges) {
+      const double seconds = exchange_seconds(executable, node, *group);
+      under_way.emplace(waits[i], writer.start(*group, seconds));
+    }
+    if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node));
+  }
+  wait_before(static_cast<int>(program.nodes().size()));
+  return writer.take();
+}
+
+double StepWork::memory_seconds(const Task& task) const {
+  const bool updates = task.action == TaskAction::kUpdate && hardware_.update_gbs > 0;
+  const double gbs = updates ? hardware_.update_gbs : hardware_.memory_share * hardware_.memory_gbs;
+  return static_cast<double>(task.bytes) / (kGiga * gbs);
+}
+
+/// What a task exchanges beside its own lane's group.
+TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
+  const CommKind kind = kind_of(task.action);
+  ProgramTimes inner;
+  double own = static_cast<double>(task.bytes);
+  for (const InnerExchanges& inside : task.inside) {
+    const Lane& lane = plan.lanes[inside.lane];
+    const double sent = sent_bytes(CommKind::kReduceScatter, std::ssize(lane.ranks),
+                                   static_cast<double>(inside.bytes));
+    if (is_of_modules(task.action)) own -= sent;
+    const auto number = static_cast<int32_t>(inner.groups.size());
+    inner.groups.push_back({lane.name, lane.ranks});
+    inner.moments.push_back(
+        {Moment::Kind::kStart, links_.exchange_seconds(kind, lane.ranks, sent), number, number});
+  }
+  const Lane& lane = plan.lanes[task.lane];
+  TaskWork work;
+  if (lane.kind == LaneKind::kMessages) {
+    work.seconds = links_.message_seconds(plan.rank, lane.ranks.at(task.subject.peer), own);
+  } else if (lane.kind == LaneKind::kGroup) {
+    work.seconds = links_.exchange_seconds(kind, lane.ranks, std::max(own, 0.0));
+  } else {
+    for (int32_t i = 0; i < std::ssize(inner.groups); ++i)
+      inner.moments.push_back({.kind = Moment::Kind::kWait, .exchange = i});
+    work.seconds = memory_seconds(task);
+  }
+  if (!inner.groups.empty()) work.program = std::make_shared<const ProgramTimes>(std::move(inner));
+  return work;
+}
+
+TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
+  const LaneKind kind = plan.lanes[task.lane].kind;
+  if (kind == LaneKind::kStores || kind == LaneKind::kReloads)
+    return {.seconds = static_cast<double>(task.bytes) / (kGiga * hardware_.host_gbs)};
+  if (task.phase == TaskPhase::kWait) return {};
+  if (task.action == TaskAction::kEnd) return {.seconds = kMicro * hardware_.step_microseconds};
+  if (communicates(plan.lanes[task.lane]) || !task.inside.empty()) return exchange_of(plan, task);
+  return {.seconds = memory_seconds(task)};
+}
+
+PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs) const {
+  std::map<const Executable*, std::shared_ptr<const ProgramTimes>> known;
+  PlanWork work;
+  for (const Task& task : plan.tasks) {
+    if (task.action != TaskAction::kRunProgram) {
+      work.add(other_of(plan, task));
+      continue;
+    }
+    const Executable& executable = find_executable(
+        programs, programs.part.chunks.at(task.subject.chunk), task.subject.program);
+    std::shared_ptr<const ProgramTimes>& times = known[&executable];
+    if (times == nullptr) times = std::make_shared<const ProgramTimes>(find(executable));
+    work.add({.program = times});
+  }
+  return work;
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "model/run/stage_programs.h"
+#include "sim/hardware.h"
+#include "sim/kernel_times.h"
+#include "sim/link_times.h"
+#include "step/plan_clock.h"
+
+namespace tessera {
+
+/// What a simulation assumes of a step beside its plan.
+struct SimulationOptions {
+  /// How many times the rows of balanced routing come to the ranks' experts; those of all ranks
+  /// then wait for the fullest.
+  double skew = 1;
+};
+
+/// What tasks of steps take on some hardware. Programs are walked through node by node, as the
+/// interpreter runs them: kernels one behind the other, exchanges beside what stands between their
+/// start and their first use.
+class StepWork {
+ public:
+  explicit StepWork(const Hardware& hardware, const SimulationOptions& options = {});
+
+  /// Of a plan and the programs that it runs.
+  PlanWork find(const StepPlan& plan, const StagePrograms& programs) const;
+  /// Of one program.
+  ProgramTimes find(const Executable& executable) const;
+  ClockOptions clock_options() const { return {.exchange_share = hardware_.exchange_share}; }
+  const Hardware& hardware() const { return hardware_; }
+
+ private:
+  double node_seconds(const Executable& executable, const Node& node) const;
+  double exchange_seconds(const Executable& executable, const Node& node,
+                          const Communicator& group) const;
+  double memory_seconds(const Task& task) const;
+  TaskWork exchange_of(const StepPlan& plan, const Task& task) const;
+  TaskWork other_of(const StepPlan& plan, const Task& task) const;
+
+  Hardware hardware_;
+  SimulationOptions options_;
+  KernelTimes kernels_;
+  LinkTimes links_;
+};
+
+}  // namespace tessera
