@@ -171,7 +171,11 @@ class StepBench {
         .memory_predicted = prediction_.total(),
         .saved_bytes = prediction_.activations.saved,
         .offloaded_bytes = prediction_.activations.offloaded,
+        .mark_seconds = mark_seconds_,
         .choice = choice_};
+    for (const Task& task : plan_.tasks) {
+      if (task.action == TaskAction::kUpdate) result.update_bytes += task.bytes;
+    }
     for (const ModelParameter& parameter : state_.parameters().all())
       result.parameters += parameter.weight.num_elements();
     return result;
@@ -269,7 +273,8 @@ class OperatorTimes {
   std::vector<std::pair<Device::Time, Device::Time>> intervals_;
 };
 
-OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace) {
+OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace,
+                             const NodeObserver& operators) {
   OperatorTimes times;
   const NodeObserver node_trace = trace != nullptr ? trace->observer() : NodeObserver();
   const UpdateObserver update_trace =
@@ -278,6 +283,7 @@ OperatorTimes time_operators(StepBench& bench, TraceRecorder* trace) {
       [&](const NodeEvent& event) {
         times.add(event.node.op->name(), event.begin, event.end);
         if (node_trace) node_trace(event);
+        if (operators) operators(event);
       },
       [&](std::string_view name, Device::Time begin, Device::Time end) {
         times.add(name, begin, end);
@@ -303,7 +309,7 @@ StepBenchResult bench_step(const StepBenchRequest& request) {
   result.seconds = std::move(seconds);
   if (request.steps_only) return result;
   if (bench.is_on_gpu()) result.gpu = bench.describe_feed();
-  OperatorTimes operators = time_operators(bench, request.trace);
+  OperatorTimes operators = time_operators(bench, request.trace, request.operators);
   result.operators = operators.by_name();
   if (result.gpu) result.gpu->idle_share = operators.idle_share(bench.mark_seconds());
   return result;

@@ -25,6 +25,8 @@ struct StepBenchRequest {
   int64_t warmup = 2;
   /// Leaves out operators, traces and how a GPU is fed.
   bool steps_only = false;
+  /// Told of each operator in the step in which they are timed one by one.
+  NodeObserver operators = {};
   /// Records one step more, the last, in which operators are timed one by one; may be null.
   TraceRecorder* trace = nullptr;
 };
@@ -61,6 +63,8 @@ struct StepBenchResult {
   int64_t saved_bytes = 0;      ///< of the device's memory, for what passes keep
   int64_t offloaded_bytes = 0;  ///< of the host's, for what train.offload brings there
   int64_t parameters = 0;
+  int64_t update_bytes = 0;  ///< that the optimizer reads and writes in a step
+  double mark_seconds = 0;   ///< what timing an operator takes itself, in `operators` too
   /// Seconds in one step by operator, ascending by name.
   std::map<std::string, double> operators;
   std::optional<GpuFeed> gpu;  ///< unset on the host

@@ -125,6 +125,14 @@ MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layou
   return prediction;
 }
 
+MemoryPrediction predict_memory(const Settings& settings, const PlannedRank& rank) {
+  return {.state = ModelState::count_bytes(settings, rank.layout, rank.backend),
+          .activations = rank.model.activation_bytes(),
+          .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
+          .snapshot = snapshot_bytes(settings, rank.layout),
+          .on_host = rank.backend.is_host()};
+}
+
 std::string describe(const MemoryPrediction& prediction) {
   const ModelState::Bytes& state = prediction.state;
   return fmt::format(

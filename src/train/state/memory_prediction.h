@@ -6,6 +6,7 @@
 #include "core/out_of_memory.h"
 #include "train/setup/device_overhead.h"
 #include "train/state/model_state.h"
+#include "train/state/planned_rank.h"
 
 namespace tessera {
 
@@ -50,6 +51,9 @@ bool has_room_for_snapshot(const MemoryPrediction& prediction, int64_t available
 MemoryPrediction predict_memory(const Settings& settings, const RunLayout& layout,
                                 const TrainingModel& model, const Backend& backend,
                                 int64_t data_bytes, int64_t device_bytes);
+
+/// What the planned rank takes itself, in a process that has nothing yet.
+MemoryPrediction predict_memory(const Settings& settings, const PlannedRank& rank);
 
 /// Refuses what does not fit a device of `device_bytes`, with what is asked for and what is free.
 void require_memory(const MemoryPrediction& prediction, const std::string& device,

@@ -1,0 +1,190 @@
+#include "train/plan/candidates.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kTp = "parallel.tp";
+constexpr std::string_view kCp = "parallel.cp";
+constexpr std::string_view kPp = "parallel.pp";
+constexpr std::string_view kEp = "parallel.ep";
+constexpr std::string_view kEtp = "parallel.etp";
+constexpr std::string_view kChunks = "parallel.pipeline_chunks";
+constexpr std::string_view kSchedule = "parallel.pipeline_schedule";
+constexpr std::string_view kMicroBatch = "train.micro_batch";
+constexpr std::string_view kShard = "optim.shard";
+
+/// Sequences this much longer than a context are worth sharing.
+constexpr int64_t kTokensOfContext = 8192;
+constexpr int64_t kMostMicroBatch = 8;
+constexpr int64_t kMostChunks = 8;
+
+std::vector<int64_t> powers_up_to(int64_t most) {
+  std::vector<int64_t> powers;
+  for (int64_t power = 1; power <= most; power *= 2) powers.push_back(power);
+  return powers;
+}
+
+/// Degrees of one axis: those of `open` where the search may set it, that of the base otherwise.
+std::vector<int64_t> degrees(const SearchSpace& space, std::string_view key, int64_t of_base,
+                             std::vector<int64_t> open) {
+  if (!space.may_set(std::string(key))) return {of_base};
+  return open;
+}
+
+std::vector<int64_t> tensor_degrees(const SearchSpace& space) {
+  const int64_t heads = space.base.model.num_heads;
+  std::vector<int64_t> all = powers_up_to(std::min(space.node_devices, space.num_ranks));
+  std::erase_if(all, [&](int64_t tp) { return heads % tp != 0; });
+  return degrees(space, kTp, space.base.parallel.layout.tp, all);
+}
+
+std::vector<int64_t> context_degrees(const SearchSpace& space) {
+  const int64_t most = std::max<int64_t>(2 * space.base.data.sequence_length / kTokensOfContext, 1);
+  return degrees(space, kCp, space.base.parallel.layout.cp,
+                 powers_up_to(std::min(most, space.num_ranks)));
+}
+
+std::vector<int64_t> stage_counts(const SearchSpace& space) {
+  const int64_t layers = space.base.model.num_layers;
+  std::vector<int64_t> all;
+  for (int64_t stages = 1; stages <= std::min(layers, space.num_ranks); ++stages) {
+    const bool is_power = (stages & (stages - 1)) == 0;
+    if (is_power || layers % stages == 0) all.push_back(stages);
+  }
+  std::erase_if(all, [&](int64_t stages) { return space.num_ranks % stages != 0; });
+  return degrees(space, kPp, space.base.parallel.layout.pp, all);
+}
+
+std::vector<int64_t> expert_degrees(const SearchSpace& space, int64_t ranks_of_stage) {
+  const int64_t experts = space.base.model.moe.num_experts;
+  std::vector<int64_t> all = powers_up_to(std::max<int64_t>(experts, 1));
+  std::erase_if(all, [&](int64_t ep) {
+    return ranks_of_stage % ep != 0 || std::max<int64_t>(experts, 1) % ep != 0;
+  });
+  return degrees(space, kEp, space.base.parallel.layout.ep, all);
+}
+
+std::vector<ShardScope> scopes(const SearchSpace& space, int64_t stages) {
+  if (!space.may_set(std::string(kShard))) return {space.base.shard.scope};
+  if (stages > 1) return {ShardScope::kState};
+  return {ShardScope::kState, ShardScope::kFull};
+}
+
+bool divides_batch(const Settings& settings, int64_t num_ranks) {
+  const LayoutSpec& layout = settings.parallel.layout;
+  const int64_t shared = layout.tp * layout.cp * layout.pp;
+  if (num_ranks % shared != 0) return false;
+  const int64_t at_once = num_ranks / shared * settings.train.micro_batch;
+  return settings.train.global_batch % at_once == 0;
+}
+
+void set_chunks(Settings& settings, int64_t chunks) {
+  settings.parallel.chunks_per_stage = chunks;
+  settings.parallel.schedule = chunks > 1 ? PipelineKind::kInterleaved : PipelineKind::kOneFOneB;
+}
+
+bool may_set_chunks(const SearchSpace& space) {
+  return space.may_set(std::string(kChunks)) && space.may_set(std::string(kSchedule)) &&
+         space.may_set("parallel.pipeline_layout");
+}
+
+}  // namespace
+
+std::vector<std::string> searched_keys() {
+  std::vector<std::string> keys = {"parallel.pipeline_layout", "train.recompute", "train.offload"};
+  for (const std::string_view key :
+       {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch, kShard})
+    keys.emplace_back(key);
+  return keys;
+}
+
+std::vector<Settings> list_layouts(const SearchSpace& space) {
+  std::vector<Settings> all;
+  Settings one = space.base;
+  LayoutSpec& layout = one.parallel.layout;
+  if (space.may_set(std::string(kMicroBatch))) one.train.micro_batch = 1;
+  if (may_set_chunks(space)) set_chunks(one, 1);
+  for (const int64_t pp : stage_counts(space)) {
+    layout.pp = pp;
+    for (const int64_t tp : tensor_degrees(space)) {
+      layout.tp = tp;
+      for (const int64_t cp : context_degrees(space)) {
+        layout.cp = cp;
+        if (!divides_batch(one, space.num_ranks)) continue;
+        for (const int64_t ep : expert_degrees(space, space.num_ranks / pp)) {
+          layout.ep = ep;
+          for (const ShardScope scope : scopes(space, pp)) {
+            one.shard.scope = scope;
+            all.push_back(one);
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Settings> list_variants(const SearchSpace& space, const Settings& layout) {
+  std::vector<int64_t> batches = {layout.train.micro_batch};
+  if (space.may_set(std::string(kMicroBatch))) batches = powers_up_to(kMostMicroBatch);
+  std::vector<int64_t> chunks = {layout.parallel.chunks_per_stage};
+  const int64_t stages = layout.parallel.layout.pp;
+  if (stages > 1 && may_set_chunks(space))
+    chunks = powers_up_to(std::min(layout.model.num_layers / stages, kMostChunks));
+  std::vector<Settings> all;
+  for (const int64_t batch : batches) {
+    for (const int64_t count : chunks) {
+      Settings one = layout;
+      one.train.micro_batch = batch;
+      if (count != layout.parallel.chunks_per_stage) set_chunks(one, count);
+      const bool is_same =
+          batch == layout.train.micro_batch && count == layout.parallel.chunks_per_stage;
+      if (!is_same && divides_batch(one, space.num_ranks)) all.push_back(one);
+    }
+  }
+  return all;
+}
+
+std::string describe_candidate(const Settings& settings) {
+  const LayoutSpec& layout = settings.parallel.layout;
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  const auto add_degree = [&](const char* name, int64_t degree) {
+    if (degree > 1) add(fmt::format("{} {}", name, degree));
+  };
+  add_degree("tp", layout.tp);
+  add_degree("cp", layout.cp);
+  const int64_t chunks = settings.parallel.chunks_per_stage;
+  if (layout.pp > 1)
+    add(chunks > 1 ? fmt::format("pp {} x {} chunks", layout.pp, chunks)
+                   : fmt::format("pp {}", layout.pp));
+  add_degree("ep", layout.ep);
+  add_degree("etp", layout.etp);
+  add(fmt::format("micro-batch {}", settings.train.micro_batch));
+  if (settings.shard.scope == ShardScope::kFull) add("full sharding");
+  return text;
+}
+
+std::vector<std::string> list_overrides(const Settings& settings) {
+  const LayoutSpec& layout = settings.parallel.layout;
+  std::vector<std::string> all = {
+      fmt::format("--{}={}", kTp, layout.tp),
+      fmt::format("--{}={}", kCp, layout.cp),
+      fmt::format("--{}={}", kPp, layout.pp),
+      fmt::format("--{}={}", kEp, layout.ep),
+      fmt::format("--{}={}", kEtp, layout.etp),
+      fmt::format("--{}={}", kMicroBatch, settings.train.micro_batch),
+      fmt::format("--{}={}", kChunks, settings.parallel.chunks_per_stage)};
+  if (settings.parallel.chunks_per_stage > 1)
+    all.push_back(fmt::format("--{}=interleaved", kSchedule));
+  if (settings.shard.scope == ShardScope::kFull) all.push_back(fmt::format("--{}=full", kShard));
+  if (!settings.train.recompute.empty())
+    all.push_back(fmt::format("--train.recompute={}", fmt::join(settings.train.recompute, ",")));
+  if (!settings.train.offload.empty())
+    all.push_back(fmt::format("--train.offload={}", fmt::join(settings.train.offload, ",")));
+  return all;
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sim/step_work.h"
+#include "train/state/memory_prediction.h"
+#include "train/state/planned_rank.h"
+
+namespace tessera {
+
+/// Where a rank's time of a step goes, in seconds; together they are the step.
+struct StepShares {
+  double computed = 0;
+  double exposed = 0;    ///< exchanges and messages on their way, with nothing to compute beside
+  double idle = 0;       ///< waits for ranks that come later: a pipeline's bubble, uneven stages
+  double copies = 0;     ///< waits for copies from and to the host's memory
+  double exchanged = 0;  ///< exchanges under way, exposed or hidden; no part of the step
+  std::map<std::string, double> exposed_by = {};  ///< group's name
+
+  double total() const { return computed + exposed + idle + copies; }
+};
+
+/// The first rank of a pipeline stage, of which all others do as much.
+struct SimulatedStage {
+  int64_t rank = 0;
+  MemoryPrediction memory;
+  StepShares shares;
+};
+
+/// A training step of a configuration on hardware that need not be there.
+struct SimulatedStep {
+  double seconds = 0;
+  double flops = 0;   ///< model FLOPs of all ranks
+  double tokens = 0;  ///< of all ranks
+  int64_t num_ranks = 1;
+  std::vector<SimulatedStage> stages;
+
+  double tokens_per_second() const { return tokens / seconds; }
+  /// Of each device.
+  double flops_per_second() const { return flops / seconds / static_cast<double>(num_ranks); }
+  /// Of the stage that takes the most.
+  const SimulatedStage& fullest() const;
+  /// The stage that waits least.
+  const SimulatedStage& slowest() const;
+};
+
+/// The plans of a step's stages with their times, for drawings.
+struct SimulatedPlans {
+  std::vector<StepPlan> plans;
+  std::vector<RankClock> clocks;
+};
+
+/// Runs the step of each pipeline stage's first rank by the clock. Of many micro-batches only some
+/// are run: every further one takes the same time. `flops` are those of a sequence (flops_of).
+/// Throws UserError for what training would refuse.
+SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                            double flops);
+/// The same for the stages of `ranks` alone, as if no other stage kept them waiting.
+SimulatedStep simulate_stages(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                              double flops, const std::vector<int64_t>& ranks);
+
+/// The plans of at most `most_micro_batches` micro-batches.
+SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                              int64_t most_micro_batches);
+
+/// validate(), but the settings need no data.
+void validate_without_data(Settings settings);
+
+/// The first rank of each pipeline stage.
+std::vector<int64_t> first_ranks(const Settings& settings, int64_t num_ranks);
+
+/// Model FLOPs of a sequence, forward and backward.
+double flops_of(const Settings& settings);
+
+}  // namespace tessera
