@@ -1,13 +1,20 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "cli/commands.h"
+#include "core/file/file.h"
 #include "core/memory.h"
+#include "core/process/progress.h"
 #include "train/bench/bench_layer.h"
 #include "train/bench/bench_step.h"
+#include "train/bench/calibrate.h"
 #include "train/bench/layer_tiles.h"
+#include "train/plan/simulated_step.h"
+#include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
 #include "train/verify/verify.h"
@@ -241,6 +248,41 @@ int64_t find_vocabulary(const Settings& settings) {
   }
 }
 
+/// Seconds of a step as the clock of some hardware has them.
+double predict_step(const Settings& settings, const std::string& hardware) {
+  const StepWork work(load_hardware(hardware));
+  return simulate_step(settings, 1, work, 0).seconds;
+}
+
+/// Settings as they were timed.
+Settings with_choice(Settings settings, const StepBenchResult& result) {
+  if (result.choice) apply(*result.choice, settings.train);
+  if (settings.run.device == DeviceChoice::kAuto)
+    settings.run.device = result.gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  return settings;
+}
+
+int run_calibration(const BenchArguments& arguments, const Settings& settings) {
+  Hardware base;
+  if (arguments.hardware.empty()) {
+    base.on_host = choose_backend(settings).is_host();
+    base.network.gbs = 1;
+  } else {
+    base = load_hardware(arguments.hardware);
+  }
+  ProgressBar bar(std::cerr, detect_terminal(STDERR_FILENO), "timing operators");
+  const Hardware found =
+      calibrate(base, calibration_cases(base.on_host),
+                [&](const std::string& name, double share) { bar.update(share, name); });
+  bar.clear();
+  replace_file(arguments.calibration, write_hardware(found));
+  std::cout << fmt::format(
+      "{}: {} operators' times, {:.2f} us between operators, {:.0f} us a step\n",
+      arguments.calibration, found.measured.size(), found.gap_microseconds,
+      found.step_microseconds);
+  return 0;
+}
+
 }  // namespace
 
 int run_bench(const BenchArguments& arguments) {
@@ -249,6 +291,7 @@ int run_bench(const BenchArguments& arguments) {
   load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
   settings.model.vocab_size = find_vocabulary(settings);
   settings = without_data(std::move(settings));
+  if (!arguments.calibration.empty()) return run_calibration(arguments, settings);
   if (arguments.tiles) return print_tiles(settings, arguments);
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
   if (!arguments.trace.empty()) check_trace_file(arguments.trace);
@@ -263,8 +306,13 @@ int run_bench(const BenchArguments& arguments) {
     const auto world = make_single_world();
     write_trace(recorder, arguments.trace, *world->make_world_group());
   }
+  std::optional<double> predicted;
+  if (!arguments.hardware.empty())
+    predicted = predict_step(with_choice(settings, result), arguments.hardware);
   if (arguments.json) {
-    std::cout << to_json(result).dump(2) << "\n";
+    nlohmann::json json = to_json(result);
+    if (predicted) json["predicted_seconds"] = *predicted;
+    std::cout << json.dump(2) << "\n";
     return 0;
   }
   std::cout << fmt::format(
@@ -285,6 +333,10 @@ int run_bench(const BenchArguments& arguments) {
     std::cout << fmt::format("saved activations: {} on the device, {} offloaded to the host\n",
                              format_bytes(result.saved_bytes),
                              format_bytes(result.offloaded_bytes));
+  }
+  if (predicted) {
+    std::cout << fmt::format("{} predicted a step of {:.1f} ms ({:+.1f}%)\n", arguments.hardware,
+                             1e3 * *predicted, 100 * (*predicted / result.median() - 1));
   }
   if (result.choice) std::cout << describe(*result.choice) << "\n";
   if (result.gpu) std::cout << describe_feed(*result.gpu);

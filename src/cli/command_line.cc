@@ -108,7 +108,45 @@ CLI::App* add_bench(CLI::App& app, BenchArguments& bench) {
       ->add_flag("--steps-only", bench.steps_only,
                  "Time whole steps and nothing else: not their operators, nor the host's part")
       ->excludes(layer, trace);
+  command->add_option("--hardware", bench.hardware,
+                      "Also predict the step, by the description of that hardware (see plan)");
+  command
+      ->add_option("--calibrate", bench.calibration,
+                   "Time the operators of some models on this machine and write what was found "
+                   "into this hardware file, the rest being that of --hardware")
+      ->excludes(layer, steps, warmup, trace);
   command->add_flag("--json", bench.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "Find the fastest layout of a configuration on hardware that need not be there, by "
+      "simulating its steps; keys that the configuration sets stay as they are");
+  add_config(*command, plan.config);
+  add_number(*command, "--gpus", &plan.gpus, "Devices, each of which is a rank",
+             between(1, kManyThings))
+      ->required();
+  command
+      ->add_option("--hardware", plan.hardware,
+                   "Hardware by name, or a file of bench --calibrate; an unknown name lists them")
+      ->required();
+  add_number(*command, "--top", &plan.top, "Layouts that are shown", between(1, kManyThings));
+  add_number(*command, "--skew", &plan.skew,
+             "Rows that come to the fullest rank's experts, in those of balanced routing",
+             between(1, kManyThings));
+  CLI::Option* explain = command->add_flag("--explain", plan.explain,
+                                           "Search nothing: simulate the configuration as it is");
+  command
+      ->add_flag("!--without-limit", plan.must_fit,
+                 "With --explain: also where it takes more memory than there is")
+      ->needs(explain);
+  command->add_option("--write", plan.write, "File for the best layout's whole configuration");
+  command->add_option("--html", plan.html, "File for a drawing of its step");
+  command->add_option("--trace", plan.trace,
+                      "File for its step as a trace with memory over time (Chrome JSON)");
+  command->add_flag("--json", plan.json, "Print JSON");
   return command;
 }
 
@@ -382,6 +420,7 @@ struct AllArguments {
   ConvertArguments convert;
   UpcycleArguments upcycle;
   BenchArguments bench;
+  PlanArguments plan;
   DoctorArguments doctor;
 };
 
@@ -406,6 +445,7 @@ std::vector<Command> add_commands(CLI::App& app, AllArguments& all, StandardOutp
       {add_convert(app, all.convert), nullptr, true, [&] { return run_convert(all.convert); }},
       {add_upcycle(app, all.upcycle), nullptr, true, [&] { return run_upcycle(all.upcycle); }},
       {add_bench(app, all.bench), &all.bench.config, true, [&] { return run_bench(all.bench); }},
+      {add_plan(app, all.plan), &all.plan.config, false, [&] { return run_plan(all.plan); }},
       {add_doctor(app, all.doctor), nullptr, true, [&] { return run_doctor(all.doctor); }}};
 }
 

@@ -126,6 +126,22 @@ struct BenchArguments {
   std::string trace;        ///< file for a trace of one step; empty: none
   bool tiles = false;       ///< only predict the tiles of the layer's grouped products
   bool steps_only = false;  ///< of whole steps nothing but their time and memory
+  std::string hardware;     ///< whose clock predicts the step, or that a calibration begins with
+  std::string calibration;  ///< hardware file to write; empty: none
+  bool json = false;
+};
+
+struct PlanArguments {
+  ConfigArguments config;
+  std::string hardware;
+  int64_t gpus = 1;
+  int64_t top = 5;
+  double skew = 1;
+  bool explain = false;  ///< the given layout alone
+  bool must_fit = true;  ///< also where it is explained
+  std::string write;     ///< file for the best configuration; empty: none
+  std::string html;      ///< file for a drawing; likewise
+  std::string trace;     ///< file for a trace; likewise
   bool json = false;
 };
 
@@ -156,6 +172,7 @@ void show_step(const Settings& settings, int64_t num_ranks, const InspectArgumen
 int run_convert(const ConvertArguments& arguments);
 int run_upcycle(const UpcycleArguments& arguments);
 int run_bench(const BenchArguments& arguments);
+int run_plan(const PlanArguments& arguments);
 int run_doctor(const DoctorArguments& arguments);
 
 /// Tells on standard error what does not belong among a command's results.

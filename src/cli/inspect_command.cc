@@ -98,12 +98,11 @@ void show_programs(const Settings& settings, int64_t num_ranks) {
   }
 }
 
-std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& settings,
-                                                            const PlannedRank& planned) {
-  const auto state = ModelState::count_bytes(settings, planned.layout, planned.backend);
-  const ActivationBytes activations = planned.model.activation_bytes();
-  const DeviceOverhead overhead =
-      predict_overhead(settings, planned.layout, planned.model, planned.backend);
+std::vector<std::pair<std::string, int64_t>> list_memory(const Settings& settings,
+                                                         const PlannedRank& planned) {
+  const MemoryPrediction memory = predict_memory(settings, planned);
+  const ModelState::Bytes& state = memory.state;
+  const ActivationBytes& activations = memory.activations;
   std::vector<std::pair<std::string, int64_t>> rows = {{"weights", state.weights},
                                                        {"gradients", state.gradients},
                                                        {"optimizer", state.optimizer},
@@ -114,18 +113,14 @@ std::vector<std::pair<std::string, int64_t>> predict_memory(const Settings& sett
   if (activations.copies > 0) rows.emplace_back("weights in FP8", activations.copies);
   if (!settings.train.offload.empty()) rows.emplace_back("offloaded", activations.offloaded);
   if (settings.shard.state_on_host) rows.emplace_back("offloaded state", state.on_host);
-  if (!planned.backend.is_host()) {
-    rows.emplace_back("kernels", overhead.kernels);
-    rows.emplace_back("communication", overhead.communication);
-    rows.emplace_back("CUDA graphs", overhead.graphs);
+  if (!memory.on_host) {
+    rows.emplace_back("kernels", memory.overhead.kernels);
+    rows.emplace_back("communication", memory.overhead.communication);
+    rows.emplace_back("CUDA graphs", memory.overhead.graphs);
   }
-  const int64_t snapshot = snapshot_bytes(settings, planned.layout);
-  rows.emplace_back("copy to save", snapshot);
-  const int64_t total =
-      state.total() + activations.total() + overhead.total() +
-      (planned.backend.is_host() ? snapshot + activations.offloaded + state.on_host : 0);
-  rows.emplace_back("total", total);
-  rows.emplace_back("worst routing", total + activations.worst);
+  rows.emplace_back("copy to save", memory.snapshot);
+  rows.emplace_back("total", memory.total());
+  rows.emplace_back("worst routing", memory.total() + activations.worst);
   // Where a neighbour holds as much.
   if (settings.peer.copy)
     rows.emplace_back("peer copies", PeerCopies::count_bytes(state.held(), state.held()));
@@ -154,7 +149,7 @@ void show_memory(const Settings& settings, int64_t num_ranks,
   std::string devices = fmt::format("{:<18}", "device");
   for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    stages.push_back({planned.model.device().name(), predict_memory(settings, planned),
+    stages.push_back({planned.model.device().name(), list_memory(settings, planned),
                       estimate_passes(settings, planned)});
     head += fmt::format(" {:>12}", fmt::format("rank {}", rank));
     devices += fmt::format(" {:>12}", stages.back().device);

@@ -1,0 +1,301 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "core/file/file.h"
+#include "core/process/progress.h"
+#include "train/metrics/step_page.h"
+#include "train/plan/plan_trace.h"
+#include "train/plan/search.h"
+#include "train/setup/training_data.h"
+#include "train/state/choose_policy.h"
+#include "train/state/load_settings.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// A configuration whose searched keys may be open.
+struct PlanRequest {
+  SearchSpace space;
+  Hardware hardware;
+};
+
+std::set<std::string> find_fixed(const ConfigSchema& schema) {
+  std::set<std::string> fixed;
+  for (const std::string& key : searched_keys()) {
+    if (schema.is_set(key)) fixed.insert(key);
+  }
+  return fixed;
+}
+
+PlanRequest make_request(const PlanArguments& arguments) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  load_settings(schema, settings, arguments.config.file, arguments.config.overrides);
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
+  validate(settings.model);
+  Hardware hardware = load_hardware(arguments.hardware);
+  const DeviceChoice device = hardware.on_host ? DeviceChoice::kCpu : DeviceChoice::kCuda;
+  require(settings.run.device == DeviceChoice::kAuto || settings.run.device == device,
+          "run.device is \"{}\", but {} has {}; leave run.device out",
+          settings.run.device == DeviceChoice::kCpu ? "cpu" : "cuda", hardware.name,
+          hardware.on_host ? "processors alone" : "GPUs");
+  settings.run.device = device;
+  return {{.base = settings,
+           .num_ranks = arguments.gpus,
+           .node_devices = hardware.node_devices,
+           .fixed = find_fixed(schema)},
+          std::move(hardware)};
+}
+
+double mfu(const SimulatedStep& step, const Hardware& hardware) {
+  return step.flops_per_second() / (1e12 * hardware.bf16_tflops);
+}
+
+std::string percent(double part, double whole) {
+  return fmt::format("{:.1f} %", 100 * part / whole);
+}
+
+/// ", of which ep 3.1 %, dp 0.4 %".
+std::string describe_exposed(const StepShares& shares) {
+  std::vector<std::pair<double, std::string>> parts;
+  for (const auto& [name, seconds] : shares.exposed_by) parts.emplace_back(seconds, name);
+  std::ranges::sort(parts, std::greater<>());
+  std::string text;
+  for (const auto& [seconds, name] : parts) {
+    if (seconds < 1e-3 * shares.total()) continue;
+    text += fmt::format("{}{} {}", text.empty() ? ", of which " : ", ", name,
+                        percent(seconds, shares.total()));
+  }
+  return text;
+}
+
+/// What of the slowest stage's step is not computation, the most first.
+std::string describe_limit(const SimulatedStep& step, const Hardware& hardware) {
+  const StepShares& shares = step.slowest().shares;
+  const double whole = shares.total();
+  std::string text = fmt::format(
+      "of the slowest stage's step {} is computation, {} exposed communication{}, {} waiting for "
+      "other ranks",
+      percent(shares.computed, whole), percent(shares.exposed, whole), describe_exposed(shares),
+      percent(shares.idle, whole));
+  if (shares.copies > 0)
+    text += fmt::format(", {} waiting for copies", percent(shares.copies, whole));
+  const double hidden = shares.exchanged - shares.exposed;
+  if (shares.exchanged > 0)
+    text += fmt::format("; {} of the time of exchanges is hidden",
+                        percent(std::max(hidden, 0.0), shares.exchanged));
+  const int64_t free = hardware.memory_bytes() - step.fullest().memory.total();
+  return text + fmt::format("; {} of memory are free", format_bytes(std::max<int64_t>(free, 0)));
+}
+
+/// What a slower layout has more of than the best, the largest part.
+std::string describe_lack(const SimulatedStep& step, const SimulatedStep& best) {
+  const StepShares& own = step.slowest().shares;
+  const StepShares& other = best.slowest().shares;
+  const std::vector<std::pair<double, std::string>> parts = {
+      {own.computed - other.computed, "computation"},
+      {own.exposed - other.exposed, "exposed communication"},
+      {own.idle - other.idle, "waiting for other ranks"},
+      {own.copies - other.copies, "waiting for copies"}};
+  const auto& most = *std::ranges::max_element(parts);
+  return fmt::format("{} more a step, {} of it {}",
+                     percent(step.seconds - best.seconds, best.seconds),
+                     format_estimate(std::max(most.first, 0.0)), most.second);
+}
+
+std::string describe_policy(const Settings& settings) {
+  std::string text;
+  if (!settings.train.recompute.empty())
+    text += fmt::format("recompute {}", fmt::join(settings.train.recompute, ", "));
+  if (!settings.train.offload.empty())
+    text += fmt::format("{}offload {}", text.empty() ? "" : "; ",
+                        fmt::join(settings.train.offload, ", "));
+  return text;
+}
+
+void print_head() {
+  std::cout << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12} {:>7} {:>6}\n", "",
+                           "layout", "memory", "step", "exposed", "idle", "tokens/s", "TFLOPS",
+                           "MFU");
+}
+
+void print_row(size_t number, const PlannedLayout& layout, const Hardware& hardware) {
+  const SimulatedStep& step = layout.step;
+  const StepShares& shares = step.slowest().shares;
+  std::cout << fmt::format("{:>3}  {:<52} {:>10} {:>10} {:>9} {:>7} {:>12.0f} {:>7.1f} {:>5.1f}%\n",
+                           number, describe_candidate(layout.settings),
+                           format_bytes(step.fullest().memory.total()),
+                           format_estimate(step.seconds), percent(shares.exposed, shares.total()),
+                           percent(shares.idle, shares.total()), step.tokens_per_second(),
+                           step.flops_per_second() / 1e12, 100 * mfu(step, hardware));
+}
+
+void print_memory(const MemoryPrediction& memory) {
+  const ActivationBytes& activations = memory.activations;
+  const std::vector<std::pair<const char*, int64_t>> parts = {
+      {"weights", memory.state.weights},       {"gradients", memory.state.gradients},
+      {"optimizer", memory.state.optimizer},   {"saved activations", activations.saved},
+      {"hidden states", activations.hidden},   {"working memory", activations.transient},
+      {"inputs", activations.inputs},          {"weights in FP8", activations.copies},
+      {"beside them", memory.overhead.total()}};
+  std::string text;
+  for (const auto& [name, bytes] : parts) {
+    if (bytes > 0)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", format_bytes(bytes), name);
+  }
+  std::cout << "memory of the fullest rank: " << text << "\n";
+  if (memory.beside() > 0)
+    std::cout << fmt::format("memory of the host for each rank: {}\n",
+                             format_bytes(memory.beside()));
+}
+
+void print_best(const PlannedLayout& best, const PlanRequest& request) {
+  std::cout << "\n"
+            << describe_candidate(best.settings) << ": "
+            << describe_limit(best.step, request.hardware) << "\n";
+  print_memory(best.step.fullest().memory);
+  if (const std::string policy = describe_policy(best.settings); !policy.empty())
+    std::cout << "chosen for the memory: " << policy << "\n";
+  std::cout << fmt::format("as options: {}\n", fmt::join(list_overrides(best.settings), " "));
+}
+
+Json to_json(const PlannedLayout& layout, const Hardware& hardware) {
+  const SimulatedStep& step = layout.step;
+  Json stages = Json::array();
+  for (const SimulatedStage& stage : step.stages) {
+    stages.push_back({{"rank", stage.rank},
+                      {"memory_bytes", stage.memory.total()},
+                      {"host_bytes", stage.memory.beside()},
+                      {"computed_seconds", stage.shares.computed},
+                      {"exposed_seconds", stage.shares.exposed},
+                      {"exposed_by", stage.shares.exposed_by},
+                      {"idle_seconds", stage.shares.idle},
+                      {"copy_seconds", stage.shares.copies},
+                      {"exchange_seconds", stage.shares.exchanged}});
+  }
+  return {{"layout", describe_candidate(layout.settings)},
+          {"overrides", list_overrides(layout.settings)},
+          {"fits", layout.fits},
+          {"memory_bytes", step.fullest().memory.total()},
+          {"step_seconds", step.seconds},
+          {"tokens_per_second", step.tokens_per_second()},
+          {"tflops", step.flops_per_second() / 1e12},
+          {"mfu", mfu(step, hardware)},
+          {"stages", stages}};
+}
+
+Json to_json(const PlanResult& result, const PlanRequest& request, size_t most) {
+  Json layouts = Json::array();
+  for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
+    layouts.push_back(to_json(result.layouts[i], request.hardware));
+  return {{"hardware", request.hardware.name},
+          {"gpus", request.space.num_ranks},
+          {"judged", result.num_judged},
+          {"refused", result.num_refused},
+          {"flops_of_sequence", result.model_flops},
+          {"layouts", layouts}};
+}
+
+void write_toml(const PlanArguments& arguments, const PlannedLayout& best) {
+  Settings settings;
+  ConfigSchema schema = make_schema(settings);
+  std::vector<std::string> overrides = arguments.config.overrides;
+  for (const std::string& one : list_overrides(best.settings)) overrides.push_back(one);
+  load_settings(schema, settings, arguments.config.file, overrides);
+  replace_file(arguments.write, schema.to_toml());
+  std::cout << arguments.write << "\n";
+}
+
+/// Drawings of a few micro-batches.
+void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
+                    const StepWork& work, const PlannedLayout& best) {
+  constexpr int64_t kMicroBatches = 4;
+  if (arguments.html.empty() && arguments.trace.empty()) return;
+  const SimulatedPlans plans =
+      simulate_plans(best.settings, request.space.num_ranks, work, kMicroBatches);
+  if (!arguments.html.empty()) {
+    std::vector<PlanTimes> times;
+    for (const RankClock& clock : plans.clocks) times.push_back(clock.times);
+    const std::string page =
+        make_step_page(plans.plans, times,
+                       {.title = fmt::format("A training step on {} x {}", request.space.num_ranks,
+                                             request.hardware.name),
+                        .status = fmt::format("{}: {}", describe_candidate(best.settings),
+                                              describe_limit(best.step, request.hardware))});
+    replace_file(arguments.html, page);
+    std::cout << arguments.html << "\n";
+  }
+  if (!arguments.trace.empty()) {
+    replace_file(arguments.trace, make_plan_trace(plans));
+    std::cout << arguments.trace << "\n";
+  }
+}
+
+[[noreturn]] void refuse_memory(const PlannedLayout& least, const PlanRequest& request) {
+  const int64_t need = least.step.fullest().memory.total();
+  user_error(
+      "no layout of {} ranks keeps to {} of {}: the least found takes {} on a rank ({}); more "
+      "GPUs, "
+      "fewer tokens (train.global_batch, data.sequence_length) or optim's smaller formats take "
+      "less",
+      request.space.num_ranks, format_bytes(memory_of(request.space.base, request.hardware)),
+      request.hardware.name, format_bytes(need), describe_candidate(least.settings));
+}
+
+PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& request,
+                        const StepWork& work) {
+  if (!arguments.explain) {
+    ProgressBar bar(std::cerr, detect_terminal(STDERR_FILENO), "planning");
+    return search_plan(request.space, work, [&](double share) { bar.update(share, ""); });
+  }
+  PlanResult result{.model_flops = flops_of(request.space.base)};
+  const bool may_choose =
+      request.space.may_set("train.recompute") && request.space.may_set("train.offload");
+  validate_without_data(request.space.base);
+  PlannedLayout layout = plan_layout(request.space.base, request.space.num_ranks, work,
+                                     result.model_flops, may_choose);
+  result.num_judged = 1;
+  if (layout.fits || !arguments.must_fit) {
+    result.layouts.push_back(std::move(layout));
+  } else {
+    result.least = std::move(layout);
+  }
+  return result;
+}
+
+}  // namespace
+
+int run_plan(const PlanArguments& arguments) {
+  const PlanRequest request = make_request(arguments);
+  const StepWork work(request.hardware, {.skew = arguments.skew});
+  const PlanResult result = find_layouts(arguments, request, work);
+  if (result.layouts.empty()) refuse_memory(*result.least, request);
+  const PlannedLayout& best = result.layouts.front();
+  const auto most = static_cast<size_t>(arguments.top);
+  if (arguments.json) {
+    std::cout << to_json(result, request, most).dump(2) << "\n";
+  } else {
+    print_head();
+    for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
+      print_row(i + 1, result.layouts[i], request.hardware);
+    print_best(best, request);
+    for (size_t i = 1; i < std::min(most, result.layouts.size()); ++i)
+      std::cout << fmt::format("{:>3}  {}\n", i + 1,
+                               describe_lack(result.layouts[i].step, best.step));
+    if (!arguments.explain)
+      std::cout << fmt::format("{} configurations judged, {} refused\n", result.num_judged,
+                               result.num_refused);
+  }
+  if (!arguments.write.empty()) write_toml(arguments, best);
+  write_drawings(arguments, request, work, best);
+  return 0;
+}
+
+}  // namespace tessera
