@@ -21,7 +21,7 @@ constexpr int kAcross = kColumns / kWidth;
 constexpr int kRows = kTokens / (kThreads / kAcross);  // and tokens
 static_assert(kRows == 4, "a word of E4M3");
 constexpr int kWords = kTokens / kRows;  // of a column of a part
-constexpr int kKept = 4;                 // parts that stay in registers
+constexpr int kKept = 3;                 // parts that stay in registers
 constexpr int kMaxCluster = 8;
 
 /// A group's rows, and its first block of tokens.
@@ -54,7 +54,7 @@ __device__ __forceinline__ Group find_group(const TokenRows& rows, int64_t block
   return found;
 }
 
-/// This thread's place in a part: tokens from `row` on, columns from `column` on.
+/// This thread's place in a part: tokens from own_row() on, columns from own_column() on.
 __device__ __forceinline__ int own_row() {
   return static_cast<int>(threadIdx.x) / kAcross * kRows;
 }
@@ -64,18 +64,32 @@ __device__ __forceinline__ int own_column() {
 
 using Part = Pack<BFloat16, kWidth>[kRows];
 
-/// A thread's values of the part that begins at `row` of x and `column`, zeros behind the group.
-__device__ __forceinline__ void load_part(const TokenRows& rows, int64_t row, int64_t end_row,
-                                          int64_t column, Part& part) {
-  const BFloat16* const x = static_cast<const BFloat16*>(rows.x) + column + own_column();
-  const bool is_column = column + own_column() < rows.num_columns;
+/// What a thread reads of a group's parts, which lie one below the other.
+struct Source {
+  const BFloat16* first;
+  int64_t num_columns;
+  int num_rows;  // of the group, from this thread's first one on; none beyond the last column
+
+  __device__ __forceinline__ Source(const TokenRows& rows, const Group& group, int64_t column)
+      : first(static_cast<const BFloat16*>(rows.x) +
+              (group.first_row + own_row()) * rows.num_columns + column + own_column()),
+        num_columns(rows.num_columns),
+        num_rows(column + own_column() < rows.num_columns
+                     ? static_cast<int>(group.end_row - group.first_row) - own_row()
+                     : 0) {}
+
+  /// This thread's tokens that the group has in a part, and perhaps in those behind.
+  __device__ __forceinline__ int rows_left(int part) const { return num_rows - part * kTokens; }
+
+  /// Zeros behind the group's last token.
+  __device__ __forceinline__ void load(int part, Part& to) const {
+    const BFloat16* const from = first + int64_t{part} * kTokens * num_columns;
+    const int left = rows_left(part);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t own = row + own_row() + r;
-    part[r] = is_column && own < end_row ? load_pack<kWidth>(x + own * rows.num_columns)
-                                         : Pack<BFloat16, kWidth>{};
+    for (int r = 0; r < kRows; ++r)
+      to[r] = r < left ? load_pack<kWidth>(from + r * num_columns) : Pack<BFloat16, kWidth>{};
   }
-}
+};
 
 /// The largest magnitudes of this thread's columns. A NaN is left out.
 struct Largest {
@@ -134,15 +148,42 @@ __device__ __forceinline__ Floats<kWidth> share_factors(float largest, float* sc
 /// Columns of a part, each as 8 chunks of 16 tokens.
 using Tile = uint4[kColumns][kWords / 4];
 
-/// Casts a part, of which `num_rows` tokens are the group's, and writes it to block `block` of y.
-__device__ __forceinline__ void turn(const TokenRows& rows, Tile& tile, const Part& part,
-                                     const Floats<kWidth>& factors, int64_t num_rows, int64_t block,
-                                     int64_t y_columns, int64_t column) {
+/// Where a thread writes a group's parts, which lie side by side: 16 tokens of two columns each.
+struct Target {
+  static constexpr int kChunks = kWords / 4;
+  static constexpr int kColumnsApart = kThreads / kChunks;
+
+  uint8_t* first;
+  int64_t apart;    // from one of the two columns to the other
+  int num_columns;  // that there are from the first on
+
+  __device__ __forceinline__ Target(const TokenRows& rows, const Group& group, int64_t column,
+                                    int64_t y_columns)
+      : first(rows.y + (column + threadIdx.x / kChunks) * y_columns + group.first_block * kTokens +
+              threadIdx.x % kChunks * 16),
+        apart(kColumnsApart * y_columns),
+        num_columns(static_cast<int>(rows.num_columns - column) -
+                    static_cast<int>(threadIdx.x) / kChunks) {}
+
+  __device__ __forceinline__ void store(int part, const Tile& tile) const {
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    uint8_t* to = first + int64_t{part} * kTokens;
+#pragma unroll
+    for (int i = 0; i < kColumns / kColumnsApart; ++i, to += apart) {
+      const int column = static_cast<int>(threadIdx.x) / kChunks + i * kColumnsApart;
+      if (i * kColumnsApart < num_columns)
+        *reinterpret_cast<uint4*>(to) = tile[column][chunk ^ (column / kWidth)];
+    }
+  }
+};
+
+/// Casts a part, of which this thread has `num_rows` tokens, and writes it.
+__device__ __forceinline__ void turn(const Part& part, const Floats<kWidth>& factors, int num_rows,
+                                     Tile& tile, const Target& to, int number) {
   const int thread = static_cast<int>(threadIdx.x);
   const int across = thread % kAcross;
-  const int64_t own_rows = num_rows - own_row();
   // Of a column with an infinity even a zero would become NaN.
-  const uint32_t mask = own_rows >= kRows ? ~0U : own_rows <= 0 ? 0U : (1U << 8 * own_rows) - 1;
+  const uint32_t mask = num_rows >= kRows ? ~0U : num_rows <= 0 ? 0U : (1U << 8 * num_rows) - 1;
   auto* const words = reinterpret_cast<uint32_t*>(&tile);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
@@ -155,15 +196,7 @@ __device__ __forceinline__ void turn(const TokenRows& rows, Tile& tile, const Pa
     words[(across * kWidth + i) * kWords + word] = reinterpret_cast<const uint32_t&>(codes) & mask;
   }
   __syncthreads();
-  constexpr int kChunks = kWords / 4;
-#pragma unroll
-  for (int at = thread; at < kColumns * kChunks; at += kThreads) {
-    const int of_column = at / kChunks;
-    const int chunk = at % kChunks;
-    if (column + of_column >= rows.num_columns) continue;
-    uint8_t* const y = rows.y + (column + of_column) * y_columns + block * kTokens + chunk * 16;
-    *reinterpret_cast<uint4*>(y) = tile[of_column][chunk ^ (of_column / kWidth)];
-  }
+  to.store(number, tile);
 }
 
 /// A scale for 128 tokens: a part a block of threads.
@@ -174,15 +207,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns;
   const Group group = find_group(rows, block);
   if (group.first_row == group.end_row) return;
-  const int64_t row = group.first_row + (block - group.first_block) * kTokens;
+  const int number = static_cast<int>(block - group.first_block);
+  const Source source(rows, group, column);
   Part part;
-  load_part(rows, row, group.end_row, column, part);
+  source.load(number, part);
   Largest largest;
   largest.add(part);
   const Floats<kWidth> factors =
       share_factors(find_largest(largest), rows.scales + block * rows.num_columns + column,
                     rows.num_columns - column);
-  turn(rows, tile, part, factors, group.end_row - row, block, y_columns, column);
+  turn(part, factors, source.rows_left(number), tile, Target(rows, group, column, y_columns),
+       number);
 }
 
 __device__ __forceinline__ uint32_t cluster_size() {
@@ -230,42 +265,39 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t column = static_cast<int64_t>(blockIdx.x / step) * kColumns;
   const Group group = load_group(rows, static_cast<int>(blockIdx.y));
   const int num_blocks = group.num_blocks();
-  const auto load = [&](int block, Part& part) {
-    load_part(rows, group.first_row + int64_t{block} * kTokens, group.end_row, column, part);
-  };
+  const Source source(rows, group, column);
   Part kept[kKept];
   Largest largest;
 #pragma unroll
   for (int i = 0; i < kKept; ++i)
-    if (rank + i * step < num_blocks) load(rank + i * step, kept[i]);
+    if (rank + i * step < num_blocks) source.load(rank + i * step, kept[i]);
 #pragma unroll
   for (int i = 0; i < kKept; ++i)
     if (rank + i * step < num_blocks) largest.add(kept[i]);
   const int first_left = rank + kKept * step;
-#pragma unroll 2
+#pragma unroll 1
   for (int block = first_left; block < num_blocks; block += step) {
     Part part;
-    load(block, part);
+    source.load(block, part);
     largest.add(part);
   }
   const float of_cluster = find_largest_of_cluster(find_largest(largest));
   float* const scales = rows.scales + blockIdx.y * rows.num_columns + column;
   const Floats<kWidth> factors =
       share_factors(of_cluster, rank == 0 ? scales : nullptr, rows.num_columns - column);
+  const Target target(rows, group, column, y_columns);
   // Two tiles, so that threads wait for each other but once a part.
   int turns = 0;
-  const auto turn_block = [&](int block, const Part& part) {
-    const int64_t left = group.end_row - group.first_row - int64_t{block} * kTokens;
-    turn(rows, tiles[turns++ % 2], part, factors, left, group.first_block + block, y_columns,
-         column);
+  const auto turn_next = [&](int number, const Part& part) {
+    turn(part, factors, source.rows_left(number), tiles[turns++ % 2], target, number);
   };
 #pragma unroll
   for (int i = 0; i < kKept; ++i)
-    if (rank + i * step < num_blocks) turn_block(rank + i * step, kept[i]);
+    if (rank + i * step < num_blocks) turn_next(rank + i * step, kept[i]);
   for (int block = first_left; block < num_blocks; block += step) {
     Part part;
-    load(block, part);
-    turn_block(block, part);
+    source.load(block, part);
+    turn_next(block, part);
   }
 }
 
