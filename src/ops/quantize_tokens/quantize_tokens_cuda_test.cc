@@ -1,4 +1,5 @@
 // QuantizeTokens on a GPU against the CPU's, bit by bit.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <limits>

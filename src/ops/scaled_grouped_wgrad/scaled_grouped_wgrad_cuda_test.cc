@@ -1,4 +1,5 @@
 // Gradients of scaled FP8 values on a GPU against sums in F64 of the same values.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "ops/grouped_matmul/grouped_cuda_testing.h"
