@@ -171,7 +171,8 @@ std::vector<std::string> list_products(const Program& program) {
   std::vector<std::string> lines;
   for (const Node& node : program.nodes()) {
     if (node.op->name().find("linear") != std::string_view::npos ||
-        node.op->name().find("matmul") != std::string_view::npos)
+        node.op->name().find("matmul") != std::string_view::npos ||
+        node.op->name().find("wgrad") != std::string_view::npos)
       lines.emplace_back(node.op->name());
   }
   return lines;
@@ -190,8 +191,8 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
     EXPECT_THAT(
         list_products(round_operands(products.program, products.backward(), rounding).program),
         ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
-                                        "scaled_grouped_matmul", "linear_wgrad",
-                                        "grouped_matmul_wgrad", "grouped_matmul_wgrad"));
+                                        "scaled_grouped_matmul", "scaled_grouped_wgrad",
+                                        "scaled_grouped_wgrad", "scaled_grouped_wgrad"));
     const auto found = products.run(rounding);
     ASSERT_EQ(found.size(), emulated.size());
     for (const auto& [name, values] : found) {
