@@ -44,13 +44,14 @@ void time_casts(const Gpu& gpu, const Tensor& x, const Call& by_group, const Cal
   // Two bytes are read and one is written.
   const int64_t bytes = x.num_bytes() / 4 * 3;
   const OwnedTensor to = gpu.tensor({DType::kU8, {bytes}});
-  const std::vector<double> times = gpu.median_seconds(
-      {[&] { gpu.device().copy(to.get().data, x.data, bytes); }, [&] { by_group.run(); },
-       [&] { by_block.run(); }});
-  fmt::print("  cast of {:>16}: copy {:6.0f} us, by group {:6.0f} us {:4.2f}, by block {:6.0f} us "
-             "{:4.2f}\n",
-             x.shape.to_string(), times[0] * 1e6, times[1] * 1e6, times[0] / times[1],
-             times[2] * 1e6, times[0] / times[2]);
+  const std::vector<double> times =
+      gpu.median_seconds({[&] { gpu.device().copy(to.get().data, x.data, bytes); },
+                          [&] { by_group.run(); }, [&] { by_block.run(); }});
+  fmt::print(
+      "  cast of {:>16}: copy {:6.0f} us, by group {:6.0f} us {:4.2f}, by block {:6.0f} us "
+      "{:4.2f}\n",
+      x.shape.to_string(), times[0] * 1e6, times[1] * 1e6, times[0] / times[1], times[2] * 1e6,
+      times[0] / times[2]);
 }
 
 void bench(const Gpu& gpu, const Shape4& shape) {
@@ -72,8 +73,7 @@ void bench(const Gpu& gpu, const Shape4& shape) {
     const Call& left = *casts[casts.size() - 2];
     const Call& right = *casts.back();
     products.push_back(std::make_unique<Call>(
-        gpu,
-        std::make_shared<ScaledGroupedWgrad>(sizes, scales == TokenScales::kBlock, shape.rows),
+        gpu, std::make_shared<ScaledGroupedWgrad>(sizes, scales == TokenScales::kBlock, shape.rows),
         std::vector<Tensor>{left.output(0), right.output(0), left.output(1), right.output(1),
                             offsets}));
   }

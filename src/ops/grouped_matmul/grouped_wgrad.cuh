@@ -103,8 +103,8 @@ __device__ void produce(typename W::Shared& shared, const typename W::Params& pa
             load_block_box_to_all(stage.wide[i], params.values.map_of(work.size),
                                   sparse_box(work, s, work.column + i * 64), full, 3);
           } else {
-            load_box_to_all(stage.wide[i], &params.wide,
-                            Operands::box(work.column + i * 64, token), full, 3);
+            load_box_to_all(stage.wide[i], &params.wide, Operands::box(work.column + i * 64, token),
+                            full, 3);
           }
         }
       }

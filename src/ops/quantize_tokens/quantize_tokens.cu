@@ -26,9 +26,9 @@ constexpr int kMaxCluster = 8;
 
 /// A group's rows, and its first block of tokens.
 struct Group {
-  int64_t first_row = 0;
-  int64_t end_row = 0;
-  int64_t first_block = 0;
+  int64_t first_row;
+  int64_t end_row;
+  int64_t first_block;
 
   __device__ int num_blocks() const {
     return static_cast<int>(token_blocks_of(end_row - first_row));

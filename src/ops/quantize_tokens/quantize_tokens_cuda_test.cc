@@ -45,7 +45,6 @@ void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offset
   y_scales.copy_to(of.data);
 }
 
-
 void check_values(const OwnedTensor& x, TokenScales scales, const std::vector<int64_t>& offsets) {
   const TokenCodes expected = testing::quantize_tokens(x.get(), scales, offsets);
   const std::vector<ValueType> types = {

@@ -36,8 +36,7 @@ struct TokenCodes {
     const Tensor y = codes.get();
     const Tensor of = scales.get();
     const int64_t row = kind == TokenScales::kBlock ? token / 128 : group;
-    return static_cast<double>(
-               static_cast<float>(y.as<E4m3>()[column * y.shape[1] + token])) *
+    return static_cast<double>(static_cast<float>(y.as<E4m3>()[column * y.shape[1] + token])) *
            of.as<float>()[row * of.shape[1] + column];
   }
 };

@@ -33,7 +33,8 @@ struct Tokens {
   int64_t first_block = 0;
 };
 
-/// The first `num_rows` rows of an operand, of one expert's tokens, as F32 values [num_rows, count].
+/// The first `num_rows` rows of an operand, of one expert's tokens, as F32 values [num_rows,
+/// count].
 void read_tokens(const Op& op, const Tensor& codes, const Tensor& scales, const Tokens& tokens,
                  int64_t num_rows, float* to) {
   const int64_t width = scales.shape[1];

@@ -16,8 +16,7 @@ constexpr float kBefore = 2;
 /// By the CPU's kernel, without offsets where there is but one expert.
 std::vector<float> run(const ScaledWgradCase& test, const ScaledWgradData& data, bool sets) {
   const Op op(ExpertSizes(test.sizes, "test"), test.by_block, test.num_tokens());
-  const OwnedTensor offsets =
-      testing::tensor_of_i64({std::ssize(data.offsets())}, data.offsets());
+  const OwnedTensor offsets = testing::tensor_of_i64({std::ssize(data.offsets())}, data.offsets());
   std::vector<Tensor> inputs = {data.narrow().codes, data.wide().codes, data.narrow().scales,
                                 data.wide().scales};
   if (test.sizes.size() > 1) inputs.push_back(offsets);

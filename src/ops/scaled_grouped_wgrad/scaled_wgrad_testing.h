@@ -19,7 +19,9 @@ struct ScaledWgradCase {
   bool by_block = false;
 
   TokenScales scales() const { return by_block ? TokenScales::kBlock : TokenScales::kGroup; }
-  int64_t num_tokens() const { return std::accumulate(tokens_of.begin(), tokens_of.end(), int64_t{0}); }
+  int64_t num_tokens() const {
+    return std::accumulate(tokens_of.begin(), tokens_of.end(), int64_t{0});
+  }
   int64_t total() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
   int64_t largest() const { return std::ranges::max(sizes); }
   std::string to_string() const {

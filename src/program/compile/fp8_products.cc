@@ -93,9 +93,8 @@ std::optional<Fp8Wgrad> find_fp8_wgrad(const TokenOperand& narrow, const TokenOp
   const auto scales = find_token_scales(narrow.rounding.cast, wide.rounding.cast);
   if (!scales || !are_tokens(narrow) || !are_tokens(wide)) return std::nullopt;
   if (!has_scaled_wgrad(sizes, wide.type.shape[1])) return std::nullopt;
-  return Fp8Wgrad{*scales,
-                  std::make_shared<ScaledGroupedWgrad>(sizes, *scales == TokenScales::kBlock,
-                                                       narrow.type.shape[0])};
+  return Fp8Wgrad{*scales, std::make_shared<ScaledGroupedWgrad>(
+                               sizes, *scales == TokenScales::kBlock, narrow.type.shape[0])};
 }
 
 }  // namespace tessera

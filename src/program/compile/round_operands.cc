@@ -161,9 +161,9 @@ class Inserter {
                        const WeightGradient& gradient) {
     const ValueId narrow = node.inputs[gradient.narrow];
     const ValueId wide = node.inputs[gradient.wide];
-    const auto fp8 = find_fp8_wgrad(
-        {program_.type(narrow), rounding_of(operands, gradient.narrow)},
-        {program_.type(wide), rounding_of(operands, gradient.wide)}, gradient.sizes);
+    const auto fp8 =
+        find_fp8_wgrad({program_.type(narrow), rounding_of(operands, gradient.narrow)},
+                       {program_.type(wide), rounding_of(operands, gradient.wide)}, gradient.sizes);
     if (!fp8) return false;
     const auto quantize = [&](ValueId value) {
       std::vector<ValueId> inputs = {value};
