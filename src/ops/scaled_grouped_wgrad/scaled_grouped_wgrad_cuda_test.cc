@@ -64,12 +64,17 @@ std::vector<float> run(const ScaledWgradCase& test, const ScaledWgradData& data,
   return grad;
 }
 
+/// FP8's sums have fewer digits: those of all tokens lose with each step, others are short.
+double error_of(const ScaledWgradCase& test) {
+  const auto most_tokens = static_cast<double>(std::ranges::max(test.tokens_of));
+  return test.by_block ? 1e-3 : 2e-3 + 2e-6 * most_tokens;
+}
+
 void check_case(const ScaledWgradCase& test) {
   const ScaledWgradData data(test);
   for (const bool accumulate : {true, false}) {
     const std::vector<float> grad = run(test, data, accumulate, true);
-    // FP8's sums have fewer digits.
-    data.expect_gradient(grad, accumulate ? kBefore : 0, 2e-3);
+    data.expect_gradient(grad, accumulate ? kBefore : 0, error_of(test));
     const std::vector<float> again = run(test, data, accumulate, false);
     for (size_t i = 0; i < grad.size(); ++i)
       ASSERT_EQ(grad[i], again[i]) << test.to_string() << " at " << i;
