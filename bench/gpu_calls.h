@@ -138,6 +138,12 @@ class Call {
             .context = gpu_.backend().context()};
   }
   void run() const { gpu_.backend().kernel (*op_)(*op_, args()); }
+  /// Writes accumulators instead of adding to them.
+  void run_unset() const {
+    KernelArgs unset = args();
+    unset.set_accumulators = true;
+    gpu_.backend().kernel (*op_)(*op_, unset);
+  }
 
  private:
   const Gpu& gpu_;

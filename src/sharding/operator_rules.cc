@@ -157,6 +157,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"linear_bias_grad", "g:to -> db:o=g"},
       {"round_values", "x:r^c o:n^ -> y:r^c=x"},
       {"quantize", quantize},
+      // Scales go along tokens, as these do: each rank's are of its own.
+      {"quantize_tokens", "x:r^c o:n^ -> y:cr^ s:r^c"},
       {"rmsnorm", rmsnorm},
       {"rmsnorm_backward", rmsnorm_backward},
       {"square_sums", square_sums},
@@ -199,6 +201,7 @@ const std::map<std::string_view, Rule>& rules() {
       {"unpermute_weighted", unpermute_weighted},
       {"unpermute_weighted_backward", unpermute_weighted_backward},
       {"scaled_grouped_matmul", "a:r^h w:f^h o:n^ -> y:r^f=aw"},
+      {"scaled_grouped_wgrad", "n:fr^ x:hr^ s:r^f t:r^h o:n^ -> dw:f^h=nx"},
       {"grouped_matmul", grouped_matmul},
       {"grouped_matmul_wgrad", grouped_matmul_wgrad},
       {"expert_activation", expert_activation},

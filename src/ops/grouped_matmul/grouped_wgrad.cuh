@@ -6,6 +6,7 @@
 #include "ops/cuda/ptx/block_box.cuh"
 #include "ops/cuda/ptx/bulk_copy.cuh"
 #include "ops/cuda/ptx/warpgroup_product.cuh"
+#include "ops/cuda/tile/product_factors.cuh"
 #include "ops/grouped_matmul/grouped_gather.cuh"
 #include "ops/grouped_matmul/grouped_kernels.h"
 #include "ops/grouped_matmul/grouped_wgrad_lines.cuh"
@@ -25,6 +26,22 @@
 /// are taken cooperatively. grouped_wgrad_model.h chooses; the bits are the same.
 namespace tessera::cuda {
 namespace wgrad {
+
+/// Whether results have factors of their own: load_factors(params, work, first_half) gives those of
+/// columns and of the rows of each half.
+template <typename W>
+constexpr bool kHasFactors = requires(const typename W::Params& params,
+                                      const typename W::Work& work) {
+  W::load_factors(params, work, 0);
+};
+
+/// Whether stages have scales, and warpgroups multiply in turns, of a cooperative Schedule:
+///   scale_bytes(params, work), load_scales(scales, params, work, token, full)    of a block's part
+///   begin(group), multiply(shared, params, work, group, cursor)    in place of the pipeline's
+template <typename W>
+constexpr bool kTurns = requires {
+  W::kTakesTurns;
+};
 
 /// What the block of this rank does of the cluster's work.
 template <typename W>
@@ -50,6 +67,7 @@ template <typename W>
 __device__ void produce(typename W::Shared& shared, const typename W::Params& params,
                         uint32_t rank) {
   using Stage = typename W::Stage;
+  using Operands = typename W::Operands;
   constexpr uint32_t kBytes = W::kGathers ? sizeof(Stage::narrow) : sizeof(Stage);
   typename W::Cursor cursor;
   uint32_t turn = 0;
@@ -59,9 +77,14 @@ __device__ void produce(typename W::Shared& shared, const typename W::Params& pa
     for (int s = 0; s < work.num_stages; ++s) {
       Stage& stage = shared.stages[cursor.stage];
       Barrier* const full = &shared.full[cursor.stage];
-      const int token = work.first_token + s * kTokens;
+      const int token = work.first_token + s * Operands::kTokens;
       shared.empty[cursor.stage].wait(cursor.parity ^ 1);
-      full->arrive_and_expect(kBytes);
+      if constexpr (kTurns<W>) {
+        full->arrive_and_expect(kBytes + W::scale_bytes(params, work));
+        W::load_scales(shared.scales[cursor.stage], params, work, token, full);
+      } else {
+        full->arrive_and_expect(kBytes);
+      }
       if constexpr (W::kGathers) {
         for (int i = rank; i < W::kBlockRows / 64; i += 2)
           load_box_to_all(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full, 3);
@@ -71,7 +94,8 @@ __device__ void produce(typename W::Shared& shared, const typename W::Params& pa
             load_block_box(stage.narrow[i], params.values.map_of(work.size),
                            sparse_box(work, s, work.row + i * 64), full);
           } else {
-            load_box(stage.narrow[i], &params.narrow, {work.row + i * 64, token}, full);
+            load_box(stage.narrow[i], &params.narrow, Operands::box(work.row + i * 64, token),
+                     full);
           }
         }
         for (int i = rank; i < W::kColumns / 64; i += 2) {
@@ -79,7 +103,8 @@ __device__ void produce(typename W::Shared& shared, const typename W::Params& pa
             load_block_box_to_all(stage.wide[i], params.values.map_of(work.size),
                                   sparse_box(work, s, work.column + i * 64), full, 3);
           } else {
-            load_box_to_all(stage.wide[i], &params.wide, {work.column + i * 64, token}, full, 3);
+            load_box_to_all(stage.wide[i], &params.wide, Operands::box(work.column + i * 64, token),
+                            full, 3);
           }
         }
       }
@@ -118,17 +143,23 @@ __device__ void gather(typename W::Shared& shared, const typename W::Params& par
   }
 }
 
+template <typename W>
+constexpr int kMostSteps = W::Operands::kTokens / W::Operands::kStep;
+
 /// The products' steps that a stage's tokens need.
+template <typename W>
 __device__ __forceinline__ int num_steps(int num_tokens) {
-  return min((num_tokens + kStep - 1) / kStep, kTokens / kStep);
+  constexpr int kStep = W::Operands::kStep;
+  return min((num_tokens + kStep - 1) / kStep, kMostSteps<W>);
 }
 
 /// Makes the rows of the last step's tokens from num_tokens on zero in `num_tiles` tiles, by one
 /// warpgroup.
-inline __device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
+template <typename W>
+__device__ void clear_rows(Value* first_tile, int num_tiles, int num_tokens) {
   constexpr int kChunks = sizeof(Value) * 64 / sizeof(uint4);
   auto* const tiles = reinterpret_cast<uint4*>(first_tile);
-  const int per_tile = (num_steps(num_tokens) * kStep - num_tokens) * kChunks;
+  const int per_tile = (num_steps<W>(num_tokens) * W::Operands::kStep - num_tokens) * kChunks;
   for (int i = threadIdx.x % kWarpgroup; i < per_tile * num_tiles; i += kWarpgroup)
     tiles[i / per_tile * (kTokens * kChunks) + num_tokens * kChunks + i % per_tile] = uint4{};
 }
@@ -140,8 +171,8 @@ inline __device__ void clear_rows(Value* first_tile, int num_tiles, int num_toke
 template <typename W>
 __device__ __forceinline__ void clear_tail(typename W::Stage& stage, int num_tokens, int group) {
   const int first_half = W::kPingPong ? 0 : group * W::kHalves;
-  clear_rows(stage.narrow[first_half], W::kHalves, num_tokens);
-  if (!W::kGathers && first_half == 0) clear_rows(stage.wide[0], W::kColumns / 64, num_tokens);
+  clear_rows<W>(stage.narrow[first_half], W::kHalves, num_tokens);
+  if (!W::kGathers && first_half == 0) clear_rows<W>(stage.wide[0], W::kColumns / 64, num_tokens);
   fence_shared_for_async();
   if constexpr (W::kPingPong) {
     sync_threads(1 + group, kWarpgroup);
@@ -196,27 +227,28 @@ __device__ __forceinline__ void store(const typename W::Params& params,
 
 /// Begins the products of a stage's first `steps` steps. Each number of steps has instructions of
 /// its own: in a loop the compiler lets them wait for each other (its warning C7520).
-template <typename W, int kColumns, int kSteps = kTokens / kStep>
+template <typename W, int kColumns, int kSteps = kMostSteps<W>>
 __device__ __forceinline__ void multiply_stage(const typename W::Stage& stage, int first_half,
                                                int steps, float (&d)[W::kHalves][kColumns / 2]) {
-  using Product = WarpgroupProduct<kColumns, TileMajor::kOther, TileMajor::kOther>;
+  using Product = typename W::Operands::template Product<kColumns>;
+  constexpr TileMajor kMajor = W::Operands::kMajor;
   if constexpr (kSteps > 1) {
     if (steps < kSteps) return multiply_stage<W, kColumns, kSteps - 1>(stage, first_half, steps, d);
   }
   uint64_t narrow[W::kHalves];
 #pragma unroll
   for (int half = 0; half < W::kHalves; ++half)
-    narrow[half] = describe_tile<TileMajor::kOther>(stage.narrow[first_half + half], 0);
-  uint64_t wide = describe_tile<TileMajor::kOther>(stage.wide[0], sizeof(stage.wide[0]));
+    narrow[half] = describe_tile<kMajor>(stage.narrow[first_half + half], 0);
+  uint64_t wide = describe_tile<kMajor>(stage.wide[0], sizeof(stage.wide[0]));
   begin_products();
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
 #pragma unroll
     for (int half = 0; half < W::kHalves; ++half) {
       Product::run(d[half], narrow[half], wide, true);
-      narrow[half] += kNextReduction<TileMajor::kOther>;
+      narrow[half] += kNextReduction<kMajor>;
     }
-    wide += kNextReduction<TileMajor::kOther>;
+    wide += kNextReduction<kMajor>;
   }
   commit_products();
 }
@@ -226,6 +258,7 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared,
                                          const typename W::Params& params,
                                          const typename W::Work& work, int group,
                                          typename W::Cursor& cursor) {
+  using Operands = typename W::Operands;
   const int first_half = W::kPingPong ? 0 : group * W::kHalves;
   float d[W::kHalves][kColumns / 2];
 #pragma unroll
@@ -239,15 +272,15 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared,
     typename W::Stage& stage = shared.stages[cursor.stage];
     shared.full[cursor.stage].wait(cursor.parity);
     if constexpr (W::kIsSparse) {
-      multiply_stage<W, kColumns>(stage, first_half, kTokens / kStep, d);
+      multiply_stage<W, kColumns>(stage, first_half, kMostSteps<W>, d);
     } else {
-      const int left = work.num_tokens - s * kTokens;
-      if (left < kTokens) {
+      const int left = work.num_tokens - s * Operands::kTokens;
+      if (!Operands::kFilledUp && left < Operands::kTokens) {
         clear_tail<W>(stage, left, group);
       } else if constexpr (W::kGathers) {
         fence_shared_for_async();
       }
-      multiply_stage<W, kColumns>(stage, first_half, num_steps(left), d);
+      multiply_stage<W, kColumns>(stage, first_half, num_steps<W>(left), d);
     }
     wait_products<1>();
     if (s > 0 && lane < 2) shared.empty[last].arrive_at(lane);
@@ -258,9 +291,19 @@ __device__ __forceinline__ void multiply(typename W::Shared& shared,
   const bool adds_here = W::adds_here(work.num_stages);
   lines::Before<W::kGroupsAhead> before = {};
   if (adds_here) lines::load_first(place_of<W>(params, work, first_half), before);
-  wait_products<0>();
+  if constexpr (kHasFactors<W>) {
+    const auto factors = W::load_factors(params, work, first_half);
+    wait_products<0>();
 #pragma unroll
-  for (int half = 0; half < W::kHalves; ++half) fence_values(d[half]);
+    for (int half = 0; half < W::kHalves; ++half) {
+      fence_values(d[half]);
+      scale_products<kColumns>(d[half], factors.columns, factors.rows[half]);
+    }
+  } else {
+    wait_products<0>();
+#pragma unroll
+    for (int half = 0; half < W::kHalves; ++half) fence_values(d[half]);
+  }
   if (work.num_stages > 0 && lane < 2) shared.empty[last].arrive_at(lane);
   store<W, kColumns>(params, work, first_half, d, before, adds_here);
 }
@@ -283,7 +326,11 @@ __device__ __forceinline__ void multiply_columns(typename W::Shared& shared,
     if (columns_left<W>(params, work) <= kColumns - 64)
       return multiply_columns<W, kColumns - 64>(shared, params, work, group, cursor);
   }
-  multiply<W, kColumns>(shared, params, work, group, cursor);
+  if constexpr (kTurns<W>) {
+    W::multiply(shared, params, work, group, cursor);
+  } else {
+    multiply<W, kColumns>(shared, params, work, group, cursor);
+  }
 }
 
 /// Waits for the products of the cluster's tile `turn`, of which each warpgroup takes every
@@ -301,6 +348,7 @@ __device__ __forceinline__ void consume(typename W::Shared& shared,
   typename W::Cursor cursor;
   uint32_t turn = 0;
   const int group = threadIdx.x / kWarpgroup - 1;
+  if constexpr (kTurns<W>) W::begin(group);
   for (;;) {
     const uint32_t now = turn;
     const typename W::Work work = own_part<W>(shared.queue.take_in_warp(turn), rank);
@@ -349,7 +397,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     if constexpr (!kGathers && W::kSparse != SparseOperand::kColumns) prefetch(&params.wide);
     for (int s = 0; s < W::kStages; ++s) {
       shared.full[s].init(kGathers ? 1 + kGatherArrivals : 1);
-      shared.empty[s].init(W::kPingPong ? 2 : 4);
+      shared.empty[s].init(W::kReleases);
     }
     for (Barrier& begins : shared.begins) begins.init(kWarpgroup / 32);
     shared.queue.init(kGathers ? 3 : 1);

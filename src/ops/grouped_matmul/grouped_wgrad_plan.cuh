@@ -7,6 +7,8 @@
 #include "ops/cuda/pipeline/ring_cursor.cuh"
 #include "ops/cuda/pipeline/warp_roles.cuh"
 #include "ops/cuda/pipeline/work_queue.cuh"
+#include "ops/cuda/ptx/bulk_copy.cuh"
+#include "ops/cuda/ptx/warpgroup_product.cuh"
 #include "ops/grouped_matmul/expert_values.h"
 #include "ops/grouped_matmul/grouped_tiles.cuh"
 #include "ops/grouped_matmul/grouped_wgrad_model.h"
@@ -18,7 +20,6 @@ namespace wgrad {
 
 constexpr int kRows = kWgradRows;  // of the gradient, of a cluster
 constexpr int kTokens = kGroupedReduction;
-constexpr int kStep = 16;         // tokens that one instruction multiplies
 constexpr int kShortStages = 12;  // of a tile that leaves no time to find the next one
 constexpr size_t kStageBytes = 220 * 1024;
 constexpr int kMaxExperts = kGroupedMaxExperts;
@@ -27,6 +28,24 @@ constexpr int kTile = 64 * kTokens;  // values of one copy
 using Roles = WarpRoles<40, 232>;
 constexpr int kThreads = Roles::kThreads;
 using Value = __nv_bfloat16;
+
+/// What is multiplied: stages have so many tokens, of which an instruction multiplies kStep. Rows
+/// of BF16 lie as they are, features along them.
+struct RowOperands {
+  static constexpr TileMajor kMajor = TileMajor::kOther;
+  static constexpr int kTokens = wgrad::kTokens;
+  static constexpr int kStep = 16;
+  /// Whether tokens behind an expert's last are zeros, as far as they are multiplied.
+  static constexpr bool kFilledUp = false;
+  template <int kColumns>
+  using Product = WarpgroupProduct<kColumns, kMajor, kMajor>;
+
+  /// Where 64 features of a stage's tokens lie.
+  static __device__ __forceinline__ Box box(int feature, int token) { return {feature, token}; }
+  static __device__ __forceinline__ int first_token(int64_t offset, int /*expert*/) {
+    return static_cast<int>(offset);
+  }
+};
 
 /// Which operand lies in the values of a block-sparse matrix, whose experts have multiples of 64
 /// rows and columns: the one along the gradient's rows, or that along its columns.
@@ -69,11 +88,14 @@ struct Schedule {
   using Params = std::conditional_t<kIsSparse, ExpertWgradParams, GroupedWgradParams>;
   // Of the gradient: a cluster's columns, a block's part, and tiles of 64 rows of a warpgroup.
   static constexpr int kClusterColumns = kTileColumns;
+  using Operands = RowOperands;
   static constexpr int kColumns = kGathers ? kClusterColumns / 2 : kClusterColumns;
   static constexpr int kBlockRows = kGathers ? kRows : kRows / 2;
   static constexpr int kHalves = kBlockRows / 64 / (kPingPong ? 1 : 2);
   static constexpr int kGroupsAhead = kPingPong ? 2 : 4;  // see lines::Before
   static_assert(!kPingPong || !kGathers, "slower, and not tested");
+  /// Arrivals by which a stage is free, those of both blocks.
+  static constexpr int kReleases = kPingPong ? 2 : 4;
 
   struct Stage {
     Value narrow[kBlockRows / 64][kTile];
@@ -101,6 +123,7 @@ struct Schedule {
 template <typename W>
 struct Plan {
   using Work = typename W::Work;
+  using Operands = typename W::Operands;
   const typename W::Params& params;
   GroupedTiles tiles;
 
@@ -142,16 +165,16 @@ struct Plan {
               .values = params.values.first_value(begin),
               .num_stages = num_tokens / kTokens};
     } else {
-      const int first = static_cast<int>(params.offsets[expert]);
-      const int num_tokens = static_cast<int>(params.offsets[expert + 1]) - first;
+      const int64_t first = params.offsets[expert];
+      const int num_tokens = static_cast<int>(params.offsets[expert + 1] - first);
       return {.expert = expert,
               .row = at.minor * kRows,
               .num_rows = rows(expert),
               .column = at.major * W::kClusterColumns,
               .block_begin = begin,
-              .first_token = first,
+              .first_token = Operands::first_token(first, expert),
               .num_tokens = num_tokens,
-              .num_stages = (num_tokens + kTokens - 1) / kTokens};
+              .num_stages = (num_tokens + Operands::kTokens - 1) / Operands::kTokens};
     }
   }
 };

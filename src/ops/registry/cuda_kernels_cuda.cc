@@ -25,6 +25,7 @@
 #include "ops/page_stash/page_stash.h"
 #include "ops/permute/permute.h"
 #include "ops/quantize/quantize.h"
+#include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/repeat_heads/repeat_heads.h"
 #include "ops/ring_attention/ring_attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -33,6 +34,7 @@
 #include "ops/route_map/route_map.h"
 #include "ops/router/router.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
+#include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "ops/sigmoid_gate/sigmoid_gate.h"
 #include "ops/slot_experts/slot_experts.h"
 #include "ops/spread_norm/spread_norm.h"
@@ -67,6 +69,7 @@ KernelTable make_cuda_kernels() {
   add_page_stash_cuda(table);
   add_permute_cuda(table);
   add_quantize_cuda(table);
+  add_quantize_tokens_cuda(table);
   add_repeat_heads_cuda(table);
   add_ring_attention_cuda(table);
   add_rmsnorm_cuda(table);
@@ -75,6 +78,7 @@ KernelTable make_cuda_kernels() {
   add_route_map_cuda(table);
   add_router_cuda(table);
   add_scaled_grouped_matmul_cuda(table);
+  add_scaled_grouped_wgrad_cuda(table);
   add_sigmoid_gate_cuda(table);
   add_slot_experts_cuda(table);
   add_spread_norm_cuda(table);

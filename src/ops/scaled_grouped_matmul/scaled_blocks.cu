@@ -1,5 +1,6 @@
 // y = a · W_eᵀ of each expert's tokens, of E4M3 values whose blocks of 128 along the reduction have
 // scales: the tensor cores' sums of a stage, which is such a block, are scaled and added up in F32.
+#include "ops/cuda/pipeline/turns.cuh"
 #include "ops/scaled_grouped_matmul/scaled_tiles.cuh"
 
 namespace tessera::cuda {
@@ -9,23 +10,7 @@ namespace grouped {
 /// the other warpgroup multiplies.
 constexpr int kBlockTokens = 192;
 
-/// The warpgroups multiply in turns, so that one adds up while the other multiplies; left to
-/// themselves both wait for the tensor cores and then both leave them idle. A warpgroup's turn
-/// begins while the last of the other's products are under way.
-struct Turns {
-  static __device__ __forceinline__ void begin(int group) {
-    if (group == 1) give(0);
-  }
-  static __device__ __forceinline__ void wait(int group) {
-    sync_threads(kFirstBarrier + group, 2 * kWarpgroup);
-  }
-  static __device__ __forceinline__ void give(int group) {
-    arrive_threads(kFirstBarrier + group, 2 * kWarpgroup);
-  }
-
- private:
-  static constexpr int kFirstBarrier = 3;  // behind those of stores
-};
+using BlockTurns = Turns<3>;  // barriers behind those of stores
 
 struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
   static constexpr bool kFeeds = true;
@@ -35,7 +20,7 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
     alignas(16) float scales[kStages][kBlockTokens];
   };
   static __device__ void init(Store& /*memory*/) {}
-  static __device__ void begin(int group) { Turns::begin(group); }
+  static __device__ void begin(int group) { BlockTurns::begin(group); }
 
   // No results are kept for later: what the pipeline asks of them is empty.
   struct Kept {};
@@ -163,7 +148,7 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
       uint64_t tokens = describe_tile<TileMajor::kReduction>(stage.tokens, 0);
       const float* const scales = shared.store.scales[cursor.stage] + 4 * (read_thread() % 4);
       shared.full[cursor.stage].wait(cursor.parity);
-      Turns::wait(group);
+      BlockTurns::wait(group);
       begin_products();
 #pragma unroll
       for (int k = 0; k < kProducts; ++k) {
@@ -174,7 +159,7 @@ struct WriteScaledBlocks : WritesScaled<WriteScaledBlocks, kBlockTokens> {
       }
       const float4 first_scales = *reinterpret_cast<const float4*>(scales);
       wait_products<1>();
-      Turns::give(1 - group);
+      BlockTurns::give(1 - group);
       wait_products<0>();
       fence_values(d);
       add_scaled<kColumns>(sum, d, scales, first_scales);

@@ -1,9 +1,7 @@
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul_cuda.h"
 
-#include <array>
-#include <map>
-
 #include "ops/cuda/tensor_map.h"
+#include "ops/grouped_matmul/whole_offsets.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
 #include "ops/scaled_grouped_matmul/scaled_kernels.h"
 
@@ -35,28 +33,6 @@ using Op = ScaledGroupedMatmul;
 using cuda::context_of;
 using cuda::stream_of;
 
-/// The offsets of one expert that has all rows, in the GPU's memory, by their number. Got by
-/// context.get<WholeOffsets>().
-class WholeOffsets {
- public:
-  explicit WholeOffsets(const cuda::CudaContext& context) : stream_(context.stream()) {}
-
-  const int64_t* of(int64_t num_rows) {
-    const auto [found, is_new] = offsets_.try_emplace(num_rows, 2 * sizeof(int64_t));
-    if (is_new) {
-      const std::array<int64_t, 2> both = {0, num_rows};
-      cuda::check(cudaMemcpyAsync(found->second.as<void>(), both.data(), sizeof(both),
-                                  cudaMemcpyHostToDevice, stream_));
-      cuda::check(cudaStreamSynchronize(stream_));
-    }
-    return found->second.as<int64_t>();
-  }
-
- private:
-  cudaStream_t stream_;
-  std::map<int64_t, cuda::DeviceBuffer> offsets_;
-};
-
 /// What the kernels do not take is refused before anything runs.
 int64_t check_types(const Op& op, std::span<const ValueType> inputs) {
   const int64_t reduction = inputs[Op::kWeight].shape[1];
@@ -79,7 +55,7 @@ void multiply(const Op& op, const Args<Op>& args) {
   cuda::ExpertBlocks experts = tables.blocks(op.sizes(), weight.shape[1]);
   experts.offsets = args.inputs.size() > Op::kOffsets
                         ? args.in(Op::kOffsets).as<int64_t>()
-                        : context_of(args).get<WholeOffsets>().of(a.shape[0]);
+                        : context_of(args).get<cuda::WholeOffsets>().of(a.shape[0]);
   cuda::scaled_rows({.experts = experts,
                      .by_block = a.scale.kind == ScaleLayout::Kind::kBlock,
                      .num_rows = a.shape[0],

@@ -1,6 +1,8 @@
 #include "program/compile/fp8_products.h"
 
+#include "ops/quantize_tokens/token_blocks.h"
 #include "ops/scaled_grouped_matmul/scaled_grouped_matmul.h"
+#include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 
 namespace tessera {
 namespace {
@@ -27,6 +29,19 @@ std::optional<ProductScales> find_scales(const CastSpec& rows, const CastSpec& w
                          /*by_block=*/true};
   }
   return std::nullopt;
+}
+
+std::optional<TokenScales> find_token_scales(const CastSpec& narrow, const CastSpec& wide) {
+  if (!is_e4m3(narrow) || narrow.width != 1 || wide != narrow) return std::nullopt;
+  if (narrow.length == 0) return TokenScales::kGroup;
+  if (narrow.length == kTokenBlock) return TokenScales::kBlock;
+  return std::nullopt;
+}
+
+/// Whether these are rows of tokens that a QuantizeTokens takes on a GPU.
+bool are_tokens(const TokenOperand& operand) {
+  return operand.rounding.sum_dim == 0 && operand.type.dtype == DType::kBF16 &&
+         (operand.rounding.offsets || !operand.type.ragged());
 }
 
 bool are_multiples(const ExpertSizes& sizes, int64_t unit) {
@@ -67,6 +82,19 @@ std::optional<Fp8Product> find_fp8_product(const ValueType& rows,
       .rows = {.scale = scales->rows},
       .weight = {.scale = scales->weight, .turned_rows = turned_rows},
       .product = make_scaled_grouped_matmul({.group_sizes = matrices, .output = rows.dtype})};
+}
+
+bool has_fp8_wgrad(const CastSpec& narrow, const CastSpec& wide) {
+  return find_token_scales(narrow, wide).has_value();
+}
+
+std::optional<Fp8Wgrad> find_fp8_wgrad(const TokenOperand& narrow, const TokenOperand& wide,
+                                       const ExpertSizes& sizes) {
+  const auto scales = find_token_scales(narrow.rounding.cast, wide.rounding.cast);
+  if (!scales || !are_tokens(narrow) || !are_tokens(wide)) return std::nullopt;
+  if (!has_scaled_wgrad(sizes, wide.type.shape[1])) return std::nullopt;
+  return Fp8Wgrad{*scales, std::make_shared<ScaledGroupedWgrad>(
+                               sizes, *scales == TokenScales::kBlock, narrow.type.shape[0])};
 }
 
 }  // namespace tessera

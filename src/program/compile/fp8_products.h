@@ -2,7 +2,9 @@
 
 #include <optional>
 
+#include "ops/expert_sizes.h"
 #include "ops/quantize/quantize.h"
+#include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/round_values/round_values.h"
 #include "program/program.h"
 
@@ -29,5 +31,25 @@ std::optional<Fp8Product> find_fp8_product(const ValueType& rows,
                                            const RoundValuesSpec& rounded_rows,
                                            const ValueType& weight,
                                            const RoundValuesSpec& rounded_weight);
+
+/// The gradient of a weight, a product of operands that are rounded along tokens, likewise.
+struct Fp8Wgrad {
+  TokenScales scales = TokenScales::kGroup;  ///< of both operands
+  OperatorPtr product;                       ///< ScaledGroupedWgrad
+};
+
+/// Whether tensor cores have gradients of weights of operands that are rounded so.
+bool has_fp8_wgrad(const CastSpec& narrow, const CastSpec& wide);
+
+/// An operand of the gradient: rows of tokens, and how they are rounded.
+struct TokenOperand {
+  const ValueType& type;
+  const RoundValuesSpec& rounding;
+};
+
+/// The gradient narrowᵀ · wide, of experts' tokens where they are rounded by offsets; nullopt where
+/// tensor cores lack it.
+std::optional<Fp8Wgrad> find_fp8_wgrad(const TokenOperand& narrow, const TokenOperand& wide,
+                                       const ExpertSizes& sizes);
 
 }  // namespace tessera

@@ -77,6 +77,31 @@ std::optional<WeightProduct> find_product(const Operator& op) {
   return std::nullopt;
 }
 
+/// The operands of the gradient of a weight, whose rows are as many as the first has columns.
+struct WeightGradient {
+  int narrow = 0;
+  int wide = 0;
+  ExpertSizes sizes;
+  ValueId offsets = {};  ///< of the experts' tokens; not set where there is but one
+};
+
+std::optional<WeightGradient> find_gradient(const Program& program, const Node& node) {
+  if (dynamic_cast<const LinearWgrad*>(node.op.get()) != nullptr) {
+    const int64_t rows = program.type(node.outputs[LinearWgrad::kGradWeight]).shape[0];
+    return WeightGradient{LinearWgrad::kGrad, LinearWgrad::kX, ExpertSizes({rows}, "a weight")};
+  }
+  if (const auto* grouped = dynamic_cast<const GroupedMatmulWgrad*>(node.op.get()))
+    return WeightGradient{GroupedMatmulWgrad::kNarrow, GroupedMatmulWgrad::kWide, grouped->sizes(),
+                          node.inputs[GroupedMatmulWgrad::kOffsets]};
+  return std::nullopt;
+}
+
+const RoundValuesSpec& rounding_of(const std::vector<Operand>& operands, int input) {
+  const auto found = std::ranges::find(operands, input, &Operand::input);
+  ensure(found != operands.end(), "operand {} of a gradient is not rounded", input);
+  return found->spec;
+}
+
 /// Puts roundings in front of the nodes of one program.
 class Inserter {
  public:
@@ -104,8 +129,11 @@ class Inserter {
  private:
   /// Whether the node became a product of FP8 numbers.
   bool multiply_fp8(const Node& node, const std::vector<Operand>& operands) {
+    if (operands.empty()) return false;
+    if (const auto gradient = find_gradient(program_, node))
+      return multiply_tokens(node, operands, *gradient);
     const auto product = find_product(*node.op);
-    if (operands.empty() || !product) return false;
+    if (!product) return false;
     const Operand& rows = operands[0];
     const Operand& weight = operands[1];
     ensure(rows.input == product->rows && weight.input == product->weight,
@@ -125,6 +153,29 @@ class Inserter {
     }
     const ValueId sum = add(fp8->product, inputs, program_.value(node.outputs[0]).name);
     nodes_.push_back({product->add_extra, {sum, node.inputs[product->extra]}, node.outputs});
+    return true;
+  }
+
+  /// The same of the gradient of a weight.
+  bool multiply_tokens(const Node& node, const std::vector<Operand>& operands,
+                       const WeightGradient& gradient) {
+    const ValueId narrow = node.inputs[gradient.narrow];
+    const ValueId wide = node.inputs[gradient.wide];
+    const auto fp8 =
+        find_fp8_wgrad({program_.type(narrow), rounding_of(operands, gradient.narrow)},
+                       {program_.type(wide), rounding_of(operands, gradient.wide)}, gradient.sizes);
+    if (!fp8) return false;
+    const auto quantize = [&](ValueId value) {
+      std::vector<ValueId> inputs = {value};
+      if (gradient.offsets.is_set()) inputs.push_back(gradient.offsets);
+      return all_once(make_quantize_tokens(fp8->scales), inputs, ".fp8_tokens");
+    };
+    const std::vector<ValueId> left = quantize(narrow);
+    const std::vector<ValueId> right = quantize(wide);
+    std::vector<ValueId> inputs = {left[QuantizeTokens::kY], right[QuantizeTokens::kY],
+                                   left[QuantizeTokens::kScales], right[QuantizeTokens::kScales]};
+    if (gradient.offsets.is_set()) inputs.push_back(gradient.offsets);
+    nodes_.push_back({fp8->product, std::move(inputs), node.outputs});
     return true;
   }
 
@@ -173,15 +224,30 @@ class Inserter {
 
   /// What the operator makes of these values, the first of which gives the name; made once.
   ValueId once(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string_view suffix) {
+    return all_once(op, inputs, suffix).front();
+  }
+
+  std::vector<ValueId> all_once(const OperatorPtr& op, const std::vector<ValueId>& inputs,
+                                std::string_view suffix) {
     const auto key = std::tuple(inputs, std::string(op->name()), op->attributes());
     const auto [place, is_new] = made_.try_emplace(key);
     if (is_new)
-      place->second = add(op, inputs, fmt::format("{}{}", program_.value(inputs[0]).name, suffix));
+      place->second =
+          add_all(op, inputs, fmt::format("{}{}", program_.value(inputs[0]).name, suffix));
     return place->second;
   }
 
-  ValueId add(const OperatorPtr& op, const std::vector<ValueId>& inputs, std::string name) {
-    const ValueId made = program_.add1(op, inputs, std::move(name));
+  ValueId add(const OperatorPtr& op, const std::vector<ValueId>& inputs, const std::string& name) {
+    return add_all(op, inputs, name).front();
+  }
+
+  /// Outputs behind the first are named after it.
+  std::vector<ValueId> add_all(const OperatorPtr& op, const std::vector<ValueId>& inputs,
+                               const std::string& name) {
+    std::vector<std::string> names = {name};
+    const size_t num_outputs = op->infer(program_.types(inputs)).size();
+    for (size_t i = 1; i < num_outputs; ++i) names.push_back(fmt::format("{}.{}", name, i));
+    std::vector<ValueId> made = program_.add(op, inputs, names);
     nodes_.push_back(program_.nodes().back());
     return made;
   }
@@ -192,7 +258,7 @@ class Inserter {
   std::map<std::string, ValueId> read_copies_;
   std::map<ValueId, std::vector<ValueId>> permuted_;  ///< what a Permute read, by its rows
   std::vector<Node> nodes_;
-  std::map<std::tuple<std::vector<ValueId>, std::string, std::string>, ValueId> made_;
+  std::map<std::tuple<std::vector<ValueId>, std::string, std::string>, std::vector<ValueId>> made_;
 };
 
 /// The weight of a grouped product, `sum_dim` of which is added up.

@@ -52,7 +52,8 @@ Program round_operands(const Program& forward, const OperandRounding& rounding,
                        WeightCopies& copies);
 Program round_operands(const Program& forward, const OperandRounding& rounding);
 
-/// The same for the products that are gradients of these. What is saved stays as it was.
+/// The same for the products that are gradients of these; those of weights become a QuantizeTokens
+/// of each operand and a ScaledGroupedWgrad (find_fp8_wgrad). What is saved stays as it was.
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding,
                         WeightCopies& copies);
 Backward round_operands(const Program& forward, Backward backward, const OperandRounding& rounding);

@@ -8,6 +8,7 @@
 #include "ops/permute/permute.h"
 #include "ops/registry/cpu_kernels.h"
 #include "ops/round_values/round_values.h"
+#include "program/compile/fp8_products.h"
 #include "program/testing/program_testing.h"
 
 namespace tessera {
@@ -171,7 +172,8 @@ std::vector<std::string> list_products(const Program& program) {
   std::vector<std::string> lines;
   for (const Node& node : program.nodes()) {
     if (node.op->name().find("linear") != std::string_view::npos ||
-        node.op->name().find("matmul") != std::string_view::npos)
+        node.op->name().find("matmul") != std::string_view::npos ||
+        node.op->name().find("wgrad") != std::string_view::npos)
       lines.emplace_back(node.op->name());
   }
   return lines;
@@ -190,8 +192,8 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
     EXPECT_THAT(
         list_products(round_operands(products.program, products.backward(), rounding).program),
         ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
-                                        "scaled_grouped_matmul", "linear_wgrad",
-                                        "grouped_matmul_wgrad", "grouped_matmul_wgrad"));
+                                        "scaled_grouped_matmul", "scaled_grouped_wgrad",
+                                        "scaled_grouped_wgrad", "scaled_grouped_wgrad"));
     const auto found = products.run(rounding);
     ASSERT_EQ(found.size(), emulated.size());
     for (const auto& [name, values] : found) {
@@ -208,6 +210,27 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
       EXPECT_GT(norm, 0);
     }
   }
+}
+
+/// What the gradient of a weight [rows, columns] of 40 tokens becomes.
+std::optional<Fp8Wgrad> find_gradient(const char* recipe, int64_t rows, int64_t columns,
+                                      DType dtype = DType::kBF16) {
+  const Recipe& casts = find_recipe(recipe);
+  const ValueType narrow{dtype, {40, rows}};
+  const ValueType wide{dtype, {40, columns}};
+  return find_fp8_wgrad({narrow, {.cast = casts.token_gradient, .sum_dim = 0}},
+                        {wide, {.cast = casts.token_activation, .sum_dim = 0}},
+                        ExpertSizes({rows}, "test"));
+}
+
+TEST(RoundOperands, GradientsOfWeightsInFp8NeedSizesThatSuit) {
+  EXPECT_EQ(find_gradient("rowwise", 48, 16)->scales, TokenScales::kGroup);
+  EXPECT_EQ(find_gradient("blockwise", 48, 16)->scales, TokenScales::kBlock);
+  EXPECT_FALSE(find_gradient("rowwise", 40, 16));
+  EXPECT_FALSE(find_gradient("rowwise", 48, 24));
+  EXPECT_FALSE(find_gradient("rowwise", 48, 16, DType::kF32));
+  for (const char* recipe : {"tensorwise", "mxfp8", "nvfp4"})
+    EXPECT_FALSE(find_gradient(recipe, 48, 16)) << recipe;
 }
 
 /// A product of permuted tokens, which may gather them itself.

@@ -16,10 +16,11 @@ std::string_view describe_making(const ProductPrecision& products, bool on_host)
   const Recipe& recipe = *products.recipe;
   if (on_host || !products.fp8_products || !has_fp8_product(recipe.activation, recipe.weight))
     return "emulated, so slower than BF16";
-  return products.plain_weight_gradients
-             ? "multiplied in FP8 where sizes allow, gradients of weights in BF16"
-             : "multiplied in FP8 where sizes allow; those of weights' gradients emulated, so "
-               "slower than BF16 (faster: precision.weight_gradients = false)";
+  if (products.plain_weight_gradients)
+    return "multiplied in FP8 where sizes allow, gradients of weights in BF16";
+  return has_fp8_wgrad(recipe.token_gradient, recipe.token_activation)
+             ? "multiplied in FP8 where sizes allow"
+             : "multiplied in FP8 where sizes allow; those of weights' gradients emulated";
 }
 
 /// A line of its own where products read rounded numbers, else nothing.

@@ -1,0 +1,41 @@
+#include "ops/quantize_tokens/quantize_tokens.h"
+
+#include "ops/quantize_tokens/token_blocks.h"
+
+namespace tessera {
+
+std::string QuantizeTokens::attributes() const {
+  return is_by_block() ? fmt::format("e4m3 {}", kTokenBlock) : "e4m3 group";
+}
+
+std::vector<ValueType> QuantizeTokens::infer(std::span<const ValueType> inputs) const {
+  const bool has_offsets = inputs.size() == 2;
+  check_shape(*this, has_offsets || inputs.size() == 1,
+              "takes x and perhaps offsets, got {} inputs", inputs.size());
+  const ValueType& x = inputs[kX];
+  check_shape(*this, is_storage(x.dtype) && x.shape.rank() == 2 && x.ragged_dim <= 0,
+              "takes f32 or bf16 [R, C], got {}", x.to_string());
+  check_shape(*this, has_offsets || !x.ragged(), "ragged rows need offsets, got {}", x.to_string());
+  int64_t num_groups = 1;
+  if (has_offsets) {
+    const ValueType& offsets = inputs[kOffsets];
+    check_shape(*this,
+                offsets.dtype == DType::kI64 && offsets.shape.rank() == 1 && offsets.shape[0] > 1,
+                "offsets must be i64 [E + 1], got {}", offsets.to_string());
+    num_groups = offsets.shape[0] - 1;
+  }
+  const int64_t blocks = num_token_blocks(x.shape[0], num_groups);
+  const int64_t columns = x.shape[1];
+  return {{.dtype = DType::kE4M3, .shape = {columns, blocks * kTokenBlock}},
+          {.dtype = DType::kF32, .shape = {is_by_block() ? blocks : num_groups, columns}}};
+}
+
+bool takes_e4m3_codes(const Format& format) {
+  return is_unscaled(format) || format == Format(DType::kE4M3);
+}
+
+OperatorPtr make_quantize_tokens(TokenScales scales) {
+  return std::make_shared<QuantizeTokens>(scales);
+}
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// QuantizeTokens on a GPU against the CPU's, bit by bit.
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "ops/cuda/device_buffer.h"
+#include "ops/float_word.h"
+#include "ops/grouped_matmul/grouped_cuda_testing.h"
+#include "ops/quantize_tokens/quantize_tokens_kernels.h"
+#include "ops/quantize_tokens/quantize_tokens_testing.h"
+#include "ops/quantize_tokens/token_blocks.h"
+#include "ops/testing/gpu_test.h"
+
+namespace tessera::cuda {
+namespace {
+
+using testing::TokenCodes;
+
+class QuantizeTokensCuda : public testing::GpuTest {};
+
+/// What the GPU makes of x and leaves as it was, by its own kernel.
+void run(const Tensor& x, TokenScales scales, const std::vector<int64_t>& offsets,
+         bool gives_offsets, const TokenCodes& found) {
+  const Tensor& codes = found.codes.get();
+  const Tensor& of = found.scales.get();
+  DeviceBuffer from(x.num_bytes());
+  from.copy_from(x.data);
+  DeviceBuffer y(codes.num_bytes());
+  y.copy_from(codes.data);
+  DeviceBuffer y_scales(of.num_bytes());
+  y_scales.copy_from(of.data);
+  const DeviceBuffer device_offsets = to_device(offsets);
+  launch_quantize_tokens({.x = from.as<void>(),
+                          .y = y.as<uint8_t>(),
+                          .scales = y_scales.as<float>(),
+                          .offsets = gives_offsets ? device_offsets.as<int64_t>() : nullptr,
+                          .num_rows = x.shape[0],
+                          .num_columns = x.shape[1],
+                          .num_groups = static_cast<int>(offsets.size()) - 1,
+                          .by_block = scales == TokenScales::kBlock},
+                         nullptr);
+  check(cudaDeviceSynchronize());
+  y.copy_to(codes.data);
+  y_scales.copy_to(of.data);
+}
+
+void check_values(const OwnedTensor& x, TokenScales scales, const std::vector<int64_t>& offsets) {
+  const TokenCodes expected = testing::quantize_tokens(x.get(), scales, offsets);
+  const std::vector<ValueType> types = {
+      {.dtype = expected.codes.get().dtype, .shape = expected.codes.get().shape},
+      {.dtype = expected.scales.get().dtype, .shape = expected.scales.get().shape}};
+  for (const bool gives_offsets : {true, false}) {
+    if (!gives_offsets && (offsets.size() != 2 || offsets[1] != x.get().shape[0])) continue;
+    const TokenCodes found(types);
+    run(x.get(), scales, offsets, gives_offsets, found);
+    const std::string what = fmt::format("{} offsets {} by block {}", x.get().shape.to_string(),
+                                         offsets, scales == TokenScales::kBlock);
+    const Tensor& codes = found.codes.get();
+    for (int64_t i = 0; i < codes.num_elements(); ++i)
+      ASSERT_EQ(static_cast<const uint8_t*>(codes.data)[i],
+                static_cast<const uint8_t*>(expected.codes.get().data)[i])
+          << what << " at " << i / codes.shape[1] << ", " << i % codes.shape[1];
+    const auto found_scales = found.scales.get().span<float>();
+    const auto expected_scales = expected.scales.get().span<float>();
+    for (size_t i = 0; i < found_scales.size(); ++i)
+      ASSERT_EQ(word_of_float(found_scales[i]), word_of_float(expected_scales[i]))
+          << what << " scale " << i;
+  }
+}
+
+/// `slack`: rows behind the last group's.
+void check_case(const std::vector<int64_t>& counts, int64_t columns, Random& random,
+                int64_t slack = 0) {
+  const std::vector<int64_t> offsets = testing::ends_of(counts);
+  const OwnedTensor x =
+      testing::random_tensor(DType::kBF16, {offsets.back() + slack, columns}, random, 10.0);
+  for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
+    check_values(x, scales, offsets);
+}
+
+TEST_F(QuantizeTokensCuda, TinyGroups) {
+  Random random(5, 1);
+  check_case({3, 0, 130}, 80, random, 2);
+}
+
+TEST_F(QuantizeTokensCuda, GivesTheHostsBits) {
+  Random random(6, 1);
+  check_case({1}, 16, random);
+  check_case({128}, 64, random);
+  check_case({5000}, 144, random);  // more than a cluster keeps
+  check_case({300, 0, 128, 1, 127, 0, 129}, 208, random, 5);
+  check_case({0, 3000, 2, 2}, 48, random, 400);
+  check_case(std::vector<int64_t>(40, 17), 32, random);
+  for (int i = 0; i < 20; ++i) {
+    std::vector<int64_t> counts;
+    const uint64_t groups = 1 + random.next_below(9);
+    for (uint64_t e = 0; e < groups; ++e)
+      counts.push_back(static_cast<int64_t>(random.next_below(2) * random.next_below(900)));
+    counts.back() += 1;
+    check_case(counts, 16 * (1 + static_cast<int64_t>(random.next_below(12))), random,
+               static_cast<int64_t>(random.next_below(3)));
+  }
+}
+
+TEST_F(QuantizeTokensCuda, NonFiniteNumbers) {
+  Random random(8, 1);
+  const OwnedTensor x = testing::random_tensor(DType::kBF16, {135, 16}, random);
+  x.get().as<Bf16>()[5] = Bf16(std::numeric_limits<float>::infinity());
+  x.get().as<Bf16>()[6] = Bf16(std::nanf(""));
+  for (const TokenScales scales : {TokenScales::kGroup, TokenScales::kBlock})
+    check_values(x, scales, {0, 130, 135});
+}
+
+}  // namespace
+}  // namespace tessera::cuda
