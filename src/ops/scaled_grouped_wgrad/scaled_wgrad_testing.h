@@ -51,8 +51,8 @@ class ScaledWgradData {
       const std::vector<double> narrow = values_of(narrow_, e, test_.sizes[e]);
       const std::vector<double> wide = values_of(wide_, e, test_.columns);
       for (int64_t r = 0; r < test_.sizes[e]; ++r, ++weight_row)
-        expect_row(&found[weight_row * test_.columns], before, error,
-                   &narrow[r * test_.tokens_of[e]], wide, test_.tokens_of[e]);
+        expect_row(found.data() + weight_row * test_.columns, before, error,
+                   narrow.data() + r * test_.tokens_of[e], wide, test_.tokens_of[e]);
     }
   }
 
