@@ -249,16 +249,16 @@ int64_t find_vocabulary(const Settings& settings) {
 }
 
 /// Seconds of a step as the clock of some hardware has them.
-double predict_step(const Settings& settings, const std::string& hardware) {
+double predict_step(Settings settings, const std::string& hardware) {
   const StepWork work(load_hardware(hardware));
+  if (settings.run.device == DeviceChoice::kAuto)
+    settings.run.device = work.hardware().on_host ? DeviceChoice::kCpu : DeviceChoice::kCuda;
   return simulate_step(settings, 1, work, 0).seconds;
 }
 
 /// Settings as they were timed.
 Settings with_choice(Settings settings, const StepBenchResult& result) {
   if (result.choice) apply(*result.choice, settings.train);
-  if (settings.run.device == DeviceChoice::kAuto)
-    settings.run.device = result.gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   return settings;
 }
 

@@ -9,6 +9,13 @@
 namespace tessera {
 namespace {
 
+/// An exchange on the clock: it begins once all ranks came and the one before it ended.
+struct ExchangeTime {
+  double came = 0;  ///< the last of the ranks
+  double begin = 0;
+  double end = 0;
+};
+
 /// The exchanges that some ranks start in one order: each begins when all have come to it.
 class Channel {
  public:
@@ -22,14 +29,15 @@ class Channel {
     return own.size() - 1;
   }
   /// Nothing while a member has not come to it.
-  std::optional<TaskTime> find(size_t number) {
+  std::optional<ExchangeTime> find(size_t number) {
     while (times_.size() <= number) {
-      double begin = times_.empty() ? 0 : times_.back().end;
+      double came = 0;
       for (const auto& [member, times] : started_) {
         if (times.size() <= times_.size()) return std::nullopt;
-        begin = std::max(begin, times[times_.size()]);
+        came = std::max(came, times[times_.size()]);
       }
-      times_.push_back({begin, begin + seconds_[times_.size()]});
+      const double begin = times_.empty() ? came : std::max(came, times_.back().end);
+      times_.push_back({came, begin, begin + seconds_[times_.size()]});
     }
     return times_[number];
   }
@@ -37,7 +45,7 @@ class Channel {
  private:
   std::map<size_t, std::vector<double>> started_;  // by member
   std::vector<double> seconds_;
-  std::vector<TaskTime> times_;
+  std::vector<ExchangeTime> times_;
 };
 
 /// An exchange that a rank started.
@@ -47,7 +55,7 @@ struct Started {
   const std::string* lane = nullptr;
   bool counted = false;  ///< among what was exchanged
 
-  std::optional<TaskTime> find() const { return channel->find(number); }
+  std::optional<ExchangeTime> find() const { return channel->find(number); }
 };
 
 /// A rank on its way through its plan.
@@ -135,20 +143,20 @@ class Clocks {
     rank.now += seconds + options_.exchange_share * shared;
   }
 
-  static void note(Rank& rank, Started& one, const TaskTime& time) {
+  static void note(Rank& rank, Started& one, const ExchangeTime& time) {
     if (std::exchange(one.counted, true)) return;
     rank.clock.exchanged[*one.lane] += time.end - time.begin;
   }
 
   /// False where the others have not come.
   static bool wait(Rank& rank, Started& one, TaskTime& time) {
-    const std::optional<TaskTime> exchange = one.find();
+    const std::optional<ExchangeTime> exchange = one.find();
     if (!exchange) return false;
     note(rank, one, *exchange);
-    time = *exchange;
-    const double late = std::max(exchange->begin - rank.now, 0.0);
+    time = {exchange->begin, exchange->end};
+    const double late = std::max(exchange->came - rank.now, 0.0);
     if (late > 0) rank.clock.waited_for_ranks[*one.lane] += late;
-    const double left = exchange->end - std::max(rank.now, exchange->begin);
+    const double left = exchange->end - std::max(rank.now, exchange->came);
     if (left > 0) rank.clock.waited_for_wires[*one.lane] += left;
     rank.now = std::max(rank.now, exchange->end);
     return true;
@@ -156,7 +164,7 @@ class Clocks {
 
   void launch(Rank& rank, const Started& one) const {
     if (options_.exchange_share <= 0) return;
-    const std::optional<TaskTime> known = one.find();
+    const std::optional<ExchangeTime> known = one.find();
     if (known) rank.wires.emplace_back(known->begin, known->end);
   }
 

@@ -202,13 +202,18 @@ std::vector<ParameterSpec> list_parameters(const ModelConfig& config, DType dtyp
   const BatchShape shape{.num_tokens = rows, .sequence_length = rows, .dtype = dtype};
   std::vector<ParameterSpec> specs;
   std::set<std::string> known;
+  std::map<LayerKind, ModelProgram> layers;
+  const auto layer_of_kind = [&](const LayerKind& kind) -> const ModelProgram& {
+    const auto found = layers.find(kind);
+    if (found != layers.end()) return found->second;
+    return layers.emplace(kind, build_layer(config, kind, shape, groups)).first->second;
+  };
   for (const PipelineChunk& chunk : chunks) {
     if (chunk.embedding || chunk.num_mtp > 0)
       append_weights(config, build_embedding(config, shape, groups), std::nullopt, known, specs);
     for (int64_t i = 0; i < chunk.all_layers(); ++i) {
       const int64_t layer = chunk.first_layer + i;
-      append_weights(config, build_layer(config, config.layer_kind(layer), shape, groups), layer,
-                     known, specs);
+      append_weights(config, layer_of_kind(config.layer_kind(layer)), layer, known, specs);
     }
     for (int64_t depth = 0; chunk.loss && depth <= config.mtp_layers; ++depth)
       append_weights(config, build_head(config, shape, groups, false, depth), std::nullopt, known,

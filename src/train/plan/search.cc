@@ -1,17 +1,19 @@
 #include "train/plan/search.h"
 
 #include <algorithm>
+#include <exception>
+#include <mutex>
 #include <set>
 
 #include "train/setup/device_choice.h"
-#include "train/state/choose_policy.h"
+#include "train/state/search_policy.h"
 
 namespace tessera {
 namespace {
 
 /// Layouts whose variants are judged, and configurations that are simulated as a whole.
 constexpr size_t kLayoutsToVary = 24;
-constexpr size_t kLayoutsToRefine = 16;
+constexpr size_t kLayoutsToRefine = 12;
 
 /// A configuration that was judged by some of its stages.
 struct Judged {
@@ -20,6 +22,23 @@ struct Judged {
   int64_t bytes = 0;  ///< of the fullest stage
   bool fits = false;
 };
+
+/// Runs `work` for 0 to count - 1 on all processors. What it throws ends the program's search with
+/// the exception of the first number that has one.
+void run_beside(size_t count, const std::function<void(size_t)>& work) {
+  std::vector<std::exception_ptr> failures(count);
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      work(i);
+    } catch (...) {
+      failures[i] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
 
 int64_t device_bytes(const SimulatedStep& step) {
   return step.fullest().memory.total();
@@ -66,57 +85,76 @@ class Search {
   }
 
  private:
+  /// In the order of `all`, less what the program refuses.
   std::vector<Judged> judge(const std::vector<Settings>& all, double from, double to) {
+    std::vector<std::optional<Judged>> found(all.size());
+    std::vector<std::string> refusals(all.size());
+    begin(from, to, all.size());
+    run_beside(all.size(), [&](size_t i) {
+      try {
+        found[i] = judge(all[i]);
+      } catch (const UserError& error) {
+        refusals[i] = error.what();
+      }
+      advance();
+    });
     std::vector<Judged> judged;
     for (size_t i = 0; i < all.size(); ++i) {
-      tell(from + (to - from) * static_cast<double>(i) / static_cast<double>(all.size()));
-      if (std::optional<Judged> one = judge(all[i])) judged.push_back(std::move(*one));
+      if (found[i]) {
+        judged.push_back(std::move(*found[i]));
+      } else {
+        refusal_ = refusals[i];
+        ++result_.num_refused;
+      }
     }
+    result_.num_judged += std::ssize(judged);
     return judged;
   }
 
-  /// By its first and last stage; nothing where the program refuses it.
-  std::optional<Judged> judge(const Settings& settings) {
-    try {
-      validate_without_data(settings);
-      Judged one = judge_stages(settings);
-      if (!one.fits && may_choose()) {
-        Settings leanest = settings;
-        leanest.train.recompute = {"all"};
-        Judged lean = judge_stages(leanest);
-        lean.settings = settings;
-        one = std::move(lean);
-      }
-      ++result_.num_judged;
-      return one;
-    } catch (const UserError& error) {
-      refusal_ = error.what();
-      ++result_.num_refused;
-      return std::nullopt;
+  /// By its first and last stage. What does not fit is taken to get slower in proportion to what it
+  /// has to give up of its memory, up to all that can be computed again.
+  Judged judge(const Settings& settings) const {
+    validate_without_data(settings);
+    StageSimulation kept = plan_ends(settings);
+    Judged judged{.settings = settings, .bytes = kept.most_bytes()};
+    if (judged.bytes <= limit_) {
+      judged.fits = true;
+      judged.seconds = seconds_of(settings, kept);
+      return judged;
     }
+    if (!may_choose()) return judged;
+    Settings leanest = settings;
+    leanest.train.recompute = {"all"};
+    StageSimulation lean = plan_ends(leanest);
+    const int64_t kept_bytes = std::exchange(judged.bytes, lean.most_bytes());
+    if (judged.bytes > limit_) return judged;
+    judged.fits = true;
+    judged.seconds = seconds_of(settings, kept);
+    const double share = static_cast<double>(kept_bytes - limit_) /
+                         static_cast<double>(std::max<int64_t>(kept_bytes - judged.bytes, 1));
+    judged.seconds += share * (seconds_of(leanest, lean) - judged.seconds);
+    return judged;
   }
 
   bool may_choose() const {
     return space_.may_set("train.recompute") && space_.may_set("train.offload");
   }
 
-  Judged judge_stages(const Settings& settings) {
+  StageSimulation plan_ends(const Settings& settings) const {
     const std::vector<int64_t> all = first_ranks(settings, space_.num_ranks);
-    const auto stages = static_cast<int64_t>(all.size());
-    std::vector<int64_t> some = {all.front()};
-    if (stages > 1) some.push_back(all.back());
-    const SimulatedStep step = simulate_stages(settings, space_.num_ranks, work_, flops_, some);
-    // What stages in between add is idle time while a pipeline fills and empties.
+    std::vector<int64_t> ends = {all.front()};
+    if (all.size() > 1) ends.push_back(all.back());
+    return {settings, space_.num_ranks, ends};
+  }
+
+  /// What the stages in between add is idle time while a pipeline fills and empties.
+  double seconds_of(const Settings& settings, StageSimulation& ends) const {
+    const Layout layout(settings.parallel.layout, space_.num_ranks);
     const auto count =
-        static_cast<double>(settings.train.num_micro_batches() /
-                            Layout(settings.parallel.layout, space_.num_ranks).degree(Axis::kDp) *
+        static_cast<double>(settings.train.num_micro_batches() / layout.degree(Axis::kDp) *
                             settings.parallel.chunks_per_stage);
-    const double bubble = static_cast<double>(std::max<int64_t>(stages - 2, 0)) / count;
-    const int64_t bytes = device_bytes(step);
-    return {.settings = settings,
-            .seconds = step.seconds * (1 + bubble),
-            .bytes = bytes,
-            .fits = bytes <= limit_};
+    const double bubble = static_cast<double>(layout.degree(Axis::kPp) - 1) / count;
+    return ends.run_alone(work_, flops_).seconds * (1 + bubble);
   }
 
   /// What fits comes first, then what is faster, or smaller.
@@ -129,10 +167,13 @@ class Search {
 
   void refine(const std::vector<Judged>& judged) {
     const size_t count = std::min(kLayoutsToRefine, judged.size());
-    for (size_t i = 0; i < count; ++i) {
-      tell(0.7 + 0.3 * static_cast<double>(i) / static_cast<double>(count));
-      PlannedLayout layout =
-          plan_layout(judged[i].settings, space_.num_ranks, work_, flops_, may_choose());
+    std::vector<PlannedLayout> planned(count);
+    begin(0.7, 1, count);
+    run_beside(count, [&](size_t i) {
+      planned[i] = plan_layout(judged[i].settings, space_.num_ranks, work_, flops_, may_choose());
+      advance();
+    });
+    for (PlannedLayout& layout : planned) {
       if (layout.fits) {
         result_.layouts.push_back(std::move(layout));
       } else if (!result_.least || device_bytes(layout.step) < device_bytes(result_.least->step)) {
@@ -141,7 +182,21 @@ class Search {
     }
     std::ranges::stable_sort(result_.layouts, {},
                              [](const PlannedLayout& one) { return one.step.seconds; });
-    tell(1);
+  }
+
+  /// Of a part of the search that has so many pieces.
+  void begin(double from, double to, size_t pieces) {
+    from_ = from;
+    to_ = to;
+    pieces_ = static_cast<double>(pieces);
+    done_ = 0;
+    tell(from);
+  }
+
+  void advance() {
+    const std::scoped_lock lock(mutex_);
+    done_ += 1;
+    tell(from_ + (to_ - from_) * done_ / pieces_);
   }
 
   void tell(double share) const {
@@ -155,43 +210,70 @@ class Search {
   int64_t limit_;
   std::string refusal_;
   PlanResult result_;
+  std::mutex mutex_;  // of what follows
+  double from_ = 0;
+  double to_ = 0;
+  double pieces_ = 1;
+  double done_ = 0;
 };
 
-/// What is computed again or offloaded so that a configuration fits, as far as it can be.
-void choose_within(Settings& settings, int64_t num_ranks, const Hardware& hardware) {
-  const MemoryLimit limit{
-      .bytes = memory_of(settings, hardware),
-      .host_bytes = hardware.host_memory_bytes() / std::min(hardware.node_devices, num_ranks)};
-  settings.train.offload_rate = hardware.host_gbs;
-  const PolicyChoice choice = choose_policy(settings, num_ranks, plan_backend(settings, num_ranks),
-                                            batch_shape(settings), limit);
-  apply(choice, settings.train);
+/// What a configuration's memory must keep to.
+MemoryLimit limit_of(const Settings& settings, int64_t num_ranks, const Hardware& hardware) {
+  MemoryLimit limit = limit_of_device(hardware.name, hardware.memory_bytes(), 1);
+  if (const auto given = given_limit(settings.train)) limit = *given;
+  limit.host_bytes = hardware.host_memory_bytes() / std::min(hardware.node_devices, num_ranks);
+  return limit;
+}
+
+void add_names(std::vector<std::string>& names, const std::vector<std::string>& more) {
+  for (const std::string& name : more) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+}
+
+/// What all layers compute again or offload so that this rank keeps to the limit, or else comes
+/// as near to it as it can.
+void choose_for_rank(Settings& settings, int64_t rank, int64_t num_ranks, MemoryLimit limit) {
+  const PlannedRank planned = plan_rank(settings, rank, num_ranks);
+  const ModelState::Bytes state =
+      ModelState::count_bytes(settings, planned.layout, planned.backend);
+  const PolicyTrial trial(settings, planned, state);
+  const PolicySearchResult found =
+      search_policy(trial, settings.train.saved_policy(), limit, PolicyGrain::kUniform);
+  const LayerChoices& choices = found.fits ? found.best.choices : found.least.choices;
+  for (const auto& [layer, choice] : choices) {
+    add_names(settings.train.recompute, choice.recompute);
+    add_names(settings.train.offload, choice.offload);
+  }
 }
 
 }  // namespace
 
 int64_t memory_of(const Settings& settings, const Hardware& hardware) {
-  return settings.train.parse_memory_limit().value_or(hardware.memory_bytes());
+  const MemoryLimit limit = limit_of(settings, 1, hardware);
+  return limit.bytes - limit.spare;
 }
 
 PlannedLayout plan_layout(const Settings& settings, int64_t num_ranks, const StepWork& work,
                           double flops, bool may_choose) {
   const Hardware& hardware = work.hardware();
-  const auto judge = [&](const Settings& one) {
-    PlannedLayout planned{.settings = one, .step = simulate_step(one, num_ranks, work, flops)};
-    planned.fits =
-        device_bytes(planned.step) <= memory_of(one, hardware) && fits_host(planned.step, hardware);
+  const MemoryLimit limit = limit_of(settings, num_ranks, hardware);
+  PlannedLayout planned{.settings = settings};
+  planned.settings.train.offload_rate = hardware.host_gbs;
+  std::set<int64_t> chosen_for;
+  while (true) {
+    StageSimulation stages(planned.settings, num_ranks, first_ranks(settings, num_ranks));
+    const bool fits = stages.most_bytes() <= limit.bytes - limit.spare;
+    const int64_t fullest = stages.fullest();
+    // Each stage once, as long as one does not fit.
+    if (!fits && may_choose && chosen_for.insert(fullest).second) {
+      choose_for_rank(planned.settings, fullest, num_ranks, limit);
+      continue;
+    }
+    planned.step = stages.run(work, flops);
+    planned.fits = fits && fits_host(planned.step, hardware);
     return planned;
-  };
-  PlannedLayout kept = judge(settings);
-  if (kept.fits || !may_choose) return kept;
-  Settings chosen = settings;
-  try {
-    choose_within(chosen, num_ranks, hardware);
-  } catch (const UserError&) {
-    return kept;  // nothing fits
   }
-  return judge(chosen);
 }
 
 PlanResult search_plan(const SearchSpace& space, const StepWork& work,

@@ -33,7 +33,8 @@ using PlanProgress = std::function<void(double share)>;
 /// The fastest ways to train on hardware, as simulated: layouts with one sequence at a time are
 /// judged by their first and last stages; the best of them with other micro-batches and chunks; the
 /// best of all of these are simulated with every stage, and where activations do not fit the
-/// memory, values are chosen to be computed again or offloaded (choose_policy). Deterministic.
+/// memory, values are chosen that all layers compute again or offload (search_policy).
+/// Deterministic.
 /// Throws UserError where nothing at all can be trained so.
 PlanResult search_plan(const SearchSpace& space, const StepWork& work,
                        const PlanProgress& progress = {});
@@ -42,7 +43,8 @@ PlanResult search_plan(const SearchSpace& space, const StepWork& work,
 PlannedLayout plan_layout(const Settings& settings, int64_t num_ranks, const StepWork& work,
                           double flops, bool may_choose);
 
-/// Bytes that a rank may take, by train.memory_limit or else the hardware.
+/// Bytes that a rank may take: train.memory_limit, or else what the hardware has less what no
+/// prediction knows.
 int64_t memory_of(const Settings& settings, const Hardware& hardware);
 
 }  // namespace tessera

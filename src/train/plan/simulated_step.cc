@@ -7,38 +7,6 @@
 namespace tessera {
 namespace {
 
-/// A settings' micro-batches in a step of one data-parallel rank, and how many of them to run.
-struct MicroBatches {
-  int64_t all = 1;
-  int64_t fewer = 1;
-  int64_t more = 1;  ///< `fewer` where all are run
-
-  /// What comes to `fewer` and `more` comes to so much with all.
-  double extend(double with_fewer, double with_more) const {
-    if (fewer == more) return with_fewer;
-    const double slope = (with_more - with_fewer) / static_cast<double>(more - fewer);
-    return with_more + static_cast<double>(all - more) * slope;
-  }
-};
-
-/// A pipeline is full after as many micro-batches as it has stages; interleaved ones take them in
-/// multiples of that.
-MicroBatches split_micro_batches(const Settings& settings, int64_t num_ranks) {
-  const Layout layout(settings.parallel.layout, num_ranks);
-  const int64_t stages = layout.degree(Axis::kPp);
-  const int64_t all = settings.train.num_micro_batches() / layout.degree(Axis::kDp);
-  const int64_t fewer = 2 * stages + all % stages;
-  if (all <= fewer + stages) return {all, all, all};
-  return {all, fewer, fewer + stages};
-}
-
-Settings with_micro_batches(const Settings& settings, int64_t num_ranks, int64_t count) {
-  Settings copy = settings;
-  const int64_t data_ranks = Layout(settings.parallel.layout, num_ranks).degree(Axis::kDp);
-  copy.train.global_batch = count * data_ranks * settings.train.micro_batch;
-  return copy;
-}
-
 double sum(const std::map<std::string, double>& parts) {
   double all = 0;
   for (const auto& [name, seconds] : parts) all += seconds;
@@ -55,38 +23,24 @@ StepShares shares_of(const RankClock& clock, double end) {
           .exposed_by = clock.waited_for_wires};
 }
 
-StepShares extend(const MicroBatches& batches, const StepShares& fewer, const StepShares& more) {
+/// What shares come to with all micro-batches, by `whole` of a part with fewer and with more.
+template <typename Extend>
+StepShares extend_shares(const StepShares& fewer, const StepShares& more, const Extend& whole) {
   StepShares all = more;
   for (double StepShares::*part : {&StepShares::computed, &StepShares::exposed, &StepShares::idle,
                                    &StepShares::copies, &StepShares::exchanged})
-    all.*part = batches.extend(fewer.*part, more.*part);
+    all.*part = whole(fewer.*part, more.*part);
   for (auto& [name, seconds] : all.exposed_by) {
     const auto before = fewer.exposed_by.find(name);
-    seconds = batches.extend(before == fewer.exposed_by.end() ? 0 : before->second, seconds);
+    seconds = whole(before == fewer.exposed_by.end() ? 0 : before->second, seconds);
   }
   return all;
 }
 
-/// A step of some stages.
-struct StagesRun {
-  SimulatedPlans plans;
-  std::vector<MemoryPrediction> memory;
+double end_of(const SimulatedPlans& plans) {
   double end = 0;
-};
-
-StagesRun run_stages(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                     const std::vector<int64_t>& ranks) {
-  StagesRun result;
-  std::vector<PlanWork> works;
-  for (const int64_t rank : ranks) {
-    const PlannedRank planned = plan_rank(settings, rank, num_ranks);
-    result.plans.plans.push_back(plan_step(settings, planned));
-    works.push_back(work.find(result.plans.plans.back(), planned.model.programs()));
-    result.memory.push_back(predict_memory(settings, planned));
-  }
-  result.plans.clocks = run_clocks(result.plans.plans, works, work.clock_options());
-  for (const RankClock& clock : result.plans.clocks) result.end = std::max(result.end, clock.end);
-  return result;
+  for (const RankClock& clock : plans.clocks) end = std::max(end, clock.end);
+  return end;
 }
 
 }  // namespace
@@ -121,40 +75,117 @@ double flops_of(const Settings& settings) {
   return plan_rank(one, 0, 1, plan_backend(settings, 1), batch_shape(one)).model.model_flops();
 }
 
-SimulatedStep simulate_stages(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                              double flops, const std::vector<int64_t>& ranks) {
-  const MicroBatches batches = split_micro_batches(settings, num_ranks);
-  const auto run = [&](int64_t count) {
-    return run_stages(with_micro_batches(settings, num_ranks, count), num_ranks, work, ranks);
+/// A step's micro-batches for a data-parallel rank, and how many of them are run.
+struct StageSimulation::MicroBatches {
+  int64_t all = 1;
+  int64_t fewer = 1;
+  int64_t more = 1;  ///< `fewer` where all are run
+
+  /// What comes to `with_fewer` and `with_more` comes to so much with all.
+  double extend(double with_fewer, double with_more) const {
+    if (fewer == more) return with_fewer;
+    const double slope = (with_more - with_fewer) / static_cast<double>(more - fewer);
+    return with_more + static_cast<double>(all - more) * slope;
+  }
+};
+
+/// At least `least` of them and as many more, in what pipelines take at a time: interleaved ones a
+/// multiple of the stages.
+StageSimulation::MicroBatches StageSimulation::split(int64_t least) const {
+  const int64_t unit =
+      settings_.parallel.schedule == PipelineKind::kInterleaved ? layout_.degree(Axis::kPp) : 1;
+  const int64_t all = settings_.train.num_micro_batches() / layout_.degree(Axis::kDp);
+  const int64_t fewer = least + (all - least) % unit;
+  const int64_t more = fewer + std::max(unit, least / 2);
+  if (all <= more) return {all, all, all};
+  return {all, fewer, more};
+}
+
+StageSimulation::StageSimulation(const Settings& settings, int64_t num_ranks,
+                                 std::vector<int64_t> ranks)
+    : settings_(settings),
+      num_ranks_(num_ranks),
+      layout_(settings.parallel.layout, num_ranks),
+      ids_(std::move(ranks)) {
+  // A pipeline is full after as many micro-batches as it has stages.
+  const Settings full = with_micro_batches(split(2 * layout_.degree(Axis::kPp)).more);
+  for (const int64_t rank : ids_) {
+    ranks_.push_back(plan_rank(full, rank, num_ranks));
+    memory_.push_back(predict_memory(full, ranks_.back()));
+  }
+}
+
+int64_t StageSimulation::most_bytes() const {
+  return std::ranges::max(memory_, {}, &MemoryPrediction::total).total();
+}
+
+int64_t StageSimulation::fullest() const {
+  return ids_[std::ranges::max_element(memory_, {}, &MemoryPrediction::total) - memory_.begin()];
+}
+
+Settings StageSimulation::with_micro_batches(int64_t count) const {
+  Settings copy = settings_;
+  copy.train.global_batch = count * layout_.degree(Axis::kDp) * settings_.train.micro_batch;
+  return copy;
+}
+
+SimulatedPlans StageSimulation::run_plans(const StepWork& work, int64_t micro_batches) {
+  const Settings settings = with_micro_batches(micro_batches);
+  SimulatedPlans result;
+  std::vector<PlanWork> works;
+  for (PlannedRank& rank : ranks_) {
+    rank.set_micro_batches(settings);
+    result.plans.push_back(plan_step(settings, rank));
+    works.push_back(work.find(result.plans.back(), rank.model.programs()));
+  }
+  result.clocks = run_clocks(result.plans, works, work.clock_options());
+  return result;
+}
+
+SimulatedStep StageSimulation::run(const StepWork& work, double flops,
+                                   const MicroBatches& batches) {
+  const SimulatedPlans fewer = run_plans(work, batches.fewer);
+  const SimulatedPlans more = batches.more > batches.fewer ? run_plans(work, batches.more) : fewer;
+  const auto whole = [&](double with_fewer, double with_more) {
+    return batches.extend(with_fewer, with_more);
   };
-  const StagesRun fewer = run(batches.fewer);
-  const StagesRun more = batches.more > batches.fewer ? run(batches.more) : fewer;
-  const auto sequences = static_cast<double>(settings.train.global_batch);
-  SimulatedStep step{.seconds = batches.extend(fewer.end, more.end),
+  const double ends[] = {end_of(fewer), end_of(more)};
+  const auto sequences = static_cast<double>(settings_.train.global_batch);
+  SimulatedStep step{.seconds = whole(ends[0], ends[1]),
                      .flops = flops * sequences,
-                     .tokens = sequences * static_cast<double>(settings.data.sequence_length),
-                     .num_ranks = num_ranks};
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    step.stages.push_back({.rank = ranks[i],
-                           .memory = more.memory[i],
-                           .shares = extend(batches, shares_of(fewer.plans.clocks[i], fewer.end),
-                                            shares_of(more.plans.clocks[i], more.end))});
+                     .tokens = sequences * static_cast<double>(settings_.data.sequence_length),
+                     .num_ranks = num_ranks_};
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    step.stages.push_back({.rank = ids_[i],
+                           .memory = memory_[i],
+                           .shares = extend_shares(shares_of(fewer.clocks[i], ends[0]),
+                                                   shares_of(more.clocks[i], ends[1]), whole)});
   }
   return step;
 }
 
+SimulatedStep StageSimulation::run(const StepWork& work, double flops) {
+  return run(work, flops, split(2 * layout_.degree(Axis::kPp)));
+}
+
+SimulatedStep StageSimulation::run_alone(const StepWork& work, double flops) {
+  const bool interleaved = settings_.parallel.schedule == PipelineKind::kInterleaved;
+  return run(work, flops, split(interleaved ? layout_.degree(Axis::kPp) : 2));
+}
+
 SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const StepWork& work,
                             double flops) {
-  return simulate_stages(settings, num_ranks, work, flops, first_ranks(settings, num_ranks));
+  return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks)).run(work, flops);
 }
 
 SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
                               int64_t most_micro_batches) {
-  const MicroBatches batches = split_micro_batches(settings, num_ranks);
-  const int64_t count = std::min(batches.all, std::max(most_micro_batches, batches.fewer));
-  return run_stages(with_micro_batches(settings, num_ranks, count), num_ranks, work,
-                    first_ranks(settings, num_ranks))
-      .plans;
+  const Layout layout(settings.parallel.layout, num_ranks);
+  const int64_t all = settings.train.num_micro_batches() / layout.degree(Axis::kDp);
+  const int64_t stages = layout.degree(Axis::kPp);
+  const int64_t least = std::min(all, 2 * stages + all % stages);
+  return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))
+      .run_plans(work, std::min(all, std::max(most_micro_batches, least)));
 }
 
 }  // namespace tessera

@@ -52,14 +52,45 @@ struct SimulatedPlans {
   std::vector<RankClock> clocks;
 };
 
-/// Runs the step of each pipeline stage's first rank by the clock. Of many micro-batches only some
-/// are run: every further one takes the same time. `flops` are those of a sequence (flops_of).
-/// Throws UserError for what training would refuse.
+/// A step's stages, each by its first rank, that are compiled once: memory can be looked at before
+/// the clock is run. Of many micro-batches only some are run: every further one takes the same
+/// time.
+class StageSimulation {
+ public:
+  /// Throws UserError for what training would refuse.
+  StageSimulation(const Settings& settings, int64_t num_ranks, std::vector<int64_t> ranks);
+
+  /// Of each of the ranks.
+  const std::vector<MemoryPrediction>& memory() const { return memory_; }
+  int64_t most_bytes() const;
+  /// The rank that takes those.
+  int64_t fullest() const;
+
+  /// `flops` are those of a sequence (flops_of).
+  SimulatedStep run(const StepWork& work, double flops);
+  /// As if no other stage kept these waiting, with fewer micro-batches: without the time in which a
+  /// pipeline fills and empties.
+  SimulatedStep run_alone(const StepWork& work, double flops);
+  /// The plans of so many micro-batches.
+  SimulatedPlans run_plans(const StepWork& work, int64_t micro_batches);
+
+ private:
+  struct MicroBatches;
+  MicroBatches split(int64_t least) const;
+  SimulatedStep run(const StepWork& work, double flops, const MicroBatches& batches);
+  Settings with_micro_batches(int64_t count) const;
+
+  Settings settings_;
+  int64_t num_ranks_;
+  Layout layout_;
+  std::vector<int64_t> ids_;
+  std::vector<PlannedRank> ranks_;
+  std::vector<MemoryPrediction> memory_;
+};
+
+/// The step of each pipeline stage's first rank by the clock. Throws as StageSimulation does.
 SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const StepWork& work,
                             double flops);
-/// The same for the stages of `ranks` alone, as if no other stage kept them waiting.
-SimulatedStep simulate_stages(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                              double flops, const std::vector<int64_t>& ranks);
 
 /// The plans of at most `most_micro_batches` micro-batches.
 SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,

@@ -13,9 +13,13 @@ constexpr int64_t kMebibyte = 1 << 20;
 
 // Measured on two and four H200s with NCCL 2.28.9 and CUDA 13.0 (bench/comm_cuda_bench prints what
 // groups take, `tessera bench` with run.cuda_graphs "off" and "auto" what graphs do).
-constexpr int64_t kGroupBytes = 200 * kMebibyte;    ///< a group, as soon as it is made
-constexpr int64_t kRingBytes = 290 * kMebibyte;     ///< its all-gathers and reductions
-constexpr int64_t kPairsBytes = 385 * kMebibyte;    ///< with each other rank, for its all-to-alls
+constexpr int64_t kGroupBytes = 200 * kMebibyte;  ///< a group, as soon as it is made
+constexpr int64_t kRingBytes = 290 * kMebibyte;   ///< its all-gathers and reductions
+constexpr int64_t kPairsBytes = 385 * kMebibyte;  ///< with each other rank, for its all-to-alls
+/// The same in groups that span nodes, where NCCL gives a pair 2 of the 32 channels that it has
+/// within one; by its source, not measured.
+constexpr int64_t kRemotePairsBytes = kPairsBytes / 16;
+constexpr int64_t kMostOfNode = 8;                  ///< ranks of a group that may be in one node
 constexpr int64_t kMessageBytes = 390 * kMebibyte;  ///< a direction between two neighbours
 constexpr int64_t kLibraryBytes = 250 * kMebibyte;  ///< NCCL's kernels
 constexpr int64_t kSumBytes = 32 * kMebibyte;       ///< from each other rank, for sums of BF16
@@ -34,7 +38,8 @@ int64_t bytes_of_group(int64_t size, const GroupUse& use) {
   if (size == 1) return 0;
   int64_t bytes = kGroupBytes;
   if (use.rings) bytes += kRingBytes;
-  if (use.pairs || use.sums_bf16) bytes += (size - 1) * kPairsBytes;
+  const int64_t pair = size > kMostOfNode ? kRemotePairsBytes : kPairsBytes;
+  if (use.pairs || use.sums_bf16) bytes += (size - 1) * pair;
   if (use.sums_bf16) bytes += (size - 1) * kSumBytes;
   return bytes;
 }

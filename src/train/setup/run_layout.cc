@@ -38,6 +38,16 @@ PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chun
 
 }  // namespace
 
+void schedule_micro_batches(RunLayout& run, const Settings& settings) {
+  const PipelineLayout pipeline =
+      make_pipeline_layout(settings.parallel, settings.model.layer_counts());
+  run.num_micro_batches = count_micro_batches(settings, run.layout);
+  run.schedule = pipeline_spec(settings.parallel, pipeline, run.num_micro_batches);
+  if (settings.shard.release_gradients) run.schedule.kind = PipelineKind::kGpipe;
+  check_schedule(run.schedule);
+  run.steps = make_pipeline_schedule(run.schedule)[run.layout.coordinate(run.rank(), Axis::kPp)];
+}
+
 RunLayout make_run_layout(const Settings& settings, World& world) {
   const ParallelSpec& parallel = settings.parallel;
   const Layout layout(parallel.layout, world.size());
@@ -50,12 +60,8 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                          .chunks = stage_chunks(pipeline, stage),
                          .split_weights = parallel.split_weights,
                          .layers_in_turn = settings.shard.release_gradients},
-                .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage()),
-                .num_micro_batches = count_micro_batches(settings, layout)};
-  run.schedule = pipeline_spec(parallel, pipeline, run.num_micro_batches);
-  if (settings.shard.release_gradients) run.schedule.kind = PipelineKind::kGpipe;
-  check_schedule(run.schedule);
-  run.steps = make_pipeline_schedule(run.schedule)[stage];
+                .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage())};
+  schedule_micro_batches(run, settings);
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);
   return run;
 }

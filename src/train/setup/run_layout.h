@@ -34,6 +34,10 @@ struct RunLayout {
 /// all ranks, for what does not fit.
 RunLayout make_run_layout(const Settings& settings, World& world);
 
+/// Gives the layout the passes of as many micro-batches as the settings have, which may differ from
+/// those that it was made for in nothing else.
+void schedule_micro_batches(RunLayout& run, const Settings& settings);
+
 /// A micro-batch of the settings, whose sequences are not packed of several documents.
 BatchShape batch_shape(const Settings& settings);
 

@@ -8,6 +8,11 @@
 
 namespace tessera {
 
+void PlannedRank::set_micro_batches(const Settings& settings) {
+  schedule_micro_batches(layout, settings);
+  model.place(place_saved(model.programs(), layout.steps));
+}
+
 PlannedRank plan_rank(const Settings& settings, int64_t rank, int64_t num_ranks) {
   check_batch(settings.model, settings.train.micro_batch, settings.data.sequence_length);
   return plan_rank(settings, rank, num_ranks, plan_backend(settings, num_ranks),

@@ -11,6 +11,10 @@ struct PlannedRank {
   Backend backend;
   RunLayout layout;
   TrainingModel model;
+
+  /// Makes it that of steps with as many micro-batches as the settings have, which may differ from
+  /// those that it was planned for in nothing else. The programs stay.
+  void set_micro_batches(const Settings& settings);
 };
 
 /// With the kernels of the device that such a run would have. REQUIRES that the settings have a

@@ -27,6 +27,12 @@ struct PathStep {
   size_t option = 0;
 };
 
+/// Steps in the order in which they are taken, and after how many one may stop.
+struct OptionPath {
+  std::vector<PathStep> steps;
+  std::vector<size_t> stops = {0};
+};
+
 /// The first `num_layers` of the rank offload; `names` empty: everything that they keep.
 struct OffloadedPrefix {
   size_t num_layers = 0;
@@ -42,8 +48,13 @@ Names without(const Names& names, const Names& base) {
 
 class PolicySearch {
  public:
-  PolicySearch(const PolicyTrial& trial, const SavedPolicy& base, const MemoryLimit& limit)
-      : trial_(trial), base_(base), limit_(limit), layers_(trial.layers()) {}
+  PolicySearch(const PolicyTrial& trial, const SavedPolicy& base, const MemoryLimit& limit,
+               PolicyGrain grain)
+      : trial_(trial),
+        base_(base),
+        limit_(limit),
+        is_uniform_(grain == PolicyGrain::kUniform),
+        layers_(trial.layers()) {}
 
   PolicySearchResult run() {
     result_.kept = {.choices = {}, .cost = judge({})};
@@ -52,7 +63,7 @@ class PolicySearch {
     find_classes();
     try_by_hand();
     for (const int64_t transient : find_transients()) search_paths(transient);
-    if (result_.fits) improve();
+    if (result_.fits && !is_uniform_) improve();
     if (result_.fits) drop_idle_offloads();
     return std::move(result_);
   }
@@ -135,7 +146,7 @@ class PolicySearch {
   }
 
   /// One step is one layer's, from the last layer to the first.
-  std::vector<PathStep> find_path(int64_t transient) const {
+  OptionPath find_path(int64_t transient) const {
     struct ClassStep {
       double price = 0;
       const LayerClass* of = nullptr;
@@ -152,10 +163,13 @@ class PolicySearch {
       }
     }
     std::ranges::stable_sort(steps, {}, &ClassStep::price);
-    std::vector<PathStep> path;
+    OptionPath path;
     for (const ClassStep& step : steps) {
-      for (auto layer = step.of->layers.rbegin(); layer != step.of->layers.rend(); ++layer)
-        path.push_back({*layer, step.of, step.option});
+      for (auto layer = step.of->layers.rbegin(); layer != step.of->layers.rend(); ++layer) {
+        path.steps.push_back({*layer, step.of, step.option});
+        if (!is_uniform_) path.stops.push_back(path.steps.size());
+      }
+      if (is_uniform_) path.stops.push_back(path.steps.size());
     }
     return path;
   }
@@ -200,14 +214,17 @@ class PolicySearch {
   }
 
   /// The fewest steps that fit; more take longer.
-  void search_path(const std::vector<PathStep>& path, const OffloadedPrefix& prefix) {
-    const LayerChoices none = choose(path, 0, prefix);
-    if (consider(none) || is_late(none) || !consider(choose(path, path.size(), prefix))) return;
+  void search_path(const OptionPath& path, const OffloadedPrefix& prefix) {
+    const auto choose_to = [&](size_t stop) {
+      return choose(path.steps, path.stops[stop], prefix);
+    };
+    const LayerChoices none = choose_to(0);
+    if (consider(none) || is_late(none) || !consider(choose_to(path.stops.size() - 1))) return;
     size_t too_few = 0;
-    size_t enough = path.size();
+    size_t enough = path.stops.size() - 1;
     while (enough - too_few > 1) {
       const size_t middle = (too_few + enough) / 2;
-      const LayerChoices choices = choose(path, middle, prefix);
+      const LayerChoices choices = choose_to(middle);
       if (consider(choices)) {
         enough = middle;
       } else {
@@ -218,9 +235,10 @@ class PolicySearch {
   }
 
   void search_paths(int64_t transient) {
-    const std::vector<PathStep> path = find_path(transient);
+    const OptionPath path = find_path(transient);
     search_path(path, {});
     if (!may_offload()) return;
+    if (is_uniform_) return search_path(path, {.num_layers = layers_.size(), .names = {}});
     constexpr size_t kMostNames = 6;
     for (size_t names = 0; names <= std::min(expensive_.size(), kMostNames); ++names) {
       OffloadedPrefix prefix;
@@ -252,7 +270,8 @@ class PolicySearch {
       consider(choices);
     };
     everywhere({"all"}, false, {});
-    for (const std::string& name : expensive_) everywhere({name}, false, {});
+    if (is_uniform_) wholes.resize(1);
+    for (size_t i = 1; i < wholes.size(); ++i) everywhere({*wholes[i].begin()}, false, {});
     if (!may_offload()) return;
     everywhere({"all"}, true, {});
     for (const std::set<std::string>& names : wholes) everywhere({}, true, names);
@@ -322,6 +341,7 @@ class PolicySearch {
   const PolicyTrial& trial_;
   const SavedPolicy& base_;
   MemoryLimit limit_;
+  bool is_uniform_;
   std::vector<int64_t> layers_;
   std::vector<LayerClass> classes_;
   std::map<int64_t, const LayerClass*> class_of_;
@@ -333,8 +353,8 @@ class PolicySearch {
 }  // namespace
 
 PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base,
-                                 const MemoryLimit& limit) {
-  return PolicySearch(trial, base, limit).run();
+                                 const MemoryLimit& limit, PolicyGrain grain) {
+  return PolicySearch(trial, base, limit, grain).run();
 }
 
 }  // namespace tessera

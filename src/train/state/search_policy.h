@@ -11,6 +11,10 @@ struct FoundPolicy {
   PolicyCost cost;
 };
 
+/// How far the layers of a kind may differ: uniform choices are found with a few trials and are
+/// short to write.
+enum class PolicyGrain : uint8_t { kLayers, kUniform };
+
 struct PolicySearchResult {
   FoundPolicy kept;  ///< nothing chosen
   FoundPolicy best;  ///< of those within the limit the fastest; `fits` says whether there is one
@@ -28,8 +32,10 @@ struct PolicySearchResult {
 /// the same with the first 1, 2, 3, ... layers offloading everything, or the values that cost the
 /// most to compute again; and what users would write by hand for all layers: everything, or one
 /// value, recomputed, offloaded or both. The best of them is then improved layer by layer. Nothing
-/// is offloaded on the host, where it would save nothing.
+/// is offloaded on the host, where it would save nothing. Of uniform choices layers of a kind take
+/// options together, what is offloaded is all that they keep, and nothing is improved after that.
 PolicySearchResult search_policy(const PolicyTrial& trial, const SavedPolicy& base,
-                                 const MemoryLimit& limit);
+                                 const MemoryLimit& limit,
+                                 PolicyGrain grain = PolicyGrain::kLayers);
 
 }  // namespace tessera

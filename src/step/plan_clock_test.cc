@@ -1,0 +1,121 @@
+#include "step/plan_clock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "step/plan_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::small_plan;
+using ::testing::ThrowsMessage;
+
+/// Programs take `seconds`, messages 0.5 and sums 2.
+PlanWork work_of(const StepPlan& plan, double seconds) {
+  PlanWork work;
+  for (const Task& task : plan.tasks) {
+    double own = 0;
+    if (task.kind == TaskKind::kRun) own = seconds;
+    if (task.phase == TaskPhase::kStart) own = task.kind == TaskKind::kExchange ? 2 : 0.5;
+    work.add({.seconds = own});
+  }
+  return work;
+}
+
+std::vector<RankClock> run_small(double first, double second) {
+  const std::vector<StepPlan> plans = {small_plan(0), small_plan(1)};
+  const std::vector<PlanWork> works = {work_of(plans[0], first), work_of(plans[1], second)};
+  return run_clocks(plans, works);
+}
+
+TEST(PlanClock, RanksWaitForEachOther) {
+  // Rank 0 computes to 3 and sends to 3.5; rank 1 computes from there to 4.5; both sum to 6.5.
+  const std::vector<RankClock> clocks = run_small(3, 1);
+  EXPECT_DOUBLE_EQ(clocks[0].end, 6.5);
+  EXPECT_DOUBLE_EQ(clocks[1].end, 6.5);
+  EXPECT_DOUBLE_EQ(clocks[0].computed, 3);
+  EXPECT_DOUBLE_EQ(clocks[0].waited_for_wires.at("pp"), 0.5);
+  EXPECT_DOUBLE_EQ(clocks[0].waited_for_ranks.at("dp"), 1);
+  EXPECT_DOUBLE_EQ(clocks[0].waited_for_wires.at("dp"), 2);
+  EXPECT_DOUBLE_EQ(clocks[1].waited_for_ranks.at("pp"), 3);
+  EXPECT_DOUBLE_EQ(clocks[1].waited_for_wires.at("pp"), 0.5);
+  EXPECT_FALSE(clocks[1].waited_for_ranks.contains("dp"));
+  EXPECT_DOUBLE_EQ(clocks[0].exchanged.at("dp"), 2);
+}
+
+TEST(PlanClock, SharesComeToTheWhole) {
+  for (const double first : {0.0, 1.0, 7.0}) {
+    for (const RankClock& clock : run_small(first, 2)) {
+      double sum = clock.computed + clock.waited_for_copies;
+      for (const auto& [lane, seconds] : clock.waited_for_ranks) sum += seconds;
+      for (const auto& [lane, seconds] : clock.waited_for_wires) sum += seconds;
+      EXPECT_DOUBLE_EQ(sum, clock.end);
+    }
+  }
+}
+
+/// A program that starts an exchange of a second, computes beside it, and waits.
+TaskWork overlapped(double beside) {
+  ProgramTimes program;
+  program.groups = {{"ep", {0, 1}}};
+  using Kind = ProgramMoment::Kind;
+  program.moments = {{.kind = Kind::kCompute, .seconds = 1},
+                     {.kind = Kind::kStart, .seconds = 1, .exchange = 0, .group = 0},
+                     {.kind = Kind::kCompute, .seconds = beside},
+                     {.kind = Kind::kWait, .exchange = 0}};
+  return {.program = std::make_shared<const ProgramTimes>(std::move(program))};
+}
+
+std::vector<RankClock> run_programs(const TaskWork& first, const TaskWork& second, double share) {
+  std::vector<StepPlan> plans(2);
+  std::vector<PlanWork> works(2);
+  for (size_t i = 0; i < 2; ++i) {
+    plans[i].rank = static_cast<int64_t>(i);
+    const LaneId compute = plans[i].lanes.add({LaneKind::kCompute, "compute"});
+    plans[i].tasks.add({.kind = TaskKind::kRun,
+                        .action = TaskAction::kRunProgram,
+                        .lane = compute,
+                        .name = "run"});
+    works[i].add(i == 0 ? first : second);
+  }
+  return run_clocks(plans, works, {.exchange_share = share});
+}
+
+TEST(PlanClock, ExchangesAreHiddenUnderWhatIsBesideThem) {
+  const auto exposed = run_programs(overlapped(0.25), overlapped(0.25), 0);
+  EXPECT_DOUBLE_EQ(exposed[0].end, 2);
+  EXPECT_DOUBLE_EQ(exposed[0].waited_for_wires.at("ep"), 0.75);
+  const auto hidden = run_programs(overlapped(3), overlapped(3), 0);
+  EXPECT_DOUBLE_EQ(hidden[0].end, 4);
+  EXPECT_TRUE(hidden[0].waited_for_wires.empty());
+  EXPECT_DOUBLE_EQ(hidden[0].exchanged.at("ep"), 1);
+}
+
+TEST(PlanClock, ExchangesTakeAShareOfTheDevice) {
+  // The second rank knows when the exchange begins: as it starts it.
+  EXPECT_DOUBLE_EQ(run_programs(overlapped(3), overlapped(3), 0.25)[1].end, 4.25);
+}
+
+TEST(PlanClock, NamesRanksThatWaitForever) {
+  std::vector<StepPlan> plans = {small_plan(0), small_plan(1)};
+  StepPlan shorter;
+  shorter.rank = 1;
+  shorter.lanes = plans[1].lanes;
+  shorter.storages = plans[1].storages;
+  shorter.buffers = plans[1].buffers;
+  shorter.tasks.add(plans[1].tasks[TaskId{0}]);
+  plans[1] = shorter;
+  const std::vector<PlanWork> works = {work_of(plans[0], 1), work_of(plans[1], 1)};
+  EXPECT_NO_THROW(run_clocks(plans, works)) << "rank 1 has no sums and is not waited for";
+  plans[0].tasks[TaskId{1}].subject.peer = 0;
+  EXPECT_THAT(
+      [&] { run_clocks(plans, works); },
+      ThrowsMessage<InternalError>(AllOf(HasSubstr("ranks wait forever"), HasSubstr("rank 1 at"))));
+}
+
+}  // namespace
+}  // namespace tessera

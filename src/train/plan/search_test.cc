@@ -1,0 +1,127 @@
+#include "train/plan/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "train/plan/plan_testing.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::settings_to_plan;
+using testing::small_machine;
+using ::testing::ThrowsMessage;
+
+SearchSpace space_of(const Settings& settings, int64_t num_ranks, std::set<std::string> fixed) {
+  return {.base = settings, .num_ranks = num_ranks, .node_devices = 4, .fixed = std::move(fixed)};
+}
+
+PlanResult search(const SearchSpace& space, const Hardware& hardware = small_machine()) {
+  return search_plan(space, StepWork(hardware));
+}
+
+std::vector<std::string> describe(const PlanResult& result) {
+  std::vector<std::string> lines;
+  for (const PlannedLayout& layout : result.layouts) {
+    lines.push_back(fmt::format("{} {} {:.17g}", describe_candidate(layout.settings),
+                                fmt::join(list_overrides(layout.settings), " "),
+                                layout.step.seconds));
+  }
+  return lines;
+}
+
+TEST(SearchPlan, FindsTheSameEachTime) {
+  const SearchSpace space = space_of(settings_to_plan({}), 8, {});
+  const PlanResult result = search(space);
+  EXPECT_EQ(describe(result), describe(search(space)));
+  EXPECT_GT(result.num_judged, 20);
+  ASSERT_GT(result.layouts.size(), 3);
+  for (size_t i = 1; i < result.layouts.size(); ++i)
+    EXPECT_GE(result.layouts[i].step.seconds, result.layouts[i - 1].step.seconds);
+}
+
+TEST(SearchPlan, IsNoSlowerThanLayoutsByHand) {
+  const SearchSpace space = space_of(settings_to_plan({}), 8, {});
+  const double best = search(space).layouts.at(0).step.seconds;
+  const StepWork work(small_machine());
+  for (const std::vector<std::string>& by_hand :
+       std::vector<std::vector<std::string>>{{},
+                                             {"--parallel.ep=8"},
+                                             {"--parallel.pp=2", "--parallel.ep=4"},
+                                             {"--parallel.tp=2", "--parallel.ep=2"},
+                                             {"--parallel.pp=4"},
+                                             {"--optim.shard=full", "--train.micro_batch=2"}}) {
+    const Settings settings = settings_to_plan(by_hand);
+    EXPECT_LE(best, simulate_step(settings, 8, work, flops_of(settings)).seconds * 1.0001)
+        << fmt::format("{}", fmt::join(by_hand, " "));
+  }
+}
+
+TEST(SearchPlan, LeavesFixedKeysAsTheyAre) {
+  const Settings settings =
+      settings_to_plan({"--parallel.pp=2", "--train.micro_batch=2", "--parallel.ep=4"});
+  const PlanResult result =
+      search(space_of(settings, 8, {"parallel.pp", "train.micro_batch", "parallel.ep"}));
+  ASSERT_FALSE(result.layouts.empty());
+  for (const PlannedLayout& layout : result.layouts) {
+    EXPECT_EQ(layout.settings.parallel.layout.pp, 2);
+    EXPECT_EQ(layout.settings.parallel.layout.ep, 4);
+    EXPECT_EQ(layout.settings.train.micro_batch, 2);
+  }
+}
+
+TEST(SearchPlan, ComputesAgainWhatDoesNotFit) {
+  const Settings settings = settings_to_plan({"--train.micro_batch=8"});
+  const SearchSpace roomy =
+      space_of(settings, 1, {"train.micro_batch", "train.offload", "optim.shard"});
+  SearchSpace space = space_of(settings, 1, {"train.micro_batch", "optim.shard"});
+  const int64_t all = search(roomy).layouts.at(0).step.fullest().memory.total();
+  space.base.train.memory_limit = fmt::format("{}B", all * 3 / 4);
+  const PlanResult result = search(space);
+  ASSERT_EQ(result.layouts.size(), 1);
+  EXPECT_FALSE(result.layouts[0].settings.train.recompute.empty());
+  EXPECT_LE(result.layouts[0].step.fullest().memory.total(), all * 3 / 4);
+}
+
+TEST(SearchPlan, SaysWhatIsLeastWhereNothingFits) {
+  SearchSpace space = space_of(settings_to_plan({}), 2, {});
+  space.base.train.memory_limit = "1MiB";
+  const PlanResult result = search(space);
+  EXPECT_TRUE(result.layouts.empty());
+  ASSERT_TRUE(result.least.has_value());
+  EXPECT_GT(result.least->step.fullest().memory.total(), 1 << 20);
+}
+
+TEST(SearchPlan, RefusesWhatNoLayoutCanTrain) {
+  const Settings settings = settings_to_plan({"--train.global_batch=1"});
+  EXPECT_THAT(
+      [&] {
+        search(space_of(settings, 7, {"parallel.pp", "parallel.tp"}));
+      },
+      ThrowsMessage<UserError>(
+          AllOf(HasSubstr("no layout of 7 ranks"), HasSubstr("global batch of 1"))));
+}
+
+TEST(ListLayouts, AreThoseThatDivideTheRanks) {
+  const std::vector<Settings> layouts = list_layouts(space_of(settings_to_plan({}), 8, {}));
+  EXPECT_GT(layouts.size(), 20);
+  for (const Settings& one : layouts) {
+    const LayoutSpec& layout = one.parallel.layout;
+    EXPECT_EQ(8 % (layout.tp * layout.cp * layout.pp), 0);
+    EXPECT_LE(layout.tp, 4) << "a node";
+    EXPECT_EQ(one.train.micro_batch, 1);
+  }
+  for (const Settings& layout : layouts) {
+    for (const Settings& variant : list_variants(space_of(settings_to_plan({}), 8, {}), layout)) {
+      EXPECT_EQ(variant.parallel.layout.ep, layout.parallel.layout.ep);
+      EXPECT_NE(describe_candidate(variant), describe_candidate(layout));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

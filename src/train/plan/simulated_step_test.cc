@@ -1,0 +1,130 @@
+#include "train/plan/simulated_step.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "train/plan/plan_testing.h"
+#include "train/plan/plan_trace.h"
+
+namespace tessera {
+namespace {
+
+using testing::settings_to_plan;
+using testing::small_machine;
+
+SimulatedStep simulate(const Settings& settings, int64_t num_ranks, double skew = 1) {
+  const StepWork work(small_machine(), {.skew = skew});
+  return simulate_step(settings, num_ranks, work, flops_of(settings));
+}
+
+/// All micro-batches by the clock.
+double run_all(const Settings& settings, int64_t num_ranks) {
+  const StepWork work(small_machine());
+  const SimulatedPlans plans =
+      simulate_plans(settings, num_ranks, work, settings.train.num_micro_batches());
+  double end = 0;
+  for (const RankClock& clock : plans.clocks) end = std::max(end, clock.end);
+  return end;
+}
+
+struct LayoutCase {
+  std::vector<std::string> overrides;
+  int64_t num_ranks = 1;
+};
+
+std::vector<LayoutCase> layout_cases() {
+  return {{{}, 1},
+          {{"--parallel.ep=4"}, 4},
+          {{"--parallel.pp=2"}, 2},
+          {{"--parallel.pp=4", "--parallel.ep=2"}, 8},
+          {{"--parallel.pp=2", "--parallel.pipeline_schedule=gpipe"}, 4},
+          {{"--parallel.pp=2", "--parallel.pipeline_schedule=interleaved",
+            "--parallel.pipeline_chunks=2"},
+           2},
+          {{"--parallel.tp=2", "--parallel.ep=2", "--optim.shard=full"}, 4}};
+}
+
+TEST(SimulatedStep, OfManyMicroBatchesIsThatOfAll) {
+  for (const LayoutCase& one : layout_cases()) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(one.overrides, " ")));
+    const Settings settings = settings_to_plan(one.overrides);
+    const double whole = run_all(settings, one.num_ranks);
+    EXPECT_NEAR(simulate(settings, one.num_ranks).seconds, whole, 1e-6 * whole);
+  }
+}
+
+TEST(SimulatedStep, HasSharesThatComeToIt) {
+  for (const LayoutCase& one : layout_cases()) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(one.overrides, " ")));
+    const Settings settings = settings_to_plan(one.overrides);
+    const SimulatedStep step = simulate(settings, one.num_ranks);
+    EXPECT_EQ(std::ssize(step.stages), settings.parallel.layout.pp);
+    EXPECT_EQ(step.tokens, 64 * 64);
+    for (const SimulatedStage& stage : step.stages) {
+      EXPECT_NEAR(stage.shares.total(), step.seconds, 0.02 * step.seconds);
+      EXPECT_GT(stage.shares.computed, 0);
+      EXPECT_GE(stage.shares.exposed, 0);
+      EXPECT_GE(stage.shares.idle, -1e-12);
+    }
+    if (one.num_ranks == 1) EXPECT_EQ(step.stages[0].shares.exposed, 0);
+    if (settings.parallel.layout.ep > 1) EXPECT_GT(step.stages[0].shares.exposed_by.at("ep"), 0);
+  }
+}
+
+TEST(SimulatedStep, PredictsTheMemoryThatInspectShows) {
+  for (const LayoutCase& one : layout_cases()) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(one.overrides, " ")));
+    const Settings settings = settings_to_plan(one.overrides);
+    for (const SimulatedStage& stage : simulate(settings, one.num_ranks).stages) {
+      EXPECT_EQ(stage.memory.total(),
+                predict_memory(settings, plan_rank(settings, stage.rank, one.num_ranks)).total());
+    }
+  }
+}
+
+TEST(SimulatedStep, IsSlowerWhereRoutingIsSkewed) {
+  const Settings settings = settings_to_plan({"--parallel.ep=4"});
+  const double balanced = simulate(settings, 4).seconds;
+  const double skewed = simulate(settings, 4, 2).seconds;
+  EXPECT_GT(skewed, balanced);
+  EXPECT_LT(skewed, 2 * balanced);
+}
+
+TEST(SimulatedStep, RecomputationTakesTime) {
+  const Settings settings = settings_to_plan({});
+  const Settings lean = settings_to_plan({"--train.recompute=all"});
+  const SimulatedStep kept = simulate(settings, 1);
+  const SimulatedStep recomputed = simulate(lean, 1);
+  EXPECT_EQ(kept.flops, recomputed.flops) << "the model's";
+  EXPECT_GT(recomputed.seconds, 1.1 * kept.seconds);
+  EXPECT_LT(recomputed.seconds, 1.5 * kept.seconds);
+  EXPECT_LT(recomputed.fullest().memory.total(), kept.fullest().memory.total());
+}
+
+/// Tasks of a lane follow each other, and a stage never has less than nothing alive.
+TEST(PlanTrace, HasTasksInOrderAndMemory) {
+  const Settings settings = settings_to_plan({"--parallel.pp=2", "--parallel.ep=2"});
+  const StepWork work(small_machine());
+  const SimulatedPlans plans = simulate_plans(settings, 4, work, 4);
+  const auto trace = nlohmann::json::parse(make_plan_trace(plans));
+  std::map<std::pair<int, int>, double> ends;
+  std::map<int, int64_t> most;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] == "X") {
+      double& end = ends[{event["pid"], event["tid"]}];
+      EXPECT_GE(event["ts"].get<double>(), end - 1e-3) << event["name"];
+      end = event["ts"].get<double>() + event["dur"].get<double>();
+    } else if (event["ph"] == "C") {
+      EXPECT_GE(event["args"]["bytes"].get<int64_t>(), 0);
+      most[event["pid"]] = std::max(most[event["pid"]], event["args"]["bytes"].get<int64_t>());
+    }
+  }
+  EXPECT_EQ(most.size(), 2);
+  for (const auto& [stage, bytes] : most) EXPECT_GT(bytes, 0);
+  EXPECT_GE(ends.size(), 4) << "two stages that compute and exchange";
+}
+
+}  // namespace
+}  // namespace tessera
