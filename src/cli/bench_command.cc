@@ -249,8 +249,7 @@ int64_t find_vocabulary(const Settings& settings) {
 }
 
 /// Seconds of a step as the clock of some hardware has them.
-double predict_step(Settings settings, const std::string& hardware) {
-  const StepWork work(load_hardware(hardware));
+double predict_step(Settings settings, const StepWork& work) {
   if (settings.run.device == DeviceChoice::kAuto)
     settings.run.device = work.hardware().on_host ? DeviceChoice::kCpu : DeviceChoice::kCuda;
   return simulate_step(settings, 1, work, 0).seconds;
@@ -295,6 +294,8 @@ int run_bench(const BenchArguments& arguments) {
   if (arguments.tiles) return print_tiles(settings, arguments);
   if (!arguments.layer.empty()) return run_layer_bench(settings, arguments);
   if (!arguments.trace.empty()) check_trace_file(arguments.trace);
+  std::optional<StepWork> work;
+  if (!arguments.hardware.empty()) work.emplace(load_hardware(arguments.hardware));
   TraceRecorder recorder(TraceRecorder::Clock::now());
   const StepBenchResult result =
       bench_step({.settings = settings,
@@ -307,8 +308,7 @@ int run_bench(const BenchArguments& arguments) {
     write_trace(recorder, arguments.trace, *world->make_world_group());
   }
   std::optional<double> predicted;
-  if (!arguments.hardware.empty())
-    predicted = predict_step(with_choice(settings, result), arguments.hardware);
+  if (work) predicted = predict_step(with_choice(settings, result), *work);
   if (arguments.json) {
     nlohmann::json json = to_json(result);
     if (predicted) json["predicted_seconds"] = *predicted;

@@ -36,8 +36,11 @@ void require_rates(const Hardware& hardware, const std::string& where) {
   need(hardware.memory_gbs, "device.memory_gbs");
   if (hardware.node_devices > 1) need(hardware.node.gbs, "link.node_gbs");
   need(hardware.network.gbs, "link.network_gbs");
-  parse_byte_size("device.memory", hardware.memory);
-  parse_byte_size("node.memory", hardware.host_memory);
+  for (const auto& [key, text] : {std::pair("device.memory", hardware.memory),
+                                  std::pair("node.memory", hardware.host_memory)}) {
+    require(!text.empty(), "{}: {} is missing; give a size such as \"80GiB\"", where, key);
+    parse_byte_size(key, text);
+  }
   hardware.samples();
 }
 

@@ -37,11 +37,11 @@ struct Hardware {
   double bf16_tflops = 0;
   double fp8_tflops = 0;
   double memory_gbs = 0;
-  std::string memory = "0 B";  ///< of a device
+  std::string memory;  ///< of a device
 
   int64_t node_devices = 1;  ///< that a node has
   double host_gbs = 50;      ///< between a device and the host's memory, each way
-  std::string host_memory = "0 B";
+  std::string host_memory;
   LinkRates node;     ///< between devices of a node
   LinkRates network;  ///< between nodes, for each device
   /// The share of a device that an exchange takes from computation beside it.

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/file/unique_name.h"
+#include "core/file/file.h"
 
 namespace tessera {
 namespace {
@@ -19,7 +19,8 @@ using ::testing::Not;
 
 constexpr const char* kRates =
     "name = \"small\"\n[device]\nkind = \"cpu\"\nf32_tflops = 1\nbf16_tflops = 2\n"
-    "memory_gbs = 20\nmemory = \"1GiB\"\n[node]\ndevices = 2\n[link]\nnode_gbs = 4\n"
+    "memory_gbs = 20\nmemory = \"1GiB\"\n[node]\ndevices = 2\nmemory = \"4GiB\"\n[link]\nnode_gbs "
+    "= 4\n"
     "network_gbs = 1\n";
 
 class HardwareFile : public ::testing::Test {
@@ -78,6 +79,9 @@ TEST_F(HardwareFile, ThatLacksARateIsRefused) {
     EXPECT_THAT(refusal(text), AllOf(HasSubstr("machine.toml"), HasSubstr(key),
                                      HasSubstr("is missing; it must be above 0")));
   }
+  std::string text = kRates;
+  text.replace(text.find("memory = \"4GiB\""), 15, "");
+  EXPECT_THAT(refusal(text), HasSubstr("node.memory is missing"));
 }
 
 TEST_F(HardwareFile, OfOtherContentsIsRefused) {

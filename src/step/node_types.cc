@@ -33,7 +33,10 @@ std::vector<ValueType> types_at(const Executable& executable, const std::vector<
 std::string operand_format(const std::vector<ValueType>& inputs) {
   for (const ValueType& type : inputs) {
     const bool counts = type.dtype == DType::kI32 || type.dtype == DType::kI64;
-    if (!counts) return type.format().name();
+    if (counts) continue;
+    std::string name = type.format().name();
+    std::ranges::replace(name, ' ', '-');
+    return name;
   }
   return std::string(dtype_name(DType::kI32));
 }

@@ -132,7 +132,6 @@ class Clocks {
 
   /// Computes, slowed by exchanges that are known to be under way.
   void compute(Rank& rank, double seconds) const {
-    rank.clock.computed += seconds;
     std::erase_if(rank.wires, [&](const auto& wire) { return wire.second <= rank.now; });
     double shared = 0;
     for (const auto& [begin, end] : rank.wires) {
@@ -140,7 +139,9 @@ class Clocks {
       const double to = std::min(end, rank.now + seconds);
       shared = std::max(shared, to - from);
     }
-    rank.now += seconds + options_.exchange_share * shared;
+    const double slowed = seconds + options_.exchange_share * shared;
+    rank.clock.computed += slowed;
+    rank.now += slowed;
   }
 
   static void note(Rank& rank, Started& one, const ExchangeTime& time) {

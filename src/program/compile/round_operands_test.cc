@@ -189,11 +189,12 @@ TEST(RoundOperands, TensorCoresMultiplyFp8) {
     EXPECT_THAT(
         list_products(round_operands(products.program, rounding)),
         ElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul", "scaled_grouped_matmul"));
-    EXPECT_THAT(
-        list_products(round_operands(products.program, products.backward(), rounding).program),
-        ::testing::UnorderedElementsAre("scaled_grouped_matmul", "scaled_grouped_matmul",
-                                        "scaled_grouped_matmul", "scaled_grouped_wgrad",
-                                        "scaled_grouped_wgrad", "scaled_grouped_wgrad"));
+    const bool has_wgrads = std::string(recipe) == "rowwise";
+    const auto backward =
+        list_products(round_operands(products.program, products.backward(), rounding).program);
+    EXPECT_EQ(backward.size(), 6);
+    EXPECT_EQ(std::ranges::count(backward, "scaled_grouped_matmul"), 3);
+    EXPECT_EQ(std::ranges::count(backward, "scaled_grouped_wgrad"), has_wgrads ? 3 : 0);
     const auto found = products.run(rounding);
     ASSERT_EQ(found.size(), emulated.size());
     for (const auto& [name, values] : found) {
@@ -225,11 +226,10 @@ std::optional<Fp8Wgrad> find_gradient(const char* recipe, int64_t rows, int64_t 
 
 TEST(RoundOperands, GradientsOfWeightsInFp8NeedSizesThatSuit) {
   EXPECT_EQ(find_gradient("rowwise", 48, 16)->scales, TokenScales::kGroup);
-  EXPECT_EQ(find_gradient("blockwise", 48, 16)->scales, TokenScales::kBlock);
   EXPECT_FALSE(find_gradient("rowwise", 40, 16));
   EXPECT_FALSE(find_gradient("rowwise", 48, 24));
   EXPECT_FALSE(find_gradient("rowwise", 48, 16, DType::kF32));
-  for (const char* recipe : {"tensorwise", "mxfp8", "nvfp4"})
+  for (const char* recipe : {"tensorwise", "blockwise", "mxfp8", "nvfp4"})
     EXPECT_FALSE(find_gradient(recipe, 48, 16)) << recipe;
 }
 

@@ -92,7 +92,7 @@ double measure_copy_gbs(const Backend& backend) {
   return best / kGiga;
 }
 
-/// Rates that the description lacks.
+/// Rates and sizes that the description lacks.
 void measure_rates(Hardware& hardware, const Backend& backend) {
   constexpr double kTera = 1e12;
   if (hardware.f32_tflops == 0)
@@ -100,6 +100,10 @@ void measure_rates(Hardware& hardware, const Backend& backend) {
   if (hardware.bf16_tflops == 0)
     hardware.bf16_tflops = measure_matrix_peak(backend, DType::kBF16) / kTera;
   if (hardware.memory_gbs == 0) hardware.memory_gbs = measure_copy_gbs(backend);
+  const auto size = [](int64_t bytes) { return fmt::format("{}MiB", bytes >> 20); };
+  if (hardware.memory.empty())
+    hardware.memory = size(backend.is_host() ? available_memory() : gpu_memory());
+  if (hardware.host_memory.empty()) hardware.host_memory = size(available_memory());
   if (hardware.name.empty())
     hardware.name = backend.is_host() ? describe_machine() : backend.device().name();
   if (hardware.source.empty()) hardware.source = "measured by tessera bench --calibrate";
@@ -221,7 +225,7 @@ constexpr CaseText kGpuCases[] = {
     {"megablocks-small",
      "model.num_layers=2 train.micro_batch=32 train.global_batch=32 data.sequence_length=1024"},
     {"mixtral-8x7b",
-     "train.precision=fp8 precision.recipe=rowwise precision.weight_gradients=false "
+     "train.precision=fp8 precision.recipe=rowwise "
      "model.num_layers=1 "
      "train.micro_batch=4 train.global_batch=4 data.sequence_length=4096"},
     {"qwen3-30b-a3b",

@@ -107,8 +107,11 @@ StageSimulation::StageSimulation(const Settings& settings, int64_t num_ranks,
       num_ranks_(num_ranks),
       layout_(settings.parallel.layout, num_ranks),
       ids_(std::move(ranks)) {
-  // A pipeline is full after as many micro-batches as it has stages.
-  const Settings full = with_micro_batches(split(2 * layout_.degree(Axis::kPp)).more);
+  // A pipeline is full after as many micro-batches as it has stages, or never.
+  const bool takes_all =
+      settings.parallel.schedule == PipelineKind::kGpipe || settings.shard.release_gradients;
+  const MicroBatches batches = split(2 * layout_.degree(Axis::kPp));
+  const Settings full = with_micro_batches(takes_all ? batches.all : batches.more);
   for (const int64_t rank : ids_) {
     ranks_.push_back(plan_rank(full, rank, num_ranks));
     memory_.push_back(predict_memory(full, ranks_.back()));
