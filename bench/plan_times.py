@@ -4,8 +4,8 @@
   bench/plan_times.py build/tessera --hardware FILE [--case "NAME;..."] [--device cuda] [--steps 4] [--seconds S] [--markdown] [--json FILE] [--list]
 
 FILE is one of `tessera bench --calibrate FILE` for this machine, or the name of hardware that comes with the program. Each case is a process
-of its own (`tessera bench --steps-only --hardware FILE`). "known" shapes are among those that a calibration times, by operator and in models
-of other sizes; the operators of "new" ones were timed at no such shape.
+of its own (`tessera bench --steps-only --hardware FILE`). The operators of "known" cases are among those that a calibration times, in steps
+of more layers and micro-batches; "new" cases are of other models, or of other numbers of tokens.
 """
 import argparse
 import itertools

@@ -23,7 +23,7 @@ HARDWARE = {"h100": "h100-ib", "h800": "h800-ib", "h200": "h200-ib", "gb200": "g
 PRECISIONS = {"bf16": ["--train.precision=bf16"],
               "fp8-cs": ["--train.precision=fp8", "--precision.recipe=rowwise"],
               "fp8-ds": ["--train.precision=fp8", "--precision.recipe=rowwise"],
-              "fp8-blockwise": ["--train.precision=fp8", "--precision.recipe=blockwise"]}
+              "fp8-blockwise": ["--train.precision=fp8", "--precision.recipe=blockwise", "--precision.weight_gradients=false"]}
 # Megatron's modules by the values of a layer here. Its core attention keeps scores only without a fused kernel.
 RECOMPUTED = {"full": ["all"], "layernorm": ["attn_norm", "mlp_norm"], "moe_act": ["expert_act"], "mlp": ["mlp_pre", "mlp_act"],
               "mla_up_proj": ["k", "v", "q_rotated"], "moe": ["expert_in", "expert_pre", "expert_act"],

@@ -4,6 +4,8 @@
 #include <map>
 
 #include "model/run/pass_order.h"
+#include "ops/quantize_tokens/quantize_tokens.h"
+#include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "program/dependencies.h"
 #include "step/node_types.h"
 
@@ -67,6 +69,38 @@ CommKind kind_of(TaskAction action) {
   }
 }
 
+/// The rows of a program's experts as a share of their bound.
+double share_of_rows(const Executable& executable, double skew) {
+  const std::map<ValueId, int64_t>& balanced = executable.rows().balanced();
+  for (const Value& value : executable.program().values()) {
+    if (!value.type.ragged()) continue;
+    const auto rows = balanced.find(value.type.extent.value());
+    if (rows == balanced.end()) continue;
+    const auto bound = static_cast<double>(value.type.shape[value.type.ragged_dim]);
+    return std::min(1.0, skew * static_cast<double>(rows->second) / bound);
+  }
+  return 1;
+}
+
+/// Whether it makes or reads codes of experts' tokens, which have the size of a bound.
+bool has_bounded_codes(const Node& node) {
+  const std::string_view name = node.op->name();
+  return (name == QuantizeTokens::kName && node.inputs.size() > QuantizeTokens::kOffsets) ||
+         (name == ScaledGroupedWgrad::kName && node.inputs.size() > ScaledGroupedWgrad::kOffsets);
+}
+
+/// Of the tokens that come.
+Cost less_bound(Cost cost, const Node& node, const Program& program, double share) {
+  cost.flops *= share;
+  for (const auto* ids : {&node.inputs, &node.outputs}) {
+    for (const ValueType& type : program.types(*ids)) {
+      if (type.dtype == DType::kE4M3)
+        cost.bytes -= (1 - share) * static_cast<double>(type.num_bytes());
+    }
+  }
+  return cost;
+}
+
 bool is_of_modules(TaskAction action) {
   return action == TaskAction::kReduceModule || action == TaskAction::kGatherModule;
 }
@@ -78,7 +112,9 @@ StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
 
 double StepWork::node_seconds(const Executable& executable, const Node& node) const {
   const std::vector<ValueType> inputs = types_at(executable, node.inputs, options_.skew);
-  const Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, options_.skew));
+  Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, options_.skew));
+  if (has_bounded_codes(node))
+    cost = less_bound(cost, node, executable.program(), share_of_rows(executable, options_.skew));
   return kMicro * hardware_.gap_microseconds +
          kernels_.seconds(node.op->name(), operand_format(inputs), cost);
 }

@@ -15,7 +15,7 @@ using CliHelp = CliTest;
 TEST_F(CliHelp, EverySubcommandHasIt) {
   const std::vector<std::string> commands = {"train",    "verify",  "eval",    "generate",
                                              "tokenize", "convert", "upcycle", "inspect",
-                                             "bench",    "doctor"};
+                                             "bench",    "plan",    "doctor"};
   const std::string program = succeed({"--help"}).out;
   for (const std::string& command : commands) {
     EXPECT_THAT(program, HasSubstr("  " + command + " "));

@@ -150,9 +150,8 @@ class Search {
   /// What the stages in between add is idle time while a pipeline fills and empties.
   double seconds_of(const Settings& settings, StageSimulation& ends) const {
     const Layout layout(settings.parallel.layout, space_.num_ranks);
-    const auto count =
-        static_cast<double>(settings.train.num_micro_batches() / layout.degree(Axis::kDp) *
-                            settings.parallel.chunks_per_stage);
+    const auto count = static_cast<double>(count_micro_batches(settings, layout) *
+                                           settings.parallel.chunks_per_stage);
     const double bubble = static_cast<double>(layout.degree(Axis::kPp) - 1) / count;
     return ends.run_alone(work_, flops_).seconds * (1 + bubble);
   }

@@ -94,7 +94,7 @@ struct StageSimulation::MicroBatches {
 StageSimulation::MicroBatches StageSimulation::split(int64_t least) const {
   const int64_t unit =
       settings_.parallel.schedule == PipelineKind::kInterleaved ? layout_.degree(Axis::kPp) : 1;
-  const int64_t all = settings_.train.num_micro_batches() / layout_.degree(Axis::kDp);
+  const int64_t all = count_micro_batches(settings_, layout_);
   const int64_t fewer = least + (all - least) % unit;
   const int64_t more = fewer + std::max(unit, least / 2);
   if (all <= more) return {all, all, all};
@@ -184,7 +184,7 @@ SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const S
 SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
                               int64_t most_micro_batches) {
   const Layout layout(settings.parallel.layout, num_ranks);
-  const int64_t all = settings.train.num_micro_batches() / layout.degree(Axis::kDp);
+  const int64_t all = count_micro_batches(settings, layout);
   const int64_t stages = layout.degree(Axis::kPp);
   const int64_t least = std::min(all, 2 * stages + all % stages);
   return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))

@@ -8,20 +8,6 @@
 namespace tessera {
 namespace {
 
-/// Micro-batches of a step for each data-parallel rank.
-int64_t count_micro_batches(const Settings& settings, const Layout& layout) {
-  const TrainSettings& train = settings.train;
-  const int64_t dp = layout.degree(Axis::kDp);
-  const int64_t wave = train.micro_batch * dp;
-  require(
-      train.global_batch % wave == 0,
-      "train.global_batch {} is not a multiple of train.micro_batch {} x {} data-parallel ranks; "
-      "the nearest is {}",
-      train.global_batch, train.micro_batch, dp,
-      std::max<int64_t>((train.global_batch + wave / 2) / wave, 1) * wave);
-  return train.global_batch / wave;
-}
-
 std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t stage) {
   std::vector<PipelineChunk> chunks;
   for (size_t i = stage; i < pipeline.chunks.size(); i += pipeline.num_stages)
@@ -37,6 +23,19 @@ PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chun
 }
 
 }  // namespace
+
+int64_t count_micro_batches(const Settings& settings, const Layout& layout) {
+  const TrainSettings& train = settings.train;
+  const int64_t dp = layout.degree(Axis::kDp);
+  const int64_t wave = train.micro_batch * dp;
+  require(
+      train.global_batch % wave == 0,
+      "train.global_batch {} is not a multiple of train.micro_batch {} x {} data-parallel ranks; "
+      "the nearest is {}",
+      train.global_batch, train.micro_batch, dp,
+      std::max<int64_t>((train.global_batch + wave / 2) / wave, 1) * wave);
+  return train.global_batch / wave;
+}
 
 void schedule_micro_batches(RunLayout& run, const Settings& settings) {
   const PipelineLayout pipeline =

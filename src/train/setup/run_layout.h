@@ -34,6 +34,10 @@ struct RunLayout {
 /// all ranks, for what does not fit.
 RunLayout make_run_layout(const Settings& settings, World& world);
 
+/// Micro-batches of a step for each data-parallel rank. Throws UserError where the global batch
+/// cannot be cut so.
+int64_t count_micro_batches(const Settings& settings, const Layout& layout);
+
 /// Gives the layout the passes of as many micro-batches as the settings have, which may differ from
 /// those that it was made for in nothing else.
 void schedule_micro_batches(RunLayout& run, const Settings& settings);

@@ -1,0 +1,85 @@
+#include "cli/tests/cli_testing.h"
+#include "core/file/file.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+/// Small nodes of processors, for a small model.
+class CliPlan : public CliTest {
+ protected:
+  CliPlan() {
+    write_all(path("machine.toml"),
+              "name = \"small\"\nsource = \"a test\"\n"
+              "[device]\nkind = \"cpu\"\nf32_tflops = 0.1\nbf16_tflops = 0.1\nmemory_gbs = 20\n"
+              "memory = \"2GiB\"\n"
+              "[node]\ndevices = 4\nmemory = \"16GiB\"\n"
+              "[link]\nnode_us = 20\nnode_gbs = 5\nnetwork_us = 50\nnetwork_gbs = 1\n");
+  }
+
+  Arguments plan(const Arguments& more) const { return plan_on(path("machine.toml"), more); }
+  static Arguments plan_on(const std::string& hardware, const Arguments& more) {
+    Arguments all = {"plan",
+                     "--hardware=" + hardware,
+                     "--model.preset=tiny",
+                     "--model.num_layers=4",
+                     "--moe.num_experts=8",
+                     "--data.sequence_length=64",
+                     "--train.global_batch=32"};
+    all.insert(all.end(), more.begin(), more.end());
+    const bool has_gpus =
+        std::ranges::any_of(more, [](const std::string& one) { return one.starts_with("--gpus"); });
+    if (!has_gpus) all.emplace_back("--gpus=8");
+    return all;
+  }
+};
+
+TEST_F(CliPlan, FindsALayoutAndWritesIt) {
+  const std::string text =
+      succeed(plan({"--write=" + path("best.toml"), "--html=" + path("step.html"),
+                    "--trace=" + path("trace.json")}))
+          .out;
+  for (const char* part : {"layout", "memory", "step", "exposed", "idle", "tokens/s", "MFU",
+                           "of the slowest stage's step", "memory of the fullest rank",
+                           "as options: --parallel.tp=", "more a step", "configurations judged"})
+    EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_THAT(read_all(path("step.html")), HasSubstr("<html"));
+  EXPECT_FALSE(Json::parse(read_all(path("trace.json")))["traceEvents"].empty());
+  // What was written is a configuration that is simulated to the same.
+  const Json best = succeed_json(plan({"--json", "--top=1"}))["layouts"][0];
+  const Json again = succeed_json({"plan", path("best.toml"), "--explain", "--json", "--gpus=8",
+                                   "--hardware=" + path("machine.toml")})["layouts"][0];
+  EXPECT_EQ(again["layout"], best["layout"]);
+  EXPECT_EQ(again["step_seconds"], best["step_seconds"]);
+  EXPECT_EQ(again["memory_bytes"], best["memory_bytes"]);
+}
+
+TEST_F(CliPlan, ExplainsALayout) {
+  const Json found =
+      succeed_json(plan({"--explain", "--json", "--parallel.pp=2", "--parallel.ep=4"}));
+  ASSERT_EQ(found["layouts"].size(), 1);
+  const Json& layout = found["layouts"][0];
+  ASSERT_EQ(layout["stages"].size(), 2);
+  EXPECT_GT(layout["stages"][0]["exposed_by"]["ep"], 0);
+  EXPECT_EQ(layout["layout"], "pp 2, ep 4, micro-batch 8");
+}
+
+TEST_F(CliPlan, RefusesWhatCannotBe) {
+  expect_refused(plan_on("h100-bi", {}), {"no hardware 'h100-bi'", "did you mean 'h100-ib'"});
+  expect_refused(plan({"--parallel.tp=3"}), {"no layout of 8 ranks"});
+  expect_refused(plan({"--explain", "--parallel.tp=3"}), {"8 ranks", "3"});
+  expect_refused(plan({"--explain"}), {"train.global_batch 32 is not a multiple", "is 64"});
+  expect_refused(plan({"--explain", "--train.micro_batch=1", "--train.memory_limit=1MiB"}),
+                 {"no layout of 8 ranks keeps to 1 MiB", "the least found takes"});
+  expect_refused(plan({"--gpus=0"}), {"--gpus"});
+  expect_refused(plan({"--model.num_heads=3"}), {"num_heads"});
+  expect_refused(plan({"--without-limit"}), {"--explain"});
+  expect_refused(plan({"--run.device=cuda"}), {"run.device", "small has processors alone"});
+  write_all(path("machine.toml"), "name = \"small\"\n[device]\nkind = \"cpu\"\n");
+  expect_refused(plan({}), {"machine.toml: device.f32_tflops is missing"});
+}
+
+}  // namespace
+}  // namespace tessera
