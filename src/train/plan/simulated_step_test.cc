@@ -68,8 +68,9 @@ TEST(SimulatedStep, HasSharesThatComeToIt) {
       EXPECT_GE(stage.shares.exposed, 0);
       EXPECT_GE(stage.shares.idle, -1e-12);
     }
-    if (one.num_ranks == 1) EXPECT_EQ(step.stages[0].shares.exposed, 0);
-    if (settings.parallel.layout.ep > 1) EXPECT_GT(step.stages[0].shares.exposed_by.at("ep"), 0);
+    const StepShares& first = step.stages[0].shares;
+    EXPECT_EQ(first.exposed > 0, one.num_ranks > 1);
+    EXPECT_EQ(first.exposed_by.contains("ep"), settings.parallel.layout.ep > 1);
   }
 }
 

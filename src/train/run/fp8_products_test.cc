@@ -112,8 +112,9 @@ TEST_P(PlannedFp8, ProgramsAreTakenAndProven) {
       }
       const PlannedRank planned = plan_rank(settings, 0, 1);
       EXPECT_TRUE(prove_stage(planned.model.programs()).faults.empty());
-      if (settings.precision.recipe == "rowwise")
+      if (settings.precision.recipe == "rowwise") {
         EXPECT_GT(planned.model.activation_bytes().copies, 0) << "no product is in FP8";
+      }
     }
   }
 }
