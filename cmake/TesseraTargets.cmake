@@ -208,10 +208,18 @@ function(tessera_gpu_tests name sources)
 endfunction()
 
 # tessera_test_levels(NAME LEVELS): the test program also with CPU levels below the machine's highest, which has an entry
-# of its own. Where a level is missing the program says so, and the entry is skipped.
+# of its own. Where a level is missing the program says so, and the entry is skipped. A machine with AVX2 alone, the least
+# that the program runs on, has that entry only.
+set(TESSERA_MACHINE_FLAGS "")
+if(EXISTS /proc/cpuinfo)
+  file(STRINGS /proc/cpuinfo TESSERA_MACHINE_FLAGS REGEX "^flags" LIMIT_COUNT 1)
+endif()
 function(tessera_test_levels name levels)
   if(NOT TARGET ${name})
     return()
+  endif()
+  if(TESSERA_MACHINE_FLAGS AND NOT TESSERA_MACHINE_FLAGS MATCHES " avx512f")
+    list(REMOVE_ITEM levels avx2)
   endif()
   foreach(level ${levels})
     add_test(NAME ${name}.${level} COMMAND ${name})

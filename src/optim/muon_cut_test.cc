@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
+#include <omp.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/planned_world.h"
@@ -103,12 +105,30 @@ struct Part {
   std::vector<Parameter> parameters;
 };
 
+/// While it lives, the calling thread has the threads that run_thread_world would give a rank: sums
+/// of oneDNN's products may depend on their number.
+class ThreadsOfARank {
+ public:
+  explicit ThreadsOfARank(int64_t num_ranks) : before_(omp_get_max_threads()) {
+    omp_set_num_threads(std::max(1, before_ / static_cast<int>(num_ranks)));
+  }
+  ~ThreadsOfARank() { omp_set_num_threads(before_); }
+  ThreadsOfARank(const ThreadsOfARank&) = delete;
+  ThreadsOfARank& operator=(const ThreadsOfARank&) = delete;
+
+ private:
+  int before_;
+};
+
 /// Parts have the bits that the whole matrices have on one rank, in weights and state.
 void expect_parts_of_whole(const std::vector<CutWeight>& weights, int64_t num_parts,
                            const OptimizerOptions& options, int64_t num_steps = 3) {
   const Part whole(weights, make_single_communicator("whole"));
   Optimizer expected(whole.parameters, options);
-  for (int64_t step = 0; step < num_steps; ++step) whole.step(expected, step);
+  {
+    const ThreadsOfARank threads(num_parts);
+    for (int64_t step = 0; step < num_steps; ++step) whole.step(expected, step);
+  }
   run_thread_world(num_parts, [&](World& world) {
     const Part part(weights, world.make_world_group());
     Optimizer optimizer(part.parameters, options);

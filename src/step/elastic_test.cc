@@ -5,6 +5,7 @@
 #include "model/run/slab_bytes.h"
 #include "ops/testing/shadow_backend.h"
 #include "step/layout_testing.h"
+#include "train/testing/case_share.h"
 
 namespace tessera::testing {
 namespace {
@@ -110,13 +111,15 @@ struct SkewedStep {
 };
 
 constexpr int64_t kWanderingLayers = 6;
+/// Twice round the layers; once where the sanitizers take their time.
+constexpr int64_t kWanderingSteps = (kCaseShare == 1 ? 2 : 1) * kWanderingLayers;
 
 /// One after the other on the same memory, or each on its own.
 std::vector<SkewedStep> run_wandering(const LayoutCase& c, bool same_memory, World& world,
                                       const Backend& backend, int64_t* given_back = nullptr) {
   std::vector<SkewedStep> steps;
   std::unique_ptr<LayoutStep> step;
-  for (int64_t layer = 0; layer < 2 * kWanderingLayers; ++layer) {
+  for (int64_t layer = 0; layer < kWanderingSteps; ++layer) {
     if (!step || !same_memory) step = std::make_unique<LayoutStep>(c, DType::kF32, world, backend);
     // Any other layer routes as it did, to the bit.
     const LayoutStep fresh(c, DType::kF32, world, backend);

@@ -92,13 +92,14 @@ def closed_output(box, name):
     require_sound_run(box, finished)
 
 
-def require_sound_run(box, finished, steps=4):
-    """The run has a checkpoint, and continued it has the weights of an unbroken one."""
+def require_sound_run(box, finished, steps=4, environment=None):
+    """The run has a checkpoint, and continued it has the weights of an unbroken one; both with the threads that it had,
+    on whose number oneDNN's sums may depend."""
     if not checkpoints(box.path("run")):
         raise finished.fault("a checkpoint", found=f"{finished.ended()} without a checkpoint")
     text = box.attack.stock.text
-    ended = expect(box.run(*train(text, box.path("run"), steps + 3)), codes=(0,))
-    expect(box.run(*train(text, box.path("whole"), steps + 3)), codes=(0,))
+    ended = expect(box.run(*train(text, box.path("run"), steps + 3), environment=environment), codes=(0,))
+    expect(box.run(*train(text, box.path("whole"), steps + 3), environment=environment), codes=(0,))
     require_digest(ended, box.path("run"), steps + 3, final_digest(box.path("whole")))
 
 
@@ -124,15 +125,15 @@ def small_limit(box, letter, value):
     limits = Limits(other={letter: value})
     if letter in "vft":
         limits = Limits(**{{"v": "memory_kib", "f": "file_kib", "t": "cpu_seconds"}[letter]: value})
-    finished = box.run(*train(box.attack.stock.text, box.path("run"), 4), limits=limits,
-                       environment={"OMP_NUM_THREADS": 4})
+    environment = {"OMP_NUM_THREADS": 4}
+    finished = box.run(*train(box.attack.stock.text, box.path("run"), 4), limits=limits, environment=environment)
     if finished.code == 127 and "shared libraries" in finished.err:
         raise Skip("a limit under which no program is loaded")
     if letter == "t" and finished.code == -9:
         raise Skip("the kernel kills for a limit of the CPU time")
     expect(finished, codes=(0, 1, 2))
     if finished.code == 0:
-        require_sound_run(box, finished)
+        require_sound_run(box, finished, environment=environment)
 
 
 def few_processes(box, count):

@@ -5,6 +5,7 @@
 #include "ops/attention/attention.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/router/router.h"
+#include "train/testing/case_share.h"
 
 namespace tessera {
 namespace {
@@ -69,7 +70,7 @@ TEST(Mutants, OfRecomputationAreFound) {
   int num_mutants = 0;
   for (const LayoutCase& layout : testing::proof_layouts()) {
     if (layout.name != "tp4_cp2_ep2_etp2" && layout.name != "ulysses2_cp2") continue;
-    for (const Case& model : mutated_models()) {
+    for (const Case& model : testing::share_of_cases(mutated_models(), 0)) {
       const auto stage = testing::plan_stage(model.config, layout, 0, policy);
       if (!stage) continue;
       const StageGroups& groups = stage->part.groups;

@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryLimit,
 
 TEST(RandomMemoryLimit, GivesTheBitsOfWhatStays) {
   const TemporaryFolder folder;
-  for (uint64_t seed = 901; seed < 901 + testing::share_of_count<uint64_t>(8); ++seed) {
+  for (uint64_t seed = 901; seed < 901 + testing::few_of_count<uint64_t>(8); ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
     settings.train.offload.clear();

@@ -9,6 +9,7 @@
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
 #include "train/run/trainer.h"
+#include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
 
 namespace tessera {
@@ -141,13 +142,14 @@ TEST_F(InitialPrediction, KeepsTheLayersThatBothHave) {
 }
 
 TEST_F(InitialPrediction, IsTheSameInAnyLayout) {
+  const auto layouts = testing::share_of_cases(testing::layouts_for_checkpoints(), 1);
   for (const Precision precision : {Precision::kF32, Precision::kBF16}) {
     settings_.train.precision = precision;
     const std::string without = train(0);
     const std::string with = train(1);
     const Start added = start(1, without, kOneRank);
     const Start left_out = start(0, with, kOneRank);
-    for (const NamedLayout& layout : testing::layouts_for_checkpoints()) {
+    for (const NamedLayout& layout : layouts) {
       SCOPED_TRACE(layout.name);
       EXPECT_EQ(start(1, without, layout).tensors, added.tensors);
       EXPECT_EQ(start(0, with, layout).tensors, left_out.tensors);

@@ -23,7 +23,7 @@ void expect_proven(const Settings& settings, int64_t num_ranks) {
 
 /// Layouts that `verify_layout` compares by numbers, and more ranks than would run here.
 TEST(VerifyStatic, ProvesRandomLayouts) {
-  for (uint64_t seed = 1; seed <= testing::share_of_count<uint64_t>(210); ++seed) {
+  for (uint64_t seed = 1; seed <= testing::few_of_count<uint64_t>(210); ++seed) {
     const testing::RandomLayout layout = testing::draw_layout(seed, seed % 2 == 0 ? 8 : 64);
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     expect_proven(layout.settings, layout.num_ranks);
