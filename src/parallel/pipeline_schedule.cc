@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 #include <set>
+#include <span>
 
 #include "core/error.h"
 
@@ -20,6 +21,12 @@ void check_spec(const PipelineSpec& spec) {
   require(spec.num_chunks >= 1, "{} chunks a stage: there must be at least 1", spec.num_chunks);
   require(spec.num_chunks == 1 || spec.kind == PipelineKind::kInterleaved,
           "{} chunks a stage need the interleaved schedule", spec.num_chunks);
+  require(!spec.merges_passes || spec.kind != PipelineKind::kGpipe,
+          "forward passes are merged with backward ones, which GPipe's schedule keeps apart; take "
+          "\"1f1b\" or \"interleaved\"");
+  require(!spec.merges_passes || !spec.split_weights,
+          "forward passes are merged with backward ones, and weight gradients are split off; only "
+          "one of the two is possible");
 }
 
 /// Micro-batches that go through one chunk before the next chunk's turn: as many as there are
@@ -53,12 +60,12 @@ int64_t num_warm_up(const PipelineSpec& spec, int64_t stage) {
     case PipelineKind::kGpipe:
       return all;
     case PipelineKind::kOneFOneB:
-      return std::min(after, all);
     case PipelineKind::kInterleaved:
       break;
   }
-  if (spec.num_chunks == 1) return std::min(after, all);
-  return std::min(2 * after + (spec.num_chunks - 1) * first_group(spec), all);
+  if (spec.num_chunks == 1) return std::min(spec.merges_passes ? 2 * after + 1 : after, all);
+  const int64_t more = spec.merges_passes ? 1 : 0;
+  return std::min(2 * after + (spec.num_chunks - 1) * first_group(spec) + more, all);
 }
 
 /// Appends backward passes, each followed by the oldest weight gradients of more than `delay`.
@@ -99,7 +106,10 @@ Steps schedule_stage(const PipelineSpec& spec, int64_t stage) {
   const size_t warm_up = num_warm_up(spec, stage);
   while (next_forward < warm_up) steps.push_back(forward[next_forward++]);
   for (const PipelineStep& step : backward) {
-    if (next_forward < forward.size()) steps.push_back(forward[next_forward++]);
+    if (next_forward < forward.size()) {
+      steps.push_back(forward[next_forward++]);
+      steps.back().merged = spec.merges_passes;
+    }
     writer.add(step);
   }
   writer.finish();
@@ -245,12 +255,25 @@ PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<S
     for (size_t stage = 0; stage < schedule.size(); ++stage) {
       auto& done = timeline.stages[stage];
       while (done.size() < schedule[stage].size()) {
-        const PipelineStep& step = schedule[stage][done.size()];
-        const double ready = dependencies.ready(static_cast<int64_t>(stage), step);
-        if (ready == Dependencies::kNever) break;
-        const double begin = std::max(ready, done.empty() ? 0.0 : done.back().end);
-        done.push_back({step, begin, begin + duration(spec, times, step.pass)});
-        dependencies.set_end(static_cast<int64_t>(stage), step, done.back().end);
+        const size_t count = schedule[stage][done.size()].merged ? 2 : 1;
+        const auto together = std::span(schedule[stage]).subspan(done.size(), count);
+        double begin = done.empty() ? 0 : done.back().end;
+        double seconds = 0;
+        bool waits = false;
+        for (const PipelineStep& step : together) {
+          const double ready = dependencies.ready(static_cast<int64_t>(stage), step);
+          waits = waits || ready == Dependencies::kNever;
+          begin = std::max(begin, ready);
+          seconds += duration(spec, times, step.pass);
+        }
+        if (waits) break;
+        const double end = begin + seconds;
+        for (const PipelineStep& step : together) {
+          const double own = duration(spec, times, step.pass);
+          done.push_back({step, begin, begin + own});
+          begin += own;
+          dependencies.set_end(static_cast<int64_t>(stage), step, end);
+        }
         moved = true;
       }
     }
@@ -267,8 +290,11 @@ std::string list_pipeline(const std::vector<Steps>& schedule) {
   std::string text;
   for (size_t stage = 0; stage < schedule.size(); ++stage) {
     text += fmt::format("stage {:>2}", stage);
-    for (const auto& [pass, chunk, micro_batch] : schedule[stage])
-      text += fmt::format(" {}{}.{}", pass_letter(pass), chunk, micro_batch);
+    char before = ' ';
+    for (const auto& [pass, chunk, micro_batch, merged] : schedule[stage]) {
+      text += fmt::format("{}{}{}.{}", before, pass_letter(pass), chunk, micro_batch);
+      before = merged ? '|' : ' ';
+    }
     text += '\n';
   }
   return text + fmt::format("{}, with chunk.micro-batch\n", kPassLegend);

@@ -17,6 +17,8 @@ struct PipelineStep {
   PipelinePass pass = PipelinePass::kForward;
   int64_t chunk = 0;  ///< of this stage, in [0, num_chunks)
   int64_t micro_batch = 0;
+  /// Of a forward pass: it runs side by side with the backward pass behind it (see PipelineSpec).
+  bool merged = false;
 
   bool operator==(const PipelineStep&) const = default;
 };
@@ -35,6 +37,11 @@ struct PipelineSpec {
   /// Weight gradients apart from the inputs', delayed into what would be idle time (Qi et al.,
   /// "Zero bubble pipeline parallelism", 2023, schedule ZB-H1).
   bool split_weights = false;
+  /// After the warm-up each forward pass is merged with the backward pass behind it, so that one
+  /// computes while the other's tokens travel. Neither may need the other, so a stage warms up with
+  /// one pass more, and, since both end together, with one more for each stage behind it: Megatron
+  /// Core's 1F1B with overlapped all-to-all (Zhu et al., section 4.2.3).
+  bool merges_passes = false;
 };
 
 /// A list of steps for each stage, in the order in which it takes them: a pure function. The chunks
@@ -56,6 +63,7 @@ struct PassTimes {
   double weight = 1;
 };
 
+/// One of two that are merged has its share of their time.
 struct TimedStep {
   PipelineStep step;
   double begin = 0;
@@ -72,14 +80,15 @@ struct PipelineTimeline {
   std::vector<int64_t> most_in_flight;
 };
 
-/// Runs a schedule with every step as early as the steps that it needs allow. Throws InternalError
-/// for a schedule that would wait forever.
+/// Runs a schedule with every step as early as the steps that it needs allow; steps that are merged
+/// begin and end together. Throws InternalError for a schedule that would wait forever.
 PipelineTimeline simulate_pipeline(const PipelineSpec& spec,
                                    const std::vector<std::vector<PipelineStep>>& schedule,
                                    const PassTimes& times = {});
 
 /// The schedule as text, one row a stage: each step's pass (F, B or W), chunk and micro-batch, such
-/// as "F0.12", in the order in which the stage takes them, with a legend.
+/// as "F0.12", in the order in which the stage takes them, with a legend; those that are merged are
+/// joined by a "|".
 std::string list_pipeline(const std::vector<std::vector<PipelineStep>>& schedule);
 
 /// The timeline as text, one row a stage, at most `columns` wide: F, B and W with the micro-batch's

@@ -76,6 +76,14 @@ void ElasticSlabs::leave(const std::byte* begin, int64_t num_bytes) {
   saved_.leave(offset, offset + num_bytes, ++now_);
 }
 
+void ElasticSlabs::leave_transient(const std::byte* begin, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  ensure(transient_.contains(begin),
+         "memory was left at an address that is not of the transient slab");
+  const int64_t offset = begin - transient_.data();
+  transient_.leave(offset, offset + num_bytes, ++now_);
+}
+
 std::optional<int64_t> ElasticSlabs::find_rows(const void* extent) const {
   const auto found = rows_.find(extent);
   return found == rows_.end() ? std::nullopt : std::optional(found->second);

@@ -32,9 +32,9 @@ class ElasticSlabs {
   void keep();
   /// Nobody reads these bytes of the saved slab any more, but work that the device was given.
   void leave(const std::byte* begin, int64_t num_bytes);
-  /// Nobody reads anything saved, or anything transient, any more.
+  /// Nobody reads anything saved, or these bytes of the transient slab, any more.
   void leave_saved() { leave(saved_.data(), saved_.num_bytes()); }
-  void leave_transient() { transient_.leave(0, transient_.num_bytes(), ++now_); }
+  void leave_transient(const std::byte* begin, int64_t num_bytes);
   /// Bytes of memory in both slabs: now, the most at any time, and what was ever given back.
   int64_t committed_bytes() const {
     return saved_.committed_bytes() + transient_.committed_bytes();

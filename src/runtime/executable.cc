@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iostream>
+#include <set>
+#include <utility>
 
 #include "core/process/stopwatch.h"
 #include "program/dependencies.h"
@@ -258,34 +260,37 @@ void Executable::run_node(size_t idx, const KernelArgs& args, const std::vector<
   exchanges.progress();
 }
 
-void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
-  Exchanges exchanges(program_, backend_.device(), observer);
-  backend_.is_host() ? run_on_host(bindings, exchanges, observer)
-                     : run_on_device(bindings, exchanges, observer);
-  exchanges.wait_before(static_cast<int>(program_.nodes().size()));
-  if (bindings.elastic != nullptr) bindings.elastic->leave_transient();
+std::vector<int> Executable::wait_points() const {
+  std::set<int> points;
+  for (size_t i = 0; i < program_.nodes().size(); ++i) {
+    if (program_.nodes()[i].op->communicates()) points.insert(waits_[i]);
+  }
+  points.erase(static_cast<int>(program_.nodes().size()));
+  return {points.begin(), points.end()};
 }
 
-void Executable::run_on_host(const Bindings& bindings, Exchanges& exchanges,
-                             const NodeObserver& observer) const {
-  check_bindings(bindings);
-  std::vector<ValueId> unset = bindings.unset;
-  std::vector<Tensor> tensors;
-  std::vector<const int64_t*> extents;
-  RowCounts rows;
-  for (size_t i = 0; i < program_.nodes().size(); ++i) {
-    const Node& node = program_.nodes()[i];
-    // Before what makes the actual extents of the node's arguments.
-    exchanges.wait_before(static_cast<int>(i));
-    bool sets = false;
-    const std::vector<Tensor> zeroed = begin_sums(i, bindings, unset, sets);
-    commit_outputs(i, bindings, rows);
-    tensors.clear();
-    tensors.reserve(node.inputs.size() + node.outputs.size());
-    KernelArgs args = make_args(i, bindings, tensors, extents);
-    args.set_accumulators = sets;
-    run_node(i, args, zeroed, exchanges, observer);
-  }
+void Executable::leave_transient(const Bindings& bindings) const {
+  if (bindings.elastic != nullptr)
+    bindings.elastic->leave_transient(bindings.transient, plan_.transient_bytes);
+}
+
+void Executable::run(const Bindings& bindings, const NodeObserver& observer) const {
+  PartialRun(*this, bindings, observer).run_to(RunPart::kToTheEnd);
+}
+
+void Executable::run_on_host(const Bindings& bindings, size_t idx, HostRun& run,
+                             Exchanges& exchanges, const NodeObserver& observer) const {
+  const Node& node = program_.nodes()[idx];
+  // Before what makes the actual extents of the node's arguments.
+  exchanges.wait_before(static_cast<int>(idx));
+  bool sets = false;
+  const std::vector<Tensor> zeroed = begin_sums(idx, bindings, run.unset, sets);
+  commit_outputs(idx, bindings, run.rows);
+  run.tensors.clear();
+  run.tensors.reserve(node.inputs.size() + node.outputs.size());
+  KernelArgs args = make_args(idx, bindings, run.tensors, run.extents);
+  args.set_accumulators = sets;
+  run_node(idx, args, zeroed, exchanges, observer);
 }
 
 PreparedRun& Executable::prepare(const Bindings& bindings) const {
@@ -345,8 +350,8 @@ void Executable::record(PreparedRun& run) const {
   }
 }
 
-void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
-                               const NodeObserver& observer) const {
+void Executable::begin_on_device(const Bindings& bindings, DeviceRun& run,
+                                 const NodeObserver& observer) const {
   RunControl& control = backend_.control();
   const bool recorded_with_more = backend_.device().is_recording();
   if (recorded_with_more) {
@@ -355,40 +360,105 @@ void Executable::run_on_device(const Bindings& bindings, Exchanges& exchanges,
   } else if (control.waits_before_programs) {
     backend_.device().synchronize();
   }
+  run.prepared = &prepare(bindings);
+  if (run.prepared->version != backend_.kernel_version()) {
+    for (auto& work : run.prepared->recorded) work.reset();
+    run.prepared->state = PreparedRun::State::kNew;
+  }
+  run.graphs = control.graphs != GraphMode::kOff && !observer && !recorded_with_more;
+  if (!run.graphs || run.prepared->state != PreparedRun::State::kRun) return;
+  // What is recorded may copy, and only from memory that is there.
+  for (size_t i = 0; i < program_.nodes().size(); ++i)
+    commit_outputs(i, bindings, run.prepared->rows);
+  record(*run.prepared);
+}
+
+void Executable::run_segment(const Bindings& bindings, size_t idx, DeviceRun& run,
+                             Exchanges& exchanges, const NodeObserver& observer) const {
+  const Segment& segment = segments_[idx];
+  const PreparedRun& prepared = *run.prepared;
+  const RecordedWork* const recorded = run.graphs ? prepared.recorded[idx].get() : nullptr;
+  for (size_t i = segment.begin; i < segment.end; ++i) commit_outputs(i, bindings, run.rows);
+  if (recorded != nullptr) {
+    exchanges.wait_before(static_cast<int>(segment.begin));
+    recorded->run();
+    exchanges.progress();
+    backend_.control().num_operations += recorded->num_operations();
+    return;
+  }
+  for (size_t i = segment.begin; i < segment.end; ++i)
+    run_node(i, prepared.args[i], prepared.zeroed[i], exchanges, observer);
+}
+
+void Executable::end_on_device(DeviceRun& run) const {
+  PreparedRun& prepared = *run.prepared;
+  if (prepared.state == PreparedRun::State::kNew) {
+    prepared.state = PreparedRun::State::kRun;
+    prepared.version = backend_.kernel_version();
+    prepared.rows = std::move(run.rows);
+  }
+  backend_.control().num_operators += std::ssize(program_.nodes());
+}
+
+struct PartialRun::State {
+  State(const Executable& of, const Bindings& with, const NodeObserver& by)
+      : program(of),
+        bindings(with),
+        observer(by),
+        exchanges(of.program(), of.backend().device(), observer) {}
+
+  const Executable& program;
+  const Bindings& bindings;
+  NodeObserver observer;
+  Exchanges exchanges;
+  int next = 0;
+  Executable::HostRun host = {};
+  Executable::DeviceRun device = {};
+};
+
+PartialRun::PartialRun(const Executable& program, const Bindings& bindings,
+                       const NodeObserver& observer)
+    : state_(std::make_unique<State>(program, bindings, observer)) {
+  if (!program.backend().is_host()) return;
+  program.check_bindings(bindings);
+  state_->host.unset = bindings.unset;
+}
+PartialRun::~PartialRun() = default;
+PartialRun::PartialRun(PartialRun&&) noexcept = default;
+PartialRun& PartialRun::operator=(PartialRun&&) noexcept = default;
+
+void PartialRun::run_to(int end) {
+  const int all = static_cast<int>(state_->program.program().nodes().size());
+  const int last = end == RunPart::kToTheEnd ? all : end;
+  state_->program.backend().is_host() ? run_on_host(last) : run_on_device(last);
+  if (last < all) return;
+  state_->exchanges.wait_before(all);
+  state_->program.leave_transient(state_->bindings);
+}
+
+void PartialRun::run_on_host(int last) {
+  State& at = *state_;
+  for (; at.next < last; ++at.next)
+    at.program.run_on_host(at.bindings, at.next, at.host, at.exchanges, at.observer);
+}
+
+void PartialRun::run_on_device(int last) {
+  State& at = *state_;
   const auto start = Clock::now();
-  PreparedRun& run = prepare(bindings);
-  if (run.version != backend_.kernel_version()) {
-    for (auto& work : run.recorded) work.reset();
-    run.state = PreparedRun::State::kNew;
-  }
-  RowCounts rows;
-  const bool graphs = control.graphs != GraphMode::kOff && !observer && !recorded_with_more;
-  if (graphs && run.state == PreparedRun::State::kRun) {
-    // What is recorded may copy, and only from memory that is there.
-    for (size_t i = 0; i < program_.nodes().size(); ++i) commit_outputs(i, bindings, run.rows);
-    record(run);
-  }
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    const Segment& segment = segments_[s];
-    const RecordedWork* recorded = graphs ? run.recorded[s].get() : nullptr;
-    for (size_t i = segment.begin; i < segment.end; ++i) commit_outputs(i, bindings, rows);
-    if (recorded != nullptr) {
-      exchanges.wait_before(static_cast<int>(segment.begin));
-      recorded->run();
-      exchanges.progress();
-      control.num_operations += recorded->num_operations();
+  if (at.next == 0) at.program.begin_on_device(at.bindings, at.device, at.observer);
+  const std::vector<Segment>& segments = at.program.segments_;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (std::cmp_less(segments[i].begin, at.next) ||
+        std::cmp_greater_equal(segments[i].begin, last))
       continue;
-    }
-    for (size_t i = segment.begin; i < segment.end; ++i)
-      run_node(i, run.args[i], run.zeroed[i], exchanges, observer);
+    ensure(std::cmp_less_equal(segments[i].end, last), "program '{}': a part ends before node {}",
+           at.program.program().name(), last);
+    at.program.run_segment(at.bindings, i, at.device, at.exchanges, at.observer);
   }
-  if (run.state == PreparedRun::State::kNew) {
-    run.state = PreparedRun::State::kRun;
-    run.version = backend_.kernel_version();
-    run.rows = std::move(rows);
-  }
-  control.num_operators += std::ssize(program_.nodes());
-  control.seconds += seconds_since(start);
+  at.next = last;
+  if (std::cmp_equal(last, at.program.program().nodes().size()))
+    at.program.end_on_device(at.device);
+  at.program.backend().control().seconds += seconds_since(start);
 }
 
 }  // namespace tessera

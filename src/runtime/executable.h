@@ -35,6 +35,41 @@ struct NodeEvent {
 using NodeObserver = std::function<void(const NodeEvent&)>;
 
 class Exchanges;
+class Executable;
+
+/// Nodes of a program, one behind the other: a part of a run. The first part begins at 0, and the
+/// last has no end.
+struct RunPart {
+  static constexpr int kToTheEnd = -1;
+  int begin = 0;
+  int end = kToTheEnd;
+
+  bool is_first() const { return begin == 0; }
+  bool is_last() const { return end == kToTheEnd; }
+  bool operator==(const RunPart&) const = default;
+};
+
+/// A run part by part, between which other programs may run on other memory: what one part started
+/// is under way until a later one needs it. Not under way beside another run of the same program.
+/// What is under way is given up with it. REQUIRES that what it was made with outlives it.
+class PartialRun {
+ public:
+  PartialRun(const Executable& program, const Bindings& bindings, const NodeObserver& observer);
+  ~PartialRun();
+  PartialRun(PartialRun&&) noexcept;
+  PartialRun& operator=(PartialRun&&) noexcept;
+
+  /// The nodes that come next, as Executable::run: up to before `end`, which is one of
+  /// Executable::wait_points, or all that are left.
+  void run_to(int end);
+
+ private:
+  void run_on_host(int last);
+  void run_on_device(int last);
+
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// A program made ready to run on a back end: kernels looked up, memory planned. It never changes,
 /// so one object may run for many layers with different bindings; runs allocate nothing of the
@@ -82,6 +117,9 @@ class Executable {
   /// Gives elastic slabs that memory, so that a run asks for no more than what unbalanced routing
   /// needs. Throws OutOfMemory.
   void commit(const Bindings& bindings) const;
+  /// The nodes in front of which something that was started is waited for, ascending: where it may
+  /// pay to let others run.
+  std::vector<int> wait_points() const;
   /// Runs all nodes in order. An exchange that a node starts is waited for just before the first
   /// node that needs it (find_waits), at the latest at the end of the run; so is a node that runs
   /// aside, except where nodes are observed. Throws InternalError where a bound value is missing or
@@ -90,6 +128,7 @@ class Executable {
   void run(const Bindings& bindings, const NodeObserver& observer = {}) const;
 
  private:
+  friend class PartialRun;
   void check_bindings(const Bindings& bindings) const;
   Tensor argument(const Bindings& bindings, const Node& node, ValueId id) const;
   int64_t find_rows(const Bindings& bindings, ValueId extent, RowCounts& rows) const;
@@ -104,10 +143,26 @@ class Executable {
   void run_aside(size_t idx, const KernelArgs& args, Exchanges& exchanges) const;
   void run_node(size_t idx, const KernelArgs& args, const std::vector<Tensor>& zeroed,
                 Exchanges& exchanges, const NodeObserver& observer) const;
-  void run_on_host(const Bindings& bindings, Exchanges& exchanges,
+  void leave_transient(const Bindings& bindings) const;
+  /// What a run keeps from node to node.
+  struct HostRun {
+    std::vector<ValueId> unset;
+    RowCounts rows;
+    std::vector<Tensor> tensors;  ///< of one node
+    std::vector<const int64_t*> extents;
+  };
+  struct DeviceRun {
+    PreparedRun* prepared = nullptr;
+    bool graphs = false;
+    RowCounts rows;
+  };
+  void run_on_host(const Bindings& bindings, size_t idx, HostRun& run, Exchanges& exchanges,
                    const NodeObserver& observer) const;
-  void run_on_device(const Bindings& bindings, Exchanges& exchanges,
-                     const NodeObserver& observer) const;
+  void begin_on_device(const Bindings& bindings, DeviceRun& run,
+                       const NodeObserver& observer) const;
+  void run_segment(const Bindings& bindings, size_t idx, DeviceRun& run, Exchanges& exchanges,
+                   const NodeObserver& observer) const;
+  void end_on_device(DeviceRun& run) const;
   PreparedRun& prepare(const Bindings& bindings) const;
   void record(PreparedRun& run) const;
   Recording record_segment(const PreparedRun& run, const Segment& segment) const;

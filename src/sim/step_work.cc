@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "model/run/pass_order.h"
 #include "ops/quantize_tokens/quantize_tokens.h"
@@ -49,6 +50,8 @@ class MomentWriter {
   void wait(int32_t exchange) {
     times_.moments.push_back({.kind = Moment::Kind::kWait, .exchange = exchange});
   }
+  /// What follows is written; what was is another part's, whose exchanges count on.
+  void begin_part() { times_ = {}; }
   ProgramTimes take() { return std::move(times_); }
 
  private:
@@ -136,7 +139,7 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
   return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
 }
 
-ProgramTimes StepWork::find(const Executable& executable) const {
+ProgramTimes StepWork::find(const Executable& executable, const RunPart& part) const {
   const Program& program = executable.program();
   const std::vector<int> waits = tessera::find_waits(program);
   std::multimap<int, int32_t> under_way;  // by the node before which an exchange is waited for
@@ -144,7 +147,9 @@ ProgramTimes StepWork::find(const Executable& executable) const {
   const auto wait_before = [&](int node) {
     for (auto [at, last] = under_way.equal_range(node); at != last; ++at) writer.wait(at->second);
   };
-  for (int i = 0; i < std::ssize(program.nodes()); ++i) {
+  const auto end = part.is_last() ? static_cast<int>(program.nodes().size()) : part.end;
+  for (int i = 0; i < end; ++i) {
+    if (i == part.begin) writer.begin_part();
     wait_before(i);
     const Node& node = program.nodes()[i];
     const Communicator* const group = group_of(*node.op);
@@ -155,7 +160,7 @@ ProgramTimes StepWork::find(const Executable& executable) const {
     }
     if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node));
   }
-  wait_before(static_cast<int>(program.nodes().size()));
+  if (part.is_last()) wait_before(end);
   return writer.take();
 }
 
@@ -206,7 +211,7 @@ TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
 }
 
 PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs) const {
-  std::map<const Executable*, std::shared_ptr<const ProgramTimes>> known;
+  std::map<std::tuple<const Executable*, int, int>, std::shared_ptr<const ProgramTimes>> known;
   PlanWork work;
   for (const Task& task : plan.tasks) {
     if (task.action != TaskAction::kRunProgram) {
@@ -215,8 +220,9 @@ PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs) con
     }
     const Executable& executable = find_executable(
         programs, programs.part.chunks.at(task.subject.chunk), task.subject.program);
-    std::shared_ptr<const ProgramTimes>& times = known[&executable];
-    if (times == nullptr) times = std::make_shared<const ProgramTimes>(find(executable));
+    const RunPart& part = task.subject.part;
+    std::shared_ptr<const ProgramTimes>& times = known[{&executable, part.begin, part.end}];
+    if (times == nullptr) times = std::make_shared<const ProgramTimes>(find(executable, part));
     work.add({.program = times});
   }
   return work;

@@ -24,8 +24,8 @@ class StepWork {
 
   /// Of a plan and the programs that it runs.
   PlanWork find(const StepPlan& plan, const StagePrograms& programs) const;
-  /// Of one program.
-  ProgramTimes find(const Executable& executable) const;
+  /// Of one program, or a part of its run.
+  ProgramTimes find(const Executable& executable, const RunPart& part = {}) const;
   ClockOptions clock_options() const { return {.exchange_share = hardware_.exchange_share}; }
   const Hardware& hardware() const { return hardware_; }
 

@@ -26,7 +26,12 @@ class StepBuilder {
   /// The whole step.
   StepPlan build() && {
     begin();
-    for (const StepPass& pass : passes_.passes) {
+    for (size_t i = 0; i < passes_.passes.size(); ++i) {
+      const StepPass& pass = passes_.passes[i];
+      if (pass.step.merged) {
+        run_merged(pass, passes_.passes[++i]);
+        continue;
+      }
       take_place(pass);
       receive(pass);
       run(pass);
@@ -146,16 +151,39 @@ class StepBuilder {
     }
   }
 
+  /// A forward and a backward pass side by side. What came for either is there before both begin.
+  void run_merged(const StepPass& forward, const StepPass& backward) {
+    take_place(forward);
+    receive(forward);
+    receive(backward);
+    writer_.add(chunk(forward).load(forward));
+    add_runs(forward);
+    finish_pass(forward);
+    finish_pass(backward);
+    // The stage before waits for gradients longer than the stage behind for hidden states.
+    send(backward);
+    send(forward);
+  }
+
   void run(const StepPass& pass) {
     if (pass.begins) writer_.add(chunk(pass).load(pass));
+    add_runs(pass);
+    finish_pass(pass);
+  }
+
+  void add_runs(const StepPass& pass) {
     for (size_t idx = pass.first_run; idx < pass.last_run; ++idx) {
-      Task task = chunk(pass).run(passes_.runs[idx]);
+      const StepRun& run = passes_.runs[idx];
+      Task task = chunks_[run.chunk].run(run);
       parameters_->before_run(idx, task);
       if (offloads_) offloads_->before_run(static_cast<int>(idx));
       writer_.add(std::move(task));
       if (offloads_) offloads_->after_run(static_cast<int>(idx));
       parameters_->after_run(idx);
     }
+  }
+
+  void finish_pass(const StepPass& pass) {
     const bool forward = pass.step.pass == PipelinePass::kForward;
     if (trains_ && forward && balances_whole_model(request_.programs.config))
       writer_.add(chunk(pass).sum_balance(pass));

@@ -1,6 +1,7 @@
 #include "step/chunk_tasks.h"
 
 #include <map>
+#include <span>
 
 #include "model/run/batch_inputs.h"
 #include "model/run/model_balance.h"
@@ -243,35 +244,57 @@ void ChunkTasks::add_layer_backward(const StepRun& run, Task& task) {
   weights ? read(task, kept(run)) : write(task, kept(run));
 }
 
-const ChunkTasks::ProgramCost& ChunkTasks::cost_of(const Executable& executable) {
-  const auto known = costs_.find(&executable);
+const ChunkTasks::ProgramCost& ChunkTasks::cost_of(const Executable& executable,
+                                                   const RunPart& part) {
+  const std::tuple key(&executable, part.begin, part.end);
+  const auto known = costs_.find(key);
   if (known != costs_.end()) return known->second;
+  ProgramCost& cost = costs_[key];
   std::map<LaneId, InnerExchanges> inside;
-  for (const Node& node : executable.program().nodes()) {
+  const Program& program = executable.program();
+  const std::span all(program.nodes());
+  const auto begin = static_cast<size_t>(part.begin);
+  for (const Node& node : all.subspan(begin, (part.is_last() ? all.size() : part.end) - begin)) {
+    cost.cost += node.op->cost(program.types(node.inputs), program.types(node.outputs));
     const Communicator* const group = group_of(*node.op);
     if (group == nullptr || group->size() == 1) continue;
     const LaneId lane = writer_.group(*group);
     InnerExchanges& exchanges = inside.try_emplace(lane, InnerExchanges{lane}).first->second;
     ++exchanges.count;
-    exchanges.bytes += input_bytes(executable.program(), node);
+    exchanges.bytes += input_bytes(program, node);
   }
-  ProgramCost& cost = costs_[&executable];
-  cost.cost = executable.program().cost();
   for (const auto& [lane, exchanges] : inside) cost.inside.push_back(exchanges);
   return cost;
 }
 
+/// Of all parts of a run; passes that are merged have memory of their own.
+BufferId ChunkTasks::working(const StepRun& run, const std::string& name) {
+  const bool apart = programs_.part.merges_passes && run.ref.direction != kForward;
+  return writer_.buffer(
+      fmt::format("working memory, {}, chunk {}", name, idx_),
+      run.executable->plan().transient_bytes,
+      {.name = apart ? "working memory, backward" : "working memory",
+       .bytes = programs_.part.merges_passes && !apart ? programs_.backward_working()
+                                                       : programs_.working_bytes(),
+       .purpose = Purpose::kWorking});
+}
+
 Task ChunkTasks::run(const StepRun& run) {
-  const ProgramCost& cost = cost_of(*run.executable);
-  Task task{
-      .kind = TaskKind::kRun,
-      .action = TaskAction::kRunProgram,
-      .lane = writer_.lane(LaneKind::kCompute),
-      .name = fmt::format("{}, micro-batch {}", describe(chunk_, run.ref), run.micro_batch),
-      .flops = cost.cost.flops,
-      .bytes = static_cast<int64_t>(cost.cost.bytes),
-      .subject = {
-          .program = run.ref, .chunk = idx_, .place = run.place, .micro_batch = run.micro_batch}};
+  const ProgramCost& cost = cost_of(*run.executable, run.part);
+  const std::string name =
+      fmt::format("{}, micro-batch {}", describe(chunk_, run.ref), run.micro_batch);
+  const bool whole = run.part.is_first() && run.part.is_last();
+  Task task{.kind = TaskKind::kRun,
+            .action = TaskAction::kRunProgram,
+            .lane = writer_.lane(LaneKind::kCompute),
+            .name = whole ? name : fmt::format("{}, from node {}", name, run.part.begin),
+            .flops = cost.cost.flops,
+            .bytes = static_cast<int64_t>(cost.cost.bytes),
+            .subject = {.program = run.ref,
+                        .part = run.part,
+                        .chunk = idx_,
+                        .place = run.place,
+                        .micro_batch = run.micro_batch}};
   if (run.ref.part == kLayer) {
     add_layer(run, task);
   } else if (run.ref.part == kHead || run.ref.part == kEvaluationHead) {
@@ -279,11 +302,10 @@ Task ChunkTasks::run(const StepRun& run) {
   } else {
     add_embedding(run, task);
   }
-  write(task, writer_.buffer(fmt::format("working memory, {}, chunk {}", task.name, idx_),
-                             run.executable->plan().transient_bytes,
-                             {.name = "working memory",
-                              .bytes = programs_.transient_bytes(),
-                              .purpose = Purpose::kWorking}));
+  write(task, working(run, name));
+  if (!run.part.is_first()) {
+    for (const BufferId begun : task.writes) read(task, begun);
+  }
   return task;
 }
 

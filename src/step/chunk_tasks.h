@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "model/run/chunk_streams.h"
@@ -77,12 +78,13 @@ class ChunkTasks {
   void add_layer_backward(const StepRun& run, Task& task);
   void add_head(const StepRun& run, Task& task);
   void add_embedding(const StepRun& run, Task& task);
-  /// What the runs of a program have in common.
+  /// What the runs of a program, or of a part of it, have in common.
   struct ProgramCost {
     Cost cost;
     std::vector<InnerExchanges> inside;
   };
-  const ProgramCost& cost_of(const Executable& executable);
+  const ProgramCost& cost_of(const Executable& executable, const RunPart& part);
+  BufferId working(const StepRun& run, const std::string& name);
   std::vector<Message> forward_messages(const Holder& holder, bool in);
   std::vector<Message> backward_messages(const Holder& holder, bool in);
 
@@ -93,7 +95,7 @@ class ChunkTasks {
   int64_t idx_;
   ChunkStreams streams_;
   bool balances_model_;
-  std::map<const Executable*, ProgramCost> costs_;
+  std::map<std::tuple<const Executable*, int, int>, ProgramCost> costs_;
   std::set<std::pair<int64_t, int64_t>> offloads_;  // layers of the chunk with their micro-batches
 };
 

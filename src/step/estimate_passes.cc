@@ -100,7 +100,11 @@ double estimate_passes(const std::vector<StepRun>& runs, const StagePrograms& pr
                        const SavedPlacement& placement, const MachineRates& rates) {
   PassWalk walk(programs, placement, rates);
   int at = 0;
-  for (const StepRun& run : runs) walk.run(run.executable, at++);
+  // A run in parts counts where it ends.
+  for (const StepRun& run : runs) {
+    if (run.part.is_last()) walk.run(run.executable, at);
+    ++at;
+  }
   return walk.now();
 }
 

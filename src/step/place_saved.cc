@@ -47,16 +47,17 @@ class SlabFinder {
     SavedOffsets& offsets = placement_.offsets[run.chunk][run.place];
     const PipelineChunk& chunk = programs_.part.chunks[run.chunk];
     const bool forward = run.ref.direction == PassDirection::kForward;
+    const bool begins = forward && run.part.is_first();
     if (run.ref.part == ProgramPart::kHead)
-      return touch(offsets.heads.at(idx), head_saved_bytes(programs_, idx), forward, at);
+      return touch(offsets.heads.at(idx), head_saved_bytes(programs_, idx), begins, at);
     if (run.ref.part != ProgramPart::kLayer) return;
-    touch(offsets.layers.at(idx), layer_saved_bytes(programs_, chunk, idx), forward, at);
-    touch(offsets.offloaded.at(idx), layer_offloaded_bytes(programs_, chunk, idx), forward, at);
+    touch(offsets.layers.at(idx), layer_saved_bytes(programs_, chunk, idx), begins, at);
+    touch(offsets.offloaded.at(idx), layer_offloaded_bytes(programs_, chunk, idx), begins, at);
     if (const auto offload = offloads_.find(at); offload != offloads_.end())
       split(*offload->second, offsets);
     if (forward) return;
     touch(offsets.kept.at(idx), layer_kept_bytes(programs_, chunk, idx),
-          run.ref.direction == PassDirection::kBackward, at);
+          run.ref.direction == PassDirection::kBackward && run.part.is_first(), at);
   }
 
   std::vector<Slab> take() {

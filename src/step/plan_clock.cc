@@ -62,8 +62,9 @@ struct Started {
 struct Rank {
   size_t next = 0;  ///< task
   double now = 0;
-  size_t moment = 0;                               ///< of the next task's program
-  std::vector<Started> inside;                     ///< exchanges of the run under way
+  size_t moment = 0;  ///< of the next task's program
+  /// Exchanges of the runs under way, by chunk and place; of other tasks by -1.
+  std::map<std::pair<int64_t, int64_t>, std::vector<Started>> inside;
   std::map<TaskId, std::vector<Started>> started;  ///< by the tasks that are or start them
   std::map<LaneId, double> copied;                 ///< when what a lane of copies was given is done
   std::vector<std::pair<double, double>> wires;  ///< exchanges that end after now, as far as known
@@ -170,8 +171,9 @@ class Clocks {
   }
 
   /// Goes on with the run of a program; false where it has to wait for others.
-  bool run_program(size_t i, const ProgramTimes& program) {
+  bool run_program(size_t i, const Task& task, const ProgramTimes& program) {
     Rank& rank = ranks_[i];
+    std::vector<Started>& inside = rank.inside[{task.subject.chunk, task.subject.place}];
     for (; rank.moment < program.moments.size(); ++rank.moment) {
       const ProgramMoment& moment = program.moments[rank.moment];
       TaskTime ignored;
@@ -180,15 +182,15 @@ class Clocks {
           compute(rank, moment.seconds);
           break;
         case ProgramMoment::Kind::kStart:
-          rank.inside.push_back(start(i, {program.groups[moment.group], -1, -1}, moment.seconds));
-          launch(rank, rank.inside.back());
+          inside.push_back(start(i, {program.groups[moment.group], -1, -1}, moment.seconds));
+          launch(rank, inside.back());
           break;
         case ProgramMoment::Kind::kWait:
-          if (!wait(rank, rank.inside.at(moment.exchange), ignored)) return false;
+          if (!wait(rank, inside.at(moment.exchange), ignored)) return false;
       }
     }
     rank.moment = 0;
-    rank.inside.clear();
+    if (task.subject.part.is_last()) inside.clear();
     return true;
   }
 
@@ -208,7 +210,7 @@ class Clocks {
       if (!exchange(i, id, time)) return false;
     } else {
       if (rank.moment == 0) time.begin = rank.now;
-      if (work.program != nullptr && !run_program(i, *work.program)) return false;
+      if (work.program != nullptr && !run_program(i, task, *work.program)) return false;
       if (work.seconds > 0) compute(rank, work.seconds);
       time.end = rank.now;
     }

@@ -29,11 +29,11 @@ struct ProgramMoment {
   enum class Kind : uint8_t { kCompute, kStart, kWait };
   Kind kind = Kind::kCompute;
   double seconds = 0;    ///< of the work, or of the exchange once all have come to it
-  int32_t exchange = 0;  ///< kStart, kWait: its number in the run, counted from 0
+  int32_t exchange = 0;  ///< kStart, kWait: its number in the run, all parts, counted from 0
   int32_t group = 0;     ///< kStart: of ProgramTimes::groups
 };
 
-/// A program's run on the clock, the same for all its runs.
+/// A program's run on the clock, or a part of it, the same for all its runs.
 struct ProgramTimes {
   std::vector<ProgramMoment> moments;
   std::vector<GroupKey> groups;

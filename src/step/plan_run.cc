@@ -136,7 +136,7 @@ void PlanRun::run_chunk(const Task& task) {
       stage(task);
       return run.bring();
     case TaskAction::kRunProgram:
-      run.run(task.subject.program, observers_.nodes);
+      run.run(task.subject.program, task.subject.part, observers_.nodes);
       return progress();
     case TaskAction::kRoundGradients:
       return parts_.parameters.round_gradients(run.parameters_of(task.subject.program));

@@ -112,6 +112,7 @@ enum class TaskAction : uint8_t {
 /// What a task is about, as far as it applies; -1 where it does not.
 struct TaskSubject {
   ProgramRef program = {};
+  RunPart part = {};   ///< of the program's run
   int64_t chunk = -1;  ///< of this rank
   int64_t place = -1;  ///< among the micro-batches of the chunk that are held at a time
   int64_t micro_batch = -1;

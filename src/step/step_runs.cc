@@ -36,28 +36,83 @@ class Places {
   std::vector<int64_t> micro_batches_;
 };
 
+/// Runs in parts, each up to where something is waited for.
+std::vector<StepRun> cut(const std::vector<StepRun>& runs) {
+  std::vector<StepRun> parts;
+  for (const StepRun& run : runs) {
+    StepRun part = run;
+    for (const int point : run.executable->wait_points()) {
+      part.part.end = point;
+      parts.push_back(part);
+      part.part.begin = point;
+    }
+    part.part.end = RunPart::kToTheEnd;
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+bool is_of_a_layer(const StepRun& run) {
+  return run.ref.part == ProgramPart::kLayer;
+}
+
+/// One of either in turn, such that about the same share of both is done at any time. The head adds
+/// to gradients in its forward pass, perhaps to the embedding's: behind what the backward pass adds
+/// to those, which is the order, and gives the bits, of passes one behind the other.
+std::vector<StepRun> take_turns(std::span<const StepRun> forward,
+                                std::span<const StepRun> backward) {
+  std::vector<StepRun> all;
+  size_t i = 0;
+  size_t j = 0;
+  while (i < forward.size() || j < backward.size()) {
+    const bool is_due = i * backward.size() <= j * forward.size();
+    const bool may_add =
+        i < forward.size() && (forward[i].ref.part != ProgramPart::kHead ||
+                               std::ranges::all_of(backward.subspan(j), is_of_a_layer));
+    const bool takes_forward = j == backward.size() || (may_add && is_due);
+    all.push_back(takes_forward ? forward[i++] : backward[j++]);
+  }
+  return all;
+}
+
 class RunLister {
  public:
   RunLister(const StagePrograms& programs, const ParameterSet* parameters)
       : programs_(programs), parameters_(parameters) {}
 
-  void add(StepPass pass, const std::vector<ProgramRef>& refs) {
-    const PipelineChunk& chunk = programs_.part.chunks[pass.step.chunk];
-    pass.first_run = result_.runs.size();
-    for (const ProgramRef& ref : refs) {
-      result_.runs.push_back({.ref = ref,
-                              .executable = &find_executable(programs_, chunk, ref),
-                              .parameters = parameters_of(pass.step.chunk, chunk, ref),
-                              .chunk = pass.step.chunk,
-                              .place = pass.place,
-                              .micro_batch = pass.step.micro_batch});
-    }
-    pass.last_run = result_.runs.size();
-    result_.passes.push_back(pass);
+  void add(StepPass pass, const std::vector<ProgramRef>& refs) { add(pass, list_runs(pass, refs)); }
+
+  /// Two passes that are merged.
+  void add_merged(const StepPass& forward, const std::vector<ProgramRef>& forward_refs,
+                  const StepPass& backward, const std::vector<ProgramRef>& backward_refs) {
+    add(forward,
+        take_turns(cut(list_runs(forward, forward_refs)), cut(list_runs(backward, backward_refs))));
+    add(backward, std::vector<StepRun>());
   }
   StepPasses take() && { return std::move(result_); }
 
  private:
+  void add(StepPass pass, const std::vector<StepRun>& runs) {
+    pass.first_run = result_.runs.size();
+    result_.runs.insert(result_.runs.end(), runs.begin(), runs.end());
+    pass.last_run = result_.runs.size();
+    result_.passes.push_back(pass);
+  }
+
+  std::vector<StepRun> list_runs(const StepPass& pass, const std::vector<ProgramRef>& refs) {
+    const PipelineChunk& chunk = programs_.part.chunks[pass.step.chunk];
+    std::vector<StepRun> runs;
+    for (const ProgramRef& ref : refs) {
+      runs.push_back({.ref = ref,
+                      .executable = &find_executable(programs_, chunk, ref),
+                      .parameters = parameters_of(pass.step.chunk, chunk, ref),
+                      .chunk = pass.step.chunk,
+                      .place = pass.place,
+                      .micro_batch = pass.step.micro_batch});
+    }
+    return runs;
+  }
+
   /// The same for all micro-batches.
   const ProgramParameters& parameters_of(int64_t idx, const PipelineChunk& chunk,
                                          const ProgramRef& ref) {
@@ -108,27 +163,43 @@ StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* p
   std::vector<Places> places;
   for (const int64_t count : programs.part.in_flight) places.emplace_back(count);
   const std::vector<bool> last = find_last_passes(steps);
+  // Takes the place of a pass that begins.
+  const auto make_pass = [&](size_t i) {
+    const PipelineStep& step = steps[i];
+    Places& of_chunk = places.at(step.chunk);
+    const bool begins = step.pass == PipelinePass::kForward;
+    const int64_t place =
+        begins ? of_chunk.take(step.micro_batch) : of_chunk.find(step.micro_batch);
+    return StepPass{.step = step, .place = place, .begins = begins, .ends = last[i]};
+  };
+  const auto list_refs = [&](const PipelineStep& step) {
+    return list_pass(programs, programs.part.chunks[step.chunk], direction_of(step.pass));
+  };
   for (size_t i = 0; i < steps.size(); ++i) {
     const PipelineStep& step = steps[i];
+    if (step.merged) {
+      const StepPass forward = make_pass(i);
+      const StepPass backward = make_pass(++i);
+      lister.add_merged(forward, list_refs(step), backward, list_refs(steps[i]));
+      if (backward.ends) places.at(steps[i].chunk).give_back(backward.place);
+      continue;
+    }
     if (programs.part.layers_in_turn && step.pass == PipelinePass::kBackward) {
       const size_t count = count_backward(steps, i);
       add_in_turn(lister, programs, std::span(steps).subspan(i, count), places.at(step.chunk));
       i += count - 1;
       continue;
     }
-    const bool begins = step.pass == PipelinePass::kForward;
-    Places& of_chunk = places.at(step.chunk);
-    const int64_t place =
-        begins ? of_chunk.take(step.micro_batch) : of_chunk.find(step.micro_batch);
-    const PipelineChunk& chunk = programs.part.chunks[step.chunk];
-    std::vector<ProgramRef> refs = list_pass(programs, chunk, direction_of(step.pass));
-    if (last[i] && step.pass == PipelinePass::kBackward) {
+    const StepPass pass = make_pass(i);
+    std::vector<ProgramRef> refs = list_refs(step);
+    if (pass.ends && step.pass == PipelinePass::kBackward) {
       // A schedule may split weight gradients off in the programs alone.
-      const auto weights = list_pass(programs, chunk, PassDirection::kWeights);
+      const auto weights =
+          list_pass(programs, programs.part.chunks[step.chunk], PassDirection::kWeights);
       refs.insert(refs.end(), weights.begin(), weights.end());
     }
-    lister.add({.step = step, .place = place, .begins = begins, .ends = last[i]}, refs);
-    if (last[i]) of_chunk.give_back(place);
+    lister.add(pass, refs);
+    if (pass.ends) places.at(step.chunk).give_back(pass.place);
   }
   return std::move(lister).take();
 }

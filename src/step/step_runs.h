@@ -9,9 +9,10 @@
 
 namespace tessera {
 
-/// A program's run in a step.
+/// A program's run in a step, or a part of it.
 struct StepRun {
   ProgramRef ref;
+  RunPart part;
   const Executable* executable = nullptr;
   ProgramParameters parameters;
   int64_t chunk = 0;  ///< of this rank
@@ -19,7 +20,8 @@ struct StepRun {
   int64_t micro_batch = 0;
 };
 
-/// A pass of a step, or a part of it, with its place and its runs [first_run, last_run).
+/// A pass of a step, or a part of it, with its place and its runs [first_run, last_run). Of passes
+/// that are merged (PipelineStep::merged) the forward one has the runs of both, cut into parts.
 struct StepPass {
   PipelineStep step;
   int64_t place = 0;
@@ -36,8 +38,10 @@ struct StepPasses {
 
 /// Expands a stage's schedule into runs of programs, and gives each micro-batch the lowest free
 /// place of its chunk. Where layers take turns (StagePart::layers_in_turn), a layer's backward runs
-/// of all micro-batches follow one another. Of `parameters` only names are read; where it is null,
-/// the runs have none.
+/// of all micro-batches follow one another. The runs of passes that are merged are cut where they
+/// wait for exchanges, and parts of the two take turns, in proportion to how many each has: by the
+/// programs alone, so that ranks which exchange agree. Of `parameters` only names are read; where
+/// it is null, the runs have none.
 StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps);
 /// The same for one micro-batch through all chunks whose loss is all that is wanted.

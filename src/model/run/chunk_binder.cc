@@ -31,7 +31,11 @@ class ChunkBinder {
   /// Which of the hidden states layer `idx` of the chunk reads.
   int64_t layer_input(int64_t idx) const { return memory_.streams.before + idx; }
   LayerBinder binder(const std::string& prefix = "", const CopyTensors* copies = nullptr) const {
-    return {parameters_, prefix, slabs_.transient().data(), slabs_.is_by_page() ? &slabs_ : nullptr,
+    std::byte* const working = slabs_.transient().data();
+    return {parameters_,
+            prefix,
+            {working, working + programs_.backward_working()},
+            slabs_.is_by_page() ? &slabs_ : nullptr,
             copies};
   }
   BoundPasses bind_embedding(const PortTensors& inputs, const Tensor& hidden,

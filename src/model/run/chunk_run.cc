@@ -71,15 +71,27 @@ void ChunkRun::renew_copies(const ProgramRef& program, const NodeObserver& obser
   copies.program->run(copies.bindings, observer);
 }
 
-void ChunkRun::run(const ProgramRef& program, const NodeObserver& observer) {
+void ChunkRun::begin_run(const ProgramRef& program, BoundProgram& bound,
+                         const NodeObserver& observer) {
   renew_copies(program, observer);
-  BoundProgram& bound = bound_.find(program);
   if (store_ != nullptr) {
     store_->bind(bound.parameters, bound.bindings);
   } else {
     find_unset(bound);
   }
-  bound.program->run(bound.bindings, observer);
+}
+
+void ChunkRun::run(const ProgramRef& program, const RunPart& part, const NodeObserver& observer) {
+  BoundProgram& bound = bound_.find(program);
+  if (part.is_first()) begin_run(program, bound, observer);
+  if (part.is_first() && part.is_last()) {
+    bound.program->run(bound.bindings, observer);
+  } else {
+    if (part.is_first()) under_way_.emplace(*bound.program, bound.bindings, observer);
+    under_way_.value().run_to(part.end);
+    if (!part.is_last()) return;
+    under_way_.reset();
+  }
   if (store_ != nullptr) store_->done(bound.parameters);
   leave_saved(program);
 }
@@ -188,6 +200,7 @@ Tensor ChunkRun::finished_loss() const {
 }
 
 void ChunkRun::forget_results() {
+  under_way_.reset();
   memory_.inputs.clear();
   memory_.statistics.clear();
   model_balances_.clear();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "model/run/chunk_binder.h"
@@ -62,7 +63,11 @@ class ChunkRun {
 
   /// Runs one program of a pass, whose weights and messages are there. The programs of a
   /// micro-batch run in the order of list_pass: forward, backward, weights.
-  void run(const ProgramRef& program, const NodeObserver& observer);
+  void run(const ProgramRef& program, const NodeObserver& observer) {
+    run(program, RunPart(), observer);
+  }
+  /// A part of one, behind the parts before it, with nothing of this micro-batch between them.
+  void run(const ProgramRef& program, const RunPart& part, const NodeObserver& observer);
   /// What a program reads and adds to.
   const ProgramParameters& parameters_of(const ProgramRef& program);
   /// All programs of a pass.
@@ -102,6 +107,7 @@ class ChunkRun {
   Device& device() const { return programs_.backend.device(); }
   void bring_expert_biases();
   void find_unset(BoundProgram& bound);
+  void begin_run(const ProgramRef& program, BoundProgram& bound, const NodeObserver& observer);
   void renew_copies(const ProgramRef& program, const NodeObserver& observer);
   void leave_saved(const ProgramRef& program);
 
@@ -115,6 +121,7 @@ class ChunkRun {
   ElasticSlabs& slabs_;
   ChunkMemory memory_;
   BoundChunk bound_;
+  std::optional<PartialRun> under_way_;            // where programs run in parts
   std::vector<Executable::OffloadedRows> stored_;  // by layer
   LossScales scales_;
   double model_balance_ = 0;

@@ -163,7 +163,7 @@ struct ForwardModel::Impl : ForwardPrograms {
 
   void bind(const ParameterSet& parameters, std::vector<ExpertState>& experts) {
     const auto binder = [&](const std::string& prefix) {
-      return LayerBinder(parameters, prefix, transient.data());
+      return LayerBinder(parameters, prefix, {transient.data(), transient.data()});
     };
     PortTensors ports = shared_ports();
     ports.set(Port::kHiddenOut, streams[0]);

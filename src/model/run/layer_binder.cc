@@ -27,13 +27,14 @@ void bind_copy_tensors(const Program& program, const CopyTensors& copies, Bindin
 }  // namespace
 
 BoundProgram LayerBinder::join(const Executable& run, const Program& forward,
-                               const std::vector<Link>& accumulators, Bindings bindings) const {
+                               const std::vector<Link>& accumulators, std::byte* working,
+                               Bindings bindings) const {
   BoundProgram bound = {
       .program = &run,
       .bindings = std::move(bindings),
       .parameters = find_parameters(run.program(), forward, accumulators, parameters_, prefix_)};
   if (copies_ != nullptr) bind_copy_tensors(run.program(), *copies_, bound.bindings);
-  bound.bindings.transient = transient_;
+  bound.bindings.transient = working;
   bound.bindings.elastic = elastic_;
   run.commit(bound.bindings);
   bind_parameters(bound.parameters, parameters_, bound.bindings);
@@ -49,7 +50,7 @@ BoundProgram LayerBinder::bind_forward(const Executable& run, const ModelProgram
   for (const PortRule& rule : port_rules()) {
     if (layout.has(rule.port)) slot(bindings, layout.at(rule.port)) = tensors.at(rule.port);
   }
-  return join(run, run.program(), layout.accumulators, std::move(bindings));
+  return join(run, run.program(), layout.accumulators, working_.forward, std::move(bindings));
 }
 
 BoundProgram LayerBinder::bind_backward(const DerivedProgram& program, const ModelProgram& layout,
@@ -60,18 +61,19 @@ BoundProgram LayerBinder::bind_backward(const DerivedProgram& program, const Mod
   bind_gradients(program.derived.grad_outputs, layout.ports, gradients.given, bindings);
   bind_gradients(program.derived.grad_inputs, layout.ports, gradients.wanted, bindings);
   return join(program.backward, program.forward.program(), program.derived.accumulators,
-              std::move(bindings));
+              working_.backward, std::move(bindings));
 }
 
 BoundProgram LayerBinder::bind_weights(const DerivedProgram& program, const Bindings& forward,
                                        const Bindings& backward) const {
   return join(program.weights->program, program.forward.program(),
-              program.weights->derived.accumulators, bind_weight_pass(program, forward, backward));
+              program.weights->derived.accumulators, working_.backward,
+              bind_weight_pass(program, forward, backward));
 }
 
 BoundProgram LayerBinder::bind_copies(const DerivedProgram& program) const {
   const Executable& run = *program.weight_copies;
-  return join(run, run.program(), {}, run.make_bindings());
+  return join(run, run.program(), {}, working_.forward, run.make_bindings());
 }
 
 }  // namespace tessera

@@ -22,6 +22,13 @@ struct PortGradients {
   PortTensors wanted;  ///< of what it was given
 };
 
+/// The working memory of programs forward and backward, each as large as any of them needs; the
+/// same where one runs behind the other.
+struct WorkingMemory {
+  std::byte* forward = nullptr;
+  std::byte* backward = nullptr;
+};
+
 /// What is made of a layer's weights, by the names of the inputs that it is for.
 using CopyTensors = std::map<std::string, Tensor>;
 
@@ -30,13 +37,13 @@ using CopyTensors = std::map<std::string, Tensor>;
 /// for inference. The parameters must outlive it.
 class LayerBinder {
  public:
-  /// `transient` is as large as any of the programs needs. Where `elastic`, of which the slabs are,
-  /// is given, a program gets memory in it when it is bound. `copies`: of the layer's weights.
-  LayerBinder(const ParameterSet& parameters, std::string prefix, std::byte* transient,
+  /// Where `elastic`, of which the slabs are, is given, a program gets memory in it when it is
+  /// bound. `copies`: of the layer's weights.
+  LayerBinder(const ParameterSet& parameters, std::string prefix, const WorkingMemory& working,
               ElasticSlabs* elastic = nullptr, const CopyTensors* copies = nullptr)
       : parameters_(parameters),
         prefix_(std::move(prefix)),
-        transient_(transient),
+        working_(working),
         elastic_(elastic),
         copies_(copies) {}
 
@@ -56,11 +63,12 @@ class LayerBinder {
 
  private:
   BoundProgram join(const Executable& run, const Program& forward,
-                    const std::vector<Link>& accumulators, Bindings bindings) const;
+                    const std::vector<Link>& accumulators, std::byte* working,
+                    Bindings bindings) const;
 
   const ParameterSet& parameters_;
   std::string prefix_;
-  std::byte* transient_;
+  WorkingMemory working_;
   ElasticSlabs* elastic_;
   const CopyTensors* copies_;
 };

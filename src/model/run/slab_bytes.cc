@@ -5,34 +5,38 @@
 namespace tessera {
 namespace {
 
-/// Where what a program saves begins.
+/// Where what a program saves begins, and its working memory.
 struct SlabOffsets {
   int64_t saved = 0;
   int64_t offloaded = 0;
+  int64_t working = 0;
 };
 
 /// The programs of a derived one, each with its offsets.
 template <typename Use>
-void visit(const DerivedProgram& program, const SlabOffsets& saved, int64_t kept, const Use& use) {
+void visit(const DerivedProgram& program, const SlabOffsets& saved, const SlabOffsets& backward,
+           const Use& use) {
   use(program.forward, saved);
-  use(program.backward, SlabOffsets{.saved = kept});
-  if (program.weights) use(program.weights->program, SlabOffsets());
+  use(program.backward, backward);
+  if (program.weights) use(program.weights->program, SlabOffsets{.working = backward.working});
 }
 
 /// Every program that a rank runs, for each place of a micro-batch where what it saves lies.
 template <typename Use>
 void visit_programs(const StagePrograms& programs, const SavedPlacement& placement,
                     const Use& use) {
-  if (programs.embedding) visit(*programs.embedding, {}, 0, use);
+  const SlabOffsets backward{.working = programs.backward_working()};
+  if (programs.embedding) visit(*programs.embedding, {}, backward, use);
   if (programs.evaluation_head) use(*programs.evaluation_head, SlabOffsets());
   for (size_t c = 0; c < placement.offsets.size(); ++c) {
     const PipelineChunk& chunk = programs.part.chunks[c];
     for (const SavedOffsets& offsets : placement.offsets[c]) {
       for (size_t i = 0; i < offsets.layers.size(); ++i)
         visit(programs.kind_of(chunk.first_layer + static_cast<int64_t>(i)).derived,
-              {offsets.layers[i], offsets.offloaded[i]}, offsets.kept[i], use);
+              {offsets.layers[i], offsets.offloaded[i]},
+              {.saved = offsets.kept[i], .working = backward.working}, use);
       for (size_t depth = 0; depth < offsets.heads.size(); ++depth)
-        visit(programs.heads[depth].derived, {.saved = offsets.heads[depth]}, 0, use);
+        visit(programs.heads[depth].derived, {.saved = offsets.heads[depth]}, backward, use);
     }
   }
 }
@@ -55,7 +59,8 @@ SlabBytes count_pages(const StagePrograms& programs, const SavedPlacement& place
   PageSet transient(most.transient, page);
   visit_programs(programs, placement, [&](const Executable& program, const SlabOffsets& slabs) {
     program.list_memory(skew, [&](Storage storage, int64_t offset, int64_t num_bytes) {
-      if (storage == Storage::kTransient) return transient.add(offset, offset + num_bytes);
+      if (storage == Storage::kTransient)
+        return transient.add(slabs.working + offset, slabs.working + offset + num_bytes);
       const int64_t slab = storage == Storage::kSaved ? slabs.saved : slabs.offloaded;
       saved.add(slab + offset, slab + offset + num_bytes);
     });

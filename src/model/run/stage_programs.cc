@@ -186,7 +186,7 @@ const KindProgram& StagePrograms::compile_kind(const LayerProgramKey& key) const
   return *program;
 }
 
-int64_t StagePrograms::transient_bytes() const {
+int64_t StagePrograms::working_bytes() const {
   int64_t bytes = 0;
   const auto include = [&](const Executable& program) {
     bytes = std::max(bytes, program.plan().transient_bytes);
@@ -201,6 +201,12 @@ int64_t StagePrograms::transient_bytes() const {
   if (evaluation_head) include(*evaluation_head);
   for (const auto& [kind, program] : kinds) include_both(program->derived);
   return bytes;
+}
+
+int64_t StagePrograms::backward_working() const {
+  if (!part.merges_passes) return 0;
+  // No page is of both.
+  return align_up(working_bytes(), std::max(kAlignment, backend.device().page_bytes()));
 }
 
 double StagePrograms::model_flops() const {

@@ -28,6 +28,9 @@ struct ModelPart {
   /// Whether backward passes that follow one another take turns layer by layer, so that a layer's
   /// gradients are complete before the next layer has any.
   bool layers_in_turn = false;
+  /// Whether a forward pass may run side by side with a backward pass (PipelineSpec): each of the
+  /// two then has working memory of its own.
+  bool merges_passes = false;
 };
 
 /// The head of one depth (see build_head), differentiated.
@@ -78,8 +81,12 @@ struct StagePrograms {
   const KindProgram& kind_of(int64_t layer) const { return *of_layers.at(layer); }
   /// The program that layers of that key would run, compiled where it is not known yet.
   const KindProgram& compile_kind(const LayerProgramKey& key) const;
-  /// Bytes of the largest working set of any program.
-  int64_t transient_bytes() const;
+  /// Bytes of the largest working set of any program; where passes are merged, of two of them.
+  int64_t transient_bytes() const { return backward_working() + working_bytes(); }
+  /// Where that of backward programs begins.
+  int64_t backward_working() const;
+  /// Of one.
+  int64_t working_bytes() const;
   /// Model FLOPs of one micro-batch in this rank's chunks, forward and backward.
   double model_flops() const;
   /// What the compiler's passes did to each of the training programs.

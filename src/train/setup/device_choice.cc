@@ -77,6 +77,10 @@ void check_host(const Settings& settings) {
 }
 
 RankDevice on_device(const Settings& settings, Backend backend, int gpu) {
+  require(
+      backend.is_host() || settings.train.schedule == StepSchedule::kAsBuilt,
+      "train.schedule = \"merged\" trains on CPUs alone as yet (`tessera plan` simulates it for "
+      "GPUs); set train.schedule = \"as_built\", or run.device = \"cpu\"");
   const double peak = backend.is_host() ? 0 : measure_matrix_peak(backend, settings.train.dtype());
   const int64_t memory = backend.is_host() ? 0 : gpu_memory(gpu);
   return {.backend = std::move(backend), .world = nullptr, .peak = peak, .memory = memory};

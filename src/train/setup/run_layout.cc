@@ -15,6 +15,10 @@ std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t 
   return chunks;
 }
 
+bool merges_passes(const Settings& settings) {
+  return settings.train.schedule == StepSchedule::kMerged;
+}
+
 PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chunks) {
   const auto ranks = layout.group(world.rank(), Axis::kPp);
   return {.activations = world.make_group("pp", ranks),
@@ -43,6 +47,7 @@ void schedule_micro_batches(RunLayout& run, const Settings& settings) {
   run.num_micro_batches = count_micro_batches(settings, run.layout);
   run.schedule = pipeline_spec(settings.parallel, pipeline, run.num_micro_batches);
   if (settings.shard.release_gradients) run.schedule.kind = PipelineKind::kGpipe;
+  run.schedule.merges_passes = merges_passes(settings);
   check_schedule(run.schedule);
   run.steps = make_pipeline_schedule(run.schedule)[run.layout.coordinate(run.rank(), Axis::kPp)];
 }
@@ -58,7 +63,8 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                 .part = {.groups = join_stage_groups(world, layout, parallel),
                          .chunks = stage_chunks(pipeline, stage),
                          .split_weights = parallel.split_weights,
-                         .layers_in_turn = settings.shard.release_gradients},
+                         .layers_in_turn = settings.shard.release_gradients,
+                         .merges_passes = merges_passes(settings)},
                 .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage())};
   schedule_micro_batches(run, settings);
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);

@@ -124,6 +124,12 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
       "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
       "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; auto: what a "
       "GPU has free, unless train.recompute or train.offload say what to do; none: only these");
+  schema.add_enum(
+      "train.schedule", &train.schedule,
+      {{"as_built", StepSchedule::kAsBuilt}, {"merged", StepSchedule::kMerged}},
+      "Passes one behind the other, or the forward pass of a micro-batch merged with the backward "
+      "pass of another, so that one computes while the other's tokens travel; holds more "
+      "micro-batches at a time");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -419,6 +425,22 @@ void validate_release(const Settings& settings) {
           kWhy);
 }
 
+/// What is planned for passes one behind the other.
+void validate_schedule(const Settings& settings) {
+  if (settings.train.schedule != StepSchedule::kMerged) return;
+  const auto refuse = [](bool wrong, std::string_view key) {
+    require(!wrong, "train.schedule = \"merged\" does not go together with {} yet; leave one out",
+            key);
+  };
+  refuse(settings.parallel.split_weights, "parallel.split_weights");
+  refuse(settings.parallel.schedule == PipelineKind::kGpipe,
+         "parallel.pipeline_schedule = \"gpipe\"");
+  refuse(settings.shard.scope == ShardScope::kFull, "optim.shard = \"full\"");
+  refuse(settings.shard.release_gradients, "optim.release_gradients");
+  refuse(settings.shard.gradients != DType::kF32, "optim.gradients in fewer bits");
+  refuse(!settings.train.offload.empty(), "train.offload");
+}
+
 void validate_gradients(const Settings& settings) {
   if (settings.shard.gradients == DType::kF32) return;
   require(
@@ -450,6 +472,7 @@ void validate(const Settings& settings) {
   validate_state_formats(settings);
   validate_optimizer(settings);
   validate_release(settings);
+  validate_schedule(settings);
   validate_gradients(settings);
   require(settings.schedule.warmup_steps <= train.steps,
           "optim.warmup_steps {} exceeds train.steps {}", settings.schedule.warmup_steps,

@@ -70,7 +70,9 @@ class PolicySearch {
 
  private:
   int64_t num_layers() const { return trial_.programs().config.all_layers(); }
-  bool may_offload() const { return !trial_.rank().backend.is_host(); }
+  bool may_offload() const {
+    return !trial_.rank().backend.is_host() && !trial_.programs().part.merges_passes;
+  }
   /// Each policy once.
   const PolicyCost& judge(const LayerChoices& choices) {
     const SavedPolicy policy = make_policy(base_, choices, num_layers());
