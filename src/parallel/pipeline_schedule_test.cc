@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
+#include <set>
 #include <tuple>
 
 #include "core/error.h"
@@ -26,15 +28,17 @@ std::vector<PipelineSpec> random_specs(int count) {
     if (spec.kind == PipelineKind::kInterleaved)
       spec.num_chunks = 1 + static_cast<int64_t>(random.next_below(4));
     spec.split_weights = random.next_below(2) == 0;
+    spec.merges_passes =
+        spec.kind != PipelineKind::kGpipe && !spec.split_weights && random.next_below(2) == 0;
     specs.push_back(spec);
   }
   return specs;
 }
 
 std::string describe(const PipelineSpec& spec) {
-  return fmt::format("kind {} stages {} chunks {} micro-batches {} split {}",
+  return fmt::format("kind {} stages {} chunks {} micro-batches {} split {} merges {}",
                      static_cast<int>(spec.kind), spec.num_stages, spec.num_chunks,
-                     spec.num_micro_batches, spec.split_weights);
+                     spec.num_micro_batches, spec.split_weights, spec.merges_passes);
 }
 
 TEST(PipelineSchedule, DoesEveryPassOnceAndNeverWaitsForever) {
@@ -51,6 +55,46 @@ TEST(PipelineSchedule, DoesEveryPassOnceAndNeverWaitsForever) {
     }
     simulate_pipeline(spec, schedule);  // throws where a stage would wait forever
   }
+}
+
+/// Passes that are merged are of micro-batches, or chunks, that do not need each other, and once a
+/// pipeline is full no stage waits.
+TEST(PipelineSchedule, MergedPassesNeedNotWait) {
+  for (const int64_t chunks : {1, 2}) {
+    PipelineSpec spec{.kind = PipelineKind::kInterleaved,
+                      .num_stages = 4,
+                      .num_chunks = chunks,
+                      .num_micro_batches = 24,
+                      .merges_passes = true};
+    const auto timeline = simulate_pipeline(spec, make_pipeline_schedule(spec));
+    for (const std::vector<TimedStep>& stage : timeline.stages) {
+      std::set<std::pair<int64_t, int64_t>> forward;
+      std::optional<size_t> first;
+      size_t last = 0;
+      for (size_t i = 0; i < stage.size(); ++i) {
+        const PipelineStep& step = stage[i].step;
+        if (step.pass == PipelinePass::kForward && !step.merged)
+          forward.emplace(step.chunk, step.micro_batch);
+        if (!step.merged) continue;
+        const PipelineStep& beside = stage[i + 1].step;
+        ASSERT_EQ(beside.pass, PipelinePass::kBackward);
+        EXPECT_TRUE(forward.contains({beside.chunk, beside.micro_batch}));
+        forward.emplace(step.chunk, step.micro_batch);
+        if (!first) first = i;
+        last = i + 1;
+      }
+      ASSERT_TRUE(first.has_value());
+      for (size_t i = *first; i < last; ++i)
+        EXPECT_EQ(stage[i].end, stage[i + 1].begin) << list_pipeline(make_pipeline_schedule(spec));
+    }
+  }
+}
+
+TEST(PipelineSchedule, RefusesToMergeWhatIsKeptApart) {
+  EXPECT_THAT([] { make_pipeline_schedule({.kind = PipelineKind::kGpipe, .merges_passes = true}); },
+              ThrowsMessage<UserError>(HasSubstr("GPipe's schedule keeps apart")));
+  EXPECT_THAT([] { make_pipeline_schedule({.split_weights = true, .merges_passes = true}); },
+              ThrowsMessage<UserError>(HasSubstr("weight gradients are split off")));
 }
 
 TEST(PipelineSchedule, TimelinesKeepTheOrderOfTheModel) {
@@ -93,9 +137,12 @@ TEST(PipelineSchedule, HoldsNoMoreThanItsKindAllows) {
       const int64_t after = spec.num_stages - stage - 1;
       const int64_t delayed = spec.split_weights ? stage : 0;
       int64_t bound = all;
-      if (spec.kind == PipelineKind::kOneFOneB || spec.num_chunks == 1) bound = after + 1 + delayed;
+      const int64_t merged = spec.merges_passes ? 1 : 0;
+      if (spec.kind == PipelineKind::kOneFOneB || spec.num_chunks == 1)
+        bound = (1 + merged) * (after + 1) + delayed;
       if (spec.num_chunks > 1)
-        bound = 2 * after + (spec.num_chunks - 1) * (2 * spec.num_stages - 1) + 1 + delayed;
+        bound =
+            2 * after + (spec.num_chunks - 1) * (2 * spec.num_stages - 1) + 1 + delayed + merged;
       if (spec.kind == PipelineKind::kGpipe) bound = all;
       EXPECT_LE(held, std::min(bound, all)) << "stage " << stage;
     }

@@ -101,16 +101,22 @@ StageSimulation::MicroBatches StageSimulation::split(int64_t least) const {
   return {all, fewer, more};
 }
 
+/// Micro-batches behind which each further one takes the same time: twice those in flight.
+int64_t StageSimulation::fill() const {
+  const int64_t in_flight = settings_.train.schedule == StepSchedule::kMerged ? 4 : 2;
+  return in_flight * layout_.degree(Axis::kPp);
+}
+
 StageSimulation::StageSimulation(const Settings& settings, int64_t num_ranks,
                                  std::vector<int64_t> ranks)
     : settings_(settings),
       num_ranks_(num_ranks),
       layout_(settings.parallel.layout, num_ranks),
       ids_(std::move(ranks)) {
-  // A pipeline is full after as many micro-batches as it has stages, or never.
+  // After so many a pipeline is full, or never.
   const bool takes_all =
       settings.parallel.schedule == PipelineKind::kGpipe || settings.shard.release_gradients;
-  const MicroBatches batches = split(2 * layout_.degree(Axis::kPp));
+  const MicroBatches batches = split(fill());
   const Settings full = with_micro_batches(takes_all ? batches.all : batches.more);
   for (const int64_t rank : ids_) {
     ranks_.push_back(plan_rank(full, rank, num_ranks));
@@ -168,12 +174,13 @@ SimulatedStep StageSimulation::run(const StepWork& work, double flops,
 }
 
 SimulatedStep StageSimulation::run(const StepWork& work, double flops) {
-  return run(work, flops, split(2 * layout_.degree(Axis::kPp)));
+  return run(work, flops, split(fill()));
 }
 
 SimulatedStep StageSimulation::run_alone(const StepWork& work, double flops) {
   const bool interleaved = settings_.parallel.schedule == PipelineKind::kInterleaved;
-  return run(work, flops, split(interleaved ? layout_.degree(Axis::kPp) : 2));
+  const bool merged = settings_.train.schedule == StepSchedule::kMerged;
+  return run(work, flops, split(interleaved ? layout_.degree(Axis::kPp) : merged ? 4 : 2));
 }
 
 SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const StepWork& work,
@@ -186,7 +193,8 @@ SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const
   const Layout layout(settings.parallel.layout, num_ranks);
   const int64_t all = count_micro_batches(settings, layout);
   const int64_t stages = layout.degree(Axis::kPp);
-  const int64_t least = std::min(all, 2 * stages + all % stages);
+  const bool merged = settings.train.schedule == StepSchedule::kMerged;
+  const int64_t least = std::min(all, (merged ? 4 : 2) * stages + all % stages);
   return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))
       .run_plans(work, std::min(all, std::max(most_micro_batches, least)));
 }

@@ -43,6 +43,8 @@ std::vector<LayoutCase> layout_cases() {
           {{"--parallel.pp=2", "--parallel.pipeline_schedule=interleaved",
             "--parallel.pipeline_chunks=2"},
            2},
+          {{"--parallel.ep=4", "--train.schedule=merged"}, 4},
+          {{"--parallel.pp=4", "--parallel.ep=2", "--train.schedule=merged"}, 8},
           {{"--parallel.tp=2", "--parallel.ep=2", "--optim.shard=full"}, 4}};
 }
 
@@ -91,6 +93,20 @@ TEST(SimulatedStep, IsSlowerWhereRoutingIsSkewed) {
   const double skewed = simulate(settings, 4, 2).seconds;
   EXPECT_GT(skewed, balanced);
   EXPECT_LT(skewed, 2 * balanced);
+}
+
+/// Of passes that are merged one computes while the other's tokens travel.
+TEST(SimulatedStep, MergedPassesHideExchanges) {
+  for (const char* layout : {"--parallel.pp=1", "--parallel.pp=2"}) {
+    const SimulatedStep apart = simulate(settings_to_plan({"--parallel.ep=4", layout}), 8);
+    const SimulatedStep merged =
+        simulate(settings_to_plan({"--parallel.ep=4", layout, "--train.schedule=merged"}), 8);
+    const double before = apart.stages[0].shares.exposed_by.at("ep");
+    const double after = merged.stages[0].shares.exposed_by.at("ep");
+    EXPECT_LT(after, before / 2) << layout;
+    EXPECT_LT(merged.seconds, apart.seconds - (before - after) / 2) << layout;
+    EXPECT_GT(merged.fullest().memory.total(), apart.fullest().memory.total()) << layout;
+  }
 }
 
 TEST(SimulatedStep, RecomputationTakesTime) {

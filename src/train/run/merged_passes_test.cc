@@ -1,0 +1,134 @@
+// Runs whose forward passes are merged with backward passes, beside runs with one behind the other.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "step/check_plan.h"
+#include "train/state/planned_rank.h"
+#include "train/testing/case_share.h"
+#include "train/testing/layout_runs.h"
+#include "train/testing/random_layout.h"
+#include "train/testing/shadow_devices.h"
+#include "train/testing/tiny_run.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::NamedLayout;
+using testing::RunEnd;
+using testing::TemporaryFolder;
+using ::testing::ThrowsMessage;
+
+/// Runs that were cut, of which others stand between the parts.
+int64_t count_parts(const StepPlan& plan) {
+  return std::ranges::count_if(plan.tasks,
+                               [](const Task& task) { return !task.subject.part.is_first(); });
+}
+
+class MergedPasses : public ::testing::TestWithParam<NamedLayout> {
+ protected:
+  Settings settings() const {
+    Settings settings = testing::settings_for_layouts(folder_.file(""));
+    settings.train.global_batch *= 2;
+    settings.run.resume = ResumeMode::kNever;
+    settings.run.folder = folder_.file("run");
+    return settings;
+  }
+
+  const TemporaryFolder folder_;
+};
+
+/// On a device that spoils what is under way, too.
+TEST_P(MergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
+  if (GetParam().shard.scope == ShardScope::kFull) GTEST_SKIP() << "refused";
+  const RunEnd apart = testing::run_steps(settings(), GetParam(), 2, false);
+  Settings merged = settings();
+  merged.train.schedule = StepSchedule::kMerged;
+  testing::expect_same_end(testing::run_steps(merged, GetParam(), 2, false), apart);
+  testing::expect_same_end(testing::run_steps(merged, GetParam(), 2, false, testing::choose_shadow),
+                           apart);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, MergedPasses,
+    ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 0)),
+    [](const auto& info) { return info.param.name; });
+
+/// Without what validate() refuses.
+void make_mergeable(Settings& settings) {
+  settings.parallel.split_weights = false;
+  if (settings.parallel.schedule == PipelineKind::kGpipe)
+    settings.parallel.schedule = PipelineKind::kOneFOneB;
+  if (settings.shard.scope == ShardScope::kFull) settings.shard = {};
+  settings.train.offload.clear();
+}
+
+/// Pipelines, interleaved and not, recomputation, prediction, any exchange of tokens.
+TEST(RandomMergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
+  const TemporaryFolder folder;
+  int64_t num_parts = 0;
+  for (uint64_t seed = 1501; seed < 1501 + testing::few_of_count<uint64_t>(20); ++seed) {
+    testing::RandomLayout layout = testing::draw_layout(seed, 6);
+    Settings& settings = layout.settings;
+    make_mergeable(settings);
+    testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
+    const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
+    const RunEnd apart = testing::run_steps(settings, named, 2, false);
+    settings.train.schedule = StepSchedule::kMerged;
+    num_parts += count_parts(plan_step(settings, plan_rank(settings, 0, layout.num_ranks)));
+    testing::expect_same_end(testing::run_steps(settings, named, 2, false), apart);
+  }
+  EXPECT_GT(num_parts, 0);
+}
+
+/// No rank waits forever, and all of a group exchange in one order.
+TEST(RandomMergedPasses, RanksFitTogether) {
+  int64_t num_parts = 0;
+  for (uint64_t seed = 0; seed < testing::few_of_count<uint64_t>(60); ++seed) {
+    testing::RandomLayout layout = testing::draw_layout(seed, 8);
+    make_mergeable(layout.settings);
+    layout.settings.train.schedule = StepSchedule::kMerged;
+    SCOPED_TRACE(testing::describe(layout));
+    std::vector<StepPlan> plans;
+    for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
+      plans.push_back(
+          plan_step(layout.settings, plan_rank(layout.settings, rank, layout.num_ranks)));
+    }
+    num_parts += count_parts(plans.front());
+    EXPECT_NO_THROW(check_ranks(plans));
+  }
+  EXPECT_GT(num_parts, 0);
+}
+
+void expect_refused(void (*change)(Settings&), const std::string& key) {
+  Settings settings = without_data({});
+  settings.data.tokens = "tokens";
+  settings.train.schedule = StepSchedule::kMerged;
+  validate(settings);
+  change(settings);
+  EXPECT_THAT([&] { validate(settings); },
+              ThrowsMessage<UserError>(
+                  ::testing::AllOf(HasSubstr("train.schedule = \"merged\""), HasSubstr(key))));
+}
+
+TEST(MergedSettings, WhatIsPlannedForPassesApartIsRefused) {
+  using S = Settings;
+  expect_refused([](S& s) { s.parallel.split_weights = true; }, "parallel.split_weights");
+  expect_refused([](S& s) { s.parallel.schedule = PipelineKind::kGpipe; },
+                 "parallel.pipeline_schedule");
+  expect_refused([](S& s) { s.shard.scope = ShardScope::kFull; }, "optim.shard");
+  expect_refused([](S& s) { s.shard.gradients = DType::kBF16; }, "optim.gradients");
+  expect_refused([](S& s) { s.train.offload = {"all"}; }, "train.offload");
+  expect_refused(
+      [](S& s) {
+        s.shard.release_gradients = true;
+        s.train.max_grad_norm = 0;
+      },
+      "optim.release_gradients");
+}
+
+}  // namespace
+}  // namespace tessera
