@@ -11,6 +11,7 @@
 #include "train/testing/random_layout.h"
 #include "train/testing/shadow_devices.h"
 #include "train/testing/tiny_run.h"
+#include "train/verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -106,6 +107,8 @@ TEST(RandomMergedPasses, RanksFitTogether) {
 void expect_refused(void (*change)(Settings&), const std::string& key) {
   Settings settings = without_data({});
   settings.data.tokens = "tokens";
+  settings.train.steps = 10;
+  settings.schedule.num_steps = 10;
   settings.train.schedule = StepSchedule::kMerged;
   validate(settings);
   change(settings);
