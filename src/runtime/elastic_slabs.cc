@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/memory.h"
 
 namespace tessera {
 namespace {
@@ -77,11 +78,14 @@ void ElasticSlabs::leave(const std::byte* begin, int64_t num_bytes) {
 }
 
 void ElasticSlabs::leave_transient(const std::byte* begin, int64_t num_bytes) {
-  if (num_bytes == 0) return;
+  if (num_bytes == 0 || !transient_.is_by_page()) return;
   ensure(transient_.contains(begin),
          "memory was left at an address that is not of the transient slab");
   const int64_t offset = begin - transient_.data();
-  transient_.leave(offset, offset + num_bytes, ++now_);
+  // The last page, too: working memories share none.
+  const int64_t end =
+      std::min(align_up(offset + num_bytes, device_.page_bytes()), transient_.num_bytes());
+  transient_.leave(offset, end, ++now_);
 }
 
 std::optional<int64_t> ElasticSlabs::find_rows(const void* extent) const {

@@ -357,8 +357,6 @@ void Executable::begin_on_device(const Bindings& bindings, DeviceRun& run,
   if (recorded_with_more) {
     ensure(std::ranges::all_of(segments_, &Segment::recordable),
            "program '{}' tells the host what comes out, or communicates", program_.name());
-  } else if (control.waits_before_programs) {
-    backend_.device().synchronize();
   }
   run.prepared = &prepare(bindings);
   if (run.prepared->version != backend_.kernel_version()) {
@@ -444,8 +442,12 @@ void PartialRun::run_on_host(int last) {
 
 void PartialRun::run_on_device(int last) {
   State& at = *state_;
+  const bool begins = at.next == 0;
+  Device& device = at.program.backend().device();
+  if (begins && at.program.backend().control().waits_before_programs && !device.is_recording())
+    device.synchronize();
   const auto start = Clock::now();
-  if (at.next == 0) at.program.begin_on_device(at.bindings, at.device, at.observer);
+  if (begins) at.program.begin_on_device(at.bindings, at.device, at.observer);
   const std::vector<Segment>& segments = at.program.segments_;
   for (size_t i = 0; i < segments.size(); ++i) {
     if (std::cmp_less(segments[i].begin, at.next) ||
