@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "core/error.h"
 #include "step/check_plan.h"
@@ -57,15 +59,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(testing::share_of_cases(testing::layouts_for_checkpoints(), 0)),
     [](const auto& info) { return info.param.name; });
 
-/// Without what validate() refuses.
-void make_mergeable(Settings& settings) {
-  settings.parallel.split_weights = false;
-  if (settings.parallel.schedule == PipelineKind::kGpipe)
-    settings.parallel.schedule = PipelineKind::kOneFOneB;
-  if (settings.shard.scope == ShardScope::kFull) settings.shard = {};
-  settings.train.offload.clear();
-}
-
 /// Pipelines, interleaved and not, recomputation, prediction, any exchange of tokens.
 TEST(RandomMergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
   const TemporaryFolder folder;
@@ -73,35 +66,65 @@ TEST(RandomMergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
   for (uint64_t seed = 1501; seed < 1501 + testing::few_of_count<uint64_t>(20); ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
-    make_mergeable(settings);
+    testing::merge_passes(settings);
     testing::prepare_run(layout, 2, folder.file(fmt::format("{}", seed)));
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, testing::describe(layout)));
     const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
-    const RunEnd apart = testing::run_steps(settings, named, 2, false);
-    settings.train.schedule = StepSchedule::kMerged;
     num_parts += count_parts(plan_step(settings, plan_rank(settings, 0, layout.num_ranks)));
-    testing::expect_same_end(testing::run_steps(settings, named, 2, false), apart);
+    const RunEnd merged = testing::run_steps(settings, named, 2, false);
+    settings.train.schedule = StepSchedule::kAsBuilt;
+    testing::expect_same_end(testing::run_steps(settings, named, 2, false), merged);
   }
   EXPECT_GT(num_parts, 0);
 }
 
-/// No rank waits forever, and all of a group exchange in one order.
-TEST(RandomMergedPasses, RanksFitTogether) {
-  int64_t num_parts = 0;
-  for (uint64_t seed = 0; seed < testing::few_of_count<uint64_t>(60); ++seed) {
-    testing::RandomLayout layout = testing::draw_layout(seed, 8);
-    make_mergeable(layout.settings);
-    layout.settings.train.schedule = StepSchedule::kMerged;
-    SCOPED_TRACE(testing::describe(layout));
-    std::vector<StepPlan> plans;
-    for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
-      plans.push_back(
-          plan_step(layout.settings, plan_rank(layout.settings, rank, layout.num_ranks)));
-    }
-    num_parts += count_parts(plans.front());
-    EXPECT_NO_THROW(check_ranks(plans));
+Settings spread_experts() {
+  Settings settings = without_data({});
+  settings.model.vocab_size = 64;
+  settings.model.hidden_size = 32;
+  settings.model.num_layers = 3;
+  settings.model.moe = {.num_experts = 4, .top_k = 2, .inner_size = 16};
+  settings.data.sequence_length = 16;
+  settings.train.micro_batch = 1;
+  settings.train.global_batch = 8;
+  settings.train.schedule = StepSchedule::kMerged;
+  settings.run.device = DeviceChoice::kCpu;
+  settings.parallel.layout.ep = 2;
+  return settings;
+}
+
+/// Each run has all of its nodes once, in order, whatever stands between its parts.
+TEST(MergedPlan, PartsOfARunFollowEachOther) {
+  const Settings settings = spread_experts();
+  const StepPlan plan = plan_step(settings, plan_rank(settings, 0, 2));
+  using Key = std::tuple<ProgramPart, PassDirection, int64_t, int64_t>;
+  std::map<Key, int> next;
+  int64_t num_interrupted = 0;
+  Key before;
+  for (const Task& task : plan.tasks) {
+    if (task.action != TaskAction::kRunProgram) continue;
+    const ProgramRef& ref = task.subject.program;
+    const Key key{ref.part, ref.direction, ref.idx, task.subject.micro_batch};
+    EXPECT_EQ(task.subject.part.begin, next[key]) << task.name;
+    next[key] = task.subject.part.end;
+    if (!task.subject.part.is_first() && key != before) ++num_interrupted;
+    before = key;
   }
-  EXPECT_GT(num_parts, 0);
+  for (const auto& [key, end] : next) EXPECT_EQ(end, RunPart::kToTheEnd);
+  EXPECT_GT(num_interrupted, 50);
+}
+
+/// Ranks whose experts differ in size take as long as they like, and come to one order.
+TEST(MergedPlan, RanksOfUnequalExpertsFitTogether) {
+  Settings settings = spread_experts();
+  settings.model.moe.inner_sizes = {2048, 2048, 8, 8};
+  std::vector<StepPlan> plans;
+  for (int64_t rank = 0; rank < 2; ++rank)
+    plans.push_back(plan_step(settings, plan_rank(settings, rank, 2)));
+  EXPECT_NO_THROW(check_ranks(plans));
+  ASSERT_EQ(plans[0].tasks.size(), plans[1].tasks.size());
+  for (const TaskId id : plans[0].tasks.ids())
+    EXPECT_EQ(plans[0].tasks[id].name, plans[1].tasks[id].name);
 }
 
 void expect_refused(void (*change)(Settings&), const std::string& key) {

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include "core/random.h"
 #include "model/run/slab_bytes.h"
 #include "step/check_plan.h"
 #include "step/reorder_plan.h"
+#include "step/simulate_plan.h"
 #include "step/step_memory.h"
 #include "train/state/planned_rank.h"
+#include "train/testing/case_share.h"
 #include "train/testing/random_layout.h"
 #include "train/verify/verify.h"
 
@@ -15,19 +18,83 @@ namespace {
 
 using testing::RandomLayout;
 
+std::vector<StepPlan> plan_ranks(const RandomLayout& layout) {
+  std::vector<StepPlan> plans;
+  for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
+    plans.push_back(plan_step(layout.settings, plan_rank(layout.settings, rank, layout.num_ranks)));
+  }
+  return plans;
+}
+
 /// The plans of all ranks of random layouts, with their optimizers, fit together.
 TEST(PlannedStep, RanksOfRandomLayoutsFitTogether) {
   constexpr uint64_t kLayouts = 25;
   for (uint64_t seed = 0; seed < kLayouts; ++seed) {
-    const RandomLayout layout = testing::draw_layout(seed, 8);
+    RandomLayout layout = testing::draw_layout(seed, 8);
     SCOPED_TRACE(testing::describe(layout));
-    std::vector<StepPlan> plans;
-    for (int64_t rank = 0; rank < layout.num_ranks; ++rank) {
-      plans.push_back(
-          plan_step(layout.settings, plan_rank(layout.settings, rank, layout.num_ranks)));
-    }
-    EXPECT_NO_THROW(check_ranks(plans));
+    EXPECT_NO_THROW(check_ranks(plan_ranks(layout)));
+    testing::merge_passes(layout.settings);
+    EXPECT_NO_THROW(check_ranks(plan_ranks(layout))) << "merged";
   }
+}
+
+/// What takes part in an exchange or a message.
+std::vector<size_t> list_meetings(const StepPlan& plan) {
+  std::vector<size_t> meetings;
+  for (const TaskId id : plan.tasks.ids()) {
+    const Task& task = plan.tasks[id];
+    if (communicates(plan.lanes[task.lane]) || !task.inside.empty())
+      meetings.push_back(static_cast<size_t>(number_of(id)));
+  }
+  return meetings;
+}
+
+/// One of a rank's meetings comes earlier, in front of another.
+StepPlan bring_forward(const StepPlan& plan, Random& random) {
+  const std::vector<size_t> meetings = list_meetings(plan);
+  std::vector<TaskId> order = plan.tasks.ids();
+  if (meetings.size() < 2) return plan;
+  const size_t to = random.next_below(meetings.size() - 1);
+  const size_t most = std::min<size_t>(meetings.size() - to - 1, 4);
+  const size_t from = to + 1 + random.next_below(most);
+  std::rotate(order.begin() + static_cast<ptrdiff_t>(meetings[to]),
+              order.begin() + static_cast<ptrdiff_t>(meetings[from]),
+              order.begin() + static_cast<ptrdiff_t>(meetings[from]) + 1);
+  return reorder(plan, order);
+}
+
+template <typename Run>
+bool fails(const Run& run) {
+  try {
+    run();
+    return false;
+  } catch (const InternalError&) {
+    return true;
+  }
+}
+
+/// Mutants by which ranks wait forever on the clock are all found without it.
+TEST(PlannedStep, WhatWouldWaitForeverIsFound) {
+  Random random(7, 0);
+  int num_stuck = 0;
+  for (uint64_t seed = 0; seed < testing::few_of_count<uint64_t>(36); ++seed) {
+    RandomLayout layout = testing::draw_layout(seed, 8);
+    if (seed % 2 == 0) testing::merge_passes(layout.settings);
+    SCOPED_TRACE(testing::describe(layout));
+    const std::vector<StepPlan> plans = plan_ranks(layout);
+    EXPECT_NO_THROW(simulate_plans(plans, estimated_rates(true)));
+    constexpr int kMutants = 12;
+    for (int i = 0; i < kMutants; ++i) {
+      std::vector<StepPlan> mutants = plans;
+      StepPlan& one = mutants[random.next_below(mutants.size())];
+      one = bring_forward(one, random);
+      if (!fails([&] { simulate_plans(mutants, estimated_rates(true)); })) continue;
+      ++num_stuck;
+      EXPECT_TRUE(fails([&] { check_ranks(mutants); })) << "rank " << one.rank;
+    }
+  }
+  RecordProperty("stuck", num_stuck);
+  EXPECT_GT(num_stuck, testing::few_of_count(10));
 }
 
 /// Slabs are what a training run takes for them.

@@ -332,6 +332,15 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
   }
 }
 
+void merge_passes(Settings& settings) {
+  settings.train.schedule = StepSchedule::kMerged;
+  settings.train.offload.clear();
+  settings.parallel.split_weights = false;
+  if (settings.parallel.schedule == PipelineKind::kGpipe)
+    settings.parallel.schedule = PipelineKind::kOneFOneB;
+  if (settings.shard.scope == ShardScope::kFull) settings.shard = {};
+}
+
 void prepare_run(RandomLayout& layout, int64_t steps, const std::string& folder) {
   Settings& settings = layout.settings;
   settings.train.steps = settings.schedule.num_steps = steps;

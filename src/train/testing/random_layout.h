@@ -15,6 +15,9 @@ struct RandomLayout {
 
 RandomLayout draw_layout(uint64_t seed, int64_t max_ranks);
 
+/// Sets train.schedule = "merged", and changes what does not go together with it.
+void merge_passes(Settings& settings);
+
 /// Makes it a run of so many steps on the host, in that folder, on random tokens that are there
 /// then.
 void prepare_run(RandomLayout& layout, int64_t steps, const std::string& folder);
