@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(RandomMergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
   const TemporaryFolder folder;
   int64_t num_parts = 0;
-  for (uint64_t seed = 1501; seed < 1501 + testing::few_of_count<uint64_t>(20); ++seed) {
+  for (uint64_t seed = 1501; seed < 1501 + testing::share_of_count<uint64_t>(20); ++seed) {
     testing::RandomLayout layout = testing::draw_layout(seed, 6);
     Settings& settings = layout.settings;
     testing::merge_passes(settings);
