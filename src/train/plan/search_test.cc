@@ -10,7 +10,6 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::settings_to_plan;
 using testing::small_machine;
