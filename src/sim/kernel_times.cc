@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "sim/units.h"
+
 namespace tessera {
 namespace {
 
-constexpr double kGiga = 1e9;
 /// So that nothing has the logarithm of zero.
 constexpr double kLeast = 1;
 /// Points between which is interpolated.

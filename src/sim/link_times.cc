@@ -4,11 +4,10 @@
 #include <cmath>
 #include <map>
 
+#include "sim/units.h"
+
 namespace tessera {
 namespace {
-
-constexpr double kGiga = 1e9;
-constexpr double kMicro = 1e-6;
 
 double latency(const LinkRates& link, int64_t num_ranks) {
   return kMicro * link.microseconds * std::ceil(std::log2(static_cast<double>(num_ranks)));

@@ -8,15 +8,13 @@
 #include "ops/quantize_tokens/quantize_tokens.h"
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "program/dependencies.h"
+#include "sim/units.h"
 #include "step/node_types.h"
 
 namespace tessera {
 namespace {
 
 using Moment = ProgramMoment;
-
-constexpr double kGiga = 1e9;
-constexpr double kMicro = 1e-6;
 
 CommKind kind_of(const Operator& op) {
   const std::string_view name = op.name();

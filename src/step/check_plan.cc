@@ -138,15 +138,15 @@ class PlanChecker {
   IdVector<StorageId, std::optional<BufferId>> occupants_;
 };
 
-using GroupKey = std::pair<std::string, std::vector<int64_t>>;
+using NamedGroup = std::pair<std::string, std::vector<int64_t>>;
 
-GroupKey key_of(const StepPlan& plan, LaneId lane) {
+NamedGroup key_of(const StepPlan& plan, LaneId lane) {
   return {plan.lanes[lane].name, plan.lanes[lane].ranks};
 }
 
 /// What a rank starts in each of its groups, in order.
-std::map<GroupKey, std::vector<std::string>> list_exchanges(const StepPlan& plan) {
-  std::map<GroupKey, std::vector<std::string>> exchanges;
+std::map<NamedGroup, std::vector<std::string>> list_exchanges(const StepPlan& plan) {
+  std::map<NamedGroup, std::vector<std::string>> exchanges;
   for (const Task& task : plan.tasks) {
     if (task.phase == TaskPhase::kWait) continue;
     if (plan.lanes[task.lane].kind == LaneKind::kGroup)
@@ -160,8 +160,8 @@ std::map<GroupKey, std::vector<std::string>> list_exchanges(const StepPlan& plan
 }
 
 void check_orders(std::span<const StepPlan> plans) {
-  std::vector<std::map<GroupKey, std::vector<std::string>>> of_plans;
-  std::map<GroupKey, size_t> first;  // plan that has exchanges in the group
+  std::vector<std::map<NamedGroup, std::vector<std::string>>> of_plans;
+  std::map<NamedGroup, size_t> first;  // plan that has exchanges in the group
   for (size_t p = 0; p < plans.size(); ++p) {
     of_plans.push_back(list_exchanges(plans[p]));
     for (const auto& [group, own] : of_plans.back()) first.try_emplace(group, p);
