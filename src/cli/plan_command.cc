@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// A configuration whose searched keys may be open.
 struct PlanRequest {
@@ -166,9 +166,9 @@ void print_best(const PlannedLayout& best, const PlanRequest& request) {
   std::cout << fmt::format("as options: {}\n", fmt::join(list_overrides(best.settings), " "));
 }
 
-Json to_json(const PlannedLayout& layout, const Hardware& hardware) {
+OrderedJson to_json(const PlannedLayout& layout, const Hardware& hardware) {
   const SimulatedStep& step = layout.step;
-  Json stages = Json::array();
+  OrderedJson stages = OrderedJson::array();
   for (const SimulatedStage& stage : step.stages) {
     stages.push_back({{"rank", stage.rank},
                       {"memory_bytes", stage.memory.total()},
@@ -191,8 +191,8 @@ Json to_json(const PlannedLayout& layout, const Hardware& hardware) {
           {"stages", stages}};
 }
 
-Json to_json(const PlanResult& result, const PlanRequest& request, size_t most) {
-  Json layouts = Json::array();
+OrderedJson to_json(const PlanResult& result, const PlanRequest& request, size_t most) {
+  OrderedJson layouts = OrderedJson::array();
   for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
     layouts.push_back(to_json(result.layouts[i], request.hardware));
   return {{"hardware", request.hardware.name},
