@@ -12,6 +12,7 @@
 #include "model/run/forward_model.h"
 #include "program/compile/print.h"
 #include "train/metrics/report.h"
+#include "train/plan/simulated_step.h"
 #include "train/run/peer_copies.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
@@ -38,11 +39,6 @@ Settings resolve(const ConfigArguments& arguments) {
 
 int64_t resolve_ranks(const Settings& settings, int64_t ranks) {
   return ranks > 0 ? ranks : least_ranks(settings.parallel.layout);
-}
-
-/// The first rank of each pipeline stage.
-std::vector<int64_t> ranks_to_show(const Settings& settings, int64_t num_ranks) {
-  return Layout(settings.parallel.layout, num_ranks).group(0, Axis::kPp);
 }
 
 void show_presets(bool json) {
@@ -86,7 +82,7 @@ std::string describe_policy(const StagePrograms& programs, const LayerProgramKey
 void show_programs(const Settings& settings, int64_t num_ranks) {
   std::set<LayerProgramKey> shown;
   const bool differ = !settings.train.offload.empty() || !settings.train.recompute.empty();
-  for (const int64_t rank : ranks_to_show(settings, num_ranks)) {
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     for (const auto& [key, program] : planned.model.layer_programs()) {
       if (!shown.insert(key).second) continue;
@@ -147,7 +143,7 @@ void show_memory(const Settings& settings, int64_t num_ranks,
   std::vector<StageMemory> stages;
   std::string head = fmt::format("{:<18}", "");
   std::string devices = fmt::format("{:<18}", "device");
-  for (const int64_t rank : ranks_to_show(settings, num_ranks)) {
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
     const PlannedRank planned = plan_rank(settings, rank, num_ranks);
     stages.push_back({planned.model.device().name(), list_memory(settings, planned),
                       estimate_passes(settings, planned)});
@@ -192,7 +188,7 @@ std::optional<PolicyChoice> choose_within_limit(Settings& settings, int64_t num_
 std::vector<CompileReport> report_training(const Settings& settings, int64_t num_ranks) {
   std::vector<CompileReport> reports;
   std::set<std::string> shown;
-  for (const int64_t rank : ranks_to_show(settings, num_ranks)) {
+  for (const int64_t rank : first_ranks(settings, num_ranks)) {
     for (CompileReport& report : plan_rank(settings, rank, num_ranks).model.compile_reports()) {
       if (shown.insert(print_passes(report)).second) reports.push_back(std::move(report));
     }
@@ -249,7 +245,7 @@ void show_passes(const Settings& settings, const InspectArguments& arguments, in
 /// The run as rank 0 sees it. Throws what training would refuse in any stage.
 RunLayout plan_run(const Settings& settings, int64_t ranks) {
   std::vector<RunLayout> stages;
-  for (const int64_t rank : ranks_to_show(settings, ranks))
+  for (const int64_t rank : first_ranks(settings, ranks))
     stages.push_back(plan_rank(settings, rank, ranks).layout);
   return std::move(stages[0]);
 }

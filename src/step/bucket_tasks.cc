@@ -62,7 +62,7 @@ class BucketTasks final : public ParameterTasks {
 
   void after_run(size_t idx) override {
     if (!options_.trains) return;
-    if (runs_[idx].part.is_last() && sum_bytes(idx) > 0) round_gradients(idx);
+    if (sum_bytes(idx) > 0) round_gradients(idx);
     for (const size_t bucket : completed_by_[idx]) {
       start_reduction(bucket);
       if (releases()) complete_.push_back(bucket);

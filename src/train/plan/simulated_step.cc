@@ -37,6 +37,12 @@ StepShares extend_shares(const StepShares& fewer, const StepShares& more, const 
   return all;
 }
 
+/// Micro-batches behind which each further one takes the same time in a pipeline of `stages`: twice
+/// those in flight.
+int64_t count_to_fill(const Settings& settings, int64_t stages) {
+  return (settings.train.schedule == StepSchedule::kMerged ? 4 : 2) * stages;
+}
+
 double end_of(const SimulatedPlans& plans) {
   double end = 0;
   for (const RankClock& clock : plans.clocks) end = std::max(end, clock.end);
@@ -101,12 +107,6 @@ StageSimulation::MicroBatches StageSimulation::split(int64_t least) const {
   return {all, fewer, more};
 }
 
-/// Micro-batches behind which each further one takes the same time: twice those in flight.
-int64_t StageSimulation::fill() const {
-  const int64_t in_flight = settings_.train.schedule == StepSchedule::kMerged ? 4 : 2;
-  return in_flight * layout_.degree(Axis::kPp);
-}
-
 StageSimulation::StageSimulation(const Settings& settings, int64_t num_ranks,
                                  std::vector<int64_t> ranks)
     : settings_(settings),
@@ -116,7 +116,7 @@ StageSimulation::StageSimulation(const Settings& settings, int64_t num_ranks,
   // After so many a pipeline is full, or never.
   const bool takes_all =
       settings.parallel.schedule == PipelineKind::kGpipe || settings.shard.release_gradients;
-  const MicroBatches batches = split(fill());
+  const MicroBatches batches = split(count_to_fill(settings, layout_.degree(Axis::kPp)));
   const Settings full = with_micro_batches(takes_all ? batches.all : batches.more);
   for (const int64_t rank : ids_) {
     ranks_.push_back(plan_rank(full, rank, num_ranks));
@@ -174,13 +174,13 @@ SimulatedStep StageSimulation::run(const StepWork& work, double flops,
 }
 
 SimulatedStep StageSimulation::run(const StepWork& work, double flops) {
-  return run(work, flops, split(fill()));
+  return run(work, flops, split(count_to_fill(settings_, layout_.degree(Axis::kPp))));
 }
 
 SimulatedStep StageSimulation::run_alone(const StepWork& work, double flops) {
   const bool interleaved = settings_.parallel.schedule == PipelineKind::kInterleaved;
-  const bool merged = settings_.train.schedule == StepSchedule::kMerged;
-  return run(work, flops, split(interleaved ? layout_.degree(Axis::kPp) : merged ? 4 : 2));
+  return run(work, flops,
+             split(interleaved ? layout_.degree(Axis::kPp) : count_to_fill(settings_, 1)));
 }
 
 SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const StepWork& work,
@@ -193,8 +193,7 @@ SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const
   const Layout layout(settings.parallel.layout, num_ranks);
   const int64_t all = count_micro_batches(settings, layout);
   const int64_t stages = layout.degree(Axis::kPp);
-  const bool merged = settings.train.schedule == StepSchedule::kMerged;
-  const int64_t least = std::min(all, (merged ? 4 : 2) * stages + all % stages);
+  const int64_t least = std::min(all, count_to_fill(settings, stages) + all % stages);
   return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))
       .run_plans(work, std::min(all, std::max(most_micro_batches, least)));
 }

@@ -76,7 +76,6 @@ class StageSimulation {
 
  private:
   struct MicroBatches;
-  int64_t fill() const;
   MicroBatches split(int64_t least) const;
   SimulatedStep run(const StepWork& work, double flops, const MicroBatches& batches);
   Settings with_micro_batches(int64_t count) const;
