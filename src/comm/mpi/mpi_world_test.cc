@@ -39,10 +39,11 @@ TEST_F(MpiWorld, ALostRankEndsTheOthers) {
 }
 
 TEST_F(MpiWorld, MissingPluginIsNamed) {
+  // In a folder of a folder of its own: `../lib` is looked into as well.
   const ProgramResult result = run_program(
-      "D=$(mktemp -d) && cp " TESSERA_BINARY
-      "/comm_test_rank $D && OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "
-      "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 $D/comm_test_rank all; "
+      "D=$(mktemp -d) && mkdir $D/bin && cp " TESSERA_BINARY
+      "/comm_test_rank $D/bin && OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "
+      "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 $D/bin/comm_test_rank all; "
       "code=$?; rm -r $D; exit $code");
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.output, HasSubstr("libtessera_mpi.so"));
