@@ -7,7 +7,6 @@ namespace tessera {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 
 class MpiWorld : public testing::Test {
  protected:
