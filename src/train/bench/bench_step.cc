@@ -97,7 +97,6 @@ class StepBench {
         batches_(make_batches(settings_)),
         prediction_(place_and_predict()),
         state_(settings_, layout_, *world_, backend_) {
-    check_schedule(settings_, backend_);
     state_.initialize(static_cast<uint64_t>(settings.run.seed));
     model_.bind(state_.parameters(), state_.experts(), state_.weights());
     plan_ = build_step(request_step(settings_, layout_, model_, state_.parameters()));

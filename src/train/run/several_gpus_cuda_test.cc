@@ -196,6 +196,36 @@ TEST_F(SeveralGpus, ReleasedGradientsGiveTheBitsOfThoseThatStay) {
   }
 }
 
+/// Of passes that are cut where they wait, with any exchange, CUDA graphs and without.
+TEST_F(SeveralGpus, MergedPassesGiveTheBitsOfPassesApart) {
+  struct Case {
+    const char* name;
+    int64_t num_ranks;
+    LayoutSpec layout;
+    bool graphs;
+  };
+  const Case cases[] = {{"experts", 2, {.ep = 2}, true},
+                        {"experts, no graphs", 2, {.ep = 2}, false},
+                        {"weights and experts", 2, {.tp = 2, .ep = 2}, true},
+                        {"sequences", 2, {.cp = 2}, true},
+                        {"stages", 2, {.pp = 2}, true},
+                        {"stages and experts", 4, {.ep = 2, .pp = 2}, true}};
+  for (const Case& one : cases) {
+    for (const ExchangeSizes exchange : {ExchangeSizes::kExact, ExchangeSizes::kBounded}) {
+      SCOPED_TRACE(fmt::format("{}, exchange {}", one.name, static_cast<int>(exchange)));
+      testing::NamedLayout layout{.name = one.name, .num_ranks = one.num_ranks, .parallel = {}};
+      layout.parallel.layout = one.layout;
+      layout.parallel.exchange = exchange;
+      Settings own = settings("merged");
+      own.train.micro_batch = 1;
+      own.run.cuda_graphs = one.graphs ? GraphMode::kAuto : GraphMode::kOff;
+      const testing::RunEnd apart = testing::run_steps(own, layout, 4, false, choose_gpu);
+      own.train.schedule = StepSchedule::kMerged;
+      testing::expect_same_end(testing::run_steps(own, layout, 4, false, choose_gpu), apart);
+    }
+  }
+}
+
 /// Whether the back end has a kernel for everything that the layout needs.
 bool runs_on_gpu(const testing::RandomLayout& layout) {
   try {

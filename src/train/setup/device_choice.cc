@@ -77,7 +77,6 @@ void check_host(const Settings& settings) {
 }
 
 RankDevice on_device(const Settings& settings, Backend backend, int gpu) {
-  check_schedule(settings, backend);
   const double peak = backend.is_host() ? 0 : measure_matrix_peak(backend, settings.train.dtype());
   const int64_t memory = backend.is_host() ? 0 : gpu_memory(gpu);
   return {.backend = std::move(backend), .world = nullptr, .peak = peak, .memory = memory};
@@ -103,13 +102,6 @@ Backend choose_backend(const Settings& settings) {
   Backend backend = make_cuda_backend(kGpu);
   backend.control().graphs = settings.run.cuda_graphs;
   return backend;
-}
-
-void check_schedule(const Settings& settings, const Backend& backend) {
-  require(
-      backend.is_host() || settings.train.schedule == StepSchedule::kAsBuilt,
-      "train.schedule = \"merged\" trains on CPUs alone as yet (`tessera plan` simulates it for "
-      "GPUs); set train.schedule = \"as_built\", or run.device = \"cpu\"");
 }
 
 Backend plan_backend(const Settings& settings, int64_t num_ranks) {

@@ -20,8 +20,6 @@ void check_devices(const Settings& settings, World& world);
 /// Where a run on one rank computes: the GPU where the settings say so, or where they leave it open
 /// and one can be used; else the host. Throws as check_device.
 Backend choose_backend(const Settings& settings);
-/// Refuses a schedule (train.schedule) that steps on this back end cannot have.
-void check_schedule(const Settings& settings, const Backend& backend);
 /// The back end to plan a run of `num_ranks` ranks with: nothing can run on it where it is a GPU's.
 /// Settings that ask for a GPU give one that need not be there.
 Backend plan_backend(const Settings& settings, int64_t num_ranks);
