@@ -136,6 +136,11 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
   add_number(*command, "--skew", &plan.skew,
              "Rows that come to the fullest rank's experts, in those of balanced routing",
              between(1, kManyThings));
+  command->add_option("--slow-rank", plan.slow_ranks,
+                      "Ranks that compute slower than others, such as 5=1.3: 1.3 times as long");
+  command->add_option("--slow-link", plan.slow_links,
+                      "Ranks whose links are slower, such as 5=4: all that it exchanges takes 4 "
+                      "times as long");
   CLI::Option* explain = command->add_flag("--explain", plan.explain,
                                            "Search nothing: simulate the configuration as it is");
   command

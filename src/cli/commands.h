@@ -137,6 +137,8 @@ struct PlanArguments {
   int64_t gpus = 1;
   int64_t top = 5;
   double skew = 1;
+  std::vector<std::string> slow_ranks;  ///< "5=1.3": computes 1.3 times as long
+  std::vector<std::string> slow_links;  ///< likewise what it exchanges
   bool explain = false;  ///< the given layout alone
   bool must_fit = true;  ///< also where it is explained
   std::string write;     ///< file for the best configuration; empty: none

@@ -12,10 +12,12 @@
 #include "model/run/forward_model.h"
 #include "program/compile/print.h"
 #include "train/metrics/report.h"
+#include "train/plan/choose_schedule.h"
 #include "train/plan/simulated_step.h"
 #include "train/run/peer_copies.h"
 #include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
 #include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
@@ -265,11 +267,12 @@ void show_layout(const Settings& settings, int64_t ranks) {
   std::cout << fmt::format(
                    "\nchunks {}\n{} micro-batches, forward and both backward parts 1 each:\n",
                    to_string(pipeline), run.schedule.num_micro_batches)
-            << draw_pipeline(simulate_pipeline(run.schedule, make_pipeline_schedule(run.schedule)));
+            << draw_pipeline(
+                   simulate_pipeline(run.schedule, make_order(settings.train, run.schedule)));
 }
 
 void show_schedule(const Settings& settings, int64_t ranks) {
-  std::cout << list_pipeline(make_pipeline_schedule(plan_run(settings, ranks).schedule));
+  std::cout << list_pipeline(make_order(settings.train, plan_run(settings, ranks).schedule));
 }
 
 void show_checkpoint(const std::string& path, bool json) {
@@ -326,6 +329,8 @@ int run_inspect(const InspectArguments& arguments) {
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
+    const auto schedule = apply_schedule(settings, ranks, plan_backend(settings, ranks));
+    if (schedule && !arguments.json) std::cout << "# " << describe(*schedule) << "\n";
     const auto choice = choose_within_limit(settings, ranks);
     if (arguments.layout) show_layout(settings, ranks);
     if (arguments.schedule) show_schedule(settings, ranks);

@@ -8,8 +8,10 @@
 #include "core/file/file.h"
 #include "core/process/progress.h"
 #include "train/metrics/step_page.h"
+#include "train/plan/choose_schedule.h"
 #include "train/plan/plan_trace.h"
 #include "train/plan/search.h"
+#include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
 #include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
@@ -23,6 +25,7 @@ using OrderedJson = nlohmann::ordered_json;
 struct PlanRequest {
   SearchSpace space;
   Hardware hardware;
+  bool chooses_schedule = false;  ///< train.schedule = "auto"
 };
 
 std::set<std::string> find_fixed(const ConfigSchema& schema) {
@@ -47,11 +50,48 @@ PlanRequest make_request(const PlanArguments& arguments) {
           settings.run.device == DeviceChoice::kCpu ? "cpu" : "cuda", hardware.name,
           hardware.on_host ? "processors alone" : "GPUs");
   settings.run.device = device;
+  std::set<std::string> fixed = find_fixed(schema);
+  const bool chooses = step_schedule(settings.train) == StepSchedule::kAuto;
+  if (chooses) {
+    fixed.erase("train.schedule");
+    settings.train.schedule = kAsBuilt;
+  }
   return {{.base = settings,
            .num_ranks = arguments.gpus,
            .node_devices = hardware.node_devices,
-           .fixed = find_fixed(schema)},
-          std::move(hardware)};
+           .fixed = std::move(fixed)},
+          std::move(hardware),
+          chooses};
+}
+
+/// "5=1.3" of an option.
+std::pair<int64_t, double> parse_slow(const std::string& text, std::string_view option,
+                                      int64_t num_ranks) {
+  int64_t rank = 0;
+  double factor = 1;
+  ConfigSchema schema;
+  schema.add("rank", &rank, "", between(0, num_ranks - 1));
+  schema.add("factor", &factor, "", between(1, 1e6));
+  const size_t sign = text.find('=');
+  require(sign != std::string::npos,
+          "{}: found \"{}\", expected a rank and how many times longer it takes, such as 5=1.3",
+          option, text);
+  schema.override_value("rank", text.substr(0, sign), fmt::format("{} {}", option, text));
+  schema.override_value("factor", text.substr(sign + 1), fmt::format("{} {}", option, text));
+  return {rank, factor};
+}
+
+SimulationOptions make_options(const PlanArguments& arguments) {
+  SimulationOptions options{.skew = arguments.skew};
+  for (const std::string& text : arguments.slow_ranks) {
+    const auto [rank, factor] = parse_slow(text, "--slow-rank", arguments.gpus);
+    options.slow_ranks[rank].computing = factor;
+  }
+  for (const std::string& text : arguments.slow_links) {
+    const auto [rank, factor] = parse_slow(text, "--slow-link", arguments.gpus);
+    options.slow_ranks[rank].links = factor;
+  }
+  return options;
 }
 
 double mfu(const SimulatedStep& step, const Hardware& hardware) {
@@ -191,7 +231,8 @@ OrderedJson to_json(const PlannedLayout& layout, const Hardware& hardware) {
           {"stages", stages}};
 }
 
-OrderedJson to_json(const PlanResult& result, const PlanRequest& request, size_t most) {
+OrderedJson to_json(const PlanResult& result, const PlanRequest& request, size_t most,
+                    double even_seconds) {
   OrderedJson layouts = OrderedJson::array();
   for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
     layouts.push_back(to_json(result.layouts[i], request.hardware));
@@ -200,6 +241,7 @@ OrderedJson to_json(const PlanResult& result, const PlanRequest& request, size_t
           {"judged", result.num_judged},
           {"refused", result.num_refused},
           {"flops_of_sequence", result.model_flops},
+          {"even_step_seconds", even_seconds},
           {"layouts", layouts}};
 }
 
@@ -259,8 +301,13 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
   const bool may_choose =
       request.space.may_set("train.recompute") && request.space.may_set("train.offload");
   validate_without_data(request.space.base);
-  PlannedLayout layout = plan_layout(request.space.base, request.space.num_ranks, work,
-                                     result.model_flops, may_choose);
+  Settings settings = request.space.base;
+  if (request.chooses_schedule) {
+    settings.train.schedule =
+        choose_schedule(settings, request.space.num_ranks, request.hardware).schedule;
+  }
+  PlannedLayout layout =
+      plan_layout(settings, request.space.num_ranks, work, result.model_flops, may_choose);
   result.num_judged = 1;
   if (layout.fits || !arguments.must_fit) {
     result.layouts.push_back(std::move(layout));
@@ -270,22 +317,38 @@ PlanResult find_layouts(const PlanArguments& arguments, const PlanRequest& reque
   return result;
 }
 
+/// Seconds of the same step where no rank is slower than another.
+double simulate_even(const PlannedLayout& layout, const PlanRequest& request, const StepWork& work,
+                     double flops) {
+  if (work.options().slow_ranks.empty()) return layout.step.seconds;
+  SimulationOptions options = work.options();
+  options.slow_ranks.clear();
+  return simulate_step(layout.settings, request.space.num_ranks,
+                       StepWork(request.hardware, options), flops)
+      .seconds;
+}
+
 }  // namespace
 
 int run_plan(const PlanArguments& arguments) {
   const PlanRequest request = make_request(arguments);
-  const StepWork work(request.hardware, {.skew = arguments.skew});
+  const StepWork work(request.hardware, make_options(arguments));
   const PlanResult result = find_layouts(arguments, request, work);
   if (result.layouts.empty()) refuse_memory(*result.least, request);
   const PlannedLayout& best = result.layouts.front();
+  const double even_seconds = simulate_even(best, request, work, result.model_flops);
   const auto most = static_cast<size_t>(arguments.top);
   if (arguments.json) {
-    std::cout << to_json(result, request, most).dump(2) << "\n";
+    std::cout << to_json(result, request, most, even_seconds).dump(2) << "\n";
   } else {
     print_head();
     for (size_t i = 0; i < std::min(most, result.layouts.size()); ++i)
       print_row(i + 1, result.layouts[i], request.hardware);
     print_best(best, request);
+    if (!work.options().slow_ranks.empty()) {
+      std::cout << fmt::format("with no rank slower than another: {}, {:.3g} times less\n",
+                               format_estimate(even_seconds), best.step.seconds / even_seconds);
+    }
     for (size_t i = 1; i < std::min(most, result.layouts.size()); ++i)
       std::cout << fmt::format("{:>3}  {}\n", i + 1,
                                describe_lack(result.layouts[i].step, best.step));

@@ -2,7 +2,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "train/plan/choose_schedule.h"
 #include "train/run/trainer.h"
+#include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
 #include "train/verify/verify.h"
@@ -83,6 +85,7 @@ int run_static(const Settings& settings, int64_t ranks, const VerifyArguments& a
 /// One rank's memory, of which the comparison needs more.
 void check_reference(Settings settings) {
   settings.parallel = {};
+  settings.train.schedule = kAsBuilt;
   settings.shard = {};
   settings.run.device = DeviceChoice::kCpu;
   settings.run.cuda_graphs = GraphMode::kAuto;
@@ -101,6 +104,7 @@ int run_verify(const VerifyArguments& arguments) {
       arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
+  apply_schedule(settings, ranks, plan_backend(settings, ranks));
   if (arguments.proof) {
     validate(settings.model);
     return run_static(settings, ranks, arguments);

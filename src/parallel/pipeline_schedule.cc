@@ -245,8 +245,11 @@ std::vector<int64_t> count_in_flight(const std::vector<PipelineStep>& steps, int
   return most;
 }
 
-PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<Steps>& schedule,
-                                   const PassTimes& times) {
+namespace {
+
+/// Runs every stage as far as it comes.
+PipelineTimeline run_stages(const PipelineSpec& spec, const std::vector<Steps>& schedule,
+                            const PassTimes& times) {
   Dependencies dependencies(spec);
   PipelineTimeline timeline;
   timeline.stages.resize(schedule.size());
@@ -278,10 +281,31 @@ PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<S
       }
     }
   }
+  return timeline;
+}
+
+/// The first stage that has not come to its end, and where it stands.
+std::optional<StuckStage> first_stuck(const PipelineTimeline& timeline,
+                                      const std::vector<Steps>& schedule) {
   for (size_t stage = 0; stage < schedule.size(); ++stage) {
-    ensure(timeline.stages[stage].size() == schedule[stage].size(),
-           "pipeline stage {} waits forever at step {}", stage, timeline.stages[stage].size());
+    const size_t done = timeline.stages[stage].size();
+    if (done < schedule[stage].size())
+      return StuckStage{static_cast<int64_t>(stage), schedule[stage][done]};
   }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<StuckStage> find_stuck(const PipelineSpec& spec, const std::vector<Steps>& schedule) {
+  return first_stuck(run_stages(spec, schedule, {}), schedule);
+}
+
+PipelineTimeline simulate_pipeline(const PipelineSpec& spec, const std::vector<Steps>& schedule,
+                                   const PassTimes& times) {
+  PipelineTimeline timeline = run_stages(spec, schedule, times);
+  const auto stuck = first_stuck(timeline, schedule);
+  ensure(!stuck, "pipeline stage {} waits forever", stuck ? stuck->stage : 0);
   summarize(spec, schedule, timeline);
   return timeline;
 }
@@ -297,7 +321,7 @@ std::string list_pipeline(const std::vector<Steps>& schedule) {
     }
     text += '\n';
   }
-  return text + fmt::format("{}, with chunk.micro-batch\n", kPassLegend);
+  return text + fmt::format("# {}, with chunk.micro-batch; F|B merged\n", kPassLegend);
 }
 
 std::string draw_pipeline(const PipelineTimeline& timeline, int64_t columns) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,17 @@ struct PipelineTimeline {
   std::vector<int64_t> most_in_flight;
 };
 
+/// Where a stage waits for what never comes.
+struct StuckStage {
+  int64_t stage = 0;
+  PipelineStep step;
+};
+
+/// The first stage that would wait forever; nothing where all come to their end. REQUIRES the
+/// passes of `spec`, each once.
+std::optional<StuckStage> find_stuck(const PipelineSpec& spec,
+                                     const std::vector<std::vector<PipelineStep>>& schedule);
+
 /// Runs a schedule with every step as early as the steps that it needs allow; steps that are merged
 /// begin and end together. Throws InternalError for a schedule that would wait forever.
 PipelineTimeline simulate_pipeline(const PipelineSpec& spec,
@@ -87,8 +99,8 @@ PipelineTimeline simulate_pipeline(const PipelineSpec& spec,
                                    const PassTimes& times = {});
 
 /// The schedule as text, one row a stage: each step's pass (F, B or W), chunk and micro-batch, such
-/// as "F0.12", in the order in which the stage takes them, with a legend; those that are merged are
-/// joined by a "|".
+/// as "F0.12", in the order in which the stage takes them, with a legend behind a "#"; those that
+/// are merged are joined by a "|". parse_pipeline reads it.
 std::string list_pipeline(const std::vector<std::vector<PipelineStep>>& schedule);
 
 /// The timeline as text, one row a stage, at most `columns` wide: F, B and W with the micro-batch's

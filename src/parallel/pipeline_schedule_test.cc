@@ -194,7 +194,7 @@ TEST(PipelineSchedule, ListsEveryStep) {
   EXPECT_EQ(text,
             "stage  0 F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1\n"
             "stage  1 F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 B0.0 B0.1\n"
-            "F forward, B backward, W weight gradients, with chunk.micro-batch\n");
+            "# F forward, B backward, W weight gradients, with chunk.micro-batch; F|B merged\n");
   const std::string split =
       list_pipeline(make_pipeline_schedule({.num_micro_batches = 12, .split_weights = true}));
   EXPECT_THAT(split, HasSubstr(" F0.11 B0.11 W0.11\n")) << "not the last digit alone";

@@ -102,6 +102,24 @@ Cost less_bound(Cost cost, const Node& node, const Program& program, double shar
   return cost;
 }
 
+ProgramTimes slow_down(ProgramTimes times, const Slowdown& slowdown) {
+  for (Moment& moment : times.moments)
+    moment.seconds *= moment.kind == Moment::Kind::kCompute ? slowdown.computing : slowdown.links;
+  return times;
+}
+
+bool is_copy(LaneKind kind) {
+  return kind == LaneKind::kStores || kind == LaneKind::kReloads;
+}
+
+/// Of what is no run of a program of the model.
+TaskWork slow_down(TaskWork work, const Lane& lane, const Slowdown& slowdown) {
+  if (!is_copy(lane.kind)) work.seconds *= communicates(lane) ? slowdown.links : slowdown.computing;
+  if (work.program != nullptr)
+    work.program = std::make_shared<const ProgramTimes>(slow_down(*work.program, slowdown));
+  return work;
+}
+
 bool is_of_modules(TaskAction action) {
   return action == TaskAction::kReduceModule || action == TaskAction::kGatherModule;
 }
@@ -200,7 +218,7 @@ TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
 
 TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
   const LaneKind kind = plan.lanes[task.lane].kind;
-  if (kind == LaneKind::kStores || kind == LaneKind::kReloads)
+  if (is_copy(kind))
     return {.seconds = static_cast<double>(task.bytes) / (kGiga * hardware_.host_gbs)};
   if (task.phase == TaskPhase::kWait) return {};
   if (task.action == TaskAction::kEnd) return {.seconds = kMicro * hardware_.step_microseconds};
@@ -208,19 +226,22 @@ TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
   return {.seconds = memory_seconds(task)};
 }
 
-PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs) const {
+PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs,
+                        const Slowdown& slowdown) const {
   std::map<std::tuple<const Executable*, int, int>, std::shared_ptr<const ProgramTimes>> known;
   PlanWork work;
   for (const Task& task : plan.tasks) {
     if (task.action != TaskAction::kRunProgram) {
-      work.add(other_of(plan, task));
+      work.add(slow_down(other_of(plan, task), plan.lanes[task.lane], slowdown));
       continue;
     }
     const Executable& executable = find_executable(
         programs, programs.part.chunks.at(task.subject.chunk), task.subject.program);
     const RunPart& part = task.subject.part;
     std::shared_ptr<const ProgramTimes>& times = known[{&executable, part.begin, part.end}];
-    if (times == nullptr) times = std::make_shared<const ProgramTimes>(find(executable, part));
+    if (times == nullptr) {
+      times = std::make_shared<const ProgramTimes>(slow_down(find(executable, part), slowdown));
+    }
     work.add({.program = times});
   }
   return work;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+
 #include "model/run/stage_programs.h"
 #include "sim/hardware.h"
 #include "sim/kernel_times.h"
@@ -8,11 +10,19 @@
 
 namespace tessera {
 
+/// How many times longer than on its equals something takes on a rank.
+struct Slowdown {
+  double computing = 1;
+  double links = 1;  ///< of all that it exchanges
+};
+
 /// What a simulation assumes of a step beside its plan.
 struct SimulationOptions {
   /// How many times the rows of balanced routing come to the ranks' experts; those of all ranks
   /// then wait for the fullest.
   double skew = 1;
+  /// Ranks that are slower than others.
+  std::map<int64_t, Slowdown> slow_ranks = {};
 };
 
 /// What tasks of steps take on some hardware. Programs are walked through node by node, as the
@@ -22,12 +32,14 @@ class StepWork {
  public:
   explicit StepWork(const Hardware& hardware, const SimulationOptions& options = {});
 
-  /// Of a plan and the programs that it runs.
-  PlanWork find(const StepPlan& plan, const StagePrograms& programs) const;
+  /// Of a plan and the programs that it runs, on a rank that may be slow.
+  PlanWork find(const StepPlan& plan, const StagePrograms& programs,
+                const Slowdown& slowdown = {}) const;
   /// Of one program, or a part of its run.
   ProgramTimes find(const Executable& executable, const RunPart& part = {}) const;
   ClockOptions clock_options() const { return {.exchange_share = hardware_.exchange_share}; }
   const Hardware& hardware() const { return hardware_; }
+  const SimulationOptions& options() const { return options_; }
 
  private:
   double node_seconds(const Executable& executable, const Node& node) const;

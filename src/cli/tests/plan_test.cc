@@ -66,6 +66,35 @@ TEST_F(CliPlan, ExplainsALayout) {
   EXPECT_EQ(layout["layout"], "pp 2, ep 4, micro-batch 8");
 }
 
+TEST_F(CliPlan, ShowsWhatASlowRankCosts) {
+  const Arguments layout = {"--explain", "--parallel.pp=2", "--parallel.ep=4"};
+  const auto with = [&](const Arguments& more) {
+    Arguments all = layout;
+    all.insert(all.end(), more.begin(), more.end());
+    return plan(all);
+  };
+  EXPECT_THAT(succeed(with({"--slow-rank=5=2"})).out,
+              HasSubstr("with no rank slower than another: "));
+  const Json even = succeed_json(with({"--json"}));
+  const Json slow = succeed_json(with({"--json", "--slow-rank=5=2", "--slow-link", "0=3", "1=2"}));
+  EXPECT_EQ(slow["even_step_seconds"], even["layouts"][0]["step_seconds"]);
+  EXPECT_GT(slow["layouts"][0]["step_seconds"], even["layouts"][0]["step_seconds"]);
+  expect_refused(with({"--slow-rank=8=2"}), {"--slow-rank 8=2", "from 0 to 7"});
+  expect_refused(with({"--slow-link=1=0.5"}), {"--slow-link 1=0.5", "from 1"});
+  expect_refused(with({"--slow-link=fast"}), {"--slow-link", "\"fast\"", "5=1.3"});
+}
+
+/// As the clock has it where the configuration leaves it open.
+TEST_F(CliPlan, ChoosesTheSchedule) {
+  const Arguments layout = {"--explain", "--json", "--parallel.ep=8", "--train.micro_batch=1"};
+  const auto seconds = [&](const std::string& schedule) {
+    Arguments all = layout;
+    all.push_back("--train.schedule=" + schedule);
+    return succeed_json(plan(all))["layouts"][0]["step_seconds"].get<double>();
+  };
+  EXPECT_EQ(seconds("auto"), std::min(seconds("as_built"), seconds("merged")));
+}
+
 TEST_F(CliPlan, RefusesWhatCannotBe) {
   expect_refused(plan_on("h100-bi", {}), {"no hardware 'h100-bi'", "did you mean 'h100-ib'"});
   expect_refused(plan({"--parallel.tp=3"}), {"no layout of 8 ranks"});

@@ -57,6 +57,29 @@ TEST_F(CliRanks, GiveTheLossesOfOneRank) {
   EXPECT_THAT(told, HasSubstr("\n  ep                         all_to_all"));
 }
 
+/// What inspect lists is a schedule to train by; what is chosen is told.
+TEST_F(CliRanks, TakeTheScheduleOfAFile) {
+  const Arguments stages = {"--ranks", "2", "--parallel.pp=2", "--train.micro_batch=2"};
+  run_ranks(layout("built", stages));
+  Arguments listed = layout("listed", stages);
+  listed.front() = "inspect";
+  listed.emplace_back("--schedule");
+  write_all(path("order"), succeed(listed).out);
+  Arguments with_file = stages;
+  with_file.push_back("--train.schedule=" + path("order"));
+  run_ranks(layout("file", with_file));
+  EXPECT_EQ(losses("file"), losses("built"));
+  write_all(path("order"), "stage 0 F0.0 B0.0\n");
+  const Finished refused = run_tessera(layout("refused", with_file));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("order has 1 stages, but the layout has 2"));
+
+  Arguments with_auto = stages;
+  with_auto.emplace_back("--train.schedule=auto");
+  EXPECT_THAT(run_ranks(layout("auto", with_auto)).out, HasSubstr("schedule as_built, "));
+  EXPECT_EQ(losses("auto"), losses("built"));
+}
+
 TEST_F(CliRanks, AFailureNamesItsRankOnce) {
   write_all(path("occupied"), "a file");
   const Finished failed = run_tessera(layout("occupied", {"--ranks", "2"}));

@@ -14,6 +14,7 @@ constexpr std::string_view kChunks = "parallel.pipeline_chunks";
 constexpr std::string_view kSchedule = "parallel.pipeline_schedule";
 constexpr std::string_view kMicroBatch = "train.micro_batch";
 constexpr std::string_view kShard = "optim.shard";
+constexpr std::string_view kStepSchedule = "train.schedule";
 
 /// Sequences this much longer than a context are worth sharing.
 constexpr int64_t kTokensOfContext = 8192;
@@ -95,7 +96,7 @@ bool may_set_chunks(const SearchSpace& space) {
 std::vector<std::string> searched_keys() {
   std::vector<std::string> keys = {"parallel.pipeline_layout", "train.recompute", "train.offload"};
   for (const std::string_view key :
-       {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch, kShard})
+       {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch, kShard, kStepSchedule})
     keys.emplace_back(key);
   return keys;
 }
@@ -147,6 +148,17 @@ std::vector<Settings> list_variants(const SearchSpace& space, const Settings& la
   return all;
 }
 
+std::optional<Settings> merge_passes(const SearchSpace& space, const Settings& settings) {
+  const LayoutSpec& layout = settings.parallel.layout;
+  const bool exchanges = layout.tp * layout.cp * layout.pp * layout.ep > 1;
+  if (!space.may_set(std::string(kStepSchedule)) || !exchanges ||
+      settings.shard.scope == ShardScope::kFull)
+    return std::nullopt;
+  Settings merged = settings;
+  merged.train.schedule = "merged";
+  return merged;
+}
+
 std::string describe_candidate(const Settings& settings) {
   const LayoutSpec& layout = settings.parallel.layout;
   std::string text;
@@ -164,6 +176,7 @@ std::string describe_candidate(const Settings& settings) {
   add_degree("etp", layout.etp);
   add(fmt::format("micro-batch {}", settings.train.micro_batch));
   if (settings.shard.scope == ShardScope::kFull) add("full sharding");
+  if (settings.train.schedule != kAsBuilt) add(settings.train.schedule);
   return text;
 }
 
@@ -179,6 +192,8 @@ std::vector<std::string> list_overrides(const Settings& settings) {
       fmt::format("--{}={}", kChunks, settings.parallel.chunks_per_stage)};
   if (settings.parallel.chunks_per_stage > 1)
     all.push_back(fmt::format("--{}=interleaved", kSchedule));
+  if (settings.train.schedule != kAsBuilt)
+    all.push_back(fmt::format("--{}={}", kStepSchedule, settings.train.schedule));
   if (settings.shard.scope == ShardScope::kFull) all.push_back(fmt::format("--{}=full", kShard));
   if (!settings.train.recompute.empty())
     all.push_back(fmt::format("--train.recompute={}", fmt::join(settings.train.recompute, ",")));

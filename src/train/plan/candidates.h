@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,6 +32,10 @@ std::vector<Settings> list_layouts(const SearchSpace& space);
 
 /// The same layout with other micro-batches and chunks a stage, itself left out.
 std::vector<Settings> list_variants(const SearchSpace& space, const Settings& layout);
+
+/// The same with merged passes; nothing where no pass could hide an exchange of another, or none
+/// may be merged.
+std::optional<Settings> merge_passes(const SearchSpace& space, const Settings& settings);
 
 /// "tp 2, pp 8 x 2 chunks, ep 64, micro-batch 1, full sharding": what is not as by default.
 std::string describe_candidate(const Settings& settings);

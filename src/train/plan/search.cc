@@ -72,7 +72,9 @@ class Search {
       for (Settings& one : list_variants(space_, judged[i].settings))
         variants.push_back(std::move(one));
     }
-    for (Judged& one : judge(variants, 0.4, 0.7)) judged.push_back(std::move(one));
+    for (Judged& one : judge(variants, 0.4, 0.6)) judged.push_back(std::move(one));
+    sort(judged);
+    for (Judged& one : judge(merge(judged), 0.6, 0.7)) judged.push_back(std::move(one));
     require(!judged.empty(),
             "no layout of {} ranks can train this with a global batch of {}{}; change --gpus or "
             "train.global_batch, or set fewer keys of [parallel]",
@@ -85,6 +87,15 @@ class Search {
   }
 
  private:
+  /// The best with merged passes.
+  std::vector<Settings> merge(const std::vector<Judged>& judged) const {
+    std::vector<Settings> merged;
+    for (size_t i = 0; i < std::min(kLayoutsToVary, judged.size()); ++i) {
+      if (auto one = merge_passes(space_, judged[i].settings)) merged.push_back(std::move(*one));
+    }
+    return merged;
+  }
+
   /// In the order of `all`, less what the program refuses.
   std::vector<Judged> judge(const std::vector<Settings>& all, double from, double to) {
     std::vector<std::optional<Judged>> found(all.size());

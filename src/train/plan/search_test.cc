@@ -73,6 +73,22 @@ TEST(SearchPlan, LeavesFixedKeysAsTheyAre) {
   }
 }
 
+TEST(SearchPlan, MergesPassesWhereExchangesTakeTime) {
+  Hardware hardware = small_machine();
+  hardware.node.gbs = 0.5;
+  const SearchSpace space =
+      space_of(settings_to_plan({"--parallel.ep=8"}), 8,
+               {"parallel.ep", "parallel.tp", "parallel.pp", "optim.shard", "train.micro_batch"});
+  const PlannedLayout best = search(space, hardware).layouts.at(0);
+  EXPECT_EQ(best.settings.train.schedule, "merged");
+  EXPECT_THAT(describe_candidate(best.settings), HasSubstr("merged"));
+  EXPECT_THAT(list_overrides(best.settings), ::testing::Contains("--train.schedule=merged"));
+  SearchSpace fixed = space;
+  fixed.fixed.insert("train.schedule");
+  for (const PlannedLayout& layout : search(fixed, hardware).layouts)
+    EXPECT_EQ(layout.settings.train.schedule, kAsBuilt);
+}
+
 TEST(SearchPlan, ComputesAgainWhatDoesNotFit) {
   const Settings settings = settings_to_plan({"--train.micro_batch=8"});
   const SearchSpace roomy =

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "train/setup/device_choice.h"
+#include "train/setup/step_schedule.h"
 
 namespace tessera {
 namespace {
@@ -40,7 +41,7 @@ StepShares extend_shares(const StepShares& fewer, const StepShares& more, const 
 /// Micro-batches behind which each further one takes the same time in a pipeline of `stages`: twice
 /// those in flight.
 int64_t count_to_fill(const Settings& settings, int64_t stages) {
-  return (settings.train.schedule == StepSchedule::kMerged ? 4 : 2) * stages;
+  return (merges_passes(settings.train) ? 4 : 2) * stages;
 }
 
 double end_of(const SimulatedPlans& plans) {
@@ -78,6 +79,7 @@ double flops_of(const Settings& settings) {
   one.train.micro_batch = one.train.global_batch = 1;
   one.train.recompute.clear();
   one.train.offload.clear();
+  one.train.schedule = kAsBuilt;
   return plan_rank(one, 0, 1, plan_backend(settings, 1), batch_shape(one)).model.model_flops();
 }
 
@@ -101,6 +103,7 @@ StageSimulation::MicroBatches StageSimulation::split(int64_t least) const {
   const int64_t unit =
       settings_.parallel.schedule == PipelineKind::kInterleaved ? layout_.degree(Axis::kPp) : 1;
   const int64_t all = count_micro_batches(settings_, layout_);
+  if (step_schedule(settings_.train) == StepSchedule::kFile) return {all, all, all};
   const int64_t fewer = least + (all - least) % unit;
   const int64_t more = fewer + std::max(unit, least / 2);
   if (all <= more) return {all, all, all};
@@ -132,6 +135,18 @@ int64_t StageSimulation::fullest() const {
   return ids_[std::ranges::max_element(memory_, {}, &MemoryPrediction::total) - memory_.begin()];
 }
 
+/// The rank stands for all of its stage, which wait for the slowest of them in every exchange, and
+/// at the step's end.
+Slowdown StageSimulation::slowdown_of(const SimulationOptions& options, int64_t rank) const {
+  Slowdown most;
+  for (const auto& [slow, slowdown] : options.slow_ranks) {
+    if (layout_.coordinate(slow, Axis::kPp) != layout_.coordinate(rank, Axis::kPp)) continue;
+    most.computing = std::max(most.computing, slowdown.computing);
+    most.links = std::max(most.links, slowdown.links);
+  }
+  return most;
+}
+
 Settings StageSimulation::with_micro_batches(int64_t count) const {
   Settings copy = settings_;
   copy.train.global_batch = count * layout_.degree(Axis::kDp) * settings_.train.micro_batch;
@@ -145,7 +160,8 @@ SimulatedPlans StageSimulation::run_plans(const StepWork& work, int64_t micro_ba
   for (PlannedRank& rank : ranks_) {
     rank.set_micro_batches(settings);
     result.plans.push_back(plan_step(settings, rank));
-    works.push_back(work.find(result.plans.back(), rank.model.programs()));
+    works.push_back(work.find(result.plans.back(), rank.model.programs(),
+                              slowdown_of(work.options(), rank.layout.rank())));
   }
   result.clocks = run_clocks(result.plans, works, work.clock_options());
   return result;
@@ -193,7 +209,9 @@ SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const
   const Layout layout(settings.parallel.layout, num_ranks);
   const int64_t all = count_micro_batches(settings, layout);
   const int64_t stages = layout.degree(Axis::kPp);
-  const int64_t least = std::min(all, count_to_fill(settings, stages) + all % stages);
+  const bool any_number = step_schedule(settings.train) != StepSchedule::kFile;
+  const int64_t least =
+      any_number ? std::min(all, count_to_fill(settings, stages) + all % stages) : all;
   return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))
       .run_plans(work, std::min(all, std::max(most_micro_batches, least)));
 }

@@ -54,7 +54,7 @@ struct SimulatedPlans {
 
 /// A step's stages, each by its first rank, that are compiled once: memory can be looked at before
 /// the clock is run. Of many micro-batches only some are run: every further one takes the same
-/// time.
+/// time. A slow rank slows its whole stage.
 class StageSimulation {
  public:
   /// Throws UserError for what training would refuse.
@@ -79,6 +79,7 @@ class StageSimulation {
   MicroBatches split(int64_t least) const;
   SimulatedStep run(const StepWork& work, double flops, const MicroBatches& batches);
   Settings with_micro_batches(int64_t count) const;
+  Slowdown slowdown_of(const SimulationOptions& options, int64_t rank) const;
 
   Settings settings_;
   int64_t num_ranks_;

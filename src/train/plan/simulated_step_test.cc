@@ -109,6 +109,31 @@ TEST(SimulatedStep, MergedPassesHideExchanges) {
   }
 }
 
+/// Any rank of a stage slows all of it; others wait.
+TEST(SimulatedStep, IsSlowerWithSlowRanks) {
+  const Settings settings = settings_to_plan({"--parallel.pp=2", "--parallel.ep=2"});
+  const auto simulate_with = [&](const std::map<int64_t, Slowdown>& slow) {
+    return simulate_step(settings, 4, StepWork(small_machine(), {.slow_ranks = slow}), 0);
+  };
+  const Layout layout(settings.parallel.layout, 4);
+  std::vector<int64_t> last_stage;
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    if (layout.coordinate(rank, Axis::kPp) == 1) last_stage.push_back(rank);
+  }
+  const SimulatedStep even = simulate_with({});
+  const SimulatedStep slow = simulate_with({{last_stage[1], {.computing = 2}}});
+  EXPECT_GT(slow.seconds, 1.5 * even.seconds);
+  EXPECT_LT(slow.seconds, 2 * even.seconds);
+  EXPECT_EQ(slow.slowest().rank, last_stage[0]);
+  EXPECT_NEAR(slow.stages[1].shares.computed, 2 * even.stages[1].shares.computed,
+              2e-2 * even.seconds);
+  EXPECT_NEAR(slow.stages[0].shares.computed, even.stages[0].shares.computed, 1e-2 * even.seconds);
+  EXPECT_GT(slow.stages[0].shares.idle, even.stages[0].shares.idle + 0.3 * even.seconds);
+  const SimulatedStep links = simulate_with({{0, {.links = 3}}});
+  EXPECT_GT(links.stages[0].shares.exposed, 2 * even.stages[0].shares.exposed);
+  EXPECT_EQ(simulate_with({{0, {}}}).seconds, even.seconds);
+}
+
 TEST(SimulatedStep, RecomputationTakesTime) {
   const Settings settings = settings_to_plan({});
   const Settings lean = settings_to_plan({"--train.recompute=all"});

@@ -6,6 +6,9 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "core/file/file.h"
+#include "core/random.h"
+#include "parallel/pipeline_order.h"
 #include "step/check_plan.h"
 #include "train/state/planned_rank.h"
 #include "train/testing/case_share.h"
@@ -48,7 +51,7 @@ TEST_P(MergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
   if (GetParam().shard.scope == ShardScope::kFull) GTEST_SKIP() << "refused";
   const RunEnd apart = testing::run_steps(settings(), GetParam(), 2, false);
   Settings merged = settings();
-  merged.train.schedule = StepSchedule::kMerged;
+  merged.train.schedule = "merged";
   testing::expect_same_end(testing::run_steps(merged, GetParam(), 2, false), apart);
   testing::expect_same_end(testing::run_steps(merged, GetParam(), 2, false, testing::choose_shadow),
                            apart);
@@ -72,7 +75,7 @@ TEST(RandomMergedPasses, GiveTheBitsOfPassesOneBehindTheOther) {
     const NamedLayout named{"", layout.num_ranks, settings.parallel, settings.shard};
     num_parts += count_parts(plan_step(settings, plan_rank(settings, 0, layout.num_ranks)));
     const RunEnd merged = testing::run_steps(settings, named, 2, false);
-    settings.train.schedule = StepSchedule::kAsBuilt;
+    settings.train.schedule = kAsBuilt;
     testing::expect_same_end(testing::run_steps(settings, named, 2, false), merged);
   }
   EXPECT_GT(num_parts, 0);
@@ -87,7 +90,7 @@ Settings spread_experts() {
   settings.data.sequence_length = 16;
   settings.train.micro_batch = 1;
   settings.train.global_batch = 8;
-  settings.train.schedule = StepSchedule::kMerged;
+  settings.train.schedule = "merged";
   settings.run.device = DeviceChoice::kCpu;
   settings.parallel.layout.ep = 2;
   return settings;
@@ -132,7 +135,7 @@ void expect_refused(void (*change)(Settings&), const std::string& key) {
   settings.data.tokens = "tokens";
   settings.train.steps = 10;
   settings.schedule.num_steps = 10;
-  settings.train.schedule = StepSchedule::kMerged;
+  settings.train.schedule = "merged";
   validate(settings);
   change(settings);
   EXPECT_THAT([&] { validate(settings); },
@@ -154,6 +157,118 @@ TEST(MergedSettings, WhatIsPlannedForPassesApartIsRefused) {
         s.train.max_grad_norm = 0;
       },
       "optim.release_gradients");
+}
+
+/// The first layout that has stages.
+NamedLayout two_stages(int64_t chunks) {
+  NamedLayout layout{"stages", 2, {}, {}};
+  layout.parallel.layout.pp = 2;
+  layout.parallel.chunks_per_stage = chunks;
+  if (chunks > 1) layout.parallel.schedule = PipelineKind::kInterleaved;
+  return layout;
+}
+
+/// Orders that the program does not have itself: as late as can be, and of merged passes.
+TEST(ScheduleFile, GivesTheBitsOfPassesAsBuilt) {
+  const TemporaryFolder folder;
+  Settings settings = testing::settings_for_layouts(folder.file(""));
+  settings.run.resume = ResumeMode::kNever;
+  settings.run.folder = folder.file("run");
+  settings.train.global_batch = 4 * settings.train.micro_batch;
+  settings.model.mtp_layers = 0;  // its embedding is the head's weight, of the same stage
+  const NamedLayout layout = two_stages(1);
+  const RunEnd as_built = testing::run_steps(settings, layout, 2, false);
+  settings.train.schedule = folder.file("order");
+  for (const char* text : {"stage 0 F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3\n"
+                           "stage 1 F0.0 F0.1 B0.0 F0.2 B0.1 F0.3 B0.2 B0.3\n",
+                           "stage 0 F0.0 F0.1 F0.2 F0.3|B0.0 B0.1 B0.2 B0.3\n"
+                           "stage 1 F0.0 F0.1|B0.0 F0.2|B0.1 B0.2 F0.3 B0.3\n"}) {
+    replace_file(settings.train.schedule, text);
+    testing::expect_same_end(testing::run_steps(settings, layout, 2, false), as_built);
+    testing::expect_same_end(testing::run_steps(settings, layout, 2, false, testing::choose_shadow),
+                             as_built);
+  }
+}
+
+/// With chunks, and weight gradients by themselves.
+TEST(ScheduleFile, TakesWhatInspectLists) {
+  const TemporaryFolder folder;
+  Settings settings = testing::settings_for_layouts(folder.file(""));
+  settings.run.resume = ResumeMode::kNever;
+  settings.run.folder = folder.file("run");
+  settings.model.num_layers = 4;
+  settings.train.global_batch = 4 * settings.train.micro_batch;
+  for (const bool split : {false, true}) {
+    NamedLayout layout = two_stages(2);
+    layout.parallel.split_weights = split;
+    settings.train.schedule = kAsBuilt;
+    const RunEnd as_built = testing::run_steps(settings, layout, 2, false);
+    settings.train.schedule = folder.file("order");
+    replace_file(settings.train.schedule,
+                 list_pipeline(make_pipeline_schedule({.kind = PipelineKind::kInterleaved,
+                                                       .num_stages = 2,
+                                                       .num_chunks = 2,
+                                                       .num_micro_batches = 4,
+                                                       .split_weights = split})));
+    testing::expect_same_end(testing::run_steps(settings, layout, 2, false), as_built);
+  }
+}
+
+/// Each stage's passes in any order of its own, now and then merged.
+PipelineOrder draw_order(Random& random, const PipelineSpec& spec) {
+  PipelineOrder order(spec.num_stages);
+  for (std::vector<PipelineStep>& steps : order) {
+    int64_t forward = 0;
+    for (int64_t backward = 0; backward < spec.num_micro_batches;) {
+      const bool may_run_backward = backward < forward;
+      if (forward < spec.num_micro_batches && (!may_run_backward || random.next_below(2) == 0)) {
+        steps.push_back({PipelinePass::kForward, 0, forward});
+        if (!may_run_backward || random.next_below(2) == 0) {
+          ++forward;
+          continue;
+        }
+        ++forward;
+        steps.back().merged = true;
+      }
+      steps.push_back({PipelinePass::kBackward, 0, backward++});
+    }
+  }
+  return order;
+}
+
+/// The plans of all ranks fit together, whatever order of the file passes the check.
+TEST(ScheduleFile, OrdersThatPassFitTogether) {
+  const TemporaryFolder folder;
+  Settings settings = spread_experts();
+  settings.parallel.layout = {.ep = 2, .pp = 2};
+  settings.model.num_layers = 4;
+  settings.train.schedule = folder.file("order");
+  const PipelineSpec spec{.num_stages = 2, .num_micro_batches = 4};
+  Random random(11, 0);
+  int64_t num_taken = 0;
+  for (int i = 0; i < 200; ++i) {
+    const PipelineOrder order = draw_order(random, spec);
+    try {
+      check_pipeline(spec, order, "order");
+    } catch (const UserError&) {
+      continue;
+    }
+    ++num_taken;
+    replace_file(settings.train.schedule, list_pipeline(order));
+    std::vector<StepPlan> plans;
+    for (int64_t rank = 0; rank < 4; ++rank)
+      plans.push_back(plan_step(settings, plan_rank(settings, rank, 4)));
+    EXPECT_NO_THROW(check_ranks(plans)) << list_pipeline(order);
+  }
+  EXPECT_GT(num_taken, 5);
+}
+
+TEST(ScheduleFile, RefusesWhatIsNone) {
+  Settings settings = spread_experts();
+  settings.train.schedule = "mergd";
+  EXPECT_THAT([&] { plan_rank(settings, 0, 2); },
+              ThrowsMessage<UserError>(
+                  ::testing::AllOf(HasSubstr("\"mergd\""), HasSubstr("did you mean 'merged'"))));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/blend_settings.h"
 #include "train/setup/device_choice.h"
+#include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
 #include "train/state/checkpointing.h"
 
@@ -78,6 +79,9 @@ void state_data(Topic& topic, const Settings& settings) {
     for (const std::string& prefix : parse_blend(data.blend, data.blend_changes).prefixes)
       state_tokens(values, "data.blend", prefix);
   }
+  if (step_schedule(settings.train) == StepSchedule::kFile)
+    values["train.schedule (" + settings.train.schedule + ")"] =
+        identify_files(std::vector<fs::path>{settings.train.schedule});
   if (!settings.run.init_from.empty())
     values["run.init_from (" + settings.run.init_from + ")"] =
         identify_files(files_of_checkpoint(settings.run.init_from));

@@ -220,7 +220,7 @@ TEST_F(SeveralGpus, MergedPassesGiveTheBitsOfPassesApart) {
       own.train.micro_batch = 1;
       own.run.cuda_graphs = one.graphs ? GraphMode::kAuto : GraphMode::kOff;
       const testing::RunEnd apart = testing::run_steps(own, layout, 4, false, choose_gpu);
-      own.train.schedule = StepSchedule::kMerged;
+      own.train.schedule = "merged";
       testing::expect_same_end(testing::run_steps(own, layout, 4, false, choose_gpu), apart);
     }
   }

@@ -411,6 +411,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
       .model_summary = describe_model(settings, trainer.prediction(), trainer.backend().is_host()),
       .config_text = request.config_toml};
   out << info.model_summary << "\n" << info.tokenizer << "\n";
+  if (trainer.schedule_choice()) out << describe(*trainer.schedule_choice()) << "\n";
   if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =

@@ -14,6 +14,7 @@
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
+#include "train/setup/step_schedule.h"
 #include "train/state/initial_weights.h"
 #include "train/state/planned_rank.h"
 
@@ -112,7 +113,7 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
       settings_(std::move(settings)),
       data_(std::move(data)),
       device_(choose(settings_, host_)),
-      layout_(make_run_layout(settings_, this->world())) {
+      layout_(lay_out()) {
   tessera::validate(settings_);
   tessera::validate(settings_.model);
   const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
@@ -138,6 +139,19 @@ Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> ow
   const Tensor sum = view(std::span(&flops, 1), {1});
   layout_.world->all_reduce(sum, sum).wait();
   step_flops_ = flops;
+}
+
+/// With the schedule that rank 0 chooses for all, so that none can differ.
+RunLayout Trainer::lay_out() {
+  if (step_schedule(settings_.train) == StepSchedule::kAuto) {
+    const CommunicatorPtr all = host_.make_world_group();
+    on_first_rank(*all, [&](const std::function<void()>& alive) {
+      alive();
+      schedule_choice_ = apply_schedule(settings_, all->size(), backend());
+    });
+    settings_.train.schedule = broadcast_texts(*all, {settings_.train.schedule}).front();
+  }
+  return make_run_layout(settings_, world());
 }
 
 /// The model that the settings ask for, and what it will take; nothing is taken yet.

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/process/progress.h"
+#include "train/plan/choose_schedule.h"
 #include "train/run/peer_copies.h"
 #include "train/run/recorded_steps.h"
 #include "train/setup/device_choice.h"
@@ -65,6 +66,8 @@ class Trainer {
   /// What was chosen for train.memory_limit, or for what the GPU has free, and is part of
   /// settings(); on rank 0 alone.
   const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }
+  /// The same of train.schedule = "auto"; on rank 0 alone.
+  const std::optional<ScheduleChoice>& schedule_choice() const { return schedule_choice_; }
   const Backend& backend() const { return device_.backend; }
   /// The world that this rank's communicators are of: the one that was given, or that of the
   /// devices around it.
@@ -121,6 +124,7 @@ class Trainer {
 
   class Step;
 
+  RunLayout lay_out();
   void plan_model(const BatchShape& shape);
   void choose_within_limit(const BatchShape& shape, const MemoryLimit& limit);
   void fit_device(const BatchShape& shape);
@@ -140,6 +144,7 @@ class Trainer {
   Settings settings_;
   TrainingData data_;
   RankDevice device_;
+  std::optional<ScheduleChoice> schedule_choice_;
   RunLayout layout_;
   MemoryPrediction prediction_;
   std::optional<PolicyChoice> policy_choice_;

@@ -4,6 +4,7 @@
 
 #include "train/setup/replica_groups.h"
 #include "train/setup/size_check.h"
+#include "train/setup/step_schedule.h"
 
 namespace tessera {
 namespace {
@@ -13,10 +14,6 @@ std::vector<PipelineChunk> stage_chunks(const PipelineLayout& pipeline, int64_t 
   for (size_t i = stage; i < pipeline.chunks.size(); i += pipeline.num_stages)
     chunks.push_back(pipeline.chunks[i]);
   return chunks;
-}
-
-bool merges_passes(const Settings& settings) {
-  return settings.train.schedule == StepSchedule::kMerged;
 }
 
 PipelinePlace join_pipeline(World& world, const Layout& layout, int64_t num_chunks) {
@@ -47,9 +44,10 @@ void schedule_micro_batches(RunLayout& run, const Settings& settings) {
   run.num_micro_batches = count_micro_batches(settings, run.layout);
   run.schedule = pipeline_spec(settings.parallel, pipeline, run.num_micro_batches);
   if (settings.shard.release_gradients) run.schedule.kind = PipelineKind::kGpipe;
-  run.schedule.merges_passes = merges_passes(settings);
+  run.schedule.merges_passes = run.part.merges_passes;
   check_schedule(run.schedule);
-  run.steps = make_pipeline_schedule(run.schedule)[run.layout.coordinate(run.rank(), Axis::kPp)];
+  run.steps =
+      make_order(settings.train, run.schedule)[run.layout.coordinate(run.rank(), Axis::kPp)];
 }
 
 RunLayout make_run_layout(const Settings& settings, World& world) {
@@ -64,7 +62,7 @@ RunLayout make_run_layout(const Settings& settings, World& world) {
                          .chunks = stage_chunks(pipeline, stage),
                          .split_weights = parallel.split_weights,
                          .layers_in_turn = settings.shard.release_gradients,
-                         .merges_passes = merges_passes(settings)},
+                         .merges_passes = merges_passes(settings.train)},
                 .pipeline = join_pipeline(world, layout, pipeline.chunks_per_stage())};
   schedule_micro_batches(run, settings);
   run.part.in_flight = count_in_flight(run.steps, run.pipeline.num_chunks);

@@ -5,6 +5,7 @@
 #include "model/config/limits.h"
 #include "parallel/layout.h"
 #include "train/setup/blend_settings.h"
+#include "train/setup/step_schedule.h"
 
 namespace tessera {
 namespace {
@@ -124,12 +125,16 @@ void add_train_options(ConfigSchema& schema, TrainSettings& train) {
       "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
       "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; auto: what a "
       "GPU has free, unless train.recompute or train.offload say what to do; none: only these");
-  schema.add_enum(
+  schema.add(
       "train.schedule", &train.schedule,
-      {{"as_built", StepSchedule::kAsBuilt}, {"merged", StepSchedule::kMerged}},
-      "Passes one behind the other, or the forward pass of a micro-batch merged with the backward "
-      "pass of another, so that one computes while the other's tokens travel; holds more "
-      "micro-batches at a time");
+      "as_built: passes one behind the other, by parallel.pipeline_schedule; merged: the forward "
+      "pass of a micro-batch merged with the backward pass of another, so that one computes while "
+      "the other's tokens travel, with more micro-batches at a time; auto: whichever is faster as "
+      "simulated on train.hardware; or a file with every stage's passes, as `inspect --schedule` "
+      "prints them");
+  schema.add("train.hardware", &train.hardware,
+             "Hardware that train.schedule = \"auto\" simulates steps on: a name or file as for "
+             "`tessera plan --hardware`; auto: the GPU's own, and passes as built on CPUs");
   schema.add("train.max_grad_norm", &train.max_grad_norm,
              "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
   schema.add_enum(
@@ -427,18 +432,27 @@ void validate_release(const Settings& settings) {
 
 /// What is planned for passes one behind the other.
 void validate_schedule(const Settings& settings) {
-  if (settings.train.schedule != StepSchedule::kMerged) return;
-  const auto refuse = [](bool wrong, std::string_view key) {
-    require(!wrong, "train.schedule = \"merged\" does not go together with {} yet; leave one out",
-            key);
+  const TrainSettings& train = settings.train;
+  if (step_schedule(train) == StepSchedule::kFile) {
+    require(!settings.shard.release_gradients,
+            "train.schedule is a file, but optim.release_gradients has an order of its own; leave "
+            "one out");
+  }
+  if (!merges_passes(train)) return;
+  const auto refuse = [&](bool wrong, std::string_view key) {
+    require(!wrong,
+            "train.schedule = \"{}\" merges passes, which does not go together with {} yet; "
+            "leave one out",
+            train.schedule, key);
   };
   refuse(settings.parallel.split_weights, "parallel.split_weights");
-  refuse(settings.parallel.schedule == PipelineKind::kGpipe,
+  refuse(step_schedule(train) == StepSchedule::kMerged &&
+             settings.parallel.schedule == PipelineKind::kGpipe,
          "parallel.pipeline_schedule = \"gpipe\"");
   refuse(settings.shard.scope == ShardScope::kFull, "optim.shard = \"full\"");
   refuse(settings.shard.release_gradients, "optim.release_gradients");
   refuse(settings.shard.gradients != DType::kF32, "optim.gradients in fewer bits");
-  refuse(!settings.train.offload.empty(), "train.offload");
+  refuse(!train.offload.empty(), "train.offload");
 }
 
 void validate_gradients(const Settings& settings) {

@@ -80,11 +80,10 @@ struct DataSettings {
 /// The train.memory_limit that is the device's own memory.
 inline constexpr std::string_view kDeviceLimit = "auto";
 
-/// In which order a step's passes run.
-enum class StepSchedule : uint8_t {
-  kAsBuilt,  ///< one behind the other, by parallel.pipeline_schedule
-  kMerged,   ///< a forward pass beside a backward pass (PipelineSpec::merges_passes)
-};
+/// The train.schedule of passes one behind the other, by parallel.pipeline_schedule.
+inline constexpr std::string_view kAsBuilt = "as_built";
+/// The train.hardware that is the device's own.
+inline constexpr std::string_view kDeviceHardware = "auto";
 
 struct TrainSettings {
   int64_t steps = 1000;
@@ -95,7 +94,8 @@ struct TrainSettings {
   std::vector<std::string> offload;        ///< see parse_offload
   double offload_rate = 50;                ///< GB/s to the host's memory, and as many back
   std::string memory_limit{kDeviceLimit};  ///< or "none", or as parse_byte_size
-  StepSchedule schedule = StepSchedule::kAsBuilt;
+  std::string schedule{kAsBuilt};          ///< see step_schedule.h
+  std::string hardware{kDeviceHardware};   ///< what train.schedule = "auto" simulates steps on
   double max_grad_norm = 1.0;
   NonFinite on_nonfinite = NonFinite::kStop;
   int64_t validation_interval = 200;

@@ -333,7 +333,7 @@ RandomLayout draw_layout(uint64_t seed, int64_t max_ranks) {
 }
 
 void merge_passes(Settings& settings) {
-  settings.train.schedule = StepSchedule::kMerged;
+  settings.train.schedule = "merged";
   settings.train.offload.clear();
   settings.parallel.split_weights = false;
   if (settings.parallel.schedule == PipelineKind::kGpipe)

@@ -62,6 +62,7 @@ Reference make_reference(Settings settings) {
   const ParallelSpec parallel = settings.parallel;
   settings.shard = {};
   settings.parallel = {};
+  settings.train.schedule = kAsBuilt;
   Reference reference{.settings = std::move(settings)};
   const LayoutSpec& layout = parallel.layout;
   if (!drops_by_rank(reference.settings.model) || layout.tp * layout.cp == 1) return reference;

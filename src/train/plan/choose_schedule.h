@@ -1,0 +1,42 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "train/plan/search.h"
+
+namespace tessera {
+
+/// What train.schedule = "auto" comes to.
+struct ScheduleChoice {
+  std::string schedule;         ///< "as_built" or "merged"
+  std::string hardware;         ///< that steps were simulated on; empty where none were
+  double as_built_seconds = 0;  ///< of a step
+  double merged_seconds = 0;    ///< infinite where it cannot be, or does not fit the memory
+  std::string why;              ///< where none were simulated, or merged passes cannot be
+};
+
+/// The hardware that train.hardware names, or, for "auto", what comes with the program for this
+/// machine's first GPU; nothing for "auto" on the host, whose cores no description knows. Throws as
+/// load_hardware.
+std::optional<Hardware> find_hardware(const Settings& settings, const Backend& backend);
+
+/// Whether passes are merged, by the clock of simulated steps of
+/// each pipeline stage's first rank, each with what it needs to compute again so that it fits the
+/// memory. Merging must gain more than the simulator errs by between two orders of the same work.
+/// Deterministic; a function of settings and hardware alone.
+ScheduleChoice choose_schedule(const Settings& settings, int64_t num_ranks,
+                               const Hardware& hardware);
+
+/// The same where train.schedule is "auto", with the hardware that is to be found; passes as built
+/// where there is none, or but one rank.
+std::optional<ScheduleChoice> choose_schedule(const Settings& settings, int64_t num_ranks,
+                                              const Backend& backend);
+
+/// What choose_schedule says, put into the settings.
+std::optional<ScheduleChoice> apply_schedule(Settings& settings, int64_t num_ranks,
+                                             const Backend& backend);
+
+std::string describe(const ScheduleChoice& choice);
+
+}  // namespace tessera
