@@ -133,9 +133,15 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
                    "Hardware by name, or a file of bench --calibrate; an unknown name lists them")
       ->required();
   add_number(*command, "--top", &plan.top, "Layouts that are shown", between(1, kManyThings));
-  add_number(*command, "--skew", &plan.skew,
-             "Rows that come to the fullest rank's experts, in those of balanced routing",
-             between(1, kManyThings));
+  CLI::Option* skew =
+      add_number(*command, "--skew", &plan.skew,
+                 "Rows that come to the fullest rank's experts, in those of balanced routing",
+                 between(1, kManyThings));
+  command
+      ->add_option("--routing", plan.routing,
+                   "Run folder, or its metrics.jsonl, whose last steps say what comes to experts "
+                   "instead, layer by layer")
+      ->excludes(skew);
   command->add_option("--slow-rank", plan.slow_ranks,
                       "Ranks that compute slower than others, such as 5=1.3: 1.3 times as long");
   command->add_option("--slow-link", plan.slow_links,

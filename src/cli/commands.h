@@ -137,6 +137,7 @@ struct PlanArguments {
   int64_t gpus = 1;
   int64_t top = 5;
   double skew = 1;
+  std::string routing;                  ///< a run whose routing is taken; empty: balanced
   std::vector<std::string> slow_ranks;  ///< "5=1.3": computes 1.3 times as long
   std::vector<std::string> slow_links;  ///< likewise what it exchanges
   bool explain = false;  ///< the given layout alone

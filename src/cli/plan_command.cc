@@ -10,6 +10,7 @@
 #include "train/metrics/step_page.h"
 #include "train/plan/choose_schedule.h"
 #include "train/plan/plan_trace.h"
+#include "train/plan/read_routing.h"
 #include "train/plan/search.h"
 #include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
@@ -81,8 +82,9 @@ std::pair<int64_t, double> parse_slow(const std::string& text, std::string_view 
   return {rank, factor};
 }
 
-SimulationOptions make_options(const PlanArguments& arguments) {
+SimulationOptions make_options(const PlanArguments& arguments, const ModelConfig& model) {
   SimulationOptions options{.skew = arguments.skew};
+  if (!arguments.routing.empty()) options.routing = read_routing(arguments.routing, model);
   for (const std::string& text : arguments.slow_ranks) {
     const auto [rank, factor] = parse_slow(text, "--slow-rank", arguments.gpus);
     options.slow_ranks[rank].computing = factor;
@@ -332,7 +334,7 @@ double simulate_even(const PlannedLayout& layout, const PlanRequest& request, co
 
 int run_plan(const PlanArguments& arguments) {
   const PlanRequest request = make_request(arguments);
-  const StepWork work(request.hardware, make_options(arguments));
+  const StepWork work(request.hardware, make_options(arguments, request.space.base.model));
   const PlanResult result = find_layouts(arguments, request, work);
   if (result.layouts.empty()) refuse_memory(*result.least, request);
   const PlannedLayout& best = result.layouts.front();

@@ -95,7 +95,7 @@ ConfigSchema make_hardware_schema(Hardware& h) {
   schema.add("link.network_us", &h.network.microseconds, "The same between nodes", rate);
   schema.add("link.network_gbs", &h.network.gbs, "GB/s that a device sends between nodes", rate);
   schema.add("link.exchange_share", &h.exchange_share,
-             "Share of a device that an exchange takes from computation", from_below(0, 1));
+             "Share of a device that an exchange takes from computation", between(0, 1));
   schema.add("kernels.like", &h.like,
              "Hardware whose kernels are taken to reach the same shares of the rates");
   schema.add("kernels.gap_us", &h.gap_microseconds, "Microseconds between operators", rate);

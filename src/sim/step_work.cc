@@ -129,18 +129,26 @@ bool is_of_modules(TaskAction action) {
 StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
     : hardware_(hardware), options_(options), kernels_(hardware_), links_(hardware_) {}
 
-double StepWork::node_seconds(const Executable& executable, const Node& node) const {
-  const std::vector<ValueType> inputs = types_at(executable, node.inputs, options_.skew);
-  Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, options_.skew));
+double StepWork::skew_of(const Task& task, const StagePrograms& programs) const {
+  if (options_.routing.empty() || task.subject.program.part != ProgramPart::kLayer)
+    return options_.skew;
+  const PipelineChunk& chunk = programs.part.chunks.at(task.subject.chunk);
+  return options_.routing.skew(chunk.first_layer + task.subject.program.idx,
+                               programs.part.groups.ep->size());
+}
+
+double StepWork::node_seconds(const Executable& executable, const Node& node, double skew) const {
+  const std::vector<ValueType> inputs = types_at(executable, node.inputs, skew);
+  Cost cost = node.op->cost(inputs, types_at(executable, node.outputs, skew));
   if (has_bounded_codes(node))
-    cost = less_bound(cost, node, executable.program(), share_of_rows(executable, options_.skew));
+    cost = less_bound(cost, node, executable.program(), share_of_rows(executable, skew));
   return kMicro * hardware_.gap_microseconds +
          kernels_.seconds(node.op->name(), operand_format(inputs), cost);
 }
 
 double StepWork::exchange_seconds(const Executable& executable, const Node& node,
-                                  const Communicator& group) const {
-  const std::vector<ValueType> inputs = types_at(executable, node.inputs, options_.skew);
+                                  const Communicator& group, double skew) const {
+  const std::vector<ValueType> inputs = types_at(executable, node.inputs, skew);
   if (is_ring(*node.op)) {
     // Keys and values go around; the queries, which come first, stay.
     double bytes = 0;
@@ -155,7 +163,7 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
   return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
 }
 
-ProgramTimes StepWork::find(const Executable& executable, const RunPart& part) const {
+ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, double skew) const {
   const Program& program = executable.program();
   const std::vector<int> waits = tessera::find_waits(program);
   std::multimap<int, int32_t> under_way;  // by the node before which an exchange is waited for
@@ -171,10 +179,10 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part) c
     const Communicator* const group = group_of(*node.op);
     const bool exchanges = group != nullptr && group->size() > 1;
     if (exchanges) {
-      const double seconds = exchange_seconds(executable, node, *group);
+      const double seconds = exchange_seconds(executable, node, *group, skew);
       under_way.emplace(waits[i], writer.start(*group, seconds));
     }
-    if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node));
+    if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node, skew));
   }
   if (part.is_last()) wait_before(end);
   return writer.take();
@@ -228,7 +236,8 @@ TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
 
 PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs,
                         const Slowdown& slowdown) const {
-  std::map<std::tuple<const Executable*, int, int>, std::shared_ptr<const ProgramTimes>> known;
+  using Key = std::tuple<const Executable*, int, int, double>;
+  std::map<Key, std::shared_ptr<const ProgramTimes>> known;
   PlanWork work;
   for (const Task& task : plan.tasks) {
     if (task.action != TaskAction::kRunProgram) {
@@ -238,9 +247,11 @@ PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs,
     const Executable& executable = find_executable(
         programs, programs.part.chunks.at(task.subject.chunk), task.subject.program);
     const RunPart& part = task.subject.part;
-    std::shared_ptr<const ProgramTimes>& times = known[{&executable, part.begin, part.end}];
+    const double skew = skew_of(task, programs);
+    std::shared_ptr<const ProgramTimes>& times = known[{&executable, part.begin, part.end, skew}];
     if (times == nullptr) {
-      times = std::make_shared<const ProgramTimes>(slow_down(find(executable, part), slowdown));
+      times =
+          std::make_shared<const ProgramTimes>(slow_down(find(executable, part, skew), slowdown));
     }
     work.add({.program = times});
   }

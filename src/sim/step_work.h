@@ -6,6 +6,7 @@
 #include "sim/hardware.h"
 #include "sim/kernel_times.h"
 #include "sim/link_times.h"
+#include "sim/routing_counts.h"
 #include "step/plan_clock.h"
 
 namespace tessera {
@@ -21,6 +22,8 @@ struct SimulationOptions {
   /// How many times the rows of balanced routing come to the ranks' experts; those of all ranks
   /// then wait for the fullest.
   double skew = 1;
+  /// What came to experts in a run, by layer, in place of `skew`.
+  RoutingCounts routing = {};
   /// Ranks that are slower than others.
   std::map<int64_t, Slowdown> slow_ranks = {};
 };
@@ -35,16 +38,17 @@ class StepWork {
   /// Of a plan and the programs that it runs, on a rank that may be slow.
   PlanWork find(const StepPlan& plan, const StagePrograms& programs,
                 const Slowdown& slowdown = {}) const;
-  /// Of one program, or a part of its run.
-  ProgramTimes find(const Executable& executable, const RunPart& part = {}) const;
+  /// Of one program, or a part of its run, with `skew` times the rows of balanced routing.
+  ProgramTimes find(const Executable& executable, const RunPart& part, double skew) const;
   ClockOptions clock_options() const { return {.exchange_share = hardware_.exchange_share}; }
   const Hardware& hardware() const { return hardware_; }
   const SimulationOptions& options() const { return options_; }
 
  private:
-  double node_seconds(const Executable& executable, const Node& node) const;
-  double exchange_seconds(const Executable& executable, const Node& node,
-                          const Communicator& group) const;
+  double skew_of(const Task& task, const StagePrograms& programs) const;
+  double node_seconds(const Executable& executable, const Node& node, double skew) const;
+  double exchange_seconds(const Executable& executable, const Node& node, const Communicator& group,
+                          double skew) const;
   double memory_seconds(const Task& task) const;
   TaskWork exchange_of(const StepPlan& plan, const Task& task) const;
   TaskWork other_of(const StepPlan& plan, const Task& task) const;

@@ -20,18 +20,26 @@ namespace {
 constexpr double kMicro = 1e-6;
 constexpr double kGiga = 1e9;
 
-/// Median times of calls that do the same.
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+/// Times of calls that do the same: the median on a GPU. The host's calls are now and then
+/// interrupted, in a step as well, which is long enough to have its share of that: the mean.
 class SampleTable {
  public:
   void add(const KernelSample& sample) {
     seconds_[{sample.name, sample.format, sample.flops, sample.bytes}].push_back(sample.seconds);
   }
-  std::vector<std::string> format() {
+  std::vector<std::string> format(bool on_host) {
     std::vector<std::string> lines;
     for (auto& [key, seconds] : seconds_) {
       std::ranges::sort(seconds);
       const auto& [name, format, flops, bytes] = key;
-      lines.push_back(format_sample({name, format, flops, bytes, median_of_sorted(seconds)}));
+      const double typical = on_host ? mean(seconds) : median_of_sorted(seconds);
+      lines.push_back(format_sample({name, format, flops, bytes, typical}));
     }
     return lines;
   }
@@ -147,12 +155,15 @@ class Calibration {
 
   /// Puts what was found into the description.
   void finish(Hardware& hardware) {
-    const auto [gap, step] = fit_residuals(residuals_);
-    hardware.measured = kernels_.format();
+    // A host runs one operator behind the other: what is left is noise.
+    const auto [gap, step] = hardware.on_host ? std::array<double, 2>{} : fit_residuals(residuals_);
+    hardware.measured = kernels_.format(hardware.on_host);
     hardware.gap_microseconds = gap / kMicro;
     hardware.step_microseconds = step / kMicro;
     if (update_seconds_ > 0) hardware.update_gbs = update_bytes_ / update_seconds_ / kGiga;
     hardware.like.clear();
+    // A rank on a processor copies what it receives itself.
+    if (hardware.on_host) hardware.exchange_share = 1;
   }
 
  private:
