@@ -35,6 +35,13 @@ target_include_directories(tessera_text SYSTEM INTERFACE ${PCRE2_INCLUDE_DIR} ${
                                                          ${SENTENCEPIECE_INCLUDE_DIR})
 target_link_libraries(tessera_text INTERFACE ${PCRE2_LIBRARY} ${UTF8PROC_LIBRARY} ${SENTENCEPIECE_LIBRARY})
 
+# Which processors and memory belong together.
+find_library(HWLOC_LIBRARY hwloc REQUIRED)
+find_path(HWLOC_INCLUDE_DIR hwloc.h REQUIRED)
+add_library(tessera_hwloc INTERFACE)
+target_include_directories(tessera_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
+target_link_libraries(tessera_hwloc INTERFACE ${HWLOC_LIBRARY})
+
 # zstd's CMake files differ between the distributions.
 find_library(ZSTD_LIBRARY zstd REQUIRED)
 find_path(ZSTD_INCLUDE_DIR zstd.h REQUIRED)

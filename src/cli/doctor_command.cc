@@ -7,6 +7,7 @@
 #include "comm/launch/mpi_world.h"
 #include "core/memory.h"
 #include "core/process/cpu_level.h"
+#include "core/process/processors.h"
 #include "ops/gemm/gemm.h"
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/machine.h"
@@ -72,6 +73,22 @@ void print_gpus(const GpuList& list) {
   }
 }
 
+nlohmann::json describe_nodes(const std::vector<NumaNode>& nodes) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const NumaNode& node : nodes)
+    all.push_back({{"node", node.number}, {"processors", format_ranges(node.processors())}});
+  return all;
+}
+
+void print_nodes(const std::vector<NumaNode>& nodes) {
+  std::string text;
+  for (const NumaNode& node : nodes) {
+    text += fmt::format("{}node {} with processors {}", text.empty() ? "" : "; ", node.number,
+                        format_ranges(node.processors()));
+  }
+  std::cout << "numa        " << text << "\n";
+}
+
 nlohmann::json describe_nccl(const NcclInfo& nccl) {
   return {{"built", nccl.built}, {"version", nccl.version}, {"why_none", nccl.why}};
 }
@@ -91,6 +108,7 @@ int run_doctor(const DoctorArguments& arguments) {
   if (arguments.json) {
     std::cout << nlohmann::json{{"machine", describe_machine()},
                                 {"threads", omp_get_max_threads()},
+                                {"numa", describe_nodes(find_numa_nodes())},
                                 {"features", describe_levels()},
                                 {"onednn", matrix_instructions()},
                                 {"matrix_gflops", {{"f32", f32 / 1e9}, {"bf16", bf16 / 1e9}}},
@@ -105,6 +123,7 @@ int run_doctor(const DoctorArguments& arguments) {
   std::cout << describe_machine() << "\n";
   std::cout << fmt::format("large matrix products: {:.0f} GFLOPS f32, {:.0f} GFLOPS bf16\n",
                            f32 / 1e9, bf16 / 1e9);
+  print_nodes(find_numa_nodes());
   print_levels();
   print_gpus(gpus);
   std::cout << fmt::format("nccl        {}\n", describe_text(find_nccl()));

@@ -1,4 +1,5 @@
 #include <set>
+#include <thread>
 
 #include "cli/tests/cli_testing.h"
 #include "comm/testing/run_program.h"
@@ -7,6 +8,7 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
+using Json = nlohmann::json;
 
 std::string join(const Arguments& arguments) {
   std::string text;
@@ -78,6 +80,25 @@ TEST_F(CliRanks, TakeTheScheduleOfAFile) {
   with_auto.emplace_back("--train.schedule=auto");
   EXPECT_THAT(run_ranks(layout("auto", with_auto)).out, HasSubstr("schedule as_built, "));
   EXPECT_EQ(losses("auto"), losses("built"));
+}
+
+/// A machine that passes for one of two nodes.
+TEST_F(CliRanks, RunNearANodeOfMemory) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one processor";
+  const Variables machine = {{"HWLOC_SYNTHETIC", "numa:2 core:1 pu:1"},
+                             {"HWLOC_THISSYSTEM", "1"},
+                             {"OMP_NUM_THREADS", "1"}};
+  const auto run = [&](const std::string& name, const Arguments& options) {
+    const Finished done = ChildProcess(layout(name, options), 0, machine).wait();
+    EXPECT_EQ(done.code, 0) << done.err;
+    return done.out;
+  };
+  EXPECT_THAT(run("auto", {"--ranks", "2"}), HasSubstr("rank 0 runs on processors 0\n"));
+  EXPECT_THAT(run("none", {"--ranks", "2", "--run.bind=none"}),
+              ::testing::Not(HasSubstr("runs on processors")));
+  EXPECT_EQ(losses("auto"), losses("none"));
+  const Json found = Json::parse(ChildProcess({"doctor", "--json"}, 0, machine).wait().out);
+  EXPECT_EQ(found["numa"].dump(), R"([{"node":0,"processors":"0"},{"node":1,"processors":"1"}])");
 }
 
 TEST_F(CliRanks, AFailureNamesItsRankOnce) {

@@ -89,6 +89,14 @@ GpuList list_gpus() {
   return list;
 }
 
+std::string gpu_pci_address(int index) {
+  std::array<char, 32> address{};
+  const auto size = static_cast<int>(address.size());
+  if (cudaDeviceGetPCIBusId(address.data(), size, index) == cudaSuccess) return address.data();
+  cudaGetLastError();
+  return "";
+}
+
 void check_gpu(int index) {
   const GpuList list = list_gpus();
   require(

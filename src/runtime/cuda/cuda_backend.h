@@ -26,6 +26,9 @@ struct GpuInfo {
   }
 };
 
+/// Where GPU `index` is on the PCI bus, such as "0000:3b:00.0"; empty where that is not known.
+std::string gpu_pci_address(int index);
+
 /// Whether the program was built with CUDA.
 bool built_with_cuda();
 /// The GPUs that can be used; where there are none, `why` says why not.

@@ -30,6 +30,10 @@ std::unique_ptr<World> make_gpu_world(World& /*host*/, const Backend& /*backend*
   throw InternalError("GPUs in a program without CUDA");
 }
 
+std::string gpu_pci_address(int /*index*/) {
+  return "";
+}
+
 Backend make_planned_cuda_backend() {
   user_error(
       "this program was built without CUDA, so it does not know what a GPU would need; build it "

@@ -413,6 +413,7 @@ std::unique_ptr<RunWriter> open_writer(const Trainer& trainer, const TrainReques
   out << info.model_summary << "\n" << info.tokenizer << "\n";
   if (trainer.schedule_choice()) out << describe(*trainer.schedule_choice()) << "\n";
   if (trainer.policy_choice()) out << describe(*trainer.policy_choice()) << "\n";
+  if (!trainer.processors().empty()) out << trainer.processors() << "\n";
   if (trainer.layout().num_ranks() > 1) out << describe_ranks(trainer) << "\n";
   auto writer =
       std::make_unique<RunWriter>(out, writer_options(settings, request, resumed), std::move(info));

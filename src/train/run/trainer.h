@@ -68,6 +68,8 @@ class Trainer {
   const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }
   /// The same of train.schedule = "auto"; on rank 0 alone.
   const std::optional<ScheduleChoice>& schedule_choice() const { return schedule_choice_; }
+  /// The processors that this rank was bound to, as bind_rank says; empty where it was not.
+  const std::string& processors() const { return device_.processors; }
   const Backend& backend() const { return device_.backend; }
   /// The world that this rank's communicators are of: the one that was given, or that of the
   /// devices around it.

@@ -7,11 +7,13 @@
 #include "runtime/cuda/cuda_backend.h"
 #include "train/setup/gpu_assignment.h"
 #include "train/setup/machine.h"
+#include "train/setup/rank_binding.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kGpu = 0;
+constexpr int kNoGpu = -1;
 
 bool has_usable_gpu() {
   if (!built_with_cuda()) return false;
@@ -109,14 +111,24 @@ Backend plan_backend(const Settings& settings, int64_t num_ranks) {
 }
 
 RankDevice choose_device(const Settings& settings, World& host) {
-  if (host.size() == 1) return on_device(settings, choose_backend(settings), kGpu);
+  if (host.size() == 1) {
+    Backend backend = choose_backend(settings);
+    std::string processors = bind_rank(settings, host, backend.is_host() ? kNoGpu : kGpu);
+    RankDevice device = on_device(settings, std::move(backend), kGpu);
+    device.processors = std::move(processors);
+    return device;
+  }
   const std::vector<int> gpus = assign_devices(settings, host);
   if (gpus.empty()) {
     check_host(settings);
-    return {.backend = make_cpu_kernels(), .world = nullptr};
+    std::string processors = bind_rank(settings, host, kNoGpu);
+    return {.backend = make_cpu_kernels(), .world = nullptr, .processors = std::move(processors)};
   }
   const int gpu = gpus[host.rank()];
+  // Before the GPU's memory of the host is taken, which is near who takes it.
+  std::string processors = bind_rank(settings, host, gpu);
   RankDevice device = on_device(settings, make_cuda_backend(gpu), gpu);
+  device.processors = std::move(processors);
   device.backend.control().graphs = settings.run.cuda_graphs;
   device.world =
       make_gpu_world(host, device.backend, {.timeout_seconds = settings.run.comm_timeout});

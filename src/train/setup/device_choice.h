@@ -31,6 +31,7 @@ struct RankDevice {
   /// The rate of a large matrix product on a GPU, measured while its memory was free; else 0.
   double peak = 0;
   int64_t memory = 0;  ///< bytes of a GPU's memory; 0: not known, or the host's
+  std::string processors = {};  ///< what bind_rank says
 };
 using DeviceChooser = std::function<RankDevice(const Settings&, World& host)>;
 /// A GPU for each rank and NCCL between them where the settings say so, or where they leave it open

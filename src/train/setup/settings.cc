@@ -49,6 +49,15 @@ void add_run_options(ConfigSchema& schema, RunSettings& run) {
       "run.comm_timeout", &run.comm_timeout,
       "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
       above(0));
+  schema.add_enum(
+      "run.bind", &run.bind,
+      {{"auto", RankBinding::kAuto},
+       {"none", RankBinding::kNone},
+       {"numa", RankBinding::kNuma},
+       {"cores", RankBinding::kCores}},
+      "Processors of a rank: numa: those of a NUMA node, near its GPU; cores: a share of "
+      "these for each rank; auto: numa where a machine has several nodes, and what "
+      "started the ranks has not bound them; none: any");
   schema.add("run.report", &run.report, "Write report.html");
 }
 

@@ -29,6 +29,14 @@ enum class DeviceChoice { kAuto, kCpu, kCuda };
 /// What happens when a step's loss or gradient is NaN or infinite.
 enum class NonFinite { kStop, kSkip };
 
+/// On which processors ranks run.
+enum class RankBinding : uint8_t {
+  kAuto,   ///< near their NUMA nodes, where a machine has several
+  kNone,   ///< where the system puts them
+  kNuma,   ///< on those of a NUMA node
+  kCores,  ///< each on cores of its own
+};
+
 struct RunSettings {
   std::string folder = "runs/default";
   /// A checkpoint whose weights a new run starts from; empty: random ones.
@@ -46,6 +54,7 @@ struct RunSettings {
   bool report = true;
   /// Seconds that a rank waits for the others before it takes one for lost.
   double comm_timeout = 600;
+  RankBinding bind = RankBinding::kAuto;
 };
 
 /// Each rank's newest state in memory of two ranks.
