@@ -140,11 +140,11 @@ struct PlanArguments {
   std::string routing;                  ///< a run whose routing is taken; empty: balanced
   std::vector<std::string> slow_ranks;  ///< "5=1.3": computes 1.3 times as long
   std::vector<std::string> slow_links;  ///< likewise what it exchanges
-  bool explain = false;  ///< the given layout alone
-  bool must_fit = true;  ///< also where it is explained
-  std::string write;     ///< file for the best configuration; empty: none
-  std::string html;      ///< file for a drawing; likewise
-  std::string trace;     ///< file for a trace; likewise
+  bool explain = false;                 ///< the given layout alone
+  bool must_fit = true;                 ///< also where it is explained
+  std::string write;                    ///< file for the best configuration; empty: none
+  std::string html;                     ///< file for a drawing; likewise
+  std::string trace;                    ///< file for a trace; likewise
   bool json = false;
 };
 

@@ -30,7 +30,7 @@ struct RankDevice {
   std::unique_ptr<World> world;  ///< null: the world of the host serves its device too
   /// The rate of a large matrix product on a GPU, measured while its memory was free; else 0.
   double peak = 0;
-  int64_t memory = 0;  ///< bytes of a GPU's memory; 0: not known, or the host's
+  int64_t memory = 0;           ///< bytes of a GPU's memory; 0: not known, or the host's
   std::string processors = {};  ///< what bind_rank says
 };
 using DeviceChooser = std::function<RankDevice(const Settings&, World& host)>;
