@@ -157,6 +157,9 @@ CLI::App* add_plan(CLI::App& app, PlanArguments& plan) {
   command->add_option("--html", plan.html, "File for a drawing of its step");
   command->add_option("--trace", plan.trace,
                       "File for its step as a trace with memory over time (Chrome JSON)");
+  command->add_option("--chakra", plan.chakra,
+                      "Write its step for simulators of networks, as MLCommons Chakra's execution "
+                      "traces: files PREFIX.<rank>.et, and PREFIX.groups.json");
   command->add_flag("--json", plan.json, "Print JSON");
   return command;
 }

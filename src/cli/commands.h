@@ -145,6 +145,7 @@ struct PlanArguments {
   std::string write;                    ///< file for the best configuration; empty: none
   std::string html;                     ///< file for a drawing; likewise
   std::string trace;                    ///< file for a trace; likewise
+  std::string chakra;  ///< how the names of files for simulators of networks begin; likewise
   bool json = false;
 };
 

@@ -8,6 +8,7 @@
 #include "core/file/file.h"
 #include "core/process/progress.h"
 #include "train/metrics/step_page.h"
+#include "train/plan/chakra_trace.h"
 #include "train/plan/choose_schedule.h"
 #include "train/plan/plan_trace.h"
 #include "train/plan/read_routing.h"
@@ -257,10 +258,25 @@ void write_toml(const PlanArguments& arguments, const PlannedLayout& best) {
   std::cout << arguments.write << "\n";
 }
 
+constexpr int64_t kMicroBatches = 4;
+/// Each rank's plan is built for the traces.
+constexpr int64_t kMostTraces = 256;
+
+/// Every rank's trace of a few micro-batches.
+void write_chakra(const PlanArguments& arguments, const PlanRequest& request, const StepWork& work,
+                  const PlannedLayout& best) {
+  const ChakraTraces traces = make_chakra_traces(
+      simulate_all_plans(best.settings, request.space.num_ranks, work, kMicroBatches));
+  for (size_t rank = 0; rank < traces.ranks.size(); ++rank)
+    replace_file(fmt::format("{}.{}.et", arguments.chakra, rank), traces.ranks[rank]);
+  replace_file(arguments.chakra + ".groups.json", traces.groups + "\n");
+  std::cout << fmt::format("{}.*.et\n", arguments.chakra);
+}
+
 /// Drawings of a few micro-batches.
 void write_drawings(const PlanArguments& arguments, const PlanRequest& request,
                     const StepWork& work, const PlannedLayout& best) {
-  constexpr int64_t kMicroBatches = 4;
+  if (!arguments.chakra.empty()) write_chakra(arguments, request, work, best);
   if (arguments.html.empty() && arguments.trace.empty()) return;
   const SimulatedPlans plans =
       simulate_plans(best.settings, request.space.num_ranks, work, kMicroBatches);
@@ -333,6 +349,9 @@ double simulate_even(const PlannedLayout& layout, const PlanRequest& request, co
 }  // namespace
 
 int run_plan(const PlanArguments& arguments) {
+  require(arguments.chakra.empty() || arguments.gpus <= kMostTraces,
+          "--chakra writes a file for each rank, at most {}, but --gpus is {}", kMostTraces,
+          arguments.gpus);
   const PlanRequest request = make_request(arguments);
   const StepWork work(request.hardware, make_options(arguments, request.space.base.model));
   const PlanResult result = find_layouts(arguments, request, work);

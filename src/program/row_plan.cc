@@ -23,6 +23,16 @@ int position(const std::vector<ValueId>& ids, ValueId id) {
   return static_cast<int>(std::ranges::find(ids, id) - ids.begin());
 }
 
+/// An output of the node that is ragged with this extent, another of its outputs; -1 where none is.
+ValueId find_bounded(const Program& program, const Node& node, ValueId extent) {
+  ValueId bounded = -1;
+  for (const ValueId id : node.outputs) {
+    const ValueType& type = program.type(id);
+    if (type.ragged() && type.extent.value() == extent) bounded = id;
+  }
+  return bounded;
+}
+
 }  // namespace
 
 int64_t bytes_of_rows(const ValueType& type, int64_t rows) {
@@ -42,8 +52,14 @@ int64_t bound_rows(const Program& program, const Node& node, ValueId out,
 }
 
 RowPlan::RowPlan(const Program& program, const MemoryPlan& plan, const std::vector<bool>& tells,
-                 const std::map<ValueId, int64_t>& given)
-    : balanced_(given), elastic_(program.num_values()), written_(program.nodes().size()) {
+                 const std::map<ValueId, int64_t>& given,
+                 const std::map<ValueId, int64_t>& expected)
+    : balanced_(given),
+      expected_(expected),
+      elastic_(program.num_values()),
+      written_(program.nodes().size()) {
+  expected_.insert(given.begin(), given.end());
+  for (size_t i = 0; i < program.nodes().size(); ++i) expect_node(program, i);
   for (const auto& [extent, rows] : given) sources_[extent] = {ExtentSource::Kind::kInput};
   for (size_t i = 0; i < program.nodes().size(); ++i) find_node(program, i, tells[i]);
   for (size_t i = 0; i < program.nodes().size(); ++i) {
@@ -70,11 +86,7 @@ void RowPlan::find_node(const Program& program, size_t idx, bool tells) {
   };
   for (int i = 0; i < std::ssize(node.outputs); ++i) {
     const ValueId extent = node.outputs[i];
-    ValueId bounded = -1;
-    for (const ValueId id : node.outputs) {
-      const ValueType& type = program.type(id);
-      if (type.ragged() && type.extent.value() == extent) bounded = id;
-    }
+    const ValueId bounded = find_bounded(program, node, extent);
     const std::vector<ValueType> types = tight_types(program, node, balanced_);
     const int64_t balanced = node.op->balanced_extent(i, types);
     if (balanced < 0 && !bounded.is_set()) continue;
@@ -83,6 +95,25 @@ void RowPlan::find_node(const Program& program, size_t idx, bool tells) {
     balanced_[extent] = balanced >= 0 ? balanced : bound_rows(program, node, bounded, balanced_);
     using Kind = ExtentSource::Kind;
     sources_[extent] = {tells ? Kind::kTold : Kind::kFound, idx, bounded};
+  }
+}
+
+/// What the extents that a node writes are where routing is balanced.
+void RowPlan::expect_node(const Program& program, size_t idx) {
+  const Node& node = program.nodes()[idx];
+  const auto is_expected = [&](ValueId id) {
+    const ValueType& type = program.type(id);
+    return type.ragged() && expected_.contains(type.extent.value());
+  };
+  for (int i = 0; i < std::ssize(node.outputs); ++i) {
+    const ValueId extent = node.outputs[i];
+    const ValueId bounded = find_bounded(program, node, extent);
+    const int64_t balanced = node.op->balanced_extent(i, tight_types(program, node, expected_));
+    if (balanced >= 0) {
+      expected_[extent] = balanced;
+    } else if (bounded.is_set() && std::ranges::any_of(node.inputs, is_expected)) {
+      expected_[extent] = bound_rows(program, node, bounded, expected_);
+    }
   }
 }
 

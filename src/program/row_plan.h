@@ -28,9 +28,10 @@ class RowPlan {
  public:
   RowPlan() = default;
   /// `tells` says by node whether the host learns the extents that it writes; `given` are extents
-  /// among the program's inputs that the host knows, with what they are where routing is balanced.
+  /// among the program's inputs that the host knows, with what they are where routing is balanced,
+  /// and `expected` those of all, known to the host or not.
   RowPlan(const Program& program, const MemoryPlan& plan, const std::vector<bool>& tells,
-          const std::map<ValueId, int64_t>& given);
+          const std::map<ValueId, int64_t>& given, const std::map<ValueId, int64_t>& expected = {});
 
   bool has_elastic() const { return num_elastic_ > 0; }
   bool is_elastic(ValueId id) const { return elastic_[id]; }
@@ -43,11 +44,15 @@ class RowPlan {
   int64_t skewed_bytes(const Program& program, ValueId id, double skew, int64_t behind) const;
   /// The extents that the host learns, with what they are where routing is balanced.
   const std::map<ValueId, int64_t>& balanced() const { return balanced_; }
+  /// The same of all extents of which it can be told, whoever learns them: for estimates of time.
+  const std::map<ValueId, int64_t>& expected() const { return expected_; }
 
  private:
   void find_node(const Program& program, size_t idx, bool tells);
+  void expect_node(const Program& program, size_t idx);
 
   std::map<ValueId, int64_t> balanced_;  // of all extents that may be fewer than their bounds
+  std::map<ValueId, int64_t> expected_;
   std::map<ValueId, ExtentSource> sources_;
   IdVector<ValueId, bool> elastic_;
   std::vector<std::vector<ValueId>> written_;

@@ -56,6 +56,22 @@ TEST(RowPlan, OtherValuesTakeTheirBounds) {
             routed.program.type(routed.rows).num_bytes());
 }
 
+/// Whoever estimates times knows what comes, though no host does.
+TEST(RowPlan, ExpectsRowsThatTheHostDoesNotLearn) {
+  const Routed routed;
+  const RowPlan plan = routed.plan({false, false});
+  EXPECT_TRUE(plan.balanced().empty());
+  EXPECT_EQ(plan.expected().at(routed.extent), 4);
+  EXPECT_EQ(routed.plan({true, false}).expected(), plan.expected());
+
+  Program later;
+  const ValueId extent = later.add_input("extent", {DType::kI64, {1}});
+  later.add_input("rows", {DType::kF32, {16, 32}, 0, extent});
+  const RowPlan given(later, plan_memory(later, {}), {}, {}, {{extent, 4}});
+  EXPECT_EQ(given.expected().at(extent), 4);
+  EXPECT_FALSE(given.has_elastic());
+}
+
 TEST(RowPlan, ProgramsAreGivenExtents) {
   Program program;
   const ValueId extent = program.add_input("extent", {DType::kI64, {1}});

@@ -17,16 +17,18 @@ void share(const DerivedProgram& program, const Bindings& forward, const std::ve
     slot(later, link.backward) = program.forward.at_bound(forward, link.forward);
 }
 
-/// The extents of forward values that a later program reads and the host knows, as its own.
-std::map<ValueId, int64_t> told_extents(const Executable& forward, const Backward& later) {
-  std::map<ValueId, int64_t> told;
+using Extents = std::map<ValueId, int64_t>;
+
+/// Those of the extents of forward values that a later program reads, as its own.
+Extents hand_on(const Extents& forward, const Backward& later) {
+  Extents own;
   for (const auto* links : {&later.saved, &later.bound}) {
     for (const Link& link : *links) {
-      const auto known = forward.rows().balanced().find(link.forward);
-      if (known != forward.rows().balanced().end()) told[link.backward] = known->second;
+      const auto known = forward.find(link.forward);
+      if (known != forward.end()) own[link.backward] = known->second;
     }
   }
-  return told;
+  return own;
 }
 
 }  // namespace
@@ -38,14 +40,18 @@ DerivedProgram derive(Program forward, const CompileOptions& options, const Back
     weight_copies.emplace(make_copies_program(compiled.forward, compiled.weight_copies), backend);
   Executable forward_run(std::move(compiled.forward), backend, compiled.saved, {},
                          compiled.offloaded);
-  const auto told = told_extents(forward_run, *compiled.backward);
+  const RowPlan& rows = forward_run.rows();
+  const Extents told = hand_on(rows.balanced(), *compiled.backward);
+  const Extents expected = hand_on(rows.expected(), *compiled.backward);
   Executable backward_run(std::exchange(compiled.backward->program, Program()), backend,
-                          compiled.kept, told);
+                          compiled.kept, told, {}, expected);
   std::optional<WeightPass> weights;
   if (compiled.weights) {
     Backward& derived = compiled.weights->derived;
-    const auto told_weights = told_extents(forward_run, derived);
-    Executable run(std::exchange(derived.program, Program()), backend, {}, told_weights);
+    const Extents told_weights = hand_on(rows.balanced(), derived);
+    const Extents expected_weights = hand_on(rows.expected(), derived);
+    Executable run(std::exchange(derived.program, Program()), backend, {}, told_weights, {},
+                   expected_weights);
     weights = {std::move(run), std::move(derived), std::move(compiled.weights->kept)};
   }
   return {.forward = std::move(forward_run),

@@ -70,7 +70,8 @@ class Exchanges {
 
 Executable::Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved,
                        const std::map<ValueId, int64_t>& told,
-                       const std::vector<ValueId>& offloaded)
+                       const std::vector<ValueId>& offloaded,
+                       const std::map<ValueId, int64_t>& expected)
     : program_(std::move(program)),
       backend_(backend),
       plan_(plan_memory(
@@ -97,7 +98,7 @@ Executable::Executable(Program program, const Backend& backend, const std::vecto
   ensure(!some_aside || (backend_.side_lane() != nullptr && std::ranges::count(apart, true) == 0),
          "program '{}': nodes run aside, and others need the host", program_.name());
   segments_ = cut_segments(apart, waits_);
-  rows_ = RowPlan(program_, plan_, tells, told);
+  rows_ = RowPlan(program_, plan_, tells, told, expected);
 }
 
 Bindings Executable::make_bindings() const {

@@ -81,11 +81,13 @@ class PartialRun {
 class Executable {
  public:
   /// Keeps a copy of the program. `saved` are the intermediates that outlive a run, of which some
-  /// may be `offloaded`; `told` are inputs that are extents which the host knows (see RowPlan).
+  /// may be `offloaded`; `told` are inputs that are extents which the host knows, and `expected`
+  /// what all such inputs are where routing is balanced (see RowPlan).
   /// Throws UserError where the back end lacks a kernel, or one for the format of a value.
   Executable(Program program, const Backend& backend, const std::vector<ValueId>& saved = {},
              const std::map<ValueId, int64_t>& told = {},
-             const std::vector<ValueId>& offloaded = {});
+             const std::vector<ValueId>& offloaded = {},
+             const std::map<ValueId, int64_t>& expected = {});
 
   const Program& program() const { return program_; }
   const MemoryPlan& plan() const { return plan_; }

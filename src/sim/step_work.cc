@@ -29,6 +29,15 @@ bool is_ring(const Operator& op) {
   return op.name().starts_with("ring");
 }
 
+/// What a rank brings to an exchange. Around a ring go keys and values; the queries, which come
+/// first, stay.
+double brought_bytes(const Operator& op, const std::vector<ValueType>& inputs) {
+  if (!is_ring(op)) return static_cast<double>(inputs.front().num_bytes());
+  double bytes = 0;
+  for (size_t i = 1; i < inputs.size(); ++i) bytes += static_cast<double>(inputs[i].num_bytes());
+  return bytes;
+}
+
 /// Writes the moments of a program down, computation that follows other as one.
 class MomentWriter {
  public:
@@ -37,12 +46,17 @@ class MomentWriter {
     if (moments.empty() || moments.back().kind != Moment::Kind::kCompute) moments.emplace_back();
     moments.back().seconds += seconds;
   }
-  int32_t start(const Communicator& group, double seconds) {
+  int32_t start(const Communicator& group, double seconds, CommKind comm, double bytes) {
     const GroupKey key{group.name(), group.ranks()};
     const auto found = std::ranges::find(times_.groups, key);
     const auto at = static_cast<int32_t>(found - times_.groups.begin());
     if (found == times_.groups.end()) times_.groups.push_back(key);
-    times_.moments.push_back({Moment::Kind::kStart, seconds, count_, at});
+    times_.moments.push_back({.kind = Moment::Kind::kStart,
+                              .seconds = seconds,
+                              .exchange = count_,
+                              .group = at,
+                              .comm = comm,
+                              .bytes = bytes});
     return count_++;
   }
   void wait(int32_t exchange) {
@@ -70,17 +84,19 @@ CommKind kind_of(TaskAction action) {
   }
 }
 
-/// The rows of a program's experts as a share of their bound.
+/// The rows of a program's experts as a share of their bound: that of what has the fewest, since
+/// what a rank sends is not less than all.
 double share_of_rows(const Executable& executable, double skew) {
-  const std::map<ValueId, int64_t>& balanced = executable.rows().balanced();
+  const std::map<ValueId, int64_t>& expected = executable.rows().expected();
+  double share = 1;
   for (const Value& value : executable.program().values()) {
     if (!value.type.ragged()) continue;
-    const auto rows = balanced.find(value.type.extent.value());
-    if (rows == balanced.end()) continue;
+    const auto rows = expected.find(value.type.extent.value());
+    if (rows == expected.end()) continue;
     const auto bound = static_cast<double>(value.type.shape[value.type.ragged_dim]);
-    return std::min(1.0, skew * static_cast<double>(rows->second) / bound);
+    share = std::min(share, skew * static_cast<double>(rows->second) / bound);
   }
-  return 1;
+  return share;
 }
 
 /// Whether it makes or reads codes of experts' tokens, which have the size of a bound.
@@ -150,16 +166,14 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
                                   const Communicator& group, double skew) const {
   const std::vector<ValueType> inputs = types_at(executable, node.inputs, skew);
   if (is_ring(*node.op)) {
-    // Keys and values go around; the queries, which come first, stay.
-    double bytes = 0;
-    for (size_t i = 1; i < inputs.size(); ++i) bytes += static_cast<double>(inputs[i].num_bytes());
+    const double bytes = brought_bytes(*node.op, inputs);
     double seconds = 0;
     for (int64_t i = 0; i + 1 < group.size(); ++i)
       seconds += links_.message_seconds(group.ranks()[i], group.ranks()[i + 1], bytes);
     return seconds;
   }
   const CommKind kind = kind_of(*node.op);
-  const auto bytes = static_cast<double>(inputs.front().num_bytes());
+  const double bytes = brought_bytes(*node.op, inputs);
   return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
 }
 
@@ -180,7 +194,8 @@ ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, d
     const bool exchanges = group != nullptr && group->size() > 1;
     if (exchanges) {
       const double seconds = exchange_seconds(executable, node, *group, skew);
-      under_way.emplace(waits[i], writer.start(*group, seconds));
+      const double bytes = brought_bytes(*node.op, types_at(executable, node.inputs, skew));
+      under_way.emplace(waits[i], writer.start(*group, seconds, kind_of(*node.op), bytes));
     }
     if (group == nullptr || is_ring(*node.op)) writer.compute(node_seconds(executable, node, skew));
   }
@@ -206,11 +221,15 @@ TaskWork StepWork::exchange_of(const StepPlan& plan, const Task& task) const {
     if (is_of_modules(task.action)) own -= sent;
     const auto number = static_cast<int32_t>(inner.groups.size());
     inner.groups.push_back({lane.name, lane.ranks});
-    inner.moments.push_back(
-        {Moment::Kind::kStart, links_.exchange_seconds(kind, lane.ranks, sent), number, number});
+    inner.moments.push_back({.kind = Moment::Kind::kStart,
+                             .seconds = links_.exchange_seconds(kind, lane.ranks, sent),
+                             .exchange = number,
+                             .group = number,
+                             .comm = kind,
+                             .bytes = static_cast<double>(inside.bytes)});
   }
   const Lane& lane = plan.lanes[task.lane];
-  TaskWork work;
+  TaskWork work{.comm = kind, .bytes = std::max(own, 0.0)};
   if (lane.kind == LaneKind::kMessages) {
     work.seconds = links_.message_seconds(plan.rank, lane.ranks.at(task.subject.peer), own);
   } else if (lane.kind == LaneKind::kGroup) {

@@ -17,7 +17,7 @@ const Communicator* group_of(const Operator& op) {
 
 std::vector<ValueType> types_at(const Executable& executable, const std::vector<ValueId>& ids,
                                 double skew) {
-  const std::map<ValueId, int64_t>& balanced = executable.rows().balanced();
+  const std::map<ValueId, int64_t>& balanced = executable.rows().expected();
   std::vector<ValueType> types = executable.program().types(ids);
   for (ValueType& type : types) {
     if (!type.ragged()) continue;

@@ -85,9 +85,7 @@ class Clocks {
   std::vector<RankClock> run() {
     for (bool moved = true; moved;) {
       moved = false;
-      for (size_t i = 0; i < plans_.size(); ++i) {
-        while (!is_done(i) && advance(i)) moved = true;
-      }
+      for (size_t i = 0; i < plans_.size(); ++i) moved = go_on(i) || moved;
     }
     check_end();
     std::vector<RankClock> clocks;
@@ -99,6 +97,16 @@ class Clocks {
   }
 
  private:
+  /// Runs a rank as far as it comes; false where that is not one step further, of a program
+  /// neither.
+  bool go_on(size_t i) {
+    const Rank& rank = ranks_[i];
+    const std::pair from(rank.next, rank.moment);
+    while (!is_done(i) && advance(i)) {
+    }
+    return std::pair(rank.next, rank.moment) != from;
+  }
+
   /// A group's lane, or one direction of its messages; both ends are -1 for the former.
   using Key = std::tuple<GroupKey, int64_t, int64_t>;
 

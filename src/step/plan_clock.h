@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/statistics.h"
 #include "step/step_plan.h"
 
 namespace tessera {
@@ -31,6 +32,8 @@ struct ProgramMoment {
   double seconds = 0;    ///< of the work, or of the exchange once all have come to it
   int32_t exchange = 0;  ///< kStart, kWait: its number in the run, all parts, counted from 0
   int32_t group = 0;     ///< kStart: of ProgramTimes::groups
+  CommKind comm = CommKind::kAllReduce;  ///< kStart
+  double bytes = 0;                      ///< kStart: of what this rank brings
 };
 
 /// A program's run on the clock, or a part of it, the same for all its runs.
@@ -43,6 +46,8 @@ struct ProgramTimes {
 struct TaskWork {
   double seconds = 0;
   std::shared_ptr<const ProgramTimes> program = nullptr;
+  CommKind comm = CommKind::kAllReduce;  ///< of an exchange in the lane's group
+  double bytes = 0;                      ///< of an exchange or message: of what this rank brings
 };
 using PlanWork = IdVector<TaskId, TaskWork>;
 

@@ -84,6 +84,14 @@ TEST_F(CliPlan, ShowsWhatASlowRankCosts) {
   expect_refused(with({"--slow-link=fast"}), {"--slow-link", "\"fast\"", "5=1.3"});
 }
 
+TEST_F(CliPlan, WritesTracesForSimulatorsOfNetworks) {
+  succeed(plan({"--explain", "--parallel.pp=2", "--parallel.ep=4", "--chakra=" + path("step")}));
+  for (int rank = 0; rank < 8; ++rank)
+    EXPECT_GT(std::filesystem::file_size(path(fmt::format("step.{}.et", rank))), 1000);
+  EXPECT_FALSE(Json::parse(read_all(path("step.groups.json"))).empty());
+  expect_refused(plan({"--gpus=512", "--chakra=" + path("step")}), {"--chakra", "at most 256"});
+}
+
 /// As the clock has it where the configuration leaves it open.
 TEST_F(CliPlan, ChoosesTheSchedule) {
   const Arguments layout = {"--explain", "--json", "--parallel.ep=8", "--train.micro_batch=1"};

@@ -234,6 +234,7 @@ void wait_finding(const RunHistory& history, std::vector<Finding>& findings) {
     if (all > 0.0 && most.seconds > kMuch * all) severity = Severity::kWarning;
     text += fmt::format(": most of it that a late rank caused was for rank {} ({:.0f}%)", most.rank,
                         share(most.seconds));
+    if (!waits.why.empty()) text += ": " + waits.why;
   }
   findings.push_back({severity, text + "."});
 }

@@ -44,6 +44,7 @@ class LineBuilder {
                       {"steps", waits->num_steps},
                       {"seconds", waits->seconds},
                       {"for_ranks", std::move(for_ranks)}};
+    if (!waits->why.empty()) line_["waits"]["why"] = waits->why;
   }
   std::string text() {
     if (!nonfinite_.empty()) line_["nonfinite"] = nonfinite_;
@@ -97,7 +98,9 @@ class LineReader {
     TracedWaits waits{.num_ranks = count((*found)["ranks"], "ranks"),
                       .num_steps = count((*found)["steps"], "steps"),
                       .seconds = seconds(*found),
-                      .for_ranks = {}};
+                      .for_ranks = {},
+                      .why = {}};
+    if (found->contains("why") && (*found)["why"].is_string()) waits.why = (*found)["why"];
     for (const Json& entry : (*found)["for_ranks"]) {
       require(entry.is_object() && entry.contains("rank"),
               "each entry of 'for_ranks' must hold 'rank' and 'seconds'");

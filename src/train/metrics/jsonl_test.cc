@@ -68,8 +68,11 @@ TEST(Jsonl, KeepsEveryNumberOfAStep) {
 
 TEST(Jsonl, KeepsWaits) {
   StepRecord record = SyntheticRun{}.step(3);
-  record.waits = {
-      .num_ranks = 4, .num_steps = 2, .seconds = 0.5, .for_ranks = {{3, 0.25}, {0, 0.125}}};
+  record.waits = {.num_ranks = 4,
+                  .num_steps = 2,
+                  .seconds = 0.5,
+                  .for_ranks = {{3, 0.25}, {0, 0.125}},
+                  .why = "its experts"};
   const Lines lines = read_text(to_json_line(record) + '\n');
   EXPECT_EQ(lines.steps.at(0).waits, record.waits);
   const std::string begin = "{\"type\":\"step\",\"step\":1,\"waits\":";

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace tessera {
@@ -24,6 +25,7 @@ struct TracedWaits {
   int64_t num_steps = 1;
   double seconds = 0.0;            ///< of all ranks together
   std::vector<ForRank> for_ranks;  ///< the part that a late rank caused, the largest first
+  std::string why = {};            ///< the first of them came late, where that is known
   bool operator==(const TracedWaits&) const = default;
 };
 

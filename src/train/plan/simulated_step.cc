@@ -1,6 +1,7 @@
 #include "train/plan/simulated_step.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "train/setup/device_choice.h"
 #include "train/setup/step_schedule.h"
@@ -156,14 +157,13 @@ Settings StageSimulation::with_micro_batches(int64_t count) const {
 SimulatedPlans StageSimulation::run_plans(const StepWork& work, int64_t micro_batches) {
   const Settings settings = with_micro_batches(micro_batches);
   SimulatedPlans result;
-  std::vector<PlanWork> works;
   for (PlannedRank& rank : ranks_) {
     rank.set_micro_batches(settings);
     result.plans.push_back(plan_step(settings, rank));
-    works.push_back(work.find(result.plans.back(), rank.model.programs(),
-                              slowdown_of(work.options(), rank.layout.rank())));
+    result.works.push_back(work.find(result.plans.back(), rank.model.programs(),
+                                     slowdown_of(work.options(), rank.layout.rank())));
   }
-  result.clocks = run_clocks(result.plans, works, work.clock_options());
+  result.clocks = run_clocks(result.plans, result.works, work.clock_options());
   return result;
 }
 
@@ -204,16 +204,34 @@ SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const S
   return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks)).run(work, flops);
 }
 
-SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
-                              int64_t most_micro_batches) {
+namespace {
+
+SimulatedPlans simulate_plans_of(const Settings& settings, int64_t num_ranks,
+                                 std::vector<int64_t> ranks, const StepWork& work,
+                                 int64_t most_micro_batches) {
   const Layout layout(settings.parallel.layout, num_ranks);
   const int64_t all = count_micro_batches(settings, layout);
   const int64_t stages = layout.degree(Axis::kPp);
   const bool any_number = step_schedule(settings.train) != StepSchedule::kFile;
   const int64_t least =
       any_number ? std::min(all, count_to_fill(settings, stages) + all % stages) : all;
-  return StageSimulation(settings, num_ranks, first_ranks(settings, num_ranks))
+  return StageSimulation(settings, num_ranks, std::move(ranks))
       .run_plans(work, std::min(all, std::max(most_micro_batches, least)));
+}
+
+}  // namespace
+
+SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                              int64_t most_micro_batches) {
+  return simulate_plans_of(settings, num_ranks, first_ranks(settings, num_ranks), work,
+                           most_micro_batches);
+}
+
+SimulatedPlans simulate_all_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                                  int64_t most_micro_batches) {
+  std::vector<int64_t> ranks(num_ranks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return simulate_plans_of(settings, num_ranks, std::move(ranks), work, most_micro_batches);
 }
 
 }  // namespace tessera

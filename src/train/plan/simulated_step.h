@@ -46,9 +46,11 @@ struct SimulatedStep {
   const SimulatedStage& slowest() const;
 };
 
-/// The plans of a step's stages with their times, for drawings.
+/// The plans of a step's stages, or of all ranks, with what their tasks take and when they are
+/// done.
 struct SimulatedPlans {
   std::vector<StepPlan> plans;
+  std::vector<PlanWork> works;
   std::vector<RankClock> clocks;
 };
 
@@ -96,6 +98,10 @@ SimulatedStep simulate_step(const Settings& settings, int64_t num_ranks, const S
 /// The plans of at most `most_micro_batches` micro-batches.
 SimulatedPlans simulate_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
                               int64_t most_micro_batches);
+
+/// The same of every rank, with as many micro-batches as simulate_plans has.
+SimulatedPlans simulate_all_plans(const Settings& settings, int64_t num_ranks, const StepWork& work,
+                                  int64_t most_micro_batches);
 
 /// validate(), but the settings need no data.
 void validate_without_data(Settings settings);

@@ -163,15 +163,19 @@ class TrainLoop {
   void report_waits(int64_t num_steps) {
     const RunLayout& layout = trainer_.layout();
     if (layout.num_ranks() == 1) return;
-    const RankWaits own =
+    RankWaits own =
         collect_waits(layout.rank(), trace_->communications(), trace_->origin(),
                       list_group_ranks(settings_, layout), !trainer_.backend().device().is_host());
+    own.machine = machine_name();
     const WaitReport report = gather_waits(own, *layout.world);
     note(describe(report, layout.num_ranks(), num_steps));
+    const std::string why = explain(report, list_expert_loads(), layout.layout);
+    if (!why.empty()) note(why);
     waits_ = {.num_ranks = layout.num_ranks(),
               .num_steps = num_steps,
               .seconds = report.total(),
-              .for_ranks = {}};
+              .for_ranks = {},
+              .why = why};
     for (const WaitReport::Culprit& culprit : report.culprits)
       waits_->for_ranks.push_back({culprit.rank, culprit.seconds});
   }
@@ -325,12 +329,19 @@ class TrainLoop {
     if (settings_.model.num_moe_layers() == 0) return;
     record.balance_loss = outcome.balance_loss;
     if (settings_.model.moe.z_loss_coefficient > 0) record.z_loss = outcome.z_loss;
+    record.expert_load = list_expert_loads();
+  }
+
+  /// Of the last step.
+  std::vector<ExpertLoad> list_expert_loads() const {
+    std::vector<ExpertLoad> list;
+    if (settings_.model.num_moe_layers() == 0) return list;
     auto loads = trainer_.expert_loads();
     size_t next = 0;
     for (int64_t layer = 0; layer < settings_.model.all_layers(); ++layer) {
-      if (settings_.model.is_moe_layer(layer))
-        record.expert_load.push_back({layer, std::move(loads[next++])});
+      if (settings_.model.is_moe_layer(layer)) list.push_back({layer, std::move(loads[next++])});
     }
+    return list;
   }
 
   Trainer& trainer_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/together.h"
 
@@ -27,6 +28,7 @@ Json to_json(const RankWaits& waits) {
     groups[name] = {{"ranks", group.ranks}, {"times", std::move(times)}};
   }
   return {{"rank", waits.rank},
+          {"machine", waits.machine},
           {"groups", std::move(groups)},
           {"messages", waits.messages},
           {"unassigned", waits.unassigned}};
@@ -34,6 +36,7 @@ Json to_json(const RankWaits& waits) {
 
 RankWaits read_waits(const Json& json) {
   RankWaits waits{.rank = json.at("rank"),
+                  .machine = json.at("machine"),
                   .groups = {},
                   .messages = json.at("messages"),
                   .unassigned = json.at("unassigned")};
@@ -49,9 +52,9 @@ RankWaits read_waits(const Json& json) {
 /// The members' exchanges of one group, by rank.
 using Members = std::map<int64_t, std::vector<TimedExchange>>;
 
-/// Adds what the members of a group waited for exchange number `idx`.
-void attribute(const std::string& group, const Members& members, size_t idx, WaitReport& report,
-               std::map<int64_t, WaitReport::Culprit>& culprits) {
+/// Adds what the members of a group, which goes over a link, waited for exchange number `idx`.
+void attribute(const std::string& group, const std::string& link, const Members& members,
+               size_t idx, WaitReport& report, std::map<int64_t, WaitReport::Culprit>& culprits) {
   const auto last = std::ranges::max_element(
       members, {}, [&](const auto& member) { return member.second[idx].begin; });
   const double all_there = last->second[idx].begin;
@@ -59,6 +62,7 @@ void attribute(const std::string& group, const Members& members, size_t idx, Wai
     const TimedExchange& own = exchanges[idx];
     const double for_last = std::clamp(all_there - (own.end - own.waited), 0.0, own.waited);
     report.exchanges += own.waited - for_last;
+    report.by_link[link] += own.waited - for_last;
     if (for_last == 0) continue;
     WaitReport::Culprit& culprit = culprits[last->first];
     culprit.rank = last->first;
@@ -133,7 +137,9 @@ RankWaits collect_waits(int64_t rank, const std::vector<CommEvent>& events,
 WaitReport attribute_waits(const std::vector<RankWaits>& ranks) {
   WaitReport report;
   std::map<std::pair<std::string, std::vector<int64_t>>, Members> groups;
+  std::map<int64_t, std::string> machines;
   for (const RankWaits& waits : ranks) {
+    machines[waits.rank] = waits.machine;
     report.messages += waits.messages;
     report.unassigned += waits.unassigned;
     for (const auto& [name, group] : waits.groups)
@@ -146,8 +152,12 @@ WaitReport attribute_waits(const std::vector<RankWaits>& ranks) {
         for (const TimedExchange& exchange : exchanges) report.unassigned += exchange.waited;
       continue;
     }
+    const bool spans = std::ranges::any_of(key.second, [&](int64_t rank) {
+      return machines.at(rank) != machines.at(key.second.front());
+    });
+    const std::string link = spans ? key.first + " between machines" : key.first;
     for (size_t i = 0; i < members.begin()->second.size(); ++i)
-      attribute(key.first, members, i, report, culprits);
+      attribute(key.first, link, members, i, report, culprits);
   }
   for (auto& [rank, culprit] : culprits) report.culprits.push_back(std::move(culprit));
   std::ranges::stable_sort(report.culprits, std::greater(), &WaitReport::Culprit::seconds);
@@ -174,9 +184,48 @@ std::string describe(const WaitReport& report, int64_t num_ranks, int64_t num_st
   for (size_t i = kMost; i < report.culprits.size(); ++i) others += report.culprits[i].seconds;
   if (others > 0) text += fmt::format(", for other ranks {:.3f} s", others);
   text += fmt::format("; for exchanges themselves {:.3f} s", report.exchanges);
+  if (report.exchanges > 0) text += fmt::format(" ({})", describe_groups(report.by_link));
   if (report.messages > 0) text += fmt::format(", for pipeline messages {:.3f} s", report.messages);
   if (report.unassigned > 0) text += fmt::format(", not assigned {:.3f} s", report.unassigned);
   return text;
+}
+
+RankLoad find_load(const std::vector<ExpertLoad>& layers, int64_t place, int64_t num_ranks) {
+  RankLoad load;
+  double rows = 0;
+  double mean = 0;
+  for (const ExpertLoad& layer : layers) {
+    const std::vector<int64_t>& experts = layer.tokens_per_expert;
+    const auto all = std::accumulate(experts.begin(), experts.end(), 0.0);
+    const int64_t each = std::ssize(experts) / num_ranks;
+    mean += all / static_cast<double>(num_ranks);
+    for (int64_t expert = place * each; expert < (place + 1) * each; ++expert) {
+      const auto own = static_cast<double>(experts[expert]);
+      rows += own;
+      const double relative = all > 0 ? own * static_cast<double>(experts.size()) / all : 0;
+      if (relative <= load.of_expert) continue;
+      load.layer = layer.layer;
+      load.expert = expert;
+      load.of_expert = relative;
+    }
+  }
+  if (mean > 0) load.share = rows / mean;
+  return load;
+}
+
+std::string explain(const WaitReport& report, const std::vector<ExpertLoad>& layers,
+                    const Layout& layout) {
+  // Less is not what ranks wait for.
+  constexpr double kMuch = 1.05;
+  const int64_t ep = layout.degree(Axis::kEp);
+  if (report.culprits.empty() || layers.empty() || ep == 1) return "";
+  const int64_t rank = report.culprits.front().rank;
+  const RankLoad load = find_load(layers, layout.coordinate(rank, Axis::kEp), ep);
+  if (load.share < kMuch) return "";
+  return fmt::format(
+      "rank {} had {:.2f} times the mean's rows for its experts; expert {} of layer {} alone had "
+      "{:.1f} times a mean one's",
+      rank, load.share, load.expert, load.layer, load.of_expert);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/statistics.h"
+#include "train/metrics/step_record.h"
 #include "train/setup/replica_groups.h"
 
 namespace tessera {
@@ -28,6 +29,7 @@ struct RankWaits {
     std::vector<TimedExchange> exchanges;
   };
   int64_t rank = 0;
+  std::string machine = {};
   std::map<std::string, Group> groups;
   double messages = 0;    ///< waits for pipeline messages
   double unassigned = 0;  ///< waits in groups whose ranks are not known
@@ -43,6 +45,8 @@ struct WaitReport {
   };
   std::vector<Culprit> culprits;  ///< the most waited for first
   double exchanges = 0;           ///< waits when all had come
+  /// The same by what they went over: a group's name, with "between machines" where it has several.
+  std::map<std::string, double> by_link;
   double messages = 0;
   double unassigned = 0;
   double total() const;
@@ -64,5 +68,21 @@ WaitReport gather_waits(const RankWaits& own, Communicator& world);
 /// "waits of 8 ranks in 2 steps: 0.512 s, of which for rank 3 0.401 s (ep 0.390 s, tp 0.011 s),
 /// ..".
 std::string describe(const WaitReport& report, int64_t num_ranks, int64_t num_steps);
+
+/// What came to the experts of one of the ranks that share them.
+struct RankLoad {
+  double share = 1;      ///< its rows in those of the mean rank, all layers together
+  int64_t layer = 0;     ///< of the expert that is the farthest above the mean of its layer...
+  int64_t expert = 0;    ///< ... its number...
+  double of_expert = 0;  ///< ... and its rows in those of a mean one
+};
+/// Of the rank at `place` of so many that hold equally many experts each, in their order.
+RankLoad find_load(const std::vector<ExpertLoad>& layers, int64_t place, int64_t num_ranks);
+
+/// Why the rank that was waited for most came late, as far as its experts tell: "rank 3 had 1.62
+/// times the mean's rows for its experts; expert 12 of layer 5 alone had 4.1 times a mean one's".
+/// Nothing where they had hardly more than others, or others wait elsewhere.
+std::string explain(const WaitReport& report, const std::vector<ExpertLoad>& layers,
+                    const Layout& layout);
 
 }  // namespace tessera

@@ -34,7 +34,44 @@ TEST(AttributeWaits, GivesThemToTheLastToCome) {
   EXPECT_DOUBLE_EQ(report.total(), 3);
   EXPECT_EQ(describe(report, 2, 1),
             "waits of 2 ranks in 1 step: 3.000 s, of which for rank 1 2.000 s (ep 2.000 s); for "
-            "exchanges themselves 1.000 s");
+            "exchanges themselves 1.000 s (ep 1.000 s)");
+}
+
+/// Over the network, or not: of each group by itself.
+TEST(AttributeWaits, TellsLinksApart) {
+  std::vector<RankWaits> ranks;
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back(waits_of(rank, "dp", {0, 1, 2, 3}, {{.begin = 0, .end = 2, .waited = 2}}));
+    const int64_t first = rank / 2 * 2;
+    ranks.back().groups["tp"] = {{first, first + 1}, {{.begin = 2, .end = 3, .waited = 1}}};
+    ranks.back().machine = rank < 2 ? "a" : "b";
+  }
+  const WaitReport report = attribute_waits(ranks);
+  EXPECT_EQ(report.by_link, (std::map<std::string, double>{{"dp between machines", 8}, {"tp", 4}}));
+  EXPECT_DOUBLE_EQ(report.exchanges, 12);
+}
+
+/// Four ranks of two experts each; layer 5's expert 3 has far more than others.
+TEST(ExplainWaits, NamesExpertsWithMoreRows) {
+  const std::vector<ExpertLoad> layers = {{2, {10, 10, 10, 10, 10, 10, 10, 10}},
+                                          {5, {10, 10, 10, 90, 10, 10, 10, 10}}};
+  const RankLoad load = find_load(layers, 1, 4);
+  EXPECT_DOUBLE_EQ(load.share, 120.0 / 60);
+  EXPECT_EQ(load.layer, 5);
+  EXPECT_EQ(load.expert, 3);
+  EXPECT_DOUBLE_EQ(load.of_expert, 4.5);
+  EXPECT_DOUBLE_EQ(find_load({{0, {0, 0}}}, 0, 2).share, 1) << "nothing came";
+
+  const Layout layout({.ep = 4}, 4);
+  WaitReport report;
+  EXPECT_EQ(explain(report, layers, layout), "") << "nobody was late";
+  report.culprits.push_back({.rank = 1, .seconds = 1, .by_group = {}});
+  EXPECT_EQ(explain(report, layers, layout),
+            "rank 1 had 2.00 times the mean's rows for its experts; expert 3 of layer 5 alone had "
+            "4.5 times a mean one's");
+  report.culprits.front().rank = 0;
+  EXPECT_EQ(explain(report, layers, layout), "") << "late, but not for its experts";
+  EXPECT_EQ(explain(report, {}, layout), "") << "a dense model";
 }
 
 /// What is hidden behind computation is no wait, whoever was late.
