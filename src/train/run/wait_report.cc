@@ -152,9 +152,10 @@ WaitReport attribute_waits(const std::vector<RankWaits>& ranks) {
         for (const TimedExchange& exchange : exchanges) report.unassigned += exchange.waited;
       continue;
     }
-    const bool spans = std::ranges::any_of(key.second, [&](int64_t rank) {
-      return machines.at(rank) != machines.at(key.second.front());
-    });
+    const std::string& first = machines.at(key.second.front());
+    const std::vector<int64_t>& own = key.second;
+    const bool spans = std::any_of(own.begin(), own.end(),
+                                   [&](int64_t rank) { return machines.at(rank) != first; });
     const std::string link = spans ? key.first + " between machines" : key.first;
     for (size_t i = 0; i < members.begin()->second.size(); ++i)
       attribute(key.first, link, members, i, report, culprits);
