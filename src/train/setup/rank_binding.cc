@@ -14,17 +14,17 @@ namespace tessera {
 namespace {
 
 /// What a rank tells the others of.
-struct Record {
+struct RankPlace {
   std::array<char, 64> machine{};
   int64_t process = 0;
   int32_t near = -1;
   int32_t is_bound = 0;
 };
 
-std::vector<Record> exchange(const Record& own, World& world) {
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(Record));
-  std::vector<Record> records(world.size());
-  Record sent = own;
+std::vector<RankPlace> exchange(const RankPlace& own, World& world) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(RankPlace));
+  std::vector<RankPlace> records(world.size());
+  RankPlace sent = own;
   world.make_world_group()
       ->all_gather({&sent, DType::kU8, {kBytes}},
                    {records.data(), DType::kU8, {kBytes * world.size()}})
@@ -106,12 +106,12 @@ std::vector<std::vector<int>> share_processors(std::span<const NumaNode> nodes, 
 std::string bind_rank(const Settings& settings, World& world, int gpu) {
   if (settings.run.bind == RankBinding::kNone) return "";
   const std::vector<NumaNode> nodes = find_numa_nodes();
-  Record own{.process = getpid(),
-             .near = gpu < 0 ? -1 : numa_node_of(gpu_pci_address(gpu)),
-             .is_bound = is_bound(nodes) ? 1 : 0};
+  RankPlace own{.process = getpid(),
+                .near = gpu < 0 ? -1 : numa_node_of(gpu_pci_address(gpu)),
+                .is_bound = is_bound(nodes) ? 1 : 0};
   machine_name().copy(own.machine.data(), own.machine.size() - 1);
-  const std::vector<Record> all =
-      world.size() == 1 ? std::vector<Record>{own} : exchange(own, world);
+  const std::vector<RankPlace> all =
+      world.size() == 1 ? std::vector<RankPlace>{own} : exchange(own, world);
   std::vector<int> near;
   size_t place = 0;
   bool bound = false;
