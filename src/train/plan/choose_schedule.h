@@ -21,10 +21,10 @@ struct ScheduleChoice {
 /// load_hardware.
 std::optional<Hardware> find_hardware(const Settings& settings, const Backend& backend);
 
-/// Whether passes are merged, by the clock of simulated steps of
-/// each pipeline stage's first rank, each with what it needs to compute again so that it fits the
-/// memory. Merging must gain more than the simulator errs by between two orders of the same work.
-/// Deterministic; a function of settings and hardware alone.
+/// Whether passes are merged, by the clock of simulated steps of each pipeline stage's first rank,
+/// each with what it computes again so that it fits the memory. Merging must gain more than the
+/// simulator errs by between two orders of the same work. Deterministic; a function of settings and
+/// hardware alone.
 ScheduleChoice choose_schedule(const Settings& settings, int64_t num_ranks,
                                const Hardware& hardware);
 
