@@ -329,7 +329,7 @@ int run_inspect(const InspectArguments& arguments) {
     require(!text_only || !arguments.json,
             "--program, --layout and --schedule print text only; leave out --json");
     const int64_t ranks = resolve_ranks(settings, arguments.ranks);
-    const auto schedule = apply_schedule(settings, ranks, plan_backend(settings, ranks));
+    const auto schedule = apply_schedule(settings, ranks);
     if (schedule && !arguments.json) std::cout << "# " << describe(*schedule) << "\n";
     const auto choice = choose_within_limit(settings, ranks);
     if (arguments.layout) show_layout(settings, ranks);

@@ -4,7 +4,6 @@
 #include "cli/commands.h"
 #include "train/plan/choose_schedule.h"
 #include "train/run/trainer.h"
-#include "train/setup/device_choice.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
 #include "train/verify/verify.h"
@@ -104,7 +103,7 @@ int run_verify(const VerifyArguments& arguments) {
       arguments.ranks > 0 ? arguments.ranks : least_ranks(settings.parallel.layout);
   settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
                                                  *make_tokenizer(settings.data.tokenizer_spec()));
-  apply_schedule(settings, ranks, plan_backend(settings, ranks));
+  apply_schedule(settings, ranks);
   if (arguments.proof) {
     validate(settings.model);
     return run_static(settings, ranks, arguments);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/cuda/cuda_backend.h"
+#include "train/setup/device_choice.h"
 #include "train/setup/step_schedule.h"
 #include "train/state/choose_policy.h"
 
@@ -108,6 +109,11 @@ std::optional<ScheduleChoice> apply_schedule(Settings& settings, int64_t num_ran
   auto choice = choose_schedule(settings, num_ranks, backend);
   if (choice) settings.train.schedule = choice->schedule;
   return choice;
+}
+
+std::optional<ScheduleChoice> apply_schedule(Settings& settings, int64_t num_ranks) {
+  if (step_schedule(settings.train) != StepSchedule::kAuto) return std::nullopt;
+  return apply_schedule(settings, num_ranks, plan_backend(settings, num_ranks));
 }
 
 std::string describe(const ScheduleChoice& choice) {

@@ -36,6 +36,8 @@ std::optional<ScheduleChoice> choose_schedule(const Settings& settings, int64_t 
 /// What choose_schedule says, put into the settings.
 std::optional<ScheduleChoice> apply_schedule(Settings& settings, int64_t num_ranks,
                                              const Backend& backend);
+/// The same where nothing is run: with plan_backend's.
+std::optional<ScheduleChoice> apply_schedule(Settings& settings, int64_t num_ranks);
 
 std::string describe(const ScheduleChoice& choice);
 
