@@ -24,6 +24,14 @@ std::string hardware_of_gpu(const std::string& device) {
   return "h100-ib";
 }
 
+/// Nothing where train.hardware leaves it open on a host.
+std::optional<Hardware> find_hardware(const Settings& settings, const Backend& backend) {
+  if (settings.train.hardware != kDeviceHardware) return load_hardware(settings.train.hardware);
+  if (backend.is_host()) return std::nullopt;
+  const GpuList list = list_gpus();
+  return load_hardware(hardware_of_gpu(list.gpus.empty() ? "" : list.gpus.front().name));
+}
+
 bool may_choose_memory(const TrainSettings& train) {
   return train.recompute.empty() && train.offload.empty() && train.memory_limit != "none";
 }
@@ -68,13 +76,6 @@ class Chooser {
 };
 
 }  // namespace
-
-std::optional<Hardware> find_hardware(const Settings& settings, const Backend& backend) {
-  if (settings.train.hardware != kDeviceHardware) return load_hardware(settings.train.hardware);
-  if (backend.is_host()) return std::nullopt;
-  const GpuList list = list_gpus();
-  return load_hardware(hardware_of_gpu(list.gpus.empty() ? "" : list.gpus.front().name));
-}
 
 ScheduleChoice choose_schedule(const Settings& settings, int64_t num_ranks,
                                const Hardware& hardware) {

@@ -16,11 +16,6 @@ struct ScheduleChoice {
   std::string why;              ///< where none were simulated, or merged passes cannot be
 };
 
-/// The hardware that train.hardware names, or, for "auto", what comes with the program for this
-/// machine's first GPU; nothing for "auto" on the host, whose cores no description knows. Throws as
-/// load_hardware.
-std::optional<Hardware> find_hardware(const Settings& settings, const Backend& backend);
-
 /// Whether passes are merged, by the clock of simulated steps of each pipeline stage's first rank,
 /// each with what it computes again so that it fits the memory. Merging must gain more than the
 /// simulator errs by between two orders of the same work. Deterministic; a function of settings and
@@ -28,8 +23,9 @@ std::optional<Hardware> find_hardware(const Settings& settings, const Backend& b
 ScheduleChoice choose_schedule(const Settings& settings, int64_t num_ranks,
                                const Hardware& hardware);
 
-/// The same where train.schedule is "auto", with the hardware that is to be found; passes as built
-/// where there is none, or but one rank.
+/// The same where train.schedule is "auto", on what train.hardware names, or else on what comes
+/// with the program for this machine's first GPU. Passes stay as built on a host of which nothing
+/// is named, whose cores no description knows, and of one rank. Throws as load_hardware.
 std::optional<ScheduleChoice> choose_schedule(const Settings& settings, int64_t num_ranks,
                                               const Backend& backend);
 
