@@ -11,17 +11,17 @@
 #include "model/build/moe_blocks.h"
 #include "model/run/forward_model.h"
 #include "program/compile/print.h"
+#include "train/memory/choose_policy.h"
+#include "train/memory/planned_rank.h"
 #include "train/metrics/report.h"
 #include "train/plan/choose_schedule.h"
 #include "train/plan/simulated_step.h"
-#include "train/run/peer_copies.h"
-#include "train/run/trainer.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
-#include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
-#include "train/state/planned_rank.h"
+#include "train/trainer/peer_copies.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 namespace {

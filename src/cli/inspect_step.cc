@@ -5,8 +5,8 @@
 #include "core/file/file.h"
 #include "core/process/progress.h"
 #include "step/print_plan.h"
+#include "train/memory/planned_rank.h"
 #include "train/metrics/step_page.h"
-#include "train/state/planned_rank.h"
 
 namespace tessera {
 namespace {

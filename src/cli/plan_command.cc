@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "core/file/file.h"
 #include "core/process/progress.h"
+#include "train/memory/choose_policy.h"
 #include "train/metrics/step_page.h"
 #include "train/plan/chakra_trace.h"
 #include "train/plan/choose_schedule.h"
@@ -15,7 +16,6 @@
 #include "train/plan/search.h"
 #include "train/setup/step_schedule.h"
 #include "train/setup/training_data.h"
-#include "train/state/choose_policy.h"
 #include "train/state/load_settings.h"
 
 namespace tessera {

@@ -12,10 +12,10 @@
 #include "core/saturating.h"
 #include "train/run/run_statement.h"
 #include "train/run/train_loop.h"
-#include "train/run/trainer.h"
 #include "train/setup/machine.h"
 #include "train/setup/size_check.h"
 #include "train/state/load_settings.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 namespace {

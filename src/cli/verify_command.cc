@@ -3,9 +3,9 @@
 
 #include "cli/commands.h"
 #include "train/plan/choose_schedule.h"
-#include "train/run/trainer.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
+#include "train/trainer/trainer.h"
 #include "train/verify/verify.h"
 #include "train/verify/verify_static.h"
 

@@ -12,7 +12,7 @@
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
 #include "hf/verify.h"
-#include "model/run/parameters.h"
+#include "model/weights/parameters.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 #include "hf/hf_record.h"
 #include "hf/tensor_writer.h"
 #include "model/config/limits.h"
-#include "model/run/parameters.h"
+#include "model/weights/parameters.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "core/elastic_memory.h"
+#include "core/pages/elastic_memory.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/byte_size.h"
+#include "core/config/byte_size.h"
 #include "core/text/names.h"
 #include "sim/hardware_texts.h"
 

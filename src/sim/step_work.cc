@@ -9,7 +9,7 @@
 #include "ops/scaled_grouped_wgrad/scaled_grouped_wgrad.h"
 #include "program/dependencies.h"
 #include "sim/units.h"
-#include "step/node_types.h"
+#include "step/build/node_types.h"
 
 namespace tessera {
 namespace {

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "step/build/reorder_plan.h"
 #include "step/plan_testing.h"
 #include "step/print_plan.h"
-#include "step/reorder_plan.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "hf/family/name_list.h"
-#include "model/run/parameters.h"
+#include "model/weights/parameters.h"
 
 namespace tessera {
 namespace {

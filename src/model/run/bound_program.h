@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "model/run/expert_states.h"
 #include "model/run/layer_binder.h"
 #include "model/run/pass_order.h"
+#include "model/weights/expert_states.h"
 
 namespace tessera {
 

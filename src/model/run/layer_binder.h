@@ -4,7 +4,7 @@
 #include <string>
 
 #include "model/build/layer_program.h"
-#include "model/run/weight_store.h"
+#include "model/weights/weight_store.h"
 #include "runtime/derived_program.h"
 
 namespace tessera {

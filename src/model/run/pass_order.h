@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "model/run/stage_programs.h"
-#include "model/run/weight_store.h"
+#include "model/weights/weight_store.h"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 #include "model/run/slab_bytes.h"
 
-#include "core/page_set.h"
+#include "core/pages/page_set.h"
 
 namespace tessera {
 namespace {

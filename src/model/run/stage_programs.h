@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "model/build/layer_program.h"
-#include "model/run/parameters.h"
 #include "model/run/saved_policy.h"
+#include "model/weights/parameters.h"
 #include "runtime/derived_program.h"
 
 namespace tessera {

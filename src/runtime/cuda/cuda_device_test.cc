@@ -5,8 +5,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/elastic_memory.h"
 #include "core/out_of_memory.h"
+#include "core/pages/elastic_memory.h"
 #include "core/random.h"
 #include "ops/testing/gpu_test.h"
 #include "runtime/cuda/cuda_upload.h"

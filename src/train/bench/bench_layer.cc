@@ -10,7 +10,7 @@
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "model/build/layer_builder.h"
-#include "model/run/parameters.h"
+#include "model/weights/parameters.h"
 #include "runtime/derived_program.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/machine.h"

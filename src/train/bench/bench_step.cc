@@ -7,14 +7,14 @@
 
 #include "core/process/stopwatch.h"
 #include "core/random.h"
-#include "step/place_saved.h"
-#include "train/run/trainer.h"
+#include "step/build/place_saved.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/device_overhead.h"
 #include "train/setup/loss_scales.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
 #include "train/setup/size_check.h"
+#include "train/trainer/trainer.h"
 #include "train/verify/verify.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "ops/backend.h"
+#include "train/memory/choose_policy.h"
 #include "train/run/trace.h"
 #include "train/setup/settings.h"
-#include "train/state/choose_policy.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "core/process/stopwatch.h"
-#include "step/node_types.h"
+#include "step/build/node_types.h"
 #include "train/bench/bench_step.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/machine.h"

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "runtime/cuda/cuda_backend.h"
+#include "train/memory/choose_policy.h"
 #include "train/setup/device_choice.h"
 #include "train/setup/step_schedule.h"
-#include "train/state/choose_policy.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include "train/memory/search_policy.h"
 #include "train/setup/device_choice.h"
-#include "train/state/search_policy.h"
 
 namespace tessera {
 namespace {

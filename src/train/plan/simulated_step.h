@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "sim/step_work.h"
-#include "train/state/memory_prediction.h"
-#include "train/state/planned_rank.h"
+#include "train/memory/memory_prediction.h"
+#include "train/memory/planned_rank.h"
 
 namespace tessera {
 

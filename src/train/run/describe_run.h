@@ -2,9 +2,9 @@
 
 #include <string>
 
+#include "train/memory/memory_prediction.h"
 #include "train/setup/settings.h"
 #include "train/setup/training_data.h"
-#include "train/state/memory_prediction.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 
 #include "train/metrics/writer.h"
 #include "train/run/run_lock.h"
-#include "train/run/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 

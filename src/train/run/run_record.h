@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "train/run/trainer.h"
 #include "train/setup/settings.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "train/metrics/writer.h"
 #include "train/run/run_keeper.h"
-#include "train/run/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "optim/optimizer.h"
 #include "runtime/executable.h"
-#include "step/step_runner.h"
+#include "step/run/step_runner.h"
 
 namespace tessera {
 

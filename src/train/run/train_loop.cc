@@ -21,10 +21,10 @@
 #include "train/run/step_traffic.h"
 #include "train/run/stop_signal.h"
 #include "train/run/trace.h"
-#include "train/run/trainer.h"
 #include "train/run/wait_report.h"
 #include "train/setup/machine.h"
 #include "train/setup/matrix_peak.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 namespace {

@@ -12,10 +12,10 @@
 #include "model/config/product_precision.h"
 #include "model/run/saved_policy.h"
 #include "ops/backend.h"
-#include "optim/fully_sharded.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "optim/sharded_optimizer.h"
+#include "optim/sharded/fully_sharded.h"
+#include "optim/sharded/sharded_optimizer.h"
 #include "parallel/options.h"
 #include "tokenizer/tokenizer.h"
 

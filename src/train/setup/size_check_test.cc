@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "train/run/trainer.h"
+#include "train/memory/planned_rank.h"
 #include "train/setup/training_data.h"
 #include "train/state/load_settings.h"
-#include "train/state/planned_rank.h"
 #include "train/testing/case_share.h"
+#include "train/trainer/trainer.h"
 #include "train/verify/verify.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "checkpoint/background_save.h"
-#include "checkpoint/peer_store.h"
+#include "checkpoint/peer/peer_store.h"
 #include "train/setup/settings.h"
 #include "train/state/model_state.h"
 

@@ -8,9 +8,9 @@
 
 #include "comm/thread/thread_world.h"
 #include "core/file/file.h"
-#include "train/run/trainer.h"
 #include "train/testing/case_share.h"
 #include "train/testing/layout_runs.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,9 @@
 #include <span>
 
 #include "checkpoint/checkpoint.h"
-#include "model/run/parameters.h"
+#include "model/weights/parameters.h"
 #include "ops/adamw/state_formats.h"
-#include "optim/distributed_optimizer.h"
+#include "optim/sharded/distributed_optimizer.h"
 #include "train/setup/settings.h"
 
 namespace tessera {

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "model/run/parameters.h"
 #include "model/run/training_model.h"
-#include "optim/fully_sharded.h"
-#include "optim/sharded_optimizer.h"
-#include "step/build_step.h"
-#include "step/step_parameters.h"
+#include "model/weights/parameters.h"
+#include "optim/sharded/fully_sharded.h"
+#include "optim/sharded/sharded_optimizer.h"
+#include "step/build/build_step.h"
+#include "step/run/step_parameters.h"
 #include "train/setup/run_layout.h"
 #include "train/setup/settings.h"
 

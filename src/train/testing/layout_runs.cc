@@ -10,7 +10,7 @@
 #include "core/random.h"
 #include "data/token_file_writer.h"
 #include "train/run/run_record.h"
-#include "train/run/trainer.h"
+#include "train/trainer/trainer.h"
 #include "train/verify/verify.h"
 
 namespace tessera::testing {

@@ -12,7 +12,7 @@
 #include "core/file/file.h"
 #include "core/host_tensor.h"
 #include "core/random.h"
-#include "train/run/trainer.h"
+#include "train/trainer/trainer.h"
 
 namespace tessera::testing {
 

@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "parallel/layout.h"
-#include "train/run/trainer.h"
+#include "train/trainer/trainer.h"
 #include "train/verify/verify.h"
 
 namespace tessera {

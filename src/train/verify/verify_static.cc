@@ -4,7 +4,7 @@
 #include <set>
 
 #include "comm/planned_world.h"
-#include "train/state/planned_rank.h"
+#include "train/memory/planned_rank.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "comm/planned_world.h"
 #include "runtime/cuda/cuda_backend.h"
-#include "train/state/planned_rank.h"
+#include "train/memory/planned_rank.h"
 #include "train/testing/case_share.h"
 #include "train/testing/option_families.h"
 #include "train/testing/random_layout.h"

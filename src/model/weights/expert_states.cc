@@ -1,0 +1,48 @@
+#include "model/weights/expert_states.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "model/weights/parameters.h"
+
+namespace tessera {
+
+std::vector<ExpertState> make_expert_states(const ModelConfig& config, Device& device) {
+  std::vector<ExpertState> experts(config.num_moe_layers());
+  for (ExpertState& state : experts) {
+    const auto make = [&](std::string_view what) {
+      return OwnedTensor(DType::kF32, {config.moe.num_experts}, what, device, MemoryKind::kShared);
+    };
+    state.bias = make("expert biases");
+    state.step_counts = make("expert counts");
+    state.earlier_counts = make("expert counts");
+  }
+  return experts;
+}
+
+std::vector<NamedTensor> name_expert_biases(const ModelConfig& config,
+                                            const std::vector<ExpertState>& experts) {
+  std::vector<NamedTensor> tensors;
+  size_t next = 0;
+  for (int64_t layer = 0; layer < config.all_layers(); ++layer) {
+    if (!config.is_moe_layer(layer)) continue;
+    tensors.push_back(
+        {layer_parameter_name(config, layer, "moe.expert_bias"), experts[next++].bias});
+  }
+  return tensors;
+}
+
+void update_expert_biases(std::vector<ExpertState>& experts, double speed) {
+  for (ExpertState& state : experts) {
+    const auto counts = state.step_counts.get().span<float>();
+    const auto bias = state.bias.get().span<float>();
+    const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) /
+                        static_cast<double>(std::max<size_t>(counts.size(), 1));
+    for (size_t e = 0; e < bias.size(); ++e) {
+      const double error = mean - counts[e];
+      bias[e] += static_cast<float>(speed * ((error > 0) - (error < 0)));
+    }
+  }
+}
+
+}  // namespace tessera

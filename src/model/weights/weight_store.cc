@@ -1,0 +1,29 @@
+#include "model/weights/weight_store.h"
+
+namespace tessera {
+
+ProgramParameters find_parameters(const Program& program, const Program& forward,
+                                  const std::vector<Link>& accumulators,
+                                  const ParameterSet& parameters, const std::string& prefix) {
+  ProgramParameters result;
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    const Value& value = program.value(id);
+    if (value.kind == ValueKind::kWeight)
+      result.weights.push_back({id, parameters.index(prefix + value.name)});
+  }
+  for (const Link& link : accumulators) {
+    const std::string& weight = forward.value(link.forward).name;
+    result.gradients.push_back({link.backward, parameters.index(prefix + weight)});
+  }
+  return result;
+}
+
+void bind_parameters(const ProgramParameters& program, const ParameterSet& parameters,
+                     Bindings& bindings) {
+  for (const ProgramParameters::Place& place : program.weights)
+    bindings.tensors[place.value] = parameters.all()[place.parameter].weight;
+  for (const ProgramParameters::Place& place : program.gradients)
+    bindings.tensors[place.value] = parameters.all()[place.parameter].sum;
+}
+
+}  // namespace tessera

@@ -1,0 +1,292 @@
+#include "model/config/limits.h"
+#include "parallel/layout.h"
+#include "train/setup/settings.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMaxBucketBytes = int64_t{1} << 40;
+constexpr int64_t kMaxNewtonSchulzSteps = 100;
+
+void add_run_options(ConfigSchema& schema, RunSettings& run) {
+  schema.add("run.folder", &run.folder, "Where checkpoints, metrics and the report go");
+  schema.add("run.init_from", &run.init_from,
+             "Checkpoint, or run folder, whose model and weights a new run starts from; empty: "
+             "random weights");
+  schema.add("run.seed", &run.seed, "Seed of initial weights and data order", at_least(0));
+  schema.add_enum(
+      "run.device", &run.device,
+      {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+      "Where to compute; auto: each rank takes a Hopper GPU of its own where there are enough, "
+      "otherwise all take the CPU. CUDA_VISIBLE_DEVICES=1 makes another GPU the first");
+  schema.add_enum(
+      "run.cuda_graphs", &run.cuda_graphs,
+      {{"auto", GraphMode::kAuto}, {"on", GraphMode::kOn}, {"off", GraphMode::kOff}},
+      "Whether a GPU replays the work of layers that run again and again: auto: where it can be "
+      "recorded; on: or else the run ends; off: kernels are launched one by one");
+  schema.add_enum("run.resume", &run.resume,
+                  {{"auto", ResumeMode::kAuto},
+                   {"never", ResumeMode::kNever},
+                   {"required", ResumeMode::kRequired}},
+                  "Continue from the newest checkpoint of the folder: where there is one, never, "
+                  "or in any case");
+  schema.add("run.checkpoint_interval", &run.checkpoint_interval,
+             "Steps between checkpoints; 0: only at the end", between(0, kMaxSteps));
+  schema.add("run.background_save", &run.background_save,
+             "Train on while a checkpoint is written, from a copy of the state in the host's "
+             "memory; false: steps wait for the disk");
+  schema.add("run.keep_last", &run.keep_last, "Checkpoints that stay; 0: all",
+             between(0, kMaxSteps));
+  schema.add("run.log_interval", &run.log_interval, "Steps between lines on the console",
+             between(1, kMaxSteps));
+  schema.add("run.tensorboard", &run.tensorboard, "Write TensorBoard event files");
+  schema.add(
+      "run.comm_timeout", &run.comm_timeout,
+      "Seconds that a rank waits for the others before all end; more than a checkpoint takes",
+      above(0));
+  schema.add_enum(
+      "run.bind", &run.bind,
+      {{"auto", RankBinding::kAuto},
+       {"none", RankBinding::kNone},
+       {"numa", RankBinding::kNuma},
+       {"cores", RankBinding::kCores}},
+      "Processors of a rank: numa: those of a NUMA node, near its GPU; cores: a share of "
+      "these for each rank; auto: numa where a machine has several nodes, and what "
+      "started the ranks has not bound them; none: any");
+  schema.add("run.report", &run.report, "Write report.html");
+}
+
+void add_peer_options(ConfigSchema& schema, PeerSettings& peer) {
+  schema.add("checkpoint.peer_copy", &peer.copy,
+             "Of several ranks: keep each rank's state in files in memory, and a copy of the next "
+             "rank's, from which a run whose ranks were lost goes on");
+  schema.add("checkpoint.peer_interval", &peer.interval, "Steps between such copies",
+             between(1, kMaxSteps));
+  schema.add("checkpoint.peer_folder", &peer.folder,
+             "Where they are kept: a folder in each machine's memory (tmpfs)");
+}
+
+void add_data_options(ConfigSchema& schema, DataSettings& data) {
+  schema.add("data.text", &data.text,
+             "Text or JSONL file, also compressed, or folder of such files, to train on");
+  schema.add("data.tokens", &data.tokens,
+             "Instead of text: prefix of a token file (Megatron .bin/.idx)");
+  schema.add("data.blend", &data.blend,
+             "Instead of either: weighted token files, each \"WEIGHT PREFIX\"");
+  schema.add("data.blend_changes", &data.blend_changes,
+             "Other blends from given steps on, each entry \"STEP: WEIGHT PREFIX\"");
+  schema.add("data.tokenizer", &data.tokenizer,
+             "Tokenizer: byte, a tokenizer.json, a SentencePiece .model, or a folder with either");
+  schema.add("data.end_of_document", &data.end_of_document,
+             "Token between documents, as text or id; empty: the tokenizer's own end of text");
+  schema.add("data.separator", &data.separator,
+             "Line that ends a document; empty: each file is one document");
+  schema.add_enum(
+      "data.format", &data.format,
+      {{"auto", TextFormat::kAuto}, {"text", TextFormat::kText}, {"jsonl", TextFormat::kJsonl}},
+      "What the files of data.text hold; auto: by the ending of their names");
+  schema.add("data.json_key", &data.json_key, "In JSONL: the key of a document's text");
+  schema.add("data.instructions", &data.instructions,
+             "JSONL with prompt and completion, or messages: only what the model is to say carries "
+             "loss");
+  schema.add("data.cache", &data.cache,
+             "Folder of token files made from text; empty: <run.folder>/tokens");
+  schema.add("data.sequence_length", &data.sequence_length, "Tokens of a sequence",
+             between(1, kMaxLength));
+  schema.add("data.validation_fraction", &data.validation_fraction,
+             "Share of the tokens held out for validation", from_below(0, 1));
+  schema.add_enum("data.packing", &data.packing,
+                  {{"stream", Packing::kStream}, {"best_fit", Packing::kBestFit}},
+                  "How documents fill sequences: one after the other, cut anywhere; or whole "
+                  "where they fit, the rest padded");
+  schema.add("data.split_documents", &data.split_documents,
+             "Keep attention, positions and loss within a document");
+}
+
+void add_train_options(ConfigSchema& schema, TrainSettings& train) {
+  schema.add("train.steps", &train.steps, "Optimizer steps", between(1, kMaxSteps));
+  schema.add("train.micro_batch", &train.micro_batch, "Sequences of one forward and backward pass",
+             between(1, kMaxSequences));
+  schema.add("train.global_batch", &train.global_batch, "Sequences of one optimizer step",
+             between(1, kMaxSequences));
+  schema.add_enum("train.precision", &train.precision,
+                  {{"f32", Precision::kF32}, {"bf16", Precision::kBF16}, {"fp8", Precision::kFp8}},
+                  "Storage of weights and activations; bf16 keeps F32 masters; fp8: bf16, whose "
+                  "layers' products read rounded numbers, by precision.recipe");
+  schema.add("train.recompute", &train.recompute,
+             "Values computed again in the backward pass instead of kept: names, or \"all\" for "
+             "everything possible, perhaps of some layers: \"expert_act@0-5\"");
+  schema.add(
+      "train.offload", &train.offload,
+      "Values that wait in the host's memory from the forward to the backward pass: names, or "
+      "\"all\", perhaps of some layers: \"expert_pre@0-5\"");
+  schema.add("train.offload_rate", &train.offload_rate,
+             "GB/s that the way to the host's memory carries, each way at once; copies are planned "
+             "with it",
+             above(0));
+  schema.add(
+      "train.memory_limit", &train.memory_limit,
+      "Memory that a rank may take of its device, as `inspect --memory` predicts it, such as "
+      "\"80GiB\": what does not fit is recomputed or offloaded, the cheapest first; auto: what a "
+      "GPU has free, unless train.recompute or train.offload say what to do; none: only these");
+  schema.add(
+      "train.schedule", &train.schedule,
+      "as_built: passes one behind the other, by parallel.pipeline_schedule; merged: the forward "
+      "pass of a micro-batch merged with the backward pass of another, so that one computes while "
+      "the other's tokens travel, with more micro-batches at a time; auto: whichever is faster as "
+      "simulated on train.hardware; or a file with every stage's passes, as `inspect --schedule` "
+      "prints them");
+  schema.add("train.hardware", &train.hardware,
+             "Hardware that train.schedule = \"auto\" simulates steps on: a name or file as for "
+             "`tessera plan --hardware`; auto: the GPU's own, and passes as built on CPUs");
+  schema.add("train.max_grad_norm", &train.max_grad_norm,
+             "Global norm that gradients are clipped to; 0: not clipped", at_least(0));
+  schema.add_enum(
+      "train.on_nonfinite", &train.on_nonfinite,
+      {{"stop", NonFinite::kStop}, {"skip", NonFinite::kSkip}},
+      "When loss or gradient is NaN or infinite: stop, or skip the update and count it");
+  schema.add("train.validation_interval", &train.validation_interval,
+             "Steps between validations; 0: only at the end", between(0, kMaxSteps));
+  schema.add("train.validation_batches", &train.validation_batches,
+             "Micro-batches of a validation; 0: all", between(0, kMaxSteps));
+}
+
+void add_precision_options(ConfigSchema& schema, PrecisionSettings& precision) {
+  std::vector<std::string> names;
+  std::string help = "With train.precision = \"fp8\": how operands of products are rounded";
+  for (const Recipe& recipe : recipes()) {
+    names.emplace_back(recipe.name);
+    help += fmt::format("; {}: {}", recipe.name, recipe.what);
+  }
+  schema.add_choice("precision.recipe", &precision.recipe, std::move(names), help);
+  schema.add("precision.plain", &precision.plain,
+             "Weights whose products stay in BF16: names, or their beginnings, or \"all\", perhaps "
+             "of some layers: \"attn\", \"moe.experts.down@3\", \"all@0-1\"");
+  schema.add("precision.weight_gradients", &precision.weight_gradients,
+             "Whether the products that give weights' gradients read rounded numbers too, instead "
+             "of BF16");
+  schema.add(
+      "precision.weight_copies", &precision.weight_copies,
+      "Where the GPU multiplies FP8: keep what weights are quantized to for all micro-batches "
+      "of a step, 2 bytes more for each, instead of quantizing them in each");
+  schema.add("precision.emulate", &precision.emulate,
+             "Multiply rounded numbers in BF16 also where the GPU multiplies FP8");
+}
+
+void add_optimizer_options(ConfigSchema& schema, Settings& settings) {
+  schema.add_enum("optim.name", &settings.optimizer_kind,
+                  {{"adamw", OptimizerKind::kAdamW}, {"muon", OptimizerKind::kMuon}},
+                  "What updates the weights; muon: Muon the matrices of hidden layers and the "
+                  "routers, AdamW embedding, head, norms and biases");
+  ScheduleSpec& schedule = settings.schedule;
+  schema.add("optim.learning_rate", &schedule.peak_lr, "Learning rate after warm-up", above(0));
+  schema.add_enum("optim.schedule", &schedule.kind,
+                  {{"constant", ScheduleKind::kConstant},
+                   {"cosine", ScheduleKind::kCosine},
+                   {"linear", ScheduleKind::kLinear},
+                   {"wsd", ScheduleKind::kWsd}},
+                  "Learning rate after warm-up; wsd: stable, then decay");
+  schema.add("optim.warmup_steps", &schedule.warmup_steps, "Steps of linear warm-up",
+             between(0, kMaxSteps));
+  schema.add("optim.min_lr_ratio", &schedule.min_lr_ratio,
+             "Final learning rate relative to the peak", between(0, 1));
+  schema.add("optim.decay_fraction", &schedule.decay_fraction,
+             "Share of the steps that wsd decays over", between(0, 1));
+  schema.add_enum("optim.decay_shape", &schedule.decay_shape,
+                  {{"linear", DecayShape::kLinear}, {"one_minus_sqrt", DecayShape::kOneMinusSqrt}},
+                  "How wsd decays");
+  OptimizerOptions& options = settings.optimizer;
+  schema.add("optim.beta1", &options.beta1, "AdamW's first moment", from_below(0, 1));
+  schema.add("optim.beta2", &options.beta2, "AdamW's second moment", from_below(0, 1));
+  schema.add("optim.eps", &options.eps, "AdamW's epsilon", above(0));
+  schema.add("optim.weight_decay", &options.weight_decay, "Decoupled weight decay", at_least(0));
+  schema.add("optim.decay_all", &options.decay_all,
+             "Decay norms and biases too, not only matrices");
+  std::vector<std::pair<std::string, MomentKind>> kinds;
+  for (const MomentKind kind :
+       {MomentKind::kF32, MomentKind::kBF16, MomentKind::kF16, MomentKind::kFp8})
+    kinds.emplace_back(moment_name(kind), kind);
+  schema.add_enum("optim.first_moment", &options.formats.first_moment, kinds,
+                  "How AdamW's first moments are kept between steps; all but f32 are rounded "
+                  "stochastically, f16 and fp8 have a scale for 128 elements of a row");
+  schema.add_enum("optim.second_moment", &options.formats.second_moment, kinds,
+                  "The same of its second moments");
+  schema.add_enum(
+      "optim.master", &options.formats.master,
+      {{"f32", MasterKind::kF32},
+       {"remainder", MasterKind::kRemainder},
+       {"remainder8", MasterKind::kRemainder8},
+       {"none", MasterKind::kNone}},
+      "What is kept beside BF16 weights: an F32 copy, the 16 bits that the weight lacks "
+      "of one, the upper 8 of these, rounded stochastically, or nothing, the weights then being "
+      "rounded stochastically");
+}
+
+void add_muon_options(ConfigSchema& schema, MuonOptions& muon) {
+  schema.add("optim.muon_momentum", &muon.momentum,
+             "What Muon's average of gradients keeps in a step", from_below(0, 1));
+  schema.add("optim.muon_nesterov", &muon.nesterov,
+             "Let Muon look ahead by the step's own gradient (Nesterov)");
+  schema.add("optim.muon_ns_steps", &muon.ns_steps,
+             "Steps of Newton and Schulz's iteration that orthogonalize Muon's updates",
+             between(1, kMaxNewtonSchulzSteps));
+}
+
+void add_shard_options(ConfigSchema& schema, ShardSettings& shard) {
+  schema.add_enum(
+      "optim.shard", &shard.scope,
+      {{"none", ShardScope::kNone}, {"state", ShardScope::kState}, {"full", ShardScope::kFull}},
+      "What the ranks that hold a weight alike share out: nothing, optimizer state "
+      "(ZeRO-1), or weights and gradients too (FSDP)");
+  schema.add("optim.shard_group", &shard.group,
+             "Data-parallel ranks that share one copy of the model, with shard = full; the others "
+             "hold further copies; 0: all share one",
+             between(0, kMaxRanks));
+  schema.add("optim.reduce_group", &shard.reduce_group,
+             "Neighbouring ranks (of a node) that sum gradients before others do, with shard = "
+             "none or state; 1: all ranks at once",
+             between(1, kMaxRanks));
+  schema.add_enum("optim.gradient_compression", &shard.compression,
+                  {{"none", GradientCompression::kNone}, {"bf16", GradientCompression::kBf16}},
+                  "How gradients travel between ranks; sums are F32 in any case");
+  schema.add("optim.bucket_bytes", &shard.bucket_bytes,
+             "F32 bytes of gradients that travel together, with shard = none or state",
+             between(1, kMaxBucketBytes));
+  schema.add_enum("optim.gradients", &shard.gradients,
+                  {{"f32", DType::kF32}, {"bf16", DType::kBF16}},
+                  "In what the gradients of layers' weights are kept. What a layer's backward pass "
+                  "of a micro-batch adds up in f32 is added to bf16 with one rounding, and between "
+                  "ranks they travel as bf16. Those of embedding, last norm and head are f32");
+  schema.add(
+      "optim.release_gradients", &shard.release_gradients,
+      "Update each layer as soon as its gradients are complete, and let all layers' "
+      "gradients have the same memory: without clipping, on several ranks with shard = state "
+      "and two layers' memory; with several micro-batches, all pass forward before all pass "
+      "backward, layer by layer");
+  schema.add("optim.offload", &shard.state_on_host,
+             "Keep the optimizer's state in the host's memory, from where it comes to the device "
+             "for the updates, with shard = none or state");
+}
+
+}  // namespace
+
+ConfigSchema make_schema(Settings& settings) {
+  ConfigSchema schema;
+  std::vector<std::string> names = {""};
+  for (const Preset& preset : presets()) names.push_back(preset.name);
+  schema.add_choice("model.preset", &settings.preset, std::move(names),
+                    "Shapes to start from; see inspect --presets");
+  add_model_options(schema, settings.model);
+  add_data_options(schema, settings.data);
+  add_train_options(schema, settings.train);
+  add_precision_options(schema, settings.precision);
+  add_optimizer_options(schema, settings);
+  add_muon_options(schema, settings.optimizer.muon);
+  add_shard_options(schema, settings.shard);
+  add_parallel_options(schema, settings.parallel);
+  add_run_options(schema, settings.run);
+  add_peer_options(schema, settings.peer);
+  return schema;
+}
+
+}  // namespace tessera

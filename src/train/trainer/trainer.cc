@@ -1,0 +1,476 @@
+#include "train/trainer/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "checkpoint/together.h"
+#include "core/limits.h"
+#include "step/build/place_saved.h"
+#include "train/memory/planned_rank.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/device_overhead.h"
+#include "train/setup/layout_proof.h"
+#include "train/setup/loss_scales.h"
+#include "train/setup/machine.h"
+#include "train/setup/size_check.h"
+#include "train/setup/step_schedule.h"
+#include "train/state/initial_weights.h"
+
+namespace tessera {
+namespace {
+
+BatchShape batch_shape(const Settings& settings, const BatchSource& train,
+                       const BatchSource* validation) {
+  BatchShape shape = batch_shape(settings);
+  shape.max_sequences = train.max_sequences();
+  if (validation != nullptr)
+    shape.max_sequences = std::max(shape.max_sequences, validation->max_sequences());
+  return shape;
+}
+
+/// A token file is mapped, so what its windows touch becomes resident page by page.
+int64_t touched_bytes(const Settings& settings, const TokenFile& tokens, int64_t windows) {
+  constexpr int64_t kPage = 4096;
+  const int64_t file_bytes = tokens.num_tokens() * dtype_size(tokens.dtype());
+  const int64_t window_bytes = (settings.data.sequence_length + 1) * dtype_size(tokens.dtype());
+  const int64_t per_window = (window_bytes / kPage + 2) * kPage;
+  return windows > file_bytes / per_window ? file_bytes : windows * per_window;
+}
+
+int64_t touched_bytes(const Settings& settings, const TrainingData& data) {
+  const std::vector<int64_t> samples = data.train->count_samples(settings.train.steps);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    bytes += touched_bytes(settings, *data.files[i], samples[i]);
+  }
+  return bytes;
+}
+
+/// Of a rank's batches of a step: token ids, labels and positions.
+int64_t batch_bytes(const Settings& settings, const RunLayout& layout) {
+  constexpr int64_t kBytesOfToken = 12;
+  return layout.num_micro_batches * batch_shape(settings).num_tokens * kBytesOfToken;
+}
+
+/// Pads cu_seqlens with empty sequences up to the bound that the model was built for.
+void pad_sequences(Batch& batch, int64_t max_sequences) {
+  batch.cu_seqlens.resize(max_sequences + 1, static_cast<int32_t>(batch.tokens.size()));
+}
+
+}  // namespace
+
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit) {
+  settings.model.vocab_size = resolve_vocab_size(settings.model.vocab_size,
+                                                 *make_tokenizer(settings.data.tokenizer_spec()));
+  check_sized_model(settings, num_ranks, fit);
+}
+
+void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit) {
+  check_device(settings, num_ranks);
+  validate(settings.model);
+  if (fit == FitCheck::kNone) {
+    plan_rank(settings, 0, num_ranks);
+    return;
+  }
+  if (given_limit(settings.train)) {
+    const Backend backend = plan_backend(settings, num_ranks);
+    apply(*plan_policy(settings, num_ranks, backend, batch_shape(settings)), settings.train);
+  }
+  const PlannedRank rank = plan_rank(settings, 0, num_ranks);
+  const Device& device = rank.model.device();
+  const auto state = ModelState::count_bytes(settings, rank.layout, rank.backend);
+  const ActivationBytes activations = rank.model.activation_bytes();
+  if (device.is_host()) {
+    return require_host_memory(state.total() + state.on_host + activations.total() +
+                                   activations.offloaded + batch_bytes(settings, rank.layout),
+                               machine_memory(), "training");
+  }
+  require_pinnable(activations.offloaded + state.on_host, machine_memory());
+  const MemoryPrediction prediction{
+      .state = state,
+      .activations = activations,
+      .overhead = predict_overhead(settings, rank.layout, rank.model, rank.backend),
+      .on_host = false};
+  if (!chooses_for_device(settings.train, rank.backend))
+    return require_memory(prediction, device.name(), gpu_memory());
+  // Of several ranks each would choose for all; the trainers do that once.
+  if (num_ranks == 1 && prediction.total() > gpu_memory())
+    plan_policy(settings, num_ranks, rank.backend, batch_shape(settings));
+}
+
+Trainer::Trainer(Settings settings, TrainingData data, World& world, const DeviceChooser& choose)
+    : Trainer(std::move(settings), std::move(data), nullptr, &world, choose) {}
+
+Trainer::Trainer(Settings settings, TrainingData data)
+    : Trainer(std::move(settings), std::move(data), make_single_world(), nullptr, choose_device) {}
+
+Trainer::Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+                 const DeviceChooser& choose)
+    : own_world_(std::move(own)),
+      host_(world != nullptr ? *world : *own_world_),
+      settings_(std::move(settings)),
+      data_(std::move(data)),
+      device_(choose(settings_, host_)),
+      layout_(lay_out()) {
+  tessera::validate(settings_);
+  tessera::validate(settings_.model);
+  const BatchShape shape = batch_shape(settings_, *data_.train, data_.validation.get());
+  const auto given = given_limit(settings_.train);
+  if (given) choose_within_limit(shape, *given);
+  plan_model(shape);
+  if (device_.memory > 0) fit_device(shape);
+  plan_peer_copies();
+  plan_snapshot();
+  check_limit();
+  with_prediction(prediction_, [&] {
+    state_ = std::make_unique<ModelState>(settings_, layout_, this->world(), backend());
+    model_->bind(state_->parameters(), state_->experts(), state_->weights());
+    make_snapshot();
+  });
+  const StepRequest request = request_step(settings_, layout_, *model_, state_->parameters());
+  plan_ = build_step(request);
+  evaluation_ = build_evaluation(request);
+  runner_ = std::make_unique<StepRunner>(*model_, layout_.pipeline, state_->step_parameters());
+  steps_ = std::make_unique<RecordedSteps>(*runner_, plan_, records_whole_steps(layout_, *model_));
+  batches_.resize(layout_.num_micro_batches);
+  double flops = model_->model_flops() * static_cast<double>(layout_.num_micro_batches);
+  const Tensor sum = view(std::span(&flops, 1), {1});
+  layout_.world->all_reduce(sum, sum).wait();
+  step_flops_ = flops;
+}
+
+/// With the schedule that rank 0 chooses for all, so that none can differ.
+RunLayout Trainer::lay_out() {
+  if (step_schedule(settings_.train) == StepSchedule::kAuto) {
+    const CommunicatorPtr all = host_.make_world_group();
+    on_first_rank(*all, [&](const std::function<void()>& alive) {
+      alive();
+      schedule_choice_ = apply_schedule(settings_, all->size(), backend());
+    });
+    settings_.train.schedule = broadcast_texts(*all, {settings_.train.schedule}).front();
+  }
+  return make_run_layout(settings_, world());
+}
+
+/// The model that the settings ask for, and what it will take; nothing is taken yet.
+void Trainer::plan_model(const BatchShape& shape) {
+  model_ = std::make_unique<TrainingModel>(settings_.model, shape, settings_.train.saved_policy(),
+                                           backend(), layout_.part);
+  require_proof(prove_rank(settings_, layout_, model_->programs()));
+  model_->place(place_saved(model_->programs(), layout_.steps));
+  prediction_ = predict_memory(settings_, layout_, *model_, backend(),
+                               touched_bytes(settings_, data_), device_.memory);
+}
+
+/// Where the model does not fit, and nobody says what to do about that, it is planned again with a
+/// choice that fits.
+void Trainer::fit_device(const BatchShape& shape) {
+  Device& device = backend().device();
+  if (chooses_for_device(settings_.train, backend())) {
+    const int64_t room = find_room(settings_, layout_, *model_, backend(), device_.memory);
+    const auto limit = find_lacking(prediction_.total() <= device_.memory, room, device,
+                                    device_.memory, *layout_.world);
+    if (limit) {
+      choose_within_limit(shape, *limit);
+      plan_model(shape);
+    }
+  }
+  together(*layout_.world, [&] { require_memory(prediction_, device.name(), device_.memory); });
+}
+
+/// Rank 0 chooses for all, so that none can differ.
+void Trainer::choose_within_limit(const BatchShape& shape, const MemoryLimit& limit) {
+  Communicator& world = *layout_.world;
+  on_first_rank(world, [&](const std::function<void()>& alive) {
+    alive();
+    policy_choice_ = choose_policy(settings_, world.size(), backend(), shape, limit);
+    apply(*policy_choice_, settings_.train);
+  });
+  settings_.train.recompute = broadcast_texts(world, settings_.train.recompute);
+  settings_.train.offload = broadcast_texts(world, settings_.train.offload);
+}
+
+/// The choice is made for the rank of each stage with the most state; one whose experts keep more
+/// may be beyond the limit.
+void Trainer::check_limit() {
+  const std::optional<int64_t> limit = settings_.train.parse_memory_limit();
+  if (!limit) return;
+  together(*layout_.world, [&] {
+    const int64_t own = prediction_.total() - prediction_.program - prediction_.data;
+    require(own <= *limit,
+            "train.memory_limit is \"{}\", but this rank would take {} with what was chosen for a "
+            "rank that holds more weights; raise the limit, or give the ranks experts of equal "
+            "sizes",
+            settings_.train.memory_limit, format_bytes(own));
+  });
+}
+
+void Trainer::plan_peer_copies() {
+  if (!settings_.peer.copy) return;
+  peers_ = std::make_unique<PeerCopies>(settings_, layout_, prediction_.state.held());
+  prediction_.peer_copies = peers_->num_bytes();
+  initial_notes_.insert(initial_notes_.end(), peers_->notes().begin(), peers_->notes().end());
+}
+
+/// Where the machines have no room for the copy, training waits for saves instead.
+void Trainer::plan_snapshot() {
+  const int64_t wanted = snapshot_bytes(settings_, layout_);
+  if (wanted == 0) return;
+  prediction_.snapshot = wanted;
+  const int64_t available =
+      std::min(available_memory(), memory_limit_room().value_or(available_memory()));
+  if (has_room_for_snapshot(prediction_, available, *layout_.world)) return;
+  prediction_.snapshot = 0;
+  initial_notes_.push_back(
+      fmt::format("training will wait while checkpoints are written, piece by piece from where the "
+                  "state is: the machine's memory has no room for the copy of {} that they would "
+                  "be written from",
+                  format_bytes(wanted)));
+}
+
+void Trainer::make_snapshot() {
+  if (prediction_.snapshot == 0) return;
+  const auto home =
+      settings_.shard.state_on_host ? Snapshot::StateHome::kPinned : Snapshot::StateHome::kDevice;
+  snapshot_ = std::make_unique<Snapshot>(prediction_.snapshot, backend().device(), home);
+  if (backend().is_host() || snapshot_->copies_beside()) return;
+  initial_notes_.push_back(fmt::format(
+      "training will wait while the state is copied before it is saved: {} for the copy cannot be "
+      "had as pinned memory of the host ({}), and is pageable",
+      format_bytes(prediction_.snapshot), describe_lockable_memory()));
+}
+
+std::optional<ResumedRun> Trainer::resume(const std::string& config_toml) {
+  data_identity_.num_tokens = data_.num_tokens();
+  together(*layout_.world, [&] {
+    if (layout_.rank() != 0) return;
+    data_identity_.fingerprint = fmt::format("{:016x}", data_.fingerprint());
+  });
+  auto resumed = resume_run(settings_, config_toml, data_identity_, *state_, *layout_.world,
+                            peers_ ? &peers_->open(*state_) : nullptr);
+  if (resumed) {
+    position_ = resumed->position;
+  } else if (!settings_.run.init_from.empty()) {
+    const auto notes = load_initial_weights(settings_, *state_, *layout_.world);
+    initial_notes_.insert(initial_notes_.end(), notes.begin(), notes.end());
+  } else {
+    state_->initialize(static_cast<uint64_t>(settings_.run.seed));
+  }
+  return resumed;
+}
+
+/// Reads this rank's micro-batches of the step. The loss is divided by the valid tokens of all
+/// ranks' together.
+LossScales Trainer::fetch(StepOutcome& outcome) {
+  std::array<int64_t, 2> counts = {0, 0};  // valid labels, and those of multi-token prediction
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    data_.train->fetch(position_.step, layout_.micro_batch(static_cast<int64_t>(i)), batches_[i]);
+    pad_sequences(batches_[i], model_->batch_shape().max_sequences);
+    counts[0] += batches_[i].num_valid;
+    counts[1] += count_mtp_labels(view_batch(batches_[i]), settings_.model.mtp_layers);
+    outcome.num_tokens += std::ssize(batches_[i].tokens);
+  }
+  const Tensor sum = view(std::span<int64_t>(counts), {std::ssize(counts)});
+  layout_.part.groups.dp->all_reduce(sum, sum).wait();
+  outcome.num_tokens *= layout_.data_ranks();
+  outcome.mtp_labels = counts[1];
+  return loss_scales(settings_, counts[0]);
+}
+
+void Trainer::sum_over_ranks(StepOutcome& outcome) const {
+  std::array<double, 5> parts = {outcome.loss, outcome.balance_loss, outcome.z_loss,
+                                 static_cast<double>(outcome.dropped), outcome.mtp_loss};
+  const Tensor sum = view(std::span<double>(parts), {std::ssize(parts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  outcome.loss = parts[0];
+  outcome.balance_loss = parts[1];
+  outcome.z_loss = parts[2];
+  outcome.dropped = std::llround(parts[3]);
+  outcome.mtp_loss = parts[4];
+}
+
+/// Every rank counts its own tokens' assignments in its own layers; after this, all ranks have the
+/// counts of all.
+void Trainer::sum_expert_counts() {
+  if (state_->experts().empty()) return;
+  std::vector<float> counts;
+  for (const ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    counts.insert(counts.end(), one.begin(), one.end());
+  }
+  const Tensor sum = view(std::span(counts), {std::ssize(counts)});
+  layout_.world->all_reduce(sum, sum).wait();
+  auto next = counts.cbegin();
+  for (ExpertState& expert : state_->experts()) {
+    const auto one = expert.step_counts.get().span<float>();
+    std::copy_n(next, one.size(), one.begin());
+    next += std::ssize(one);
+  }
+}
+
+void Trainer::refuse_nonfinite(const StepOutcome& outcome) const {
+  const bool bad = !std::isfinite(outcome.loss) || outcome.skipped();
+  if (!bad || settings_.train.on_nonfinite == NonFinite::kSkip) return;
+  throw TrainingStopped(fmt::format(
+      "step {}: the loss is {} and the gradient norm {}; {}. Lower "
+      "optim.learning_rate, set "
+      "train.max_grad_norm, or set train.on_nonfinite = \"skip\" to leave such steps out; the last "
+      "checkpoint is whole",
+      position_.step + 1, outcome.loss, outcome.update.grad_norm,
+      settings_.shard.release_gradients ? "layers with finite gradients were updated, others not"
+                                        : "nothing was updated"));
+}
+
+/// What the tasks of a step ask of the trainer, in their order.
+class Trainer::Step final : public StepHost {
+ public:
+  Step(Trainer& trainer, const UpdateObserver& observer) : trainer_(trainer), observer_(observer) {}
+
+  void begin() override {
+    scales_ = trainer_.fetch(outcome_);
+    for (Batch& batch : trainer_.batches_) micro_batches_.push_back(view_batch(batch));
+  }
+  const MicroBatch& micro_batch(int64_t idx) override { return micro_batches_.at(idx); }
+  const LossScales& scales() override { return scales_; }
+
+  bool share(const MicroBatchResult& own) override {
+    const auto num_micro_batches =
+        static_cast<double>(trainer_.settings_.train.num_micro_batches());
+    outcome_.loss = own.loss;
+    if (outcome_.mtp_labels > 0)
+      outcome_.mtp_loss = own.mtp_loss / scales_.mtp / static_cast<double>(outcome_.mtp_labels);
+    outcome_.balance_loss = own.balance_loss * (1.0 / num_micro_batches);
+    outcome_.z_loss = own.z_loss * (1.0 / num_micro_batches);
+    outcome_.dropped = own.dropped;
+    trainer_.sum_over_ranks(outcome_);
+    trainer_.sum_expert_counts();
+    return std::isfinite(outcome_.loss);
+  }
+
+  StepInput update_input() override {
+    const RunPosition& position = trainer_.position_;
+    const Settings& settings = trainer_.settings_;
+    return {.step_idx = position.step - position.skipped_steps,
+            .lr = learning_rate(settings.schedule, position.step),
+            .max_grad_norm = settings.train.max_grad_norm,
+            .observer = observer_};
+  }
+
+  void before_update() override {
+    if (trainer_.snapshot_) trainer_.snapshot_->before_change();
+  }
+
+  void end(const StepResult& update) override {
+    outcome_.update = update;
+    trainer_.finish_step(outcome_);
+  }
+
+  const StepOutcome& outcome() const { return outcome_; }
+
+ private:
+  Trainer& trainer_;
+  const UpdateObserver& observer_;
+  std::vector<MicroBatch> micro_batches_;
+  LossScales scales_;
+  StepOutcome outcome_;
+};
+
+void Trainer::finish_step(const StepOutcome& outcome) {
+  refuse_nonfinite(outcome);
+  if (outcome.skipped()) {
+    ++position_.skipped_steps;
+  } else if (settings_.model.moe.has_expert_bias()) {
+    update_expert_biases(state_->experts(), settings_.model.moe.bias_update_speed);
+  }
+  ++position_.step;
+  position_.tokens_seen += outcome.num_tokens;
+}
+
+StepOutcome Trainer::step(const StepObservers& observers, const UpdateObserver& update_observer) {
+  return with_prediction(prediction_, [&] {
+    Step step(*this, update_observer);
+    steps_->run(step, observers);
+    return step.outcome();
+  });
+}
+
+double Trainer::validate() {
+  if (!data_.validation) return std::numeric_limits<double>::quiet_NaN();
+  state_->wait_weights();
+  const int64_t per_batch = settings_.train.micro_batch;
+  int64_t num_batches = (data_.validation->num_windows() + per_batch - 1) / per_batch;
+  const int64_t limit = settings_.train.validation_batches;
+  if (limit > 0) num_batches = std::min(num_batches, limit);
+  std::array<double, 2> totals = {0, 0};  // loss, valid tokens
+  Batch batch;
+  const int64_t per_step = settings_.train.num_micro_batches();
+  const StageGroups& groups = layout_.part.groups;
+  const bool counts = groups.micro_batch->rank() == 0 && groups.pp->rank() == 0;
+  // Data-parallel ranks may share experts, so all run equally often, the last ones perhaps for
+  // nothing.
+  for (int64_t first = 0; first < num_batches; first += layout_.data_ranks()) {
+    const int64_t i = first + layout_.data_rank();
+    data_.validation->fetch(i / per_step, i % per_step, batch);
+    pad_sequences(batch, model_->batch_shape().max_sequences);
+    GivenBatches given({view_batch(batch)}, {.loss = 1});
+    runner_->run(evaluation_, given);
+    const double loss = given.result().loss;
+    if (i >= num_batches) continue;
+    totals[0] += loss;
+    totals[1] += counts ? static_cast<double>(batch.num_valid) : 0;
+  }
+  const Tensor sum = view(std::span<double>(totals), {std::ssize(totals)});
+  layout_.world->all_reduce(sum, sum).wait();
+  return totals[0] / std::max(totals[1], 1.0);
+}
+
+SavedRun Trainer::describe_run(const std::string& config_toml) const {
+  return {.keep_last = settings_.run.keep_last,
+          .config_toml = config_toml,
+          .data = data_identity_,
+          .position = position_};
+}
+
+SaveResult Trainer::save(const std::string& config_toml, const std::string& run_folder) {
+  state_->wait_weights();
+  return save_run(run_folder, describe_run(config_toml), *state_, *layout_.world);
+}
+
+std::unique_ptr<BackgroundSave> Trainer::begin_save(const std::string& config_toml) {
+  ensure(snapshot_ != nullptr, "begin_save: the run has no memory for a copy of its state");
+  state_->wait_weights();
+  return begin_save_run(settings_.run.folder, describe_run(config_toml), *state_, *snapshot_,
+                        *layout_.world);
+}
+
+int64_t Trainer::copy_to_peers(const std::string& config_toml) {
+  ensure(peers_ != nullptr, "copy_to_peers: the run keeps no copies");
+  state_->wait_weights();
+  peers_->save(describe_run(config_toml), *state_);
+  return peers_->num_bytes();
+}
+
+void Trainer::remove_peer_copies() {
+  if (peers_) peers_->remove();
+}
+
+std::vector<std::vector<int64_t>> Trainer::expert_loads() const {
+  std::vector<std::vector<int64_t>> loads;
+  for (const ExpertState& expert : state_->experts()) {
+    std::vector<int64_t> counts;
+    for (const float count : expert.step_counts.get().span<float>())
+      counts.push_back(std::llround(count));
+    loads.push_back(std::move(counts));
+  }
+  return loads;
+}
+
+int64_t Trainer::agree(int64_t value) const {
+  const Tensor most = view(std::span(&value, 1), {1});
+  layout_.world->all_reduce(most, most, ReduceOp::kMax).wait();
+  return value;
+}
+
+}  // namespace tessera

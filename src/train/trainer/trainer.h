@@ -1,0 +1,168 @@
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "core/error.h"
+#include "core/process/progress.h"
+#include "train/memory/choose_policy.h"
+#include "train/memory/memory_prediction.h"
+#include "train/plan/choose_schedule.h"
+#include "train/setup/device_choice.h"
+#include "train/setup/run_layout.h"
+#include "train/setup/settings.h"
+#include "train/setup/training_data.h"
+#include "train/state/checkpointing.h"
+#include "train/trainer/peer_copies.h"
+#include "train/trainer/recorded_steps.h"
+
+namespace tessera {
+
+/// Training cannot go on from numbers as they are: thrown on all ranks, at the same step.
+class TrainingStopped : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+/// What one optimizer step did, of all ranks together and the same on each.
+struct StepOutcome {
+  double loss = 0;      ///< mean over the valid tokens of the global batch
+  double mtp_loss = 0;  ///< of multi-token prediction: mean over its own valid labels
+  double balance_loss = 0;
+  double z_loss = 0;
+  int64_t num_tokens = 0;
+  int64_t mtp_labels = 0;  ///< valid ones of multi-token prediction
+  int64_t dropped = 0;
+  StepResult update;
+  bool skipped() const { return !update.updated; }
+};
+
+/// Whether a check asks for memory too: not where the settings are of another machine.
+enum class FitCheck : uint8_t { kMachine, kNone };
+
+/// Refuses a model that cannot be built or trained as the settings say on `num_ranks` ranks and
+/// this machine, before any data is read or written.
+void check_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
+/// The same where model.vocab_size is set, without a tokenizer.
+void check_sized_model(Settings settings, int64_t num_ranks, FitCheck fit = FitCheck::kMachine);
+
+/// A training run as one rank sees it: data, its part of the model, optimizer and position. All
+/// ranks of the world construct one and call the same functions in the same order. The loop around
+/// it is train().
+class Trainer {
+ public:
+  /// Validates, predicts memory, then takes it. Settings must have been checked; the world must
+  /// outlive the trainer.
+  Trainer(Settings settings, TrainingData data, World& world,
+          const DeviceChooser& choose = choose_device);
+  /// A run on one rank.
+  Trainer(Settings settings, TrainingData data);
+
+  const Settings& settings() const { return settings_; }
+  const TrainingData& data() const { return data_; }
+  const RunLayout& layout() const { return layout_; }
+  const MemoryPrediction& prediction() const { return prediction_; }
+  /// What was chosen for train.memory_limit, or for what the GPU has free, and is part of
+  /// settings(); on rank 0 alone.
+  const std::optional<PolicyChoice>& policy_choice() const { return policy_choice_; }
+  /// The same of train.schedule = "auto"; on rank 0 alone.
+  const std::optional<ScheduleChoice>& schedule_choice() const { return schedule_choice_; }
+  /// The processors that this rank was bound to, as bind_rank says; empty where it was not.
+  const std::string& processors() const { return device_.processors; }
+  const Backend& backend() const { return device_.backend; }
+  /// The world that this rank's communicators are of: the one that was given, or that of the
+  /// devices around it.
+  World& world() const { return device_.world ? *device_.world : host_; }
+  /// The rate of a large matrix product on a GPU, measured while its memory was free; 0 on the
+  /// host.
+  double device_peak() const { return device_.peak; }
+  const RunPosition& position() const { return position_; }
+  ModelState& state() { return *state_; }
+  const TrainingModel& model() const { return *model_; }
+  /// Model FLOPs of one optimizer step, all ranks together.
+  double step_flops() const { return step_flops_; }
+
+  /// Continues from a checkpoint where the settings ask for it.
+  std::optional<ResumedRun> resume(const std::string& config_toml);
+  /// What the user should know of weights that a new run started from.
+  const std::vector<std::string>& initial_notes() const { return initial_notes_; }
+  /// One optimizer step over all its micro-batches. Throws TrainingStopped on a NaN or infinite
+  /// loss or gradient where the settings say stop; then nothing was updated. The GPU of a rank that
+  /// is alone may still be updating when it returns, and what reads weights waits for that.
+  /// Observers on a GPU are told of the update when it is next synchronised.
+  StepOutcome step(const StepObservers& observers = {}, const UpdateObserver& update_observer = {});
+  /// What this rank does in each step.
+  const StepPlan& plan() const { return plan_; }
+  /// Mean validation loss, or NaN where no data is held out.
+  double validate();
+  SaveResult save(const std::string& config_toml) {
+    return save(config_toml, settings_.run.folder);
+  }
+  /// The same into another run's folder.
+  SaveResult save(const std::string& config_toml, const std::string& run_folder);
+  /// Whether the settings ask for saves while training goes on, which begin_save() needs.
+  bool saves_in_background() const { return snapshot_ != nullptr; }
+  /// Starts to copy the state, and to write the copy into the run's folder. The next step's update
+  /// waits for the copy. The last such save must be destroyed before. The trainer must outlive the
+  /// save.
+  std::unique_ptr<BackgroundSave> begin_save(const std::string& config_toml);
+  /// How long this rank's update waited for the last such copy.
+  double copy_stall_seconds() const { return snapshot_ ? snapshot_->stall_seconds() : 0; }
+  /// Whether the settings ask for copies of the ranks' states in memory.
+  bool copies_to_peers() const { return peers_ != nullptr; }
+  /// Copies each rank's state into two ranks' memory; bytes of this rank's files there, at most.
+  int64_t copy_to_peers(const std::string& config_toml);
+  /// At the normal end of a run: removes them.
+  void remove_peer_copies();
+  /// Assignments to each expert in the last step, by MoE layer.
+  std::vector<std::vector<int64_t>> expert_loads() const;
+  /// The largest of all ranks' numbers: how ranks agree to stop.
+  int64_t agree(int64_t value) const;
+
+ private:
+  Trainer(Settings settings, TrainingData data, std::unique_ptr<World> own, World* world,
+          const DeviceChooser& choose);
+
+  class Step;
+
+  RunLayout lay_out();
+  void plan_model(const BatchShape& shape);
+  void choose_within_limit(const BatchShape& shape, const MemoryLimit& limit);
+  void fit_device(const BatchShape& shape);
+  void check_limit();
+  void plan_peer_copies();
+  void plan_snapshot();
+  void make_snapshot();
+  LossScales fetch(StepOutcome& outcome);
+  void sum_over_ranks(StepOutcome& outcome) const;
+  void sum_expert_counts();
+  void refuse_nonfinite(const StepOutcome& outcome) const;
+  void finish_step(const StepOutcome& outcome);
+  SavedRun describe_run(const std::string& config_toml) const;
+
+  std::unique_ptr<World> own_world_;
+  World& host_;
+  Settings settings_;
+  TrainingData data_;
+  RankDevice device_;
+  std::optional<ScheduleChoice> schedule_choice_;
+  RunLayout layout_;
+  MemoryPrediction prediction_;
+  std::optional<PolicyChoice> policy_choice_;
+  std::unique_ptr<ModelState> state_;
+  std::unique_ptr<Snapshot> snapshot_;  // null where steps wait for saves
+  std::unique_ptr<PeerCopies> peers_;   // null where there are no copies
+  std::unique_ptr<TrainingModel> model_;
+  StepPlan plan_;
+  StepPlan evaluation_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<RecordedSteps> steps_;  // of `plan_`
+  RunPosition position_;
+  std::vector<std::string> initial_notes_;
+  std::vector<Batch> batches_;
+  DataIdentity data_identity_;  // rank 0's has the fingerprint
+  double step_flops_ = 0;
+};
+
+}  // namespace tessera
