@@ -5,8 +5,8 @@
 
 Without --hardware, operators are timed first (`tessera bench --calibrate`, with as many threads as a rank will have), and exchanges
 between as many ranks (build/tests/comm_bench); --write keeps that description. Each case is then trained, and its median step
-compared with `tessera plan --explain`, which is told what came to experts in that run (--routing). Ranks share no cores here: more of
-them than cores are refused, since the simulator does not know how they would share.
+compared with `tessera plan --explain`, which is told what came to experts in that run (--routing). Where there are more ranks than
+processors, they share these: the description then says how many there are (node.processors), and has exchanges between as many ranks.
 """
 import argparse
 import json
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 
-MODEL = ["--model.vocab_size=1024", "--model.hidden_size=256", "--model.num_layers=4", "--model.num_heads=8", "--data.sequence_length=256",
+HARDWARE = pathlib.Path(__file__).resolve().parent.parent / "configs" / "hardware"
+MODEL = ["--model.vocab_size=1024", "--model.hidden_size=256", "--model.num_heads=8", "--data.sequence_length=256",
          "--train.micro_batch=2", "--train.global_batch=16"]
 EXPERTS = ["--moe.num_experts=8", "--moe.top_k=2", "--moe.inner_size=512"]
 DENSE = ["--moe.num_experts=0", "--model.inner_size=1024"]
@@ -50,7 +51,7 @@ def call(command, environment):
 def measure_links(options, environment):
     """Microseconds of a short exchange, and GB/s of long ones: what fits all-gathers, reduce-scatters and all-to-alls best."""
     bench = pathlib.Path(options.program).parent / "tests" / "comm_bench"
-    text = call(["mpirun", "--bind-to", "none", "-n", str(options.ranks), str(bench)], environment)
+    text = call(["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(options.ranks), str(bench)], environment)
     short, rates = [], []
     for line in text.splitlines():
         size = int(line.split()[0])
@@ -66,10 +67,17 @@ def measure_links(options, environment):
 def describe_machine(options, environment, folder):
     """A hardware file of this machine, with a device for each rank."""
     path = folder / "machine.toml"
-    call([options.program, "bench", "--calibrate", str(path), "--run.device=cpu"], environment)
-    micro, gbs = measure_links(options, environment)
+    if options.hardware:
+        known = HARDWARE / f"{options.hardware}.toml"
+        path.write_text((known if known.exists() else pathlib.Path(options.hardware)).read_text(encoding="utf-8"), encoding="utf-8")
+    else:
+        call([options.program, "bench", "--calibrate", str(path), "--run.device=cpu"], environment)
     text = path.read_text(encoding="utf-8")
-    for key, value in (("devices", options.ranks), ("node_us", micro), ("node_gbs", gbs)):
+    if options.hardware and re.search(rf"^devices = {options.ranks}$", text, re.M):
+        return options.hardware
+    micro, gbs = measure_links(options, environment)
+    processors = min(options.ranks, len(os.sched_getaffinity(0)))
+    for key, value in (("devices", options.ranks), ("processors", processors), ("node_us", micro), ("node_gbs", gbs)):
         text = re.sub(rf"^{key} = .*", f"{key} = {value}", text, flags=re.M)
     path.write_text(text, encoding="utf-8")
     if options.write:
@@ -81,7 +89,7 @@ def measure(options, name, hardware, environment, folder):
     """Seconds of a step, measured and predicted."""
     case = [option.replace("RANKS", str(options.ranks)) for option in CASES[name]]
     keys = {option.split("=")[0] for option in case}
-    arguments = [option for option in MODEL if option.split("=")[0] not in keys] + case
+    arguments = [option for option in MODEL if option.split("=")[0] not in keys] + [f"--model.num_layers={2 * options.ranks}"] + case
     with tempfile.TemporaryDirectory(dir=folder) as run:
         call([options.program, "train", "--ranks", str(options.ranks), "--run.device=cpu", *arguments, f"--run.folder={run}/run",
               f"--data.text={folder / 'text.txt'}", f"--data.cache={folder / 'tokens'}", f"--train.steps={options.steps}",
@@ -115,21 +123,19 @@ def parse():
     unknown = set(options.names) - set(CASES)
     if unknown:
         parser.error(f"no such case: {'; '.join(sorted(unknown))}; there are {'; '.join(CASES)}")
-    if options.ranks > len(os.sched_getaffinity(0)):
-        parser.error(f"--ranks {options.ranks}: there are {len(os.sched_getaffinity(0))} processors")
     return options
 
 
 def main():
     options = parse()
-    threads = len(os.sched_getaffinity(0)) // options.ranks
+    threads = max(len(os.sched_getaffinity(0)) // options.ranks, 1)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     errors = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         write_text(folder / "text.txt")
-        hardware = options.hardware or describe_machine(options, environment, folder)
+        hardware = describe_machine(options, environment, folder)
         if options.markdown:
             print(f"| {options.ranks} ranks | measured | predicted | error |\n|---|---|---|---|")
         for name in options.names:

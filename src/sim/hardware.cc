@@ -86,6 +86,10 @@ ConfigSchema make_hardware_schema(Hardware& h) {
   schema.add("device.memory_gbs", &h.memory_gbs, "GB/s read and written together", rate);
   schema.add("device.memory", &h.memory, "Memory of a device that training may take: \"80GiB\"");
   schema.add("node.devices", &h.node_devices, "Devices of a node", between(1, kMostDevices));
+  schema.add("node.processors", &h.node_processors,
+             "Processors that a node's devices share, each on one at a time, where they are CPU "
+             "ranks; 0: each has its own",
+             between(0, kMostDevices));
   schema.add("node.memory", &h.host_memory, "Memory of a node's host");
   schema.add("node.host_gbs", &h.host_gbs, "GB/s between a device and the host, each way",
              above(0));

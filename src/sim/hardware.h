@@ -40,7 +40,9 @@ struct Hardware {
   std::string memory;  ///< of a device
 
   int64_t node_devices = 1;  ///< that a node has
-  double host_gbs = 50;      ///< between a device and the host's memory, each way
+  /// Processors that these share, each computing on one at a time; 0: each has its own.
+  int64_t node_processors = 0;
+  double host_gbs = 50;  ///< between a device and the host's memory, each way
   std::string host_memory;
   LinkRates node;     ///< between devices of a node
   LinkRates network;  ///< between nodes, for each device

@@ -145,12 +145,17 @@ bool is_of_modules(TaskAction action) {
 StepWork::StepWork(const Hardware& hardware, const SimulationOptions& options)
     : hardware_(hardware), options_(options), kernels_(hardware_), links_(hardware_) {}
 
-double StepWork::skew_of(const Task& task, const StagePrograms& programs) const {
-  if (options_.routing.empty() || task.subject.program.part != ProgramPart::kLayer)
-    return options_.skew;
-  const PipelineChunk& chunk = programs.part.chunks.at(task.subject.chunk);
-  return options_.routing.skew(chunk.first_layer + task.subject.program.idx,
-                               programs.part.groups.ep->size());
+/// All wait for the fullest rank; but where ranks share processors, those that are done leave
+/// theirs to it, so that what all together have to do takes as long in any case.
+double StepWork::skew_of(const Task& task, const StagePrograms& programs,
+                         double processor_share) const {
+  double skew = options_.skew;
+  if (!options_.routing.empty() && task.subject.program.part == ProgramPart::kLayer) {
+    const PipelineChunk& chunk = programs.part.chunks.at(task.subject.chunk);
+    skew = options_.routing.skew(chunk.first_layer + task.subject.program.idx,
+                                 programs.part.groups.ep->size());
+  }
+  return std::max(skew * std::min(processor_share, 1.0), std::min(skew, 1.0));
 }
 
 double StepWork::node_seconds(const Executable& executable, const Node& node, double skew) const {
@@ -175,6 +180,15 @@ double StepWork::exchange_seconds(const Executable& executable, const Node& node
   const CommKind kind = kind_of(*node.op);
   const double bytes = brought_bytes(*node.op, inputs);
   return links_.exchange_seconds(kind, group.ranks(), sent_bytes(kind, group.size(), bytes));
+}
+
+ClockOptions StepWork::clock_options(int64_t num_ranks) const {
+  ClockOptions options{.exchange_share = hardware_.exchange_share};
+  if (hardware_.node_processors > 0) {
+    options.processor_share = static_cast<double>(hardware_.node_processors) /
+                              static_cast<double>(std::min(num_ranks, hardware_.node_devices));
+  }
+  return options;
 }
 
 ProgramTimes StepWork::find(const Executable& executable, const RunPart& part, double skew) const {
@@ -253,8 +267,9 @@ TaskWork StepWork::other_of(const StepPlan& plan, const Task& task) const {
   return {.seconds = memory_seconds(task)};
 }
 
-PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs,
+PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs, int64_t num_ranks,
                         const Slowdown& slowdown) const {
+  const double processor_share = clock_options(num_ranks).processor_share;
   using Key = std::tuple<const Executable*, int, int, double>;
   std::map<Key, std::shared_ptr<const ProgramTimes>> known;
   PlanWork work;
@@ -266,7 +281,7 @@ PlanWork StepWork::find(const StepPlan& plan, const StagePrograms& programs,
     const Executable& executable = find_executable(
         programs, programs.part.chunks.at(task.subject.chunk), task.subject.program);
     const RunPart& part = task.subject.part;
-    const double skew = skew_of(task, programs);
+    const double skew = skew_of(task, programs, processor_share);
     std::shared_ptr<const ProgramTimes>& times = known[{&executable, part.begin, part.end, skew}];
     if (times == nullptr) {
       times =

@@ -35,17 +35,18 @@ class StepWork {
  public:
   explicit StepWork(const Hardware& hardware, const SimulationOptions& options = {});
 
-  /// Of a plan and the programs that it runs, on a rank that may be slow.
-  PlanWork find(const StepPlan& plan, const StagePrograms& programs,
+  /// Of a plan and the programs that it runs, of a step of so many ranks, on one that may be slow.
+  PlanWork find(const StepPlan& plan, const StagePrograms& programs, int64_t num_ranks,
                 const Slowdown& slowdown = {}) const;
   /// Of one program, or a part of its run, with `skew` times the rows of balanced routing.
   ProgramTimes find(const Executable& executable, const RunPart& part, double skew) const;
-  ClockOptions clock_options() const { return {.exchange_share = hardware_.exchange_share}; }
+  /// Of a step of so many ranks.
+  ClockOptions clock_options(int64_t num_ranks) const;
   const Hardware& hardware() const { return hardware_; }
   const SimulationOptions& options() const { return options_; }
 
  private:
-  double skew_of(const Task& task, const StagePrograms& programs) const;
+  double skew_of(const Task& task, const StagePrograms& programs, double processor_share) const;
   double node_seconds(const Executable& executable, const Node& node, double skew) const;
   double exchange_seconds(const Executable& executable, const Node& node, const Communicator& group,
                           double skew) const;

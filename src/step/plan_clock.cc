@@ -1,8 +1,10 @@
 #include "step/plan_clock.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "core/error.h"
 
@@ -58,11 +60,19 @@ struct Started {
   std::optional<ExchangeTime> find() const { return channel->find(number); }
 };
 
+/// Work on shared processors.
+struct Computation {
+  double begin = 0;
+  double left = 0;  ///< seconds on a processor of its own
+};
+
 /// A rank on its way through its plan.
 struct Rank {
-  size_t next = 0;  ///< task
+  size_t next = 0;     ///< task
+  bool begun = false;  ///< that task
   double now = 0;
   size_t moment = 0;  ///< of the next task's program
+  std::optional<Computation> computing;
   /// Exchanges of the runs under way, by chunk and place; of other tasks by -1.
   std::map<std::pair<int64_t, int64_t>, std::vector<Started>> inside;
   std::map<TaskId, std::vector<Started>> started;  ///< by the tasks that are or start them
@@ -83,10 +93,12 @@ class Clocks {
   }
 
   std::vector<RankClock> run() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (size_t i = 0; i < plans_.size(); ++i) moved = go_on(i) || moved;
-    }
+    do {
+      for (bool moved = true; moved;) {
+        moved = false;
+        for (size_t i = 0; i < plans_.size(); ++i) moved = go_on(i) || moved;
+      }
+    } while (share_processors());
     check_end();
     std::vector<RankClock> clocks;
     for (Rank& rank : ranks_) {
@@ -139,8 +151,48 @@ class Clocks {
             .lane = &std::get<0>(channel->first).name};
   }
 
-  /// Computes, slowed by exchanges that are known to be under way.
-  void compute(Rank& rank, double seconds) const {
+  /// Lets those that compute go on until the first of them is done or another joins them; false
+  /// where none computes.
+  bool share_processors() {
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    double now = kNever;
+    for (const Rank& rank : ranks_) {
+      if (rank.computing) now = std::min(now, rank.now);
+    }
+    if (now == kNever) return false;
+    std::vector<Rank*> active;
+    double joined = kNever;
+    double least = kNever;
+    for (Rank& rank : ranks_) {
+      if (!rank.computing) continue;
+      if (rank.now > now) {
+        joined = std::min(joined, rank.now);
+        continue;
+      }
+      active.push_back(&rank);
+      least = std::min(least, rank.computing->left);
+    }
+    const auto count = static_cast<double>(active.size());
+    const double speed =
+        std::min(1.0, options_.processor_share * static_cast<double>(plans_.size()) / count);
+    const double until = std::min(joined, now + least / speed);
+    for (Rank* rank : active) {
+      double& left = rank->computing->left;
+      left = until < joined ? left - least : std::max(left - (until - now) * speed, 0.0);
+      rank->now = until;
+    }
+    return true;
+  }
+
+  /// Computes, slowed by exchanges that are known to be under way. False until it is done, where
+  /// processors are shared.
+  bool compute(Rank& rank, double seconds) const {
+    if (rank.computing) {
+      if (rank.computing->left > 0) return false;
+      rank.clock.computed += rank.now - rank.computing->begin;
+      rank.computing.reset();
+      return true;
+    }
     std::erase_if(rank.wires, [&](const auto& wire) { return wire.second <= rank.now; });
     double shared = 0;
     for (const auto& [begin, end] : rank.wires) {
@@ -149,8 +201,13 @@ class Clocks {
       shared = std::max(shared, to - from);
     }
     const double slowed = seconds + options_.exchange_share * shared;
+    if (options_.processor_share < 1 && slowed > 0) {
+      rank.computing = {.begin = rank.now, .left = slowed};
+      return false;
+    }
     rank.clock.computed += slowed;
     rank.now += slowed;
+    return true;
   }
 
   static void note(Rank& rank, Started& one, const ExchangeTime& time) {
@@ -187,7 +244,7 @@ class Clocks {
       TaskTime ignored;
       switch (moment.kind) {
         case ProgramMoment::Kind::kCompute:
-          compute(rank, moment.seconds);
+          if (!compute(rank, moment.seconds)) return false;
           break;
         case ProgramMoment::Kind::kStart:
           inside.push_back(start(i, {program.groups[moment.group], -1, -1}, moment.seconds));
@@ -197,7 +254,6 @@ class Clocks {
           if (!wait(rank, inside.at(moment.exchange), ignored)) return false;
       }
     }
-    rank.moment = 0;
     return true;
   }
 
@@ -216,13 +272,15 @@ class Clocks {
     } else if (communicates(plan.lanes[task.lane])) {
       if (!exchange(i, id, time)) return false;
     } else {
-      if (rank.moment == 0) time.begin = rank.now;
+      if (!std::exchange(rank.begun, true)) time.begin = rank.now;
       if (work.program != nullptr && !run_program(i, task, *work.program)) return false;
-      if (work.seconds > 0) compute(rank, work.seconds);
+      if (work.seconds > 0 && !compute(rank, work.seconds)) return false;
       if (task.subject.part.is_last()) rank.inside.erase({task.subject.chunk, task.subject.place});
       time.end = rank.now;
     }
     ++rank.next;
+    rank.begun = false;
+    rank.moment = 0;
     return true;
   }
 

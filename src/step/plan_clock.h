@@ -68,6 +68,9 @@ struct RankClock {
 struct ClockOptions {
   /// The share of a device that an exchange under way takes from computation.
   double exchange_share = 0;
+  /// Processors for each rank, where ranks share those of their node: of n plans, a compute at the
+  /// same time at min(1, processor_share · n / a) of their speed. From 1 on each has its own.
+  double processor_share = 1;
 };
 
 /// Runs the plans of ranks side by side, each from its first task to its last, `works[i]` saying

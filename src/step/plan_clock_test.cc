@@ -48,6 +48,19 @@ TEST(PlanClock, RanksWaitForEachOther) {
   EXPECT_DOUBLE_EQ(clocks[0].exchanged.at("dp"), 2);
 }
 
+TEST(PlanClock, RanksThatComputeAtATimeShareProcessors) {
+  const std::vector<StepPlan> plans = {small_plan(0), small_plan(1)};
+  const std::vector<PlanWork> works = {work_of(plans[0], 3), work_of(plans[1], 1)};
+  // Never at the same time: as with processors of their own.
+  for (const RankClock& clock : run_clocks(plans, works, {.processor_share = 0.5}))
+    EXPECT_DOUBLE_EQ(clock.end, 6.5);
+  // A third of a processor each: of two, one alone computes with two thirds of one.
+  const std::vector<RankClock> slow = run_clocks(plans, works, {.processor_share = 1.0 / 3});
+  EXPECT_DOUBLE_EQ(slow[0].computed, 4.5);
+  EXPECT_DOUBLE_EQ(slow[1].computed, 1.5);
+  EXPECT_DOUBLE_EQ(slow[1].end, 4.5 + 0.5 + 1.5 + 2);
+}
+
 TEST(PlanClock, SharesComeToTheWhole) {
   for (const double first : {0.0, 1.0, 7.0}) {
     for (const RankClock& clock : run_small(first, 2)) {
@@ -71,7 +84,8 @@ TaskWork overlapped(double beside) {
   return {.program = std::make_shared<const ProgramTimes>(std::move(program))};
 }
 
-std::vector<RankClock> run_programs(const TaskWork& first, const TaskWork& second, double share) {
+std::vector<RankClock> run_programs(const TaskWork& first, const TaskWork& second, double share,
+                                    double processor_share = 1) {
   std::vector<StepPlan> plans(2);
   std::vector<PlanWork> works(2);
   for (size_t i = 0; i < 2; ++i) {
@@ -83,7 +97,17 @@ std::vector<RankClock> run_programs(const TaskWork& first, const TaskWork& secon
                         .name = "run"});
     works[i].add(i == 0 ? first : second);
   }
-  return run_clocks(plans, works, {.exchange_share = share});
+  return run_clocks(plans, works, {.exchange_share = share, .processor_share = processor_share});
+}
+
+TEST(PlanClock, WhoJoinsAndLeavesASharedProcessorChangesTheOthersSpeed) {
+  // Both compute 1 to 2, and what is beside the exchange: 1 to 4, while 2 of 3 are left to the
+  // other, alone.
+  const auto clocks = run_programs(overlapped(1), overlapped(3), 0, 0.5);
+  EXPECT_DOUBLE_EQ(clocks[0].end, 4);
+  EXPECT_DOUBLE_EQ(clocks[1].end, 6);
+  EXPECT_DOUBLE_EQ(clocks[0].computed, 4);
+  EXPECT_DOUBLE_EQ(clocks[1].computed, 6);
 }
 
 TEST(PlanClock, ExchangesAreHiddenUnderWhatIsBesideThem) {

@@ -160,10 +160,10 @@ SimulatedPlans StageSimulation::run_plans(const StepWork& work, int64_t micro_ba
   for (PlannedRank& rank : ranks_) {
     rank.set_micro_batches(settings);
     result.plans.push_back(plan_step(settings, rank));
-    result.works.push_back(work.find(result.plans.back(), rank.model.programs(),
+    result.works.push_back(work.find(result.plans.back(), rank.model.programs(), num_ranks_,
                                      slowdown_of(work.options(), rank.layout.rank())));
   }
-  result.clocks = run_clocks(result.plans, result.works, work.clock_options());
+  result.clocks = run_clocks(result.plans, result.works, work.clock_options(num_ranks_));
   return result;
 }
 
