@@ -14,19 +14,18 @@ MicroBatchResult& MicroBatchResult::operator+=(const MicroBatchResult& other) {
 }
 
 ChunkRun::ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk,
-                   const TokenShare& tokens, ParameterSet& parameters, LayerCopies& weight_copies,
-                   std::vector<ExpertState>& experts, ElasticSlabs& slabs, const HostCopies& copies,
-                   const SavedOffsets& offsets, WeightStore* store)
+                   const TokenShare& tokens, const ChunkState& state, const SavedOffsets& offsets)
     : programs_(programs),
       chunk_(chunk),
       tokens_(tokens),
-      parameters_(parameters),
-      weight_copies_(weight_copies),
-      store_(store),
-      copies_(copies),
-      slabs_(slabs),
-      memory_(programs, chunk, slabs, offsets),
-      bound_(bind_chunk(programs, chunk, memory_, parameters, weight_copies, experts, slabs)),
+      parameters_(state.parameters),
+      weight_copies_(state.weight_copies),
+      store_(state.store),
+      copies_(state.copies),
+      slabs_(state.slabs),
+      memory_(programs, chunk, state.slabs, offsets),
+      bound_(bind_chunk(programs, chunk, memory_, state.parameters, state.weight_copies,
+                        state.experts, state.slabs)),
       stored_(bound_.layers.size()) {}
 
 ChunkRun::Bytes ChunkRun::count_bytes(const StagePrograms& programs, const PipelineChunk& chunk) {

@@ -20,17 +20,25 @@ struct MicroBatchResult {
   MicroBatchResult& operator+=(const MicroBatchResult& other);
 };
 
+/// What the runs of a rank's chunks share.
+struct ChunkState {
+  ParameterSet& parameters;
+  LayerCopies& weight_copies;
+  std::vector<ExpertState>& experts;
+  ElasticSlabs& slabs;
+  const HostCopies& copies;
+  /// Gives the parameters their addresses for each run of a program; without one they are those of
+  /// `parameters` for good.
+  WeightStore* store = nullptr;
+};
+
 /// One chunk of the model with the activations of one micro-batch: streams between layers, saved
 /// values, inputs, and the programs bound to them. A pass forward, then one backward (and one for
 /// the weights where they are split). Not thread-safe. All references must outlive it.
 class ChunkRun {
  public:
-  /// With `store`, it gives the parameters their addresses for each run of a program; without, they
-  /// are those of `parameters` for good.
   ChunkRun(const StagePrograms& programs, const PipelineChunk& chunk, const TokenShare& tokens,
-           ParameterSet& parameters, LayerCopies& weight_copies, std::vector<ExpertState>& experts,
-           ElasticSlabs& slabs, const HostCopies& copies, const SavedOffsets& offsets,
-           WeightStore* store = nullptr);
+           const ChunkState& state, const SavedOffsets& offsets);
 
   /// Bytes that one takes beside the shared memory.
   struct Bytes {

@@ -90,14 +90,19 @@ void TrainingModel::bind(ParameterSet& parameters, std::vector<ExpertState>& exp
   ensure(store == nullptr || LayerCopies::count_bytes(*programs_) == 0,
          "copies are made of weights that come and go");
   weight_copies_ = std::make_unique<LayerCopies>(*programs_);
+  const ChunkState state{.parameters = parameters,
+                         .weight_copies = *weight_copies_,
+                         .experts = experts,
+                         .slabs = *slabs_,
+                         .copies = *copies_,
+                         .store = store};
   const ModelPart& part = programs_->part;
   runs_.resize(part.chunks.size());
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     for (int64_t place = 0; place < part.in_flight[chunk]; ++place) {
       const SavedOffsets& offsets = placement_.offsets[chunk][place];
-      runs_[chunk].push_back(std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_,
-                                                        parameters, *weight_copies_, experts,
-                                                        *slabs_, *copies_, offsets, store));
+      runs_[chunk].push_back(
+          std::make_unique<ChunkRun>(*programs_, part.chunks[chunk], *tokens_, state, offsets));
     }
   }
   slabs_->keep();
