@@ -1,6 +1,8 @@
 #include "parallel/dispatch_choice.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/error.h"
 
@@ -24,7 +26,64 @@ DispatcherKind cheaper(const DispatchVolumes& volumes, double all_to_all_efficie
              : DispatcherKind::kAllToAll;
 }
 
+DispatcherKind kind_of(DispatcherRequest request, const DispatchChoice& choice) {
+  switch (request) {
+    case DispatcherRequest::kAuto:
+      return cheaper(choice.volumes, choice.all_to_all_efficiency);
+    case DispatcherRequest::kAllToAll:
+      return DispatcherKind::kAllToAll;
+    case DispatcherRequest::kAllGather:
+      return DispatcherKind::kAllGather;
+    case DispatcherRequest::kDeduplicated:
+      return DispatcherKind::kDeduplicated;
+  }
+  throw InternalError("unknown dispatcher");
+}
+
+/// That none of `count` different ones of `all` is among `some` of them.
+double share_of_none(int64_t all, int64_t some, int64_t count) {
+  double share = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    if (all - some <= i) return 0;
+    share *= static_cast<double>(all - some - i) / static_cast<double>(all - i);
+  }
+  return share;
+}
+
+/// That j of `count` different ones of `all` are among `some` of them, for each j.
+std::vector<double> shares_of_some(int64_t all, int64_t some, int64_t count) {
+  std::vector<double> shares(count + 1, 0.0);
+  shares[0] = 1;
+  for (int64_t drawn = 0; drawn < count; ++drawn) {
+    const auto left = static_cast<double>(all - drawn);
+    for (int64_t j = drawn; j >= 0; --j) {
+      const double hit = static_cast<double>(std::max<int64_t>(some - j, 0)) / left;
+      shares[j + 1] += shares[j] * hit;
+      shares[j] *= 1 - hit;
+    }
+  }
+  return shares;
+}
+
 }  // namespace
+
+double reach_of_rank(const RoutedExperts& routed, int64_t ep) {
+  const int64_t here = routed.num_experts / ep;
+  const int64_t each = routed.num_experts / std::max<int64_t>(routed.num_groups, 1);
+  const int64_t open = routed.top_groups * each;
+  const bool by_group = routed.num_groups > 1 && (here % each == 0 || each % here == 0);
+  if (!by_group) return 1 - share_of_none(routed.num_experts, here, routed.top_k);
+  if (here < each) {
+    return static_cast<double>(routed.top_groups) / static_cast<double>(routed.num_groups) *
+           (1 - share_of_none(open, here, routed.top_k));
+  }
+  const std::vector<double> shares =
+      shares_of_some(routed.num_groups, here / each, routed.top_groups);
+  double reach = 0;
+  for (int64_t j = 1; j < std::ssize(shares); ++j)
+    reach += shares[j] * (1 - share_of_none(open, j * each, routed.top_k));
+  return reach;
+}
 
 std::string_view dispatcher_name(DispatcherKind kind) {
   switch (kind) {
@@ -34,6 +93,8 @@ std::string_view dispatcher_name(DispatcherKind kind) {
       return "all_to_all";
     case DispatcherKind::kAllGather:
       return "all_gather";
+    case DispatcherKind::kDeduplicated:
+      return "deduplicated";
   }
   throw InternalError("unknown dispatcher");
 }
@@ -43,17 +104,33 @@ DispatchVolumes dispatch_volumes(const DispatchSizes& sizes) {
   const auto ep = static_cast<double>(sizes.ep);
   const auto etp = static_cast<double>(sizes.etp);
   const double rows = sizes.rows_per_peer > 0 ? sizes.rows_per_peer * ep : top_k;
-  return {.all_to_all = 2 * rows * ((ep - 1) / ep + (etp - 1)), .all_gather = 2 * (ep * etp - 1)};
+  const double reach = sizes.reach > 0 ? sizes.reach : 1 - std::pow(1 - 1 / ep, top_k);
+  return {.all_to_all = 2 * rows * ((ep - 1) / ep + (etp - 1)),
+          .all_gather = 2 * (ep * etp - 1),
+          .deduplicated = 2 * reach * ((ep - 1) + ep * (etp - 1))};
+}
+
+double DispatchVolumes::of(DispatcherKind kind) const {
+  switch (kind) {
+    case DispatcherKind::kLocal:
+      return 0;
+    case DispatcherKind::kAllToAll:
+      return all_to_all;
+    case DispatcherKind::kAllGather:
+      return all_gather;
+    case DispatcherKind::kDeduplicated:
+      return deduplicated;
+  }
+  throw InternalError("unknown dispatcher");
 }
 
 std::string DispatchChoice::to_string() const {
   if (kind == DispatcherKind::kLocal) return "local: all experts are here";
-  const bool all_to_all = kind == DispatcherKind::kAllToAll;
-  const auto other = all_to_all ? DispatcherKind::kAllGather : DispatcherKind::kAllToAll;
-  std::string text = fmt::format(
-      "{}{}: {:.4g} rows a token leave a rank, {} would move {:.4g}", dispatcher_name(kind),
-      by_request ? " (as asked)" : "", all_to_all ? volumes.all_to_all : volumes.all_gather,
-      dispatcher_name(other), all_to_all ? volumes.all_gather : volumes.all_to_all);
+  const auto other =
+      kind == DispatcherKind::kAllToAll ? DispatcherKind::kAllGather : DispatcherKind::kAllToAll;
+  std::string text = fmt::format("{}{}: {:.4g} rows a token leave a rank, {} would move {:.4g}",
+                                 dispatcher_name(kind), by_request ? " (as asked)" : "",
+                                 volumes.of(kind), dispatcher_name(other), volumes.of(other));
   if (by_request || all_to_all_efficiency == 1.0) return text;
   return text + fmt::format("; an all-to-all's count {:.4g} at an efficiency of {:.4g}",
                             volumes.all_to_all / all_to_all_efficiency, all_to_all_efficiency);
@@ -66,12 +143,7 @@ DispatchChoice choose_dispatcher(const DispatchSizes& sizes, DispatcherRequest r
                         .all_to_all_efficiency = sizes.all_to_all_efficiency};
   if (sizes.ep * sizes.etp == 1) return choice;
   choice.by_request = request != DispatcherRequest::kAuto;
-  if (!choice.by_request) {
-    choice.kind = cheaper(choice.volumes, sizes.all_to_all_efficiency);
-  } else {
-    choice.kind = request == DispatcherRequest::kAllToAll ? DispatcherKind::kAllToAll
-                                                          : DispatcherKind::kAllGather;
-  }
+  choice.kind = kind_of(request, choice);
   return choice;
 }
 

@@ -11,9 +11,10 @@ enum class DispatcherKind : uint8_t {
   kLocal,      ///< all experts are here, whole
   kAllToAll,   ///< rows to their experts' ranks (EP), then all-gather over ETP; the same way back
   kAllGather,  ///< all tokens to all ranks (EP x ETP), each takes its experts'; reduce-scatter back
+  kDeduplicated,  ///< as all-to-all, but a token goes once to each rank with experts for it
 };
 
-/// "local", "all_to_all" or "all_gather".
+/// "local", "all_to_all", "all_gather" or "deduplicated".
 std::string_view dispatcher_name(DispatcherKind kind);
 
 /// How many rows an all-to-all moves between two ranks.
@@ -23,7 +24,18 @@ enum class ExchangeSizes : uint8_t {
 };
 
 /// What is asked for: a kind, or the choice by volume.
-enum class DispatcherRequest : uint8_t { kAuto, kAllToAll, kAllGather };
+enum class DispatcherRequest : uint8_t { kAuto, kAllToAll, kAllGather, kDeduplicated };
+
+/// Which experts tokens may choose.
+struct RoutedExperts {
+  int64_t num_experts = 1;
+  int64_t top_k = 1;
+  int64_t num_groups = 1;  ///< of equally many experts, of which a token's are in top_groups
+  int64_t top_groups = 1;
+};
+
+/// The share of tokens that have an expert on one of `ep` ranks, where routing is even.
+double reach_of_rank(const RoutedExperts& routed, int64_t ep);
 
 struct DispatchSizes {
   int64_t top_k = 1;
@@ -36,18 +48,25 @@ struct DispatchSizes {
   /// Rows that an all-to-all moves from a rank to each of EP, for each of its tokens; 0: what even
   /// routing sends, K / EP.
   double rows_per_peer = 0;
+  /// The tokens that a deduplicated exchange moves from a rank to each of EP, for each of its
+  /// tokens (reach_of_rank); 0: as if each choice named any rank.
+  double reach = 0;
 };
 
 /// Rows of width H that leave a rank, dispatch and combine together, for each of its own tokens,
 /// routing being even. For ETP = 1 and n = EP ranks with b·s tokens together these are equations 3
 /// and 4 of MegaScale-MoE, section 3.2: 2k/n · bsh(n-1)/n for all-to-all, 2bsh(n-1)/n for
 /// all-gather and reduce-scatter, each divided by the b·s/n tokens of a rank and by h. The
-/// all-gather over ETP moves every row to ETP - 1 ranks more.
+/// all-gather over ETP moves every row to ETP - 1 ranks more. Deduplicated, a token is a row for
+/// each rank that it goes to, beside which its choices and probabilities are not counted.
 /// H is the width at which rows are dispatched, the latent size where experts have one. Both kinds
 /// move rows of that width, so the choice between them does not depend on it.
 struct DispatchVolumes {
   double all_to_all = 0;
   double all_gather = 0;
+  double deduplicated = 0;
+
+  double of(DispatcherKind kind) const;
 };
 DispatchVolumes dispatch_volumes(const DispatchSizes& sizes);
 

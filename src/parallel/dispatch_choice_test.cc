@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "core/error.h"
 
 namespace tessera {
@@ -76,6 +78,52 @@ TEST(DispatchChoice, ARequestDecidesButNotWithoutPeers) {
                               DispatcherRequest::kAllToAll)
                 .to_string(),
             asked.to_string());
+}
+
+/// By counting all choices of a token.
+double counted_reach(const RoutedExperts& routed, int64_t ep) {
+  const int64_t each = routed.num_experts / routed.num_groups;
+  const int64_t here = routed.num_experts / ep;
+  int64_t choices = 0;
+  int64_t hits = 0;
+  for (uint32_t groups = 0; groups < 1U << routed.num_groups; ++groups) {
+    if (std::popcount(groups) != routed.top_groups) continue;
+    for (uint32_t experts = 0; experts < 1U << routed.num_experts; ++experts) {
+      if (std::popcount(experts) != routed.top_k) continue;
+      bool open = true;
+      for (int64_t e = 0; e < routed.num_experts; ++e)
+        open = open && ((experts >> e & 1U) == 0 || (groups >> (e / each) & 1U) == 1);
+      choices += open ? 1 : 0;
+      hits += open && (experts & ((1U << here) - 1)) != 0 ? 1 : 0;
+    }
+  }
+  return static_cast<double>(hits) / static_cast<double>(choices);
+}
+
+TEST(DispatchChoice, ReachIsTheShareOfChoicesThatNameARank) {
+  for (const RoutedExperts& routed :
+       {RoutedExperts{12, 1}, RoutedExperts{12, 3}, RoutedExperts{12, 5, 6, 3},
+        RoutedExperts{12, 3, 3, 2}, RoutedExperts{12, 4, 4, 2}, RoutedExperts{12, 12}}) {
+    for (const int64_t ep : {1, 2, 3, 4, 6, 12}) {
+      const int64_t each = routed.num_experts / routed.num_groups;
+      const int64_t here = routed.num_experts / ep;
+      if (here % each != 0 && each % here != 0) continue;  // estimated as if without groups
+      EXPECT_NEAR(reach_of_rank(routed, ep), counted_reach(routed, ep), 1e-12)
+          << routed.top_k << " of " << routed.num_groups << " groups over " << ep;
+    }
+  }
+}
+
+TEST(DispatchChoice, DeduplicatedTokensGoOnceToARank) {
+  // Six of 64 experts on four ranks: 4.5 rows in an all-to-all each way, 2.49 where each rank gets
+  // one.
+  const DispatchSizes sizes{.top_k = 6, .ep = 4, .reach = reach_of_rank({64, 6}, 4)};
+  const DispatchVolumes volumes = dispatch_volumes(sizes);
+  EXPECT_DOUBLE_EQ(volumes.all_to_all, 2 * 4.5);
+  EXPECT_NEAR(volumes.deduplicated, 2 * 2.509, 1e-3);
+  EXPECT_EQ(choose_dispatcher(sizes, DispatcherRequest::kDeduplicated).to_string(),
+            "deduplicated (as asked): 5.018 rows a token leave a rank, all_to_all would move 9");
+  EXPECT_DOUBLE_EQ(dispatch_volumes({.top_k = 6, .ep = 1, .etp = 3, .reach = 1}).deduplicated, 4);
 }
 
 TEST(DispatchChoice, RefusesImpossibleSizes) {

@@ -79,8 +79,10 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
   schema.add_enum("parallel.dispatcher", &parallel.dispatcher,
                   {{"auto", DispatcherRequest::kAuto},
                    {"all_to_all", DispatcherRequest::kAllToAll},
-                   {"all_gather", DispatcherRequest::kAllGather}},
-                  "How tokens reach experts on other ranks; auto: what moves fewer bytes");
+                   {"all_gather", DispatcherRequest::kAllGather},
+                   {"deduplicated", DispatcherRequest::kDeduplicated}},
+                  "How tokens reach experts on other ranks; deduplicated: once to each rank that "
+                  "has some of theirs; auto: all_to_all or all_gather, what moves fewer bytes");
   schema.add("parallel.all_to_all_efficiency", &parallel.all_to_all_efficiency,
              "For dispatcher = auto: an all-to-all's bandwidth as a share of an all-gather's, as "
              "measured on the machine; 1: bytes alone decide",

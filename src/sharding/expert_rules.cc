@@ -85,11 +85,12 @@ std::vector<ShardState> followed_by(const ShardState& first, std::span<const Sha
 
 }  // namespace
 
-/// A layout of some experts' rows takes, of tokens that all ranks of EP have, those of their own.
+/// A layout of some experts' rows takes, of tokens that all ranks of EP have, those of their own;
+/// of tokens that came because of these experts, their choices of them.
 ShardStatesOf route_map(const AxisCall& call) {
   const RouteMapSpec& spec = dynamic_cast<const RouteMap&>(call.op).spec();
   const bool selects = spec.num_local() < spec.num_experts;
-  if (selects && call.axis == RankAxis::kEp) {
+  if (selects && call.axis == RankAxis::kEp && call.inputs[0] != ShardState::by_expert(0)) {
     for (const ShardState& state : call.inputs) {
       if (!state.is(Kind::kReplicated)) fault("experts are looked for among some ranks' tokens");
     }
@@ -130,6 +131,10 @@ ShardStatesOf dispatch_plan(const AxisCall& call) {
 
 ShardStatesOf permute(const AxisCall& call) {
   return {{permuted(call.inputs[0], call.inputs[1], call.inputs[2])}};
+}
+
+ShardStatesOf permute_choices(const AxisCall& call) {
+  return {{permuted(call.inputs[0], call.inputs[1], call.inputs[1])}};
 }
 
 ShardStatesOf unpermute(const AxisCall& call) {

@@ -193,6 +193,8 @@ const std::map<std::string_view, Rule>& rules() {
       {"capacity_limit", capacity_limit},
       {"route_map", route_map},
       {"dispatch_plan", dispatch_plan},
+      {"destinations", "i:t^k -> m:t^k"},
+      {"permute_choices", permute_choices},
       {"slot_experts", "c:s^ -> i:s^"},
       {"permute", permute},
       {"permute_probs", permute},

@@ -30,6 +30,7 @@ ShardStatesOf route_map(const AxisCall& call);
 ShardStatesOf capacity_limit(const AxisCall& call);
 ShardStatesOf dispatch_plan(const AxisCall& call);
 ShardStatesOf permute(const AxisCall& call);
+ShardStatesOf permute_choices(const AxisCall& call);
 ShardStatesOf unpermute(const AxisCall& call);
 ShardStatesOf unpermute_weighted(const AxisCall& call);
 ShardStatesOf unpermute_weighted_backward(const AxisCall& call);

@@ -121,6 +121,8 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
                     .exchange = groups.policy.exchange,
                     .num_experts = moe.num_experts,
                     .top_k = moe.top_k,
+                    .num_groups = moe.num_groups,
+                    .top_groups = moe.top_groups,
                     .ep = groups.ep,
                     .etp = groups.etp,
                     .experts = groups.experts,
@@ -297,6 +299,13 @@ double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
                             static_cast<double>(groups.ep->size()));
 }
 
+/// The same of a deduplicated exchange, where every token may go to every rank.
+double reach_of_peer(const MoeConfig& moe, const StageGroups& groups) {
+  if (groups.policy.exchange == ExchangeSizes::kBounded) return 1;
+  return reach_of_rank({moe.num_experts, moe.top_k, moe.num_groups, moe.top_groups},
+                       groups.ep->size());
+}
+
 }  // namespace
 
 DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
@@ -304,7 +313,8 @@ DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& g
                             .ep = groups.ep->size(),
                             .etp = groups.etp->size(),
                             .all_to_all_efficiency = groups.policy.all_to_all_efficiency,
-                            .rows_per_peer = rows_per_peer(config.moe, groups)},
+                            .rows_per_peer = rows_per_peer(config.moe, groups),
+                            .reach = reach_of_peer(config.moe, groups)},
                            groups.policy.dispatcher);
 }
 

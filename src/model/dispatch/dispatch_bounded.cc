@@ -1,6 +1,6 @@
 #include "model/dispatch/dispatch_bounds.h"
 #include "model/dispatch/dispatch_sorted_phases.h"
-#include "ops/collective/collective.h"
+#include "model/dispatch/row_exchange.h"
 #include "ops/slot_experts/slot_experts.h"
 
 namespace tessera {
@@ -15,6 +15,9 @@ class BoundedPhases final : public SortedPhases {
   using SortedPhases::SortedPhases;
 
   RowSet exchange(const RowSet& packed, DispatchedRows& /*result*/) override {
+    const auto send = [&](ValueId x, const std::string& name) {
+      return send_slots(program_, spec_, x, name);
+    };
     const ValueId counts = send(packed.counts, "arrived_counts");
     RowSet arrived{.rows = send(packed.rows, "arrived_rows"),
                    .expert_idx = program_.add1(
@@ -26,12 +29,7 @@ class BoundedPhases final : public SortedPhases {
   }
 
   ValueId exchange_back(const DispatchedRows& /*dispatched*/, ValueId packed) override {
-    ValueId rows = packed;
-    if (spec_.etp->size() > 1)
-      rows = program_.add1(make_reduce_scatter(spec_.etp), {rows}, "summed_rows");
-    if (spec_.ep->size() > 1)
-      rows = program_.add1(make_all_to_all(spec_.ep), {rows}, "returned_rows");
-    return rows;
+    return return_slots(program_, spec_, packed);
   }
 
  protected:
@@ -40,15 +38,6 @@ class BoundedPhases final : public SortedPhases {
     layout.slot_experts = spec_.local_experts().count;
     layout.slot_rows = max_rows_to_peer(spec_, num_tokens_);
     return layout;
-  }
-
- private:
-  /// A part for each rank of EP, to all ranks that share its experts.
-  ValueId send(ValueId x, const std::string& name) {
-    const bool gathers = spec_.etp->size() > 1;
-    if (spec_.ep->size() > 1)
-      x = program_.add1(make_all_to_all(spec_.ep), {x}, gathers ? "received" : name);
-    return gathers ? program_.add1(make_all_gather(spec_.etp), {x}, name) : x;
   }
 };
 

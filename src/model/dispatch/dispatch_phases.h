@@ -66,5 +66,8 @@ class DispatchPhases {
 std::unique_ptr<DispatchPhases> make_all_to_all_phases(Program& program, const DispatchSpec& spec);
 std::unique_ptr<DispatchPhases> make_bounded_phases(Program& program, const DispatchSpec& spec);
 std::unique_ptr<DispatchPhases> make_all_gather_phases(Program& program, const DispatchSpec& spec);
+/// Of exact sizes or of bounded ones.
+std::unique_ptr<DispatchPhases> make_deduplicated_phases(Program& program,
+                                                         const DispatchSpec& spec);
 
 }  // namespace tessera

@@ -135,6 +135,8 @@ std::unique_ptr<DispatchPhases> make_phases(Program& program, const DispatchSpec
                                                       : make_all_to_all_phases(program, spec);
     case DispatcherKind::kAllGather:
       return make_all_gather_phases(program, spec);
+    case DispatcherKind::kDeduplicated:
+      return make_deduplicated_phases(program, spec);
   }
   throw InternalError("unknown dispatcher");
 }
@@ -168,7 +170,8 @@ RowSet limit_capacity(Program& program, const DispatchSpec& spec, RowSet tokens,
   if (spec.shared_capacity) {
     tokens.expert_idx =
         add_capacity_limit(program, spec, tokens, spec.shared_capacity->micro_batch.get(), result);
-  } else if (spec.kind == DispatcherKind::kAllGather) {
+  } else if (spec.kind == DispatcherKind::kAllGather ||
+             spec.kind == DispatcherKind::kDeduplicated) {
     tokens.expert_idx = add_capacity_limit(program, spec, tokens, nullptr, result);
   }
   return tokens;

@@ -29,6 +29,8 @@ struct DispatchSpec {
   ExchangeSizes exchange = ExchangeSizes::kExact;  ///< of the all-to-all kind
   int64_t num_experts = 1;
   int64_t top_k = 1;
+  int64_t num_groups = 1;  ///< as RoutedExperts', for estimates
+  int64_t top_groups = 1;
   /// Groups of all kinds but the local one: the ranks with other experts, those with other inner
   /// columns of the same experts, and both joined, where ETP counts fastest.
   CommunicatorPtr ep = nullptr;
@@ -47,6 +49,7 @@ struct DispatchSpec {
   /// Otherwise outputs are weighted as they are added.
   bool early_probs = true;
 
+  RoutedExperts routed() const { return {num_experts, top_k, num_groups, top_groups}; }
   /// The experts of this rank: EP coordinate e has the e-th of EP equal runs.
   IndexRange local_experts() const;
 };
@@ -76,8 +79,8 @@ struct DispatchedRows {
   ValueId dropped = -1;  ///< I64 [1]: of this rank's own assignments, for capacity
 
   RowMap at_experts;      ///< from what arrived, or the tokens, to rows_RH
-  RowMap at_source;       ///< all-to-all: from the tokens to the rows that are sent
-  ExchangeCounts counts;  ///< all-to-all of exact sizes
+  RowMap at_source;       ///< all-to-all, deduplicated: from the tokens to the rows that are sent
+  ExchangeCounts counts;  ///< likewise, of exact sizes
   ValueId probs_TK = -1;  ///< where outputs are weighted as they are added: of the same tokens
 };
 

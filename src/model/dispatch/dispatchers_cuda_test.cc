@@ -8,7 +8,7 @@ namespace {
 
 class DispatchersCuda : public GpuTest {
  protected:
-  /// `variant` by both dispatchers over several degrees of EP and ETP.
+  /// `variant` by all dispatchers over several degrees of EP and ETP.
   static void check_layouts(const MoeCase& variant, double tolerance_f32 = 2e-4) {
     uint64_t seed = 0;
     for (const auto& [ep, etp] :
@@ -16,7 +16,9 @@ class DispatchersCuda : public GpuTest {
       for (const auto& [kind, exchange] :
            {std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kExact),
             std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kBounded),
-            std::pair(DispatcherKind::kAllGather, ExchangeSizes::kExact)}) {
+            std::pair(DispatcherKind::kAllGather, ExchangeSizes::kExact),
+            std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kExact),
+            std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kBounded)}) {
         MoeCase c = variant;
         c.ep = ep;
         c.etp = etp;

@@ -23,7 +23,9 @@ struct Way {
 };
 constexpr Way kWays[] = {{DispatcherKind::kAllToAll},
                          {DispatcherKind::kAllToAll, ExchangeSizes::kBounded},
-                         {DispatcherKind::kAllGather}};
+                         {DispatcherKind::kAllGather},
+                         {DispatcherKind::kDeduplicated},
+                         {DispatcherKind::kDeduplicated, ExchangeSizes::kBounded}};
 
 struct Degrees {
   int64_t ep;
@@ -263,6 +265,25 @@ TEST(Dispatchers, MoveTheVolumesThatTheChoiceCountsWith) {
   }
 }
 
+/// A row and its choices for each rank with experts of the token: of twelve experts on three ranks
+/// four are chosen, on the two others, and none on the first, which has nothing to give back.
+TEST(Dispatchers, DeduplicatedOnesMoveATokenOnceToARank) {
+  MoeCase c{.ep = 3,
+            .kind = DispatcherKind::kDeduplicated,
+            .tokens_each = 24,
+            .top_k = 4,
+            .sizes = kSizes,
+            .bias = {0, 0, 0, 0, 9, 8, 7, 0, 6, 0, 0, 0}};
+  const int64_t sent_bytes = c.hidden * 4 + c.top_k * (4 + 4);
+  const MoeResult result = run_on_ranks(c, MoeValues(c, 3));
+  EXPECT_EQ(result.forward_bytes.at("ep"), c.tokens_each * 2 * sent_bytes);
+  EXPECT_EQ(result.forward_bytes.at("experts"), 2 * 3 * 8) << "a count for each rank";
+  c.exchange = ExchangeSizes::kBounded;
+  EXPECT_EQ(run_on_ranks(c, MoeValues(c, 3)).forward_bytes.at("ep"),
+            c.tokens_each * 2 * (sent_bytes + c.hidden * 4))
+      << "a slot for each token";
+}
+
 std::vector<MoeCase> cases_of_both_exchanges() {
   const MoeCase plain{.ep = 2, .etp = 2, .tokens_each = 13, .top_k = 3, .sizes = kSizes};
   std::vector<MoeCase> cases(8, plain);
@@ -287,7 +308,12 @@ TEST(Dispatchers, BoundedExchangesGiveTheBitsOfExactOnes) {
   const auto expect_equal = [](const Tensor& a, const Tensor& b, const char* what) {
     EXPECT_EQ(std::memcmp(a.data, b.data, static_cast<size_t>(a.num_bytes())), 0) << what;
   };
+  std::vector<MoeCase> cases = cases_of_both_exchanges();
   for (MoeCase c : cases_of_both_exchanges()) {
+    c.kind = DispatcherKind::kDeduplicated;
+    cases.push_back(c);
+  }
+  for (MoeCase c : cases) {
     SCOPED_TRACE(c.to_string());
     const MoeValues values(c, 21);
     const MoeResult exact = run_on_ranks(c, values);
@@ -328,7 +354,11 @@ TEST(Dispatchers, BoundedExchangesMoveTheirBounds) {
 /// are of fixed sizes.
 TEST(Dispatchers, BoundedExchangesNeedNoCountsOnTheHost) {
   MoeCase c{.ep = 2, .etp = 2};
-  for (const bool bounded : {false, true}) {
+  for (const auto& [kind, bounded] :
+       {std::pair(DispatcherKind::kAllToAll, false), std::pair(DispatcherKind::kAllToAll, true),
+        std::pair(DispatcherKind::kDeduplicated, false),
+        std::pair(DispatcherKind::kDeduplicated, true)}) {
+    c.kind = kind;
     c.exchange = bounded ? ExchangeSizes::kBounded : ExchangeSizes::kExact;
     run_thread_world(c.num_ranks(), [&](World& world) {
       const DispatchSpec spec = testing::spec_of_rank(c, world);
@@ -342,7 +372,7 @@ TEST(Dispatchers, BoundedExchangesNeedNoCountsOnTheHost) {
           return node.op->name().ends_with("_v") || node.op->name() == "dispatch_plan";
         });
       }
-      EXPECT_EQ(num_counted > 0, !bounded);
+      EXPECT_EQ(num_counted > 0, c.exchange == ExchangeSizes::kExact);
     });
   }
 }

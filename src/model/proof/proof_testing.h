@@ -71,6 +71,18 @@ inline std::vector<LayoutCase> proof_layouts() {
                          p.layout.ep = 2;
                          p.dispatcher = all_to_all;
                        }),
+      make_layout_case("ep2_deduplicated", 4,
+                       [](P& p) {
+                         p.layout.ep = 2;
+                         p.dispatcher = DispatcherRequest::kDeduplicated;
+                       }),
+      make_layout_case("ep2_etp2_deduplicated_bounded", 8,
+                       [=](P& p) {
+                         p.layout.ep = 2;
+                         p.layout.etp = 2;
+                         p.dispatcher = DispatcherRequest::kDeduplicated;
+                         p.exchange = bounded;
+                       }),
       make_layout_case("ep4_bounded", 8,
                        [=](P& p) {
                          p.layout.ep = 4;

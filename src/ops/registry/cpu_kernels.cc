@@ -10,6 +10,7 @@
 #include "ops/block_sparse/block_sparse.h"
 #include "ops/cache_append/cache_append.h"
 #include "ops/collective/collective.h"
+#include "ops/destinations/destinations.h"
 #include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/embedding/embedding.h"
 #include "ops/expert_activation/activated_product.h"
@@ -55,6 +56,7 @@ KernelTable make_cpu_kernels() {
   add_block_sparse_cpu(table);
   add_cache_append_cpu(table);
   add_collective_cpu(table);
+  add_destinations_cpu(table);
   add_dispatch_plan_cpu(table);
   add_embedding_cpu(table);
   add_expert_activation_cpu(table);

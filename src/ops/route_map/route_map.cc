@@ -10,6 +10,8 @@
 namespace tessera {
 namespace {
 
+constexpr double kRounding = 1e-12;  ///< of products that are whole numbers
+
 void check_capacity(const RouteMapSpec& spec) {
   require(
       std::isfinite(spec.capacity_factor) && spec.capacity_factor >= 0,
@@ -55,9 +57,7 @@ void check_slots(const RouteMapSpec& spec) {
 RouteMap::RouteMap(const RouteMapSpec& spec) : spec_(spec) {
   require(spec.num_experts >= 1, "route_map: num_experts is {}, expected at least 1",
           spec.num_experts);
-  require(spec.top_k >= 1 && spec.top_k <= spec.num_experts,
-          "route_map: top_k is {}, expected from 1 to the {} experts", spec.top_k,
-          spec.num_experts);
+  require(spec.top_k >= 1, "route_map: top_k is {}, expected at least 1", spec.top_k);
   check_capacity(spec);
   check_local_experts(spec);
   require(spec.alignment >= 1,
@@ -153,8 +153,11 @@ std::vector<ValueType> RouteMap::infer(std::span<const ValueType> inputs) const 
 int64_t RouteMap::balanced_extent(int output, std::span<const ValueType> inputs) const {
   if (output != kExtent || spec_.has_slots() || spec_.pad_to_capacity) return -1;
   const int64_t tokens = inputs[kExpertIdx].shape[0];
-  const int64_t share =
-      align_up(tokens * spec_.top_k * spec_.num_local(), spec_.num_experts) / spec_.num_experts;
+  const double choices =
+      spec_.balanced_choices > 0 ? spec_.balanced_choices : static_cast<double>(spec_.top_k);
+  const double even = static_cast<double>(tokens * spec_.num_local()) * choices /
+                      static_cast<double>(spec_.num_experts);
+  const auto share = static_cast<int64_t>(std::ceil(even - kRounding * even));
   const int64_t padding = std::min(spec_.num_local(), share) * (spec_.alignment - 1);
   return std::min(max_rows(tokens), align_up(share + padding, spec_.alignment));
 }

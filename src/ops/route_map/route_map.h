@@ -16,7 +16,7 @@ enum class DropPolicy {
 
 struct RouteMapSpec {
   int64_t num_experts = 1;
-  int64_t top_k = 1;
+  int64_t top_k = 1;  ///< above num_experts where tokens name fewer
   /// An expert keeps at most ceil(T·K/E · capacity_factor) rows; 0 keeps every row (dropless).
   double capacity_factor = 0;
   /// Give every expert exactly its capacity of rows, whatever it received. Needs a capacity.
@@ -40,6 +40,10 @@ struct RouteMapSpec {
   /// knows that they fit (InternalError otherwise).
   int64_t slot_experts = 0;
   int64_t slot_rows = 0;
+
+  /// For estimates: the choices of a token that name an expert, where routing is balanced, as if
+  /// they fell on all alike; 0: all K.
+  double balanced_choices = 0;
 
   int64_t first_local() const { return local_experts.begin; }
   int64_t num_local() const { return local_experts.count == 0 ? num_experts : local_experts.count; }

@@ -341,7 +341,6 @@ TEST(RouteMap, RaggedTokensOfOneExpertEach) {
 }
 
 TEST(RouteMap, RefusesWhatCannotWork) {
-  expect_refused({.num_experts = 4, .top_k = 5}, 8, "top_k is 5, expected from 1 to the 4 experts");
   expect_refused({.num_experts = 4, .top_k = 0}, 8, "top_k is 0");
   expect_refused({.num_experts = 4, .capacity_factor = -1}, 8, "the capacity factor is -1");
   expect_refused({.num_experts = 4, .pad_to_capacity = true}, 8, "needs a capacity factor above 0");

@@ -57,6 +57,18 @@ inline std::vector<LayoutCase> model_layouts() {
          p.layout.ep = 2;
          p.dispatcher = DispatcherRequest::kAllGather;
        }},
+      {"ep_deduplicated", 2,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.dispatcher = DispatcherRequest::kDeduplicated;
+       }},
+      {"ep_etp_deduplicated_bounded", 4,
+       [](P& p) {
+         p.layout.ep = 2;
+         p.layout.etp = 2;
+         p.dispatcher = DispatcherRequest::kDeduplicated;
+         p.exchange = ExchangeSizes::kBounded;
+       }},
       {"ep_bounded", 2,
        [](P& p) {
          p.layout.ep = 2;

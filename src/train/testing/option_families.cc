@@ -109,6 +109,10 @@ constexpr OptionFamily kFamilies[] = {
      [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kAllGather;
                        s.model.moe.capacity_factor = 0.8;
                        s.model.moe.drop_policy = DropPolicy::kPosition; }},
+    {"deduplicating_dispatcher_with_capacity",
+     [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kDeduplicated;
+                       s.model.moe.capacity_factor = 0.8;
+                       s.model.moe.drop_policy = DropPolicy::kPosition; }},
     {"bounded_exchange_with_capacity",
      [](Settings& s) { s.parallel.dispatcher = DispatcherRequest::kAllToAll;
                        s.parallel.exchange = ExchangeSizes::kBounded;

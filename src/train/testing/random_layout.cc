@@ -86,8 +86,8 @@ void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
     parallel.context_inner = inner;
     if (inner == 1) parallel.context = ContextExchange::kRing;
   }
-  parallel.dispatcher = draw.of(
-      {DispatcherRequest::kAuto, DispatcherRequest::kAllToAll, DispatcherRequest::kAllGather});
+  parallel.dispatcher = draw.of({DispatcherRequest::kAuto, DispatcherRequest::kAllToAll,
+                                 DispatcherRequest::kAllGather, DispatcherRequest::kDeduplicated});
 }
 
 void draw_pipeline(Draw& draw, RandomLayout& result) {
