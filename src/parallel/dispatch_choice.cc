@@ -10,6 +10,8 @@ namespace tessera {
 namespace {
 
 void check_sizes(const DispatchSizes& sizes) {
+  ensure(sizes.nodes >= 1 && sizes.ep % std::max<int64_t>(sizes.nodes, 1) == 0,
+         "dispatcher: {} ranks on {} nodes", sizes.ep, sizes.nodes);
   require(sizes.top_k >= 1 && sizes.ep >= 1 && sizes.etp >= 1,
           "dispatcher: top-k {} over EP {} x ETP {}; expected at least 1 of each", sizes.top_k,
           sizes.ep, sizes.etp);
@@ -36,6 +38,8 @@ DispatcherKind kind_of(DispatcherRequest request, const DispatchChoice& choice) 
       return DispatcherKind::kAllGather;
     case DispatcherRequest::kDeduplicated:
       return DispatcherKind::kDeduplicated;
+    case DispatcherRequest::kHierarchical:
+      return DispatcherKind::kHierarchical;
   }
   throw InternalError("unknown dispatcher");
 }
@@ -95,6 +99,8 @@ std::string_view dispatcher_name(DispatcherKind kind) {
       return "all_gather";
     case DispatcherKind::kDeduplicated:
       return "deduplicated";
+    case DispatcherKind::kHierarchical:
+      return "hierarchical";
   }
   throw InternalError("unknown dispatcher");
 }
@@ -104,10 +110,18 @@ DispatchVolumes dispatch_volumes(const DispatchSizes& sizes) {
   const auto ep = static_cast<double>(sizes.ep);
   const auto etp = static_cast<double>(sizes.etp);
   const double rows = sizes.rows_per_peer > 0 ? sizes.rows_per_peer * ep : top_k;
-  const double reach = sizes.reach > 0 ? sizes.reach : 1 - std::pow(1 - 1 / ep, top_k);
+  const auto or_any = [&](double reach, double members) {
+    return reach > 0 ? reach : 1 - std::pow(1 - 1 / members, top_k);
+  };
+  const auto nodes = static_cast<double>(sizes.nodes);
+  const double reach = or_any(sizes.reach, ep);
+  const double between = nodes > 1 ? 2 * or_any(sizes.node_reach, nodes) * (nodes - 1) : 0;
+  const double shards = ep * (etp - 1);
   return {.all_to_all = 2 * rows * ((ep - 1) / ep + (etp - 1)),
           .all_gather = 2 * (ep * etp - 1),
-          .deduplicated = 2 * reach * ((ep - 1) + ep * (etp - 1))};
+          .deduplicated = 2 * reach * (ep - 1 + shards),
+          .hierarchical = between + 2 * reach * (ep - nodes + shards),
+          .between_nodes = between};
 }
 
 double DispatchVolumes::of(DispatcherKind kind) const {
@@ -120,6 +134,8 @@ double DispatchVolumes::of(DispatcherKind kind) const {
       return all_gather;
     case DispatcherKind::kDeduplicated:
       return deduplicated;
+    case DispatcherKind::kHierarchical:
+      return hierarchical;
   }
   throw InternalError("unknown dispatcher");
 }
@@ -131,6 +147,8 @@ std::string DispatchChoice::to_string() const {
   std::string text = fmt::format("{}{}: {:.4g} rows a token leave a rank, {} would move {:.4g}",
                                  dispatcher_name(kind), by_request ? " (as asked)" : "",
                                  volumes.of(kind), dispatcher_name(other), volumes.of(other));
+  if (kind == DispatcherKind::kHierarchical)
+    return text + fmt::format("; {:.4g} leave the node", volumes.between_nodes);
   if (by_request || all_to_all_efficiency == 1.0) return text;
   return text + fmt::format("; an all-to-all's count {:.4g} at an efficiency of {:.4g}",
                             volumes.all_to_all / all_to_all_efficiency, all_to_all_efficiency);

@@ -12,9 +12,10 @@ enum class DispatcherKind : uint8_t {
   kAllToAll,   ///< rows to their experts' ranks (EP), then all-gather over ETP; the same way back
   kAllGather,  ///< all tokens to all ranks (EP x ETP), each takes its experts'; reduce-scatter back
   kDeduplicated,  ///< as all-to-all, but a token goes once to each rank with experts for it
+  kHierarchical,  ///< once to each node with such ranks, and from there to these
 };
 
-/// "local", "all_to_all", "all_gather" or "deduplicated".
+/// "local", "all_to_all", "all_gather", "deduplicated" or "hierarchical".
 std::string_view dispatcher_name(DispatcherKind kind);
 
 /// How many rows an all-to-all moves between two ranks.
@@ -24,7 +25,13 @@ enum class ExchangeSizes : uint8_t {
 };
 
 /// What is asked for: a kind, or the choice by volume.
-enum class DispatcherRequest : uint8_t { kAuto, kAllToAll, kAllGather, kDeduplicated };
+enum class DispatcherRequest : uint8_t {
+  kAuto,
+  kAllToAll,
+  kAllGather,
+  kDeduplicated,
+  kHierarchical
+};
 
 /// Which experts tokens may choose.
 struct RoutedExperts {
@@ -34,7 +41,7 @@ struct RoutedExperts {
   int64_t top_groups = 1;
 };
 
-/// The share of tokens that have an expert on one of `ep` ranks, where routing is even.
+/// The share of tokens that have an expert on one of `ep` ranks (or nodes), where routing is even.
 double reach_of_rank(const RoutedExperts& routed, int64_t ep);
 
 struct DispatchSizes {
@@ -51,6 +58,9 @@ struct DispatchSizes {
   /// The tokens that a deduplicated exchange moves from a rank to each of EP, for each of its
   /// tokens (reach_of_rank); 0: as if each choice named any rank.
   double reach = 0;
+  /// The nodes that EP spans, and the same of them.
+  int64_t nodes = 1;
+  double node_reach = 0;
 };
 
 /// Rows of width H that leave a rank, dispatch and combine together, for each of its own tokens,
@@ -58,13 +68,16 @@ struct DispatchSizes {
 /// and 4 of MegaScale-MoE, section 3.2: 2k/n · bsh(n-1)/n for all-to-all, 2bsh(n-1)/n for
 /// all-gather and reduce-scatter, each divided by the b·s/n tokens of a rank and by h. The
 /// all-gather over ETP moves every row to ETP - 1 ranks more. Deduplicated, a token is a row for
-/// each rank that it goes to, beside which its choices and probabilities are not counted.
+/// each rank that it goes to, beside which its choices and probabilities are not counted;
+/// hierarchically also for each node, and a rank passes on what others sent to its node.
 /// H is the width at which rows are dispatched, the latent size where experts have one. Both kinds
 /// move rows of that width, so the choice between them does not depend on it.
 struct DispatchVolumes {
   double all_to_all = 0;
   double all_gather = 0;
   double deduplicated = 0;
+  double hierarchical = 0;
+  double between_nodes = 0;  ///< of the hierarchical ones
 
   double of(DispatcherKind kind) const;
 };

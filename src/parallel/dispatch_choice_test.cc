@@ -126,6 +126,22 @@ TEST(DispatchChoice, DeduplicatedTokensGoOnceToARank) {
   EXPECT_DOUBLE_EQ(dispatch_volumes({.top_k = 6, .ep = 1, .etp = 3, .reach = 1}).deduplicated, 4);
 }
 
+TEST(DispatchChoice, HierarchicalTokensGoOnceToANode) {
+  const RoutedExperts deepseek{.num_experts = 256, .top_k = 8, .num_groups = 8, .top_groups = 4};
+  const DispatchSizes sizes{.top_k = 8,
+                            .ep = 32,
+                            .reach = reach_of_rank(deepseek, 32),
+                            .nodes = 4,
+                            .node_reach = reach_of_rank(deepseek, 4)};
+  const DispatchVolumes volumes = dispatch_volumes(sizes);
+  // Of 8 rows three quarters leave a node, where 3 of 4 groups' halves are elsewhere.
+  EXPECT_DOUBLE_EQ(volumes.between_nodes, 2 * 3 * sizes.node_reach);
+  EXPECT_DOUBLE_EQ(volumes.hierarchical, volumes.between_nodes + 2 * 28 * sizes.reach);
+  EXPECT_LT(volumes.between_nodes, 0.4 * 2 * 8 * 0.75);
+  EXPECT_THAT(choose_dispatcher(sizes, DispatcherRequest::kHierarchical).to_string(),
+              HasSubstr(" leave the node"));
+}
+
 TEST(DispatchChoice, RefusesImpossibleSizes) {
   const auto message_of = [](const DispatchSizes& sizes) -> std::string {
     try {

@@ -25,6 +25,25 @@ void check_context(const ParallelSpec& parallel, int64_t cp) {
           cp);
 }
 
+void check_dispatch(const ParallelSpec& parallel, int64_t ep) {
+  const int64_t inner = parallel.dispatch_inner;
+  if (parallel.dispatcher != DispatcherRequest::kHierarchical) {
+    require(inner == 1,
+            "parallel.dispatch_inner {} is for parallel.dispatcher \"hierarchical\"; set it so, or "
+            "leave parallel.dispatch_inner 1",
+            inner);
+    return;
+  }
+  require(ep % inner == 0,
+          "parallel.dispatch_inner {} does not divide parallel.ep {}; the nearest that does is {}",
+          inner, ep, nearest_divisors(ep, inner));
+  require(inner > 1 || ep == 1,
+          "parallel.dispatcher \"hierarchical\" with parallel.dispatch_inner 1 passes nothing on; "
+          "set parallel.dispatch_inner to the ranks of ep {} in a node, or parallel.dispatcher = "
+          "\"deduplicated\"",
+          ep);
+}
+
 void check_chunks(const ParallelSpec& parallel, const PipelineLayout& layout) {
   const int64_t chunks = layout.chunks_per_stage();
   require(chunks == 1 || layout.num_stages > 1,
@@ -80,9 +99,13 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
                   {{"auto", DispatcherRequest::kAuto},
                    {"all_to_all", DispatcherRequest::kAllToAll},
                    {"all_gather", DispatcherRequest::kAllGather},
-                   {"deduplicated", DispatcherRequest::kDeduplicated}},
+                   {"deduplicated", DispatcherRequest::kDeduplicated},
+                   {"hierarchical", DispatcherRequest::kHierarchical}},
                   "How tokens reach experts on other ranks; deduplicated: once to each rank that "
-                  "has some of theirs; auto: all_to_all or all_gather, what moves fewer bytes");
+                  "has some of theirs; hierarchical: once to each node, and from there to these "
+                  "ranks; auto: all_to_all or all_gather, what moves fewer bytes");
+  schema.add("parallel.dispatch_inner", &parallel.dispatch_inner,
+             "Ranks of ep that tokens are passed on among, those of a node (hierarchical)", degree);
   schema.add("parallel.all_to_all_efficiency", &parallel.all_to_all_efficiency,
              "For dispatcher = auto: an all-to-all's bandwidth as a share of an all-gather's, as "
              "measured on the machine; 1: bytes alone decide",
@@ -109,6 +132,11 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel) {
 int64_t heads_degree(const ParallelSpec& parallel, int64_t cp) {
   check_context(parallel, cp);
   return parallel.context == ContextExchange::kAllToAll ? cp : parallel.context_inner;
+}
+
+int64_t dispatch_nodes(const ParallelSpec& parallel, int64_t ep) {
+  check_dispatch(parallel, ep);
+  return parallel.dispatcher == DispatcherRequest::kHierarchical ? ep / parallel.dispatch_inner : 1;
 }
 
 PipelineLayout make_pipeline_layout(const ParallelSpec& parallel, const LayerCounts& layers) {

@@ -33,6 +33,7 @@ struct ParallelSpec {
   ContextExchange context = ContextExchange::kRing;
   int64_t context_inner = 1;
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
+  int64_t dispatch_inner = 1;          ///< hierarchical: ranks of EP in a node
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   ExchangeSizes exchange = ExchangeSizes::kExact;
   PipelineKind schedule = PipelineKind::kOneFOneB;
@@ -48,6 +49,11 @@ void add_parallel_options(ConfigSchema& schema, ParallelSpec& parallel);
 /// Throws UserError where parallel.context_inner does not divide them, and where it and
 /// parallel.context contradict each other.
 int64_t heads_degree(const ParallelSpec& parallel, int64_t cp);
+
+/// Nodes that tokens cross on their way to the experts of EP `ep`; 1 where they do not go node by
+/// node. Throws UserError where parallel.dispatch_inner does not divide the ranks, and where it and
+/// parallel.dispatcher contradict each other.
+int64_t dispatch_nodes(const ParallelSpec& parallel, int64_t ep);
 
 /// What each chunk of the pipeline holds of a model of this many layers. Throws UserError for
 /// chunks that the schedule or the number of stages does not allow.

@@ -38,6 +38,26 @@ TEST(ParallelOptions, RefusesAContextThatContradictsItself) {
   refuses(ContextExchange::kHierarchical, 1, {"parallel.context_inner 1", "divisor", "12"});
 }
 
+TEST(ParallelOptions, NodesAreCrossedAsTheDispatcherSays) {
+  const auto hierarchical = DispatcherRequest::kHierarchical;
+  EXPECT_EQ(dispatch_nodes({}, 8), 1);
+  EXPECT_EQ(dispatch_nodes({.dispatcher = hierarchical, .dispatch_inner = 2}, 8), 4);
+  EXPECT_EQ(dispatch_nodes({.dispatcher = hierarchical, .dispatch_inner = 8}, 8), 1);
+  EXPECT_EQ(dispatch_nodes({.dispatcher = hierarchical}, 1), 1);
+}
+
+TEST(ParallelOptions, RefusesADispatcherThatContradictsItself) {
+  const auto refuses = [](DispatcherRequest dispatcher, int64_t inner,
+                          const std::vector<std::string>& parts) {
+    expect_refused([&] { dispatch_nodes({.dispatcher = dispatcher, .dispatch_inner = inner}, 12); },
+                   parts);
+  };
+  refuses(DispatcherRequest::kAuto, 2, {"parallel.dispatch_inner 2", "\"hierarchical\""});
+  refuses(DispatcherRequest::kDeduplicated, 2, {"parallel.dispatch_inner 2"});
+  refuses(DispatcherRequest::kHierarchical, 5, {"5 does not divide parallel.ep 12", "4 or 6"});
+  refuses(DispatcherRequest::kHierarchical, 1, {"parallel.dispatch_inner 1", "ep 12", "dedup"});
+}
+
 TEST(ParallelOptions, RefusesChunksThatTheStagesOrTheScheduleDoNotAllow) {
   const auto refuses = [](const ParallelSpec& parallel, const std::vector<std::string>& parts) {
     expect_refused([&] { make_pipeline_layout(parallel, {.decoder = 8}); }, parts);

@@ -13,6 +13,20 @@ std::vector<int64_t> pick(const std::vector<int64_t>& ranks, int64_t first, int6
   return picked;
 }
 
+/// EP counts slower than ETP, and its neighbours share a node.
+NodeGroups join_node_groups(World& world, const StageGroups& groups) {
+  const std::vector<int64_t> experts = groups.experts->ranks();
+  const std::vector<int64_t> ep = groups.ep->ranks();
+  const int64_t etp = groups.etp->size();
+  const int64_t nodes = groups.policy.dispatch_nodes;
+  const int64_t inner = groups.ep->size() / nodes;
+  const int64_t node = groups.ep->rank() / inner;
+  return {.nodes = world.make_group("ep_nodes", pick(ep, groups.ep->rank() % inner, inner, nodes)),
+          .ep = world.make_group("ep_inner", pick(ep, node * inner, 1, inner)),
+          .experts =
+              world.make_group("experts_inner", pick(experts, node * inner * etp, 1, inner * etp))};
+}
+
 }  // namespace
 
 StageGroups single_rank_groups() {
@@ -33,6 +47,7 @@ StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel
               parallel.attention == AttentionParallel::kUlysses && layout.degree(Axis::kTp) > 1,
           .head_inner = heads_degree(parallel, layout.degree(Axis::kCp)),
           .dispatcher = parallel.dispatcher,
+          .dispatch_nodes = dispatch_nodes(parallel, layout.degree(Axis::kEp)),
           .all_to_all_efficiency = parallel.all_to_all_efficiency,
           .exchange = parallel.exchange};
 }
@@ -69,6 +84,7 @@ StageGroups join_stage_groups(World& world, const Layout& layout, const Parallel
   groups.etp = along("etp", Axis::kEtp);
   groups.ep = along("ep", Axis::kEp);
   groups.experts = along("experts", Axis::kEtp, Axis::kEp);
+  if (policy.dispatch_nodes > 1) groups.by_node = join_node_groups(world, groups);
   return groups;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -13,10 +14,18 @@ struct StagePolicy {
   bool replicated_attention = false;
   int64_t head_inner = 1;  ///< ranks of CP that StageGroups::heads joins: U
   DispatcherRequest dispatcher = DispatcherRequest::kAuto;
+  int64_t dispatch_nodes = 1;          ///< that tokens cross once each (dispatcher "hierarchical")
   double all_to_all_efficiency = 1.0;  ///< see DispatchSizes
   ExchangeSizes exchange = ExchangeSizes::kExact;
 };
 StagePolicy make_stage_policy(const Layout& layout, const ParallelSpec& parallel);
+
+/// EP taken apart, where tokens go node by node.
+struct NodeGroups {
+  CommunicatorPtr nodes;    ///< the ranks in the same place of every node
+  CommunicatorPtr ep;       ///< the rest of EP: neighbours, those of a node
+  CommunicatorPtr experts;  ///< ETP · that, ETP fastest
+};
 
 /// The groups in which the programs of one rank communicate, each of one rank where its axis has
 /// degree 1, and what they do there. Every rank of a stage is in one of each.
@@ -26,10 +35,11 @@ struct StageGroups {
   CommunicatorPtr heads;        ///< attention's all-to-all: within CP, with Ulysses over TP as well
   CommunicatorPtr micro_batch;  ///< TP · CP: the ranks that share a micro-batch's tokens
   CommunicatorPtr dp;
-  CommunicatorPtr pp;       ///< the same place in every stage
-  CommunicatorPtr etp;      ///< shards of an expert's inner dim
-  CommunicatorPtr ep;       ///< different experts
-  CommunicatorPtr experts;  ///< ETP · EP, ETP fastest
+  CommunicatorPtr pp;                                ///< the same place in every stage
+  CommunicatorPtr etp;                               ///< shards of an expert's inner dim
+  CommunicatorPtr ep;                                ///< different experts
+  CommunicatorPtr experts;                           ///< ETP · EP, ETP fastest
+  std::optional<NodeGroups> by_node = std::nullopt;  ///< where EP spans several
   StagePolicy policy;
 
   /// Ranks that share a micro-batch, TP · CP.

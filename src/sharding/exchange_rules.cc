@@ -74,7 +74,7 @@ ShardStatesOf all_reduce(const AxisCall& call) {
 /// which become all statistics for its own; among the experts rows, which go to their experts.
 ShardStatesOf all_to_all(const AxisCall& call) {
   return exchange(call, [&](const ShardState& x) {
-    const bool experts = call.axis == RankAxis::kEp;
+    const bool experts = is_ep(call.axis);
     if (!experts && call.axis != RankAxis::kTpCopies && call.axis != RankAxis::kTpParts)
       fault("parts for the ranks of TP or EP are exchanged along another axis");
     if (x == ShardState::sharded(0))

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/block_sparse/block_sparse_product.h"
+#include "ops/dispatch_plan/dispatch_plan.h"
 #include "ops/expert_activation/activated_product.h"
 #include "ops/grouped_matmul/grouped_matmul.h"
 #include "ops/route_map/capacity_limit.h"
@@ -83,6 +84,12 @@ std::vector<ShardState> followed_by(const ShardState& first, std::span<const Sha
   return inputs;
 }
 
+/// Whether the ranks of a plan differ along the axis of experts.
+bool plans_along(PlanReach reach, RankAxis axis) {
+  if (reach == PlanReach::kAll) return true;
+  return axis == RankAxis::kEpNodes ? reach == PlanReach::kNodes : reach == PlanReach::kWithin;
+}
+
 }  // namespace
 
 /// A layout of some experts' rows takes, of tokens that all ranks of EP have, those of their own;
@@ -90,7 +97,7 @@ std::vector<ShardState> followed_by(const ShardState& first, std::span<const Sha
 ShardStatesOf route_map(const AxisCall& call) {
   const RouteMapSpec& spec = dynamic_cast<const RouteMap&>(call.op).spec();
   const bool selects = spec.num_local() < spec.num_experts;
-  if (selects && call.axis == RankAxis::kEp && call.inputs[0] != ShardState::by_expert(0)) {
+  if (selects && is_ep(call.axis) && call.inputs[0] != ShardState::by_expert(0)) {
     for (const ShardState& state : call.inputs) {
       if (!state.is(Kind::kReplicated)) fault("experts are looked for among some ranks' tokens");
     }
@@ -122,8 +129,13 @@ ShardStatesOf dispatch_plan(const AxisCall& call) {
     return {{varying, varying, varying, varying, varying, ShardState::sharded(0)}};
   }
   if (factoring_of(call.axis) == Factoring::kDense) return std::nullopt;
+  if (!plans_along(dynamic_cast<const DispatchPlan&>(call.op).spec().reach, call.axis)) {
+    if (!counts.is(Kind::kVarying) && counts != ShardState::by_expert(0))
+      fault("counts are of ranks that the plan is not for");
+    return {{varying, varying, varying, varying, varying, varying}};
+  }
   if (!counts.is(Kind::kReplicated)) fault("counts are not those of all ranks of the experts");
-  if (call.axis == RankAxis::kEp)
+  if (is_ep(call.axis))
     return {{varying, varying, varying, varying, varying, ShardState::by_expert(0)}};
   const ShardState same = ShardState::replicated();
   return {{varying, varying, varying, same, same, same}};

@@ -9,6 +9,7 @@ RankAxes::RankAxes(const StageGroups& groups, int64_t kv_heads) {
   const int64_t tp = groups.tp->size();
   const int64_t copies = std::clamp<int64_t>(tp / std::max<int64_t>(kv_heads, 1), 1, tp);
   const int64_t heads = groups.policy.head_inner;
+  const int64_t nodes = groups.by_node ? groups.by_node->nodes->size() : 1;
   const int64_t stage = tp * heads * groups.ring->size() * groups.dp->size();
   degrees_ = {copies,
               tp / copies,
@@ -16,7 +17,8 @@ RankAxes::RankAxes(const StageGroups& groups, int64_t kv_heads) {
               groups.ring->size(),
               groups.dp->size(),
               groups.etp->size(),
-              groups.ep->size(),
+              groups.ep->size() / nodes,
+              nodes,
               stage / (groups.etp->size() * groups.ep->size())};
   for (int i = 0; i < kNumRankAxes; ++i) {
     const auto axis = static_cast<RankAxis>(i);
@@ -31,8 +33,12 @@ RankAxes::RankAxes(const StageGroups& groups, int64_t kv_heads) {
   add_group(groups.micro_batch, {kTpCopies, kTpParts, kHeads, kRing});
   add_group(groups.dp, {kDp});
   add_group(groups.etp, {kEtp});
-  add_group(groups.ep, {kEp});
-  add_group(groups.experts, {kEtp, kEp});
+  add_group(groups.ep, {kEp, kEpNodes});
+  add_group(groups.experts, {kEtp, kEp, kEpNodes});
+  if (!groups.by_node) return;
+  add_group(groups.by_node->nodes, {kEpNodes});
+  add_group(groups.by_node->ep, {kEp});
+  add_group(groups.by_node->experts, {kEtp, kEp});
 }
 
 void RankAxes::add_group(const CommunicatorPtr& group, std::vector<RankAxis> axes) {
@@ -62,7 +68,9 @@ int64_t RankAxes::coordinate(const Layout& layout, int64_t rank, RankAxis axis) 
     case RankAxis::kEtp:
       return layout.coordinate(rank, Axis::kEtp);
     case RankAxis::kEp:
-      return layout.coordinate(rank, Axis::kEp);
+      return layout.coordinate(rank, Axis::kEp) % degree(axis);
+    case RankAxis::kEpNodes:
+      return layout.coordinate(rank, Axis::kEp) / degree(RankAxis::kEp);
     case RankAxis::kEdp:
       break;
   }

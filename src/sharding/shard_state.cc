@@ -6,7 +6,7 @@ namespace tessera {
 
 std::string_view rank_axis_name(RankAxis axis) {
   constexpr std::array<std::string_view, kNumRankAxes> kNames = {
-      "tp copies", "tp", "cp heads", "cp ring", "dp", "etp", "ep", "edp"};
+      "tp copies", "tp", "cp heads", "cp ring", "dp", "etp", "ep", "ep nodes", "edp"};
   return kNames[static_cast<size_t>(axis)];
 }
 

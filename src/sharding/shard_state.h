@@ -18,16 +18,20 @@ enum class RankAxis : uint8_t {
   kRing,      ///< the rest of CP
   kDp,
   kEtp,
-  kEp,
+  kEp,       ///< where tokens go node by node, the part within one
+  kEpNodes,  ///< the rest of EP
   kEdp,
 };
-inline constexpr int kNumRankAxes = 8;
-/// "tp copies", "tp", "cp heads", "cp ring", "dp", "etp", "ep", "edp".
+inline constexpr int kNumRankAxes = 9;
+/// "tp copies", "tp", "cp heads", "cp ring", "dp", "etp", "ep", "ep nodes", "edp".
 std::string_view rank_axis_name(RankAxis axis);
 
 /// A stage's ranks are factored twice (Parallel Folding, section 3.2).
 enum class Factoring : uint8_t { kDense, kExperts };
 inline constexpr std::array kFactorings = {Factoring::kDense, Factoring::kExperts};
+constexpr bool is_ep(RankAxis axis) {
+  return axis == RankAxis::kEp || axis == RankAxis::kEpNodes;
+}
 constexpr Factoring factoring_of(RankAxis axis) {
   return axis < RankAxis::kEtp ? Factoring::kDense : Factoring::kExperts;
 }

@@ -203,6 +203,8 @@ TEST_F(CliLayout, RefusesSettingsThatContradictEachOther) {
           {"parallel.context_inner 2", "\"hierarchical\""});
   refuses({"--parallel.cp=4", "--parallel.context=hierarchical", "--parallel.context_inner=3"},
           {"parallel.context_inner 3", "parallel.cp 4", "2 or 4"});
+  refuses({"--parallel.ep=4", "--parallel.dispatcher=hierarchical", "--parallel.dispatch_inner=3"},
+          {"parallel.dispatch_inner 3", "parallel.ep 4", "2 or 4"});
   refuses({"--parallel.ep=2", "--moe.num_experts=0", "--train.global_batch=16"},
           {"parallel.ep 2", "no layer", "moe.num_experts"});
 }

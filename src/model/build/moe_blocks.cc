@@ -126,6 +126,7 @@ DispatchSpec dispatch_spec(LayerBuilder& builder) {
                     .ep = groups.ep,
                     .etp = groups.etp,
                     .experts = groups.experts,
+                    .by_node = groups.by_node,
                     .capacity_factor = moe.capacity_factor,
                     .pad_to_capacity = moe.pad_to_capacity,
                     .drop_policy = moe.drop_policy,
@@ -299,23 +300,25 @@ double rows_per_peer(const MoeConfig& moe, const StageGroups& groups) {
                             static_cast<double>(groups.ep->size()));
 }
 
-/// The same of a deduplicated exchange, where every token may go to every rank.
-double reach_of_peer(const MoeConfig& moe, const StageGroups& groups) {
+/// The same of a deduplicated exchange with `members`, where every token may go to all of them.
+double reach_of_peer(const MoeConfig& moe, const StageGroups& groups, int64_t members) {
   if (groups.policy.exchange == ExchangeSizes::kBounded) return 1;
-  return reach_of_rank({moe.num_experts, moe.top_k, moe.num_groups, moe.top_groups},
-                       groups.ep->size());
+  return reach_of_rank({moe.num_experts, moe.top_k, moe.num_groups, moe.top_groups}, members);
 }
 
 }  // namespace
 
 DispatchChoice choose_dispatcher(const ModelConfig& config, const StageGroups& groups) {
-  return choose_dispatcher({.top_k = config.moe.top_k,
-                            .ep = groups.ep->size(),
-                            .etp = groups.etp->size(),
-                            .all_to_all_efficiency = groups.policy.all_to_all_efficiency,
-                            .rows_per_peer = rows_per_peer(config.moe, groups),
-                            .reach = reach_of_peer(config.moe, groups)},
-                           groups.policy.dispatcher);
+  return choose_dispatcher(
+      {.top_k = config.moe.top_k,
+       .ep = groups.ep->size(),
+       .etp = groups.etp->size(),
+       .all_to_all_efficiency = groups.policy.all_to_all_efficiency,
+       .rows_per_peer = rows_per_peer(config.moe, groups),
+       .reach = reach_of_peer(config.moe, groups, groups.ep->size()),
+       .nodes = groups.policy.dispatch_nodes,
+       .node_reach = reach_of_peer(config.moe, groups, groups.policy.dispatch_nodes)},
+      groups.policy.dispatcher);
 }
 
 ValueId build_moe(LayerBuilder& builder, ValueId normed) {

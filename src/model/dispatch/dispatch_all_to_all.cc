@@ -16,9 +16,9 @@ class AllToAllPhases final : public SortedPhases {
   using SortedPhases::SortedPhases;
 
   RowSet exchange(const RowSet& packed, DispatchedRows& result) override {
-    const auto plan = plan_exchange(program_, spec_, plan_spec(packed), packed, result.counts);
+    const auto plan = plan_exchange(program_, spec_, plan_spec(packed), packed, result.sent.counts);
     const auto send = [&](ValueId x, const std::string& name) {
-      return send_counted(program_, spec_, result.counts, x, name);
+      return send_counted(program_, spec_, result.sent.counts, x, name);
     };
     RowSet arrived{.rows = send(packed.rows, "arrived_rows"),
                    .expert_idx = plan[DispatchPlanOutput::kExpertIdx]};
@@ -27,7 +27,7 @@ class AllToAllPhases final : public SortedPhases {
   }
 
   ValueId exchange_back(const DispatchedRows& dispatched, ValueId packed) override {
-    return return_counted(program_, spec_, dispatched, packed);
+    return return_counted(program_, spec_, dispatched.sent, packed);
   }
 
  private:

@@ -66,7 +66,7 @@ class DispatchPhases {
 std::unique_ptr<DispatchPhases> make_all_to_all_phases(Program& program, const DispatchSpec& spec);
 std::unique_ptr<DispatchPhases> make_bounded_phases(Program& program, const DispatchSpec& spec);
 std::unique_ptr<DispatchPhases> make_all_gather_phases(Program& program, const DispatchSpec& spec);
-/// Of exact sizes or of bounded ones.
+/// Of exact sizes or of bounded ones; hierarchical where spec.by_node is given.
 std::unique_ptr<DispatchPhases> make_deduplicated_phases(Program& program,
                                                          const DispatchSpec& spec);
 

@@ -14,7 +14,7 @@ class SortedPhases : public DispatchPhases {
   RowSet pack(const RowSet& tokens, DispatchedRows& result) final {
     num_tokens_ = num_tokens(tokens);
     const LaidOut laid_out = lay_out(sent_layout(), tokens, "sent");
-    result.at_source = laid_out.map;
+    result.sent.map = laid_out.map;
     if (result.dropped < 0) result.dropped = laid_out.dropped;
     return laid_out.rows;
   }
@@ -30,7 +30,7 @@ class SortedPhases : public DispatchPhases {
   }
 
   ValueId unpack_back(const DispatchedRows& dispatched, ValueId arrived) final {
-    return add_up(dispatched.at_source, arrived, dispatched.probs_TK, "moe_out");
+    return add_up(dispatched.sent.map, arrived, dispatched.probs_TK, "moe_out");
   }
 
  protected:

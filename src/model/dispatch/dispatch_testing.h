@@ -28,6 +28,7 @@ struct MoeCase {
   int64_t etp = 1;
   DispatcherKind kind = DispatcherKind::kAllToAll;
   ExchangeSizes exchange = ExchangeSizes::kExact;
+  int64_t nodes = 1;        ///< that EP spans, of the hierarchical kind
   int64_t tokens_each = 7;  ///< of every rank
   int64_t hidden = 12;
   int64_t top_k = 2;
@@ -72,11 +73,12 @@ struct MoeCase {
   }
   std::string to_string() const {
     return fmt::format(
-        "EP {} x ETP {} {}{}, {} tokens each, K {} of {}, {}capacity {}{}{} group {} shared by {}, "
+        "EP {} on {} nodes x ETP {} {}{}, {} tokens each, K {} of {}, {}capacity {}{}{} group {} "
+        "shared by {}, "
         "block {}, probabilities {}",
-        ep, etp, dispatcher_name(kind), exchange == ExchangeSizes::kBounded ? " bounded" : "",
-        tokens_each, top_k, num_experts(), dtype == DType::kBF16 ? "bf16, " : "", capacity_factor,
-        pad_to_capacity ? " padded" : "",
+        ep, nodes, etp, dispatcher_name(kind),
+        exchange == ExchangeSizes::kBounded ? " bounded" : "", tokens_each, top_k, num_experts(),
+        dtype == DType::kBF16 ? "bf16, " : "", capacity_factor, pad_to_capacity ? " padded" : "",
         drop_policy == DropPolicy::kPosition ? " by position" : "", capacity_group_size,
         sharing_ranks, block_size, early_probs ? "early" : "late");
   }
@@ -305,6 +307,14 @@ inline DispatchSpec spec_of_rank(const MoeCase& c, World& world) {
   spec.ep = world.make_group("ep", range(rank % c.etp, c.ep, c.etp));
   spec.etp = world.make_group("etp", range(rank / c.etp * c.etp, c.etp, 1));
   spec.experts = world.make_group("experts", range(0, c.num_ranks(), 1));
+  if (c.nodes > 1) {
+    const int64_t inner = c.ep / c.nodes * c.etp;  // ranks of a node
+    spec.by_node = {
+        .nodes = world.make_group("ep_nodes", range(rank % inner, c.nodes, inner)),
+        .ep = world.make_group("ep_inner",
+                               range(rank / inner * inner + rank % c.etp, c.ep / c.nodes, c.etp)),
+        .experts = world.make_group("experts_inner", range(rank / inner * inner, inner, 1))};
+  }
   if (c.sharing_ranks == 0) return spec;
   const int64_t first = rank / c.sharing_ranks * c.sharing_ranks;
   spec.shared_capacity = {.micro_batch =

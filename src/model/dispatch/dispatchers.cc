@@ -108,6 +108,13 @@ void check_groups(const DispatchSpec& spec) {
          "dispatch: rank {} of {} holds the experts, {} of {} in EP and {} of {} in ETP",
          spec.experts->rank(), spec.experts->size(), spec.ep->rank(), spec.ep->size(),
          spec.etp->rank(), spec.etp->size());
+  if (spec.by_node) {
+    const NodeGroups& node = *spec.by_node;
+    ensure(node.nodes && node.ep && node.experts &&
+               node.nodes->size() * node.ep->size() == spec.ep->size() &&
+               node.experts->size() == node.ep->size() * spec.etp->size(),
+           "dispatch: the groups of nodes do not make up EP {}", spec.ep->size());
+  }
   require(spec.num_experts % spec.ep->size() == 0,
           "{} experts do not spread evenly over {} expert-parallel ranks; choose a number of ranks "
           "that divides them",
@@ -136,6 +143,7 @@ std::unique_ptr<DispatchPhases> make_phases(Program& program, const DispatchSpec
     case DispatcherKind::kAllGather:
       return make_all_gather_phases(program, spec);
     case DispatcherKind::kDeduplicated:
+    case DispatcherKind::kHierarchical:
       return make_deduplicated_phases(program, spec);
   }
   throw InternalError("unknown dispatcher");
@@ -171,7 +179,8 @@ RowSet limit_capacity(Program& program, const DispatchSpec& spec, RowSet tokens,
     tokens.expert_idx =
         add_capacity_limit(program, spec, tokens, spec.shared_capacity->micro_batch.get(), result);
   } else if (spec.kind == DispatcherKind::kAllGather ||
-             spec.kind == DispatcherKind::kDeduplicated) {
+             spec.kind == DispatcherKind::kDeduplicated ||
+             spec.kind == DispatcherKind::kHierarchical) {
     tokens.expert_idx = add_capacity_limit(program, spec, tokens, nullptr, result);
   }
   return tokens;

@@ -6,6 +6,7 @@
 #include "comm/communicator.h"
 #include "ops/route_map/route_map.h"
 #include "parallel/dispatch_choice.h"
+#include "parallel/stage_groups.h"
 #include "program/program.h"
 
 namespace tessera {
@@ -36,6 +37,7 @@ struct DispatchSpec {
   CommunicatorPtr ep = nullptr;
   CommunicatorPtr etp = nullptr;
   CommunicatorPtr experts = nullptr;
+  std::optional<NodeGroups> by_node = std::nullopt;  ///< of the hierarchical kind
   /// As RouteMapSpec has them. Padding gives every expert the rows that all ranks' capacities leave
   /// it.
   double capacity_factor = 0;
@@ -71,6 +73,12 @@ struct ExchangeCounts {
   int64_t max_gathered = 0;
 };
 
+/// Rows on their way to other ranks: which they are, and what an exchange of exact sizes needs.
+struct SentRows {
+  RowMap map;
+  ExchangeCounts counts;
+};
+
 /// The rows of this rank's experts, expert by expert, and what combine() needs.
 struct DispatchedRows {
   ValueId rows_RH = -1;
@@ -78,9 +86,11 @@ struct DispatchedRows {
   ValueId offsets = -1;  ///< I64 [local experts + 1]
   ValueId dropped = -1;  ///< I64 [1]: of this rank's own assignments, for capacity
 
-  RowMap at_experts;      ///< from what arrived, or the tokens, to rows_RH
-  RowMap at_source;       ///< all-to-all, deduplicated: from the tokens to the rows that are sent
-  ExchangeCounts counts;  ///< likewise, of exact sizes
+  RowMap at_experts;  ///< from what arrived, or the tokens, to rows_RH
+  /// From the tokens to the rows that are sent, where some are; hierarchically to the nodes, and
+  /// then from what came to this one to its ranks.
+  SentRows sent;
+  SentRows passed_on;
   ValueId probs_TK = -1;  ///< where outputs are weighted as they are added: of the same tokens
 };
 

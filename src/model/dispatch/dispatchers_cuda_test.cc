@@ -18,12 +18,15 @@ class DispatchersCuda : public GpuTest {
             std::pair(DispatcherKind::kAllToAll, ExchangeSizes::kBounded),
             std::pair(DispatcherKind::kAllGather, ExchangeSizes::kExact),
             std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kExact),
-            std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kBounded)}) {
+            std::pair(DispatcherKind::kDeduplicated, ExchangeSizes::kBounded),
+            std::pair(DispatcherKind::kHierarchical, ExchangeSizes::kExact),
+            std::pair(DispatcherKind::kHierarchical, ExchangeSizes::kBounded)}) {
         MoeCase c = variant;
         c.ep = ep;
         c.etp = etp;
         c.kind = kind;
         c.exchange = exchange;
+        if (kind == DispatcherKind::kHierarchical && ep > 1) c.nodes = 2;
         check(c, ++seed, tolerance_f32);
       }
     }

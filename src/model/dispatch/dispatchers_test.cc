@@ -25,13 +25,21 @@ constexpr Way kWays[] = {{DispatcherKind::kAllToAll},
                          {DispatcherKind::kAllToAll, ExchangeSizes::kBounded},
                          {DispatcherKind::kAllGather},
                          {DispatcherKind::kDeduplicated},
-                         {DispatcherKind::kDeduplicated, ExchangeSizes::kBounded}};
+                         {DispatcherKind::kDeduplicated, ExchangeSizes::kBounded},
+                         {DispatcherKind::kHierarchical},
+                         {DispatcherKind::kHierarchical, ExchangeSizes::kBounded}};
 
 struct Degrees {
   int64_t ep;
   int64_t etp;
 };
-constexpr Degrees kDegrees[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {3, 1}};
+constexpr Degrees kDegrees[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {3, 1}, {4, 2}};
+
+/// Two nodes where EP divides, or as many as it has ranks.
+int64_t nodes_of(const Way& way, int64_t ep) {
+  if (way.kind != DispatcherKind::kHierarchical) return 1;
+  return ep % 2 == 0 ? 2 : ep;
+}
 
 /// Twelve experts divide by all degrees of EP, their sizes by all of ETP.
 const std::vector<int64_t> kSizes = {8, 4, 16, 8, 8, 12, 8, 4, 8, 20, 8, 8};
@@ -63,6 +71,7 @@ void for_all_layouts(const MoeCase& variant, Change change) {
       c.etp = degrees.etp;
       c.kind = way.kind;
       c.exchange = way.exchange;
+      c.nodes = nodes_of(way, c.ep);
       change(c);
       expect_as_on_one(c, ++seed);
     }
@@ -83,6 +92,7 @@ TEST(Dispatchers, DroplessAgreesWithTheLocalOne) {
 TEST(Dispatchers, RowsOfAnExpertStandInTokenOrderBitwise) {
   for (const int64_t ep : {1, 2, 3, 4}) {
     for (const Way& way : kWays) {
+      if (way.kind == DispatcherKind::kHierarchical) continue;  // nodes come before ranks
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         const MoeCase c{.ep = ep,
                         .kind = way.kind,
@@ -180,6 +190,7 @@ TEST(Dispatchers, ExpertsAndRanksWithoutTokens) {
       MoeCase c{.ep = 3,
                 .kind = way.kind,
                 .exchange = way.exchange,
+                .nodes = nodes_of(way, 3),
                 .tokens_each = 10,
                 .top_k = 2,
                 .sizes = {8, 8, 8, 8, 8, 8},
@@ -200,6 +211,7 @@ TEST(Dispatchers, AllTokensAtOneRankFillTheBoundExactly) {
               .etp = 2,
               .kind = way.kind,
               .exchange = way.exchange,
+              .nodes = nodes_of(way, 2),
               .tokens_each = 5,
               .top_k = 3,
               .sizes = {8, 8, 8, 8, 8, 8, 8, 8},
@@ -226,6 +238,7 @@ TEST(Dispatchers, PaddingGivesEveryExpertTheCapacitiesOfAllRanks) {
               .etp = 2,
               .kind = way.kind,
               .exchange = way.exchange,
+              .nodes = nodes_of(way, 2),
               .tokens_each = 5,
               .capacity_factor = 2,
               .pad_to_capacity = true};
@@ -284,6 +297,27 @@ TEST(Dispatchers, DeduplicatedOnesMoveATokenOnceToARank) {
       << "a slot for each token";
 }
 
+/// Of four ranks on two nodes the first sends a token once to the other node, for two experts on
+/// both of its ranks, and passes on what came: to its neighbour, who has the third expert.
+TEST(Dispatchers, HierarchicalOnesMoveATokenOnceToANode) {
+  const MoeCase c{.ep = 4,
+                  .kind = DispatcherKind::kHierarchical,
+                  .nodes = 2,
+                  .tokens_each = 24,
+                  .top_k = 3,
+                  .sizes = kSizes,
+                  .bias = {0, 0, 0, 9, 0, 0, 8, 0, 0, 7, 0, 0}};
+  const int64_t sent_bytes = c.hidden * 4 + c.top_k * (4 + 4);
+  const MoeResult result = run_on_ranks(c, MoeValues(c, 3));
+  EXPECT_EQ(result.forward_bytes.at("ep_nodes"),
+            c.tokens_each * (sent_bytes + c.hidden * 4) + 2 * 8)
+      << "and one row back of each that came, and a count for each node";
+  EXPECT_EQ(result.forward_bytes.at("ep_inner"), 2 * c.tokens_each * sent_bytes)
+      << "its own tokens and those that came";
+  EXPECT_EQ(result.forward_bytes.at("experts_inner"), 2 * 8);
+  EXPECT_FALSE(result.forward_bytes.contains("ep"));
+}
+
 std::vector<MoeCase> cases_of_both_exchanges() {
   const MoeCase plain{.ep = 2, .etp = 2, .tokens_each = 13, .top_k = 3, .sizes = kSizes};
   std::vector<MoeCase> cases(8, plain);
@@ -311,6 +345,9 @@ TEST(Dispatchers, BoundedExchangesGiveTheBitsOfExactOnes) {
   std::vector<MoeCase> cases = cases_of_both_exchanges();
   for (MoeCase c : cases_of_both_exchanges()) {
     c.kind = DispatcherKind::kDeduplicated;
+    cases.push_back(c);
+    c.kind = DispatcherKind::kHierarchical;
+    c.nodes = nodes_of({c.kind}, c.ep);
     cases.push_back(c);
   }
   for (MoeCase c : cases) {

@@ -46,17 +46,17 @@ ValueId send_counted(Program& program, const DispatchSpec& spec, const ExchangeC
                       {x, counts.gather_rows, counts.gathered}, name);
 }
 
-ValueId return_counted(Program& program, const DispatchSpec& spec, const DispatchedRows& dispatched,
+ValueId return_counted(Program& program, const DispatchSpec& spec, const SentRows& sent,
                        ValueId rows) {
-  const ExchangeCounts& counts = dispatched.counts;
+  const ExchangeCounts& counts = sent.counts;
   if (spec.etp->size() > 1) {
     rows = program.add1(make_reduce_scatter_v(spec.etp, counts.max_received),
                         {rows, counts.gather_rows, counts.received}, "summed_rows");
   }
   if (spec.ep->size() == 1) return rows;
-  const ValueType& sent = program.type(dispatched.at_source.source);
-  return program.add1(make_all_to_all_v(spec.ep, sent.shape[0]),
-                      {rows, counts.receive_rows, counts.send_rows, sent.extent.value()},
+  const ValueType& source = program.type(sent.map.source);
+  return program.add1(make_all_to_all_v(spec.ep, source.shape[0]),
+                      {rows, counts.receive_rows, counts.send_rows, source.extent.value()},
                       "returned_rows");
 }
 

@@ -23,7 +23,7 @@ std::vector<ValueId> plan_exchange(Program& program, const DispatchSpec& spec,
 ValueId send_counted(Program& program, const DispatchSpec& spec, const ExchangeCounts& counts,
                      ValueId x, const std::string& name);
 /// Partial sums of ETP are added up.
-ValueId return_counted(Program& program, const DispatchSpec& spec, const DispatchedRows& dispatched,
+ValueId return_counted(Program& program, const DispatchSpec& spec, const SentRows& sent,
                        ValueId rows);
 
 /// The same with slots of fixed size for each rank of EP.

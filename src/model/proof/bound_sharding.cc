@@ -40,7 +40,8 @@ int cut_dim(const Slice& slice) {
 
 Sharding expert_sharding(const RankAxes& axes) {
   Sharding result;
-  if (axes.degree(RankAxis::kEp) > 1) result.along(RankAxis::kEp) = ShardState::by_expert(0);
+  for (const RankAxis axis : {RankAxis::kEp, RankAxis::kEpNodes})
+    if (axes.degree(axis) > 1) result.along(axis) = ShardState::by_expert(0);
   if (axes.degree(RankAxis::kEtp) > 1) result.along(RankAxis::kEtp) = ShardState::sharded(0);
   result.set_known(Factoring::kExperts);
   return result;

@@ -76,6 +76,20 @@ inline std::vector<LayoutCase> proof_layouts() {
                          p.layout.ep = 2;
                          p.dispatcher = DispatcherRequest::kDeduplicated;
                        }),
+      make_layout_case("ep4_hierarchical", 8,
+                       [](P& p) {
+                         p.layout.ep = 4;
+                         p.dispatcher = DispatcherRequest::kHierarchical;
+                         p.dispatch_inner = 2;
+                       }),
+      make_layout_case("ep4_etp2_hierarchical_bounded", 16,
+                       [=](P& p) {
+                         p.layout.ep = 4;
+                         p.layout.etp = 2;
+                         p.dispatcher = DispatcherRequest::kHierarchical;
+                         p.dispatch_inner = 2;
+                         p.exchange = bounded;
+                       }),
       make_layout_case("ep2_etp2_deduplicated_bounded", 8,
                        [=](P& p) {
                          p.layout.ep = 2;

@@ -22,7 +22,10 @@ DispatchPlan::DispatchPlan(const DispatchPlanSpec& spec) : spec_(spec) {
 }
 
 std::string DispatchPlan::attributes() const {
-  return fmt::format("ep={} etp={} experts={}..{}", spec_.ep_size(), spec_.etp_size,
+  const char* ep = spec_.reach == PlanReach::kAll     ? "ep"
+                   : spec_.reach == PlanReach::kNodes ? "nodes"
+                                                      : "ep_inner";
+  return fmt::format("{}={} etp={} experts={}..{}", ep, spec_.ep_size(), spec_.etp_size,
                      spec_.first_local(), spec_.first_local() + spec_.num_local() - 1);
 }
 

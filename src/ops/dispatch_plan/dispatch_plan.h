@@ -7,6 +7,13 @@
 
 namespace tessera {
 
+/// Of which ranks a plan's EP are.
+enum class PlanReach : uint8_t {
+  kAll,     ///< all of them
+  kNodes,   ///< those in the same place of every node; experts are then a node's
+  kWithin,  ///< those of a node
+};
+
 /// The EP · ETP ranks that hold one copy of a layer's experts, seen from one of them. Rank
 /// e · ETP + t of them holds the experts of EP coordinate e, and of each its inner columns of ETP
 /// coordinate t.
@@ -14,6 +21,7 @@ struct DispatchPlanSpec {
   /// The experts of EP coordinate e are [first_experts[e], first_experts[e + 1]); [EP + 1].
   std::vector<int64_t> first_experts = {0, 1};
   int64_t etp_size = 1;
+  PlanReach reach = PlanReach::kAll;
   int64_t ep_rank = 0;
   int64_t etp_rank = 0;
   /// The most rows that may arrive over EP, and then stand there gathered over ETP.

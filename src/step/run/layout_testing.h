@@ -62,6 +62,12 @@ inline std::vector<LayoutCase> model_layouts() {
          p.layout.ep = 2;
          p.dispatcher = DispatcherRequest::kDeduplicated;
        }},
+      {"ep_hierarchical", 4,
+       [](P& p) {
+         p.layout.ep = 4;
+         p.dispatcher = DispatcherRequest::kHierarchical;
+         p.dispatch_inner = 2;
+       }},
       {"ep_etp_deduplicated_bounded", 4,
        [](P& p) {
          p.layout.ep = 2;

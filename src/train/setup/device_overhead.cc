@@ -70,6 +70,14 @@ int64_t bytes_of_dispatch(const Settings& settings, const StageGroups& groups) {
            bytes_of_group(groups.ep->size(), {}) + bytes_of_group(groups.etp->size(), {});
   }
   const bool counts = groups.policy.exchange == ExchangeSizes::kExact;
+  if (groups.by_node) {
+    const NodeGroups& node = *groups.by_node;
+    return bytes_of_group(groups.experts->size(), {}) + bytes_of_group(groups.ep->size(), {}) +
+           bytes_of_group(node.nodes->size(), {.rings = counts, .pairs = true}) +
+           bytes_of_group(node.ep->size(), {.pairs = true}) +
+           bytes_of_group(node.experts->size(), {.rings = counts}) +
+           bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
+  }
   return bytes_of_group(groups.experts->size(), {.rings = counts}) +
          bytes_of_group(groups.ep->size(), {.pairs = true}) +
          bytes_of_group(groups.etp->size(), {.rings = true, .sums_bf16 = bf16});
@@ -102,6 +110,11 @@ int64_t bytes_of_made_groups(const RunLayout& layout) {
         groups.pp, groups.etp, groups.ep, groups.experts, layout.pipeline.activations,
         layout.pipeline.gradients})
     bytes += bytes_of_group(group->size(), {});
+  if (groups.by_node) {
+    for (const CommunicatorPtr& group :
+         {groups.by_node->nodes, groups.by_node->ep, groups.by_node->experts})
+      bytes += bytes_of_group(group->size(), {});
+  }
   return bytes;
 }
 

@@ -87,7 +87,12 @@ void draw_degrees(Draw& draw, int64_t max_ranks, RandomLayout& result) {
     if (inner == 1) parallel.context = ContextExchange::kRing;
   }
   parallel.dispatcher = draw.of({DispatcherRequest::kAuto, DispatcherRequest::kAllToAll,
-                                 DispatcherRequest::kAllGather, DispatcherRequest::kDeduplicated});
+                                 DispatcherRequest::kAllGather, DispatcherRequest::kDeduplicated,
+                                 DispatcherRequest::kHierarchical});
+  if (parallel.dispatcher == DispatcherRequest::kHierarchical) {
+    parallel.dispatch_inner = draw.divisor(layout.ep);
+    if (parallel.dispatch_inner == 1) parallel.dispatcher = DispatcherRequest::kDeduplicated;
+  }
 }
 
 void draw_pipeline(Draw& draw, RandomLayout& result) {
