@@ -46,6 +46,7 @@ KNOWN = {
                                      sequence=8192, batch=1),
 }
 NEW = {
+    "qwen3-30b, 4 layers, one sequence": model("qwen3-30b-a3b", layers(4), batch=1, micro_batches=4),
     "phi-3.5-moe, 2 layers": model("phi-3.5-moe", layers(2), batch=4),
     "phi-3.5-moe, 2 layers, rowwise FP8": model("phi-3.5-moe", layers(2), *ROWWISE, batch=4),
     "deepseekmoe-16b, 4 layers": model("deepseekmoe-16b", layers(4), batch=4),

@@ -33,8 +33,8 @@ CASES = {
     "small-pp-ep": ("cpu", {"pp": 2, "ep": "rest"}, (1, 8), SMALL),
 }
 SCHEDULES = ("as_built", "merged")
-# The groups in which experts' tokens are exchanged: along EP, or ETP and EP at once.
-TOKEN_GROUPS = ("ep", "etp", "experts")
+# The groups in which experts' tokens are exchanged: along EP, or ETP and EP at once; hierarchically between nodes and within.
+TOKEN_GROUPS = ("ep", "etp", "experts", "ep_nodes", "ep_inner", "experts_inner")
 
 
 def write_text(path):
@@ -52,12 +52,16 @@ def degrees(asked, ranks):
     return keys, ranks // pp
 
 
+def environment():
+    """OMP_NUM_THREADS is the caller's affair."""
+    return {"OMP_WAIT_POLICY": "passive", **os.environ}
+
+
 def run(program, arguments, folder):
-    """One training: the seconds of its steps and its trace. OMP_NUM_THREADS is the caller's affair."""
+    """One training: the seconds of its steps and its trace."""
     trace = folder / "trace.json"
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     command = [program, "train", *arguments, f"--run.folder={folder / 'run'}", "--trace", str(trace)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()[-800:]}")
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()

@@ -28,22 +28,6 @@ DispatcherKind cheaper(const DispatchVolumes& volumes, double all_to_all_efficie
              : DispatcherKind::kAllToAll;
 }
 
-DispatcherKind kind_of(DispatcherRequest request, const DispatchChoice& choice) {
-  switch (request) {
-    case DispatcherRequest::kAuto:
-      return cheaper(choice.volumes, choice.all_to_all_efficiency);
-    case DispatcherRequest::kAllToAll:
-      return DispatcherKind::kAllToAll;
-    case DispatcherRequest::kAllGather:
-      return DispatcherKind::kAllGather;
-    case DispatcherRequest::kDeduplicated:
-      return DispatcherKind::kDeduplicated;
-    case DispatcherRequest::kHierarchical:
-      return DispatcherKind::kHierarchical;
-  }
-  throw InternalError("unknown dispatcher");
-}
-
 /// That none of `count` different ones of `all` is among `some` of them.
 double share_of_none(int64_t all, int64_t some, int64_t count) {
   double share = 1;
@@ -70,6 +54,22 @@ std::vector<double> shares_of_some(int64_t all, int64_t some, int64_t count) {
 }
 
 }  // namespace
+
+DispatcherKind kind_of(DispatcherRequest request) {
+  switch (request) {
+    case DispatcherRequest::kAuto:
+      break;
+    case DispatcherRequest::kAllToAll:
+      return DispatcherKind::kAllToAll;
+    case DispatcherRequest::kAllGather:
+      return DispatcherKind::kAllGather;
+    case DispatcherRequest::kDeduplicated:
+      return DispatcherKind::kDeduplicated;
+    case DispatcherRequest::kHierarchical:
+      return DispatcherKind::kHierarchical;
+  }
+  throw InternalError("no dispatcher is asked for");
+}
 
 double reach_of_rank(const RoutedExperts& routed, int64_t ep) {
   const int64_t here = routed.num_experts / ep;
@@ -161,7 +161,8 @@ DispatchChoice choose_dispatcher(const DispatchSizes& sizes, DispatcherRequest r
                         .all_to_all_efficiency = sizes.all_to_all_efficiency};
   if (sizes.ep * sizes.etp == 1) return choice;
   choice.by_request = request != DispatcherRequest::kAuto;
-  choice.kind = kind_of(request, choice);
+  choice.kind =
+      choice.by_request ? kind_of(request) : cheaper(choice.volumes, sizes.all_to_all_efficiency);
   return choice;
 }
 

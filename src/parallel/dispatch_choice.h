@@ -33,6 +33,9 @@ enum class DispatcherRequest : uint8_t {
   kHierarchical
 };
 
+/// What is asked for, of a request other than auto.
+DispatcherKind kind_of(DispatcherRequest request);
+
 /// Which experts tokens may choose.
 struct RoutedExperts {
   int64_t num_experts = 1;

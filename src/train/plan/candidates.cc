@@ -15,6 +15,7 @@ constexpr std::string_view kSchedule = "parallel.pipeline_schedule";
 constexpr std::string_view kMicroBatch = "train.micro_batch";
 constexpr std::string_view kShard = "optim.shard";
 constexpr std::string_view kStepSchedule = "train.schedule";
+constexpr std::string_view kDispatcher = "parallel.dispatcher";
 
 /// Sequences this much longer than a context are worth sharing.
 constexpr int64_t kTokensOfContext = 8192;
@@ -91,12 +92,25 @@ bool may_set_chunks(const SearchSpace& space) {
          space.may_set("parallel.pipeline_layout");
 }
 
+/// How many of the first node's ranks are neighbours in EP; 1 where other nodes have other shares.
+int64_t ranks_in_node(const SearchSpace& space, const Settings& settings) {
+  const Layout layout(settings.parallel.layout, space.num_ranks);
+  const std::vector<int64_t> ep = layout.group(0, Axis::kEp);
+  const auto node_of = [&](int64_t i) { return ep[i] / space.node_devices; };
+  int64_t inner = 1;
+  while (inner < std::ssize(ep) && node_of(inner) == node_of(0)) ++inner;
+  if (std::ssize(ep) % inner != 0) return 1;
+  for (int64_t i = 0; i < std::ssize(ep); ++i)
+    if (node_of(i) != node_of(i / inner * inner)) return 1;
+  return inner;
+}
+
 }  // namespace
 
 std::vector<std::string> searched_keys() {
   std::vector<std::string> keys = {"parallel.pipeline_layout", "train.recompute", "train.offload"};
-  for (const std::string_view key :
-       {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch, kShard, kStepSchedule})
+  for (const std::string_view key : {kTp, kCp, kPp, kEp, kEtp, kChunks, kSchedule, kMicroBatch,
+                                     kShard, kStepSchedule, kDispatcher})
     keys.emplace_back(key);
   return keys;
 }
@@ -159,6 +173,23 @@ std::optional<Settings> merge_passes(const SearchSpace& space, const Settings& s
   return merged;
 }
 
+std::vector<Settings> other_dispatchers(const SearchSpace& space, const Settings& settings) {
+  const int64_t ep = settings.parallel.layout.ep;
+  if (ep == 1 || !space.may_set(std::string(kDispatcher)) ||
+      settings.parallel.dispatcher != DispatcherRequest::kAuto)
+    return {};
+  std::vector<Settings> all;
+  Settings other = settings;
+  other.parallel.dispatcher = DispatcherRequest::kDeduplicated;
+  all.push_back(other);
+  const int64_t inner = ranks_in_node(space, settings);
+  if (inner == 1 || inner == ep) return all;
+  other.parallel.dispatcher = DispatcherRequest::kHierarchical;
+  other.parallel.dispatch_inner = inner;
+  all.push_back(other);
+  return all;
+}
+
 std::string describe_candidate(const Settings& settings) {
   const LayoutSpec& layout = settings.parallel.layout;
   std::string text;
@@ -175,6 +206,8 @@ std::string describe_candidate(const Settings& settings) {
   add_degree("ep", layout.ep);
   add_degree("etp", layout.etp);
   add(fmt::format("micro-batch {}", settings.train.micro_batch));
+  if (settings.parallel.dispatcher != DispatcherRequest::kAuto && layout.ep > 1)
+    add(std::string(dispatcher_name(kind_of(settings.parallel.dispatcher))));
   if (settings.shard.scope == ShardScope::kFull) add("full sharding");
   if (settings.train.schedule != kAsBuilt) add(settings.train.schedule);
   return text;
@@ -192,6 +225,11 @@ std::vector<std::string> list_overrides(const Settings& settings) {
       fmt::format("--{}={}", kChunks, settings.parallel.chunks_per_stage)};
   if (settings.parallel.chunks_per_stage > 1)
     all.push_back(fmt::format("--{}=interleaved", kSchedule));
+  if (settings.parallel.dispatcher != DispatcherRequest::kAuto)
+    all.push_back(fmt::format("--{}={}", kDispatcher,
+                              dispatcher_name(kind_of(settings.parallel.dispatcher))));
+  if (settings.parallel.dispatch_inner > 1)
+    all.push_back(fmt::format("--parallel.dispatch_inner={}", settings.parallel.dispatch_inner));
   if (settings.train.schedule != kAsBuilt)
     all.push_back(fmt::format("--{}={}", kStepSchedule, settings.train.schedule));
   if (settings.shard.scope == ShardScope::kFull) all.push_back(fmt::format("--{}=full", kShard));

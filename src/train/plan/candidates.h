@@ -37,6 +37,10 @@ std::vector<Settings> list_variants(const SearchSpace& space, const Settings& la
 /// may be merged.
 std::optional<Settings> merge_passes(const SearchSpace& space, const Settings& settings);
 
+/// The same with each other way of bringing tokens to experts on several ranks that may be chosen:
+/// once to each rank and, where EP spans nodes with several of its ranks each, once to each node.
+std::vector<Settings> other_dispatchers(const SearchSpace& space, const Settings& settings);
+
 /// "tp 2, pp 8 x 2 chunks, ep 64, micro-batch 1, full sharding": what is not as by default.
 std::string describe_candidate(const Settings& settings);
 /// The searched keys as overrides: "--parallel.tp=2".

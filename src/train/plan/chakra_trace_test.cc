@@ -136,8 +136,9 @@ TEST(ChakraTrace, HasNodesBehindWhatTheyNeed) {
       types.insert(node.type);
       if (node.type == kCompute) computed += 1e-6 * static_cast<double>(node.microseconds);
       if (node.type != kCollective) continue;
-      if (node.name.find("results") == std::string::npos)
+      if (node.name.find("results") == std::string::npos) {
         EXPECT_GT(node.numbers.at("comm_size"), 0) << node.name;
+      }
       EXPECT_THAT(groups.at(node.group), ::testing::Contains(rank)) << node.name;
     }
     EXPECT_EQ(types, (std::set<uint64_t>{kCompute, kSend, kReceive, kCollective}));

@@ -74,7 +74,10 @@ class Search {
     }
     for (Judged& one : judge(variants, 0.4, 0.6)) judged.push_back(std::move(one));
     sort(judged);
-    for (Judged& one : judge(merge(judged), 0.6, 0.7)) judged.push_back(std::move(one));
+    for (Judged& one : judge(merge(judged), 0.6, 0.65)) judged.push_back(std::move(one));
+    sort(judged);
+    for (Judged& one : judge(dispatch_otherwise(judged), 0.65, 0.7))
+      judged.push_back(std::move(one));
     require(!judged.empty(),
             "no layout of {} ranks can train this with a global batch of {}{}; change --gpus or "
             "train.global_batch, or set fewer keys of [parallel]",
@@ -94,6 +97,16 @@ class Search {
       if (auto one = merge_passes(space_, judged[i].settings)) merged.push_back(std::move(*one));
     }
     return merged;
+  }
+
+  /// The best with other dispatchers.
+  std::vector<Settings> dispatch_otherwise(const std::vector<Judged>& judged) const {
+    std::vector<Settings> others;
+    for (size_t i = 0; i < std::min(kLayoutsToVary, judged.size()); ++i) {
+      for (Settings& one : other_dispatchers(space_, judged[i].settings))
+        others.push_back(std::move(one));
+    }
+    return others;
   }
 
   /// In the order of `all`, less what the program refuses.

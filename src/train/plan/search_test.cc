@@ -60,6 +60,27 @@ TEST(SearchPlan, IsNoSlowerThanLayoutsByHand) {
   }
 }
 
+TEST(SearchPlan, TriesOtherDispatchersWhereTokensTravel) {
+  const auto others = [](const std::vector<std::string>& options,
+                         std::set<std::string> fixed = {}) {
+    std::vector<std::string> found;
+    const Settings settings = settings_to_plan(options);
+    for (const Settings& other :
+         other_dispatchers(space_of(settings, 8, std::move(fixed)), settings))
+      found.push_back(fmt::format("{} {}", dispatcher_name(kind_of(other.parallel.dispatcher)),
+                                  other.parallel.dispatch_inner));
+    return found;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(others({}), ElementsAre());
+  EXPECT_THAT(others({"--parallel.ep=4"}), ElementsAre("deduplicated 1")) << "all in one node";
+  EXPECT_THAT(others({"--parallel.ep=8"}), ElementsAre("deduplicated 1", "hierarchical 4"));
+  EXPECT_THAT(others({"--parallel.ep=2", "--parallel.expert_order=edp-etp-ep-pp"}),
+              ElementsAre("deduplicated 1"))
+      << "one rank of each node";
+  EXPECT_THAT(others({"--parallel.ep=8"}, {"parallel.dispatcher"}), ElementsAre());
+}
+
 TEST(SearchPlan, LeavesFixedKeysAsTheyAre) {
   const Settings settings =
       settings_to_plan({"--parallel.pp=2", "--train.micro_batch=2", "--parallel.ep=4"});
