@@ -9,15 +9,16 @@
 namespace tessera {
 namespace {
 
-/// What is sent once: to the ranks of `spec.ep`, each having `experts_each` from its turn on behind
-/// `first_expert`, with as many tokens at a rank as there may be.
+/// One exchange that takes a token once to each rank of `spec.ep` with experts for it. Rank r of
+/// them stands for `experts_each` experts, from first_expert + r · experts_each on.
 struct Hop {
   DispatchSpec spec;
   PlanReach reach = PlanReach::kAll;
   int64_t first_expert = 0;
   int64_t experts_each = 1;
-  int64_t num_tokens = 0;
-  /// Of these, where routing is balanced, those that are there, and that go to each of the ranks.
+  int64_t num_tokens = 0;  ///< at a rank before it, at most
+  /// With balanced routing: the tokens that are there, and the share of them that goes to each
+  /// rank.
   double balanced_tokens = 0;
   double share = 1;
   std::string name;  ///< what values' names begin with
