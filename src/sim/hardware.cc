@@ -161,6 +161,23 @@ std::string write_hardware(const Hardware& hardware) {
   return text + "]\n";
 }
 
+Hardware at_speeds(Hardware hardware, double computing, double links) {
+  for (double* rate : {&hardware.f32_tflops, &hardware.bf16_tflops, &hardware.fp8_tflops,
+                       &hardware.memory_gbs, &hardware.update_gbs})
+    *rate *= computing;
+  hardware.gap_microseconds /= computing;
+  hardware.step_microseconds /= computing;
+  std::vector<std::string> measured;
+  for (KernelSample sample : hardware.samples()) {
+    sample.seconds /= computing;
+    measured.push_back(format_sample(sample));
+  }
+  hardware.measured = std::move(measured);
+  hardware.node.gbs *= links;
+  hardware.network.gbs *= links;
+  return hardware;
+}
+
 std::vector<std::string> hardware_names() {
   std::vector<std::string> names;
   for (const HardwareText& text : hardware_texts()) names.emplace_back(text.name);

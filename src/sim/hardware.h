@@ -66,6 +66,10 @@ struct Hardware {
 
 std::string format_sample(const KernelSample& sample);
 
+/// The same hardware where devices compute `computing` times as fast, and links carry `links` times
+/// as much.
+Hardware at_speeds(Hardware hardware, double computing, double links);
+
 /// Binds the keys of a hardware file.
 ConfigSchema make_hardware_schema(Hardware& hardware);
 

@@ -5,6 +5,7 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Small nodes of processors, for a small model.
@@ -45,7 +46,8 @@ TEST_F(CliPlan, FindsALayoutAndWritesIt) {
                            "of the slowest stage's step", "memory of the fullest rank",
                            "as options: --parallel.tp=", "more a step", "configurations judged"})
     EXPECT_THAT(text, HasSubstr(part));
-  EXPECT_THAT(read_all(path("step.html")), HasSubstr("<html"));
+  EXPECT_THAT(read_all(path("step.html")),
+              AllOf(HasSubstr("<html"), HasSubstr(R"("speeds":{"computing":[0.5,1.0,2.0])")));
   EXPECT_FALSE(Json::parse(read_all(path("trace.json")))["traceEvents"].empty());
   // What was written is a configuration that is simulated to the same.
   const Json best = succeed_json(plan({"--json", "--top=1"}))["layouts"][0];

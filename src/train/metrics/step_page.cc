@@ -85,6 +85,13 @@ std::string cards(const StepPlan& plan, const PlanTimes& times) {
 std::string make_step_page(std::span<const StepPlan> plans, std::span<const PlanTimes> times,
                            const StepPageInfo& info) {
   Json data = {{"ranks", Json::array()}};
+  const StepSpeeds& speeds = info.speeds;
+  if (!speeds.empty()) {
+    data["speeds"] = {{"computing", speeds.computing},
+                      {"links", speeds.links},
+                      {"seconds", speeds.seconds},
+                      {"exposed", speeds.exposed}};
+  }
   std::string all_cards;
   for (size_t i = 0; i < plans.size(); ++i) {
     data["ranks"].push_back(rank_json(plans[i], times[i]));

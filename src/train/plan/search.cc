@@ -102,7 +102,7 @@ class Search {
   /// The best with other dispatchers.
   std::vector<Settings> dispatch_otherwise(const std::vector<Judged>& judged) const {
     std::vector<Settings> others;
-    for (size_t i = 0; i < std::min(kLayoutsToVary, judged.size()); ++i) {
+    for (size_t i = 0; i < std::min(kLayoutsToRefine, judged.size()); ++i) {
       for (Settings& one : other_dispatchers(space_, judged[i].settings))
         others.push_back(std::move(one));
     }

@@ -189,3 +189,42 @@ document.getElementById("whole").addEventListener("click", () => setView(0, leng
 addEventListener("resize", () => setView(view.begin, view.end));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setView(view.begin, view.end));
 setView(0, length);
+
+// Between which of the simulated speeds, which double from one to the next, and how far between them.
+function placeBetween(speeds, log) {
+  const last = speeds.length - 2;
+  let i = 0;
+  while (i < last && Math.log2(speeds[i + 1]) <= log) i++;
+  const from = Math.log2(speeds[i]), to = Math.log2(speeds[i + 1]);
+  return {i, share: Math.min(Math.max((log - from) / (to - from), 0), 1)};
+}
+
+function interpolate(rows, computing, links) {
+  const along = (row) => row[links.i] * (1 - links.share) + row[links.i + 1] * links.share;
+  return along(rows[computing.i]) * (1 - computing.share) + along(rows[computing.i + 1]) * computing.share;
+}
+
+function showSpeeds(speeds) {
+  const sliders = ["computing", "links"].map((id) => document.getElementById(id));
+  const update = () => {
+    const [computing, links] = sliders.map((slider) => placeBetween(speeds[slider.id], Number(slider.value)));
+    for (const slider of sliders)
+      slider.labels[0].parentNode.querySelector("output").textContent = (2 ** Number(slider.value)).toFixed(2) + " ×";
+    const seconds = interpolate(speeds.seconds, computing, links), exposed = interpolate(speeds.exposed, computing, links);
+    const ones = ["computing", "links"].map((id) => placeBetween(speeds[id], 0));
+    document.getElementById("speeds-found").textContent = "A step takes " + formatTime(seconds) + ", " +
+      (interpolate(speeds.seconds, ...ones) / seconds).toFixed(2) + " × the speed of the hardware as described; exchanges that nothing hides take " +
+      formatTime(exposed) + " of it.";
+  };
+  for (const slider of sliders) {
+    const known = speeds[slider.id];
+    slider.min = Math.log2(known[0]);
+    slider.max = Math.log2(known[known.length - 1]);
+    slider.value = 0;
+    slider.addEventListener("input", update);
+  }
+  document.getElementById("speeds").hidden = false;
+  update();
+}
+
+if (data.speeds) showSpeeds(data.speeds);
